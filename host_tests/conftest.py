@@ -1,0 +1,138 @@
+"""One test file, two interpreters: every case in `host_tests/both` also runs on a real MicroPython.
+
+On CPython the files in `both` are ordinary pytest files. For each case this plugin adds a second item, named
+`...@micropython`. The first such item of a file runs all that were selected from it in one MicroPython process (its start
+costs more than most cases), and each item reports its own outcome.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+BOTH = HERE / "both"
+HEAP = os.environ.get("FLASHMQTT_TEST_HEAP", "512K")
+DEADLINE_S = 240
+
+
+def micropython_command() -> str:
+    """Return the path of the `micropython` command that belongs to this Python."""
+    beside = Path(sys.executable).parent / "micropython"
+    if not beside.exists():
+        raise pytest.UsageError(f"no MicroPython at {beside}: run `make setup` first")
+    return str(beside)
+
+
+def micropython_environment() -> dict[str, str]:
+    """Return the environment in which MicroPython finds the shim, the tests and the library."""
+    path = [str(HERE / "on_micropython"), str(BOTH), str(ROOT / "firmware"), str(ROOT)]
+    return {**os.environ, "MICROPYPATH": ":".join(path)}
+
+
+class MicroPythonItem(pytest.Item):
+    """The twin of a CPython test item."""
+
+    def __init__(self, *, twin: pytest.Function, key: str, **kwargs):
+        super().__init__(**kwargs)
+        self.key = key
+        self.own_markers = list(twin.iter_markers())
+        for mark in self.own_markers:
+            self.keywords[mark.name] = mark
+
+    def runtest(self) -> None:
+        outcome, detail = _outcomes(self)[self.key]
+        if outcome == "skipped":
+            pytest.skip(detail.strip())
+        if outcome != "passed":
+            raise MicroPythonFailed(detail)
+
+    def repr_failure(self, excinfo, style=None):
+        if isinstance(excinfo.value, MicroPythonFailed):
+            return str(excinfo.value)
+        return super().repr_failure(excinfo, style)
+
+    def reportinfo(self):
+        return self.path, None, self.name
+
+
+class MicroPythonFailed(Exception):
+    """A case failed on MicroPython; the text is its traceback."""
+
+
+def _key(item: pytest.Function) -> str:
+    if not hasattr(item, "callspec"):
+        return item.originalname
+    (index,) = set(item.callspec.indices.values())
+    return f"{item.originalname}/{index}"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Put a MicroPython twin behind every case from `both`."""
+    result: list[pytest.Item] = []
+    for item in items:
+        result.append(item)
+        if isinstance(item, pytest.Function) and item.path.parent == BOTH and "@" not in item.name:
+            result.append(
+                MicroPythonItem.from_parent(item.parent, name=f"{item.name}@micropython", twin=item, key=_key(item))
+            )
+    items[:] = result
+
+
+def _outcomes(item: MicroPythonItem) -> dict[str, tuple[str, str]]:
+    """Return key -> (outcome, detail) for all selected twins of this item's file, running them once."""
+    done = item.session.stash.setdefault(_STASH, {})
+    if item.path not in done:
+        keys = [
+            other.key for other in item.session.items if isinstance(other, MicroPythonItem) and other.path == item.path
+        ]
+        done[item.path] = run_on_micropython(item.path, keys)
+    return done[item.path]
+
+
+_STASH: pytest.StashKey[dict] = pytest.StashKey()
+
+
+def run_on_micropython(path: Path, keys: list[str]) -> dict[str, tuple[str, str]]:
+    """Run cases of a file in one MicroPython process; a case that never reported counts as failed."""
+    command = [
+        micropython_command(),
+        "-X",
+        f"heapsize={HEAP}",
+        str(HERE / "on_micropython" / "runner.py"),
+        path.stem,
+        *keys,
+    ]
+    try:
+        ran = subprocess.run(
+            command,
+            check=False,
+            env=micropython_environment(),
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=DEADLINE_S,
+        )
+        printed, end = ran.stdout.decode("utf-8", "replace"), f"exit status {ran.returncode}"
+    except subprocess.TimeoutExpired as expired:
+        printed = (expired.stdout or b"").decode("utf-8", "replace")
+        end = f"no end within {DEADLINE_S} s"
+    outcomes: dict[str, tuple[str, str]] = {}
+    key = ""
+    for line in printed.splitlines():
+        if line.startswith("@case "):
+            _, key, outcome = line.split(" ", 2)
+            outcomes[key] = (outcome, "")
+        elif key and line.startswith("    "):
+            outcome, detail = outcomes[key]
+            outcomes[key] = (outcome, detail + line[4:] + "\n")
+        elif line.startswith("@start "):
+            key = ""
+    missing = f"MicroPython ended before this case reported ({end}):\n{printed[-3000:]}"
+    return {key: outcomes.get(key, ("failed", missing)) for key in keys}

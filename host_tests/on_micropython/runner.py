@@ -1,0 +1,41 @@
+"""Run the cases of one test module on MicroPython: `micropython runner.py MODULE CASE...`.
+
+A CASE is `name` or `name/index`. Each prints one line, `@case NAME OUTCOME`, with the traceback or reason behind it as
+indented lines, so that the host can tell the cases apart even where the process dies half-way.
+"""
+
+import io
+import sys
+
+import pytest
+
+
+def run(module, wanted):
+    """Run one case and print its outcome."""
+    name, _, index = wanted.partition("/")
+    case = getattr(module, name)
+    arguments = case.parameters[int(index)] if index else ()
+    print("@start", wanted)
+    outcome, detail = "passed", ""
+    try:
+        case(*arguments)
+    except pytest.Skipped as skipped:
+        outcome, detail = "skipped", str(skipped)
+    except Exception as error:
+        trace = io.StringIO()
+        sys.print_exception(error, trace)
+        outcome, detail = "failed", trace.getvalue()
+    print("@case", wanted, outcome)
+    for line in detail.split("\n"):
+        if line:
+            print("    " + line)
+
+
+def main():
+    """Import the module and run what the command line names."""
+    module = __import__(sys.argv[1])
+    for wanted in sys.argv[2:]:
+        run(module, wanted)
+
+
+main()
