@@ -1,0 +1,24 @@
+"""Operations on bytes that allocate nothing: copy, compare, fill, blank test and CRC-32 inside a caller's buffers.
+
+Slices of buffers and CRC results of 2^30 or more are heap objects on a 32-bit board; these functions make neither, so the
+steady state of the layers above can run under `micropython.heap_lock()`. This package knows nothing of packets or flash.
+
+    copy(dst, at, src, start, n)            dst[at:at+n] = src[start:start+n]; the two may overlap in one buffer
+    equal(a, at, b, start, n) -> bool       a[at:at+n] == b[start:start+n]
+    fill(dst, start, end, value)            every byte of dst[start:end] = value (0..255)
+    is_blank(buf, start, end) -> bool       every byte of buf[start:end] is FF, as an erase leaves it (True when empty)
+    put_crc32(buf, start, end, at, seed)    buf[at:at+4] = crc32(buf[start:end], seed), least significant byte first
+    crc32_matches(buf, start, end, at, seed) -> bool     is that what stands at buf[at:at+4]?
+
+The CRC is the one of zlib and Ethernet; `seed` is what zlib.crc32 takes as its second argument (0..2^30-1 here, so that it is
+no heap object either). Buffers are bytes, bytearrays or memoryviews of bytes. A range that leaves its buffer raises IndexError
+and changes nothing: native code would otherwise write over somebody else's memory.
+
+The implementation is chosen once: `native` (MicroPython with the viper emitter: both boards, unix on x64) or `plain`. The names
+are bound here, against the rule that a package's first file holds only a docstring, because the choice is what this file is.
+"""
+
+try:
+    from .native import copy, crc32_matches, equal, fill, is_blank, put_crc32
+except (ImportError, SyntaxError, ValueError):  # CPython; no native emitter; compiled for another processor
+    from .plain import copy, crc32_matches, equal, fill, is_blank, put_crc32  # noqa: F401

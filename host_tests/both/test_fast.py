@@ -1,0 +1,127 @@
+"""Allocation-free byte operations: the native and the plain implementation agree, and neither leaves its buffer."""
+
+import sys
+from binascii import crc32
+
+import pytest
+
+from flashmqtt import fast
+from flashmqtt.fast import plain
+
+ON_MICROPYTHON = sys.implementation.name == "micropython"
+IMPLEMENTATIONS = [plain, fast]  # fast is the native one on MicroPython
+
+
+def _ramp(n):
+    return bytearray((i * 37 + 11) & 0xFF for i in range(n))
+
+
+@pytest.mark.parametrize("ops", IMPLEMENTATIONS, ids=["plain", "chosen"])
+@pytest.mark.req("S4")
+def test_crc32_of_known_vectors(ops):
+    buf = bytearray(b"123456789....")
+    ops.put_crc32(buf, 0, 9, 9, 0)
+    assert buf[9:] == b"\x26\x39\xf4\xcb"  # CBF43926, the check value of this CRC
+    assert ops.crc32_matches(buf, 0, 9, 9, 0)
+    buf[3] ^= 0x10
+    assert not ops.crc32_matches(buf, 0, 9, 9, 0)
+
+
+@pytest.mark.parametrize("ops", IMPLEMENTATIONS, ids=["plain", "chosen"])
+@pytest.mark.req("S4")
+def test_crc32_agrees_with_zlib_for_every_length_and_several_seeds(ops):
+    for seed in (0, 1, 0x7FFF, 0x12345678, (1 << 30) - 1):
+        for n in range(70):
+            buf = _ramp(80)
+            want = crc32(bytes(buf[3 : 3 + n]), seed).to_bytes(4, "little")
+            ops.put_crc32(buf, 3, 3 + n, 75, seed)
+            assert bytes(buf[75:79]) == want
+            assert buf[:75] == _ramp(80)[:75] and buf[79:] == _ramp(80)[79:]
+            assert ops.crc32_matches(buf, 3, 3 + n, 75, seed)
+            for bit in range(32):
+                buf[75 + bit // 8] ^= 1 << bit % 8
+                assert not ops.crc32_matches(buf, 3, 3 + n, 75, seed)
+                buf[75 + bit // 8] ^= 1 << bit % 8
+
+
+@pytest.mark.parametrize("ops", IMPLEMENTATIONS, ids=["plain", "chosen"])
+@pytest.mark.req("S4")
+def test_copy_moves_overlapping_ranges_both_ways(ops):
+    for at in range(12):
+        for start in range(12):
+            for n in range(12):
+                buf = _ramp(24)
+                want = _ramp(24)
+                want[at : at + n] = bytes(want[start : start + n])
+                ops.copy(buf, at, buf, start, n)
+                assert buf == want
+    view = memoryview(_ramp(24))
+    target = bytearray(24)
+    ops.copy(memoryview(target)[4:], 1, view[8:], 2, 5)
+    assert target[5:10] == _ramp(24)[10:15]
+
+
+@pytest.mark.parametrize("ops", IMPLEMENTATIONS, ids=["plain", "chosen"])
+@pytest.mark.req("S4")
+def test_equal_blank_and_fill(ops):
+    buf = bytearray(b"\xff" * 40)
+    assert ops.is_blank(buf, 0, 40) and ops.is_blank(buf, 7, 7)
+    for i in range(40):
+        buf[i] = 0xFE
+        assert not ops.is_blank(buf, 0, 40)
+        assert ops.is_blank(buf, 0, i) and ops.is_blank(buf, i + 1, 40)
+        assert not ops.equal(buf, i, b"\xff", 0, 1) and ops.equal(buf, i, b"..\xfe", 2, 1)
+        buf[i] = 0xFF
+    ops.fill(buf, 10, 30, 0xA5)
+    assert buf == b"\xff" * 10 + b"\xa5" * 20 + b"\xff" * 10
+    assert ops.equal(buf, 10, buf, 20, 10) and not ops.equal(buf, 10, buf, 21, 10)
+    assert ops.equal(b"", 0, b"abc", 3, 0)
+
+
+@pytest.mark.parametrize("ops", IMPLEMENTATIONS, ids=["plain", "chosen"])
+@pytest.mark.req("S4")
+def test_range_outside_its_buffer_raises_and_changes_nothing(ops):
+    for at, start, n in ((-1, 0, 4), (0, -1, 4), (13, 0, 4), (0, 13, 4), (0, 0, 17), (0, 0, -1), (17, 0, 0)):
+        buf = _ramp(16)
+        with pytest.raises(IndexError):
+            ops.copy(buf, at, bytes(16), start, n)
+        with pytest.raises(IndexError):
+            ops.equal(buf, at, bytes(16), start, n)
+        assert buf == _ramp(16)
+    for start, end, at in ((-1, 4, 8), (0, 17, 8), (5, 4, 8), (0, 4, -1), (0, 4, 13)):
+        buf = _ramp(16)
+        with pytest.raises(IndexError):
+            ops.put_crc32(buf, start, end, at, 0)
+        with pytest.raises(IndexError):
+            ops.crc32_matches(buf, start, end, at, 0)
+        assert buf == _ramp(16)
+    for start, end in ((-1, 4), (0, 17), (5, 4)):
+        buf = _ramp(16)
+        with pytest.raises(IndexError):
+            ops.is_blank(buf, start, end)
+        with pytest.raises(IndexError):
+            ops.fill(buf, start, end, 0)
+        assert buf == _ramp(16)
+
+
+def _every_operation_locked(buf, other, view):
+    import micropython
+
+    micropython.heap_lock()
+    fast.put_crc32(buf, 0, 200, 250, (1 << 30) - 1)
+    fast.crc32_matches(buf, 0, 200, 250, 12345)
+    fast.copy(buf, 0, other, 100, 100)
+    fast.copy(view, 0, other, 100, 100)
+    fast.equal(buf, 0, other, 100, 100)
+    fast.fill(buf, 0, 100, 0xFF)
+    fast.is_blank(buf, 0, 256)
+    micropython.heap_unlock()
+
+
+@pytest.mark.req("S4")
+def test_chosen_operations_allocate_nothing():
+    if not ON_MICROPYTHON:
+        pytest.skip("heap_lock is MicroPython's")
+    buf = bytearray(256)
+    _every_operation_locked(buf, bytearray(256), memoryview(bytearray(256)))
+    assert buf[:100] == b"\xff" * 100
