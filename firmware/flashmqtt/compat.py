@@ -14,7 +14,7 @@ except ImportError:  # CPython
 
 
 try:
-    from time import ticks_add, ticks_diff, ticks_ms
+    from time import ticks_add, ticks_diff, ticks_ms  # type: ignore[attr-defined]
 except ImportError:  # CPython
     from time import monotonic_ns
 

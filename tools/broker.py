@@ -1,0 +1,169 @@
+"""A real MQTT broker on loopback, started and ended by whoever needs one: mosquitto where it is, else amqtt from PyPI.
+
+The broker keeps everything below one directory, so that it can be killed and started again with what it had persisted. It knows
+nothing of flashmqtt's own code.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+START_DEADLINE_S = 15.0
+STOP_DEADLINE_S = 5.0
+
+
+class BrokerFailed(Exception):
+    """The broker could not be started; the text says what to do."""
+
+
+def find_mosquitto() -> str | None:
+    """Return the path of mosquitto; /usr/sbin is not on every user's path."""
+    return shutil.which("mosquitto", path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin")
+
+
+def free_port() -> int:
+    """Return a TCP port of loopback that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def is_open(port: int) -> bool:
+    """Return whether something on loopback accepts connections on this port."""
+    with socket.socket() as probe:
+        probe.settimeout(1.0)
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+class Broker:
+    """One broker process on 127.0.0.1:`port`, with its files in `directory`.
+
+    Args:
+        directory: where configuration, log and persistence go; made if missing.
+        port: TCP port, or None for a free one.
+        kind: "mosquitto", "amqtt", or None for the first that is there.
+        extra: further lines for mosquitto's configuration.
+        listener: False where `extra` brings its own listeners.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        port: int | None = None,
+        kind: str | None = None,
+        extra: str = "",
+        listener: bool = True,
+    ):
+        self.directory = directory
+        self.port = port or free_port()
+        self.kind = kind or ("mosquitto" if find_mosquitto() else "amqtt")
+        self.log = directory / f"{self.kind}.log"
+        self._extra = extra
+        self._listener = listener
+        self._process: subprocess.Popen | None = None
+
+    @property
+    def pid(self) -> int:
+        """The broker's process id."""
+        assert self._process is not None, "the broker is not running"
+        return self._process.pid
+
+    def start(self) -> Broker:
+        """Start the process and wait until it accepts connections.
+
+        Raises:
+            BrokerFailed: the port is taken, the program is missing, or it ended or stayed deaf.
+        """
+        if is_open(self.port):
+            raise BrokerFailed(
+                f"Port {self.port} is in use by another program. Choose another port, or leave the choice to us by naming none."
+            )
+        self.directory.mkdir(parents=True, exist_ok=True)
+        command = self._mosquitto() if self.kind == "mosquitto" else self._amqtt()
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.directory, start_new_session=True
+            )
+        deadline = time.monotonic() + START_DEADLINE_S
+        while not is_open(self.port):
+            if self._process.poll() is not None:
+                raise BrokerFailed(
+                    f"{self.kind} ended at once (status {self._process.returncode}). Its log, {self.log}:\n{self._tail()}"
+                )
+            if time.monotonic() > deadline:
+                self.stop()
+                raise BrokerFailed(
+                    f"{self.kind} accepts no connection after {START_DEADLINE_S:.0f} s. Its log: {self.log}"
+                )
+            time.sleep(0.02)
+        return self
+
+    def stop(self) -> None:
+        """End the process, gently, then not."""
+        if self._process is None:
+            return
+        self._process.terminate()
+        try:
+            self._process.wait(STOP_DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+        self._process = None
+
+    def kill(self) -> None:
+        """End the process with SIGKILL, as a power cut would."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def __enter__(self) -> Broker:
+        return self.start()
+
+    def __exit__(self, *exception) -> None:
+        self.stop()
+
+    def _tail(self) -> str:
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-8:])
+
+    def _mosquitto(self) -> list[str]:
+        program = find_mosquitto()
+        if program is None:
+            raise BrokerFailed("mosquitto is not installed. Debian: apt install mosquitto.")
+        configuration = self.directory / "mosquitto.conf"
+        lines = [
+            f"listener {self.port} 127.0.0.1" if self._listener else "",
+            "allow_anonymous true",
+            "persistence true",
+            f"persistence_location {self.directory}/",
+            "autosave_interval 1",
+            "autosave_on_changes true",
+            # What waits for a collector that is away must not be dropped beyond the default of 1,000 messages.
+            "max_queued_messages 0",
+            "log_type error",
+            "log_type warning",
+            "log_type notice",
+            "log_timestamp_format %Y-%m-%dT%H:%M:%S",
+            "user root" if os.geteuid() == 0 else "",
+            self._extra,
+        ]
+        configuration.write_text("\n".join(line for line in lines if line) + "\n")
+        return [program, "-c", str(configuration)]
+
+    def _amqtt(self) -> list[str]:
+        configuration = self.directory / "amqtt.yaml"
+        configuration.write_text(
+            "listeners:\n"
+            "  default:\n"
+            "    type: tcp\n"
+            f"    bind: 127.0.0.1:{self.port}\n"
+            "plugins:\n"
+            "  amqtt.plugins.authentication.AnonymousAuthPlugin:\n"
+            "    allow_anonymous: true\n"
+        )
+        return [str(Path(sys.executable).parent / "amqtt"), "-c", str(configuration)]
