@@ -1,0 +1,334 @@
+"""The landing log: received messages in a file of CRC-guarded blocks, each durable before its messages are acknowledged.
+
+One block is one group commit: everything that arrived since the block before, under one CRC, written by one
+`pwrite` and one `fdatasync`. So a torn block holds nothing that was acknowledged, and is dropped whole. A block is
+written only when everything before it is durable. So a bad block at the end is the torn tail of a crash, which is
+normal; a bad block with a good one behind it had been acknowledged, and is reported as damage.
+
+The file, little-endian, blocks and header aligned to 8 bytes:
+
+    file header   magic 16, u32 length, u32 CRC of the JSON, JSON (padded with spaces)
+    block         u32 length of the entries, u32 CRC, u64 its own position, entries, zeros
+                  (the CRC covers the entries and the other 12 header bytes, and is seeded with the file's salt)
+    entry         u8 kind, u8 protocol level, u16 slot (or count), u32 length of the body,
+                  u64 arrival (µs since 1970, UTC), body
+
+| kind | body | meaning |
+|---|---|---|
+| LANDED | `count` whole PUBLISH packets | each is a row of the segment |
+| HELD | one whole PUBLISH packet | QoS 2: ours, but not a row before its PUBREL |
+| MARKED | one byte | the session's note on a held message |
+| RELEASED | nothing | the held message of this slot is a row of the segment now |
+| DROPPED | nothing | the held message of this slot is gone, and no row |
+| MOUNTED | nothing | a collector opened the log here |
+
+It knows no MQTT (packets are opaque bytes here), no network and no Parquet.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import struct
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+MAGIC = b"flashmqtt log 1\n"
+SUFFIX = ".log"
+TEMPORARY = ".tmp"
+
+LANDED, HELD, MARKED, RELEASED, DROPPED, MOUNTED = 1, 2, 3, 4, 5, 6
+
+HEADER_FRAME = struct.Struct("<16sII")
+BLOCK = struct.Struct("<IIQ")
+BLOCK_CRC_PART = struct.Struct("<IQ")
+ENTRY = struct.Struct("<BBHIQ")
+MOST_IN_ENTRY = 0xFFFF
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class LandingError(Exception):
+    """Something about the landing directory that a person has to know."""
+
+
+class LandingStalled(LandingError):
+    """The log can't be written just now; nothing is lost, nothing is acknowledged, try again."""
+
+
+class DiskFull(LandingStalled):
+    """There is no room for what arrived."""
+
+
+class LandingDamaged(LandingError):
+    """The log lost bytes that had been durable: the disk, not a crash."""
+
+
+class LandingForeign(LandingError):
+    """The directory holds a log of another collector, or of a format that this program does not know."""
+
+
+def stalled(path: Path, error: OSError) -> LandingStalled:
+    """Return the named form of a failed write."""
+    if error.errno in NO_ROOM:
+        return DiskFull(f"no room for {path}: {error.strerror}; nothing more is acknowledged until there is")
+    return LandingStalled(f"can't write {path}: {error.strerror}; nothing more is acknowledged until that works")
+
+
+def sync_directory(directory: Path) -> None:
+    """Make the names in a directory durable."""
+    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _aligned(position: int) -> int:
+    return (position + 7) & ~7
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a log says of itself."""
+
+    collector: str
+    number: int  # its segment carries the same number
+    salt: int  # seeds every CRC, so that no block of another file ever validates
+    rows_before: int  # rows in all logs before this one
+    mounts_before: int
+
+    def encode(self) -> bytes:
+        """Return the file header."""
+        body = json.dumps(self.__dict__, sort_keys=True).encode()
+        body += b" " * (_aligned(len(body)) - len(body))
+        return HEADER_FRAME.pack(MAGIC, len(body), zlib.crc32(body)) + body
+
+    @classmethod
+    def decode(cls, path: Path, data: bytes | memoryview) -> tuple[Header, int]:
+        """Return the header and where the blocks begin.
+
+        Raises:
+            LandingForeign: not a log of ours, or one of a later format.
+            LandingDamaged: a log of ours whose header is broken (it was durable before it got its name).
+        """
+        if len(data) < HEADER_FRAME.size or bytes(data[: len(MAGIC) - 2]) != MAGIC[:-2]:
+            raise LandingForeign(f"{path} is not a landing log; move it away, or name another directory")
+        magic, length, crc = HEADER_FRAME.unpack_from(data)
+        if magic != MAGIC:
+            raise LandingForeign(f"{path} has a landing log's format that this version does not know")
+        body = bytes(data[HEADER_FRAME.size : HEADER_FRAME.size + length])
+        if len(body) != length or zlib.crc32(body) != crc:
+            raise LandingDamaged(f"{path}: the header is broken")
+        fields: dict[str, Any] = json.loads(body)
+        return cls(**fields), HEADER_FRAME.size + length
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One entry of a block; the body is `data[start:end]` of the log's bytes."""
+
+    kind: int
+    level: int
+    slot: int
+    time_us: int
+    start: int
+    end: int
+
+
+@dataclass
+class Contents:
+    """A log as it was read: its bytes, its entries, and how it ends."""
+
+    path: Path
+    data: bytes
+    header: Header
+    entries: list[Entry] = field(default_factory=list)
+    end: int = 0  # behind the last good block
+    torn_bytes: int = 0  # what a crash left behind it
+    damage: list[tuple[int, int]] = field(default_factory=list)  # bad stretches that had been durable
+
+    @property
+    def rows(self) -> int:
+        """How many rows this log holds."""
+        return sum(
+            entry.slot if entry.kind == LANDED else 1 for entry in self.entries if entry.kind in (LANDED, RELEASED)
+        )
+
+
+def block_crc(salt: int, length: int, position: int, entries: bytes | memoryview) -> int:
+    """Return the CRC of one block."""
+    return zlib.crc32(entries, zlib.crc32(BLOCK_CRC_PART.pack(length, position), salt))
+
+
+def _block_end(data: memoryview, position: int, salt: int) -> int:
+    """Return where the entries of the block at `position` end, or 0 if there is no good block."""
+    first = position + BLOCK.size
+    if first > len(data):
+        return 0
+    length, crc, own_position = BLOCK.unpack_from(data, position)
+    if own_position != position or not length or first + _aligned(length) > len(data):
+        return 0
+    if block_crc(salt, length, position, data[first : first + length]) != crc:
+        return 0
+    return first + length
+
+
+def _entries(data: memoryview, position: int, end: int) -> Iterator[Entry]:
+    while position < end:
+        kind, level, slot, length, time_us = ENTRY.unpack_from(data, position)
+        position += ENTRY.size
+        yield Entry(kind, level, slot, time_us, position, position + length)
+        position += length
+
+
+def _next_good(data: memoryview, position: int, salt: int) -> int:
+    """Return the next good block behind a bad one, or 0."""
+    for at in range(_aligned(position + 1), len(data) - BLOCK.size + 1, 8):
+        if _block_end(data, at, salt):  # nearly always refused by its position, before the CRC
+            return at
+    return 0
+
+
+def read_log(path: Path, salvage: bool = False) -> Contents:
+    """Read a whole log.
+
+    Raises:
+        LandingDamaged: bytes that had been durable are broken, and `salvage` is not given.
+        LandingForeign: not a log, or not of this format.
+    """
+    raw = path.read_bytes()
+    data = memoryview(raw)
+    header, position = Header.decode(path, data)
+    contents = Contents(path, raw, header)
+    while position < len(data):
+        end = _block_end(data, position, header.salt)
+        if end:
+            contents.entries.extend(_entries(data, position + BLOCK.size, end))
+            position = _aligned(end)
+            continue
+        good = _next_good(data, position, header.salt)
+        if not good:
+            break
+        if not salvage:
+            raise LandingDamaged(
+                f"{path}: bytes {position} to {good} had been durable and are broken now (disk, or another program); "
+                "start once with --salvage to seal what is readable; the damaged file is kept"
+            )
+        contents.damage.append((position, good))
+        position = good
+    contents.end = position
+    contents.torn_bytes = len(data) - contents.end
+    return contents
+
+
+def log_path(directory: Path, number: int) -> Path:
+    """Return the name of a log."""
+    return directory / f"{number:010d}{SUFFIX}"
+
+
+def log_numbers(directory: Path) -> list[int]:
+    """Return the numbers of the logs in a directory, rising."""
+    return sorted(int(path.stem) for path in directory.glob("*" + SUFFIX) if path.stem.isdigit())
+
+
+def packed(kind: int, level: int, slot: int, time_us: int, body: bytes | bytearray | memoryview = b"") -> bytes:
+    """Return one entry."""
+    return ENTRY.pack(kind, level, slot, len(body), time_us) + body
+
+
+class LandingLog:
+    """A log that is being written: append to memory, `sync()` to make it durable.
+
+    Commit rule: an entry counts when the block that holds it is whole on disk; `sync()` returns only then.
+    """
+
+    def __init__(self, path: Path, header: Header, end: int) -> None:
+        """Open a log whose good blocks end at `end`; what lies behind is cut off."""
+        self.path = path
+        self.header = header
+        self.end = end
+        self.blocks = 0
+        self._pending: list[bytes | bytearray | memoryview] = []
+        self.pending_bytes = 0
+        self._handle = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        self._cut = True  # what lies behind the end is not to be trusted
+
+    @classmethod
+    def create(cls, directory: Path, header: Header, entries: list[bytes]) -> LandingLog:
+        """Make a log that begins with `entries`: whole and durable before it has its name.
+
+        Raises:
+            LandingStalled, DiskFull: there is none now, and nothing is left behind.
+        """
+        path = log_path(directory, header.number)
+        temporary = path.with_suffix(TEMPORARY)
+        start = header.encode()
+        block = cls._block(header.salt, len(start), entries) if entries else b""
+        try:
+            try:
+                with temporary.open("wb") as file:
+                    file.write(start + block)
+                    file.flush()
+                    os.fsync(file.fileno())
+                temporary.rename(path)
+                sync_directory(directory)
+            except OSError:
+                temporary.unlink(missing_ok=True)
+                raise
+        except OSError as error:
+            raise stalled(path, error) from error
+        log = cls(path, header, len(start) + len(block))
+        log._cut = False
+        return log
+
+    @staticmethod
+    def _block(salt: int, end: int, pieces: list[Any]) -> bytes:
+        entries = b"".join(pieces)
+        length = len(entries)
+        crc = block_crc(salt, length, end, entries)
+        return b"".join((BLOCK.pack(length, crc, end), entries, bytes(_aligned(length) - length)))
+
+    def append(
+        self, kind: int, level: int, slot: int, time_us: int, body: bytes | bytearray | memoryview = b""
+    ) -> None:
+        """Gather one entry; the body is kept as it is, so it must not change any more."""
+        self._pending.append(ENTRY.pack(kind, level, slot, len(body), time_us))
+        if body:
+            self._pending.append(body)
+        self.pending_bytes += ENTRY.size + len(body)
+
+    def sync(self) -> None:
+        """Make everything that was appended durable.
+
+        Raises:
+            LandingStalled, DiskFull: not now. What was appended is kept; call again.
+        """
+        if not self._pending:
+            return
+        block = self._block(self.header.salt, self.end, self._pending)
+        try:
+            if self._cut:
+                os.ftruncate(self._handle, self.end)
+                self._cut = False
+            rest = memoryview(block)
+            while rest:
+                rest = rest[os.pwrite(self._handle, rest, self.end + len(block) - len(rest)) :]
+            os.fdatasync(self._handle)
+        except OSError as error:
+            # After a failed fsync the kernel calls the pages clean: only writing them again makes the next one honest.
+            self._cut = True
+            raise stalled(self.path, error) from error
+        self.end += len(block)
+        self.blocks += 1
+        self._pending.clear()
+        self.pending_bytes = 0
+
+    def close(self) -> None:
+        """Let go of the file; what was not synced is forgotten."""
+        if self._handle >= 0:
+            os.close(self._handle)
+            self._handle = -1

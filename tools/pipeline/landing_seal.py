@@ -1,0 +1,165 @@
+"""Sealing: a closed landing log becomes the segment of the same number, then the log goes.
+
+The rows are a function of the log alone, and a segment that is there already is left as it is. So sealing may be cut
+off anywhere and done again: between the segment's name and the log's removal lies nothing that could write a row
+twice.
+
+`python -m tools.pipeline.landing_seal` is the process that a collector keeps for it (Parquet on the other core): one
+JSON request a line on standard input, one JSON answer a line on standard output, until the input ends. It holds the
+collector's lock with it, so that no second collector begins while the sealer of a killed one is still at work.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from tools.pipeline import segments
+from tools.pipeline.landing_log import DROPPED, HELD, LANDED, RELEASED, Contents, LandingDamaged, read_log
+
+QOS_BITS, DUP_BIT, RETAIN_BIT = 0x06, 0x08, 0x01
+DAMAGED = ".damaged"
+
+
+class Columns:
+    """The rows of a segment, as columns that grow."""
+
+    def __init__(self) -> None:
+        self.heads = bytearray()  # first byte of each packet: QoS, DUP, RETAIN
+        self.topics: list[bytes] = []
+        self.payloads: list[bytes] = []
+        self.properties: list[bytes | None] = []
+        self.times: list[int] = []
+        self.times_count: list[int] = []
+
+    def add(self, data: bytes, start: int, end: int, level: int, time_us: int) -> None:
+        """Take apart the PUBLISH packets in `data[start:end]`; the session has checked them before they landed."""
+        head_of, topic_of, payload_of = self.heads.append, self.topics.append, self.payloads.append
+        before = len(self.heads)
+        while start < end:
+            head = data[start]
+            length = data[start + 1]
+            start += 2
+            if length > 127:
+                length &= 127
+                shift = 7
+                while True:
+                    byte = data[start]
+                    start += 1
+                    length |= (byte & 127) << shift
+                    if byte < 128:
+                        break
+                    shift += 7
+            stop = start + length
+            body = start + 2 + (data[start] << 8 | data[start + 1])
+            topic_of(data[start + 2 : body])
+            if head & QOS_BITS:
+                body += 2
+            if level == 5:
+                properties, body = _properties(data, body)
+                self.properties.append(properties)
+            payload_of(data[body:stop])
+            head_of(head)
+            start = stop
+        count = len(self.heads) - before
+        if level != 5:
+            self.properties.extend([None] * count)
+        self.times.append(time_us)
+        self.times_count.append(count)
+
+    def table(self, collector: str, number: int, rows_before: int) -> pa.Table:
+        """Return the rows in landing order."""
+        count = len(self.heads)
+        heads = np.frombuffer(self.heads, dtype=np.uint8)
+        times = np.repeat(np.array(self.times, dtype=np.int64), np.array(self.times_count, dtype=np.int64))
+        return pa.table(
+            [
+                pa.repeat(pa.scalar(collector, pa.string()), count),
+                pa.repeat(pa.scalar(number, pa.int64()), count),
+                pa.array(np.arange(rows_before + 1, rows_before + count + 1, dtype=np.int64)),
+                pa.array(times).cast(pa.timestamp("us", tz="UTC")),
+                pa.array(self.topics, pa.binary()).cast(pa.string()),
+                pa.array(((heads & QOS_BITS) >> 1).astype(np.int8)),
+                pa.array((heads & DUP_BIT).astype(np.bool_)),
+                pa.array((heads & RETAIN_BIT).astype(np.bool_)),
+                pa.array(self.properties, pa.binary()),
+                pa.array(self.payloads, pa.binary()),
+            ],
+            schema=segments.SCHEMA,
+        )
+
+
+def _properties(data: bytes, position: int) -> tuple[bytes, int]:
+    """Return a level 5 packet's property block, and where it ends."""
+    length = shift = 0
+    while True:
+        byte = data[position]
+        position += 1
+        length |= (byte & 127) << shift
+        if byte < 128:
+            return data[position : position + length], position + length
+        shift += 7
+
+
+def rows_of(contents: Contents) -> pa.Table:
+    """Return the rows of a log: what landed, and what was held and is released, in the order of those two events."""
+    columns = Columns()
+    data = contents.data
+    held: dict[int, tuple[int, int, int, int]] = {}
+    for entry in contents.entries:
+        if entry.kind == LANDED:
+            columns.add(data, entry.start, entry.end, entry.level, entry.time_us)
+        elif entry.kind == HELD:
+            held[entry.slot] = (entry.start, entry.end, entry.level, entry.time_us)
+        elif entry.kind == RELEASED and entry.slot in held:  # not there: its HELD was in a damaged stretch
+            columns.add(data, *held.pop(entry.slot))
+        elif entry.kind == DROPPED:
+            held.pop(entry.slot, None)
+    return columns.table(contents.header.collector, contents.header.number, contents.header.rows_before)
+
+
+def seal(log: Path, directory: Path, salvage: bool = False) -> dict[str, Any]:
+    """Write the segment of a closed log, durable on return; the log itself stays.
+
+    Raises:
+        LandingDamaged: the log lost bytes that had been durable. A closed log has no torn tail.
+        OSError: no room, or another failure of the disk; nothing but a temporary file is left.
+    """
+    contents = read_log(log, salvage)
+    if contents.torn_bytes and not salvage:
+        raise LandingDamaged(
+            f"{log}: the last {contents.torn_bytes} bytes had been durable and are broken now; "
+            "start once with --salvage to seal what is readable; the damaged file is kept"
+        )
+    table = rows_of(contents)
+    path = segments.write_segment(directory, contents.header.collector, contents.header.number, table)
+    if contents.damage or contents.torn_bytes:
+        os.replace(log, log.with_suffix(DAMAGED))
+    return {"number": contents.header.number, "rows": table.num_rows, "path": str(path), "bytes": path.stat().st_size}
+
+
+def main() -> None:
+    """Seal what is asked for until the input ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the collector's: it asks for the last segments then
+    with contextlib.suppress(OSError):
+        os.nice(5)  # acknowledging comes first
+    pa.set_cpu_count(1)
+    for line in sys.stdin:
+        request = json.loads(line)
+        try:
+            answer = seal(Path(request["log"]), Path(request["directory"]), request["salvage"])
+        except Exception as error:  # whatever it is, the collector says it and asks again
+            answer = {"error": f"{type(error).__name__}: {error}", "damaged": isinstance(error, LandingDamaged)}
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()
