@@ -1,0 +1,591 @@
+"""A simulated serial NOR flash chip, as a block device of MicroPython's extended protocol, that can lose its power.
+
+    flash = NorFlash(64 * 1024, personality="rp2")          in memory: any block device user can be handed it
+    flash = FileNorFlash("flash.bin", 1 << 20, intent="flash.intent", time_scale=1.0)      kept in a file: the virtual board
+    readblocks(n, buf[, off])   writeblocks(n, buf[, off])   ioctl(op, arg)
+
+Personalities, each with its port's manners (rp2_flash.c and esp32_partition.c of MicroPython 1.24 to 1.29):
+    "rp2"              programs whole 256-byte pages: a shorter buffer drags in whatever RAM follows it; no errors, no bounds
+    "esp32"            any offset and length; OSError outside the partition
+    "esp32-encrypted"  multiples of 16 bytes; each 16-byte block can be programmed once; an erased block reads as noise
+What a port does not refuse but a careful driver must never do is kept in `violations`, a list of texts: a byte programmed to a
+second value between erases, a page programmed across its end, a length that is no whole page, an access outside the device, a
+source that may lie in flash itself.
+
+Every page program and every sector erase is one operation; `operations` counts them, so that a power cut has an address.
+`arm(operation, model, variant)` cuts the power at that operation (1 is the first ever); `arm_id("137/bits/5")` is the same, and
+what PowerCut carries. Models, each with as many variants as one likes, replayed exactly by their number:
+    nothing      the operation never began
+    prefix       only the first variant % (length + 1) bytes were done
+    bits         any subset of the bits was done; a torn erase may leave any bits at all
+    unreported   all of it was done, nobody was told
+    weak         done, but some of the bits read differently from one read to the next until programmed to 0 or erased
+PowerCut is a BaseException: no `except Exception` on the way up may swallow it. All later calls raise it too, until
+`power_up()`. `set_bad(sector, kind)` makes a sector that takes no "erase", no "program", or neither ("both").
+
+Counters: programs (pages), erases, bytes_programmed, bytes_read, reads, erase_counts[sector], typical_ms and worst_ms
+(modelled on the chip's data sheet). `snapshot()` and `restore(it)` save and bring back contents and weak cells, not counters.
+
+For processes killed in mid-operation: FileNorFlash writes an intent (kind, offset, length, old, new) beside the image before
+each operation, sleeps the modelled time, applies it and clears the intent. After a kill -9, on the host,
+`tools.flashsim.tear.tear(image, intent, rng)` leaves what a real chip could have left and says what in one line.
+
+Runs unchanged on MicroPython and CPython. In memory and unarmed, reads and page-multiple writes allocate nothing on MicroPython.
+This module knows no journal and no file system.
+"""
+
+from binascii import crc32
+
+try:
+    from time import sleep_us  # type: ignore[attr-defined]
+except ImportError:  # CPython
+    from time import sleep
+
+    def sleep_us(us):
+        """Sleep some microseconds."""
+        sleep(us / 1_000_000)
+
+
+from flashmqtt.fast import copy, fill, is_blank
+
+PAGE_BYTES = 256
+SECTOR_BYTES = 4096
+CHIPS = {  # page program typical, worst; sector erase typical, worst (ms)
+    "W25Q16JV": (0.4, 3, 45, 400),
+    "GD25Q32": (0.7, 2.4, 100, 300),
+}
+MODELS = ("nothing", "prefix", "bits", "unreported", "weak")
+_ESP_ERR_INVALID_ARG = 0x102
+_ESP_ERR_INVALID_SIZE = 0x104
+_EIO = 5
+
+
+class PowerCut(BaseException):
+    """The power went away in the middle of an operation; the argument is the id that replays it."""
+
+
+class Random:
+    """A small generator (xorshift) that gives the same numbers on both interpreters."""
+
+    def __init__(self, seed):
+        self._state = (seed * 2654435761 + 0x9E3779B9) & 0xFFFFFFFF or 1
+        for _ in range(4):
+            self.byte()
+
+    def _next(self):
+        x = self._state
+        x ^= (x << 13) & 0xFFFFFFFF
+        x ^= x >> 17
+        x ^= (x << 5) & 0xFFFFFFFF
+        self._state = x
+        return x
+
+    def byte(self):
+        """Return 0..255."""
+        return (self._next() >> 11) & 0xFF
+
+    def below(self, n):
+        """Return 0..n-1."""
+        return (self._next() >> 3) % n
+
+    def mask(self, density):
+        """Return a byte whose bits are set with a chance of about (density + 1) / 8; density 0..7."""
+        if density >= 7:
+            return 0xFF
+        m = 0
+        for bit in range(8):
+            if self.below(8) <= density:
+                m |= 1 << bit
+        return m
+
+
+class NorFlash:
+    """The chip, its contents in memory."""
+
+    def __init__(self, size_bytes, personality="rp2", chip="W25Q16JV", seed=1):
+        if size_bytes <= 0 or size_bytes % SECTOR_BYTES:
+            raise ValueError("size_bytes: whole sectors of 4096")
+        if personality not in ("rp2", "esp32", "esp32-encrypted"):
+            raise ValueError("personality: rp2, esp32 or esp32-encrypted")
+        self.size_bytes = size_bytes
+        self.sectors = size_bytes // SECTOR_BYTES
+        self.personality = personality
+        self.chip = CHIPS[chip]
+        self.violations: list[str] = []
+        self.operations = 0
+        self.erase_counts = [0] * self.sectors
+        self.reset_counters()
+        self.dead = False
+        self.cut_id = ""
+        self._rp2 = personality == "rp2"
+        self._encrypted = personality == "esp32-encrypted"
+        self._cut_operation = 0
+        self._cut_model = ""
+        self._cut_variant = 0
+        self._weak: dict[int, int] = {}
+        self._weak_density = 3
+        self._bad: dict[int, str] = {}
+        self._rng = Random(seed)
+        self._page = bytearray(PAGE_BYTES)
+        self._open_cells()
+
+    # --- the contents: what FileNorFlash does otherwise ---
+
+    def _open_cells(self):
+        self._cells = bytearray(self.size_bytes)
+        fill(self._cells, 0, self.size_bytes, 0xFF)
+
+    def _load(self, at, buf, start, n):
+        copy(buf, start, self._cells, at, n)
+
+    def _save(self, at, buf, start, n):
+        copy(self._cells, at, buf, start, n)
+
+    def _save_erased(self, at):
+        fill(self._cells, at, at + SECTOR_BYTES, 0xFF)
+
+    def _begin(self, kind, at, n, buf, start):
+        """Say what is about to be done, and take the time that it takes (only in a file)."""
+
+    def _end(self):
+        """Say that it is done (only in a file)."""
+
+    # --- the block device ---
+
+    def readblocks(self, n, buf, off=0):
+        """Fill buf from block n, byte off."""
+        if self.dead:
+            raise PowerCut(self.cut_id)
+        at = n * SECTOR_BYTES + off
+        length = len(buf)
+        self.reads += 1
+        self.bytes_read += length
+        if at < 0 or at + length > self.size_bytes:
+            self._outside("read", at, length)
+            for i in range(length):  # rp2: some other part of the address space
+                buf[i] = self._rng.byte()
+            return
+        if self._encrypted:
+            self._read_encrypted(at, buf)
+            return
+        self._load(at, buf, 0, length)
+        if self._weak:
+            self._shake(at, buf)
+
+    def writeblocks(self, n, buf, off=None):
+        """Program buf at block n, byte off; without off, erase the blocks first."""
+        if self.dead:
+            raise PowerCut(self.cut_id)
+        at = n * SECTOR_BYTES + (off or 0)
+        length = len(buf)
+        if self._rp2:
+            if isinstance(buf, bytes):
+                self.violations.append("program from an immutable object, which may lie in flash")
+            if at % PAGE_BYTES:
+                self.violations.append("program at %d, not the start of a page" % at)
+                at -= at % PAGE_BYTES
+            if length % PAGE_BYTES:
+                self.violations.append("program of %d bytes, not whole pages" % length)
+                buf = self._with_garbage(buf)
+                length = len(buf)
+        if at < 0 or at + length > self.size_bytes:
+            self._outside("program", at, length)
+            return
+        if self._encrypted and (at % 16 or length % 16):
+            raise OSError(-_ESP_ERR_INVALID_ARG if at % 16 else -_ESP_ERR_INVALID_SIZE)
+        if off is None:
+            for sector in range(n, n + (length + SECTOR_BYTES - 1) // SECTOR_BYTES):
+                self._erase(sector)
+        if self._encrypted:
+            buf = self._encrypt(at, buf)
+        start = 0
+        while start < length:
+            part = min(length - start, PAGE_BYTES - (at + start) % PAGE_BYTES)
+            self._program(at + start, buf, start, part)
+            start += part
+
+    def ioctl(self, op, arg):
+        """4: blocks; 5: bytes of a block; 6: erase block arg; 1, 2, 3: nothing to do."""
+        if self.dead:
+            raise PowerCut(self.cut_id)
+        if op == 4:
+            return self.sectors
+        if op == 5:
+            return SECTOR_BYTES
+        if op == 6:
+            if arg < 0 or arg >= self.sectors:
+                self._outside("erase", arg * SECTOR_BYTES, SECTOR_BYTES)
+            else:
+                self._erase(arg)
+            return 0
+        return 0 if op in (1, 2, 3) else None
+
+    def info(self):
+        """What esp32.Partition.info() returns: type, subtype, address, size, label, encrypted."""
+        if self._rp2:
+            raise AttributeError("info")
+        return (1, 0x40, 0x200000, self.size_bytes, "simulated", self._encrypted)
+
+    # --- counters and contents, for tests ---
+
+    def reset_counters(self):
+        """Set the counters to 0; `operations` goes on, as it addresses power cuts."""
+        self.programs = self.erases = self.bytes_programmed = self.bytes_read = self.reads = 0
+        for sector in range(self.sectors):
+            self.erase_counts[sector] = 0
+
+    @property
+    def typical_ms(self):
+        """Modelled time of all programs and erases, typical."""
+        return self.programs * self.chip[0] + self.erases * self.chip[2]
+
+    @property
+    def worst_ms(self):
+        """Modelled time of all programs and erases, if each took its maximum."""
+        return self.programs * self.chip[1] + self.erases * self.chip[3]
+
+    def peek(self, at, n):
+        """Return n bytes as the cells hold them (encrypted where that is so), uncounted, weak bits as 1."""
+        buf = bytearray(n)
+        self._load(at, buf, 0, n)
+        return buf
+
+    def poke(self, at, content):
+        """Put bytes into the cells by magic, for planting damage: no rule, no counter, weak cells there become firm."""
+        self._save(at, bytearray(content), 0, len(content))
+        for address in range(at, at + len(content)):
+            self._weak.pop(address, None)
+
+    def snapshot(self):
+        """Return contents and weak cells, for `restore`."""
+        return (bytes(self.peek(0, self.size_bytes)), dict(self._weak), self._weak_density)
+
+    def restore(self, snapshot):
+        """Bring back what `snapshot` returned; the power is on, no cut is armed."""
+        self._save(0, snapshot[0], 0, self.size_bytes)
+        self._weak = dict(snapshot[1])
+        self._weak_density = snapshot[2]
+        self.power_up()
+
+    # --- faults ---
+
+    def arm(self, operation, model, variant=0):
+        """Cut the power at that operation (1: the first one ever made on this device)."""
+        if model not in MODELS:
+            raise ValueError(model)
+        self._cut_operation = operation
+        self._cut_model = model
+        self._cut_variant = variant
+
+    def arm_id(self, cut_id):
+        """Arm the cut that a PowerCut's id names."""
+        operation, model, variant = cut_id.split("/")
+        self.arm(int(operation), model, int(variant))
+
+    def power_up(self):
+        """Switch the power on again: contents stay, nothing is armed."""
+        self.dead = False
+        self._cut_operation = 0
+
+    def set_bad(self, sector, kind="both"):
+        """Make a sector that will not "erase", not "program", or neither ("both"); "" mends it."""
+        if kind:
+            self._bad[sector] = kind
+        else:
+            self._bad.pop(sector, None)
+
+    # --- inside the chip ---
+
+    def _outside(self, what, at, length):
+        if not self._rp2:
+            raise OSError(-_ESP_ERR_INVALID_ARG if at < 0 or at > self.size_bytes else -_ESP_ERR_INVALID_SIZE)
+        self.violations.append("%s of %d bytes at %d, outside the device" % (what, length, at))
+
+    def _with_garbage(self, buf):
+        padded = bytearray(len(buf) + PAGE_BYTES - len(buf) % PAGE_BYTES)
+        for i in range(len(padded)):
+            padded[i] = buf[i] if i < len(buf) else self._rng.byte()
+        return padded
+
+    def _program(self, at, buf, start, n):
+        self.operations += 1
+        self.programs += 1
+        self.bytes_programmed += n
+        page = self._page
+        if self.operations == self._cut_operation:
+            self._cut_program(at, buf, start, n)
+        self._begin("P", at, n, buf, start)
+        if self._bad and self._bad.get(at // SECTOR_BYTES) in ("program", "both"):
+            self._stick(at, buf, start, n)
+        else:
+            self._load(at, page, 0, n)
+            if is_blank(page, 0, n) and not (self._weak and self._weak_within(at, n)):
+                self._save(at, buf, start, n)
+            else:
+                self._combine(at, buf, start, n)
+        self._end()
+
+    def _combine(self, at, buf, start, n):
+        """Program over what is there: bits only go from 1 to 0, and a second value is a violation."""
+        page = self._page
+        if self._encrypted:
+            for i in range(0, n, 16):
+                if not is_blank(page, i, i + 16):
+                    self.violations.append("second program of an encrypted block at %d" % (at + i))
+                    break
+        told = self._encrypted
+        for i in range(n):
+            old = page[i]
+            new = buf[start + i]
+            if new == 0xFF:
+                continue
+            weak = self._weak.pop(at + i, 0) if self._weak else 0
+            if not told and (new & ~old & 0xFF or (old not in (0xFF, new) and not weak)):
+                self.violations.append("byte %d programmed to %02x over %02x" % (at + i, new, old))
+                told = True
+            page[i] = old & new
+            if weak & new:  # what is left at 1 stays weak
+                self._weak[at + i] = weak & new
+        self._save(at, page, 0, n)
+
+    def _stick(self, at, buf, start, n):
+        """A bad sector takes only some of the bits."""
+        page = self._page
+        self._load(at, page, 0, n)
+        for i in range(n):
+            page[i] &= buf[start + i] | self._rng.mask(2)
+        self._save(at, page, 0, n)
+
+    def _erase(self, sector):
+        self.operations += 1
+        self.erases += 1
+        self.erase_counts[sector] += 1
+        at = sector * SECTOR_BYTES
+        if self.operations == self._cut_operation:
+            self._cut_erase(at)
+        self._begin("E", at, SECTOR_BYTES, None, 0)
+        if self._bad and self._bad.get(sector) in ("erase", "both"):
+            content = self.peek(at, SECTOR_BYTES)
+            for i in range(SECTOR_BYTES):
+                content[i] |= self._rng.mask(4)
+            content[self._rng.below(SECTOR_BYTES)] &= 0xFE
+            self._save(at, content, 0, SECTOR_BYTES)
+        else:
+            self._save_erased(at)
+        if self._weak:
+            self._firm(at, SECTOR_BYTES)
+        self._end()
+
+    def _weak_within(self, at, n):
+        return any(at <= address < at + n for address in self._weak)
+
+    def _firm(self, at, n):
+        for address in [a for a in self._weak if at <= a < at + n]:
+            del self._weak[address]
+
+    def _shake(self, at, buf):
+        """Give each weak bit in what was read a value of the moment."""
+        n = len(buf)
+        for address, weak in self._weak.items():
+            if at <= address < at + n:
+                i = address - at
+                buf[i] = (buf[i] & ~weak & 0xFF) | (weak & self._rng.mask(self._weak_density))
+
+    # --- the power goes ---
+
+    def _die(self):
+        self.dead = True
+        self.cut_id = "%d/%s/%d" % (self._cut_operation, self._cut_model, self._cut_variant)
+        raise PowerCut(self.cut_id)
+
+    def _cut_program(self, at, buf, start, n):
+        self._rng = Random(self._cut_operation * 7919 + self._cut_variant)
+        old = self.peek(at, n)
+        wanted = bytearray(n)
+        for i in range(n):
+            wanted[i] = old[i] & buf[start + i]
+        self._torn(at, old, wanted, self._cut_variant)
+
+    def _cut_erase(self, at):
+        self._rng = Random(self._cut_operation * 7919 + self._cut_variant)
+        old = self.peek(at, SECTOR_BYTES)
+        wanted = bytearray(SECTOR_BYTES)
+        fill(wanted, 0, SECTOR_BYTES, 0xFF)
+        if self._cut_model == "bits" and self._cut_variant % 7 >= 5:
+            # Chips program a sector to 0 before the erase pulses: a torn erase may leave bits 0 that were 1.
+            for i in range(SECTOR_BYTES):
+                old[i] = 0 if self._cut_variant % 7 == 5 else self._rng.byte()
+        if self._cut_model != "nothing":
+            self._firm(at, SECTOR_BYTES)
+        self._torn(at, old, wanted, self._cut_variant)
+
+    def _torn(self, at, old, wanted, variant):
+        """Leave something between old and wanted, by the armed model, and die."""
+        n = len(old)
+        model = self._cut_model
+        rng = self._rng
+        if model == "prefix":
+            for i in range(variant % (n + 1)):
+                old[i] = wanted[i]
+        elif model == "bits":
+            self._some_bits(old, wanted, variant)
+        elif model in ("unreported", "weak"):
+            copy(old, 0, wanted, 0, n) if model == "unreported" else self._weaken(at, old, wanted, variant)
+        if model != "nothing":
+            self._save(at, old, 0, n)
+        self._weak_density = (3, 1, 5)[rng.below(3)]
+        self._die()
+
+    def _changed(self, old, wanted):
+        return [i for i in range(len(old)) if old[i] != wanted[i]]
+
+    def _one_bit(self, byte):
+        bits = [bit for bit in range(8) if byte >> bit & 1]
+        return 1 << bits[self._rng.below(len(bits))]
+
+    def _some_bits(self, old, wanted, variant):
+        """Do a subset of the bits: 0 half of them, 1 few, 2 most, 3 all but one, 4 only one."""
+        kind = variant % 7
+        rng = self._rng
+        changed = self._changed(old, wanted)
+        if kind >= 3 and kind < 5 and changed:
+            which = changed[rng.below(len(changed))]
+            bit = self._one_bit(old[which] ^ wanted[which])
+            if kind == 3:
+                copy(old, 0, wanted, 0, len(old))
+            old[which] ^= bit
+            return
+        density = {1: 0, 2: 6}.get(kind, 3)
+        for i in changed:
+            old[i] ^= (old[i] ^ wanted[i]) & rng.mask(density)
+
+    def _weaken(self, at, old, wanted, variant):
+        """Do it, with some bits left weak: 0 one bit, 1 a few at the end, 2 a few at the start, 3 one in eight, 4 any mixture."""
+        kind = variant % 5
+        rng = self._rng
+        changed = self._changed(old, wanted)
+        if not changed:
+            return
+        weak = {}
+        if kind == 0:
+            chosen = [changed[rng.below(len(changed))]]
+        elif kind in (1, 2):
+            near = changed[-8:] if kind == 1 else changed[:8]
+            chosen = [near[rng.below(len(near))] for _ in range(3)]
+        else:
+            chosen = changed if kind == 4 else [i for i in changed if rng.below(8) == 0]
+        for i in chosen:
+            change = old[i] ^ wanted[i]
+            weak[i] = change & rng.mask(3) if kind == 4 else self._one_bit(change)
+        for i in changed:
+            change = old[i] ^ wanted[i]
+            if kind == 4:  # the rest: done or not
+                change &= rng.mask(4) | weak[i]
+            old[i] ^= change
+        for i, mask in weak.items():
+            if mask:
+                old[i] |= mask
+                self._weak[at + i] = mask
+
+    # --- an encrypted partition: each 16 bytes are one block of a cipher that depends on the address ---
+
+    _ODD = 0xD1342543DE82EF95F29A6C3B5D7C4A2B
+    _BACK = 0x63FA50704A6CF86F0F6D779F68E82483  # _ODD * _BACK = 1, modulo 2^128
+    _ALL = (1 << 128) - 1
+
+    def _tweak(self, at):
+        return (at // 16 * 0x9E3779B97F4A7C15F39CC0605CEDC835 + 0x2545F4914F6CDD1D) & self._ALL
+
+    def _turned(self, x):
+        return int.from_bytes(bytes(reversed(x.to_bytes(16, "little"))), "little")
+
+    def _encrypt(self, at, buf):
+        out = bytearray(len(buf))
+        for i in range(0, len(buf), 16):
+            x = int.from_bytes(bytes(buf[i : i + 16]), "little") ^ self._tweak(at + i)
+            x = self._turned(x * self._ODD & self._ALL)
+            out[i : i + 16] = (x * self._ODD & self._ALL).to_bytes(16, "little")
+        return out
+
+    def _read_encrypted(self, at, buf):
+        first = at - at % 16
+        n = at + len(buf) - first
+        n += -n % 16
+        cells = self.peek(first, n)
+        if self._weak:
+            self._shake(first, cells)
+        for i in range(0, n, 16):
+            x = int.from_bytes(bytes(cells[i : i + 16]), "little") * self._BACK & self._ALL
+            x = self._turned(x) * self._BACK & self._ALL
+            cells[i : i + 16] = (x ^ self._tweak(first + i)).to_bytes(16, "little")
+        copy(buf, 0, cells, at - first, len(buf))
+
+
+class FileNorFlash(NorFlash):
+    """The chip, its contents in a file that is written through; with an intent file, kills can be made to tear.
+
+    A new file starts erased. `time_scale` is how much of the modelled time an operation takes: 0 none, 1.0 what the chip takes.
+    """
+
+    def __init__(self, path, size_bytes, personality="rp2", chip="W25Q16JV", seed=1, intent=None, time_scale=0.0):
+        self.path = path
+        self._intent_path = intent
+        self._time_scale = time_scale
+        super().__init__(size_bytes, personality, chip, seed)
+
+    def _open_cells(self):
+        try:
+            self._file = _unbuffered(self.path, "r+b")
+        except OSError:
+            with open(self.path, "wb") as new:
+                for _ in range(self.sectors):
+                    new.write(b"\xff" * SECTOR_BYTES)
+            self._file = _unbuffered(self.path, "r+b")
+        if self._file.seek(0, 2) != self.size_bytes:
+            raise ValueError("%s: not %d bytes" % (self.path, self.size_bytes))
+        self._intent = None
+        if self._intent_path:
+            open(self._intent_path, "ab").close()
+            self._intent = _unbuffered(self._intent_path, "r+b")
+
+    def close(self):
+        """Close the files."""
+        self._file.close()
+        if self._intent:
+            self._intent.close()
+
+    def _load(self, at, buf, start, n):
+        self._file.seek(at)
+        self._file.readinto(memoryview(buf)[start : start + n])
+
+    def _save(self, at, buf, start, n):
+        self._file.seek(at)
+        self._file.write(memoryview(buf)[start : start + n])
+
+    def _save_erased(self, at):
+        self._file.seek(at)
+        self._file.write(b"\xff" * SECTOR_BYTES)
+
+    def _begin(self, kind, at, n, buf, start):
+        if self._intent:
+            body = at.to_bytes(4, "little") + n.to_bytes(4, "little") + bytes(self.peek(at, n))
+            body += bytes(memoryview(buf)[start : start + n]) if buf is not None else b"\xff" * n
+            body += crc32(body).to_bytes(4, "little")
+            self._intent.seek(1)
+            self._intent.write(body)
+            self._intent.seek(0)
+            self._intent.write(kind.encode())  # only now the intent stands
+        if self._time_scale:
+            sleep_us(int(self.chip[0 if kind == "P" else 2] * 1000 * self._time_scale))
+
+    def _end(self):
+        if self._intent:
+            self._intent.seek(0)
+            self._intent.write(b"-")
+
+
+def _unbuffered(path, mode):
+    try:
+        return open(path, mode, buffering=0)
+    except TypeError:  # a MicroPython that knows no such argument
+        return open(path, mode)
