@@ -1,8 +1,8 @@
 """One test file, two interpreters: every case in `host_tests/both` also runs on a real MicroPython.
 
 On CPython the files in `both` are ordinary pytest files. For each case this plugin adds a second item, named
-`...@micropython`. The first such item of a file runs all that were selected from it in one MicroPython process (its start
-costs more than most cases), and each item reports its own outcome.
+`...@micropython`. The first such item of a file runs all that were selected from it in one MicroPython process
+(its start costs more than most cases), and each item reports its own outcome.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Set up everything that flashmqtt's host side needs, on a fresh Linux machine: `python3 tools/bootstrap.py`.
 
-It runs on the system's Python with nothing installed, so it imports the standard library only. It makes `.venv`, installs the
-pinned packages from PyPI, and, where it runs as root on Debian or a relative, mosquitto and a Java. What is there already is left
-as it is; a stamp in `.venv` makes the next call return at once.
+It runs on the system's Python with nothing installed, so it imports the standard library only. It makes
+`.venv`, installs the pinned packages from PyPI, and, where it runs as root on Debian or a relative, mosquitto
+and a Java. What is there already is left as it is; a stamp in `.venv` makes the next call return at once.
 """
 
 from __future__ import annotations

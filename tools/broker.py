@@ -1,7 +1,8 @@
-"""A real MQTT broker on loopback, started and ended by whoever needs one: mosquitto where it is, else amqtt from PyPI.
+"""A real MQTT broker on loopback, started and ended by whoever needs one: mosquitto where it is, else amqtt
+from PyPI.
 
-The broker keeps everything below one directory, so that it can be killed and started again with what it had persisted. It knows
-nothing of flashmqtt's own code.
+The broker keeps everything below one directory, so that it can be killed and started again with what it had
+persisted. It knows nothing of flashmqtt's own code.
 """
 
 from __future__ import annotations

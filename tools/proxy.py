@@ -1,7 +1,8 @@
-"""A TCP proxy on loopback that does to a connection what a bad link does: cuts it, cuts it inside a packet, swallows its bytes.
+"""A TCP proxy on loopback that does to a connection what a bad link does: cuts it, cuts it inside a packet,
+swallows its bytes.
 
-It finds packet boundaries with a parser of its own, so that it shares no mistake with the codec under test. It keeps a count of
-what it did. It knows nothing of sessions.
+It finds packet boundaries with a parser of its own, so that it shares no mistake with the codec under test. It
+keeps a count of what it did. It knows nothing of sessions.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The board's configuration: one JSON file, checked key by key, so that a mistake is named before anything acts on it.
+"""The board's configuration: one JSON file, checked key by key, so that a mistake is named before anything acts
+on it.
 
 It knows no hardware: what a key means is up to its reader.
 """

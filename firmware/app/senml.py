@@ -1,8 +1,9 @@
 """SenML packs (RFC 8428, JSON) with the identity of a message: device, boot number, sequence number.
 
-The identity is made once, when the message is published, and travels in the payload, so that the far end can tell what is missing
-and what came twice, whatever the hops in between did. `boot`, `seq` and `up` are labels of our own in the pack's first record; a
-reader that does not know them ignores them (RFC 8428, 4.4). `seq` counts all messages of the device's life without a gap.
+The identity is made once, when the message is published, and travels in the payload, so that the far end can
+tell what is missing and what came twice, whatever the hops in between did. `boot`, `seq` and `up` are labels of
+our own in the pack's first record; a reader that does not know them ignores them (RFC 8428, 4.4). `seq` counts
+all messages of the device's life without a gap.
 
 This module knows no clock, no sensor and no network.
 """

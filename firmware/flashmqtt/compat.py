@@ -1,7 +1,7 @@
 """The few names of MicroPython that CPython lacks, so that the same files run on both.
 
-`const` is folded away by MicroPython's compiler wherever a module writes `_NAME = const(expression)`; at run time only
-CPython ever calls it.
+`const` is folded away by MicroPython's compiler wherever a module writes `_NAME = const(expression)`; at run
+time only CPython ever calls it.
 """
 
 try:

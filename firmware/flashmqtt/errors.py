@@ -1,7 +1,7 @@
 """Every error that flashmqtt raises, by name.
 
-Four outcomes are kept apart throughout the library: *need more* (never an exception), *the peer is wrong*, *the caller is
-wrong*, and *the world failed*. This module knows no other module of the library.
+Four outcomes are kept apart throughout the library: *need more* (never an exception), *the peer is wrong*, *the
+caller is wrong*, and *the world failed*. This module knows no other module of the library.
 """
 
 
@@ -37,6 +37,42 @@ class BufferTooSmall(UsageError):
 
 class InvalidTopic(UsageError):
     """A topic name or topic filter breaks the rules of section 4.7 (3.1.1 and 5)."""
+
+
+class InvalidPacket(UsageError):
+    """The arguments of a packet are such as no level allows in it (packet id 0, QoS 3, DUP at QoS 0, ...)."""
+
+
+# --- codec: the server refuses a connection (the peer is right, or says so) ------------------------------------------------
+
+
+class ConnectRefused(FlashMqttError):
+    """The server answered CONNECT with a code other than 0; `code` and `level` say which (3.1.1 §3.2.2.3, 5 §3.2.2.2)."""
+
+    def __init__(self, code, level=4):
+        super().__init__(code, level)
+        self.code = code
+        self.level = level
+
+
+class UnacceptableProtocolVersion(ConnectRefused):
+    """The server does not speak this protocol level (3, 4: code 1; 5: 0x84)."""
+
+
+class IdentifierRejected(ConnectRefused):
+    """The server does not allow this client id (3, 4: code 2; 5: 0x85)."""
+
+
+class ServerUnavailable(ConnectRefused):
+    """The server can't serve now (3, 4: code 3; 5: 0x88)."""
+
+
+class BadUserNameOrPassword(ConnectRefused):
+    """User name or password are wrong (3, 4: code 4; 5: 0x86)."""
+
+
+class NotAuthorized(ConnectRefused):
+    """This client may not connect (3, 4: code 5; 5: 0x87)."""
 
 
 # --- the world failed: the network ------------------------------------------------------------------------------------

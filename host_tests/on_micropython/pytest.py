@@ -1,7 +1,8 @@
 """What the tests in `host_tests/both` use of pytest, for MicroPython, which has no pytest.
 
-A decorator can't mark a function here (functions take no attributes), so it returns a `Case` that keeps the function, its
-parameters and its name. `runner.py` finds the cases in a module by this class. It knows nothing of the library under test.
+A decorator can't mark a function here (functions take no attributes), so it returns a `Case` that keeps the
+function, its parameters and its name. `runner.py` finds the cases in a module by this class. It knows nothing
+of the library under test.
 """
 
 

@@ -1,7 +1,7 @@
 """Run the cases of one test module on MicroPython: `micropython runner.py MODULE CASE...`.
 
-A CASE is `name` or `name/index`. Each prints one line, `@case NAME OUTCOME`, with the traceback or reason behind it as
-indented lines, so that the host can tell the cases apart even where the process dies half-way.
+A CASE is `name` or `name/index`. Each prints one line, `@case NAME OUTCOME`, with the traceback or reason
+behind it as indented lines, so that the host can tell the cases apart even where the process dies half-way.
 """
 
 import io

@@ -1,0 +1,44 @@
+"""A configuration's mistakes are named: key, value, and what is allowed."""
+
+import pytest
+
+from app.configuration import ConfigurationError, check, load
+
+
+def test_defaults_fill_what_is_not_given():
+    config = check({"broker": "10.0.0.1"})
+    assert config["broker"] == "10.0.0.1"
+    assert config["port"] == 1883
+    assert config["window"] == 8
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({}, ["'broker'", "missing"]),
+        ({"broker": "b", "colour": 1}, ["'colour'", "unknown", "broker"]),
+        ({"broker": "b", "port": 0}, ["port", "0", "1 to 65535"]),
+        ({"broker": "b", "port": "1883"}, ["port", "'1883'", "int"]),
+        ({"broker": "b", "port": True}, ["port", "True", "int"]),
+        ({"broker": ""}, ["broker", "''", "1 to 255"]),
+        ({"broker": "b", "interval_ms": 5}, ["interval_ms", "5", "10 to 86400000"]),
+    ],
+)
+def test_a_mistake_is_named(given, words):
+    with pytest.raises(ConfigurationError) as raised:
+        check(given)
+    for word in words:
+        assert word in str(raised.value)
+
+
+def test_a_password_is_never_shown():
+    with pytest.raises(ConfigurationError) as raised:
+        check({"broker": "b", "password": "s3cret" * 20})
+    assert "s3cret" not in str(raised.value)
+    assert "password" in str(raised.value)
+
+
+def test_a_missing_file_is_named():
+    with pytest.raises(ConfigurationError) as raised:
+        load("/nowhere/config.json")
+    assert "/nowhere/config.json" in str(raised.value)

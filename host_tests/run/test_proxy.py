@@ -1,0 +1,95 @@
+"""The proxy cuts where it says it cuts."""
+
+import asyncio
+import random
+
+import pytest
+
+from tools.proxy import Proxy, packet_ends, place_inside_a_packet
+
+PINGREQ = b"\xc0\x00"
+PUBLISH = b"\x32\x07\x00\x03a/b\x00\x0a"
+LONG = b"\x30\xc8\x01" + b"\x00\x01a" + bytes(197)
+
+
+@pytest.mark.parametrize(
+    ("chunk", "ends"),
+    [
+        (b"", []),
+        (PINGREQ, [2]),
+        (PINGREQ + PUBLISH, [2, 11]),
+        (PINGREQ + PUBLISH[:-1], [2]),
+        (LONG, [203]),
+        (LONG + b"\xc0", [203]),
+        (b"\x30\xff", []),
+    ],
+)
+def test_packet_ends_are_found(chunk, ends):
+    assert packet_ends(chunk) == ends
+
+
+def test_a_cut_inside_a_packet_is_never_at_a_border():
+    rng = random.Random(1)
+    places = {place_inside_a_packet(PINGREQ + PUBLISH, rng) for _ in range(500)}
+    assert places == set(range(1, 11)) - {2}
+
+
+async def _echo(reader, writer):
+    try:
+        while data := await reader.read(100):
+            writer.write(data)
+    except OSError:
+        pass
+    writer.close()
+
+
+async def _through_a_proxy(scenario):
+    server = await asyncio.start_server(_echo, "127.0.0.1", 0)
+    proxy = await Proxy(server.sockets[0].getsockname()[1]).start()
+    try:
+        reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
+        writer.write(PUBLISH)
+        assert await reader.readexactly(len(PUBLISH)) == PUBLISH
+        await scenario(proxy, reader, writer)
+        writer.close()
+    finally:
+        await proxy.stop()
+        server.close()
+
+
+def test_cut_resets_the_connection():
+    async def scenario(proxy, reader, writer):
+        assert proxy.cut() == 1
+        with pytest.raises(ConnectionResetError):
+            await asyncio.wait_for(reader.readexactly(1), 5)
+        assert proxy.counts.cuts == 1
+
+    asyncio.run(_through_a_proxy(scenario))
+
+
+def test_cut_inside_a_packet_lets_a_part_through_and_then_resets():
+    async def scenario(proxy, reader, writer):
+        proxy.cut_inside_a_packet()
+        writer.write(PUBLISH)
+        came = b""
+        with pytest.raises(ConnectionResetError):
+            while True:
+                piece = await asyncio.wait_for(reader.read(100), 5)
+                assert piece, "a reset was expected, not an end"
+                came += piece
+        assert len(came) < len(PUBLISH)
+        assert PUBLISH.startswith(came)
+        assert proxy.counts.cuts_inside_a_packet == 1
+
+    asyncio.run(_through_a_proxy(scenario))
+
+
+def test_a_black_hole_passes_nothing_and_stays_open():
+    async def scenario(proxy, reader, writer):
+        proxy.swallow()
+        writer.write(PUBLISH)
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(reader.read(1), 0.2)
+        assert proxy.connected
+
+    asyncio.run(_through_a_proxy(scenario))

@@ -1,0 +1,311 @@
+"""`python -m tools.run`: board, broker, collector and Spark under faults, ended by the audit.
+
+Exit status: 0 every reading arrived once; 1 one is missing or came twice; 2 something could not be started or
+ended early; 130 stopped by Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import random
+import signal
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tqdm import tqdm
+
+from tools.broker import Broker, BrokerFailed
+from tools.pipeline import java
+from tools.pipeline import run as pipeline
+from tools.pipeline.segments import list_segments
+from tools.proxy import Proxy
+from tools.run import chaos
+from tools.virtual_board.supervisor import BoardFailed, VirtualBoard
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+DEVICE = "virtual-1"
+INTERVAL_MS = 40
+BOARD_DEADLINE_S = 240
+COLLECTOR_START_S = 20
+COLLECTOR_STOP_S = 20
+QUIET_S = 1.5
+
+
+class RunFailed(Exception):
+    """The run can't go on; the text says why and what to do."""
+
+
+@dataclass
+class Collector:
+    """The collector's process, which gets killed and started again."""
+
+    directory: Path
+    port: int
+    kills: int = 0
+    landing: Path = field(init=False)
+    log: Path = field(init=False)
+    process: asyncio.subprocess.Process | None = None
+
+    def __post_init__(self) -> None:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self.landing = self.directory / "landing"
+        self.log = self.directory / "collector.log"
+
+    async def start(self) -> None:
+        """Start it and wait until the broker knows its subscription, so that nothing is published to nobody."""
+        offset = self.log.stat().st_size if self.log.exists() else 0
+        command = [
+            *(sys.executable, "-m", "tools.pipeline.collect", "--host", "127.0.0.1", "--port", str(self.port)),
+            *("--topic", "flashmqtt/#", "--client-id", "collector", "--landing", str(self.landing)),
+            *("--segment-seconds", "10"),
+        ]
+        with self.log.open("ab") as log:
+            self.process = await asyncio.create_subprocess_exec(
+                *command, cwd=ROOT, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+        deadline = time.monotonic() + COLLECTOR_START_S
+        while b"subscribed" not in self.log.read_bytes()[offset:]:
+            if self.process.returncode is not None or time.monotonic() > deadline:
+                tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-8:])
+                raise RunFailed(f"The collector did not start. Its log, {self.log}:\n{tail}")
+            await asyncio.sleep(0.05)
+
+    async def kill(self) -> None:
+        """End it as a crash would, and start it again."""
+        assert self.process is not None
+        self.process.kill()
+        await self.process.wait()
+        self.kills += 1
+        await self.start()
+
+    def landed_bytes(self) -> int:
+        """Return how much lies in the landing directory: it stops to grow when nothing arrives any more."""
+        return sum(path.stat().st_size for path in self.landing.rglob("*") if path.is_file())
+
+    async def quiet(self) -> None:
+        """Wait until nothing has arrived for a while."""
+        size, since = -1, time.monotonic()
+        while time.monotonic() - since < QUIET_S:
+            await asyncio.sleep(0.1)
+            with contextlib.suppress(FileNotFoundError):  # a segment was renamed just now
+                now = self.landed_bytes()
+                if now != size:
+                    size, since = now, time.monotonic()
+
+    async def stop(self) -> None:
+        """Let it seal what it has, and end it."""
+        if self.process is None or self.process.returncode is not None:
+            return
+        self.process.terminate()
+        try:
+            await asyncio.wait_for(self.process.wait(), COLLECTOR_STOP_S)
+        except TimeoutError:
+            self.process.kill()
+            await self.process.wait()
+
+
+@dataclass
+class Story:
+    """What was done to the chain."""
+
+    seed: int
+    broker: str
+    boots: int = 0
+    power_cuts: int = 0
+    torn: list[str] = field(default_factory=list)
+    link_cuts: int = 0
+    link_cuts_inside_a_packet: int = 0
+    connects: int = 0
+    collector_kills: int = 0
+    messages: int = 0
+    seconds: float = 0.0
+
+
+async def until(condition, board: VirtualBoard) -> None:
+    """Wait for a condition; raise BoardFailed where the board's program ends meanwhile, unless it is done."""
+    while not condition() and not board.progress.done:
+        if not board.running:
+            await board.finished()
+        await asyncio.sleep(0.005)
+
+
+async def inflict(
+    event: chaos.Event, board: VirtualBoard, proxy: Proxy, collector: Collector, rng: random.Random
+) -> None:
+    """Do one fault to the chain and see that all runs again."""
+    if event.kind == chaos.POWER:
+        proxy.accepting = False
+        proxy.cut()  # what was in flight is lost with the power
+        await board.power_cut(rng)
+        proxy.accepting = True
+        await board.power_on()
+    elif event.kind == chaos.LINK:
+        await until(lambda: proxy.connected, board)
+        before = proxy.counts.cuts
+        if rng.random() < 0.6:
+            proxy.cut_inside_a_packet()
+            await until(lambda: proxy.counts.cuts > before, board)
+        else:
+            proxy.cut()
+    else:
+        await collector.kill()
+
+
+async def chain(arguments: argparse.Namespace, directory: Path, story: Story) -> dict:
+    """Run board, proxy, broker and collector until all is delivered; return what the board says it published."""
+    rng = random.Random(arguments.seed)
+    kinds = {"auto": None}
+    with Broker(directory / "broker", arguments.port, kinds.get(arguments.broker, arguments.broker)) as broker:
+        story.broker = broker.kind
+        print(f"broker     {broker.kind} on 127.0.0.1:{broker.port}", flush=True)
+        proxy = await Proxy(broker.port, rng).start()
+        collector = Collector(directory / "collector", broker.port)
+        settings = {"interval_ms": INTERVAL_MS, "stop_after": arguments.readings, "keep_alive_s": 5, "window": 8}
+        board = VirtualBoard(directory / "board", DEVICE, proxy.port, settings, flash_bytes=arguments.flash_kib * 1024)
+        try:
+            await collector.start()
+            print(
+                f"board      {DEVICE}: MicroPython with a heap of 192 KB and {arguments.flash_kib} KB of NOR flash",
+                flush=True,
+            )
+            started = time.monotonic()
+            await board.power_on()
+            await asyncio.wait_for(suffer(arguments, board, proxy, collector, rng), BOARD_DEADLINE_S)
+            await board.finished()
+            await collector.quiet()
+            story.seconds = time.monotonic() - started
+        except TimeoutError:
+            raise RunFailed(
+                f"The board had not delivered everything after {BOARD_DEADLINE_S} s. See {board.console}."
+            ) from None
+        finally:
+            await board.stop()
+            await collector.stop()
+            await proxy.stop()
+    story.boots = len(board.boots)
+    story.power_cuts, story.torn = board.power.cuts, board.power.torn
+    story.link_cuts = proxy.counts.cuts - story.power_cuts
+    story.link_cuts_inside_a_packet = proxy.counts.cuts_inside_a_packet
+    story.connects, story.collector_kills, story.messages = board.connects, collector.kills, board.progress.stored
+    return board.expected()
+
+
+async def suffer(
+    arguments: argparse.Namespace, board: VirtualBoard, proxy: Proxy, collector: Collector, rng: random.Random
+) -> None:
+    """Let the run's faults happen, showing progress, until the board has delivered all."""
+    events = chaos.draw(rng, arguments.readings, arguments.cuts, arguments.link_cuts, arguments.collector_kills)
+    done = dict.fromkeys((chaos.POWER, chaos.LINK, chaos.COLLECTOR), 0)
+    with tqdm(total=arguments.readings, unit=" messages", disable=None, dynamic_ncols=True, leave=False) as bar:
+
+        def show() -> bool:
+            bar.n = min(board.progress.stored, arguments.readings)
+            bar.set_postfix_str(", ".join(f"{kind} {count}" for kind, count in done.items()), refresh=False)
+            bar.refresh()
+            return False
+
+        async def progress() -> None:
+            while True:
+                show()
+                await asyncio.sleep(0.1)
+
+        showing = asyncio.ensure_future(progress())
+        try:
+            for event in events:
+                if not event.early:
+                    await until(lambda event=event: board.progress.stored >= event.at, board)
+                await asyncio.sleep(event.delay_s)
+                if event.kind == chaos.POWER and board.progress.done:
+                    break
+                await inflict(event, board, proxy, collector, rng)
+                done[event.kind] += 1
+            await until(lambda: False, board)
+        finally:
+            showing.cancel()
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    """Return the command line's meaning."""
+    parser = argparse.ArgumentParser(prog="python -m tools.run", description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--readings", type=int, default=1000, help="messages to publish, each with a reading of every sensor"
+    )
+    parser.add_argument("--cuts", type=int, default=20, help="power cuts")
+    parser.add_argument("--link-cuts", type=int, default=10, help="cuts of the network connection")
+    parser.add_argument("--collector-kills", type=int, default=3, help="times the collector is killed")
+    parser.add_argument("--flash-kib", type=int, default=64, help="size of the simulated flash")
+    parser.add_argument(
+        "--seed", type=int, default=None, help="repeat the faults of an earlier run, as far as time allows"
+    )
+    parser.add_argument("--broker", choices=("auto", "mosquitto", "amqtt"), default="auto")
+    parser.add_argument("--port", type=int, default=None, help="the broker's port; a free one by default")
+    parser.add_argument(
+        "--output", type=Path, default=None, help="where everything goes; a new folder below runs/ by default"
+    )
+    arguments = parser.parse_args(argv)
+    for name in ("readings", "flash_kib"):
+        if getattr(arguments, name) < 1:
+            parser.error(f"--{name.replace('_', '-')} has to be at least 1")
+    for name in ("cuts", "link_cuts", "collector_kills"):
+        if getattr(arguments, name) < 0:
+            parser.error(f"--{name.replace('_', '-')} has to be at least 0")
+    if arguments.seed is None:
+        arguments.seed = int.from_bytes(os.urandom(4), "big")
+    return arguments
+
+
+def tell(story: Story, directory: Path) -> None:
+    """Print what was done to the chain, and write it down."""
+    (directory / "story.json").write_text(json.dumps(vars(story), indent=2) + "\n")
+    print(
+        f"faults     {story.power_cuts} power cuts ({len(story.torn)} tore a flash operation), "
+        f"{story.link_cuts} link cuts ({story.link_cuts_inside_a_packet} inside a packet), "
+        f"{story.collector_kills} kills of the collector; seed {story.seed}\n"
+        f"board      {story.messages} messages stored in {story.boots} boots, {story.connects} connections, "
+        f"{story.seconds:.0f} s",
+        flush=True,
+    )
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run it all; return the exit status."""
+    arguments = parse(argv)
+    directory = arguments.output or ROOT / "runs" / time.strftime("%Y%m%d-%H%M%S")
+    directory = directory.resolve()
+    directory.mkdir(parents=True, exist_ok=True)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        java.find_java()
+        story = Story(arguments.seed, arguments.broker)
+        expected = asyncio.run(chain(arguments, directory, story))
+        (directory / "expected.json").write_text(json.dumps(expected, indent=2) + "\n")
+        tell(story, directory)
+        landing = directory / "collector" / "landing"
+        print(f"pipeline   Spark reads {len(list_segments(landing))} segments", flush=True)
+        status = pipeline.main(
+            [
+                *("--landing", str(landing), "--out", str(directory / "tables")),
+                *("--expected", str(directory / "expected.json")),
+            ]
+        )
+    except KeyboardInterrupt:
+        print("\nstopped; everything that was started has been ended", file=sys.stderr)
+        return 130
+    except (RunFailed, BrokerFailed, BoardFailed, java.JavaNotFound) as failed:
+        print(f"\n{failed}", file=sys.stderr)
+        return 2
+    print(
+        f"written    {os.path.relpath(directory)}: tables/ (Parquet), board/console.log, collector/, broker/, story.json",
+        flush=True,
+    )
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,132 @@
+"""The board contract (`boards/board.pyi`) on the unix port of MicroPython: simulated flash, this machine's own
+readings.
+
+Runs inside the board's process, whose working directory is the board's: `flash.bin` is the chip's contents,
+`flash.intent` names the operation under way, so that a kill tears it (see `tools.flashsim`), `reset_cause` is
+written by the supervisor before each start. The environment sets the chip: FLASHMQTT_FLASH_BYTES,
+FLASHMQTT_FLASH_TIME (1.0 is the data sheet's typical time).
+"""
+
+from os import getenv, listdir
+
+from flashmqtt.flash.block import BlockRegion
+
+from tools.flashsim.nor import FileNorFlash
+
+THERMAL = "/sys/class/thermal"
+
+
+def _first_line(path):
+    try:
+        with open(path) as file:
+            return file.readline()
+    except OSError:
+        return ""
+
+
+class Load:
+    """The machine's load average over one minute."""
+
+    name = "load"
+    unit = "/"
+
+    def read(self):
+        """Return runnable processes, averaged."""
+        return float(_first_line("/proc/loadavg").split(" ")[0])
+
+
+class Memory:
+    """The machine's available memory."""
+
+    name = "memory"
+    unit = "B"
+
+    def read(self):
+        """Return bytes."""
+        with open("/proc/meminfo") as file:
+            for line in file:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+        return None
+
+
+class Temperature:
+    """A thermal zone of the machine."""
+
+    name = "temperature"
+    unit = "Cel"
+
+    def __init__(self, path):
+        self._path = path
+
+    def read(self):
+        """Return degrees Celsius."""
+        line = _first_line(self._path)
+        return int(line) / 1000 if line.strip() else None
+
+
+def unique_id():
+    """Return the id that the supervisor gave."""
+    return getenv("FLASHMQTT_BOARD_ID") or "virtual"
+
+
+def reset_cause():
+    """Return what the supervisor left."""
+    return _first_line("reset_cause").strip() or "power-on"
+
+
+def network_up(ssid, password, timeout_ms, feed):
+    """Loopback is always up."""
+    return True
+
+
+def network_down():
+    """Nothing to switch off."""
+
+
+def network_strength():
+    """There is no radio."""
+    return
+
+
+def journal_region():
+    """Return the whole simulated chip."""
+    return BlockRegion(
+        FileNorFlash(
+            "flash.bin",
+            int(getenv("FLASHMQTT_FLASH_BYTES") or 65536),
+            intent="flash.intent",
+            time_scale=float(getenv("FLASHMQTT_FLASH_TIME") or 1.0),
+        )
+    )
+
+
+def sensors():
+    """Return load, memory, and temperature where the system offers one."""
+    found = [Load(), Memory()]
+    try:
+        zones = sorted(name for name in listdir(THERMAL) if name.startswith("thermal_zone"))
+    except OSError:
+        zones = []
+    if zones:
+        found.append(Temperature(THERMAL + "/" + zones[0] + "/temp"))
+    return found
+
+
+def led(on):
+    """There is no LED."""
+
+
+def watchdog(timeout_ms):
+    """There is no watchdog; feeding nothing is allowed."""
+    return lambda: None
+
+
+def sleep(duration_ms):
+    """End the process: the supervisor is who wakes it."""
+    raise SystemExit(0)
+
+
+def supply_millivolts():
+    """There is no battery."""
+    return

@@ -1,0 +1,215 @@
+"""Starts a virtual board, cuts its power, and asks its flash what it had promised.
+
+The board is a process: `firmware/main.py` on MicroPython with a board-sized heap, in a directory of its own. To
+cut its power is to kill it with SIGKILL and to tear the flash operation that was under way. What the board had
+published is then read from a copy of its flash, with the journal's own recovery: from what it stored, not from
+what arrived.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from flashmqtt.flash.ram import RamRegion
+from flashmqtt.journal import Journal
+
+from tools.flashsim.tear import tear
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+HEAP = "192K"
+PAGE_BYTES = 256
+SECTOR_BYTES = 4096
+
+
+class BoardFailed(Exception):
+    """The board's program ended by itself, with an error; the text holds the end of its console."""
+
+
+@dataclass
+class Boot:
+    """What the journal tells of one boot: its number, and the first and last sequence number it stored (last < first: none)."""
+
+    boot: int
+    first: int
+    last: int
+
+
+@dataclass
+class Progress:
+    """What the board's console said last."""
+
+    boot: int = 0
+    stored: int = 0
+    waiting: int = 0
+    connects: int = 0
+    done: bool = False
+
+
+@dataclass
+class PowerCuts:
+    """How often the power was cut, and what that tore."""
+
+    cuts: int = 0
+    torn: list[str] = field(default_factory=list)
+
+
+def inspect(image: bytes, slots: int) -> tuple[int, int]:
+    """Return (boot number, messages ever stored) of the journal in an image, leaving the image as it is.
+
+    Raises:
+        StoreError: the image holds no journal that can be mounted.
+    """
+    region = RamRegion(len(image) // SECTOR_BYTES, page_bytes=PAGE_BYTES)
+    region.memory[:] = image
+    journal = Journal.mount(region, slots=slots)
+    # Mounting counted as one more boot.
+    return journal.boot - 1, journal.stored
+
+
+class VirtualBoard:
+    """One board and its flash.
+
+    Args:
+        directory: the board's own; made if missing.
+        device: its id.
+        port: where its broker, or the proxy before it, listens on loopback.
+        settings: further keys of the board's configuration.
+        flash_bytes: the chip's size.
+        flash_time: how long flash operations take; 1.0 is the data sheet's typical time.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        device: str,
+        port: int,
+        settings: dict | None = None,
+        flash_bytes: int = 65536,
+        flash_time: float = 1.0,
+    ):
+        self.directory = directory
+        self.device = device
+        self.console = directory / "console.log"
+        self.progress = Progress()
+        self.power = PowerCuts()
+        self.boots: list[Boot] = []
+        self.connects = 0
+        self._flash = directory / "flash.bin"
+        self._intent = directory / "flash.intent"
+        self._process: asyncio.subprocess.Process | None = None
+        self._reader: asyncio.Task | None = None
+        directory.mkdir(parents=True, exist_ok=True)
+        self._settings = {"broker": "127.0.0.1", "port": port, "device": device, **(settings or {})}
+        (directory / "config.json").write_text(json.dumps(self._settings))
+        self._environment = {
+            **os.environ,
+            "MICROPYPATH": ":".join(str(ROOT / part) for part in ("tools/virtual_board", "firmware", ".")),
+            "FLASHMQTT_FLASH_BYTES": str(flash_bytes),
+            "FLASHMQTT_FLASH_TIME": str(flash_time),
+        }
+
+    @property
+    def running(self) -> bool:
+        """Whether the board has power and its program runs."""
+        return self._process is not None and self._process.returncode is None
+
+    async def power_on(self, cause: str = "power-on") -> None:
+        """Start the board's program."""
+        (self.directory / "reset_cause").write_text(cause)
+        self._process = await asyncio.create_subprocess_exec(
+            str(Path(sys.executable).parent / "micropython"),
+            "-X",
+            f"heapsize={HEAP}",
+            str(ROOT / "firmware" / "main.py"),
+            cwd=self.directory,
+            env=self._environment,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            start_new_session=True,
+        )
+        self.progress.connects = 0
+        self._reader = asyncio.ensure_future(self._read_console(self._process))
+
+    async def power_cut(self, rng: random.Random) -> str:
+        """Cut the power now; return one line about what was torn, "" for nothing. The counters of this boot are noted."""
+        assert self._process is not None
+        self._kill()
+        await self._ended()
+        torn = tear(self._flash, self._intent, rng)
+        self.power.cuts += 1
+        if torn:
+            self.power.torn.append(torn)
+        self.note_counters()
+        return torn
+
+    async def finished(self) -> None:
+        """Wait until the program ends by itself.
+
+        Raises:
+            BoardFailed: it ended without saying that it was done.
+        """
+        await self._ended()
+        if not self.progress.done:
+            tail = "\n".join(self.console.read_text(errors="replace").splitlines()[-15:])
+            raise BoardFailed(f"The board's program ended with an error. Its console, {self.console}:\n{tail}")
+        self.note_counters()
+
+    async def stop(self) -> None:
+        """End the process, if it runs."""
+        if self.running:
+            self._kill()
+            await self._ended()
+
+    def note_counters(self) -> None:
+        """Read from the flash which messages the boot that has just ended had stored."""
+        if not self._flash.exists():
+            return
+        boot, stored = inspect(self._flash.read_bytes(), self._settings.get("window", 8) + 24)
+        known = self.boots[-1].last if self.boots else 0
+        if self.boots and self.boots[-1].boot == boot:
+            self.boots[-1].last = stored  # this start never got as far as to count as a boot
+        elif boot:
+            self.boots.append(Boot(boot, known + 1, stored))
+
+    def expected(self) -> dict:
+        """Return what was published, by the board's own account, in the form that the pipeline's audit takes."""
+        return {self.device: {"boots": [vars(boot) for boot in self.boots]}}
+
+    def _kill(self) -> None:
+        assert self._process is not None
+        try:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+
+    async def _ended(self) -> None:
+        assert self._process is not None and self._reader is not None
+        await self._process.wait()
+        await self._reader
+        self.connects += self.progress.connects
+        self.progress.connects = 0
+
+    async def _read_console(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdout is not None
+        with self.console.open("a") as log:
+            while line := (await process.stdout.readline()).decode("utf-8", "replace"):
+                log.write(line)
+                log.flush()
+                self._note(line)
+
+    def _note(self, line: str) -> None:
+        kind, _, rest = line.strip().partition(" ")
+        if kind in ("boot", "status"):
+            for key, _, value in (word.partition("=") for word in rest.split()):
+                if key in ("boot", "stored", "waiting", "connects") and value.isdigit():
+                    setattr(self.progress, key, int(value))
+        elif kind == "done":
+            self.progress.done = True
