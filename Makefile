@@ -13,7 +13,7 @@ SEED ?=
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check format
+.PHONY: help setup run test check bench format
 
 help: ## List the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -29,6 +29,9 @@ test: setup ## The tests, on CPython and on MicroPython
 
 check: setup ## What CI runs: format, lint, types, layers, mpy-cross, tests
 	@$(PY) -m tools.check
+
+bench: setup ## Measure everything beside the peers; prints tables, writes bench.json (ONLY=journal for one area)
+	@$(PY) -m tools.bench $(if $(ONLY),--only $(ONLY))
 
 format: setup ## Format all code
 	@$(VENV)/bin/ruff format .
