@@ -1,0 +1,379 @@
+"""Packets that a server sends, out of a stream of bytes (chapters 2 and 3 of 3.1.1 and 5; 3.1's sections 2 and 3).
+
+One buffer of a fixed size, filled by the caller (`room`, `received`) and read in place (`next`). A length field only ever
+compares, it never allocates. `next` has four outcomes: a packet's type; 0, need more; MalformedPacket; PacketTooLarge. After an
+error the same error comes again, whatever arrives: no byte behind a malformed packet is ever taken for a packet.
+
+It knows no session: whether a packet may come now, and what it answers, is decided above.
+"""
+
+from flashmqtt.errors import BufferTooSmall, MalformedPacket, PacketTooLarge
+from flashmqtt.fast import copy, equal
+
+from .utf8 import text_kind
+
+# The flags of a server's packets by type (§2.2.2) [MQTT-2.2.2-1] [MQTT-2.1.3-1 of 5]; FF: none, or for another look.
+_FLAGS = b"\xff\xff\x00\xff\x00\x00\x02\x00\xff\x00\xff\x00\xff\x00\xff\xff"
+
+
+class Decoder:
+    """Packets from one network connection. The fields tell of the packet that `next` returned last.
+
+    packet_type             what `next` returned
+    qos dup retain          PUBLISH
+    packet_id               PUBLISH at QoS 1 and 2, the acknowledgements, SUBACK, UNSUBACK
+    session_present         CONNACK (level 4 on)
+    code                    CONNACK; level 5: the acknowledgements, DISCONNECT, AUTH (0 where left out)
+    topic_start _end        PUBLISH: a span of `buffer`, as all that follow
+    payload_start _end      PUBLISH: the payload, or the chunk of it that is here
+    payload_offset          PUBLISH: where in the payload that chunk lies
+    payload_total           PUBLISH: how long the payload is
+    more                    PUBLISH: whether further chunks follow, each as a PUBLISH with the same fields
+    codes_start _end        SUBACK, level 5's UNSUBACK: a result per filter
+    properties_start _end   level 5: the properties, checked
+    topic_alias             level 5, PUBLISH: 0 where there is none
+
+    Spans, and views on them, are valid until the next call of `next` or `room`.
+    """
+
+    def __init__(self, size, level=4, stream=False):
+        """Make the buffer. A PUBLISH larger than it comes in chunks where `stream` is set, or else is refused."""
+        self.buffer = bytearray(size)
+        self.level = level
+        self.packet_type = self.packet_id = self.code = self.qos = self.topic_alias = 0
+        self.dup = self.retain = self.session_present = False
+        self.topic_start = self.topic_end = self.payload_start = self.payload_end = 0
+        self.codes_start = self.codes_end = self.properties_start = self.properties_end = 0
+        self.payload_offset = self.payload_total = 0
+        self._stream = stream
+        view = memoryview(self.buffer)
+        step = size // 8 or 1
+        self._windows = [view[i:] for i in range(0, size, step)]
+        self._topic = b""
+        self._payload = view[:0]
+        self._payload_start = self._payload_end = 0
+        self.reset()
+
+    def reset(self):
+        """Forget what a network connection left behind; a new one starts."""
+        self._at = 0  # where the next packet starts
+        self._end = 0  # where the received bytes end
+        self._need = 0  # how long that packet is, where it is known and the packet incomplete
+        self.more = False
+
+    def room(self):
+        """Return the free part of the buffer, to be received into; `received` then tells how much of it was filled.
+
+        Bytes left of an incomplete packet move so that they end where one of eight ready-made views starts: a new view would
+        cost an allocation a read. Only a packet that then would not fit moves to the very front.
+        """
+        windows = self._windows
+        left = self._end - self._at
+        size = len(self.buffer)
+        if self.more:  # the head of a streamed PUBLISH stays
+            at = self._head_end
+            end = at + left
+            window = windows[0][end:]
+        else:
+            step = size // 8 or 1
+            i = (left + step - 1) // step
+            end = i * step
+            at = end - left
+            if end < size and at + self._need <= size:
+                window = windows[i]
+            else:
+                at = 0
+                end = left
+                window = windows[0][left:]
+        if left and at != self._at:
+            copy(self.buffer, at, self.buffer, self._at, left)
+        self._at = at
+        self._end = end
+        return window
+
+    def received(self, n):
+        """Take note of n more bytes at the front of what `room` returned."""
+        self._end += n
+
+    def feed(self, packet):
+        """Receive these bytes; they must fit the room."""
+        n = len(packet)
+        room = self.room()
+        if n > len(room):
+            raise BufferTooSmall(n)
+        room[:n] = packet
+        self._end += n
+
+    def next(self):
+        """Return the type of the next packet, with its fields set, or 0: more bytes are needed.
+
+        Raises:
+            MalformedPacket: no conforming server sends this.
+            PacketTooLarge: the packet, or the head of a streamed PUBLISH, does not fit in the buffer.
+        """
+        if self.more:
+            return self._next_chunk()
+        buf = self.buffer
+        at = self._at
+        end = self._end
+        if at == end:
+            return 0
+        head = buf[at]
+        packet_type = head >> 4
+        if packet_type == 3:
+            # QoS 3 [MQTT-3.3.1-4], DUP at QoS 0 [MQTT-3.3.1-2]
+            if head & 6 == 6 or head & 14 == 8:
+                raise MalformedPacket("flags", head)
+        elif _FLAGS[packet_type] != head & 15:
+            self._check_flags(packet_type, head & 15)
+        body = at + 2
+        if body > end:
+            return 0
+        n = buf[at + 1]
+        if n > 127:
+            n &= 127
+            shift = 7
+            while True:
+                if body == end:
+                    return 0
+                byte = buf[body]
+                body += 1
+                n |= (byte & 127) << shift
+                if byte < 128:
+                    break
+                shift += 7
+                if shift > 21:
+                    raise MalformedPacket("fifth length byte")
+            if not byte and self.level == 5:  # [MQTT-1.5.5-1]
+                raise MalformedPacket("length")
+        after = body + n
+        if after > end:
+            self._need = after - at
+            if after - at > len(buf):
+                if packet_type != 3 or not self._stream:
+                    raise PacketTooLarge(after - at)
+                # The same chunks, however the bytes come: the first is a full buffer.
+                if at or end < len(buf):
+                    return 0
+                self._publish(buf, head, body, end, after)
+                self._at = end
+                return 3
+            return 0
+        self._need = 0
+        if packet_type == 3:
+            self._publish(buf, head, body, after, after)
+        else:
+            self.packet_type = packet_type
+            if 3 < packet_type < 8:
+                self._ack(buf, body, n)
+            else:
+                self._other(buf, body, after)
+        self._at = after
+        return packet_type
+
+    def _publish(self, buf, head, at, end, after):
+        """Read a PUBLISH (§3.3) of which buf[at:end] is here; it ends at `after`."""
+        start = at + 2
+        if start > after:
+            raise MalformedPacket("topic length")
+        topic_end = start + (buf[at] << 8) + buf[at + 1] if start <= end else start
+        at = topic_end + 2 if head & 6 else topic_end
+        if at > end:
+            raise self._beyond(at, after)
+        # UTF-8 [MQTT-3.3.2-1], no U+0000 [MQTT-1.5.3-2], no wildcards [MQTT-3.3.2-2]
+        if text_kind(buf, start, topic_end):
+            raise MalformedPacket("topic")
+        if head & 6:
+            packet_id = buf[topic_end] << 8 | buf[topic_end + 1]
+            if not packet_id:  # [MQTT-2.3.1-1]; 5: [MQTT-2.2.1-3]
+                raise MalformedPacket("packet id 0")
+            self.packet_id = packet_id
+        else:
+            self.packet_id = 0
+        if self.level == 5:
+            self.topic_alias = 0
+            at = self._read_properties(buf, at, end, after)
+            if topic_end == start and not self.topic_alias:
+                raise MalformedPacket("no topic", 0x82)
+        elif topic_end == start:  # [MQTT-4.7.3-1]
+            raise MalformedPacket("no topic")
+        if end < after:
+            if at == end:
+                raise PacketTooLarge(after)
+            self._head_end = at
+            self.more = True
+        self.packet_type = 3
+        self.qos = head >> 1 & 3
+        self.dup = head & 8 > 0
+        self.retain = head & 1 > 0
+        self.topic_start = start
+        self.topic_end = topic_end
+        self.payload_start = at
+        self.payload_end = end
+        self.payload_offset = 0
+        self.payload_total = after - at
+
+    def _beyond(self, at, after):
+        """Return the error for a field that ends at `at`, not here: in the packet, but not in the buffer?"""
+        return PacketTooLarge(after) if at <= after else MalformedPacket("length of a field")
+
+    def _next_chunk(self):
+        """Go on with a streamed PUBLISH: as much as fits behind its head, or its last bytes."""
+        offset = self.payload_offset + self.payload_end - self.payload_start
+        n = len(self.buffer) - self._head_end
+        left = self.payload_total - offset
+        n = min(n, left)
+        at = self._at
+        if self._end - at < n:
+            return 0
+        self.payload_start = at
+        self.payload_end = self._at = at + n
+        self.payload_offset = offset
+        if n == left:
+            self.more = False
+            self._need = 0
+        return 3
+
+    def _ack(self, buf, at, n):
+        """Read a PUBACK, PUBREC, PUBREL or PUBCOMP (§3.4 to 3.7)."""
+        if n != 2 and (n < 2 or self.level != 5):
+            raise MalformedPacket("length", n)
+        packet_id = buf[at] << 8 | buf[at + 1]
+        if not packet_id:
+            raise MalformedPacket("packet id 0")
+        self.packet_id = packet_id
+        if self.level == 5:
+            self._read_reason(buf, at + 2, at + n)
+
+    def _read_id(self, buf, at, end):
+        """Read a packet id; return the position behind it."""
+        if at + 2 > end:
+            raise MalformedPacket("no packet id")
+        self.packet_id = buf[at] << 8 | buf[at + 1]
+        if not self.packet_id:
+            raise MalformedPacket("packet id 0")
+        return at + 2
+
+    def _read_reason(self, buf, at, end):
+        """Read level 5's reason code and properties up to the packet's end, each of which may be left out."""
+        self.code = 0
+        self.properties_start = self.properties_end = end
+        if at < end:
+            if buf[at]:
+                from .reasons import check_code
+
+                self.code = check_code(self.packet_type, buf[at])
+            at += 1
+            if at < end and self._read_properties(buf, at, end, end) != end:
+                raise MalformedPacket("length of properties")
+
+    def _read_properties(self, buf, at, end, after):
+        """Read a property block (5, §2.2.2) of which buf[at:end] is here; return the position behind it."""
+        n = shift = 0
+        while True:
+            if at >= end:
+                raise self._beyond(at + 1, after)
+            byte = buf[at]
+            at += 1
+            n |= (byte & 127) << shift
+            if byte < 128:
+                break
+            shift += 7
+            if shift > 21:
+                raise MalformedPacket("fifth length byte")
+        if shift and not byte:  # [MQTT-1.5.5-1]
+            raise MalformedPacket("length")
+        self.properties_start = at
+        self.properties_end = at + n
+        if at + n > end:
+            raise self._beyond(at + n, after)
+        if n:
+            from .properties import check
+
+            self.topic_alias = check(self.packet_type, buf, at, at + n)
+        return at + n
+
+    def _check_flags(self, packet_type, flags):
+        """Raise unless these flags are right for a packet whose flags `_FLAGS` does not settle."""
+        if packet_type == 6 and flags == 10 and self.level == 3:  # 3.1: a repeated PUBREL
+            return
+        if packet_type > 13 and not flags and self.level == 5:  # DISCONNECT, AUTH
+            return
+        raise MalformedPacket("type or flags", packet_type, flags)
+
+    def _other(self, buf, at, end):
+        """Read what is neither PUBLISH nor its acknowledgement."""
+        packet_type = self.packet_type
+        n = end - at
+        if packet_type == 13:
+            if n:
+                raise MalformedPacket("PINGRESP")
+        elif packet_type == 9 or packet_type == 11:
+            at = self._read_id(buf, at, end)
+            if self.level == 5:
+                at = self._read_properties(buf, at, end, end)
+            self.codes_start = at
+            self.codes_end = end
+            if packet_type == 11 and self.level != 5:
+                if at != end:
+                    raise MalformedPacket("UNSUBACK")
+            elif at == end:
+                raise MalformedPacket("no result codes")
+            elif self.level == 5:
+                from .reasons import check_code
+
+                while at < end:
+                    check_code(packet_type, buf[at])
+                    at += 1
+            else:
+                while at < end:
+                    if buf[at] > 2 and buf[at] != 0x80:  # [MQTT-3.9.3-2]
+                        raise MalformedPacket("SUBACK", buf[at])
+                    at += 1
+        elif packet_type == 2:
+            self._connack(buf, at, end)
+        else:
+            self._read_reason(buf, at, end)  # DISCONNECT, AUTH
+
+    def _connack(self, buf, at, end):
+        """Read a CONNACK (§3.2)."""
+        if end - at < 2:
+            raise MalformedPacket("CONNACK")
+        flags = buf[at]
+        self.code = code = buf[at + 1]
+        self.session_present = flags == 1 and self.level != 3  # 3.1 leaves the byte unused
+        # [MQTT-3.2.2-1] [MQTT-3.2.2-4]; 5: [MQTT-3.2.2-6]
+        if self.level != 3 and (flags > 1 or (flags and code)):
+            raise MalformedPacket("CONNACK flags")
+        at += 2
+        if self.level != 5 or (at == end and code == 1):  # a server without level 5 says so in its own words (§3.1.2.2)
+            self.properties_start = self.properties_end = end
+            if at != end or code > 5:
+                raise MalformedPacket("CONNACK")
+        else:
+            if code:
+                from .reasons import check_code
+
+                check_code(2, code)
+            if self._read_properties(buf, at, end, end) != end:
+                raise MalformedPacket("length of properties")
+
+    @property
+    def topic(self):
+        """The topic name as bytes: the same object as long as the same topic comes, so that nothing is allocated."""
+        start = self.topic_start
+        n = self.topic_end - start
+        if n != len(self._topic) or not equal(self.buffer, start, self._topic, 0, n):
+            self._topic = bytes(self._windows[0][start : start + n])
+        return self._topic
+
+    @property
+    def payload(self):
+        """The payload, or its chunk, as a view: the same object as long as payloads lie in the same place."""
+        start = self.payload_start
+        end = self.payload_end
+        if start != self._payload_start or end != self._payload_end:
+            self._payload = self._windows[0][start:end]
+            self._payload_start = start
+            self._payload_end = end
+        return self._payload

@@ -1,0 +1,275 @@
+"""Packets that a client sends, written into the caller's buffer (chapter 3 of 3.1.1 and 5; 3.1's sections 3.1 to 3.14).
+
+Every `put_*` writes one packet at `pos` and returns the position behind it. Strings and payloads are bytes-like: lengths count
+bytes, so a `str` is refused. Levels 3, 4 and 5 differ by parameters only; `properties` is the encoded property block without
+its length (`properties.pack` makes it), None for an empty one.
+
+PUBLISH and the acknowledgements allocate nothing. Outcomes: the next position; BufferTooSmall (the bytes behind `pos` are then
+undefined, nothing outside the buffer was touched); InvalidTopic; InvalidPacket, the caller's other mistakes. It knows no
+session: who makes packet ids, and what the peer's limits are, is decided above.
+"""
+
+from flashmqtt.errors import BufferTooSmall, InvalidPacket, InvalidTopic
+from flashmqtt.fast import copy
+
+from .topics import check_filter, is_shared
+from .utf8 import text_kind
+
+
+def put_publish_head(
+    buf, pos, topic, payload_length, qos=0, retain=False, dup=False, packet_id=0, level=4, properties=None
+):
+    """Put a PUBLISH (§3.3) up to its payload, which the caller sends behind it: from a file, say, and never whole in memory."""
+    topic_length = len(topic)
+    # A topic of no bytes is only for level 5, where a topic alias stands in its place (5, §3.3.2.3.4).
+    if text_kind(topic, 0, topic_length) or topic_length > 65535 or not (topic_length or (level == 5 and properties)):
+        raise InvalidTopic(bytes(topic))
+    n = topic_length + payload_length + 2
+    if qos:
+        if qos > 2 or not 0 < packet_id < 65536:  # [MQTT-3.3.1-4] [MQTT-2.3.1-1]; 5: [MQTT-2.2.1-3]
+            raise InvalidPacket("QoS or packet id", qos, packet_id)
+        n += 2
+    elif dup or packet_id:  # [MQTT-3.3.1-2] [MQTT-2.3.1-5]; 5: [MQTT-2.2.1-2]
+        raise InvalidPacket("DUP or packet id at QoS 0")
+    if level == 5:
+        n += _property_bytes(5, properties)
+    if n > 268435455:
+        raise InvalidPacket("length", n)
+    if pos + n - payload_length + _length_bytes(n) >= len(buf):
+        raise BufferTooSmall(n + 5)
+    buf[pos] = 0x30 | dup << 3 | qos << 1 | retain
+    pos = put_length(buf, pos + 1, n)
+    buf[pos] = topic_length >> 8
+    buf[pos + 1] = topic_length & 255
+    pos += 2
+    copy(buf, pos, topic, 0, topic_length)
+    pos += topic_length
+    if qos:
+        buf[pos] = packet_id >> 8
+        buf[pos + 1] = packet_id & 255
+        pos += 2
+    return _put_properties(buf, pos, properties) if level == 5 else pos
+
+
+def put_publish(buf, pos, topic, payload, qos=0, retain=False, dup=False, packet_id=0, level=4, properties=None):
+    """Put a whole PUBLISH (§3.3). A payload of no bytes is legal."""
+    if isinstance(payload, str):  # its len() would count characters
+        raise InvalidPacket("payload is a str")
+    n = len(payload)
+    pos = put_publish_head(buf, pos, topic, n, qos, retain, dup, packet_id, level, properties)
+    if pos + n > len(buf):
+        raise BufferTooSmall(n)
+    copy(buf, pos, payload, 0, n)
+    return pos + n
+
+
+def put_ack(buf, pos, packet_type, packet_id, level=4, code=0, properties=None, dup=False):
+    """Put a PUBACK, PUBREC, PUBREL or PUBCOMP (§3.4 to 3.7). DUP is for level 3's repeated PUBREL alone."""
+    if not 0 < packet_id < 65536:
+        raise InvalidPacket("packet id", packet_id)
+    # PUBREL's flags are 0010 [MQTT-3.6.1-1], the others' are 0.
+    head = packet_type << 4 | dup << 3 | (2 if packet_type == 6 else 0)
+    if level == 5 and (code or properties):
+        return put_reason(buf, pos, head, packet_id, code, properties)
+    if pos + 4 > len(buf):
+        raise BufferTooSmall(4)
+    buf[pos] = head
+    buf[pos + 1] = 2
+    buf[pos + 2] = packet_id >> 8
+    buf[pos + 3] = packet_id & 255
+    return pos + 4
+
+
+def put_reason(buf, pos, head, packet_id, code, properties=None):
+    """Put a level 5 packet that is a packet id (none: 0), a reason code and properties, which are left out where empty."""
+    n = 3 if packet_id else 1
+    if properties:
+        n += _property_bytes(5, properties)
+    pos = _put_start(buf, pos, head, n)
+    if packet_id:
+        pos = _put_id(buf, pos, packet_id)
+    buf[pos] = code
+    return _put_properties(buf, pos + 1, properties) if properties else pos + 1
+
+
+def put_connect(
+    buf,
+    pos,
+    client_id,
+    level=4,
+    clean=True,
+    keep_alive_s=0,
+    user=None,
+    password=None,
+    will_topic=None,
+    will_payload=b"",
+    will_qos=0,
+    will_retain=False,
+    properties=None,
+    will_properties=None,
+):
+    """Put a CONNECT (§3.1): the first packet, once [MQTT-3.1.0-1] [MQTT-3.1.0-2].
+
+    `clean` is Clean Session at levels 3 and 4, Clean Start at level 5. No will where `will_topic` is None.
+    """
+    name = b"MQIsdp" if level == 3 else b"MQTT"  # [MQTT-3.1.2-1]
+    flags = clean << 1  # bit 0 is reserved and 0 [MQTT-3.1.2-3]
+    n = len(name) + 6 + _property_bytes(level, properties) + _check_text(client_id)
+    if level == 3:
+        if not 0 < len(client_id) < 24:  # 3.1, section 3.1: 1 to 23 characters
+            raise InvalidPacket("client id of 1 to 23 bytes")
+    elif level == 4:
+        if not client_id and not clean:  # [MQTT-3.1.3-7]
+            raise InvalidPacket("no client id needs clean")
+    elif level != 5:
+        raise InvalidPacket("level", level)
+    if not 0 <= keep_alive_s < 65536:
+        raise InvalidPacket("keep alive", keep_alive_s)
+    if will_topic is not None:
+        if will_qos not in (0, 1, 2):  # [MQTT-3.1.2-14]; 5: [MQTT-3.1.2-12]
+            raise InvalidPacket("will QoS", will_qos)
+        flags |= 4 | will_qos << 3 | will_retain << 5
+        if not will_topic or text_kind(will_topic, 0, len(will_topic)):
+            raise InvalidTopic(bytes(will_topic))
+        n += _check_binary(will_topic) + _check_binary(will_payload) + _property_bytes(level, will_properties)
+    if user is not None:
+        flags |= 128
+        n += _check_text(user)
+    if password is not None:
+        if user is None and level != 5:  # [MQTT-3.1.2-22]
+            raise InvalidPacket("password without user")
+        flags |= 64
+        n += _check_binary(password)
+    pos = _put_start(buf, pos, 0x10, n)
+    pos = _put_binary(buf, pos, name)
+    buf[pos] = level
+    buf[pos + 1] = flags
+    pos = _put_id(buf, pos + 2, keep_alive_s)
+    if level == 5:
+        pos = _put_properties(buf, pos, properties)
+    pos = _put_binary(buf, pos, client_id)  # the order of the payload: [MQTT-3.1.3-1]
+    if will_topic is not None:
+        if level == 5:
+            pos = _put_properties(buf, pos, will_properties)
+        pos = _put_binary(buf, pos, will_topic)
+        pos = _put_binary(buf, pos, will_payload)
+    if user is not None:
+        pos = _put_binary(buf, pos, user)
+    if password is not None:
+        pos = _put_binary(buf, pos, password)
+    return pos
+
+
+def put_subscribe(buf, pos, packet_id, filters, level=4, dup=False, properties=None):
+    """Put a SUBSCRIBE (§3.8) of (filter, options) pairs: options is the QoS, at level 5 with its other bits (§3.8.3.1)."""
+    n = 0
+    for filter_, options in filters:
+        check_filter(filter_)
+        # [MQTT-3.8.3-4] [MQTT-3-8.3-4]; 5: QoS 3, Retain Handling 3, bits 7-6 [MQTT-3.8.3-5], No Local if shared [MQTT-3.8.3-4]
+        if options & 3 == 3 or options > (0x2E if level == 5 else 2) or (options & 4 and is_shared(filter_)):
+            raise InvalidPacket("options", options)
+        n += len(filter_) + 3
+    pos = _put_filters(buf, pos, 0x82, packet_id, n, level, dup, properties)
+    for filter_, options in filters:
+        pos = _put_binary(buf, pos, filter_)
+        buf[pos] = options
+        pos += 1
+    return pos
+
+
+def put_unsubscribe(buf, pos, packet_id, filters, level=4, dup=False, properties=None):
+    """Put an UNSUBSCRIBE (§3.10) of filters."""
+    n = 0
+    for filter_ in filters:
+        check_filter(filter_)
+        n += len(filter_) + 2
+    pos = _put_filters(buf, pos, 0xA2, packet_id, n, level, dup, properties)
+    for filter_ in filters:
+        pos = _put_binary(buf, pos, filter_)
+    return pos
+
+
+def _put_filters(buf, pos, head, packet_id, n, level, dup, properties):
+    if not n or not 0 < packet_id < 65536:  # [MQTT-3.8.3-3] [MQTT-3.10.3-2]; 5: [MQTT-3.8.3-2]; [MQTT-2.3.1-1]
+        raise InvalidPacket("no filter, or packet id", packet_id)
+    pos = _put_start(buf, pos, head | dup << 3, n + 2 + _property_bytes(level, properties))
+    pos = _put_id(buf, pos, packet_id)
+    return _put_properties(buf, pos, properties) if level == 5 else pos
+
+
+def put_pingreq(buf, pos):
+    """Put a PINGREQ (§3.12)."""
+    return _put_start(buf, pos, 0xC0, 0)
+
+
+def put_disconnect(buf, pos, level=4, code=0, properties=None):
+    """Put a DISCONNECT (§3.14). Only level 5 has a code and properties; 0 (normal) without properties is left out."""
+    if level == 5 and (code or properties):
+        return put_reason(buf, pos, 0xE0, 0, code, properties)
+    return _put_start(buf, pos, 0xE0, 0)
+
+
+def _put_start(buf, pos, head, n):
+    """Put a fixed header (§2.2) after checking that the whole packet fits, so that what follows need not check."""
+    if n > 268435455:
+        raise InvalidPacket("length", n)
+    if pos + n + _length_bytes(n) >= len(buf):
+        raise BufferTooSmall(n + 5)
+    buf[pos] = head
+    return put_length(buf, pos + 1, n)
+
+
+def put_length(buf, pos, n):
+    """Put a Variable Byte Integer in as few bytes as possible [MQTT-1.5.5-1]; the Remaining Length is one (§2.2.3)."""
+    while n > 127:
+        buf[pos] = n & 127 | 128
+        n >>= 7
+        pos += 1
+    buf[pos] = n
+    return pos + 1
+
+
+def _length_bytes(n):
+    return 1 if n < 128 else 2 if n < 16384 else 3 if n < 2097152 else 4
+
+
+def _property_bytes(level, properties):
+    """Return how many bytes the property block takes with its length: none below level 5."""
+    if level != 5:
+        return 0
+    n = len(properties) if properties else 0
+    return n + _length_bytes(n)
+
+
+def _put_properties(buf, pos, properties):
+    n = len(properties) if properties else 0
+    pos = put_length(buf, pos, n)
+    if n:
+        copy(buf, pos, properties, 0, n)
+    return pos + n
+
+
+def _put_id(buf, pos, value):
+    buf[pos] = value >> 8
+    buf[pos + 1] = value & 255
+    return pos + 2
+
+
+def _put_binary(buf, pos, value):
+    n = len(value)
+    pos = _put_id(buf, pos, n)
+    copy(buf, pos, value, 0, n)
+    return pos + n
+
+
+def _check_binary(value):
+    if isinstance(value, str) or len(value) > 65535:
+        raise InvalidPacket("not bytes, or more than 65535")
+    return len(value) + 2
+
+
+def _check_text(value):
+    n = _check_binary(value)
+    if text_kind(value, 0, n - 2) < 0:  # [MQTT-1.5.3-1] [MQTT-1.5.3-2]; 5: [MQTT-1.5.4-1] [MQTT-1.5.4-2]
+        raise InvalidPacket("not UTF-8", bytes(value))
+    return n

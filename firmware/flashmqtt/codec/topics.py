@@ -1,0 +1,108 @@
+"""Topic names and topic filters (§4.7; shared subscriptions: 5, §4.8.2): validity and matching, over bytes.
+
+Knows no packets and no subscriptions' options. `matches` allocates nothing, so that a dispatcher may call it for every message.
+"""
+
+from flashmqtt.errors import InvalidTopic
+
+from .utf8 import text_kind
+
+_SLASH = 0x2F
+_PLUS = 0x2B
+_HASH = 0x23
+_DOLLAR = 0x24
+
+_SHARE = b"$share/"
+
+
+def check_topic(topic):
+    """Raise InvalidTopic unless these bytes may be the topic of a PUBLISH.
+
+    At least one byte and at most 65 535 [MQTT-4.7.3-1] [MQTT-4.7.3-3], UTF-8 without U+0000 [MQTT-4.7.3-2], and no wildcard
+    [MQTT-3.3.2-2] [MQTT-4.7.1-1].
+    """
+    n = len(topic)
+    if not 0 < n < 65536 or text_kind(topic, 0, n):
+        raise InvalidTopic(bytes(topic))
+
+
+def check_filter(filter_):
+    """Raise InvalidTopic unless these bytes may be a topic filter.
+
+    `#` only as the last level and alone in it [MQTT-4.7.1-2 of 3.1.1, 4.7.1-1 of 5], `+` only alone in its level
+    [MQTT-4.7.1-3 of 3.1.1, 4.7.1-2 of 5]. After `$share/`: a name without wildcards, `/`, and a filter that is
+    not empty [MQTT-4.8.2-1] [MQTT-4.8.2-2].
+    """
+    n = len(filter_)
+    kind = text_kind(filter_, 0, n) if 0 < n < 65536 else -1
+    if kind < 0 or not _is_filter(filter_, _share_end(filter_), n, kind):
+        raise InvalidTopic(bytes(filter_))
+
+
+def _is_filter(filter_, start, n, wild):
+    if not 0 <= start < n:
+        return False
+    if wild:
+        for i in range(start, n):
+            c = filter_[i]
+            if c == _PLUS or c == _HASH:
+                if i > start and filter_[i - 1] != _SLASH:
+                    return False
+                if i + 1 < n and (c == _HASH or filter_[i + 1] != _SLASH):
+                    return False
+    return True
+
+
+def is_shared(filter_):
+    """Return whether the filter asks for a shared subscription (`$share/name/filter`)."""
+    return bytes(filter_[:7]) == _SHARE
+
+
+def _share_end(filter_):
+    """Return where the filter proper starts: 0 unless shared, -1 where the share name is missing or has wildcards."""
+    for i in range(7):
+        if i >= len(filter_) or filter_[i] != _SHARE[i]:
+            return 0
+    i = 7
+    while i < len(filter_):
+        c = filter_[i]
+        if c == _PLUS or c == _HASH:
+            return -1
+        i += 1
+        if c == _SLASH:
+            return i if i > 8 else -1
+    return -1
+
+
+def matches(filter_, topic):
+    """Return whether a valid filter covers a valid topic name; both are bytes-like, neither is changed.
+
+    A `+` or `#` at the front does not cover a topic that starts with `$` [MQTT-4.7.2-1]; `a/#` covers `a` too (§4.7.1.2). A
+    shared subscription's filter covers what its filter proper covers.
+    """
+    return covers(filter_, topic, 0, len(topic))
+
+
+def covers(filter_, buf, start, end):
+    """Return what `matches` returns for the topic name in buf[start:end], which a Decoder's spans give without a copy."""
+    n = len(filter_)
+    i = _share_end(filter_)
+    if i < 0 or i >= n or start >= end:
+        return False
+    if buf[start] == _DOLLAR and filter_[i] != _DOLLAR:
+        return False
+    t = start
+    while i < n:
+        c = filter_[i]
+        if c == _HASH:
+            return True
+        if c == _PLUS:
+            while t < end and buf[t] != _SLASH:
+                t += 1
+        elif t < end and buf[t] == c:
+            t += 1
+        else:
+            # "a/#" and "a": the separator before the last `#` may be missing, with all that follows it.
+            return t == end and c == _SLASH and i + 2 == n and filter_[i + 1] == _HASH
+        i += 1
+    return t == end
