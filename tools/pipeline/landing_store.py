@@ -314,6 +314,11 @@ class LandingStore:
         self.rows = 0
         return True
 
+    @property
+    def lock_handle(self) -> int:
+        """The open lock file: whoever has inherited it holds the directory too."""
+        return self._lock
+
     def log_path(self, number: int) -> Path:
         """Return the name of a log."""
         return log_path(self.directory, number)

@@ -1,0 +1,143 @@
+"""`python -m tools.pipeline.collect`: take what a broker delivers, durably, and seal it into segments that Spark reads.
+
+It ends cleanly on SIGTERM or Ctrl-C: what it received is sealed then, and its exit status is 0. Killed in any other
+way it loses nothing either: the next start goes on from the log.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+import ssl
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+if str(ROOT / "firmware") not in sys.path:
+    sys.path.insert(0, str(ROOT / "firmware"))
+
+from flashmqtt import errors  # noqa: E402
+from tools.pipeline.collector import Collector, CollectorError, Settings  # noqa: E402
+from tools.pipeline.collector_health import Health, PortInUse  # noqa: E402
+from tools.pipeline.landing_log import LandingError  # noqa: E402
+from tools.pipeline.segments import SegmentError  # noqa: E402
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the command line."""
+    made = argparse.ArgumentParser(prog="python -m tools.pipeline.collect", description=__doc__.partition("\n")[0])
+    made.add_argument("--host", default="127.0.0.1")
+    made.add_argument("--port", type=int, help="default: 1883, or 8883 with --tls")
+    made.add_argument("--topic", action="append", metavar="FILTER", help="may be repeated; default flashmqtt/#")
+    made.add_argument("--qos", type=int, choices=(0, 1, 2), default=2, help="most that is asked for; default 2")
+    made.add_argument("--client-id", default="collector", help="names the session at the broker, and the segments")
+    made.add_argument("--landing", type=Path, required=True, metavar="DIR", help="where the segments and the log go")
+    made.add_argument("--level", type=int, choices=(4, 5), default=4, help="protocol: 4 is MQTT 3.1.1, 5 is MQTT 5")
+    made.add_argument("--user")
+    made.add_argument("--password-file", type=Path, help="default: the environment's FLASHMQTT_PASSWORD")
+    made.add_argument("--tls", action="store_true", help="encrypt, and check the broker's name")
+    made.add_argument("--ca-file", type=Path, help="whom to believe, with --tls; default: the system's list")
+    made.add_argument("--keep-alive", type=int, default=30, metavar="S")
+    group = made.add_argument_group("segments: closed by whichever bound comes first")
+    group.add_argument("--segment-rows", type=int, default=Settings.segment_rows, metavar="N")
+    group.add_argument("--segment-mb", type=float, default=Settings.segment_bytes / (1 << 20), metavar="N")
+    group.add_argument("--segment-seconds", type=float, default=Settings.segment_seconds, metavar="S")
+    group = made.add_argument_group("group commit: one sync serves what is there, at most")
+    group.add_argument("--commit-count", type=int, default=Settings.commit_count, metavar="N")
+    group.add_argument("--commit-ms", type=float, default=Settings.commit_ms, metavar="MS")
+    group = made.add_argument_group("limits")
+    group.add_argument("--packet-bytes", type=int, default=Settings.packet_bytes, metavar="N", help="longest message")
+    group.add_argument(
+        "--in-flight", type=int, default=Settings.in_flight, metavar="N", help="most open QoS 2 messages"
+    )
+    made.add_argument("--metrics-port", type=int, default=0, metavar="P", help="figures for Prometheus; 0: none")
+    made.add_argument("--metrics-address", default="127.0.0.1", metavar="A")
+    made.add_argument(
+        "--drain",
+        type=float,
+        metavar="S",
+        help="end when nothing has arrived for S seconds; like any clean end, with status 0 once all of it is sealed",
+    )
+    made.add_argument("--salvage", action="store_true", help="seal what is readable of a damaged log, and keep the log")
+    made.add_argument("--quiet", action="store_true")
+    return made
+
+
+def settings_of(arguments: argparse.Namespace) -> Settings:
+    """Return the settings that a command line asks for.
+
+    Raises:
+        CollectorError: they do not go together.
+    """
+    for name, least, most in (
+        ("segment_rows", 1, 1 << 30),
+        ("commit_count", 1, 1 << 20),
+        ("packet_bytes", 128, 268_435_460),
+        ("in_flight", 1, 65_000),
+        ("keep_alive", 1, 65_535),
+    ):
+        if not least <= getattr(arguments, name) <= most:
+            raise CollectorError(f"--{name.replace('_', '-')} has to be {least} to {most}")
+    tls = None
+    if arguments.tls:
+        try:
+            tls = ssl.create_default_context(cafile=arguments.ca_file and str(arguments.ca_file))
+        except OSError as error:
+            raise CollectorError(f"--ca-file {arguments.ca_file}: {error}")
+    password = os.environ.get("FLASHMQTT_PASSWORD")
+    if arguments.password_file:
+        try:
+            password = arguments.password_file.read_text().rstrip("\n")
+        except OSError as error:
+            raise CollectorError(f"--password-file {arguments.password_file}: {error.strerror}")
+    return Settings(
+        host=arguments.host,
+        port=arguments.port or (8883 if tls else 1883),
+        client_id=arguments.client_id,
+        landing=arguments.landing,
+        topics=tuple((topic, arguments.qos) for topic in arguments.topic or ["flashmqtt/#"]),
+        level=arguments.level,
+        user=arguments.user,
+        password=password if arguments.user else None,
+        tls=tls,
+        keep_alive_s=arguments.keep_alive,
+        segment_rows=arguments.segment_rows,
+        segment_bytes=int(arguments.segment_mb * (1 << 20)),
+        segment_seconds=arguments.segment_seconds,
+        commit_count=arguments.commit_count,
+        commit_ms=arguments.commit_ms,
+        packet_bytes=arguments.packet_bytes,
+        in_flight=arguments.in_flight,
+        drain_s=arguments.drain,
+        salvage=arguments.salvage,
+    )
+
+
+async def collect(settings: Settings, health: Health) -> None:
+    """Run one collector until it is told to stop."""
+    collector = Collector(settings, health)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, collector.stop)
+    await collector.run()
+
+
+def main() -> int:
+    """Run; return the exit status."""
+    arguments = parser().parse_args()
+    try:
+        settings = settings_of(arguments)
+        health = Health(settings.client_id, arguments.quiet)
+        if arguments.metrics_port:
+            health.serve(arguments.metrics_port, arguments.metrics_address)
+        asyncio.run(collect(settings, health))
+    except (CollectorError, LandingError, SegmentError, PortInUse, errors.UsageError) as error:
+        print(f"collector: {type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

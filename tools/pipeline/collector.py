@@ -1,0 +1,430 @@
+"""The collector: subscribes with a persistent session, and acknowledges a message only when it is durable (Q3, Q4, P1).
+
+The protocol is the library's own session and connection, the same files as on the boards, handed a landing store for
+its Store. This module is the loop around them: read what the broker sent until nothing more is there (at most
+`commit_count` messages or `commit_ms`), make all of it durable by one sync, write all the acknowledgements by one
+send. So groups grow by themselves when a sync is slow or the broker is fast, and nothing waits when it is not.
+
+When the landing can't be written it stops reading, says so, and tries again; what it has read waits in memory,
+unacknowledged. When the broker is gone it comes again, with growing pauses.
+
+It knows no Parquet; `collector_sealer` has the closed logs sealed meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import ssl
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from flashmqtt import errors
+from flashmqtt.compat import ticks_ms
+from flashmqtt.connection import CONNECTED, MESSAGE, NOTHING, OUTPUT, SUBSCRIBED, Connection
+from flashmqtt.session.message import Message
+from flashmqtt.session.session import DECLINED, GRANTED, Session
+from tools.pipeline import segments
+from tools.pipeline.collector_health import Health
+from tools.pipeline.collector_sealer import Sealer
+from tools.pipeline.landing_log import LandingStalled
+from tools.pipeline.landing_store import LandingStore
+
+CONNECT_DEADLINE_S = 10.0
+LONGEST_WAIT_S = 0.5  # so that segments are closed by age, and a drain is seen, also when nothing arrives
+STALLED_RETRY_S = 0.5
+LOCK_WAIT_S = 15.0  # the sealer of a killed collector may still be at work
+
+
+class CollectorError(Exception):
+    """The collector can't go on, and a person has to do something; the text says what."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What one collector is told."""
+
+    host: str
+    port: int
+    client_id: str
+    landing: Path
+    topics: tuple[tuple[str, int], ...] = (("flashmqtt/#", 2),)
+    level: int = 4
+    user: str | None = None
+    password: str | None = field(default=None, repr=False)
+    tls: ssl.SSLContext | None = None
+    keep_alive_s: int = 30
+    segment_rows: int = 500_000
+    segment_bytes: int = 64 << 20
+    segment_seconds: float = 60.0
+    commit_count: int = 8192
+    commit_ms: float = 20.0
+    packet_bytes: int = 1 << 20
+    in_flight: int = 8192  # QoS 2 messages between PUBLISH and PUBREL
+    drain_s: float | None = None
+    salvage: bool = False
+
+
+class Collector:
+    """One collector, from its start to its clean stop."""
+
+    def __init__(self, settings: Settings, health: Health) -> None:
+        """Mount the landing.
+
+        Raises:
+            LandingError: in one of its kinds; the text says what to do.
+        """
+        self.settings = settings
+        self.health = health
+        settings.landing.mkdir(parents=True, exist_ok=True)
+        number, rows = _last_segment(settings.landing, settings.client_id)
+        self.store = LandingStore(
+            settings.landing / f"{settings.client_id}.logs",
+            settings.client_id,
+            slots=settings.in_flight + 1,
+            first_number=number + 1,
+            rows_before=rows,
+            salvage=settings.salvage,
+            wait_s=LOCK_WAIT_S,
+        )
+        self.store.level = settings.level
+        self.session = Session(
+            self.store,
+            level=settings.level,
+            window=1,
+            out_bytes=4 * settings.commit_count + 4096,
+            packet_bytes=settings.packet_bytes,
+            remember=False,
+        )
+        for topic, qos in settings.topics:
+            self.session.subscribe(topic.encode(), qos)
+        self.connection = self._connection()
+        self.sealer = Sealer(self.store, settings.landing, health, settings.salvage)
+        self.connects = 0
+        self._stopping = False
+        self._waiting: asyncio.Future[None] | None = None
+        self._rows_committed = self.store.stored
+        self._last_message = time.monotonic()
+
+    def _connection(self) -> Connection:
+        settings = self.settings
+        return Connection(
+            self.session,
+            client_id=settings.client_id.encode(),
+            buffer_bytes=max(settings.packet_bytes, 1 << 18),
+            keep_alive_s=settings.keep_alive_s,
+            user=settings.user.encode() if settings.user else None,
+            password=settings.password.encode() if settings.password else None,
+        )
+
+    # --- from start to stop -------------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """Ask for a clean stop: no more reading, everything sealed. May be called from a signal handler."""
+        self._stopping = True
+        self._wake()
+
+    async def run(self) -> None:
+        """Collect until told to stop, then seal everything that was received.
+
+        Raises:
+            CollectorError, LandingError: what a person has to do something about. Nothing is lost by it.
+        """
+        if self.store.torn_bytes:
+            self.health.torn_bytes.inc(self.store.torn_bytes)
+            self.health.say(f"cut off {self.store.torn_bytes} bytes of a block that was never acknowledged")
+        self.sealer.start()
+        try:
+            await self._collect()
+            await self._commit_what_is_left()
+            self._rotate()
+            if self.store.closed:
+                self.health.say(f"sealing {len(self.store.closed)} segments")
+            await self.sealer.finish()
+            held = f"; {self.store.held} QoS 2 messages wait for their PUBREL in the log" if self.store.held else ""
+            self.health.say(f"everything received is sealed: {self.store.stored} rows in all{held}")
+        finally:
+            await self.sealer.stop()
+            self.store.close()
+
+    async def _collect(self) -> None:
+        pause = 0.0
+        told = ""
+        while not self._stopping:
+            connects = self.connects
+            try:
+                async with contextlib.AsyncExitStack() as stack:
+                    sock = await self._connect()
+                    stack.callback(sock.close)
+                    stack.callback(self._disconnected)
+                    await self._pump(sock)
+            except (errors.BadUserNameOrPassword, errors.NotAuthorized, errors.IdentifierRejected) as error:
+                if not self.connects:
+                    raise CollectorError(f"{self._where()} refuses '{self.settings.client_id}': {_name(error)}")
+                reason = f"{self._where()} refuses us: {_name(error)}"
+            except errors.PacketTooLarge as error:
+                raise CollectorError(
+                    f"a message is longer than --packet-bytes {self.settings.packet_bytes} ({error}); the broker would "
+                    "send it again and again: start with more"
+                )
+            except (errors.FlashMqttError, OSError) as error:
+                reason = f"{self._where()}: {_name(error)}"
+            else:
+                return
+            if self.connects > connects:
+                pause, told = 0.0, ""
+            else:
+                self.health.failed_connects.inc()
+            pause = min(max(0.2, pause * 2), 30.0)
+            if reason != told:
+                told = reason
+                self.health.say(f"{reason}; trying again, every {pause:.1f} s at first")
+            await self._sleep(pause * (0.5 + (time.monotonic_ns() % 1000) / 2000))
+
+    def _where(self) -> str:
+        return f"the broker at {self.settings.host}:{self.settings.port}"
+
+    async def _connect(self) -> socket.socket:
+        """Open the network connection: name look-up, TCP and TLS, in a thread, under one deadline."""
+        settings = self.settings
+
+        def connect() -> socket.socket:
+            sock: socket.socket = socket.create_connection((settings.host, settings.port), CONNECT_DEADLINE_S)
+            try:
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                if settings.tls:
+                    sock = settings.tls.wrap_socket(sock, server_hostname=settings.host)
+                sock.setblocking(False)
+            except BaseException:
+                sock.close()
+                raise
+            return sock
+
+        return await asyncio.to_thread(connect)
+
+    def _disconnected(self) -> None:
+        self.connection.close()
+        self.health.connected.set(0)
+
+    # --- one network connection ---------------------------------------------------------------------------------
+
+    async def _pump(self, sock: socket.socket) -> None:
+        """Read, land, sync, acknowledge, until told to stop.
+
+        Raises:
+            FlashMqttError, OSError: the connection ended, or the broker broke a rule.
+        """
+        connection = self.connection
+        connection.start(ticks_ms())
+        while True:
+            await self._commit(sock)
+            if self._stopping:
+                connection.disconnect()
+                with contextlib.suppress(OSError, errors.FlashMqttError):
+                    await self._write(sock)
+                return
+            self._look_around()
+            wait_s = min(connection.check(ticks_ms()) / 1000, LONGEST_WAIT_S)
+            if connection.output():
+                continue
+            await self._readable(sock, wait_s)
+            await self._read(sock)
+
+    async def _read(self, sock: socket.socket) -> None:
+        """Take in what is there, up to the bounds of a group."""
+        connection = self.connection
+        started = time.monotonic()
+        first_row = self.store.stored
+        while True:
+            try:
+                count = sock.recv_into(connection.decoder.room())
+            except (BlockingIOError, ssl.SSLWantReadError):
+                return
+            connection.received(count, ticks_ms())
+            self.health.received_bytes.inc(count)
+            self.store.time_us = time.time_ns() // 1000
+            while self._process() == OUTPUT:
+                await self._commit(sock)
+            landed = self.store.stored - first_row
+            if landed >= self.settings.commit_count or (time.monotonic() - started) * 1000 >= self.settings.commit_ms:
+                return
+
+    def _process(self) -> int:
+        """Take in every whole packet; return OUTPUT if the output has to be written before more fits."""
+        connection = self.connection
+        while True:
+            event = connection.process(ticks_ms())
+            if event == MESSAGE:
+                self._land(connection.message)
+            elif event in (NOTHING, OUTPUT):
+                return int(event)
+            elif event == CONNECTED:
+                self.connects += 1
+                self.health.connects.inc()
+                self.health.connected.set(1)
+                again = "the broker knows the session" if connection.session_present else "a new session"
+                self.health.say(f"connected to {self._where()}, {again}")
+            elif event == SUBSCRIBED:
+                self._subscribed()
+
+    def _land(self, message: Message) -> None:
+        """Take one message as a row, as the packet it came in. At QoS 2 its release is what makes it a row."""
+        self._last_message = time.monotonic()
+        if message.qos == 2:
+            return
+        body = message.buffer[message.topic_start - 2 : message.payload_end]
+        packet = bytearray((0x30 | message.dup << 3 | message.qos << 1 | message.retain,))
+        length = len(body)
+        while length > 127:
+            packet.append(length & 127 | 128)
+            length >>= 7
+        packet.append(length)
+        self.store.land(bytes(packet + body), 1)
+
+    def _subscribed(self) -> None:
+        refused = [entry for entry in self.session.subscriptions if entry.state == DECLINED]
+        if refused:
+            names = ", ".join(f"'{bytes(entry.filter).decode()}' (code {entry.code:#x})" for entry in refused)
+            raise CollectorError(f"{self._where()} refuses the subscription to {names}")
+        if all(entry.state == GRANTED for entry in self.session.subscriptions):
+            names = ", ".join(
+                f"'{bytes(entry.filter).decode()}' at QoS {entry.code}" for entry in self.session.subscriptions
+            )
+            self.health.say(f"subscribed to {names}")
+
+    # --- durable, then acknowledged -----------------------------------------------------------------------------
+
+    async def _commit(self, sock: socket.socket) -> None:
+        """Make what was read durable, then write the acknowledgements."""
+        pending = self.store.pending_bytes
+        if pending:
+            await self._sync()
+        await self._write(sock)
+
+    async def _sync(self) -> None:
+        """Sync the landing, for as long as it takes."""
+        health = self.health
+        told = ""
+        while True:
+            started = time.monotonic()
+            try:
+                self.store.sync()
+            except LandingStalled as error:
+                if not told:
+                    health.stalls.inc()
+                    health.stalled.set(1)
+                if str(error) != told:
+                    told = str(error)
+                    health.say(told)
+                if self._stopping:
+                    raise
+                await self._sleep(STALLED_RETRY_S)
+            else:
+                break
+        if told:
+            health.stalled.set(0)
+            health.say("the landing can be written again; going on")
+        health.sync_seconds.observe(time.monotonic() - started)
+        rows = self.store.stored - self._rows_committed
+        self._rows_committed = self.store.stored
+        health.group.observe(rows)
+        health.messages.inc(rows)
+        health.last_arrival.set(self.store.time_us / 1e6)
+
+    async def _write(self, sock: socket.socket) -> None:
+        connection = self.connection
+        while True:
+            output = connection.output()  # syncs, if there is anything to sync, before the bytes can leave
+            if not output:
+                return
+            try:
+                connection.sent(sock.send(output), ticks_ms())
+            except (BlockingIOError, ssl.SSLWantWriteError):
+                await self._writable(sock)
+
+    async def _commit_what_is_left(self) -> None:
+        """Keep what was read but not yet synced: it would come again, but why."""
+        if self.store.pending_bytes:
+            await self._sync()
+
+    # --- now and then -------------------------------------------------------------------------------------------
+
+    def _look_around(self) -> None:
+        store, settings = self.store, self.settings
+        if store.rows and (
+            store.rows >= settings.segment_rows
+            or store.log_bytes >= settings.segment_bytes
+            or time.monotonic() - store.first_row_at >= settings.segment_seconds
+        ):
+            self._rotate()
+        self.health.unsealed_rows.set(store.rows + self.sealer.rows_closed)
+        self.health.held.set(store.held)
+        if self.sealer.failed:
+            raise self.sealer.failed
+        if settings.drain_s is not None and self.connects and time.monotonic() - self._last_message > settings.drain_s:
+            self._stopping = True
+
+    def _rotate(self) -> None:
+        rows = self.store.rows
+        try:
+            if self.store.rotate():
+                self.sealer.rows_closed += rows
+                self.health.unsealed_logs.set(len(self.store.closed))
+                self.sealer.poke()
+        except LandingStalled as error:
+            if self._stopping:
+                raise
+            self.health.say(f"{error} (a new log; the old one stays in use)")
+
+    # --- waiting ------------------------------------------------------------------------------------------------
+
+    def _wake(self) -> None:
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
+
+    async def _sleep(self, seconds: float) -> None:
+        """Sleep, or until `stop`."""
+        loop = asyncio.get_running_loop()
+        self._waiting = loop.create_future()
+        timer = loop.call_later(seconds, self._wake)
+        try:
+            if not self._stopping:
+                await self._waiting
+        finally:
+            timer.cancel()
+            self._waiting = None
+
+    async def _readable(self, sock: socket.socket, seconds: float) -> None:
+        loop = asyncio.get_running_loop()
+        loop.add_reader(sock, self._wake)
+        try:
+            await self._sleep(seconds)
+        finally:
+            loop.remove_reader(sock)
+
+    async def _writable(self, sock: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        loop.add_writer(sock, self._wake)
+        try:
+            await self._sleep(LONGEST_WAIT_S)
+        finally:
+            loop.remove_writer(sock)
+
+
+def _name(error: BaseException) -> str:
+    text = str(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _last_segment(landing: Path, collector: str) -> tuple[int, int]:
+    """Return the highest segment number of this collector, and the highest row ordinal in it (0, 0: none)."""
+    import pyarrow.parquet as pq
+
+    segments.file_name(collector, 1)  # refuses a name that no segment may have
+    mine = [segment for segment in segments.find_segments(landing) if segment.collector == collector]
+    if not mine:
+        return 0, 0
+    rows = pq.read_table(mine[-1].path, columns=["row"])["row"]
+    return mine[-1].number, max(rows.to_pylist(), default=0)

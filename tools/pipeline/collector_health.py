@@ -1,0 +1,75 @@
+"""What a collector tells about itself: figures for Prometheus, and one line for a person when something changes.
+
+It knows no MQTT and no files; the collector sets the figures.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+
+PREFIX = "flashmqtt_collector_"
+GROUP_BUCKETS = (1, 3, 10, 30, 100, 300, 1000, 3000, 10000, 30000)
+SECONDS_BUCKETS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+
+
+class PortInUse(Exception):
+    """The port for the figures is taken."""
+
+
+class Health:
+    """One collector's figures, in a registry of their own."""
+
+    def __init__(self, client_id: str, quiet: bool = False) -> None:
+        self._quiet = quiet
+        self.registry = CollectorRegistry()
+
+        def counter(name: str, text: str) -> Counter:
+            return Counter(PREFIX + name, text, ["collector"], registry=self.registry).labels(client_id)
+
+        def gauge(name: str, text: str) -> Gauge:
+            return Gauge(PREFIX + name, text, ["collector"], registry=self.registry).labels(client_id)
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(PREFIX + name, text, ["collector"], registry=self.registry, buckets=buckets).labels(
+                client_id
+            )
+
+        self.messages = counter("messages", "Messages that became rows: durable, and acknowledged or about to be.")
+        self.received_bytes = counter("received_bytes", "Bytes that came from the broker.")
+        self.connects = counter("connects", "Network connections that the broker accepted.")
+        self.failed_connects = counter("failed_connects", "Attempts to connect that failed.")
+        self.stalls = counter("stalls", "Times that the landing could not be written (disk full, ...).")
+        self.segments = counter("segments", "Segments sealed.")
+        self.sealed_rows = counter("sealed_rows", "Rows in sealed segments.")
+        self.seal_failures = counter("seal_failures", "Seals that failed and were tried again.")
+        self.torn_bytes = counter("torn_bytes", "Bytes of unacknowledged blocks that crashes left, cut off at a start.")
+        self.connected = gauge("connected", "1 while the broker has accepted the connection.")
+        self.stalled = gauge("stalled", "1 while the landing can't be written, so that nothing is acknowledged.")
+        self.unsealed_rows = gauge("unsealed_rows", "Rows that are durable in a log but not yet in a segment.")
+        self.unsealed_logs = gauge("unsealed_logs", "Closed logs that wait to be sealed.")
+        self.held = gauge("held_messages", "QoS 2 messages that wait for their PUBREL.")
+        self.last_arrival = gauge("last_arrival_seconds", "When the last message arrived (Unix time).")
+        self.group = histogram("group_messages", "Messages that one sync made durable.", GROUP_BUCKETS)
+        self.sync_seconds = histogram("sync_seconds", "How long one write and sync of the log took.", SECONDS_BUCKETS)
+        self.seal_seconds = histogram("seal_seconds", "How long one segment took to seal.", SECONDS_BUCKETS)
+
+    def serve(self, port: int, address: str) -> None:
+        """Offer the figures at http://address:port/metrics.
+
+        Raises:
+            PortInUse: it is taken, or not allowed.
+        """
+        try:
+            start_http_server(port, address, registry=self.registry)
+        except OSError as error:
+            raise PortInUse(
+                f"can't offer figures at {address}:{port}: {error.strerror}; name another --metrics-port, or 0 for none"
+            ) from error
+
+    def say(self, text: str) -> None:
+        """Tell a person that something changed."""
+        if not self._quiet:
+            print(f"{time.strftime('%H:%M:%S')} collector: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,147 @@
+"""The collector's sealing process, as asyncio sees it: ask for closed logs to be sealed, one after the other.
+
+A seal that fails (no room, a killed process) is said and tried again; the log stays until its segment is durable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sys
+import time
+from pathlib import Path
+
+from tools.pipeline.collector_health import Health
+from tools.pipeline.landing_log import LandingDamaged, LandingError
+from tools.pipeline.landing_store import LandingStore
+
+RETRY_S = 1.0
+
+
+class Sealer:
+    """Seals the closed logs of a store in the background."""
+
+    def __init__(self, store: LandingStore, directory: Path, health: Health, salvage: bool = False) -> None:
+        self._store = store
+        self._directory = directory
+        self._health = health
+        self._salvage = salvage
+        self._process: asyncio.subprocess.Process | None = None
+        self._work = asyncio.Event()
+        self._done = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self.rows_closed = 0  # in closed logs that are not yet sealed
+
+    def start(self) -> None:
+        """Begin, with the logs that an earlier collector left."""
+        self._task = asyncio.create_task(self._run())
+        self.poke()
+
+    def poke(self) -> None:
+        """Tell that there may be another closed log."""
+        if self._store.closed:
+            self._done.clear()
+            self._work.set()
+        else:
+            self._done.set()
+
+    async def finish(self) -> None:
+        """Wait until every closed log is sealed, then end the process.
+
+        Raises:
+            LandingDamaged: a log can't be sealed without losing rows.
+        """
+        self.poke()
+        waiting = asyncio.create_task(self._done.wait())
+        assert self._task is not None
+        try:
+            await asyncio.wait({waiting, self._task}, return_when=asyncio.FIRST_COMPLETED)
+            if self._task.done():
+                self._task.result()
+        finally:
+            waiting.cancel()
+            await self.stop()
+
+    async def stop(self) -> None:
+        """End the process, whatever it is doing: what it does can be done again."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError, LandingError):
+                await self._task
+        if self._process is not None and self._process.returncode is None:
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+            try:
+                await asyncio.wait_for(self._process.wait(), 5)
+            except TimeoutError:
+                self._process.kill()
+                await self._process.wait()
+
+    @property
+    def failed(self) -> BaseException | None:
+        """What ended the sealing, if it has ended."""
+        if self._task is None or not self._task.done() or self._task.cancelled():
+            return None
+        return self._task.exception()
+
+    async def _run(self) -> None:
+        while True:
+            await self._work.wait()
+            self._work.clear()
+            while self._store.closed:
+                if not await self._seal(self._store.closed[0]):
+                    await asyncio.sleep(RETRY_S)
+            self._done.set()
+
+    async def _seal(self, number: int) -> bool:
+        started = time.monotonic()
+        answer = await self._ask(number)
+        if answer.get("damaged"):
+            raise LandingDamaged(answer["error"].partition(": ")[2])
+        if "error" not in answer:
+            try:
+                self._store.sealed(number)
+            except OSError as error:
+                answer = {"error": f"{error}"}
+        if "error" in answer:
+            self._health.seal_failures.inc()
+            self._health.say(f"segment {number} is not sealed yet: {answer['error']}; trying again")
+            return False
+        self._health.seal_seconds.observe(time.monotonic() - started)
+        self._health.segments.inc()
+        self._health.sealed_rows.inc(answer["rows"])
+        self.rows_closed = max(0, self.rows_closed - answer["rows"])
+        self._health.unsealed_logs.set(len(self._store.closed))
+        return True
+
+    async def _ask(self, number: int) -> dict:
+        """Send one request; a sealer that is gone is an error like any other."""
+        request = {
+            "log": str(self._store.log_path(number)),
+            "directory": str(self._directory),
+            "salvage": self._salvage,
+        }
+        try:
+            process = self._process
+            if process is None or process.returncode is not None:
+                process = self._process = await asyncio.create_subprocess_exec(
+                    sys.executable,
+                    "-m",
+                    "tools.pipeline.landing_seal",
+                    stdin=asyncio.subprocess.PIPE,
+                    stdout=asyncio.subprocess.PIPE,
+                    pass_fds=(self._store.lock_handle,),
+                )
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.stdin.write(json.dumps(request).encode() + b"\n")
+            await process.stdin.drain()
+            line = await process.stdout.readline()
+            if not line:
+                await process.wait()
+                return {"error": f"the sealing process ended with status {process.returncode}"}
+            answer: dict = json.loads(line)
+        except (OSError, ValueError) as error:
+            return {"error": f"{type(error).__name__}: {error}"}
+        return answer
