@@ -104,6 +104,21 @@ def test_range_outside_its_buffer_raises_and_changes_nothing(ops):
         assert buf == _ramp(16)
 
 
+@pytest.mark.parametrize("ops", IMPLEMENTATIONS, ids=["plain", "chosen"])
+@pytest.mark.req("S4")
+def test_lay_clears_bits_as_flash_is_programmed(ops):
+    cells = bytearray(b"\xff\xff\x12\x12\x00\x5a")
+    assert ops.lay(cells, 1, b"..\x07\xff\x12\x00.", 2, 4) is True
+    assert cells == b"\xff\x07\x12\x12\x00\x5a"
+    for at, byte in ((2, 0x02), (2, 0x13), (5, 0x00), (4, 0x01)):
+        kept = bytes(cells)
+        assert ops.lay(cells, 0, b"\xff" * at + bytes([byte]), 0, at + 1) is False
+        assert cells == kept
+    with pytest.raises(IndexError):
+        ops.lay(cells, 3, bytes(8), 0, 4)
+    assert cells == b"\xff\x07\x12\x12\x00\x5a"
+
+
 def _every_operation_locked(buf, other, view):
     import micropython
 
@@ -113,6 +128,8 @@ def _every_operation_locked(buf, other, view):
     fast.copy(buf, 0, other, 100, 100)
     fast.copy(view, 0, other, 100, 100)
     fast.equal(buf, 0, other, 100, 100)
+    fast.fill(buf, 0, 100, 0xFF)
+    fast.lay(buf, 0, other, 0, 100)
     fast.fill(buf, 0, 100, 0xFF)
     fast.is_blank(buf, 0, 256)
     micropython.heap_unlock()

@@ -82,6 +82,25 @@ def is_blank(buf, start: int, end: int) -> bool:
 
 
 @micropython.viper
+def lay(dst, at: int, src, start: int, n: int) -> bool:
+    """Clear in dst[at:at+n] the bits that are 0 in src[start:start+n], unless a byte that is not FF would change."""
+    _check(dst, at, n)
+    _check(src, start, n)
+    to = ptr8(dst)
+    of = ptr8(src)
+    i = 0
+    while i < n:
+        if of[start + i] != 0xFF and to[at + i] != 0xFF and to[at + i] != of[start + i]:
+            return False
+        i += 1
+    i = 0
+    while i < n:
+        to[at + i] = to[at + i] & of[start + i]
+        i += 1
+    return True
+
+
+@micropython.viper
 def _crc32(buf, start: int, end: int, at: int, seed: int, put: int) -> bool:
     _check(buf, start, end - start)
     _check(buf, at, 4)

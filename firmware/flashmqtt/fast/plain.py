@@ -38,6 +38,21 @@ def is_blank(buf, start, end):
     return bytes(memoryview(buf)[start:end]) == b"\xff" * (end - start)
 
 
+def lay(dst, at, src, start, n):
+    """Clear in dst[at:at+n] the bits that are 0 in src[start:start+n], unless a byte that is not FF would change."""
+    _check(dst, at, n)
+    _check(src, start, n)
+    new = bytes(memoryview(src)[start : start + n])
+    old = bytes(memoryview(dst)[at : at + n])
+    if old != b"\xff" * n:
+        for i in range(n):
+            if new[i] != 0xFF and old[i] != 0xFF and old[i] != new[i]:
+                return False
+        new = bytes(a & b for a, b in zip(old, new))
+    dst[at : at + n] = new
+    return True
+
+
 def put_crc32(buf, start, end, at, seed):
     """Write crc32(buf[start:end], seed) to buf[at:at+4]."""
     _check(buf, start, end - start)

@@ -1,0 +1,147 @@
+"""A region on a block device of MicroPython's extended protocol: `rp2.Flash`, `esp32.Partition`, or a range of one.
+
+`readblocks(n, buf, off)` reads, `writeblocks(n, buf, off)` programs without an erase, `ioctl(6, n)` erases. What the ports
+leave to the caller is done here: rp2.Flash checks no bounds, reports nothing and programs whole 256-byte pages, so a shorter
+buffer would drag in whatever RAM follows it; so pages are 256 there, addresses are checked, and every program and every erase is
+read back. esp32.Partition programs any bytes and raises OSError, but does not verify either.
+
+An encrypted ESP32 partition is supported: it is programmed in whole blocks of 16 bytes, once each, and what is erased reads
+as noise (`reads_blank` is False), so blankness can't be checked there; what was programmed is read back all the same.
+
+A buffer to program must lie in RAM (a bytearray): the flash can't be read while it is written.
+"""
+
+from flashmqtt.errors import FlashFailed, UsageError
+from flashmqtt.fast import equal, is_blank, lay
+
+from .region import Region
+
+
+class BlockRegion(Region):
+    """Blocks first .. first + count - 1 of a device. Geometry is asked of the device where it is not told.
+
+    page_bytes: 1 for devices that have `info()` (esp32.Partition), 16 where that says encrypted, else 256.
+    """
+
+    def __init__(
+        self, device, first: int = 0, count: int = 0, page_bytes: int = 0, encrypted: "bool | None" = None
+    ) -> None:
+        blocks = device.ioctl(4, 0)
+        sector_bytes = device.ioctl(5, 0)
+        if not blocks or not sector_bytes:
+            raise UsageError("not a block device of the extended protocol")
+        if not count:
+            count = blocks - first
+        if first < 0 or count < 1 or first + count > blocks:
+            raise UsageError("blocks %d..%d of a device that has %d" % (first, first + count - 1, blocks))
+        info = None
+        try:
+            info = device.info()
+        except AttributeError:
+            pass
+        if encrypted is None:
+            encrypted = bool(info and info[5])
+        if not page_bytes:
+            page_bytes = 16 if encrypted else 1 if info else 256
+        if encrypted and page_bytes % 16:
+            raise UsageError("an encrypted partition is programmed in multiples of 16 bytes")
+        super().__init__(count, sector_bytes, page_bytes)
+        self._device = device
+        self._first = first
+        self.reads_blank = not encrypted
+        self._before = bytearray(256)
+        self._after = bytearray(256)
+
+    def _block(self, sector):
+        """Return the device's number for a sector."""
+        return self._first + sector
+
+    def read(self, offset, buf):
+        """Fill buf from offset; a buffer that stays inside a sector costs one call and no memory."""
+        n = len(buf)
+        self._check_read(offset, n)
+        size = self.sector_bytes
+        try:
+            if offset % size + n <= size:
+                self._device.readblocks(self._block(offset // size), buf, offset % size)
+                return
+            at = 0
+            view = memoryview(buf)
+            while at < n:
+                part = min(n - at, size - offset % size)
+                self._device.readblocks(self._block(offset // size), view[at : at + part], offset % size)
+                at += part
+                offset += part
+        except OSError as error:
+            raise FlashFailed("read at %d: %s" % (offset, error))
+
+    def program(self, offset, buf):
+        """Clear bits; see `region`."""
+        n = len(buf)
+        self._check_program(offset, n)
+        size = self.sector_bytes
+        block = self._block(offset // size)
+        at = offset % size
+        try:
+            if self.reads_blank:
+                self._check_blank(block, at, buf, n, offset)
+            self._device.writeblocks(block, buf, at)
+            if not self._verified(block, at, buf, n):
+                raise FlashFailed("program at %d: it reads back otherwise" % offset)
+        except OSError as error:
+            raise FlashFailed("program at %d: %s" % (offset, error))
+
+    def erase(self, sector):
+        """Set all bits of a sector."""
+        self._check_sector(sector)
+        block = self._block(sector)
+        try:
+            failed = self._device.ioctl(6, block)
+            if not failed and self.reads_blank:
+                failed = not self._is_blank(block)
+        except OSError as error:
+            raise FlashFailed("erase of sector %d: %s" % (sector, error))
+        if failed:
+            raise FlashFailed("erase of sector %d: it does not read as erased" % sector)
+
+    # Reads go through windows of 256 bytes that end inside the sector, since a shorter one would be a slice, and that is memory.
+
+    def _check_blank(self, block, at, buf, n, offset):
+        """Keep in `_before` what the first 256 bytes will read afterwards; the rest has to be blank."""
+        window = min(at, self.sector_bytes - 256)
+        self._device.readblocks(block, self._before, window)
+        if not lay(self._before, at - window, buf, 0, min(n, 256)):
+            self._not_blank(offset)
+        done = 256
+        while done < n:
+            window = min(at + done, self.sector_bytes - 256)
+            self._device.readblocks(block, self._after, window)
+            start = at + done - window
+            if not is_blank(self._after, start, start + min(n - done, 256)):
+                self._not_blank(offset)
+            done += 256
+
+    def _verified(self, block, at, buf, n):
+        done = 0
+        while done < n:
+            part = min(n - done, 256)
+            window = min(at + done, self.sector_bytes - 256)
+            self._device.readblocks(block, self._after, window)
+            start = at + done - window
+            if done == 0 and self.reads_blank:
+                if not equal(self._after, start, self._before, start, part):
+                    return False
+            elif not equal(self._after, start, buf, done, part):
+                return False
+            done += 256
+        return True
+
+    def _is_blank(self, block):
+        at = 0
+        while at < self.sector_bytes:
+            window = min(at, self.sector_bytes - 256)
+            self._device.readblocks(block, self._after, window)
+            if not is_blank(self._after, 0, 256):
+                return False
+            at += 256
+        return True

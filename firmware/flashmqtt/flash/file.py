@@ -1,0 +1,109 @@
+"""A region in a plain file: MicroPython on unix, CPython, or a FAT card.
+
+The file is made blank where it does not exist. Each program and erase is synced to the disk before it returns, which is what
+stands for the flash's own durability; the operating system reports what it could not write, so nothing is read back.
+"""
+
+import os
+
+from flashmqtt.errors import FlashFailed, StoreForeign
+from flashmqtt.fast import copy, fill, is_blank, lay
+
+from .region import Region
+
+
+class FileRegion(Region):
+    """Sectors in a file of exactly that size."""
+
+    def __init__(
+        self, path: str, sectors: int, sector_bytes: int = 4096, page_bytes: int = 1, sync: bool = True
+    ) -> None:
+        super().__init__(sectors, sector_bytes, page_bytes)
+        self.path = path
+        self._sync = sync
+        self._window = bytearray(256)
+        self._open()
+
+    def _open(self):
+        """Open the file, or make it; a creation that was interrupted goes on: what is there then is blank."""
+        size = self.sectors * self.sector_bytes
+        try:
+            self._file = open(self.path, "r+b")
+        except OSError:
+            open(self.path, "wb").close()
+            self._file = open(self.path, "r+b")
+        have = self._file.seek(0, 2)
+        if have == size:
+            return
+        if have > size or not self._blank(0, have):
+            self._file.close()
+            raise StoreForeign("%s: %d bytes, not %d" % (self.path, have, size))
+        fill(self._window, 0, 256, 0xFF)
+        self._file.seek(0)
+        for _ in range(size // 256):
+            self._file.write(self._window)
+        self._flush()
+
+    def close(self):
+        """Close the file."""
+        self._file.close()
+
+    def _blank(self, offset, n):
+        self._file.seek(offset)
+        while n > 0:
+            got = self._file.readinto(self._window)
+            if not got or not is_blank(self._window, 0, min(got, n)):
+                return False
+            n -= got
+        return True
+
+    def _flush(self):
+        self._file.flush()  # MicroPython syncs here
+        if self._sync and hasattr(os, "fsync"):
+            os.fsync(self._file.fileno())
+
+    def read(self, offset, buf):
+        """Fill buf from offset."""
+        self._check_read(offset, len(buf))
+        self._file.seek(offset)
+        if self._file.readinto(buf) != len(buf):
+            raise FlashFailed("%s: short" % self.path)
+
+    def program(self, offset, buf):
+        """Clear bits; see `region`."""
+        n = len(buf)
+        self._check_program(offset, n)
+        window = self._window
+        first = min(256, n)
+        if n > 256 and not self._blank(offset + 256, n - 256):
+            self._not_blank(offset)
+        self._file.seek(offset)
+        self._file.readinto(window)  # past the end of the file it stays as it was, which nobody looks at
+        if not lay(window, 0, buf, 0, first):
+            self._not_blank(offset)
+        try:
+            self._write(offset, window, first)
+            at = first
+            while at < n:
+                part = min(256, n - at)
+                copy(window, 0, buf, at, part)
+                self._write(offset + at, window, part)
+                at += part
+            self._flush()
+        except OSError as error:
+            raise FlashFailed("%s: %s" % (self.path, error))
+
+    def _write(self, offset, buf, n):
+        self._file.seek(offset)
+        self._file.write(buf if n == len(buf) else memoryview(buf)[:n])
+
+    def erase(self, sector):
+        """Set all bits of a sector."""
+        self._check_sector(sector)
+        fill(self._window, 0, 256, 0xFF)
+        try:
+            for at in range(sector * self.sector_bytes, (sector + 1) * self.sector_bytes, 256):
+                self._write(at, self._window, min(256, (sector + 1) * self.sector_bytes - at))
+            self._flush()
+        except OSError as error:
+            raise FlashFailed("%s: %s" % (self.path, error))

@@ -1,0 +1,37 @@
+"""A region in RAM: for tests, and for programs that want the journal's queue without its durability."""
+
+from flashmqtt.fast import copy, fill, is_blank, lay
+
+from .region import Region
+
+
+class RamRegion(Region):
+    """Sectors in one bytearray, which may be handed in (an image to look at)."""
+
+    def __init__(
+        self, sectors: int, sector_bytes: int = 4096, page_bytes: int = 1, cells: "bytearray | None" = None
+    ) -> None:
+        super().__init__(sectors, sector_bytes, page_bytes)
+        if cells is None:
+            cells = bytearray(sectors * sector_bytes)
+            fill(cells, 0, len(cells), 0xFF)
+        self.cells = cells
+
+    def read(self, offset, buf):
+        """Fill buf from offset."""
+        self._check_read(offset, len(buf))
+        copy(buf, 0, self.cells, offset, len(buf))
+
+    def program(self, offset, buf):
+        """Clear bits; see `region`."""
+        n = len(buf)
+        self._check_program(offset, n)
+        if n > 256 and not is_blank(self.cells, offset + 256, offset + n):
+            self._not_blank(offset)
+        if not lay(self.cells, offset, buf, 0, n):
+            self._not_blank(offset)
+
+    def erase(self, sector):
+        """Set all bits of a sector."""
+        self._check_sector(sector)
+        fill(self.cells, sector * self.sector_bytes, (sector + 1) * self.sector_bytes, 0xFF)

@@ -1,0 +1,47 @@
+"""What every region is: a row of equal sectors, read anywhere, programmed by pages, erased one by one.
+
+    sector_bytes, sectors, page_bytes     geometry; a program starts and ends on multiples of page_bytes
+    reads_blank                           False where erased flash does not read as FF (an encrypted partition)
+    read(offset, buf)                     fills all of buf
+    program(offset, buf)                  clears bits; FF leaves a byte as it is; stays inside one sector
+    erase(sector)                         sets all bits
+
+`program` keeps NOR rules: a byte that is not FF takes no second value (FlashFailed, and nothing was written), and beyond the
+first 256 bytes of a call everything must still be blank. What was written is read back where the device does not do
+so itself. A call with arguments outside the region raises UsageError. This package knows no journal and no MQTT.
+"""
+
+from flashmqtt.errors import FlashFailed, UsageError
+
+
+class Region:
+    """Geometry and the checks of arguments; the kinds of region add the three calls."""
+
+    reads_blank = True
+
+    def __init__(self, sectors: int, sector_bytes: int, page_bytes: int) -> None:
+        if sectors < 1 or page_bytes < 1 or sector_bytes < 256 or sector_bytes % page_bytes:
+            raise UsageError("no such geometry: %d x %d, pages of %d" % (sectors, sector_bytes, page_bytes))
+        self.sectors = sectors
+        self.sector_bytes = sector_bytes
+        self.page_bytes = page_bytes
+
+    def _check_read(self, offset, n):
+        if offset < 0 or offset + n > self.sectors * self.sector_bytes:
+            raise UsageError("read of %d at %d: outside the region" % (n, offset))
+
+    def _check_program(self, offset, n):
+        page = self.page_bytes
+        if n < 1 or offset % page or n % page:
+            raise UsageError("program of %d at %d: not whole pages of %d" % (n, offset, page))
+        if offset < 0 or offset + n > self.sectors * self.sector_bytes:
+            raise UsageError("program of %d at %d: outside the region" % (n, offset))
+        if offset % self.sector_bytes + n > self.sector_bytes:
+            raise UsageError("program of %d at %d: crosses a sector" % (n, offset))
+
+    def _check_sector(self, sector):
+        if sector < 0 or sector >= self.sectors:
+            raise UsageError("erase of %d: outside the region" % sector)
+
+    def _not_blank(self, offset):
+        raise FlashFailed("program at %d: something else is there" % offset)
