@@ -13,15 +13,33 @@ class FlashMqttError(Exception):
 
 
 class MalformedPacket(FlashMqttError):
-    """Bytes arrived that no conforming peer sends; the connection has to end (5: reason code 0x81)."""
+    """Bytes arrived that no conforming peer sends; the connection has to end (5: with reason code `reason`)."""
+
+    reason = 0x81
 
 
 class PacketTooLarge(FlashMqttError):
     """A packet is larger than the receiver's buffer, or than the peer's Maximum Packet Size (5: reason code 0x95)."""
 
+    reason = 0x95
+
 
 class ProtocolViolation(FlashMqttError):
     """A well-formed packet arrived where the protocol does not allow it (5: reason code 0x82)."""
+
+    reason = 0x82
+
+
+class ProtocolError(MalformedPacket):
+    """A packet's bytes parse, but level 5 calls what they say a Protocol Error: a property twice, a value out of range."""
+
+    reason = 0x82
+
+
+class TopicAliasInvalid(MalformedPacket):
+    """5: a topic alias beyond the maximum that this side allowed."""
+
+    reason = 0x94
 
 
 # --- the caller is wrong -----------------------------------------------------------------------------------------------
@@ -84,6 +102,41 @@ class ConnectionLost(FlashMqttError):
 
 class DeadlineExpired(ConnectionLost):
     """A wait reached its deadline: connecting, a handshake, a read, a write, or a keep alive without an answer."""
+
+
+# --- session and connection -------------------------------------------------------------------------------------------
+
+
+class NotConnected(ConnectionLost):
+    """There is no connection at this moment, and what was asked for needs one."""
+
+
+class InboundWindowFull(ConnectionLost):
+    """More QoS 2 messages were in flight to us than the store has slots for; the next connection brings the rest."""
+
+
+class ServerDisconnected(ConnectionLost):
+    """5: the server ended the connection with a DISCONNECT; `code` says why."""
+
+    def __init__(self, code):
+        super().__init__("reason code 0x%02x" % code)
+        self.code = code
+
+
+class Refused(FlashMqttError):
+    """The broker refused one request and the connection goes on; `code` is its reason."""
+
+    def __init__(self, what, code):
+        super().__init__(what, "code 0x%02x" % code)
+        self.code = code
+
+
+class SubscriptionRefused(Refused):
+    """The broker refused a topic filter."""
+
+
+class PublishRefused(Refused):
+    """5: the broker refused a message; it is released and will not be sent again."""
 
 
 # --- the world failed: the store --------------------------------------------------------------------------------------

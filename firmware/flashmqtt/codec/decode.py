@@ -7,7 +7,7 @@ error the same error comes again, whatever arrives: no byte behind a malformed p
 It knows no session: whether a packet may come now, and what it answers, is decided above.
 """
 
-from flashmqtt.errors import BufferTooSmall, MalformedPacket, PacketTooLarge
+from flashmqtt.errors import BufferTooSmall, MalformedPacket, PacketTooLarge, ProtocolError, TopicAliasInvalid
 from flashmqtt.fast import copy, equal
 
 from .utf8 import text_kind
@@ -60,6 +60,7 @@ class Decoder:
         self._end = 0  # where the received bytes end
         self._need = 0  # how long that packet is, where it is known and the packet incomplete
         self.more = False
+        self.aliases = None  # level 5: aliases.InboundAliases, where CONNECT allows the server topic aliases
 
     def room(self):
         """Return the free part of the buffer, to be received into; `received` then tells how much of it was filled.
@@ -190,11 +191,18 @@ class Decoder:
             self.packet_id = packet_id
         else:
             self.packet_id = 0
+        self.packet_type = 3
+        self.topic_start = start
+        self.topic_end = topic_end
         if self.level == 5:
             self.topic_alias = 0
             at = self._read_properties(buf, at, end, after)
-            if topic_end == start and not self.topic_alias:
-                raise MalformedPacket("no topic", 0x82)
+            if self.topic_alias:
+                if self.aliases is None:  # none were allowed
+                    raise TopicAliasInvalid(self.topic_alias)
+                self.aliases.note(self.topic_alias, self.topic if topic_end > start else b"")
+            elif topic_end == start:
+                raise ProtocolError("neither topic nor alias")
         elif topic_end == start:  # [MQTT-4.7.3-1]
             raise MalformedPacket("no topic")
         if end < after:
@@ -202,12 +210,9 @@ class Decoder:
                 raise PacketTooLarge(after)
             self._head_end = at
             self.more = True
-        self.packet_type = 3
         self.qos = head >> 1 & 3
         self.dup = head & 8 > 0
         self.retain = head & 1 > 0
-        self.topic_start = start
-        self.topic_end = topic_end
         self.payload_start = at
         self.payload_end = end
         self.payload_offset = 0
@@ -334,6 +339,13 @@ class Decoder:
             self._connack(buf, at, end)
         else:
             self._read_reason(buf, at, end)  # DISCONNECT, AUTH
+            if self.code == 4 or self.code == 0x19:
+                raise MalformedPacket("a client's reason code", self.code)
+            if packet_type == 14 and self.properties_end > self.properties_start:
+                from .properties import find
+
+                if find(buf, self.properties_start, self.properties_end, 0x11) >= 0:  # [MQTT-3.14.2-2]
+                    raise ProtocolError("session expiry")
 
     def _connack(self, buf, at, end):
         """Read a CONNACK (§3.2)."""
@@ -363,6 +375,8 @@ class Decoder:
         """The topic name as bytes: the same object as long as the same topic comes, so that nothing is allocated."""
         start = self.topic_start
         n = self.topic_end - start
+        if not n and self.aliases is not None:
+            return self.aliases.topic(self.topic_alias)
         if n != len(self._topic) or not equal(self.buffer, start, self._topic, 0, n):
             self._topic = bytes(self._windows[0][start : start + n])
         return self._topic

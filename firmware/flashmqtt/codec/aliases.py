@@ -1,0 +1,52 @@
+"""Topic aliases of level 5 (§3.3.2.3.4), both ways. They live as long as one network connection, never longer [MQTT-3.3.2-7].
+
+So a packet that is stored and sent again on another connection must carry its topic; an alias is for what is sent once.
+"""
+
+from flashmqtt.errors import ProtocolError, TopicAliasInvalid
+
+
+class InboundAliases:
+    """The aliases that a server has set; `maximum` is what CONNECT allowed it (Topic Alias Maximum)."""
+
+    def __init__(self, maximum):
+        self.maximum = maximum
+        self._topics = {}
+
+    def note(self, alias, topic):
+        """Take note of a received alias: `topic` is what stood beside it, empty where the alias stands for one set before."""
+        if not 0 < alias <= self.maximum:  # [MQTT-3.3.2-9] [MQTT-3.3.2-10]
+            raise TopicAliasInvalid(alias)
+        if topic:
+            if self._topics.get(alias) != topic:
+                self._topics[alias] = topic
+        elif alias not in self._topics:
+            raise ProtocolError("topic alias never set", alias)
+
+    def topic(self, alias):
+        """Return the topic name that a noted alias stands for."""
+        return self._topics[alias]
+
+
+class OutboundAliases:
+    """The aliases that we set; `maximum` is what CONNACK allowed us [MQTT-3.3.2-9]: the first topics sent get one each."""
+
+    def __init__(self, maximum):
+        self.maximum = maximum
+        self._aliases = {}
+        self._block = bytearray(b"\x23\x00\x00")
+
+    def alias(self, topic):
+        """Return the topic's alias, known to the server if positive; if negative, new: send it beside the topic; 0: none."""
+        alias = self._aliases.get(topic, 0)
+        if not alias and len(self._aliases) < self.maximum:
+            alias = len(self._aliases) + 1
+            self._aliases[bytes(topic)] = alias
+            return -alias
+        return alias
+
+    def properties(self, alias):
+        """Return a property block with this alias, valid until the next call."""
+        self._block[1] = alias >> 8
+        self._block[2] = alias & 255
+        return self._block

@@ -1,0 +1,232 @@
+"""The 27 properties of level 5 (§2.2.2.2), to and from bytes, each allowed only where the standard allows it.
+
+A property block is handled without its length, which `encode` and `decode` put and read. `check` runs over a received block
+without allocating; `unpack` makes a dict of a block that was checked; `pack` makes a block of such a dict.
+
+Only level 5 imports this module. Four-byte values can be integers of 2^30 and more, which a 32-bit board allocates: `unpack` and
+`pack` do, at connect time and where the application asks; `check` and `find` do not.
+"""
+
+from flashmqtt.errors import InvalidPacket, MalformedPacket, ProtocolError
+
+from .utf8 import text_kind
+
+PAYLOAD_FORMAT_INDICATOR = 0x01
+MESSAGE_EXPIRY_INTERVAL = 0x02
+CONTENT_TYPE = 0x03
+RESPONSE_TOPIC = 0x08
+CORRELATION_DATA = 0x09
+SUBSCRIPTION_IDENTIFIER = 0x0B
+SESSION_EXPIRY_INTERVAL = 0x11
+ASSIGNED_CLIENT_IDENTIFIER = 0x12
+SERVER_KEEP_ALIVE = 0x13
+AUTHENTICATION_METHOD = 0x15
+AUTHENTICATION_DATA = 0x16
+REQUEST_PROBLEM_INFORMATION = 0x17
+WILL_DELAY_INTERVAL = 0x18
+REQUEST_RESPONSE_INFORMATION = 0x19
+RESPONSE_INFORMATION = 0x1A
+SERVER_REFERENCE = 0x1C
+REASON_STRING = 0x1F
+RECEIVE_MAXIMUM = 0x21
+TOPIC_ALIAS_MAXIMUM = 0x22
+TOPIC_ALIAS = 0x23
+MAXIMUM_QOS = 0x24
+RETAIN_AVAILABLE = 0x25
+USER_PROPERTY = 0x26
+MAXIMUM_PACKET_SIZE = 0x27
+WILDCARD_SUBSCRIPTION_AVAILABLE = 0x28
+SUBSCRIPTION_IDENTIFIERS_AVAILABLE = 0x29
+SHARED_SUBSCRIPTION_AVAILABLE = 0x2A
+
+WILL = 0  # stands for a packet type where a will's properties are meant
+
+# A property's type is the number of bytes where that is fixed, or:
+_VARINT = 5
+_BINARY = 6
+_TEXT = 7
+_PAIR = 8
+_NOT_ZERO = 16
+
+# By id, three bytes: its type (0: no such property), and a bit per packet type that may carry it (bit 0: a will).
+_TABLE = (
+    b"\x00\x00\x00\x01\x00\x09\x04\x00\x09\x07\x00\x09\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00"  # 00: 01 02 03
+    b"\x07\x00\x09\x06\x00\x09\x00\x00\x00\x15\x01\x08\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00"  # 08: 08 09 0B
+    b"\x00\x00\x00\x04\x40\x06\x07\x00\x04\x02\x00\x04\x00\x00\x00\x07\x80\x06\x06\x80\x06\x01\x00\x02"  # 10: 11 12 13 15 16 17
+    b"\x04\x00\x01\x01\x00\x02\x07\x00\x04\x00\x00\x00\x07\x40\x04\x00\x00\x00\x00\x00\x00\x07\xca\xf4"  # 18: 18 19 1A 1C 1F
+    b"\x00\x00\x00\x12\x00\x06\x02\x00\x06\x12\x00\x08\x01\x00\x04\x01\x00\x04\x08\xcf\xff\x14\x00\x06"  # 20: 21-27
+    b"\x01\x00\x04\x01\x00\x04\x01\x00\x04"  # 28: 28 29 2A
+)
+
+
+def check(packet_type, buf, at, end):
+    """Check the block buf[at:end] of a packet; return its topic alias, 0 if none.
+
+    Raises:
+        MalformedPacket: an unknown property, one that this packet may not carry [MQTT-2.2.2-...], a value that runs
+            past the end, text that is not UTF-8.
+        ProtocolError: a property twice, or a value that the standard excludes.
+    """
+    alias = low = high = 0  # the properties seen, as bits; in two halves, so that neither is an allocated integer
+    while at < end:
+        identifier = buf[at]
+        at += 1
+        row = identifier * 3
+        # Every identifier is one byte so far: a longer Variable Byte Integer is none of them.
+        kind = _TABLE[row] if row < len(_TABLE) else 0
+        if not (kind and (_TABLE[row + 1] << 8 | _TABLE[row + 2]) >> packet_type & 1):
+            raise MalformedPacket("property", packet_type, identifier)
+        if identifier < 0x18:
+            bit = 1 << identifier
+            if low & bit and (identifier != 0x0B or packet_type != 3):  # a PUBLISH may match several subscriptions
+                raise ProtocolError("property twice", identifier)
+            low |= bit
+        elif identifier != 0x26:
+            bit = 1 << (identifier - 0x18)
+            if high & bit:
+                raise ProtocolError("property twice", identifier)
+            high |= bit
+        start = at
+        at = _after(kind & 15, buf, at, end)
+        if kind & _NOT_ZERO:
+            i = start
+            while not buf[i]:
+                i += 1
+                if i == at:
+                    raise ProtocolError("property is 0", identifier)
+        if kind == 1:
+            if buf[start] > 1:
+                raise ProtocolError("property is neither 0 nor 1", identifier)
+        elif identifier == 0x23:
+            alias = buf[start] << 8 | buf[start + 1]
+        elif identifier == 8 and text_kind(buf, start + 2, at):  # [MQTT-3.3.2-14]
+            raise ProtocolError("wildcard in the response topic")
+    if low >> 0x15 & 3 == 2:  # §3.1.2.11.10
+        raise ProtocolError("authentication data without method")
+    return alias
+
+
+def _after(kind, buf, at, end):
+    """Return the position behind a value of this kind that starts at `at`, checked."""
+    if kind < _VARINT:
+        at += kind
+    elif kind == _VARINT:
+        n = 4
+        while at < end and buf[at] > 127:
+            n -= 1
+            if not n:
+                raise MalformedPacket("fifth length byte")
+            at += 1
+        if n < 4 and at < end and not buf[at]:  # [MQTT-1.5.5-1]
+            raise MalformedPacket("length")
+        at += 1
+    else:
+        while True:
+            start = at + 2
+            if start > end:
+                raise MalformedPacket("end of properties")
+            at = start + (buf[at] << 8) + buf[at + 1]
+            if at > end:
+                raise MalformedPacket("end of properties")
+            if kind != _BINARY and text_kind(buf, start, at) < 0:
+                raise MalformedPacket("not UTF-8")
+            if kind != _PAIR:
+                return at
+            kind = _TEXT
+    if at > end:
+        raise MalformedPacket("end of properties")
+    return at
+
+
+def find(buf, at, end, identifier):
+    """Return where the first value of this property starts in a checked block, or -1."""
+    while at < end:
+        found = buf[at] == identifier
+        if found:
+            return at + 1
+        at = _after(_TABLE[buf[at] * 3] & 15, buf, at + 1, end)
+    return -1
+
+
+def unpack(buf, at, end):
+    """Return a checked block as a dict from identifier to value: int, str, or bytes.
+
+    A User Property is a list of (name, value), the Subscription Identifier a list of int: both may occur several times.
+    """
+    properties: dict = {}
+    while at < end:
+        identifier = buf[at]
+        kind = _TABLE[identifier * 3] & 15
+        start = at + 1
+        at = _after(kind, buf, start, end)
+        if kind <= _VARINT:
+            number = 0
+            if kind == _VARINT:
+                for i in range(at - 1, start - 1, -1):
+                    number = number << 7 | (buf[i] & 127)
+                properties.setdefault(identifier, []).append(number)
+            else:
+                for i in range(start, at):
+                    number = number << 8 | buf[i]
+                properties[identifier] = number
+        elif kind == _PAIR:
+            middle = _after(_TEXT, buf, start, end)
+            pair = (_text(buf, start, middle), _text(buf, middle, at))
+            properties.setdefault(identifier, []).append(pair)
+        else:
+            properties[identifier] = _text(buf, start, at) if kind == _TEXT else bytes(buf[start + 2 : at])
+    return properties
+
+
+def _text(buf, at, end):
+    return str(bytes(buf[at + 2 : end]), "utf-8")
+
+
+def pack(packet_type, properties):
+    """Return the block of a dict such as `unpack` returns, after checking it for this packet type (a will's: WILL).
+
+    A list of (identifier, value) does as well, and keeps its order, which a dict does not on MicroPython.
+
+    Raises:
+        InvalidPacket: not a property of that packet, or not a value of that property.
+    """
+    block = bytearray()
+    for identifier, value in properties.items() if isinstance(properties, dict) else properties:
+        kind = _TABLE[identifier * 3] & 15 if 0 < identifier < 0x2B else 0
+        many = identifier in (SUBSCRIPTION_IDENTIFIER, USER_PROPERTY) and isinstance(value, list)
+        for one in value if many else (value,):
+            block.append(identifier)
+            if not kind:
+                raise InvalidPacket("property", identifier)
+            if kind < _VARINT:
+                if not 0 <= one < 1 << 8 * kind:
+                    raise InvalidPacket("property", identifier, one)
+                block.extend(one.to_bytes(kind, "big"))
+            elif kind == _VARINT:
+                if not 0 <= one < 1 << 28:
+                    raise InvalidPacket("property", identifier, one)
+                while one > 127:
+                    block.append(one & 127 | 128)
+                    one >>= 7
+                block.append(one)
+            elif kind == _PAIR:
+                _append(block, one[0])
+                _append(block, one[1])
+            else:
+                _append(block, one)
+    try:
+        check(packet_type, block, 0, len(block))
+    except MalformedPacket as error:
+        raise InvalidPacket(*error.args)
+    return bytes(block)
+
+
+def _append(block, value):
+    if isinstance(value, str):
+        value = value.encode()
+    n = len(value)
+    if n > 65535:
+        raise InvalidPacket("longer than 65535")
+    block.append(n >> 8)
+    block.append(n & 255)
+    block.extend(value)

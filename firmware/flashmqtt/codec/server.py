@@ -1,0 +1,195 @@
+"""The other end of the wire, for hosts: what a client sends, decoded, and what a server sends, encoded. No board imports this.
+
+For tests, the wire audit, and a collector that wants to look at both directions. The same rules and outcomes as `encode` and
+`decode`, whose functions it uses; allocations are not counted here.
+"""
+
+from flashmqtt.errors import InvalidPacket, InvalidTopic, MalformedPacket, ProtocolError
+
+from .decode import Decoder
+from .encode import _property_bytes, _put_id, _put_properties, _put_start, put_reason
+from .topics import check_filter, is_shared
+from .utf8 import text_kind
+
+
+class ServerDecoder(Decoder):
+    """A Decoder that reads a client's packets too: one reads either direction of a connection.
+
+    CONNECT sets `level` for all that follows, and `clean`, `keep_alive_s`, `client_id`, `will_topic` (None: no will),
+    `will_payload`, `will_qos`, `will_retain`, `will_properties`, `user` and `password` (None: not there), as bytes.
+    SUBSCRIBE sets `filters`, a list of (filter, options); UNSUBSCRIBE a list of filters.
+    """
+
+    clean = will_retain = False
+    keep_alive_s = will_qos = 0
+    client_id = will_payload = will_properties = b""
+    will_topic: "bytes | None" = None
+    user: "bytes | None" = None
+    password: "bytes | None" = None
+    filters: "list" = []
+    _cursor = 0
+
+    def _check_flags(self, packet_type, flags):
+        if packet_type in (8, 10):  # [MQTT-3.8.1-1] [MQTT-3.10.1-1]
+            if flags == 2 or (flags == 10 and self.level == 3):
+                return
+        elif not flags and packet_type in (1, 12, 14):
+            return
+        super()._check_flags(packet_type, flags)
+
+    def _other(self, buf, at, end):
+        packet_type = self.packet_type
+        if packet_type == 1:
+            self._connect(buf, at, end)
+        elif packet_type in (8, 10):
+            self._filters(buf, at, end)
+        elif packet_type == 12 or (packet_type == 14 and self.level != 5):
+            if at != end:
+                raise MalformedPacket("PINGREQ or DISCONNECT")
+        elif packet_type > 13:
+            self._read_reason(buf, at, end)
+        else:
+            super()._other(buf, at, end)
+
+    def _binary(self, buf, end):
+        """Return the string of bytes at `self._cursor`, which moves behind it."""
+        at = self._cursor
+        start = at + 2
+        if start > end:
+            raise MalformedPacket("end of packet")
+        at = start + (buf[at] << 8) + buf[at + 1]
+        if at > end:
+            raise MalformedPacket("end of packet")
+        self._cursor = at
+        return bytes(buf[start:at])
+
+    def _text(self, buf, end):
+        value = self._binary(buf, end)
+        if text_kind(value, 0, len(value)) < 0:
+            raise MalformedPacket("not UTF-8")
+        return value
+
+    def _connect(self, buf, at, end):
+        """Read a CONNECT (§3.1)."""
+        self._cursor = at
+        name = self._binary(buf, end)
+        at = self._cursor + 4
+        if at > end:
+            raise MalformedPacket("CONNECT")
+        level = buf[at - 4]
+        if (name, level) not in ((b"MQIsdp", 3), (b"MQTT", 4), (b"MQTT", 5)):
+            raise MalformedPacket("protocol", name, level)
+        flags = buf[at - 3]
+        has_will = flags & 4
+        # [MQTT-3.1.2-3], [MQTT-3.1.2-11] [MQTT-3.1.2-13] [MQTT-3.1.2-14] [MQTT-3.1.2-15] [MQTT-3.1.2-22]
+        if (
+            (flags & 1 and level > 3)
+            or flags & 0x18 == 0x18
+            or (not has_will and flags & 0x38)
+            or (flags & 0xC0 == 0x40 and level < 5)
+        ):
+            raise MalformedPacket("CONNECT flags")
+        self.level = level
+        self.clean = bool(flags & 2)
+        self.keep_alive_s = buf[at - 2] << 8 | buf[at - 1]
+        if level == 5:
+            at = self._read_properties(buf, at, end, end)
+        self._cursor = at
+        self.client_id = self._text(buf, end)
+        if (level == 3 and not self.client_id) or (level == 4 and not self.client_id and not self.clean):
+            raise MalformedPacket("client id")
+        self.will_topic = self.user = self.password = None
+        self.will_qos = flags >> 3 & 3
+        self.will_retain = bool(flags & 32)
+        if has_will:
+            if level == 5:
+                self._will_properties(buf, end)
+            self.will_topic = self._text(buf, end)
+            if not self.will_topic or text_kind(self.will_topic, 0, len(self.will_topic)):
+                raise MalformedPacket("will topic")
+            self.will_payload = self._binary(buf, end)
+        if flags & 128:
+            self.user = self._text(buf, end)
+        if flags & 64:
+            self.password = self._binary(buf, end)
+        if self._cursor != end:
+            raise MalformedPacket("CONNECT's length")
+
+    def _will_properties(self, buf, end):
+        start, stop = self.properties_start, self.properties_end
+        self.packet_type = 0
+        self._cursor = self._read_properties(buf, self._cursor, end, end)
+        self.packet_type = 1
+        self.will_properties = bytes(buf[self.properties_start : self.properties_end])
+        self.properties_start, self.properties_end = start, stop
+
+    def _filters(self, buf, at, end):
+        """Read a SUBSCRIBE (§3.8) or an UNSUBSCRIBE (§3.10)."""
+        at = self._read_id(buf, at, end)
+        if self.level == 5:
+            at = self._read_properties(buf, at, end, end)
+        self._cursor = at
+        self.filters = []
+        while self._cursor < end:
+            filter_ = self._binary(buf, end)
+            try:
+                check_filter(filter_)
+            except InvalidTopic as error:
+                raise MalformedPacket(*error.args)
+            if self.packet_type == 10:
+                self.filters.append(filter_)
+                continue
+            if self._cursor == end:
+                raise MalformedPacket("no options")
+            options = buf[self._cursor]
+            self._cursor += 1
+            if options & 3 == 3 or options > (0x2E if self.level == 5 else 2):
+                raise MalformedPacket("options", options)
+            if options & 4 and is_shared(filter_):  # [MQTT-3.8.3-4]
+                raise ProtocolError("no local on a shared subscription")
+            self.filters.append((filter_, options))
+        if not self.filters:
+            raise ProtocolError("no filter")
+
+
+def put_connack(buf, pos, session_present, code, level=4, properties=None):
+    """Put a CONNACK (§3.2)."""
+    pos = _put_start(buf, pos, 0x20, 2 + _property_bytes(level, properties))
+    buf[pos] = 1 if session_present else 0
+    buf[pos + 1] = code
+    return _put_properties(buf, pos + 2, properties) if level == 5 else pos + 2
+
+
+def put_suback(buf, pos, packet_id, codes, level=4, properties=None):
+    """Put a SUBACK (§3.9) with a result per filter."""
+    return _put_codes(buf, pos, 0x90, packet_id, codes, level, properties)
+
+
+def put_unsuback(buf, pos, packet_id, codes=b"", level=4, properties=None):
+    """Put an UNSUBACK (§3.11); level 5 has a result per filter."""
+    return _put_codes(buf, pos, 0xB0, packet_id, codes if level == 5 else b"", level, properties)
+
+
+def _put_codes(buf, pos, head, packet_id, codes, level, properties):
+    if not 0 < packet_id < 65536:
+        raise InvalidPacket("packet id", packet_id)
+    pos = _put_start(buf, pos, head, 2 + len(codes) + _property_bytes(level, properties))
+    pos = _put_id(buf, pos, packet_id)
+    if level == 5:
+        pos = _put_properties(buf, pos, properties)
+    for code in codes:
+        buf[pos] = code
+        pos += 1
+    return pos
+
+
+def put_pingresp(buf, pos):
+    """Put a PINGRESP (§3.13)."""
+    return _put_start(buf, pos, 0xD0, 0)
+
+
+def put_auth(buf, pos, code=0, properties=None):
+    """Put an AUTH (5, §3.15)."""
+    if code or properties:
+        return put_reason(buf, pos, 0xF0, 0, code, properties)
+    return _put_start(buf, pos, 0xF0, 0)
