@@ -1,4 +1,4 @@
-# ruff: noqa: F821, RUF046
+# ruff: noqa: F821
 # mypy: ignore-errors
 """The byte operations as machine code (viper), for boards; only MicroPython imports this module.
 
@@ -17,17 +17,15 @@ _TABLE = bytearray(
 )
 
 
-@micropython.viper
-def _check(buf, start: int, n: int):
-    if start < 0 or n < 0 or start + n > int(len(buf)):
+def _check(a, at, b, start, n):
+    if at < 0 or start < 0 or n < 0 or at + n > len(a) or start + n > len(b):
         raise IndexError
 
 
 @micropython.viper
 def copy(dst, at: int, src, start: int, n: int):
     """dst[at:at+n] = src[start:start+n]."""
-    _check(dst, at, n)
-    _check(src, start, n)
+    _check(dst, at, src, start, n)
     to = ptr8(dst)
     of = ptr8(src)
     i = 0
@@ -45,8 +43,7 @@ def copy(dst, at: int, src, start: int, n: int):
 @micropython.viper
 def equal(a, at: int, b, start: int, n: int) -> bool:
     """Return whether a[at:at+n] == b[start:start+n]."""
-    _check(a, at, n)
-    _check(b, start, n)
+    _check(a, at, b, start, n)
     p = ptr8(a)
     q = ptr8(b)
     i = 0
@@ -60,7 +57,7 @@ def equal(a, at: int, b, start: int, n: int) -> bool:
 @micropython.viper
 def fill(dst, start: int, end: int, value: int):
     """Set every byte of dst[start:end]."""
-    _check(dst, start, end - start)
+    _check(dst, start, dst, start, end - start)
     p = ptr8(dst)
     i = start
     while i < end:
@@ -71,7 +68,7 @@ def fill(dst, start: int, end: int, value: int):
 @micropython.viper
 def is_blank(buf, start: int, end: int) -> bool:
     """Return whether every byte of buf[start:end] is FF."""
-    _check(buf, start, end - start)
+    _check(buf, start, buf, start, end - start)
     p = ptr8(buf)
     i = start
     while i < end:
@@ -84,8 +81,7 @@ def is_blank(buf, start: int, end: int) -> bool:
 @micropython.viper
 def lay(dst, at: int, src, start: int, n: int) -> bool:
     """Clear in dst[at:at+n] the bits that are 0 in src[start:start+n], unless a byte that is not FF would change."""
-    _check(dst, at, n)
-    _check(src, start, n)
+    _check(dst, at, src, start, n)
     to = ptr8(dst)
     of = ptr8(src)
     i = 0
@@ -102,8 +98,8 @@ def lay(dst, at: int, src, start: int, n: int) -> bool:
 
 @micropython.viper
 def _crc32(buf, start: int, end: int, at: int, seed: int, put: int) -> bool:
-    _check(buf, start, end - start)
-    _check(buf, at, 4)
+    _check(buf, start, buf, start, end - start)
+    _check(buf, at, buf, at, 4)
     p = ptr8(buf)
     table = ptr32(_TABLE)
     crc = seed ^ -1
