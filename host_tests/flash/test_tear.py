@@ -1,0 +1,121 @@
+"""A virtual board's process is killed with -9 in the middle of a flash operation; `tear` leaves what a chip would have left."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tools.flashsim.nor import SECTOR_BYTES, FileNorFlash
+from tools.flashsim.tear import in_flight, tear
+
+ROOT = Path(__file__).resolve().parents[2]
+WRITER = """
+import sys
+from tools.flashsim.nor import FileNorFlash
+flash = FileNorFlash(sys.argv[1], 8 * 4096, "rp2", intent=sys.argv[2], time_scale=float(sys.argv[3]))
+page = bytearray(256)
+n = 0
+while True:
+    for sector in range(8):
+        flash.ioctl(6, sector)
+        for at in range(0, 4096, 256):
+            n += 1
+            for i in range(256):
+                page[i] = (n * 7 + i) & 0xFF
+            flash.writeblocks(sector, page, at)
+            sys.stdout.write(".")
+"""
+
+
+def _interpreter(name: str) -> list[str]:
+    return [sys.executable if name == "cpython" else str(Path(sys.executable).parent / "micropython")]
+
+
+@pytest.mark.parametrize("interpreter", ["cpython", "micropython"])
+@pytest.mark.req("S2", "S3")
+def test_killed_process_leaves_an_intent_that_tears(tmp_path: Path, interpreter: str) -> None:
+    script = tmp_path / "writer.py"
+    script.write_text(WRITER)
+    image, intent = tmp_path / "flash.bin", tmp_path / "flash.intent"
+    rng = random.Random(4)
+    told = []
+    env = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'firmware'}", "MICROPYPATH": f"{ROOT}:{ROOT / 'firmware'}"}
+    for _ in range(6):
+        process = subprocess.Popen(
+            [*_interpreter(interpreter), str(script), str(image), str(intent), "1.0"],
+            stdout=subprocess.PIPE,
+            env=env,
+        )
+        assert process.stdout is not None
+        assert process.stdout.read(3)  # it is at work
+        time.sleep(rng.random() * 0.1)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+        found, before = in_flight(intent), image.read_bytes()
+        line = tear(image, intent, rng)
+        after = image.read_bytes()
+        assert in_flight(intent) is None
+        if found is None:
+            assert line == "" and after == before
+            continue
+        told.append(line)
+        kind, offset, old, new = found
+        n = len(old)
+        assert n == (256 if kind == "P" else SECTOR_BYTES)
+        assert before[offset : offset + n] in (
+            old,
+            new,
+        )  # killed before it was applied, or before the intent was cleared
+        assert after[:offset] == before[:offset] and after[offset + n :] == before[offset + n :]
+        if kind == "P":
+            for was, now, wanted in zip(old, after[offset : offset + n], new, strict=True):
+                assert now & ~was == 0 and (was & wanted) & ~now == 0
+    assert len(told) >= 4, told  # an erase takes 45 of each 51 ms: most kills hit one
+    assert any("erase" in line for line in told)
+
+
+@pytest.mark.req("S2")
+def test_tear_covers_prefixes_bits_and_every_style_of_erase(tmp_path: Path) -> None:
+    image, intent = tmp_path / "flash.bin", tmp_path / "flash.intent"
+    rng = random.Random(1)
+    lines = set()
+    for _ in range(60):
+        flash = FileNorFlash(str(image), 2 * SECTOR_BYTES, intent=str(intent))
+        flash.poke(0, bytes(range(256)) * 16)
+        flash.poke(SECTOR_BYTES, b"\xff" * SECTOR_BYTES)
+        if rng.random() < 0.5:
+            flash._begin("P", SECTOR_BYTES + 256, 256, bytearray(range(256)), 0)
+        else:
+            flash._begin("E", 0, SECTOR_BYTES, None, 0)
+        flash.close()
+        lines.add(tear(image, intent, rng))
+    text = "\n".join(lines)
+    for part in ("first ", "bits missing", "bits left", "torn: 1 bits left", "erase at 0x0", "at 0x1100"):
+        assert part in text, part
+
+
+@pytest.mark.req("S2")
+def test_half_written_or_absent_intent_changes_nothing(tmp_path: Path) -> None:
+    image, intent = tmp_path / "flash.bin", tmp_path / "flash.intent"
+    assert tear(image, intent, random.Random(0)) == ""
+    flash = FileNorFlash(str(image), SECTOR_BYTES, intent=str(intent))
+    assert tear(image, intent, random.Random(0)) == ""
+    flash._begin("E", 0, SECTOR_BYTES, None, 0)
+    whole = intent.read_bytes()
+    for cut in (1, 5, 9, 100, len(whole) - 1):
+        intent.write_bytes(whole[:cut])
+        assert tear(image, intent, random.Random(0)) == ""
+    intent.write_bytes(whole)
+    assert in_flight(intent) is not None
+    flash.writeblocks(0, bytearray(256), 0)
+    assert in_flight(intent) is None and flash.violations == []
+    flash.close()
+    assert image.read_bytes() == bytes(256) + b"\xff" * (SECTOR_BYTES - 256)
