@@ -1,40 +1,55 @@
-"""A TCP proxy on loopback that does to a connection what a bad link does: cuts it, cuts it inside a packet,
-swallows its bytes.
+"""A TCP proxy on loopback that does to a connection what a bad link does: delays it, cuts it at a chosen packet or
+inside one, swallows its bytes.
 
 It finds packet boundaries with a parser of its own, so that it shares no mistake with the codec under test. It
 keeps a count of what it did. It knows nothing of sessions.
+
+Planned cuts have an address, so that every place of a flow can be enumerated and each replayed alone:
+
+    Cut("up", 3, "before", "rst")     the third packet from the client does not pass; the connection is reset
+    Cut("down", 1, "middle", "fin")   half of the first packet to the client passes; then the connection ends
+    Cut("up", 2, "after", "hole")     the second packet passes, and from then on nothing does, in either direction
+
+Packets are counted from the cut before, over all connections: the plan's first cut waits for its packet, then the second does.
 """
 
 from __future__ import annotations
 
 import asyncio
+import collections
 import random
 import socket
 import struct
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-READ_BYTES = 4096
+READ_BYTES = 65536
+# The part that got through must be read before a reset discards what is unread.
+SETTLE_S = 0.01
+
+UP, DOWN = "up", "down"
+PLACES = ("before", "first", "middle", "last", "after")
+MANNERS = ("fin", "rst", "hole", "action")
+
+
+def packet_end(chunk: bytes | bytearray, start: int = 0) -> int:
+    """Return where the MQTT packet that begins at `start` ends, or 0 where it is incomplete."""
+    length, shift, at = 0, 0, start + 1
+    while at < len(chunk):
+        byte = chunk[at]
+        length |= (byte & 0x7F) << shift
+        shift += 7
+        at += 1
+        if byte < 0x80:
+            return at + length if at + length <= len(chunk) else 0
+    return 0
 
 
 def packet_ends(chunk: bytes) -> list[int]:
     """Return where the MQTT packets in a chunk end, if the chunk starts at a packet's first byte; only complete packets count."""
     ends: list[int] = []
-    position = 0
-    while position + 2 <= len(chunk):
-        length, shift, at = 0, 0, position + 1
-        while at < len(chunk):
-            byte = chunk[at]
-            length |= (byte & 0x7F) << shift
-            shift += 7
-            at += 1
-            if byte < 0x80:
-                break
-        else:
-            return ends
-        position = at + length
-        if position > len(chunk):
-            return ends
-        ends.append(position)
+    while end := packet_end(chunk, ends[-1] if ends else 0):
+        ends.append(end)
     return ends
 
 
@@ -43,6 +58,55 @@ def place_inside_a_packet(chunk: bytes, rng: random.Random) -> int:
     borders = {0, *packet_ends(chunk)}
     inside = [place for place in range(1, len(chunk)) if place not in borders]
     return rng.choice(inside) if inside else 0
+
+
+@dataclass(frozen=True)
+class Cut:
+    """One planned cut.
+
+    Attributes:
+        direction: "up", from the client to the broker, or "down".
+        packet: which packet in that direction, 1 for the first one after the cut before.
+        place: how much of it passes: nothing ("before"), its first byte, half, all but its last byte, all of it ("after").
+        manner: "fin" both ends are closed; "rst" both are reset; "hole" nothing passes any more, nothing is closed;
+            "action" the proxy's `action` is awaited, then both are reset.
+    """
+
+    direction: str
+    packet: int
+    place: str
+    manner: str
+
+    def passes(self, length: int) -> int:
+        """Return how many bytes of a packet of this length pass."""
+        return {"before": 0, "first": 1, "middle": length // 2, "last": length - 1, "after": length}[self.place]
+
+    def __str__(self) -> str:
+        return f"{self.direction}{self.packet}.{self.place}.{self.manner}"
+
+    @classmethod
+    def parse(cls, text: str) -> Cut:
+        """Return the cut that `str` wrote."""
+        where, place, manner = text.split(".")
+        direction = UP if where.startswith(UP) else DOWN
+        if place not in PLACES or manner not in MANNERS:
+            raise ValueError(text)
+        return cls(direction, int(where.removeprefix(direction)), place, manner)
+
+
+@dataclass(frozen=True)
+class Passed:
+    """One packet that the proxy saw whole: where it went, its first byte, its length, and how many cuts had happened."""
+
+    direction: str
+    head: int
+    length: int
+    after_cuts: int
+
+    @property
+    def type(self) -> int:
+        """The packet's type."""
+        return self.head >> 4
 
 
 @dataclass
@@ -54,6 +118,7 @@ class Counts:
     cuts_inside_a_packet: int = 0
     bytes_up: int = 0
     bytes_down: int = 0
+    reads_up: int = 0
 
 
 @dataclass(eq=False)
@@ -75,15 +140,44 @@ class _Link:
                     pass
             writer.transport.abort()
 
+    def end(self) -> None:
+        """Close both sides in order."""
+        self.down.close()
+        self.up.close()
+
 
 class Proxy:
-    """Listens on 127.0.0.1:`port` and forwards to 127.0.0.1:`target`."""
+    """Listens on 127.0.0.1:`port` and forwards to 127.0.0.1:`target`.
 
-    def __init__(self, target: int, rng: random.Random | None = None):
+    Args:
+        target: the broker's port.
+        rng: draws the places of unplanned cuts.
+        delay_s: how long every byte takes, one way; a round trip takes twice that.
+        plan: cuts to make, one after the other.
+        action: what a cut of manner "action" awaits.
+        watch: keep `trace`, a list of the packets that came; implied by a plan.
+    """
+
+    def __init__(
+        self,
+        target: int,
+        rng: random.Random | None = None,
+        delay_s: float = 0.0,
+        plan: list[Cut] | None = None,
+        action: Callable[[], Awaitable[None]] | None = None,
+        watch: bool = False,
+    ):
         self.target = target
         self.port = 0
         self.counts = Counts()
         self.accepting = True
+        self.delay_s = delay_s
+        self.trace: list[Passed] = []
+        self.made: list[Cut] = []
+        self._plan = collections.deque(plan or [])
+        self._watch = watch or bool(plan)
+        self._seen = {UP: 0, DOWN: 0}
+        self._action = action
         self._rng = rng or random.Random()
         self._links: set[_Link] = set()
         self._server: asyncio.Server | None = None
@@ -139,41 +233,113 @@ class Proxy:
         link = _Link(writer, up_writer)
         self._links.add(link)
         link.tasks = [
-            asyncio.ensure_future(self._pump(link, reader, up_writer, True)),
-            asyncio.ensure_future(self._pump(link, up_reader, writer, False)),
+            asyncio.ensure_future(self._pump(link, reader, up_writer, UP)),
+            asyncio.ensure_future(self._pump(link, up_reader, writer, DOWN)),
         ]
         try:
-            await asyncio.wait(link.tasks, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(link.tasks, return_when=asyncio.FIRST_COMPLETED)
+            if link.swallow and done == {link.tasks[0]}:
+                # The client gave a black hole up; the broker can't know before it finds out by itself.
+                await asyncio.wait(link.tasks)
         finally:
             for task in link.tasks:
                 task.cancel()
             self._links.discard(link)
-            for side in (writer, up_writer):
-                side.close()
+            link.end()
 
     async def _pump(
-        self, link: _Link, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, upward: bool
+        self, link: _Link, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, direction: str
     ) -> None:
+        late = _Late(writer, self.delay_s) if self.delay_s else None
+        pending = bytearray()  # the packet under way, where packets are watched
         try:
             while chunk := await reader.read(READ_BYTES):
                 if link.swallow:
                     continue
-                if upward and link.cut_inside:
-                    place = place_inside_a_packet(chunk, self._rng)
-                    if place:
-                        writer.write(chunk[:place])
-                        await writer.drain()
-                        # The part that got through must reach the broker before the reset discards what is unread.
-                        await asyncio.sleep(0.01)
-                        self.counts.cuts += 1
-                        self.counts.cuts_inside_a_packet += 1
-                        link.abort()
-                        return
-                if upward:
+                if direction == UP:
                     self.counts.bytes_up += len(chunk)
+                    self.counts.reads_up += 1
+                    if link.cut_inside and await self._cut_inside(link, chunk, writer):
+                        return
                 else:
                     self.counts.bytes_down += len(chunk)
-                writer.write(chunk)
-                await writer.drain()
+                if self._watch:
+                    pending += chunk
+                    while end := packet_end(pending):
+                        packet = bytes(pending[:end])
+                        del pending[:end]
+                        if await self._pass(link, packet, writer, direction):
+                            return
+                        if link.swallow:
+                            break
+                elif late:
+                    late.write(chunk)
+                else:
+                    writer.write(chunk)
+                    await writer.drain()
         except OSError:
             pass
+        finally:
+            if late:
+                await late.close()
+
+    async def _pass(self, link: _Link, packet: bytes, writer: asyncio.StreamWriter, direction: str) -> bool:
+        """Pass a packet on, whole or in part as the plan says; return whether that ended the connection."""
+        self.trace.append(Passed(direction, packet[0], len(packet), len(self.made)))
+        self._seen[direction] += 1
+        cut = self._plan[0] if self._plan else None
+        if cut is None or cut.direction != direction or cut.packet != self._seen[direction]:
+            writer.write(packet)
+            await writer.drain()
+            return False
+        self._plan.popleft()
+        self.made.append(cut)
+        self._seen = {UP: 0, DOWN: 0}
+        self.counts.cuts += 1
+        self.counts.cuts_inside_a_packet += 0 < cut.passes(len(packet)) < len(packet)
+        link.swallow = True
+        writer.write(packet[: cut.passes(len(packet))])
+        await writer.drain()
+        if cut.manner == "hole":
+            return False
+        await asyncio.sleep(SETTLE_S)
+        if cut.manner == "action" and self._action is not None:
+            await self._action()
+        link.swallow = False
+        if cut.manner == "fin":
+            link.end()
+        else:
+            link.abort()
+        return True
+
+    async def _cut_inside(self, link: _Link, chunk: bytes, writer: asyncio.StreamWriter) -> bool:
+        place = place_inside_a_packet(chunk, self._rng)
+        if not place:
+            return False
+        writer.write(chunk[:place])
+        await writer.drain()
+        await asyncio.sleep(SETTLE_S)
+        self.counts.cuts += 1
+        self.counts.cuts_inside_a_packet += 1
+        link.abort()
+        return True
+
+
+class _Late:
+    """Writes what it is given after a delay, in order."""
+
+    def __init__(self, writer: asyncio.StreamWriter, delay_s: float):
+        self._writer = writer
+        self._delay_s = delay_s
+        self._loop = asyncio.get_running_loop()
+        self._last = self._loop.time()
+
+    def write(self, chunk: bytes) -> None:
+        """Write this once the delay has passed."""
+        # Two timers of one moment need not fire in the order they were made: each one is later than the one before.
+        self._last = max(self._loop.time() + self._delay_s, self._last + 1e-7)
+        self._loop.call_at(self._last, self._writer.write, chunk)
+
+    async def close(self) -> None:
+        """Wait until all is written."""
+        await asyncio.sleep(max(0.0, self._last - self._loop.time()) + 0.001)

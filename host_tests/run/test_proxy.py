@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from tools.proxy import Proxy, packet_ends, place_inside_a_packet
+from tools.proxy import Cut, Proxy, packet_ends, place_inside_a_packet
 
 PINGREQ = b"\xc0\x00"
 PUBLISH = b"\x32\x07\x00\x03a/b\x00\x0a"
@@ -93,3 +93,88 @@ def test_a_black_hole_passes_nothing_and_stays_open():
         assert proxy.connected
 
     asyncio.run(_through_a_proxy(scenario))
+
+
+def _planned(*cuts):
+    """Let a client send PUBLISH twice through a proxy to an echo; return what came back, how it ended, the proxy."""
+
+    async def run():
+        server = await asyncio.start_server(_echo, "127.0.0.1", 0)
+        proxy = await Proxy(server.sockets[0].getsockname()[1], plan=[Cut.parse(cut) for cut in cuts]).start()
+        came, end = b"", "open"
+        try:
+            reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
+            for _ in range(2):
+                writer.write(PUBLISH)
+                wanted = len(came) + len(PUBLISH)
+                while end == "open" and len(came) < wanted:
+                    try:
+                        piece = await asyncio.wait_for(reader.read(100), 0.2)
+                        came += piece
+                        end = end if piece else "fin"
+                    except ConnectionResetError:
+                        end = "rst"
+                    except TimeoutError:
+                        end = "hole"
+            writer.close()
+        finally:
+            await proxy.stop()
+            server.close()
+        return came, end, proxy
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize("manner", ["fin", "rst", "hole"])
+@pytest.mark.parametrize(
+    ("cut", "passed"),
+    [
+        ("up1.before", 0),
+        ("up1.middle", 0),
+        ("up2.before", 9),
+        ("up2.last", 9),
+        ("down1.before", 0),
+        ("down1.first", 1),
+        ("down1.middle", 4),
+        ("down2.last", 17),
+        ("down2.after", 18),
+    ],
+)
+def test_a_planned_cut_passes_exactly_what_its_address_says(cut, passed, manner):
+    came, end, proxy = _planned(f"{cut}.{manner}")
+    assert came == (PUBLISH + PUBLISH)[:passed]
+    assert end == ("open" if passed == 18 else manner)
+    assert [str(made) for made in proxy.made] == [f"{cut}.{manner}"]
+
+
+def test_a_watching_proxy_tells_which_packets_passed():
+    _, _, proxy = _planned("up9.before.rst")
+    assert [(seen.direction, seen.type, seen.length) for seen in proxy.trace] == [("up", 3, 9), ("down", 3, 9)] * 2
+
+
+@pytest.mark.parametrize("cut", ["up1.nowhere.rst", "up1.before.softly", "sideways1.before.rst"])
+def test_a_cut_that_names_no_place_is_refused(cut):
+    with pytest.raises(ValueError):
+        Cut.parse(cut)
+
+
+def test_a_delay_adds_its_double_to_every_round_trip():
+    async def run():
+        server = await asyncio.start_server(_echo, "127.0.0.1", 0)
+        proxy = await Proxy(server.sockets[0].getsockname()[1], delay_s=0.02).start()
+        loop = asyncio.get_running_loop()
+        reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
+        times = []
+        for _ in range(3):
+            started = loop.time()
+            writer.write(PUBLISH)
+            await reader.readexactly(len(PUBLISH))
+            times.append(loop.time() - started)
+        writer.write(bytes(range(256)) * 40)
+        assert await reader.readexactly(10240) == bytes(range(256)) * 40
+        writer.close()
+        await proxy.stop()
+        server.close()
+        return min(times)
+
+    assert 0.04 <= asyncio.run(run()) < 0.06
