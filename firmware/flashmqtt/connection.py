@@ -13,7 +13,7 @@ How to pump it, for any kind of loop (the blocking client does just this; so doe
     while True:
         output = connection.output()            # store.sync() happens here, before the bytes can leave
         if output:
-            connection.sent(sock.send(output))  # a short write is fine: the rest stays
+            connection.sent(sock.send(output), now_ms)  # a short write is fine: the rest stays
         n = sock.recv_into(connection.decoder.room())   # when the socket is readable
         connection.received(n, now_ms)          # n == 0 is the peer's end: ConnectionLost
         while True:
@@ -27,13 +27,20 @@ How to pump it, for any kind of loop (the blocking client does just this; so doe
             elif event == CONNECTED: ...        # connection.session_present
             elif event == DELIVERED: ...        # connection.handle: what session.publish() returned
             elif event == SUBSCRIBED: ...       # see session.subscriptions
+            elif event == RESTART: ...          # write the output, close the socket, connect again at once
         wait_ms = connection.check(now_ms)      # keep alive, retries, deadlines; how long the loop may sleep
+
+After `session.publish(...)` or `session.subscribe(...)` call `connection.pump(now_ms)` and write the output.
 
 An inbound message's acknowledgement is put into the output by the `process()` that follows it, and everything that one
 batch of bytes brought leaves after one `store.sync()`: that is the whole of group commit.
 """
 
-from .compat import const
+from .codec.decode import Decoder
+from .codec.encode import put_connect, put_disconnect, put_pingreq
+from .codec.packets import CONNACK, DISCONNECT, LEVEL_5, PINGRESP, UNSUBACK, connect_error
+from .compat import const, ticks_diff
+from .errors import ConnectionLost, DeadlineExpired, ProtocolViolation, ServerDisconnected, UsageError
 
 NOTHING = const(0)
 OUTPUT = const(1)
@@ -43,3 +50,260 @@ DELIVERED = const(4)
 SUBSCRIBED = const(5)
 IN_DOUBT = const(6)
 REFUSED = const(7)
+RESTART = const(8)
+
+# What `state` can be.
+CLOSED = const(0)
+CONNECTING = const(1)  # CONNECT is in the output or under way
+OPEN = const(2)
+CLOSING = const(3)  # DISCONNECT is in the output: nothing is read any more
+
+_FOREVER_MS = const(1 << 28)
+_SCAN_MS = const(500)  # how often unanswered packets are looked at
+
+
+class Connection:
+    """The network connection of a session: what begins with CONNECT and ends with the socket.
+
+    Args:
+        session: outlives this connection.
+        client_id, user, password: bytes-like.
+        keep_alive_s: the broker ends a connection that is silent for 1.5 times this; so do we. 0: neither does, and a link that
+            dies silently is noticed only by `response_ms`.
+        will: (topic, payload, qos, retain), or None.
+        buffer_bytes: size of the input buffer: the longest packet that is accepted.
+        response_ms: how long any packet may wait for its answer before the connection is given up. 0: for ever.
+        clean: forget the broker's side of the session at every connect (levels 3 and 4: Clean Session).
+    """
+
+    def __init__(
+        self,
+        session,
+        client_id,
+        keep_alive_s=60,
+        user=None,
+        password=None,
+        will=None,
+        buffer_bytes=1024,
+        response_ms=30000,
+        clean=False,
+    ):
+        if not 0 <= keep_alive_s < 65536:
+            raise UsageError("keep_alive_s", keep_alive_s)
+        self.session = session
+        self.client_id = client_id
+        self.keep_alive_s = keep_alive_s
+        self.user = user
+        self.password = password
+        self.will = will
+        self.response_ms = response_ms
+        self.clean = clean
+        self.decoder = Decoder(buffer_bytes, session.level)
+        self.message = session.message
+        self.state = CLOSED
+        self.session_present = False
+        self._view = memoryview(session.out)
+        self._start = 0  # where the output starts that is not sent yet
+        self._keep_alive_ms = 0
+        self._clean_sent = False
+        self._purge = False
+        self._unanswered = False
+        self._doubtful = False  # an earlier CONNECT had no answer: the session that the broker knows may be that one's
+        self._sent_ms = self._received_ms = self._scanned_ms = self._pinged_ms = 0
+        self._pinged = False
+
+    @property
+    def handle(self):
+        """The message that DELIVERED, IN_DOUBT or REFUSED is about."""
+        return self.session.handle
+
+    # --- the connection's begin and end ---
+
+    def start(self, now_ms):
+        """Put CONNECT [MQTT-3.1.0-1]; what was left of an earlier network connection is forgotten."""
+        session = self.session
+        session.disconnected()
+        self.decoder.reset()
+        # A broker that may hold ids of this client's earlier life is told to forget them. 3.1 can't say whether it does; at
+        # level 5 clean start does not make the session end with the connection, so nothing is lost by asking.
+        self._clean_sent = self.clean or self._purge or (not session.settled and session.level != 4)
+        topic, payload, qos, retain = self.will or (None, b"", 0, False)
+        session.out_end = put_connect(
+            session.out,
+            0,
+            self.client_id,
+            session.level,
+            self._clean_sent,
+            self.keep_alive_s,
+            self.user,
+            self.password,
+            topic,
+            payload,
+            qos,
+            retain,
+        )
+        self._keep_alive_ms = self.keep_alive_s * 1000
+        self._start = 0
+        self._sent_ms = self._received_ms = self._scanned_ms = now_ms
+        self._pinged = False
+        self._doubtful = self._unanswered
+        self._unanswered = True
+        self.state = CONNECTING
+
+    def disconnect(self):
+        """Put DISCONNECT: the broker discards the will [MQTT-3.14.4-3]. Write the output, then close the socket."""
+        if self.state == OPEN and self.session.room:
+            self.session.out_end = put_disconnect(self.session.out, self.session.out_end, self.session.level)
+        self.state = CLOSING
+
+    def close(self):
+        """The socket is closed, by whoever."""
+        self.session.disconnected()
+        self.state = CLOSED
+
+    # --- out ---
+
+    def output(self):
+        """Return the bytes to write, after making durable what they promise (one sync for all of them)."""
+        session = self.session
+        if session.out_end > self._start:
+            session.settle()
+        return self._view[self._start : session.out_end]
+
+    @property
+    def output_start(self):
+        """Where the output starts in `session.out`, for a loop that wants no view; it ends at `session.out_end`."""
+        return self._start
+
+    def sent(self, n, now_ms):
+        """Take note that the first n bytes of the output were written."""
+        self._start += n
+        self._sent_ms = now_ms
+        if self._start >= self.session.out_end:
+            self._start = self.session.out_end = 0
+
+    # --- in ---
+
+    def received(self, n, now_ms):
+        """Take note of n bytes in the decoder's room.
+
+        Raises:
+            ConnectionLost: n is 0: the peer has closed.
+        """
+        if not n:
+            raise ConnectionLost("closed by the peer")
+        self.decoder.received(n)
+        self._received_ms = now_ms
+        self._pinged = False
+
+    def process(self, now_ms):
+        """Take in the received packets up to the next event; NOTHING: they are used up.
+
+        Raises:
+            MalformedPacket, PacketTooLarge, ProtocolViolation: the peer is wrong.
+            ConnectRefused: with the broker's reason.
+            ConnectionLost: the connection is of no use any more.
+        """
+        session = self.session
+        if session.untaken >= 0 and session.room:
+            session.taken()
+        if session.lost and session.room:
+            return session.recover()
+        decoder = self.decoder
+        while self.state != CLOSING:
+            if self.state == OPEN and not session.room:  # any packet may need room for its answer
+                session.pump(now_ms)
+                return OUTPUT
+            kind = decoder.next()
+            if not kind:
+                session.pump(now_ms)
+                break
+            if self.state == CONNECTING:
+                return self._accepted(kind)
+            if CONNACK < kind <= UNSUBACK:
+                event = session.receive(decoder, now_ms)
+                if event:
+                    return event
+            elif kind == DISCONNECT:
+                raise ServerDisconnected(decoder.code)
+            elif kind != PINGRESP:  # a second CONNACK; AUTH, which we never asked for [MQTT-4.12.0-6]
+                raise ProtocolViolation("packet type %d" % kind)
+        return NOTHING
+
+    def _accepted(self, kind):
+        """The first packet, which has to be a CONNACK [MQTT-3.2.0-1]."""
+        decoder = self.decoder
+        session = self.session
+        level = session.level
+        if kind != CONNACK:
+            raise ProtocolViolation("packet type %d before CONNACK" % kind)
+        if decoder.code:
+            raise connect_error(decoder.code, level)
+        self._unanswered = False
+        # 3.1 can't say whether the session is there: it is taken to be, and subscriptions are repeated.
+        present = decoder.session_present or (level == 3 and not self._clean_sent)
+        if not session.settled:
+            if present and not self._clean_sent:
+                self._purge = True  # the broker knows an earlier life of this client
+                return self._restart()
+            session.settle_down()
+        if self._clean_sent and not self.clean and level != LEVEL_5:
+            self._purge = False  # the earlier life is forgotten; the next connection is the one that lasts
+            return self._restart()
+        return self._opened(present)
+
+    def _restart(self):
+        self.session.out_end = put_disconnect(self.session.out, 0, self.session.level)
+        self.state = CLOSING
+        return RESTART
+
+    def _opened(self, present):
+        level = self.session.level
+        self.session_present = present
+        self.session.connected(present, not present or self._doubtful or level == 3)
+        self.state = OPEN
+        return CONNECTED
+
+    def pump(self, now_ms):
+        """Put into the output what may go out now."""
+        if self.state == OPEN:
+            self.session.pump(now_ms)
+
+    # --- time ---
+
+    def check(self, now_ms):
+        """Do what is due: PINGREQ, retries, deadlines. Call it when there is nothing to read; return for how long it can wait.
+
+        Raises:
+            DeadlineExpired: CONNACK, an acknowledgement or any sign of life is overdue.
+        """
+        silent = ticks_diff(now_ms, self._received_ms)
+        response = self.response_ms
+        if self.state != OPEN:
+            if response and silent >= response:
+                raise DeadlineExpired("no CONNACK")
+            return response - silent if response else _FOREVER_MS
+        session = self.session
+        if ticks_diff(now_ms, self._scanned_ms) >= _SCAN_MS:
+            self._scanned_ms = now_ms
+            overdue = session.overdue_ms(now_ms)
+            if response and overdue >= response:
+                raise DeadlineExpired("no acknowledgement")
+            session.pump(now_ms)
+        keep_alive = self._keep_alive_ms
+        if not keep_alive:
+            return _SCAN_MS
+        if self._pinged:
+            wait = (keep_alive >> 1) - ticks_diff(now_ms, self._pinged_ms)
+            if wait <= 0:
+                raise DeadlineExpired("keep alive")
+        else:
+            # Ping an eighth early and wait half an interval: a silent link is found before 1.5 intervals have passed (3.1.2.10).
+            wait = ticks_diff(now_ms, self._sent_ms)
+            wait = keep_alive - (keep_alive >> 3) - (wait if wait > silent else silent)
+            if wait <= 0 and session.room:
+                session.out_end = put_pingreq(session.out, session.out_end)
+                self._pinged = True
+                self._pinged_ms = now_ms
+                return 0
+        return wait if wait < _SCAN_MS or not session.waits else _SCAN_MS

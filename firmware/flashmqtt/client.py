@@ -1,0 +1,374 @@
+"""The blocking face: an MQTT client for a program with one thread, that never waits without a deadline.
+
+`publish` stores and returns; the message leaves when there is a connection. `poll` reads, writes, answers, reconnects and calls
+the handlers; call it often, or give it the time that the program has to spare. It knows the clock and how to wait for a socket;
+everything else is in `link.py` and below.
+"""
+
+from select import poll as _poll
+
+from .backoff import Backoff
+from .codec.topics import check_filter, covers
+from .compat import const, ticks_add, ticks_diff, ticks_ms
+from .connection import CONNECTED, DELIVERED, IN_DOUBT, MESSAGE, NOTHING, REFUSED, Connection
+from .errors import ConnectionLost, ConnectRefused, DeadlineExpired, NotConnected, PublishRefused, SubscriptionRefused
+from .link import Link
+from .session.session import DECLINED, GRANTED, Session
+
+try:
+    from time import sleep_ms as _sleep_ms  # type: ignore[attr-defined]
+except ImportError:  # CPython
+    from time import sleep as _sleep
+
+    def _sleep_ms(ms):
+        _sleep(ms / 1000)
+
+
+_SLICE_MS = const(200)  # the longest wait between two calls of `feed`
+
+
+class Client:
+    """A client of one broker.
+
+    Args:
+        host, port: the broker.
+        client_id: the broker keeps the session under this name.
+        store: where messages wait: a journal; None for a RamStore (nothing survives a reset).
+        level: 3 (MQTT 3.1), 4 (3.1.1) or 5.
+        user, password: str or bytes.
+        keep_alive_s: a link that died silently is noticed within 1.5 times this.
+        will: (topic, payload, qos, retain).
+        window: how many messages may be in flight.
+        buffer_bytes: size of each of the buffers; longer messages can be sent, but not received.
+        clean: start a new session at the broker with every connection.
+        tls: an SSLContext (see `flashmqtt.tls`); server_name: the certificate's name where it is not `host`.
+        timeout_s: deadline for TCP, for writes, and the default one for `connect`, `subscribe`, `disconnect`.
+        response_s: how long an acknowledgement may take before the connection is made anew.
+        retry_ms, republish: see `Session`.
+        backoff: see `Backoff`.
+        feed: called at least five times a second while this object waits: feed the watchdog here.
+
+    Handlers, each may be None and may publish:
+        on_message(message): for messages that no subscription's own handler covers.
+        on_connect(session_present), on_delivered(handle), on_in_doubt(handle), on_refused(handle, code).
+    """
+
+    def __init__(
+        self,
+        host,
+        port=1883,
+        client_id=b"",
+        store=None,
+        level=4,
+        user=None,
+        password=None,
+        keep_alive_s=60,
+        will=None,
+        window=8,
+        buffer_bytes=1024,
+        clean=False,
+        tls=None,
+        server_name=None,
+        timeout_s=10,
+        response_s=30,
+        retry_ms=None,
+        republish=True,
+        backoff=None,
+        feed=None,
+    ):
+        if store is None:
+            from .session.ram import RamStore
+
+            store = RamStore(window * 2 + 2)
+        if will:
+            will = (_octets(will[0]), _octets(will[1]), will[2], will[3])
+        self.session = Session(store, level, window, buffer_bytes, buffer_bytes, retry_ms, republish)
+        self.connection = Connection(
+            self.session,
+            _octets(client_id),
+            keep_alive_s,
+            None if user is None else _octets(user),
+            None if password is None else _octets(password),
+            will,
+            buffer_bytes,
+            response_s * 1000,
+            clean,
+        )
+        self.link = Link(self.connection, host, port, backoff or Backoff(), tls, server_name, int(timeout_s * 1000))
+        self.on_message = self.on_connect = self.on_delivered = self.on_in_doubt = self.on_refused = None
+        self.timeout_s = timeout_s
+        self._feed = feed
+        self._poller = _poll()
+        self._polled = None  # the socket that is registered there, and for what
+        self._polled_events = 0
+        self._handling = False
+        self._refusals = {}
+
+    # --- connecting ---
+
+    @property
+    def connected(self):
+        """Whether there is a connection that the broker accepted."""
+        return self.link.is_open
+
+    @property
+    def error(self):
+        """Why the last attempt or connection ended, None while there is a connection."""
+        return self.link.error
+
+    def connect(self, timeout_s=None):
+        """Connect; return whether the broker still knew the session. From now on `poll` and `publish` reconnect by themselves.
+
+        Raises:
+            ConnectRefused: by the broker, with its reason. `poll` goes on trying nevertheless.
+            ConnectionLost: not connected in time (the last attempt's error is in `error`); `poll` goes on trying.
+        """
+        link = self.link
+        link.start(ticks_ms())
+        link.error = None
+        deadline = self._deadline(timeout_s)
+        while not link.is_open:
+            if isinstance(link.error, ConnectRefused):
+                raise link.error
+            self._wait_step(deadline, link.error or "connect")
+        return self.connection.session_present
+
+    def disconnect(self, timeout_s=None):
+        """End the connection in good order and stay disconnected. Stored messages wait for the next `connect`."""
+        link = self.link
+        if link.is_open:
+            deadline = self._deadline(timeout_s)
+            self.connection.disconnect()
+            try:
+                while not link.write(ticks_ms()):
+                    self._wait(self._left(deadline, "disconnect"))
+            except (OSError, DeadlineExpired):
+                pass
+        link.stop()
+        self.session.store.flush()
+
+    # --- sending ---
+
+    def publish(self, topic, payload, qos=0, retain=False, properties=None):
+        """Publish; return a handle for `delivered` (0 at QoS 0, and where the store's policy dropped the message).
+
+        At QoS 1 and 2 the message is stored when this returns, connected or not. At QoS 0 it is sent now or, without a
+        connection, not at all.
+
+        Raises:
+            StoreFull, and the store's other errors. InvalidTopic.
+        """
+        topic = _octets(topic)
+        payload = _octets(payload)
+        session = self.session
+        if qos:
+            handle = session.publish(topic, payload, qos, retain, properties)
+        else:
+            handle = 0
+            if self.link.is_open and not session.put_unstored(topic, payload, retain, properties):
+                self._put_long(topic, payload, retain, properties)
+        if self._handling:
+            return handle  # the poll that called the handler sends it
+        self.connection.pump(ticks_ms())
+        self._work()
+        return handle
+
+    def _put_long(self, topic, payload, retain, properties):
+        """Send a QoS 0 message that does not fit behind what is in the output, or never would, in pieces."""
+        session = self.session
+        link = self.link
+        deadline = self._deadline(None)
+        at = -1
+        try:
+            while at < len(payload):
+                while not link.write(ticks_ms()):
+                    self._wait(self._left(deadline, "write"))
+                if at >= 0:
+                    at = session.put_piece(payload, at)
+                elif session.put_unstored_head(topic, len(payload), retain, properties):
+                    at = 0
+                else:  # a stored message is half-way out
+                    session.pump(ticks_ms())
+        except (OSError, ConnectionLost) as error:
+            link.fail(error, ticks_ms())  # half a packet must not be followed by another
+
+    def delivered(self, handle):
+        """Return whether the broker has acknowledged the message for good.
+
+        Raises:
+            PublishRefused: the broker refused it (level 5).
+        """
+        if handle in self._refusals:
+            raise PublishRefused(handle, self._refusals.pop(handle))
+        return self.session.delivered(handle)
+
+    def drain(self, timeout_s):
+        """Wait until every stored message is delivered; return whether that is so."""
+        deadline = self._deadline(timeout_s)
+        while self.session.pending:
+            if ticks_diff(deadline, ticks_ms()) <= 0:
+                return False
+            self._wait_step(deadline, None)
+        return True
+
+    @property
+    def pending(self):
+        """How many messages are stored and not acknowledged."""
+        return self.session.pending
+
+    # --- receiving ---
+
+    def subscribe(self, filter_, qos=0, handler=None, timeout_s=None):
+        """Subscribe; return the QoS granted. The subscription is restored whenever the broker loses the session.
+
+        Without a connection it is remembered, and None is returned.
+
+        Raises:
+            SubscriptionRefused: by the broker; the connection goes on.
+            DeadlineExpired: no answer in time.
+        """
+        filter_ = _octets(filter_)
+        check_filter(filter_)
+        return self._ask(self.session.subscribe(filter_, qos, handler), timeout_s)
+
+    def unsubscribe(self, filter_, timeout_s=None):
+        """End a subscription."""
+        entry = self.session.unsubscribe(_octets(filter_))
+        if entry:
+            self._ask(entry, timeout_s)
+
+    def _ask(self, entry, timeout_s):
+        session = self.session
+        self.connection.pump(ticks_ms())
+        deadline = self._deadline(timeout_s)
+        while self.link.is_open and not self._handling and entry in session.subscriptions:
+            if entry.state == DECLINED:
+                raise SubscriptionRefused(str(entry.filter, "utf-8"), entry.code)
+            if entry.state == GRANTED:
+                return entry.code
+            self._wait_step(deadline, "no answer to SUBSCRIBE or UNSUBSCRIBE")
+        return None
+
+    def poll(self, timeout_ms=0):
+        """Do what is to be done, waiting up to timeout_ms for the first message; return how many messages were handled.
+
+        What a handler raises comes out here. Its message is then not acknowledged: the connection is made anew, and the broker
+        sends it again.
+        """
+        deadline = ticks_add(ticks_ms(), timeout_ms)
+        while True:
+            handled = self._work()
+            left = ticks_diff(deadline, ticks_ms())
+            if handled or left <= 0:
+                return handled
+            self._wait(left)
+
+    def _work(self):
+        """Handle all events there are, without waiting; return how many of them were messages."""
+        link = self.link
+        handled = 0
+        while True:
+            event = link.step(ticks_ms())
+            if event == NOTHING:
+                if link.wait_ms <= 0 and link.sock:
+                    continue
+                return handled
+            if event == MESSAGE:
+                handled += 1
+                self._dispatch(self.connection.message)
+            elif event == DELIVERED:
+                if self.on_delivered:
+                    self._call(self.on_delivered, self.session.handle)
+            elif event == CONNECTED:
+                if self.on_connect:
+                    self._call(self.on_connect, self.connection.session_present)
+            elif event == IN_DOUBT:
+                if self.on_in_doubt:
+                    self._call(self.on_in_doubt, self.session.handle)
+            elif event == REFUSED:
+                self._refuse()
+
+    def _refuse(self):
+        session = self.session
+        if len(self._refusals) > 15:
+            self._refusals.clear()
+        self._refusals[session.handle] = session.code
+        if self.on_refused:
+            self._handling = True
+            try:
+                self.on_refused(session.handle, session.code)
+            finally:
+                self._handling = False
+
+    def _dispatch(self, message):
+        found = False
+        for entry in self.session.subscriptions:
+            if entry.handler and covers(entry.filter, message.buffer, message.topic_start, message.topic_end):
+                found = True
+                self._call(entry.handler, message)
+        if not found and self.on_message:
+            self._call(self.on_message, message)
+
+    def _call(self, handler, argument):
+        self._handling = True
+        try:
+            handler(argument)
+        except Exception as error:
+            self.link.fail(error, ticks_ms())  # not taken: not acknowledged
+            raise
+        finally:
+            self._handling = False
+
+    # --- waiting ---
+
+    def _deadline(self, timeout_s):
+        return ticks_add(ticks_ms(), int((self.timeout_s if timeout_s is None else timeout_s) * 1000))
+
+    def _left(self, deadline, what):
+        left = ticks_diff(deadline, ticks_ms())
+        if left <= 0:
+            if isinstance(what, Exception):
+                raise NotConnected(what)
+            raise DeadlineExpired(what)
+        return left
+
+    def _wait_step(self, deadline, what):
+        """Wait for something to happen and handle it; raise when the deadline has passed."""
+        left = ticks_diff(deadline, ticks_ms())
+        if left > 0:
+            self._wait(left)
+        elif what:
+            self._left(deadline, what)
+        self._work()
+
+    def _wait(self, left_ms):
+        """Wait until the socket is ready, the link has something to do, or the time is over."""
+        link = self.link
+        wait = link.wait_ms if link.wait_ms < left_ms else left_ms
+        feed = self._feed
+        if feed:
+            feed()
+            wait = min(wait, _SLICE_MS)
+        if wait <= 0:
+            return
+        sock = link.sock
+        if not sock:
+            self._polled = None
+            _sleep_ms(wait)
+            return
+        if sock is not self._polled or link.events != self._polled_events:
+            if self._polled is not None and sock is not self._polled:
+                self._poller = _poll()  # the old socket is closed: a poller can't be told to forget it on every port
+            self._poller.register(sock, link.events)
+            self._polled = sock
+            self._polled_events = link.events
+        try:
+            ready = self._poller.ipoll  # type: ignore[attr-defined]
+        except AttributeError:  # CPython
+            ready = self._poller.poll
+        for _ in ready(wait):
+            pass
+
+
+def _octets(text):
+    return text.encode() if isinstance(text, str) else text

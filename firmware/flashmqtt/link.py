@@ -1,0 +1,260 @@
+"""The link to the broker: opens sockets, pumps the connection, and opens them again; it never waits.
+
+`step` goes as far as it can without waiting and returns the next event; the faces wait, each in its own way, for `sock` to
+become ready or for `wait_ms` to pass. Every state has a deadline. The name is looked up afresh for every attempt, and the
+addresses it has are tried in turn. Only a name lookup can block, for as long as the system's resolver does: a board's is
+bounded (lwIP gives up after a few seconds), and a numeric address needs none.
+"""
+
+import socket
+
+from .compat import TYPE_CHECKING, const, ticks_add, ticks_diff
+from .connection import CLOSED, CONNECTED, NOTHING, OPEN, OUTPUT, RESTART
+from .errors import (
+    ConnectionLost,
+    ConnectRefused,
+    DeadlineExpired,
+    MalformedPacket,
+    PacketTooLarge,
+    ProtocolViolation,
+)
+
+try:
+    from errno import EINPROGRESS
+except ImportError:  # some ports leave it out
+    EINPROGRESS = 115  # type: ignore[misc]
+
+if TYPE_CHECKING:
+    from typing import Any  # noqa: TID251
+
+_HOSTED = not hasattr(socket.socket, "readinto")
+
+# States.
+_STOPPED = const(0)  # not to be connected
+_DOWN = const(1)  # waiting for the next attempt
+_OPENING = const(2)  # TCP is under way
+_UP = const(3)  # bytes can flow; TLS and CONNECT may still be under way
+
+_POLLIN = const(1)
+_POLLOUT = const(4)
+_IDLE_MS = const(1000)
+
+
+class Link:
+    """Keeps one connection to host:port.
+
+    Args:
+        connection: what is pumped.
+        host, port: a name or an address.
+        backoff: says how long to wait between attempts.
+        tls: an SSLContext, or None for no TLS.
+        server_name: the name that the certificate has to carry, where it is not `host`.
+        timeout_ms: the deadline for TCP, and for a write without progress.
+    """
+
+    def __init__(self, connection, host, port, backoff, tls=None, server_name=None, timeout_ms=10000):
+        self.connection = connection
+        self.host = host
+        self.port = port
+        self.backoff = backoff
+        self.timeout_ms = timeout_ms
+        self.sock: "Any" = None
+        self.events = 0  # what to poll `sock` for
+        self.wait_ms = 0  # for how long `step` has nothing to do if `sock` does not become ready
+        self.error = None  # why the last attempt or connection ended
+        self.attempts = self.connects = 0
+        self._tls = tls
+        self._server_name = server_name or host
+        self._state = _STOPPED
+        self._since_ms = 0  # when this state began, or (_DOWN) when it ends
+        self._opened_ms = 0
+        self._stuck = False
+        self._stuck_ms = 0
+        self._lasting = False
+        step = connection.session.step
+        if step:
+            backoff.step = step
+
+    @property
+    def is_open(self):
+        """Whether the broker has accepted the connection and it still stands."""
+        return self.connection.state == OPEN
+
+    def start(self, now_ms):
+        """Connect as soon as possible: at once, but after a reboot in the middle of an outage not before a random delay."""
+        if self._state == _STOPPED:
+            delay = self.backoff.ended(0) if self.backoff.step and not self.attempts else 0
+            self._retry_at(ticks_add(now_ms, delay))
+
+    def stop(self):
+        """Close the socket and stay closed."""
+        self._close()
+        self._state = _STOPPED
+
+    def fail(self, error, now_ms):
+        """Give this connection up; the next attempt follows after the backoff's delay."""
+        lasted = ticks_diff(now_ms, self._opened_ms) if self.connection.state >= OPEN else 0
+        self._close()
+        self.error = error
+        delay = self.backoff.ended(lasted)
+        self._keep_step()
+        self._retry_at(ticks_add(now_ms, delay))
+
+    def step(self, now_ms):
+        """Go on without waiting; return the next event, NOTHING when there is none until `sock` is ready or time passes.
+
+        What the world or the peer does wrong ends the connection, not this call: see `error`. What the store or the caller
+        does wrong is raised.
+        """
+        try:
+            return self._step(now_ms)
+        except (OSError, ConnectionLost, MalformedPacket, PacketTooLarge, ProtocolViolation, ConnectRefused) as error:
+            self.fail(error, now_ms)
+            return NOTHING
+
+    def write(self, now_ms):
+        """Write what is in the output; return whether all of it left."""
+        connection = self.connection
+        session = connection.session
+        start = connection.output_start
+        while start < session.out_end:
+            session.settle()  # what these bytes promise is durable before they leave
+            n = self.sock.write(session.out, start, session.out_end - start)
+            if not n:
+                if not self._stuck:
+                    self._stuck = True
+                    self._stuck_ms = now_ms
+                elif ticks_diff(now_ms, self._stuck_ms) >= self.timeout_ms:
+                    raise DeadlineExpired("write")
+                self.events = _POLLIN | _POLLOUT
+                return False
+            self._stuck = False
+            connection.sent(n, now_ms)
+            start = connection.output_start
+        self.events = _POLLIN
+        return True
+
+    def _step(self, now_ms):
+        state = self._state
+        if state == _UP:
+            return self._pump(now_ms)
+        if state == _STOPPED:
+            self.wait_ms = _IDLE_MS
+        elif state == _DOWN:
+            self.wait_ms = ticks_diff(self._since_ms, now_ms)
+            if self.wait_ms <= 0:
+                self._open(now_ms)
+        else:
+            self._try_open(now_ms)
+        return NOTHING
+
+    def _pump(self, now_ms):
+        connection = self.connection
+        while True:
+            event = connection.process(now_ms)
+            if event == NOTHING:
+                if not self.write(now_ms):
+                    self.wait_ms = _IDLE_MS
+                n = self.sock.readinto(connection.decoder.room())
+                if n is None:
+                    wait = connection.check(now_ms)
+                    if connection.output_start < connection.session.out_end and not self._stuck:
+                        self.write(now_ms)
+                    self.wait_ms = wait if wait < _IDLE_MS else _IDLE_MS
+                    if self._lasting and ticks_diff(now_ms, self._opened_ms) >= self.backoff.lasting_ms:
+                        self._lasting = False
+                        self.backoff.step = 0
+                        self._keep_step()
+                    return NOTHING
+                connection.received(n, now_ms)
+            elif event == OUTPUT:
+                if not self.write(now_ms):
+                    self.wait_ms = _IDLE_MS
+                    return NOTHING
+            elif event == RESTART:
+                self.write(now_ms)
+                self._close()
+                self._retry_at(now_ms)
+                return NOTHING
+            else:
+                if event == CONNECTED:
+                    self._opened_ms = now_ms
+                    self._lasting = True
+                    self.error = None
+                    self.connects += 1
+                return event
+
+    def _open(self, now_ms):
+        self.attempts += 1
+        addresses = socket.getaddrinfo(self.host, self.port, 0, socket.SOCK_STREAM)
+        if not addresses:
+            raise ConnectionLost("no address for", self.host)
+        family, _, _, _, address = addresses[self.attempts % len(addresses)]
+        if _HOSTED:
+            from .hosted import HostedSocket
+
+            self.sock = HostedSocket(family)
+        else:
+            self.sock = socket.socket(family, socket.SOCK_STREAM)
+            self.sock.setblocking(False)
+        try:
+            self.sock.setsockopt(6, 1, 1)  # TCP_NODELAY, where there is such a thing
+        except OSError:
+            pass
+        try:
+            self.sock.connect(address)
+        except OSError as error:
+            # EINPROGRESS; ESP32 has had 119 for it, the RP2040 115.
+            if error.errno not in (EINPROGRESS, 115, 119):
+                raise
+        self._state = _OPENING
+        self._since_ms = now_ms
+        self.events = _POLLOUT
+        self.wait_ms = self.timeout_ms
+
+    def _try_open(self, now_ms):
+        from select import poll
+
+        poller = poll()
+        poller.register(self.sock, _POLLOUT)
+        ready = poller.poll(0)
+        if not ready:
+            self.wait_ms = self.timeout_ms - ticks_diff(now_ms, self._since_ms)
+            if self.wait_ms <= 0:
+                raise DeadlineExpired("connect")
+            return
+        if ready[0][1] & ~_POLLOUT:
+            raise ConnectionLost("no answer from", self.host, self.port)
+        if self._tls:
+            if _HOSTED:
+                self.sock.wrap(self._tls, self._server_name)
+            else:
+                self.sock = self._tls.wrap_socket(
+                    self.sock, server_hostname=self._server_name, do_handshake_on_connect=False
+                )
+        self.connection.start(now_ms)
+        self._state = _UP
+        self.events = _POLLIN | _POLLOUT
+        self.wait_ms = 0
+
+    def _retry_at(self, at_ms):
+        self._state = _DOWN
+        self._since_ms = at_ms
+        self.wait_ms = 0
+
+    def _keep_step(self):
+        """Keep the step over a reboot. Its first values are not worth a write: such an outage is over in seconds."""
+        step = self.backoff.step
+        self.connection.session.step = step if step > 2 else 0
+
+    def _close(self):
+        self._lasting = self._stuck = False
+        self.events = 0
+        if self.sock:
+            try:
+                self.sock.close()
+            except OSError:
+                pass
+            self.sock = None
+        if self.connection.state != CLOSED:
+            self.connection.close()

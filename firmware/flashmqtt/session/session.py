@@ -1,0 +1,673 @@
+"""The session: what is in flight, both ways, across any number of network connections (3.1.1 and 5, sections 4.1 to 4.4).
+
+It knows no socket, no clock and no handshake; `connection.py` feeds it decoded packets and the time, and takes bytes from `out`.
+What it promises rests on the order of three things: a message is in the store before `publish` returns; `settle` makes the store
+durable before any byte of `out` leaves; and an acknowledgement is put into `out` only after what it acknowledges is stored.
+The flows themselves are data: see `flows.py`.
+
+A record in the store is a whole PUBLISH packet, so that a resend copies bytes and sets DUP. One more record, held for the store's
+lifetime, is the session's own note (its first byte is 0, which no packet's is): it says that the broker's side of this session
+began with this store, and its mark keeps a small number for the client (the backoff's step). Without the note, a broker that
+claims to know the session holds ids of an earlier life and is told to forget them first.
+"""
+
+from ..codec.encode import put_ack, put_length, put_publish, put_publish_head, put_subscribe, put_unsubscribe
+from ..codec.packets import LEVEL_5, PUBACK, PUBCOMP, PUBLISH, PUBREC, PUBREL, SUBACK, SUBSCRIPTION_REFUSED
+from ..compat import const, ticks_diff
+from ..errors import BufferTooSmall, InboundWindowFull, ProtocolViolation, UsageError
+from ..fast import copy
+from .flows import (
+    AWAIT_PUBCOMP,
+    AWAIT_PUBREC,
+    COLUMNS,
+    DONE,
+    HAND_OVER,
+    HELD,
+    HOLD,
+    IGNORE,
+    NONE,
+    PUT_PUBCOMP,
+    PUT_PUBREC,
+    PUT_PUBREL,
+    REMEMBER,
+    TRANSITIONS,
+)
+from .message import Message
+
+# What a call reports to the caller; connection.py passes them on.
+NOTHING = const(0)
+MESSAGE = const(3)  # session.message is to be taken; say `taken()` when it is
+DELIVERED = const(4)  # session.handle was acknowledged for good
+SUBSCRIBED = const(5)  # the broker answered a request: see `subscriptions`
+IN_DOUBT = const(6)  # session.handle was past PUBREC when the broker lost the session; the policy was applied
+REFUSED = const(7)  # 5: session.handle was refused with session.code, and is done with
+
+# A slot's flags, above its state.
+_STATE = const(0x0F)
+_SENT = const(0x10)  # a PUBLISH of it may have left: the next one has DUP
+_DUE = const(0x20)  # to be sent (again) on this connection
+_LOST = const(0x40)  # the broker lost the session: in doubt, or held without a PUBREL to come
+
+# Marks of a record.
+_PUBREC_SEEN = const(1)
+_ANEW = const(2)  # was past PUBREC when the broker lost the session: published anew
+
+# States of a subscription.
+WANTED = const(0)
+ASKED = const(1)
+GRANTED = const(2)
+DECLINED = const(3)
+UNWANTED = const(4)
+UNASKED = const(5)
+
+_ACK_BYTES = const(8)  # room that one acknowledgement may need
+
+
+class Subscription:
+    """A topic filter, what was asked for it and what the broker said."""
+
+    def __init__(self, filter_, options, handler):
+        self.filter = filter_
+        self.options = options  # QoS; 5: with the other option bits
+        self.handler = handler  # belongs to the face
+        self.state = WANTED
+        self.code = 0  # the granted QoS, or the refusal
+
+
+class Session:
+    """The state of one client id at one broker, over one store.
+
+    Args:
+        store: a journal, or a RamStore.
+        level: 3, 4 or 5.
+        window: how many messages may be in flight to the broker. The store's other slots hold inbound QoS 2 messages.
+        out_bytes: size of the output buffer. A longer message goes out in pieces.
+        packet_bytes: the longest PUBLISH that is encoded at one go, and the longest inbound QoS 2 message.
+        retry_ms: resend on a live connection after this time: level 3's rule (default 20 s), off at level 4, refused at 5 (Q5).
+        republish: what becomes of a message past PUBREC when the broker lost the session: True to publish it anew (it may then
+            arrive twice), False to drop it (it may then be lost). Reported as IN_DOUBT either way.
+        remember: keep the note. A receiver that publishes nothing (the collector) needs none.
+    """
+
+    def __init__(
+        self, store, level=4, window=8, out_bytes=1024, packet_bytes=1024, retry_ms=None, republish=True, remember=True
+    ):
+        if level == LEVEL_5 and retry_ms:
+            raise UsageError("level 5 resends on a new connection only [MQTT-4.4.0-1]")
+        if window >= store.slots:
+            raise UsageError("a window of %d needs a store of more slots than %d" % (window, store.slots))
+        self.store = store
+        self.level = level
+        self.window = window
+        self.retry_ms = (20000 if level == 3 else 0) if retry_ms is None else retry_ms
+        self.republish = republish
+        self.remember = remember
+        self.out = bytearray(out_bytes)
+        self.out_end = 0
+        self.message = Message()
+        self.handle = 0
+        self.code = 0
+        self.online = False
+        self.subscriptions = []
+        self.request_id = 0  # of the SUBSCRIBE or UNSUBSCRIBE in flight, 0: none
+        self.left_out = False  # an inbound QoS 2 message was not answered: no slot was free to hold it
+        self._scratch = bytearray(packet_bytes)
+        self._handed = bytearray()  # the buffer for held messages, made when the first one is handed over
+        self._sending = {}  # packet id -> slot
+        self._holding = {}
+        # A dict that never holds more than its first table does allocates nothing.
+        for i in range(store.slots + 1):
+            self._sending[i] = self._holding[i] = 0
+        for i in range(store.slots + 1):
+            self._sending.pop(i)
+            self._holding.pop(i)
+        self._states = bytearray(store.slots)
+        self._sent_ms = [0] * store.slots
+        self._due = 0  # slots flagged _DUE
+        self.lost = 0  # slots flagged _LOST
+        self._stalled = -1  # a slot that was taken but whose packet id is still in flight for another message
+        self._partial = -1  # the slot whose PUBLISH is in the output in part
+        self._partial_at = 0
+        self.untaken = -1  # the packet type that `taken` has to put, 0: nothing to put, -1: nothing to take
+        self._untaken_id = 0
+        self._flush_due = False
+        self._request_ms = 0
+        self._requests = (store.next_seq + 32767) % 65535  # far from the ids of the messages, which follow next_seq
+        self._wants_request = False
+        self._last_taken = 0
+        self._gap_from = self._gap_to = 0  # numbers that the store skipped: dropped by its policy
+        self._note = -1
+        self._adopt()
+
+    # --- what a mount brings back ---
+
+    def _adopt(self):
+        """Take over what the store kept: the note, the messages past PUBREC, the inbound ones that wait for PUBREL."""
+        store = self.store
+        for slot in range(store.slots):
+            if store.is_open(slot):
+                store.read(slot, 0, self._scratch, 0, 2)
+                if not self._scratch[0]:
+                    self._note = slot
+                    if store.waiting and (self._scratch[1] == LEVEL_5) != (self.level == LEVEL_5):
+                        raise UsageError("messages of level %d are stored" % self._scratch[1])
+                elif store.is_held(slot):
+                    self._show_held(slot)
+                    self._holding[self._untaken_id] = slot
+                    self._states[slot] = HELD
+                else:
+                    self._sending[_id_of(store.seq_of(slot))] = slot
+                    if store.mark_of(slot) == _PUBREC_SEEN:
+                        self._states[slot] = AWAIT_PUBCOMP | _SENT
+                    else:
+                        self._states[slot] = self._scratch[0] >> 1 & 3 | _SENT
+
+    @property
+    def settled(self):
+        """Whether the broker's side of the session is known to have begun with this store."""
+        return self._note >= 0 or not self.remember
+
+    def settle_down(self):
+        """Write the note: the broker knows nothing of an earlier life any more."""
+        if not self.settled:
+            self._scratch[0] = 0
+            self._scratch[1] = self.level
+            self._note = self.store.hold(self._scratch, 2)
+
+    @property
+    def step(self):
+        """A number from 0 to 254 that survives power cuts: the step that the backoff had reached."""
+        mark = self.store.mark_of(self._note) if self._note >= 0 else 0
+        return mark - 1 if mark else 0
+
+    @step.setter
+    def step(self, value):
+        if self._note >= 0 and value != self.step:
+            self.store.mark(self._note, value + 1)
+
+    # --- the application's side ---
+
+    def publish(self, topic, payload, qos, retain=False, properties=None):
+        """Store a QoS 1 or 2 message; return its handle, which `delivered` takes. 0: the store's policy dropped it.
+
+        When this returns, the message is in the store [S1]; `pump` sends it when its turn comes.
+        """
+        store = self.store
+        packet_id = (store.next_seq - 1) % 65535 + 1  # never 0, and the same after a power cut [MQTT-2.3.1-1]
+        n = len(payload)
+        if n + len(topic) + 16 < len(self._scratch) and not properties:
+            n = put_publish(self._scratch, 0, topic, payload, qos, retain, False, packet_id, self.level)
+            return store.append(self._scratch, n)
+        head = put_publish_head(self._scratch, 0, topic, n, qos, retain, False, packet_id, self.level, properties)
+        store.begin(head + n)
+        store.extend(self._scratch, head)
+        store.extend(payload, n)
+        return store.commit()
+
+    def put_unstored(self, topic, payload, retain=False, properties=None):
+        """Put a QoS 0 message straight into the output; return False where it has no room (now, or ever)."""
+        if self._partial >= 0 or len(payload) + len(topic) + 8 > len(self.out) - self.out_end:
+            return False
+        try:
+            self.out_end = put_publish(
+                self.out, self.out_end, topic, payload, 0, retain, False, 0, self.level, properties
+            )
+        except BufferTooSmall:
+            return False
+        return True
+
+    def put_unstored_head(self, topic, n, retain=False, properties=None):
+        """Put the head of a QoS 0 message whose payload of n bytes follows by `put_piece`; return False: not now."""
+        if self._partial >= 0 or self.out_end:
+            return False
+        self.out_end = put_publish_head(self.out, 0, topic, n, 0, retain, False, 0, self.level, properties)
+        return True
+
+    def put_piece(self, payload, at):
+        """Put as much of the payload, from `at`, as there is room for; return where the rest begins."""
+        n = min(len(self.out) - self.out_end, len(payload) - at)
+        copy(self.out, self.out_end, payload, at, n)
+        self.out_end += n
+        return at + n
+
+    def delivered(self, handle):
+        """Return whether the broker has acknowledged this message for good.
+
+        After a reboot that is only known for handles below the first message taken, or once nothing waits.
+        """
+        if self._gap_from <= handle <= self._gap_to or (handle > self._last_taken and self.store.waiting):
+            return False
+        store = self.store
+        for slot in range(store.slots):
+            if store.is_open(slot) and store.seq_of(slot) == handle:
+                return False
+        return 0 < handle < store.next_seq
+
+    @property
+    def waits(self):
+        """Whether any answer of the broker is awaited."""
+        return bool(self._sending or self.request_id)
+
+    @property
+    def pending(self):
+        """How many outgoing messages are stored and not acknowledged."""
+        return self.store.waiting + len(self._sending) + (self._stalled >= 0)
+
+    def subscribe(self, filter_, options, handler=None):
+        """Ask for a subscription, now or as soon as there is a connection; return its entry, whose state tells."""
+        self._wants_request = True
+        for entry in self.subscriptions:
+            if entry.filter == filter_:
+                entry.options, entry.handler, entry.state = options, handler, WANTED
+                return entry
+        entry = Subscription(filter_, options, handler)
+        self.subscriptions.append(entry)
+        return entry
+
+    def unsubscribe(self, filter_):
+        """Ask for the end of a subscription; return its entry (or None), which is gone once the broker agreed."""
+        for entry in self.subscriptions:
+            if entry.filter == filter_:
+                self._wants_request = True
+                entry.state = UNWANTED
+                return entry
+        return None
+
+    # --- a connection begins and ends ---
+
+    def connected(self, present, restore):
+        """The broker accepted the connection and says whether it still knows the session (Q8); restore: subscribe again."""
+        self.online = True
+        self.left_out = False
+        self.out_end = self.lost = 0
+        for entry in self.subscriptions:
+            if entry.state == UNASKED:
+                entry.state = UNWANTED
+            elif entry.state == ASKED or (entry.state == GRANTED and restore):
+                entry.state = WANTED
+        self._wants_request = bool(self.subscriptions)
+        states = self._states
+        self._due = 0
+        for slot in self._sending.values():
+            state = states[slot] & (_STATE | _SENT | _LOST)
+            if not present and state & _STATE == AWAIT_PUBCOMP:
+                state |= _LOST
+                if self.republish:
+                    self.store.mark(slot, _ANEW)  # at once: the next CONNACK would say that the session is there
+            if state & _LOST:
+                self.lost += 1
+            else:
+                # Sent again in the order of publishing [MQTT-4.6.0-1]; to a broker that forgot us it is a first delivery.
+                state = (state if present else state & _STATE) | _DUE
+                self._due += 1
+            states[slot] = state
+        for slot in self._holding.values():
+            if not present:
+                states[slot] |= _LOST
+            if states[slot] & _LOST:
+                self.lost += 1
+
+    def disconnected(self):
+        """The network connection is gone: what was in the output is gone, what was not taken is not acknowledged."""
+        self.online = False
+        self.out_end = self.request_id = 0
+        self._partial = self.untaken = -1
+
+    def recover(self):
+        """Report one message after another that the lost session left behind; NOTHING when there is none."""
+        if not self.lost:
+            return NOTHING
+        slot = self._oldest(_LOST)
+        if self._states[slot] & _STATE == HELD:
+            # The broker will never send its PUBREL; ours is the only copy, and it was not handed over yet.
+            self._show_held(slot)
+            self.untaken = 0
+            return MESSAGE
+        self.lost -= 1
+        self.handle = self.store.seq_of(slot)
+        if self.republish:
+            self._states[slot] = AWAIT_PUBREC | _DUE
+            self._due += 1
+        else:
+            self._states[slot] = NONE
+            self._forget(self._sending, _id_of(self.handle))
+        return IN_DOUBT
+
+    # --- out ---
+
+    @property
+    def room(self):
+        """Whether an acknowledgement fits into the output now: not inside a message that is there in part."""
+        return self._partial < 0 and len(self.out) - self.out_end >= _ACK_BYTES
+
+    def settle(self):
+        """Make durable what the bytes in the output promise: nothing leaves before this [MQTT-4.3.2-1] [MQTT-4.3.3-1].
+
+        An acknowledgement of ours may say that a message is stored, a PUBREL that its PUBREC was seen, a PUBCOMP that the
+        held message is released: were that forgotten, a new message with its id would be taken for a repetition.
+        """
+        self.store.sync()
+        if self._flush_due:
+            self.store.flush()
+            self._flush_due = False
+
+    def pump(self, now_ms):
+        """Put into the output what may go out: requests, resends in order, then new messages as far as the window allows."""
+        if not self.online or self.lost or (self._partial >= 0 and not self._continue()):
+            return
+        if self._wants_request and not self.request_id:
+            self._put_request(now_ms)
+        while self._due:
+            if not self._put(self._oldest(_DUE), now_ms):
+                return
+        store = self.store
+        sending = self._sending
+        while len(sending) < self.window:
+            slot = self._stalled
+            if slot < 0:
+                slot = store.take()
+                if slot < 0:
+                    return
+            seq = store.seq_of(slot)
+            packet_id = (seq - 1) % 65535 + 1
+            if packet_id in sending or packet_id == self.request_id:
+                self._stalled = slot  # 65 535 messages ago, and still in flight: wait for it
+                return
+            self._stalled = -1
+            if seq - self._last_taken > 1 and self._last_taken:
+                self._gap_from = self._last_taken + 1
+                self._gap_to = seq - 1
+            self._last_taken = seq
+            sending[packet_id] = slot
+            self._states[slot] = (_DUE | _SENT) if store.old(slot) else _DUE
+            self._due += 1
+            if not self._put(slot, now_ms):
+                return
+
+    def _put(self, slot, now_ms):
+        """Put a slot's next packet; return False where it has to wait for room."""
+        state = self._states[slot]
+        out = self.out
+        at = self.out_end
+        room = len(out) - at
+        if state & _STATE == AWAIT_PUBCOMP:
+            if room < _ACK_BYTES:
+                return False
+            # After PUBREC never PUBLISH again [MQTT-4.3.3-1]; only 3.1 sets DUP on a PUBREL.
+            packet_id = _id_of(self.store.seq_of(slot))
+            self.out_end = put_ack(out, at, PUBREL, packet_id, self.level, 0, None, self.level == 3)
+        else:
+            n = self.store.length_of(slot)
+            if n > room:
+                if at:
+                    return (
+                        False  # whole packets share a write; one that is longer than the output goes alone, in pieces
+                    )
+                n = room
+                self._partial = slot
+                self._partial_at = n
+            self.store.read(slot, 0, out, at, n)
+            if not state & _STATE:
+                state |= out[at] >> 1 & 3  # QoS 1 awaits PUBACK, QoS 2 awaits PUBREC
+            if state & _SENT:
+                out[at] |= 8  # DUP: it may have been sent before [MQTT-3.3.1-1]
+            self.out_end = at + n
+        self._states[slot] = state & _STATE | _SENT
+        self._sent_ms[slot] = now_ms
+        self._due -= 1
+        return True
+
+    def _continue(self):
+        """Put the next piece of a long message; return whether it is whole now."""
+        slot = self._partial
+        n = self.store.length_of(slot) - self._partial_at
+        room = len(self.out) - self.out_end
+        if n > room:
+            n = room
+        else:
+            self._partial = -1
+        self.store.read(slot, self._partial_at, self.out, self.out_end, n)
+        self._partial_at += n
+        self.out_end += n
+        return self._partial < 0
+
+    def _oldest(self, flag):
+        """Return the slot with this flag whose record is the oldest."""
+        oldest = -1
+        seq = 0
+        for slot in range(len(self._states)):
+            if self._states[slot] & flag:
+                this = self.store.seq_of(slot)
+                if oldest < 0 or this < seq:
+                    oldest, seq = slot, this
+        return oldest
+
+    def _put_request(self, now_ms):
+        """Put one SUBSCRIBE for all that is wanted, or one UNSUBSCRIBE for all that is not."""
+        ask, asked = WANTED, ASKED
+        entries = [entry for entry in self.subscriptions if entry.state == WANTED or entry.state == ASKED]
+        if not entries:
+            ask, asked = UNWANTED, UNASKED
+            entries = [entry for entry in self.subscriptions if entry.state == UNWANTED or entry.state == UNASKED]
+        if not entries:
+            self._wants_request = False
+            return
+        dup = self.request_id != 0
+        while not dup:
+            self._requests = self.request_id = self._requests % 65535 + 1
+            if self.request_id not in self._sending:
+                break
+        put = put_subscribe if ask == WANTED else put_unsubscribe
+        try:
+            self.out_end = put(
+                self.out,
+                self.out_end,
+                self.request_id,
+                [(entry.filter, entry.options) if ask == WANTED else entry.filter for entry in entries],
+                self.level,
+                dup,
+            )
+        except BufferTooSmall:
+            self.request_id = 0
+            if not self.out_end:
+                raise
+            return  # when the output is empty again
+        self._request_ms = now_ms
+        for entry in entries:
+            entry.state = asked
+
+    # --- in ---
+
+    def receive(self, packet, now_ms):
+        """Take in one decoded PUBLISH, acknowledgement, SUBACK or UNSUBACK; return what is to be reported.
+
+        Raises:
+            ProtocolViolation: an acknowledgement that does not belong to the flow its id is in.
+        """
+        kind = packet.packet_type
+        if kind == PUBLISH and packet.qos < 2:
+            self._show(packet)
+            return MESSAGE
+        if kind >= SUBACK:
+            return self._answered(packet, kind)
+        packet_id = packet.packet_id
+        ids = self._holding if kind == PUBLISH or kind == PUBREL else self._sending
+        slot = ids.get(packet_id, -1)
+        state = self._states[slot] & _STATE if slot >= 0 else NONE
+        action = TRANSITIONS[state * COLUMNS + kind - PUBLISH]
+        if action == DONE:
+            self.handle = self.store.seq_of(slot)
+            if slot == self._partial:
+                raise ProtocolViolation("acknowledged before it was sent", packet_id)
+            self._forget(ids, packet_id)
+            return self._verdict(packet)
+        if action == REMEMBER:
+            self.handle = self.store.seq_of(slot)
+            if self.level == LEVEL_5 and packet.code >= 0x80:  # the flow ends here (5, section 4.3.3)
+                self._forget(ids, packet_id)
+                return self._verdict(packet)
+            self.store.mark(slot, _PUBREC_SEEN)
+            self._due -= self._states[slot] >> 5 & 1
+            self._states[slot] = AWAIT_PUBCOMP | _SENT
+            self._sent_ms[slot] = now_ms
+            self._acknowledge(PUBREL, packet_id)
+        elif action == PUT_PUBREL:
+            self._acknowledge(PUBREL, packet_id)
+        elif action == HOLD:
+            self._hold(packet)
+        elif action == PUT_PUBREC:
+            self._acknowledge(PUBREC, packet_id)
+        elif action == HAND_OVER:
+            self._show_held(slot)
+            self.untaken = PUBCOMP
+            return MESSAGE
+        elif action == PUT_PUBCOMP:
+            self._acknowledge(PUBCOMP, packet_id)
+        elif action != IGNORE:
+            raise ProtocolViolation("packet type %d in state %d" % (kind, state), packet_id)
+        return NOTHING
+
+    def taken(self):
+        """The application has taken the message: acknowledge it [MQTT-4.3.2-2] [MQTT-4.3.3-2]."""
+        kind = self.untaken
+        if kind > PUBACK or not kind:
+            self._forget(self._holding, self._untaken_id)
+            self._flush_due = True
+        self.untaken = -1
+        if kind > 0:
+            self._acknowledge(kind, self._untaken_id)
+        if self.left_out and not self._holding:
+            raise InboundWindowFull(self.store.slots)
+
+    def _verdict(self, packet):
+        if self.level == LEVEL_5:
+            self.code = packet.code
+            if self.code >= 0x80:
+                return REFUSED
+        return DELIVERED
+
+    def _forget(self, ids, packet_id):
+        """Release a slot: its flow is over."""
+        slot = ids.pop(packet_id)
+        self._due -= self._states[slot] >> 5 & 1
+        self.lost -= self._states[slot] >> 6 & 1
+        self._states[slot] = NONE
+        self.store.release(slot)
+
+    def _acknowledge(self, kind, packet_id):
+        self.out_end = put_ack(self.out, self.out_end, kind, packet_id, self.level)
+
+    def _show(self, packet):
+        """Let the message be what lies in the decoder's buffer."""
+        message = self.message
+        message.buffer = packet.buffer
+        message.topic_start = packet.topic_start
+        message.topic_end = packet.topic_end
+        message.payload_start = packet.payload_start
+        message.payload_end = packet.payload_end
+        message.properties_start = packet.properties_start
+        message.properties_end = packet.properties_end
+        message.qos = packet.qos
+        message.retain = packet.retain
+        message.dup = packet.dup
+        self._untaken_id = packet.packet_id
+        self.untaken = PUBACK if packet.qos else -1
+
+    def _hold(self, packet):
+        """Store an inbound QoS 2 message, whole and not handed over, and only then answer it [MQTT-4.3.3-2]."""
+        store = self.store
+        # One that is left out leaves out all later ones, so that their order holds; the next connection brings them again.
+        if self.left_out or len(self._holding) >= store.slots - self.window - (1 if self.remember else 0):
+            self.left_out = True
+            if not self._holding:
+                raise InboundWindowFull(store.slots)
+            return
+        start = packet.topic_start - 2
+        n = packet.payload_end - start
+        scratch = self._scratch
+        scratch[0] = PUBLISH << 4 | 2 << 1 | (1 if packet.retain else 0)
+        at = put_length(scratch, 1, n)
+        copy(scratch, at, packet.buffer, start, n)
+        slot = store.hold(scratch, at + n)
+        self._holding[packet.packet_id] = slot
+        self._states[slot] = HELD
+        self._acknowledge(PUBREC, packet.packet_id)
+
+    def _show_held(self, slot):
+        """Let the message be a held one, read into a buffer of its own: handlers may publish meanwhile."""
+        if not self._handed:
+            self._handed = bytearray(len(self._scratch))
+        buf = self._handed
+        length = self.store.length_of(slot)
+        self.store.read(slot, 0, buf, 0, length)
+        at = 1
+        while buf[at] & 0x80:
+            at += 1
+        at += 3
+        message = self.message
+        message.buffer = buf
+        message.topic_start = at
+        message.topic_end = at = at + (buf[at - 2] << 8 | buf[at - 1])
+        self._untaken_id = buf[at] << 8 | buf[at + 1]
+        at += 2
+        if self.level == LEVEL_5:
+            n = shift = 0
+            while True:
+                n |= (buf[at] & 0x7F) << shift
+                shift += 7
+                at += 1
+                if not buf[at - 1] & 0x80:
+                    break
+            message.properties_start = at
+            message.properties_end = at = at + n
+        message.payload_start = at
+        message.payload_end = length
+        message.qos = 2
+        message.retain = bool(buf[0] & 1)
+        message.dup = False
+
+    def _answered(self, packet, kind):
+        """A SUBACK or UNSUBACK: each filter has its own result, and a refusal is no reason to end the connection."""
+        if packet.packet_id != self.request_id:
+            return NOTHING  # the answer to a request that was repeated (3.1)
+        waiting = ASKED if kind == SUBACK else UNASKED
+        entries = [entry for entry in self.subscriptions if entry.state == waiting]
+        count = packet.codes_end - packet.codes_start
+        if not entries or (count != len(entries) and (kind == SUBACK or self.level == LEVEL_5)):
+            raise ProtocolViolation("%d results for %d filters" % (count, len(entries)))  # [MQTT-3.8.4-5]
+        self.request_id = 0
+        self._wants_request = True
+        for i in range(len(entries)):
+            entry = entries[i]
+            if kind == SUBACK:
+                entry.code = packet.buffer[packet.codes_start + i]
+                entry.state = DECLINED if entry.code >= SUBSCRIPTION_REFUSED else GRANTED
+            else:
+                self.subscriptions.remove(entry)
+        return SUBSCRIBED
+
+    # --- time ---
+
+    def overdue_ms(self, now_ms):
+        """Return how long the oldest unanswered packet has waited for its answer, and mark what is to be retried (Q5)."""
+        oldest = 0
+        for slot in range(len(self._states)):
+            state = self._states[slot] & (_STATE | _DUE)
+            if NONE < state < HELD:  # sent, and not due to be sent again
+                age = ticks_diff(now_ms, self._sent_ms[slot])
+                if self.retry_ms and age >= self.retry_ms:
+                    self._states[slot] |= _DUE
+                    self._due += 1
+                elif age > oldest:
+                    oldest = age
+        if self.request_id:
+            age = ticks_diff(now_ms, self._request_ms)
+            if self.level == 3 and self.retry_ms and age >= self.retry_ms and self.room:
+                self._put_request(now_ms)
+            elif age > oldest:
+                oldest = age
+        return oldest
+
+
+def _id_of(seq):
+    return (seq - 1) % 65535 + 1
