@@ -1,10 +1,12 @@
-"""The board contract: what `firmware/main.py` asks of the module `board` that lies beside it on every board.
+"""The board contract: what the application asks of the module `board` that lies beside it on every board.
 
-All that differs between boards is behind these names. A board's folder holds its `board.py`; the virtual board's lies in
-`tools/virtual_board`. A function that a board has no hardware for returns None, it does not raise.
+All that differs between boards is behind these names. A board's folder holds its `board.py`; the virtual board's lies
+in `tools/virtual_board`. A function that a board has no hardware for returns None, it does not raise. Nothing here
+waits, but for `journal_region` (it reads flash), `sleep` and `reset`.
 """
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import NoReturn, Protocol
 
 class Sensor(Protocol):
     name: str
@@ -30,8 +32,14 @@ def unique_id() -> str:
 def reset_cause() -> str:
     """Return why the board started: "power-on", "brown-out", "watchdog", "reset", "deep-sleep" or "unknown"."""
 
-def network_up(ssid: str, password: str, timeout_ms: int, feed) -> bool:
-    """Bring the network up, calling feed() meanwhile; return whether it is up at the deadline."""
+def reset() -> NoReturn:
+    """Start again, as after a press of the reset button."""
+
+def network_up(ssid: str, password: str, country: str) -> bool:
+    """See that the network is up or on its way; return whether it is up now. To be called again and again."""
+
+def network_problem() -> str:
+    """Return in words why the network is not up ("wrong password" ...), or "" where it is or nothing is known."""
 
 def network_down() -> None:
     """Switch the network off."""
@@ -39,8 +47,12 @@ def network_down() -> None:
 def network_strength() -> int | None:
     """Return the signal strength in dBm."""
 
-def journal_region() -> Region:
+def journal_region(sectors: int) -> Region:
     """Return the flash region that the journal may use.
+
+    Args:
+        sectors: how many sectors it is to have where it shares the flash with the file system; a partition of its own
+            is taken whole.
 
     Raises:
         flashmqtt.errors.StoreError: there is none, or it is not the journal's.
@@ -52,11 +64,17 @@ def sensors() -> list[Sensor]:
 def led(on: bool) -> None:
     """Switch the status LED."""
 
-def watchdog(timeout_ms: int):
-    """Start the watchdog; return the function that feeds it."""
+def watchdog(timeout_ms: int) -> Callable[[], None]:
+    """Start the watchdog, with the nearest timeout that it can do; return the function that feeds it."""
 
-def sleep(duration_ms: int) -> None:
-    """Sleep as deeply as the board can; where that ends in a reset, this does not return."""
+def sleep(duration_ms: int) -> NoReturn:
+    """Switch the network off, sleep as deeply as the board can, and start again."""
 
 def supply_millivolts() -> int | None:
     """Return the supply's or battery's voltage in mV."""
+
+def clock() -> int | None:
+    """Return the seconds since 1970 UTC, or None while the clock is not set."""
+
+def set_clock(unix_s: int) -> None:
+    """Set the clock to seconds since 1970 UTC."""

@@ -4,16 +4,18 @@ readings.
 Runs inside the board's process, whose working directory is the board's: `flash.bin` is the chip's contents,
 `flash.intent` names the operation under way, so that a kill tears it (see `tools.flashsim`), `reset_cause` is
 written by the supervisor before each start. The environment sets the chip: FLASHMQTT_FLASH_BYTES,
-FLASHMQTT_FLASH_TIME (1.0 is the data sheet's typical time).
+FLASHMQTT_FLASH_TIME (1.0 is the data sheet's typical time). With FLASHMQTT_CLOCK=unset, the board starts without
+knowing the time.
 """
 
 from os import getenv, listdir
+from time import time
 
 from flashmqtt.flash.block import BlockRegion
-
 from tools.flashsim.nor import FileNorFlash
 
 THERMAL = "/sys/class/thermal"
+_clock_offset = None if getenv("FLASHMQTT_CLOCK") == "unset" else 0
 
 
 def _first_line(path):
@@ -75,9 +77,19 @@ def reset_cause():
     return _first_line("reset_cause").strip() or "power-on"
 
 
-def network_up(ssid, password, timeout_ms, feed):
+def reset():
+    """End the process: the supervisor starts it again."""
+    raise SystemExit(0)
+
+
+def network_up(ssid, password, country):
     """Loopback is always up."""
     return True
+
+
+def network_problem():
+    """Loopback has none."""
+    return ""
 
 
 def network_down():
@@ -89,7 +101,7 @@ def network_strength():
     return
 
 
-def journal_region():
+def journal_region(sectors=0):
     """Return the whole simulated chip."""
     return BlockRegion(
         FileNorFlash(
@@ -130,3 +142,14 @@ def sleep(duration_ms):
 def supply_millivolts():
     """There is no battery."""
     return
+
+
+def clock():
+    """Return the seconds since 1970, or None while the clock is not set: see FLASHMQTT_CLOCK."""
+    return None if _clock_offset is None else time() + _clock_offset
+
+
+def set_clock(unix_s):
+    """Set the board's clock; the host's own stays as it is."""
+    global _clock_offset
+    _clock_offset = unix_s - time()

@@ -1,0 +1,159 @@
+"""The ESP32 (and its relatives S2, S3, C3, C6) behind the board contract, `boards/board.pyi`.
+
+What is peculiar to it: a partition of its own for the journal is used where the table has one, else pinned files; a brown-out
+looks like a power-on to MicroPython, and a crash of the IDF like a reset; deep sleep is a real one, from which the clock comes
+back set; connecting a radio that is connecting raises. It knows no MQTT.
+"""
+
+from time import gmtime, mktime, ticks_diff, ticks_ms, time
+
+import esp32
+import machine
+import network
+from machine import WDT, Pin
+from micropython import const
+
+LED_PIN = 2  # the blue one of most DevKits; override it in a copy of this file
+_RETRY_MS = const(20000)
+_WATCHDOG_LEAST_MS = const(1000)
+_CLOCK_IS_SET = const(2025)
+
+_led = Pin(LED_PIN, Pin.OUT)
+_wlan = network.WLAN(network.STA_IF)
+_wanted = ""
+_asked = ticks_ms()
+
+
+def unique_id():
+    """Return the factory MAC address."""
+    return machine.unique_id().hex()
+
+
+def reset_cause():
+    """Return why the board started."""
+    cause = machine.reset_cause()
+    if cause == machine.DEEPSLEEP_RESET:
+        return "deep-sleep"
+    if cause == machine.WDT_RESET:
+        return "watchdog"
+    if cause in (machine.HARD_RESET, machine.SOFT_RESET):
+        return "reset"
+    return "power-on" if cause == machine.PWRON_RESET else "unknown"
+
+
+def reset():
+    """Start again."""
+    machine.reset()
+
+
+def network_up(ssid, password, country):
+    """Ask the radio to join, again every 20 s while it has not; return whether it has."""
+    global _wanted, _asked
+    if _wlan.isconnected():
+        return True
+    now = ticks_ms()
+    if _wanted and _wanted == ssid and ticks_diff(now, _asked) < _RETRY_MS:
+        return False
+    if country:
+        network.country(country)
+    if _wanted:
+        # connect() raises while an earlier attempt is under way; off and on again also frees a radio that is stuck.
+        _wlan.active(False)
+    _wlan.active(True)
+    _wlan.connect(ssid, password or None)
+    _wanted = ssid
+    _asked = now
+    return False
+
+
+def network_problem():
+    """Return the radio's complaint in words."""
+    status = _wlan.status()
+    if status in (network.STAT_WRONG_PASSWORD, network.STAT_HANDSHAKE_TIMEOUT):
+        return "wrong password"
+    if status == network.STAT_NO_AP_FOUND:
+        return "no such network in reach"
+    if status in (network.STAT_ASSOC_FAIL, network.STAT_BEACON_TIMEOUT):
+        return "the access point refuses, or is too far away"
+    return ""
+
+
+def network_down():
+    """Leave the network and take the radio's power away."""
+    global _wanted
+    _wanted = ""
+    _wlan.active(False)
+
+
+def network_strength():
+    """Return the signal strength in dBm, while the network is up."""
+    return _wlan.status("rssi") if _wlan.isconnected() else None
+
+
+def journal_region(sectors):
+    """Return the partition `journal` of a table of ours, else files of the stock file system, pinned."""
+    found = esp32.Partition.find(esp32.Partition.TYPE_DATA, label="journal")
+    if found:
+        from flashmqtt.flash.block import BlockRegion
+
+        return BlockRegion(found[0])
+    from flashmqtt.flash.pinned import PinnedFiles
+
+    return PinnedFiles(esp32.Partition.find(esp32.Partition.TYPE_DATA, label="vfs")[0], "/journal", sectors)
+
+
+class ChipTemperature:
+    """The sensor inside the chip, which tells of its own heat."""
+
+    name = "chip_temperature"
+    unit = "Cel"
+
+    def read(self):
+        """Return degrees Celsius."""
+        if hasattr(esp32, "mcu_temperature"):  # S2, S3, C3, C6
+            return esp32.mcu_temperature()
+        return round((esp32.raw_temperature() - 32) / 1.8, 1)  # the ESP32 itself counts in Fahrenheit
+
+
+def sensors():
+    """Return the chip's temperature, where the chip measures it."""
+    if hasattr(esp32, "mcu_temperature") or hasattr(esp32, "raw_temperature"):
+        return [ChipTemperature()]
+    return []
+
+
+def led(on):
+    """Switch the LED."""
+    _led.value(1 if on else 0)
+
+
+def watchdog(timeout_ms):
+    """Start the watchdog, for at least a second."""
+    return WDT(timeout=max(timeout_ms, _WATCHDOG_LEAST_MS)).feed
+
+
+def sleep(duration_ms):
+    """Sleep deeply: only the clock and its memory stay powered, and waking is a reset."""
+    network_down()
+    led(False)
+    machine.deepsleep(duration_ms)
+
+
+def supply_millivolts():
+    """The chip has no way to measure its own supply."""
+    return
+
+
+def clock():
+    """Return the seconds since 1970, or None until the clock is set: it starts in 2000 or 1970, and runs on in deep sleep."""
+    return time() + _from_1970() if gmtime()[0] >= _CLOCK_IS_SET else None
+
+
+def set_clock(unix_s):
+    """Set the real-time clock."""
+    now = gmtime(unix_s - _from_1970())
+    machine.RTC().datetime((now[0], now[1], now[2], now[6], now[3], now[4], now[5], 0))
+
+
+def _from_1970():
+    return 946684800 - mktime((2000, 1, 1, 0, 0, 0, 0, 0))  # MicroPython's epoch is 2000 or 1970, by version and build

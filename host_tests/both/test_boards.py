@@ -1,0 +1,169 @@
+"""The boards behind their contract, on fakes of the hardware: causes of a reset, the radio, sleep, clock, flash."""
+
+import pytest
+
+from tools.flashsim.nor import NorFlash
+from tools.virtual_board.hardware import load_board
+
+RP2040, ESP32 = "rp2040", "esp32"
+SCRATCH0 = 0x4005800C
+CHIP_RESET = 0x40064008
+BOTH = [RP2040, ESP32]
+
+
+def _end(call, *arguments):
+    with pytest.raises(SystemExit) as end:
+        call(*arguments)
+    return str(end.value)
+
+
+@pytest.mark.parametrize(
+    "cause,registers,said",
+    [
+        (1, {}, "power-on"),
+        (1, {CHIP_RESET: 1 << 16}, "reset"),
+        (3, {}, "watchdog"),
+        (3, {SCRATCH0: 0x666C0003}, "watchdog"),
+        (3, {SCRATCH0: 0x666C0001}, "reset"),
+        (3, {SCRATCH0: 0x666C0002}, "deep-sleep"),
+    ],
+)
+@pytest.mark.req("B1", "B4")
+def test_pico_tells_its_resets_apart(cause, registers, said):
+    board = load_board(RP2040, cause=cause, registers=dict(registers))
+    assert board.reset_cause() == said
+    # A watchdog that bites after this start finds the mark of a program that ran.
+    assert board.machine.mem32[SCRATCH0] == 0x666C0003
+
+
+@pytest.mark.parametrize(
+    "cause,said", [(1, "power-on"), (2, "reset"), (3, "watchdog"), (4, "deep-sleep"), (5, "reset"), (0, "unknown")]
+)
+@pytest.mark.req("B1", "B4")
+def test_esp32_names_its_resets(cause, said):
+    assert load_board(ESP32, cause=cause).reset_cause() == said
+
+
+@pytest.mark.parametrize("name", BOTH)
+@pytest.mark.req("B4")
+def test_reset_asked_for_is_seen_after_it(name):
+    board = load_board(name)
+    assert _end(board.reset) == "reset"
+    registers = board.machine.simulated.registers
+    again = load_board(name, cause=3 if name == RP2040 else 5, registers=registers)
+    assert again.reset_cause() == "reset"
+
+
+@pytest.mark.parametrize("name", BOTH)
+@pytest.mark.req("B4")
+def test_radio_joins_without_anybody_waiting(name):
+    board = load_board(name)
+    ether = board.network.simulated
+    ether.access_points["home"] = "secret-word"
+    answers = [board.network_up("home", "secret-word", "AT") for _ in range(4)]
+    assert answers == [False, False, True, True]
+    assert ether.log == ["on", "connect home"] and ether.country == "AT"
+    assert board.network_strength() == -61 and board.network_problem() == ""
+    board.network_down()
+    assert board.network_strength() is None and ether.log[-1] == "off"
+
+
+@pytest.mark.parametrize("name", BOTH)
+@pytest.mark.req("B4")
+def test_radio_that_fails_says_why_and_is_restarted_after_a_while(name):
+    board = load_board(name)
+    ether = board.network.simulated
+    assert not board.network_up("home", "wrong", "")
+    assert board.network_problem() == "no such network in reach"
+    ether.access_points["home"] = "right"
+    assert not board.network_up("home", "wrong", "")
+    assert board.network_problem() == "wrong password"
+    assert ether.log.count("connect home") == 1
+    board.clock_module.sleep_ms(20001)
+    for _ in range(3):
+        assert not board.network_up("home", "wrong", "")
+    assert ether.log.count("connect home") == 2 and "off" in ether.log
+    assert not board.network_up("home2", "right", "")  # another network is asked for at once
+    assert ether.log[-1] == "connect home2"
+
+
+@pytest.mark.req("B4", "B5")
+def test_pico_feeds_its_watchdog_through_a_long_sleep():
+    board = load_board(RP2040)
+    feed = board.watchdog(60000)
+    assert board.machine.simulated.watchdog_ms == 8388
+    feed()
+    assert _end(board.sleep, 60000) == "reset"
+    slept = board.machine.simulated.sleeps
+    assert sum(slept) == 60000 and max(slept) <= 2000
+    assert board.network.simulated.log == []
+    woken = load_board(RP2040, cause=3, registers=board.machine.simulated.registers)
+    assert woken.reset_cause() == "deep-sleep"
+
+
+@pytest.mark.req("B5")
+def test_pico_sleeps_on_where_lightsleep_returns_at_once():
+    board = load_board(RP2040, lightsleep_returns_at_once=True)
+    assert _end(board.sleep, 5000) == "reset"
+    assert board.clock_module.ms >= 5000 and len(board.machine.simulated.sleeps) <= 60
+
+
+@pytest.mark.req("B5")
+def test_esp32_sleeps_deeply_in_one_go():
+    board = load_board(ESP32)
+    board.watchdog(100)
+    assert board.machine.simulated.watchdog_ms == 1000
+    assert _end(board.sleep, 3600000) == "deep-sleep"
+    assert board.machine.simulated.sleeps == [3600000]
+
+
+@pytest.mark.parametrize("name", BOTH)
+@pytest.mark.req("B4")
+def test_clock_is_unknown_until_it_is_set(name):
+    board = load_board(name)
+    assert board.clock() is None
+    board.set_clock(1795000000)
+    assert board.clock() == 1795000000
+    board.clock_module.sleep_ms(90000)
+    assert board.clock() == 1795000090
+
+
+@pytest.mark.req("B1")
+def test_pico_measures_supply_and_temperature():
+    board = load_board(RP2040)
+    (sensor,) = board.sensors()
+    assert sensor.name == "chip_temperature" and sensor.unit == "Cel" and 20 < sensor.read() < 35
+    assert board.supply_millivolts() == 5000
+    board.network.simulated.access_points["home"] = ""
+    board.network_up("home", "", "")
+    board.machine.simulated.adc[29] = 0  # the radio's clock is on that pin now
+    assert board.supply_millivolts() == 5000
+
+
+@pytest.mark.req("B1")
+def test_esp32_measures_in_celsius():
+    board = load_board(ESP32)
+    assert board.sensors()[0].read() == 52.8
+    assert board.supply_millivolts() is None
+
+
+@pytest.mark.parametrize("name", BOTH)
+@pytest.mark.req("B1")
+def test_id_is_the_chips_and_led_lights(name):
+    board = load_board(name)
+    assert board.unique_id() == "e6616408432b1c2f"
+    board.led(True)
+    assert board.machine.simulated.pins["LED" if name == RP2040 else 2] == 1
+    board.led(False)
+    assert board.machine.simulated.pins["LED" if name == RP2040 else 2] == 0
+
+
+@pytest.mark.req("B1", "S3")
+def test_esp32_takes_the_partition_that_is_called_journal():
+    board = load_board(ESP32)
+    board.esp32.simulated.device = NorFlash(16 * 4096, "esp32")
+    board.esp32.simulated.partitions = {"vfs": (0, 4), "journal": (4, 12)}
+    region = board.journal_region(8)
+    assert (region.sectors, region.sector_bytes, region.page_bytes) == (12, 4096, 1)
+    region.program(5, bytearray(b"abc"))
+    assert bytes(board.esp32.simulated.device.peek(4 * 4096 + 5, 3)) == b"abc"

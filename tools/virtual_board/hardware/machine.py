@@ -1,0 +1,161 @@
+"""The fake of `machine`: pins and converters with values that a test sets, resets that end the program."""
+
+PWRON_RESET = 1
+HARD_RESET = 2
+WDT_RESET = 3
+DEEPSLEEP_RESET = 4
+SOFT_RESET = 5
+
+
+class Simulated:
+    """What the fake hardware holds.
+
+    Attributes:
+        cause: what `reset_cause()` returns.
+        registers: address -> value of `mem32`; the scratch registers survive a reset, as on the chip.
+        adc: channel or pin -> 16-bit reading.
+        pins: pin -> value last written.
+        sleeps: milliseconds of every `lightsleep`.
+        fed: how often a watchdog was fed; `watchdog_ms` its timeout, 0 while there is none.
+        on_reset: called with "reset" or "deep-sleep" before the program ends.
+        clock: the module `time` of the board, moved by sleeping.
+    """
+
+    def __init__(self):
+        self.cause = PWRON_RESET
+        self.registers = {}
+        self.adc = {4: 14050, 29: 33100}
+        self.pins = {}
+        self.sleeps = []
+        self.fed = 0
+        self.watchdog_ms = 0
+        self.watchdog_left = 0
+        self.on_reset = None
+        self.clock = None
+        self.id = b"\xe6\x61\x64\x08\x43\x2b\x1c\x2f"
+        self.lightsleep_returns_at_once = False
+        self.datetime = None
+
+    def end(self, how):
+        """End the program, as a reset does."""
+        if self.on_reset:
+            self.on_reset(how)
+        raise SystemExit(how)
+
+    def passed(self, ms):
+        """Let time pass; a watchdog that is not fed in time ends the program, or hangs the chip."""
+        if self.clock:
+            self.clock.sleep_ms(ms)
+        if self.watchdog_ms:
+            self.watchdog_left -= ms
+            if self.watchdog_left <= 0:
+                raise RuntimeError("the watchdog bit during a sleep: an RP2040 would hang now")
+
+
+simulated = Simulated()
+
+
+class Memory32:
+    """Registers by address."""
+
+    def __getitem__(self, address):
+        return simulated.registers.get(address, 0)
+
+    def __setitem__(self, address, value):
+        simulated.registers[address] = value
+
+
+mem32 = Memory32()
+
+
+def reset_cause():
+    """Return why the chip started."""
+    return simulated.cause
+
+
+def reset():
+    """End the program."""
+    simulated.end("reset")
+
+
+def deepsleep(time_ms=0):
+    """Note the sleep and end the program."""
+    simulated.sleeps.append(time_ms)
+    simulated.end("deep-sleep")
+
+
+def lightsleep(time_ms=0):
+    """Note the sleep."""
+    simulated.sleeps.append(time_ms)
+    if not simulated.lightsleep_returns_at_once:
+        simulated.passed(time_ms)
+
+
+def unique_id():
+    """Return the id."""
+    return simulated.id
+
+
+class Pin:
+    """A pin."""
+
+    IN = 0
+    OUT = 1
+    ALT = 3
+    PULL_UP = 1
+    PULL_DOWN = 2
+
+    def __init__(self, id, mode=-1, pull=-1, *, value=None, alt=-1):
+        self.id = id
+        if value is not None:
+            self.value(value)
+
+    def value(self, x=None):
+        """Read or write."""
+        if x is None:
+            return simulated.pins.get(self.id, 0)
+        simulated.pins[self.id] = x
+        return None
+
+
+class ADC:
+    """An analog-to-digital converter's channel."""
+
+    def __init__(self, id):
+        self._id = id
+
+    def read_u16(self):
+        """Return what the test set."""
+        return simulated.adc.get(self._id, 0)
+
+
+class WDT:
+    """The watchdog."""
+
+    def __init__(self, *, id=0, timeout=5000):
+        if timeout > 8388 and simulated.registers.get("chip", "rp2040") == "rp2040":
+            raise ValueError("timeout exceeds 8388")
+        simulated.watchdog_ms = timeout
+        simulated.watchdog_left = timeout
+
+    def feed(self):
+        """Give it another timeout."""
+        simulated.fed += 1
+        simulated.watchdog_left = simulated.watchdog_ms
+
+
+class RTC:
+    """The real-time clock."""
+
+    def __init__(self, id=0):
+        pass
+
+    def datetime(self, datetimetuple=None):
+        """Set it: (year, month, day, weekday, hour, minute, second, subsecond)."""
+        simulated.datetime = datetimetuple
+        if simulated.clock and datetimetuple:
+            year, month, day, _, hour, minute, second, _ = datetimetuple
+            simulated.clock.unix_s = (
+                simulated.clock.mktime((year, month, day, hour, minute, second, 0, 0)) - simulated.clock.ms // 1000
+            )
+        return simulated.datetime

@@ -1,0 +1,106 @@
+"""The fake of `network`: a radio that joins the access points of `simulated`, after a number of questions."""
+
+STA_IF = 0
+AP_IF = 1
+STAT_IDLE = 0
+STAT_CONNECTING = 1
+STAT_GOT_IP = 3
+STAT_NO_AP_FOUND = -2
+STAT_WRONG_PASSWORD = -3
+STAT_CONNECT_FAIL = -1
+# The ESP32's further ones.
+STAT_BEACON_TIMEOUT = 200
+STAT_ASSOC_FAIL = 203
+STAT_HANDSHAKE_TIMEOUT = 204
+
+
+class Simulated:
+    """The ether.
+
+    Attributes:
+        access_points: name -> password.
+        questions: how often `isconnected` says no after a `connect`.
+        log: what was asked of the radio, in order.
+    """
+
+    def __init__(self):
+        self.access_points = {}
+        self.questions = 2
+        self.log = []
+        self.country = "XX"
+
+
+simulated = Simulated()
+
+
+def country(code=None):
+    """Get or set the country, which is what the radio may use."""
+    if code is None:
+        return simulated.country
+    simulated.country = code
+    return None
+
+
+def hostname(name=None):
+    """Get or set the name for DHCP."""
+    return name or "board"
+
+
+class WLAN:
+    """The radio."""
+
+    PM_PERFORMANCE = 10555714
+    PM_NONE = 16
+    PM_POWERSAVE = 17
+    IF_STA = 0
+
+    def __init__(self, interface_id=STA_IF):
+        self._active = False
+        self._network = None
+        self._left = 0
+
+    def active(self, is_active=None):
+        """Switch it on or off, or ask."""
+        if is_active is None:
+            return self._active
+        simulated.log.append("on" if is_active else "off")
+        self._active = bool(is_active)
+        if not is_active:
+            self._network = None
+        return None
+
+    def connect(self, ssid=None, password=None, *, bssid=None):
+        """Begin to join."""
+        if not self._active:
+            raise OSError(1)
+        simulated.log.append("connect " + str(ssid))
+        self._network = (ssid, password or "")
+        self._left = simulated.questions
+
+    def disconnect(self):
+        """Leave."""
+        simulated.log.append("disconnect")
+        self._network = None
+
+    def isconnected(self):
+        """Return whether it has joined, counting the question."""
+        if self.status() == STAT_CONNECTING:
+            self._left -= 1
+        return self.status() == STAT_GOT_IP
+
+    def status(self, param=None):
+        """Return how the joining stands, or the signal strength."""
+        if param == "rssi":
+            return -61
+        if self._network is None:
+            return STAT_IDLE
+        ssid, password = self._network
+        if ssid not in simulated.access_points:
+            return STAT_NO_AP_FOUND
+        if simulated.access_points[ssid] != password:
+            return STAT_WRONG_PASSWORD
+        return STAT_CONNECTING if self._left > 0 else STAT_GOT_IP
+
+    def config(self, param=None, *, pm=None, mac=None, ssid=None):
+        """Take a setting."""
+        return
