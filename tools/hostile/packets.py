@@ -1,0 +1,321 @@
+"""MQTT packets for tests, both ways and at all three levels: what a correct program sends, and whatever else one asks for.
+
+Written from the standards alone and sharing nothing with the library's codec, so that one's mistakes do not hide in
+the other's. Writers return bytes and check nothing: a wrong flag, a lying length, an id of 0 are there to be sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+CONNECT, CONNACK, PUBLISH, PUBACK, PUBREC, PUBREL, PUBCOMP = 1, 2, 3, 4, 5, 6, 7
+SUBSCRIBE, SUBACK, UNSUBSCRIBE, UNSUBACK, PINGREQ, PINGRESP, DISCONNECT, AUTH = 8, 9, 10, 11, 12, 13, 14, 15
+NAMES = (
+    *("RESERVED", "CONNECT", "CONNACK", "PUBLISH", "PUBACK", "PUBREC", "PUBREL", "PUBCOMP", "SUBSCRIBE", "SUBACK"),
+    *("UNSUBSCRIBE", "UNSUBACK", "PINGREQ", "PINGRESP", "DISCONNECT", "AUTH"),
+)
+
+
+def length(n: int) -> bytes:
+    """Return a Remaining Length."""
+    out = bytearray()
+    while True:
+        n, low = n >> 7, n & 0x7F
+        out.append(low | (0x80 if n else 0))
+        if not n:
+            return bytes(out)
+
+
+def word(n: int) -> bytes:
+    """Return a 16-bit integer."""
+    return n.to_bytes(2, "big")
+
+
+def text(content: str | bytes) -> bytes:
+    """Return a string with its length."""
+    octets = content.encode() if isinstance(content, str) else content
+    return word(len(octets)) + octets
+
+
+def packet(head: int, body: bytes = b"") -> bytes:
+    """Return a packet with this first byte."""
+    return bytes((head,)) + length(len(body)) + body
+
+
+def _properties(level: int, content: bytes = b"") -> bytes:
+    return length(len(content)) + content if level == 5 else b""
+
+
+def connect(
+    client_id: str, level: int = 4, clean: bool = True, keep_alive_s: int = 0, properties: bytes = b""
+) -> bytes:
+    """Return a CONNECT without will, user and password."""
+    name = "MQIsdp" if level == 3 else "MQTT"
+    head = text(name) + bytes((level, 2 if clean else 0)) + word(keep_alive_s)
+    return packet(0x10, head + _properties(level, properties) + text(client_id))
+
+
+def connack(level: int = 4, session_present: int = 0, code: int = 0, properties: bytes = b"") -> bytes:
+    """Return a CONNACK."""
+    return packet(0x20, bytes((session_present, code)) + _properties(level, properties))
+
+
+def publish(
+    topic: str | bytes,
+    payload: str | bytes,
+    qos: int = 0,
+    packet_id: int = 0,
+    level: int = 4,
+    retain: bool = False,
+    dup: bool = False,
+    properties: bytes = b"",
+) -> bytes:
+    """Return a PUBLISH."""
+    body = text(topic) + (word(packet_id) if qos else b"") + _properties(level, properties)
+    body += payload.encode() if isinstance(payload, str) else payload
+    return packet(0x30 | dup << 3 | qos << 1 | retain, body)
+
+
+def ack(kind: int, packet_id: int, code: int | None = None) -> bytes:
+    """Return a PUBACK, PUBREC, PUBREL or PUBCOMP; a code only where one is given (level 5)."""
+    return packet(kind << 4 | (2 if kind == PUBREL else 0), word(packet_id) + (b"" if code is None else bytes((code,))))
+
+
+def subscribe(packet_id: int, filters: Iterable[tuple[str, int]], level: int = 4) -> bytes:
+    """Return a SUBSCRIBE."""
+    body = word(packet_id) + _properties(level) + b"".join(text(name) + bytes((options,)) for name, options in filters)
+    return packet(0x82, body)
+
+
+def suback(packet_id: int, codes: Iterable[int], level: int = 4) -> bytes:
+    """Return a SUBACK."""
+    return packet(0x90, word(packet_id) + _properties(level) + bytes(codes))
+
+
+def unsuback(packet_id: int, codes: Iterable[int] = (), level: int = 4) -> bytes:
+    """Return an UNSUBACK; only level 5 has codes."""
+    return packet(0xB0, word(packet_id) + _properties(level) + bytes(codes))
+
+
+PING = packet(0xC0)
+PONG = packet(0xD0)
+
+
+def disconnect(level: int = 4, code: int | None = None) -> bytes:
+    """Return a DISCONNECT; a code only where one is given (level 5)."""
+    return packet(0xE0, b"" if code is None else bytes((code,)))
+
+
+class Wrong(Exception):
+    """The client under test sent bytes that no client may send; the text says which rule they break."""
+
+
+@dataclass
+class Packet:
+    """One packet that came, taken apart."""
+
+    kind: int
+    flags: int
+    body: bytes
+    packet_id: int = 0
+    topic: str = ""
+    payload: bytes = b""
+    code: int = 0
+    session_present: bool = False
+    client_id: str = ""
+    level: int = 4
+    clean: bool = False
+    keep_alive_s: int = 0
+    properties: bytes = b""
+    filters: list[tuple[str, int]] = field(default_factory=list)
+    codes: bytes = b""
+
+    @property
+    def qos(self) -> int:
+        """A PUBLISH's QoS."""
+        return self.flags >> 1 & 3
+
+    @property
+    def dup(self) -> bool:
+        """Whether DUP is set."""
+        return bool(self.flags & 8)
+
+    @property
+    def retain(self) -> bool:
+        """Whether RETAIN is set."""
+        return bool(self.flags & 1)
+
+    def __str__(self) -> str:
+        number = f" {self.packet_id}" if self.packet_id else ""
+        return f"{NAMES[self.kind]}{number}{' dup' if self.dup else ''}"
+
+
+class _Body:
+    def __init__(self, body: bytes):
+        self.body, self.at = body, 0
+
+    def take(self, n: int) -> bytes:
+        piece = self.body[self.at : self.at + n]
+        if len(piece) != n:
+            raise Wrong(f"a packet's body ends {n - len(piece)} bytes early")
+        self.at += n
+        return piece
+
+    def word(self) -> int:
+        return int.from_bytes(self.take(2), "big")
+
+    def octets(self) -> bytes:
+        return self.take(self.word())
+
+    def text(self) -> str:
+        try:
+            return self.octets().decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise Wrong(f"a string is not UTF-8: {error}") from None
+
+    def properties(self, level: int) -> bytes:
+        if level != 5:
+            return b""
+        n = shift = 0
+        while True:
+            byte = self.take(1)[0]
+            n |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:
+                return self.take(n)
+
+    def rest(self) -> bytes:
+        return self.take(len(self.body) - self.at)
+
+    @property
+    def left(self) -> int:
+        return len(self.body) - self.at
+
+
+class Reader:
+    """Takes a stream of bytes apart. The level is learnt from a CONNECT, or given."""
+
+    def __init__(self, level: int = 4):
+        self.level = level
+        self._buffer = bytearray()
+
+    @property
+    def pending(self) -> int:
+        """How many bytes of an incomplete packet there are."""
+        return len(self._buffer)
+
+    def feed(self, chunk: bytes) -> list[Packet]:
+        """Return the packets that these bytes complete.
+
+        Raises:
+            Wrong: they break the standard.
+        """
+        self._buffer += chunk
+        packets = []
+        while (end := self._end()) and end <= len(self._buffer):
+            at = 2
+            while self._buffer[at - 1] & 0x80:
+                at += 1
+            packets.append(self._parse(self._buffer[0], bytes(self._buffer[at:end])))
+            del self._buffer[:end]
+        return packets
+
+    def _end(self) -> int:
+        n = shift = 0
+        for at in range(1, min(5, len(self._buffer))):
+            byte = self._buffer[at]
+            n |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:
+                if byte == 0 and at > 1:
+                    raise Wrong("a Remaining Length with more bytes than it needs")
+                return at + 1 + n
+        if len(self._buffer) > 4:
+            raise Wrong("a Remaining Length of five bytes")
+        return 0
+
+    def _parse(self, head: int, content: bytes) -> Packet:
+        kind, flags = head >> 4, head & 15
+        result = Packet(kind, flags, content, level=self.level)
+        body = _Body(content)
+        _check_flags(kind, flags, self.level)
+        if kind == CONNECT:
+            self._connect(result, body)
+        elif kind == CONNACK:
+            result.session_present = bool(body.take(1)[0] & 1)
+            result.code = body.take(1)[0]
+            result.properties = body.properties(self.level)
+        elif kind == PUBLISH:
+            result.topic = body.text()
+            if not result.topic or set("+#\0") & set(result.topic):
+                raise Wrong(f"PUBLISH to topic {result.topic!r}")
+            if result.qos:
+                result.packet_id = self._id(body)
+            elif result.dup:
+                raise Wrong("DUP at QoS 0")
+            result.properties = body.properties(self.level)
+            result.payload = body.rest()
+        elif PUBACK <= kind <= PUBCOMP:
+            result.packet_id = self._id(body)
+            if self.level == 5 and body.left:
+                result.code = body.take(1)[0]
+                if body.left:
+                    result.properties = body.properties(5)
+        elif kind in (SUBSCRIBE, UNSUBSCRIBE):
+            result.packet_id = self._id(body)
+            result.properties = body.properties(self.level)
+            while body.left:
+                result.filters.append((body.text(), body.take(1)[0] if kind == SUBSCRIBE else 0))
+            if not result.filters:
+                raise Wrong(f"{NAMES[kind]} without a filter")
+        elif kind in (SUBACK, UNSUBACK):
+            result.packet_id = self._id(body)
+            result.properties = body.properties(self.level)
+            result.codes = body.rest()
+        elif kind in (DISCONNECT, AUTH) and self.level == 5 and body.left:
+            result.code = body.take(1)[0]
+            if body.left:
+                result.properties = body.properties(5)
+        if body.left:
+            raise Wrong(f"{NAMES[kind]} with {body.left} bytes too many")
+        return result
+
+    def _connect(self, result: Packet, body: _Body) -> None:
+        name = body.text()
+        self.level = result.level = body.take(1)[0]
+        if (name, self.level) not in (("MQIsdp", 3), ("MQTT", 4), ("MQTT", 5)):
+            raise Wrong(f"CONNECT with {name!r} and level {self.level}")
+        flags = body.take(1)[0]
+        if flags & 1:
+            raise Wrong("CONNECT with its reserved flag")
+        result.clean = bool(flags & 2)
+        result.keep_alive_s = body.word()
+        result.properties = body.properties(self.level)
+        result.client_id = body.text()
+        if self.level == 3 and not 1 <= len(result.client_id) <= 23:
+            raise Wrong(f"a client id of {len(result.client_id)} characters at level 3")
+        if flags & 4:
+            body.properties(self.level)
+            result.topic, result.payload = body.text(), body.octets()
+        for bit in (0x80, 0x40):
+            if flags & bit:
+                body.octets()
+
+    def _id(self, body: _Body) -> int:
+        packet_id = body.word()
+        if not packet_id:
+            raise Wrong("a packet id of 0")
+        return packet_id
+
+
+def _check_flags(kind: int, flags: int, level: int) -> None:
+    """Check what may stand beside a type, by the tables of 2.2.2 (3.1: PUBREL, SUBSCRIBE, UNSUBSCRIBE may carry DUP)."""
+    if kind == PUBLISH:
+        right = flags >> 1 & 3 != 3
+    elif kind in (PUBREL, SUBSCRIBE, UNSUBSCRIBE):
+        right = flags == 2 or (level == 3 and flags == 10)
+    else:
+        right = flags == 0 and kind != 0
+    if not right:
+        raise Wrong(f"{NAMES[kind]} with flags {flags:04b}")
