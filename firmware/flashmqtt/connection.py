@@ -177,8 +177,9 @@ class Connection:
 
     def sent(self, n, now_ms):
         """Take note that the first n bytes of the output were written."""
-        self._start += n
-        self._sent_ms = now_ms
+        if n:
+            self._start += n
+            self._sent_ms = now_ms
         if self._start >= self.session.out_end:
             self._start = self.session.out_end = 0
 

@@ -1,0 +1,399 @@
+"""One network connection: handshake, keep alive, deadlines, chunking, bounded buffers, no allocation."""
+
+import sys
+
+import pytest
+
+from flashmqtt.connection import CLOSED, OPEN, Connection
+from flashmqtt.errors import (
+    BadUserNameOrPassword,
+    ConnectionLost,
+    DeadlineExpired,
+    MalformedPacket,
+    PacketTooLarge,
+    ProtocolViolation,
+)
+from flashmqtt.session.session import Session
+from wire import (
+    DISCONNECT,
+    PINGREQ,
+    PINGRESP,
+    connack,
+    packet,
+    peer,
+    puback,
+    pubcomp,
+    publish,
+    pubrec,
+    pubrel,
+    text,
+)
+
+MICROPYTHON = sys.implementation.name == "micropython"
+
+
+@pytest.mark.req("W10")
+def test_connect_carries_what_was_asked_for():
+    broker = peer(client_id=b"c", user=b"u", password=b"p", will=(b"w", b"gone", 1, True), keep_alive_s=30)
+    broker.connect()
+    assert broker.connect_packet == packet(
+        0x10,
+        text(b"MQTT"),
+        b"\x04",
+        bytes([0x80 | 0x40 | 0x20 | 1 << 3 | 4]),
+        b"\x00\x1e",
+        text(b"c"),
+        text(b"w"),
+        text(b"gone"),
+        text(b"u"),
+        text(b"p"),
+    )
+    assert broker.connection.state == OPEN
+
+
+@pytest.mark.req("W10")
+def test_a_refused_connect_has_its_name():
+    broker = peer()
+    broker.connection.start(broker.now)
+    with pytest.raises(BadUserNameOrPassword):
+        broker.give(connack(0, 4))
+
+
+@pytest.mark.req("W13")
+def test_a_missing_connack_is_given_up_after_the_deadline():
+    broker = peer(response_ms=5000)
+    broker.connection.start(broker.now)
+    broker.took()
+    assert broker.connection.check(broker.now + 4000) == 1000
+    with pytest.raises(DeadlineExpired):
+        broker.connection.check(broker.now + 5000)
+
+
+@pytest.mark.req("W13")
+def test_the_end_of_the_stream_is_a_lost_connection():
+    broker = peer()
+    broker.connect()
+    with pytest.raises(ConnectionLost):
+        broker.connection.received(0, broker.now)
+
+
+def silence(broker, ms, step=100):
+    """Let time pass as a loop would; return when the connection was given up, and the packets sent meanwhile with their times."""
+    sent = []
+    for t in range(0, ms, step):
+        broker.now = 1000 + t
+        try:
+            broker.connection.check(broker.now)
+        except DeadlineExpired:
+            return t, sent
+        sent += [(t, one) for one in broker.took()]
+    return None, sent
+
+
+@pytest.mark.req("W11")
+@pytest.mark.clause("MQTT-3.1.2-23")
+def test_a_silent_link_is_found_within_one_and_a_half_keep_alives():
+    broker = peer(keep_alive_s=10)
+    broker.connect()
+    given_up, sent = silence(broker, 20000)
+    assert [one for _, one in sent] == [PINGREQ]
+    assert sent[0][0] <= 10000
+    assert given_up <= 15000
+
+
+@pytest.mark.req("W11")
+def test_a_silent_link_is_found_although_we_keep_sending():
+    broker = peer(keep_alive_s=10)
+    broker.connect()
+    for t in range(0, 20000, 100):
+        broker.now = 1000 + t
+        broker.session.put_unstored(b"a", b"x")
+        broker.took()
+        try:
+            broker.connection.check(broker.now)
+        except DeadlineExpired:
+            assert t <= 15000
+            return
+    pytest.fail("never noticed")
+
+
+@pytest.mark.req("W11")
+def test_pings_keep_an_idle_connection_open():
+    broker = peer(keep_alive_s=10)
+    broker.connect()
+    pings = 0
+    last = 1000
+    for t in range(0, 100000, 100):
+        broker.now = 1000 + t
+        broker.connection.check(broker.now)
+        for one in broker.took():
+            assert one == PINGREQ
+            assert broker.now - last <= 10000
+            last = broker.now
+            pings += 1
+            broker.give(PINGRESP)
+    assert 10 <= pings <= 12
+
+
+@pytest.mark.req("W11")
+def test_we_ping_although_the_broker_keeps_sending():
+    broker = peer(keep_alive_s=10)
+    broker.connect()
+    pings = 0
+    for t in range(0, 60000, 500):
+        broker.now = 1000 + t
+        broker.give(publish(b"a", b"x"))
+        broker.connection.check(broker.now)
+        pings += broker.took().count(PINGREQ)
+    assert pings >= 5  # or else the broker would end the connection
+
+
+@pytest.mark.req("Q1", "W13")
+def test_a_missing_acknowledgement_ends_the_connection():
+    broker = peer(keep_alive_s=10, response_ms=20000)
+    broker.connect()
+    broker.session.publish(b"a", b"x", 1)
+    broker.took()
+    for t in range(0, 30000, 100):
+        broker.now = 1000 + t
+        try:
+            broker.connection.check(broker.now)
+        except DeadlineExpired:
+            assert 20000 <= t <= 20600
+            return
+        if PINGREQ in broker.took():
+            broker.give(PINGRESP)
+    pytest.fail("never noticed")
+
+
+@pytest.mark.req("W11")
+def test_disconnect_is_sent_and_nothing_is_read_after_it():
+    broker = peer()
+    broker.connect()
+    broker.connection.disconnect()
+    assert broker.took() == [DISCONNECT]
+    broker.give(publish(b"a", b"x"))
+    assert broker.messages == []
+    broker.drop()
+    assert broker.connection.state == CLOSED
+
+
+@pytest.mark.req("W6")
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 7, 11, 64])
+def test_any_chunking_gives_the_same_events(size):
+    stream = b"".join(
+        [
+            publish(b"a", b"0"),
+            publish(b"a", b"1", 1, 1),
+            publish(b"a", b"2", 2, 2),
+            PINGRESP,
+            pubrel(2),
+            publish(b"long/topic", b"z" * 40, 2, 3),
+            pubrel(3),
+            pubrec(77),
+        ]
+    )
+    broker = peer(buffer_bytes=64)
+    broker.connect()
+    for at in range(0, len(stream), size):
+        broker.give(stream[at : at + size])
+    assert [(m[0], m[1]) for m in broker.messages] == [
+        ("a", b"0"),
+        ("a", b"1"),
+        ("a", b"2"),
+        ("long/topic", b"z" * 40),
+    ]
+    assert broker.took() == [puback(1), pubrec(2), pubcomp(2), pubrec(3), pubcomp(3), pubrel(77)]
+
+
+@pytest.mark.req("W13")
+@pytest.mark.parametrize(
+    "wrong, error",
+    [
+        (b"\x00\x00", MalformedPacket),
+        (b"\x10\x00", MalformedPacket),
+        (b"\x82\x00", MalformedPacket),
+        (b"\xf0\x00", MalformedPacket),
+        (b"\x40\x02\x00\x00", MalformedPacket),
+        (b"\x30\xff\xff\xff\xff\x01", MalformedPacket),
+        (b"\x30\xff\xff\xff\x7f", PacketTooLarge),
+        (b"\x30\x80\x10", PacketTooLarge),
+        (b"\x20\x02\x00\x00", ProtocolViolation),
+        (b"\x36\x05\x00\x01a\x00\x01", MalformedPacket),
+    ],
+)
+def test_what_no_broker_sends_ends_the_connection_by_name(wrong, error):
+    broker = peer(buffer_bytes=1024)
+    broker.connect()
+    with pytest.raises(error):
+        broker.give(wrong)
+    assert broker.messages == []
+
+
+@pytest.mark.req("W13")
+def test_a_flood_is_taken_with_bounded_buffers():
+    broker = peer(buffer_bytes=128, out_bytes=64, packet_bytes=128)
+    broker.connect()
+    broker.give(*[publish(b"a", b"x" * 50, 1, 1 + i % 100, retain=1) for i in range(150)])
+    assert len(broker.messages) == 150
+    assert len(broker.session.out) == 64 and len(broker.connection.decoder.buffer) == 128
+
+
+class Quiet:
+    """What a face does, without a socket, for heap_lock: bytes copied in and out, nothing else."""
+
+    def __init__(self, level):
+        self.session = Session(RingStore(12), level, 8, 512, 512, remember=False)
+        self.connection = Connection(self.session, b"q", buffer_bytes=512)
+        self.connection.start(0)
+        self.give(connack())
+        self.room = None
+
+    def give(self, octets):
+        self.connection.decoder.feed(octets)
+        while self.connection.process(0):
+            pass
+
+    def round(self, first, answers, n):
+        """Publish, let the answers in, take the output; nothing here may allocate."""
+        connection = self.connection
+        session = self.session
+        decoder = connection.decoder
+        for i in range(n):
+            if first:
+                session.publish(TOPIC, PAYLOAD, first)
+            connection.pump(i)
+            session.settle()
+            connection.sent(session.out_end, i)
+            for answer in answers:
+                room = decoder.room()
+                for j in range(len(answer)):
+                    room[j] = answer[j]
+                if first:
+                    packet_id = session.store.last_id
+                    room[2] = packet_id >> 8
+                    room[3] = packet_id & 255
+                connection.received(len(answer), i)
+                while connection.process(i):
+                    pass
+                session.settle()
+                connection.sent(session.out_end, i)
+            connection.check(i)
+
+
+class RingStore:
+    """A store that allocates nothing: one record, in a fixed buffer."""
+
+    slots = 12
+    waiting = 0
+    next_seq = 1
+    stored = dropped = 0
+    boot = 1
+    last_id = 0
+
+    def __init__(self, slots):
+        self.buf = bytearray(512)
+        self.length = 0
+        self.open = bytearray(slots)
+        self.seqs = [0] * slots
+
+    def append(self, buf, length):
+        i = 0
+        while i < length:
+            self.buf[i] = buf[i]
+            i += 1
+        self.length = length
+        seq = self.next_seq
+        self.next_seq = seq + 1
+        self.waiting = 1
+        self.last_id = (seq - 1) % 65535 + 1
+        return seq
+
+    def hold(self, buf, length):
+        self.append(buf, length)
+        self.waiting = 0
+        return self._put()
+
+    def take(self):
+        if not self.waiting:
+            return -1
+        self.waiting = 0
+        return self._put()
+
+    def _put(self):
+        for slot in range(self.slots):
+            if not self.open[slot]:
+                self.open[slot] = 1
+                self.seqs[slot] = self.next_seq - 1
+                return slot
+        return -1
+
+    def read(self, slot, offset, buf, at, n):
+        i = 0
+        while i < n:
+            buf[at + i] = self.buf[offset + i]
+            i += 1
+
+    def length_of(self, slot):
+        return self.length
+
+    def is_open(self, slot):
+        return self.open[slot] != 0
+
+    def is_held(self, slot):
+        return False
+
+    def seq_of(self, slot):
+        return self.seqs[slot]
+
+    def mark_of(self, slot):
+        return 0
+
+    def old(self, slot):
+        return False
+
+    def mark(self, slot, value):
+        pass
+
+    def release(self, slot):
+        self.open[slot] = 0
+
+    def sync(self):
+        pass
+
+    flush = sync
+
+
+TOPIC = b"sensors/temperature1"
+PAYLOAD = b"p" * 64
+
+
+@pytest.mark.req("B2")
+@pytest.mark.parametrize(
+    "qos, answers",
+    [
+        (1, (puback(1),)),
+        (2, (pubrec(1), pubcomp(1))),
+        (0, (publish(TOPIC, PAYLOAD),)),
+        (0, (publish(TOPIC, PAYLOAD, 1, 5),)),
+        (0, (publish(TOPIC, PAYLOAD, 2, 5), publish(TOPIC, PAYLOAD, 2, 5, dup=1), pubrel(5), pubrel(5))),
+        (0, (PINGRESP,)),
+        (0, ()),
+    ],
+)
+def test_the_steady_state_allocates_nothing(qos, answers):
+    for level in (3, 4):
+        quiet = Quiet(level)
+        if level == 3:
+            quiet.give(connack()) if quiet.connection.state != OPEN else None
+        quiet.round(qos, answers, 20)
+        if not MICROPYTHON:
+            continue
+        import micropython
+
+        micropython.heap_lock()
+        try:
+            quiet.round(qos, answers, 40)
+        finally:
+            micropython.heap_unlock()
+        assert quiet.session.pending == 0

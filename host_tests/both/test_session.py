@@ -1,0 +1,782 @@
+"""The session's flows, packet by packet (requirements Q0 to Q8). Packets are written by hand: see `wire.py`."""
+
+import pytest
+
+from flashmqtt.errors import ConnectionLost, InboundWindowFull, ProtocolViolation, StoreFull, UsageError
+from flashmqtt.session.flows import COLUMNS, TRANSITIONS, VIOLATION
+from flashmqtt.session.ram import RamStore
+from flashmqtt.session.session import DECLINED, GRANTED, IN_DOUBT, Session
+from wire import (
+    CutStore,
+    Peer,
+    connack,
+    id_of,
+    packet,
+    peer,
+    puback,
+    pubcomp,
+    publish,
+    pubrec,
+    pubrel,
+    split,
+    suback,
+    text,
+    unsuback,
+)
+
+DUP = 8
+
+
+def reboot(broker, **options):
+    """Cut the power; return the peer of the next life."""
+    return Peer(Session(broker.session.store.cut(), broker.session.level, broker.session.window, **options))
+
+
+# --- Q0 ---
+
+
+@pytest.mark.req("Q0")
+def test_qos_0_is_sent_at_once_and_forgotten():
+    broker = peer()
+    broker.connect()
+    assert broker.session.put_unstored(b"a/b", b"x")
+    assert broker.took() == [publish(b"a/b", b"x")]
+    assert broker.session.pending == 0
+    broker.drop()
+    assert broker.connect(1) == []
+
+
+@pytest.mark.req("Q0")
+def test_qos_0_is_delivered_as_it_comes_without_an_answer():
+    broker = peer()
+    broker.connect()
+    broker.give(publish(b"a/b", b"x"))
+    assert broker.messages == [("a/b", b"x", 0, False, False)]
+    assert broker.took() == []
+
+
+# --- Q1 ---
+
+
+@pytest.mark.req("Q1", "W8")
+@pytest.mark.clause("MQTT-4.3.2-1")
+def test_qos_1_is_delivered_by_its_puback():
+    broker = peer()
+    broker.connect()
+    handle = broker.session.publish(b"a/b", b"x", 1)
+    (sent,) = broker.took()
+    assert sent == publish(b"a/b", b"x", 1, 2)  # 1 went to the session's own note
+    assert not broker.session.delivered(handle)
+    broker.give(puback(2))
+    assert broker.session.delivered(handle)
+    assert broker.handled[-1] == (4, handle)
+    assert broker.session.pending == 0
+
+
+@pytest.mark.req("Q1", "Q5")
+@pytest.mark.clause("MQTT-4.4.0-1", "MQTT-3.3.1-1")
+def test_unacknowledged_qos_1_is_sent_again_with_dup_on_the_next_connection():
+    broker = peer()
+    broker.connect()
+    broker.session.publish(b"a", b"x", 1)
+    broker.took()
+    broker.drop()
+    assert broker.connect(1) == [publish(b"a", b"x", 1, 2, dup=1)]
+
+
+@pytest.mark.req("Q1", "S1")
+def test_qos_1_survives_a_power_cut_with_its_id_and_dup():
+    broker = peer(CutStore())
+    broker.connect()
+    broker.session.publish(b"a", b"x", 1)
+    broker.took()
+    assert reboot(broker).connect(1) == [publish(b"a", b"x", 1, 2, dup=1)]
+
+
+@pytest.mark.req("Q1")
+def test_a_forgotten_release_only_means_a_resend():
+    broker = peer(CutStore())
+    broker.connect()
+    broker.session.publish(b"a", b"x", 1)
+    broker.took()
+    broker.give(puback(2))
+    after = reboot(broker)
+    assert after.connect(1) == [publish(b"a", b"x", 1, 2, dup=1)]
+    after.give(puback(2))
+    assert after.session.pending == 0
+
+
+@pytest.mark.req("Q1")
+def test_a_repeated_puback_is_ignored():
+    broker = peer()
+    broker.connect()
+    broker.session.publish(b"a", b"x", 1)
+    broker.took()
+    broker.give(puback(2), puback(2), puback(77))
+    assert broker.took() == []
+
+
+# --- Q2 ---
+
+
+@pytest.mark.req("Q2")
+@pytest.mark.clause("MQTT-4.3.3-1")
+def test_qos_2_sender_walks_through_its_flow():
+    broker = peer()
+    broker.connect()
+    handle = broker.session.publish(b"a", b"x", 2)
+    assert broker.took() == [publish(b"a", b"x", 2, 2)]
+    broker.give(pubrec(2))
+    assert broker.took() == [pubrel(2)]
+    assert not broker.session.delivered(handle)
+    broker.give(pubcomp(2))
+    assert broker.took() == []
+    assert broker.session.delivered(handle)
+
+
+@pytest.mark.req("Q2")
+def test_before_pubrec_publish_is_sent_again_with_dup():
+    broker = peer()
+    broker.connect()
+    broker.session.publish(b"a", b"x", 2)
+    broker.took()
+    broker.drop()
+    assert broker.connect(1) == [publish(b"a", b"x", 2, 2, dup=1)]
+
+
+@pytest.mark.req("Q2")
+def test_after_pubrec_only_pubrel_is_sent_again():
+    broker = peer()
+    broker.connect()
+    broker.session.publish(b"a", b"x", 2)
+    broker.took()
+    broker.give(pubrec(2))
+    broker.took()
+    broker.drop()
+    assert broker.connect(1) == [pubrel(2)]
+
+
+@pytest.mark.req("Q2", "S1")
+def test_pubrec_is_durable_before_pubrel_leaves():
+    broker = peer(CutStore())
+    broker.connect()
+    broker.session.publish(b"a", b"x", 2)
+    broker.took()
+    broker.give(pubrec(2))
+    after = reboot(broker)  # PUBREL has not left yet, and the phase survives all the same
+    assert after.connect(1) == [pubrel(2)]
+    after.give(pubcomp(2))
+    assert after.session.pending == 0
+
+
+@pytest.mark.req("Q2")
+def test_a_repeated_pubrec_is_answered_by_pubrel_and_never_by_publish():
+    broker = peer()
+    broker.connect()
+    broker.session.publish(b"a", b"x", 2)
+    broker.took()
+    broker.give(pubrec(2), pubrec(2))
+    assert broker.took() == [pubrel(2), pubrel(2)]
+    broker.give(pubcomp(2), pubcomp(2), pubrec(2))
+    assert broker.took() == [pubrel(2)]  # the id is unknown by now, and the broker still waits for it
+
+
+@pytest.mark.req("Q1", "Q2")
+@pytest.mark.parametrize(
+    "qos, answer",
+    [(1, pubrec), (1, pubcomp), (2, puback), (2, pubcomp)],
+)
+def test_an_acknowledgement_of_the_wrong_flow_ends_the_connection_and_loses_nothing(qos, answer):
+    broker = peer()
+    broker.connect()
+    broker.session.publish(b"a", b"x", qos)
+    broker.took()
+    with pytest.raises(ProtocolViolation):
+        broker.give(answer(2))
+    broker.drop()
+    assert broker.connect(1) == [publish(b"a", b"x", qos, 2, dup=1)]
+
+
+@pytest.mark.req("Q2")
+def test_the_table_has_an_action_for_every_state_and_packet():
+    assert len(TRANSITIONS) == 5 * COLUMNS
+    # A sender's state never meets a receiver's packet: those two columns belong to the held ids.
+    for state in (1, 2, 3):
+        assert TRANSITIONS[state * COLUMNS] == TRANSITIONS[state * COLUMNS + 3] == VIOLATION
+
+
+# --- Q3, Q4 ---
+
+
+@pytest.mark.req("Q3")
+@pytest.mark.clause("MQTT-4.3.2-2")
+def test_puback_leaves_after_the_application_has_taken_the_message():
+    broker = peer()
+    broker.connect()
+    seen = []
+    broker.on_message = lambda message: seen.append(bytes(broker.connection.output()))
+    broker.give(publish(b"a", b"x", 1, 9))
+    assert seen == [b""]
+    assert broker.took() == [puback(9)]
+
+
+@pytest.mark.req("Q3")
+def test_what_the_application_did_not_take_is_not_acknowledged():
+    broker = peer()
+    broker.connect()
+
+    def fail(message):
+        raise ValueError("no")
+
+    broker.on_message = fail
+    with pytest.raises(ValueError):
+        broker.give(publish(b"a", b"x", 1, 9))
+    broker.drop()
+    broker.on_message = None
+    assert broker.connect(1) == []
+    broker.give(publish(b"a", b"x", 1, 9, dup=1))
+    assert broker.took() == [puback(9)]
+    assert broker.messages[-1] == ("a", b"x", 1, False, True)
+
+
+@pytest.mark.req("Q3")
+def test_qos_1_message_is_delivered_again_when_it_is_repeated():
+    broker = peer()
+    broker.connect()
+    broker.give(publish(b"a", b"x", 1, 9), publish(b"a", b"x", 1, 9, dup=1))
+    assert len(broker.messages) == 2
+    assert broker.took() == [puback(9), puback(9)]
+
+
+@pytest.mark.req("Q4")
+@pytest.mark.clause("MQTT-4.3.3-2")
+def test_qos_2_message_is_held_and_handed_over_on_pubrel():
+    broker = peer()
+    broker.connect()
+    broker.give(publish(b"a/b", b"hello", 2, 7, retain=1))
+    assert broker.messages == []
+    assert broker.took() == [pubrec(7)]
+    broker.give(pubrel(7))
+    assert broker.messages == [("a/b", b"hello", 2, True, False)]
+    assert broker.took() == [pubcomp(7)]
+
+
+@pytest.mark.req("Q4")
+def test_held_message_survives_a_power_cut():
+    broker = peer(CutStore())
+    broker.connect()
+    broker.give(publish(b"a", b"x", 2, 7))
+    assert broker.took() == [pubrec(7)]
+    after = reboot(broker)
+    after.connect(1)
+    after.give(publish(b"a", b"x", 2, 7, dup=1))
+    assert after.took() == [pubrec(7)]
+    after.give(pubrel(7))
+    assert after.messages == [("a", b"x", 2, False, False)]
+
+
+@pytest.mark.req("Q4")
+def test_repeated_qos_2_publish_is_answered_and_not_stored_twice():
+    broker = peer()
+    broker.connect()
+    broker.give(publish(b"a", b"x", 2, 7), publish(b"a", b"x", 2, 7, dup=1))
+    assert broker.took() == [pubrec(7), pubrec(7)]
+    broker.give(pubrel(7), pubrel(7))
+    assert len(broker.messages) == 1
+    assert broker.took() == [pubcomp(7), pubcomp(7)]
+
+
+@pytest.mark.req("Q4")
+def test_pubrel_for_an_unknown_id_is_answered_by_pubcomp():
+    broker = peer()
+    broker.connect()
+    broker.give(pubrel(1234))
+    assert broker.took() == [pubcomp(1234)]
+    assert broker.messages == []
+
+
+@pytest.mark.req("Q4")
+def test_release_of_a_held_message_is_durable_before_pubcomp_leaves():
+    broker = peer(CutStore())
+    broker.connect()
+    broker.give(publish(b"a", b"x", 2, 7))
+    broker.took()
+    broker.give(pubrel(7))
+    assert broker.took() == [pubcomp(7)]
+    after = reboot(broker)
+    after.connect(1)
+    after.give(publish(b"a", b"new", 2, 7))  # the id is free at the broker: this is another message
+    after.give(pubrel(7))
+    assert after.messages == [("a", b"new", 2, False, False)]
+
+
+@pytest.mark.req("Q4")
+def test_a_held_message_whose_handler_failed_is_handed_over_again():
+    broker = peer()
+    broker.connect()
+    broker.give(publish(b"a", b"x", 2, 7))
+    broker.took()
+
+    def fail(message):
+        raise ValueError("no")
+
+    broker.on_message = fail
+    with pytest.raises(ValueError):
+        broker.give(pubrel(7))
+    broker.drop()
+    broker.on_message = None
+    broker.connect(1)
+    broker.give(pubrel(7))
+    assert broker.took() == [pubcomp(7)]
+    assert [m[1] for m in broker.messages] == [b"x", b"x"]
+
+
+@pytest.mark.req("Q4")
+def test_more_qos_2_messages_than_slots_come_later_and_in_order():
+    broker = peer(RamStore(5), window=2)  # 5 slots - 2 window - 1 note: two can be held
+    broker.connect()
+    broker.give(*[publish(b"a", bytes([i]), 2, i) for i in (1, 2, 3)])
+    assert broker.took() == [pubrec(1), pubrec(2)]
+    broker.give(pubrel(1))
+    assert broker.took() == [pubcomp(1)]
+    broker.give(publish(b"a", b"\x04", 2, 4))  # a slot is free, but 3 has to come first
+    assert broker.took() == []
+    with pytest.raises(InboundWindowFull):
+        broker.give(pubrel(2))
+    output = bytes(broker.connection.output())
+    assert split(output) == [pubcomp(2)]
+    broker.drop()
+    broker.connect(1)
+    broker.give(*[publish(b"a", bytes([i]), 2, i, dup=1) for i in (3, 4)])
+    assert broker.took() == [pubrec(3), pubrec(4)]
+    broker.give(pubrel(3), pubrel(4))
+    assert [m[1] for m in broker.messages] == [b"\x01", b"\x02", b"\x03", b"\x04"]
+
+
+@pytest.mark.req("Q4")
+def test_handlers_may_publish_while_they_read_the_message():
+    broker = peer(out_bytes=64, packet_bytes=64)
+    broker.connect()
+    payloads = []
+
+    def echo(message):
+        for i in range(3):
+            broker.session.publish(b"echo", message.payload + bytes([48 + i]), 1)
+            broker.connection.pump(broker.now)
+        payloads.append(message.payload)
+
+    broker.on_message = echo
+    broker.give(publish(b"a", b"x" * 20, 2, 7))
+    broker.took()
+    broker.give(pubrel(7))
+    assert payloads == [b"x" * 20]
+    sent = broker.took()
+    assert sorted(p[0] >> 4 for p in sent) == [3, 3, 3, 7]
+
+
+# --- Q5 ---
+
+
+@pytest.mark.req("Q5")
+def test_level_3_retries_on_a_live_connection_with_dup():
+    broker = peer(level=3, retry_ms=5000)
+    broker.connect()
+    broker.session.subscribe(b"s", 1)
+    (subscribe,) = broker.took()
+    broker.session.publish(b"a", b"1", 1)
+    broker.session.publish(b"a", b"2", 2)
+    broker.took()
+    broker.give(pubrec(3))
+    assert broker.took() == [pubrel(3)]
+    broker.now += 4000
+    broker.connection.check(broker.now)
+    assert broker.took() == []
+    broker.now += 1100
+    broker.connection.check(broker.now)
+    assert broker.took() == [
+        bytes([subscribe[0] | DUP]) + subscribe[1:],
+        publish(b"a", b"1", 1, 2, dup=1),
+        pubrel(3, dup=1),
+    ]
+
+
+@pytest.mark.req("Q5")
+def test_level_4_does_not_retry_on_a_live_connection_unless_asked():
+    broker = peer(keep_alive_s=0, response_ms=0)
+    broker.connect()
+    broker.session.publish(b"a", b"1", 1)
+    broker.took()
+    broker.now += 10000000
+    broker.connection.check(broker.now)
+    assert broker.took() == []
+
+    broker = peer(keep_alive_s=0, response_ms=0, retry_ms=1000)
+    broker.connect()
+    broker.session.publish(b"a", b"1", 1)
+    broker.took()
+    broker.now += 1000
+    broker.connection.check(broker.now)
+    assert broker.took() == [publish(b"a", b"1", 1, 2, dup=1)]
+
+
+@pytest.mark.req("Q5")
+@pytest.mark.clause("MQTT-4.4.0-1")
+def test_level_5_refuses_timed_retries():
+    with pytest.raises(UsageError):
+        Session(RamStore(12), 5, retry_ms=1000)
+
+
+# --- Q6 ---
+
+
+@pytest.mark.req("Q6")
+def test_the_window_bounds_what_is_in_flight_and_order_is_kept():
+    broker = peer(window=3)
+    broker.connect()
+    for i in range(6):
+        broker.session.publish(b"a", bytes([i]), 1)
+    assert broker.took() == [publish(b"a", bytes([i]), 1, 2 + i) for i in range(3)]
+    broker.give(puback(3))  # out of order: allowed
+    assert broker.took() == [publish(b"a", b"\x03", 1, 5)]
+    broker.give(puback(2), puback(4))
+    assert broker.took() == [publish(b"a", b"\x04", 1, 6), publish(b"a", b"\x05", 1, 7)]
+
+
+@pytest.mark.req("Q6")
+@pytest.mark.clause("MQTT-4.6.0-1")
+def test_resends_come_in_order_and_before_new_messages():
+    broker = peer(CutStore(), window=3)
+    broker.connect()
+    for i in range(5):
+        broker.session.publish(b"a", bytes([i]), 2)
+    broker.took()
+    broker.give(pubrec(3))
+    broker.took()
+    expected = [publish(b"a", b"\0", 2, 2, dup=1), pubrel(3), publish(b"a", b"\2", 2, 4, dup=1)]
+    broker.drop()
+    assert broker.connect(1) == expected
+    after = reboot(broker)
+    sent = after.connect(1)
+    assert sent == [expected[1], expected[0], expected[2]]  # the one past PUBREC is no PUBLISH: its place is free
+    after.give(pubrec(2))
+    after.give(pubcomp(2))
+    assert after.took() == [pubrel(2), publish(b"a", b"\3", 2, 5, dup=1)]
+
+
+@pytest.mark.req("Q6")
+def test_everything_of_one_batch_leaves_in_one_write():
+    broker = peer(window=8)
+    broker.connect()
+    for i in range(5):
+        broker.session.publish(b"a", bytes([i]), 1)
+    broker.connection.pump(broker.now)
+    assert len(split(bytes(broker.connection.output()))) == 5
+
+
+@pytest.mark.req("Q6", "W8")
+def test_an_id_in_flight_is_waited_for_after_65535_messages():
+    store = RamStore(12)
+    broker = peer(store, window=4)
+    broker.connect()
+    broker.session.publish(b"a", b"old", 1)
+    assert broker.took() == [publish(b"a", b"old", 1, 2)]
+    store.next_seq = 65534
+    for payload in (b"65534", b"65535", b"1", b"2", b"3"):
+        broker.session.publish(b"a", payload, 1)
+    assert broker.took() == [
+        publish(b"a", b"65534", 1, 65534),
+        publish(b"a", b"65535", 1, 65535),
+        publish(b"a", b"1", 1, 1),
+    ]
+    broker.give(puback(65534), puback(65535), puback(1))
+    assert broker.took() == []  # the next one's id is still in flight
+    broker.give(puback(2))
+    assert broker.took() == [publish(b"a", b"2", 1, 2), publish(b"a", b"3", 1, 3)]
+
+
+@pytest.mark.req("Q6")
+def test_a_message_longer_than_the_output_goes_out_in_pieces():
+    broker = peer(out_bytes=64, packet_bytes=64, buffer_bytes=64)
+    broker.connect()
+    long = bytes([i & 255 for i in range(1000)])
+    broker.session.publish(b"a", long, 1)
+    broker.session.publish(b"a", b"next", 1)
+    assert broker.took() == [publish(b"a", long, 1, 2), publish(b"a", b"next", 1, 3)]
+    broker.drop()
+    assert broker.connect(1) == [publish(b"a", long, 1, 2, dup=1), publish(b"a", b"next", 1, 3, dup=1)]
+
+
+@pytest.mark.req("Q6")
+def test_no_acknowledgement_gets_into_the_middle_of_a_long_message():
+    broker = peer(out_bytes=64, packet_bytes=64, buffer_bytes=64)
+    broker.connect()
+    broker.session.publish(b"a", b"y" * 500, 1)
+    broker.connection.pump(broker.now)
+    broker.give(publish(b"b", b"x", 1, 9), publish(b"b", b"x", 1, 10))
+    assert broker.took() == [publish(b"a", b"y" * 500, 1, 2), puback(9), puback(10)]
+
+
+# --- Q7 ---
+
+
+@pytest.mark.req("Q7")
+def test_retain_is_sent_and_seen():
+    broker = peer()
+    broker.connect()
+    broker.session.publish(b"a", b"", 1, True)
+    assert broker.took() == [publish(b"a", b"", 1, 2, retain=1)]
+    broker.give(publish(b"a", b"last", 0, retain=1), publish(b"a", b"live"))
+    assert [m[3] for m in broker.messages] == [True, False]
+
+
+# --- Q8 ---
+
+
+@pytest.mark.req("Q8")
+def test_session_lost_by_the_broker_publishes_anew_without_dup():
+    broker = peer()
+    broker.connect()
+    for qos in (1, 2):
+        broker.session.publish(b"a", b"x", qos)
+    broker.took()
+    broker.drop()
+    assert broker.connect(0) == [publish(b"a", b"x", 1, 2), publish(b"a", b"x", 2, 3)]
+
+
+@pytest.mark.req("Q8")
+def test_past_pubrec_and_session_lost_is_reported_and_published_again():
+    broker = peer()
+    broker.connect()
+    handle = broker.session.publish(b"a", b"x", 2)
+    broker.took()
+    broker.give(pubrec(2))
+    broker.took()
+    broker.drop()
+    assert broker.connect(0) == [publish(b"a", b"x", 2, 2)]
+    assert broker.handled[-1] == (IN_DOUBT, handle)
+    broker.give(pubrec(2), pubcomp(2))
+    assert broker.session.delivered(handle)
+
+
+@pytest.mark.req("Q8")
+def test_past_pubrec_and_session_lost_is_reported_and_dropped_where_chosen():
+    broker = peer(republish=False)
+    broker.connect()
+    handle = broker.session.publish(b"a", b"x", 2)
+    broker.took()
+    broker.give(pubrec(2))
+    broker.took()
+    broker.drop()
+    assert broker.connect(0) == []
+    assert broker.handled[-1] == (IN_DOUBT, handle)
+    assert broker.session.pending == 0
+
+
+@pytest.mark.req("Q8", "S1")
+def test_the_decision_about_a_message_in_doubt_survives_a_power_cut():
+    broker = peer(CutStore())
+    broker.connect()
+    broker.session.publish(b"a", b"x", 2)
+    broker.took()
+    broker.give(pubrec(2))
+    broker.took()
+    broker.drop()
+    broker.connect(0)
+    after = reboot(broker)
+    assert after.connect(1) == [publish(b"a", b"x", 2, 2, dup=1)]
+
+
+@pytest.mark.req("Q8")
+def test_held_message_of_a_lost_session_is_handed_over():
+    broker = peer()
+    broker.connect()
+    broker.give(publish(b"a", b"x", 2, 7))
+    broker.took()
+    broker.drop()
+    assert broker.connect(0) == []
+    assert broker.messages == [("a", b"x", 2, False, False)]
+    broker.give(publish(b"a", b"y", 2, 7), pubrel(7))  # the broker's new session starts its ids anew
+    assert broker.messages[-1][1] == b"y"
+
+
+@pytest.mark.req("Q8")
+def test_subscriptions_are_restored_when_the_session_is_lost_and_only_then():
+    broker = peer()
+    broker.connect()
+    broker.session.subscribe(b"x", 1)
+    broker.session.subscribe(b"y/#", 2)
+    (first,) = broker.took()
+    assert first == packet(0x82, first[2:4], text(b"x"), b"\1", text(b"y/#"), b"\2")
+    broker.give(suback(id_of(first), 1, 2))
+    broker.drop()
+    assert broker.connect(1) == []
+    broker.drop()
+    (again,) = broker.connect(0)
+    assert again[4:] == first[4:]
+
+
+@pytest.mark.req("Q8")
+def test_an_unanswered_connect_makes_the_next_one_restore_subscriptions():
+    broker = peer()
+    broker.connect()
+    broker.session.subscribe(b"x", 1)
+    broker.give(suback(id_of(broker.took()[0]), 1))
+    broker.drop()
+    broker.connection.start(broker.now)  # its CONNACK, which said "not present", is lost
+    broker.took()
+    broker.drop()
+    (again,) = broker.connect(1)
+    assert again[0] == 0x82
+
+
+@pytest.mark.req("Q8", "W11")
+def test_a_refused_subscription_is_known_and_not_repeated():
+    broker = peer()
+    broker.connect()
+    entry = broker.session.subscribe(b"x", 1)
+    other = broker.session.subscribe(b"y", 1)
+    broker.give(suback(id_of(broker.took()[0]), 0x80, 0))
+    assert entry.state == DECLINED
+    assert other.state == GRANTED and other.code == 0
+    broker.drop()
+    (again,) = broker.connect(0)
+    assert again[4:] == text(b"y") + b"\1"
+
+
+@pytest.mark.req("W11")
+def test_unsubscribe_ends_a_subscription():
+    broker = peer()
+    broker.connect()
+    broker.session.subscribe(b"x", 1)
+    broker.give(suback(id_of(broker.took()[0]), 1))
+    broker.session.unsubscribe(b"x")
+    (request,) = broker.took()
+    assert request == packet(0xA2, request[2:4], text(b"x"))
+    broker.give(unsuback(id_of(request)))
+    assert broker.session.subscriptions == []
+
+
+@pytest.mark.req("W11")
+def test_an_unsubscribe_that_was_cut_is_repeated():
+    broker = peer()
+    broker.connect()
+    broker.session.subscribe(b"x", 1)
+    broker.give(suback(id_of(broker.took()[0]), 1))
+    broker.session.unsubscribe(b"x")
+    broker.took()
+    broker.drop()
+    (request,) = broker.connect(1)
+    assert request[0] == 0xA2
+    assert broker.session.subscriptions != []
+
+
+@pytest.mark.req("W11")
+def test_a_suback_with_the_wrong_count_ends_the_connection():
+    broker = peer()
+    broker.connect()
+    broker.session.subscribe(b"x", 1)
+    (request,) = broker.took()
+    with pytest.raises(ProtocolViolation):
+        broker.give(suback(id_of(request), 1, 1))
+
+
+# --- the first connection of a store ---
+
+
+@pytest.mark.req("W8", "Q8")
+def test_a_fresh_store_makes_the_broker_forget_an_earlier_life():
+    broker = peer(settled=False)
+    broker.session.publish(b"a", b"x", 2)
+    assert broker.connect(1) == [b"\xe0\x00"]  # it knows us: DISCONNECT at once, and nothing else
+    assert broker.connect_packet[9] & 2 == 0
+    assert broker.events == [8]
+    broker.drop()
+    assert broker.connect(0) == [b"\xe0\x00"]
+    assert broker.connect_packet[9] & 2 == 2  # clean: what it held is gone
+    broker.drop()
+    assert broker.connect(0) == [publish(b"a", b"x", 2, 1)]
+    assert broker.connect_packet[9] & 2 == 0
+
+
+@pytest.mark.req("W8")
+def test_a_fresh_store_and_a_broker_that_knows_nothing_need_one_connection():
+    broker = peer(settled=False)
+    broker.session.publish(b"a", b"x", 2)
+    assert broker.connect(0) == [publish(b"a", b"x", 2, 1)]
+
+
+@pytest.mark.req("W8")
+def test_level_3_cannot_tell_and_starts_clean_once():
+    broker = peer(settled=False, level=3)
+    assert broker.connect(0) == [b"\xe0\x00"]
+    assert broker.connect_packet[11] & 2 == 2
+    broker.drop()
+    broker.connect(0)
+    assert broker.connect_packet[11] & 2 == 0
+    broker.drop()
+    broker.connect(0)
+    assert broker.connect_packet[11] & 2 == 0
+
+
+@pytest.mark.req("W8", "S1")
+def test_the_note_survives_a_power_cut():
+    broker = peer(CutStore(), settled=False)
+    broker.connect(0)
+    after = reboot(broker)
+    assert after.session.settled
+    assert after.connect(1) == []
+
+
+@pytest.mark.req("B4")
+def test_the_backoff_step_survives_a_power_cut():
+    broker = peer(CutStore())
+    assert broker.session.step == 0
+    broker.session.step = 7
+    after = reboot(broker)
+    assert after.session.step == 7
+    after.session.step = 0
+    assert reboot(after).session.step == 0
+
+
+# --- limits ---
+
+
+@pytest.mark.req("S5")
+def test_a_full_store_refuses_and_keeps_what_it_has():
+    broker = peer(RamStore(12, limit=3))
+    for _ in range(3):
+        broker.session.publish(b"a", b"x", 1)
+    with pytest.raises(StoreFull):
+        broker.session.publish(b"a", b"x", 1)
+    assert len(broker.connect(1)) == 3
+
+
+@pytest.mark.req("Q6")
+def test_a_window_needs_a_store_with_more_slots():
+    with pytest.raises(UsageError):
+        Session(RamStore(8), window=8)
+
+
+@pytest.mark.req("W13")
+def test_an_acknowledgement_before_the_message_was_sent_whole_ends_the_connection():
+    broker = peer(out_bytes=64, packet_bytes=64)
+    broker.connect()
+    broker.session.publish(b"a", b"y" * 500, 1)
+    broker.connection.pump(broker.now)
+    output = broker.connection.output()
+    broker.connection.sent(len(output), broker.now)
+    with pytest.raises((ProtocolViolation, ConnectionLost)):
+        broker.give(puback(2))
+        raise ConnectionLost("processed only when the message is whole")
+
+
+@pytest.mark.req("Q8")
+def test_connack_is_the_only_packet_that_may_come_first():
+    broker = peer()
+    broker.connection.start(broker.now)
+    with pytest.raises(ProtocolViolation):
+        broker.give(publish(b"a", b"x"))
+    broker.drop()
+    broker.connect()
+    with pytest.raises(ProtocolViolation):
+        broker.give(connack())
