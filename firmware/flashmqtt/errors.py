@@ -168,3 +168,11 @@ class StoreVersion(StoreError):
 
 class StoreCorrupt(StoreError):
     """A journal is damaged in its middle, where no power cut can damage it."""
+
+
+class PinsRefused(StoreError):
+    """Blocks can't be reserved by files here: no littlefs on that device, no room, or somebody else's files in the way."""
+
+
+class PinsLost(StoreError):
+    """The files that reserved the store's blocks are gone, replaced or moved; nothing was written to what is not ours."""

@@ -258,7 +258,7 @@ class NorFlash:
 
     def snapshot(self):
         """Return contents and weak cells, for `restore`."""
-        return (bytes(self.peek(0, self.size_bytes)), dict(self._weak), self._weak_density)
+        return (self.peek(0, self.size_bytes), dict(self._weak), self._weak_density)
 
     def restore(self, snapshot):
         """Bring back what `snapshot` returned; the power is on, no cut is armed."""
@@ -286,6 +286,21 @@ class NorFlash:
         """Switch the power on again: contents stay, nothing is armed."""
         self.dead = False
         self._cut_operation = 0
+
+    def replugged(self):
+        """Return the same chip as a new object, powered up, counters at 0; this one stays dead.
+
+        After a power cut, leftovers of the old program (such as a file's finaliser) must not reach the chip any more.
+        """
+        new = NorFlash(SECTOR_BYTES, self.personality)
+        new.size_bytes, new.sectors, new.chip = self.size_bytes, self.sectors, self.chip
+        new.erase_counts = [0] * self.sectors
+        new.violations = self.violations
+        new._weak, new._weak_density, new._bad = self._weak, self._weak_density, self._bad
+        new._cells = self._cells
+        self._cells = bytearray(0)
+        self.dead = True
+        return new
 
     def set_bad(self, sector, kind="both"):
         """Make a sector that will not "erase", not "program", or neither ("both"); "" mends it."""

@@ -56,24 +56,28 @@ class BlockRegion(Region):
         """Return the device's number for a sector."""
         return self._first + sector
 
+    def _raw(self, block, buf, at):
+        """Read inside one block."""
+        try:
+            self._device.readblocks(block, buf, at)
+        except OSError as error:
+            raise FlashFailed("read of block %d: %s" % (block, error))
+
     def read(self, offset, buf):
         """Fill buf from offset; a buffer that stays inside a sector costs one call and no memory."""
         n = len(buf)
         self._check_read(offset, n)
         size = self.sector_bytes
-        try:
-            if offset % size + n <= size:
-                self._device.readblocks(self._block(offset // size), buf, offset % size)
-                return
-            at = 0
-            view = memoryview(buf)
-            while at < n:
-                part = min(n - at, size - offset % size)
-                self._device.readblocks(self._block(offset // size), view[at : at + part], offset % size)
-                at += part
-                offset += part
-        except OSError as error:
-            raise FlashFailed("read at %d: %s" % (offset, error))
+        if offset % size + n <= size:
+            self._raw(self._block(offset // size), buf, offset % size)
+            return
+        at = 0
+        view = memoryview(buf)
+        while at < n:
+            part = min(n - at, size - offset % size)
+            self._raw(self._block(offset // size), view[at : at + part], offset % size)
+            at += part
+            offset += part
 
     def program(self, offset, buf):
         """Clear bits; see `region`."""
@@ -109,13 +113,13 @@ class BlockRegion(Region):
     def _check_blank(self, block, at, buf, n, offset):
         """Keep in `_before` what the first 256 bytes will read afterwards; the rest has to be blank."""
         window = min(at, self.sector_bytes - 256)
-        self._device.readblocks(block, self._before, window)
+        self._raw(block, self._before, window)
         if not lay(self._before, at - window, buf, 0, min(n, 256)):
             self._not_blank(offset)
         done = 256
         while done < n:
             window = min(at + done, self.sector_bytes - 256)
-            self._device.readblocks(block, self._after, window)
+            self._raw(block, self._after, window)
             start = at + done - window
             if not is_blank(self._after, start, start + min(n - done, 256)):
                 self._not_blank(offset)
@@ -126,7 +130,7 @@ class BlockRegion(Region):
         while done < n:
             part = min(n - done, 256)
             window = min(at + done, self.sector_bytes - 256)
-            self._device.readblocks(block, self._after, window)
+            self._raw(block, self._after, window)
             start = at + done - window
             if done == 0 and self.reads_blank:
                 if not equal(self._after, start, self._before, start, part):
@@ -140,7 +144,7 @@ class BlockRegion(Region):
         at = 0
         while at < self.sector_bytes:
             window = min(at, self.sector_bytes - 256)
-            self._device.readblocks(block, self._after, window)
+            self._raw(block, self._after, window)
             if not is_blank(self._after, 0, 256):
                 return False
             at += 256

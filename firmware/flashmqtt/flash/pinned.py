@@ -1,0 +1,295 @@
+"""A region on stock firmware, without repartitioning: one-block files that the file system keeps its hands off.
+
+A littlefs file of exactly one block occupies one data block from offset 0, without any pointer in it, and littlefs never moves
+the data of a file that nobody writes. So N such files in a directory of their own reserve N blocks, which are then programmed and
+erased directly, as a swap file is. `pin` makes the files, once; `PinnedFiles` finds and guards the blocks at every start.
+
+How a block is found, and known to be ours: littlefs itself is asked. A second, read-only instance is mounted on the same device
+through a wrapper that notes which block is read when the first byte of a file is: that is its block. No token has to be written
+and looked for, a copy with equal content can't be mistaken for it, and every such look is a fresh mount, free of stale caches.
+A small file, `map`, keeps the numbers found by `pin`: a file that was since replaced or restored lies elsewhere and is refused.
+
+When it is asked again, without one page program:
+- before each erase, and before a program into a block that does not bear our own first bytes: the metadata blocks that
+  the mount read (each directory has two) are fingerprinted. The same bytes would give the same answer, so it is enough that
+  they did not change; if they did, a new mount has to find the file in the same block.
+- before any other program: the first 16 bytes of the block are still those that we put there. littlefs erases a block before it
+  gives it to somebody else, so a file that is deleted in mid-sector is noticed before the first byte of a stranger is
+  written over.
+What is not ours is never written: PinsLost says what happened. Where littlefs does not lie on the device, or there is no room:
+PinsRefused. The files must be made through the file system that is in use (its allocator has to know), hence `root`.
+
+A fingerprint allocates nothing; a mount takes about 3 KB for a moment. This module knows no journal.
+"""
+
+import os
+from array import array
+
+from flashmqtt.errors import PinsLost, PinsRefused
+from flashmqtt.fast import copy, crc32_matches, equal, is_blank, put_crc32
+
+from .block import BlockRegion
+
+_MAP = "/map"
+_MAGIC = b"FMP1"
+
+
+class _Witness:
+    """The device as littlefs sees it in a look: read-only, and each block that is read leaves its mark."""
+
+    def __init__(self, device, blocks):
+        self._device = device
+        self.seen = bytearray(blocks)
+        self.block = -1  # what was read since it was last set to -1; -2: several
+        self.looking = False
+
+    def readblocks(self, n, buf, off=0):
+        """Read, and remember where."""
+        if self.looking:
+            self.block = n if self.block in (-1, n) else -2
+        else:
+            self.seen[n] = 1
+        return self._device.readblocks(n, buf, off)
+
+    def writeblocks(self, _n, _buf, _off=0):
+        """Refuse: EROFS."""
+        raise OSError(30)
+
+    def ioctl(self, op, arg):
+        """Refuse an erase; don't hand on a start or stop that is not the device's."""
+        if op == 6:
+            raise OSError(30)
+        return 0 if op < 4 else self._device.ioctl(op, arg)
+
+
+class _Look:
+    """A fresh, read-only mount of the file system, to ask where the pinned files lie."""
+
+    def __init__(self, device, mount):
+        self._witness = _Witness(device, device.ioctl(4, 0))
+        try:
+            self._fs = mount(self._witness)
+        except (OSError, ValueError) as error:
+            raise PinsLost("no littlefs here: %s" % error)
+
+    def metadata(self):
+        """Return the blocks that the mount read: all the metadata there is."""
+        seen = self._witness.seen
+        return array("H", [n for n in range(len(seen)) if seen[n]])
+
+    def block_of(self, path, size):
+        """Return the block of a one-block file, or raise PinsLost."""
+        try:
+            if self._fs.stat(path)[6] != size:
+                raise PinsLost("%s: its size is not one block" % path)
+            witness = self._witness
+            with self._fs.open(path, "rb") as file:
+                witness.block = -1
+                witness.looking = True
+                got = file.readinto(bytearray(1))
+                witness.looking = False
+        except OSError as error:
+            raise PinsLost("%s: gone (%s)" % (path, error))
+        if got != 1 or witness.block < 0:
+            raise PinsLost("%s: not in one data block" % path)
+        return witness.block
+
+    def content(self, path):
+        """Return what is in a small file, or raise PinsLost."""
+        try:
+            with self._fs.open(path, "rb") as file:
+                return bytearray(file.read(2048))
+        except OSError as error:
+            raise PinsLost("%s: gone (%s)" % (path, error))
+
+
+def _littlefs(device):
+    """Mount littlefs without hanging it into the file tree; its cache must hold an inline file of up to 512 bytes."""
+    from vfs import VfsLfs2
+
+    return VfsLfs2(device, readsize=128, progsize=128)
+
+
+def _name(directory, sector):
+    return "%s/%03d" % (directory, sector)
+
+
+def _packed(blocks):
+    """The map's bytes: magic, count, the block of each file, CRC; numbers in 16 bits, least significant byte first."""
+    out = bytearray(_MAGIC)
+    out += len(blocks).to_bytes(2, "little")
+    for block in blocks:
+        out += block.to_bytes(2, "little")
+    end = len(out)
+    out += bytes(4)
+    put_crc32(out, 0, end, end, 0)
+    return out
+
+
+def _unpacked(content):
+    """Return the blocks of a map, or raise PinsLost."""
+    end = len(content) - 4
+    if end < 8 or content[:4] != _MAGIC or not crc32_matches(content, 0, end, end, 0):
+        raise PinsLost("the map is damaged; pin() makes it anew and keeps the files")
+    blocks = array("H", [content[i] | content[i + 1] << 8 for i in range(6, end, 2)])
+    if len(blocks) != content[4] | content[5] << 8:
+        raise PinsLost("the map is damaged; pin() makes it anew and keeps the files")
+    return blocks
+
+
+def pin(device, directory, count, root="", mount=_littlefs):
+    """Make the files that reserve `count` blocks, and the map; an interrupted or damaged pinning is completed.
+
+    Args:
+        device: the raw block device on which the file system lies.
+        directory: where the files go, as a path inside that file system, such as "/journal".
+        count: how many blocks.
+        root: where that file system is mounted ("" for "/", as on boards).
+        mount: makes a littlefs object of a block device.
+
+    Raises:
+        PinsRefused: no littlefs there, no room, or files of somebody else in that directory.
+    """
+    size = device.ioctl(5, 0)
+    if count < 1 or count > 999:
+        raise PinsRefused("1 to 999 blocks")
+    try:
+        mount(_Witness(device, device.ioctl(4, 0)))
+    except (OSError, ValueError) as error:
+        raise PinsRefused("no littlefs here: %s" % error)
+    try:
+        os.stat(root + directory)
+    except OSError:
+        os.mkdir(root + directory)
+    made = []
+    try:
+        for sector in range(count):
+            path = _name(root + directory, sector)
+            try:
+                have = os.stat(path)[6]
+            except OSError:
+                have = 0
+            if have == size:
+                continue  # from an interrupted pinning, or the map was lost: what is in there stays
+            if have:
+                raise PinsRefused("%s is somebody else's" % path)
+            made.append(path)
+            _fill(path, size)
+        look = _Look(device, mount)
+        blocks = [look.block_of(_name(directory, sector), size) for sector in range(count)]
+        if len(set(blocks)) != count:
+            raise PinsRefused("two files in one block")
+        with open(root + directory + _MAP + ".new", "wb") as file:
+            file.write(_packed(blocks))
+        os.rename(root + directory + _MAP + ".new", root + directory + _MAP)
+    except (OSError, PinsLost) as error:
+        for path in made:
+            try:
+                os.remove(path)
+            except OSError:
+                pass
+        raise PinsRefused("can't pin %d blocks: %s" % (count, error))
+
+
+def _fill(path, size):
+    blank = b"\xff" * 256
+    with open(path, "wb") as file:
+        for _ in range(size // 256):
+            file.write(blank)
+
+
+class PinnedFiles(BlockRegion):
+    """The region made of the blocks that `pin` reserved, guarded."""
+
+    def __init__(
+        self,
+        device,
+        directory: str,
+        page_bytes: int = 0,
+        encrypted: "bool | None" = None,
+        mount=_littlefs,
+    ) -> None:
+        self._directory = directory
+        self._mount = mount
+        look = _Look(device, mount)
+        blocks = _unpacked(look.content(directory + _MAP))
+        super().__init__(device, 0, len(blocks), page_bytes, encrypted)
+        self._blocks = blocks
+        self._checked = bytearray(len(blocks))  # 1: found in its block under the fingerprint that we have
+        for sector in range(len(blocks)):
+            self._find(look, sector)
+        self._metadata = look.metadata()
+        self._chain = bytearray(260)  # 256 bytes and the CRC so far
+        self._print = bytearray(4)
+        self._take_print()
+        copy(self._print, 0, self._chain, 256, 4)
+        self._sector = -1  # the sector whose first bytes we know
+        self._head = bytearray(16)
+        self._now = bytearray(16)
+        self._marked = False  # do those bytes differ from what an erase leaves?
+
+    def _block(self, sector):
+        return self._blocks[sector]
+
+    def erase(self, sector):
+        """Set all bits of a sector, if it is still ours."""
+        self._check_sector(sector)
+        self._guard(sector)
+        self._sector = -1
+        super().erase(sector)
+
+    def program(self, offset, buf):
+        """Clear bits, if the sector is still ours; see `region`."""
+        self._check_program(offset, len(buf))
+        sector = offset // self.sector_bytes
+        block = self._blocks[sector]
+        self._raw(block, self._now, 0)
+        if sector != self._sector or not self._marked or not equal(self._now, 0, self._head, 0, 16):
+            self._guard(sector)
+            self._know(sector, self._now)
+        super().program(offset, buf)
+        if offset % self.sector_bytes < 16:
+            self._raw(block, self._now, 0)
+            self._know(sector, self._now)
+            self._marked = self._marked or not self.reads_blank
+
+    def _know(self, sector, head):
+        self._sector = sector
+        copy(self._head, 0, head, 0, 16)
+        self._marked = self.reads_blank and not is_blank(head, 0, 16)
+
+    def _guard(self, sector):
+        """Raise PinsLost unless the file system says today that the sector's block is ours."""
+        self._take_print()
+        if equal(self._chain, 256, self._print, 0, 4) and self._checked[sector]:
+            return
+        look = _Look(self._device, self._mount)
+        if not equal(self._chain, 256, self._print, 0, 4):
+            for other in range(self.sectors):
+                self._checked[other] = 0
+            self._metadata = look.metadata()
+            self._take_print()
+            copy(self._print, 0, self._chain, 256, 4)
+        self._find(look, sector)
+
+    def _find(self, look, sector):
+        path = _name(self._directory, sector)
+        block = look.block_of(path, self.sector_bytes)
+        if block != self._blocks[sector]:
+            raise PinsLost("%s: now in block %d, not %d: replaced" % (path, block, self._blocks[sector]))
+        self._checked[sector] = 1
+
+    def _take_print(self):
+        """Leave in `_chain` the CRC over all metadata blocks, each step over 256 bytes and the CRC before."""
+        chain = self._chain
+        chain[256] = chain[257] = chain[258] = chain[259] = 0
+        window = self._after
+        i = 0
+        while i < len(self._metadata):
+            at = 0
+            while at < self.sector_bytes:
+                self._raw(self._metadata[i], window, at)
+                copy(chain, 0, window, 0, 256)
+                put_crc32(chain, 0, 260, 256, 0)
+                at += 256
+            i += 1

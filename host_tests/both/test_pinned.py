@@ -1,0 +1,477 @@
+"""Blocks reserved by one-block littlefs files: found, driven directly, guarded; on MicroPython's VfsLfs2 over a simulated chip.
+
+CPython has no VfsLfs2: there the cases are skipped (the region's own logic runs in test_regions on both).
+"""
+
+import gc
+import sys
+from binascii import crc32
+
+import pytest
+
+from flashmqtt.errors import FlashFailed, PinsLost, PinsRefused, UsageError
+from tools.flashsim.nor import NorFlash, PowerCut, Random
+
+ON_MICROPYTHON = sys.implementation.name == "micropython"
+SECTOR = 4096
+ROOT = "/pinned"
+
+if ON_MICROPYTHON:
+    import os
+
+    import vfs
+
+    from flashmqtt.flash.pinned import PinnedFiles, pin
+
+
+def _only_on_micropython():
+    if not ON_MICROPYTHON:
+        pytest.skip("VfsLfs2 is MicroPython's")
+
+
+class Board:
+    """A chip with a file system, as stock firmware leaves it; `reboot` forgets all that was in RAM."""
+
+    def __init__(self, sectors=28, personality="rp2"):
+        try:
+            vfs.umount(ROOT)
+        except (OSError, PowerCut):
+            pass
+        gc.collect()
+        self.flash = NorFlash(sectors * SECTOR, personality)
+        self.progsize = 256 if personality == "rp2" else 32
+        self.fs = None
+        vfs.VfsLfs2.mkfs(self.flash, progsize=self.progsize)
+        self.mount()
+
+    def mount(self):
+        try:
+            vfs.umount(ROOT)
+        except OSError:
+            pass
+        self.fs = vfs.VfsLfs2(self.flash, progsize=self.progsize)
+        vfs.mount(self.fs, ROOT)
+
+    def reboot(self):
+        """Forget all that was in RAM; what an old file object's finaliser still does must not reach the chip."""
+        self.flash.dead = True
+        try:
+            vfs.umount(ROOT)
+        except (OSError, PowerCut):
+            pass
+        self.fs = None
+        self.flash = self.flash.replugged()
+        gc.collect()
+        self.mount()
+
+    def pinned(self, count=4):
+        pin(self.flash, "/journal", count, ROOT)
+        return PinnedFiles(self.flash, "/journal")
+
+    def open(self):
+        return PinnedFiles(self.flash, "/journal")
+
+    def fresh(self, path):
+        """Return what a fresh mount reads in a file: no cache of another mount can flatter it."""
+        with vfs.VfsLfs2(self.flash, progsize=self.progsize).open(path, "rb") as file:
+            return file.read()
+
+    def content(self):
+        return [crc32(self.flash.peek(at, SECTOR)) for at in range(0, self.flash.size_bytes, SECTOR)]
+
+
+def _pattern(n, salt=0):
+    return bytearray((i * 29 + salt * 13 + (i >> 6) + 1) & 0xFF for i in range(n))
+
+
+def _write(path, content):
+    with open(ROOT + path, "wb") as file:
+        file.write(content)
+
+
+def _read(region, offset, n):
+    buf = bytearray(n)
+    region.read(offset, buf)
+    return bytes(buf)
+
+
+def _pin_path(sector):
+    return "/journal/%03d" % sector
+
+
+@pytest.mark.parametrize("personality", ["rp2", "esp32"])
+@pytest.mark.req("S3")
+def test_fresh_pins_are_blank_sectors_and_what_is_programmed_is_in_the_files(personality):
+    _only_on_micropython()
+    board = Board(personality=personality)
+    region = board.pinned(5)
+    assert (region.sectors, region.sector_bytes) == (5, SECTOR)
+    assert region.page_bytes == (256 if personality == "rp2" else 1)
+    assert _read(region, 0, 5 * SECTOR) == b"\xff" * (5 * SECTOR)
+    for sector in range(5):
+        region.erase(sector)
+        region.program(sector * SECTOR, _pattern(256, sector))
+        region.program(sector * SECTOR + 3840, _pattern(256, 90 + sector))
+    for sector in range(5):
+        content = board.fresh(_pin_path(sector))
+        assert len(content) == SECTOR
+        assert content[:256] == _pattern(256, sector) and content[3840:] == _pattern(256, 90 + sector)
+    assert _read(region, SECTOR - 256, 512) == _pattern(256, 90) + _pattern(256, 1)
+    assert board.flash.violations == []
+
+
+@pytest.mark.req("S4", "S6")
+def test_arguments_are_checked_as_in_every_region():
+    _only_on_micropython()
+    board = Board()
+    region = board.pinned(3)
+    before = board.content()
+    for call in (
+        lambda: region.program(3 * SECTOR, bytearray(256)),
+        lambda: region.program(128, bytearray(256)),
+        lambda: region.program(SECTOR - 256, bytearray(512)),
+        lambda: region.read(3 * SECTOR - 1, bytearray(2)),
+        lambda: region.erase(3),
+    ):
+        with pytest.raises(UsageError):
+            call()
+    assert board.content() == before
+    region.program(0, _pattern(256))
+    with pytest.raises(FlashFailed):
+        region.program(0, _pattern(256, 1))
+
+
+@pytest.mark.parametrize("personality,seed", [("rp2", 1), ("rp2", 2), ("rp2", 3), ("esp32", 4)])
+@pytest.mark.req("S3", "S4")
+def test_other_traffic_and_the_region_leave_each_other_alone(personality, seed):
+    """Files written, appended, renamed and deleted around it, reboots in between; both sides always read what they wrote."""
+    _only_on_micropython()
+    rng = Random(seed)
+    board = Board(30, personality)
+    region = board.pinned(6)
+    os.mkdir(ROOT + "/log")
+    mine = [bytearray(b"\xff" * SECTOR) for _ in range(6)]
+    theirs = {}
+    for step in range(160):
+        what = rng.below(12)
+        sector = rng.below(6)
+        if what < 4:
+            at = 0
+            while at < SECTOR and mine[sector][at : at + 256] != b"\xff" * 256:
+                at += 256
+            if at < SECTOR:
+                region.program(sector * SECTOR + at, _pattern(256, step))
+                mine[sector][at : at + 256] = _pattern(256, step)
+        elif what < 6:
+            region.erase(sector)
+            mine[sector][:] = b"\xff" * SECTOR
+        elif what < 9:
+            name = "/log/%d" % rng.below(5)
+            theirs[name] = _pattern(rng.below(7000), step)
+            _write(name, theirs[name])
+        elif what == 9 and theirs:
+            name = sorted(theirs)[rng.below(len(theirs))]
+            del theirs[name]
+            os.remove(ROOT + name)
+        elif what == 10 and theirs:
+            name = sorted(theirs)[rng.below(len(theirs))]
+            os.rename(ROOT + name, ROOT + "/moved%d" % (step % 3))
+            theirs["/moved%d" % (step % 3)] = theirs.pop(name)
+        elif what == 11 and rng.below(3) == 0:
+            board.reboot()
+            region = board.open()
+        if step % 8 == 7:
+            for i in range(6):
+                assert _read(region, i * SECTOR, SECTOR) == mine[i]
+            for name, content in theirs.items():
+                assert board.fresh(name) == content, name
+    assert board.flash.violations == []
+
+
+def _delete(board):
+    os.remove(ROOT + _pin_path(2))
+
+
+def _rename(board):
+    os.rename(ROOT + _pin_path(2), ROOT + "/elsewhere")
+
+
+def _swap(board):
+    os.rename(ROOT + _pin_path(2), ROOT + "/journal/tmp")
+    os.rename(ROOT + _pin_path(3), ROOT + _pin_path(2))
+    os.rename(ROOT + "/journal/tmp", ROOT + _pin_path(3))
+
+
+def _replace(board):
+    """The same name, size and content, as a restored backup has: only the block is another."""
+    content = board.fresh(_pin_path(2))
+    os.remove(ROOT + _pin_path(2))
+    _write("/keeps-the-block", b"x" * 5000)
+    _write(_pin_path(2), content)
+
+
+def _rewrite(board):
+    with open(ROOT + _pin_path(2), "r+b") as file:
+        file.write(b"hello")
+
+
+def _truncate(board):
+    _write(_pin_path(2), b"short")
+
+
+def _grow(board):
+    with open(ROOT + _pin_path(2), "ab") as file:
+        file.write(b"one byte more")
+
+
+def _move_directory(board):
+    os.rename(ROOT + "/journal", ROOT + "/diary")
+
+
+def _format(board):
+    vfs.umount(ROOT)
+    vfs.VfsLfs2.mkfs(board.flash, progsize=board.progsize)
+    board.mount()
+
+
+def _format_fat(board):
+    vfs.umount(ROOT)
+    for block in range(board.flash.sectors):
+        board.flash.writeblocks(block, bytearray(SECTOR))
+
+
+MISHAPS = [_delete, _rename, _swap, _replace, _rewrite, _truncate, _grow, _move_directory, _format, _format_fat]
+MISHAP_NAMES = ["delete", "rename", "swap", "replace", "rewrite", "truncate", "grow", "move", "format", "other"]
+
+
+@pytest.mark.parametrize("mishap", MISHAPS, ids=MISHAP_NAMES)
+@pytest.mark.req("S6")
+def test_start_after_a_mishap_is_refused_and_writes_nothing(mishap):
+    _only_on_micropython()
+    board = Board()
+    region = board.pinned()
+    for sector in range(4):
+        region.program(sector * SECTOR, _pattern(256, sector))
+    mishap(board)
+    before = board.content()
+    with pytest.raises(PinsLost):
+        board.open()
+    assert board.content() == before
+
+
+@pytest.mark.parametrize("mishap", MISHAPS, ids=MISHAP_NAMES)
+@pytest.mark.req("S6")
+def test_mishap_while_running_is_noticed_before_the_next_erase(mishap):
+    _only_on_micropython()
+    board = Board()
+    region = board.pinned()
+    for sector in range(4):
+        region.program(sector * SECTOR, _pattern(256, sector))
+    mishap(board)
+    before = board.content()
+    with pytest.raises(PinsLost):
+        region.erase(2)
+    with pytest.raises(PinsLost):
+        region.erase(2)
+    assert board.content() == before
+
+
+@pytest.mark.parametrize("mishap", MISHAPS, ids=MISHAP_NAMES)
+@pytest.mark.req("S6")
+def test_block_given_to_somebody_else_is_not_programmed(mishap):
+    """After the mishap other files fill the disk; appends to the sector that was being filled must not touch any of them."""
+    _only_on_micropython()
+    board = Board(24)
+    region = board.pinned()
+    region.erase(2)
+    region.program(2 * SECTOR, _pattern(256))
+    mishap(board)
+    files = {}
+    if mishap is not _format_fat:
+        for i in range(30):
+            content = b"\xff" * 4096 if i % 2 else _pattern(4096, i)
+            try:
+                _write("/fill%d" % i, content)
+            except OSError:
+                break
+            files["/fill%d" % i] = content
+        assert files
+    before = board.content()
+    try:
+        region.program(2 * SECTOR + 256, _pattern(256, 1))
+    except PinsLost:
+        assert board.content() == before
+    for name, content in files.items():
+        assert board.fresh(name) == content, name
+    assert board.flash.violations == []
+
+
+@pytest.mark.parametrize("already", [False, True], ids=["erased", "begun"])
+@pytest.mark.req("S6")
+def test_program_into_a_block_without_our_mark_asks_the_file_system(already):
+    """An erased block given to a file of FFs looks like ours; only the file system knows better."""
+    _only_on_micropython()
+    board = Board(24)
+    region = board.pinned()
+    region.erase(2)
+    if already:
+        region.program(2 * SECTOR + 256, _pattern(256))  # not where the mark would be
+    os.remove(ROOT + _pin_path(2))
+    for i in range(30):
+        try:
+            _write("/ff%d" % i, b"\xff" * SECTOR)
+        except OSError:
+            break
+    before = board.content()
+    with pytest.raises(PinsLost):
+        region.program(2 * SECTOR + 512, _pattern(256))
+    assert board.content() == before
+
+
+@pytest.mark.req("S6")
+def test_damaged_map_is_refused_and_pinning_again_keeps_the_content():
+    _only_on_micropython()
+    board = Board()
+    region = board.pinned()
+    for sector in range(4):
+        region.program(sector * SECTOR, _pattern(256, sector))
+    whole = board.fresh("/journal/map")
+    damaged = [b"", whole[:5], whole[:-1], whole + b"\x00", b"X" + whole[1:], whole[:8] + b"\x63" + whole[9:], None]
+    for content in damaged:
+        if content is None:
+            os.remove(ROOT + "/journal/map")
+        else:
+            _write("/journal/map", content)
+        before = board.content()
+        with pytest.raises(PinsLost):
+            board.open()
+        assert board.content() == before
+    region = board.pinned()
+    for sector in range(4):
+        assert _read(region, sector * SECTOR, 256) == _pattern(256, sector)
+
+
+@pytest.mark.req("S6")
+def test_stale_map_is_refused():
+    _only_on_micropython()
+    board = Board()
+    board.pinned()
+    stale = board.fresh("/journal/map")
+    for sector in range(4):
+        os.remove(ROOT + _pin_path(sector))
+    _write("/takes-the-blocks", _pattern(5 * SECTOR))
+    board.pinned()
+    _write("/journal/map", stale)
+    before = board.content()
+    with pytest.raises(PinsLost):
+        board.open()
+    assert board.content() == before
+    assert board.fresh("/takes-the-blocks") == _pattern(5 * SECTOR)
+
+
+@pytest.mark.req("S3", "S6")
+def test_file_systems_own_cache_is_not_believed():
+    """The mount that the application uses may still read a pinned block as it was; the region reads the chip."""
+    _only_on_micropython()
+    board = Board()
+    region = board.pinned()
+    with open(ROOT + _pin_path(1), "rb") as file:
+        assert file.read(64) == b"\xff" * 64
+    region.erase(1)
+    region.program(SECTOR, _pattern(256, 7))
+    assert _read(region, SECTOR, 64) == _pattern(256, 7)[:64]
+    region.erase(1)
+    region = board.open()
+    assert _read(region, SECTOR, 64) == b"\xff" * 64
+
+
+@pytest.mark.req("S6")
+def test_pinning_is_refused_where_it_can_not_be():
+    _only_on_micropython()
+    board = Board(16)
+    files = {"/keep": _pattern(3000)}
+    _write("/keep", files["/keep"])
+    with pytest.raises(PinsRefused):
+        pin(board.flash, "/journal", 30, ROOT)  # no room
+    assert os.listdir(ROOT + "/journal") == []
+    assert board.fresh("/keep") == files["/keep"]
+    _write("/journal/001", b"a note of somebody")
+    with pytest.raises(PinsRefused):
+        pin(board.flash, "/journal", 3, ROOT)
+    assert board.fresh("/journal/001") == b"a note of somebody"
+    for device in (NorFlash(16 * SECTOR), Board2().flash):
+        with pytest.raises(PinsRefused):
+            pin(device, "/other", 2, ROOT)  # not the device on which that file system lies
+    for count in (0, 1000):
+        with pytest.raises(PinsRefused):
+            pin(board.flash, "/third", count, ROOT)
+
+
+class Board2:
+    """Another chip with a littlefs, not mounted anywhere."""
+
+    def __init__(self):
+        self.flash = NorFlash(16 * SECTOR)
+        vfs.VfsLfs2.mkfs(self.flash, progsize=256)
+
+
+@pytest.mark.parametrize("model", ["nothing", "prefix", "bits", "unreported"])
+@pytest.mark.req("S2", "S6")
+def test_power_cut_anywhere_in_pinning_is_completed_by_pinning_again(model):
+    _only_on_micropython()
+    board = Board(16)
+    _write("/keep", _pattern(3000))
+    board.reboot()
+    start = board.flash.snapshot()
+    first = board.flash.operations
+    pin(board.flash, "/journal", 2, ROOT)
+    count = board.flash.operations - first
+    assert count > 30
+    for operation in range(1, count + 1, 1 if model == "prefix" else 3):
+        board.flash.restore(start)
+        board.reboot()
+        board.flash.arm(operation, model, operation * 5)
+        with pytest.raises(PowerCut):
+            pin(board.flash, "/journal", 2, ROOT)
+        board.reboot()
+        try:
+            region = board.open()
+        except PinsLost:
+            region = board.pinned(2)
+        for sector in range(2):
+            region.erase(sector)
+            region.program(sector * SECTOR, _pattern(256, sector))
+        assert board.fresh("/keep") == _pattern(3000)
+        _write("/more", _pattern(2000))
+        assert board.fresh("/more") == _pattern(2000)
+        assert board.fresh(_pin_path(1))[:256] == _pattern(256, 1)
+
+
+def _steady(region, page):
+    import micropython
+
+    micropython.heap_lock()
+    region.erase(1)
+    region.program(SECTOR, page)
+    region.program(SECTOR + 256, page)
+    region.read(SECTOR, page)
+    micropython.heap_unlock()
+
+
+@pytest.mark.req("S3", "S4")
+def test_guarding_costs_no_program_and_no_memory_while_the_file_system_rests():
+    _only_on_micropython()
+    board = Board()
+    region = board.pinned()
+    board.flash.reset_counters()
+    page = _pattern(256)
+    _steady(region, page)
+    assert (board.flash.programs, board.flash.erases) == (2, 1)
+    board.flash.reset_counters()
+    region.program(SECTOR + 512, page)
+    assert board.flash.bytes_read == 16 + 256 + 256
+    _write("/a-file-of-the-app", b"1")
+    board.flash.reset_counters()
+    region.erase(2)
+    region.erase(3)
+    assert (board.flash.programs, board.flash.erases) == (0, 2)
