@@ -184,6 +184,9 @@ def find_segments(directory: str | os.PathLike[str]) -> list[Segment]:
     return sorted(found)
 
 
+list_segments = find_segments
+
+
 def read_bucket(file: pq.ParquetFile, bucket: int, buckets: int) -> Iterator[pa.Table]:
     """Yield a bucket's rows of one segment, a row group at a time, in landing order.
 

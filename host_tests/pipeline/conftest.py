@@ -1,0 +1,76 @@
+"""One Spark session for all tests of the pipeline, and small landings made by hand."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from tools.pipeline import segments, senml, session
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory):
+    found = session.make(
+        "local[2]",
+        tmp_path_factory.mktemp("spark") / "spark.log",
+        {"spark.sql.shuffle.partitions": "2", "spark.default.parallelism": "2"},
+    )
+    yield found
+    found.stop()
+
+
+class Landing:
+    """A landing directory that a test fills message by message."""
+
+    def __init__(self, directory, collector="c"):
+        self.directory = directory
+        self.collector = collector
+        self.number = 0
+        self.row = 0
+        self.arrival_us = 1_790_000_000_000_000
+        self.rows = []
+
+    def raw(self, topic, payload, dup=False, arrival_us=None):
+        self.row += 1
+        self.arrival_us = arrival_us if arrival_us is not None else self.arrival_us + 1000
+        self.rows.append((self.row, self.arrival_us, topic, dup, payload))
+
+    def message(self, device, boot, seq, value=1.0, up=None, kind="readings", dup=False, arrival_us=None, **labels):
+        head = {"bn": f"{device}/", "boot": boot, "seq": seq, "up": seq / 10 if up is None else up, **labels}
+        if kind == "readings":
+            head |= {"n": "load1", "v": value}
+        elif "cause" not in labels:
+            head |= {"n": "cause", "vs": "power"}
+        self.raw(f"flashmqtt/{device}/{kind}", senml.write([head]), dup, arrival_us)
+
+    def table(self):
+        row, arrival, topic, dup, payload = zip(*self.rows, strict=True) if self.rows else ([],) * 5
+        count = len(self.rows)
+        return pa.table(
+            [
+                pa.array([self.collector] * count, pa.string()),
+                pa.array([self.number] * count, pa.int64()),
+                pa.array(row, pa.int64()),
+                pa.array(arrival, pa.int64()).cast(pa.timestamp("us", tz="UTC")),
+                pa.array(topic, pa.string()),
+                pa.array([1] * count, pa.int8()),
+                pa.array(dup, pa.bool_()),
+                pa.array([False] * count, pa.bool_()),
+                pa.nulls(count, pa.binary()),
+                pa.array(payload, pa.binary()),
+            ],
+            schema=segments.SCHEMA,
+        )
+
+    def seal(self):
+        self.number += 1
+        path = segments.write_segment(self.directory, self.collector, self.number, self.table(), sync=False)
+        self.rows = []
+        return path
+
+
+@pytest.fixture
+def landing(tmp_path):
+    directory = tmp_path / "landing"
+    directory.mkdir()
+    return Landing(directory)

@@ -1,0 +1,37 @@
+"""Interval sets against plain Python sets."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tools.pipeline import intervals
+
+SEQS = st.integers(1, 40) | st.integers(2**31 - 6, 2**31 - 1)
+MEMBERS = st.sets(st.tuples(st.integers(0, 3), SEQS), max_size=30)
+
+
+def codes(members):
+    groups = np.array([group for group, _ in members], dtype=np.int64)
+    return np.sort(intervals.encode(groups, np.array([seq for _, seq in members], dtype=np.int64)))
+
+
+@pytest.mark.req("P3")
+@settings(max_examples=200, deadline=None)
+@given(st.lists(MEMBERS, max_size=5))
+def test_union_holds_what_a_set_would_hold_in_the_fewest_intervals(batches):
+    held = intervals.EMPTY
+    model = set()
+    for batch in batches:
+        asked = codes(batch)
+        known = held.contains(asked)
+        assert known.tolist() == [(code >> 31, code & (2**31 - 1)) in model for code in asked.tolist()]
+        held = held.union(asked[~known])
+        model |= batch
+        members = [
+            (int(lo) >> 31, seq)
+            for lo, hi in zip(held.lo, held.hi, strict=True)
+            for seq in range(lo & (2**31 - 1), (hi & (2**31 - 1)) + 1)
+        ]
+        assert members == sorted(model)
+        assert not np.any(held.lo[1:] == held.hi[:-1] + 1)

@@ -1,0 +1,149 @@
+"""Segments to tables through Spark: exactly once, restarts, replays."""
+
+import pytest
+
+from tools.pipeline import run, stream
+from tools.pipeline.commits import Output, OutputError
+from tools.pipeline.source import LandingError
+
+
+def go(spark, landing, out, checkpoint=None, **more):
+    query = stream.start(spark, str(landing.directory), str(out), str(checkpoint or out / "checkpoint"), **more)
+    query.awaitTermination()
+    return Output(str(out))
+
+
+def keys(spark, output):
+    rows = output.read(spark, "readings").select("device", "boot", "seq", "value").collect()
+    return sorted(map(tuple, rows))
+
+
+def five_messages(landing):
+    for seq in range(1, 6):
+        landing.message("a", 1, seq, value=seq)
+
+
+@pytest.mark.req("P2", "P3", "P5")
+def test_duplicates_go_and_bad_payloads_stay_in_quarantine(spark, landing, tmp_path):
+    five_messages(landing)
+    landing.message("a", 1, 3, value=3, dup=True)
+    landing.raw("flashmqtt/a/readings", b"{")
+    landing.message("b", 1, 1)
+    landing.raw("flashmqtt/b/readings", landing.rows[0][4])
+    landing.seal()
+    landing.message("a", 1, 5, value=5, dup=True)
+    landing.message("a", 1, 6, value=6)
+    landing.seal()
+    output = go(spark, landing, tmp_path / "out", segments_per_batch=1)
+    assert output.batches() == [1, 2]
+    assert keys(spark, output) == [("a", 1, seq, float(seq)) for seq in range(1, 7)] + [("b", 1, 1, 1.0)]
+    quarantine = output.read(spark, "quarantine").select("reason", "topic", "payload", "row").orderBy("row").collect()
+    assert [(row.reason.split(":")[0], row.topic, row.row) for row in quarantine] == [
+        ("not JSON", "flashmqtt/a/readings", 7),
+        ("another device than the topic's", "flashmqtt/b/readings", 9),
+    ]
+    assert quarantine[0].payload == b"{"
+    duplicates = output.read(spark, "duplicates").select("seq", "cause").orderBy("seq").collect()
+    assert [tuple(row) for row in duplicates] == [(3, "resend"), (5, "resend")]
+
+
+@pytest.mark.req("P3")
+def test_replayed_landing_adds_nothing_and_is_counted_as_replay(spark, landing, tmp_path):
+    five_messages(landing)
+    landing.seal()
+    out = tmp_path / "out"
+    output = go(spark, landing, out)
+    assert go(spark, landing, out).batches() == [1]
+    go(spark, landing, out, tmp_path / "another")
+    assert output.batches() == [1, 2]
+    assert len(keys(spark, output)) == 5
+    causes = [row.cause for row in output.read(spark, "duplicates").collect()]
+    assert causes == ["replay"] * 5
+
+
+@pytest.mark.req("P3")
+def test_batch_that_spark_hands_over_again_after_its_commit_is_skipped(spark, landing, tmp_path):
+    five_messages(landing)
+    landing.seal()
+    out = tmp_path / "out"
+    output = go(spark, landing, out)
+    for name in (out / "checkpoint" / "commits").iterdir():
+        name.unlink()  # as if the driver had died before Spark noted the batch
+    assert go(spark, landing, out).batches() == [1]
+    assert len(keys(spark, output)) == 5
+
+
+@pytest.mark.req("P3")
+def test_batch_that_was_cut_off_before_its_commit_is_done_again(spark, landing, tmp_path):
+    five_messages(landing)
+    landing.seal()
+    out = tmp_path / "out"
+    output = go(spark, landing, out)
+    before = keys(spark, output)
+    for name in [*(out / "checkpoint" / "commits").iterdir(), *(out / "commits").iterdir()]:
+        name.unlink()  # as if it had died before our own commit: files without a commit lie about
+    go(spark, landing, out)
+    assert output.batches() == [1]
+    assert keys(spark, output) == before
+    assert len(list((out / "readings" / "batch=1").iterdir())) == len(output.commit(1).files["readings"])
+
+
+def test_missing_segment_is_named(spark, landing, tmp_path):
+    five_messages(landing)
+    landing.seal()
+    landing.message("a", 1, 6)
+    gone = landing.seal()
+    landing.message("a", 1, 7)
+    landing.seal()
+    gone.unlink()
+    with pytest.raises(Exception, match=r"c-000000002\.parquet is missing"):
+        go(spark, landing, tmp_path / "out")
+
+
+def test_output_of_another_format_or_checkpoint_is_refused(spark, landing, tmp_path):
+    five_messages(landing)
+    landing.seal()
+    out = tmp_path / "out"
+    go(spark, landing, out)
+    with pytest.raises(OutputError, match="begun with 8 buckets"):
+        go(spark, landing, out, buckets=4)
+    with pytest.raises(OutputError, match="belongs to"):
+        go(spark, landing, tmp_path / "elsewhere", out / "checkpoint")
+    (out / "format.json").write_text('{"format": 0, "buckets": 8}')
+    with pytest.raises(OutputError, match="table format 0"):
+        go(spark, landing, out)
+    landing.directory = tmp_path / "nowhere"
+    with pytest.raises(LandingError, match="no such landing"):
+        go(spark, landing, tmp_path / "new")
+
+
+@pytest.mark.req("P4")
+def test_missing_message_is_found_with_and_without_the_boards_own_counters(spark, landing, tmp_path, capsys):
+    landing.message("a", 1, 1, kind="boot")
+    for seq in (2, 3, 5):
+        landing.message("a", 1, seq)
+    landing.message("a", 2, 8, kind="boot")
+    landing.message("a", 2, 9)
+    landing.seal()
+    out = tmp_path / "out"
+    go(spark, landing, out)
+    assert run.report(spark, str(out), None) == 1
+    assert [line.split() for line in capsys.readouterr().out.splitlines() if line.strip().startswith("a ")] == [
+        ["a", "1", "7", "4", "0", "3", "0"],
+        ["a", "2", "2", "2", "0", "0", "0"],
+    ]
+    missing = spark.read.parquet(str(out / "missing")).select("boot", "lo", "hi").orderBy("lo").collect()
+    assert [tuple(row) for row in missing] == [(1, 4, 4), (1, 6, 7)]
+    told = {"a": {"boots": [{"boot": 1, "first": 1, "last": 7}, {"boot": 2, "first": 8, "last": 11}]}}
+    assert run.report(spark, str(out), told) == 1
+    missing = spark.read.parquet(str(out / "missing")).select("boot", "lo", "hi").orderBy("lo").collect()
+    assert [tuple(row) for row in missing] == [(1, 4, 4), (1, 6, 7), (2, 10, 11)]
+
+
+@pytest.mark.req("P4")
+def test_clean_run_says_so(spark, landing, tmp_path):
+    five_messages(landing)
+    landing.seal()
+    out = tmp_path / "out"
+    go(spark, landing, out)
+    assert run.report(spark, str(out), {"a": {"boots": [{"boot": 1, "first": 1, "last": 5}]}}) == 0

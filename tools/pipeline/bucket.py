@@ -1,0 +1,618 @@
+"""One task's work: the new rows of one device bucket, from segments to tables, and the bucket's state.
+
+Everything that needs to see a device's messages in order happens here, in one process per bucket and batch: parse,
+tell lives apart, drop duplicates, count. It is Arrow and numpy on a row group at a time (memory follows the row group,
+not the batch), with Python loops only over boot messages and bad payloads. What it writes has names of its own for
+each attempt; nothing counts until the driver has put those names into the batch's commit (commits.py).
+
+It does not know Spark: a function from (state, segments) to (tables, state), tested as such.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from . import delays, intervals, schemas, segments, senml
+from .storage import Storage
+
+LIFE_BITS, BOOT_BITS = 10, 31
+TIE_TOLERANCE_US = 1_000_000
+"""A clock that moves by more than this against the uptime has been set anew."""
+
+
+class Done(NamedTuple):
+    """A file that a task wrote."""
+
+    bucket: int
+    table: str
+    file: str
+    rows: int
+
+
+class State:
+    """What a bucket remembers: intervals and boots by device and life, and how far each collector's log was read."""
+
+    def __init__(self) -> None:
+        self.devices: list[str] = []
+        self.number: dict[str, int] = {}
+        self.keys = np.zeros(
+            0, dtype=np.int64
+        )  # packed (device, life, boot), sorted: an interval group's number is its place
+        self.seen = intervals.EMPTY
+        self.life: dict[int, int] = {}  # device -> life, where it is not 1
+        self.boots: dict[
+            int, dict[tuple[int, int], tuple[int, float | None]]
+        ] = {}  # device -> (life, boot) -> (seq, up)
+        self.read: dict[str, tuple[int, int]] = {}  # collector -> (segment, row)
+
+    # Devices and groups.
+
+    def device_numbers(self, names: pa.Array) -> np.ndarray:
+        """Return the number of each device, giving new ones to new devices."""
+        encoded = pc.dictionary_encode(names)
+        numbers = []
+        for name in encoded.dictionary.to_pylist():
+            number = self.number.get(name)
+            if number is None:
+                number = self.number[name] = len(self.devices)
+                self.devices.append(name)
+            numbers.append(number)
+        return np.array(numbers, dtype=np.int64)[encoded.indices.to_numpy()]
+
+    def groups(self, keys: np.ndarray) -> np.ndarray:
+        """Return the interval group of each packed key, making groups for new keys."""
+        distinct, inverse = np.unique(keys, return_inverse=True)
+        known = np.union1d(self.keys, distinct)
+        if len(known) != len(self.keys):
+            moved = np.searchsorted(known, self.keys)
+            for_lo = moved[intervals.group_of(self.seen.lo)] if len(self.seen.lo) else self.seen.lo
+            self.seen = intervals.Intervals(
+                intervals.encode(for_lo, intervals.seq_of(self.seen.lo)),
+                intervals.encode(for_lo, intervals.seq_of(self.seen.hi)),
+            )
+            self.keys = known
+        return np.searchsorted(self.keys, distinct)[inverse]
+
+    def extent(self, device: int, life: int, boots: range) -> tuple[int, int] | None:
+        """Return the lowest and highest sequence number seen in some boots of a life, None where there is none."""
+        first = np.searchsorted(self.keys, pack(device, life, boots.start))
+        last = np.searchsorted(self.keys, pack(device, life, boots.stop))
+        a, b = np.searchsorted(self.seen.lo, [first << intervals.SEQ_BITS, last << intervals.SEQ_BITS])
+        if a == b:
+            return None
+        return int(intervals.seq_of(self.seen.lo[a:b]).min()), int(intervals.seq_of(self.seen.hi[a:b]).max())
+
+    # To and from tables.
+
+    def load_intervals(self, table: pa.Table) -> None:
+        """Take over the intervals of an earlier batch."""
+        if not table.num_rows:
+            return
+        device = self.device_numbers(table["device"].combine_chunks())
+        life = table["life"].to_numpy()
+        boot = table["boot"].to_numpy()
+        group = self.groups(pack(device, life, boot))
+        lo, hi = intervals.encode(group, table["lo"].to_numpy()), intervals.encode(group, table["hi"].to_numpy())
+        order = np.argsort(lo)
+        self.seen = intervals.Intervals(lo[order], hi[order])
+        later = life > 1
+        for number, which in zip(device[later].tolist(), life[later].tolist(), strict=True):
+            self.life[number] = max(which, self.life.get(number, 1))
+
+    def intervals_table(self) -> pa.Table:
+        """Return the intervals as a table."""
+        key = self.keys[intervals.group_of(self.seen.lo)] if len(self.keys) else self.keys
+        device, life, boot = unpack(key)
+        names = pa.array(self.devices, pa.string()).take(pa.array(device))
+        columns = [names, pa.array(life.astype(np.int32)), pa.array(boot)]
+        columns += [pa.array(intervals.seq_of(self.seen.lo)), pa.array(intervals.seq_of(self.seen.hi))]
+        return pa.table(columns, schema=schemas.INTERVALS)
+
+    def load_boots(self, table: pa.Table) -> None:
+        """Take over the boots of an earlier batch."""
+        if not table.num_rows:
+            return
+        device = self.device_numbers(table["device"].combine_chunks()).tolist()
+        rest = [table[name].to_pylist() for name in ("life", "boot", "seq", "uptime")]
+        for number, life, boot, seq, uptime in zip(device, *rest, strict=True):
+            self.boots.setdefault(number, {})[life, boot] = (seq, uptime)
+            if life > self.life.get(number, 1):
+                self.life[number] = life
+
+    def boots_table(self) -> pa.Table:
+        """Return the boots as a table."""
+        rows = [
+            (self.devices[device], life, boot, seq, uptime)
+            for device, boots in self.boots.items()
+            for (life, boot), (seq, uptime) in boots.items()
+        ]
+        columns = list(zip(*rows, strict=True)) or [()] * len(schemas.BOOTS)
+        arrays = [pa.array(column, field.type) for column, field in zip(columns, schemas.BOOTS, strict=True)]
+        return pa.table(arrays, schema=schemas.BOOTS)
+
+
+def pack(device: Any, life: Any, boot: Any) -> Any:
+    """Return (device, life, boot) as one sortable number."""
+    return (((device << LIFE_BITS) | life) << BOOT_BITS) | boot
+
+
+def unpack(key: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the device, life and boot of packed keys."""
+    boot = key & ((1 << BOOT_BITS) - 1)
+    life = (key >> BOOT_BITS) & ((1 << LIFE_BITS) - 1)
+    return key >> (BOOT_BITS + LIFE_BITS), life, boot
+
+
+def process(state: State, rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
+    """Take some rows of a segment, in landing order, into the state; yield (table name, rows to write)."""
+    arrival = rows["arrival"].combine_chunks()
+    payload = rows["payload"].combine_chunks()
+    topic = pc.dictionary_encode(rows["topic"].combine_chunks())
+    packs, bad = _read(payload, topic)
+    messages = packs.messages
+
+    # The device in the payload must be the topic's.
+    topics = topic.dictionary.to_pylist()
+    of_topic = pa.array([segments.device_of(text) for text in topics], pa.string())
+    place = messages["row"].combine_chunks()
+    device_name = messages["device"].combine_chunks()
+    expected = of_topic.take(topic.indices.take(place))
+    agree = pc.equal(expected, device_name).to_numpy(zero_copy_only=False)
+    if not agree.all():
+        bad += [(row, "another device than the topic's") for row in place.to_numpy()[~agree].tolist()]
+        messages = messages.filter(pa.array(agree))
+        place = messages["row"].combine_chunks()
+        device_name = messages["device"].combine_chunks()
+
+    if messages.num_rows:
+        origin = {name: rows[name].combine_chunks() for name in ("collector", "segment", "row")} | {"arrival": arrival}
+        new = _Messages(state, messages, place, device_name, origin)
+        bad += new.reused
+        yield from new.tables(packs.records)
+    if bad:
+        bad.sort()
+        at = pa.array([row for row, _ in bad], pa.int64())
+        reasons = pa.array([reason for _, reason in bad], pa.string())
+        columns = [reasons, topic.dictionary.take(topic.indices.take(at)), payload.take(at)]
+        columns += [rows[field.name].combine_chunks().take(at) for field in schemas.ORIGIN]
+        yield "quarantine", pa.table(columns, schema=schemas.QUARANTINE)
+    _note_progress(state, rows)
+
+
+def _read(payload: pa.Array, topic: pa.DictionaryArray) -> tuple[senml.Packs, list[tuple[int, str]]]:
+    """Read the payloads; boot messages apart from readings, because they have other labels."""
+    boot_topics = np.array([text.endswith("/boot") for text in topic.dictionary.to_pylist()], dtype=bool)
+    if not boot_topics.any():
+        packs = senml.read(payload)
+        return packs, packs.bad
+    is_boot = boot_topics[topic.indices.to_numpy()]
+    messages, records, bad = [], [], []
+    for which, told in ((~is_boot, False), (is_boot, True)):
+        at = np.flatnonzero(which)
+        packs = senml.read(payload.take(pa.array(at)))
+        messages.append(_moved(_as_boot_messages(packs) if told else packs.messages, at))
+        records.append(_moved(packs.records, at))
+        bad += [(int(at[row]), reason) for row, reason in packs.bad]
+    together = pa.concat_tables(messages).sort_by("row")
+    return senml.Packs(together, pa.concat_tables(records), bad), bad
+
+
+def _moved(table: pa.Table, at: np.ndarray) -> pa.Table:
+    """Return a table whose `row` is a place in `at` with the places themselves."""
+    return table.set_column(0, table.schema.field(0), pa.array(at[table["row"].to_numpy()]))
+
+
+def _as_boot_messages(packs: senml.Packs) -> pa.Table:
+    """Fill a boot message's labels from records of those names; its own sequence number is the boot's first."""
+    messages = packs.messages
+    for label in ("cause", "first", "dropped", "doubt_first", "doubt_last"):
+        column = messages[label].combine_chunks()
+        named = packs.records.filter(pc.equal(packs.records["name"], label))
+        if named.num_rows:
+            values = named["text" if label == "cause" else "value"].combine_chunks()
+            place = pc.index_in(messages["row"].combine_chunks(), named["row"].combine_chunks())
+            column = pc.coalesce(column, values.take(place).cast(column.type, safe=False))
+        if label == "first":
+            column = pc.coalesce(column, messages["seq"].combine_chunks())
+        messages = messages.set_column(messages.schema.get_field_index(label), messages.schema.field(label), column)
+    return messages
+
+
+def _note_progress(state: State, rows: pa.Table) -> None:
+    for collector in pc.unique(rows["collector"]).to_pylist():
+        own = rows if len(rows) == 0 else rows.filter(pc.equal(rows["collector"], collector))
+        segment = pc.max(own["segment"]).as_py()
+        row = pc.max(own.filter(pc.equal(own["segment"], segment))["row"]).as_py()
+        state.read[collector] = max(state.read.get(collector, (0, -1)), (segment, row))
+
+
+class _Messages:
+    """The messages of a batch that have an identity, sorted by it, and what became of each."""
+
+    def __init__(
+        self, state: State, messages: pa.Table, place: pa.Array, device_name: pa.Array, origin: dict[str, pa.Array]
+    ):
+        self.state = state
+        self.messages = messages
+        self.place = place.to_numpy()
+        device = state.device_numbers(device_name)
+        boot = messages["boot"].to_numpy()
+        seq = messages["seq"].to_numpy()
+        self.uptime = messages["uptime"].combine_chunks()
+        life = _lives(state, device, boot, seq, messages)
+        self.origin = origin
+        group = state.groups(pack(device, life, boot))
+        codes = intervals.encode(group, seq)
+
+        # Sorted by identity, a message's copies stand together, first come first.
+        order = np.argsort(codes, kind="stable")
+        codes = codes[order]
+        self.order, self.codes = order, codes
+        first = np.concatenate(([True], codes[1:] != codes[:-1]))
+        known = state.seen.contains(codes)
+        new = first & ~known
+        highest_before = self._highest(codes)
+        self.arrival_us = origin["arrival"].cast(pa.int64()).to_numpy()[self.place[order]]
+
+        # A copy has its original's uptime; another message under the same identity has not.
+        up = pc.fill_null(self.uptime, -1.0).to_numpy()[order]
+        original = np.maximum.accumulate(np.where(first, np.arange(len(codes)), 0))
+        compared = ~first & ~known
+        reused = compared & (up != up[original])
+        self.reused = [
+            (int(row), "identity reused: another message has this device, boot and seq")
+            for row in self.place[order[reused]]
+        ]
+        self.copy = ~new & ~reused
+        self.compared = compared
+        self.new = new
+        self.reordered = new & (self._overtaken(codes, order) | (codes < highest_before))
+        self.life = life
+        state.seen = state.seen.union(codes[new])
+        self.group = intervals.group_of(codes)
+
+    def _highest(self, codes: np.ndarray) -> np.ndarray:
+        """Return for each message the highest code of its group before this batch, 0 where there is none."""
+        seen = self.state.seen
+        if not len(seen.hi):
+            return np.zeros(len(codes), dtype=np.int64)
+        above = (intervals.group_of(codes) + 1) << intervals.SEQ_BITS
+        at = np.searchsorted(seen.lo, above) - 1
+        highest = seen.hi[np.maximum(at, 0)]
+        return np.where((at >= 0) & (intervals.group_of(highest) == intervals.group_of(codes)), highest, 0)
+
+    @staticmethod
+    def _overtaken(codes: np.ndarray, order: np.ndarray) -> np.ndarray:
+        """Return for each message, in identity order, whether a higher one of its group came before it."""
+        # Arrival places made larger from group to group, so that a minimum from the right never crosses groups.
+        place = order + intervals.group_of(codes) * len(order)
+        later = np.minimum.accumulate(place[::-1])[::-1]
+        return np.concatenate((later[1:] < place[:-1], [False]))
+
+    def tables(self, records: pa.Table) -> Iterator[tuple[str, pa.Table]]:
+        """Yield what is to be written."""
+        order, new = self.order, self.new
+        chosen = order[new]
+        yield "readings", self._readings(records, chosen)
+        events = self._events(chosen, records)
+        if events.num_rows:
+            yield "events", events
+        ties = self._ties(chosen)
+        if ties.num_rows:
+            yield "ties", ties
+        if self.copy.any():
+            yield "duplicates", self._duplicates()
+        yield "tally", self._tally(records)
+
+    def _key(self, messages: np.ndarray) -> list[pa.Array]:
+        """Return the key columns and seq of some messages."""
+        table = self.messages
+        at = pa.array(messages)
+        device = pc.dictionary_encode(table["device"].combine_chunks()).take(at).cast(pa.string())
+        return [
+            device,
+            pa.array(self.life[messages].astype(np.int32)),
+            table["boot"].combine_chunks().take(at),
+            table["seq"].combine_chunks().take(at),
+        ]
+
+    def _origin(self, messages: np.ndarray) -> list[pa.Array]:
+        at = pa.array(self.place[messages])
+        return [self.origin[field.name].take(at) for field in schemas.ORIGIN]
+
+    def _readings(self, records: pa.Table, chosen: np.ndarray) -> pa.Table:
+        # Records stand in message order (by `row`); find those of the chosen messages, in the order of the choice.
+        row = records["row"].to_numpy()
+        begins = np.searchsorted(row, self.place)
+        if len(row) == len(self.place) and np.array_equal(row, self.place):
+            of_message, at = chosen, chosen
+        else:
+            if len(row) and (np.diff(row) < 0).any():
+                records = records.sort_by([("row", "ascending"), ("index", "ascending")])
+                row = records["row"].to_numpy()
+                begins = np.searchsorted(row, self.place)
+            counts = np.searchsorted(row, self.place, side="right") - begins
+            chosen_counts = counts[chosen]
+            of_message = np.repeat(chosen, chosen_counts)
+            ends = np.cumsum(chosen_counts)
+            within = np.arange(len(of_message)) - np.repeat(ends - chosen_counts, chosen_counts)
+            at = begins[of_message] + within
+        where = pa.array(at)
+        columns = [records[name].combine_chunks().take(where) for name in records.schema.names[1:]]
+        moment = columns[-1].cast(schemas.MOMENT)
+        return pa.table(
+            [*self._key(of_message), *columns[:-1], moment, *self._origin(of_message)],
+            schema=schemas.READINGS,
+        )
+
+    def _events(self, chosen: np.ndarray, records: pa.Table) -> pa.Table:
+        """Return the messages that tell of more than readings, or of none: so every message is in one of the two tables."""
+        labels = ("first", "cause", "dropped", "doubt_first", "doubt_last")
+        table = self.messages
+        told = np.bincount(records["row"].to_numpy(), minlength=int(self.place.max()) + 1)[self.place] == 0
+        for label in labels:
+            if table[label].null_count < table.num_rows:
+                told |= table[label].is_valid().to_numpy()
+        events = chosen[told[chosen]]
+        at = pa.array(events)
+        columns = [table[label].combine_chunks().take(at) for label in labels]
+        columns += [self.uptime.take(at), table["time_us"].combine_chunks().take(at).cast(schemas.MOMENT)]
+        return pa.table([*self._key(events), *columns, *self._origin(events)], schema=schemas.EVENTS)
+
+    def _ties(self, chosen: np.ndarray) -> pa.Table:
+        time = self.messages["time_us"].combine_chunks()
+        if time.null_count == len(time):
+            return schemas.TIES.empty_table()
+        tied = pc.and_(time.is_valid(), self.uptime.is_valid()).to_numpy(zero_copy_only=False)
+        messages = chosen[tied[chosen]]
+        clock = pc.fill_null(time, 0).to_numpy()[messages]
+        offset = clock - np.rint(pc.fill_null(self.uptime, 0.0).to_numpy()[messages] * 1e6).astype(np.int64)
+        # A row where a boot's clock is first seen in this batch, and wherever it was set anew.
+        group = self.group[self.new][tied[chosen]]
+        changed = np.concatenate(([True], (group[1:] != group[:-1]) | (np.abs(np.diff(offset)) > TIE_TOLERANCE_US)))[
+            : len(group)
+        ]
+        messages, offset = messages[changed], offset[changed]
+        arrival = self.origin["arrival"].take(pa.array(self.place[messages]))
+        return pa.table([*self._key(messages), pa.array(offset), arrival], schema=schemas.TIES)
+
+    def _duplicates(self) -> pa.Table:
+        which = self.order[self.copy]
+        origin = self._origin(which)
+        replay = self._replayed(which)
+        cause = pa.array(np.where(replay, "replay", "resend").tolist(), pa.string())
+        uptime = self.uptime.take(pa.array(which))
+        return pa.table(
+            [*self._key(which), cause, uptime, pa.array(self.compared[self.copy]), *origin], schema=schemas.DUPLICATES
+        )
+
+    def _replayed(self, messages: np.ndarray) -> np.ndarray:
+        """Return for each message whether this very row of a collector's log was read before."""
+        _, collector, segment, row = self._origin(messages)
+        encoded = pc.dictionary_encode(collector)
+        read = [self.state.read.get(name, (0, -1)) for name in encoded.dictionary.to_pylist()]
+        read_segment = np.array([one for one, _ in read], dtype=np.int64)[encoded.indices.to_numpy()]
+        read_row = np.array([one for _, one in read], dtype=np.int64)[encoded.indices.to_numpy()]
+        segment, row = segment.to_numpy(), row.to_numpy()
+        return (segment < read_segment) | ((segment == read_segment) & (row <= read_row))
+
+    def _tally(self, records: pa.Table) -> pa.Table:
+        order, new = self.order, self.new
+        replay = np.zeros(len(order), dtype=bool)
+        replay[self.copy] = self._replayed(order[self.copy])
+        groups, inverse = np.unique(self.group, return_inverse=True)
+        size = len(groups)
+
+        def count(flags: np.ndarray) -> np.ndarray:
+            return np.bincount(inverse[flags], minlength=size)
+
+        row = records["row"].to_numpy()
+        per_row = np.bincount(row, minlength=int(self.place.max()) + 1)
+        readings = np.bincount(inverse[new], weights=per_row[self.place[order[new]]], minlength=size).astype(np.int64)
+        starts = np.searchsorted(inverse, np.arange(size))
+        first_arrival = np.minimum.reduceat(self.arrival_us, starts)
+        last_arrival = np.maximum.reduceat(self.arrival_us, starts)
+        # Arrival less uptime (or less the board's own time, where it tells no uptime).
+        time_us = pc.fill_null(self.messages["time_us"], 0).to_numpy()
+        up_us = np.rint(pc.fill_null(self.uptime, 0.0).to_numpy() * 1e6).astype(np.int64)
+        moment = np.where(_is_valid(self.uptime), up_us, time_us)[order]
+        lag = self.arrival_us - moment
+        far = np.iinfo(np.int64).max
+        base = np.minimum.reduceat(np.where(new, lag, far), starts)
+        base = np.where(base == far, 0, base)
+        step = delays.steps((lag - base[inverse])[new])
+        pairs, counts = np.unique(inverse[new] * 4096 + step, return_counts=True)
+        offsets = np.searchsorted(pairs, np.arange(size + 1) * 4096).astype(np.int32)
+        device, life, boot = unpack(self.state.keys[groups])
+        return pa.table(
+            [
+                pa.array(self.state.devices, pa.string()).take(pa.array(device)),
+                pa.array(life.astype(np.int32)),
+                pa.array(boot),
+                pa.array(count(new)),
+                pa.array(readings),
+                pa.array(count(self.copy & ~replay)),
+                pa.array(count(replay)),
+                pa.array(count(self.reordered)),
+                pa.array(first_arrival).cast(schemas.MOMENT),
+                pa.array(last_arrival).cast(schemas.MOMENT),
+                pa.array(base),
+                pa.ListArray.from_arrays(pa.array(offsets), pa.array((pairs % 4096).astype(np.int32))),
+                pa.ListArray.from_arrays(pa.array(offsets), pa.array(counts)),
+            ],
+            schema=schemas.TALLY,
+        )
+
+
+def _is_valid(column: pa.Array) -> np.ndarray:
+    return column.is_valid().to_numpy(zero_copy_only=False)
+
+
+def _lives(state: State, device: np.ndarray, boot: np.ndarray, seq: np.ndarray, messages: pa.Table) -> np.ndarray:
+    """Return each message's life; note the boot messages among them."""
+    life = np.ones(len(device), dtype=np.int64)
+    # Devices with more than one life, known or beginning now, are rare: they alone are gone through one by one.
+    several = set(state.life)
+    for number in several:
+        life[device == number] = state.life[number]
+    first = messages["first"]
+    boots = np.flatnonzero(first.is_valid().to_numpy()).tolist() if first.null_count < len(first) else []
+    uptimes = messages["uptime"].take(pa.array(boots, pa.int64())).to_pylist()
+    for at, up in zip(boots, uptimes, strict=True):
+        number, which, its_seq = int(device[at]), int(boot[at]), int(seq[at])
+        known = state.boots.setdefault(number, {})
+        if any(key[1] == which and value == (its_seq, up) for key, value in known.items()):
+            continue  # a copy of one that was believed
+        current = state.life.get(number, 1)
+        if _starts_again(state, number, current, which, its_seq, device, boot, seq, life, at):
+            current += 1
+            if current >> LIFE_BITS:
+                raise OverflowError(
+                    f"device {state.devices[number]!r} started again {current} times: its id is not its own"
+                )
+            several.add(number)
+            state.life[number] = current
+            life[at:][device[at:] == number] = current
+        known[current, which] = (its_seq, up)
+    for number in several:
+        _by_boot(state.boots.get(number, {}), np.flatnonzero(device == number), boot, life)
+    return life
+
+
+def _starts_again(
+    state: State,
+    number: int,
+    current: int,
+    which: int,
+    its_seq: int,
+    device: np.ndarray,
+    boot: np.ndarray,
+    seq: np.ndarray,
+    life: np.ndarray,
+    at: int,
+) -> bool:
+    """Return whether a boot message can't belong to the device's current life.
+
+    In one life boots rise and sequence numbers go on from boot to boot, so all of an earlier boot lies below this
+    one's first message, and all of a later boot above it.
+    """
+    if (current, which) in state.boots[number]:
+        return True  # that boot had another first message
+    mine = (device[:at] == number) & (life[:at] == current)
+    earlier = mine & (boot[:at] < which)
+    later = mine & (boot[:at] > which)
+    below = state.extent(number, current, range(which))
+    above = state.extent(number, current, range(which + 1, 1 << BOOT_BITS))
+    highest_below = max(int(seq[:at][earlier].max(initial=0)), below[1] if below else 0)
+    far = 1 << intervals.SEQ_BITS
+    lowest_above = min(int(seq[:at][later].min(initial=far)), above[0] if above else far)
+    return highest_below >= its_seq or lowest_above <= its_seq
+
+
+def _by_boot(known: dict[tuple[int, int], Any], own: np.ndarray, boot: np.ndarray, life: np.ndarray) -> None:
+    """Put the messages of a device with several lives into the right one.
+
+    A message belongs to the life in force when it came, unless its boot is one that this life has not reached and an
+    earlier life has had: then it is a late one of that life's.
+    """
+    for at in own.tolist():
+        current, which = int(life[at]), int(boot[at])
+        if which > max((b for (one, b) in known if one == current), default=0):
+            life[at] = max((one for (one, b) in known if one < current and b == which), default=current)
+
+
+def run(
+    storage: Storage,
+    landing: Storage,
+    bucket: int,
+    buckets: int,
+    batch: int,
+    state_files: dict[str, str],
+    read: dict[str, tuple[int, int]],
+    paths: Iterable[str],
+) -> list[Done]:
+    """Do one bucket's part of a batch; return the files written. Attempts don't see each other's files."""
+    state = State()
+    state.read = dict(read)
+    if "intervals" in state_files:
+        state.load_intervals(_load(storage, state_files["intervals"], schemas.INTERVALS))
+    if "boots" in state_files:
+        state.load_boots(_load(storage, state_files["boots"], schemas.BOOTS))
+    attempt = uuid.uuid4().hex[:8]
+    name = f"bucket-{bucket:04d}-{attempt}.parquet"
+    with _Writers(storage, bucket, batch, name) as writers:
+        for rows in _in_order(landing, paths, bucket, buckets):
+            for table, found in process(state, rows):
+                writers.write(table, found)
+        if writers.wrote_any or not state_files:
+            writers.write("state/intervals", state.intervals_table())
+            writers.write("state/boots", state.boots_table())
+    return writers.done
+
+
+def _load(storage: Storage, name: str, schema: pa.Schema) -> pa.Table:
+    with storage.fs.open_input_file(storage.path(name)) as file:
+        return pq.read_table(file, columns=schema.names, use_threads=False)
+
+
+def _in_order(landing: Storage, paths: Iterable[str], bucket: int, buckets: int) -> Iterator[pa.Table]:
+    """Yield a bucket's rows of several segments: in landing order, and between collectors by when a segment begins."""
+    files = []
+    for path in paths:
+        with landing.fs.open_input_file(landing.path(path)) as source:
+            meta = pq.read_metadata(source)
+        index = segments.SCHEMA.get_field_index("arrival")
+        statistics = [meta.row_group(n).column(index).statistics for n in range(meta.num_row_groups)]
+        begins = [one.min for one in statistics if one is not None and one.has_min_max]
+        files.append((min(begins).timestamp() if begins else 0.0, path))
+    for _, path in sorted(files):
+        with landing.fs.open_input_file(landing.path(path)) as source:
+            yield from segments.read_bucket(pq.ParquetFile(source), bucket, buckets)
+
+
+class _Writers:
+    """The Parquet files of one attempt, opened when there is something to write, named when all is written."""
+
+    def __init__(self, storage: Storage, bucket: int, batch: int, name: str):
+        self.storage, self.bucket, self.batch, self.name = storage, bucket, batch, name
+        self.open: dict[str, tuple[Any, pq.ParquetWriter, int]] = {}
+        self.done: list[Done] = []
+        self.wrote_any = False
+
+    def __enter__(self) -> _Writers:
+        return self
+
+    def write(self, table: str, rows: pa.Table) -> None:
+        self.wrote_any = True
+        if table not in self.open:
+            file = f"{table}/batch={self.batch}/{self.name}"
+            context = self.storage.create(file)
+            stream = context.__enter__()
+            writer = pq.ParquetWriter(
+                stream,
+                rows.schema,
+                compression="zstd",
+                compression_level=1,
+                use_dictionary=[field.name for field in rows.schema if pa.types.is_string(field.type)],
+                write_statistics=[name for name in ("device", "boot", "seq", "arrival") if name in rows.schema.names],
+                store_schema=False,
+            )
+            self.open[table] = (context, writer, 0)
+        context, writer, count = self.open[table]
+        writer.write_table(rows)
+        self.open[table] = (context, writer, count + rows.num_rows)
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        for table, (context, writer, count) in self.open.items():
+            if kind is None:
+                writer.close()
+            context.__exit__(kind, error, trace)
+            if kind is None:
+                self.done.append(Done(self.bucket, table, f"{table}/batch={self.batch}/{self.name}", count))

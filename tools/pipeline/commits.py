@@ -1,0 +1,142 @@
+"""What counts: the commits of an output directory, one JSON file a batch.
+
+A commit names every file of its batch, and the state that the next batch begins from. It appears whole, by one rename
+(or one put), after all those files are durable; a file that no commit names is a cut-off attempt's and does not count. So a
+batch is in all tables or in none, wherever the driver or a task was killed, and a batch that Spark hands over
+again, because its own checkpoint did not get to note it, is known by its commit.
+"""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from . import schemas
+from .storage import Storage
+
+FORMAT_FILE = "format.json"
+COMMITS = "commits"
+KEEP_STATES = 2
+
+
+class OutputError(Exception):
+    """The output directory can't be used; the text says why and what to do."""
+
+
+@dataclass
+class Commit:
+    """One batch: its files by table, the state behind it, and how far each collector's segments were read."""
+
+    batch: int
+    stream: str
+    stream_batch: int
+    files: dict[str, list[str]] = field(default_factory=dict)
+    rows: dict[str, int] = field(default_factory=dict)
+    state: dict[str, dict[str, str]] = field(default_factory=dict)  # bucket -> {"intervals": file, "boots": file}
+    read: dict[str, int] = field(default_factory=dict)  # collector -> segment
+
+
+class Output:
+    """An output directory: its format, its commits, its tables."""
+
+    def __init__(self, uri: str):
+        self.storage = Storage(uri)
+
+    def prepare(self, buckets: int) -> None:
+        """Create the directory, or check that this version of the pipeline may write to it.
+
+        Raises:
+            OutputError: it was written by another format, or for another number of buckets.
+        """
+        storage = self.storage
+        if storage.exists(FORMAT_FILE):
+            found = storage.read_json(FORMAT_FILE)
+            if found.get("format") != schemas.FORMAT:
+                raise OutputError(
+                    f"{storage.uri} has table format {found.get('format')}, this program writes {schemas.FORMAT}: give another"
+                    " --out (all tables can be made again from the landing), or use the version that wrote it"
+                )
+            if found["buckets"] != buckets:
+                raise OutputError(
+                    f"{storage.uri} was begun with {found['buckets']} buckets: run with --buckets {found['buckets']}"
+                )
+            return
+        if storage.list(COMMITS):
+            raise OutputError(f"{storage.uri} has commits but no {FORMAT_FILE}: restore it, or give another --out")
+        storage.write_json(FORMAT_FILE, {"format": schemas.FORMAT, "buckets": buckets})
+
+    def stream_id(self, checkpoint: Storage) -> str:
+        """Return the id of the stream that a checkpoint belongs to: a fresh one for a fresh checkpoint."""
+        name = "flashmqtt.json"
+        if checkpoint.exists(name):
+            found = checkpoint.read_json(name)
+            if found["out"] != self.storage.uri:
+                raise OutputError(
+                    f"the checkpoint {checkpoint.uri} belongs to {found['out']}, not to {self.storage.uri}: give the --out that"
+                    " belongs to it, or another --checkpoint"
+                )
+            latest = self.latest()
+            if checkpoint.list("commits") and latest is None:
+                raise OutputError(
+                    f"the checkpoint {checkpoint.uri} has batches that {self.storage.uri} lacks: its tables are gone. Delete the"
+                    " checkpoint too, and everything is made again from the landing"
+                )
+            return found["stream"]
+        stream = uuid.uuid4().hex
+        checkpoint.write_json(name, {"stream": stream, "out": self.storage.uri})
+        return stream
+
+    def batches(self) -> list[int]:
+        """Return the numbers of the committed batches."""
+        return [int(name.removesuffix(".json")) for name in self.storage.list(COMMITS) if not name.startswith(".")]
+
+    def commit(self, batch: int) -> Commit:
+        """Read a commit."""
+        return Commit(**self.storage.read_json(_name(batch)))
+
+    def latest(self) -> Commit | None:
+        """Return the last commit."""
+        batches = self.batches()
+        return self.commit(max(batches)) if batches else None
+
+    def write(self, commit: Commit) -> None:
+        """Make a batch count. Files of its directories that it does not name are deleted first."""
+        named = {name for names in commit.files.values() for name in names}
+        for table in schemas.TABLES:
+            directory = f"{table}/batch={commit.batch}"
+            for name in self.storage.list(directory):
+                if f"{directory}/{name}" not in named:
+                    self.storage.delete(f"{directory}/{name}")
+        self.storage.write_json(_name(commit.batch), asdict(commit))
+        self._forget_states(commit)
+
+    def _forget_states(self, commit: Commit) -> None:
+        """Delete state files that neither this commit nor the one before it needs."""
+        kept = {name for files in commit.state.values() for name in files.values()}
+        if commit.batch > 1 and (commit.batch - 1) in self.batches():
+            kept |= {name for files in self.commit(commit.batch - 1).state.values() for name in files.values()}
+        for kind in schemas.STATE:
+            for name in self.storage.list(f"state/{kind}", recursive=True):
+                full = f"state/{kind}/{name}"
+                if full not in kept and "/." not in full:
+                    self.storage.delete(full)
+
+    def files(self, table: str) -> list[str]:
+        """Return the files of a table, over all commits; of the state (`intervals`, `boots`), those of the last."""
+        if table in schemas.STATE:
+            latest = self.latest()
+            return [files[table] for files in latest.state.values()] if latest else []
+        return [name for batch in self.batches() for name in self.commit(batch).files.get(table, [])]
+
+    def read(self, spark: Any, table: str) -> Any:
+        """Return a table as a DataFrame: exactly what is committed."""
+        schema = schemas.spark_schema(schemas.TABLES.get(table) or schemas.STATE[table])
+        files = self.files(table)
+        if not files:
+            return spark.createDataFrame([], schema)
+        return spark.read.schema(schema).parquet(*[self.storage.address(name) for name in files])
+
+
+def _name(batch: int) -> str:
+    return f"{COMMITS}/{batch:09d}.json"

@@ -1,0 +1,171 @@
+"""`python -m tools.pipeline.run --landing DIR --out DIR`: segments to tables, the audit, and whether it is clean.
+
+Exit status: 0 where every message that was published is in the tables once, 1 where one is missing or twice, 2 where the
+pipeline could not run (the text says why and what to do).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from . import segments
+from .storage import Storage, StorageError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+MOST_ROWS = 40
+
+
+def arguments(argv: list[str] | None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(prog="python -m tools.pipeline.run", description=__doc__.split("\n")[0])
+    parser.add_argument(
+        "--landing", required=True, help="where the collector seals its segments: a path, s3a://, hdfs://"
+    )
+    parser.add_argument("--out", required=True, help="where the tables go: a path, s3a://, hdfs://")
+    parser.add_argument("--checkpoint", help="Spark's checkpoint (default: OUT/checkpoint)")
+    parser.add_argument("--expected", help="JSON of what the boards' own counters say they published")
+    parser.add_argument("--master", help="Spark master (default: spark-submit's, or this machine)")
+    parser.add_argument("--conf", action="append", default=[], metavar="KEY=VALUE", help="a Spark setting")
+    parser.add_argument(
+        "--buckets", type=int, default=segments.BUCKETS, help="device buckets, fixed for an output directory"
+    )
+    parser.add_argument("--segments-per-batch", type=int, default=64, help="most segments of a micro-batch")
+    parser.add_argument(
+        "--follow", type=float, metavar="SECONDS", help="go on for ever, looking for segments this often"
+    )
+    parser.add_argument(
+        "--late-after", type=float, default=60.0, metavar="SECONDS", help="a delay that the audit calls late"
+    )
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the pipeline; return the exit status."""
+    from pyspark.errors import PySparkException
+
+    from . import commits, java, session, source
+
+    options = arguments(argv)
+    try:
+        settings = dict(one.split("=", 1) for one in options.conf)
+    except ValueError:
+        print("--conf takes KEY=VALUE", file=sys.stderr)
+        return 2
+    expected = None
+    try:
+        if options.expected:
+            expected = json.loads(Path(options.expected).read_text())
+        out = Storage(options.out)
+        source.latest(Storage(options.landing))
+        log = Path(out.root) / "spark.log" if out.local else None
+        spark = session.make(options.master, log, settings)
+    except (StorageError, source.LandingError, java.JavaNotFound, OSError, ValueError) as error:
+        print(f"pipeline: {error}", file=sys.stderr)
+        return 2
+    try:
+        return _run(spark, options, expected)
+    except (commits.OutputError, source.LandingError, StorageError) as error:
+        print(f"pipeline: {error}", file=sys.stderr)
+        return 2
+    except PySparkException as error:
+        print(f"pipeline: {_cause(error)}" + (f"\nThe whole story is in {log}" if log else ""), file=sys.stderr)
+        return 2
+    finally:
+        spark.stop()
+
+
+def _run(spark: SparkSession, options: argparse.Namespace, expected: dict[str, Any] | None) -> int:
+    from . import stream
+
+    checkpoint = options.checkpoint or f"{options.out.rstrip('/')}/checkpoint"
+    query = stream.start(
+        spark, options.landing, options.out, checkpoint, options.buckets, options.segments_per_batch, options.follow
+    )
+    try:
+        query.awaitTermination()
+    except KeyboardInterrupt:
+        query.stop()
+        raise
+    return report(spark, options.out, expected, options.late_after)
+
+
+def report(spark: SparkSession, out: str, expected: dict[str, Any] | None, late_after_s: float = 60.0) -> int:
+    """Write the audit beside the tables, print it, and return the exit status."""
+    from . import audit
+    from .commits import Output
+
+    output = Output(out)
+    table = {
+        name: output.read(spark, name) for name in ("readings", "events", "ties", "tally", "intervals", "quarantine")
+    }
+    extent = audit.expected_extents(spark, expected) if expected else audit.extents(table["intervals"], table["events"])
+    ranges = audit.missing(extent, table["intervals"]).cache()
+    found = audit.audit(extent, ranges, table["tally"], table["events"], table["ties"], late_after_s)
+    found = found.join(audit.check(table["readings"], table["events"]), audit.BOOT, "full").cache()
+    found.coalesce(1).write.mode("overwrite").parquet(output.storage.address("audit"))
+    ranges.coalesce(1).write.mode("overwrite").parquet(output.storage.address("missing"))
+    rows = found.orderBy("device", "life", "boot").collect()
+    print_audit(rows, table["quarantine"].count())
+    unknown = [row for row in rows if row.published is None]
+    for row in unknown:
+        print(
+            f"           {row.device} boot {row.boot}: {row.in_tables} messages of a boot that its board knows nothing of"
+        )
+    missing = sum(row.missing or 0 for row in rows)
+    twice = sum(row.twice or 0 for row in rows)
+    absent = sum(max(0, (row.published or 0) - (row.missing or 0) - (row.in_tables or 0)) for row in rows)
+    return 1 if missing or twice or absent or (unknown and expected) else 0
+
+
+def print_audit(rows: list[Any], quarantined: int) -> None:
+    """Print the audit for a person."""
+    header = ("device", "boot", "published", "delivered", "duplicates removed", "missing", "twice in tables")
+    lines: list[tuple[str, ...]] = [header]
+    shown = rows if len(rows) <= MOST_ROWS else [row for row in rows if row.missing or row.twice][:MOST_ROWS]
+    for row in shown:
+        boot = f"{row.boot}" if row.life == 1 else f"{row.boot} (life {row.life})"
+        numbers = (row.published, row.delivered, (row.resent or 0) + (row.replayed or 0), row.missing, row.twice)
+        lines.append((row.device, boot, *[f"{number or 0:,}" for number in numbers]))
+    totals = [
+        sum(value or 0 for value in column)
+        for column in zip(
+            *[(r.published, r.delivered, (r.resent or 0) + (r.replayed or 0), r.missing, r.twice) for r in rows],
+            strict=True,
+        )
+    ] or [0] * 5
+    lines.append(
+        (f"{len({row.device for row in rows})} devices", f"{len(rows)} boots", *[f"{total:,}" for total in totals])
+    )
+    widths = [max(len(line[n]) for line in lines) for n in range(len(header))]
+    print()
+    for n, line in enumerate(lines):
+        if n in {1, len(lines) - 1}:
+            print("  " + "  ".join("-" * width for width in widths))
+        print(
+            "  "
+            + "  ".join(
+                text.ljust(w) if k < 2 else text.rjust(w) for k, (text, w) in enumerate(zip(line, widths, strict=True))
+            )
+        )
+    if len(shown) < len(rows):
+        print(f"  (of {len(rows):,} boots only those with losses are shown, at most {MOST_ROWS})")
+    if quarantined:
+        print(f"  {quarantined:,} messages could not be read: they are in the table quarantine, with the reason")
+    print(flush=True)
+
+
+def _cause(error: Exception) -> str:
+    """Return the last line of a Python failure inside Spark, or the beginning of Spark's own text."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    ours = [line for line in lines if line.startswith(("tools.pipeline.", "pyarrow.lib.")) and ": " in line]
+    return ours[-1].split(": ", 1)[1] if ours else (lines[0] if lines else repr(error))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

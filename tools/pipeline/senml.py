@@ -1,0 +1,511 @@
+"""SenML packs (RFC 8428, JSON) to columns, a batch of payloads at a time.
+
+The fast way gives a whole batch to Arrow's JSON reader, one line a payload, with a fixed schema. Where the reader
+refuses (it refuses a block for one bad row), the batch is halved until the culprits stand alone, and those are read by
+Python's `json`, one at a time, which also knows the reason. So a bad payload costs time in proportion to how
+rare it is, and can neither stop the batch nor lend its rows to a neighbour: rows out are checked against rows in.
+
+A pack's first record carries the message's identity in labels of ours: `boot`, `seq`, `up` (uptime, s); the device is
+the base name up to its last "/". Boot messages add `first`, `cause`, `dropped`; in-doubt windows `doubt_first`,
+`doubt_last`. Unknown labels are ignored, unless they end in "_" (§4.4: must be understood).
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import re
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json as pj
+
+CORE = {
+    "bn": pa.string(),
+    "boot": pa.int64(),
+    "seq": pa.int64(),
+    "up": pa.float64(),
+    "n": pa.string(),
+    "u": pa.string(),
+    "v": pa.float64(),
+}
+LABELS = CORE | {
+    "bt": pa.float64(),
+    "bu": pa.string(),
+    "bv": pa.float64(),
+    "bs": pa.float64(),
+    "bver": pa.float64(),
+    "t": pa.float64(),
+    "ut": pa.float64(),
+    "s": pa.float64(),
+    "vs": pa.string(),
+    "vb": pa.bool_(),
+    "vd": pa.string(),
+    "first": pa.int64(),
+    "cause": pa.string(),
+    "dropped": pa.int64(),
+    "doubt_first": pa.int64(),
+    "doubt_last": pa.int64(),
+}
+VERSION = 10
+ABSOLUTE_S = 2.0**28  # §4.5.3: smaller times are relative to now
+LATEST_S = 253_402_300_799.0  # the end of the year 9999
+LARGEST = 2**31 - 1  # of boot and seq
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9\-:./_]*")  # §4.5.1
+MOST_BRACKETS = 256  # Arrow's reader recurses: a payload of nothing but "[" would take its stack
+SMALLEST_BLOCK = 32
+
+# A message per row, then a record per row; `message` and `row` are places in what was handed to `read`.
+MESSAGES = pa.schema(
+    [
+        pa.field("row", pa.int64(), nullable=False),
+        pa.field("device", pa.string(), nullable=False),
+        pa.field("boot", pa.int64(), nullable=False),
+        pa.field("seq", pa.int64(), nullable=False),
+        pa.field("uptime", pa.float64()),
+        pa.field("time_us", pa.int64()),
+        pa.field("first", pa.int64()),
+        pa.field("cause", pa.string()),
+        pa.field("dropped", pa.int64()),
+        pa.field("doubt_first", pa.int64()),
+        pa.field("doubt_last", pa.int64()),
+    ]
+)
+RECORDS = pa.schema(
+    [
+        pa.field("row", pa.int64(), nullable=False),
+        pa.field("index", pa.int32(), nullable=False),
+        pa.field("name", pa.string()),
+        pa.field("unit", pa.string()),
+        pa.field("value", pa.float64()),
+        pa.field("text", pa.string()),
+        pa.field("flag", pa.bool_()),
+        pa.field("blob", pa.string()),
+        pa.field("sum", pa.float64()),
+        pa.field("uptime", pa.float64()),
+        pa.field("time_us", pa.int64()),
+    ]
+)
+
+
+class Packs(NamedTuple):
+    """What a batch of payloads held: good messages, their records (both in `row` order), and (row, reason) of the bad."""
+
+    messages: pa.Table
+    records: pa.Table
+    bad: list[tuple[int, str]]
+
+
+class BadPack(ValueError):
+    """A payload is not a SenML pack with an identity; the text is the reason."""
+
+
+def read(payloads: pa.Array) -> Packs:
+    """Read a batch of payloads."""
+    payloads = payloads.cast(pa.binary())
+    rows = np.arange(len(payloads), dtype=np.int64)
+    parts: list[tuple[np.ndarray, pa.Array]] = []
+    bad: list[tuple[int, str]] = []
+    fields = CORE | _labels_in_use(payloads)
+    packs = _parse_block(payloads, fields, unexpected="error") if len(payloads) else None
+    if packs is not None:
+        parts.append((rows, packs))
+    else:
+        _parse(payloads, rows, parts, bad)
+    messages, records = [], []
+    for part_rows, packs in parts:
+        some_messages, some_records, wrong = _resolve(part_rows, packs)
+        messages.append(some_messages)
+        records.append(some_records)
+        bad += wrong
+    return Packs(_together(messages, MESSAGES), _together(records, RECORDS), sorted(bad))
+
+
+def _together(parts: list[pa.Table], schema: pa.Schema) -> pa.Table:
+    if not parts:
+        return schema.empty_table()
+    if len(parts) == 1:
+        return parts[0]
+    return (
+        pa.concat_tables(parts)
+        .combine_chunks()
+        .sort_by([("row", "ascending")] + [("index", "ascending")] * ("index" in schema.names))
+    )
+
+
+def _labels_in_use(payloads: pa.Array) -> dict[str, pa.DataType]:
+    """Return the optional labels that a few of the payloads use: reading columns that nobody fills costs as much again."""
+    step = max(1, len(payloads) // 16)
+    sample = b"".join(payload.as_py() or b"" for payload in payloads[::step])
+    return {label: kind for label, kind in LABELS.items() if f'"{label}"'.encode() in sample}
+
+
+def _parse_block(payloads: pa.Array, fields: dict[str, pa.DataType], unexpected: str) -> pa.Array | None:
+    """Return a list of records for each payload, or None where the reader refuses any of them."""
+    try:
+        text = payloads.cast(pa.string())  # the JSON reader itself lets invalid UTF-8 through
+    except pa.ArrowInvalid:
+        return None
+    lines = pc.binary_join_element_wise('{"p":', text, "}\n", "")
+    joined = lines.buffers()[2]
+    if np.count_nonzero(np.frombuffer(joined, np.uint8) == ord("\n")) != len(payloads):
+        return None  # a line break inside a payload, which could bring rows of its own
+    schema = pa.schema([("p", pa.list_(pa.struct(list(fields.items()))))])
+    try:
+        table = pj.read_json(
+            pa.BufferReader(joined),
+            read_options=pj.ReadOptions(use_threads=False, block_size=max(1 << 16, joined.size + 1)),
+            parse_options=pj.ParseOptions(explicit_schema=schema, unexpected_field_behavior=unexpected),
+        )
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        return None
+    # A payload can't bring less than a row (its line begins with an object of ours); one that brings more shows here.
+    if table.num_rows != len(payloads):
+        return None
+    packs = table["p"]
+    return packs.chunk(0) if packs.num_chunks == 1 else packs.combine_chunks()
+
+
+def _parse(
+    payloads: pa.Array, rows: np.ndarray, parts: list[tuple[np.ndarray, pa.Array]], bad: list[tuple[int, str]]
+) -> None:
+    """Parse with every label, halving where the reader refuses, and one by one where little is left."""
+    suspicious = pc.or_(
+        pc.greater(pc.add(pc.count_substring(payloads, "["), pc.count_substring(payloads, "{")), MOST_BRACKETS),
+        pc.match_substring(payloads, b'_"'),
+    )
+    if pc.any(suspicious).as_py():
+        _parse_one_by_one(payloads.filter(suspicious), rows[suspicious.to_numpy(zero_copy_only=False)], parts, bad)
+        clear = pc.invert(suspicious)
+        payloads, rows = payloads.filter(clear), rows[clear.to_numpy(zero_copy_only=False)]
+    waiting = [(payloads, rows)] if len(rows) else []
+    while waiting:
+        payloads, rows = waiting.pop()
+        packs = _parse_block(payloads, LABELS, unexpected="ignore")
+        if packs is not None:
+            parts.append((rows, packs))
+        elif len(rows) <= SMALLEST_BLOCK:
+            _parse_one_by_one(payloads, rows, parts, bad)
+        else:
+            half = len(rows) // 2
+            waiting += [(payloads[half:], rows[half:]), (payloads[:half], rows[:half])]
+
+
+def _parse_one_by_one(
+    payloads: pa.Array, rows: np.ndarray, parts: list[tuple[np.ndarray, pa.Array]], bad: list[tuple[int, str]]
+) -> None:
+    good_rows, good = [], []
+    for row, payload in zip(rows.tolist(), payloads.to_pylist(), strict=True):
+        try:
+            good.append(read_one(payload))
+            good_rows.append(row)
+        except BadPack as error:
+            bad.append((row, str(error)))
+    if good:
+        packs = pa.array(good, pa.list_(pa.struct(list(LABELS.items()))))
+        parts.append((np.array(good_rows, dtype=np.int64), packs))
+
+
+def read_one(payload: bytes) -> list[dict[str, Any]]:
+    """Read one payload strictly; return its records with the labels that are known.
+
+    Raises:
+        BadPack: it is not a list of objects whose known labels have the right types.
+    """
+    try:
+        pack = json.loads(
+            payload.decode("utf-8"),
+            object_pairs_hook=_object,
+            parse_constant=_refuse_constant,
+        )
+    except UnicodeDecodeError:
+        raise BadPack("not UTF-8") from None
+    except json.JSONDecodeError as error:
+        raise BadPack(f"not JSON: {error.msg}") from None
+    except RecursionError:
+        raise BadPack("not JSON: nested too deeply") from None
+    except BadPack:
+        raise
+    except ValueError as error:  # a number of more digits than Python converts
+        raise BadPack(f"not JSON: {error}") from None
+    if not isinstance(pack, list):
+        raise BadPack("not a pack: no array")
+    if not all(isinstance(record, dict) for record in pack):
+        raise BadPack("a record is not an object")
+    return [_record(record) for record in pack]
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise BadPack("a label stands twice in a record")
+    return found
+
+
+def _refuse_constant(name: str) -> None:
+    raise BadPack(f"not JSON: {name}")
+
+
+def _record(record: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for label, value in record.items():
+        kind = LABELS.get(label)
+        if kind is None:
+            if label.endswith("_"):
+                raise BadPack(f"label {label[:40]!r} must be understood")
+            continue
+        if value is None:
+            continue
+        found[label] = _typed(label, kind, value)
+    return found
+
+
+def _typed(label: str, kind: pa.DataType, value: Any) -> Any:
+    if kind == pa.string():
+        if isinstance(value, str) and _encodable(value):
+            return value
+    elif kind == pa.bool_():
+        if isinstance(value, bool):
+            return value
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        if kind == pa.float64():
+            try:
+                return float(value)
+            except OverflowError:
+                return math.inf
+        if value == int(value) and abs(value) < 2**63 if math.isfinite(value) else False:
+            return int(value)  # MicroPython may print a whole number as 1.0
+    raise BadPack(f"{label} is not a {'number' if pa.types.is_floating(kind) else kind}")
+
+
+def _encodable(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:  # a lone surrogate, "\\ud800"
+        return False
+    return True
+
+
+class _Fields:
+    """The columns of a struct array by label, null where the label was not read."""
+
+    def __init__(self, records: pa.StructArray):
+        self.records = records
+        self.names = {field.name: n for n, field in enumerate(records.type)}
+
+    def has(self, label: str) -> bool:
+        return label in self.names
+
+    def __getitem__(self, label: str) -> pa.Array:
+        if label in self.names:
+            return pc.struct_field(self.records, self.names[label])
+        return pa.nulls(len(self.records), LABELS[label])
+
+
+def _resolve(rows: np.ndarray, packs: pa.ListArray) -> tuple[pa.Table, pa.Table, list[tuple[int, str]]]:
+    """Resolve base fields (§4.1), times and identities; return messages, records and what is wrong with the others."""
+    reasons = _Reasons(len(packs))
+    reasons.where(~_valid(packs), "not a pack: no array")
+    counts = pc.fill_null(pc.list_value_length(packs), 0).to_numpy()
+    flat = packs.flatten()
+    starts = np.concatenate(([0], np.cumsum(counts)))[:-1]
+    reasons.where(counts == 0, "an empty pack")
+    single = bool((counts == 1).all())
+    parent = np.arange(len(packs)) if single else np.repeat(np.arange(len(packs)), counts)
+    fields = _Fields(flat)
+    heads = (
+        fields
+        if single
+        else _Fields(flat.take(pa.array(np.minimum(starts, max(0, len(flat) - 1)))))
+        if len(flat)
+        else None
+    )
+    if heads is None:
+        return MESSAGES.empty_table(), RECORDS.empty_table(), reasons.listed(rows)
+    if flat.null_count:
+        reasons.where(_any(parent, ~_valid(flat), len(packs)), "a record is not an object")
+
+    def base(label: str) -> pa.Array:
+        column = fields[label]
+        if single or not fields.has(label):
+            return column
+        return _carried(column, starts[parent])
+
+    # Identity.
+    for label in ("bn", "boot", "seq"):
+        reasons.where(~_valid(heads[label]), f"no identity: {label} is missing")
+    boot = pc.fill_null(heads["boot"], 0).to_numpy()
+    seq = pc.fill_null(heads["seq"], 0).to_numpy()
+    reasons.where((boot < 0) | (boot > LARGEST) | (seq < 1) | (seq > LARGEST), "boot or seq out of range")
+    up = heads["up"]
+    up_number = pc.fill_null(up, 0.0).to_numpy(zero_copy_only=False)
+    with np.errstate(invalid="ignore"):
+        reasons.where(~(np.abs(up_number) < ABSOLUTE_S), "uptime out of range")
+    head_bn = pc.dictionary_encode(pc.fill_null(heads["bn"], ""))
+    names = head_bn.dictionary.to_pylist()
+    device_of = pa.array([name[: name.rfind("/")] if "/" in name else name for name in names], pa.string())
+    device = device_of.take(head_bn.indices)
+    reasons.where(pc.equal(device, "").to_numpy(zero_copy_only=False), "no identity: bn is empty")
+
+    # Times: bt + t; absolute from 2^28 s on, else relative to the message's own moment.
+    version = fields["bver"]
+    if version.null_count < len(version):
+        wrong = pc.fill_null(pc.not_equal(version, float(VERSION)), False)
+        newer = pc.and_(wrong, pc.invert(pc.fill_null(pc.less(version, float(VERSION)), False)))
+        reasons.where(_any(parent, newer.to_numpy(zero_copy_only=False), len(packs)), "bver: a newer SenML")
+    time, told = _sum(fields["t"], base("bt"))
+    with np.errstate(invalid="ignore"):
+        reasons.where(_any(parent, ~(np.abs(time) <= LATEST_S), len(packs)), "time out of range")
+        absolute = told & (time >= ABSOLUTE_S) & (time <= LATEST_S)
+        relative = np.where(absolute | ~(np.abs(time) < ABSOLUTE_S), 0.0, time)
+        time_us = np.where(absolute, np.rint(np.where(absolute, time, 0.0) * 1e6), 0).astype(np.int64)
+    moment = pa.array(time_us, mask=~absolute)
+    uptime = pa.array(up_number[parent] + relative, mask=~_valid(up)[parent])
+
+    # Values.
+    value, valued = _sum(fields["v"], base("bv"), only_with_first=True)
+    total, summed = _sum(fields["s"], base("bs"))
+    with np.errstate(invalid="ignore"):
+        finite = np.isfinite(value) & np.isfinite(total)
+    reasons.where(_any(parent, ~finite, len(packs)), "a value is not finite")
+    others = [_valid(fields[label]) for label in ("vs", "vb", "vd") if fields.has(label)]
+    kinds = valued.astype(np.int8) + sum(other.astype(np.int8) for other in others)
+    reasons.where(_any(parent, kinds > 1, len(packs)), "several values in one record")
+    name = _names(base("bn"), fields["n"], device, parent)
+    is_reading = (kinds > 0) | summed
+    encoded = pc.dictionary_encode(pc.fill_null(name, ""))
+    allowed = np.array([bool(NAME.fullmatch(text)) for text in encoded.dictionary.to_pylist()], dtype=bool)
+    reasons.where(
+        _any(parent, is_reading & ~allowed[encoded.indices.to_numpy()], len(packs)), "a name that SenML forbids"
+    )
+    unit = fields["u"]
+    if fields.has("bu"):
+        unit = pc.coalesce(unit, base("bu"))
+
+    good = reasons.good()
+    first_of = starts if not single else parent
+    messages = pa.table(
+        [
+            pa.array(rows),
+            device,
+            pa.array(boot),
+            pa.array(seq),
+            up,
+            moment if single else moment.take(pa.array(np.minimum(first_of, len(flat) - 1))),
+            heads["first"],
+            heads["cause"],
+            heads["dropped"],
+            heads["doubt_first"],
+            heads["doubt_last"],
+        ],
+        schema=MESSAGES,
+    )
+    records = pa.table(
+        [
+            pa.array(rows[parent]),
+            pa.array((np.arange(len(flat)) - starts[parent]).astype(np.int32)),
+            name,
+            unit,
+            pa.array(value, mask=~valued),
+            fields["vs"],
+            fields["vb"],
+            fields["vd"],
+            pa.array(total, mask=~summed),
+            uptime,
+            moment,
+        ],
+        schema=RECORDS,
+    )
+    if not good.all():
+        messages = messages.filter(pa.array(good))
+    keep = is_reading & good[parent]
+    if not keep.all():
+        records = records.filter(pa.array(keep))
+    return messages, records, reasons.listed(rows)
+
+
+class _Reasons:
+    """For each pack the first thing found wrong with it."""
+
+    def __init__(self, size: int):
+        self.code = np.zeros(size, dtype=np.int16)
+        self.texts = [""]
+
+    def where(self, wrong: np.ndarray, text: str) -> None:
+        if wrong.any():
+            self.texts.append(text)
+            self.code[wrong & (self.code == 0)] = len(self.texts) - 1
+
+    def good(self) -> np.ndarray:
+        return self.code == 0
+
+    def listed(self, rows: np.ndarray) -> list[tuple[int, str]]:
+        wrong = np.flatnonzero(self.code)
+        return [(int(row), self.texts[code]) for row, code in zip(rows[wrong], self.code[wrong], strict=True)]
+
+
+def _valid(column: pa.Array) -> np.ndarray:
+    if column.null_count == 0:
+        return np.ones(len(column), dtype=bool)
+    return column.is_valid().to_numpy(zero_copy_only=False)
+
+
+def _any(parent: np.ndarray, flags: np.ndarray, size: int) -> np.ndarray:
+    """Return for each pack whether any of its records is flagged."""
+    if not flags.any():
+        return np.zeros(size, dtype=bool)
+    return np.bincount(parent[flags], minlength=size).astype(bool)
+
+
+def _carried(column: pa.Array, start: np.ndarray) -> pa.Array:
+    """Carry a base field forward to the records behind it in its pack."""
+    valid = _valid(column)
+    last = np.maximum.accumulate(np.where(valid, np.arange(len(column)), -1))
+    return column.take(pa.array(np.maximum(last, 0), mask=last < start))
+
+
+def _sum(one: pa.Array, other: pa.Array, only_with_first: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    """Add a field and its base field; return the sums (0 where there are none) and where there are any.
+
+    §4.1: a base value or base sum is added to what the record has, a lone base value makes no measurement.
+    """
+    valid = _valid(one)
+    total = one.to_numpy(zero_copy_only=False) if one.null_count == 0 else pc.fill_null(one, 0.0).to_numpy()
+    if other.null_count < len(other):
+        base_valid = _valid(other)
+        if only_with_first:
+            base_valid = base_valid & valid
+        total = total + np.where(base_valid, pc.fill_null(other, 0.0).to_numpy(), 0.0)
+        valid = valid | base_valid
+    return total, valid
+
+
+def _names(bn: pa.Array, n: pa.Array, device: pa.Array, parent: np.ndarray) -> pa.Array:
+    """Return each record's name without its device: what bn + n leaves behind "<device>/"."""
+    encoded = pc.dictionary_encode(pc.fill_null(bn, ""))
+    if all(text.endswith("/") and text.count("/") == 1 for text in encoded.dictionary.to_pylist()):
+        plain = True
+        if len(encoded.dictionary) > 1 and len(parent) != len(device):  # a pack whose bn changes halfway
+            plain = bool(
+                pc.all(pc.equal(pc.binary_join_element_wise(device.take(pa.array(parent)), "", "/"), bn)).as_py()
+            )
+        if plain:
+            return n
+    full = pc.binary_join_element_wise(pc.fill_null(bn, ""), pc.fill_null(n, ""), "")
+    prefix = pc.binary_join_element_wise(device.take(pa.array(parent)), "", "/")
+    length = pc.binary_length(prefix).to_numpy()
+    trimmed = [
+        name[size:] if name.startswith(start) else name
+        for name, start, size in zip(full.to_pylist(), prefix.to_pylist(), length.tolist(), strict=True)
+    ]
+    return pa.array(trimmed, pa.string())
+
+
+def write(records: list[dict[str, Any]]) -> bytes:
+    """Return a pack as a board writes it: for tests and the generated fleets."""
+    with io.StringIO() as text:
+        json.dump(records, text, separators=(",", ":"))
+        return text.getvalue().encode()

@@ -1,0 +1,117 @@
+"""The Spark session: made in this one place, quiet, and the same on one machine and on a cluster.
+
+On one machine the JVM is started here, with what it prints sent to a log file (Spark's launcher and the JVM warn
+about themselves before any log level applies). Under `spark-submit` the session that is there is used as it is.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from . import java
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+LOCAL = "local[*]"
+ROOT = Path(__file__).resolve().parents[2]
+
+SETTINGS = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # still INT96 by default
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    "spark.sql.ansi.enabled": "true",
+    "spark.speculation": "false",
+    "spark.sql.streaming.numRecentProgressUpdates": "10",
+    "spark.ui.showConsoleProgress": "false",
+}
+ON_ONE_MACHINE = {
+    "spark.ui.enabled": "false",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.memory": "640m",
+    "spark.sql.shuffle.partitions": "4",
+    "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:-UsePerfData",
+}
+
+
+def make(master: str | None = None, log: Path | None = None, more: dict[str, str] | None = None) -> SparkSession:
+    """Return the session.
+
+    Args:
+        master: a Spark master's URL; None takes spark-submit's, or all cores of this machine.
+        log: where the JVM's own output goes where it is started here; None leaves it on the terminal.
+        more: settings that win over those here.
+
+    Raises:
+        java.JavaNotFound: there is no Java.
+    """
+    from pyspark.sql import SparkSession
+
+    submitted = "PYSPARK_GATEWAY_PORT" in os.environ
+    if not submitted:
+        os.environ["JAVA_HOME"] = str(java.find_java())
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+        if (master or LOCAL).startswith("local"):
+            os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        path = os.environ.get("PYTHONPATH", "")
+        if str(ROOT) not in path.split(os.pathsep):
+            os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), str(ROOT / "firmware"), path]))
+    builder = SparkSession.builder.appName("flashmqtt")
+    settings = dict(SETTINGS)
+    if not submitted:
+        chosen = master or LOCAL
+        builder = builder.master(chosen)
+        if chosen.startswith("local"):
+            settings |= ON_ONE_MACHINE
+    for key, value in (settings | (more or {})).items():
+        builder = builder.config(key, value)
+    with _output_to(None if submitted else log):
+        spark = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR" if log is None else "WARN")
+    if not spark.sparkContext.master.startswith("local"):
+        spark.sparkContext.addPyFile(str(code_archive(Path(spark.sparkContext._temp_dir))))
+    return spark
+
+
+@contextmanager
+def _output_to(log: Path | None) -> Iterator[None]:
+    """Let processes that are started meanwhile, the JVM, write to a log file."""
+    if log is None:
+        yield
+        return
+    log.parent.mkdir(parents=True, exist_ok=True)
+    sys.stderr.flush()
+    sys.stdout.flush()
+    kept = [os.dup(1), os.dup(2)]
+    handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(handle, 1)
+    os.dup2(handle, 2)
+    os.close(handle)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for n, one in enumerate(kept, 1):
+            os.dup2(one, n)
+            os.close(one)
+
+
+def code_archive(directory: Path) -> Path:
+    """Return a zip of the code that tasks need: what `--py-files` takes."""
+    archive = directory / "flashmqtt_pipeline.zip"
+    parts = [(ROOT, "tools/pipeline"), (ROOT / "firmware", "flashmqtt")]
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as out:
+        out.write(ROOT / "tools" / "__init__.py", "tools/__init__.py")
+        for base, part in parts:
+            for path in sorted((base / part).rglob("*.py")):
+                out.write(path, str(path.relative_to(base)))
+    return archive
