@@ -23,16 +23,18 @@ from pathlib import Path
 
 from flashmqtt import errors
 from flashmqtt.compat import ticks_ms
-from flashmqtt.connection import CONNECTED, MESSAGE, NOTHING, OUTPUT, SUBSCRIBED, Connection
+from flashmqtt.connection import CONNECTED, MESSAGE, NOTHING, OUTPUT, RESTART, SUBSCRIBED, Connection
 from flashmqtt.session.message import Message
 from flashmqtt.session.session import DECLINED, GRANTED, Session
 from tools.pipeline import segments
 from tools.pipeline.collector_health import Health
 from tools.pipeline.collector_sealer import Sealer
-from tools.pipeline.landing_log import LandingStalled
+from tools.pipeline.landing_log import LandingStalled, stalled
 from tools.pipeline.landing_store import LandingStore
 
 CONNECT_DEADLINE_S = 10.0
+LONGEST_PAUSE_S = 10.0  # between attempts to connect
+READ_BYTES = 1 << 17  # about 1,300 messages of 100 bytes, 10 ms of work: the grain of a group
 LONGEST_WAIT_S = 0.5  # so that segments are closed by age, and a drain is seen, also when nothing arrives
 STALLED_RETRY_S = 0.5
 LOCK_WAIT_S = 15.0  # the sealer of a killed collector may still be at work
@@ -78,7 +80,11 @@ class Collector:
         """
         self.settings = settings
         self.health = health
-        settings.landing.mkdir(parents=True, exist_ok=True)
+        segments.file_name(settings.client_id, 1)  # refuses a name that no segment may have
+        try:
+            settings.landing.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise stalled(settings.landing, error)
         number, rows = _last_segment(settings.landing, settings.client_id)
         self.store = LandingStore(
             settings.landing / f"{settings.client_id}.logs",
@@ -103,9 +109,10 @@ class Collector:
         self.connection = self._connection()
         self.sealer = Sealer(self.store, settings.landing, health, settings.salvage)
         self.connects = 0
+        self.connected_at = 0.0
         self._stopping = False
         self._waiting: asyncio.Future[None] | None = None
-        self._rows_committed = self.store.stored
+        self._rows_committed = self.rows_acknowledged = self.store.stored
         self._last_message = time.monotonic()
 
     def _connection(self) -> Connection:
@@ -177,7 +184,7 @@ class Collector:
                 pause, told = 0.0, ""
             else:
                 self.health.failed_connects.inc()
-            pause = min(max(0.2, pause * 2), 30.0)
+            pause = min(max(0.2, pause * 2), LONGEST_PAUSE_S)
             if reason != told:
                 told = reason
                 self.health.say(f"{reason}; trying again, every {pause:.1f} s at first")
@@ -229,19 +236,22 @@ class Collector:
             wait_s = min(connection.check(ticks_ms()) / 1000, LONGEST_WAIT_S)
             if connection.output():
                 continue
-            await self._readable(sock, wait_s)
-            await self._read(sock)
+            if not await self._read(sock):
+                await self._readable(sock, wait_s)
+            await asyncio.sleep(0)  # the sealer's answers, signals
 
-    async def _read(self, sock: socket.socket) -> None:
-        """Take in what is there, up to the bounds of a group."""
+    async def _read(self, sock: socket.socket) -> bool:
+        """Take in what is there, up to the bounds of a group; return whether there was anything."""
         connection = self.connection
         started = time.monotonic()
         first_row = self.store.stored
+        read = False
         while True:
             try:
-                count = sock.recv_into(connection.decoder.room())
+                count = sock.recv_into(connection.decoder.room()[:READ_BYTES])
             except (BlockingIOError, ssl.SSLWantReadError):
-                return
+                return read
+            read = True
             connection.received(count, ticks_ms())
             self.health.received_bytes.inc(count)
             self.store.time_us = time.time_ns() // 1000
@@ -249,7 +259,7 @@ class Collector:
                 await self._commit(sock)
             landed = self.store.stored - first_row
             if landed >= self.settings.commit_count or (time.monotonic() - started) * 1000 >= self.settings.commit_ms:
-                return
+                return True
 
     def _process(self) -> int:
         """Take in every whole packet; return OUTPUT if the output has to be written before more fits."""
@@ -262,12 +272,15 @@ class Collector:
                 return int(event)
             elif event == CONNECTED:
                 self.connects += 1
+                self.connected_at = time.perf_counter()
                 self.health.connects.inc()
                 self.health.connected.set(1)
                 again = "the broker knows the session" if connection.session_present else "a new session"
                 self.health.say(f"connected to {self._where()}, {again}")
             elif event == SUBSCRIBED:
                 self._subscribed()
+            elif event == RESTART:
+                raise errors.ConnectionLost("the session at the broker has to be made anew")
 
     def _land(self, message: Message) -> None:
         """Take one message as a row, as the packet it came in. At QoS 2 its release is what makes it a row."""
@@ -338,6 +351,7 @@ class Collector:
         while True:
             output = connection.output()  # syncs, if there is anything to sync, before the bytes can leave
             if not output:
+                self.rows_acknowledged = self._rows_committed
                 return
             try:
                 connection.sent(sock.send(output), ticks_ms())
@@ -422,7 +436,6 @@ def _last_segment(landing: Path, collector: str) -> tuple[int, int]:
     """Return the highest segment number of this collector, and the highest row ordinal in it (0, 0: none)."""
     import pyarrow.parquet as pq
 
-    segments.file_name(collector, 1)  # refuses a name that no segment may have
     mine = [segment for segment in segments.find_segments(landing) if segment.collector == collector]
     if not mine:
         return 0, 0

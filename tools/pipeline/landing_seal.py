@@ -158,7 +158,11 @@ def main() -> None:
             answer = seal(Path(request["log"]), Path(request["directory"]), request["salvage"])
         except Exception as error:  # whatever it is, the collector says it and asks again
             answer = {"error": f"{type(error).__name__}: {error}", "damaged": isinstance(error, LandingDamaged)}
-        print(json.dumps(answer), flush=True)
+        try:
+            print(json.dumps(answer), flush=True)
+        except BrokenPipeError:  # the collector was killed meanwhile; the next one finds the segment
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return
 
 
 if __name__ == "__main__":

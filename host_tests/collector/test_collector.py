@@ -1,0 +1,484 @@
+"""The collector on the wire: against a scripted broker in this process, and as a process against a real mosquitto."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import resource
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from tools import broker as brokers
+from tools.pipeline import collector_kills
+from tools.pipeline.collector import Collector, CollectorError, Settings
+from tools.pipeline.collector_health import Health, PortInUse
+from tools.pipeline.landing_log import DiskFull
+from tools.pipeline.segments import find_segments
+
+ROOT = Path(__file__).resolve().parents[2]
+CONNACK, CONNACK_PRESENT = b"\x20\x02\x00\x00", b"\x20\x02\x01\x00"
+TOPIC = b"flashmqtt/a/readings"
+
+needs_mosquitto = pytest.mark.skipif(not brokers.find_mosquitto(), reason="mosquitto is not installed")
+
+
+def publish(payload, qos, packet_id, dup=False):
+    body = len(TOPIC).to_bytes(2, "big") + TOPIC + packet_id.to_bytes(2, "big") + payload
+    assert len(body) < 128
+    return bytes((0x30 | dup << 3 | qos << 1, len(body))) + body
+
+
+def ack(first, packet_id):
+    return bytes((first, 2)) + packet_id.to_bytes(2, "big")
+
+
+PUBACK, PUBREC, PUBREL, PUBCOMP = 0x40, 0x50, 0x62, 0x70
+
+
+class ScriptedBroker:
+    """Accepts connections and leaves the rest to the test; it has its own reading of packets."""
+
+    def __init__(self):
+        self._accepted = asyncio.Queue()
+
+    async def start(self):
+        self._server = await asyncio.start_server(lambda *streams: self._accepted.put_nowait(streams), "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def accept(self, connack=CONNACK, suback=b"\x02"):
+        """Take the next connection through CONNECT and SUBSCRIBE (where one comes)."""
+        self.reader, self.writer = await asyncio.wait_for(self._accepted.get(), 10)
+        connect = await self.packet()
+        assert connect[0] == 0x10
+        assert not connect[9] & 2, "clean session would forget what waits for us"
+        self.send(connack)
+        if suback is not None:
+            subscribe = await self.packet()
+            assert subscribe[0] == 0x82
+            self.send(b"\x90" + bytes((2 + len(suback),)) + subscribe[2:4] + suback)
+        return connect
+
+    async def packet(self):
+        head = await asyncio.wait_for(self.reader.readexactly(2), 10)
+        return head + await asyncio.wait_for(self.reader.readexactly(head[1]), 10)
+
+    async def silence(self, seconds=0.3):
+        """Assert that nothing comes."""
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(self.reader.readexactly(1), seconds)
+
+    def send(self, *packets):
+        self.writer.write(b"".join(packets))
+
+    async def close(self):
+        self.writer.close()
+        self._server.close()
+
+
+@contextlib.asynccontextmanager
+async def collecting(tmp_path, broker, **more):
+    settings = Settings("127.0.0.1", broker.port, "c", tmp_path, segment_seconds=3600, **more)
+    collector = Collector(settings, Health("c", quiet=True))
+    running = asyncio.create_task(collector.run())
+    try:
+        yield collector
+        collector.stop()
+        await asyncio.wait_for(running, 20)
+    finally:
+        running.cancel()
+        with contextlib.suppress(BaseException):
+            await running
+        await broker.close()
+
+
+def sealed(directory):
+    rows = []
+    for segment in find_segments(directory):
+        rows += pq.read_table(segment.path).to_pylist()
+    return sorted(rows, key=lambda row: row["row"])
+
+
+def payloads(directory):
+    return [row["payload"] for row in sealed(directory)]
+
+
+@pytest.mark.req("P1", "Q3")
+def test_puback_leaves_only_after_the_sync_and_in_order(tmp_path, monkeypatch):
+    async def run():
+        broker = await ScriptedBroker().start()
+        synced = asyncio.Event()
+        real = os.fdatasync
+
+        def sync(handle):
+            if not synced.is_set():
+                raise OSError(28, "No space left on device")
+            real(handle)
+
+        async with collecting(tmp_path, broker) as collector:
+            await broker.accept()
+            monkeypatch.setattr(os, "fdatasync", sync)
+            broker.send(publish(b"1", 1, 10), publish(b"2", 1, 11), publish(b"3", 1, 12))
+            await broker.silence()
+            assert collector.health.stalled._value.get() == 1
+            synced.set()
+            for packet_id in (10, 11, 12):
+                assert await broker.packet() == ack(PUBACK, packet_id)
+            assert collector.health.stalled._value.get() == 0
+
+    asyncio.run(run())
+    assert payloads(tmp_path) == [b"1", b"2", b"3"]
+
+
+@pytest.mark.req("P1", "Q4")
+def test_qos_2_is_stored_once_whatever_is_repeated(tmp_path):
+    async def run():
+        broker = await ScriptedBroker().start()
+        async with collecting(tmp_path, broker) as collector:
+            await broker.accept()
+            for dup in (False, True, True):
+                broker.send(publish(b"once", 2, 7, dup))
+                assert await broker.packet() == ack(PUBREC, 7)
+            assert (collector.store.rows, collector.store.held) == (0, 1)
+            for _ in range(3):
+                broker.send(ack(PUBREL, 7))
+                assert await broker.packet() == ack(PUBCOMP, 7)
+            assert (collector.store.rows, collector.store.held) == (1, 0)
+            broker.send(publish(b"the same id, another message", 2, 7))
+            assert await broker.packet() == ack(PUBREC, 7)
+            broker.send(ack(PUBREL, 7))
+            assert await broker.packet() == ack(PUBCOMP, 7)
+
+    asyncio.run(run())
+    assert payloads(tmp_path) == [b"once", b"the same id, another message"]
+
+
+class Crash(Exception):
+    """The collector ends here."""
+
+
+@pytest.mark.req("P1", "Q4")
+@pytest.mark.parametrize("crash_at", ["PUBLISH sent", "PUBREC seen", "PUBREL sent", "PUBCOMP seen"])
+def test_qos_2_is_stored_once_across_a_crash_after_every_packet(tmp_path, crash_at):
+    """The broker repeats what it has no answer to; the collector knows nothing but its log."""
+
+    async def flow(broker, state, point):
+        if state[0] == "publish":
+            broker.send(publish(b"once", 2, 7, dup=point is None))
+            await asyncio.sleep(0.1)
+            point == "PUBLISH sent" and crash()
+            assert await broker.packet() == ack(PUBREC, 7)
+            state[0] = "release"
+            point == "PUBREC seen" and crash()
+        broker.send(ack(PUBREL, 7))
+        await asyncio.sleep(0.1)
+        point == "PUBREL sent" and crash()
+        assert await broker.packet() == ack(PUBCOMP, 7)
+        point == "PUBCOMP seen" and crash()
+
+    def crash():
+        raise Crash
+
+    async def run():
+        state = ["publish"]
+        with pytest.raises(Crash):
+            broker = await ScriptedBroker().start()
+            async with collecting(tmp_path, broker):
+                await broker.accept()
+                await flow(broker, state, crash_at)
+        assert payloads(tmp_path) == []
+        broker = await ScriptedBroker().start()
+        async with collecting(tmp_path, broker):
+            await broker.accept(CONNACK_PRESENT)
+            if crash_at != "PUBCOMP seen":
+                await flow(broker, state, None)
+
+    asyncio.run(run())
+    assert payloads(tmp_path) == [b"once"]
+
+
+@pytest.mark.req("P1", "Q8")
+def test_held_message_is_a_row_when_the_broker_has_lost_the_session(tmp_path):
+    async def run():
+        broker = await ScriptedBroker().start()
+        async with collecting(tmp_path, broker):
+            await broker.accept()
+            broker.send(publish(b"only here", 2, 7))
+            assert await broker.packet() == ack(PUBREC, 7)
+            broker.writer.close()
+            await broker.accept(CONNACK)
+            broker.send(publish(b"next", 1, 8))
+            assert await broker.packet() == ack(PUBACK, 8)
+
+    asyncio.run(run())
+    assert payloads(tmp_path) == [b"only here", b"next"]
+
+
+@pytest.mark.req("P1")
+def test_lost_connection_in_the_middle_of_a_packet_lands_no_part_of_it(tmp_path):
+    async def run():
+        broker = await ScriptedBroker().start()
+        async with collecting(tmp_path, broker) as collector:
+            whole = publish(b"whole", 1, 5)
+            for cut in range(1, len(whole)):
+                await broker.accept(CONNACK if cut == 1 else CONNACK_PRESENT, b"\x02" if cut == 1 else None)
+                broker.send(whole[:cut])
+                await broker.writer.drain()
+                broker.writer.close()
+            await broker.accept(CONNACK_PRESENT, None)
+            assert collector.store.rows == 0
+            broker.send(whole)
+            assert await broker.packet() == ack(PUBACK, 5)
+
+    asyncio.run(run())
+    assert payloads(tmp_path) == [b"whole"]
+
+
+@pytest.mark.req("P1")
+@pytest.mark.parametrize("chunk", [1, 2, 3, 7, 50])
+def test_any_chunking_gives_the_same_rows(tmp_path, chunk):
+    stream = b"".join(publish(b"%d" % n, 1 + n % 2, n + 1) + (ack(PUBREL, n + 1) if n % 2 else b"") for n in range(20))
+
+    async def run():
+        broker = await ScriptedBroker().start()
+        async with collecting(tmp_path, broker):
+            await broker.accept()
+            for at in range(0, len(stream), chunk):
+                broker.send(stream[at : at + chunk])
+                await broker.writer.drain()
+            for n in range(20):
+                assert await broker.packet() == ack(PUBREC if n % 2 else PUBACK, n + 1)
+                if n % 2:
+                    assert await broker.packet() == ack(PUBCOMP, n + 1)
+
+    asyncio.run(run())
+    assert payloads(tmp_path) == [b"%d" % n for n in range(20)]
+
+
+@pytest.mark.req("P1")
+def test_log_is_closed_and_sealed_by_rows_while_collecting(tmp_path):
+    async def run():
+        broker = await ScriptedBroker().start()
+        async with collecting(tmp_path, broker, segment_rows=10):
+            await broker.accept()
+            for n in range(40):
+                broker.send(publish(b"%d" % n, 1, n + 1))
+                assert await broker.packet() == ack(PUBACK, n + 1)
+            deadline = time.monotonic() + 15
+            while len(find_segments(tmp_path)) < 4:
+                assert time.monotonic() < deadline
+                await asyncio.sleep(0.02)
+
+    asyncio.run(run())
+    assert payloads(tmp_path) == [b"%d" % n for n in range(40)]
+    assert [pq.read_metadata(segment.path).num_rows for segment in find_segments(tmp_path)] == [10, 10, 10, 10]
+
+
+@pytest.mark.req("P1")
+def test_refused_subscription_ends_with_a_named_error(tmp_path):
+    async def run():
+        broker = await ScriptedBroker().start()
+        async with collecting(tmp_path, broker) as collector:
+            await broker.accept(suback=b"\x80")
+            await asyncio.sleep(0.3)
+            collector.stop()
+
+    with pytest.raises(CollectorError, match=r"refuses the subscription to 'flashmqtt/#' \(code 0x80\)"):
+        asyncio.run(run())
+
+
+@pytest.mark.req("P1", "W10")
+@pytest.mark.parametrize("code", [2, 4, 5])
+def test_refused_client_ends_with_a_named_error(tmp_path, code):
+    async def run():
+        broker = await ScriptedBroker().start()
+        async with collecting(tmp_path, broker):
+            await broker.accept(connack=b"\x20\x02\x00" + bytes((code,)), suback=None)
+            await asyncio.sleep(0.3)
+
+    with pytest.raises(CollectorError, match="refuses 'c': "):
+        asyncio.run(run())
+
+
+@pytest.mark.req("P1")
+def test_message_that_is_too_long_ends_with_a_named_error(tmp_path):
+    async def run():
+        broker = await ScriptedBroker().start()
+        async with collecting(tmp_path, broker, packet_bytes=1 << 18):
+            await broker.accept()
+            broker.send(b"\x32\xff\xff\xff\x7f", b"x" * 100)
+            await asyncio.sleep(0.3)
+
+    with pytest.raises(CollectorError, match="--packet-bytes 262144"):
+        asyncio.run(run())
+
+
+@pytest.mark.req("P1")
+def test_long_message_lands_whole(tmp_path):
+    payload = os.urandom(700_000)
+    body = len(TOPIC).to_bytes(2, "big") + TOPIC + b"\x00\x05" + payload
+    length = bytes((len(body) & 127 | 128, len(body) >> 7 & 127 | 128, len(body) >> 14))
+
+    async def run():
+        broker = await ScriptedBroker().start()
+        async with collecting(tmp_path, broker):
+            await broker.accept()
+            for qos, answer in ((1, PUBACK), (2, PUBREC)):
+                broker.send(bytes((0x30 | qos << 1,)) + length + body)
+                assert await broker.packet() == ack(answer, 5)
+            broker.send(ack(PUBREL, 5))
+            assert await broker.packet() == ack(PUBCOMP, 5)
+
+    asyncio.run(run())
+    assert payloads(tmp_path) == [payload, payload]
+
+
+def test_figures_are_offered_and_a_taken_port_is_named():
+    health = Health("c", quiet=True)
+    health.messages.inc(3)
+    port = brokers.free_port()
+    health.serve(port, "127.0.0.1")
+    text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5).read().decode()
+    assert 'flashmqtt_collector_messages_total{collector="c"} 3.0' in text
+    with pytest.raises(PortInUse, match="--metrics-port"):
+        health.serve(port, "127.0.0.1")
+
+
+# --- as a process, against mosquitto ---------------------------------------------------------------------------
+
+
+class Process:
+    """A collector's process and what it says."""
+
+    def __init__(self, directory, port, *more, **popen):
+        self.log = directory / "collector.txt"
+        self._from = self.log.stat().st_size if self.log.exists() else 0
+        command = [sys.executable, "-m", "tools.pipeline.collect", "--port", str(port)]
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [*command, "--landing", str(directory / "landing"), *more], cwd=ROOT, stderr=log, **popen
+            )
+
+    @property
+    def said(self):
+        return self.log.read_bytes()[self._from :].decode()
+
+    def says(self, text, seconds=15):
+        deadline = time.monotonic() + seconds
+        while text not in self.said:
+            assert self.process.poll() is None, self.said
+            assert time.monotonic() < deadline, self.said
+            time.sleep(0.02)
+
+    def end(self, seconds=20):
+        if self.process.poll() is None:
+            self.process.terminate()
+        return self.process.wait(seconds)
+
+
+def send(port, packets, answers):
+    """Publish prepared packets as a client of the test's own, and wait for so many bytes of answers."""
+    with socket.create_connection(("127.0.0.1", port), 10) as sock:
+        sock.sendall(bytes.fromhex("100c00044d5154540402003c0000"))
+        assert sock.recv(4) == CONNACK
+        sock.sendall(packets)
+        while answers > 0:
+            answers -= len(sock.recv(min(answers, 65536)))
+
+
+@needs_mosquitto
+@pytest.mark.req("P1", "Q3", "Q4")
+def test_killed_at_random_moments_under_load_loses_nothing_and_repeats_no_qos_2(tmp_path):
+    outcome = collector_kills.torture(tmp_path, kills=4, seed=int(time.time()), quiet=True)
+    assert outcome.missing == {1: 0, 2: 0}
+    assert outcome.twice[2] == 0
+    assert outcome.published[2] > 100
+
+
+@needs_mosquitto
+@pytest.mark.req("P1")
+def test_disk_full_stops_acknowledging_says_so_and_goes_on_when_there_is_room(tmp_path):
+    limit = 60_000
+
+    def little_room():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+
+    with brokers.Broker(tmp_path / "broker", kind="mosquitto", extra="max_inflight_messages 100") as broker:
+        collector = Process(tmp_path, broker.port, preexec_fn=little_room)
+        collector.says("subscribed")
+        payloads_sent = [b"%d" % n + b"x" * 80 for n in range(1500)]
+        send(broker.port, b"".join(publish(text, 1, n + 1) for n, text in enumerate(payloads_sent)), 1500 * 4)
+        collector.says("nothing more is acknowledged until there is")
+        (log,) = (tmp_path / "landing" / "collector.logs").glob("*.log")
+        size = log.stat().st_size
+        time.sleep(0.5)
+        assert log.stat().st_size == size <= limit
+        resource.prlimit(collector.process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        collector.says("going on")
+        time.sleep(0.5)
+        assert collector.end() == 0, collector.said
+    assert payloads(tmp_path / "landing") == payloads_sent
+
+
+@needs_mosquitto
+@pytest.mark.req("P1")
+def test_disk_full_at_the_end_is_an_error_and_the_next_start_goes_on(tmp_path):
+    def little_room():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
+
+    with brokers.Broker(tmp_path / "broker", kind="mosquitto", extra="max_inflight_messages 100") as broker:
+        collector = Process(tmp_path, broker.port, preexec_fn=little_room)
+        collector.says("subscribed")
+        payloads_sent = [b"%d" % n + b"x" * 80 for n in range(500)]
+        send(broker.port, b"".join(publish(text, 1, n + 1) for n, text in enumerate(payloads_sent)), 500 * 4)
+        collector.says("nothing more is acknowledged")
+        assert collector.end() == 1
+        assert DiskFull.__name__ in collector.said
+        collector = Process(tmp_path, broker.port, "--drain", "1")
+        assert collector.process.wait(20) == 0, collector.said
+    assert set(payloads(tmp_path / "landing")) == set(payloads_sent)
+
+
+@needs_mosquitto
+@pytest.mark.req("P1")
+def test_broker_that_is_gone_is_told_and_waited_for(tmp_path):
+    port = brokers.free_port()
+    collector = Process(tmp_path, port)
+    collector.says(f"the broker at 127.0.0.1:{port}: ConnectionRefusedError")
+    for _ in range(2):
+        with brokers.Broker(tmp_path / "broker", port, kind="mosquitto") as broker:
+            collector.says("connected")
+            time.sleep(0.2)
+            send(broker.port, publish(b"x", 1, 1), 4)
+            time.sleep(0.2)
+        collector.says("trying again")
+        collector._from = collector.log.stat().st_size
+    assert collector.end() == 0
+    assert "everything received is sealed: 2 rows" in collector.said
+    assert payloads(tmp_path / "landing") == [b"x", b"x"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--client-id", "no/name"], "SegmentError: collector name"),
+        (["--segment-rows", "0"], "--segment-rows has to be 1 to"),
+        (["--packet-bytes", "1"], "--packet-bytes has to be"),
+        (["--tls", "--ca-file", "/nowhere"], "--ca-file /nowhere"),
+        (["--password-file", "/nowhere"], "--password-file /nowhere"),
+        (["--landing", "/dev/null/below"], "can't write /dev/null/below"),
+    ],
+)
+def test_wrong_command_line_is_named(tmp_path, arguments, text):
+    collector = Process(tmp_path, 1, *arguments)
+    assert collector.process.wait(20) == 1
+    assert text in collector.said
+    assert "Traceback" not in collector.said
