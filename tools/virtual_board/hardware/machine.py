@@ -18,6 +18,7 @@ class Simulated:
         sleeps: milliseconds of every `lightsleep`.
         fed: how often a watchdog was fed; `watchdog_ms` its timeout, 0 while there is none.
         on_reset: called with "reset" or "deep-sleep" before the program ends.
+        on_feed: called when a watchdog is started or fed.
         clock: the module `time` of the board, moved by sleeping.
     """
 
@@ -31,6 +32,7 @@ class Simulated:
         self.watchdog_ms = 0
         self.watchdog_left = 0
         self.on_reset = None
+        self.on_feed = None
         self.clock = None
         self.id = b"\xe6\x61\x64\x08\x43\x2b\x1c\x2f"
         self.lightsleep_returns_at_once = False
@@ -136,12 +138,14 @@ class WDT:
         if timeout > 8388 and simulated.registers.get("chip", "rp2040") == "rp2040":
             raise ValueError("timeout exceeds 8388")
         simulated.watchdog_ms = timeout
-        simulated.watchdog_left = timeout
+        self.feed()
 
     def feed(self):
         """Give it another timeout."""
         simulated.fed += 1
         simulated.watchdog_left = simulated.watchdog_ms
+        if simulated.on_feed:
+            simulated.on_feed()
 
 
 class RTC:

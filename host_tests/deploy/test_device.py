@@ -1,0 +1,73 @@
+"""The virtual board on its serial port, under the real mpremote: what a Pico W on a USB cable would do."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tools.virtual_board.device import Device
+
+MPREMOTE = str(Path(sys.executable).parent / "mpremote")
+
+
+def mpremote(device: Device, *words: str, timeout_s: float = 30) -> str:
+    ran = subprocess.run(
+        [MPREMOTE, "connect", device.path, *words], capture_output=True, text=True, timeout=timeout_s, check=False
+    )
+    assert ran.returncode == 0, ran.stderr or ran.stdout
+    return ran.stdout
+
+
+@pytest.mark.parametrize(
+    ("port", "name"), [("rp2", "Raspberry Pi Pico W with RP2040"), ("esp32", "Generic ESP32 module with ESP32")]
+)
+@pytest.mark.req("B3")
+def test_port_shows_a_board_with_its_modules_and_an_empty_file_system(tmp_path, port, name):
+    with Device(tmp_path, port) as device:
+        script = f"import sys, os, machine, network, {port}\nprint(sys.platform, sys.implementation._machine, os.listdir('/'), sep='|')"
+        assert mpremote(device, "exec", script).strip() == f"{port}|{name}|[]"
+
+
+@pytest.mark.req("B3")
+def test_files_survive_resets_and_a_reset_tells_its_cause(tmp_path):
+    (tmp_path / "a.txt").write_bytes(bytes(range(256)) * 40)
+    with Device(tmp_path / "board") as device:
+        mpremote(device, "fs", "cp", str(tmp_path / "a.txt"), ":a.txt")
+        mpremote(device, "reset")
+        device.wait_for(b">>> ", since=len(device.console))
+        assert device.resets[-1] == "hard"
+        mpremote(device, "fs", "cp", ":a.txt", str(tmp_path / "b.txt"))
+        assert (tmp_path / "b.txt").read_bytes() == (tmp_path / "a.txt").read_bytes()
+        assert mpremote(device, "exec", "import machine; print(machine.reset_cause())").strip() == "3"
+        assert device.power_cut() == ""
+        time.sleep(0.3)
+        assert mpremote(device, "exec", "import machine; print(machine.reset_cause())").strip() == "1"
+        assert "a.txt" in mpremote(device, "fs", "ls")
+
+
+@pytest.mark.req("B3")
+def test_main_runs_at_a_start_and_can_be_interrupted(tmp_path):
+    program = tmp_path / "main.py"
+    program.write_text("import time\nprint('main runs')\nwhile True:\n    time.sleep_ms(20)\n")
+    with Device(tmp_path / "board") as device:
+        mpremote(device, "fs", "cp", str(program), ":main.py")
+        since = len(device.console)
+        mpremote(device, "reset")
+        device.wait_for(b"main runs", since=since)
+        assert mpremote(device, "exec", "print(6 * 7)").strip() == "42"
+
+
+@pytest.mark.req("B4")
+def test_watchdog_bites_a_program_that_hangs(tmp_path):
+    program = tmp_path / "main.py"
+    program.write_text(
+        "import machine\nprint('cause', machine.reset_cause())\nif machine.reset_cause() == 1:\n"
+        "    w = machine.WDT(timeout=1000)\n    w.feed()\n    while True:\n        pass\n"
+    )
+    with Device(tmp_path / "board") as device:
+        mpremote(device, "fs", "cp", str(program), ":main.py")
+        device.power_cut()
+        device.wait_for(b"cause 3", timeout_s=10)
+        assert device.resets[-1] == "watchdog"

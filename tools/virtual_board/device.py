@@ -1,0 +1,254 @@
+"""A virtual board on a serial port: MicroPython's REPL on a pty, for mpremote and for people.
+
+    python -m tools.virtual_board.device --port rp2 --directory build/board
+
+The board is a process (`power_on.py` on the unix port); this supervisor stands between its pty and the one that it
+offers, and does what hardware does: start it again after a reset, with the cause of the reset; make a soft reset of
+Ctrl-D, back into the raw REPL where it came from there; cut the power, tearing the flash operation under way; bite when
+the watchdog is not fed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import os
+import random
+import select
+import signal
+import subprocess
+import sys
+import termios
+import threading
+import time
+from pathlib import Path
+
+from tools.flashsim.tear import tear
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+HEAP = "512K"  # words are twice as long as on a board, and the simulated chip lives in it too
+POWER_ON, WATCHDOG_RESET = 1, 3
+RAW_BANNER = b"raw REPL; CTRL-B to exit\r\n"
+TICK_S = 0.05
+
+
+class Device:
+    """One board with a serial port.
+
+    Args:
+        directory: the board's own; made if missing, its flash is kept.
+        port: "rp2" (a Pico W) or "esp32".
+        wifi: "network:password" that the radio finds.
+        environment: further variables for the board's process (FLASHMQTT_HASTE, FLASHMQTT_FLASH_TIME, ...).
+
+    Attributes:
+        path: the serial port's path, for mpremote.
+        resets: how often the board has started, by what ("power-on", "hard", "soft", "watchdog").
+    """
+
+    def __init__(self, directory: Path, port: str = "rp2", wifi: str = "", environment: dict[str, str] | None = None):
+        self.directory = directory
+        self.resets: list[str] = []
+        self.console = bytearray()
+        directory.mkdir(parents=True, exist_ok=True)
+        self._environment = {
+            **os.environ,
+            "MICROPYPATH": f"{ROOT}:{ROOT / 'firmware'}",
+            "FLASHMQTT_PORT": port,
+            "FLASHMQTT_WIFI": wifi,
+            "TERM": "dumb",
+            **(environment or {}),
+        }
+        self._wires = directory / "wires.bin"
+        self._outer, slave = os.openpty()
+        self._slave = slave  # kept open, so that a user's closing the port is no end for us
+        _make_raw(slave)
+        self.path = os.ttyname(slave)
+        self._inner = -1
+        self._process: subprocess.Popen | None = None
+        self._raw = False
+        self._swallow: bytes | None = None
+        self._lock = threading.RLock()
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> Device:
+        """Give the board power."""
+        self._wires.write_bytes(bytes([POWER_ON]) + bytes(11))
+        self._raw = False
+        self._boot("power-on")
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._serve, daemon=True)
+            self._thread.start()
+        return self
+
+    def power_cut(self, seed: int = 0) -> str:
+        """Take the power away and give it back; return what that tore."""
+        with self._lock:
+            self._kill()
+            torn = tear(self.directory / "flash.bin", self.directory / "flash.intent", random.Random(seed))
+            self._wires.write_bytes(bytes([POWER_ON]) + bytes(11))
+            self._raw = False
+            self._boot("power-on")
+        return torn
+
+    def stop(self) -> None:
+        """Take the power away and close the port."""
+        self._stopping.set()
+        if self._thread is not None:
+            self._thread.join()
+        self._kill()
+        for descriptor in (self._outer, self._slave):
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+
+    def __enter__(self) -> Device:
+        return self.start()
+
+    def __exit__(self, *exception) -> None:
+        self.stop()
+
+    def wait_for(self, text: bytes, timeout_s: float = 20.0, since: int = 0) -> None:
+        """Wait until the board's console has printed something.
+
+        Raises:
+            TimeoutError: it did not in time; the text holds the console's end.
+        """
+        deadline = time.monotonic() + timeout_s
+        while text not in bytes(self.console[since:]):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"no {text!r} on the console: {bytes(self.console[-800:])!r}")
+            time.sleep(0.02)
+
+    def _boot(self, how: str) -> None:
+        inner, slave = os.openpty()
+        _make_raw(slave, signals=True)
+        environment = {**self._environment, **({"FLASHMQTT_RAW": "1"} if self._raw else {})}
+        self._process = subprocess.Popen(
+            [
+                *(str(Path(sys.executable).parent / "micropython"), "-X", f"heapsize={HEAP}", "-i"),
+                str(Path(__file__).resolve().parent / "power_on.py"),
+            ],
+            cwd=self.directory,
+            env=environment,
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            preexec_fn=lambda: _own_terminal(0),  # noqa: PLW1509 - two system calls, so that Ctrl-C finds the board
+        )
+        os.close(slave)
+        self._inner = inner
+        self.resets.append(how)
+        # A board that was in the raw REPL comes back to it: ask for it, and keep the friendly one's banner to ourselves.
+        self._swallow = b"" if self._raw else None
+        if self._raw:
+            os.write(inner, b"\x01")
+
+    def _kill(self) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+        if self._inner >= 0:
+            os.close(self._inner)
+            self._inner = -1
+
+    def _serve(self) -> None:
+        while not self._stopping.is_set():
+            with self._lock:
+                watched = [descriptor for descriptor in (self._outer, self._inner) if descriptor >= 0]
+            ready, _, _ = select.select(watched, [], [], TICK_S)
+            with self._lock:
+                if self._outer in ready:
+                    self._from_user(os.read(self._outer, 4096))
+                if self._inner in ready:
+                    try:
+                        data = os.read(self._inner, 4096)
+                    except OSError:
+                        data = b""
+                    if data:
+                        self._from_board(data)
+                    else:
+                        self._ended()
+                self._watch_the_dog()
+
+    def _from_user(self, data: bytes) -> None:
+        for byte in data:
+            if byte == 1:
+                self._raw = True
+            elif byte == 2:
+                self._raw = False
+        try:
+            os.write(self._inner, data)
+        except OSError:
+            pass  # it is just ending: what is sent to a board in reset is lost
+
+    def _from_board(self, data: bytes) -> None:
+        if self._swallow is not None:
+            self._swallow += data
+            at = self._swallow.find(RAW_BANNER)
+            if at < 0:
+                return
+            data, self._swallow = self._swallow[at:], None
+        self._to_user(data)
+
+    def _to_user(self, data: bytes) -> None:
+        self.console += data
+        while data:
+            _, writable, _ = select.select([], [self._outer], [], 1.0)
+            if not writable:
+                return  # nobody reads: a board's USB port drops it too
+            data = data[os.write(self._outer, data) :]
+
+    def _ended(self) -> None:
+        assert self._process is not None
+        status = self._process.wait()
+        self._kill()
+        if status == -signal.SIGKILL:  # machine.reset(), or a sleep's end
+            self._raw = False
+            self._boot("hard")
+        else:
+            self._to_user(b"MPY: soft reboot\r\n")
+            self._boot("soft")
+
+    def _watch_the_dog(self) -> None:
+        timeout_ms = int.from_bytes(self._wires.read_bytes()[8:12], "little")
+        if timeout_ms and time.time() - self._wires.stat().st_mtime > timeout_ms / 1000:
+            self._kill()
+            scratch = self._wires.read_bytes()[4:8]
+            self._wires.write_bytes(bytes([WATCHDOG_RESET, 0, 0, 0]) + scratch + bytes(4))
+            self._raw = False
+            self._boot("watchdog")
+
+
+def _make_raw(descriptor: int, signals: bool = False) -> None:
+    """Let a terminal pass bytes as they are; with `signals`, Ctrl-C still interrupts what runs on it."""
+    attributes = termios.tcgetattr(descriptor)
+    attributes[0] = attributes[1] = 0
+    attributes[3] = termios.ISIG if signals else 0
+    termios.tcsetattr(descriptor, termios.TCSANOW, attributes)
+
+
+def _own_terminal(descriptor: int) -> None:
+    os.setsid()
+    fcntl.ioctl(descriptor, termios.TIOCSCTTY, 0)
+
+
+def main() -> int:
+    """Run a board until Ctrl-C."""
+    parser = argparse.ArgumentParser(prog="python -m tools.virtual_board.device", description=__doc__.splitlines()[0])
+    parser.add_argument("--directory", type=Path, default=ROOT / "build" / "board", help="where its flash is kept")
+    parser.add_argument("--port", choices=("rp2", "esp32"), default="rp2")
+    parser.add_argument("--wifi", default="", help="NETWORK:PASSWORD that its radio finds")
+    arguments = parser.parse_args()
+    with Device(arguments.directory.resolve(), arguments.port, arguments.wifi) as device:
+        print(f"{arguments.port} on {device.path}: mpremote connect {device.path}", flush=True)
+        try:
+            signal.pause()
+        except KeyboardInterrupt:
+            return 0
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,156 @@
+# mypy: ignore-errors
+# ruff: noqa: I001, SIM115
+"""What the virtual board's chip does when it gets power: fake hardware, mount the flash, boot.py, main.py, and then the REPL.
+
+Runs on the unix port of MicroPython as `micropython -i power_on.py`, started by `device.py`, in the board's own folder:
+`flash.bin` is the chip, `flash.intent` the operation under way, `wires.bin` what outlives a reset of the chip. After
+this file, the program sees what a Pico W or an ESP32 would show it: littlefs at "/", the port's modules and its `sys`.
+"""
+
+import os
+import sys
+import time
+import vfs
+from collections import namedtuple
+
+from tools.flashsim.nor import FileNorFlash
+from tools.virtual_board.hardware import esp32, machine, network, rp2
+
+CAUSE, SCRATCH, WATCHDOG = 0, 4, 8
+SCRATCH0 = 0x4005800C
+# Storage of stock images: the Pico W's 848 KB; the ESP32's 2 MB on 4 MB of flash.
+PORTS = {
+    "rp2": (848 * 1024, 256, "Raspberry Pi Pico W with RP2040"),
+    "esp32": (2048 * 1024, 32, "Generic ESP32 module with ESP32"),
+}
+
+
+class _Registers(dict):
+    """The chip's registers; the scratch register is kept in a file."""
+
+    def __init__(self, wires):
+        super().__init__()
+        self._wires = wires
+        wires.seek(SCRATCH)
+        super().__setitem__(SCRATCH0, int.from_bytes(wires.read(4), "little"))
+
+    def __setitem__(self, address, value):
+        super().__setitem__(address, value)
+        if address == SCRATCH0:
+            self._wires.seek(SCRATCH)
+            self._wires.write(value.to_bytes(4, "little"))
+
+
+class _Clock:
+    """Sleeping takes its time, divided by FLASHMQTT_HASTE."""
+
+    haste = int(os.getenv("FLASHMQTT_HASTE") or 1)
+
+    @classmethod
+    def sleep_ms(cls, ms):
+        time.sleep_ms(ms // cls.haste)
+
+
+def _wire_machine(port):
+    wires = open("wires.bin", "r+b", buffering=0)
+    simulated = machine.simulated
+    simulated.cause = wires.read(1)[0]
+    simulated.clock = _Clock
+    simulated.id = (os.getenv("FLASHMQTT_BOARD_ID") or "e66164084373532b").encode()[:16]
+    simulated.id = bytes(int(simulated.id[i : i + 2], 16) for i in range(0, len(simulated.id), 2))
+    simulated.registers = _Registers(wires)
+    simulated.registers["chip"] = "rp2040" if port == "rp2" else port
+
+    def on_reset(how):
+        causes = {"rp2": {"reset": 3, "deep-sleep": 3}, "esp32": {"reset": 5, "deep-sleep": 4}}
+        if how == "deep-sleep":
+            _Clock.sleep_ms(simulated.sleeps[-1])
+        wires.seek(CAUSE)
+        wires.write(bytes([causes[port][how]]))
+        os.system("kill -9 $PPID")
+
+    def on_feed():
+        wires.seek(WATCHDOG)
+        wires.write(simulated.watchdog_ms.to_bytes(4, "little"))
+
+    simulated.on_reset = on_reset
+    simulated.on_feed = on_feed
+
+
+def _wire_flash(port, size, page):
+    personality = "rp2" if port == "rp2" else "esp32"
+    device = FileNorFlash(
+        "flash.bin",
+        size,
+        personality,
+        intent="flash.intent",
+        time_scale=float(os.getenv("FLASHMQTT_FLASH_TIME") or 0),
+    )
+    chip = rp2 if port == "rp2" else esp32
+    chip.simulated.device = device
+    if port == "rp2":
+        storage = rp2.Flash()
+    else:
+        esp32.simulated.partitions = {"vfs": (0, size // 4096)}
+        storage = esp32.Partition("vfs")
+    vfs.umount("/")
+    try:  # as _boot.py and inisetup.py of the ports do
+        system = vfs.VfsLfs2(storage, progsize=page)
+    except OSError:
+        vfs.VfsLfs2.mkfs(storage, progsize=page)
+        system = vfs.VfsLfs2(storage, progsize=page)
+    vfs.mount(system, "/")
+
+
+class _Sys:
+    """`sys` as the port has it."""
+
+    def __init__(self, real, port, name):
+        self._real = real
+        self.platform = port
+        fields = namedtuple("implementation", ("name", "version", "_machine", "_mpy"))
+        self.implementation = fields(
+            real.implementation.name, real.implementation.version, name, real.implementation._mpy
+        )
+
+    def __getattr__(self, name):
+        return getattr(self._real, name)
+
+
+def _wire(port):
+    size, page, name = PORTS[port]
+    _wire_machine(port)
+    joined = os.getenv("FLASHMQTT_WIFI")
+    if joined:
+        ssid, _, password = joined.partition(":")
+        network.simulated.access_points[ssid] = password
+    _wire_flash(port, size, page)
+    for module in list(sys.modules):
+        if module.startswith(("tools", "flashmqtt")):
+            del sys.modules[module]
+    sys.modules["machine"] = machine
+    sys.modules["network"] = network
+    sys.modules[port] = rp2 if port == "rp2" else esp32
+    sys.modules["sys"] = _Sys(sys, port, name)
+    sys.path[:] = ["", ".frozen", "/lib"]
+    os.chdir("/")
+
+
+def _run(name):
+    try:
+        os.stat(name)
+    except OSError:
+        return
+    try:
+        execfile(name)  # noqa: F821
+    except SystemExit:
+        # On a board this is a soft reset; the supervisor makes one of the process's end.
+        os.system("kill -15 $PPID")
+    except BaseException as error:
+        sys.print_exception(error)
+
+
+_wire(os.getenv("FLASHMQTT_PORT") or "rp2")
+_run("boot.py")
+if not os.getenv("FLASHMQTT_RAW"):
+    _run("main.py")
