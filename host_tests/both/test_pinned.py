@@ -21,7 +21,7 @@ if ON_MICROPYTHON:
 
     import vfs
 
-    from flashmqtt.flash.pinned import PinnedFiles, pin
+    from flashmqtt.flash.pinned import PinnedFiles, open_or_pin, pin
 
 
 def _only_on_micropython():
@@ -352,6 +352,21 @@ def test_damaged_map_is_refused_and_pinning_again_keeps_the_content():
 
 
 @pytest.mark.req("S6")
+def test_only_a_first_start_pins_by_itself():
+    _only_on_micropython()
+    board = Board()
+    region = open_or_pin(board.flash, "/journal", 4, ROOT)
+    region.program(2 * SECTOR + 256, _pattern(256))
+    assert _read(open_or_pin(board.flash, "/journal", 4, ROOT), 2 * SECTOR + 256, 256) == _pattern(256)
+    for path in ("/journal/map", _pin_path(0)):
+        os.remove(ROOT + path)
+        before = board.content()
+        with pytest.raises(PinsLost):
+            open_or_pin(board.flash, "/journal", 4, ROOT)
+        assert board.content() == before
+
+
+@pytest.mark.req("S6")
 def test_stale_map_is_refused():
     _only_on_micropython()
     board = Board()
@@ -434,10 +449,7 @@ def test_power_cut_anywhere_in_pinning_is_completed_by_pinning_again(model):
         with pytest.raises(PowerCut):
             pin(board.flash, "/journal", 2, ROOT)
         board.reboot()
-        try:
-            region = board.open()
-        except PinsLost:
-            region = board.pinned(2)
+        region = open_or_pin(board.flash, "/journal", 2, ROOT)
         for sector in range(2):
             region.erase(sector)
             region.program(sector * SECTOR, _pattern(256, sector))

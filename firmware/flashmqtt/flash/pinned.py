@@ -1,8 +1,9 @@
 """A region on stock firmware, without repartitioning: one-block files that the file system keeps its hands off.
 
 A littlefs file of exactly one block occupies one data block from offset 0, without any pointer in it, and littlefs never moves
-the data of a file that nobody writes. So N such files in a directory of their own reserve N blocks, which are then programmed and
-erased directly, as a swap file is. `pin` makes the files, once; `PinnedFiles` finds and guards the blocks at every start.
+the data of a file that nobody writes. So N such files in a directory of their own reserve N blocks, which are then programmed
+and erased directly, as a swap file is. `pin` makes the files, once; `PinnedFiles` finds and guards the blocks at every start;
+`open_or_pin` does what is due.
 
 How a block is found, and known to be ours: littlefs itself is asked. A second, read-only instance is mounted on the same device
 through a wrapper that notes which block is read when the first byte of a file is: that is its block. No token has to be written
@@ -93,6 +94,26 @@ class _Look:
         if got != 1 or witness.block < 0:
             raise PinsLost("%s: not in one data block" % path)
         return witness.block
+
+    def nothing_to_lose(self, directory):
+        """Return whether there is no map and no pinned file holds anything: before, or in the midst of, the first pinning."""
+        fs = self._fs
+        window = bytearray(256)
+        try:
+            names = [entry[0] for entry in fs.ilistdir(directory)]
+        except OSError:
+            return True  # no such directory
+        for name in names:
+            if name == _MAP[1:]:
+                return False
+            with fs.open(directory + "/" + name, "rb") as file:
+                while name.isdigit():
+                    got = file.readinto(window)
+                    if not got:
+                        break
+                    if not is_blank(window, 0, got):
+                        return False
+        return True
 
     def content(self, path):
         """Return what is in a small file, or raise PinsLost."""
@@ -189,6 +210,19 @@ def pin(device, directory, count, root="", mount=_littlefs):
             except OSError:
                 pass
         raise PinsRefused("can't pin %d blocks: %s" % (count, error))
+
+
+def open_or_pin(device, directory, count, root="", page_bytes=0, encrypted=None, mount=_littlefs):
+    """Return the pinned region; make it where nothing was ever kept (the first start, or a power cut in the midst of it).
+
+    Once there is a map, or a file with anything in it, what is missing is an error and not a new beginning.
+
+    Raises:
+        PinsLost, PinsRefused: see `PinnedFiles` and `pin`.
+    """
+    if _Look(device, mount).nothing_to_lose(directory):
+        pin(device, directory, count, root, mount)
+    return PinnedFiles(device, directory, page_bytes, encrypted, mount)
 
 
 def _fill(path, size):
