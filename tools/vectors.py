@@ -5,8 +5,8 @@
 
 A vector is what a person read out of the standard: a packet's fields, or bytes that are malformed and why. The bytes of valid
 packets come from npm's mqtt-packet, never from the code under test. Where the standard leaves freedom (a reason code 0 left out
-or not) the shortest form stands as `hex` and mqtt-packet's as `also`; mqtt-packet must read both as the same packet. For malformed
-bytes, `second` records what mqtt-packet says of them. Needs npm; the tests that use the files do not.
+or not) the shortest form stands as `hex` and mqtt-packet's as `also`; mqtt-packet must read both as the same packet. For
+malformed bytes, `second` records what mqtt-packet says of them. Needs npm; the tests that use the files do not.
 """
 
 import argparse

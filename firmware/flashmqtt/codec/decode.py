@@ -46,6 +46,7 @@ class Decoder:
         self.codes_start = self.codes_end = self.properties_start = self.properties_end = 0
         self.payload_offset = self.payload_total = 0
         self._stream = stream
+        self._check_code = self._check_properties = None  # level 5's, imported by the first packet that needs them
         view = memoryview(self.buffer)
         step = size // 8 or 1
         self._windows = [view[i:] for i in range(0, size, step)]
@@ -264,13 +265,20 @@ class Decoder:
         self.code = 0
         self.properties_start = self.properties_end = end
         if at < end:
-            if buf[at]:
-                from .reasons import check_code
-
-                self.code = check_code(self.packet_type, buf[at])
+            self._read_code(buf[at])
             at += 1
             if at < end and self._read_properties(buf, at, end, end) != end:
                 raise MalformedPacket("length of properties")
+
+    def _read_code(self, code):
+        """Set a level 5 reason code, if this packet may carry it."""
+        self.code = code
+        if code:
+            if self._check_code is None:
+                from .reasons import check_code
+
+                self._check_code = check_code
+            self._check_code(self.packet_type, code)
 
     def _read_properties(self, buf, at, end, after):
         """Read a property block (5, §2.2.2) of which buf[at:end] is here; return the position behind it."""
@@ -293,9 +301,11 @@ class Decoder:
         if at + n > end:
             raise self._beyond(at + n, after)
         if n:
-            from .properties import check
+            if self._check_properties is None:
+                from .properties import check
 
-            self.topic_alias = check(self.packet_type, buf, at, at + n)
+                self._check_properties = check
+            self.topic_alias = self._check_properties(self.packet_type, buf, at, at + n)
         return at + n
 
     def _check_flags(self, packet_type, flags):
@@ -324,17 +334,12 @@ class Decoder:
                     raise MalformedPacket("UNSUBACK")
             elif at == end:
                 raise MalformedPacket("no result codes")
-            elif self.level == 5:
-                from .reasons import check_code
-
-                while at < end:
-                    check_code(packet_type, buf[at])
-                    at += 1
-            else:
-                while at < end:
-                    if buf[at] > 2 and buf[at] != 0x80:  # [MQTT-3.9.3-2]
-                        raise MalformedPacket("SUBACK", buf[at])
-                    at += 1
+            while at < end:
+                if self.level == 5:
+                    self._read_code(buf[at])
+                elif buf[at] > 2 and buf[at] != 0x80:  # [MQTT-3.9.3-2]
+                    raise MalformedPacket("SUBACK", buf[at])
+                at += 1
         elif packet_type == 2:
             self._connack(buf, at, end)
         else:
@@ -363,10 +368,7 @@ class Decoder:
             if at != end or code > 5:
                 raise MalformedPacket("CONNACK")
         else:
-            if code:
-                from .reasons import check_code
-
-                check_code(2, code)
+            self._read_code(code)
             if self._read_properties(buf, at, end, end) != end:
                 raise MalformedPacket("length of properties")
 
