@@ -46,6 +46,7 @@ class Client:
         response_s: how long an acknowledgement may take before the connection is made anew.
         retry_ms, republish: see `Session`.
         backoff: see `Backoff`.
+        five: a `Level5` with level 5's settings, where the defaults do not do.
         feed: called at least five times a second while this object waits: feed the watchdog here.
 
     Handlers, each may be None and may publish:
@@ -75,11 +76,18 @@ class Client:
         republish=True,
         backoff=None,
         feed=None,
+        five=None,
     ):
         if store is None:
             from .session.ram import RamStore
 
             store = RamStore(window * 2 + 2)
+        if level == 5:
+            from .session.level5 import Level5
+
+            five = five or Level5()
+            if clean:
+                five.expiry_s = 0
         if will:
             will = (_octets(will[0]), _octets(will[1]), will[2], will[3])
         self.session = Session(store, level, window, buffer_bytes, buffer_bytes, retry_ms, republish)
@@ -93,6 +101,7 @@ class Client:
             buffer_bytes,
             response_s * 1000,
             clean,
+            five,
         )
         self.link = Link(self.connection, host, port, backoff or Backoff(), tls, server_name, int(timeout_s * 1000))
         self.on_message = self.on_connect = self.on_delivered = self.on_in_doubt = self.on_refused = None
@@ -115,6 +124,10 @@ class Client:
     def error(self):
         """Why the last attempt or connection ended, None while there is a connection."""
         return self.link.error
+
+    def start(self):
+        """Connect as soon as that is possible, in the course of `poll` and `publish`; return at once."""
+        self.link.start(ticks_ms())
 
     def connect(self, timeout_s=None):
         """Connect; return whether the broker still knew the session. From now on `poll` and `publish` reconnect by themselves.
@@ -155,11 +168,17 @@ class Client:
         At QoS 1 and 2 the message is stored when this returns, connected or not. At QoS 0 it is sent now or, without a
         connection, not at all.
 
+        properties are level 5's, as a dict (see `codec.properties`).
+
         Raises:
             StoreFull, and the store's other errors. InvalidTopic.
         """
         topic = _octets(topic)
         payload = _octets(payload)
+        if properties:
+            from .codec.properties import pack
+
+            properties = pack(3, properties)
         session = self.session
         if qos:
             handle = session.publish(topic, payload, qos, retain, properties)
@@ -303,7 +322,7 @@ class Client:
     def _dispatch(self, message):
         found = False
         for entry in self.session.subscriptions:
-            if entry.handler and covers(entry.filter, message.buffer, message.topic_start, message.topic_end):
+            if entry.handler and covers(entry.filter, message.topic_buffer, message.topic_start, message.topic_end):
                 found = True
                 self._call(entry.handler, message)
         if not found and self.on_message:

@@ -74,6 +74,7 @@ class Connection:
         buffer_bytes: size of the input buffer: the longest packet that is accepted.
         response_ms: how long any packet may wait for its answer before the connection is given up. 0: for ever.
         clean: forget the broker's side of the session at every connect (levels 3 and 4: Clean Session).
+        five: a `session.level5.Level5`, needed at level 5.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class Connection:
         buffer_bytes=1024,
         response_ms=30000,
         clean=False,
+        five=None,
     ):
         if not 0 <= keep_alive_s < 65536:
             raise UsageError("keep_alive_s", keep_alive_s)
@@ -99,12 +101,15 @@ class Connection:
         self.response_ms = response_ms
         self.clean = clean
         self.decoder = Decoder(buffer_bytes, session.level)
+        if session.level == LEVEL_5 and not five:
+            raise UsageError("level 5 needs a Level5")
+        self.five = session.five = five
         self.message = session.message
         self.state = CLOSED
         self.session_present = False
         self._view = memoryview(session.out)
         self._start = 0  # where the output starts that is not sent yet
-        self._keep_alive_ms = 0
+        self.keep_alive_ms = 0
         self._clean_sent = False
         self._purge = False
         self._unanswered = False
@@ -127,6 +132,7 @@ class Connection:
         # A broker that may hold ids of this client's earlier life is told to forget them. 3.1 can't say whether it does; at
         # level 5 clean start does not make the session end with the connection, so nothing is lost by asking.
         self._clean_sent = self.clean or self._purge or (not session.settled and session.level != 4)
+        five = self.five
         topic, payload, qos, retain = self.will or (None, b"", 0, False)
         session.out_end = put_connect(
             session.out,
@@ -141,8 +147,10 @@ class Connection:
             payload,
             qos,
             retain,
+            five and five.start(session, self.decoder),
+            five and five.will_properties,
         )
-        self._keep_alive_ms = self.keep_alive_s * 1000
+        self.keep_alive_ms = self.keep_alive_s * 1000
         self._start = 0
         self._sent_ms = self._received_ms = self._scanned_ms = now_ms
         self._pinged = False
@@ -155,6 +163,13 @@ class Connection:
         if self.state == OPEN and self.session.room:
             self.session.out_end = put_disconnect(self.session.out, self.session.out_end, self.session.level)
         self.state = CLOSING
+
+    def farewell(self, error):
+        """Put level 5's DISCONNECT with the reason that this error has, if it has one and there is room [MQTT-4.13.1-1]."""
+        code = getattr(error, "reason", 0)
+        if code and self.five and self.state == OPEN and self.session.room:
+            self.session.out_end = put_disconnect(self.session.out, self.session.out_end, LEVEL_5, code)
+            self.state = CLOSING
 
     def close(self):
         """The socket is closed, by whoever."""
@@ -218,6 +233,8 @@ class Connection:
             kind = decoder.next()
             if not kind:
                 session.pump(now_ms)
+                if session.lost:
+                    return session.recover()
                 break
             if self.state == CONNECTING:
                 return self._accepted(kind)
@@ -260,6 +277,8 @@ class Connection:
 
     def _opened(self, present):
         level = self.session.level
+        if self.five:
+            self.five.accepted(self.session, self)
         self.session_present = present
         self.session.connected(present, not present or self._doubtful or level == 3)
         self.state = OPEN
@@ -291,7 +310,7 @@ class Connection:
             if response and overdue >= response:
                 raise DeadlineExpired("no acknowledgement")
             session.pump(now_ms)
-        keep_alive = self._keep_alive_ms
+        keep_alive = self.keep_alive_ms
         if not keep_alive:
             return _SCAN_MS
         if self._pinged:

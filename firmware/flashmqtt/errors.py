@@ -114,6 +114,8 @@ class NotConnected(ConnectionLost):
 class InboundWindowFull(ConnectionLost):
     """More QoS 2 messages were in flight to us than the store has slots for; the next connection brings the rest."""
 
+    reason = 0x93
+
 
 class ServerDisconnected(ConnectionLost):
     """5: the server ended the connection with a DISCONNECT; `code` says why."""

@@ -9,7 +9,7 @@ bounded (lwIP gives up after a few seconds), and a numeric address needs none.
 import socket
 
 from .compat import TYPE_CHECKING, const, ticks_add, ticks_diff
-from .connection import CLOSED, CONNECTED, NOTHING, OPEN, OUTPUT, RESTART
+from .connection import CLOSED, CLOSING, CONNECTED, NOTHING, OPEN, OUTPUT, RESTART
 from .errors import (
     ConnectionLost,
     ConnectRefused,
@@ -94,6 +94,13 @@ class Link:
     def fail(self, error, now_ms):
         """Give this connection up; the next attempt follows after the backoff's delay."""
         lasted = ticks_diff(now_ms, self._opened_ms) if self.connection.state >= OPEN else 0
+        if self._state == _UP:
+            self.connection.farewell(error)
+            if self.connection.state == CLOSING:
+                try:
+                    self.write(now_ms)
+                except (OSError, ConnectionLost):
+                    pass
         self._close()
         self.error = error
         delay = self.backoff.ended(lasted)

@@ -9,7 +9,7 @@ Receiver:  PUBLISH -> hold, PUBREC -> [HELD] -> PUBREL -> hand over, release, PU
 The two roles' ids are independent: the columns PUBLISH and PUBREL look an id up among the held, the other three among the sent.
 """
 
-from ..compat import const
+from flashmqtt.compat import const
 
 # States of a slot. NONE: no slot has this id.
 NONE = const(0)

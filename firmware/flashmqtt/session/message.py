@@ -8,7 +8,7 @@ class Message:
     """Where a message lies in a buffer: its topic, its payload, and at level 5 its properties."""
 
     def __init__(self):
-        self.buffer = bytearray()
+        self.buffer = self.topic_buffer = bytearray()  # not the same for a topic that came as an alias (5)
         self.topic_start = self.topic_end = 0
         self.payload_start = self.payload_end = 0
         self.properties_start = self.properties_end = 0
@@ -27,9 +27,18 @@ class Message:
         return bytes(self.view)
 
     @property
+    def properties(self):
+        """The message's properties as a dict (5); empty at the levels that have none."""
+        if self.properties_start == self.properties_end:
+            return {}
+        from flashmqtt.codec.properties import unpack
+
+        return unpack(self.buffer, self.properties_start, self.properties_end)
+
+    @property
     def topic_view(self):
         """The topic's bytes, not copied."""
-        return memoryview(self.buffer)[self.topic_start : self.topic_end]
+        return memoryview(self.topic_buffer)[self.topic_start : self.topic_end]
 
     @property
     def view(self):

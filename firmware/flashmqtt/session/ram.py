@@ -3,7 +3,7 @@
 It knows no MQTT. Records live in a dict, so it allocates; `limit` bounds how many may wait, and what is full is refused.
 """
 
-from ..errors import StoreFull
+from flashmqtt.errors import StoreFull
 
 
 class RamStore:

@@ -11,11 +11,12 @@ began with this store, and its mark keeps a small number for the client (the bac
 claims to know the session holds ids of an earlier life and is told to forget them first.
 """
 
-from ..codec.encode import put_ack, put_length, put_publish, put_publish_head, put_subscribe, put_unsubscribe
-from ..codec.packets import LEVEL_5, PUBACK, PUBCOMP, PUBLISH, PUBREC, PUBREL, SUBACK, SUBSCRIPTION_REFUSED
-from ..compat import const, ticks_diff
-from ..errors import BufferTooSmall, InboundWindowFull, ProtocolViolation, UsageError
-from ..fast import copy
+from flashmqtt.codec.encode import put_ack, put_length, put_publish, put_publish_head, put_subscribe, put_unsubscribe
+from flashmqtt.codec.packets import LEVEL_5, PUBACK, PUBCOMP, PUBLISH, PUBREC, PUBREL, SUBACK, SUBSCRIPTION_REFUSED
+from flashmqtt.compat import TYPE_CHECKING, const, ticks_diff
+from flashmqtt.errors import BufferTooSmall, InboundWindowFull, ProtocolViolation, UsageError
+from flashmqtt.fast import copy
+
 from .flows import (
     AWAIT_PUBCOMP,
     AWAIT_PUBREC,
@@ -33,6 +34,9 @@ from .flows import (
     TRANSITIONS,
 )
 from .message import Message
+
+if TYPE_CHECKING:
+    from typing import Any  # noqa: TID251
 
 # What a call reports to the caller; connection.py passes them on.
 NOTHING = const(0)
@@ -99,6 +103,8 @@ class Session:
         self.store = store
         self.level = level
         self.window = window
+        self.quota = window  # what the broker allows of it (5: Receive Maximum)
+        self.five: "Any" = None  # what level 5 adds
         self.retry_ms = (20000 if level == 3 else 0) if retry_ms is None else retry_ms
         self.republish = republish
         self.remember = remember
@@ -185,6 +191,11 @@ class Session:
         if self._note >= 0 and value != self.step:
             self.store.mark(self._note, value + 1)
 
+    @property
+    def hold_limit(self):
+        """How many inbound QoS 2 messages can be held: the slots that neither the window nor the note needs."""
+        return self.store.slots - self.window - (1 if self.remember else 0)
+
     # --- the application's side ---
 
     def publish(self, topic, payload, qos, retain=False, properties=None):
@@ -208,6 +219,9 @@ class Session:
         """Put a QoS 0 message straight into the output; return False where it has no room (now, or ever)."""
         if self._partial >= 0 or len(payload) + len(topic) + 8 > len(self.out) - self.out_end:
             return False
+        if self.five:
+            topic, block = self.five.alias(topic)
+            properties = (properties or b"") + block
         try:
             self.out_end = put_publish(
                 self.out, self.out_end, topic, payload, 0, retain, False, 0, self.level, properties
@@ -323,8 +337,11 @@ class Session:
             self._show_held(slot)
             self.untaken = 0
             return MESSAGE
-        self.lost -= 1
         self.handle = self.store.seq_of(slot)
+        if self._states[slot] == _LOST:  # 5: it was never sent
+            self._forget(self._sending, _id_of(self.handle))
+            return REFUSED
+        self.lost -= 1
         if self.republish:
             self._states[slot] = AWAIT_PUBREC | _DUE
             self._due += 1
@@ -357,12 +374,12 @@ class Session:
             return
         if self._wants_request and not self.request_id:
             self._put_request(now_ms)
-        while self._due:
-            if not self._put(self._oldest(_DUE), now_ms):
-                return
         store = self.store
         sending = self._sending
-        while len(sending) < self.window:
+        while self._due:
+            if len(sending) - self._due >= self.quota or not self._put(self._oldest(_DUE), now_ms):
+                return
+        while len(sending) < self.quota:
             slot = self._stalled
             if slot < 0:
                 slot = store.take()
@@ -407,6 +424,10 @@ class Session:
                 self._partial = slot
                 self._partial_at = n
             self.store.read(slot, 0, out, at, n)
+            if self.five:
+                code = self.five.objection(out[at], self.store.length_of(slot))
+                if code:
+                    return self._object(slot, code)
             if not state & _STATE:
                 state |= out[at] >> 1 & 3  # QoS 1 awaits PUBACK, QoS 2 awaits PUBREC
             if state & _SENT:
@@ -416,6 +437,15 @@ class Session:
         self._sent_ms[slot] = now_ms
         self._due -= 1
         return True
+
+    def _object(self, slot, code):
+        """Do not send what the server said it would refuse: `recover` reports it."""
+        self._partial = -1
+        self._due -= 1
+        self.lost += 1
+        self._states[slot] = _LOST
+        self.code = code
+        return False
 
     def _continue(self):
         """Put the next piece of a long message; return whether it is whole now."""
@@ -512,7 +542,7 @@ class Session:
             self._sent_ms[slot] = now_ms
             self._acknowledge(PUBREL, packet_id)
         elif action == PUT_PUBREL:
-            self._acknowledge(PUBREL, packet_id)
+            self._acknowledge(PUBREL, packet_id, state)
         elif action == HOLD:
             self._hold(packet)
         elif action == PUT_PUBREC:
@@ -522,7 +552,7 @@ class Session:
             self.untaken = PUBCOMP
             return MESSAGE
         elif action == PUT_PUBCOMP:
-            self._acknowledge(PUBCOMP, packet_id)
+            self._acknowledge(PUBCOMP, packet_id, state)
         elif action != IGNORE:
             raise ProtocolViolation("packet type %d in state %d" % (kind, state), packet_id)
         return NOTHING
@@ -554,13 +584,15 @@ class Session:
         self._states[slot] = NONE
         self.store.release(slot)
 
-    def _acknowledge(self, kind, packet_id):
-        self.out_end = put_ack(self.out, self.out_end, kind, packet_id, self.level)
+    def _acknowledge(self, kind, packet_id, state=HELD):
+        # 5: "packet identifier not found", where it is not
+        code = 0x92 if state == NONE and self.level == LEVEL_5 else 0
+        self.out_end = put_ack(self.out, self.out_end, kind, packet_id, self.level, code)
 
     def _show(self, packet):
         """Let the message be what lies in the decoder's buffer."""
         message = self.message
-        message.buffer = packet.buffer
+        message.buffer = message.topic_buffer = packet.buffer
         message.topic_start = packet.topic_start
         message.topic_end = packet.topic_end
         message.payload_start = packet.payload_start
@@ -570,6 +602,8 @@ class Session:
         message.qos = packet.qos
         message.retain = packet.retain
         message.dup = packet.dup
+        if packet.topic_alias:
+            self.five.resolve(packet, message)
         self._untaken_id = packet.packet_id
         self.untaken = PUBACK if packet.qos else -1
 
@@ -577,18 +611,22 @@ class Session:
         """Store an inbound QoS 2 message, whole and not handed over, and only then answer it [MQTT-4.3.3-2]."""
         store = self.store
         # One that is left out leaves out all later ones, so that their order holds; the next connection brings them again.
-        if self.left_out or len(self._holding) >= store.slots - self.window - (1 if self.remember else 0):
+        if self.left_out or len(self._holding) >= self.hold_limit:
             self.left_out = True
-            if not self._holding:
+            if self.five or not self._holding:  # 5: more than the Receive Maximum that we told
                 raise InboundWindowFull(store.slots)
             return
-        start = packet.topic_start - 2
-        n = packet.payload_end - start
         scratch = self._scratch
-        scratch[0] = PUBLISH << 4 | 2 << 1 | (1 if packet.retain else 0)
-        at = put_length(scratch, 1, n)
-        copy(scratch, at, packet.buffer, start, n)
-        slot = store.hold(scratch, at + n)
+        if packet.topic_alias:
+            n = self.five.put_held(scratch, packet)
+        else:
+            start = packet.topic_start - 2
+            n = packet.payload_end - start
+            scratch[0] = PUBLISH << 4 | 2 << 1 | (1 if packet.retain else 0)
+            at = put_length(scratch, 1, n)
+            copy(scratch, at, packet.buffer, start, n)
+            n += at
+        slot = store.hold(scratch, n)
         self._holding[packet.packet_id] = slot
         self._states[slot] = HELD
         self._acknowledge(PUBREC, packet.packet_id)
@@ -605,7 +643,7 @@ class Session:
             at += 1
         at += 3
         message = self.message
-        message.buffer = buf
+        message.buffer = message.topic_buffer = buf
         message.topic_start = at
         message.topic_end = at = at + (buf[at - 2] << 8 | buf[at - 1])
         self._untaken_id = buf[at] << 8 | buf[at + 1]

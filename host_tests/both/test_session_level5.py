@@ -1,0 +1,298 @@
+"""What level 5 adds to the session and the connection: limits, aliases, reason codes, server DISCONNECT (W12, Q5, Q6, Q8)."""
+
+import pytest
+
+from flashmqtt.codec.properties import USER_PROPERTY
+from flashmqtt.errors import (
+    InboundWindowFull,
+    MalformedPacket,
+    NotAuthorized,
+    ProtocolViolation,
+    ServerDisconnected,
+    TopicAliasInvalid,
+)
+from flashmqtt.session.level5 import Level5
+from flashmqtt.session.ram import RamStore
+from flashmqtt.session.session import DECLINED, REFUSED, Session
+from wire import Peer, id_of, length, number, packet, split, text
+
+
+def connack(present=0, code=0, properties=b""):
+    return packet(0x20, bytes([present, code]), length(len(properties)), properties)
+
+
+def publish(topic, payload, qos=0, packet_id=0, dup=0, retain=0, properties=b""):
+    return packet(
+        0x30 | dup << 3 | qos << 1 | retain,
+        text(topic),
+        number(packet_id) if qos else b"",
+        length(len(properties)),
+        properties,
+        payload,
+    )
+
+
+def ack(head, packet_id, code=0):
+    return packet(head, number(packet_id), bytes([code]) if code else b"")
+
+
+class Peer5(Peer):
+    def __init__(self, store=None, window=4, properties=b"", buffer_bytes=1024, **five):
+        session = Session(store or RamStore(12), 5, window)
+        session.settle_down()
+        super().__init__(session, b"me", buffer_bytes=buffer_bytes, five=Level5(**five))
+        self.properties = properties
+
+    def connect(self, present=0):
+        self.connection.start(self.now)
+        (self.connect_packet,) = self.took()
+        self.give(connack(present, 0, self.properties))
+        return self.took()
+
+
+@pytest.mark.req("W12")
+def test_connect_tells_what_we_can_take():
+    broker = Peer5(RamStore(12), window=4, expiry_s=60, buffer_bytes=512)
+    broker.connect()
+    head = text(b"MQTT") + b"\x05\x00" + b"\x00\x3c"
+    assert broker.connect_packet[2 : 2 + len(head)] == head
+    properties = broker.connect_packet[2 + len(head) + 1 :]
+    assert b"\x11\x00\x00\x00\x3c" in properties  # session expiry
+    assert b"\x21\x00\x07" in properties  # receive maximum: 12 slots, 4 for the window, 1 for the note
+    assert b"\x27\x00\x00\x02\x00" in properties  # maximum packet size
+
+
+@pytest.mark.req("W12", "Q6")
+@pytest.mark.clause("MQTT-3.3.4-9")
+def test_receive_maximum_bounds_the_window():
+    broker = Peer5(window=4, properties=b"\x21\x00\x02")
+    broker.connect()
+    for i in range(4):
+        broker.session.publish(b"a", bytes([i]), 1)
+    assert broker.took() == [publish(b"a", b"\0", 1, 2), publish(b"a", b"\1", 1, 3)]
+    broker.give(ack(0x40, 2))
+    assert broker.took() == [publish(b"a", b"\2", 1, 4)]
+
+
+@pytest.mark.req("W12", "Q6")
+@pytest.mark.clause("MQTT-3.3.4-9")
+def test_receive_maximum_bounds_resends_too():
+    broker = Peer5(window=4)
+    broker.connect()
+    for i in range(4):
+        broker.session.publish(b"a", bytes([i]), 1)
+    assert len(broker.took()) == 4
+    broker.drop()
+    broker.properties = b"\x21\x00\x01"
+    assert broker.connect(1) == [publish(b"a", b"\0", 1, 2, dup=1)]
+    for i in (3, 4, 5):
+        broker.give(ack(0x40, i - 1))
+        assert broker.took() == [publish(b"a", bytes([i - 2]), 1, i, dup=1)]
+
+
+@pytest.mark.req("W12")
+def test_server_keep_alive_replaces_ours():
+    broker = Peer5(properties=b"\x13\x00\x05")
+    broker.connect()
+    assert broker.connection.keep_alive_ms == 5000
+
+
+@pytest.mark.req("W12")
+def test_assigned_client_id_is_kept():
+    broker = Peer5(properties=b"\x12" + text(b"given"))
+    broker.connection.client_id = b""
+    broker.session._note = -1  # never settled: a clean start, as an empty client id needs
+    broker.connect()
+    broker.drop()
+    broker.connect(1)
+    assert text(b"given") in broker.connect_packet
+
+
+@pytest.mark.req("W12", "S5")
+@pytest.mark.clause("MQTT-3.1.2-24")
+@pytest.mark.parametrize(
+    "limits, qos, retain, size, code",
+    [
+        (b"\x27\x00\x00\x00\x20", 1, False, 100, 0x95),
+        (b"\x24\x01", 2, False, 1, 0x9B),
+        (b"\x25\x00", 1, True, 1, 0x9A),
+    ],
+)
+def test_what_the_server_would_refuse_is_not_sent_and_reported(limits, qos, retain, size, code):
+    broker = Peer5(properties=limits)
+    broker.connect()
+    handle = broker.session.publish(b"a", b"x" * size, qos, retain)
+    good = broker.session.publish(b"a", b"good", 1)
+    assert broker.took() == []
+    broker.process()
+    assert broker.handled[-1] == (REFUSED, handle)
+    assert broker.session.code == code
+    assert broker.took() == [publish(b"a", b"good", 1, good)]
+
+
+@pytest.mark.req("W12")
+@pytest.mark.parametrize("qos, answer, code", [(1, 0x40, 0x87), (2, 0x50, 0x97), (1, 0x40, 0x10)])
+def test_a_reason_code_on_an_acknowledgement_reaches_the_caller(qos, answer, code):
+    broker = Peer5()
+    broker.connect()
+    handle = broker.session.publish(b"a", b"x", qos)
+    broker.took()
+    broker.give(ack(answer, 2, code))
+    assert broker.handled[-1] == (REFUSED if code >= 0x80 else 4, handle)
+    assert broker.session.code == code
+    assert broker.took() == []
+    assert broker.session.pending == 0
+
+
+@pytest.mark.req("W12", "Q2", "Q4")
+def test_unknown_ids_are_answered_with_their_reason():
+    broker = Peer5()
+    broker.connect()
+    broker.give(ack(0x50, 77), ack(0x62, 78))
+    assert broker.took() == [ack(0x62, 77, 0x92), ack(0x70, 78, 0x92)]
+
+
+@pytest.mark.req("W11", "W12")
+def test_a_refused_subscription_has_its_reason():
+    broker = Peer5()
+    broker.connect()
+    entry = broker.session.subscribe(b"x", 1)
+    (request,) = broker.took()
+    assert request == packet(0x82, request[2:4], b"\0", text(b"x"), b"\1")
+    broker.give(packet(0x90, number(id_of(request)), b"\0", b"\x87"))
+    assert entry.state == DECLINED and entry.code == 0x87
+
+
+@pytest.mark.req("W12")
+def test_topic_aliases_of_the_server_are_resolved():
+    broker = Peer5(alias_maximum=5)
+    broker.connect()
+    alias = b"\x23\x00\x02"
+    broker.give(publish(b"long/topic", b"1", properties=alias))
+    broker.give(publish(b"", b"2", properties=alias), publish(b"other", b"3"))
+    broker.give(publish(b"", b"4", 2, 9, properties=alias))
+    broker.give(ack(0x62, 9))
+    assert [(m[0], m[1]) for m in broker.messages] == [
+        ("long/topic", b"1"),
+        ("long/topic", b"2"),
+        ("other", b"3"),
+        ("long/topic", b"4"),
+    ]
+    with pytest.raises(TopicAliasInvalid):
+        broker.give(publish(b"a", b"x", properties=b"\x23\x00\x06"))
+
+
+@pytest.mark.req("W12")
+@pytest.mark.clause("MQTT-3.3.2-7")
+def test_aliases_end_with_the_connection():
+    broker = Peer5(alias_maximum=5)
+    broker.connect()
+    broker.give(publish(b"a", b"1", properties=b"\x23\x00\x02"))
+    broker.drop()
+    broker.connect(1)
+    with pytest.raises(MalformedPacket):
+        broker.give(publish(b"", b"2", properties=b"\x23\x00\x02"))
+
+
+@pytest.mark.req("W12")
+def test_our_topic_aliases_are_used_where_the_server_allows_them():
+    broker = Peer5(properties=b"\x22\x00\x01")
+    broker.connect()
+    for topic in (b"a", b"a", b"b"):
+        assert broker.session.put_unstored(topic, b"x")
+    assert broker.took() == [
+        publish(b"a", b"x", properties=b"\x23\x00\x01"),
+        publish(b"", b"x", properties=b"\x23\x00\x01"),
+        publish(b"b", b"x"),
+    ]
+
+
+@pytest.mark.req("W12")
+def test_properties_travel_with_a_message():
+    broker = Peer5()
+    broker.connect()
+    block = b"\x26" + text(b"k") + text(b"v")
+    broker.session.publish(b"a", b"x", 1, False, block)
+    assert broker.took() == [publish(b"a", b"x", 1, 2, properties=block)]
+    seen = []
+    broker.on_message = lambda message: seen.append(message.properties)
+    broker.give(publish(b"a", b"y", 0, properties=block), publish(b"a", b"z", 2, 7, properties=block))
+    broker.give(ack(0x62, 7))
+    assert seen == [{USER_PROPERTY: [("k", "v")]}] * 2
+
+
+@pytest.mark.req("W12")
+def test_the_servers_disconnect_comes_with_its_reason():
+    broker = Peer5()
+    broker.connect()
+    with pytest.raises(ServerDisconnected) as caught:
+        broker.give(b"\xe0\x01\x8e")
+    assert caught.value.code == 0x8E
+
+
+@pytest.mark.req("W12")
+def test_a_refused_connect_has_its_name():
+    broker = Peer5()
+    broker.connection.start(broker.now)
+    with pytest.raises(NotAuthorized):
+        broker.give(connack(0, 0x87))
+
+
+@pytest.mark.req("W12")
+def test_auth_is_refused_by_name():
+    broker = Peer5()
+    broker.connect()
+    with pytest.raises(ProtocolViolation):
+        broker.give(b"\xf0\x00")
+
+
+@pytest.mark.req("W12", "W13")
+@pytest.mark.clause("MQTT-4.13.1-1")
+@pytest.mark.parametrize(
+    "wrong, code",
+    [(b"\x00\x00", 0x81), (b"\x20\x03\x00\x00\x00", 0x82), (b"\x30\xff\x7f", 0x95)],
+)
+def test_a_wrong_peer_is_told_why_the_connection_ends(wrong, code):
+    broker = Peer5()
+    broker.connect()
+    try:
+        broker.give(wrong)
+        pytest.fail("took it")
+    except (MalformedPacket, ProtocolViolation, Exception) as error:
+        broker.connection.farewell(error)
+    assert split(bytes(broker.connection.output())) == [packet(0xE0, bytes([code]))]
+
+
+@pytest.mark.req("W12", "Q4")
+def test_more_than_our_receive_maximum_is_an_error():
+    broker = Peer5(RamStore(6), window=3)  # two can be held
+    broker.connect()
+    broker.give(publish(b"a", b"1", 2, 1), publish(b"a", b"2", 2, 2))
+    with pytest.raises(InboundWindowFull):
+        broker.give(publish(b"a", b"3", 2, 3))
+
+
+@pytest.mark.req("Q5")
+def test_level_5_does_not_resend_on_a_live_connection():
+    broker = Peer5()
+    broker.connect()
+    broker.session.publish(b"a", b"x", 1)
+    broker.took()
+    for t in range(0, 25000, 500):
+        broker.now = 1000 + t
+        broker.connection.check(broker.now)
+    assert broker.took() == []
+
+
+@pytest.mark.req("Q8", "W8")
+def test_a_fresh_store_makes_a_clean_start_in_one_connection():
+    session = Session(RamStore(12), 5, 4)
+    broker = Peer5()
+    broker.session = session
+    broker.connection = type(broker.connection)(session, b"me", five=Level5())
+    session.publish(b"a", b"x", 2)
+    assert broker.connect(0) == [publish(b"a", b"x", 2, 1)]
+    assert broker.connect_packet[9] & 2 == 2
+    broker.drop()
+    assert broker.connect(1) == [publish(b"a", b"x", 2, 1, dup=1)]
+    assert broker.connect_packet[9] & 2 == 0
