@@ -86,7 +86,7 @@ class ScriptedBroker:
 
 @contextlib.asynccontextmanager
 async def collecting(tmp_path, broker, **more):
-    settings = Settings("127.0.0.1", broker.port, "c", tmp_path, segment_seconds=3600, **more)
+    settings = Settings("127.0.0.1", broker.port, "c", tmp_path, segment_seconds=3600, longest_pause_s=0.05, **more)
     collector = Collector(settings, Health("c", quiet=True))
     running = asyncio.create_task(collector.run())
     try:

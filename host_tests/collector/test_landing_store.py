@@ -34,6 +34,11 @@ def publish(topic, payload, qos=1, packet_id=7, dup=False, retain=False, propert
     return bytes((0x30 | dup << 3 | qos << 1 | retain,)) + length + body
 
 
+def land(store, *packets):
+    for packet in packets:
+        store.land(packet[:2], packet[2:])
+
+
 class Landing:
     """A store and its segments in one directory."""
 
@@ -76,10 +81,10 @@ def test_rows_carry_what_arrived(tmp_path):
         publish("flashmqtt/ü/readings".encode(), b"", 0, retain=True),
         publish(b"t", b"y" * 20000, 1, 3),
     ]
-    store.land(b"".join(packets), 3)
+    land(store, *packets)
     store.level = 5
-    store.land(publish(b"t5", b"z", 1, 4, properties=b"\x01\x01"), 1)
-    store.land(publish(b"t5", b"", 1, 5, properties=b""), 1)
+    land(store, publish(b"t5", b"z", 1, 4, properties=b"\x01\x01"))
+    land(store, publish(b"t5", b"", 1, 5, properties=b""))
     store.sync()
     assert store.rotate()
     landing.seal()
@@ -102,7 +107,7 @@ def test_held_message_is_a_row_only_when_it_is_released(tmp_path):
     store = landing.store
     packet = publish(b"t", b"qos 2", 2, 9)
     slot = store.hold(bytearray(packet + b"more"), len(packet))
-    store.land(publish(b"t", b"qos 1"), 1)
+    land(store, publish(b"t", b"qos 1"))
     store.sync()
     assert store.rotate()
     landing.seal()
@@ -148,9 +153,9 @@ def test_held_and_marked_messages_come_back_after_a_crash_also_through_rotations
 
 def test_what_was_not_synced_is_forgotten(tmp_path):
     landing = Landing(tmp_path)
-    landing.store.land(publish(b"t", b"synced"), 1)
+    land(landing.store, publish(b"t", b"synced"))
     landing.store.sync()
-    landing.store.land(publish(b"t", b"not synced"), 1)
+    land(landing.store, publish(b"t", b"not synced"))
     landing.store.close()
     landing = Landing(tmp_path)
     assert landing.store.rows == 1
@@ -164,7 +169,7 @@ def test_crash_at_every_byte_of_the_log_keeps_what_was_acknowledged(tmp_path):
     """A run of QoS 1 and 2 traffic, its log cut at every byte: what was synced is there, nothing is there twice."""
     landing = Landing(tmp_path / "run")
     store = landing.store
-    store.land(publish(b"t", b"in the first log"), 1)
+    land(store, publish(b"t", b"in the first log"))
     first = publish(b"t", b"2a", 2, 1)
     slots = [store.hold(first, len(first))]
     store.rotate()
@@ -175,16 +180,16 @@ def test_crash_at_every_byte_of_the_log_keeps_what_was_acknowledged(tmp_path):
         _, rows_before, held_before = after[-1]
         after.append((store.log_bytes, rows_before | rows, (held_before | held) - rows))
 
-    store.land(publish(b"t", b"1a") + publish(b"t", b"1b"), 2)
+    land(store, publish(b"t", b"1a"), publish(b"t", b"1b"))
     step({b"1a", b"1b"}, set())
     second = publish(b"t", b"2b", 2, 2)
     slots.append(store.hold(second, len(second)))
-    store.land(publish(b"t", b"1c"), 1)
+    land(store, publish(b"t", b"1c"))
     step({b"1c"}, {b"2b"})
     store.release(slots[0])
     step({b"2a"}, set())
     store.release(slots[1])
-    store.land(publish(b"t", b"1d"), 1)
+    land(store, publish(b"t", b"1d"))
     step({b"2b", b"1d"}, set())
     landing.seal()
     store.close()
@@ -220,7 +225,7 @@ def test_crash_at_every_system_call_of_rotation_and_sealing_writes_no_row_twice(
     landing = Landing(tmp_path)
     held = publish(b"t", b"held", 2, 1)
     slot = landing.store.hold(held, len(held))
-    landing.store.land(publish(b"t", b"1") + publish(b"t", b"2"), 2)
+    land(landing.store, publish(b"t", b"1"), publish(b"t", b"2"))
     landing.store.sync()
     calls = 0
 
@@ -263,7 +268,7 @@ def test_crash_at_every_system_call_of_rotation_and_sealing_writes_no_row_twice(
 
 def test_segment_that_is_there_already_is_left_and_its_log_removed(tmp_path):
     landing = Landing(tmp_path)
-    landing.store.land(publish(b"t", b"1"), 1)
+    land(landing.store, publish(b"t", b"1"))
     landing.store.rotate()
     first = seal(landing.store.log_path(1), tmp_path)
     inode = os.stat(first["path"]).st_ino
@@ -278,7 +283,7 @@ def test_segment_that_is_there_already_is_left_and_its_log_removed(tmp_path):
 
 def test_segment_numbers_go_on_where_only_the_segments_were_kept(tmp_path):
     landing = Landing(tmp_path, first_number=8, rows_before=70)
-    landing.store.land(publish(b"t", b"1"), 1)
+    land(landing.store, publish(b"t", b"1"))
     landing.store.rotate()
     landing.seal()
     (row,) = pq.read_table(tmp_path / segments.file_name("c", 8)).to_pylist()
@@ -287,7 +292,7 @@ def test_segment_numbers_go_on_where_only_the_segments_were_kept(tmp_path):
 
 def test_disk_full_while_rotating_keeps_the_log_in_use(tmp_path, monkeypatch):
     landing = Landing(tmp_path)
-    landing.store.land(publish(b"t", b"1"), 1)
+    land(landing.store, publish(b"t", b"1"))
 
     def no_room(handle):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -296,7 +301,7 @@ def test_disk_full_while_rotating_keeps_the_log_in_use(tmp_path, monkeypatch):
         patch.setattr(os, "fsync", no_room)
         with pytest.raises(DiskFull):
             landing.store.rotate()
-    landing.store.land(publish(b"t", b"2"), 1)
+    land(landing.store, publish(b"t", b"2"))
     landing.store.sync()
     assert landing.store.rotate()
     landing.seal()
@@ -305,7 +310,7 @@ def test_disk_full_while_rotating_keeps_the_log_in_use(tmp_path, monkeypatch):
 
 def test_disk_full_while_sealing_leaves_the_log_for_the_next_try(tmp_path, monkeypatch):
     landing = Landing(tmp_path)
-    landing.store.land(publish(b"t", b"1"), 1)
+    land(landing.store, publish(b"t", b"1"))
     landing.store.rotate()
 
     def no_room(handle):
@@ -358,7 +363,7 @@ def damage(path, needle):
 def three_rows(tmp_path):
     landing = Landing(tmp_path)
     for payload in (b"first", b"second", b"third"):
-        landing.store.land(publish(b"t", payload), 1)
+        land(landing.store, publish(b"t", payload))
         landing.store.sync()
     return landing
 

@@ -40,6 +40,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--tls", action="store_true", help="encrypt, and check the broker's name")
     made.add_argument("--ca-file", type=Path, help="whom to believe, with --tls; default: the system's list")
     made.add_argument("--keep-alive", type=int, default=30, metavar="S")
+    made.add_argument("--longest-pause", type=float, default=Settings.longest_pause_s, metavar="S", help="to reconnect")
     group = made.add_argument_group("segments: closed by whichever bound comes first")
     group.add_argument("--segment-rows", type=int, default=Settings.segment_rows, metavar="N")
     group.add_argument("--segment-mb", type=float, default=Settings.segment_bytes / (1 << 20), metavar="N")
@@ -103,6 +104,7 @@ def settings_of(arguments: argparse.Namespace) -> Settings:
         password=password if arguments.user else None,
         tls=tls,
         keep_alive_s=arguments.keep_alive,
+        longest_pause_s=arguments.longest_pause,
         segment_rows=arguments.segment_rows,
         segment_bytes=int(arguments.segment_mb * (1 << 20)),
         segment_seconds=arguments.segment_seconds,

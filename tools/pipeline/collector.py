@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import socket
 import ssl
 import time
@@ -22,6 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from flashmqtt import errors
+from flashmqtt.backoff import Backoff
 from flashmqtt.compat import ticks_ms
 from flashmqtt.connection import CONNECTED, MESSAGE, NOTHING, OUTPUT, RESTART, SUBSCRIBED, Connection
 from flashmqtt.session.message import Message
@@ -33,7 +35,8 @@ from tools.pipeline.landing_log import LandingStalled, stalled
 from tools.pipeline.landing_store import LandingStore
 
 CONNECT_DEADLINE_S = 10.0
-LONGEST_PAUSE_S = 10.0  # between attempts to connect
+FIRST_PAUSE_MS = 500  # between attempts to connect, at most, then twice that, ...
+LASTING_MS = 2000
 READ_BYTES = 1 << 17  # about 1,300 messages of 100 bytes, 10 ms of work: the grain of a group
 LONGEST_WAIT_S = 0.5  # so that segments are closed by age, and a drain is seen, also when nothing arrives
 STALLED_RETRY_S = 0.5
@@ -64,6 +67,7 @@ class Settings:
     commit_count: int = 8192
     commit_ms: float = 20.0
     packet_bytes: int = 1 << 20
+    longest_pause_s: float = 10.0  # between attempts to connect
     in_flight: int = 8192  # QoS 2 messages between PUBLISH and PUBREL
     drain_s: float | None = None
     salvage: bool = False
@@ -157,10 +161,12 @@ class Collector:
             self.store.close()
 
     async def _collect(self) -> None:
-        pause = 0.0
+        longest_ms = int(self.settings.longest_pause_s * 1000)
+        backoff = Backoff(min(FIRST_PAUSE_MS, longest_ms), longest_ms, LASTING_MS)
         told = ""
         while not self._stopping:
             connects = self.connects
+            started = time.monotonic()
             try:
                 async with contextlib.AsyncExitStack() as stack:
                     sock = await self._connect()
@@ -181,14 +187,13 @@ class Collector:
             else:
                 return
             if self.connects > connects:
-                pause, told = 0.0, ""
+                told = ""
             else:
                 self.health.failed_connects.inc()
-            pause = min(max(0.2, pause * 2), LONGEST_PAUSE_S)
             if reason != told:
                 told = reason
-                self.health.say(f"{reason}; trying again, every {pause:.1f} s at first")
-            await self._sleep(pause * (0.5 + (time.monotonic_ns() % 1000) / 2000))
+                self.health.say(f"{reason}; trying again")
+            await self._sleep(backoff.ended(int((time.monotonic() - started) * 1000)) / 1000)
 
     def _where(self) -> str:
         return f"the broker at {self.settings.host}:{self.settings.port}"
@@ -264,10 +269,11 @@ class Collector:
     def _process(self) -> int:
         """Take in every whole packet; return OUTPUT if the output has to be written before more fits."""
         connection = self.connection
+        process, message, now_ms = connection.process, connection.message, ticks_ms()
         while True:
-            event = connection.process(ticks_ms())
+            event = process(now_ms)
             if event == MESSAGE:
-                self._land(connection.message)
+                self._land(message)
             elif event in (NOTHING, OUTPUT):
                 return int(event)
             elif event == CONNECTED:
@@ -284,17 +290,10 @@ class Collector:
 
     def _land(self, message: Message) -> None:
         """Take one message as a row, as the packet it came in. At QoS 2 its release is what makes it a row."""
-        self._last_message = time.monotonic()
         if message.qos == 2:
             return
         body = message.buffer[message.topic_start - 2 : message.payload_end]
-        packet = bytearray((0x30 | message.dup << 3 | message.qos << 1 | message.retain,))
-        length = len(body)
-        while length > 127:
-            packet.append(length & 127 | 128)
-            length >>= 7
-        packet.append(length)
-        self.store.land(bytes(packet + body), 1)
+        self.store.land(_head(0x30 | message.dup << 3 | message.qos << 1 | message.retain, len(body)), body)
 
     def _subscribed(self) -> None:
         refused = [entry for entry in self.session.subscriptions if entry.state == DECLINED]
@@ -340,6 +339,7 @@ class Collector:
             health.stalled.set(0)
             health.say("the landing can be written again; going on")
         health.sync_seconds.observe(time.monotonic() - started)
+        self._last_message = time.monotonic()
         rows = self.store.stored - self._rows_committed
         self._rows_committed = self.store.stored
         health.group.observe(rows)
@@ -425,6 +425,17 @@ class Collector:
             await self._sleep(LONGEST_WAIT_S)
         finally:
             loop.remove_writer(sock)
+
+
+@functools.lru_cache(4096)
+def _head(first: int, length: int) -> bytes:
+    """Return a packet's fixed header."""
+    head = bytearray((first,))
+    while length > 127:
+        head.append(length & 127 | 128)
+        length >>= 7
+    head.append(length)
+    return bytes(head)
 
 
 def _name(error: BaseException) -> str:

@@ -110,6 +110,8 @@ class LandingStore:
         self.level = 4  # of the session that hands over messages now
         self.time_us = time.time_ns() // 1000  # arrival of what is being handed over now
         self.torn_bytes = 0
+        self._run: list[bytes | bytearray] = []  # rows that arrived together, not yet an entry
+        self._run_time = self._run_level = self._run_bytes = 0
         try:
             directory.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -195,20 +197,22 @@ class LandingStore:
             raise SlotsFull(f"more than {self.slots} QoS 2 messages are in flight")
         packet = bytes(buf[:length])
         self._held[slot] = Held(packet, self.level, self.time_us)
-        self._log.append(HELD, self.level, slot, self.time_us, packet)
+        self._append(HELD, self.level, slot, self.time_us, packet)
         return slot
 
     def mark(self, slot: int, value: int) -> None:
         """Note a state byte with a held message; durable after `sync()`."""
         self._held[slot].mark = value
-        self._log.append(MARKED, self.level, slot, self.time_us, bytes((value,)))
+        self._append(MARKED, self.level, slot, self.time_us, bytes((value,)))
 
     def release(self, slot: int) -> None:
         """Hand a held message over: it is a row now; durable after `sync()`."""
         del self._held[slot]
-        self._log.append(RELEASED, self.level, slot, self.time_us)
+        self._append(RELEASED, self.level, slot, self.time_us)
         self._free.append(slot)
-        self._count(1)
+        if not self.rows:
+            self.first_row_at = time.monotonic()
+        self.rows += 1
 
     def sync(self) -> None:
         """Make everything so far durable.
@@ -216,6 +220,8 @@ class LandingStore:
         Raises:
             LandingStalled, DiskFull: not now; nothing is forgotten, call again.
         """
+        if self._run:
+            self._end_run()
         self._log.sync()
 
     flush = sync
@@ -259,17 +265,33 @@ class LandingStore:
 
     # --- what the collector asks --------------------------------------------------------------------------------
 
-    def land(self, packets: bytes, count: int) -> None:
-        """Take whole PUBLISH packets (QoS 0 or 1) as rows; durable after `sync()`."""
-        if count > MOST_IN_ENTRY:
-            raise ValueError("too many packets for one entry")
-        self._log.append(LANDED, self.level, count, self.time_us, packets)
-        self._count(count)
+    def land(self, head: bytes, body: bytes | bytearray) -> None:
+        """Take a PUBLISH packet (QoS 0 or 1) in two pieces as a row; durable after `sync()`.
 
-    def _count(self, rows: int) -> None:
+        Packets that arrived together share one entry. The pieces must not change any more.
+        """
+        if self._run and (
+            self._run_time != self.time_us or self._run_level != self.level or len(self._run) >= 2 * MOST_IN_ENTRY
+        ):
+            self._end_run()
+        self._run_time, self._run_level = self.time_us, self.level
+        self._run.append(head)
+        self._run.append(body)
+        self._run_bytes += len(head) + len(body)
         if not self.rows:
             self.first_row_at = time.monotonic()
-        self.rows += rows
+        self.rows += 1
+
+    def _end_run(self) -> None:
+        packets = b"".join(self._run)
+        self._log.append(LANDED, self._run_level, len(self._run) // 2, self._run_time, packets)
+        self._run.clear()
+        self._run_bytes = 0
+
+    def _append(self, kind: int, level: int, slot: int, time_us: int, body: bytes = b"") -> None:
+        if self._run:
+            self._end_run()
+        self._log.append(kind, level, slot, time_us, body)
 
     @property
     def held(self) -> int:
@@ -279,7 +301,7 @@ class LandingStore:
     @property
     def pending_bytes(self) -> int:
         """What is not yet durable."""
-        return self._log.pending_bytes
+        return self._log.pending_bytes + self._run_bytes
 
     @property
     def log_bytes(self) -> int:
@@ -299,7 +321,7 @@ class LandingStore:
         """
         if not self.rows:
             return False
-        self._log.sync()
+        self.sync()
         old = self._log.header
         header = Header(self.collector, old.number + 1, secrets.randbits(32), self.stored, self.boot)
         entries = []
