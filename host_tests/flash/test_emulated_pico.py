@@ -1,0 +1,86 @@
+"""The power-cut cases on an emulated Pico under stock firmware: set FLASHMQTT_UF2 to the firmware's .uf2 file.
+
+Without it only the seam to the emulator is tested (its flash commands reach the simulator's rules and faults).
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+pytest.importorskip("rp2040py", reason="rp2040py is not installed: no emulated Pico")
+
+from tools.flashsim.nor import SECTOR_BYTES
+from tools.flashsim.pico import FLASH_BYTES, _ChipFlash, take_over
+
+UF2 = os.environ.get("FLASHMQTT_UF2", "")
+AT = FLASH_BYTES - 4 * SECTOR_BYTES
+
+
+class Wire:
+    """Shifts flash commands through the emulated SSI, as the boot ROM does."""
+
+    def __init__(self) -> None:
+        from rp2040py.boards import BOARDS, build_rp2040_from_spec
+
+        self.mcu = build_rp2040_from_spec(BOARDS["pico"])
+        self.mcu.flash[:FLASH_BYTES] = b"\xff" * FLASH_BYTES
+        self.flash = _ChipFlash(self.mcu.flash)
+        self.cuts = 0
+        take_over(self.mcu, self.flash, self._cut)
+
+    def _cut(self) -> None:
+        self.cuts += 1
+
+    def command(self, *sent: int) -> bytes:
+        from rp2040py.gpio_pin import GPIOPinState
+
+        ssi = self.mcu.ssi
+        ssi._on_cs_pin_changed(GPIOPinState.LOW, GPIOPinState.HIGH)
+        got = bytes(ssi._shift_byte(byte) for byte in sent)
+        ssi._on_cs_pin_changed(GPIOPinState.HIGH, GPIOPinState.LOW)
+        return got
+
+    def program(self, at: int, content: bytes) -> None:
+        self.command(0x06)
+        self.command(0x02, *at.to_bytes(3, "big"), *content)
+
+    def erase(self, at: int, opcode: int = 0x20) -> None:
+        self.command(0x06)
+        self.command(opcode, *at.to_bytes(3, "big"))
+
+
+@pytest.mark.req("S2", "S3", "S4")
+def test_emulated_flash_commands_keep_the_simulators_rules() -> None:
+    wire = Wire()
+    wire.program(AT, bytes(range(256)))
+    assert bytes(wire.mcu.flash[AT : AT + 256]) == bytes(range(256))
+    assert wire.command(0x03, *AT.to_bytes(3, "big"), 0, 0, 0)[4:] == b"\x00\x01\x02"
+    wire.command(0x02, *AT.to_bytes(3, "big"), 0)  # without write enable
+    assert (wire.flash.programs, wire.flash.erases, wire.flash.violations) == (1, 0, [])
+    wire.program(AT + 5, b"\xfa")
+    assert len(wire.flash.violations) == 1
+    wire.erase(AT + 77)
+    assert bytes(wire.mcu.flash[AT : AT + SECTOR_BYTES]) == b"\xff" * SECTOR_BYTES
+    wire.erase(0, 0xD8)
+    assert wire.flash.erases == 17
+    assert wire.command(0x9F, 0, 0, 0)[1:] == b"\xef\x40\x15"  # everything else is the emulator's own
+
+
+@pytest.mark.parametrize("model", ["nothing", "prefix", "bits", "unreported", "weak"])
+@pytest.mark.req("S2")
+def test_emulated_flash_tears_as_the_simulator_does_and_is_dead_then(model: str) -> None:
+    for operation in (1, 2, 3):
+        wire = Wire()
+        wire.flash.arm(operation, model, 9)
+        wire.program(AT, bytes(256))
+        wire.erase(AT)
+        wire.program(AT + 256, bytes(256))
+        assert wire.cuts == 1 and wire.flash.dead
+        left = bytes(wire.mcu.flash[AT : AT + SECTOR_BYTES])
+        wire.program(AT + 512, bytes(256))
+        assert bytes(wire.mcu.flash[AT : AT + SECTOR_BYTES]) == left
+        if model == "prefix":
+            assert left[:9] == (bytes(9) if operation == 1 else b"\xff" * 9)
+        assert len(wire.flash.settled()) == FLASH_BYTES

@@ -1,0 +1,192 @@
+"""An emulated Pico (rp2040py) under stock MicroPython, whose flash loses its power at any operation. Host only.
+
+    pico = EmulatedPico("RPI_PICO-20250911-v1.26.1.uf2")          what FLASHMQTT_UF2 names
+    pico.install({"lib/flashmqtt/...": content})                  files, before it starts
+    await pico.start()
+    pico.flash.arm(pico.flash.operations + 7, "weak", 3)          as in `nor`
+    printed, cut = await pico.run(code, timeout_s=60)             what it printed until it ended, or until the power went
+    pico = pico.power_cycle()                                     the same flash in a new chip, nothing else
+
+The emulator shifts each flash command through its SSI peripheral and carries it out when chip select rises, in
+`RPSSI._apply_command`. That one method is taken over: programs and erases of the flash's 2 MB go to a `NorFlash` whose
+cells are the emulated chip's memory, so that operations are counted, rules checked and cuts torn exactly as in the simulator.
+The CPU reads flash by memory, so weak bits can't flicker there: each takes its value when the power comes back.
+
+Written for rp2040py 0.3.6. What it does not know: journals.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from tools.flashsim.nor import PAGE_BYTES, SECTOR_BYTES, NorFlash, PowerCut
+
+FLASH_BYTES = 2 * 1024 * 1024
+_PAGE_PROGRAM, _SECTOR_ERASE, _BLOCK_ERASE = 0x02, 0x20, 0xD8
+
+
+class _ChipFlash(NorFlash):
+    """The simulator's rules and faults over the emulated chip's memory."""
+
+    def __init__(self, memory: Any) -> None:
+        self._memory = memory
+        super().__init__(FLASH_BYTES, "rp2")
+
+    def _open_cells(self) -> None:
+        pass
+
+    def _load(self, at: int, buf: bytearray, start: int, n: int) -> None:
+        buf[start : start + n] = self._memory[at : at + n]
+
+    def _save(self, at: int, buf: bytearray, start: int, n: int) -> None:
+        self._memory[at : at + n] = bytes(buf[start : start + n])
+
+    def _save_erased(self, at: int) -> None:
+        self._memory[at : at + SECTOR_BYTES] = b"\xff" * SECTOR_BYTES
+
+    def settled(self) -> bytes:
+        """Return the contents as they are when the power comes back, weak bits by chance."""
+        content = bytearray(self._memory[:FLASH_BYTES])
+        for address, weak in self._weak.items():
+            content[address] = (content[address] & ~weak & 0xFF) | (weak & self._rng.byte())
+        return bytes(content)
+
+
+def take_over(mcu: Any, flash: NorFlash, on_cut: Any) -> None:
+    """Send the flash commands of an emulated RP2040 to `flash`; call `on_cut` when the power goes."""
+    ssi = mcu.ssi
+    emulated = ssi._apply_command
+
+    def apply() -> None:
+        command = bytearray(ssi._tx_buffer)
+        opcode = command[0] if len(command) >= 4 else 0
+        if opcode not in (_PAGE_PROGRAM, _SECTOR_ERASE, _BLOCK_ERASE):
+            emulated()
+            return
+        ssi._tx_buffer = bytearray()
+        enabled, ssi._write_enabled = ssi._write_enabled, False
+        address = int.from_bytes(command[1:4], "big")
+        if not enabled or flash.dead or address >= FLASH_BYTES:
+            return
+        try:
+            if opcode == _PAGE_PROGRAM:
+                content = command[4 : 4 + PAGE_BYTES - address % PAGE_BYTES]
+                flash._program(address, content, 0, len(content))
+            else:
+                count = 1 if opcode == _SECTOR_ERASE else 16
+                first = address // SECTOR_BYTES // count * count
+                for sector in range(first, first + count):
+                    flash._erase(sector)
+        except PowerCut:
+            on_cut()
+
+    ssi._apply_command = apply
+
+
+class EmulatedPico:
+    """One life of the board, from power to power."""
+
+    def __init__(self, uf2: str | Path, content: bytes | None = None) -> None:
+        from rp2040py.boards import BOARDS
+        from rp2040py.device import MicroPythonDevice
+
+        self.uf2 = Path(uf2)
+        board = dataclasses.replace(BOARDS["pico"], image=self.uf2, firmware=None, layout=None)
+        self.device: Any = MicroPythonDevice(board=board)
+        mcu = self.device.mcu
+        if content is not None:
+            mcu.flash[: len(content)] = content
+        self.flash = _ChipFlash(mcu.flash)
+        self._cut = asyncio.Event()
+        take_over(mcu, self.flash, self._on_cut)
+
+    def _on_cut(self) -> None:
+        self._cut.set()
+        self.device.simulator.stop()
+
+    async def start(self, timeout_s: float = 120) -> None:
+        """Boot until the USB console is there."""
+        await self.device.astart(timeout_s)
+
+    async def run(self, code: str, timeout_s: float = 120) -> tuple[str, bool]:
+        """Run code over the raw REPL; return what it printed, and whether the power went meanwhile.
+
+        Raises:
+            RuntimeError: the code ended in an exception, which is its text.
+            TimeoutError: it did not end.
+        """
+        from rp2040py.device.raw_repl import RawReplRunner
+
+        cut, done, heard, errors = self._cut, asyncio.Event(), bytearray(), []
+
+        class Runner(RawReplRunner):  # type: ignore[misc, valid-type]
+            def feed(self, data: bytes | bytearray) -> None:
+                if not cut.is_set():  # the emulated CPU may run on for a moment: a dead board says nothing
+                    heard.extend(data)
+                    super().feed(data)
+
+        def failed(error: Exception) -> None:
+            errors.append(error)
+            done.set()
+
+        runner = Runner(self.device.cdc, code.encode(), on_result=lambda _: done.set(), on_error=failed)
+
+        def pump() -> None:
+            if not done.is_set() and not cut.is_set():
+                runner.pump()
+                alarm.schedule(1_000_000)
+
+        alarm = self.device.simulator.clock.create_alarm(pump)
+        await runner.start()
+        alarm.schedule(1_000_000)
+        waits = [asyncio.ensure_future(done.wait()), asyncio.ensure_future(cut.wait())]
+        finished, _ = await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+        printed = bytes(heard)
+        printed = printed[printed.find(b">OK") + 3 :] if b">OK" in printed else b""
+        printed = printed.split(b"\x04")[0].replace(b"\r", b"")
+        if cut.is_set():
+            return printed.decode(errors="replace"), True
+        if not finished:
+            raise TimeoutError(f"no end within {timeout_s} s; printed {printed!r}")
+        await runner.stop()
+        if errors:
+            raise errors[0]
+        assert runner.result is not None
+        if runner.result[1]:
+            raise RuntimeError(runner.result[1].decode(errors="replace"))
+        return printed.decode(errors="replace"), False
+
+    def stop(self) -> None:
+        """End the emulation."""
+        self.device.stop()
+
+    def power_cycle(self) -> EmulatedPico:
+        """Return a new chip with the same flash."""
+        self.stop()
+        return EmulatedPico(self.uf2, self.flash.settled())
+
+    def install(self, files: dict[str, bytes], storage_bytes: int) -> None:
+        """Make a littlefs with these files at the end of the flash; `storage_bytes` is what rp2.Flash() spans there."""
+        from littlefs import LittleFS
+
+        fs = LittleFS(block_size=SECTOR_BYTES, block_count=storage_bytes // SECTOR_BYTES, prog_size=256, read_size=32)
+        for path, content in files.items():
+            parent = ""
+            for part in path.split("/")[:-1]:
+                parent += "/" + part
+                if parent.lstrip("/") not in {p.lstrip("/") for p in _directories(fs)}:
+                    fs.mkdir(parent)
+            with fs.open("/" + path, "wb") as file:
+                file.write(content)
+        fs.unmount()
+        at = FLASH_BYTES - storage_bytes
+        self.device.mcu.flash[at:FLASH_BYTES] = bytes(fs.context.buffer)
+
+
+def _directories(fs: Any) -> list[str]:
+    return [f"{root}/{name}".replace("//", "/") for root, names, _ in fs.walk("/") for name in names]
