@@ -1,0 +1,133 @@
+"""A small broker in the test's own thread: it works whenever the client, while it waits, feeds its watchdog.
+
+So a test of a blocking client needs no second process, on either interpreter, and stays deterministic. It answers everything as a
+broker would unless told otherwise, and keeps what it received.
+"""
+
+import random
+import select
+import socket
+
+from wire import connack, id_of, packet, puback, pubcomp, pubrec, split, suback
+
+
+def _whole(octets):
+    """Return how many bytes at the front are whole packets."""
+    end = 0
+    while True:
+        n = shift = 0
+        at = end + 1
+        while True:
+            if at >= len(octets):
+                return end
+            n |= (octets[at] & 127) << shift
+            shift += 7
+            at += 1
+            if octets[at - 1] < 128:
+                break
+        if at + n > len(octets):
+            return end
+        end = at + n
+
+
+class Loopback:
+    def __init__(self):
+        self.present = 0
+        self.code = 0
+        self.granted = None  # a result for every filter, instead of the QoS asked for
+        self.silent = False  # receives, and answers nothing
+        self.deaf = False  # does not even receive
+        self.answers_publish = True
+        self.packets = []
+        self.connects = 0
+        self.feeds = 0
+        self.link = None
+        self._octets = b""
+        self.listener = None
+        self.open()
+
+    def open(self, port=None):
+        while True:
+            self.port = port or random.randint(20000, 60000)
+            self.listener = socket.socket()
+            self.listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                self.listener.bind(socket.getaddrinfo("127.0.0.1", self.port)[0][-1])
+                break
+            except OSError:
+                self.listener.close()
+                if port:
+                    raise
+        self.listener.listen(5)
+        self._wait = select.poll()
+        self._wait.register(self.listener, 1)
+
+    def close(self):
+        self.drop()
+        self.listener.close()
+        self.listener = None
+
+    def drop(self):
+        if self.link:
+            self.link.close()
+            self.link = None
+        self._octets = b""
+
+    def __call__(self):
+        """Work: this is what the client calls as its `feed`."""
+        self.feeds += 1
+        if self.listener and self._wait.poll(0):
+            self.drop()
+            self.link = self.listener.accept()[0]
+            self.link.setblocking(False)
+        while self.link and not self.deaf:
+            try:
+                some = self.link.recv(4096)
+            except OSError:
+                return
+            if not some:
+                self.drop()
+                return
+            self._octets += some
+            n = _whole(self._octets)
+            for one in split(self._octets[:n]):
+                self.take(one)
+            self._octets = self._octets[n:]
+
+    def give(self, *packets):
+        for one in packets:
+            self.link.send(one)
+
+    def take(self, one):
+        self.packets.append(one)
+        if self.silent:
+            return
+        kind = one[0] >> 4
+        if kind == 1:
+            self.connects += 1
+            self.give(connack(0 if self.code else self.present, self.code))
+        elif kind == 3 and one[0] & 6 and self.answers_publish:
+            at = 1
+            while one[at] > 127:
+                at += 1
+            at += 3 + (one[at + 1] << 8 | one[at + 2])
+            packet_id = one[at] << 8 | one[at + 1]
+            self.give(puback(packet_id) if one[0] & 2 else pubrec(packet_id))
+        elif kind == 6:
+            self.give(pubcomp(id_of(one)))
+        elif kind == 8:
+            codes = []
+            at = 4
+            while at < len(one):
+                at += 2 + (one[at] << 8 | one[at + 1])
+                codes.append(one[at] if self.granted is None else self.granted)
+                at += 1
+            self.give(suback(id_of(one), *codes))
+        elif kind == 10:
+            self.give(packet(0xB0, one[2:4]))
+        elif kind == 12:
+            self.give(b"\xd0\x00")
+
+    def of(self, kind):
+        """Return the packets of a type that were received."""
+        return [one for one in self.packets if one[0] >> 4 == kind]

@@ -1,0 +1,332 @@
+"""The blocking client over real sockets: deadlines, reconnects, handlers, store and forward."""
+
+import pytest
+
+from flashmqtt.backoff import Backoff
+from flashmqtt.client import Client
+from flashmqtt.compat import ticks_diff, ticks_ms
+from flashmqtt.errors import (
+    ConnectionLost,
+    DeadlineExpired,
+    InvalidTopic,
+    NotAuthorized,
+    SubscriptionRefused,
+)
+from loopback import Loopback
+from wire import publish, pubrel
+
+
+def client(broker, **options):
+    options.setdefault("backoff", Backoff(base_ms=20, cap_ms=100, lasting_ms=50))
+    options.setdefault("timeout_s", 2)
+    return Client("127.0.0.1", broker.port, "me", feed=broker, **options)
+
+
+def until(broker, mqtt, condition, ms=3000):
+    """Poll until the condition holds."""
+    begin = ticks_ms()
+    while not condition():
+        assert ticks_diff(ticks_ms(), begin) < ms, "waited in vain"
+        mqtt.poll(20)
+
+
+@pytest.mark.req("Q1", "Q2")
+def test_publish_and_drain():
+    broker = Loopback()
+    mqtt = client(broker)
+    assert mqtt.connect() is False
+    delivered = []
+    mqtt.on_delivered = delivered.append
+    handles = [mqtt.publish("a/b", "x%d" % i, qos=1 + i % 2) for i in range(20)]
+    assert mqtt.drain(3)
+    assert sorted(delivered) == handles
+    assert all(mqtt.delivered(handle) for handle in handles)
+    mqtt.disconnect()
+    broker()
+    assert broker.packets[-1] == b"\xe0\x00"
+
+
+@pytest.mark.req("S5", "Q6")
+def test_messages_stored_before_there_is_a_connection_go_out_in_order():
+    broker = Loopback()
+    mqtt = client(broker)
+    for i in range(30):
+        mqtt.publish("a", bytes([i]), qos=1)
+    assert mqtt.pending == 30 and not mqtt.connected
+    mqtt.start()
+    assert mqtt.drain(3)
+    assert [one[-1] for one in broker.of(3)] == list(range(30))
+    mqtt.disconnect()
+
+
+@pytest.mark.req("Q8", "B4")
+def test_a_dropped_connection_is_made_again_while_publish_keeps_storing():
+    broker = Loopback()
+    mqtt = client(broker)
+    mqtt.connect()
+    broker.present = 1
+    for i in range(60):
+        mqtt.publish("a", bytes([i]), qos=1)
+        if i % 20 == 10:
+            broker()
+            broker.drop()
+            mqtt.poll(0)
+        if i % 20 == 15:
+            until(broker, mqtt, lambda: mqtt.connected)
+    assert mqtt.drain(3)
+    assert broker.connects == 4
+    seen = []
+    for one in broker.of(3):
+        if one[-1] not in seen:
+            seen.append(one[-1])
+    assert seen == list(range(60))
+    mqtt.disconnect()
+
+
+@pytest.mark.req("B4")
+def test_the_first_message_flows_within_a_second_of_the_brokers_return():
+    broker = Loopback()
+    mqtt = client(broker, backoff=Backoff(base_ms=20, cap_ms=200))
+    mqtt.connect()
+    broker.present = 1
+    port = broker.port
+    broker.close()
+    handle = mqtt.publish("a", "x", qos=1)
+    begin = ticks_ms()
+    while ticks_diff(ticks_ms(), begin) < 300:
+        mqtt.poll(50)
+    assert mqtt.error is not None and not mqtt.connected
+    broker.open(port)
+    begin = ticks_ms()
+    until(broker, mqtt, lambda: mqtt.delivered(handle))
+    assert ticks_diff(ticks_ms(), begin) < 1000
+    mqtt.disconnect()
+
+
+@pytest.mark.req("B4")
+def test_connect_to_nobody_fails_by_name_and_in_time():
+    broker = Loopback()
+    broker.close()
+    mqtt = client(broker)
+    begin = ticks_ms()
+    with pytest.raises(ConnectionLost):
+        mqtt.connect(0.3)
+    assert ticks_diff(ticks_ms(), begin) < 1000
+    assert broker.feeds > 0  # the watchdog was fed
+    mqtt.disconnect()
+
+
+@pytest.mark.req("W13")
+def test_a_broker_that_accepts_and_says_nothing_does_not_hang_connect():
+    broker = Loopback()
+    broker.silent = True
+    mqtt = client(broker)
+    with pytest.raises(ConnectionLost):
+        mqtt.connect(0.3)
+    mqtt.disconnect()
+
+
+@pytest.mark.req("W10")
+def test_a_refused_connect_is_raised_at_once():
+    broker = Loopback()
+    broker.code = 5
+    mqtt = client(broker)
+    with pytest.raises(NotAuthorized):
+        mqtt.connect()
+    mqtt.disconnect()
+
+
+@pytest.mark.req("W11")
+def test_a_refused_subscription_is_raised_and_the_connection_stays():
+    broker = Loopback()
+    broker.granted = 0x80
+    mqtt = client(broker)
+    mqtt.connect()
+    with pytest.raises(SubscriptionRefused):
+        mqtt.subscribe("x", 1)
+    mqtt.poll(100)
+    assert broker.connects == 1 and mqtt.connected
+    assert len(broker.of(8)) == 1
+    mqtt.disconnect()
+
+
+@pytest.mark.req("W11")
+def test_subscribe_without_an_answer_has_a_deadline():
+    broker = Loopback()
+    mqtt = client(broker)
+    mqtt.connect()
+    broker.silent = True
+    with pytest.raises(DeadlineExpired):
+        mqtt.subscribe("x", 1, timeout_s=0.3)
+    mqtt.disconnect()
+
+
+@pytest.mark.req("Q0", "Q3", "Q4")
+def test_each_filter_has_its_handler_and_the_rest_goes_to_on_message():
+    broker = Loopback()
+    mqtt = client(broker)
+    mqtt.connect()
+    seen = []
+    assert mqtt.subscribe("a/+", 1, lambda m: seen.append(("plus", m.topic, m.payload))) == 1
+    assert mqtt.subscribe("b/#", 2, lambda m: seen.append(("hash", m.topic, m.payload))) == 2
+    mqtt.on_message = lambda m: seen.append(("rest", m.topic, m.payload))
+    broker.give(publish(b"a/1", b"1"), publish(b"b/2/3", b"2", 1, 1), publish(b"c", b"3"))
+    broker.give(publish(b"b", b"4", 2, 2), pubrel(2))
+    until(broker, mqtt, lambda: len(seen) == 4)
+    assert seen == [
+        ("plus", "a/1", b"1"),
+        ("hash", "b/2/3", b"2"),
+        ("rest", "c", b"3"),
+        ("hash", "b", b"4"),
+    ]
+    broker()
+    assert [one[0] >> 4 for one in broker.packets[-3:]] == [4, 5, 7]
+    mqtt.unsubscribe("a/+")
+    assert len(mqtt.session.subscriptions) == 1
+    mqtt.disconnect()
+
+
+@pytest.mark.req("Q1")
+def test_handlers_may_publish():
+    broker = Loopback()
+    mqtt = client(broker)
+    mqtt.connect()
+    mqtt.on_message = lambda m: [mqtt.publish("echo", m.payload, qos) for qos in (0, 1, 2)]
+    broker.give(publish(b"a", b"hello", 1, 7))
+    until(broker, mqtt, lambda: len(broker.of(3)) == 3)
+    assert mqtt.drain(2)
+    assert len(broker.of(4)) == 1
+    mqtt.disconnect()
+
+
+@pytest.mark.req("Q3")
+def test_what_a_handler_raises_comes_out_and_its_message_is_not_acknowledged():
+    broker = Loopback()
+    mqtt = client(broker)
+    mqtt.connect()
+    broker.present = 1
+
+    def fail(message):
+        raise ValueError("mine")
+
+    mqtt.on_message = fail
+    broker.give(publish(b"a", b"hello", 1, 7))
+    with pytest.raises(ValueError):
+        until(broker, mqtt, lambda: False)
+    assert not mqtt.connected
+    seen = []
+    mqtt.on_message = lambda m: seen.append(m.payload)
+    until(broker, mqtt, lambda: mqtt.connected)
+    assert broker.of(4) == []
+    broker.give(publish(b"a", b"hello", 1, 7, dup=1))
+    until(broker, mqtt, lambda: seen == [b"hello"])
+    mqtt.disconnect()
+
+
+@pytest.mark.req("W11")
+def test_a_silent_link_is_noticed_within_one_and_a_half_keep_alives():
+    broker = Loopback()
+    mqtt = client(broker, keep_alive_s=1)
+    mqtt.connect()
+    broker.present = 1
+    broker.deaf = True
+    begin = ticks_ms()
+    while mqtt.connected:
+        mqtt.poll(100)
+        assert ticks_diff(ticks_ms(), begin) < 3000
+    assert ticks_diff(ticks_ms(), begin) <= 1600
+    assert isinstance(mqtt.error, DeadlineExpired)
+    broker.deaf = False
+    until(broker, mqtt, lambda: mqtt.connected)
+    mqtt.disconnect()
+
+
+@pytest.mark.req("Q0")
+def test_long_messages_go_through_small_buffers():
+    broker = Loopback()
+    mqtt = client(broker, buffer_bytes=128)
+    mqtt.connect()
+    long = b"0123456789" * 300
+    for qos in (0, 1, 2):
+        mqtt.publish("a", long, qos)
+    assert mqtt.drain(3)
+    until(broker, mqtt, lambda: len(broker.of(3)) == 3)
+    assert [one[-3000:] == long for one in broker.of(3)] == [True] * 3
+    mqtt.disconnect()
+
+
+@pytest.mark.req("Q0")
+def test_qos_0_without_a_connection_is_not_sent_and_not_stored():
+    broker = Loopback()
+    mqtt = client(broker)
+    assert mqtt.publish("a", "x") == 0
+    assert mqtt.pending == 0
+
+
+@pytest.mark.req("W9")
+@pytest.mark.parametrize("qos", [0, 1])
+def test_a_topic_with_a_wildcard_is_refused(qos):
+    broker = Loopback()
+    mqtt = client(broker)
+    mqtt.connect()
+    with pytest.raises(InvalidTopic):
+        mqtt.publish("a/#", "x", qos)
+    assert mqtt.pending == 0
+    with pytest.raises(InvalidTopic):
+        mqtt.subscribe("a#")
+    mqtt.disconnect()
+
+
+@pytest.mark.req("B5")
+def test_drain_ends_at_its_deadline():
+    broker = Loopback()
+    mqtt = client(broker)
+    mqtt.connect()
+    broker.answers_publish = False
+    mqtt.publish("a", "x", 1)
+    begin = ticks_ms()
+    assert mqtt.drain(0.2) is False
+    assert 150 <= ticks_diff(ticks_ms(), begin) < 600
+    mqtt.disconnect()
+
+
+@pytest.mark.req("B4")
+def test_the_name_is_looked_up_for_every_attempt():
+    import flashmqtt.link
+
+    broker = Loopback()
+    mqtt = client(broker)
+    asked = []
+
+    class Socket:
+        """The socket module, with its eyes open."""
+
+        socket = flashmqtt.link.socket.socket
+        SOCK_STREAM = flashmqtt.link.socket.SOCK_STREAM
+
+        @staticmethod
+        def getaddrinfo(*arguments):
+            asked.append(arguments[0])
+            return original.getaddrinfo(*arguments)
+
+    original = flashmqtt.link.socket
+    flashmqtt.link.socket = Socket
+    try:
+        mqtt.connect()
+        broker.present = 1
+        broker.drop()
+        until(broker, mqtt, lambda: broker.connects == 2)
+    finally:
+        flashmqtt.link.socket = original
+    assert asked == ["127.0.0.1"] * 2
+    mqtt.disconnect()
+
+
+@pytest.mark.req("Q8")
+def test_subscribing_before_there_is_a_connection_is_remembered():
+    broker = Loopback()
+    mqtt = client(broker)
+    assert mqtt.subscribe("x", 1) is None
+    mqtt.connect()
+    until(broker, mqtt, lambda: len(broker.of(8)) == 1)
+    mqtt.disconnect()
