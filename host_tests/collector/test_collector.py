@@ -355,13 +355,62 @@ def test_figures_are_offered_and_a_taken_port_is_named():
 # --- as a process, against mosquitto ---------------------------------------------------------------------------
 
 
+@pytest.mark.req("P1", "W12")
+def test_level_5_says_how_long_and_how_much_and_keeps_the_properties(tmp_path):
+    async def run():
+        broker = await ScriptedBroker().start()
+        async with collecting(tmp_path, broker, level=5, in_flight=100, session_expiry_s=0x01020304):
+            connect = await broker.accept(connack=b"\x20\x03\x00\x00\x00", suback=b"\x00\x02")
+            assert connect[8] == 5
+            assert b"\x11\x01\x02\x03\x04" in connect  # session expiry
+            assert b"\x21\x00\x64" in connect  # receive maximum
+            body = len(TOPIC).to_bytes(2, "big") + TOPIC + b"\x00\x05" + b"\x02\x01\x01" + b"text"
+            broker.send(bytes((0x32, len(body))) + body)
+            assert await broker.packet() == ack(PUBACK, 5)
+            broker.send(bytes((0x34, len(body))) + body)
+            assert await broker.packet() == ack(PUBREC, 5)
+            broker.send(ack(PUBREL, 5))
+            assert await broker.packet() == ack(PUBCOMP, 5)
+
+    asyncio.run(run())
+    assert [(row["qos"], row["properties"], row["payload"]) for row in sealed(tmp_path)] == [
+        (1, b"\x01\x01", b"text"),
+        (2, b"\x01\x01", b"text"),
+    ]
+
+
+@pytest.mark.req("P1", "W12")
+def test_level_5_session_taken_over_ends_with_a_named_error(tmp_path):
+    async def run():
+        broker = await ScriptedBroker().start()
+        async with collecting(tmp_path, broker, level=5):
+            await broker.accept(connack=b"\x20\x03\x00\x00\x00", suback=b"\x00\x02")
+            broker.send(b"\xe0\x01\x8e")
+            await asyncio.sleep(0.3)
+
+    with pytest.raises(CollectorError, match="each collector needs its own"):
+        asyncio.run(run())
+
+
+@pytest.mark.req("P1", "W13")
+def test_level_5_tells_the_broker_why_it_ends_the_connection(tmp_path):
+    async def run():
+        broker = await ScriptedBroker().start()
+        async with collecting(tmp_path, broker, level=5):
+            await broker.accept(connack=b"\x20\x03\x00\x00\x00", suback=b"\x00\x02")
+            broker.send(b"\x36\x00")  # QoS 3
+            assert await broker.packet() == b"\xe0\x01\x81"
+
+    asyncio.run(run())
+
+
 class Process:
     """A collector's process and what it says."""
 
-    def __init__(self, directory, port, *more, **popen):
-        self.log = directory / "collector.txt"
+    def __init__(self, directory, port, *more, name="collector", **popen):
+        self.log = directory / f"{name}.txt"
         self._from = self.log.stat().st_size if self.log.exists() else 0
-        command = [sys.executable, "-m", "tools.pipeline.collect", "--port", str(port)]
+        command = [sys.executable, "-m", "tools.pipeline.collect", "--port", str(port), "--client-id", name]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 [*command, "--landing", str(directory / "landing"), *more], cwd=ROOT, stderr=log, **popen
@@ -464,6 +513,50 @@ def test_broker_that_is_gone_is_told_and_waited_for(tmp_path):
     assert collector.end() == 0
     assert "everything received is sealed: 2 rows" in collector.said
     assert payloads(tmp_path / "landing") == [b"x", b"x"]
+
+
+@needs_mosquitto
+@pytest.mark.req("P1", "W12")
+def test_several_collectors_share_the_work_and_one_of_them_is_killed(tmp_path):
+    """Shared subscription, level 5: what the dead one had not acknowledged waits for it; nothing is lost or twice."""
+    shared = ("--level", "5", "--topic", "$share/landing/flashmqtt/#", "--segment-seconds", "1")
+    with brokers.Broker(tmp_path / "broker", kind="mosquitto") as broker:
+        collectors = [Process(tmp_path, broker.port, *shared, name=name) for name in ("one", "two", "three")]
+        for collector in collectors:
+            collector.says("subscribed")
+        sent = [b"%d" % n for n in range(3000)]
+        for first in range(0, 3000, 500):
+            many = sent[first : first + 500]
+            packets = b"".join(publish(text, 2, n + 1) + ack(PUBREL, n + 1) for n, text in enumerate(many))
+            send(broker.port, packets, 500 * 8)
+            if first == 1000:
+                collectors[1].process.kill()
+                collectors[1].process.wait()
+            if first == 2000:
+                collectors[1] = Process(tmp_path, broker.port, *shared, name="two")
+        collectors[1].says("connected")
+        time.sleep(1)
+        for collector in collectors:
+            assert collector.end() == 0, collector.said
+    found = sealed(tmp_path / "landing")
+    assert sorted(row["payload"] for row in found) == sorted(sent)
+    assert {row["collector"] for row in found} == {"one", "two", "three"}
+
+
+@needs_mosquitto
+@pytest.mark.req("P1")
+def test_figures_of_a_running_collector(tmp_path):
+    port = brokers.free_port()
+    with brokers.Broker(tmp_path / "broker", kind="mosquitto") as broker:
+        collector = Process(tmp_path, broker.port, "--metrics-port", str(port))
+        collector.says("subscribed")
+        send(broker.port, publish(b"x", 1, 1) + publish(b"y", 1, 2), 8)
+        time.sleep(1.0)
+        text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5).read().decode()
+        assert 'flashmqtt_collector_messages_total{collector="collector"} 2.0' in text
+        assert 'flashmqtt_collector_connected{collector="collector"} 1.0' in text
+        assert 'flashmqtt_collector_unsealed_rows{collector="collector"} 2.0' in text
+        assert collector.end() == 0
 
 
 @pytest.mark.parametrize(

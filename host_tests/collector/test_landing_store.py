@@ -326,6 +326,33 @@ def test_disk_full_while_sealing_leaves_the_log_for_the_next_try(tmp_path, monke
     assert payloads(landing.rows()) == [b"1"]
 
 
+def test_reserve_stops_the_log_but_not_its_closing(tmp_path, monkeypatch):
+    landing = Landing(tmp_path, reserve_bytes=1 << 20)
+    land(landing.store, publish(b"t", b"1"))
+    landing.store.sync()
+    land(landing.store, publish(b"t", b"2"))
+    real = os.fstatvfs
+    free = (1 << 20) - 1
+
+    def little(handle):
+        disk = list(real(handle))
+        disk[1], disk[4] = 1, free
+        return os.statvfs_result(disk)
+
+    monkeypatch.setattr(os, "fstatvfs", little)
+    with pytest.raises(DiskFull, match="less than 1 MB are free"):
+        landing.store.sync()
+    assert landing.store.rotate()
+    landing.seal()
+    assert payloads(landing.rows()) == [b"1", b"2"]
+    landing.store.sync()
+    land(landing.store, publish(b"t", b"3"))
+    with pytest.raises(DiskFull):
+        landing.store.sync()
+    free <<= 1
+    landing.store.sync()
+
+
 def test_second_collector_is_refused_by_name(tmp_path):
     landing = Landing(tmp_path)
     with pytest.raises(LandingInUse, match="in use"):

@@ -40,6 +40,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--tls", action="store_true", help="encrypt, and check the broker's name")
     made.add_argument("--ca-file", type=Path, help="whom to believe, with --tls; default: the system's list")
     made.add_argument("--keep-alive", type=int, default=30, metavar="S")
+    made.add_argument("--session-expiry", type=int, default=Settings.session_expiry_s, metavar="S", help="level 5")
     made.add_argument("--longest-pause", type=float, default=Settings.longest_pause_s, metavar="S", help="to reconnect")
     group = made.add_argument_group("segments: closed by whichever bound comes first")
     group.add_argument("--segment-rows", type=int, default=Settings.segment_rows, metavar="N")
@@ -52,6 +53,9 @@ def parser() -> argparse.ArgumentParser:
     group.add_argument("--packet-bytes", type=int, default=Settings.packet_bytes, metavar="N", help="longest message")
     group.add_argument(
         "--in-flight", type=int, default=Settings.in_flight, metavar="N", help="most open QoS 2 messages"
+    )
+    group.add_argument(
+        "--reserve-mb", type=float, default=Settings.reserve_bytes / (1 << 20), metavar="N", help="disk kept free"
     )
     made.add_argument("--metrics-port", type=int, default=0, metavar="P", help="figures for Prometheus; 0: none")
     made.add_argument("--metrics-address", default="127.0.0.1", metavar="A")
@@ -78,6 +82,7 @@ def settings_of(arguments: argparse.Namespace) -> Settings:
         ("packet_bytes", 128, 268_435_460),
         ("in_flight", 1, 65_000),
         ("keep_alive", 1, 65_535),
+        ("session_expiry", 1, 0xFFFFFFFF),
     ):
         if not least <= getattr(arguments, name) <= most:
             raise CollectorError(f"--{name.replace('_', '-')} has to be {least} to {most}")
@@ -104,6 +109,7 @@ def settings_of(arguments: argparse.Namespace) -> Settings:
         password=password if arguments.user else None,
         tls=tls,
         keep_alive_s=arguments.keep_alive,
+        session_expiry_s=arguments.session_expiry,
         longest_pause_s=arguments.longest_pause,
         segment_rows=arguments.segment_rows,
         segment_bytes=int(arguments.segment_mb * (1 << 20)),
@@ -112,6 +118,7 @@ def settings_of(arguments: argparse.Namespace) -> Settings:
         commit_ms=arguments.commit_ms,
         packet_bytes=arguments.packet_bytes,
         in_flight=arguments.in_flight,
+        reserve_bytes=int(arguments.reserve_mb * (1 << 20)),
         drain_s=arguments.drain,
         salvage=arguments.salvage,
     )

@@ -26,6 +26,7 @@ from flashmqtt import errors
 from flashmqtt.backoff import Backoff
 from flashmqtt.compat import ticks_ms
 from flashmqtt.connection import CONNECTED, MESSAGE, NOTHING, OUTPUT, RESTART, SUBSCRIBED, Connection
+from flashmqtt.session.level5 import Level5
 from flashmqtt.session.message import Message
 from flashmqtt.session.session import DECLINED, GRANTED, Session
 from tools.pipeline import segments
@@ -37,9 +38,12 @@ from tools.pipeline.landing_store import LandingStore
 CONNECT_DEADLINE_S = 10.0
 FIRST_PAUSE_MS = 500  # between attempts to connect, at most, then twice that, ...
 LASTING_MS = 2000
+SESSION_TAKEN_OVER = 0x8E
 READ_BYTES = 1 << 17  # about 1,300 messages of 100 bytes, 10 ms of work: the grain of a group
 LONGEST_WAIT_S = 0.5  # so that segments are closed by age, and a drain is seen, also when nothing arrives
+MOST_PENDING_BYTES = 8 << 20  # what a group may hold in memory, whatever its messages' size
 STALLED_RETRY_S = 0.5
+WORTH_SEALING_BYTES = 4 << 20  # when the disk is full
 LOCK_WAIT_S = 15.0  # the sealer of a killed collector may still be at work
 
 
@@ -61,6 +65,7 @@ class Settings:
     password: str | None = field(default=None, repr=False)
     tls: ssl.SSLContext | None = None
     keep_alive_s: int = 30
+    session_expiry_s: int = 7 * 86400  # level 5: how long the broker keeps what waits for us; 4: its own setting
     segment_rows: int = 500_000
     segment_bytes: int = 64 << 20
     segment_seconds: float = 60.0
@@ -69,6 +74,7 @@ class Settings:
     packet_bytes: int = 1 << 20
     longest_pause_s: float = 10.0  # between attempts to connect
     in_flight: int = 8192  # QoS 2 messages between PUBLISH and PUBREL
+    reserve_bytes: int = 64 << 20  # of the disk, kept free so that sealing can go on
     drain_s: float | None = None
     salvage: bool = False
 
@@ -96,6 +102,7 @@ class Collector:
             slots=settings.in_flight + 1,
             first_number=number + 1,
             rows_before=rows,
+            reserve_bytes=settings.reserve_bytes,
             salvage=settings.salvage,
             wait_s=LOCK_WAIT_S,
         )
@@ -109,7 +116,9 @@ class Collector:
             remember=False,
         )
         for topic, qos in settings.topics:
-            self.session.subscribe(topic.encode(), qos)
+            # 5: a start of ours is no reason to send the retained messages again (Retain Handling 1, §3.8.3.1).
+            options = qos | 0x10 if settings.level == 5 else qos
+            self.session.subscribe(topic.encode(), options)
         self.connection = self._connection()
         self.sealer = Sealer(self.store, settings.landing, health, settings.salvage)
         self.connects = 0
@@ -128,6 +137,7 @@ class Collector:
             keep_alive_s=settings.keep_alive_s,
             user=settings.user.encode() if settings.user else None,
             password=settings.password.encode() if settings.password else None,
+            five=Level5(settings.session_expiry_s) if settings.level == 5 else None,
         )
 
     # --- from start to stop -------------------------------------------------------------------------------------
@@ -172,7 +182,13 @@ class Collector:
                     sock = await self._connect()
                     stack.callback(sock.close)
                     stack.callback(self._disconnected)
-                    await self._pump(sock)
+                    try:
+                        await self._pump(sock)
+                    except errors.FlashMqttError as error:
+                        self.connection.farewell(error)  # 5: tell the broker why
+                        with contextlib.suppress(OSError, LandingStalled):
+                            sock.send(self.connection.output())
+                        raise
             except (errors.BadUserNameOrPassword, errors.NotAuthorized, errors.IdentifierRejected) as error:
                 if not self.connects:
                     raise CollectorError(f"{self._where()} refuses '{self.settings.client_id}': {_name(error)}")
@@ -182,6 +198,13 @@ class Collector:
                     f"a message is longer than --packet-bytes {self.settings.packet_bytes} ({error}); the broker would "
                     "send it again and again: start with more"
                 )
+            except errors.ServerDisconnected as error:
+                if error.code == SESSION_TAKEN_OVER:
+                    raise CollectorError(
+                        f"another client with the client id '{self.settings.client_id}' took over at {self._where()}: "
+                        "each collector needs its own"
+                    )
+                reason = f"{self._where()} ended the connection: {_name(error)}"
             except (errors.FlashMqttError, OSError) as error:
                 reason = f"{self._where()}: {_name(error)}"
             else:
@@ -262,8 +285,11 @@ class Collector:
             self.store.time_us = time.time_ns() // 1000
             while self._process() == OUTPUT:
                 await self._commit(sock)
-            landed = self.store.stored - first_row
-            if landed >= self.settings.commit_count or (time.monotonic() - started) * 1000 >= self.settings.commit_ms:
+            if (
+                self.store.stored - first_row >= self.settings.commit_count
+                or self.store.pending_bytes >= MOST_PENDING_BYTES
+                or (time.monotonic() - started) * 1000 >= self.settings.commit_ms
+            ):
                 return True
 
     def _process(self) -> int:
@@ -332,6 +358,8 @@ class Collector:
                     health.say(told)
                 if self._stopping:
                     raise
+                if self.store.log_bytes >= WORTH_SEALING_BYTES:
+                    self._rotate()  # its segment will be a fraction of it
                 await self._sleep(STALLED_RETRY_S)
             else:
                 break

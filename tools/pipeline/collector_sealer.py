@@ -31,6 +31,7 @@ class Sealer:
         self._work = asyncio.Event()
         self._done = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._told = ""
         self.rows_closed = 0  # in closed logs that are not yet sealed
 
     def start(self) -> None:
@@ -106,8 +107,11 @@ class Sealer:
                 answer = {"error": f"{error}"}
         if "error" in answer:
             self._health.seal_failures.inc()
-            self._health.say(f"segment {number} is not sealed yet: {answer['error']}; trying again")
+            if answer["error"] != self._told:
+                self._told = answer["error"]
+                self._health.say(f"segment {number} is not sealed yet: {self._told}; trying again")
             return False
+        self._told = ""
         self._health.seal_seconds.observe(time.monotonic() - started)
         self._health.segments.inc()
         self._health.sealed_rows.inc(answer["rows"])

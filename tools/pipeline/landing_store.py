@@ -91,13 +91,15 @@ class LandingStore:
         slots: int = 65535,
         first_number: int = 1,
         rows_before: int = 0,
+        reserve_bytes: int = 0,
         salvage: bool = False,
         wait_s: float = 0.0,
     ) -> None:
         """Mount the directory, making it if it is not there.
 
         `first_number` and `rows_before` count only where there is no log at all (the segments may have been kept,
-        the logs not).
+        the logs not). `reserve_bytes` of the disk are left free: closing a log and sealing it need room, and give
+        back much more.
 
         Raises:
             LandingInUse: another collector works here (for longer than `wait_s`).
@@ -107,6 +109,7 @@ class LandingStore:
         self.directory = directory
         self.collector = collector
         self.slots = slots
+        self._reserve_bytes = reserve_bytes
         self.level = 4  # of the session that hands over messages now
         self.time_us = time.time_ns() // 1000  # arrival of what is being handed over now
         self.torn_bytes = 0
@@ -222,6 +225,13 @@ class LandingStore:
         """
         if self._run:
             self._end_run()
+        if self._reserve_bytes and self._log.pending_bytes:
+            disk = os.fstatvfs(self._lock)
+            if disk.f_bavail * disk.f_frsize < self._reserve_bytes + self._log.pending_bytes:
+                raise landing_log.DiskFull(
+                    f"less than {self._reserve_bytes >> 20} MB are free for {self.directory}; "
+                    "nothing more is acknowledged until there are"
+                )
         self._log.sync()
 
     flush = sync
@@ -321,7 +331,9 @@ class LandingStore:
         """
         if not self.rows:
             return False
-        self.sync()
+        if self._run:
+            self._end_run()
+        self._log.sync()  # into the reserve, if need be
         old = self._log.header
         header = Header(self.collector, old.number + 1, secrets.randbits(32), self.stored, self.boot)
         entries = []
