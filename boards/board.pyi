@@ -14,6 +14,11 @@ class Sensor(Protocol):
     unit: str
     """A unit of the SenML registry (RFC 8428, 12.1), or "" for none."""
 
+    qos: int
+    """At which QoS its readings are published; 1 where a sensor has no such attribute."""
+    interval_ms: int
+    """How often it is read; the configuration's interval where it has none, or 0."""
+
     def read(self) -> float | None:
         """Return the value, or None where the sensor gives none just now."""
 

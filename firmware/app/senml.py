@@ -1,17 +1,24 @@
 """SenML packs (RFC 8428, JSON) with the identity of a message: device, boot number, sequence number.
 
-The identity is made once, when the message is published, and travels in the payload, so that the far end can
-tell what is missing and what came twice, whatever the hops in between did. `boot`, `seq` and `up` are labels of
-our own in the pack's first record; a reader that does not know them ignores them (RFC 8428, 4.4). `seq` counts
-all messages of the device's life without a gap.
+The identity is made once, when the message is published, and travels in the payload, so that the far end can tell what
+is missing and what came twice, whatever the hops in between did. `boot`, `seq` and `up` are labels of our own in the
+pack's first record; a reader that does not know them ignores them (RFC 8428, 4.4). `seq` counts all messages of the
+device's life without a gap. Where the clock is set, `bt` is the time of the same moment as `up`, and so ties the uptime
+of all of this boot to the calendar.
 
-This module knows no clock, no sensor and no network.
+Times are written from whole milliseconds: a board's float has 23 bits, which would blur them. This module knows no
+clock, no sensor and no network.
 """
 
 from json import dumps
 
 
-def pack(device, boot, seq, uptime_ms, records, base_time=None):
+def seconds(ms):
+    """Return milliseconds as a JSON number of seconds."""
+    return "%d.%03d" % (ms // 1000, ms % 1000)
+
+
+def pack(device, boot, seq, uptime_ms, records, unix_ms=None, labels=None):
     """Return a SenML pack as bytes.
 
     Args:
@@ -20,19 +27,19 @@ def pack(device, boot, seq, uptime_ms, records, base_time=None):
         seq: the message's ordinal over the device's life, from 1.
         uptime_ms: milliseconds since this boot.
         records: dicts with SenML labels of their own: "n", "u", "v", "vs", "vb" ...
-        base_time: seconds since 1970 UTC, or None while the clock is not set.
+        unix_ms: milliseconds since 1970 UTC, or None while the clock is not set.
+        labels: further labels of our own for the first record, as a dict.
     """
-    head = {"bn": device + "/", "boot": boot, "seq": seq, "up": uptime_ms / 1000}
-    if base_time is not None:
-        head["bt"] = base_time
-    first = True
-    pieces = []
+    head = '[{"bn":%s,"boot":%d,"seq":%d,"up":%s' % (dumps(device + "/"), boot, seq, seconds(uptime_ms))
+    if unix_ms is not None:
+        head += ',"bt":' + seconds(unix_ms)
+    if labels:
+        head += "," + dumps(labels)[1:-1]
+    pieces = [head]
     for record in records:
-        if first:
-            head.update(record)
-            record = head
-            first = False
-        pieces.append(dumps(record))
-    if first:
-        pieces.append(dumps(head))
-    return ("[" + ",".join(pieces) + "]").encode()
+        text = dumps(record)
+        pieces.append("," + text[1:] if len(pieces) == 1 else "," + text)
+    if len(pieces) == 1:
+        pieces.append("}")
+    pieces.append("]")
+    return "".join(pieces).encode()

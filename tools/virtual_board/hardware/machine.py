@@ -20,6 +20,7 @@ class Simulated:
         on_reset: called with "reset" or "deep-sleep" before the program ends.
         on_feed: called when a watchdog is started or fed.
         clock: the module `time` of the board, moved by sleeping.
+        i2c: address -> {register: bytes} of the chips on the bus.
     """
 
     def __init__(self):
@@ -37,6 +38,7 @@ class Simulated:
         self.id = b"\xe6\x61\x64\x08\x43\x2b\x1c\x2f"
         self.lightsleep_returns_at_once = False
         self.datetime = None
+        self.i2c = {}
 
     def end(self, how):
         """End the program, as a reset does."""
@@ -163,3 +165,22 @@ class RTC:
                 simulated.clock.mktime((year, month, day, hour, minute, second, 0, 0)) - simulated.clock.ms // 1000
             )
         return simulated.datetime
+
+
+class I2C:
+    """The bus, with the chips of `simulated.i2c`."""
+
+    def __init__(self, id, *, scl=None, sda=None, freq=400000, timeout=50000):
+        pass
+
+    def readfrom_mem(self, addr, memaddr, nbytes, *, addrsize=8):
+        """Return a chip's registers; OSError where there is no chip."""
+        if addr not in simulated.i2c:
+            raise OSError(5)
+        return simulated.i2c[addr][memaddr][:nbytes]
+
+    def writeto_mem(self, addr, memaddr, buf, *, addrsize=8):
+        """Write a chip's register."""
+        if addr not in simulated.i2c:
+            raise OSError(5)
+        simulated.i2c[addr][memaddr] = bytes(buf)

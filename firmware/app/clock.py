@@ -1,0 +1,142 @@
+"""Time: an uptime that does not wrap, and what ties it to the calendar, asked of an NTP server without waiting (RFC 5905).
+
+A board starts without knowing the time. It stamps uptime from the first sample on; once a server has answered, uptime and
+UTC differ by a constant, so that everything of this boot can be dated, also what was stored before. The answer is checked:
+it has to come from a synchronised server and to carry the random number of our question, so that a late or forged packet
+does not set the clock.
+"""
+
+import socket
+
+from flashmqtt.compat import const, ticks_diff, ticks_ms
+
+_TO_1970 = const(2208988800)  # seconds from NTP's epoch, 1900
+_ERA = const(1 << 32)
+_ANSWER_MS = const(2000)
+_RETRY_LEAST_MS = const(5000)
+_RETRY_MOST_MS = const(600000)
+_AGAIN_MS = const(6 * 3600 * 1000)
+_SHIFT_MS = const(2000)
+
+
+class Uptime:
+    """Milliseconds since the start; to be asked at least once in six days, since the ticks below wrap."""
+
+    def __init__(self):
+        self._last = ticks_ms()
+        self._ms = 0
+
+    def ms(self):
+        """Return the milliseconds since the start."""
+        now = ticks_ms()
+        self._ms += ticks_diff(now, self._last)
+        self._last = now
+        return self._ms
+
+
+def question(nonce):
+    """Return a request to a server: version 4, mode client, and the nonce (8 bytes) as its transmit time."""
+    return b"\x23" + bytes(39) + nonce
+
+
+def answer(packet, nonce):
+    """Return the milliseconds since 1970 that a server's answer gives, or None where it is not one to our question."""
+    if len(packet) < 48 or packet[0] & 7 != 4 or packet[0] >> 6 == 3 or not 1 <= packet[1] <= 15:
+        return None
+    if bytes(packet[24:32]) != nonce:
+        return None
+    seconds = int.from_bytes(packet[40:44], "big")
+    if seconds < _ERA // 2:  # after February 2036
+        seconds += _ERA
+    return (seconds - _TO_1970) * 1000 + (int.from_bytes(packet[44:48], "big") * 1000 >> 32)
+
+
+class NetworkTime:
+    """Asks a server now and then, a step at each `turn`.
+
+    Args:
+        uptime: an `Uptime`.
+        host, port: the server; an empty host means that nobody is asked.
+        random_bytes: makes the nonce.
+    """
+
+    def __init__(self, uptime, host, port=123, random_bytes=None):
+        self._uptime = uptime
+        self._host = host
+        self._port = port
+        self._random_bytes = random_bytes or _random_bytes
+        self._socket = None
+        self._nonce = b""
+        self._sent_ms = 0
+        self._due_ms = 0
+        self._retry_ms = _RETRY_LEAST_MS
+        self.offset_ms = None  # UTC less uptime
+        self.asked = 0
+
+    def set(self, unix_ms):
+        """Take the time from elsewhere: a clock that ran on through a deep sleep."""
+        self.offset_ms = unix_ms - self._uptime.ms()
+
+    def unix_ms(self):
+        """Return the milliseconds since 1970 UTC, or None while they are not known."""
+        return None if self.offset_ms is None else self._uptime.ms() + self.offset_ms
+
+    @property
+    def waiting(self):
+        """Whether a question is under way."""
+        return self._socket is not None
+
+    def turn(self):
+        """Do the next step, without waiting but for the name's lookup; return True where the time was learnt or shifted."""
+        if not self._host:
+            return False
+        now = self._uptime.ms()
+        if self._socket is None:
+            if now >= self._due_ms:
+                self._ask(now)
+            return False
+        try:
+            packet = self._socket.recv(64)
+        except OSError:  # nothing yet
+            if now - self._sent_ms > _ANSWER_MS:
+                self._later(now)
+            return False
+        unix_ms = answer(packet, self._nonce)
+        if unix_ms is None:
+            return False
+        trip_ms = now - self._sent_ms
+        offset = unix_ms + trip_ms // 2 - now
+        shifted = self.offset_ms is None or abs(offset - self.offset_ms) > _SHIFT_MS
+        self.offset_ms = offset
+        self._close()
+        self._due_ms = now + _AGAIN_MS
+        self._retry_ms = _RETRY_LEAST_MS
+        return shifted
+
+    def _ask(self, now):
+        self.asked += 1
+        self._nonce = self._random_bytes()
+        try:
+            address = socket.getaddrinfo(self._host, self._port, 0, socket.SOCK_DGRAM)[0][-1]
+            self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+            self._socket.setblocking(False)
+            self._socket.sendto(question(self._nonce), address)
+            self._sent_ms = self._uptime.ms()
+        except OSError:
+            self._later(now)
+
+    def _later(self, now):
+        self._close()
+        self._due_ms = now + self._retry_ms
+        self._retry_ms = min(self._retry_ms * 2, _RETRY_MOST_MS)
+
+    def _close(self):
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+
+def _random_bytes():
+    from os import urandom
+
+    return urandom(8)

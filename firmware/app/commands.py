@@ -1,0 +1,96 @@
+"""Commands from afar, each carried out once, whatever is cut, resent or sent again.
+
+A command is a JSON object on `flashmqtt/<device>/commands`, at QoS 2: {"id": "7", "do": "interval", "ms": 5000}. QoS 2 gets
+it here once; but between the moment when it takes effect and the moment when the broker knows that, the power can go, and
+then it comes again. So a command first becomes a durable intent: one file is replaced that holds its effect, its id among
+the last ids, and the sequence number that the reply will have. The reply, a stored message, is the commit. After a cut, an
+intent whose reply was never stored is carried out and answered; one whose reply was stored is done.
+
+    do         with          effect
+    interval   ms            sample every so many milliseconds, also after resets
+    flush                    write and send everything that waits, and tell the health now
+    identify                 blink the LED for a while
+    reboot                   start again, when the reply has been delivered or after a while
+"""
+
+from json import loads
+
+_KEPT_IDS = 16
+LEAST_MS, MOST_MS = 100, 86400000
+
+
+class CommandRefused(Exception):
+    """A command is not one; the text says why, for the reply."""
+
+
+def parse(payload):
+    """Return (id, name, ms) of a command's payload; ms is 0 but for "interval".
+
+    Raises:
+        CommandRefused: see the class; where the id could be read, it is the second argument.
+    """
+    try:
+        command = loads(payload)
+    except ValueError:
+        raise CommandRefused("not JSON", "")
+    if not isinstance(command, dict):
+        raise CommandRefused("not an object", "")
+    ident = command.get("id")
+    if isinstance(ident, int):
+        ident = str(ident)
+    if not isinstance(ident, str) or not 0 < len(ident) <= 40:
+        raise CommandRefused("id has to be a text of 1 to 40 characters", "")
+    name = command.get("do")
+    if name not in ("interval", "flush", "identify", "reboot"):
+        raise CommandRefused("do has to be interval, flush, identify or reboot", ident)
+    ms = command.get("ms", 0)
+    if name == "interval" and (not isinstance(ms, int) or not LEAST_MS <= ms <= MOST_MS):
+        raise CommandRefused("ms has to be a whole number from %d to %d" % (LEAST_MS, MOST_MS), ident)
+    return ident, name, ms if name == "interval" else 0
+
+
+class Commands:
+    """Takes commands and sees to it that each has its effect and its reply once.
+
+    Args:
+        state: a `State`.
+        stored: returns how many messages the device has stored in its life.
+        act: called with (name, ms) to give a command its effect; doing it again after a cut must be harmless.
+        reply: called with (id, result) to publish the reply, as one stored message.
+    """
+
+    def __init__(self, state, stored, act, reply):
+        self._state = state
+        self._stored = stored
+        self._act = act
+        self._reply = reply
+
+    def resume(self):
+        """After a start: finish the command that a cut interrupted, if there is one; return its name or ""."""
+        intent = self._state.get("intent")
+        if not intent or self._stored() >= intent["seq"]:
+            return ""
+        if intent["do"] != "reboot":  # that has just happened
+            self._act(intent["do"], intent["ms"])
+        self._reply(intent["id"], "done")
+        return intent["do"]
+
+    def take(self, payload):
+        """Carry out a command, unless it was before."""
+        try:
+            ident, name, ms = parse(payload)
+        except CommandRefused as refused:
+            self._reply(refused.args[1], refused.args[0])
+            return
+        done = self._state.get("done", [])
+        if ident in done:
+            return
+        changes: "dict" = {
+            "done": (done + [ident])[-_KEPT_IDS:],
+            "intent": {"id": ident, "do": name, "ms": ms, "seq": self._stored() + 1},
+        }
+        if name == "interval":
+            changes["interval_ms"] = ms
+        self._state.save(**changes)
+        self._act(name, ms)
+        self._reply(ident, "done")

@@ -1,0 +1,25 @@
+"""How the board fares, as SenML records: what a person or a fleet's operator asks first when readings look odd."""
+
+import gc
+
+
+def records(application):
+    """Return the health records of a running application."""
+    journal = application.journal
+    link = application.client.link
+    found = [
+        {"n": "uptime", "u": "s", "v": application.uptime.ms() // 1000},
+        {"n": "waiting", "v": journal.waiting},
+        {"n": "stored", "v": journal.stored},
+        {"n": "dropped", "v": journal.dropped},
+        {"n": "connects", "v": link.connects},
+    ]
+    if hasattr(gc, "mem_free"):  # CPython has none
+        found.append({"n": "heap_free", "u": "B", "v": gc.mem_free()})
+    strength = application.board.network_strength()
+    if strength is not None:
+        found.append({"n": "rssi", "u": "dBm", "v": strength})
+    millivolts = application.board.supply_millivolts()
+    if millivolts is not None:
+        found.append({"n": "supply", "u": "V", "v": millivolts / 1000})
+    return found

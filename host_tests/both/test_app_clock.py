@@ -1,0 +1,116 @@
+"""The time is asked of a server without waiting, and only a true answer to our own question is believed."""
+
+import socket
+import time
+
+import pytest
+
+from app.clock import NetworkTime, Uptime, answer, question
+
+NONCE = b"12345678"
+UNIX_S = 1795000000
+
+
+def _packet(nonce=NONCE, seconds=UNIX_S + 2208988800, fraction=0x80000000, first=0x24, stratum=2):
+    head = bytes((first, stratum)) + bytes(22) + nonce + bytes(8)
+    return head + (seconds % (1 << 32)).to_bytes(4, "big") + fraction.to_bytes(4, "big")
+
+
+@pytest.mark.req("B4")
+def test_answer_gives_the_time():
+    assert answer(_packet(), NONCE) == UNIX_S * 1000 + 500
+    assert len(question(NONCE)) == 48 and question(NONCE)[0] & 7 == 3
+
+
+@pytest.mark.req("B4")
+def test_time_after_february_2036_is_right():
+    unix_s = 2300000000  # 2042
+    assert answer(_packet(seconds=unix_s + 2208988800), NONCE) == unix_s * 1000 + 500
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"nonce": b"87654321"},
+        {"first": 0x23},
+        {"first": 0xE4},
+        {"stratum": 0},
+        {"stratum": 16},
+    ],
+)
+@pytest.mark.req("B4")
+def test_wrong_answer_is_not_believed(wrong):
+    assert answer(_packet(**wrong), NONCE) is None
+    assert answer(_packet()[:47], NONCE) is None
+
+
+class _Server:
+    """A UDP socket on loopback that a test answers from."""
+
+    def __init__(self):
+        self.socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        for port in range(20123, 20999):
+            try:
+                self.socket.bind(socket.getaddrinfo("127.0.0.1", port)[0][-1])
+                self.port = port
+                break
+            except OSError:
+                pass
+        self.socket.setblocking(False)
+
+    def receive(self):
+        for _ in range(200):
+            try:
+                return self.socket.recvfrom(64)
+            except OSError:
+                time.sleep(0.01)
+        raise AssertionError("no question")
+
+
+def _turns(clock):
+    for _ in range(100):
+        if clock.turn():
+            return True
+        time.sleep(0.005)
+    return False
+
+
+@pytest.mark.req("B4")
+def test_board_learns_the_time_and_nobody_waits():
+    server = _Server()
+    uptime = Uptime()
+    clock = NetworkTime(uptime, "127.0.0.1", server.port)
+    assert clock.unix_ms() is None
+    assert not clock.turn() and clock.waiting
+    packet, address = server.receive()
+    server.socket.sendto(_packet(nonce=b"forged!!"), address)
+    server.socket.sendto(_packet(nonce=packet[40:48]), address)
+    assert _turns(clock)
+    assert abs(clock.unix_ms() - UNIX_S * 1000 - 500) < 1000
+    assert not clock.turn() and not clock.waiting  # for hours
+    server.socket.close()
+
+
+@pytest.mark.req("B4")
+def test_server_that_is_silent_is_asked_again_later():
+    server = _Server()
+    uptime = Uptime()
+    clock = NetworkTime(uptime, "127.0.0.1", server.port)
+    clock.turn()
+    uptime._ms += 2100
+    assert not clock.turn() and not clock.waiting and clock.asked == 1
+    uptime._ms += 4900
+    clock.turn()
+    assert clock.asked == 1
+    uptime._ms += 200
+    clock.turn()
+    assert clock.asked == 2 and clock.waiting
+    server.socket.close()
+
+
+@pytest.mark.req("B4")
+def test_nobody_is_asked_without_a_host():
+    clock = NetworkTime(Uptime(), "")
+    assert not clock.turn() and clock.asked == 0
+    clock.set(UNIX_S * 1000)
+    assert UNIX_S * 1000 <= clock.unix_ms() < UNIX_S * 1000 + 1000

@@ -1,0 +1,160 @@
+"""A command has its effect and its reply once, wherever the power goes."""
+
+import os
+
+import pytest
+
+from app.commands import CommandRefused, Commands, parse
+from app.state import State
+
+PATH = "/tmp/flashmqtt-test-state.json"
+
+
+class Cut(Exception):
+    """The power goes here."""
+
+
+class Board:
+    """What survives a cut: the file, the stored messages, and what has happened in the world."""
+
+    def __init__(self, path):
+        self.path = path
+        self.replies = []
+        self.acts = []
+        self.interval = 0
+        self.stored = 10
+        self.steps = 0
+        self.cut_at = 0
+        for suffix in ("", ".new"):
+            try:
+                os.remove(path + suffix)
+            except OSError:
+                pass
+        self.start()
+
+    def step(self):
+        self.steps += 1
+        if self.steps == self.cut_at:
+            raise Cut
+
+    def start(self):
+        state = State(self.path)
+        save = state.save
+
+        def saving(**changes):
+            self.step()
+            save(**changes)
+            self.step()
+
+        state.save = saving
+        self.commands = Commands(state, lambda: self.stored, self.act, self.reply)
+        self.interval = state.get("interval_ms", 0)
+        self.commands.resume()
+
+    def act(self, name, ms):
+        self.step()
+        self.acts.append((name, ms))
+        if name == "interval":
+            self.interval = ms
+        self.step()
+
+    def reply(self, ident, result):
+        self.step()
+        self.stored += 1
+        self.replies.append((self.stored, ident, result))
+        self.step()
+
+
+@pytest.mark.req("Q4", "B4")
+def test_command_is_done_and_answered_once_when_all_goes_well():
+    board = Board(PATH)
+    board.commands.take(b'{"id": "7", "do": "interval", "ms": 5000}')
+    board.commands.take(b'{"id": "7", "do": "interval", "ms": 5000}')
+    assert board.replies == [(11, "7", "done")] and board.acts == [("interval", 5000)]
+    board.start()
+    assert board.interval == 5000 and len(board.replies) == 1
+
+
+@pytest.mark.req("Q4", "B4")
+def test_cut_at_every_step_leaves_one_effect_and_one_reply():
+    cuts = 0
+    for cut_at in range(1, 20):
+        for again in range(20):  # a second cut, in what follows the first
+            board = Board(PATH)
+            board.cut_at = cut_at
+            steps = 0
+            command = b'{"id": "a", "do": "interval", "ms": 2000}'
+            try:
+                board.commands.take(command)
+            except Cut:
+                cuts += 1
+                board.cut_at = board.steps + again if again else 0
+                for _ in range(3):
+                    try:
+                        board.start()
+                        board.commands.take(command)  # the broker resends what it believes undelivered
+                        break
+                    except Cut:
+                        board.cut_at = 0
+            assert board.interval == 2000
+            assert [reply[1:] for reply in board.replies] == [("a", "done")]
+            assert all(act == ("interval", 2000) for act in board.acts)
+            steps += board.steps
+    assert cuts > 80
+
+
+@pytest.mark.req("B4")
+def test_reboot_is_not_repeated_by_the_boot_it_caused():
+    board = Board(PATH)
+    board.cut_at = 4  # after the act, before the reply
+    with pytest.raises(Cut):
+        board.commands.take(b'{"id": "r", "do": "reboot"}')
+    board.start()
+    board.commands.take(b'{"id": "r", "do": "reboot"}')
+    assert board.acts == [("reboot", 0)] and [reply[1:] for reply in board.replies] == [("r", "done")]
+
+
+@pytest.mark.parametrize(
+    "payload,words",
+    [
+        (b"", "JSON"),
+        (b"\xff\xfe", "JSON"),
+        (b"[1]", "object"),
+        (b'{"do": "flush"}', "id"),
+        (b'{"id": "", "do": "flush"}', "id"),
+        (b'{"id": "1", "do": "dance"}', "interval, flush"),
+        (b'{"id": "1", "do": "interval"}', "ms"),
+        (b'{"id": "1", "do": "interval", "ms": "5"}', "ms"),
+        (b'{"id": "1", "do": "interval", "ms": 99}', "100 to"),
+    ],
+)
+@pytest.mark.req("B4")
+def test_what_is_no_command_is_refused_by_name(payload, words):
+    with pytest.raises(CommandRefused) as refused:
+        parse(payload)
+    assert words in refused.value.args[0]
+    board = Board(PATH)
+    board.commands.take(payload)
+    assert len(board.replies) == 1 and words in board.replies[0][2] and not board.acts
+
+
+@pytest.mark.req("B4")
+def test_number_as_an_id_is_taken_and_only_the_last_ids_are_kept():
+    board = Board(PATH)
+    for n in range(40):
+        board.commands.take(b'{"id": %d, "do": "flush"}' % n)
+    assert len(board.acts) == 40
+    board.commands.take(b'{"id": 39, "do": "flush"}')
+    board.commands.take(b'{"id": "24", "do": "flush"}')
+    assert len(board.acts) == 40
+
+
+@pytest.mark.req("B4")
+def test_damaged_state_file_is_an_empty_one():
+    with open(PATH, "w") as file:
+        file.write('{"done": [1')
+    assert State(PATH).facts == {}
+    state = State(PATH)
+    state.save(a=1, b=2)
+    state.save(a=None)
+    assert State(PATH).facts == {"b": 2}

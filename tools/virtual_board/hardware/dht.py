@@ -1,0 +1,37 @@
+"""The fake of `dht`, which stock images bring along: values that a test sets, or silence."""
+
+
+class Simulated:
+    """The chip: what it measures, and whether it answers."""
+
+    def __init__(self):
+        self.values = (21.5, 48.2)
+        self.answers = True
+
+
+simulated = Simulated()
+
+
+class DHTBase:
+    """One chip."""
+
+    def __init__(self, pin):
+        self._now = (0, 0)
+
+    def measure(self):
+        """Take the values over."""
+        if not simulated.answers:
+            raise OSError(110)
+        self._now = simulated.values
+
+
+class DHT22(DHTBase):
+    """The better one."""
+
+    def humidity(self):
+        """Return per cent."""
+        return self._now[1]
+
+    def temperature(self):
+        """Return degrees Celsius."""
+        return self._now[0]
