@@ -7,7 +7,7 @@ error the same error comes again, whatever arrives: no byte behind a malformed p
 It knows no session: whether a packet may come now, and what it answers, is decided above.
 """
 
-from flashmqtt.errors import BufferTooSmall, MalformedPacket, PacketTooLarge, ProtocolError, TopicAliasInvalid
+from flashmqtt.errors import BufferTooSmall, MalformedPacket, PacketTooLarge
 from flashmqtt.fast import copy, equal
 
 from .utf8 import text_kind
@@ -46,7 +46,7 @@ class Decoder:
         self.codes_start = self.codes_end = self.properties_start = self.properties_end = 0
         self.payload_offset = self.payload_total = 0
         self._stream = stream
-        self._check_code = self._check_properties = None  # level 5's, imported by the first packet that needs them
+        self._level5_module = None
         view = memoryview(self.buffer)
         step = size // 8 or 1
         self._windows = [view[i:] for i in range(0, size, step)]
@@ -145,7 +145,7 @@ class Decoder:
                     break
                 shift += 7
                 if shift > 21:
-                    raise MalformedPacket("fifth length byte")
+                    raise MalformedPacket("length")
             if not byte and self.level == 5:  # [MQTT-1.5.5-1]
                 raise MalformedPacket("length")
         after = body + n
@@ -166,8 +166,12 @@ class Decoder:
             self._publish(buf, head, body, after, after)
         else:
             self.packet_type = packet_type
-            if 3 < packet_type < 8:
-                self._ack(buf, body, n)
+            if 3 < packet_type < 8:  # PUBACK, PUBREC, PUBREL, PUBCOMP (§3.4 to 3.7)
+                body = self._read_id(buf, body, after)
+                if self.level == 5:
+                    self._level5().read_reason(self, buf, body, after)
+                elif body != after:
+                    raise MalformedPacket("length")
             else:
                 self._other(buf, body, after)
         self._at = after
@@ -177,18 +181,18 @@ class Decoder:
         """Read a PUBLISH (§3.3) of which buf[at:end] is here; it ends at `after`."""
         start = at + 2
         if start > after:
-            raise MalformedPacket("topic length")
+            raise MalformedPacket("topic")
         topic_end = start + (buf[at] << 8) + buf[at + 1] if start <= end else start
         at = topic_end + 2 if head & 6 else topic_end
         if at > end:
-            raise self._beyond(at, after)
+            raise self.beyond(at, after)
         # UTF-8 [MQTT-3.3.2-1], no U+0000 [MQTT-1.5.3-2], no wildcards [MQTT-3.3.2-2]
         if text_kind(buf, start, topic_end):
             raise MalformedPacket("topic")
         if head & 6:
             packet_id = buf[topic_end] << 8 | buf[topic_end + 1]
             if not packet_id:  # [MQTT-2.3.1-1]; 5: [MQTT-2.2.1-3]
-                raise MalformedPacket("packet id 0")
+                raise MalformedPacket("packet_id")
             self.packet_id = packet_id
         else:
             self.packet_id = 0
@@ -196,16 +200,9 @@ class Decoder:
         self.topic_start = start
         self.topic_end = topic_end
         if self.level == 5:
-            self.topic_alias = 0
-            at = self._read_properties(buf, at, end, after)
-            if self.topic_alias:
-                if self.aliases is None:  # none were allowed
-                    raise TopicAliasInvalid(self.topic_alias)
-                self.aliases.note(self.topic_alias, self.topic if topic_end > start else b"")
-            elif topic_end == start:
-                raise ProtocolError("neither topic nor alias")
+            at = self._level5().read_topic(self, buf, at, end, after)
         elif topic_end == start:  # [MQTT-4.7.3-1]
-            raise MalformedPacket("no topic")
+            raise MalformedPacket("topic")
         if end < after:
             if at == end:
                 raise PacketTooLarge(after)
@@ -219,9 +216,9 @@ class Decoder:
         self.payload_offset = 0
         self.payload_total = after - at
 
-    def _beyond(self, at, after):
+    def beyond(self, at, after):
         """Return the error for a field that ends at `at`, not here: in the packet, but not in the buffer?"""
-        return PacketTooLarge(after) if at <= after else MalformedPacket("length of a field")
+        return PacketTooLarge(after) if at <= after else MalformedPacket("length")
 
     def _next_chunk(self):
         """Go on with a streamed PUBLISH: as much as fits behind its head, or its last bytes."""
@@ -240,73 +237,22 @@ class Decoder:
             self._need = 0
         return 3
 
-    def _ack(self, buf, at, n):
-        """Read a PUBACK, PUBREC, PUBREL or PUBCOMP (§3.4 to 3.7)."""
-        if n != 2 and (n < 2 or self.level != 5):
-            raise MalformedPacket("length", n)
-        packet_id = buf[at] << 8 | buf[at + 1]
-        if not packet_id:
-            raise MalformedPacket("packet id 0")
-        self.packet_id = packet_id
-        if self.level == 5:
-            self._read_reason(buf, at + 2, at + n)
-
     def _read_id(self, buf, at, end):
         """Read a packet id; return the position behind it."""
         if at + 2 > end:
-            raise MalformedPacket("no packet id")
+            raise MalformedPacket("packet_id")
         self.packet_id = buf[at] << 8 | buf[at + 1]
-        if not self.packet_id:
-            raise MalformedPacket("packet id 0")
+        if not self.packet_id:  # [MQTT-2.3.1-1]; 5: [MQTT-2.2.1-3]
+            raise MalformedPacket("packet_id")
         return at + 2
 
-    def _read_reason(self, buf, at, end):
-        """Read level 5's reason code and properties up to the packet's end, each of which may be left out."""
-        self.code = 0
-        self.properties_start = self.properties_end = end
-        if at < end:
-            self._read_code(buf[at])
-            at += 1
-            if at < end and self._read_properties(buf, at, end, end) != end:
-                raise MalformedPacket("length of properties")
+    def _level5(self):
+        """Return the module of what only level 5 has, imported by the first packet that needs it."""
+        if self._level5_module is None:
+            from . import level5
 
-    def _read_code(self, code):
-        """Set a level 5 reason code, if this packet may carry it."""
-        self.code = code
-        if code:
-            if self._check_code is None:
-                from .reasons import check_code
-
-                self._check_code = check_code
-            self._check_code(self.packet_type, code)
-
-    def _read_properties(self, buf, at, end, after):
-        """Read a property block (5, §2.2.2) of which buf[at:end] is here; return the position behind it."""
-        n = shift = 0
-        while True:
-            if at >= end:
-                raise self._beyond(at + 1, after)
-            byte = buf[at]
-            at += 1
-            n |= (byte & 127) << shift
-            if byte < 128:
-                break
-            shift += 7
-            if shift > 21:
-                raise MalformedPacket("fifth length byte")
-        if shift and not byte:  # [MQTT-1.5.5-1]
-            raise MalformedPacket("length")
-        self.properties_start = at
-        self.properties_end = at + n
-        if at + n > end:
-            raise self._beyond(at + n, after)
-        if n:
-            if self._check_properties is None:
-                from .properties import check
-
-                self._check_properties = check
-            self.topic_alias = self._check_properties(self.packet_type, buf, at, at + n)
-        return at + n
+            self._level5_module = level5
+        return self._level5_module
 
     def _check_flags(self, packet_type, flags):
         """Raise unless these flags are right for a packet whose flags `_FLAGS` does not settle."""
@@ -314,63 +260,46 @@ class Decoder:
             return
         if packet_type > 13 and not flags and self.level == 5:  # DISCONNECT, AUTH
             return
-        raise MalformedPacket("type or flags", packet_type, flags)
+        raise MalformedPacket("flags", packet_type, flags)
 
     def _other(self, buf, at, end):
         """Read what is neither PUBLISH nor its acknowledgement."""
         packet_type = self.packet_type
-        n = end - at
-        if packet_type == 13:
-            if n:
-                raise MalformedPacket("PINGRESP")
-        elif packet_type == 9 or packet_type == 11:
+        level = self.level
+        if packet_type == 13:  # PINGRESP (§3.13)
+            if at != end:
+                raise MalformedPacket("length")
+        elif packet_type == 2:  # CONNACK (§3.2)
+            at += 2
+            if at > end:
+                raise MalformedPacket("length")
+            flags = buf[at - 2]
+            code = buf[at - 1]
+            self.code = code
+            self.session_present = flags == 1 and level != 3  # 3.1 leaves the byte unused
+            # [MQTT-3.2.2-1] [MQTT-3.2.2-4]; 5: [MQTT-3.2.2-6]
+            if level != 3 and (flags > 1 or (flags and code)):
+                raise MalformedPacket("flags")
+            if level != 5 or (at == end and code == 1):  # a server without level 5 says so in its own words (§3.1.2.2)
+                self.properties_start = self.properties_end = end
+                if at != end or code > 5:
+                    raise MalformedPacket("code")
+            else:
+                self._level5().read_connack(self, buf, at, end)
+        elif packet_type > 13:  # DISCONNECT, AUTH
+            self._level5().read_goodbye(self, buf, at, end)
+        else:  # SUBACK (§3.9), UNSUBACK (§3.11)
             at = self._read_id(buf, at, end)
-            if self.level == 5:
-                at = self._read_properties(buf, at, end, end)
+            if level == 5:
+                at = self._level5().read_results(self, buf, at, end)
+            elif (at == end) == (packet_type == 9):
+                raise MalformedPacket("length")
             self.codes_start = at
             self.codes_end = end
-            if packet_type == 11 and self.level != 5:
-                if at != end:
-                    raise MalformedPacket("UNSUBACK")
-            elif at == end:
-                raise MalformedPacket("no result codes")
-            while at < end:
-                if self.level == 5:
-                    self._read_code(buf[at])
-                elif buf[at] > 2 and buf[at] != 0x80:  # [MQTT-3.9.3-2]
-                    raise MalformedPacket("SUBACK", buf[at])
+            while at < end and level != 5:
+                if buf[at] > 2 and buf[at] != 0x80:  # [MQTT-3.9.3-2]
+                    raise MalformedPacket("code", buf[at])
                 at += 1
-        elif packet_type == 2:
-            self._connack(buf, at, end)
-        else:
-            self._read_reason(buf, at, end)  # DISCONNECT, AUTH
-            if self.code == 4 or self.code == 0x19:
-                raise MalformedPacket("a client's reason code", self.code)
-            if packet_type == 14 and self.properties_end > self.properties_start:
-                from .properties import find
-
-                if find(buf, self.properties_start, self.properties_end, 0x11) >= 0:  # [MQTT-3.14.2-2]
-                    raise ProtocolError("session expiry")
-
-    def _connack(self, buf, at, end):
-        """Read a CONNACK (§3.2)."""
-        if end - at < 2:
-            raise MalformedPacket("CONNACK")
-        flags = buf[at]
-        self.code = code = buf[at + 1]
-        self.session_present = flags == 1 and self.level != 3  # 3.1 leaves the byte unused
-        # [MQTT-3.2.2-1] [MQTT-3.2.2-4]; 5: [MQTT-3.2.2-6]
-        if self.level != 3 and (flags > 1 or (flags and code)):
-            raise MalformedPacket("CONNACK flags")
-        at += 2
-        if self.level != 5 or (at == end and code == 1):  # a server without level 5 says so in its own words (§3.1.2.2)
-            self.properties_start = self.properties_end = end
-            if at != end or code > 5:
-                raise MalformedPacket("CONNACK")
-        else:
-            self._read_code(code)
-            if self._read_properties(buf, at, end, end) != end:
-                raise MalformedPacket("length of properties")
 
     @property
     def topic(self):

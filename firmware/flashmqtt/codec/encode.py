@@ -27,10 +27,10 @@ def put_publish_head(
     n = topic_length + payload_length + 2
     if qos:
         if qos > 2 or not 0 < packet_id < 65536:  # [MQTT-3.3.1-4] [MQTT-2.3.1-1]; 5: [MQTT-2.2.1-3]
-            raise InvalidPacket("QoS or packet id", qos, packet_id)
+            raise InvalidPacket("packet_id", qos, packet_id)
         n += 2
     elif dup or packet_id:  # [MQTT-3.3.1-2] [MQTT-2.3.1-5]; 5: [MQTT-2.2.1-2]
-        raise InvalidPacket("DUP or packet id at QoS 0")
+        raise InvalidPacket("dup", dup, packet_id)
     if level == 5:
         n += _property_bytes(5, properties)
     if n > 268435455:
@@ -54,7 +54,7 @@ def put_publish_head(
 def put_publish(buf, pos, topic, payload, qos=0, retain=False, dup=False, packet_id=0, level=4, properties=None):
     """Put a whole PUBLISH (§3.3). A payload of no bytes is legal."""
     if isinstance(payload, str):  # its len() would count characters
-        raise InvalidPacket("payload is a str")
+        raise InvalidPacket("payload")
     n = len(payload)
     pos = put_publish_head(buf, pos, topic, n, qos, retain, dup, packet_id, level, properties)
     if pos + n > len(buf):
@@ -66,7 +66,7 @@ def put_publish(buf, pos, topic, payload, qos=0, retain=False, dup=False, packet
 def put_ack(buf, pos, packet_type, packet_id, level=4, code=0, properties=None, dup=False):
     """Put a PUBACK, PUBREC, PUBREL or PUBCOMP (§3.4 to 3.7). DUP is for level 3's repeated PUBREL alone."""
     if not 0 < packet_id < 65536:
-        raise InvalidPacket("packet id", packet_id)
+        raise InvalidPacket("packet_id", packet_id)
     # PUBREL's flags are 0010 [MQTT-3.6.1-1], the others' are 0.
     head = packet_type << 4 | dup << 3 | (2 if packet_type == 6 else 0)
     if level == 5 and (code or properties):
@@ -117,17 +117,17 @@ def put_connect(
     n = len(name) + 6 + _property_bytes(level, properties) + _check_text(client_id)
     if level == 3:
         if not 0 < len(client_id) < 24:  # 3.1, section 3.1: 1 to 23 characters
-            raise InvalidPacket("client id of 1 to 23 bytes")
+            raise InvalidPacket("client_id")
     elif level == 4:
         if not client_id and not clean:  # [MQTT-3.1.3-7]
-            raise InvalidPacket("no client id needs clean")
+            raise InvalidPacket("clean")
     elif level != 5:
         raise InvalidPacket("level", level)
     if not 0 <= keep_alive_s < 65536:
-        raise InvalidPacket("keep alive", keep_alive_s)
+        raise InvalidPacket("keep_alive_s", keep_alive_s)
     if will_topic is not None:
         if will_qos not in (0, 1, 2):  # [MQTT-3.1.2-14]; 5: [MQTT-3.1.2-12]
-            raise InvalidPacket("will QoS", will_qos)
+            raise InvalidPacket("will_qos", will_qos)
         flags |= 4 | will_qos << 3 | will_retain << 5
         if not will_topic or text_kind(will_topic, 0, len(will_topic)):
             raise InvalidTopic(bytes(will_topic))
@@ -137,7 +137,7 @@ def put_connect(
         n += _check_text(user)
     if password is not None:
         if user is None and level != 5:  # [MQTT-3.1.2-22]
-            raise InvalidPacket("password without user")
+            raise InvalidPacket("password")
         flags |= 64
         n += _check_binary(password)
     pos = _put_start(buf, pos, 0x10, n)
@@ -191,7 +191,7 @@ def put_unsubscribe(buf, pos, packet_id, filters, level=4, dup=False, properties
 
 def _put_filters(buf, pos, head, packet_id, n, level, dup, properties):
     if not n or not 0 < packet_id < 65536:  # [MQTT-3.8.3-3] [MQTT-3.10.3-2]; 5: [MQTT-3.8.3-2]; [MQTT-2.3.1-1]
-        raise InvalidPacket("no filter, or packet id", packet_id)
+        raise InvalidPacket("filters", packet_id)
     pos = _put_start(buf, pos, head | dup << 3, n + 2 + _property_bytes(level, properties))
     pos = _put_id(buf, pos, packet_id)
     return _put_properties(buf, pos, properties) if level == 5 else pos
@@ -264,12 +264,12 @@ def _put_binary(buf, pos, value):
 
 def _check_binary(value):
     if isinstance(value, str) or len(value) > 65535:
-        raise InvalidPacket("not bytes, or more than 65535")
+        raise InvalidPacket("value")
     return len(value) + 2
 
 
 def _check_text(value):
     n = _check_binary(value)
     if text_kind(value, 0, n - 2) < 0:  # [MQTT-1.5.3-1] [MQTT-1.5.3-2]; 5: [MQTT-1.5.4-1] [MQTT-1.5.4-2]
-        raise InvalidPacket("not UTF-8", bytes(value))
+        raise InvalidPacket("value", bytes(value))
     return n

@@ -8,6 +8,7 @@ from flashmqtt.errors import InvalidPacket, InvalidTopic, MalformedPacket, Proto
 
 from .decode import Decoder
 from .encode import _property_bytes, _put_id, _put_properties, _put_start, put_reason
+from .level5 import read_properties, read_reason
 from .topics import check_filter, is_shared
 from .utf8 import text_kind
 
@@ -47,7 +48,7 @@ class ServerDecoder(Decoder):
             if at != end:
                 raise MalformedPacket("PINGREQ or DISCONNECT")
         elif packet_type > 13:
-            self._read_reason(buf, at, end)
+            read_reason(self, buf, at, end)
         else:
             super()._other(buf, at, end)
 
@@ -93,7 +94,7 @@ class ServerDecoder(Decoder):
         self.clean = bool(flags & 2)
         self.keep_alive_s = buf[at - 2] << 8 | buf[at - 1]
         if level == 5:
-            at = self._read_properties(buf, at, end, end)
+            at = read_properties(self, buf, at, end, end)
         self._cursor = at
         self.client_id = self._text(buf, end)
         if (level == 3 and not self.client_id) or (level == 4 and not self.client_id and not self.clean):
@@ -118,7 +119,7 @@ class ServerDecoder(Decoder):
     def _will_properties(self, buf, end):
         start, stop = self.properties_start, self.properties_end
         self.packet_type = 0
-        self._cursor = self._read_properties(buf, self._cursor, end, end)
+        self._cursor = read_properties(self, buf, self._cursor, end, end)
         self.packet_type = 1
         self.will_properties = bytes(buf[self.properties_start : self.properties_end])
         self.properties_start, self.properties_end = start, stop
@@ -127,7 +128,7 @@ class ServerDecoder(Decoder):
         """Read a SUBSCRIBE (§3.8) or an UNSUBSCRIBE (§3.10)."""
         at = self._read_id(buf, at, end)
         if self.level == 5:
-            at = self._read_properties(buf, at, end, end)
+            at = read_properties(self, buf, at, end, end)
         self._cursor = at
         self.filters = []
         while self._cursor < end:

@@ -1,0 +1,93 @@
+"""What only level 5 has in the packets that `decode` reads: properties, reason codes, topic aliases.
+
+Functions over a Decoder, which imports this module with the first packet that needs it, and keeps it: even an import that finds
+its module loaded allocates.
+"""
+
+from flashmqtt.errors import MalformedPacket, ProtocolError, TopicAliasInvalid
+
+from .properties import check, find
+from .reasons import check_code
+
+
+def read_properties(decoder, buf, at, end, after):
+    """Read a property block (§2.2.2) of a packet of which buf[at:end] is here; return the position behind it."""
+    n = shift = 0
+    while True:
+        if at >= end:
+            raise decoder.beyond(at + 1, after)
+        byte = buf[at]
+        at += 1
+        n |= (byte & 127) << shift
+        if byte < 128:
+            break
+        shift += 7
+        if shift > 21:
+            raise MalformedPacket("length")
+    if shift and not byte:  # [MQTT-1.5.5-1]
+        raise MalformedPacket("length")
+    decoder.properties_start = at
+    at += n
+    decoder.properties_end = at
+    if at > end:
+        raise decoder.beyond(at, after)
+    if n:
+        decoder.topic_alias = check(decoder.packet_type, buf, at - n, at)
+    return at
+
+
+def read_topic(decoder, buf, at, end, after):
+    """Read a PUBLISH's properties and settle its topic (§3.3.2.3.4); return the position behind them."""
+    decoder.topic_alias = 0
+    at = read_properties(decoder, buf, at, end, after)
+    alias = decoder.topic_alias
+    named = decoder.topic_end > decoder.topic_start
+    if alias:
+        if decoder.aliases is None:  # CONNECT allowed the server none
+            raise TopicAliasInvalid(alias)
+        decoder.aliases.note(alias, decoder.topic if named else b"")
+    elif not named:  # [MQTT-4.7.3-1] (§3.3.2.1)
+        raise ProtocolError("topic")
+    return at
+
+
+def read_reason(decoder, buf, at, end):
+    """Read a reason code and properties up to the packet's end, each of which may be left out."""
+    decoder.code = 0
+    decoder.properties_start = decoder.properties_end = end
+    if at < end:
+        decoder.code = check_code(decoder.packet_type, buf[at])
+        at += 1
+        if at < end:
+            read_tail(decoder, buf, at, end)
+
+
+def read_tail(decoder, buf, at, end):
+    """Read properties that end with the packet."""
+    if read_properties(decoder, buf, at, end, end) != end:
+        raise MalformedPacket("length")
+
+
+def read_connack(decoder, buf, at, end):
+    """Read what follows a CONNACK's reason code."""
+    check_code(2, decoder.code)
+    read_tail(decoder, buf, at, end)
+
+
+def read_results(decoder, buf, at, end):
+    """Read a SUBACK's or UNSUBACK's properties, check its reason codes, and return where these start."""
+    at = read_properties(decoder, buf, at, end, end)
+    if at == end:
+        raise MalformedPacket("code")
+    for i in range(at, end):
+        check_code(decoder.packet_type, buf[i])
+    return at
+
+
+def read_goodbye(decoder, buf, at, end):
+    """Read a server's DISCONNECT (§3.14) or AUTH (§3.15)."""
+    read_reason(decoder, buf, at, end)
+    if decoder.code in (0x04, 0x19):  # a client's
+        raise MalformedPacket("code", decoder.code)
+    if decoder.packet_type == 14 and find(buf, decoder.properties_start, decoder.properties_end, 0x11) >= 0:
+        raise ProtocolError("session expiry")  # [MQTT-3.14.2-2]
