@@ -258,8 +258,9 @@ class Client:
 
     def _ask(self, entry, timeout_s):
         session = self.session
-        self.connection.pump(ticks_ms())
         deadline = self._deadline(timeout_s)
+        if not self._handling:
+            self._work()
         while self.link.is_open and not self._handling and entry in session.subscriptions:
             if entry.state == DECLINED:
                 raise SubscriptionRefused(str(entry.filter, "utf-8"), entry.code)

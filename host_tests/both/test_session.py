@@ -671,6 +671,24 @@ def test_an_unsubscribe_that_was_cut_is_repeated():
 
 
 @pytest.mark.req("W11")
+def test_subscribing_again_while_the_answer_is_under_way_asks_again():
+    broker = peer()
+    broker.connect()
+    entry = broker.session.subscribe(b"x", 0)
+    first = broker.took()[0]
+    broker.session.subscribe(b"x", 2)
+    broker.session.subscribe(b"y", 1)
+    assert broker.took() == []
+    broker.give(suback(id_of(first), 0))
+    (second,) = broker.took()
+    assert second[4:] == text(b"x") + b"\2" + text(b"y") + b"\1"
+    broker.session.unsubscribe(b"y")
+    broker.give(suback(id_of(second), 2, 1))
+    assert entry.state == GRANTED and entry.code == 2
+    assert broker.took()[0][0] == 0xA2
+
+
+@pytest.mark.req("W11")
 def test_a_suback_with_the_wrong_count_ends_the_connection():
     broker = peer()
     broker.connect()

@@ -140,6 +140,8 @@ class Session:
         self._request_ms = 0
         self._requests = (store.next_seq + 32767) % 65535  # far from the ids of the messages, which follow next_seq
         self._wants_request = False
+        self._asked = []  # the entries in that request, in its order
+        self._asking = put_subscribe
         self._last_taken = 0
         self._gap_from = self._gap_to = 0  # numbers that the store skipped: dropped by its policy
         self._note = -1
@@ -473,38 +475,34 @@ class Session:
         return oldest
 
     def _put_request(self, now_ms):
-        """Put one SUBSCRIBE for all that is wanted, or one UNSUBSCRIBE for all that is not."""
-        ask, asked = WANTED, ASKED
-        entries = [entry for entry in self.subscriptions if entry.state == WANTED or entry.state == ASKED]
-        if not entries:
-            ask, asked = UNWANTED, UNASKED
-            entries = [entry for entry in self.subscriptions if entry.state == UNWANTED or entry.state == UNASKED]
-        if not entries:
-            self._wants_request = False
-            return
+        """Put one SUBSCRIBE for all that is wanted, or one UNSUBSCRIBE for all that is not; or repeat the last (3.1)."""
         dup = self.request_id != 0
-        while not dup:
-            self._requests = self.request_id = self._requests % 65535 + 1
-            if self.request_id not in self._sending:
-                break
-        put = put_subscribe if ask == WANTED else put_unsubscribe
+        if not dup:
+            self._asked = [entry for entry in self.subscriptions if entry.state == WANTED]
+            self._asking = put_subscribe
+            if not self._asked:
+                self._asked = [entry for entry in self.subscriptions if entry.state == UNWANTED]
+                self._asking = put_unsubscribe
+                if not self._asked:
+                    self._wants_request = False
+                    return
+            while not self.request_id or self.request_id in self._sending:
+                self._requests = self.request_id = self._requests % 65535 + 1
+        what = [
+            (entry.filter, entry.options) if self._asking is put_subscribe else entry.filter for entry in self._asked
+        ]
         try:
-            self.out_end = put(
-                self.out,
-                self.out_end,
-                self.request_id,
-                [(entry.filter, entry.options) if ask == WANTED else entry.filter for entry in entries],
-                self.level,
-                dup,
-            )
+            self.out_end = self._asking(self.out, self.out_end, self.request_id, what, self.level, dup)
         except BufferTooSmall:
-            self.request_id = 0
+            if not dup:
+                self.request_id = 0
             if not self.out_end:
                 raise
             return  # when the output is empty again
         self._request_ms = now_ms
-        for entry in entries:
-            entry.state = asked
+        for entry in self._asked:
+            if entry.state == WANTED or entry.state == UNWANTED:
+                entry.state += ASKED - WANTED
 
     # --- in ---
 
@@ -668,19 +666,21 @@ class Session:
         """A SUBACK or UNSUBACK: each filter has its own result, and a refusal is no reason to end the connection."""
         if packet.packet_id != self.request_id:
             return NOTHING  # the answer to a request that was repeated (3.1)
-        waiting = ASKED if kind == SUBACK else UNASKED
-        entries = [entry for entry in self.subscriptions if entry.state == waiting]
+        asked = self._asked
         count = packet.codes_end - packet.codes_start
-        if not entries or (count != len(entries) and (kind == SUBACK or self.level == LEVEL_5)):
-            raise ProtocolViolation("%d results for %d filters" % (count, len(entries)))  # [MQTT-3.8.4-5]
+        if (kind == SUBACK) != (self._asking is put_subscribe) or (
+            count != len(asked) and (kind == SUBACK or self.level == LEVEL_5)
+        ):
+            raise ProtocolViolation("%d results for %d filters" % (count, len(asked)))  # [MQTT-3.8.4-5]
         self.request_id = 0
         self._wants_request = True
-        for i in range(len(entries)):
-            entry = entries[i]
-            if kind == SUBACK:
+        for i in range(len(asked)):
+            entry = asked[i]
+            # One that was asked for otherwise meanwhile has its next request to come.
+            if entry.state == ASKED:
                 entry.code = packet.buffer[packet.codes_start + i]
                 entry.state = DECLINED if entry.code >= SUBSCRIPTION_REFUSED else GRANTED
-            else:
+            elif entry.state == UNASKED:
                 self.subscriptions.remove(entry)
         return SUBSCRIBED
 
