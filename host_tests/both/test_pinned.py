@@ -422,6 +422,22 @@ def test_pinning_is_refused_where_it_can_not_be():
             pin(board.flash, "/third", count, ROOT)
 
 
+@pytest.mark.req("S6")
+def test_pinning_on_a_full_disk_is_refused():
+    _only_on_micropython()
+    board = Board(12)
+    sizes = [4096, 64]
+    for size in sizes:
+        for i in range(200):
+            try:
+                _write("/fill%d-%d" % (size, i), _pattern(size))
+            except OSError:
+                break
+    with pytest.raises(PinsRefused):
+        pin(board.flash, "/journal", 2, ROOT)
+    assert board.fresh("/fill4096-0") == _pattern(4096)
+
+
 class Board2:
     """Another chip with a littlefs, not mounted anywhere."""
 

@@ -178,12 +178,12 @@ def pin(device, directory, count, root="", mount=_littlefs):
         mount(_Witness(device, device.ioctl(4, 0)))
     except (OSError, ValueError) as error:
         raise PinsRefused("no littlefs here: %s" % error)
-    try:
-        os.stat(root + directory)
-    except OSError:
-        os.mkdir(root + directory)
     made = []
     try:
+        try:
+            os.stat(root + directory)
+        except OSError:
+            os.mkdir(root + directory)
         for sector in range(count):
             path = _name(root + directory, sector)
             try:
