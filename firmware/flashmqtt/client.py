@@ -11,7 +11,15 @@ from .backoff import Backoff
 from .codec.topics import check_filter, covers
 from .compat import const, ticks_add, ticks_diff, ticks_ms
 from .connection import CONNECTED, DELIVERED, IN_DOUBT, MESSAGE, NOTHING, REFUSED, Connection
-from .errors import ConnectionLost, ConnectRefused, DeadlineExpired, NotConnected, PublishRefused, SubscriptionRefused
+from .errors import (
+    CertificateRefused,
+    ConnectionLost,
+    ConnectRefused,
+    DeadlineExpired,
+    NotConnected,
+    PublishRefused,
+    SubscriptionRefused,
+)
 from .link import Link
 from .session.session import DECLINED, GRANTED, Session
 
@@ -133,7 +141,7 @@ class Client:
         """Connect; return whether the broker still knew the session. From now on `poll` and `publish` reconnect by themselves.
 
         Raises:
-            ConnectRefused: by the broker, with its reason. `poll` goes on trying nevertheless.
+            ConnectRefused: by the broker, with its reason; CertificateRefused: by us. `poll` goes on trying nevertheless.
             ConnectionLost: not connected in time (the last attempt's error is in `error`); `poll` goes on trying.
         """
         link = self.link
@@ -141,7 +149,7 @@ class Client:
         link.error = None
         deadline = self._deadline(timeout_s)
         while not link.is_open:
-            if isinstance(link.error, ConnectRefused):
+            if isinstance(link.error, (ConnectRefused, CertificateRefused)):
                 raise link.error
             self._wait_step(deadline, link.error or "connect")
         return self.connection.session_present

@@ -107,6 +107,10 @@ class DeadlineExpired(ConnectionLost):
 # --- session and connection -------------------------------------------------------------------------------------------
 
 
+class CertificateRefused(ConnectionLost):
+    """TLS: the broker's certificate was not accepted; the text says why, also where it is the board's clock."""
+
+
 class NotConnected(ConnectionLost):
     """There is no connection at this moment, and what was asked for needs one."""
 
@@ -178,3 +182,7 @@ class PinsRefused(StoreError):
 
 class PinsLost(StoreError):
     """The files that reserved the store's blocks are gone, replaced or moved; nothing was written to what is not ours."""
+
+
+class StoreExhausted(StoreError):
+    """Every sequence number is used (a billion messages); only format() begins anew."""

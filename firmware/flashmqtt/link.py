@@ -102,6 +102,10 @@ class Link:
                 except (OSError, ConnectionLost):
                     pass
         self._close()
+        if self._tls and isinstance(error, (OSError, ValueError)):
+            from .tls import explained
+
+            error = explained(error)
         self.error = error
         delay = self.backoff.ended(lasted)
         self._keep_step()
@@ -117,7 +121,11 @@ class Link:
             return self._step(now_ms)
         except (OSError, ConnectionLost, MalformedPacket, PacketTooLarge, ProtocolViolation, ConnectRefused) as error:
             self.fail(error, now_ms)
-            return NOTHING
+        except ValueError as error:  # MicroPython's word for a certificate that it refuses
+            if not self._tls:
+                raise
+            self.fail(error, now_ms)
+        return NOTHING
 
     def write(self, now_ms):
         """Write what is in the output; return whether all of it left."""

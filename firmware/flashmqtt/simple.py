@@ -1,0 +1,143 @@
+"""umqtt.simple's calls, as they are, over the durable client: a program written for it runs unchanged and loses nothing.
+
+    from flashmqtt.simple import MQTTClient      # instead of: from umqtt.simple import MQTTClient
+
+What is better than it looks: `publish` at QoS 1 (and 2, which umqtt.simple does not have) stores the message first. When the link
+goes while it waits for the acknowledgement it returns all the same: the message is sent as soon as `check_msg`, `wait_msg` or
+`publish` have connected again, which they do by themselves. Give `store=` a journal and the message also survives a reset.
+"""
+
+from .client import Client
+from .codec.encode import put_pingreq
+from .compat import TYPE_CHECKING
+from .errors import ConnectionLost, ConnectRefused, SubscriptionRefused
+
+if TYPE_CHECKING:
+    from typing import Any  # noqa: TID251
+
+
+class MQTTException(Exception):
+    """The broker refused something; the argument is its code."""
+
+
+class MQTTClient:
+    """A client with umqtt.simple's signatures; `store` and `ssl_params` are keywords of ours.
+
+    Args:
+        ssl: an SSLContext, or True to have one made of ssl_params (see `flashmqtt.tls.context`).
+    """
+
+    def __init__(
+        self,
+        client_id,
+        server,
+        port=0,
+        user=None,
+        password=None,
+        keepalive=0,
+        ssl=None,
+        ssl_params=None,
+        store=None,
+        **options,
+    ):
+        if ssl is True:
+            from .tls import context
+
+            ssl = context(**(ssl_params or {}))
+        self.client_id = client_id
+        self.server = server
+        self.port = port or (8883 if ssl else 1883)
+        self.cb = None
+        self.keepalive = keepalive
+        self._options = options
+        self._options.update(user=user, password=password, keep_alive_s=keepalive, tls=ssl or None, store=store)
+        self._will = None
+        self._unseen = 0  # messages that were handed over and not yet waited for
+        self._client: "Any" = None
+
+    @property
+    def sock(self):
+        """The socket, None while there is no connection."""
+        return self._client.link.sock if self._client else None
+
+    def set_callback(self, f):
+        """Call f(topic, msg), both bytes, for every message."""
+        self.cb = f
+
+    def set_last_will(self, topic, msg, retain=False, qos=0):
+        """Leave this message with the broker for the case that the connection is lost."""
+        self._will = (topic, msg, qos, retain)
+
+    def connect(self, clean_session=True, timeout=None):
+        """Connect; return whether the broker still knew the session. Raises OSError or MQTTException."""
+        client = self._client
+        if client is None:
+            client = self._client = Client(
+                self.server, self.port, self.client_id, will=self._will, clean=clean_session, **self._options
+            )
+            client.on_message = self._on_message
+        client.connection.clean = bool(clean_session)
+        client.link.stop()
+        client.start()
+        deadline = client._deadline(timeout)
+        try:
+            while not client.connected:
+                client._wait_step(deadline, "connect")
+                if client.error:
+                    raise client.error
+        except ConnectRefused as refused:
+            client.link.stop()
+            raise MQTTException(refused.code)
+        except ConnectionLost as lost:
+            client.link.stop()
+            raise OSError(-1, str(lost))
+        except OSError:
+            client.link.stop()
+            raise
+        return int(client.connection.session_present)
+
+    def disconnect(self):
+        """End the connection."""
+        self._client.disconnect()
+
+    def ping(self):
+        """Send a PINGREQ now; with keepalive set it happens by itself."""
+        client = self._client
+        session = client.session
+        if client.connected and session.room:
+            session.out_end = put_pingreq(session.out, session.out_end)
+        client._work()
+
+    def publish(self, topic, msg, retain=False, qos=0):
+        """Publish; at QoS 1 and 2 wait for the acknowledgement as long as there is a connection."""
+        client = self._client
+        handle = client.publish(topic, msg, qos, retain)
+        if handle and not client._handling:
+            while client.connected and not client.session.delivered(handle):
+                client._wait_step(client._deadline(1), None)
+
+    def subscribe(self, topic, qos=0):
+        """Subscribe; raises MQTTException where the broker refuses."""
+        if self.cb is None:
+            raise AssertionError("Subscribe callback is not set")
+        try:
+            self._client.subscribe(topic, qos)
+        except SubscriptionRefused as refused:
+            raise MQTTException(refused.code)
+
+    def wait_msg(self):
+        """Wait until one message was handed to the callback; the link is kept, and made again, meanwhile."""
+        while not self._unseen:
+            self._client.poll(1000)
+        self._unseen -= 1
+
+    def check_msg(self):
+        """Hand over what has come, without waiting."""
+        self._client.poll(0)
+        self._unseen = 0
+
+    def _on_message(self, message):
+        # `publish` hands messages over too: the wait_msg that follows it must not wait for one that was handed over already.
+        self._unseen += 1
+        if self.cb:
+            self.cb(bytes(message.topic_view), message.payload)

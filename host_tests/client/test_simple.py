@@ -1,0 +1,105 @@
+"""Programs written for umqtt.simple, unchanged, with the real one from PyPI and with ours: they print the same."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tools.broker import Broker, find_mosquitto
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAMS = Path(__file__).parent / "programs"
+MICROPYTHON = Path(sys.executable).parent / "micropython"
+SITE = next(Path(path) for path in sys.path if path.endswith("site-packages"))
+
+pytestmark = [
+    pytest.mark.skipif(find_mosquitto() is None, reason="needs mosquitto"),
+    pytest.mark.skipif(not MICROPYTHON.exists(), reason="needs MicroPython"),
+]
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory):
+    with Broker(tmp_path_factory.mktemp("broker"), kind="mosquitto") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory):
+    """Return MICROPYPATH for the real umqtt.simple and for ours."""
+    real = tmp_path_factory.mktemp("real") / "umqtt"
+    real.mkdir()
+    (real / "simple.py").write_bytes((SITE / "umqtt" / "simple.py").read_bytes())
+    ours = tmp_path_factory.mktemp("ours") / "umqtt"
+    ours.mkdir()
+    (ours / "simple.py").write_text("from flashmqtt.simple import MQTTClient, MQTTException\n")
+    return {"umqtt.simple": str(real.parent), "flashmqtt.simple": f"{ours.parent}:{ROOT / 'firmware'}"}
+
+
+def run(path: str, program: Path, *arguments: object) -> str:
+    ran = subprocess.run(
+        [str(MICROPYTHON), "-X", "heapsize=512K", str(program), *map(str, arguments)],
+        check=False,
+        env={**os.environ, "MICROPYPATH": path},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    return ran.stdout
+
+
+@pytest.mark.req("Q1", "Q7")
+@pytest.mark.parametrize("program", sorted(PROGRAMS.glob("*.py")), ids=lambda path: path.stem)
+def test_a_program_for_umqtt_simple_prints_the_same(program, broker, paths):
+    printed = {name: run(path, program, broker.port, f"{program.stem}") for name, path in paths.items()}
+    assert printed["flashmqtt.simple"] == printed["umqtt.simple"]
+    assert printed["umqtt.simple"].strip()
+
+
+@pytest.mark.req("S5")
+def test_what_was_published_during_an_outage_arrives_after_it(tmp_path, paths):
+    program = tmp_path / "outage.py"
+    program.write_text(
+        "import sys, time\n"
+        "from umqtt.simple import MQTTClient\n"
+        "c = MQTTClient('outage', '127.0.0.1', int(sys.argv[1]))\n"
+        "c.connect(clean_session=False)\n"
+        "print('connected')\n"
+        "sys.stdin.readline()\n"
+        "for i in range(5):\n"
+        "    c.publish('outage', str(i), qos=1)\n"
+        "print('published')\n"
+        "while c._client.pending:\n"
+        "    c.check_msg()\n"
+        "    time.sleep_ms(20)\n"
+        "print('delivered')\n"
+        "c.disconnect()\n"
+    )
+    broker = Broker(tmp_path / "broker", kind="mosquitto").start()
+    board = subprocess.Popen(
+        [str(MICROPYTHON), "-X", "heapsize=512K", str(program), str(broker.port)],
+        env={**os.environ, "MICROPYPATH": paths["flashmqtt.simple"]},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert board.stdout.readline() == "connected\n"
+        broker.kill()
+        board.stdin.write("\n")
+        board.stdin.flush()
+        assert board.stdout.readline() == "published\n"
+        with broker:
+            assert board.stdout.readline() == "delivered\n"
+            assert board.wait(10) == 0
+    finally:
+        board.kill()
+        board.wait()
+        board.stdin.close()
+        board.stdout.close()
