@@ -1,0 +1,566 @@
+"""The journal as a store: append, take, mark, release, and what survives of it. FORMAT.md has the bytes.
+
+The promise: when `append`, `hold`, `mark` or `commit` returns, what it wrote outlives a power cut at any later moment; a
+release is durable with the next write or `flush`. A message costs one page program. Messages come out in the order they went in.
+
+Acknowledgements ride along: every record says up to where everything is done, and names up to three messages that finished out
+of turn. Only where nothing is written for long does a record of its own say so.
+
+What it does not know: MQTT. A record is bytes, a mark is a number.
+"""
+
+from flashmqtt.errors import FlashFailed, StoreExhausted, StoreFull, StoreWorn, UsageError
+from flashmqtt.fast import copy
+
+from .layout import (
+    BODY_MAX,
+    CLOSE,
+    DONE,
+    FIRST,
+    HEADER,
+    HELD,
+    LAST,
+    MARK,
+    MOVED,
+    NO_SECTOR,
+    PAGE,
+    QUEUED,
+    RECORD,
+    SEQ_LIMIT,
+    TYPE,
+    put_u16,
+    put_u32,
+)
+from .recovery import Recovery
+from .slots import AGAIN, EXPLICIT, HOLD, OPEN, WINDOW, Slots
+
+REFUSE = 0
+DROP_OLDEST = 1
+DROP_NEWEST = 2
+
+_NONE = b""
+_RIDES = 3  # with one record
+_PENDING = 12  # finished out of turn and not yet on flash
+_USABLE_MIN = 3
+_UNSAID = 32  # released since low was last said
+
+
+class Journal(Slots):
+    """A store on a region of flash, mounted. A blank region becomes an empty journal; any other content is never overwritten."""
+
+    def __init__(self, region, slots: int = 16, policy: int = REFUSE, wipe: bool = False) -> None:
+        super().__init__(region, slots)
+        self.policy = policy
+        self.fresh = False
+        self._boot_seq = 1  # the first sequence of this boot
+        self._pending = [
+            0
+        ] * _PENDING  # finished sequences to be named; negative: of messages with a place of their own
+        self._pending_n = 0
+        self._unsaid = 0
+        self._said_dropped = 0
+        self._found_seq = self._found_sector = self._found_offset = self._found_length = 0
+        self._small = bytearray(4 + 4 * _PENDING)
+        self._chunk_length = self._chunk_done = 0
+        recovery = Recovery(self)
+        if wipe:
+            recovery.wipe()
+        else:
+            recovery.run()
+
+    @staticmethod
+    def format(region, slots: int = 16, policy: int = REFUSE) -> "Journal":
+        """Make a region an empty journal, whatever it holds, and mount it. Cut short, it is to be called again."""
+        return Journal(region, slots, policy, True)
+
+    # --- storing ---
+
+    def append(self, buf, length: int) -> int:
+        """Store an outgoing message; return its sequence, or 0 if the policy dropped it.
+
+        Raises:
+            StoreFull: no room, and the policy is to refuse (or dropping the oldest does not help).
+            StoreWorn: no sector left that works.
+        """
+        self._abandon()
+        seq = self._new_seq()
+        try:
+            if length <= BODY_MAX:
+                self._write(QUEUED | FIRST | LAST, seq, buf, 0, length, True)
+                self.next_seq = seq + 1
+            else:
+                self.begin(length)
+                self._extend(buf, length, LAST)
+        except StoreFull:
+            self._abandon()
+            if self.policy != DROP_NEWEST:
+                raise
+            self.dropped += 1
+            return 0
+        self._stored()
+        return seq
+
+    def begin(self, length: int) -> None:
+        """Begin an outgoing message of so many bytes that comes in pieces; it exists when `commit` returns."""
+        self._abandon()
+        self._chunk = self._new_seq()
+        self._chunk_length = length
+        self._chunk_done = 0
+        self.next_seq = self._chunk + 1
+
+    def extend(self, buf, n: int) -> None:
+        """Add the next piece."""
+        if not self._chunk or self._chunk_done + n > self._chunk_length:
+            raise UsageError("extend: not begun, or too long")
+        self._extend(buf, n, 0)
+
+    def commit(self) -> int:
+        """End the message; return its sequence."""
+        seq = self._chunk
+        if not seq or self._chunk_done != self._chunk_length:
+            raise UsageError("commit: not all of it is there")
+        self._write(QUEUED | LAST | (0 if self._chunk_length else FIRST), seq, _NONE, 0, 0, True)
+        self._stored()
+        return seq
+
+    def hold(self, buf, length: int) -> int:
+        """Store an inbound message; return its slot, open until released.
+
+        Raises:
+            StoreFull: no room, or no slot.
+        """
+        slot = self._free_slot()
+        if slot < 0:
+            raise StoreFull("no slot")
+        seq = self._new_seq()
+        done = 0
+        flags = HELD | FIRST
+        try:
+            while True:
+                n = min(length - done, BODY_MAX)
+                if done + n == length:
+                    flags |= LAST
+                offset = self._write(flags, seq, buf, done, n, True)
+                self.next_seq = seq + 1
+                if flags & FIRST:
+                    self._fill_slot(slot, OPEN | EXPLICIT | HOLD, seq, self._head, offset, length)
+                if flags & LAST:
+                    return slot
+                flags = HELD
+                done += n
+        except StoreFull:
+            if done:  # its first pieces are there, and say nothing without the last
+                self._slot_state[slot] = 0
+            raise
+
+    def _new_seq(self):
+        if self.next_seq >= SEQ_LIMIT:
+            raise StoreExhausted("every sequence number is used")
+        return self.next_seq
+
+    def _stored(self):
+        self._chunk = 0
+        self.stored += 1
+        self._backlog += 1
+        self._queued += 1
+        self.fresh = False
+
+    def _abandon(self):
+        """A message in pieces that was not committed does not exist."""
+        self._chunk = 0
+
+    def _extend(self, buf, n, last):
+        done = 0
+        while done < n:
+            part = min(n - done, BODY_MAX)
+            kind = QUEUED
+            if not self._chunk_done:
+                kind |= FIRST
+            if last and done + part == n:
+                kind |= LAST
+            self._write(kind, self._chunk, buf, done, part, True)
+            done += part
+            self._chunk_done += part
+
+    # --- taking ---
+
+    @property
+    def waiting(self) -> int:
+        """How many messages are queued and not taken."""
+        return self._queued + self._again
+
+    def take(self) -> int:
+        """Open the next queued message; return its slot, or -1 if nothing waits or no slot is free.
+
+        Raises:
+            StoreCorrupt: what is stored can't be read.
+        """
+        if self._again:
+            best = -1
+            for slot in range(self.slots):
+                if self._slot_state[slot] & AGAIN and (best < 0 or self._slot_seq[slot] < self._slot_seq[best]):
+                    best = slot
+            self._slot_state[best] = OPEN | EXPLICIT
+            self._again -= 1
+            return best
+        if not self._queued:
+            return -1
+        slot = self._free_slot()
+        if slot < 0 or not self._next():
+            return -1
+        self._fill_slot(slot, OPEN, self._found_seq, self._found_sector, self._found_offset, self._found_length)
+        self._enter(self._found_seq, 0)
+        self._queued -= 1
+        return slot
+
+    def _next(self):
+        """Move the cursor behind the next message that waits; return False if there is none, or no room in the window."""
+        while True:
+            if self._window_n == WINDOW and not self._unblock():
+                return False
+            sector = self._cursor_sector
+            offset = self._find(sector, self._cursor_offset, self._limit(sector))
+            if offset < 0:
+                if sector == self._head:
+                    return False
+                self._cursor_sector = self._after[sector]
+                self._cursor_offset = HEADER
+                continue
+            self._cursor_offset = offset + self._size
+            if self._kind & (TYPE | FIRST) != QUEUED | FIRST:
+                continue
+            seq = self._seq
+            length = self._length
+            if not self._kind & LAST:
+                length = self._total(sector, offset, seq)
+                if length < 0:
+                    continue
+            self._cursor_seq = seq + 1
+            slot = self._slot_of(seq)
+            if slot >= 0:  # marked before the last mount, and open since; or moved
+                self._enter(seq, 1 if self._slot_state[slot] & EXPLICIT else 0)
+            elif self._forget_early(seq):
+                self._enter(seq, 1)
+            else:
+                self._found_seq = seq
+                self._found_sector = sector
+                self._found_offset = offset
+                self._found_length = length
+                return True
+
+    def _total(self, sector, offset, seq):
+        """Return the length of a message in pieces; -1 if its last piece never came."""
+        total = 0
+        limit = self._limit(sector)
+        kind = 0
+        while True:
+            offset = self._find(sector, offset, limit)
+            if offset < 0:
+                if sector == self._head:
+                    return -1
+                sector = self._after[sector]
+                offset = HEADER
+                limit = self._limit(sector)
+                continue
+            offset += self._size
+            kind = kind or self._kind & TYPE
+            if self._kind & TYPE != kind:
+                continue
+            if self._seq == seq:
+                total += self._length
+                if self._kind & LAST:
+                    return total
+            elif kind == QUEUED:
+                return -1
+
+    def is_open(self, slot: int) -> bool:
+        """Whether the slot is handed out."""
+        return self._slot_state[slot] & OPEN != 0
+
+    def is_held(self, slot: int) -> bool:
+        """Whether it is an inbound message."""
+        return self._slot_state[slot] & HOLD != 0
+
+    def seq_of(self, slot: int) -> int:
+        """Its sequence."""
+        return self._slot_seq[slot]
+
+    def length_of(self, slot: int) -> int:
+        """Its bytes."""
+        return self._slot_length[slot]
+
+    def mark_of(self, slot: int) -> int:
+        """Its mark, 0 if it has none."""
+        return self._slot_mark[slot]
+
+    def old(self, slot: int) -> bool:
+        """Whether it was stored before this mount."""
+        return self._slot_seq[slot] < self._boot_seq
+
+    def read(self, slot: int, offset: int, buf, at: int, n: int) -> None:
+        """Copy n bytes of a message, from an offset on, to buf[at:at+n]."""
+        if not self._slot_state[slot] or offset < 0 or n < 0 or offset + n > self._slot_length[slot]:
+            raise UsageError("read: not of this message")
+        sector = self._slot_sector[slot]
+        place = self._slot_offset[slot]
+        seq = self._slot_seq[slot]
+        kind = 0
+        limit = self._limit(sector)
+        while n:
+            place = self._find(sector, place, limit)
+            if place < 0:
+                sector = self._after[sector]
+                place = HEADER
+                limit = self._limit(sector)
+                continue
+            place += self._size
+            kind = kind or self._kind & TYPE
+            if self._seq != seq or self._kind & TYPE != kind:
+                continue
+            if offset < self._length:
+                part = min(self._length - offset, n)
+                copy(buf, at, self._page, self._body + offset, part)
+                at += part
+                n -= part
+                offset = 0
+            else:
+                offset -= self._length
+
+    # --- finishing ---
+
+    def mark(self, slot: int, value: int) -> None:
+        """Give a message a state byte, 1..255, that survives."""
+        if not self.is_open(slot):
+            raise UsageError("mark: not open")
+        self._small[0] = value
+        self._write(MARK, self._slot_seq[slot], self._small, 0, 4, False)
+        self._slot_mark[slot] = value
+
+    def release(self, slot: int) -> None:
+        """A message is done. Gone from RAM now, from flash with the next write or `flush`."""
+        if not self.is_open(slot):
+            raise UsageError("release: not open")
+        state = self._slot_state[slot]
+        seq = self._slot_seq[slot]
+        self._slot_state[slot] = 0
+        self._slot_mark[slot] = 0
+        if state & EXPLICIT:
+            self._pend(-seq)
+        elif seq >= self._cursor_seq:
+            self._early[self._early_n] = seq
+            self._early_n += 1
+            self._pend(seq)
+        elif not self._leave(seq):
+            self._pend(seq)
+        self._unsaid += 1
+        if (self._unsaid >= _UNSAID or self._pending_n == _PENDING) and not self.worn:
+            self.flush()
+
+    def _pend(self, seq):
+        low = self._low()
+        n = 0
+        for i in range(self._pending_n):  # what low has passed need not be named
+            if self._pending[i] < 0 or self._pending[i] >= low:
+                self._pending[n] = self._pending[i]
+                n += 1
+        if n < _PENDING:
+            self._pending[n] = seq
+            n += 1
+        self._pending_n = n
+
+    def sync(self) -> None:
+        """Nothing to do: every call here is durable when it returns."""
+
+    def flush(self) -> None:
+        """Make the releases durable."""
+        if not self._unsaid and self.dropped == self._said_dropped:
+            return
+        self._say()
+
+    def _say(self):
+        """Write what is done as a record of its own."""
+        n = self._pending_n
+        put_u32(self._small, 0, self.dropped)
+        for i in range(n):
+            put_u32(self._small, 4 + 4 * i, abs(self._pending[i]))
+        self._write(DONE, self._low(), self._small, 0, 4 + 4 * n, False)
+        self._pending_n = 0
+        self._unsaid = 0
+        self._said_dropped = self.dropped
+
+    def idle(self) -> None:
+        """A good moment for slow work: erase the next sector, if it will be needed soon."""
+        if self._ahead < 0 and not self.worn and 2 * self._end > self._sector_bytes:
+            try:
+                self._erased()
+            except StoreWorn:
+                pass
+
+    def close(self) -> None:
+        """End cleanly, as before a deep sleep: the next mount goes on in the same sector, without an erase."""
+        if self.worn:
+            return
+        self.flush()
+        put_u16(self._small, 0, self._ahead if self._ahead >= 0 else NO_SECTOR)
+        put_u16(self._small, 2, 0)
+        put_u32(self._small, 4, self._ahead_erases)
+        if self._spoiled or self._end + 2 * PAGE > self._sector_bytes:  # both in one sector
+            self._advance(False)
+        self._write(CLOSE | FIRST, self._low(), self._small, 0, 8, False)
+        self._write(CLOSE | LAST, self._low(), self._small, 0, 8, False)
+
+    # --- writing ---
+
+    def _write(self, kind, seq, buf, start, n, data):
+        """Program one record at the end of the log; return its offset in the head.
+
+        data: it takes room that is kept back when the store is nearly full.
+        """
+        if self.worn:
+            raise StoreWorn("no sector left that works")
+        low = self._low()
+        delta = seq - low if kind & TYPE in (QUEUED, HELD, MARK) else -1
+        if delta < 0 or delta >= 255:
+            delta = 255
+        count = 0
+        if kind & TYPE != MOVED and kind & TYPE < DONE:
+            count = min(self._pending_n, _RIDES, (BODY_MAX - n) // 4)
+        size = (RECORD + 4 * count + n + 3) & -4
+        while True:
+            offset = self._room(size, data)
+            count = min(count, self._pending_n)  # none, if that opened a sector
+            size = (RECORD + 4 * count + n + 3) & -4
+            try:
+                self._stage(self._head, offset, kind, delta, seq, buf, start, n, self._pending, count)
+                self._program(self._head)
+                break
+            except FlashFailed:
+                if self._left >= 0:
+                    self._unopen()
+                else:
+                    self._spoiled = True
+        if self._left >= 0:
+            self._confirm()
+            self._unsaid = 0
+        self._end = offset + size
+        if count:
+            for i in range(count, self._pending_n):
+                self._pending[i - count] = self._pending[i]
+            self._pending_n -= count
+        if delta != 255 and not self._pending_n:
+            self._unsaid = 0
+        return offset
+
+    def _room(self, size, data):
+        """Return where in the head a record of so many bytes goes; opens the next sector if it has to."""
+        if self._left < 0 and (self._spoiled or (data and self.sectors_usable - self._chain < 2)):
+            self._advance(data)
+        offset = self._fit(self._end, size)
+        if offset < 0:
+            self._advance(data)
+            offset = self._fit(self._end, size)
+        return offset
+
+    def _advance(self, data):
+        """Open the next sector, making room for it where the policy allows.
+
+        Two sectors stay free behind every one opened for data, one behind any other: so a recovery, and the state of what is
+        being sent, always find room.
+        """
+        while True:
+            self._settle()
+            usable = self.sectors_usable
+            chain = self._count(self._oldest())
+            if usable - chain - 1 >= 2:
+                self._open(self._end, False)
+                return
+            # Near the end: what is live in the head moves along, so that the chain grows no longer.
+            if usable - chain >= (2 if data else 1) and self._carry(-1, HEADER) <= self._sector_bytes // 2:
+                self._open(HEADER, True)
+                return
+            if not data:
+                if usable - chain - 1 >= 1:
+                    self._open(self._end, False)
+                    return
+                self.worn = True
+                raise StoreWorn("%d sectors left that work" % usable)
+            if usable < _USABLE_MIN:
+                raise StoreWorn("%d sectors left that work" % usable)
+            if not self._relieve(chain):
+                raise StoreFull("%d sectors, %d messages" % (usable, self.waiting))
+
+    def _relieve(self, chain):
+        """Empty the oldest sector; return False if nothing can be done.
+
+        A few messages that are taken move to the head. What waits stays, unless the policy is to drop it.
+        """
+        oldest = self._oldest()
+        if oldest == self._head:
+            return False
+        waits = self._cursor_sector == oldest
+        if waits and (self.policy != DROP_OLDEST or not self._queued):
+            return False
+        total = n = 0
+        for slot in range(self.slots):
+            if self._slot_state[slot] and self._slot_sector[slot] == oldest:
+                total += self._slot_length[slot] + 2 * RECORD
+                n += 1
+        if total > self._sector_bytes // 4 or (n and self.sectors_usable - chain - 1 < 1):
+            return False
+        if n:
+            self._open(self._end, False)
+            self._say()
+            for slot in range(self.slots):
+                if self._slot_state[slot] and self._slot_sector[slot] == oldest:
+                    self._move(slot)
+        if waits:
+            while self._queued and self._cursor_sector == oldest and self._next():
+                self._queued -= 1
+                self.dropped += 1
+                self._enter(self._found_seq, 1)
+                self._settle()
+        return True
+
+    def _unblock(self):
+        """The first message of a full window moves out of the way."""
+        slot = self._slot_of(self._low())
+        if self._slot_length[slot] > self._sector_bytes // 4:
+            return False
+        self._move(slot)
+        return True
+
+    def _move(self, slot):
+        """Copy a message to the head; from now on it has a place of its own."""
+        seq = self._slot_seq[slot]
+        total = self._slot_length[slot]
+        if self._end + total + 4 * PAGE > self._sector_bytes:  # all of it shall lie in one sector
+            self._advance(False)
+            self._say()
+        sector = self._slot_sector[slot]
+        place = self._slot_offset[slot]
+        kind = first = 0
+        while True:
+            place = self._find(sector, place, self._limit(sector))
+            if place < 0:
+                sector = self._after[sector]
+                place = HEADER
+                continue
+            kind = kind or self._kind & TYPE
+            place += self._size
+            if self._seq != seq or self._kind & TYPE != kind:
+                continue
+            flags = self._kind & (FIRST | LAST)
+            at = self._write(
+                (HELD if kind == HELD else MOVED) | flags, seq, self._page, self._body, self._length, False
+            )
+            if flags & FIRST:
+                first = at
+            if flags & LAST:
+                break
+        state = self._slot_state[slot]
+        self._slot_sector[slot] = self._head
+        self._slot_offset[slot] = first
+        if not state & EXPLICIT:
+            self._slot_state[slot] = state | EXPLICIT
+            if seq < self._cursor_seq:
+                self._leave(seq)

@@ -1,0 +1,173 @@
+"""Records on pages: find one, read it, write one. FORMAT.md, "Record".
+
+The idea: no record crosses a page, and every record is one program of its page. So a power cut damages one record and no other,
+two 256-byte buffers are all that reading and writing need, and nothing here ever allocates.
+
+What it does not know: which sectors are in use and in what order (`ring`), and what the records mean (`journal`).
+"""
+
+from array import array
+
+from flashmqtt.errors import StoreCorrupt, UsageError
+from flashmqtt.fast import copy, crc32_matches, fill, is_blank, put_crc32
+
+from .layout import (
+    CLOSE,
+    FIRST,
+    PAGE,
+    R_DELTA,
+    R_KIND,
+    R_LENGTH,
+    R_RIDES,
+    R_SEQ,
+    RECORD,
+    SEAL,
+    get_u32,
+    put_u32,
+)
+
+
+class Log:
+    """The pages of a region; after `_look` the fields of one record."""
+
+    def __init__(self, region):
+        size = region.sector_bytes
+        if PAGE % region.page_bytes or size % PAGE or size > 0x8000 or region.sectors > 0xFFFE:
+            raise UsageError("a journal needs pages of up to 256 bytes, sectors of up to 32 KB")
+        if not region.reads_blank:
+            raise UsageError("encrypted: a page can't be programmed in two steps there")
+        self.region = region
+        self._sector_bytes = size
+        self._seqs = array("i", [0] * region.sectors)  # each sector's sequence: the seed of its records' CRCs
+        self._page = bytearray(PAGE)  # the page read last
+        self._page_number = -1
+        self._pinned = None  # recovery's one reading of the page that may read differently the next time
+        self._pinned_number = -1
+        self._out = bytearray(PAGE)  # the page being written, FF where nothing is to change
+        fill(self._out, 0, PAGE, 0xFF)
+        self._quantum = max(region.page_bytes, 16)
+        self._views: "list" = [None] * (PAGE // self._quantum + 1)  # of `_out`, by length, made once
+        self._base = -1  # where in the sector `_out` begins; -1: nothing staged
+        self._filled = 0
+        self._kind = self._delta = self._rides = self._seq = 0
+        self._body = 0  # where in `_page` the body begins, rides apart
+        self._length = 0  # of the body
+        self._size = 0  # of the record
+
+    # --- reading ---
+
+    def _load(self, sector, offset):
+        """Have the page around an offset in `_page`."""
+        number = (sector * self._sector_bytes + offset) // PAGE
+        if number == self._page_number:
+            return
+        self._page_number = -1
+        if number == self._pinned_number:
+            copy(self._page, 0, self._pinned, 0, PAGE)
+        else:
+            self.region.read(number * PAGE, self._page)
+        self._page_number = number
+
+    def _look(self, sector, offset):
+        """Read the record at an offset; False if no whole one stands there."""
+        at = offset % PAGE
+        if at > PAGE - RECORD:
+            return False
+        self._load(sector, offset)
+        page = self._page
+        end = at + RECORD + page[at + R_LENGTH]
+        if end > PAGE or not crc32_matches(page, at + R_LENGTH, end, at, self._seqs[sector]):
+            return False
+        self._kind = page[at + R_KIND]
+        self._delta = page[at + R_DELTA]
+        self._rides = page[at + R_RIDES]
+        self._seq = get_u32(page, at + R_SEQ)
+        self._body = at + RECORD + 4 * self._rides
+        self._length = end - self._body
+        self._size = (end - at + 3) & -4
+        if self._kind == CLOSE | FIRST:  # the second record of a clean end belongs to the first
+            self._size += self._fit(offset + self._size, self._size) - offset
+        return True
+
+    def _find(self, sector, offset, limit):
+        """Return where the next record at or after offset stands, read; -1 if there is none before limit.
+
+        Raises:
+            StoreCorrupt: what was whole once is not any more.
+        """
+        while offset < limit:
+            if self._look(sector, offset):
+                return offset
+            # Only the unused end of a page may be skipped.
+            at = offset % PAGE
+            if at == 0 or (at <= PAGE - RECORD and not is_blank(self._page, at, at + RECORD)):
+                raise StoreCorrupt("sector %d, offset %d: not a record" % (sector, offset))
+            offset += PAGE - at
+        return -1
+
+    def _ride(self, i):
+        """Return the i-th of the finished sequences that stand before the body."""
+        return get_u32(self._page, self._body - 4 * self._rides + 4 * i)
+
+    # --- writing ---
+
+    def _fit(self, offset, size):
+        """Return where a record of so many bytes goes, at offset or on the next page; -1: not in this sector."""
+        last = self._sector_bytes - PAGE
+        while True:
+            end = PAGE - SEAL if offset >= last else PAGE
+            if offset % PAGE + size <= end:
+                return offset
+            if offset >= last:
+                return -1
+            offset += PAGE - offset % PAGE
+
+    def _claim(self, sector, offset, size):
+        """Return where in `_out` the bytes at an offset are to be put; what waits for another page is programmed first."""
+        if self._base >= 0 and self._base // PAGE != offset // PAGE:
+            self._program(sector)
+        if self._base < 0:
+            self._base = offset - offset % self._quantum
+        self._filled = offset + size - self._base
+        return offset - self._base
+
+    def _stage(self, sector, offset, kind, delta, seq, buf, start, n, rides=None, count=0):
+        """Put a record into `_out`; return where the next one could follow."""
+        length = 4 * count + n
+        size = (RECORD + length + 3) & -4
+        at = self._claim(sector, offset, size)
+        out = self._out
+        out[at + R_LENGTH] = length
+        out[at + R_KIND] = kind
+        out[at + R_DELTA] = delta
+        out[at + R_RIDES] = count
+        put_u32(out, at + R_SEQ, seq)
+        body = at + RECORD
+        for i in range(count):
+            put_u32(out, body, abs(rides[i]))
+            body += 4
+        copy(out, body, buf, start, n)
+        put_crc32(out, at + R_LENGTH, body + n, at, self._seqs[sector])
+        return offset + size
+
+    def _program(self, sector):
+        """Make durable what is staged.
+
+        Raises:
+            FlashFailed: the flash did not take it.
+        """
+        if self._base < 0:
+            return
+        quantum = self._quantum
+        n = (self._filled + quantum - 1) // quantum
+        view = self._views[n]
+        if view is None:
+            view = self._views[n] = memoryview(self._out)[: n * quantum]
+        place = sector * self._sector_bytes + self._base
+        self._base = -1
+        if place // PAGE == self._page_number:
+            self._page_number = -1
+        try:
+            self.region.program(place, view)
+        finally:
+            fill(self._out, 0, n * quantum, 0xFF)
