@@ -34,6 +34,7 @@ Runs unchanged on MicroPython and CPython. In memory and unarmed, reads and page
 This module knows no journal and no file system.
 """
 
+from array import array
 from binascii import crc32
 
 try:
@@ -58,6 +59,7 @@ MODELS = ("nothing", "prefix", "bits", "unreported", "weak")
 _ESP_ERR_INVALID_ARG = 0x102
 _ESP_ERR_INVALID_SIZE = 0x104
 _EIO = 5
+_BLANK_PAGE = b"\xff" * PAGE_BYTES
 
 
 class PowerCut(BaseException):
@@ -452,7 +454,7 @@ class NorFlash:
         self._die()
 
     def _changed(self, old, wanted):
-        return [i for i in range(len(old)) if old[i] != wanted[i]]
+        return array("H", (i for i in range(len(old)) if old[i] != wanted[i]))
 
     def _one_bit(self, byte):
         bits = [bit for bit in range(8) if byte >> bit & 1]
@@ -553,12 +555,13 @@ class FileNorFlash(NorFlash):
             self._file = _unbuffered(self.path, "r+b")
         except OSError:
             with open(self.path, "wb") as new:
-                for _ in range(self.sectors):
-                    new.write(b"\xff" * SECTOR_BYTES)
+                for _ in range(self.size_bytes // PAGE_BYTES):
+                    new.write(_BLANK_PAGE)
             self._file = _unbuffered(self.path, "r+b")
         if self._file.seek(0, 2) != self.size_bytes:
             raise ValueError("%s: not %d bytes" % (self.path, self.size_bytes))
         self._intent = None
+        self._intent_page = bytearray(PAGE_BYTES)
         if self._intent_path:
             open(self._intent_path, "ab").close()
             self._intent = _unbuffered(self._intent_path, "r+b")
@@ -587,19 +590,36 @@ class FileNorFlash(NorFlash):
 
     def _save_erased(self, at):
         self._file.seek(at)
-        self._file.write(b"\xff" * SECTOR_BYTES)
+        for _ in range(SECTOR_BYTES // PAGE_BYTES):
+            self._file.write(_BLANK_PAGE)
 
     def _begin(self, kind, at, n, buf, start):
         if self._intent:
-            body = at.to_bytes(4, "little") + n.to_bytes(4, "little") + bytes(self.peek(at, n))
-            body += bytes(memoryview(buf)[start : start + n]) if buf is not None else b"\xff" * n
-            body += crc32(body).to_bytes(4, "little")
-            self._intent.seek(1)
-            self._intent.write(body)
-            self._intent.seek(0)
-            self._intent.write(kind.encode())  # only now the intent stands
+            self._put_intent(self._intent, kind, at, n, buf, start)
         if self._time_scale:
             sleep_us(int(self.chip[0 if kind == "P" else 2] * 1000 * self._time_scale))
+
+    def _put_intent(self, intent, kind, at, n, buf, start):
+        """Write it page by page: a board's heap has no room for two sectors."""
+        intent.seek(1)
+        head = at.to_bytes(4, "little") + n.to_bytes(4, "little")
+        intent.write(head)
+        crc = crc32(head)
+        page = self._intent_page
+        for offset in range(0, n, PAGE_BYTES):
+            part = memoryview(page)[: min(PAGE_BYTES, n - offset)]
+            self._load(at + offset, page, 0, len(part))
+            intent.write(part)
+            crc = crc32(part, crc)
+        for offset in range(0, n, PAGE_BYTES):
+            part = memoryview(_BLANK_PAGE)[: min(PAGE_BYTES, n - offset)]
+            if buf is not None:
+                part = memoryview(buf)[start + offset : start + offset + len(part)]
+            intent.write(part)
+            crc = crc32(part, crc)
+        intent.write((crc & 0xFFFFFFFF).to_bytes(4, "little"))
+        intent.seek(0)
+        intent.write(kind.encode())  # only now the intent stands
 
     def _end(self):
         if self._intent:
