@@ -80,7 +80,7 @@ def settings_of(arguments: argparse.Namespace) -> Settings:
         ("segment_rows", 1, 1 << 30),
         ("commit_count", 1, 1 << 20),
         ("packet_bytes", 128, 268_435_460),
-        ("in_flight", 1, 65_000),
+        ("in_flight", 1, 65_535),
         ("keep_alive", 1, 65_535),
         ("session_expiry", 1, 0xFFFFFFFF),
     ):

@@ -73,7 +73,9 @@ class Settings:
     commit_ms: float = 20.0
     packet_bytes: int = 1 << 20
     longest_pause_s: float = 10.0  # between attempts to connect
-    in_flight: int = 8192  # QoS 2 messages between PUBLISH and PUBREL
+    # QoS 2 messages between PUBLISH and PUBREL: as many as there are packet ids. mosquitto 2.0 sends a backlog of
+    # QoS 2 in one go, whatever its max_inflight_messages.
+    in_flight: int = 65_535
     reserve_bytes: int = 64 << 20  # of the disk, kept free so that sealing can go on
     drain_s: float | None = None
     salvage: bool = False

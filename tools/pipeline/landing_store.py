@@ -59,6 +59,7 @@ class Held:
     packet: bytes
     level: int
     time_us: int
+    ordinal: int  # in the order of arrival
     mark: int = 0
     old: bool = False
 
@@ -68,11 +69,14 @@ def held_after(contents: landing_log.Contents) -> dict[int, Held]:
     held: dict[int, Held] = {}
     for entry in contents.entries:
         if entry.kind == HELD:
-            held[entry.slot] = Held(contents.data[entry.start : entry.end], entry.level, entry.time_us, old=True)
+            packet = contents.data[entry.start : entry.end]
+            held[entry.slot] = Held(packet, entry.level, entry.time_us, 0, old=True)
         elif entry.kind == MARKED and entry.slot in held:
             held[entry.slot].mark = contents.data[entry.start]
         elif entry.kind in (RELEASED, DROPPED):
             held.pop(entry.slot, None)
+    for ordinal, message in enumerate(held.values(), 1):
+        message.ordinal = ordinal
     return held
 
 
@@ -146,7 +150,7 @@ class LandingStore:
             leftover.unlink()
         numbers = log_numbers(self.directory)
         self.closed = numbers[:-1]
-        self._held: dict[int, Held] = {}
+        self._held: dict[int, Held] = {}  # in the order of arrival
         if numbers:
             contents = read_log(log_path(self.directory, numbers[-1]), salvage)
             header = contents.header
@@ -170,6 +174,7 @@ class LandingStore:
             header = Header(self.collector, first_number, secrets.randbits(32), rows_before, 0)
             self._log = LandingLog.create(self.directory, header, [])
         self.first_row_at = time.monotonic()
+        self._ordinal = len(self._held)
         used = max(self._held, default=-1) + 1
         self._free = [slot for slot in range(used) if slot not in self._held][::-1]
         self._unused = used
@@ -199,7 +204,8 @@ class LandingStore:
         else:
             raise SlotsFull(f"more than {self.slots} QoS 2 messages are in flight")
         packet = bytes(buf[:length])
-        self._held[slot] = Held(packet, self.level, self.time_us)
+        self._ordinal += 1
+        self._held[slot] = Held(packet, self.level, self.time_us, self._ordinal)
         self._append(HELD, self.level, slot, self.time_us, packet)
         return slot
 
@@ -258,8 +264,8 @@ class LandingStore:
         return self._held[slot].old
 
     def seq_of(self, slot: int) -> int:
-        """Return 0: what is held is not in a sequence."""
-        return 0
+        """Return the place of a held message in the order of arrival, since the mount."""
+        return self._held[slot].ordinal
 
     def length_of(self, slot: int) -> int:
         """Return the length of a held message."""
