@@ -27,6 +27,7 @@ from tools.pipeline.landing_log import DROPPED, HELD, LANDED, RELEASED, Contents
 
 QOS_BITS, DUP_BIT, RETAIN_BIT = 0x06, 0x08, 0x01
 DAMAGED = ".damaged"
+ROWS_AT_ONCE = 32_768
 
 
 class Columns:
@@ -111,8 +112,10 @@ def _properties(data: bytes, position: int) -> tuple[bytes, int]:
 
 def rows_of(contents: Contents) -> pa.Table:
     """Return the rows of a log: what landed, and what was held and is released, in the order of those two events."""
+    header, data = contents.header, contents.data
+    tables: list[pa.Table] = []
     columns = Columns()
-    data = contents.data
+    rows = 0
     held: dict[int, tuple[int, int, int, int]] = {}
     for entry in contents.entries:
         if entry.kind == LANDED:
@@ -123,7 +126,12 @@ def rows_of(contents: Contents) -> pa.Table:
             columns.add(data, *held.pop(entry.slot))
         elif entry.kind == DROPPED:
             held.pop(entry.slot, None)
-    return columns.table(contents.header.collector, contents.header.number, contents.header.rows_before)
+        if len(columns.heads) >= ROWS_AT_ONCE:  # as Python objects they need ten times the room
+            tables.append(columns.table(header.collector, header.number, header.rows_before + rows))
+            rows += len(columns.heads)
+            columns = Columns()
+    tables.append(columns.table(header.collector, header.number, header.rows_before + rows))
+    return pa.concat_tables(tables)
 
 
 def seal(log: Path, directory: Path, salvage: bool = False) -> dict[str, Any]:
