@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from flashmqtt.flash.ram import RamRegion
-from flashmqtt.journal import Journal
-
+from flashmqtt.journal.journal import Journal
 from tools.flashsim.tear import tear
+from tools.virtual_board.image import build
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 HEAP = "192K"
@@ -66,9 +66,8 @@ def inspect(image: bytes, slots: int) -> tuple[int, int]:
     Raises:
         StoreError: the image holds no journal that can be mounted.
     """
-    region = RamRegion(len(image) // SECTOR_BYTES, page_bytes=PAGE_BYTES)
-    region.memory[:] = image
-    journal = Journal.mount(region, slots=slots)
+    region = RamRegion(len(image) // SECTOR_BYTES, page_bytes=PAGE_BYTES, cells=bytearray(image))
+    journal = Journal(region, slots=slots)
     # Mounting counted as one more boot.
     return journal.boot - 1, journal.stored
 
@@ -110,7 +109,7 @@ class VirtualBoard:
         (directory / "config.json").write_text(json.dumps(self._settings))
         self._environment = {
             **os.environ,
-            "MICROPYPATH": ":".join(str(ROOT / part) for part in ("tools/virtual_board", "firmware", ".")),
+            "MICROPYPATH": str(build(ROOT / "build" / "virtual_board")),
             "FLASHMQTT_FLASH_BYTES": str(flash_bytes),
             "FLASHMQTT_FLASH_TIME": str(flash_time),
         }
@@ -127,7 +126,8 @@ class VirtualBoard:
             str(Path(sys.executable).parent / "micropython"),
             "-X",
             f"heapsize={HEAP}",
-            str(ROOT / "firmware" / "main.py"),
+            "-m",
+            "main",
             cwd=self.directory,
             env=self._environment,
             stdin=asyncio.subprocess.DEVNULL,

@@ -1,0 +1,101 @@
+"""The whole chain, small: board, broker, collector and Spark, with every kind of fault, ended by the audit."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from tools.broker import find_mosquitto
+
+ROOT = Path(__file__).resolve().parents[2]
+BROKERS = ["amqtt"] + (["mosquitto"] if find_mosquitto() else [])
+
+
+def start(output: Path, *arguments: str) -> subprocess.Popen:
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'firmware'}"}
+    return subprocess.Popen(
+        [sys.executable, "-m", "tools.run", "--output", str(output), *arguments],
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def processes_of(folder: Path) -> list[str]:
+    """Return the command lines of the processes that work in or below a folder or name it."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            works_in = os.readlink(entry / "cwd")
+        except OSError:
+            continue
+        if str(folder) in command or works_in.startswith(str(folder)):
+            found.append(command)
+    return found
+
+
+@pytest.mark.req("P1", "P3", "P4", "B4", "S1")
+@pytest.mark.parametrize("broker", BROKERS)
+def test_every_reading_arrives_once_whatever_is_cut(broker, tmp_path):
+    output = tmp_path / "run"
+    process = start(output, "--readings=120", "--cuts=4", "--link-cuts=3", "--collector-kills=1", f"--broker={broker}")
+    printed, complaints = process.communicate(timeout=180)
+    assert process.returncode == 0, printed + complaints
+    story = json.loads((output / "story.json").read_text())
+    assert (story["power_cuts"], story["link_cuts"], story["collector_kills"]) == (4, 3, 1)
+    assert story["messages"] >= 120
+    expected = json.loads((output / "expected.json").read_text())["virtual-1"]["boots"]
+    assert expected[0]["first"] == 1
+    assert expected[-1]["last"] == story["messages"]
+    assert all(later["first"] == earlier["last"] + 1 for earlier, later in pairwise(expected))
+    assert re.search(r"\bmissing\b", printed)
+    assert processes_of(output) == []
+
+
+def test_a_taken_port_is_named(tmp_path):
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        process = start(tmp_path / "run", "--port", str(port))
+        _, complaints = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert f"Port {port} is in use" in complaints
+    assert "Traceback" not in complaints
+
+
+def test_ctrl_c_leaves_no_process_behind(tmp_path):
+    output = tmp_path / "run"
+    process = start(output, "--readings", "100000")
+    console = output / "board" / "console.log"
+    deadline = time.monotonic() + 60
+    while not (console.exists() and "stored" in console.read_text()):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert processes_of(output)
+    process.send_signal(signal.SIGINT)
+    _, complaints = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in complaints
+    assert processes_of(output) == []
+
+
+@pytest.mark.parametrize("arguments", [["--readings", "0"], ["--cuts", "-1"], ["--flash-kib", "0"]])
+def test_a_wrong_argument_is_named(arguments, tmp_path):
+    process = start(tmp_path / "run", *arguments)
+    _, complaints = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert arguments[0] in complaints
