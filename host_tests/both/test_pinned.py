@@ -10,6 +10,7 @@ from binascii import crc32
 import pytest
 
 from flashmqtt.errors import FlashFailed, PinsLost, PinsRefused, UsageError
+from flashmqtt.flash.block import BlockRegion
 from tools.flashsim.nor import NorFlash, PowerCut, Random
 
 ON_MICROPYTHON = sys.implementation.name == "micropython"
@@ -503,3 +504,30 @@ def test_guarding_costs_no_program_and_no_memory_while_the_file_system_rests():
     region.erase(2)
     region.erase(3)
     assert (board.flash.programs, board.flash.erases) == (0, 2)
+
+
+def _journal_cost(region, flash):
+    from flashmqtt.journal.journal import Journal
+
+    journal = Journal(region, 8)
+    message = bytearray(100)
+    flash.reset_counters()
+    for i in range(400):
+        message[0] = i & 0xFF
+        journal.append(message, 100)
+        journal.release(journal.take())
+    return flash.programs, flash.erases, flash.bytes_read
+
+
+@pytest.mark.req("S3", "S4")
+def test_journal_in_pinned_files_costs_the_programs_and_erases_of_one_in_a_partition():
+    _only_on_micropython()
+    board = Board(16)
+    programs, erases, pinned_read = _journal_cost(board.pinned(6), board.flash)
+    board = None
+    flash = NorFlash(6 * SECTOR)
+    alone = _journal_cost(BlockRegion(flash), flash)
+    assert (programs, erases) == alone[:2]
+    assert erases >= 10
+    # 16 bytes a program; before each erase and each sector's first program the four metadata blocks of root and directory.
+    assert pinned_read - alone[2] <= 400 * 32 + erases * 3 * 4 * SECTOR
