@@ -9,7 +9,7 @@ It knows the board only through the contract in `boards/board.pyi`.
 """
 
 from flashmqtt.client import Client
-from flashmqtt.journal import Journal
+from flashmqtt.journal.journal import Journal
 
 from flashmqtt.compat import ticks_add, ticks_diff, ticks_ms
 
@@ -32,7 +32,7 @@ class Application:
         self.config = config
         self.device = config["device"] or board.unique_id()
         self.started = ticks_ms()
-        self.journal = Journal.mount(board.journal_region(), slots=config["window"] + 24)
+        self.journal = Journal(board.journal_region(), slots=config["window"] + 24)
         self.sensors = board.sensors()
         self.client = Client(
             config["broker"],
@@ -71,7 +71,7 @@ class Application:
     def status(self):
         """Print one line for whoever watches the console."""
         journal = self.journal
-        print("status", "stored=%d waiting=%d connects=%d" % (journal.stored, journal.waiting, self.client.connects))
+        print("status", "stored=%d waiting=%d connects=%d" % (journal.stored, journal.waiting, self.client.link.connects))
 
     def run(self):
         """Sample and publish until `stop_after` messages are stored and delivered; with 0, for ever."""
@@ -84,6 +84,7 @@ class Application:
             % (self.device, self.journal.boot, self.journal.stored, self.board.reset_cause()),
         )
         self.announce()
+        self.client.link.start(ticks_ms())
         due = ticks_ms()
         while not last or self.journal.stored < last:
             now = ticks_ms()
