@@ -97,14 +97,14 @@ class Client:
             if clean:
                 five.expiry_s = 0
         if will:
-            will = (_octets(will[0]), _octets(will[1]), will[2], will[3])
+            will = (octets(will[0]), octets(will[1]), will[2], will[3])
         self.session = Session(store, level, window, buffer_bytes, buffer_bytes, retry_ms, republish)
         self.connection = Connection(
             self.session,
-            _octets(client_id),
+            octets(client_id),
             keep_alive_s,
-            None if user is None else _octets(user),
-            None if password is None else _octets(password),
+            None if user is None else octets(user),
+            None if password is None else octets(password),
             will,
             buffer_bytes,
             response_s * 1000,
@@ -181,24 +181,24 @@ class Client:
         Raises:
             StoreFull, and the store's other errors. InvalidTopic.
         """
-        topic = _octets(topic)
-        payload = _octets(payload)
+        handle = self.put(octets(topic), octets(payload), qos, retain, properties)
+        if not self._handling:  # or else the poll that called the handler sends it
+            self.connection.pump(ticks_ms())
+            self._work()
+        return handle
+
+    def put(self, topic, payload, qos, retain, properties):
+        """Store a message, or put it into the output; return its handle."""
         if properties:
             from .codec.properties import pack
 
             properties = pack(3, properties)
         session = self.session
         if qos:
-            handle = session.publish(topic, payload, qos, retain, properties)
-        else:
-            handle = 0
-            if self.link.is_open and not session.put_unstored(topic, payload, retain, properties):
-                self._put_long(topic, payload, retain, properties)
-        if self._handling:
-            return handle  # the poll that called the handler sends it
-        self.connection.pump(ticks_ms())
-        self._work()
-        return handle
+            return session.publish(topic, payload, qos, retain, properties)
+        if self.link.is_open and not session.put_unstored(topic, payload, retain, properties):
+            self._put_long(topic, payload, retain, properties)
+        return 0
 
     def _put_long(self, topic, payload, retain, properties):
         """Send a QoS 0 message that does not fit behind what is in the output, or never would, in pieces."""
@@ -254,13 +254,13 @@ class Client:
             SubscriptionRefused: by the broker; the connection goes on.
             DeadlineExpired: no answer in time.
         """
-        filter_ = _octets(filter_)
+        filter_ = octets(filter_)
         check_filter(filter_)
         return self._ask(self.session.subscribe(filter_, qos, handler), timeout_s)
 
     def unsubscribe(self, filter_, timeout_s=None):
         """End a subscription."""
-        entry = self.session.unsubscribe(_octets(filter_))
+        entry = self.session.unsubscribe(octets(filter_))
         if entry:
             self._ask(entry, timeout_s)
 
@@ -316,11 +316,15 @@ class Client:
             elif event == REFUSED:
                 self._refuse()
 
-    def _refuse(self):
-        session = self.session
+    def note_refusal(self):
+        """Keep what the broker refused, for `delivered`: a few, as there may be nobody who asks."""
         if len(self._refusals) > 15:
             self._refusals.clear()
-        self._refusals[session.handle] = session.code
+        self._refusals[self.session.handle] = self.session.code
+
+    def _refuse(self):
+        session = self.session
+        self.note_refusal()
         if self.on_refused:
             self._handling = True
             try:
@@ -398,5 +402,6 @@ class Client:
             pass
 
 
-def _octets(text):
+def octets(text):
+    """Return bytes: a str encoded, anything else as it is."""
     return text.encode() if isinstance(text, str) else text

@@ -291,6 +291,14 @@ class Connection:
 
     # --- time ---
 
+    def keep_open(self, now_ms):
+        """Say that we are alive although nothing is read: the application is busy with a message and must not lose the link."""
+        half = self.keep_alive_ms >> 1
+        if self.state == OPEN and half and ticks_diff(now_ms, self._sent_ms) >= half and self.session.room:
+            self.session.out_end = put_pingreq(self.session.out, self.session.out_end)
+        self._received_ms = self._scanned_ms = now_ms
+        self._pinged = False
+
     def check(self, now_ms):
         """Do what is due: PINGREQ, retries, deadlines. Call it when there is nothing to read; return for how long it can wait.
 

@@ -55,3 +55,23 @@ class HostedSocket:
     def close(self):
         """Close at once."""
         self._socket.close()
+
+
+async def ready(sock, writing):
+    """Wait until the socket can be read (or written): what MicroPython's asyncio has built in."""
+    import asyncio
+
+    loop = asyncio.get_running_loop()
+    future = loop.create_future()
+    descriptor = sock.fileno()
+    add, remove = (loop.add_writer, loop.remove_writer) if writing else (loop.add_reader, loop.remove_reader)
+    add(descriptor, _finish, future)
+    try:
+        await future
+    finally:
+        remove(descriptor)
+
+
+def _finish(future):
+    if not future.done():
+        future.set_result(None)

@@ -127,6 +127,15 @@ class Link:
             self.fail(error, now_ms)
         return NOTHING
 
+    def flush(self, now_ms):
+        """Put what may go out and write it, as far as that needs no waiting; what fails ends the connection, not this call."""
+        if self._state == _UP:
+            try:
+                self.connection.pump(now_ms)
+                self.write(now_ms)
+            except (OSError, ConnectionLost) as error:
+                self.fail(error, now_ms)
+
     def write(self, now_ms):
         """Write what is in the output; return whether all of it left."""
         connection = self.connection
