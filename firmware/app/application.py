@@ -84,7 +84,7 @@ class Application:
             % (self.device, self.journal.boot, self.journal.stored, self.board.reset_cause()),
         )
         self.announce()
-        self.client.link.start(ticks_ms())
+        self.client.start()
         due = ticks_ms()
         while not last or self.journal.stored < last:
             now = ticks_ms()
