@@ -28,29 +28,33 @@ def copy(dst, at: int, src, start: int, n: int):
     _check(dst, at, src, start, n)
     to = ptr8(dst)
     of = ptr8(src)
-    i = 0
-    if int(to) + at <= int(of) + start:
-        while i < n:
-            to[at + i] = of[start + i]
-            i += 1
-    else:  # the two may overlap: from the end
-        i = n - 1
-        while i >= 0:
-            to[at + i] = of[start + i]
-            i -= 1
+    step = 1
+    if int(to) + at > int(of) + start:  # the two may overlap: from the end
+        at += n - 1
+        start += n - 1
+        step = -1
+    while n > 0:
+        to[at] = of[start]
+        at += step
+        start += step
+        n -= 1
 
 
 @micropython.viper
-def equal(a, at: int, b, start: int, n: int) -> bool:
-    """Return whether a[at:at+n] == b[start:start+n]."""
-    _check(a, at, b, start, n)
-    p = ptr8(a)
-    q = ptr8(b)
-    i = 0
-    while i < n:
-        if p[at + i] != q[start + i]:
+def _run(dst, at: int, src, start: int, n: int, how: int) -> bool:
+    """Go through two ranges byte by byte: are they equal (0), may one be laid over the other (1), lay it (2)."""
+    to = ptr8(dst)
+    of = ptr8(src)
+    while n > 0:
+        old = to[at]
+        new = of[start]
+        if how == 2:
+            to[at] = old & new
+        elif old != new and (how == 0 or (old != 0xFF and new != 0xFF)):
             return False
-        i += 1
+        at += 1
+        start += 1
+        n -= 1
     return True
 
 
@@ -59,47 +63,32 @@ def fill(dst, start: int, end: int, value: int):
     """Set every byte of dst[start:end]."""
     _check(dst, start, dst, start, end - start)
     p = ptr8(dst)
-    i = start
-    while i < end:
-        p[i] = value
-        i += 1
+    while start < end:
+        p[start] = value
+        start += 1
 
 
-@micropython.viper
-def is_blank(buf, start: int, end: int) -> bool:
-    """Return whether every byte of buf[start:end] is FF."""
-    _check(buf, start, buf, start, end - start)
-    p = ptr8(buf)
-    i = start
-    while i < end:
-        if p[i] != 0xFF:
-            return False
-        i += 1
-    return True
+def equal(a, at, b, start, n):
+    """Return whether a[at:at+n] == b[start:start+n]."""
+    _check(a, at, b, start, n)
+    return _run(a, at, b, start, n, 0)
 
 
-@micropython.viper
-def lay(dst, at: int, src, start: int, n: int) -> bool:
+def lay(dst, at, src, start, n):
     """Clear in dst[at:at+n] the bits that are 0 in src[start:start+n], unless a byte that is not FF would change."""
     _check(dst, at, src, start, n)
-    to = ptr8(dst)
-    of = ptr8(src)
-    i = 0
-    while i < n:
-        if of[start + i] != 0xFF and to[at + i] != 0xFF and to[at + i] != of[start + i]:
-            return False
-        i += 1
-    i = 0
-    while i < n:
-        to[at + i] = to[at + i] & of[start + i]
-        i += 1
-    return True
+    return _run(dst, at, src, start, n, 1) and _run(dst, at, src, start, n, 2)
+
+
+def is_blank(buf, start, end):
+    """Return whether every byte of buf[start:end] is FF: the first one is, and each other is as the one before it."""
+    n = end - start
+    _check(buf, start, buf, start, n)
+    return n == 0 or (buf[start] == 0xFF and _run(buf, start, buf, start + 1, n - 1, 0))
 
 
 @micropython.viper
 def _crc32(buf, start: int, end: int, at: int, seed: int, put: int) -> bool:
-    _check(buf, start, buf, start, end - start)
-    _check(buf, at, buf, at, 4)
     p = ptr8(buf)
     table = ptr32(_TABLE)
     crc = seed ^ -1
@@ -121,11 +110,17 @@ def _crc32(buf, start: int, end: int, at: int, seed: int, put: int) -> bool:
     return True
 
 
+def _checked_crc32(buf, start, end, at, seed, put):
+    _check(buf, start, buf, start, end - start)
+    _check(buf, at, buf, at, 4)
+    return _crc32(buf, start, end, at, seed, put)
+
+
 def put_crc32(buf, start, end, at, seed):
     """Write crc32(buf[start:end], seed) to buf[at:at+4]."""
-    _crc32(buf, start, end, at, seed, 1)
+    _checked_crc32(buf, start, end, at, seed, 1)
 
 
 def crc32_matches(buf, start, end, at, seed):
     """Return whether buf[at:at+4] is crc32(buf[start:end], seed)."""
-    return _crc32(buf, start, end, at, seed, 0)
+    return _checked_crc32(buf, start, end, at, seed, 0)

@@ -11,7 +11,7 @@ as noise (`reads_blank` is False), so blankness can't be checked there; what was
 A buffer to program must lie in RAM (a bytearray): the flash can't be read while it is written.
 """
 
-from flashmqtt.errors import FlashFailed, UsageError
+from flashmqtt.errors import UsageError
 from flashmqtt.fast import equal, is_blank, lay
 
 from .region import Region
@@ -29,11 +29,11 @@ class BlockRegion(Region):
         blocks = device.ioctl(4, 0)
         sector_bytes = device.ioctl(5, 0)
         if not blocks or not sector_bytes:
-            raise UsageError("not a block device of the extended protocol")
+            raise UsageError("no block device")
         if not count:
             count = blocks - first
         if first < 0 or count < 1 or first + count > blocks:
-            raise UsageError("blocks %d..%d of a device that has %d" % (first, first + count - 1, blocks))
+            raise UsageError("%d blocks from %d of %d" % (count, first, blocks))
         info = None
         try:
             info = device.info()
@@ -44,7 +44,7 @@ class BlockRegion(Region):
         if not page_bytes:
             page_bytes = 16 if encrypted else 1 if info else 256
         if encrypted and page_bytes % 16:
-            raise UsageError("an encrypted partition is programmed in multiples of 16 bytes")
+            raise UsageError("encrypted: pages of 16")
         super().__init__(count, sector_bytes, page_bytes)
         self._device = device
         self._first = first
@@ -61,12 +61,12 @@ class BlockRegion(Region):
         try:
             self._device.readblocks(block, buf, at)
         except OSError as error:
-            raise FlashFailed("read of block %d: %s" % (block, error))
+            self._fail("read", block * self.sector_bytes + at, error)
 
     def read(self, offset, buf):
         """Fill buf from offset; a buffer that stays inside a sector costs one call and no memory."""
         n = len(buf)
-        self._check_read(offset, n)
+        self._check(offset, n, 1)
         size = self.sector_bytes
         if offset % size + n <= size:
             self._raw(self._block(offset // size), buf, offset % size)
@@ -91,22 +91,21 @@ class BlockRegion(Region):
                 self._check_blank(block, at, buf, n, offset)
             self._device.writeblocks(block, buf, at)
             if not self._verified(block, at, buf, n):
-                raise FlashFailed("program at %d: it reads back otherwise" % offset)
+                self._fail("program", offset, "reads back otherwise")
         except OSError as error:
-            raise FlashFailed("program at %d: %s" % (offset, error))
+            self._fail("program", offset, error)
 
     def erase(self, sector):
         """Set all bits of a sector."""
-        self._check_sector(sector)
+        self._check(sector * self.sector_bytes, 1, 1)
         block = self._block(sector)
+        error: object = "reads back otherwise"
         try:
-            failed = self._device.ioctl(6, block)
-            if not failed and self.reads_blank:
-                failed = not self._is_blank(block)
-        except OSError as error:
-            raise FlashFailed("erase of sector %d: %s" % (sector, error))
-        if failed:
-            raise FlashFailed("erase of sector %d: it does not read as erased" % sector)
+            if not self._device.ioctl(6, block) and (not self.reads_blank or self._is_blank(block)):
+                return
+        except OSError as refused:
+            error = refused
+        self._fail("erase", sector * self.sector_bytes, error)
 
     # Reads go through windows of 256 bytes that end inside the sector, since a shorter one would be a slice, and that is memory.
 

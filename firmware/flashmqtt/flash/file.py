@@ -64,7 +64,7 @@ class FileRegion(Region):
 
     def read(self, offset, buf):
         """Fill buf from offset."""
-        self._check_read(offset, len(buf))
+        self._check(offset, len(buf), 1)
         self._file.seek(offset)
         if self._file.readinto(buf) != len(buf):
             raise FlashFailed("%s: short" % self.path)
@@ -99,7 +99,7 @@ class FileRegion(Region):
 
     def erase(self, sector):
         """Set all bits of a sector."""
-        self._check_sector(sector)
+        self._check(sector * self.sector_bytes, 1, 1)
         fill(self._window, 0, 256, 0xFF)
         try:
             for at in range(sector * self.sector_bytes, (sector + 1) * self.sector_bytes, 256):

@@ -267,7 +267,7 @@ class PinnedFiles(BlockRegion):
 
     def erase(self, sector):
         """Set all bits of a sector, if it is still ours."""
-        self._check_sector(sector)
+        self._check(sector * self.sector_bytes, 1, 1)
         self._guard(sector)
         self._sector = -1
         super().erase(sector)

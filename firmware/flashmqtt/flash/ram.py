@@ -19,7 +19,7 @@ class RamRegion(Region):
 
     def read(self, offset, buf):
         """Fill buf from offset."""
-        self._check_read(offset, len(buf))
+        self._check(offset, len(buf), 1)
         copy(buf, 0, self.cells, offset, len(buf))
 
     def program(self, offset, buf):
@@ -33,5 +33,5 @@ class RamRegion(Region):
 
     def erase(self, sector):
         """Set all bits of a sector."""
-        self._check_sector(sector)
+        self._check(sector * self.sector_bytes, 1, 1)
         fill(self.cells, sector * self.sector_bytes, (sector + 1) * self.sector_bytes, 0xFF)

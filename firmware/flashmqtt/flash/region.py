@@ -21,27 +21,22 @@ class Region:
 
     def __init__(self, sectors: int, sector_bytes: int, page_bytes: int) -> None:
         if sectors < 1 or page_bytes < 1 or sector_bytes < 256 or sector_bytes % page_bytes:
-            raise UsageError("no such geometry: %d x %d, pages of %d" % (sectors, sector_bytes, page_bytes))
+            raise UsageError("region of %d x %d, pages of %d" % (sectors, sector_bytes, page_bytes))
         self.sectors = sectors
         self.sector_bytes = sector_bytes
         self.page_bytes = page_bytes
 
-    def _check_read(self, offset, n):
-        if offset < 0 or offset + n > self.sectors * self.sector_bytes:
-            raise UsageError("read of %d at %d: outside the region" % (n, offset))
+    def _check(self, offset, n, page):
+        if offset < 0 or offset + n > self.sectors * self.sector_bytes or offset % page or n % page:
+            raise UsageError("%d bytes at %d of the region" % (n, offset))
 
     def _check_program(self, offset, n):
-        page = self.page_bytes
-        if n < 1 or offset % page or n % page:
-            raise UsageError("program of %d at %d: not whole pages of %d" % (n, offset, page))
-        if offset < 0 or offset + n > self.sectors * self.sector_bytes:
-            raise UsageError("program of %d at %d: outside the region" % (n, offset))
-        if offset % self.sector_bytes + n > self.sector_bytes:
-            raise UsageError("program of %d at %d: crosses a sector" % (n, offset))
+        self._check(offset, n, self.page_bytes)
+        if not 0 < n <= self.sector_bytes - offset % self.sector_bytes:  # a program stays in one sector
+            self._check(-1, n, 1)
 
-    def _check_sector(self, sector):
-        if sector < 0 or sector >= self.sectors:
-            raise UsageError("erase of %d: outside the region" % sector)
+    def _fail(self, what, offset, error):
+        raise FlashFailed("%s at %d: %s" % (what, offset, error))
 
     def _not_blank(self, offset):
-        raise FlashFailed("program at %d: something else is there" % offset)
+        self._fail("program", offset, "something else is there")
