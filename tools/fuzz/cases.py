@@ -1,0 +1,232 @@
+"""One attack on the decoder, and the makers of attacks; runs on CPython and on MicroPython alike.
+
+`attack` feeds one stream of bytes in several ways and demands: nothing but MalformedPacket and PacketTooLarge comes out; the
+events are the same however the stream is cut and whatever the buffer held before; what is delivered lies inside what was sent.
+A case is made from a seed alone, so a failing one is replayed by its number.
+"""
+
+from flashmqtt.codec.aliases import InboundAliases
+from flashmqtt.codec.decode import Decoder
+from flashmqtt.codec.properties import unpack
+from flashmqtt.codec.server import ServerDecoder
+from flashmqtt.errors import MalformedPacket, PacketTooLarge
+
+HEADS = b"\x10\x20\x30\x31\x32\x33\x34\x3b\x3d\x40\x50\x62\x70\x82\x90\xa2\xb0\xc0\xd0\xe0\xf0"
+TELLING = b"\x00\x01\x02\x03\x04\x05\x7f\x80\xff\xfe\x23\x2b\x2f\x24\x1f\x26\x0b\x11\xc2\xc0\xed\xa0"
+
+
+class WrongEvent(Exception):
+    """The decoder broke one of the promises that `attack` checks."""
+
+
+class Source:
+    """Random numbers that are the same on every interpreter (xorshift, 30 bits at most)."""
+
+    def __init__(self, seed):
+        self.state = (seed * 7919 + 12345) & 0x3FFFFFFF or 1
+        for _ in range(4):
+            self.below(2)
+
+    def below(self, n):
+        """Return a number from 0 to n - 1."""
+        x = self.state
+        x ^= (x & 0xFFFF) << 13
+        x ^= x >> 17
+        x = (x ^ (x & 0x1FFFFFF) << 5) & 0x3FFFFFFF
+        self.state = x or 1
+        return (x >> 3) % n
+
+    def pick(self, choices):
+        """Return one of the choices."""
+        return choices[self.below(len(choices))]
+
+
+def _new(kind, size, level, streaming, filler):
+    decoder = kind(size, level, streaming)
+    decoder.buffer[:] = bytes([filler]) * size
+    decoder.aliases = InboundAliases(4)
+    return decoder
+
+
+def _event(decoder, kind, sent):
+    """Return what the decoder says of a packet, after looking at it closely."""
+    size = len(decoder.buffer)
+    event = [kind]
+    if kind == 3:
+        topic = decoder.topic
+        payload = bytes(decoder.payload)
+        if not 0 <= decoder.topic_start <= decoder.topic_end <= decoder.payload_start <= decoder.payload_end <= size:
+            raise WrongEvent("spans")
+        if not topic or 0 in topic or 43 in topic or 35 in topic:
+            raise WrongEvent("topic")
+        topic.decode()
+        if bool(decoder.packet_id) != bool(decoder.qos) or decoder.qos > 2 or (decoder.dup and not decoder.qos):
+            raise WrongEvent("packet id or DUP")
+        if payload not in sent or decoder.payload_offset + len(payload) > decoder.payload_total:
+            raise WrongEvent("payload")
+        if decoder.more != (decoder.payload_offset + len(payload) < decoder.payload_total):
+            raise WrongEvent("more")
+        event += [topic, payload, decoder.payload_offset, decoder.payload_total, decoder.more]
+        event += [decoder.qos, decoder.dup, decoder.retain, decoder.packet_id]
+    elif 3 < kind < 12:
+        event.append(decoder.packet_id)
+        if not 0 < decoder.packet_id < 65536:
+            raise WrongEvent("packet id")
+        if kind in (9, 11):
+            event.append(bytes(decoder.buffer[decoder.codes_start : decoder.codes_end]))
+        elif kind in (8, 10):
+            event.append(list(decoder.filters))
+    elif kind == 1:
+        event += [decoder.level, decoder.client_id, decoder.will_topic, decoder.user, decoder.password]
+    elif kind == 2:
+        event += [decoder.session_present, decoder.code]
+    if decoder.level == 5 and kind not in (12, 13):
+        at, end = decoder.properties_start, decoder.properties_end
+        if not 0 <= at <= end <= size:
+            raise WrongEvent("properties")
+        event.append(sorted(unpack(decoder.buffer, at, end)))
+        if 3 < kind < 8 or kind > 13:
+            event.append(decoder.code)
+    return event
+
+
+def _decode(decoder, stream, cuts):
+    """Return the events of a stream that comes in pieces, and the name of the error that ended it, if any."""
+    events = []
+    at = i = 0
+    while at < len(stream):
+        room = decoder.room()
+        n = min(cuts[i % len(cuts)], len(room), len(stream) - at)
+        if not n:
+            raise WrongEvent("no room")
+        i += 1
+        room[:n] = stream[at : at + n]
+        decoder.received(n)
+        at += n
+        try:
+            while True:
+                kind = decoder.next()
+                if not kind:
+                    break
+                events.append(_event(decoder, kind, stream))
+        except (MalformedPacket, PacketTooLarge) as error:
+            try:
+                decoder.next()
+            except type(error):
+                return events, type(error).__name__
+            raise WrongEvent("the error does not last")
+    return events, ""
+
+
+def attack(stream, level, size, streaming, server, cuts):
+    """Feed one stream in several ways; return how many packets came of it."""
+    kind = ServerDecoder if server else Decoder
+    whole = _decode(_new(kind, size, level, streaming, 0x31), stream, (len(stream) or 1,))
+    pieces = _decode(_new(kind, size, level, streaming, 0x00), stream, cuts)
+    if whole != pieces:
+        raise WrongEvent("in pieces: %s, not %s" % (pieces, whole))
+    return len(whole[0])
+
+
+def mutations(packet, level):
+    """Read a packet with every other value in every byte, through both decoders; return how many that were.
+
+    Each is read whole, into a buffer that holds what came before; one in 64 also goes through `attack`.
+    """
+    count = 0
+    for kind in (Decoder, ServerDecoder):
+        decoder = _new(kind, 256, level, False, 0)
+        stream = bytearray(packet)
+        for i in range(len(packet)):
+            for value in range(256):
+                if value == packet[i]:
+                    continue
+                stream[i] = value
+                decoder.reset()
+                decoder.level = level
+                decoder.aliases = InboundAliases(4)
+                decoder.feed(stream)
+                try:
+                    while decoder.next():
+                        pass
+                except (MalformedPacket, PacketTooLarge):
+                    pass
+                count += 1
+                if not (i + value) & 63:
+                    attack(bytes(stream), level, 64, bool(value & 1), kind is ServerDecoder, (1 + value % 7,))
+            stream[i] = packet[i]
+    return count
+
+
+def random_stream(source, vectors, malformed):
+    """Return a stream: golden packets mutated, cut, joined; or packets with honest headers and random bodies; or noise."""
+    way = source.below(8)
+    stream = bytearray()
+    if way == 0:
+        for _ in range(1 + source.below(40)):
+            stream.append(source.below(256))
+    elif way < 3:
+        for _ in range(1 + source.below(3)):
+            n = source.below(30)
+            stream.append(source.pick(HEADS) if source.below(8) else source.below(256))
+            stream.append(n if source.below(8) else source.pick(TELLING))
+            for i in range(n):
+                stream.append(source.pick(TELLING) if source.below(2) else 0 if i == 0 else source.below(256))
+    else:
+        for _ in range(1 + source.below(4)):
+            stream.extend(source.pick(vectors if source.below(12) else malformed))
+        for _ in range(source.below(4)):
+            at = source.below(len(stream) or 1)
+            what = source.below(6)
+            if what == 0 and stream:
+                stream[at] ^= 1 << source.below(8)
+            elif what == 1 and stream:
+                stream[at] = source.pick(TELLING)
+            elif what == 2:
+                stream = stream[:at] + bytes([source.pick(TELLING)]) + stream[at:]
+            elif what == 3:
+                stream = stream[:at] + stream[at + 1 :]
+            elif what == 4:
+                stream = stream[: at + 1]
+            else:
+                other = source.pick(vectors)
+                start = source.below(len(other))
+                stream = stream[:at] + other[start : start + source.below(9)] + stream[at:]
+    return bytes(stream)
+
+
+def random_case(seed, vectors):
+    """Return the arguments of `attack` that a seed stands for; `vectors` is by level."""
+    source = Source(seed)
+    level = 3 + source.below(3)
+    stream = random_stream(source, vectors[level], vectors[-level])
+    cuts = [1 + source.below(4 if source.below(2) else 60) for _ in range(1 + source.below(4))]
+    size = source.pick((24, 48, 100, 400))
+    return stream, level, size, bool(source.below(2)), bool(source.below(2)), cuts
+
+
+def run(first, count, vectors):
+    """Run the random cases first to first + count - 1; return how many packets they delivered."""
+    packets = 0
+    for seed in range(first, first + count):
+        case = random_case(seed, vectors)
+        try:
+            packets += attack(*case)
+        except Exception as error:
+            raise WrongEvent("case %d: %s: %r" % (seed, case, error))
+    return packets
+
+
+def load(path):
+    """Return the golden packets of up to 200 bytes: valid ones by level, malformed ones by minus the level."""
+    import json
+    from binascii import unhexlify
+
+    vectors: dict = {3: [], 4: [], 5: [], -3: [], -4: [], -5: []}
+    for name, sign in (("valid", 1), ("malformed", -1)):
+        with open(path + "/" + name + ".jsonl", encoding="utf-8") as file:
+            for line in file:
+                vector = json.loads(line)
+                if len(vector["hex"]) <= 400:
+                    vectors[sign * vector["level"]].append(unhexlify(vector["hex"]))
+    return vectors
