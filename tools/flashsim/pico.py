@@ -1,7 +1,7 @@
 """An emulated Pico (rp2040py) under stock MicroPython, whose flash loses its power at any operation. Host only.
 
     pico = EmulatedPico("RPI_PICO-20250911-v1.26.1.uf2")          what FLASHMQTT_UF2 names
-    pico.install({"lib/flashmqtt/...": content})                  files, before it starts
+    pico.install({"lib/flashmqtt/...": content}, storage_bytes)   files, before it starts
     await pico.start()
     pico.flash.arm(pico.flash.operations + 7, "weak", 3)          as in `nor`
     printed, cut = await pico.run(code, timeout_s=60)             what it printed until it ended, or until the power went
@@ -172,21 +172,23 @@ class EmulatedPico:
 
     def install(self, files: dict[str, bytes], storage_bytes: int) -> None:
         """Make a littlefs with these files at the end of the flash; `storage_bytes` is what rp2.Flash() spans there."""
-        from littlefs import LittleFS
-
-        fs = LittleFS(block_size=SECTOR_BYTES, block_count=storage_bytes // SECTOR_BYTES, prog_size=256, read_size=32)
-        for path, content in files.items():
-            parent = ""
-            for part in path.split("/")[:-1]:
-                parent += "/" + part
-                if parent.lstrip("/") not in {p.lstrip("/") for p in _directories(fs)}:
-                    fs.mkdir(parent)
-            with fs.open("/" + path, "wb") as file:
-                file.write(content)
-        fs.unmount()
-        at = FLASH_BYTES - storage_bytes
-        self.device.mcu.flash[at:FLASH_BYTES] = bytes(fs.context.buffer)
+        self.device.mcu.flash[FLASH_BYTES - storage_bytes : FLASH_BYTES] = littlefs_image(files, storage_bytes)
 
 
-def _directories(fs: Any) -> list[str]:
-    return [f"{root}/{name}".replace("//", "/") for root, names, _ in fs.walk("/") for name in names]
+def littlefs_image(files: dict[str, bytes], storage_bytes: int) -> bytes:
+    """Return a littlefs as the Pico's firmware makes it, with these files."""
+    from littlefs import LittleFS
+
+    fs = LittleFS(block_size=SECTOR_BYTES, block_count=storage_bytes // SECTOR_BYTES, prog_size=256, read_size=32)
+    made = set()
+    for path, content in files.items():
+        parent = ""
+        for part in path.split("/")[:-1]:
+            parent += "/" + part
+            if parent not in made:
+                fs.mkdir(parent)
+                made.add(parent)
+        with fs.open("/" + path, "wb") as file:
+            file.write(content)
+    fs.unmount()
+    return bytes(fs.context.buffer)
