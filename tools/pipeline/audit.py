@@ -1,8 +1,9 @@
 """The delivery audit: what each boot of each device published, and what became of it.
 
-DataFrame to DataFrame functions over the small tables that the batches leave behind (tally, intervals, events, ties,
-duplicates), so an audit costs in proportion to boots and gaps and not to readings. `check` is the other kind: it looks at the
-readings themselves with plain Spark SQL, and believes nothing that the batches counted.
+DataFrame and Column functions over the small tables that the batches leave behind (tally, intervals, events, ties), so
+an audit costs in proportion to boots and gaps and not to readings: the facts of all tables in one frame, one
+aggregation per boot, one window per device. `check` is the other kind: it looks at the readings themselves with plain
+Spark SQL, and believes nothing that the batches counted.
 
 A sequence number is the message's ordinal over the device's life, gapless over its boots. So what a boot published
 ends where the next one begins, a hole is a loss, and late data closes it again the next time the audit is made. Only the
@@ -21,79 +22,118 @@ from . import delays
 
 BOOT = ["device", "life", "boot"]
 PERCENTILES = (0.5, 0.9, 0.99)
+COUNTS = ("delivered", "readings", "resent", "replayed", "reordered")
+CLOCK_JUMP_US = 1_000_000
+SET_SINCE_US = 1_577_836_800_000_000  # a clock before 2020 was never set
+AHEAD_US = 86_400_000_000  # nor was one that is a day ahead of the arrival
 
-EXPECTED = "device string, life int, boot bigint, first bigint, last bigint"
+EXPECTED = "device string, life int, boot bigint, told_first bigint, told_last bigint"
 
 
-def extents(intervals: DataFrame, events: DataFrame) -> DataFrame:
-    """Return what each boot published, as far as it can be known: device, life, boot, first, last, open."""
-    seen = intervals.groupBy(BOOT).agg(F.min("lo").alias("lowest"), F.max("hi").alias("highest"))
-    told = events.where("first is not null").groupBy(BOOT).agg(F.min("first").alias("told"))
-    life = Window.partitionBy("device", "life").orderBy("first")
+def expected_facts(spark: Any, expected: dict[str, Any] | None) -> DataFrame:
+    """Return what the boards' own counters say: `{device: {"boots": [{"boot", "first", "last"}, ...]}}`."""
+    rows = [
+        (device, 1, boot["boot"], boot["first"], boot["last"])
+        for device, told in (expected or {}).items()
+        for boot in told["boots"]
+    ]
+    return spark.createDataFrame(rows, EXPECTED)
+
+
+def facts(*tables: DataFrame) -> DataFrame:
+    """Return the rows of all tables in one frame, null where a table lacks a column."""
+    together = tables[0]
+    for table in tables[1:]:
+        together = together.unionByName(table, allowMissingColumns=True)
+    return together
+
+
+def per_boot(fact: DataFrame) -> DataFrame:
+    """Return one row per boot: the sums, the intervals seen, what its events and clocks told."""
+    bins = F.when(F.col("steps").isNotNull(), F.struct("base_us", "steps", "counts"))
+    plausible = (F.col("offset_us") > SET_SINCE_US) & (F.col("offset_us") < F.unix_micros("arrival") + AHEAD_US)
+    return fact.groupBy(BOOT).agg(
+        *[F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in COUNTS],
+        F.min("first_arrival").alias("first_arrival"),
+        F.max("last_arrival").alias("last_arrival"),
+        F.sort_array(F.collect_list(F.when(F.col("lo").isNotNull(), F.struct("lo", "hi")))).alias("seen"),
+        F.min("first").alias("begun"),
+        F.min_by("cause", "seq").alias("cause"),
+        F.min("dropped").alias("dropped_before"),
+        F.max("dropped").alias("dropped_after"),
+        F.collect_set(F.when(F.col("doubt_first").isNotNull(), F.struct("doubt_first", "doubt_last"))).alias("doubts"),
+        F.max_by("offset_us", F.when(plausible, F.col("seq"))).alias("offset_us"),
+        F.sort_array(F.collect_list(F.when(F.col("offset_us").isNotNull(), F.struct("seq", "offset_us")))).alias(
+            "ties"
+        ),
+        F.collect_list(bins).alias("bins"),
+        F.max("told_first").alias("told_first"),
+        F.max("told_last").alias("told_last"),
+    )
+
+
+def extents(boots: DataFrame) -> DataFrame:
+    """Add what each boot published, as far as it can be known: first, last, open; and what its board says it dropped."""
+    lowest, highest = F.array_min("seen.lo"), F.array_max("seen.hi")
+    own_first = F.coalesce("told_first", F.least("begun", lowest))
+    life = Window.partitionBy("device", "life").orderBy("own_first", "boot")
+    known_end = F.coalesce(F.col("told_last"), F.greatest(F.col("next_first") - 1, highest, F.col("own_first") - 1))
     return (
-        seen.join(told, BOOT, "full")
-        .withColumn("first", F.least(F.coalesce("told", "lowest"), F.coalesce("lowest", "told")))
-        .withColumn("next", F.lead("first").over(life))
-        .select(
-            *BOOT,
-            "first",
-            F.greatest(F.coalesce("next", F.col("highest") + 1) - 1, F.coalesce("highest", F.lit(0))).alias("last"),
-            F.col("next").isNull().alias("open"),
+        boots.withColumn("own_first", own_first)
+        .withColumn("next_first", F.lead("own_first").over(life))
+        .withColumn("next_dropped", F.lead("dropped_before").over(life))
+        .withColumn("life_doubts", F.flatten(F.collect_list("doubts").over(Window.partitionBy("device", "life"))))
+        .withColumn("first", F.col("own_first"))
+        .withColumn("last", known_end)
+        .withColumn("open", F.col("next_first").isNull() & F.col("told_last").isNull())
+        .withColumn(
+            "declared",
+            F.coalesce(
+                F.greatest(F.coalesce("next_dropped", "dropped_after") - F.col("dropped_before"), F.lit(0)), F.lit(0)
+            ),
         )
     )
 
 
-def expected_extents(spark: Any, expected: dict[str, Any]) -> DataFrame:
-    """Return the same from the boards' own counters: `{device: {"boots": [{"boot", "first", "last"}, ...]}}`."""
-    rows = [
-        (device, 1, boot["boot"], boot["first"], boot["last"])
-        for device, told in expected.items()
-        for boot in told["boots"]
-    ]
-    return spark.createDataFrame(rows, EXPECTED).withColumn("open", F.lit(False))
-
-
-def missing(extent: DataFrame, intervals: DataFrame) -> DataFrame:
-    """Return the missing ranges: device, life, boot, lo, hi, messages."""
-    order = Window.partitionBy(*BOOT).orderBy("lo")
-    inside = extent.join(intervals, BOOT, "left").withColumn("before", F.lag("hi").over(order))
-    above = F.coalesce(F.col("before"), F.col("first") - 1) + 1
-    gaps = inside.select(*BOOT, above.alias("lo"), F.coalesce(F.col("lo") - 1, F.col("last")).alias("hi"))
-    tails = (
-        inside.groupBy(*BOOT, "last")
-        .agg(F.max("hi").alias("reached"))
-        .select(*BOOT, F.col("reached") + 1, F.col("last"))
+def gaps(seen: Column, first: Column, last: Column) -> Column:
+    """Return the ranges of [first, last] that lie in none of the sorted intervals `seen`."""
+    los = F.concat(F.array(first), F.transform(seen, lambda one: one["hi"] + 1))
+    his = F.concat(F.transform(seen, lambda one: one["lo"] - 1), F.array(last))
+    holes = F.zip_with(
+        los, his, lambda lo, hi: F.struct(F.greatest(lo, first).alias("lo"), F.least(hi, last).alias("hi"))
     )
-    return gaps.union(tails).where("lo <= hi").withColumn("messages", F.expr("hi - lo + 1"))
+    return F.filter(holes, lambda one: one["lo"] <= one["hi"])
 
 
-def in_doubt(ranges: DataFrame, events: DataFrame) -> DataFrame:
-    """Return per boot how many of the missing messages lie in windows that the board called in doubt."""
-    windows = events.where("doubt_first is not null").select("device", "life", "doubt_first", "doubt_last").distinct()
-    inside = F.least("hi", "doubt_last") - F.greatest("lo", "doubt_first") + 1
-    return (
-        ranges.join(windows, ["device", "life"])
-        .where(inside > 0)
-        .groupBy(BOOT)
-        .agg(F.sum(inside).cast("long").alias("in_doubt"))
-    )
+def total(ranges: Column) -> Column:
+    """Return how many numbers lie in some ranges."""
+    return F.aggregate(ranges, F.lit(0).cast("long"), lambda sum_, one: sum_ + one["hi"] - one["lo"] + 1)
 
 
-def dropped(events: DataFrame) -> DataFrame:
-    """Return per boot how many messages the board says it dropped by policy: its running count, taken apart.
+def overlap(ranges: Column, windows: Column) -> Column:
+    """Return how many numbers of some ranges lie in some windows (`doubt_first`, `doubt_last`)."""
 
-    A boot message tells the count at its start, so what it adds to the one before was dropped in an earlier boot.
-    """
-    life = Window.partitionBy("device", "life").orderBy("seq")
-    told = events.where("dropped is not null").select(
-        "device",
-        "life",
-        F.when(F.col("first") == F.col("seq"), F.coalesce(F.lag("boot").over(life), F.col("boot")))
-        .otherwise(F.col("boot"))
-        .alias("boot"),
-        (F.col("dropped") - F.coalesce(F.lag("dropped").over(life), F.lit(0))).alias("more"),
-    )
-    return told.groupBy(BOOT).agg(F.sum(F.greatest("more", F.lit(0))).cast("long").alias("declared"))
+    def inside(one: Column) -> Column:
+        each = F.transform(
+            F.array_distinct(windows),
+            lambda window: F.greatest(
+                F.least(one["hi"], window["doubt_last"]) - F.greatest(one["lo"], window["doubt_first"]) + 1, F.lit(0)
+            ),
+        )
+        return F.aggregate(each, F.lit(0).cast("long"), lambda sum_, n: sum_ + n)
+
+    return F.aggregate(ranges, F.lit(0).cast("long"), lambda sum_, one: sum_ + inside(one))
+
+
+def jumps(ties: Column) -> Column:
+    """Return how often a clock was set anew: ties in order whose offsets differ by more than a clock drifts."""
+    start = F.struct(F.lit(0).alias("n"), F.get(ties, F.lit(0))["offset_us"].alias("at"))
+
+    def step(state: Column, tie: Column) -> Column:
+        moved = (F.abs(tie["offset_us"] - state["at"]) > CLOCK_JUMP_US).cast("int")
+        return F.struct((state["n"] + moved).alias("n"), tie["offset_us"].alias("at"))
+
+    return F.aggregate(ties, start, step, lambda state: state["n"])
 
 
 def middle_us(step: Column) -> Column:
@@ -101,106 +141,76 @@ def middle_us(step: Column) -> Column:
     return F.when(step <= 0, 0.0).otherwise(F.pow(F.lit(2.0), (step - 0.5) / delays.STEPS_PER_OCTAVE) * 1000.0)
 
 
-def boot_delays(tally: DataFrame, clocks: DataFrame, late_after_s: float) -> DataFrame:
-    """Return per boot the percentiles of the delay from capture to arrival in ms, and how many came late."""
-    offset = F.when(F.col("base_us") < 10**14, F.lit(0)).otherwise(F.col("offset_us"))
-    each = (
-        tally.join(clocks.select(*BOOT, "offset_us"), BOOT, "left")
-        .select(*BOOT, (F.col("base_us") - offset).alias("base"), F.arrays_zip("steps", "counts").alias("bins"))
-        .where("base is not null")
-        .select(*BOOT, "base", F.explode("bins").alias("bin"))
+def delay_bins(bins: Column, offset_us: Column) -> Column:
+    """Return a boot's delays as sorted (ms, n). A base that is no moment in time is of a board without uptime."""
+
+    def one(bin_: Column) -> Column:
+        base = bin_["base_us"] - F.when(bin_["base_us"] < 10**14, F.lit(0)).otherwise(offset_us)
+        return F.zip_with(
+            bin_["steps"],
+            bin_["counts"],
+            lambda step, n: F.struct(((base + middle_us(step)) / 1000.0).alias("ms"), n.alias("n")),
+        )
+
+    return F.array_sort(F.filter(F.flatten(F.transform(bins, one)), lambda bin_: bin_["ms"].isNotNull()))
+
+
+def weighted_percentile(bins: Column, share: float) -> Column:
+    """Return the first value at which `share` of the weight is reached, of sorted (ms, n); null where there is none."""
+    weight = F.aggregate(bins, F.lit(0).cast("long"), lambda sum_, one: sum_ + one["n"])
+    start = F.struct(F.lit(0).cast("long").alias("n"), F.lit(None).cast("double").alias("ms"))
+
+    def step(state: Column, one: Column) -> Column:
+        return F.when(state["n"] >= weight * share, state).otherwise(
+            F.struct((state["n"] + one["n"]).alias("n"), one["ms"].alias("ms"))
+        )
+
+    return F.aggregate(bins, start, step, lambda state: state["ms"])
+
+
+def audit(boots: DataFrame, late_after_s: float = 60.0) -> DataFrame:
+    """Return the audit: one row per device, life and boot."""
+    late = F.aggregate(
+        "delays",
+        F.lit(0).cast("long"),
+        lambda sum_, one: sum_ + F.when(one["ms"] > 1000.0 * late_after_s, one["n"]).otherwise(0),
+    )
+    return (
+        boots.withColumn("missing_ranges", gaps(F.col("seen"), F.col("first"), F.col("last")))
+        .withColumn("missing", total(F.col("missing_ranges")))
+        .withColumn("in_doubt", overlap(F.col("missing_ranges"), F.col("life_doubts")))
+        .withColumn("dropped", F.least("declared", F.col("missing") - F.col("in_doubt")))
+        .withColumn("delays", delay_bins(F.col("bins"), F.col("offset_us")))
         .select(
             *BOOT,
-            ((F.col("base") + middle_us(F.col("bin.steps"))) / 1000.0).alias("ms"),
-            F.col("bin.counts").alias("n"),
+            "cause",
+            F.col("first").alias("first_seq"),
+            F.col("last").alias("last_seq"),
+            (F.col("last") - F.col("first") + 1).alias("published"),
+            *COUNTS[:-1],
+            "missing",
+            "dropped",
+            "in_doubt",
+            F.expr("missing - dropped - in_doubt").alias("unexplained"),
+            "missing_ranges",
+            "reordered",
+            late.alias("late"),
+            *[
+                F.round(weighted_percentile(F.col("delays"), share), 3).alias(f"delay_p{round(100 * share)}_ms")
+                for share in PERCENTILES
+            ],
+            jumps(F.col("ties")).alias("clock_jumps"),
+            F.when(F.col("offset_us").isNotNull(), "clock").otherwise("arrival").alias("dated_by"),
+            "open",
+            "first_arrival",
+            "last_arrival",
         )
     )
-    names = [f"delay_p{round(100 * share)}_ms" for share in PERCENTILES]
-    found = F.percentile("ms", F.array(*[F.lit(share) for share in PERCENTILES]), F.col("n")).alias("p")
-    late = F.sum(F.when(F.col("ms") > 1000.0 * late_after_s, F.col("n")).otherwise(0)).alias("late")
-    return (
-        each.groupBy(BOOT)
-        .agg(found, late)
-        .select(*BOOT, "late", *[F.round(F.col("p")[n], 3).alias(name) for n, name in enumerate(names)])
-    )
 
 
-def clocks(ties: DataFrame) -> DataFrame:
-    """Return per boot the tie of its uptime to the wall clock: device, life, boot, offset_us, clock_jumps.
-
-    The last one counts: a clock is set, and set again, towards the right time. Ties that would put a message after its
-    own arrival by more than a day, or before 2020, are a clock that was not set.
-    """
-    plausible = "offset_us > 1577836800000000 and offset_us < unix_micros(arrival) + 86400000000"
-    order = Window.partitionBy(*BOOT).orderBy("seq")
-    jump = F.abs(F.col("offset_us") - F.lag("offset_us").over(order)) > 1_000_000
-    last = F.max_by("offset_us", F.when(F.expr(plausible), F.col("seq")))
-    return (
-        ties.withColumn("jump", jump)
-        .groupBy(BOOT)
-        .agg(last.alias("offset_us"), F.count_if("jump").alias("clock_jumps"))
-    )
-
-
-def audit(
-    extent: DataFrame,
-    ranges: DataFrame,
-    tally: DataFrame,
-    events: DataFrame,
-    ties: DataFrame,
-    late_after_s: float = 60.0,
-) -> DataFrame:
-    """Return the audit: one row per device, life and boot."""
-    counted = tally.groupBy(BOOT).agg(
-        *[F.sum(name).alias(name) for name in ("delivered", "readings", "resent", "replayed", "reordered")],
-        F.min("first_arrival").alias("first_arrival"),
-        F.max("last_arrival").alias("last_arrival"),
-    )
-    lost = ranges.groupBy(BOOT).agg(
-        F.sum("messages").alias("missing"),
-        F.sort_array(F.collect_list(F.struct("lo", "hi"))).alias("missing_ranges"),
-    )
-    causes = events.where("cause is not null").groupBy(BOOT).agg(F.min_by("cause", "seq").alias("cause"))
-    clock = clocks(ties)
-    zero = (
-        "delivered",
-        "readings",
-        "resent",
-        "replayed",
-        "reordered",
-        "missing",
-        "in_doubt",
-        "declared",
-        "clock_jumps",
-    )
-    joined = extent
-    for part in (counted, lost, causes, clock, in_doubt(ranges, events), dropped(events)):
-        joined = joined.join(part, BOOT, "left")
-    joined = joined.join(boot_delays(tally, clock, late_after_s), BOOT, "left").fillna(0, list(zero))
-    return joined.select(
-        *BOOT,
-        "cause",
-        F.col("first").alias("first_seq"),
-        F.col("last").alias("last_seq"),
-        (F.col("last") - F.col("first") + 1).alias("published"),
-        "delivered",
-        "readings",
-        "resent",
-        "replayed",
-        "missing",
-        F.least("declared", "missing").alias("dropped"),
-        "in_doubt",
-        F.greatest(F.expr("missing - least(declared, missing) - in_doubt"), F.lit(0)).alias("unexplained"),
-        "missing_ranges",
-        "reordered",
-        "late",
-        *[f"delay_p{round(100 * share)}_ms" for share in PERCENTILES],
-        "clock_jumps",
-        F.when(F.col("offset_us").isNotNull(), "clock").otherwise("arrival").alias("dated_by"),
-        "open",
-        "first_arrival",
-        "last_arrival",
-    )
+def missing(audited: DataFrame) -> DataFrame:
+    """Return the missing ranges of an audit as rows: device, life, boot, lo, hi, messages."""
+    return audited.select(*BOOT, F.inline("missing_ranges")).withColumn("messages", F.expr("hi - lo + 1"))
 
 
 def check(readings: DataFrame, events: DataFrame) -> DataFrame:

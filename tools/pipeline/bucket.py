@@ -25,6 +25,10 @@ from .storage import Storage
 LIFE_BITS, BOOT_BITS = 10, 31
 TIE_TOLERANCE_US = 1_000_000
 """A clock that moves by more than this against the uptime has been set anew."""
+EVENT_LABELS = ("first", "cause", "dropped", "doubt_first", "doubt_last")
+
+
+DICTIONARY = pa.dictionary(pa.int32(), pa.string())
 
 
 class Done(NamedTuple):
@@ -140,7 +144,7 @@ class State:
 
 def pack(device: Any, life: Any, boot: Any) -> Any:
     """Return (device, life, boot) as one sortable number."""
-    return (((device << LIFE_BITS) | life) << BOOT_BITS) | boot
+    return (((device << LIFE_BITS) + life) << BOOT_BITS) + boot
 
 
 def unpack(key: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -150,11 +154,20 @@ def unpack(key: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return key >> (BOOT_BITS + LIFE_BITS), life, boot
 
 
+def table_of(columns: list[pa.Array], schema: pa.Schema) -> pa.Table:
+    """Return a table that is written as `schema`, with its texts as dictionaries: that is how Parquet keeps them anyway."""
+    fields = [field.with_type(DICTIONARY) if pa.types.is_string(field.type) else field for field in schema]
+    for n, (column, field) in enumerate(zip(columns, fields, strict=True)):
+        if field.type == DICTIONARY and column.type != DICTIONARY:
+            columns[n] = column.dictionary_encode() if pa.types.is_string(column.type) else column.cast(DICTIONARY)
+    return pa.table(columns, schema=pa.schema(fields))
+
+
 def process(state: State, rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
     """Take some rows of a segment, in landing order, into the state; yield (table name, rows to write)."""
     arrival = rows["arrival"].combine_chunks()
     payload = rows["payload"].combine_chunks()
-    topic = pc.dictionary_encode(rows["topic"].combine_chunks())
+    topic = _encoded(rows["topic"])
     packs, bad = _read(payload, topic)
     messages = packs.messages
 
@@ -172,7 +185,8 @@ def process(state: State, rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
         device_name = messages["device"].combine_chunks()
 
     if messages.num_rows:
-        origin = {name: rows[name].combine_chunks() for name in ("collector", "segment", "row")} | {"arrival": arrival}
+        origin = {"arrival": arrival, "collector": _encoded(rows["collector"])}
+        origin |= {name: rows[name].combine_chunks() for name in ("segment", "row")}
         new = _Messages(state, messages, place, device_name, origin)
         bad += new.reused
         yield from new.tables(packs.records)
@@ -182,7 +196,7 @@ def process(state: State, rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
         reasons = pa.array([reason for _, reason in bad], pa.string())
         columns = [reasons, topic.dictionary.take(topic.indices.take(at)), payload.take(at)]
         columns += [rows[field.name].combine_chunks().take(at) for field in schemas.ORIGIN]
-        yield "quarantine", pa.table(columns, schema=schemas.QUARANTINE)
+        yield "quarantine", table_of(columns, schemas.QUARANTINE)
     _note_progress(state, rows)
 
 
@@ -197,8 +211,9 @@ def _read(payload: pa.Array, topic: pa.DictionaryArray) -> tuple[senml.Packs, li
     for which, told in ((~is_boot, False), (is_boot, True)):
         at = np.flatnonzero(which)
         packs = senml.read(payload.take(pa.array(at)))
-        messages.append(_moved(_as_boot_messages(packs) if told else packs.messages, at))
-        records.append(_moved(packs.records, at))
+        found, readings = _as_boot_messages(packs) if told else packs[:2]
+        messages.append(_moved(found, at))
+        records.append(_moved(readings, at))
         bad += [(int(at[row]), reason) for row, reason in packs.bad]
     together = pa.concat_tables(messages).sort_by("row")
     return senml.Packs(together, pa.concat_tables(records), bad), bad
@@ -209,10 +224,13 @@ def _moved(table: pa.Table, at: np.ndarray) -> pa.Table:
     return table.set_column(0, table.schema.field(0), pa.array(at[table["row"].to_numpy()]))
 
 
-def _as_boot_messages(packs: senml.Packs) -> pa.Table:
-    """Fill a boot message's labels from records of those names; its own sequence number is the boot's first."""
+def _as_boot_messages(packs: senml.Packs) -> tuple[pa.Table, pa.Table]:
+    """Fill a boot message's labels from records of those names; its own sequence number is the boot's first.
+
+    Such records tell of the message, so they are no readings.
+    """
     messages = packs.messages
-    for label in ("cause", "first", "dropped", "doubt_first", "doubt_last"):
+    for label in EVENT_LABELS:
         column = messages[label].combine_chunks()
         named = packs.records.filter(pc.equal(packs.records["name"], label))
         if named.num_rows:
@@ -222,15 +240,28 @@ def _as_boot_messages(packs: senml.Packs) -> pa.Table:
         if label == "first":
             column = pc.coalesce(column, messages["seq"].combine_chunks())
         messages = messages.set_column(messages.schema.get_field_index(label), messages.schema.field(label), column)
-    return messages
+    told = pc.is_in(packs.records["name"], value_set=pa.array(EVENT_LABELS))
+    return messages, packs.records.filter(pc.invert(told))
 
 
 def _note_progress(state: State, rows: pa.Table) -> None:
-    for collector in pc.unique(rows["collector"]).to_pylist():
-        own = rows if len(rows) == 0 else rows.filter(pc.equal(rows["collector"], collector))
-        segment = pc.max(own["segment"]).as_py()
-        row = pc.max(own.filter(pc.equal(own["segment"], segment))["row"]).as_py()
-        state.read[collector] = max(state.read.get(collector, (0, -1)), (segment, row))
+    """Note how far the collectors' logs have been read."""
+    collector = _encoded(rows["collector"])
+    segment, row = rows["segment"].to_numpy(), rows["row"].to_numpy()
+    for number, name in enumerate(collector.dictionary.to_pylist()):
+        own = np.flatnonzero(collector.indices.to_numpy() == number)
+        if not len(own):
+            continue
+        last = segment[own].max()
+        reached = (int(last), int(row[own][segment[own] == last].max()))
+        state.read[name] = max(state.read.get(name, (0, -1)), reached)
+
+
+def _encoded(column: pa.ChunkedArray) -> pa.DictionaryArray:
+    """Return a column of few different texts as one dictionary array."""
+    if not pa.types.is_dictionary(column.type):
+        column = column.dictionary_encode()
+    return column.unify_dictionaries().combine_chunks()
 
 
 class _Messages:
@@ -242,7 +273,7 @@ class _Messages:
         self.state = state
         self.messages = messages
         self.place = place.to_numpy()
-        device = state.device_numbers(device_name)
+        self.device = device = state.device_numbers(device_name)
         boot = messages["boot"].to_numpy()
         seq = messages["seq"].to_numpy()
         self.uptime = messages["uptime"].combine_chunks()
@@ -315,15 +346,16 @@ class _Messages:
         """Return the key columns and seq of some messages."""
         table = self.messages
         at = pa.array(messages)
-        device = pc.dictionary_encode(table["device"].combine_chunks()).take(at).cast(pa.string())
+        names = pa.array(self.state.devices, pa.string())
         return [
-            device,
+            pa.DictionaryArray.from_arrays(pa.array(self.device[messages].astype(np.int32)), names),
             pa.array(self.life[messages].astype(np.int32)),
             table["boot"].combine_chunks().take(at),
             table["seq"].combine_chunks().take(at),
         ]
 
     def _origin(self, messages: np.ndarray) -> list[pa.Array]:
+        """Return the origin columns of some messages."""
         at = pa.array(self.place[messages])
         return [self.origin[field.name].take(at) for field in schemas.ORIGIN]
 
@@ -347,24 +379,20 @@ class _Messages:
         where = pa.array(at)
         columns = [records[name].combine_chunks().take(where) for name in records.schema.names[1:]]
         moment = columns[-1].cast(schemas.MOMENT)
-        return pa.table(
-            [*self._key(of_message), *columns[:-1], moment, *self._origin(of_message)],
-            schema=schemas.READINGS,
-        )
+        return table_of([*self._key(of_message), *columns[:-1], moment, *self._origin(of_message)], schemas.READINGS)
 
     def _events(self, chosen: np.ndarray, records: pa.Table) -> pa.Table:
         """Return the messages that tell of more than readings, or of none: so every message is in one of the two tables."""
-        labels = ("first", "cause", "dropped", "doubt_first", "doubt_last")
         table = self.messages
         told = np.bincount(records["row"].to_numpy(), minlength=int(self.place.max()) + 1)[self.place] == 0
-        for label in labels:
+        for label in EVENT_LABELS:
             if table[label].null_count < table.num_rows:
                 told |= table[label].is_valid().to_numpy()
         events = chosen[told[chosen]]
         at = pa.array(events)
-        columns = [table[label].combine_chunks().take(at) for label in labels]
+        columns = [table[label].combine_chunks().take(at) for label in EVENT_LABELS]
         columns += [self.uptime.take(at), table["time_us"].combine_chunks().take(at).cast(schemas.MOMENT)]
-        return pa.table([*self._key(events), *columns, *self._origin(events)], schema=schemas.EVENTS)
+        return table_of([*self._key(events), *columns, *self._origin(events)], schemas.EVENTS)
 
     def _ties(self, chosen: np.ndarray) -> pa.Table:
         time = self.messages["time_us"].combine_chunks()
@@ -381,7 +409,7 @@ class _Messages:
         ]
         messages, offset = messages[changed], offset[changed]
         arrival = self.origin["arrival"].take(pa.array(self.place[messages]))
-        return pa.table([*self._key(messages), pa.array(offset), arrival], schema=schemas.TIES)
+        return table_of([*self._key(messages), pa.array(offset), arrival], schemas.TIES)
 
     def _duplicates(self) -> pa.Table:
         which = self.order[self.copy]
@@ -389,14 +417,12 @@ class _Messages:
         replay = self._replayed(which)
         cause = pa.array(np.where(replay, "replay", "resend").tolist(), pa.string())
         uptime = self.uptime.take(pa.array(which))
-        return pa.table(
-            [*self._key(which), cause, uptime, pa.array(self.compared[self.copy]), *origin], schema=schemas.DUPLICATES
-        )
+        compared = pa.array(self.compared[self.copy])
+        return table_of([*self._key(which), cause, uptime, compared, *origin], schemas.DUPLICATES)
 
     def _replayed(self, messages: np.ndarray) -> np.ndarray:
         """Return for each message whether this very row of a collector's log was read before."""
-        _, collector, segment, row = self._origin(messages)
-        encoded = pc.dictionary_encode(collector)
+        _, encoded, segment, row = self._origin(messages)
         read = [self.state.read.get(name, (0, -1)) for name in encoded.dictionary.to_pylist()]
         read_segment = np.array([one for one, _ in read], dtype=np.int64)[encoded.indices.to_numpy()]
         read_row = np.array([one for _, one in read], dtype=np.int64)[encoded.indices.to_numpy()]
@@ -431,7 +457,7 @@ class _Messages:
         pairs, counts = np.unique(inverse[new] * 4096 + step, return_counts=True)
         offsets = np.searchsorted(pairs, np.arange(size + 1) * 4096).astype(np.int32)
         device, life, boot = unpack(self.state.keys[groups])
-        return pa.table(
+        return table_of(
             [
                 pa.array(self.state.devices, pa.string()).take(pa.array(device)),
                 pa.array(life.astype(np.int32)),
@@ -447,7 +473,7 @@ class _Messages:
                 pa.ListArray.from_arrays(pa.array(offsets), pa.array((pairs % 4096).astype(np.int32))),
                 pa.ListArray.from_arrays(pa.array(offsets), pa.array(counts)),
             ],
-            schema=schemas.TALLY,
+            schemas.TALLY,
         )
 
 
@@ -574,7 +600,9 @@ def _in_order(landing: Storage, paths: Iterable[str], bucket: int, buckets: int)
         files.append((min(begins).timestamp() if begins else 0.0, path))
     for _, path in sorted(files):
         with landing.fs.open_input_file(landing.path(path)) as source:
-            yield from segments.read_bucket(pq.ParquetFile(source), bucket, buckets)
+            yield from segments.read_bucket(
+                pq.ParquetFile(source, read_dictionary=["collector", "topic"]), bucket, buckets
+            )
 
 
 class _Writers:
@@ -600,7 +628,7 @@ class _Writers:
                 rows.schema,
                 compression="zstd",
                 compression_level=1,
-                use_dictionary=[field.name for field in rows.schema if pa.types.is_string(field.type)],
+                use_dictionary=[field.name for field in rows.schema if field.type in {DICTIONARY, pa.string()}],
                 write_statistics=[name for name in ("device", "boot", "seq", "arrival") if name in rows.schema.names],
                 store_schema=False,
             )

@@ -16,9 +16,10 @@ from . import segments
 from .storage import Storage, StorageError
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 MOST_ROWS = 40
+SMALL = 100_000  # boots
 
 
 def arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -95,32 +96,45 @@ def _run(spark: SparkSession, options: argparse.Namespace, expected: dict[str, A
     return report(spark, options.out, expected, options.late_after)
 
 
-def report(spark: SparkSession, out: str, expected: dict[str, Any] | None, late_after_s: float = 60.0) -> int:
-    """Write the audit beside the tables, print it, and return the exit status."""
-    from . import audit
+def audited(
+    spark: SparkSession, out: str, expected: dict[str, Any] | None = None, late_after_s: float = 60.0
+) -> DataFrame:
+    """Make the audit and write it beside the tables, with the missing ranges; return it."""
+    from . import audit, session
     from .commits import Output
 
     output = Output(out)
-    table = {
-        name: output.read(spark, name) for name in ("readings", "events", "ties", "tally", "intervals", "quarantine")
-    }
-    extent = audit.expected_extents(spark, expected) if expected else audit.extents(table["intervals"], table["events"])
-    ranges = audit.missing(extent, table["intervals"]).cache()
-    found = audit.audit(extent, ranges, table["tally"], table["events"], table["ties"], late_after_s)
-    found = found.join(audit.check(table["readings"], table["events"]), audit.BOOT, "full").cache()
-    found.coalesce(1).write.mode("overwrite").parquet(output.storage.address("audit"))
-    ranges.coalesce(1).write.mode("overwrite").parquet(output.storage.address("missing"))
-    rows = found.orderBy("device", "life", "boot").collect()
-    print_audit(rows, table["quarantine"].count())
+    tables = [output.read(spark, name) for name in ("tally", "intervals", "events", "ties")]
+    boots = audit.extents(audit.per_boot(audit.facts(*tables, audit.expected_facts(spark, expected))))
+    found = audit.audit(boots, late_after_s)
+    address = {name: output.storage.address(name) for name in ("audit", "missing")}
+    tallied = sum(output.commit(batch).rows.get("tally", 0) for batch in output.batches())
+    with session.small_frames(spark, tallied < SMALL):
+        found.coalesce(1).write.mode("overwrite").parquet(address["audit"])
+        found = spark.read.schema(found.schema).parquet(address["audit"])
+        audit.missing(found).coalesce(1).write.mode("overwrite").parquet(address["missing"])
+    return found
+
+
+def report(spark: SparkSession, out: str, expected: dict[str, Any] | None, late_after_s: float = 60.0) -> int:
+    """Make the audit, hold it against the tables themselves, print it, and return the exit status."""
+    from . import audit, session
+    from .commits import Output
+
+    output = Output(out)
+    found = audited(spark, out, expected, late_after_s)
+    inside = audit.check(output.read(spark, "readings"), output.read(spark, "events"))
+    readings = sum(output.commit(batch).rows.get("readings", 0) for batch in output.batches())
+    with session.small_frames(spark, readings < SMALL):
+        rows = found.join(inside, audit.BOOT, "full").orderBy(audit.BOOT).collect()
+    print_audit(rows, sum(output.commit(batch).rows.get("quarantine", 0) for batch in output.batches()))
     unknown = [row for row in rows if row.published is None]
-    for row in unknown:
-        print(
-            f"           {row.device} boot {row.boot}: {row.in_tables} messages of a boot that its board knows nothing of"
-        )
+    for row in unknown[:MOST_ROWS]:
+        print(f"  {row.device} boot {row.boot}: {row.in_tables} messages of a boot that its board knows nothing of")
     missing = sum(row.missing or 0 for row in rows)
     twice = sum(row.twice or 0 for row in rows)
     absent = sum(max(0, (row.published or 0) - (row.missing or 0) - (row.in_tables or 0)) for row in rows)
-    return 1 if missing or twice or absent or (unknown and expected) else 0
+    return 1 if missing or twice or absent or unknown else 0
 
 
 def print_audit(rows: list[Any], quarantined: int) -> None:

@@ -1,0 +1,191 @@
+"""Generated fleets: landings of any size, with faults planted and the truth about them.
+
+`python -m tools.pipeline.fleet --landing DIR` writes one to try things on. A slice of a fleet is numpy and Arrow
+throughout (a million messages in about two seconds), so the bench makes its eight million on the spot.
+
+The boards of a fleet behave like ours: each boot begins with a boot message, sequence numbers run over all boots, what
+is sent again is the same bytes with DUP.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from . import segments
+
+BEGIN_US = 1_790_000_000_000_000  # in September 2026
+
+
+@dataclass
+class Messages:
+    """Messages as they were published: parallel arrays, by device and then in order."""
+
+    device: np.ndarray
+    boot: np.ndarray
+    seq: np.ndarray
+    up_ms: np.ndarray
+    captured_us: np.ndarray
+    is_boot: np.ndarray
+    clock_us: np.ndarray  # what the board's clock says, -1 where it is not set
+
+    def take(self, which: np.ndarray) -> Messages:
+        """Return some of them."""
+        return Messages(*[getattr(self, name)[which] for name in self.__dataclass_fields__])
+
+    def __len__(self) -> int:
+        return len(self.device)
+
+
+@dataclass
+class Delivery:
+    """What arrives: which message in which order, when, and whether as a copy."""
+
+    message: np.ndarray
+    arrival_us: np.ndarray
+    dup: np.ndarray
+
+
+@dataclass
+class Fleet:
+    """A fleet's constants."""
+
+    devices: int = 1000
+    interval_ms: int = 1000
+    boot_every: int = 2000  # messages
+    duplicates: float = 0.01
+    clock: bool = True
+    seed: int = 1
+    prefix: str = "board-"
+    names: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.names = [f"{self.prefix}{number:05d}" for number in range(self.devices)]
+
+
+def publish(fleet: Fleet, first: int, count: int) -> Messages:
+    """Return messages `first` to `first + count - 1` (from 0) of every device."""
+    device = np.repeat(np.arange(fleet.devices), count)
+    ordinal = np.tile(np.arange(first, first + count), fleet.devices)
+    boot = ordinal // fleet.boot_every + 1
+    in_boot = ordinal % fleet.boot_every
+    up_ms = 500 + in_boot * fleet.interval_ms + device % 977
+    captured = BEGIN_US + (ordinal * fleet.interval_ms + (device * 7919) % fleet.interval_ms) * 1000
+    clock = captured if fleet.clock else np.full(len(device), -1)
+    return Messages(device, boot, ordinal + 1, up_ms, captured, in_boot == 0, clock)
+
+
+def deliver(fleet: Fleet, messages: Messages, rng: np.random.Generator) -> Delivery:
+    """Let all messages arrive, each device's in order, some of them again a little later."""
+    delay = (rng.lognormal(3.5, 1.0, len(messages)) * 1000).astype(np.int64)
+    arrival = messages.captured_us + delay
+    # In order per device: not before the message in front of it.
+    base = messages.device * (1 << 52)
+    arrival = np.maximum.accumulate(arrival - BEGIN_US + base) - base + BEGIN_US
+    again = np.flatnonzero(rng.random(len(messages)) < fleet.duplicates)
+    late = arrival[again] + (rng.random(len(again)) * 3e6).astype(np.int64)
+    message = np.concatenate((np.arange(len(messages)), again))
+    when = np.concatenate((arrival, late))
+    dup = np.concatenate((np.zeros(len(messages), dtype=bool), np.ones(len(again), dtype=bool)))
+    order = np.argsort(when, kind="stable")
+    return Delivery(message[order], when[order], dup[order])
+
+
+def payloads(fleet: Fleet, messages: Messages, rng: np.random.Generator) -> pa.Array:
+    """Return the messages' payloads: SenML packs of one record."""
+
+    def text(numbers: np.ndarray) -> pa.Array:
+        return pc.cast(pa.array(numbers), pa.string())
+
+    name = pa.array(fleet.names).take(pa.array(messages.device))
+    value = text(np.round(rng.random(len(messages)) * 100, 2))
+    clock = pc.binary_join_element_wise(',"bt":', text(np.round(messages.clock_us / 1e6, 3)), "")
+    told = pa.array(messages.clock_us >= 0)
+    clock = pc.if_else(told, clock, "")
+    record = pc.if_else(
+        pa.array(messages.is_boot),
+        ',"n":"cause","vs":"power"',
+        pc.binary_join_element_wise(',"n":"load1","u":"/","v":', value, ""),
+    )
+    up = text(messages.up_ms / 1000)
+    parts = [
+        '[{"bn":"',
+        name,
+        '/","boot":',
+        text(messages.boot),
+        ',"seq":',
+        text(messages.seq),
+        ',"up":',
+        up,
+        clock,
+        record,
+    ]
+    return pc.binary_join_element_wise(*parts, "}]", "").cast(pa.binary())
+
+
+def rows(
+    fleet: Fleet, messages: Messages, delivery: Delivery, text: pa.Array, collector: str, number: int, before: int
+) -> pa.Table:
+    """Return a segment's rows."""
+    count = len(delivery.message)
+    which = pa.array(delivery.message)
+    readings = pa.array([f"flashmqtt/{name}/readings" for name in fleet.names])
+    boots = pa.array([f"flashmqtt/{name}/boot" for name in fleet.names])
+    device = pa.array(messages.device[delivery.message])
+    topic = pc.if_else(pa.array(messages.is_boot[delivery.message]), boots.take(device), readings.take(device))
+    return pa.table(
+        [
+            pa.repeat(pa.scalar(collector), count),
+            pa.repeat(pa.scalar(number, pa.int64()), count),
+            pa.array(np.arange(before + 1, before + count + 1)),
+            pa.array(delivery.arrival_us).cast(pa.timestamp("us", tz="UTC")),
+            topic,
+            pa.repeat(pa.scalar(1, pa.int8()), count),
+            pa.array(delivery.dup),
+            pa.repeat(pa.scalar(False), count),
+            pa.nulls(count, pa.binary()),
+            text.take(which),
+        ],
+        schema=segments.SCHEMA,
+    )
+
+
+def write(
+    fleet: Fleet, landing: Path, messages: int, per_segment: int = 524_288, buckets: int = segments.BUCKETS
+) -> int:
+    """Write `messages` messages of a faultless fleet with duplicates as a landing; return the rows."""
+    landing.mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(fleet.seed)
+    per_device = messages // fleet.devices
+    step = max(1, per_segment // fleet.devices)
+    total = 0
+    for number, first in enumerate(range(0, per_device, step), 1):
+        some = publish(fleet, first, min(step, per_device - first))
+        table = rows(fleet, some, deliver(fleet, some, rng), payloads(fleet, some, rng), "fleet", number, total)
+        segments.write_segment(landing, "fleet", number, table, buckets, sync=False)
+        total += table.num_rows
+    return total
+
+
+def main() -> int:
+    """Write a landing."""
+    parser = argparse.ArgumentParser(prog="python -m tools.pipeline.fleet", description=__doc__.split("\n")[0])
+    parser.add_argument("--landing", type=Path, required=True)
+    parser.add_argument("--devices", type=int, default=1000)
+    parser.add_argument("--messages", type=int, default=500_000)
+    parser.add_argument("--duplicates", type=float, default=0.01)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    fleet = Fleet(devices=options.devices, duplicates=options.duplicates, seed=options.seed)
+    print(f"{write(fleet, options.landing, options.messages):,} rows in {options.landing}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
