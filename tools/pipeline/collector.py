@@ -28,11 +28,12 @@ from flashmqtt.compat import ticks_ms
 from flashmqtt.connection import CONNECTED, MESSAGE, NOTHING, OUTPUT, RESTART, SUBSCRIBED, Connection
 from flashmqtt.session.level5 import Level5
 from flashmqtt.session.message import Message
-from flashmqtt.session.session import DECLINED, GRANTED, Session
+from flashmqtt.session.session import DECLINED, GRANTED
 from tools.pipeline import segments
 from tools.pipeline.collector_health import Health
+from tools.pipeline.collector_runs import RunDecoder, RunSession
 from tools.pipeline.collector_sealer import Sealer
-from tools.pipeline.landing_log import LandingStalled, stalled
+from tools.pipeline.landing_log import MOST_IN_ENTRY, LandingStalled, stalled
 from tools.pipeline.landing_store import LandingStore
 
 CONNECT_DEADLINE_S = 10.0
@@ -109,7 +110,7 @@ class Collector:
             wait_s=LOCK_WAIT_S,
         )
         self.store.level = settings.level
-        self.session = Session(
+        self.session = RunSession(
             self.store,
             level=settings.level,
             window=1,
@@ -122,6 +123,8 @@ class Collector:
             options = qos | 0x10 if settings.level == 5 else qos
             self.session.subscribe(topic.encode(), options)
         self.connection = self._connection()
+        self.decoder = RunDecoder(len(self.connection.decoder.buffer), settings.level)
+        self.connection.decoder = self.decoder
         self.sealer = Sealer(self.store, settings.landing, health, settings.salvage)
         self.connects = 0
         self.connected_at = 0.0
@@ -297,11 +300,21 @@ class Collector:
     def _process(self) -> int:
         """Take in every whole packet; return OUTPUT if the output has to be written before more fits."""
         connection = self.connection
+        session, decoder = self.session, self.decoder
         process, message, now_ms = connection.process, connection.message, ticks_ms()
+        decoder.look()
         while True:
+            room = session.run_room()
+            if room:
+                packets, ids = decoder.take_run(min(room, MOST_IN_ENTRY))
+                if ids:
+                    self.store.land_run(packets, len(ids))
+                    session.took_run(ids)
             event = process(now_ms)
             if event == MESSAGE:
                 self._land(message)
+                if session.room:
+                    session.taken()
             elif event in (NOTHING, OUTPUT):
                 return int(event)
             elif event == CONNECTED:
@@ -320,7 +333,9 @@ class Collector:
         """Take one message as a row, as the packet it came in. At QoS 2 its release is what makes it a row."""
         if message.qos == 2:
             return
-        body = message.buffer[message.topic_start - 2 : message.payload_end]
+        start = message.topic_start - 2
+        body = message.buffer[start : message.payload_end]
+        self.decoder.know(bytes(message.buffer[start : message.topic_end]))
         self.store.land(_head(0x30 | message.dup << 3 | message.qos << 1 | message.retain, len(body)), body)
 
     def _subscribed(self) -> None:

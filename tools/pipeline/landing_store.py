@@ -298,6 +298,13 @@ class LandingStore:
             self.first_row_at = time.monotonic()
         self.rows += 1
 
+    def land_run(self, packets: bytes, count: int) -> None:
+        """Take several whole PUBLISH packets (QoS 0 or 1) as rows, at most MOST_IN_ENTRY; durable after `sync()`."""
+        self._append(LANDED, self.level, count, self.time_us, packets)
+        if not self.rows:
+            self.first_row_at = time.monotonic()
+        self.rows += count
+
     def _end_run(self) -> None:
         packets = b"".join(self._run)
         self._log.append(LANDED, self._run_level, len(self._run) // 2, self._run_time, packets)
