@@ -9,40 +9,46 @@ of turn. Only where nothing is written for long does a record of its own say so.
 What it does not know: MQTT. A record is bytes, a mark is a number.
 """
 
+from flashmqtt.compat import const
 from flashmqtt.errors import FlashFailed, StoreExhausted, StoreFull, StoreWorn, UsageError
 from flashmqtt.fast import copy
 
-from .layout import (
-    BODY_MAX,
-    CLOSE,
-    DONE,
-    FIRST,
-    HEADER,
-    HELD,
-    LAST,
-    MARK,
-    MOVED,
-    NO_SECTOR,
-    PAGE,
-    QUEUED,
-    RECORD,
-    SEQ_LIMIT,
-    TYPE,
-    put_u16,
-    put_u32,
-)
+from .fields import put_u16, put_u32
 from .recovery import Recovery
-from .slots import AGAIN, EXPLICIT, HOLD, OPEN, WINDOW, Slots
+from .slots import Slots
+
+# The format's numbers, as layout.py has them (a test compares): private constants cost nothing on a board.
+_PAGE = const(256)
+_HEADER = const(64)
+_NO_SECTOR = const(0xFFFF)
+_RECORD = const(12)
+_BODY_MAX = const(244)
+_TYPE = const(0x0F)
+_FIRST = const(0x40)
+_LAST = const(0x80)
+_QUEUED = const(1)
+_HELD = const(2)
+_MOVED = const(3)
+_MARK = const(4)
+_DONE = const(5)
+_CLOSE = const(8)
+_SEQ_LIMIT = const(0x3FFFFFFF)
+_OPENED = const(1)
+_AGAIN = const(2)
+_EXPLICIT = const(4)
+_HOLD = const(8)
+_WINDOW = const(32)
+
 
 REFUSE = 0
 DROP_OLDEST = 1
 DROP_NEWEST = 2
 
 _NONE = b""
-_RIDES = 3  # with one record
-_PENDING = 12  # finished out of turn and not yet on flash
-_USABLE_MIN = 3
-_UNSAID = 32  # released since low was last said
+_RIDES = const(3)  # with one record
+_PENDING = const(12)  # finished out of turn and not yet on flash
+_USABLE_MIN = const(3)
+_UNSAID = const(32)  # released since low was last said
 
 
 class Journal(Slots):
@@ -85,12 +91,12 @@ class Journal(Slots):
         self._abandon()
         seq = self._new_seq()
         try:
-            if length <= BODY_MAX:
-                self._write(QUEUED | FIRST | LAST, seq, buf, 0, length, True)
+            if length <= _BODY_MAX:
+                self._write(_QUEUED | _FIRST | _LAST, seq, buf, 0, length, True)
                 self.next_seq = seq + 1
             else:
                 self.begin(length)
-                self._extend(buf, length, LAST)
+                self._extend(buf, length, _LAST)
         except StoreFull:
             self._abandon()
             if self.policy != DROP_NEWEST:
@@ -119,7 +125,7 @@ class Journal(Slots):
         seq = self._chunk
         if not seq or self._chunk_done != self._chunk_length:
             raise UsageError("commit: not all of it is there")
-        self._write(QUEUED | LAST | (0 if self._chunk_length else FIRST), seq, _NONE, 0, 0, True)
+        self._write(_QUEUED | _LAST | (0 if self._chunk_length else _FIRST), seq, _NONE, 0, 0, True)
         self._stored()
         return seq
 
@@ -134,19 +140,19 @@ class Journal(Slots):
             raise StoreFull("no slot")
         seq = self._new_seq()
         done = 0
-        flags = HELD | FIRST
+        flags = _HELD | _FIRST
         try:
             while True:
-                n = min(length - done, BODY_MAX)
+                n = min(length - done, _BODY_MAX)
                 if done + n == length:
-                    flags |= LAST
+                    flags |= _LAST
                 offset = self._write(flags, seq, buf, done, n, True)
                 self.next_seq = seq + 1
-                if flags & FIRST:
-                    self._fill_slot(slot, OPEN | EXPLICIT | HOLD, seq, self._head, offset, length)
-                if flags & LAST:
+                if flags & _FIRST:
+                    self._fill_slot(slot, _OPENED | _EXPLICIT | _HOLD, seq, self._head, offset, length)
+                if flags & _LAST:
                     return slot
-                flags = HELD
+                flags = _HELD
                 done += n
         except StoreFull:
             if done:  # its first pieces are there, and say nothing without the last
@@ -154,7 +160,7 @@ class Journal(Slots):
             raise
 
     def _new_seq(self):
-        if self.next_seq >= SEQ_LIMIT:
+        if self.next_seq >= _SEQ_LIMIT:
             raise StoreExhausted("every sequence number is used")
         return self.next_seq
 
@@ -172,12 +178,12 @@ class Journal(Slots):
     def _extend(self, buf, n, last):
         done = 0
         while done < n:
-            part = min(n - done, BODY_MAX)
-            kind = QUEUED
+            part = min(n - done, _BODY_MAX)
+            kind = _QUEUED
             if not self._chunk_done:
-                kind |= FIRST
+                kind |= _FIRST
             if last and done + part == n:
-                kind |= LAST
+                kind |= _LAST
             self._write(kind, self._chunk, buf, done, part, True)
             done += part
             self._chunk_done += part
@@ -198,9 +204,9 @@ class Journal(Slots):
         if self._again:
             best = -1
             for slot in range(self.slots):
-                if self._slot_state[slot] & AGAIN and (best < 0 or self._slot_seq[slot] < self._slot_seq[best]):
+                if self._slot_state[slot] & _AGAIN and (best < 0 or self._slot_seq[slot] < self._slot_seq[best]):
                     best = slot
-            self._slot_state[best] = OPEN | EXPLICIT
+            self._slot_state[best] = _OPENED | _EXPLICIT
             self._again -= 1
             return best
         if not self._queued:
@@ -208,7 +214,7 @@ class Journal(Slots):
         slot = self._free_slot()
         if slot < 0 or not self._next():
             return -1
-        self._fill_slot(slot, OPEN, self._found_seq, self._found_sector, self._found_offset, self._found_length)
+        self._fill_slot(slot, _OPENED, self._found_seq, self._found_sector, self._found_offset, self._found_length)
         self._enter(self._found_seq, 0)
         self._queued -= 1
         return slot
@@ -216,7 +222,7 @@ class Journal(Slots):
     def _next(self):
         """Move the cursor behind the next message that waits; return False if there is none, or no room in the window."""
         while True:
-            if self._window_n == WINDOW and not self._unblock():
+            if self._window_n == _WINDOW and not self._unblock():
                 return False
             sector = self._cursor_sector
             offset = self._find(sector, self._cursor_offset, self._limit(sector))
@@ -224,21 +230,21 @@ class Journal(Slots):
                 if sector == self._head:
                     return False
                 self._cursor_sector = self._after[sector]
-                self._cursor_offset = HEADER
+                self._cursor_offset = _HEADER
                 continue
             self._cursor_offset = offset + self._size
-            if self._kind & (TYPE | FIRST) != QUEUED | FIRST:
+            if self._kind & (_TYPE | _FIRST) != _QUEUED | _FIRST:
                 continue
             seq = self._seq
             length = self._length
-            if not self._kind & LAST:
+            if not self._kind & _LAST:
                 length = self._total(sector, offset, seq)
                 if length < 0:
                     continue
             self._cursor_seq = seq + 1
             slot = self._slot_of(seq)
             if slot >= 0:  # marked before the last mount, and open since; or moved
-                self._enter(seq, 1 if self._slot_state[slot] & EXPLICIT else 0)
+                self._enter(seq, 1 if self._slot_state[slot] & _EXPLICIT else 0)
             elif self._forget_early(seq):
                 self._enter(seq, 1)
             else:
@@ -259,27 +265,27 @@ class Journal(Slots):
                 if sector == self._head:
                     return -1
                 sector = self._after[sector]
-                offset = HEADER
+                offset = _HEADER
                 limit = self._limit(sector)
                 continue
             offset += self._size
-            kind = kind or self._kind & TYPE
-            if self._kind & TYPE != kind:
+            kind = kind or self._kind & _TYPE
+            if self._kind & _TYPE != kind:
                 continue
             if self._seq == seq:
                 total += self._length
-                if self._kind & LAST:
+                if self._kind & _LAST:
                     return total
-            elif kind == QUEUED:
+            elif kind == _QUEUED:
                 return -1
 
     def is_open(self, slot: int) -> bool:
         """Whether the slot is handed out."""
-        return self._slot_state[slot] & OPEN != 0
+        return self._slot_state[slot] & _OPENED != 0
 
     def is_held(self, slot: int) -> bool:
         """Whether it is an inbound message."""
-        return self._slot_state[slot] & HOLD != 0
+        return self._slot_state[slot] & _HOLD != 0
 
     def seq_of(self, slot: int) -> int:
         """Its sequence."""
@@ -310,12 +316,12 @@ class Journal(Slots):
             place = self._find(sector, place, limit)
             if place < 0:
                 sector = self._after[sector]
-                place = HEADER
+                place = _HEADER
                 limit = self._limit(sector)
                 continue
             place += self._size
-            kind = kind or self._kind & TYPE
-            if self._seq != seq or self._kind & TYPE != kind:
+            kind = kind or self._kind & _TYPE
+            if self._seq != seq or self._kind & _TYPE != kind:
                 continue
             if offset < self._length:
                 part = min(self._length - offset, n)
@@ -333,7 +339,7 @@ class Journal(Slots):
         if not self.is_open(slot):
             raise UsageError("mark: not open")
         self._small[0] = value
-        self._write(MARK, self._slot_seq[slot], self._small, 0, 4, False)
+        self._write(_MARK, self._slot_seq[slot], self._small, 0, 4, False)
         self._slot_mark[slot] = value
 
     def release(self, slot: int) -> None:
@@ -344,12 +350,11 @@ class Journal(Slots):
         seq = self._slot_seq[slot]
         self._slot_state[slot] = 0
         self._slot_mark[slot] = 0
-        if state & EXPLICIT:
-            self._pend(-seq)
-        elif seq >= self._cursor_seq:
+        if seq >= self._cursor_seq and not state & _HOLD:  # the cursor will come upon it
             self._early[self._early_n] = seq
             self._early_n += 1
-            self._pend(seq)
+        if state & _EXPLICIT or seq >= self._cursor_seq:
+            self._pend(-seq if state & _EXPLICIT else seq)
         elif not self._leave(seq):
             self._pend(seq)
         self._unsaid += 1
@@ -383,7 +388,7 @@ class Journal(Slots):
         put_u32(self._small, 0, self.dropped)
         for i in range(n):
             put_u32(self._small, 4 + 4 * i, abs(self._pending[i]))
-        self._write(DONE, self._low(), self._small, 0, 4 + 4 * n, False)
+        self._write(_DONE, self._low(), self._small, 0, 4 + 4 * n, False)
         self._pending_n = 0
         self._unsaid = 0
         self._said_dropped = self.dropped
@@ -401,13 +406,13 @@ class Journal(Slots):
         if self.worn:
             return
         self.flush()
-        put_u16(self._small, 0, self._ahead if self._ahead >= 0 else NO_SECTOR)
+        put_u16(self._small, 0, self._ahead if self._ahead >= 0 else _NO_SECTOR)
         put_u16(self._small, 2, 0)
         put_u32(self._small, 4, self._ahead_erases)
-        if self._spoiled or self._end + 2 * PAGE > self._sector_bytes:  # both in one sector
+        if self._spoiled or self._end + 2 * _PAGE > self._sector_bytes:  # both in one sector
             self._advance(False)
-        self._write(CLOSE | FIRST, self._low(), self._small, 0, 8, False)
-        self._write(CLOSE | LAST, self._low(), self._small, 0, 8, False)
+        self._write(_CLOSE | _FIRST, self._low(), self._small, 0, 8, False)
+        self._write(_CLOSE | _LAST, self._low(), self._small, 0, 8, False)
 
     # --- writing ---
 
@@ -419,17 +424,17 @@ class Journal(Slots):
         if self.worn:
             raise StoreWorn("no sector left that works")
         low = self._low()
-        delta = seq - low if kind & TYPE in (QUEUED, HELD, MARK) else -1
+        delta = seq - low if kind & _TYPE in (_QUEUED, _HELD, _MARK) else -1
         if delta < 0 or delta >= 255:
             delta = 255
         count = 0
-        if kind & TYPE != MOVED and kind & TYPE < DONE:
-            count = min(self._pending_n, _RIDES, (BODY_MAX - n) // 4)
-        size = (RECORD + 4 * count + n + 3) & -4
+        if kind & _TYPE != _MOVED and kind & _TYPE < _DONE:
+            count = min(self._pending_n, _RIDES, (_BODY_MAX - n) // 4)
+        size = (_RECORD + 4 * count + n + 3) & -4
         while True:
             offset = self._room(size, data)
             count = min(count, self._pending_n)  # none, if that opened a sector
-            size = (RECORD + 4 * count + n + 3) & -4
+            size = (_RECORD + 4 * count + n + 3) & -4
             try:
                 self._stage(self._head, offset, kind, delta, seq, buf, start, n, self._pending, count)
                 self._program(self._head)
@@ -475,8 +480,8 @@ class Journal(Slots):
                 self._open(self._end, False)
                 return
             # Near the end: what is live in the head moves along, so that the chain grows no longer.
-            if usable - chain >= (2 if data else 1) and self._carry(-1, HEADER) <= self._sector_bytes // 2:
-                self._open(HEADER, True)
+            if usable - chain >= (2 if data else 1) and self._carry(-1, _HEADER) <= self._sector_bytes // 2:
+                self._open(_HEADER, True)
                 return
             if not data:
                 if usable - chain - 1 >= 1:
@@ -503,7 +508,7 @@ class Journal(Slots):
         total = n = 0
         for slot in range(self.slots):
             if self._slot_state[slot] and self._slot_sector[slot] == oldest:
-                total += self._slot_length[slot] + 2 * RECORD
+                total += self._slot_length[slot] + 2 * _RECORD
                 n += 1
         if total > self._sector_bytes // 4 or (n and self.sectors_usable - chain - 1 < 1):
             return False
@@ -533,7 +538,7 @@ class Journal(Slots):
         """Copy a message to the head; from now on it has a place of its own."""
         seq = self._slot_seq[slot]
         total = self._slot_length[slot]
-        if self._end + total + 4 * PAGE > self._sector_bytes:  # all of it shall lie in one sector
+        if self._end + total + 4 * _PAGE > self._sector_bytes:  # all of it shall lie in one sector
             self._advance(False)
             self._say()
         sector = self._slot_sector[slot]
@@ -543,24 +548,24 @@ class Journal(Slots):
             place = self._find(sector, place, self._limit(sector))
             if place < 0:
                 sector = self._after[sector]
-                place = HEADER
+                place = _HEADER
                 continue
-            kind = kind or self._kind & TYPE
+            kind = kind or self._kind & _TYPE
             place += self._size
-            if self._seq != seq or self._kind & TYPE != kind:
+            if self._seq != seq or self._kind & _TYPE != kind:
                 continue
-            flags = self._kind & (FIRST | LAST)
+            flags = self._kind & (_FIRST | _LAST)
             at = self._write(
-                (HELD if kind == HELD else MOVED) | flags, seq, self._page, self._body, self._length, False
+                (_HELD if kind == _HELD else _MOVED) | flags, seq, self._page, self._body, self._length, False
             )
-            if flags & FIRST:
+            if flags & _FIRST:
                 first = at
-            if flags & LAST:
+            if flags & _LAST:
                 break
         state = self._slot_state[slot]
         self._slot_sector[slot] = self._head
         self._slot_offset[slot] = first
-        if not state & EXPLICIT:
-            self._slot_state[slot] = state | EXPLICIT
+        if not state & _EXPLICIT:
+            self._slot_state[slot] = state | _EXPLICIT
             if seq < self._cursor_seq:
                 self._leave(seq)

@@ -6,11 +6,13 @@ little-endian and below 2^30, so that none of them is a heap object on a 32-bit 
 
 from flashmqtt.compat import const
 
+from .fields import MAGIC, get_u16, get_u32, put_u16, put_u32  # noqa: F401
+
 VERSION = const(1)
 PAGE = const(256)
 
 # A sector's header.
-MAGIC = b"fmqj"
+# MAGIC, in its first four bytes.
 H_VERSION = const(4)  # and its complement in the next byte: a torn header can't pass for another version
 H_FLAGS = const(6)
 H_SECTOR_SHIFT = const(7)  # log2 of the sector's bytes
@@ -72,26 +74,15 @@ SEAL = const(32)
 
 SEQ_LIMIT = const(0x3FFFFFFF)
 
+# In RAM only: what a sector is,
+FREE = const(0)
+CHAINED = const(1)
+RETIRED = const(2)
 
-def get_u16(buf, at):
-    """Return two bytes as a number."""
-    return buf[at] | buf[at + 1] << 8
+# and what a slot is: 0 free, else
+OPENED = const(1)  # handed out
+AGAIN = const(2)  # a moved message that is queued again since the last mount
+EXPLICIT = const(4)  # with a place of its own
+HOLD = const(8)  # inbound
 
-
-def get_u32(buf, at):
-    """Return four bytes as a number."""
-    return buf[at] | buf[at + 1] << 8 | buf[at + 2] << 16 | buf[at + 3] << 24
-
-
-def put_u16(buf, at, value):
-    """Write a number as two bytes."""
-    buf[at] = value & 0xFF
-    buf[at + 1] = value >> 8
-
-
-def put_u32(buf, at, value):
-    """Write a number as four bytes."""
-    buf[at] = value & 0xFF
-    buf[at + 1] = value >> 8 & 0xFF
-    buf[at + 2] = value >> 16 & 0xFF
-    buf[at + 3] = value >> 24
+WINDOW = const(32)  # messages that may be taken and not done, out of turn

@@ -8,23 +8,23 @@ What it does not know: which sectors are in use and in what order (`ring`), and 
 
 from array import array
 
+from flashmqtt.compat import const
 from flashmqtt.errors import StoreCorrupt, UsageError
 from flashmqtt.fast import copy, crc32_matches, fill, is_blank, put_crc32
 
-from .layout import (
-    CLOSE,
-    FIRST,
-    PAGE,
-    R_DELTA,
-    R_KIND,
-    R_LENGTH,
-    R_RIDES,
-    R_SEQ,
-    RECORD,
-    SEAL,
-    get_u32,
-    put_u32,
-)
+from .fields import get_u32, put_u32
+
+# The format's numbers, as layout.py has them (a test compares): private constants cost nothing on a board.
+_PAGE = const(256)
+_R_LENGTH = const(4)
+_R_KIND = const(5)
+_R_DELTA = const(6)
+_R_RIDES = const(7)
+_R_SEQ = const(8)
+_RECORD = const(12)
+_FIRST = const(0x40)
+_CLOSE = const(8)
+_SEAL = const(32)
 
 
 class Log:
@@ -32,21 +32,21 @@ class Log:
 
     def __init__(self, region):
         size = region.sector_bytes
-        if PAGE % region.page_bytes or size % PAGE or size > 0x8000 or region.sectors > 0xFFFE:
+        if _PAGE % region.page_bytes or size % _PAGE or size > 0x8000 or region.sectors > 0xFFFE:
             raise UsageError("a journal needs pages of up to 256 bytes, sectors of up to 32 KB")
         if not region.reads_blank:
             raise UsageError("encrypted: a page can't be programmed in two steps there")
         self.region = region
         self._sector_bytes = size
         self._seqs = array("i", [0] * region.sectors)  # each sector's sequence: the seed of its records' CRCs
-        self._page = bytearray(PAGE)  # the page read last
+        self._page = bytearray(_PAGE)  # the page read last
         self._page_number = -1
         self._pinned = None  # recovery's one reading of the page that may read differently the next time
         self._pinned_number = -1
-        self._out = bytearray(PAGE)  # the page being written, FF where nothing is to change
-        fill(self._out, 0, PAGE, 0xFF)
+        self._out = bytearray(_PAGE)  # the page being written, FF where nothing is to change
+        fill(self._out, 0, _PAGE, 0xFF)
         self._quantum = max(region.page_bytes, 16)
-        self._views: "list" = [None] * (PAGE // self._quantum + 1)  # of `_out`, by length, made once
+        self._views: "list" = [None] * (_PAGE // self._quantum + 1)  # of `_out`, by length, made once
         self._base = -1  # where in the sector `_out` begins; -1: nothing staged
         self._filled = 0
         self._kind = self._delta = self._rides = self._seq = 0
@@ -58,34 +58,34 @@ class Log:
 
     def _load(self, sector, offset):
         """Have the page around an offset in `_page`."""
-        number = (sector * self._sector_bytes + offset) // PAGE
+        number = (sector * self._sector_bytes + offset) // _PAGE
         if number == self._page_number:
             return
         self._page_number = -1
         if number == self._pinned_number:
-            copy(self._page, 0, self._pinned, 0, PAGE)
+            copy(self._page, 0, self._pinned, 0, _PAGE)
         else:
-            self.region.read(number * PAGE, self._page)
+            self.region.read(number * _PAGE, self._page)
         self._page_number = number
 
     def _look(self, sector, offset):
         """Read the record at an offset; False if no whole one stands there."""
-        at = offset % PAGE
-        if at > PAGE - RECORD:
+        at = offset % _PAGE
+        if at > _PAGE - _RECORD:
             return False
         self._load(sector, offset)
         page = self._page
-        end = at + RECORD + page[at + R_LENGTH]
-        if end > PAGE or not crc32_matches(page, at + R_LENGTH, end, at, self._seqs[sector]):
+        end = at + _RECORD + page[at + _R_LENGTH]
+        if end > _PAGE or not crc32_matches(page, at + _R_LENGTH, end, at, self._seqs[sector]):
             return False
-        self._kind = page[at + R_KIND]
-        self._delta = page[at + R_DELTA]
-        self._rides = page[at + R_RIDES]
-        self._seq = get_u32(page, at + R_SEQ)
-        self._body = at + RECORD + 4 * self._rides
+        self._kind = page[at + _R_KIND]
+        self._delta = page[at + _R_DELTA]
+        self._rides = page[at + _R_RIDES]
+        self._seq = get_u32(page, at + _R_SEQ)
+        self._body = at + _RECORD + 4 * self._rides
         self._length = end - self._body
         self._size = (end - at + 3) & -4
-        if self._kind == CLOSE | FIRST:  # the second record of a clean end belongs to the first
+        if self._kind == _CLOSE | _FIRST:  # the second record of a clean end belongs to the first
             self._size += self._fit(offset + self._size, self._size) - offset
         return True
 
@@ -99,10 +99,10 @@ class Log:
             if self._look(sector, offset):
                 return offset
             # Only the unused end of a page may be skipped.
-            at = offset % PAGE
-            if at == 0 or (at <= PAGE - RECORD and not is_blank(self._page, at, at + RECORD)):
+            at = offset % _PAGE
+            if at == 0 or (at <= _PAGE - _RECORD and not is_blank(self._page, at, at + _RECORD)):
                 raise StoreCorrupt("sector %d, offset %d: not a record" % (sector, offset))
-            offset += PAGE - at
+            offset += _PAGE - at
         return -1
 
     def _ride(self, i):
@@ -113,18 +113,18 @@ class Log:
 
     def _fit(self, offset, size):
         """Return where a record of so many bytes goes, at offset or on the next page; -1: not in this sector."""
-        last = self._sector_bytes - PAGE
+        last = self._sector_bytes - _PAGE
         while True:
-            end = PAGE - SEAL if offset >= last else PAGE
-            if offset % PAGE + size <= end:
+            end = _PAGE - _SEAL if offset >= last else _PAGE
+            if offset % _PAGE + size <= end:
                 return offset
             if offset >= last:
                 return -1
-            offset += PAGE - offset % PAGE
+            offset += _PAGE - offset % _PAGE
 
     def _claim(self, sector, offset, size):
         """Return where in `_out` the bytes at an offset are to be put; what waits for another page is programmed first."""
-        if self._base >= 0 and self._base // PAGE != offset // PAGE:
+        if self._base >= 0 and self._base // _PAGE != offset // _PAGE:
             self._program(sector)
         if self._base < 0:
             self._base = offset - offset % self._quantum
@@ -134,20 +134,20 @@ class Log:
     def _stage(self, sector, offset, kind, delta, seq, buf, start, n, rides=None, count=0):
         """Put a record into `_out`; return where the next one could follow."""
         length = 4 * count + n
-        size = (RECORD + length + 3) & -4
+        size = (_RECORD + length + 3) & -4
         at = self._claim(sector, offset, size)
         out = self._out
-        out[at + R_LENGTH] = length
-        out[at + R_KIND] = kind
-        out[at + R_DELTA] = delta
-        out[at + R_RIDES] = count
-        put_u32(out, at + R_SEQ, seq)
-        body = at + RECORD
+        out[at + _R_LENGTH] = length
+        out[at + _R_KIND] = kind
+        out[at + _R_DELTA] = delta
+        out[at + _R_RIDES] = count
+        put_u32(out, at + _R_SEQ, seq)
+        body = at + _RECORD
         for i in range(count):
             put_u32(out, body, abs(rides[i]))
             body += 4
         copy(out, body, buf, start, n)
-        put_crc32(out, at + R_LENGTH, body + n, at, self._seqs[sector])
+        put_crc32(out, at + _R_LENGTH, body + n, at, self._seqs[sector])
         return offset + size
 
     def _program(self, sector):
@@ -165,7 +165,7 @@ class Log:
             view = self._views[n] = memoryview(self._out)[: n * quantum]
         place = sector * self._sector_bytes + self._base
         self._base = -1
-        if place // PAGE == self._page_number:
+        if place // _PAGE == self._page_number:
             self._page_number = -1
         try:
             self.region.program(place, view)

@@ -10,68 +10,71 @@ can leave two sectors that both claim to be the head.
 What it does not know: how messages are used afterwards (`journal`).
 """
 
+from flashmqtt.compat import const
 from flashmqtt.errors import FlashFailed, StoreCorrupt, StoreForeign, StoreVersion, StoreWorn
 from flashmqtt.fast import copy, crc32_matches, equal, is_blank
 
-from .layout import (
-    CLOSE,
-    DONE,
-    E_DONE,
-    E_EXPLICIT,
-    E_FLAGS,
-    E_HELD,
-    E_MARK,
-    E_OFFSET,
-    E_SECTOR,
-    ENTRY,
-    FIRST,
-    H_BACKLOG,
-    H_BOOT,
-    H_CRC,
-    H_DROPPED,
-    H_ERASES,
-    H_LOW,
-    H_LOW_OFFSET,
-    H_LOW_SECTOR,
-    H_NEXT_SEQ,
-    H_OPENING_END,
-    H_PREV,
-    H_PREV_END,
-    H_PREV_SEQ,
-    H_SECTOR_SHIFT,
-    H_SECTORS,
-    H_SEQ,
-    H_STORED,
-    H_TAIL,
-    H_VERSION,
-    HEADER,
-    HELD,
-    LAST,
-    MAGIC,
-    MARK,
-    MOUNT,
-    MOVED,
-    NO_SECTOR,
-    OPEN,
-    PAGE,
-    QUEUED,
-    RECORD,
-    SEAL,
-    TABLE,
-    TYPE,
-    VERSION,
-    get_u16,
-    get_u32,
-    put_u32,
-)
-from .ring import CHAINED, FREE, RETIRED
-from .slots import AGAIN, EXPLICIT, HOLD
-from .slots import OPEN as SLOT_OPEN
+from .fields import MAGIC, get_u16, get_u32, put_u32
 
-_WORD = 4  # of a seal
-_SEAL_BITS = 0x2A5A3C96
-_CLOSE_SIZE = RECORD + 8
-_OPEN_SIZE = RECORD + 4
+# The format's numbers, as layout.py has them (a test compares): private constants cost nothing on a board.
+_VERSION = const(1)
+_PAGE = const(256)
+_H_VERSION = const(4)
+_H_SECTOR_SHIFT = const(7)
+_H_SEQ = const(8)
+_H_NEXT_SEQ = const(12)
+_H_LOW = const(16)
+_H_STORED = const(20)
+_H_DROPPED = const(24)
+_H_BACKLOG = const(28)
+_H_BOOT = const(32)
+_H_ERASES = const(36)
+_H_LOW_SECTOR = const(40)
+_H_LOW_OFFSET = const(42)
+_H_TAIL = const(44)
+_H_PREV = const(46)
+_H_PREV_END = const(48)
+_H_OPENING_END = const(50)
+_H_PREV_SEQ = const(52)
+_H_SECTORS = const(56)
+_H_CRC = const(60)
+_HEADER = const(64)
+_NO_SECTOR = const(0xFFFF)
+_RECORD = const(12)
+_TYPE = const(0x0F)
+_FIRST = const(0x40)
+_LAST = const(0x80)
+_QUEUED = const(1)
+_HELD = const(2)
+_MOVED = const(3)
+_MARK = const(4)
+_DONE = const(5)
+_TABLE = const(6)
+_OPEN = const(7)
+_CLOSE = const(8)
+_MOUNT = const(9)
+_ENTRY = const(12)
+_E_SECTOR = const(4)
+_E_OFFSET = const(6)
+_E_MARK = const(8)
+_E_FLAGS = const(9)
+_E_EXPLICIT = const(1)
+_E_HELD = const(2)
+_E_DONE = const(4)
+_SEAL = const(32)
+_FREE = const(0)
+_CHAINED = const(1)
+_RETIRED = const(2)
+_OPENED = const(1)
+_AGAIN = const(2)
+_EXPLICIT = const(4)
+_HOLD = const(8)
+
+
+_WORD = const(4)  # of a seal
+_SEAL_BITS = const(0x2A5A3C96)
+_CLOSE_SIZE = const(_RECORD + 8)
+_OPEN_SIZE = const(_RECORD + 4)
 
 
 class Recovery:
@@ -80,16 +83,16 @@ class Recovery:
     def __init__(self, journal):
         self.j = journal
         self.region = journal.region
-        self.header = bytearray(HEADER)
+        self.header = bytearray(_HEADER)
         self.low = 0
         self.explicit = {}  # sequence: [sector, offset, held, mark]
         self.marks = {}
         self.done = set()
         self.last = self.end = self.stopped = (
-            HEADER  # where the last record stands, where it ends, where reading stopped
+            _HEADER  # where the last record stands, where it ends, where reading stopped
         )
         self.piece = self.moved = 0
-        self.ahead = NO_SECTOR
+        self.ahead = _NO_SECTOR
         self.ahead_erases = self.other_version = 0
         self.confirmed = self.sealed = self.clean = False
 
@@ -110,22 +113,25 @@ class Recovery:
         """Read each header once; return each sector's predecessor."""
         j = self.j
         header = self.header
-        prevs = [NO_SECTOR] * self.region.sectors
+        prevs = [_NO_SECTOR] * self.region.sectors
         self.other_version = 0
         for sector in range(self.region.sectors):
             self.region.read(sector * j._sector_bytes, header)
             j._seqs[sector] = 0
             if not equal(header, 0, MAGIC, 0, 4):
                 continue
-            version = header[H_VERSION]
-            if version != VERSION:
-                if version ^ header[H_VERSION + 1] == 0xFF:
+            version = header[_H_VERSION]
+            if version != _VERSION:
+                if version ^ header[_H_VERSION + 1] == 0xFF:
                     self.other_version = version
-            elif crc32_matches(header, 0, H_CRC, H_CRC, 0):
-                if get_u32(header, H_SECTORS) != self.region.sectors or 1 << header[H_SECTOR_SHIFT] != j._sector_bytes:
-                    raise StoreForeign("a journal of %d sectors" % get_u32(header, H_SECTORS))
-                j._seqs[sector] = get_u32(header, H_SEQ)
-                prevs[sector] = get_u16(header, H_PREV)
+            elif crc32_matches(header, 0, _H_CRC, _H_CRC, 0):
+                if (
+                    get_u32(header, _H_SECTORS) != self.region.sectors
+                    or 1 << header[_H_SECTOR_SHIFT] != j._sector_bytes
+                ):
+                    raise StoreForeign("a journal of %d sectors" % get_u32(header, _H_SECTORS))
+                j._seqs[sector] = get_u32(header, _H_SEQ)
+                prevs[sector] = get_u16(header, _H_PREV)
         return prevs
 
     def newest(self):
@@ -151,46 +157,45 @@ class Recovery:
         j = self.j
         j._load(head, 0)
         page = j._page
-        if not crc32_matches(page, 0, H_CRC, H_CRC, 0):
+        if not crc32_matches(page, 0, _H_CRC, _H_CRC, 0):
             return False
-        copy(self.header, 0, page, 0, HEADER)
+        copy(self.header, 0, page, 0, _HEADER)
         header = self.header
-        opening_end = get_u16(header, H_OPENING_END)
-        j.next_seq = get_u32(header, H_NEXT_SEQ)
-        j.stored = get_u32(header, H_STORED)
-        j.dropped = get_u32(header, H_DROPPED)
-        j._backlog = get_u32(header, H_BACKLOG)
-        j.boot = get_u32(header, H_BOOT)
-        j._erases = get_u32(header, H_ERASES)
-        self.low = get_u32(header, H_LOW)
+        opening_end = get_u16(header, _H_OPENING_END)
+        j.next_seq = get_u32(header, _H_NEXT_SEQ)
+        j.stored = get_u32(header, _H_STORED)
+        j.dropped = get_u32(header, _H_DROPPED)
+        j._backlog = get_u32(header, _H_BACKLOG)
+        j.boot = get_u32(header, _H_BOOT)
+        j._erases = get_u32(header, _H_ERASES)
+        self.low = get_u32(header, _H_LOW)
         self.explicit = {}
         self.marks = {}
         self.done = set()
-        self.last = self.end = HEADER
+        self.last = self.end = _HEADER
         self.piece = 0
         self.confirmed = self.clean = False
-        j._pinned = bytearray(PAGE)
+        j._pinned = bytearray(_PAGE)
         j._pinned_number = -1
-        offset = HEADER
-        while offset < j._sector_bytes - SEAL:
+        offset = _HEADER
+        while offset < j._sector_bytes - _SEAL:
             if not j._look(head, offset):
-                at = offset % PAGE
-                if at == 0 or (at <= PAGE - RECORD and not is_blank(j._page, at, at + RECORD)):
+                at = offset % _PAGE
+                if at == 0 or (at <= _PAGE - _RECORD and not is_blank(j._page, at, at + _RECORD)):
                     break
-                offset += PAGE - at
+                offset += _PAGE - at
                 continue
-            kind = j._kind & TYPE
+            kind = j._kind & _TYPE
             if offset >= opening_end:
                 self.confirmed = True
                 self.last = offset
-                if kind <= MOVED:  # the only reading of what may be firm or not
-                    copy(j._pinned, 0, j._page, 0, PAGE)
-                    j._pinned_number = j._page_number
+                copy(j._pinned, 0, j._page, 0, _PAGE)  # the only reading of what may be firm or not
+                j._pinned_number = j._page_number
             size = j._size
             self.apply(head, offset, kind, offset >= opening_end)
             offset += size
             self.end = offset
-            if kind == CLOSE and not self.goes_on_behind(head, offset):
+            if kind == _CLOSE and not self.goes_on_behind(head, offset):
                 break
         self.stopped = offset
         self.sealed = self.seals(head) > 0
@@ -201,7 +206,7 @@ class Recovery:
         j = self.j
         self.ahead = get_u16(j._page, j._body)
         self.ahead_erases = get_u32(j._page, j._body + 4)
-        self.clean = j._look(head, offset - _CLOSE_SIZE) and j._kind == CLOSE | LAST
+        self.clean = j._look(head, offset - _CLOSE_SIZE) and j._kind == _CLOSE | _LAST
         offset = j._fit(offset, _OPEN_SIZE)
         if offset < 0:
             self.clean = False
@@ -209,7 +214,7 @@ class Recovery:
         if j._look(head, offset):
             self.clean = False
             return True
-        self.clean = self.clean and is_blank(j._page, offset % PAGE, offset % PAGE + RECORD)
+        self.clean = self.clean and is_blank(j._page, offset % _PAGE, offset % _PAGE + _RECORD)
         return False
 
     def apply(self, sector, offset, kind, counts):
@@ -218,62 +223,62 @@ class Recovery:
         seq = j._seq
         page = j._page
         body = j._body
-        if kind == TABLE:
-            for at in range(body, body + j._length, ENTRY):
+        if kind == _TABLE:
+            for at in range(body, body + j._length, _ENTRY):
                 self.entry(at)
             return
         if not counts:
             return
         for i in range(j._rides):
             self.finish(j._ride(i))
-        if kind in (QUEUED, HELD, MARK) and j._delta != 255:
+        if kind in (_QUEUED, _HELD, _MARK) and j._delta != 255:
             self.low = max(self.low, seq - j._delta)
-        if kind <= HELD:
+        if kind <= _HELD:
             j.next_seq = max(j.next_seq, seq + 1)
-        if kind == QUEUED:
-            if j._kind & FIRST:
+        if kind == _QUEUED:
+            if j._kind & _FIRST or not self.piece:  # or it began in the sector before
                 self.piece = seq
-            if j._kind & LAST and self.piece == seq:
+            if j._kind & _LAST and self.piece == seq:
                 j.stored += 1
                 j._backlog += 1
-        elif kind == HELD:
-            if j._kind & FIRST:
-                self.explicit[seq] = [sector, offset, E_HELD, 0]
-        elif kind == MOVED:
-            if j._kind & FIRST:
+        elif kind == _HELD:
+            if j._kind & _FIRST:
+                self.explicit[seq] = [sector, offset, _E_HELD, 0]
+        elif kind == _MOVED:
+            if j._kind & _FIRST:
                 self.moved = offset
-            if j._kind & LAST:
+            if j._kind & _LAST:
                 mark = self.explicit[seq][3] if seq in self.explicit else self.marks.pop(seq, 0)
                 self.explicit[seq] = [sector, self.moved, 0, mark]
-        elif kind == MARK:
+        elif kind == _MARK:
             if seq in self.explicit:
                 self.explicit[seq][3] = page[body]
             else:
                 self.marks[seq] = page[body]
-        elif kind == DONE:
+        elif kind == _DONE:
             self.low = max(self.low, seq)
             j.dropped = get_u32(page, body)
             for at in range(body + 4, body + j._length, 4):
                 self.finish(get_u32(page, at))
-        elif kind == MOUNT:
+        elif kind == _MOUNT:
             j.boot = get_u32(page, body)
 
     def entry(self, at):
         """Take over an entry of a table."""
         page = self.j._page
         seq = get_u32(page, at)
-        flags = page[at + E_FLAGS]
-        if flags & E_DONE:
+        flags = page[at + _E_FLAGS]
+        if flags & _E_DONE:
             self.done.add(seq)
-        elif flags & E_EXPLICIT:
+        elif flags & _E_EXPLICIT:
             self.explicit[seq] = [
-                get_u16(page, at + E_SECTOR),
-                get_u16(page, at + E_OFFSET),
-                flags & E_HELD,
-                page[at + E_MARK],
+                get_u16(page, at + _E_SECTOR),
+                get_u16(page, at + _E_OFFSET),
+                flags & _E_HELD,
+                page[at + _E_MARK],
             ]
         else:
-            self.marks[seq] = page[at + E_MARK]
+            self.marks[seq] = page[at + _E_MARK]
 
     def finish(self, seq):
         """A message was named as finished."""
@@ -290,31 +295,31 @@ class Recovery:
         header = self.header
         j._ring_seq = max(j._seqs)
         j._head = sector = head
-        j._tail = get_u16(header, H_TAIL)
-        j._prev = get_u16(header, H_PREV)
-        j._prev_end = get_u16(header, H_PREV_END)
-        j._prev_seq = get_u32(header, H_PREV_SEQ)
-        j._use[head] = CHAINED
+        j._tail = get_u16(header, _H_TAIL)
+        j._prev = get_u16(header, _H_PREV)
+        j._prev_end = get_u16(header, _H_PREV_END)
+        j._prev_seq = get_u32(header, _H_PREV_SEQ)
+        j._use[head] = _CHAINED
         while sector != j._tail:
             before = prevs[sector]
             if before >= self.region.sectors or not 0 < j._seqs[before] < j._seqs[sector]:
                 raise StoreCorrupt("sector %d: the one before it, %d, is damaged" % (sector, before))
-            j._use[before] = CHAINED
+            j._use[before] = _CHAINED
             j._after[before] = sector
             sector = before
         j._chain = j._count(j._tail)
         # Behind the place where the records end, nothing can have been written.
-        for offset in range((self.stopped // PAGE + 1) * PAGE, j._sector_bytes, PAGE):
+        for offset in range((self.stopped // _PAGE + 1) * _PAGE, j._sector_bytes, _PAGE):
             j._load(head, offset)
-            if not is_blank(j._page, 0, PAGE if offset < j._sector_bytes - PAGE else PAGE - SEAL):
+            if not is_blank(j._page, 0, _PAGE if offset < j._sector_bytes - _PAGE else _PAGE - _SEAL):
                 raise StoreCorrupt("sector %d: damaged before offset %d" % (head, offset))
 
     def place(self):
         """Find the window, and fill the slots."""
         j = self.j
         j._end = self.end
-        j._cursor_sector = get_u16(self.header, H_LOW_SECTOR)
-        j._cursor_offset = get_u16(self.header, H_LOW_OFFSET)
+        j._cursor_sector = get_u16(self.header, _H_LOW_SECTOR)
+        j._cursor_offset = get_u16(self.header, _H_LOW_OFFSET)
         wanted = {seq for seq in self.marks if seq >= self.low}
         places = {}
         cursor = None
@@ -351,15 +356,15 @@ class Recovery:
             mark = 0
             if seq in places:
                 sector, offset, length = places[seq]
-                state = SLOT_OPEN
+                state = _OPENED
                 mark = self.marks[seq]
             else:
                 sector, offset, held, mark = self.explicit[seq]
                 length = j._total(sector, offset, seq)
                 if length < 0:
                     continue  # an inbound message whose last piece never came
-                state = EXPLICIT | (HOLD | SLOT_OPEN if held else SLOT_OPEN if mark else AGAIN)
-                if state & AGAIN:
+                state = _EXPLICIT | (_HOLD | _OPENED if held else _OPENED if mark else _AGAIN)
+                if state & _AGAIN:
                     j._again += 1
                 if not held and seq >= self.low:
                     j._queued -= 1  # its first place is still before the cursor
@@ -389,10 +394,10 @@ class Recovery:
         """Go on behind a clean end."""
         j = self.j
         try:
-            self.put(MOUNT)
+            self.put(_MOUNT)
         except FlashFailed:  # something is there that did not read so before
             return False
-        if self.ahead != NO_SECTOR and self.ahead == j._behind(j._head):
+        if self.ahead != _NO_SECTOR and self.ahead == j._behind(j._head):
             j._ahead = self.ahead
             j._ahead_erases = self.ahead_erases
         return True
@@ -412,13 +417,13 @@ class Recovery:
         self.seal(j._head)
         carry_from = self.last if self.confirmed else self.end
         j._settle()
-        replace = j._carry(-1, HEADER) <= j._sector_bytes // 2
+        replace = j._carry(-1, _HEADER) <= j._sector_bytes // 2
         if not replace and j.sectors_usable - j._count(j._oldest()) - 1 < 1:
             raise StoreWorn("no sector to go on in")
         while True:
-            j._open(HEADER if replace else carry_from, replace)
+            j._open(_HEADER if replace else carry_from, replace)
             try:
-                self.put(OPEN)
+                self.put(_OPEN)
                 j._confirm()
                 return
             except FlashFailed:
@@ -429,7 +434,7 @@ class Recovery:
         j = self.j
         j._load(sector, j._sector_bytes - 1)
         n = 0
-        for at in range(PAGE - SEAL, PAGE, _WORD):
+        for at in range(_PAGE - _SEAL, _PAGE, _WORD):
             if get_u32(j._page, at) == j._seqs[sector] ^ _SEAL_BITS:
                 n += 1
         return n
@@ -439,12 +444,12 @@ class Recovery:
         j = self.j
         j._page_number = -1
         while self.seals(sector) < 2:
-            at = PAGE - SEAL
-            while at < PAGE and not is_blank(j._page, at, at + _WORD):
+            at = _PAGE - _SEAL
+            while at < _PAGE and not is_blank(j._page, at, at + _WORD):
                 at += _WORD
-            if at == PAGE:
+            if at == _PAGE:
                 return
-            place = j._sector_bytes - PAGE + at
+            place = j._sector_bytes - _PAGE + at
             put_u32(j._out, j._claim(sector, place, _WORD), j._seqs[sector] ^ _SEAL_BITS)
             try:
                 j._program(sector)
@@ -464,14 +469,16 @@ class Recovery:
             raise StoreVersion("version %d" % self.other_version)
         first = -1
         for sector in range(self.region.sectors):
-            for offset in range(0, j._sector_bytes, PAGE):
+            for offset in range(0, j._sector_bytes, _PAGE):
                 j._load(sector, offset)
-                if is_blank(j._page, 0, PAGE):
+                if is_blank(j._page, 0, _PAGE):
+                    continue
+                if offset == j._sector_bytes - _PAGE and is_blank(j._page, 0, _PAGE - _SEAL) and j._use[sector]:
                     continue
                 if offset or first >= 0 or not self.is_torn_beginning():
                     raise StoreForeign("sector %d, offset %d: not a journal, and not blank" % (sector, offset))
-                j._use[sector] = RETIRED
-            if first < 0 and j._use[sector] == FREE:
+                j._use[sector] = _RETIRED
+            if first < 0 and j._use[sector] == _FREE:
                 first = sector
         if first < 0:
             raise StoreForeign("no blank sector")
@@ -480,7 +487,7 @@ class Recovery:
     def is_torn_beginning(self):
         """Return whether the page could be what is left of our own first header."""
         page = self.j._page
-        if not is_blank(page, HEADER + _OPEN_SIZE, PAGE):
+        if not is_blank(page, _HEADER + _OPEN_SIZE, _PAGE):
             return False
         return all(page[i] & MAGIC[i] == MAGIC[i] for i in range(4))
 
@@ -491,11 +498,11 @@ class Recovery:
         j._ahead = first
         j.boot = 1
         j.fresh = True
-        j._open(HEADER, False)
-        self.put(OPEN)
+        j._open(_HEADER, False)
+        self.put(_OPEN)
         j._confirm()
         for sector in range(first):
-            j._use[sector] = FREE
+            j._use[sector] = _FREE
         j._settle()
 
     def wipe(self):
@@ -510,7 +517,7 @@ class Recovery:
             self.read_headers()
         except StoreForeign:
             pass
-        first = j._behind(NO_SECTOR)
+        first = j._behind(_NO_SECTOR)
         if first < 0:
             raise StoreWorn("no sector takes an erase")
         self.begin(first)

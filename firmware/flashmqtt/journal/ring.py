@@ -15,49 +15,45 @@ What it does not know: what a record means beyond "is it live", which the journa
 
 from array import array
 
-from flashmqtt.compat import TYPE_CHECKING
+from flashmqtt.compat import TYPE_CHECKING, const
 from flashmqtt.errors import FlashFailed, StoreCorrupt, StoreWorn
 from flashmqtt.fast import copy, crc32_matches, put_crc32
 
-from .layout import (
-    ENTRIES_MAX,
-    ENTRY,
-    H_BACKLOG,
-    H_BOOT,
-    H_CRC,
-    H_DROPPED,
-    H_ERASES,
-    H_FLAGS,
-    H_LOW,
-    H_NEXT_SEQ,
-    H_OPENING_END,
-    H_PREV,
-    H_PREV_END,
-    H_PREV_SEQ,
-    H_SECTOR_SHIFT,
-    H_SECTORS,
-    H_SEQ,
-    H_STORED,
-    H_TAIL,
-    H_VERSION,
-    HEADER,
-    MAGIC,
-    NO_SECTOR,
-    PAGE,
-    VERSION,
-    get_u16,
-    get_u32,
-    put_u16,
-    put_u32,
-)
+from .fields import MAGIC, get_u16, get_u32, put_u16, put_u32
 from .log import Log
+
+# The format's numbers, as layout.py has them (a test compares): private constants cost nothing on a board.
+_VERSION = const(1)
+_PAGE = const(256)
+_H_VERSION = const(4)
+_H_FLAGS = const(6)
+_H_SECTOR_SHIFT = const(7)
+_H_SEQ = const(8)
+_H_NEXT_SEQ = const(12)
+_H_LOW = const(16)
+_H_STORED = const(20)
+_H_DROPPED = const(24)
+_H_BACKLOG = const(28)
+_H_BOOT = const(32)
+_H_ERASES = const(36)
+_H_TAIL = const(44)
+_H_PREV = const(46)
+_H_PREV_END = const(48)
+_H_OPENING_END = const(50)
+_H_PREV_SEQ = const(52)
+_H_SECTORS = const(56)
+_H_CRC = const(60)
+_HEADER = const(64)
+_NO_SECTOR = const(0xFFFF)
+_ENTRY = const(12)
+_ENTRIES_MAX = const(15)
+_FREE = const(0)
+_CHAINED = const(1)
+_RETIRED = const(2)
+
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-FREE = 0
-CHAINED = 1
-RETIRED = 2
 
 
 class Ring(Log):
@@ -82,13 +78,13 @@ class Ring(Log):
     def __init__(self, region):
         super().__init__(region)
         self._use = bytearray(region.sectors)
-        self._after = array("H", [NO_SECTOR] * region.sectors)  # the next sector on the chain
+        self._after = array("H", [_NO_SECTOR] * region.sectors)  # the next sector on the chain
         self.sectors_usable = region.sectors
         self.worn = False
-        self._tail = self._head = NO_SECTOR
-        self._end = HEADER  # where the head's records end
+        self._tail = self._head = _NO_SECTOR
+        self._end = _HEADER  # where the head's records end
         self._chain = 0  # sectors from tail to head
-        self._prev = NO_SECTOR  # what the head's header says of the sector before
+        self._prev = _NO_SECTOR  # what the head's header says of the sector before
         self._prev_end = self._prev_seq = 0
         self._ring_seq = 0  # the highest sequence that any sector got
         self._spoiled = False  # the head's next place took no program: leave it
@@ -97,16 +93,16 @@ class Ring(Log):
         self._erases = 0  # of the head
         # An opening that no record has confirmed yet:
         self._left = -1  # the head that it leaves; -1: there is none
-        self._old_head = NO_SECTOR
+        self._old_head = _NO_SECTOR
         self._left_end = 0
         self._new_tail = 0
-        self._new_prev = NO_SECTOR
+        self._new_prev = _NO_SECTOR
         self._new_prev_end = self._new_prev_seq = 0
         self._replaced = False
-        self._opening_end = HEADER
+        self._opening_end = _HEADER
         self._limit_sector = -1
         self._limit_offset = 0
-        self._table = bytearray(ENTRY * ENTRIES_MAX)
+        self._table = bytearray(_ENTRY * _ENTRIES_MAX)
         self._entries = 0  # in `_table`
 
     # --- the next sector ---
@@ -114,10 +110,10 @@ class Ring(Log):
     def _behind(self, sector):
         """Return the first sector behind one, in ring order, that is neither in use nor retired; -1: none."""
         n = self.region.sectors
-        at = sector if sector != NO_SECTOR else n - 1
+        at = sector if sector != _NO_SECTOR else n - 1
         for _ in range(n):
             at = at + 1 if at + 1 < n else 0
-            if self._use[at] == FREE:
+            if self._use[at] == _FREE:
                 return at
         return -1
 
@@ -137,8 +133,8 @@ class Ring(Log):
             # The count stands in the old header. Where that is gone, all are about as old as the head.
             self._load(sector, 0)
             self._ahead_erases = self._erases
-            if crc32_matches(self._page, 0, H_CRC, H_CRC, 0):
-                self._ahead_erases = get_u32(self._page, H_ERASES) + 1
+            if crc32_matches(self._page, 0, _H_CRC, _H_CRC, 0):
+                self._ahead_erases = get_u32(self._page, _H_ERASES) + 1
             self._page_number = -1
             try:
                 self.region.erase(sector)
@@ -148,7 +144,7 @@ class Ring(Log):
 
     def _retire(self, sector):
         """Use a sector no more in this boot. The next one tries it again, and finds out by itself."""
-        self._use[sector] = RETIRED
+        self._use[sector] = _RETIRED
         self.sectors_usable -= 1
         self._ahead = -1
 
@@ -163,7 +159,7 @@ class Ring(Log):
             self._ring_seq += 1
             self._seqs[target] = self._ring_seq
             try:
-                end = self._carry(target, carry_from) if carry_from < self._end else HEADER
+                end = self._carry(target, carry_from) if carry_from < self._end else _HEADER
                 self._put_opening(target, end, carry_from, replace)
                 break
             except FlashFailed:
@@ -181,14 +177,14 @@ class Ring(Log):
     def _put_opening(self, target, end, carry_from, replace):
         """Program the table and, last, the header."""
         entries = self._exceptions()
-        if entries > ENTRIES_MAX:  # rare: a bigger table stands behind what was carried
-            end = self._put_table(target, max(end, PAGE))
+        if entries > _ENTRIES_MAX:  # rare: a bigger table stands behind what was carried
+            end = self._put_table(target, max(end, _PAGE))
             self._program(target)
-        self._claim(target, 0, HEADER)
-        if 0 < entries <= ENTRIES_MAX:
-            end = max(end, self._put_table(target, HEADER))
+        self._claim(target, 0, _HEADER)
+        if 0 < entries <= _ENTRIES_MAX:
+            end = max(end, self._put_table(target, _HEADER))
         oldest = self._oldest()
-        prev, prev_end, prev_seq = NO_SECTOR, 0, 0
+        prev, prev_end, prev_seq = _NO_SECTOR, 0, 0
         if replace:
             prev, prev_end, prev_seq = self._prev, self._prev_end, self._prev_seq
             if oldest == self._head:
@@ -198,29 +194,29 @@ class Ring(Log):
         else:
             prev, prev_end, prev_seq = self._head, carry_from, self._seqs[self._head]
         if oldest == target:
-            prev = NO_SECTOR
+            prev = _NO_SECTOR
         out = self._out
         copy(out, 0, MAGIC, 0, 4)
-        out[H_VERSION] = VERSION
-        out[H_VERSION + 1] = VERSION ^ 0xFF
-        out[H_FLAGS] = 0
-        out[H_SECTOR_SHIFT] = shift(self._sector_bytes)
-        put_u32(out, H_SEQ, self._ring_seq)
-        put_u32(out, H_ERASES, self._ahead_erases)
-        put_u16(out, H_TAIL, oldest)
-        put_u16(out, H_PREV, prev)
-        put_u16(out, H_PREV_END, prev_end)
-        put_u32(out, H_PREV_SEQ, prev_seq)
-        put_u16(out, H_OPENING_END, end)
-        put_u32(out, H_SECTORS, self.region.sectors)
-        put_u32(out, H_NEXT_SEQ, self.next_seq)
-        put_u32(out, H_LOW, self._low())
-        put_u32(out, H_STORED, self.stored)
-        put_u32(out, H_DROPPED, self.dropped)
-        put_u32(out, H_BACKLOG, self._backlog)
-        put_u32(out, H_BOOT, self.boot)
+        out[_H_VERSION] = _VERSION
+        out[_H_VERSION + 1] = _VERSION ^ 0xFF
+        out[_H_FLAGS] = 0
+        out[_H_SECTOR_SHIFT] = shift(self._sector_bytes)
+        put_u32(out, _H_SEQ, self._ring_seq)
+        put_u32(out, _H_ERASES, self._ahead_erases)
+        put_u16(out, _H_TAIL, oldest)
+        put_u16(out, _H_PREV, prev)
+        put_u16(out, _H_PREV_END, prev_end)
+        put_u32(out, _H_PREV_SEQ, prev_seq)
+        put_u16(out, _H_OPENING_END, end)
+        put_u32(out, _H_SECTORS, self.region.sectors)
+        put_u32(out, _H_NEXT_SEQ, self.next_seq)
+        put_u32(out, _H_LOW, self._low())
+        put_u32(out, _H_STORED, self.stored)
+        put_u32(out, _H_DROPPED, self.dropped)
+        put_u32(out, _H_BACKLOG, self._backlog)
+        put_u32(out, _H_BOOT, self.boot)
         self._put_low_place(out, target, replace or oldest == target)
-        put_crc32(out, 0, H_CRC, H_CRC, 0)
+        put_crc32(out, 0, _H_CRC, _H_CRC, 0)
         self._program(target)
         self._opening_end = end
         self._new_tail = oldest
@@ -235,14 +231,14 @@ class Ring(Log):
         self._take_places(new)
         self._limit_sector = -1
         if self._replaced:
-            self._use[old] = FREE
-        if self._prev != NO_SECTOR:
+            self._use[old] = _FREE
+        if self._prev != _NO_SECTOR:
             self._after[self._prev] = new
-        self._after[new] = NO_SECTOR
-        while self._tail != self._new_tail and self._tail != NO_SECTOR:
-            self._use[self._tail] = FREE
-            self._tail = NO_SECTOR if self._tail == old else self._after[self._tail]
-        self._use[new] = CHAINED
+        self._after[new] = _NO_SECTOR
+        while self._tail != self._new_tail and self._tail != _NO_SECTOR:
+            self._use[self._tail] = _FREE
+            self._tail = _NO_SECTOR if self._tail == old else self._after[self._tail]
+        self._use[new] = _CHAINED
         self._tail = self._new_tail
         self._chain = self._count(self._tail)
 
@@ -274,12 +270,12 @@ class Ring(Log):
             self._load(after, 0)
             page = self._page
             if (
-                not crc32_matches(page, 0, H_CRC, H_CRC, 0)
-                or get_u16(page, H_PREV) != sector
-                or get_u32(page, H_PREV_SEQ) != self._seqs[sector]
+                not crc32_matches(page, 0, _H_CRC, _H_CRC, 0)
+                or get_u16(page, _H_PREV) != sector
+                or get_u32(page, _H_PREV_SEQ) != self._seqs[sector]
             ):
                 raise StoreCorrupt("sector %d: its header is damaged" % after)
-            self._limit_offset = get_u16(page, H_PREV_END)
+            self._limit_offset = get_u16(page, _H_PREV_END)
             self._limit_sector = sector
         return self._limit_offset
 

@@ -10,41 +10,37 @@ What it does not know: when to write (`journal`), and how a sector is opened (`r
 
 from array import array
 
-from .layout import (
-    E_DONE,
-    E_EXPLICIT,
-    E_FLAGS,
-    E_HELD,
-    E_MARK,
-    E_OFFSET,
-    E_SECTOR,
-    ENTRIES_MAX,
-    ENTRY,
-    H_LOW_OFFSET,
-    H_LOW_SECTOR,
-    H_OPENING_END,
-    HEADER,
-    HELD,
-    MOVED,
-    NO_SECTOR,
-    PAGE,
-    QUEUED,
-    RECORD,
-    TABLE,
-    TYPE,
-    get_u16,
-    put_u16,
-    put_u32,
-)
+from flashmqtt.compat import const
+
+from .fields import get_u16, put_u16, put_u32
 from .ring import Ring
 
-# What a slot is: 0 free, else
-OPEN = 1  # handed out
-AGAIN = 2  # a moved message that is queued again since the last mount
-EXPLICIT = 4  # with a place of its own
-HOLD = 8  # inbound
-
-WINDOW = 32
+# The format's numbers, as layout.py has them (a test compares): private constants cost nothing on a board.
+_PAGE = const(256)
+_H_LOW_SECTOR = const(40)
+_H_LOW_OFFSET = const(42)
+_H_OPENING_END = const(50)
+_HEADER = const(64)
+_NO_SECTOR = const(0xFFFF)
+_RECORD = const(12)
+_TYPE = const(0x0F)
+_QUEUED = const(1)
+_HELD = const(2)
+_MOVED = const(3)
+_TABLE = const(6)
+_ENTRY = const(12)
+_E_SECTOR = const(4)
+_E_OFFSET = const(6)
+_E_MARK = const(8)
+_E_FLAGS = const(9)
+_E_EXPLICIT = const(1)
+_E_HELD = const(2)
+_E_DONE = const(4)
+_ENTRIES_MAX = const(15)
+_AGAIN = const(2)
+_EXPLICIT = const(4)
+_HOLD = const(8)
+_WINDOW = const(32)
 
 
 class Slots(Ring):
@@ -57,18 +53,18 @@ class Slots(Ring):
         self.dropped = 0
         self.boot = 0
         self._make_slots(slots)
-        self._window_seq = array("i", [0] * WINDOW)  # taken, in order; the first one is not done
-        self._window_done = bytearray(WINDOW)
+        self._window_seq = array("i", [0] * _WINDOW)  # taken, in order; the first one is not done
+        self._window_done = bytearray(_WINDOW)
         self._window_first = 0
         self._window_n = 0
-        self._early = array("i", [0] * (WINDOW + slots))  # done before their turn to be taken came
+        self._early = array("i", [0] * (_WINDOW + slots))  # done before their turn to be taken came
         self._early_n = 0
-        self._cursor_sector = NO_SECTOR  # all before this place is taken
-        self._cursor_offset = HEADER
+        self._cursor_sector = _NO_SECTOR  # all before this place is taken
+        self._cursor_offset = _HEADER
         self._cursor_seq = 1
         self._backlog = 0  # messages on flash from low on
         self._queued = 0  # of these, not yet taken
-        self._again = 0  # slots in the state AGAIN
+        self._again = 0  # slots in the state _AGAIN
         self._chunk = 0  # sequence of the message that is being stored in pieces
         self._new_cursor = 0
 
@@ -114,7 +110,7 @@ class Slots(Ring):
         if done and not self._window_n:
             self._backlog -= 1
             return
-        at = (self._window_first + self._window_n) % WINDOW
+        at = (self._window_first + self._window_n) % _WINDOW
         self._window_seq[at] = seq
         self._window_done[at] = done
         self._window_n += 1
@@ -123,12 +119,12 @@ class Slots(Ring):
         """A message is done; return whether low has passed it."""
         first = self._window_first
         for i in range(self._window_n):
-            at = (first + i) % WINDOW
+            at = (first + i) % _WINDOW
             if self._window_seq[at] == seq:
                 self._window_done[at] = 1
                 break
         while self._window_n and self._window_done[self._window_first]:
-            self._window_first = (self._window_first + 1) % WINDOW
+            self._window_first = (self._window_first + 1) % _WINDOW
             self._window_n -= 1
             self._backlog -= 1
         return seq < self._low()
@@ -154,7 +150,7 @@ class Slots(Ring):
             self._cursor_offset = self._end
         while self._cursor_sector != self._head and self._cursor_offset >= self._limit(self._cursor_sector):
             self._cursor_sector = self._after[self._cursor_sector]
-            self._cursor_offset = HEADER
+            self._cursor_offset = _HEADER
 
     def _is_head_dead(self):
         """Return whether nothing at all is alive on flash."""
@@ -177,12 +173,12 @@ class Slots(Ring):
 
     def _is_live(self):
         """Return whether the record just read must not be lost."""
-        kind = self._kind & TYPE
-        if kind == QUEUED:
+        kind = self._kind & _TYPE
+        if kind == _QUEUED:
             return self._seq >= self._low()
-        if kind == HELD or kind == MOVED:
+        if kind == _HELD or kind == _MOVED:
             slot = self._slot_of(self._seq)
-            return slot >= 0 and self._slot_state[slot] & EXPLICIT != 0
+            return slot >= 0 and self._slot_state[slot] & _EXPLICIT != 0
         return False
 
     def _carry(self, target, carry_from):
@@ -192,7 +188,7 @@ class Slots(Ring):
         """
         head = self._head
         limit = self._end
-        to = HEADER
+        to = _HEADER
         offset = carry_from
         for slot in range(self.slots):
             self._new_offset[slot] = 0
@@ -205,8 +201,8 @@ class Slots(Ring):
             offset += self._size
             if not self._is_live():
                 continue
-            size = (RECORD + self._length + 3) & -4  # the rides stay behind
-            at = self._fit(max(to, PAGE), size)
+            size = (_RECORD + self._length + 3) & -4  # the rides stay behind
+            at = self._fit(max(to, _PAGE), size)
             if at < 0:
                 return self._sector_bytes  # only when measured
             to = at + size
@@ -215,7 +211,7 @@ class Slots(Ring):
             slot = self._slot_of(self._seq)
             if slot >= 0 and self._slot_sector[slot] == head and self._slot_offset[slot] == here:
                 self._new_offset[slot] = at
-            if not self._new_cursor and self._kind & TYPE == QUEUED and here >= self._cursor_offset:
+            if not self._new_cursor and self._kind & _TYPE == _QUEUED and here >= self._cursor_offset:
                 self._new_cursor = at  # counts if the cursor is in the head, and the head is replaced
             self._stage(target, at, self._kind, 255, self._seq, self._page, self._body, self._length)
         if target >= 0:
@@ -224,7 +220,7 @@ class Slots(Ring):
 
     def _take_places(self, new):
         """What was carried lies in the new sector from now on."""
-        if (self._replaced or self._prev == NO_SECTOR) and self._cursor_sector == self._old_head:
+        if (self._replaced or self._prev == _NO_SECTOR) and self._cursor_sector == self._old_head:
             self._cursor_sector = new
             self._cursor_offset = self._new_cursor or self._opening_end
         for slot in range(self.slots):
@@ -246,19 +242,19 @@ class Slots(Ring):
         if self._window_n:
             sector, offset = self._place(self._slot_of(self._low()), target)
         elif gone and self._cursor_sector == self._head:
-            sector, offset = target, self._new_cursor or get_u16(out, H_OPENING_END)
+            sector, offset = target, self._new_cursor or get_u16(out, _H_OPENING_END)
         else:
             sector, offset = self._cursor_sector, self._cursor_offset
-        put_u16(out, H_LOW_SECTOR, sector)
-        put_u16(out, H_LOW_OFFSET, offset)
+        put_u16(out, _H_LOW_SECTOR, sector)
+        put_u16(out, _H_LOW_OFFSET, offset)
 
     def _exceptions(self):
         """Return how many entries the table needs."""
         n = self._early_n
         for i in range(self._window_n):
-            n += self._window_done[(self._window_first + i) % WINDOW]
+            n += self._window_done[(self._window_first + i) % _WINDOW]
         for slot in range(self.slots):
-            if self._slot_state[slot] & EXPLICIT or self._slot_mark[slot]:
+            if self._slot_state[slot] & _EXPLICIT or self._slot_mark[slot]:
                 n += 1
         return n
 
@@ -267,38 +263,38 @@ class Slots(Ring):
         self._entries = 0
         for slot in range(self.slots):
             state = self._slot_state[slot]
-            if state & EXPLICIT or self._slot_mark[slot]:
+            if state & _EXPLICIT or self._slot_mark[slot]:
                 sector, place = self._place(slot, target)
-                flags = (E_EXPLICIT if state & EXPLICIT else 0) | (E_HELD if state & HOLD else 0)
+                flags = (_E_EXPLICIT if state & _EXPLICIT else 0) | (_E_HELD if state & _HOLD else 0)
                 offset = self._put_entry(
                     target, offset, self._slot_seq[slot], sector, place, self._slot_mark[slot], flags
                 )
         for i in range(self._window_n):
-            at = (self._window_first + i) % WINDOW
+            at = (self._window_first + i) % _WINDOW
             if self._window_done[at]:
-                offset = self._put_entry(target, offset, self._window_seq[at], 0, 0, 0, E_DONE)
+                offset = self._put_entry(target, offset, self._window_seq[at], 0, 0, 0, _E_DONE)
         for i in range(self._early_n):
-            offset = self._put_entry(target, offset, self._early[i], 0, 0, 0, E_DONE)
+            offset = self._put_entry(target, offset, self._early[i], 0, 0, 0, _E_DONE)
         return self._stage_table(target, offset)
 
     def _put_entry(self, target, offset, seq, sector, place, mark, flags):
-        if self._entries == ENTRIES_MAX:
+        if self._entries == _ENTRIES_MAX:
             offset = self._stage_table(target, offset)
         table = self._table
-        at = self._entries * ENTRY
+        at = self._entries * _ENTRY
         put_u32(table, at, seq)
-        put_u16(table, at + E_SECTOR, sector)
-        put_u16(table, at + E_OFFSET, place)
-        table[at + E_MARK] = mark
-        table[at + E_FLAGS] = flags
-        table[at + E_FLAGS + 1] = table[at + E_FLAGS + 2] = 0
+        put_u16(table, at + _E_SECTOR, sector)
+        put_u16(table, at + _E_OFFSET, place)
+        table[at + _E_MARK] = mark
+        table[at + _E_FLAGS] = flags
+        table[at + _E_FLAGS + 1] = table[at + _E_FLAGS + 2] = 0
         self._entries += 1
         return offset
 
     def _stage_table(self, target, offset):
-        n = self._entries * ENTRY
+        n = self._entries * _ENTRY
         self._entries = 0
         if not n:
             return offset
-        offset = self._fit(offset, RECORD + n)
-        return self._stage(target, offset, TABLE, 255, 0, self._table, 0, n)
+        offset = self._fit(offset, _RECORD + n)
+        return self._stage(target, offset, _TABLE, 255, 0, self._table, 0, n)
