@@ -20,7 +20,7 @@ import collections
 import random
 import socket
 import struct
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 
 READ_BYTES = 65536
@@ -95,18 +95,32 @@ class Cut:
 
 
 @dataclass(frozen=True)
-class Passed:
-    """One packet that the proxy saw whole: where it went, its first byte, its length, and how many cuts had happened."""
+class Seen:
+    """One packet that came to the proxy whole.
+
+    Attributes:
+        direction: where it was going.
+        content: its bytes.
+        passed: how many of them passed.
+        connection: on which connection, 1 for the first.
+        cuts: how many planned cuts had been made before.
+    """
 
     direction: str
-    head: int
-    length: int
-    after_cuts: int
+    content: bytes
+    passed: int
+    connection: int
+    cuts: int
 
     @property
     def type(self) -> int:
         """The packet's type."""
-        return self.head >> 4
+        return self.content[0] >> 4
+
+    @property
+    def whole(self) -> bool:
+        """Whether all of it passed."""
+        return self.passed == len(self.content)
 
 
 @dataclass
@@ -125,6 +139,7 @@ class Counts:
 class _Link:
     down: asyncio.StreamWriter  # towards the client
     up: asyncio.StreamWriter  # towards the broker
+    number: int = 0
     tasks: list[asyncio.Task] = field(default_factory=list)
     swallow: bool = False
     cut_inside: bool = False
@@ -164,7 +179,7 @@ class Proxy:
         rng: random.Random | None = None,
         delay_s: float = 0.0,
         plan: list[Cut] | None = None,
-        action: Callable[[], Awaitable[None]] | None = None,
+        action: Callable[[], Coroutine[None, None, None]] | None = None,
         watch: bool = False,
     ):
         self.target = target
@@ -172,8 +187,9 @@ class Proxy:
         self.counts = Counts()
         self.accepting = True
         self.delay_s = delay_s
-        self.trace: list[Passed] = []
+        self.trace: list[Seen] = []
         self.made: list[Cut] = []
+        self._acting: asyncio.Future | None = None
         self._plan = collections.deque(plan or [])
         self._watch = watch or bool(plan)
         self._seen = {UP: 0, DOWN: 0}
@@ -189,11 +205,13 @@ class Proxy:
         return self
 
     async def stop(self) -> None:
-        """Stop to listen and end every connection."""
+        """Stop to listen and end every connection; wait for the action's end, and raise what it raised."""
         if self._server is not None:
             self._server.close()
         self.cut()
         await asyncio.sleep(0)
+        if self._acting is not None:
+            await self._acting
 
     @property
     def connected(self) -> bool:
@@ -230,7 +248,7 @@ class Proxy:
             writer.transport.abort()
             return
         self.counts.connections += 1
-        link = _Link(writer, up_writer)
+        link = _Link(writer, up_writer, self.counts.connections)
         self._links.add(link)
         link.tasks = [
             asyncio.ensure_future(self._pump(link, reader, up_writer, UP)),
@@ -285,10 +303,13 @@ class Proxy:
 
     async def _pass(self, link: _Link, packet: bytes, writer: asyncio.StreamWriter, direction: str) -> bool:
         """Pass a packet on, whole or in part as the plan says; return whether that ended the connection."""
-        self.trace.append(Passed(direction, packet[0], len(packet), len(self.made)))
         self._seen[direction] += 1
         cut = self._plan[0] if self._plan else None
-        if cut is None or cut.direction != direction or cut.packet != self._seen[direction]:
+        if cut is not None and (cut.direction != direction or cut.packet != self._seen[direction]):
+            cut = None
+        passes = cut.passes(len(packet)) if cut else len(packet)
+        self.trace.append(Seen(direction, packet, passes, link.number, len(self.made)))
+        if cut is None:
             writer.write(packet)
             await writer.drain()
             return False
@@ -296,15 +317,17 @@ class Proxy:
         self.made.append(cut)
         self._seen = {UP: 0, DOWN: 0}
         self.counts.cuts += 1
-        self.counts.cuts_inside_a_packet += 0 < cut.passes(len(packet)) < len(packet)
+        self.counts.cuts_inside_a_packet += 0 < passes < len(packet)
         link.swallow = True
-        writer.write(packet[: cut.passes(len(packet))])
+        writer.write(packet[:passes])
         await writer.drain()
         if cut.manner == "hole":
             return False
         await asyncio.sleep(SETTLE_S)
         if cut.manner == "action" and self._action is not None:
-            await self._action()
+            # What it does may end this connection's tasks: it goes on without them.
+            self._acting = asyncio.ensure_future(self._action())
+            await asyncio.shield(self._acting)
         link.swallow = False
         if cut.manner == "fin":
             link.end()

@@ -149,7 +149,10 @@ def test_a_planned_cut_passes_exactly_what_its_address_says(cut, passed, manner)
 
 def test_a_watching_proxy_tells_which_packets_passed():
     _, _, proxy = _planned("up9.before.rst")
-    assert [(seen.direction, seen.type, seen.length) for seen in proxy.trace] == [("up", 3, 9), ("down", 3, 9)] * 2
+    assert [(seen.direction, seen.type, seen.passed, seen.connection) for seen in proxy.trace] == [
+        ("up", 3, 9, 1),
+        ("down", 3, 9, 1),
+    ] * 2
 
 
 @pytest.mark.parametrize("cut", ["up1.nowhere.rst", "up1.before.softly", "sideways1.before.rst"])

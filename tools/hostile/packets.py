@@ -88,6 +88,11 @@ def subscribe(packet_id: int, filters: Iterable[tuple[str, int]], level: int = 4
     return packet(0x82, body)
 
 
+def unsubscribe(packet_id: int, filters: Iterable[str], level: int = 4) -> bytes:
+    """Return an UNSUBSCRIBE."""
+    return packet(0xA2, word(packet_id) + _properties(level) + b"".join(map(text, filters)))
+
+
 def suback(packet_id: int, codes: Iterable[int], level: int = 4) -> bytes:
     """Return a SUBACK."""
     return packet(0x90, word(packet_id) + _properties(level) + bytes(codes))

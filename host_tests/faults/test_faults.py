@@ -1,0 +1,106 @@
+"""The link cut at every place, the broker killed: nothing lost, nothing twice; and the harness finds what is planted."""
+
+import asyncio
+
+import pytest
+
+from tools.broker import find_mosquitto
+from tools.faults.__main__ import Tally, run_suite
+from tools.faults.audit import audit
+from tools.faults.cases import Case, Outcome, judge, places_of
+from tools.faults.suites import FULL, SHORT
+from tools.hostile import packets as p
+from tools.proxy import Cut, Seen
+
+WORKERS = 8
+needs_mosquitto = pytest.mark.skipif(find_mosquitto() is None, reason="no mosquitto")
+
+
+@needs_mosquitto
+@pytest.mark.req("Q0", "Q1", "Q2", "Q3", "Q4", "Q5", "Q6", "Q8")
+@pytest.mark.parametrize("suite", SHORT, ids=[suite.name for suite in SHORT])
+def test_no_place_to_cut_loses_or_repeats_a_message(suite):
+    tally = Tally()
+    asyncio.run(run_suite(suite, tally, WORKERS))
+    assert tally.failing == []
+    assert tally.counts["cases"] > 2 * len(suite.bases)
+    assert tally.counts["not_reached"] == 0
+
+
+def test_every_case_is_found_again_by_its_id():
+    cases = {case for suite in (*FULL, *SHORT) for case in suite.bases}
+    for case in cases:
+        cut = Case.parse(f"{case}/up3.middle.rst+down12.after.fin")
+        assert cut.base == case
+        assert Case.parse(str(cut)) == cut
+    with pytest.raises(ValueError):
+        Case.parse("4-q3-out-mpy-ram-mosquitto-w2x4")
+
+
+def test_places_are_enumerated_and_none_twice():
+    trace = [Seen("up", b"\xc0\x00", 2, 1, 0), Seen("down", b"\x40\x02\x00\x01", 4, 1, 0)]
+    places = [str(cut) for cut in places_of(trace, ("rst",))]
+    assert places == [
+        *("up1.before.rst", "up1.first.rst", "up1.after.rst"),
+        *("down1.before.rst", "down1.first.rst", "down1.middle.rst", "down1.last.rst", "down1.after.rst"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("qos", "received", "problem"),
+    [
+        (0, [1, 3], ""),
+        (0, [1, 1], "twice"),
+        (0, [2, 1], "out of order"),
+        (1, [1, 2, 3, 4], ""),
+        (1, [1, 2, 1, 2, 3, 4], ""),
+        (1, [1, 2, 4], "lost: [3]"),
+        (1, [1, 2, 1, 2, 1, 2, 3, 4], "repeated on a live connection"),
+        (1, [2, 1, 3, 4], "out of order"),
+        (2, [1, 2, 3, 4], ""),
+        (2, [1, 2, 2, 3, 4], "twice"),
+        (2, [1, 2, 3], "lost: [4]"),
+        (2, [1, 2, 3, 4, 9], "never sent"),
+    ],
+)
+def test_the_judge_finds_what_is_planted(qos, received, problem):
+    case = Case(4, qos, "in", cuts=(Cut("up", 1, "before", "rst"),))
+    problems = judge(case, Outcome(received=received, connections=2))
+    assert bool(problems) == bool(problem)
+    assert problem in "".join(problems)
+
+
+def _wire(*packets):
+    return [Seen(way, content, len(content), connection, 0) for connection, way, content in packets]
+
+
+FIRST = p.publish("t", "1;", 2, 1)
+AGAIN = p.publish("t", "1;", 2, 1, dup=True)
+REC, REL, COMP = (p.ack(kind, 1) for kind in (p.PUBREC, p.PUBREL, p.PUBCOMP))
+
+
+@pytest.mark.parametrize(
+    ("trace", "problem"),
+    [
+        (_wire((1, "up", FIRST), (2, "up", AGAIN), (2, "down", REC), (2, "up", REL), (2, "down", COMP)), ""),
+        (_wire((1, "up", FIRST), (2, "up", FIRST)), "again without DUP"),
+        (_wire((1, "up", AGAIN)), "with DUP on the first connection"),
+        (_wire((1, "up", FIRST), (1, "up", AGAIN)), "twice"),
+        (_wire((1, "up", FIRST), (1, "down", REC), (1, "up", REL), (2, "up", AGAIN)), "after its PUBREL"),
+        (_wire((1, "up", FIRST), (1, "up", REL)), "without a PUBREC"),
+        (_wire((1, "up", p.publish("t", "2;", 1, 2)), (1, "up", p.publish("t", "1;", 1, 1))), "after 2"),
+        (_wire(*((1, "up", p.publish("t", f"{n};", 1, n)) for n in (1, 2, 3))), "3 messages in flight"),
+        (_wire((1, "up", p.ack(p.PUBACK, 7))), "answers nothing"),
+        (_wire((1, "up", p.publish("t", "1;", 1, 1)), (2, "up", p.publish("t", "1;", 1, 2, dup=True))), "had id 1"),
+        (_wire((1, "up", b"\x32\x05\x00\x01a\x00\x00")), "packet id of 0"),
+    ],
+)
+def test_the_audit_finds_what_is_planted(trace, problem):
+    problems, _ = audit(Case(4, 2, "out"), trace)
+    assert bool(problems) == bool(problem), problems
+    assert problem in "".join(problems)
+
+
+def test_a_broker_that_publishes_past_its_pubrel_is_told_apart():
+    trace = _wire((1, "down", FIRST), (1, "up", REC), (1, "down", REL), (2, "down", AGAIN), (2, "up", REC))
+    assert audit(Case(4, 2, "in"), trace) == ([], {1})

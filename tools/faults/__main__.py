@@ -1,0 +1,144 @@
+"""`python -m tools.faults`: cut the link everywhere, kill the broker everywhere, and count what was lost or came twice.
+
+A case that fails prints its id; `python -m tools.faults --case ID` runs it alone. Exit status: 0 nothing was violated; 1
+something was; 2 it could not be run. What was counted goes to build/faults.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+from tqdm import tqdm
+
+from tools.broker import BrokerFailed
+from tools.faults.cases import Case
+from tools.faults.compiled import ROOT
+from tools.faults.runner import Verdict, run_cases
+from tools.faults.suites import FULL, SHORT, Suite
+from tools.hostile import packets as p
+
+RESULT = ROOT / "build" / "faults.json"
+WORKERS = 16
+
+
+class Tally:
+    """Counts verdicts, and shows the bad ones."""
+
+    def __init__(self) -> None:
+        self.counts: Counter = Counter()
+        self.suites: dict[str, dict[str, int]] = {}
+        self.failing: list[str] = []
+
+    def add(self, verdict: Verdict, suite: str) -> None:
+        """Count one verdict."""
+        outcome = verdict.outcome
+        here = Counter(
+            cases=1,
+            cuts=outcome.made,
+            violations=bool(verdict.problems),
+            lost=outcome.lost,
+            duplicates_qos2=outcome.duplicates,
+            not_reached=outcome.made < len(verdict.case.cuts),
+            repeated_by_the_broker=bool(outcome.repeated),
+        )
+        self.counts.update(here)
+        self.suites[suite] = dict(Counter(self.suites.get(suite, {})) + here)
+        if verdict.problems:
+            self.failing.append(str(verdict.case))
+            tqdm.write(f"FAILED {verdict.case}\n       " + "\n       ".join(verdict.problems))
+
+    def result(self, seconds: float) -> dict:
+        """Return what goes into faults.json."""
+        keys = ("cases", "cuts", "violations", "lost", "duplicates_qos2", "not_reached", "repeated_by_the_broker")
+        return {
+            **{key: self.counts[key] for key in keys},
+            "seconds": round(seconds, 1),
+            "suites": self.suites,
+            "failing": self.failing,
+        }
+
+
+async def run_suite(suite: Suite, tally: Tally, workers: int) -> None:
+    """Run a suite, showing progress."""
+    with tqdm(total=len(suite.bases), desc=suite.name, unit=" cases", disable=None, leave=False) as bar:
+
+        def report(verdict: Verdict) -> list[Case]:
+            tally.add(verdict, suite.name)
+            further = list(suite.further(verdict.case, verdict.outcome))
+            bar.total += len(further)
+            bar.update()
+            return further
+
+        await run_cases(suite.bases, workers, report)
+
+
+def show(verdict: Verdict) -> None:
+    """Print all that is known of one case."""
+    outcome = verdict.outcome
+    print(f"{verdict.case}\n  received {outcome.received}, delivered {outcome.delivered}, in doubt {outcome.doubtful}")
+    for seen in outcome.trace:
+        packet = p.Reader(verdict.case.level).feed(seen.content)[0]
+        passed = "" if seen.whole else f"   cut after {seen.passed} of {len(seen.content)} bytes"
+        print(f"  {seen.connection} {'->' if seen.direction == 'up' else '<-'} {packet}{passed}")
+    for error in outcome.errors:
+        print(f"  the device: {error}")
+    for problem in verdict.problems:
+        print(f"  VIOLATED {problem}")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run suites or cases; return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m tools.faults", description=__doc__.splitlines()[0])
+    parser.add_argument("--case", action="append", help="run only the case with this id, and show its packets")
+    parser.add_argument("--times", type=int, default=1, help="how often")
+    parser.add_argument("--short", action="store_true", help="the part that belongs to the tests")
+    parser.add_argument("--only", default="", help="only the suites whose name begins so")
+    parser.add_argument("--workers", type=int, default=WORKERS, help="cases side by side")
+    parser.add_argument("--output", type=Path, default=RESULT)
+    arguments = parser.parse_args(argv)
+    tally = Tally()
+    started = time.monotonic()
+    try:
+        if arguments.case:
+
+            def report(verdict: Verdict) -> None:
+                tally.add(verdict, "chosen")
+                if verdict.problems or arguments.times == 1:
+                    show(verdict)
+
+            cases = [Case.parse(text) for text in arguments.case] * arguments.times
+            asyncio.run(run_cases(cases, min(arguments.workers, len(cases)), report))
+            return 1 if tally.counts["violations"] else 0
+        for suite in SHORT if arguments.short else FULL:
+            if suite.name.startswith(arguments.only):
+                before = time.monotonic()
+                asyncio.run(run_suite(suite, tally, arguments.workers))
+                counted = tally.suites.get(suite.name, {})
+                print(
+                    f"{suite.name:32} {counted.get('cases', 0):6} cases {counted.get('violations', 0):4} violated "
+                    f"{time.monotonic() - before:6.0f} s",
+                    flush=True,
+                )
+    except KeyboardInterrupt:
+        print("\nstopped; everything that was started has been ended", file=sys.stderr)
+        return 130
+    except (BrokerFailed, ValueError) as failed:
+        print(f"\n{failed}", file=sys.stderr)
+        return 2
+    result = tally.result(time.monotonic() - started)
+    if not arguments.only:
+        arguments.output.parent.mkdir(parents=True, exist_ok=True)
+        arguments.output.write_text(json.dumps(result, indent=2) + "\n")
+    told = ", ".join(f"{value} {key.replace('_', ' ')}" for key, value in result.items() if isinstance(value, int))
+    print(f"{told}; {result['seconds']:.0f} s")
+    return 1 if result["violations"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,120 @@
+"""What a device may put on the wire, checked against what a proxy saw of it; with the tests' own codec.
+
+Every packet has to be well-formed; beyond that these rules hold over all connections of a session:
+
+    a message keeps its packet id; sent again on a later connection it has DUP, on the first connection nothing has it
+    on one connection no message goes out twice (levels 4 and 5), and they go out in the order of their numbers
+    after PUBREL no PUBLISH of that message follows; PUBREL only follows a PUBREC that came
+    no more messages are unacknowledged than the window allows
+    PUBACK, PUBREC and PUBCOMP answer packets that came, each of them once
+
+The broker is watched too. Mosquitto 2.0 sends a QoS 2 message anew, past its PUBREL, where a connection broke before its
+CONNACK: a receiver can't tell that from a new message, so such a repetition is the broker's, and is counted as that.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from tools.faults.cases import Case
+from tools.hostile import packets as p
+from tools.proxy import UP, Seen
+
+
+@dataclass
+class _Ledger:
+    """What the device has sent and seen of a session."""
+
+    case: Case
+    forgetful: bool
+    problems: list[str] = field(default_factory=list)
+    ids: dict[int, int] = field(default_factory=dict)  # number -> packet id
+    released: set[int] = field(default_factory=set)  # ids whose PUBREL was sent and whose PUBCOMP has not come
+    received: set[int] = field(default_factory=set)  # ids whose PUBREC came
+    connection: int = 0
+    sent: list[int] = field(default_factory=list)  # numbers, on this connection
+    open: set[int] = field(default_factory=set)  # ids in flight on this connection
+    came: Counter = field(default_factory=Counter)  # (kind, id) of what came down on this connection
+    answered: Counter = field(default_factory=Counter)
+    past_pubrel: set[int] = field(default_factory=set)  # the broker's ids, until a PUBCOMP passed
+    repeated: set[int] = field(default_factory=set)  # numbers that the broker published anew past its PUBREL
+
+    def wrong(self, text: str) -> None:
+        self.problems.append(f"wire, connection {self.connection}: {text}")
+
+    def begin(self, connection: int) -> None:
+        self.connection = connection
+        self.sent, self.open, self.came, self.answered = [], set(), Counter(), Counter()
+        if self.forgetful:
+            self.ids, self.released, self.received = {}, set(), set()
+
+    def up(self, packet: p.Packet, passed: bool) -> None:
+        if packet.kind == p.PUBLISH and packet.qos:
+            self.published(packet)
+        elif packet.kind == p.PUBREL:
+            if packet.packet_id not in self.received:
+                self.wrong(f"PUBREL {packet.packet_id} without a PUBREC")
+            self.released.add(packet.packet_id)
+            self.open.add(packet.packet_id)
+        elif packet.kind in (p.PUBACK, p.PUBREC, p.PUBCOMP):
+            cause = (p.PUBREL if packet.kind == p.PUBCOMP else p.PUBLISH, packet.packet_id)
+            self.answered[cause] += 1
+            if packet.kind == p.PUBCOMP and passed:
+                self.past_pubrel.discard(packet.packet_id)
+            if self.answered[cause] > self.came[cause]:
+                self.wrong(f"{packet} answers nothing that came")
+        if len(self.open) > self.case.window:
+            self.wrong(f"{len(self.open)} messages in flight")
+
+    def published(self, packet: p.Packet) -> None:
+        number, packet_id = int(packet.payload.split(b";")[0]), packet.packet_id
+        known = self.ids.get(number)
+        if known is not None and not packet.dup:
+            self.wrong(f"message {number} again without DUP")
+        if packet.dup and self.connection == 1:
+            self.wrong(f"message {number} with DUP on the first connection")
+        if known not in (None, packet_id):
+            self.wrong(f"message {number} had id {known}, has {packet_id}")
+        if number in self.sent and self.case.level > 3:
+            self.wrong(f"message {number} twice")
+        if self.sent and number < self.sent[-1] and self.case.level > 3:
+            self.wrong(f"message {number} after {self.sent[-1]}")
+        if packet_id in self.released:
+            self.wrong(f"PUBLISH of message {number} after its PUBREL")
+        self.ids[number] = packet_id
+        self.sent.append(number)
+        self.open.add(packet_id)
+
+    def down(self, packet: p.Packet) -> None:
+        self.came[packet.kind, packet.packet_id] += 1
+        if packet.kind == p.PUBREL:
+            self.past_pubrel.add(packet.packet_id)
+        elif packet.kind == p.PUBLISH and packet.dup and packet.packet_id in self.past_pubrel:
+            number = packet.payload.split(b";")[0]
+            self.repeated.add(int(number) if number.isdigit() else 0)
+        elif packet.kind == p.PUBREC:
+            self.received.add(packet.packet_id)
+        elif packet.kind in (p.PUBACK, p.PUBCOMP):
+            self.open.discard(packet.packet_id)
+            self.released.discard(packet.packet_id)
+
+
+def audit(case: Case, trace: list[Seen]) -> tuple[list[str], set[int]]:
+    """Return the rules that the device broke, in words, and the numbers that the broker repeated against the rules."""
+    ledger = _Ledger(case, case.broker.startswith("lost"))
+    ups, downs = p.Reader(case.level), p.Reader(case.level)
+    for seen in trace:
+        if seen.connection != ledger.connection:
+            ledger.begin(seen.connection)
+            ups, downs = p.Reader(case.level), p.Reader(case.level)
+        try:
+            for packet in (ups if seen.direction == UP else downs).feed(seen.content):
+                if seen.direction == UP:
+                    ledger.up(packet, seen.whole)
+                else:
+                    ledger.down(packet)
+        except p.Wrong as wrong:
+            ledger.wrong(str(wrong))
+            break
+    return ledger.problems, ledger.repeated

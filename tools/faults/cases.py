@@ -1,0 +1,166 @@
+"""Fault cases: what they are, how their ids read, and what must hold at their end.
+
+An id says all there is to know about a case, and replays it alone:
+
+    4-q2-out-mpy-ram-mosquitto-w2x4/up3.middle.rst+down2.after.fin
+
+Level 4, QoS 2, messages going out from a device on MicroPython whose store is in RAM, to mosquitto, a window of 2, four
+messages; the third packet up is cut in its middle with a reset, and the second packet down from then on is the last that
+passes. The interpreters are `mpy` (MicroPython) and `cpy` (CPython), the stores `ram` and `journal`, the flows `out` and `in`.
+
+Brokers:
+    mosquitto   one for all cases
+    kill        mosquitto with persistence: a cut of manner "action" kills it with SIGKILL and starts it again
+    lost        the same, but what it had persisted is gone; the device publishes what is in doubt once more
+    lostdrop    the same; the device drops what is in doubt
+    amqtt       a second broker
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+from tools.proxy import DOWN, PLACES, UP, Cut, Seen
+
+FLOWS = ("out", "in")
+LONG = 2500
+_ID = re.compile(r"([345])-q([012])-(out|in)-(mpy|cpy)-(ram|journal)-([a-z]+)-w(\d+)x(\d+)(l?)")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One fault case."""
+
+    level: int
+    qos: int
+    flow: str
+    interpreter: str = "mpy"
+    store: str = "ram"
+    broker: str = "mosquitto"
+    window: int = 2
+    count: int = 4
+    long: bool = False
+    cuts: tuple[Cut, ...] = ()
+
+    @property
+    def base(self) -> Case:
+        """The same without any cut."""
+        return replace(self, cuts=())
+
+    @property
+    def size(self) -> int:
+        """How long a message is."""
+        return LONG if self.long else 40
+
+    def __str__(self) -> str:
+        setting = f"{self.level}-q{self.qos}-{self.flow}-{self.interpreter}-{self.store}-{self.broker}"
+        setting += f"-w{self.window}x{self.count}{'l' if self.long else ''}"
+        return "/".join(filter(None, (setting, "+".join(map(str, self.cuts)))))
+
+    @classmethod
+    def parse(cls, text: str) -> Case:
+        """Return the case with this id."""
+        setting, _, cuts = text.partition("/")
+        found = _ID.fullmatch(setting)
+        if not found:
+            raise ValueError(f"not the id of a case: {text}")
+        level, qos, flow, interpreter, store, broker, window, count, long = found.groups()
+        return cls(
+            *(int(level), int(qos), flow, interpreter, store, broker, int(window), int(count), bool(long)),
+            tuple(Cut.parse(cut) for cut in cuts.split("+") if cut),
+        )
+
+
+@dataclass
+class Outcome:
+    """What was seen of a case.
+
+    Attributes:
+        received: the numbers that arrived at the far end, or were handed to the application, in their order.
+        delivered: the numbers whose delivery the device was told, in doubt ones apart.
+        doubtful: the numbers that the device reported as in doubt.
+        errors: why connections ended, as the device says.
+        failure: the device's program failed, or hung: its own words.
+        trace: the packets that came to the proxy.
+        made: how many cuts were made.
+        repeated: numbers that the broker sent again against the rules.
+    """
+
+    received: list[int] = field(default_factory=list)
+    delivered: list[int] = field(default_factory=list)
+    doubtful: list[int] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    failure: str = ""
+    connections: int = 0
+    heap: int = 0
+    trace: list[Seen] = field(default_factory=list)
+    made: int = 0
+    lost: int = 0
+    duplicates: int = 0
+    repeated: set[int] = field(default_factory=set)
+
+
+def places_of(trace: list[Seen], manners: tuple[str, ...], cuts: int = 0) -> Iterator[Cut]:
+    """Yield every cut there is in what passed after so many cuts: each packet, each place in it, each manner."""
+    for direction in (UP, DOWN):
+        lengths = [len(seen.content) for seen in trace if seen.direction == direction and seen.cuts == cuts]
+        for number, length in enumerate(lengths, 1):
+            offsets = set()
+            for place in PLACES:
+                passes = Cut(direction, number, place, "rst").passes(length)
+                if passes in offsets:
+                    continue
+                offsets.add(passes)
+                for manner in manners:
+                    yield Cut(direction, number, place, manner)
+
+
+def judge(case: Case, outcome: Outcome) -> list[str]:
+    """Return what was violated, in words; set the outcome's counts of lost and duplicated messages."""
+    if outcome.failure:
+        return [outcome.failure]
+    wanted = list(range(1, case.count + 1))
+    got = outcome.received
+    lost = [number for number in wanted if number not in got]
+    twice = sorted({number for number in got if got.count(number) > 1} - outcome.repeated)
+    problems = []
+    if strange := sorted(set(got) - set(wanted)):
+        problems.append(f"received what was never sent: {strange}")
+    if case.broker.startswith("lost"):
+        lost, twice = _excused(case, outcome, lost, twice)
+    if case.qos and lost:
+        problems.append(f"lost: {lost}")
+    if case.qos != 1 and twice:
+        problems.append(f"twice at QoS {case.qos}: {twice}")
+    firsts = [number for at, number in enumerate(got) if number not in got[:at]]
+    if firsts != sorted(firsts):
+        problems.append(f"out of order: {got}")
+    runs = 1 + sum(later <= earlier for earlier, later in pairwise(got))
+    if case.qos == 1 and runs > max(1, outcome.connections) and case.broker != "kill":
+        problems.append(f"repeated on a live connection: {got} in {outcome.connections} connections")
+    if case.flow == "out" and case.qos and case.broker in ("mosquitto", "amqtt"):
+        told = outcome.delivered
+        if sorted(told) != wanted:
+            problems.append(f"delivery was told of {told}")
+    outcome.lost = len(lost) if case.qos else 0
+    outcome.duplicates = len(twice) if case.qos == 2 else 0
+    return problems
+
+
+def _excused(case: Case, outcome: Outcome, lost: list[int], twice: list[int]) -> tuple[list[int], list[int]]:
+    """Take out what a broker that forgot everything accounts for.
+
+    Out: a message in doubt may come twice, or not at all, as the policy says, because it was reported. In: what the broker had
+    queued for the device is lost with it.
+    """
+    if case.flow == "in":
+        return [], twice
+    doubtful = set(outcome.doubtful)
+    if case.broker == "lostdrop":
+        lost = [number for number in lost if number not in doubtful]
+    else:
+        twice = [number for number in twice if number not in doubtful]
+    return lost, twice

@@ -1,0 +1,183 @@
+"""The board's side of the fault cases: runs on MicroPython and on CPython, takes one case after another from its input.
+
+    case <name> <port> <level> <qos> <flow> <count> <window> <bytes> <store> <republish> <file>
+
+and answers, line by line:
+
+    ready <name>                       subscribed: messages may be sent to it (flow "in")
+    got <name> <number>                the application was handed this message
+    delivered <name> <number>          the broker acknowledged this message for good (flow "out")
+    doubt <name> <number>              this message was past PUBREC when the broker lost the session
+    error <name> <class> <text>        a connection ended, and why
+    end <name> <connections> <heap>    all is delivered, or taken and a further connection brought nothing
+
+The flow "out" publishes `count` numbered messages, the first half before there is a connection. The flow "in" takes
+messages until one whose payload is "end"; then it connects once more, which shows whether anything comes a second time.
+"""
+
+import gc
+import sys
+
+from flashmqtt.backoff import Backoff
+from flashmqtt.client import Client
+from flashmqtt.compat import ticks_add, ticks_diff, ticks_ms
+from flashmqtt.session.session import GRANTED
+
+DRAIN_S = 25
+QUIET_MS = 30
+KEEP_ALIVE_S = 2
+RESPONSE_S = 1
+FLASH_BYTES = 64 * 1024
+
+
+def say(*words):
+    """Tell the harness."""
+    print(*words)
+    try:
+        sys.stdout.flush()
+    except AttributeError:  # MicroPython does not buffer
+        pass
+
+
+def open_store(kind, file, slots):
+    """Return the store that a case asks for: "ram", or "journal" in a flash image of that name."""
+    if kind == "ram":
+        from flashmqtt.session.ram import RamStore
+
+        return RamStore(slots)
+    from flashmqtt.flash.block import BlockRegion
+    from flashmqtt.journal.journal import Journal
+    from tools.flashsim.nor import FileNorFlash
+
+    return Journal(BlockRegion(FileNorFlash(file, FLASH_BYTES)), slots=slots)
+
+
+def body(number, size):
+    """Return a message's payload: its number, filled up to a size."""
+    text = "%d;" % number
+    return (text + "." * (size - len(text))).encode()
+
+
+class Case:
+    """One case."""
+
+    def __init__(self, name, port, level, qos, flow, count, window, size, store, republish, file):
+        self.name = name
+        self.flow = flow
+        self.qos = int(qos)
+        self.count = int(count)
+        self.size = int(size)
+        self.topic = "faults/" + name
+        self.numbers = {}
+        self.ended = False
+        self.client = client = Client(
+            "127.0.0.1",
+            int(port),
+            client_id=name,
+            store=open_store(store, file, int(window) + int(count) + 3),
+            level=int(level),
+            keep_alive_s=KEEP_ALIVE_S,
+            window=int(window),
+            response_s=RESPONSE_S,
+            republish=republish == "yes",
+            backoff=Backoff(base_ms=10, cap_ms=40, lasting_ms=20),
+        )
+        client.on_message = self.on_message
+        client.on_delivered = self.on_delivered
+        client.on_in_doubt = self.on_in_doubt
+        self._fail = client.link.fail
+        client.link.fail = self.fail  # type: ignore[method-assign]
+
+    def fail(self, error, now_ms):
+        """Tell why a connection ended."""
+        say("error", self.name, type(error).__name__, error)
+        self._fail(error, now_ms)
+
+    def on_message(self, message):
+        """Hand a message to the application: here, to the harness."""
+        text = message.payload.decode().split(";")[0]
+        if text == "end":
+            self.ended = True
+        else:
+            say("got", self.name, text)
+
+    def on_delivered(self, handle):
+        """Tell which message was delivered."""
+        say("delivered", self.name, self.numbers.get(handle, 0))
+
+    def on_in_doubt(self, handle):
+        """Tell which message is in doubt."""
+        say("doubt", self.name, self.numbers.get(handle, 0))
+
+    def publish(self, first, last):
+        """Publish these messages."""
+        for number in range(first, last):
+            while not self.qos and not self.client.connected:
+                self.client.poll(20)
+            self.numbers[self.client.publish(self.topic, body(number, self.size), self.qos)] = number
+            self.client.poll(0)
+
+    def run(self):
+        """Run the case to its end."""
+        client = self.client
+        if self.flow == "out":
+            half = self.count // 2 + 1 if self.qos else 1
+            self.publish(1, half)
+            client.connect(DRAIN_S)
+            self.publish(half, self.count + 1)
+            client.drain(DRAIN_S)
+            client.poll(0)
+        else:
+            client.subscribe(self.topic, 2)
+            client.connect(DRAIN_S)
+            deadline = ticks_add(ticks_ms(), DRAIN_S * 1000)
+            # A connection that ends before SUBACK leaves the subscription to the next one.
+            while client.session.subscriptions[0].state != GRANTED:
+                client.poll(20)
+            say("ready", self.name)
+            while not self.ended and ticks_diff(deadline, ticks_ms()) > 0:
+                client.poll(100)
+            self.linger()
+            client.disconnect()
+            client.connect(DRAIN_S)
+            self.linger()
+        client.disconnect()
+
+    def linger(self):
+        """Take whatever still comes, over a connection that stands."""
+        deadline = ticks_add(ticks_ms(), QUIET_MS)
+        while ticks_diff(deadline, ticks_ms()) > 0 or not self.client.connected:
+            self.client.poll(QUIET_MS // 3)
+
+
+def heap():
+    """Return the bytes in use on MicroPython's heap, 0 elsewhere."""
+    gc.collect()
+    return gc.mem_alloc() if hasattr(gc, "mem_alloc") else 0
+
+
+def main():
+    """Run the cases that come in, until the input ends."""
+    while True:
+        words = sys.stdin.readline().split()
+        if not words:
+            break
+        case = None
+        gc.collect()
+        try:
+            case = Case(*words[1:])
+            case.run()
+            connections = case.client.link.connects
+            case = None
+            say("end", words[1], connections, heap())
+        except Exception as error:
+            say("failed", words[1], type(error).__name__, error)
+            if hasattr(sys, "print_exception"):
+                sys.print_exception(error, sys.stderr)
+            else:
+                import traceback
+
+                traceback.print_exc()
+
+
+main()

@@ -1,0 +1,73 @@
+"""Which fault cases there are: each suite names settings, and every place of their flows is cut, from a run without cuts.
+
+A run's own trace says which packets it has, so nothing is left out when a flow changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from itertools import product
+
+from tools.faults.cases import FLOWS, Case, Outcome, places_of
+
+ALL_PLACES = ("before", "first", "middle", "last", "after")
+BORDERS = ("before", "after")
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Settings, and how their flows are cut.
+
+    Attributes:
+        bases: the settings.
+        manners: how connections end.
+        places: where in a packet.
+        depth: how many cuts follow each other in one case.
+    """
+
+    name: str
+    bases: tuple[Case, ...]
+    manners: tuple[str, ...]
+    places: tuple[str, ...] = ALL_PLACES
+    depth: int = 1
+
+    def further(self, case: Case, outcome: Outcome) -> Iterable[Case]:
+        """Return the cases that have one cut more than this one."""
+        if len(case.cuts) == self.depth or outcome.made < len(case.cuts) or outcome.failure:
+            return
+        for cut in places_of(outcome.trace, self.manners, len(case.cuts)):
+            if cut.place in self.places:
+                yield replace(case, cuts=(*case.cuts, cut))
+
+
+def _cases(levels: str, qos: str, flows: Iterable[str] = FLOWS, interpreters: str = "mpy", **rest) -> tuple[Case, ...]:
+    return tuple(
+        Case(int(level), int(quality), flow, interpreter, **rest)
+        for level, quality, flow, interpreter in product(levels, qos, flows, interpreters.split())
+    )
+
+
+def _brokers(levels: str, qos: str) -> tuple[Case, ...]:
+    return tuple(case for kind in ("kill", "lost", "lostdrop") for case in _cases(levels, qos, broker=kind))
+
+
+LINK = ("fin", "rst", "hole")
+
+FULL = (
+    Suite("one cut", _cases("345", "012", interpreters="mpy cpy"), LINK),
+    Suite("two cuts", _cases("345", "12", count=2), ("rst",), BORDERS, depth=2),
+    Suite("a window of 8, in the journal", _cases("4", "12", window=8, count=12, store="journal"), ("rst",), BORDERS),
+    Suite("in the journal", _cases("345", "12", store="journal"), ("fin", "rst")),
+    Suite("messages in pieces", _cases("345", "12", ("out",), long=True), ("rst", "hole")),
+    Suite("the broker dies", _brokers("345", "012"), ("action",), BORDERS),
+    Suite("a second broker", _cases("4", "012", broker="amqtt"), ("fin", "rst")),
+)
+
+SHORT = (
+    Suite("one cut", _cases("4", "012") + _cases("35", "2"), ("rst",)),
+    Suite("one cut, on CPython", _cases("4", "2", interpreters="cpy"), ("fin",), BORDERS),
+    Suite("silence", _cases("4", "12", ("out",)), ("hole",), ("middle",)),
+    Suite("in the journal", _cases("4", "2", store="journal"), ("rst",), BORDERS),
+    Suite("the broker dies", _cases("4", "2", ("out",), broker="kill"), ("action",), ("after",)),
+)
