@@ -279,6 +279,7 @@ class _Messages:
         self.uptime = messages["uptime"].combine_chunks()
         life = _lives(state, device, boot, seq, messages)
         self.origin = origin
+        self._keep_replays(life, device, boot, seq)
         group = state.groups(pack(device, life, boot))
         codes = intervals.encode(group, seq)
 
@@ -308,6 +309,20 @@ class _Messages:
         self.life = life
         state.seen = state.seen.union(codes[new])
         self.group = intervals.group_of(codes)
+
+    def _keep_replays(self, life: np.ndarray, device: np.ndarray, boot: np.ndarray, seq: np.ndarray) -> None:
+        """Give a replayed row to the life that has it already, whatever life is in force now."""
+        state = self.state
+        if not state.life:
+            return
+        for at in np.flatnonzero(self._replayed(np.arange(len(device)))).tolist():
+            for one in range(state.life.get(int(device[at]), 1), 0, -1):
+                place = np.searchsorted(state.keys, pack(int(device[at]), one, int(boot[at])))
+                if place < len(state.keys) and state.keys[place] == pack(int(device[at]), one, int(boot[at])):
+                    code = intervals.encode(np.array([place]), seq[at : at + 1])
+                    if state.seen.contains(code)[0]:
+                        life[at] = one
+                        break
 
     def _highest(self, codes: np.ndarray) -> np.ndarray:
         """Return for each message the highest code of its group before this batch, 0 where there is none."""
@@ -482,22 +497,35 @@ def _is_valid(column: pa.Array) -> np.ndarray:
 
 
 def _lives(state: State, device: np.ndarray, boot: np.ndarray, seq: np.ndarray, messages: pa.Table) -> np.ndarray:
-    """Return each message's life; note the boot messages among them."""
+    """Return each message's life; note the boot messages among them.
+
+    Only devices with more than one life, known or beginning now, are gone through message by message: they are rare.
+    """
     life = np.ones(len(device), dtype=np.int64)
-    # Devices with more than one life, known or beginning now, are rare: they alone are gone through one by one.
-    several = set(state.life)
-    for number in several:
-        life[device == number] = state.life[number]
     first = messages["first"]
-    boots = np.flatnonzero(first.is_valid().to_numpy()).tolist() if first.null_count < len(first) else []
-    uptimes = messages["uptime"].take(pa.array(boots, pa.int64())).to_pylist()
-    for at, up in zip(boots, uptimes, strict=True):
+    boots = np.flatnonzero(first.is_valid().to_numpy()) if first.null_count < len(first) else np.zeros(0, np.int64)
+    if not len(boots) and not state.life:
+        return life
+    by_device = np.argsort(device, kind="stable")
+    bounds = np.searchsorted(device[by_device], np.arange(len(state.devices) + 1))
+
+    def own(number: int) -> np.ndarray:
+        return by_device[bounds[number] : bounds[number + 1]]
+
+    several = {number for number in state.life if len(own(number))}
+    for number in several:
+        life[own(number)] = state.life[number]
+    uptimes = messages["uptime"].take(pa.array(boots)).to_pylist()
+    for at, up in zip(boots.tolist(), uptimes, strict=True):
         number, which, its_seq = int(device[at]), int(boot[at]), int(seq[at])
         known = state.boots.setdefault(number, {})
         if any(key[1] == which and value == (its_seq, up) for key, value in known.items()):
             continue  # a copy of one that was believed
         current = state.life.get(number, 1)
-        if _starts_again(state, number, current, which, its_seq, device, boot, seq, life, at):
+        mine = own(number)
+        before = mine[: np.searchsorted(mine, at)]
+        before = before[life[before] == current]
+        if (current, which) in known or _out_of_line(state, number, current, which, its_seq, boot[before], seq[before]):
             current += 1
             if current >> LIFE_BITS:
                 raise OverflowError(
@@ -505,53 +533,39 @@ def _lives(state: State, device: np.ndarray, boot: np.ndarray, seq: np.ndarray, 
                 )
             several.add(number)
             state.life[number] = current
-            life[at:][device[at:] == number] = current
+            life[mine[mine >= at]] = current
         known[current, which] = (its_seq, up)
     for number in several:
-        _by_boot(state.boots.get(number, {}), np.flatnonzero(device == number), boot, life)
+        mine = own(number)
+        known = state.boots.get(number, {})
+        for at in mine.tolist():
+            life[at] = _life_of(known, int(life[at]), int(boot[at]), int(seq[at]))
     return life
 
 
-def _starts_again(
-    state: State,
-    number: int,
-    current: int,
-    which: int,
-    its_seq: int,
-    device: np.ndarray,
-    boot: np.ndarray,
-    seq: np.ndarray,
-    life: np.ndarray,
-    at: int,
+def _out_of_line(
+    state: State, number: int, current: int, which: int, its_seq: int, boots: np.ndarray, seqs: np.ndarray
 ) -> bool:
-    """Return whether a boot message can't belong to the device's current life.
+    """Return whether a boot message can't belong to the device's current life (`boots`, `seqs`: of this batch's part).
 
     In one life boots rise and sequence numbers go on from boot to boot, so all of an earlier boot lies below this
     one's first message, and all of a later boot above it.
     """
-    if (current, which) in state.boots[number]:
-        return True  # that boot had another first message
-    mine = (device[:at] == number) & (life[:at] == current)
-    earlier = mine & (boot[:at] < which)
-    later = mine & (boot[:at] > which)
     below = state.extent(number, current, range(which))
     above = state.extent(number, current, range(which + 1, 1 << BOOT_BITS))
-    highest_below = max(int(seq[:at][earlier].max(initial=0)), below[1] if below else 0)
+    highest_below = max(int(seqs[boots < which].max(initial=0)), below[1] if below else 0)
     far = 1 << intervals.SEQ_BITS
-    lowest_above = min(int(seq[:at][later].min(initial=far)), above[0] if above else far)
+    lowest_above = min(int(seqs[boots > which].min(initial=far)), above[0] if above else far)
     return highest_below >= its_seq or lowest_above <= its_seq
 
 
-def _by_boot(known: dict[tuple[int, int], Any], own: np.ndarray, boot: np.ndarray, life: np.ndarray) -> None:
-    """Put the messages of a device with several lives into the right one.
-
-    A message belongs to the life in force when it came, unless its boot is one that this life has not reached and an
-    earlier life has had: then it is a late one of that life's.
-    """
-    for at in own.tolist():
-        current, which = int(life[at]), int(boot[at])
-        if which > max((b for (one, b) in known if one == current), default=0):
-            life[at] = max((one for (one, b) in known if one < current and b == which), default=current)
+def _life_of(known: dict[tuple[int, int], tuple[int, Any]], current: int, which: int, its_seq: int) -> int:
+    """Return the newest life, from the one in force when a message came, that its boot and sequence number fit into."""
+    for life in range(current, 0, -1):
+        begun = [(boot, seq) for (one, boot), (seq, _) in known.items() if one == life]
+        if all((its_seq >= seq) if boot <= which else (its_seq < seq) for boot, seq in begun):
+            return life
+    return current
 
 
 def run(

@@ -1,0 +1,163 @@
+"""One bucket's work, without Spark: generated fleets with planted faults, whole and cut into batches."""
+
+import random
+from collections import Counter
+from itertools import pairwise
+
+import pyarrow as pa
+import pytest
+
+from host_tests.pipeline.planted import fleet
+from tools.pipeline import bucket, schemas
+
+KEY = ("device", "life", "boot")
+
+
+def work(landing, rows, chunks, reload=False):
+    """Take rows through a bucket in chunks; return the rows of all tables, and the state at the end."""
+    state = bucket.State()
+    tables = {name: [] for name in schemas.TABLES}
+    for begin, end in chunks:
+        landing.rows = rows[begin:end]
+        landing.number += 1
+        table = landing.table()
+        for name, found in bucket.process(state, table):
+            found = found.cast(schemas.TABLES[name])
+            tables[name] += found.to_pylist()
+        if reload:
+            kept = state
+            state = bucket.State()
+            state.read = kept.read
+            state.load_intervals(kept.intervals_table())
+            state.load_boots(kept.boots_table())
+    return tables, state
+
+
+def rows_of(landing, messages):
+    for m in messages:
+        landing.raw(f"flashmqtt/{m.device}/{m.kind}", m.payload, m.dup)
+    rows, landing.rows = landing.rows, []
+    return rows
+
+
+def counted(tables, what):
+    total = Counter()
+    for row in tables["tally"]:
+        total[tuple(row[name] for name in KEY)] += row[what]
+    return +total
+
+
+def intervals(state):
+    found = {}
+    for row in state.intervals_table().to_pylist():
+        found.setdefault(tuple(row[name] for name in KEY), set()).update(range(row["lo"], row["hi"] + 1))
+    return found
+
+
+@pytest.mark.req("P3", "P4", "P5")
+@pytest.mark.parametrize("seed", range(40))
+def test_exactly_what_was_planted_is_found(landing, seed):
+    messages, truth = fleet(seed)
+    rows = rows_of(landing, messages)
+    rng = random.Random(seed)
+    cuts = sorted({0, len(rows), *(rng.randrange(len(rows)) for _ in range(rng.randrange(6)))})
+    tables, state = work(landing, rows, list(pairwise(cuts)), reload=seed % 2 == 0)
+    in_tables = [(*(row[name] for name in KEY), row["seq"]) for row in tables["readings"] + tables["events"]]
+    assert len(in_tables) == len(set(in_tables))
+    assert set(in_tables) == truth.messages
+    assert len(tables["quarantine"]) == truth.bad
+    assert counted(tables, "delivered") == truth.delivered
+    assert counted(tables, "resent") == +truth.resent
+    assert counted(tables, "replayed") == Counter()
+    assert counted(tables, "reordered") == +truth.reordered
+    assert sum(row["cause"] == "resend" for row in tables["duplicates"]) == sum(truth.resent.values())
+    for key, seen in intervals(state).items():
+        assert set(range(truth.first[key], truth.last[key] + 1)) - seen == truth.missing[key]
+
+
+@pytest.mark.req("P3", "P4")
+@pytest.mark.parametrize("seed", range(0, 40, 4))
+def test_replay_of_the_whole_landing_adds_nothing_and_is_called_replay(landing, seed):
+    messages, truth = fleet(seed)
+    rows = rows_of(landing, messages)
+    half = len(rows) // 2
+    state = bucket.State()
+    tables = {name: [] for name in schemas.TABLES}
+    landings = []
+    for part in (rows[:half], rows[half:]):
+        landing.rows = part
+        landing.number += 1
+        landings.append(landing.table())
+    for table in (*landings, *landings):
+        for name, found in bucket.process(state, table):
+            tables[name] += found.cast(schemas.TABLES[name]).to_pylist()
+    in_tables = [(*(row[name] for name in KEY), row["seq"]) for row in tables["readings"] + tables["events"]]
+    assert len(in_tables) == len(set(in_tables))
+    assert set(in_tables) == truth.messages
+    assert counted(tables, "resent") == +truth.resent
+    # Where two lives have the same boot and number, a replay goes to the newer: so compared by device.
+    replayed, planted = Counter(), Counter()
+    for key, count in counted(tables, "replayed").items():
+        replayed[key[0]] += count
+    for key, count in (truth.delivered + truth.resent).items():
+        planted[key[0]] += count
+    assert replayed == planted
+
+
+def test_late_message_closes_its_gap(landing):
+    for seq in (1, 2, 4):
+        landing.message("a", 1, seq)
+    landing.message("a", 1, 3)
+    tables, state = work(landing, landing.rows, [(0, 3), (3, 4)])
+    assert intervals(state) == {("a", 1, 1): {1, 2, 3, 4}}
+    assert counted(tables, "reordered") == {("a", 1, 1): 1}
+
+
+def test_another_message_under_a_used_identity_goes_to_quarantine(landing):
+    landing.message("a", 1, 1, up=1.0)
+    landing.message("a", 1, 1, up=2.0)
+    tables, _ = work(landing, landing.rows, [(0, 2)])
+    assert [row["reason"].split(":")[0] for row in tables["quarantine"]] == ["identity reused"]
+    assert len(tables["readings"]) == 1
+    assert tables["duplicates"] == []
+
+
+def test_two_boards_with_one_id_are_two_lives(landing):
+    landing.message("a", 5, 100, kind="boot")
+    landing.message("a", 5, 101)
+    landing.message("a", 7, 1, kind="boot")  # the other one
+    landing.message("a", 5, 102)
+    landing.message("a", 7, 2)
+    landing.message("a", 5, 103)
+    tables, state = work(landing, landing.rows, [(0, 4), (4, 6)], reload=True)
+    assert intervals(state) == {("a", 1, 5): {100, 101, 102, 103}, ("a", 2, 7): {1, 2}}
+    assert len(tables["readings"]) == 4
+
+
+def test_boot_message_in_labels_and_in_records_means_the_same(landing):
+    landing.message("a", 2, 9, kind="boot", cause="watchdog", first=9, dropped=3)
+    landing.raw(
+        "flashmqtt/b/boot",
+        b'[{"bn":"b/","boot":2,"seq":9,"n":"cause","vs":"watchdog"},{"n":"dropped","v":3},{"n":"heap","v":7}]',
+    )
+    tables, _ = work(landing, landing.rows, [(0, 2)])
+    told = [{name: row[name] for name in ("first", "cause", "dropped")} for row in tables["events"]]
+    assert told == [{"first": 9, "cause": "watchdog", "dropped": 3}] * 2
+    assert [row["name"] for row in tables["readings"]] == ["heap"]
+
+
+def test_clock_that_is_set_and_set_again_gives_a_tie_each_time(landing):
+    times = {1: None, 2: None, 3: 1000, 4: 1000, 5: 5000, 6: 5000}
+    for seq, offset in times.items():
+        labels = {} if offset is None else {"bt": 1_790_000_000 + offset + seq}
+        landing.message("a", 1, seq, up=float(seq), **labels)
+    tables, _ = work(landing, landing.rows, [(0, 6)])
+    ties = [(row["seq"], row["offset_us"]) for row in tables["ties"]]
+    assert ties == [(3, 1_790_001_000_000_000), (5, 1_790_005_000_000_000)]
+
+
+def test_no_messages_is_no_trouble(landing):
+    tables, state = work(landing, [], [(0, 0)])
+    assert all(rows == [] for rows in tables.values())
+    assert state.intervals_table().num_rows == 0
+    assert pa.types.is_string(state.boots_table()["device"].type)
