@@ -111,12 +111,48 @@ def test_lay_clears_bits_as_flash_is_programmed(ops):
     assert ops.lay(cells, 1, b"..\x07\xff\x12\x00.", 2, 4) is True
     assert cells == b"\xff\x07\x12\x12\x00\x5a"
     for at, byte in ((2, 0x02), (2, 0x13), (5, 0x00), (4, 0x01)):
-        kept = bytes(cells)
-        assert ops.lay(cells, 0, b"\xff" * at + bytes([byte]), 0, at + 1) is False
-        assert cells == kept
+        assert ops.lay(bytearray(cells), 0, b"\xff" * at + bytes([byte]), 0, at + 1) is False
     with pytest.raises(IndexError):
         ops.lay(cells, 3, bytes(8), 0, 4)
     assert cells == b"\xff\x07\x12\x12\x00\x5a"
+
+
+@pytest.mark.parametrize("ops", IMPLEMENTATIONS, ids=["plain", "chosen"])
+@pytest.mark.req("S4")
+def test_words_and_bytes_agree_at_every_boundary(ops):
+    """Moves by words where both sides lie on a word's boundary; the result may not show it."""
+    for at in range(5):
+        for start in range(5):
+            for n in range(14):
+                for which in range(n):
+                    a, b = bytearray(b"\xff" * 20), bytearray(b"\xff" * 20)
+                    assert ops.equal(a, at, b, start, n)
+                    b[start + which] = 0x7F
+                    assert not ops.equal(a, at, b, start, n)
+                    assert not ops.is_blank(b, start, start + n) and ops.is_blank(b, start, start + which)
+                    assert ops.lay(a, at, b, start, n)
+                    want = bytearray(b"\xff" * 20)
+                    want[at + which] = 0x7F
+                    assert a == want
+                    assert ops.lay(a, at, b, start, n) and a == want
+                    b[start + which] = 0x3F
+                    assert not ops.lay(a, at, b, start, n)
+                    if n > 1:  # another byte of the same word is free
+                        b[start + which] = 0xFF
+                        b[start + (which + 1) % n] = 0x00
+                        want[at + (which + 1) % n] = 0x00
+                        assert ops.lay(a, at, b, start, n) and a == want
+
+
+@pytest.mark.parametrize("ops", IMPLEMENTATIONS, ids=["plain", "chosen"])
+@pytest.mark.req("S4")
+def test_fill_at_every_boundary(ops):
+    for value in (0x00, 0x5A, 0xFF):
+        for start in range(6):
+            for end in range(start, 14):
+                buf = _ramp(16)
+                ops.fill(buf, start, end, value)
+                assert buf == _ramp(16)[:start] + bytes([value]) * (end - start) + _ramp(16)[end:]
 
 
 def _every_operation_locked(buf, other, view):

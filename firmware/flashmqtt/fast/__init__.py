@@ -6,8 +6,8 @@ steady state of the layers above can run under `micropython.heap_lock()`. This p
     copy(dst, at, src, start, n)            dst[at:at+n] = src[start:start+n]; the two may overlap in one buffer
     equal(a, at, b, start, n) -> bool       a[at:at+n] == b[start:start+n]
     fill(dst, start, end, value)            every byte of dst[start:end] = value (0..255)
-    lay(dst, at, src, start, n) -> bool     dst[at:at+n] &= src[start:start+n], as flash is programmed; changes nothing and
-                                            returns False if a byte would take a second value (neither is FF, and they differ)
+    lay(dst, at, src, start, n) -> bool     dst[at:at+n] &= src[start:start+n], as flash is programmed; False, and dst is then of
+                                            no use, if a byte would take a second value (neither is FF, and they differ)
     is_blank(buf, start, end) -> bool       every byte of buf[start:end] is FF, as an erase leaves it (True when empty)
     put_crc32(buf, start, end, at, seed)    buf[at:at+4] = crc32(buf[start:end], seed), least significant byte first
     crc32_matches(buf, start, end, at, seed) -> bool     is that what stands at buf[at:at+4]?

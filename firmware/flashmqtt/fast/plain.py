@@ -39,7 +39,7 @@ def is_blank(buf, start, end):
 
 
 def lay(dst, at, src, start, n):
-    """Clear in dst[at:at+n] the bits that are 0 in src[start:start+n], unless a byte that is not FF would change."""
+    """dst[at:at+n] &= src[start:start+n], until a byte that is not FF would change; return whether none would."""
     _check(dst, at, n)
     _check(src, start, n)
     new = bytes(memoryview(src)[start : start + n])

@@ -16,6 +16,7 @@ class RamRegion(Region):
             cells = bytearray(sectors * sector_bytes)
             fill(cells, 0, len(cells), 0xFF)
         self.cells = cells
+        self._window = bytearray(256)
 
     def read(self, offset, buf):
         """Fill buf from offset."""
@@ -28,8 +29,12 @@ class RamRegion(Region):
         self._check_program(offset, n)
         if n > 256 and not is_blank(self.cells, offset + 256, offset + n):
             self._not_blank(offset)
-        if not lay(self.cells, offset, buf, 0, n):
+        first = min(n, 256)
+        copy(self._window, 0, self.cells, offset, first)
+        if not lay(self._window, 0, buf, 0, first):
             self._not_blank(offset)
+        copy(self.cells, offset, self._window, 0, first)
+        copy(self.cells, offset + first, buf, first, n - first)
 
     def erase(self, sector):
         """Set all bits of a sector."""
