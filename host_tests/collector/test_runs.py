@@ -139,7 +139,7 @@ def drive(directory, level, chunks, runs, commit_count=4096):
     return rows, held, bytes(answers), ended, sum(entry.kind == LANDED for entry in contents.entries)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
 @given(streams())
 def test_runs_and_single_messages_give_the_same(stream):
     level, chunks = stream

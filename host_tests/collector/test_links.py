@@ -1,0 +1,139 @@
+"""The link to a real mosquitto cut at every packet of both QoS flows, the collector crashing with it or not."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import time
+
+import pytest
+
+from tools import broker as brokers
+from tools.pipeline.collector import Collector, Settings
+from tools.pipeline.collector_health import Health
+from tools.pipeline.landing_log import read_log
+from tools.pipeline.landing_seal import rows_of
+from tools.proxy import Cut, Proxy
+
+pytestmark = [
+    pytest.mark.req("P1", "Q3", "Q4"),
+    pytest.mark.skipif(not brokers.find_mosquitto(), reason="mosquitto is not installed"),
+]
+
+# Up: CONNECT, SUBSCRIBE, PUBACK 2, PUBREC 2, PUBCOMP 2. Down: CONNACK, SUBACK, PUBLISH 4, PUBREL 2.
+PACKETS = 8
+CASES = [
+    Cut(direction, packet, place, manner)
+    for direction, packet, place, manner in itertools.product(
+        ("up", "down"), range(1, PACKETS + 1), ("before", "middle", "after"), ("rst", "action")
+    )
+]
+AT_ONCE = 12
+DEADLINE_S = 20
+
+
+def packet(first, *parts):
+    body = b"".join(parts)
+    assert len(body) < 128
+    return bytes((first, len(body))) + body
+
+
+def text(content):
+    return len(content).to_bytes(2, "big") + content
+
+
+async def talk(port, *packets, answers):
+    """Be a client for a moment: send these, wait for so many bytes."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"".join(packets))
+    await asyncio.wait_for(reader.readexactly(answers), DEADLINE_S)
+    writer.write(b"\xe0\x00")
+    await writer.drain()
+    writer.close()
+
+
+async def prepare(port, name):
+    """Let four messages, QoS 1 and 2 in turn, wait at the broker for the client of this name."""
+    topic = b"flashmqtt/" + name + b"/readings"
+    connect = packet(0x10, text(b"MQTT"), b"\x04\x00\x00\x3c", text(name))
+    await talk(port, connect, packet(0x82, b"\0\1", text(topic), b"\2"), answers=4 + 5)
+    publishes = []
+    for n in (1, 2, 3, 4):
+        packet_id = n.to_bytes(2, "big")
+        publishes.append(packet(0x34 if n % 2 else 0x32, text(topic), packet_id, b"%d" % n))
+        if n % 2:
+            publishes.append(b"\x62\x02" + packet_id)
+    connect = packet(0x10, text(b"MQTT"), b"\x04\x02\x00\x3c", text(b"from-" + name))
+    await talk(port, connect, *publishes, answers=4 + 4 + 4 + 8 + 8)
+    return topic.decode()
+
+
+async def survive(directory, broker_port, cut):
+    """Collect the four messages through one cut; return the rows, and how many cuts were made."""
+    name = str(cut).replace(".", "-")
+    topic = await prepare(broker_port, name.encode())
+    running: list[asyncio.Task] = []
+    collectors: list[Collector] = []
+    landing = directory / name
+
+    def start():
+        chosen = Settings(
+            "127.0.0.1",
+            proxy.port,
+            name,
+            landing,
+            topics=((topic, 2),),
+            in_flight=20,
+            longest_pause_s=0.05,
+            segment_seconds=3600,
+            commit_count=50,
+        )
+        collectors.append(Collector(chosen, Health(name, quiet=True)))
+        running.append(asyncio.create_task(collectors[-1].run()))
+
+    async def crash():
+        running[-1].cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await running[-1]
+
+    async def crash_and_start():
+        await crash()
+        start()
+
+    proxy = await Proxy(broker_port, plan=[cut], action=crash_and_start).start()
+    start()
+    deadline = time.monotonic() + DEADLINE_S
+    quiet_since, seen = time.monotonic(), None
+    while time.monotonic() - quiet_since < 0.4 or collectors[-1].store.stored < 4 or collectors[-1].store.held:
+        assert time.monotonic() < deadline, f"{cut}: {collectors[-1].store.stored} rows"
+        await asyncio.sleep(0.02)
+        now = (len(proxy.trace), len(collectors))
+        if now != seen:
+            seen, quiet_since = now, time.monotonic()
+    await crash()
+    await proxy.stop()
+    contents = read_log(landing / f"{name}.logs" / "0000000001.log")
+    return rows_of(contents).to_pylist(), len(proxy.made)
+
+
+def test_cut_at_every_packet_loses_nothing_and_repeats_only_what_was_not_acknowledged(tmp_path):
+    async def run():
+        gate = asyncio.Semaphore(AT_ONCE)
+        cuts = 0
+
+        async def one(cut):
+            nonlocal cuts
+            async with gate:
+                rows, made = await survive(tmp_path, broker.port, cut)
+            cuts += made
+            assert {row["payload"] for row in rows} == {b"1", b"2", b"3", b"4"}, cut
+            assert sorted(row["payload"] for row in rows if row["qos"] == 2) == [b"1", b"3"], cut
+            again = [row for row in rows if row["payload"] in (b"2", b"4")]
+            assert all(row["dup"] for n, row in enumerate(again) if row["payload"] in [r["payload"] for r in again[:n]])
+
+        await asyncio.gather(*map(one, CASES))
+        return cuts
+
+    with brokers.Broker(tmp_path / "broker", kind="mosquitto", extra="autosave_on_changes false") as broker:
+        assert asyncio.run(run()) == len(CASES), "every cut has a packet to be made at"
