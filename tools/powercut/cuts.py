@@ -6,7 +6,6 @@ An id names a case and replays it alone: script/operation/model/variant, and aft
 from flashmqtt.errors import FlashMqttError, StoreFull
 from flashmqtt.flash.block import BlockRegion
 from flashmqtt.journal.journal import Journal
-
 from tools.flashsim.nor import NorFlash, PowerCut, Random
 
 from .model import Driver, Lost, Model, body_of
@@ -18,22 +17,31 @@ SLOTS = 8
 class Recorder(NorFlash):
     """A flash that remembers what each operation found."""
 
-    def record(self, model):
-        """Begin to remember."""
+    recording = False
+
+    def record(self, model, only=-1):
+        """Begin to remember: every operation, or only the one with that number."""
         self.steps = []
         self.model = model
+        self.only = only
         self.recording = True
+
+    def _remember(self, kind, n, buf, off):
+        if self.only >= 0 and self.only != len(self.steps):
+            self.steps.append(None)
+            return
+        self.steps.append((kind, n, buf and bytes(buf), off, self.snapshot(), self.model.copy()))
 
     def writeblocks(self, n, buf, off=None):
         """Program."""
-        if getattr(self, "recording", False):
-            self.steps.append(("program", n, bytes(buf), off, self.snapshot(), self.model and self.model.copy()))
+        if self.recording:
+            self._remember("program", n, buf, off)
         super().writeblocks(n, buf, off)
 
     def ioctl(self, op, arg):
         """Erase."""
-        if op == 6 and getattr(self, "recording", False):
-            self.steps.append(("erase", arg, None, 0, self.snapshot(), self.model and self.model.copy()))
+        if op == 6 and self.recording:
+            self._remember("erase", arg, None, 0)
         return super().ioctl(op, arg)
 
 
@@ -51,26 +59,26 @@ def variants_of(kind, count):
 class Script:
     """A script, run once."""
 
-    def __init__(self, name, personality="rp2"):
+    def __init__(self, name, personality="rp2", only=-1):
         self.name, self.sectors, self.policy, before, what = next(s for s in SCRIPTS if s[0] == name)
         self.flash = Recorder(self.sectors * 4096, personality)
         self.region = BlockRegion(self.flash)
         model = Model()
         if before is None:  # the very first mount is part of it
-            self.flash.record(model)
+            self.flash.record(model, only)
             driver = Driver(self.mount(), model)
         else:
             driver = Driver(self.mount(), model)
             before(driver)
-            self.flash.record(model)
+            self.flash.record(model, only)
         what(driver)
         self.steps = self.flash.steps
         self.flash.recording = False
-        self.final = (self.flash.snapshot(), model.copy())
         if self.flash.violations:
             raise Lost("%s: %s" % (name, self.flash.violations[:3]))
 
     def mount(self):
+        """Mount the journal."""
         return Journal(self.region, SLOTS, self.policy)
 
     def cut(self, step, fault, variant):
@@ -148,36 +156,61 @@ def forgive(model, journal):
             model.may_queued[seq] = model.queued.pop(seq)
 
 
-def run_script(name, count, pairs, pair_count, step_by=1, only=None, personality="rp2", say=None):
-    """Cut a script everywhere; return (cuts, list of (id, what broke))."""
+BREAKS = (Lost, FlashMqttError, PowerCut, IndexError, ValueError, KeyError, TypeError, AttributeError)
+
+
+def run_script(name, count, pairs, pair_count, only=None, personality="rp2", share=(0, 1)):
+    """Cut a script at every operation (of its share); return (cuts, list of (id, what broke)).
+
+    count: variants of each fault model. pairs: after every so many cuts the recovery is cut too, everywhere; 0: never.
+    only: the id of one case; what it breaks is raised.
+    """
     script = Script(name, personality)
+    prefix = name if personality == "rp2" else name + "@" + personality
     cuts = 0
     broken = []
-    for at in range(0, len(script.steps), step_by):
+    for at in range(share[0], len(script.steps), share[1]):
         step = script.steps[at]
+        if only and only.split("/")[1] != str(at):
+            continue
         for fault, variant in variants_of(step[0], count):
-            case = "%s/%d/%s/%d" % (name, at, fault, variant)
-            if only and not only.startswith(case):
+            case = "%s/%d/%s/%d" % (prefix, at, fault, variant)
+            if only and only.partition("+")[0] != case:
                 continue
-            flash = script.flash
-            if not only or only == case:
+            if only is None or only == case:
+                cuts += 1
                 try:
                     model = script.cut(step, fault, variant)
-                    cuts += 1
                     script.verify(model, cuts % 16 == 0 or only is not None)
-                except (Lost, FlashMqttError, PowerCut, IndexError, ValueError, KeyError, TypeError) as error:
-                    broken.append((case, repr(error)))
+                except BREAKS as error:
                     if only:
                         raise
-                    flash.violations.clear()
+                    broken.append((case, repr(error)))
+                    script.flash.violations.clear()
             if pairs and (cuts % pairs == 0 or only):
                 n, more = run_pairs(script, step, fault, variant, case, pair_count, only)
                 cuts += n
                 broken += more
-        if say:
-            say(name, at, len(script.steps), cuts, len(broken))
         if len(broken) > 20:
             break
+    return cuts, broken
+
+
+def run_sample(name, samples):
+    """Cut a few operations of a script once under each model, in little memory: for MicroPython. Return (cuts, broken)."""
+    n = len(Script(name, only=1 << 20).steps)
+    cuts = 0
+    broken = []
+    for i in range(samples):
+        at = (2 * i + 1) * n // (2 * samples)
+        script = Script(name, only=at)
+        step = script.steps[at]
+        for fault, variant in variants_of(step[0], 1):
+            cuts += 1
+            try:
+                script.verify(script.cut(step, fault, variant), False)
+            except BREAKS as error:
+                broken.append(("%s/%d/%s/%d" % (name, at, fault, variant), repr(error)))
     return cuts, broken
 
 
@@ -190,7 +223,7 @@ def run_pairs(script, step, fault, variant, case, count, only):
     flash.record(model)
     try:
         script.mount()
-    except FlashMqttError:
+    except BREAKS:
         return 0, []  # told by the single cut
     finally:
         flash.recording = False
@@ -199,13 +232,13 @@ def run_pairs(script, step, fault, variant, case, count, only):
             pair = "%s+%d/%s/%d" % (case, at, fault2, variant2)
             if only and only != pair:
                 continue
+            cuts += 1
             try:
                 script.cut(second, fault2, variant2)
-                cuts += 1
                 script.verify(model, only is not None)
-            except (Lost, FlashMqttError, PowerCut, IndexError, ValueError, KeyError, TypeError) as error:
-                broken.append((pair, repr(error)))
+            except BREAKS as error:
                 if only:
                     raise
+                broken.append((pair, repr(error)))
                 flash.violations.clear()
     return cuts, broken

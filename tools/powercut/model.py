@@ -1,8 +1,8 @@
 """What a store has promised so far, as plain lists and dictionaries, and the check of a mounted journal against it.
 
-    must    a message that was stored, and not released: it has to be there, whole, in order
-    may     one that was being stored when the power went, or whose release was not durable yet: there, whole, or not
-    gone    one whose release was durable: it must never come back
+must    a message that was stored, and not released: it has to be there, whole, in order
+may     one that was being stored when the power went, or whose release was not durable yet: there, whole, or not
+gone    one whose release was durable: it must never come back
 """
 
 
@@ -205,8 +205,8 @@ class Driver:
     def drain(self):
         """Take, read and release everything; return (queued, held) as lists of (sequence, body, mark)."""
         j = self.journal
-        messages = []
-        held = []
+        messages: list[tuple] = []
+        held: list[tuple] = []
         for slot in range(j.slots):
             if j.is_open(slot):
                 (held if j.is_held(slot) else messages).append((j.seq_of(slot), content(j, slot), j.mark_of(slot)))

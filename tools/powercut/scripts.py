@@ -181,7 +181,7 @@ def unclean(d):
 
 def remount(d):
     """Switch off and on again."""
-    d.journal = d.journal.__class__(d.journal.region, 8, d.journal.policy)
+    d.journal = type(d.journal)(d.journal.region, 8, d.journal.policy)
     d.model.boot = d.journal.boot
     if d.model.released:  # the model's own view after a restart without a cut
         messages, held = look(d.journal)
@@ -199,7 +199,7 @@ def look(journal):
     cells = bytearray(region.sectors * region.sector_bytes)
     region.read(0, cells)
     copied = RamRegion(region.sectors, region.sector_bytes, region.page_bytes, cells)
-    return Driver(journal.__class__(copied, 8), Model()).drain()
+    return Driver(type(journal)(copied, 8), Model()).drain()
 
 
 SCRIPTS = (
