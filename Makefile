@@ -13,7 +13,7 @@ SEED ?=
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check bench format
+.PHONY: help setup run test check bench requirements dump powercut-board format
 
 help: ## List the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -32,6 +32,15 @@ check: setup ## What CI runs: format, lint, types, layers, mpy-cross, tests
 
 bench: setup ## Measure everything beside the peers; prints tables, writes bench.json (ONLY=journal for one area)
 	@$(PY) -m tools.bench $(if $(ONLY),--only $(ONLY))
+
+requirements: setup ## Which tests prove which rule
+	@$(PY) -m tools.requirements $(if $(LIST),--list)
+
+dump: setup ## Show what is in a journal (IMAGE=flash.bin or BOARD=/dev/ttyACM0)
+	@$(PY) -m tools.journal dump $(if $(BOARD),--board $(BOARD),$(IMAGE))
+
+powercut-board: setup ## A board's whole life under power cuts (FLASHMQTT_UF2=image runs it on an emulated Pico W, too)
+	@FLASHMQTT_BOARD_CUTS=250 $(PY) -m pytest host_tests/flash/test_board_power_cuts.py
 
 format: setup ## Format all code
 	@$(VENV)/bin/ruff format .
