@@ -33,6 +33,7 @@ except ImportError:  # CPython
 
 
 _SLICE_MS = const(200)  # the longest wait between two calls of `feed`
+_PATIENCE_MS = const(5)  # how long `publish` puts off reading: what comes is answered in batches
 
 
 class Client:
@@ -119,6 +120,7 @@ class Client:
         self._polled = None  # the socket that is registered there, and for what
         self._polled_events = 0
         self._handling = False
+        self._worked_ms = 0
         self._refusals = {}
 
     # --- connecting ---
@@ -183,8 +185,11 @@ class Client:
         """
         handle = self.put(octets(topic), octets(payload), qos, retain, properties)
         if not self._handling:  # or else the poll that called the handler sends it
-            self.connection.pump(ticks_ms())
-            self._work()
+            now_ms = ticks_ms()
+            if self.session.blocked or ticks_diff(now_ms, self._worked_ms) >= _PATIENCE_MS:
+                self._work()
+            else:
+                self.link.flush(now_ms)
         return handle
 
     def put(self, topic, payload, qos, retain, properties):
@@ -296,7 +301,8 @@ class Client:
         link = self.link
         handled = 0
         while True:
-            event = link.step(ticks_ms())
+            self._worked_ms = now_ms = ticks_ms()
+            event = link.step(now_ms)
             if event == NOTHING:
                 if link.wait_ms <= 0 and link.sock:
                     continue

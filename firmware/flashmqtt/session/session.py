@@ -136,7 +136,8 @@ class Session:
         self._partial_at = 0
         self.untaken = -1  # the packet type that `taken` has to put, 0: nothing to put, -1: nothing to take
         self._untaken_id = 0
-        self._flush_due = False
+        self._promised = False  # what the output says has to be durable before it leaves
+        self._flush_due = False  # and so has a release
         self._request_ms = 0
         self._requests = (store.next_seq + 32767) % 65535  # far from the ids of the messages, which follow next_seq
         self._wants_request = False
@@ -265,6 +266,11 @@ class Session:
         return bool(self._sending or self.request_id)
 
     @property
+    def blocked(self):
+        """Whether more can be sent only after something was read."""
+        return len(self._sending) >= self.quota
+
+    @property
     def pending(self):
         """How many outgoing messages are stored and not acknowledged."""
         return self.store.waiting + len(self._sending) + (self._stalled >= 0)
@@ -326,6 +332,7 @@ class Session:
     def disconnected(self):
         """The network connection is gone: what was in the output is gone, what was not taken is not acknowledged."""
         self.online = False
+        self.settle()  # or else what was handed over could come a second time after a power cut, however much later
         self.out_end = self.request_id = 0
         self._partial = self.untaken = -1
 
@@ -365,10 +372,12 @@ class Session:
         An acknowledgement of ours may say that a message is stored, a PUBREL that its PUBREC was seen, a PUBCOMP that the
         held message is released: were that forgotten, a new message with its id would be taken for a repetition.
         """
-        self.store.sync()
+        if self._promised:
+            self._promised = False
+            self.store.sync()
         if self._flush_due:
-            self.store.flush()
             self._flush_due = False
+            self.store.flush()
 
     def pump(self, now_ms):
         """Put into the output what may go out: requests, resends in order, then new messages as far as the window allows."""
@@ -412,6 +421,7 @@ class Session:
         if state & _STATE == AWAIT_PUBCOMP:
             if room < _ACK_BYTES:
                 return False
+            self._promised = True
             # After PUBREC never PUBLISH again [MQTT-4.3.3-1]; only 3.1 sets DUP on a PUBREL.
             packet_id = _id_of(self.store.seq_of(slot))
             self.out_end = put_ack(out, at, PUBREL, packet_id, self.level, 0, None, self.level == 3)
@@ -426,6 +436,7 @@ class Session:
                 self._partial = slot
                 self._partial_at = n
             self.store.read(slot, 0, out, at, n)
+            self._promised = True
             if self.five:
                 code = self.five.objection(out[at], self.store.length_of(slot))
                 if code:
@@ -583,6 +594,7 @@ class Session:
         self.store.release(slot)
 
     def _acknowledge(self, kind, packet_id, state=HELD):
+        self._promised = True
         # 5: "packet identifier not found", where it is not
         code = 0x92 if state == NONE and self.level == LEVEL_5 else 0
         self.out_end = put_ack(self.out, self.out_end, kind, packet_id, self.level, code)

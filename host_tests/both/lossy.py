@@ -1,0 +1,365 @@
+"""A small world to try the session in: an application, a link that loses whole connections, power cuts, and a model of a broker.
+
+Everything is drawn from one seed, so a failing world can be built again. The broker is written from the standard with a codec of
+its own and keeps its session, as a broker with persistence does. What must hold is checked by `verdict`.
+"""
+
+from flashmqtt.connection import CLOSED, MESSAGE, NOTHING, OPEN, OUTPUT, Connection
+from flashmqtt.session.session import Session
+from wire import connack, number, packet, puback, pubcomp, pubrec, pubrel, text
+
+
+class Random:
+    """A small generator that gives the same numbers on both interpreters."""
+
+    def __init__(self, seed):
+        self.state = seed * 7919 + 12345
+
+    def below(self, n):
+        self.state = (self.state * 1103515 + 12347) & 0x3FFFFFFF
+        return (self.state >> 8) % n
+
+
+class Broker:
+    """A broker with one client, whose session it never loses."""
+
+    def __init__(self, level, window=5):
+        self.level = level
+        self.window = window
+        self.known = False
+        self.received = []  # (qos, payload), handed on for good, in order
+        self.releasing = {}  # id -> payload: QoS 2, PUBREC sent, PUBREL not received
+        self.queue = []  # (qos, payload) for the client
+        self.flying = []  # [id, qos, payload, released]
+        self.next_id = 1
+        self.input = b""
+        self.output = b""
+        self.online = False
+
+    def drop(self):
+        self.input = self.output = b""
+        self.online = False
+
+    def take(self, octets):
+        self.input += octets
+        while True:
+            n = shift = 0
+            at = 1
+            while True:
+                if at >= len(self.input):
+                    return
+                n |= (self.input[at] & 127) << shift
+                shift += 7
+                at += 1
+                if self.input[at - 1] < 128:
+                    break
+            if at + n > len(self.input):
+                return
+            one = self.input[: at + n]
+            self.input = self.input[at + n :]
+            self.packet(one[0] >> 4, one, at)
+
+    def packet(self, kind, one, at):
+        extra = b"\0" if self.level == 5 else b""
+        if kind == 1:
+            if one[9 if self.level > 3 else 11] & 2:
+                self.known = False
+                self.releasing = {}
+                self.flying = []
+            self.online = True
+            self.output += (
+                connack(1 if self.known and self.level > 3 else 0)
+                if self.level < 5
+                else packet(0x20, bytes([1 if self.known else 0, 0]), extra)
+            )
+            self.known = True
+            for flight in self.flying:
+                self.send(flight, 8)
+            return
+        assert self.online, "before CONNECT"
+        if kind == 3:
+            qos = one[0] >> 1 & 3
+            end = at + 2 + (one[at] << 8 | one[at + 1])
+            if qos:
+                packet_id = one[end] << 8 | one[end + 1]
+                end += 2
+            payload = one[end + len(extra) :]
+            if qos == 2:
+                if packet_id not in self.releasing:
+                    self.releasing[packet_id] = payload
+                else:
+                    assert self.releasing[packet_id] == payload, "an id was used for another message"
+                self.output += pubrec(packet_id)
+            else:
+                self.received.append((qos, payload))
+                if qos:
+                    self.output += puback(packet_id)
+            return
+        if kind == 14:
+            self.drop()
+            return
+        packet_id = one[at] << 8 | one[at + 1]
+        if kind == 6:
+            if packet_id in self.releasing:
+                self.received.append((2, self.releasing.pop(packet_id)))
+            self.output += pubcomp(packet_id)
+        elif kind in (4, 5, 7):
+            for flight in self.flying:
+                if flight[0] == packet_id:
+                    if kind == 5:
+                        assert flight[1] == 2
+                        flight[3] = True
+                        self.send(flight, 0)
+                    else:
+                        assert kind == (4 if flight[1] == 1 else 7)
+                        self.flying.remove(flight)
+                    break
+
+    def send(self, flight, dup):
+        packet_id, qos, payload, released = flight
+        if released:
+            self.output += pubrel(packet_id)
+        else:
+            extra = b"\0" if self.level == 5 else b""
+            self.output += packet(0x30 | dup | qos << 1, text(b"t"), number(packet_id) if qos else b"", extra, payload)
+
+    def work(self):
+        """Send what the window allows."""
+        while self.online and self.queue and len(self.flying) < self.window:
+            qos, payload = self.queue.pop(0)
+            self.next_id = self.next_id % 11 + 1  # few ids, so that they are soon used again
+            while self.next_id in [one[0] for one in self.flying]:
+                self.next_id = self.next_id % 11 + 1
+            flight = [self.next_id, qos, payload, False]
+            if qos:
+                self.flying.append(flight)
+            self.send(flight, 0)
+
+
+class World:
+    """One board, one broker, and what happens to them.
+
+    `open_store(world)` returns the store after a power cut (or, the first time, an empty one).
+    """
+
+    def __init__(self, seed, open_store, level=4, window=4, broker_window=4):
+        self.random = Random(seed)
+        self.open_store = open_store
+        self.level = level
+        self.window = window
+        self.broker = Broker(level, broker_window)
+        self.now = 1000
+        self.published = []  # (qos, payload) that publish() returned for
+        self.count = 0
+        self.taken = []  # (qos, payload) that the application was handed
+        self.sent = []  # (qos, payload) that the broker had for the client
+        self.excused = []  # handed over, but the power went before that was durable: may come a second time
+        self.unsure = []
+        self.cuts = self.drops = 0
+        self.maybe = []  # the power went inside publish(): it never returned, so the message may be stored or not
+        self.up = b""
+        self.boot()
+
+    def boot(self):
+        self.store = self.open_store(self)
+        five = None
+        if self.level == 5:
+            from flashmqtt.session.level5 import Level5
+
+            five = Level5()
+        self.session = Session(self.store, self.level, self.window, 128, 128)
+        self.connection = Connection(self.session, b"me", buffer_bytes=128, five=five, response_ms=0, keep_alive_s=0)
+        self.up = b""
+
+    # --- what can happen ---
+
+    def publish(self):
+        self.count += 1
+        qos = 1 + self.random.below(2)
+        payload = b"%d" % self.count
+        if self.random.below(12) == 0:
+            payload += b"." * 300  # longer than the buffers
+        self.maybe.append((qos, payload))
+        self.session.publish(b"t", payload, qos)
+        self.maybe.remove((qos, payload))
+        self.published.append((qos, payload))
+        self.connection.pump(self.now)
+
+    def inbound(self):
+        self.count += 1
+        qos = self.random.below(3)
+        if qos == 0 and not self.broker.online:
+            return
+        self.broker.queue.append((qos, b"%d" % self.count))
+        self.sent.append((qos, b"%d" % self.count))
+        self.broker.work()
+
+    def connect(self):
+        if self.connection.state == CLOSED:
+            self.connection.start(self.now)
+
+    def process(self):
+        connection = self.connection
+        while True:
+            event = connection.process(self.now)
+            if event == NOTHING:
+                return
+            if event == OUTPUT:
+                self.write(1000)
+            elif event == MESSAGE:
+                one = (connection.message.qos, connection.message.payload)
+                assert connection.message.topic == "t"
+                self.taken.append(one)
+                if one[0] == 2:
+                    self.unsure.append(one)
+            elif event == 8:
+                self.write(1000)
+                self.broker.take(self.up)
+                self.drop()
+                self.connect()
+                return
+
+    def write(self, n):
+        output = self.connection.output()  # everything that happened is durable now
+        self.unsure = []
+        n = min(n, len(output))
+        self.up += bytes(output[:n])
+        self.connection.sent(n, self.now)
+
+    def move_up(self):
+        """The client writes, the broker reads some of it."""
+        self.write(1 + self.random.below(60))
+        n = min(len(self.up), 1 + self.random.below(60))
+        self.broker.take(self.up[:n])
+        self.up = self.up[n:]
+        self.broker.work()
+
+    def move_down(self):
+        """The client reads some of what the broker wrote."""
+        broker = self.broker
+        n = min(len(broker.output), 1 + self.random.below(40))
+        if n and self.connection.state:
+            room = self.connection.decoder.room()
+            n = min(n, len(room))
+            room[:n] = broker.output[:n]
+            broker.output = broker.output[n:]
+            self.connection.received(n, self.now)
+            self.process()
+
+    def drop(self):
+        self.connection.close()
+        self.unsure = []
+        self.broker.drop()
+        self.up = b""
+        self.drops += 1
+
+    def cut(self):
+        """The power goes: what is not in the store is gone, and so are the bytes under way."""
+        self.excused += self.unsure
+        self.unsure = []
+        self.broker.drop()
+        self.cuts += 1
+        self.boot()
+
+    def step(self):
+        self.now += self.random.below(5)
+        choice = self.random.below(100)
+        if choice < 12:
+            self.publish()
+        elif choice < 22:
+            self.inbound()
+        elif choice < 55:
+            self.move_up()
+        elif choice < 88:
+            self.move_down()
+        elif choice < 95:
+            self.connect()
+        elif choice < 98:
+            self.drop()
+        else:
+            self.cut()
+
+    def settle(self):
+        """Let everything come to its end without further trouble."""
+        from flashmqtt.errors import InboundWindowFull
+
+        for _ in range(20000):
+            self.now += 1
+            self.connect()
+            try:
+                self.move_up()
+                self.move_down()
+                self.process()
+            except InboundWindowFull:
+                self.write(1000)
+                self.broker.take(self.up)
+                self.drop()
+            broker = self.broker
+            busy = (
+                self.session.pending
+                or self.up
+                or broker.output
+                or broker.flying
+                or broker.queue
+                or self.session.out_end
+            )
+            if not busy and self.connection.state == OPEN:
+                return
+        raise AssertionError("never came to its end: pending %d" % self.session.pending)
+
+    def run(self, steps):
+        from flashmqtt.errors import InboundWindowFull
+
+        self.settle()  # a fresh store makes the broker forget what it knows: that is over now
+        for _ in range(steps):
+            try:
+                self.step()
+            except InboundWindowFull:
+                self.drop()
+        self.settle()
+        self.verdict()
+
+    def verdict(self):
+        for qos in (1, 2):
+            wanted = [payload for q, payload in self.published if q == qos]
+            got = [payload for q, payload in self.broker.received if q == qos]
+            for one in self.maybe:  # at most once, and where it was stored, in its place
+                if one[1] in got:
+                    wanted = sorted([*wanted, one[1]], key=_number)
+                    assert qos == one[0]
+            if qos == 2:
+                assert got == wanted, ("QoS 2 out", missing(wanted, got))
+            else:
+                assert firsts(got) == wanted, ("QoS 1 out", missing(wanted, firsts(got)))
+        for qos in (1, 2):
+            wanted = [payload for q, payload in self.sent if q == qos]
+            got = [payload for q, payload in self.taken if q == qos]
+            if qos == 2:
+                for one in self.excused:
+                    if got.count(one[1]) > 1:
+                        got.remove(one[1])
+                assert sorted(got) == sorted(wanted), ("QoS 2 in", missing(wanted, got))
+            else:
+                assert sorted(firsts(got)) == sorted(wanted), ("QoS 1 in", missing(wanted, got))
+        for one in self.taken:
+            assert one in self.sent, ("never sent", one)
+
+
+def _number(payload):
+    return int(payload.split(b".")[0])
+
+
+def firsts(items):
+    seen = set()
+    return [one for one in items if not (one in seen or seen.add(one))]
+
+
+def missing(wanted, got):
+    return (
+        "lost",
+        [one for one in wanted if one not in got][:5],
+        "twice",
+        [one for one in firsts(got) if got.count(one) > 1][:5],
+        "order",
+        [pair for pair in zip(wanted, got) if pair[0] != pair[1]][:3],  # noqa: B905,
+    )

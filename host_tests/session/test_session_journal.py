@@ -1,0 +1,110 @@
+"""The session over the real journal, on a flash whose power goes in the middle of its operations: the small worlds, torn.
+
+`python -m host_tests.session.test_session_journal FIRST LAST` tries many more seeds.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":
+    ROOT = Path(__file__).resolve().parents[2]
+    sys.path[:0] = [str(ROOT), str(ROOT / "firmware"), str(ROOT / "host_tests" / "both")]
+
+import pytest
+
+from flashmqtt.errors import InboundWindowFull, StoreFull
+from flashmqtt.flash.block import BlockRegion
+from flashmqtt.journal.journal import Journal
+from lossy import World
+from tools.flashsim.nor import MODELS, NorFlash, PowerCut
+
+SLOTS = 16
+
+
+class Torn(World):
+    """A world whose store is a journal on a NOR flash; most power cuts tear an operation."""
+
+    def __init__(self, seed: int, level: int = 4, sectors: int = 8, **options):
+        self.flash = NorFlash(sectors * 4096, seed=seed)
+        self.full = 0
+        super().__init__(seed, Torn.open, level, **options)
+
+    def open(self):
+        """Mount; the power may go even then."""
+        while True:
+            try:
+                return Journal(BlockRegion(self.flash), slots=SLOTS)
+            except PowerCut:
+                self.flash = self.flash.replugged()
+
+    def cut(self):
+        """Let the power go inside one of the next flash operations, or right now."""
+        if self.random.below(4):
+            self.flash.arm(
+                self.flash.operations + 1 + self.random.below(3),
+                tuple(MODELS)[self.random.below(len(MODELS))],
+                self.random.below(100),
+            )
+        else:
+            self.lose_power()
+
+    def lose_power(self):
+        self.flash = self.flash.replugged()
+        if not self.random.below(4):  # and once more while it starts
+            self.flash.arm(1 + self.random.below(4), "bits", self.random.below(100))
+        super().cut()
+
+    def publish(self):
+        try:
+            super().publish()
+        except StoreFull:
+            self.maybe.pop()
+            self.full += 1
+
+    def guarded(self, action):
+        try:
+            action()
+        except InboundWindowFull:
+            try:
+                self.drop()
+            except PowerCut:
+                self.lose_power()
+        except PowerCut:
+            self.lose_power()
+
+    def run(self, steps: int):
+        """Run the world: `steps` of it with everything that can happen."""
+        self.settle()
+        for _ in range(steps):
+            self.guarded(self.step)
+            if self.random.below(10) == 0:
+                self.guarded(self.store.idle)
+        self.flash.power_up() if not self.flash.dead else self.lose_power()
+        self.flash._cut_operation = 0
+        self.settle()
+        self.verdict()
+
+
+def case(seed: int) -> Torn:
+    world = Torn(seed, level=(4, 5, 3)[seed % 3], window=1 + seed % 8, broker_window=1 + seed % 6)
+    world.run(500)
+    return world
+
+
+@pytest.mark.req("Q1", "Q2", "Q4", "Q6", "S1", "S2")
+def test_nothing_is_lost_over_a_torn_journal():
+    worlds = [case(seed) for seed in range(60)]
+    assert sum(world.cuts for world in worlds) > 100
+    assert all(not world.flash.violations for world in worlds)
+
+
+if __name__ == "__main__":
+    cuts = 0
+    for number in range(int(sys.argv[1]), int(sys.argv[2])):
+        try:
+            cuts += case(number).cuts
+        except Exception as error:
+            print(number, type(error).__name__, str(error)[:300])
+    print("power cuts:", cuts)

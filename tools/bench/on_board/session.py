@@ -1,0 +1,192 @@
+"""The board's side of the session's figures; runs on MicroPython: `session.py NAME PORT WHAT COUNT QOS WINDOW`.
+
+NAME is the client to measure: `flashmqtt` (stored in a journal on a simulated NOR flash), `flashmqtt-ram`, or `umqtt.simple`. It
+prints one line: a dict of what it measured.
+"""
+
+import gc
+import sys
+import time
+
+NAME = sys.argv[1]
+PORT = int(sys.argv[2])
+WHAT = sys.argv[3]
+COUNT = int(sys.argv[4])
+QOS = int(sys.argv[5])
+WINDOW = int(sys.argv[6])
+TOPIC = b"bench/01234567890123"  # 20 characters
+PAYLOAD = b"x" * 64
+
+
+class Ours:
+    """flashmqtt's blocking client."""
+
+    def __init__(self, journal):
+        from flashmqtt.backoff import Backoff
+        from flashmqtt.client import Client
+
+        store = None
+        if journal:
+            from flashmqtt.flash.block import BlockRegion
+            from flashmqtt.journal.journal import Journal
+            from tools.flashsim.nor import NorFlash
+
+            store = Journal(BlockRegion(NorFlash(1024 * 1024)), slots=WINDOW + 20)
+        else:
+            from flashmqtt.session.ram import RamStore
+
+            store = RamStore(WINDOW + 20, COUNT + 10)
+        self.mqtt = Client(
+            "127.0.0.1",
+            PORT,
+            "bench-ours",
+            store,
+            window=WINDOW,
+            keep_alive_s=4 if WHAT == "silence" else 60,
+            backoff=Backoff(base_ms=100, cap_ms=500),
+        )
+        self.mqtt.connect(5)
+        self.received = 0
+
+    def publish(self):
+        """Publish one message."""
+        self.mqtt.publish(TOPIC, PAYLOAD, QOS)
+
+    def finish(self):
+        """Wait until all is acknowledged."""
+        if not self.mqtt.drain(120):
+            raise OSError("not drained")
+
+    def subscribe(self):
+        """Subscribe to what the harness publishes."""
+
+        def count(message):
+            self.received += 1
+
+        self.mqtt.subscribe("bench/in", QOS, count)
+
+    def receive(self):
+        """Wait for a message, or a moment."""
+        self.mqtt.poll(1000)
+
+
+class Simple:
+    """umqtt.simple, as it comes from PyPI."""
+
+    def __init__(self):
+        from umqtt.simple import MQTTClient
+
+        self.mqtt = MQTTClient("bench-simple", "127.0.0.1", PORT)
+        self.mqtt.set_callback(self.count)
+        self.mqtt.connect()
+        self.received = 0
+
+    def count(self, topic, payload):
+        """Count a message."""
+        self.received += 1
+
+    def publish(self):
+        """Publish one message."""
+        self.mqtt.publish(TOPIC, PAYLOAD, qos=QOS)
+
+    def finish(self):
+        """Wait until all is acknowledged."""
+
+    def subscribe(self):
+        """Subscribe to what the harness publishes."""
+        self.mqtt.subscribe(b"bench/in", QOS)
+
+    def receive(self):
+        """Wait for a message, or a moment."""
+        self.mqtt.wait_msg()
+
+
+class Counting:
+    """A socket that counts how often it is written to."""
+
+    def __init__(self, sock):
+        self.sock = sock
+        self.writes = 0
+
+    def write(self, *arguments):
+        """Pass on, and count."""
+        self.writes += 1
+        return self.sock.write(*arguments)
+
+    def __getattr__(self, name):
+        return getattr(self.sock, name)
+
+
+def send(client):
+    """Messages a second, and CPU a message, all acknowledged."""
+    begin = time.ticks_ms()
+    cpu = time.clock()
+    for _ in range(COUNT):
+        client.publish()
+    client.finish()
+    seconds = time.ticks_diff(time.ticks_ms(), begin) / 1000
+    return {"per_s": COUNT / seconds, "cpu_us": (time.clock() - cpu) * 1e6 / COUNT}
+
+
+def take(client):
+    """Messages received a second, and CPU a message; the harness publishes when it reads `ready`."""
+    client.subscribe()
+    gc.collect()
+    print("ready")
+    while not client.received:
+        client.receive()
+    begin = time.ticks_ms()
+    cpu = time.clock()
+    first = client.received
+    while client.received < COUNT:
+        client.receive()
+    seconds = time.ticks_diff(time.ticks_ms(), begin) / 1000
+    n = COUNT - first
+    return {"per_s": n / (seconds or 0.001), "cpu_us": (time.clock() - cpu) * 1e6 / n}
+
+
+def heap(client):
+    """Heap allocated a message, and writes to the socket."""
+    for _ in range(20):
+        client.publish()
+    client.finish()
+    gc.collect()
+    gc.disable()
+    before = gc.mem_alloc()
+    for _ in range(COUNT):
+        client.publish()
+    grown = gc.mem_alloc() - before
+    gc.enable()
+    client.finish()
+    holder = client.mqtt.link if NAME.startswith("flashmqtt") else client.mqtt
+    holder.sock = counting = Counting(holder.sock)
+    client.publish()
+    return {"heap_bytes": grown / COUNT, "writes": counting.writes}
+
+
+def silence(client):
+    """How many keep alives a link that fell silent stays unnoticed; the harness makes it silent when it reads `ready`."""
+    print("ready")
+    begin = time.ticks_ms()
+    while client.mqtt.connected:
+        client.mqtt.poll(50)
+    return {"keep_alives": time.ticks_diff(time.ticks_ms(), begin) / 4000}
+
+
+def resume(client):
+    """Seconds from the broker's return to the first message delivered; the harness ends and starts the broker."""
+    print("ready")
+    while client.mqtt.connected:
+        client.mqtt.poll(50)
+    handle = client.mqtt.publish(TOPIC, PAYLOAD, 1)
+    print("down")
+    while not client.mqtt.delivered(handle):
+        client.mqtt.poll(20)
+    return {"delivered": 1}
+
+
+print(
+    {"send": send, "take": take, "heap": heap, "silence": silence, "resume": resume}[WHAT](
+        Simple() if NAME == "umqtt.simple" else Ours(NAME == "flashmqtt")
+    )
+)

@@ -1,0 +1,230 @@
+"""The session on MicroPython against mosquitto: messages a second over a delayed link, CPU, heap, writes; beside umqtt.simple.
+
+Every figure of a pair is taken in the same run, the peer's right after ours; rates over a delay say how many round trips a client
+waits for, and hardly depend on the machine. The board's side is `on_board/session.py`.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+from tools.broker import Broker, find_mosquitto, free_port
+from tools.proxy import Proxy
+
+DEVICE = Path(__file__).parent / "on_board" / "session.py"
+MICROPYTHON = Path(sys.executable).parent / "micropython"
+DEADLINE_S = 120
+
+
+class Delayed:
+    """A proxy in a thread of its own."""
+
+    def __init__(self, target: int, delay_s: float):
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self.proxy = Proxy(target, delay_s=delay_s)
+        asyncio.run_coroutine_threadsafe(self.proxy.start(), self._loop).result(5)
+
+    def call(self, function) -> None:
+        """Call this in the proxy's thread."""
+        self._loop.call_soon_threadsafe(function)
+
+    def __enter__(self) -> Delayed:
+        return self
+
+    def __exit__(self, *exception) -> None:
+        asyncio.run_coroutine_threadsafe(self.proxy.stop(), self._loop).result(5)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(5)
+        self._loop.close()
+
+
+class Board:
+    """A MicroPython process that measures one thing."""
+
+    def __init__(self, path: str, name: str, port: int, what: str, count: int, qos: int, window: int = 16):
+        self._process = subprocess.Popen(
+            [str(MICROPYTHON), "-X", "heapsize=8M", str(DEVICE), *map(str, (name, port, what, count, qos, window))],
+            env={**os.environ, "MICROPYPATH": path},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def line(self) -> str:
+        """Return the next line it prints."""
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
+
+    def result(self) -> dict:
+        """Return what it measured."""
+        try:
+            printed, _ = self._process.communicate(timeout=DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.communicate()
+            raise
+        if self._process.returncode:
+            raise RuntimeError(f"{DEVICE.name} failed: {printed[-800:]}")
+        return ast.literal_eval(printed.strip().splitlines()[-1])
+
+
+def publish_many(port: int, count: int, qos: int) -> None:
+    """Publish to the board, as fast as the broker takes it."""
+    import paho.mqtt.client as paho
+
+    client = paho.Client(paho.CallbackAPIVersion.VERSION2)
+    client.max_inflight_messages_set(100)
+    client.connect("127.0.0.1", port)
+    client.loop_start()
+    infos = [client.publish("bench/in", b"x" * 64, qos) for _ in range(count)]
+    for info in infos:
+        info.wait_for_publish(30)
+    client.disconnect()
+    client.loop_stop()
+
+
+def run(bench) -> None:
+    """Measure."""
+    if find_mosquitto() is None or not MICROPYTHON.exists():
+        bench.table("Session: not measured", ["needs"], [["mosquitto and MicroPython"]])
+        return
+    with tempfile.TemporaryDirectory(prefix="flashmqtt-bench-") as name:
+        directory = Path(name)
+        site = next(Path(path) for path in sys.path if path.endswith("site-packages"))
+        peer = directory / "peer"
+        (peer / "umqtt").mkdir(parents=True)
+        shutil.copy(site / "umqtt" / "simple.py", peer / "umqtt")
+        path = f".frozen:{bench.root / 'firmware'}:{bench.root}:{peer}"
+        broker = Broker(
+            directory / "broker",
+            kind="mosquitto",
+            extra="max_queued_messages 0\nmax_inflight_messages 0\nset_tcp_nodelay true\npersistence true\n",
+        )
+        with broker:
+            _throughput(bench, broker.port, path)
+            _cpu_and_heap(bench, broker.port, path)
+            _silence(bench, broker.port, path)
+        _resume(bench, directory / "resume", path)
+
+
+def _throughput(bench, port: int, path: str) -> None:
+    rows: list[list[object]] = []
+    for delay_ms in (0, 20, 50):
+        with Delayed(port, delay_ms / 2000) as link:
+            # A delay of 0 measures the proxy too: straight to the broker instead.
+            to = link.proxy.port if delay_ms else port
+            rates = {}
+            for name, qos, count in (
+                ("flashmqtt", 1, 1000),
+                ("flashmqtt", 2, 600),
+                ("flashmqtt-ram", 1, 1000),
+                ("umqtt.simple", 1, 60 if delay_ms else 200),
+            ):
+                bench.progress(f"session: {name}, QoS {qos}, {delay_ms} ms")
+                rates[name, qos] = Board(path, name, to, "send", count // (2 if bench.quick else 1), qos).result()[
+                    "per_s"
+                ]
+        simple = rates["umqtt.simple", 1]
+        rows += [[delay_ms, client, qos, round(rate), round(rate / simple, 1)] for (client, qos), rate in rates.items()]
+        ours, twice = rates["flashmqtt", 1], rates["flashmqtt", 2]
+        bench.figure(f"session.qos1_{delay_ms}ms.per_s", ours)
+        bench.figure(f"session.qos1_{delay_ms}ms.ratio_umqtt_simple", ours / simple)
+        bench.figure(f"session.qos2_{delay_ms}ms.per_s", twice)
+        bench.figure(f"session.qos2_{delay_ms}ms.ratio_umqtt_simple_qos1", twice / simple)
+    bench.table(
+        "Messages a second, acknowledged, window 16 (flashmqtt: stored in the journal)",
+        ["round trip ms", "client", "QoS", "messages/s", "times umqtt.simple"],
+        rows,
+    )
+
+
+def _cpu_and_heap(bench, port: int, path: str) -> None:
+    rows: list[list[object]] = []
+    names = ("flashmqtt-ram", "umqtt.simple")
+    for qos in (0, 1):
+        count = 4000 // (4 if bench.quick else 1)
+        bench.progress(f"session: CPU and heap, QoS {qos}")
+        cpu = {}
+        for name in names:
+            runs = [Board(path, name, port, "send", count if qos == 0 else count // 4, qos).result() for _ in range(3)]
+            cpu[name] = min(one["cpu_us"] for one in runs)
+        heap = {name: Board(path, name, port, "heap", 100, qos, 8).result() for name in names}
+        taken = {}
+        for name in names:
+            best = []
+            for _ in range(3):
+                board = Board(path, name, port, "take", count, qos)
+                while board.line() != "ready":
+                    pass
+                publish_many(port, count, qos)
+                best.append(board.result()["cpu_us"])
+            taken[name] = min(best)
+        rows += [
+            [
+                name,
+                qos,
+                round(cpu[name], 1),
+                round(taken[name], 1),
+                round(heap[name]["heap_bytes"]),
+                heap[name]["writes"],
+            ]
+            for name in names
+        ]
+        ours, simple = names
+        bench.figure(f"session.publish_qos{qos}.cpu_ratio_umqtt_simple", cpu[ours] / cpu[simple])
+        bench.figure(f"session.receive_qos{qos}.cpu_ratio_umqtt_simple", taken[ours] / taken[simple])
+        bench.figure(f"session.publish_qos{qos}.heap_bytes", heap[ours]["heap_bytes"])
+        bench.figure(f"session.publish_qos{qos}.writes", heap[ours]["writes"])
+    bench.table(
+        "CPU (us) and heap (bytes, 64-bit) a message; writes to the socket a publish; no flash",
+        ["client", "QoS", "CPU publish", "CPU receive", "heap publish", "writes"],
+        rows,
+    )
+
+
+def _silence(bench, port: int, path: str) -> None:
+    bench.progress("session: a link that falls silent")
+    with Delayed(port, 0) as link:
+        board = Board(path, "flashmqtt-ram", link.proxy.port, "silence", 0, 0)
+        board.line()
+        link.call(link.proxy.swallow)
+        bench.figure("session.silent_link_keepalives", board.result()["keep_alives"])
+
+
+def _resume(bench, directory: Path, path: str) -> None:
+    bench.progress("session: the broker's return")
+    port = free_port()
+    broker = Broker(directory, port=port, kind="mosquitto").start()
+    try:
+        board = Board(path, "flashmqtt", port, "resume", 0, 1)
+        board.line()
+        broker.kill()
+        board.line()
+        time.sleep(2)
+        broker.start()
+        begin = time.monotonic()
+        board.result()
+        bench.figure("session.resume_s", time.monotonic() - begin)
+    finally:
+        broker.stop()
+    figures = bench.figures
+    bench.table(
+        "After an outage",
+        ["what", "figure"],
+        [
+            ["keep alives until a silent link is noticed", round(figures["session.silent_link_keepalives"], 2)],
+            ["seconds from the broker's return to the first message delivered", round(figures["session.resume_s"], 2)],
+        ],
+    )
