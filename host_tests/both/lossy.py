@@ -325,7 +325,8 @@ class World:
             got = [payload for q, payload in self.broker.received if q == qos]
             for one in self.maybe:  # at most once, and where it was stored, in its place
                 if one[1] in got:
-                    wanted = sorted([*wanted, one[1]], key=_number)
+                    wanted.append(one[1])
+                    wanted.sort(key=_number)
                     assert qos == one[0]
             if qos == 2:
                 assert got == wanted, ("QoS 2 out", missing(wanted, got))
