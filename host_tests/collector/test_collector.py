@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import resource
+import shutil
 import socket
 import subprocess
 import sys
@@ -283,6 +284,25 @@ def test_log_is_closed_and_sealed_by_rows_while_collecting(tmp_path):
 
 
 @pytest.mark.req("P1")
+def test_killed_sealer_is_started_again(tmp_path):
+    async def run():
+        broker = await ScriptedBroker().start()
+        async with collecting(tmp_path, broker, segment_rows=1) as collector:
+            await broker.accept()
+            for n in range(3):
+                broker.send(publish(b"%d" % n, 1, n + 1))
+                assert await broker.packet() == ack(PUBACK, n + 1)
+                deadline = time.monotonic() + 15
+                while len(find_segments(tmp_path)) <= n:
+                    assert time.monotonic() < deadline
+                    await asyncio.sleep(0.02)
+                collector.sealer._process.kill()
+
+    asyncio.run(run())
+    assert payloads(tmp_path) == [b"0", b"1", b"2"]
+
+
+@pytest.mark.req("P1")
 def test_refused_subscription_ends_with_a_named_error(tmp_path):
     async def run():
         broker = await ScriptedBroker().start()
@@ -494,6 +514,35 @@ def test_disk_full_at_the_end_is_an_error_and_the_next_start_goes_on(tmp_path):
         collector = Process(tmp_path, broker.port, "--drain", "1")
         assert collector.process.wait(20) == 0, collector.said
     assert set(payloads(tmp_path / "landing")) == set(payloads_sent)
+
+
+@needs_mosquitto
+@pytest.mark.req("P1")
+@pytest.mark.skipif(not shutil.which("openssl"), reason="openssl is not installed")
+def test_tls_carries_a_load_and_an_unknown_certificate_is_refused(tmp_path):
+    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"),
+            *("-addext", "subjectAltName=DNS:localhost", "-keyout", str(key), "-out", str(certificate)),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    port = brokers.free_port()
+    extra = f"listener {port} 127.0.0.1\ncertfile {certificate}\nkeyfile {key}\n"
+    with brokers.Broker(tmp_path / "broker", kind="mosquitto", extra=extra) as broker:
+        address = ("--host", "localhost", "--port", str(port))
+        stranger = Process(tmp_path, 0, *address, "--tls", name="stranger")
+        stranger.says("CERTIFICATE_VERIFY_FAILED")
+        assert stranger.end() == 0
+        collector = Process(tmp_path, 0, *address, "--tls", "--ca-file", str(certificate))
+        collector.says("subscribed")
+        sent = [b"%d" % n + b"x" * 50 for n in range(3000)]
+        send(broker.port, b"".join(publish(text, 1, n + 1) for n, text in enumerate(sent)), 3000 * 4)
+        time.sleep(1)
+        assert collector.end() == 0, collector.said
+    assert payloads(tmp_path / "landing") == sent
 
 
 @needs_mosquitto

@@ -140,7 +140,7 @@ def torture(directory: Path, kills: int, seed: int, batch: int = 60, quiet: bool
         if collector.wait(60):
             raise RuntimeError(f"the collector did not start; see {log.name}")
         publisher = Publisher(broker.port)
-        for _ in tqdm(range(kills), desc="kills", disable=quiet, file=sys.stderr):
+        for _ in tqdm(range(kills), desc="kills", disable=quiet or not sys.stderr.isatty(), file=sys.stderr):
             collector = start()
             moment = time.monotonic() + rng.uniform(0.2, 1.8)
             while time.monotonic() < moment:

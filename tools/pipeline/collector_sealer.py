@@ -37,6 +37,7 @@ class Sealer:
     def start(self) -> None:
         """Begin, with the logs that an earlier collector left."""
         self._task = asyncio.create_task(self._run())
+        self._health.unsealed_logs.set(len(self._store.closed))
         self.poke()
 
     def poke(self) -> None:

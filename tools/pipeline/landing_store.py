@@ -121,6 +121,8 @@ class LandingStore:
         self._run_time = self._run_level = self._run_bytes = 0
         try:
             directory.mkdir(parents=True, exist_ok=True)
+            for made in (directory, directory.parent):
+                landing_log.sync_directory(made.parent)
             self._lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
             raise landing_log.stalled(directory, error) from error
