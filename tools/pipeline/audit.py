@@ -18,14 +18,11 @@ from typing import Any
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812
 
-from . import delays
+from . import dating, delays
 
-BOOT = ["device", "life", "boot"]
+BOOT = dating.BOOT
 PERCENTILES = (0.5, 0.9, 0.99)
 COUNTS = ("delivered", "readings", "resent", "replayed", "reordered")
-CLOCK_JUMP_US = 1_000_000
-SET_SINCE_US = 1_577_836_800_000_000  # a clock before 2020 was never set
-AHEAD_US = 86_400_000_000  # nor was one that is a day ahead of the arrival
 
 EXPECTED = "device string, life int, boot bigint, told_first bigint, told_last bigint"
 
@@ -51,7 +48,6 @@ def facts(*tables: DataFrame) -> DataFrame:
 def per_boot(fact: DataFrame) -> DataFrame:
     """Return one row per boot: the sums, the intervals seen, what its events and clocks told."""
     bins = F.when(F.col("steps").isNotNull(), F.struct("base_us", "steps", "counts"))
-    plausible = (F.col("offset_us") > SET_SINCE_US) & (F.col("offset_us") < F.unix_micros("arrival") + AHEAD_US)
     return fact.groupBy(BOOT).agg(
         *[F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in COUNTS],
         F.min("first_arrival").alias("first_arrival"),
@@ -62,10 +58,7 @@ def per_boot(fact: DataFrame) -> DataFrame:
         F.min("dropped").alias("dropped_before"),
         F.max("dropped").alias("dropped_after"),
         F.collect_set(F.when(F.col("doubt_first").isNotNull(), F.struct("doubt_first", "doubt_last"))).alias("doubts"),
-        F.max_by("offset_us", F.when(plausible, F.col("seq"))).alias("offset_us"),
-        F.sort_array(F.collect_list(F.when(F.col("offset_us").isNotNull(), F.struct("seq", "offset_us")))).alias(
-            "ties"
-        ),
+        dating.ties_of().alias("ties"),
         F.collect_list(bins).alias("bins"),
         F.max("told_first").alias("told_first"),
         F.max("told_last").alias("told_last"),
@@ -125,17 +118,6 @@ def overlap(ranges: Column, windows: Column) -> Column:
     return F.aggregate(ranges, F.lit(0).cast("long"), lambda sum_, one: sum_ + inside(one))
 
 
-def jumps(ties: Column) -> Column:
-    """Return how often a clock was set anew: ties in order whose offsets differ by more than a clock drifts."""
-    start = F.struct(F.lit(0).alias("n"), F.get(ties, F.lit(0))["offset_us"].alias("at"))
-
-    def step(state: Column, tie: Column) -> Column:
-        moved = (F.abs(tie["offset_us"] - state["at"]) > CLOCK_JUMP_US).cast("int")
-        return F.struct((state["n"] + moved).alias("n"), tie["offset_us"].alias("at"))
-
-    return F.aggregate(ties, start, step, lambda state: state["n"])
-
-
 def middle_us(step: Column) -> Column:
     """Return the delay in the middle of a step of delays.py, in microseconds (0 for step 0)."""
     return F.when(step <= 0, 0.0).otherwise(F.pow(F.lit(2.0), (step - 0.5) / delays.STEPS_PER_OCTAVE) * 1000.0)
@@ -176,7 +158,8 @@ def audit(boots: DataFrame, late_after_s: float = 60.0) -> DataFrame:
         lambda sum_, one: sum_ + F.when(one["ms"] > 1000.0 * late_after_s, one["n"]).otherwise(0),
     )
     return (
-        boots.withColumn("missing_ranges", gaps(F.col("seen"), F.col("first"), F.col("last")))
+        boots.withColumn("offset_us", dating.offset_us(F.col("ties")))
+        .withColumn("missing_ranges", gaps(F.col("seen"), F.col("first"), F.col("last")))
         .withColumn("missing", total(F.col("missing_ranges")))
         .withColumn("in_doubt", overlap(F.col("missing_ranges"), F.col("life_doubts")))
         .withColumn("dropped", F.least("declared", F.col("missing") - F.col("in_doubt")))
@@ -199,7 +182,7 @@ def audit(boots: DataFrame, late_after_s: float = 60.0) -> DataFrame:
                 F.round(weighted_percentile(F.col("delays"), share), 3).alias(f"delay_p{round(100 * share)}_ms")
                 for share in PERCENTILES
             ],
-            jumps(F.col("ties")).alias("clock_jumps"),
+            dating.jumps(F.col("ties"))["n"].alias("clock_jumps"),
             F.when(F.col("offset_us").isNotNull(), "clock").otherwise("arrival").alias("dated_by"),
             "open",
             "first_arrival",

@@ -424,7 +424,8 @@ class _Messages:
         ]
         messages, offset = messages[changed], offset[changed]
         arrival = self.origin["arrival"].take(pa.array(self.place[messages]))
-        return table_of([*self._key(messages), pa.array(offset), arrival], schemas.TIES)
+        uptime = self.uptime.take(pa.array(messages))
+        return table_of([*self._key(messages), pa.array(offset), uptime, arrival], schemas.TIES)
 
     def _duplicates(self) -> pa.Table:
         which = self.order[self.copy]

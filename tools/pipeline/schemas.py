@@ -72,6 +72,7 @@ TIES = pa.schema(
         *KEY,
         SEQ,
         pa.field("offset_us", pa.int64(), nullable=False),  # the board's clock less its uptime
+        pa.field("uptime", pa.float64(), nullable=False),
         pa.field("arrival", MOMENT, nullable=False),
     ]
 )
