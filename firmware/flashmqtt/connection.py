@@ -152,7 +152,7 @@ class Connection:
         )
         self.keep_alive_ms = self.keep_alive_s * 1000
         self._start = 0
-        self._sent_ms = self._received_ms = self._scanned_ms = now_ms
+        self._sent_ms = self._received_ms = self._scanned_ms = self._pinged_ms = now_ms
         self._pinged = False
         self._doubtful = self._unanswered
         self._unanswered = True
@@ -210,7 +210,6 @@ class Connection:
             raise ConnectionLost("closed by the peer")
         self.decoder.received(n)
         self._received_ms = now_ms
-        self._pinged = False
 
     def process(self, now_ms):
         """Take in the received packets up to the next event; NOTHING: they are used up.
@@ -244,7 +243,9 @@ class Connection:
                     return event
             elif kind == DISCONNECT:
                 raise ServerDisconnected(decoder.code)
-            elif kind != PINGRESP:  # a second CONNACK; AUTH, which we never asked for [MQTT-4.12.0-6]
+            elif kind == PINGRESP:
+                self._pinged = False
+            else:  # a second CONNACK; AUTH, which we never asked for [MQTT-4.12.0-6]
                 raise ProtocolViolation("packet type %d" % kind)
         return NOTHING
 
@@ -305,12 +306,13 @@ class Connection:
         Raises:
             DeadlineExpired: CONNACK, an acknowledgement or any sign of life is overdue.
         """
-        silent = ticks_diff(now_ms, self._received_ms)
         response = self.response_ms
         if self.state != OPEN:
-            if response and silent >= response:
+            wait = response - ticks_diff(now_ms, self._pinged_ms)  # since `start`, however much drips in meanwhile
+            if response and wait <= 0:
                 raise DeadlineExpired("no CONNACK")
-            return response - silent if response else _FOREVER_MS
+            return wait if response else _FOREVER_MS
+        silent = ticks_diff(now_ms, self._received_ms)
         session = self.session
         if ticks_diff(now_ms, self._scanned_ms) >= _SCAN_MS:
             self._scanned_ms = now_ms
@@ -321,17 +323,22 @@ class Connection:
         keep_alive = self.keep_alive_ms
         if not keep_alive:
             return _SCAN_MS
-        if self._pinged:
-            wait = (keep_alive >> 1) - ticks_diff(now_ms, self._pinged_ms)
-            if wait <= 0:
-                raise DeadlineExpired("keep alive")
-        else:
-            # Ping an eighth early and wait half an interval: a silent link is found before 1.5 intervals have passed (3.1.2.10).
-            wait = ticks_diff(now_ms, self._sent_ms)
-            wait = keep_alive - (keep_alive >> 3) - (wait if wait > silent else silent)
-            if wait <= 0 and session.room:
-                session.out_end = put_pingreq(session.out, session.out_end)
+        # Ping an eighth early and wait half an interval: a silent link is found before 1.5 intervals have passed (3.1.2.10).
+        half = keep_alive >> 1
+        wait = ticks_diff(now_ms, self._sent_ms)
+        if not self._pinged and silent > wait:
+            wait = silent
+        wait = keep_alive - (keep_alive >> 3) - wait
+        if wait <= 0 and session.room:
+            session.out_end = put_pingreq(session.out, session.out_end)
+            if not self._pinged:
                 self._pinged = True
                 self._pinged_ms = now_ms
-                return 0
+            return 0
+        if self._pinged:
+            since = ticks_diff(now_ms, self._pinged_ms)
+            # Any byte is a sign of life, but not for ever: an answer that never comes is one that never comes.
+            if (response and since >= response + half) or (since if since < silent else silent) >= half:
+                raise DeadlineExpired("keep alive")
+            wait = half - (since if since < silent else silent)
         return wait if wait < _SCAN_MS or not session.waits else _SCAN_MS
