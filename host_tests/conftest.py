@@ -31,7 +31,7 @@ def micropython_command() -> str:
 
 def micropython_environment() -> dict[str, str]:
     """Return the environment in which MicroPython finds the shim, the tests and the library."""
-    path = [str(HERE / "on_micropython"), str(BOTH), str(ROOT / "firmware"), str(ROOT)]
+    path = [".frozen", str(HERE / "on_micropython"), str(BOTH), str(ROOT / "firmware"), str(ROOT)]
     return {**os.environ, "MICROPYPATH": ":".join(path)}
 
 

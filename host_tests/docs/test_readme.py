@@ -55,7 +55,7 @@ def test_a_program_delivers_its_readings(program, tmp_path):
             board = subprocess.Popen(
                 [str(Path(sys.executable).parent / "micropython"), "-X", "heapsize=192K", "program.py"],
                 cwd=tmp_path,
-                env={**os.environ, "MICROPYPATH": str(image), "FLASHMQTT_FLASH_TIME": "0"},
+                env={**os.environ, "MICROPYPATH": f".frozen:{image}", "FLASHMQTT_FLASH_TIME": "0"},
                 stdout=console,
                 stderr=console,
             )

@@ -105,11 +105,11 @@ class VirtualBoard:
         self._process: asyncio.subprocess.Process | None = None
         self._reader: asyncio.Task | None = None
         directory.mkdir(parents=True, exist_ok=True)
-        self._settings = {"broker": "127.0.0.1", "port": port, "device": device, **(settings or {})}
+        self._settings = {"broker": "127.0.0.1", "port": port, "device": device, "status_ms": 200, **(settings or {})}
         (directory / "config.json").write_text(json.dumps(self._settings))
         self._environment = {
             **os.environ,
-            "MICROPYPATH": str(build(ROOT / "build" / "virtual_board")),
+            "MICROPYPATH": f".frozen:{build(ROOT / 'build' / 'virtual_board')}",
             "FLASHMQTT_FLASH_BYTES": str(flash_bytes),
             "FLASHMQTT_FLASH_TIME": str(flash_time),
         }
