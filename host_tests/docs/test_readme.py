@@ -1,4 +1,4 @@
-"""What the README shows works: its programs run on MicroPython, its commands exist."""
+"""What the documents show works: their programs run on MicroPython, their commands exist."""
 
 import asyncio
 import os
@@ -13,16 +13,26 @@ from tools.broker import Broker
 from tools.virtual_board.image import build
 
 ROOT = Path(__file__).resolve().parents[2]
-README = (ROOT / "README.md").read_text()
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "firmware").glob("*.md")), *sorted((ROOT / "boards").rglob("*.md"))]
+README = DOCUMENTS[0].read_text()
 HOST = '"broker.local"'
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+def blocks(document: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", document.read_text(), re.MULTILINE | re.DOTALL)
 
 
-def programs() -> list[str]:
-    return [block for block in blocks("python") if HOST in block]
+PROGRAMS = {
+    f"{document.name}-{number}": block
+    for document in DOCUMENTS
+    for number, block in enumerate(blocks(document, "python"), 1)
+    if HOST in block
+}
+
+
+def test_each_document_for_newcomers_shows_a_program():
+    shown = {name.rpartition("-")[0] for name in PROGRAMS}
+    assert {"README.md", "MOVING_FROM_UMQTT_SIMPLE.md", "MOVING_FROM_MQTT_AS.md"} <= shown
 
 
 async def messages(port: int, count: int, seconds: float) -> list[tuple[str, int]]:
@@ -43,14 +53,13 @@ async def messages(port: int, count: int, seconds: float) -> list[tuple[str, int
     return got
 
 
-@pytest.mark.parametrize("program", programs(), ids=range(len(programs())))
+@pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS.keys())
 def test_a_program_delivers_its_readings(program, tmp_path):
-    assert programs(), "the README shows no program"
     with Broker(tmp_path / "broker") as broker:
         (tmp_path / "program.py").write_text(
             "import gc\ngc.threshold(4096)\n" + program.replace(HOST, f'"127.0.0.1", {broker.port}')
         )
-        image = build(ROOT / "build" / "virtual_board")
+        image = build()
         with (tmp_path / "console").open("w") as console:
             board = subprocess.Popen(
                 [str(Path(sys.executable).parent / "micropython"), "-X", "heapsize=192K", "program.py"],
@@ -69,12 +78,19 @@ def test_a_program_delivers_its_readings(program, tmp_path):
     assert all(topic.startswith("greenhouse-1/") for topic in topics)
 
 
+def code(document: Path) -> str:
+    """Return what stands in code blocks and between backticks, line by line."""
+    text = document.read_text()
+    fenced = re.findall(r"^```.*?^```", text, re.MULTILINE | re.DOTALL)
+    return "\n".join(fenced + re.findall(r"`[^`\n]+`", text))
+
+
 def make_targets() -> set[str]:
     return set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
 
-def test_every_make_target_that_the_readme_names_exists():
-    named = set(re.findall(r"\bmake ([a-z][a-z-]*)\b", README))
+def test_every_make_target_that_a_document_names_exists():
+    named = {name for document in DOCUMENTS for name in re.findall(r"`?\bmake ([a-z][a-z-]*)\b", code(document))}
     assert {"run", "test", "help"} <= named
     assert named <= make_targets()
 

@@ -13,6 +13,7 @@ import platform
 import shutil
 import subprocess
 import sys
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -44,22 +45,27 @@ def sources() -> dict[str, Path]:
     return found
 
 
-def build(target: Path) -> Path:
-    """Compile everything into `target`, unless it is there already from the same sources; return it.
+def build(target: Path = ROOT / "build" / "virtual_board") -> Path:
+    """Compile everything into a folder below `target` that is named after the sources, unless it is there; return it.
 
     Raises:
         CompileFailed: see the class.
     """
     files = sources()
     digest = hashlib.sha256(b"".join(name.encode() + file.read_bytes() for name, file in files.items())).hexdigest()
-    stamp = target / "sources"
-    if stamp.exists() and stamp.read_text() == digest:
-        return target
-    shutil.rmtree(target, ignore_errors=True)
+    image = target / digest[:16]
+    if image.exists():
+        return image
+    target.mkdir(parents=True, exist_ok=True)
+    # Under its name only when it is whole: other boards may be starting meanwhile.
+    scratch = Path(tempfile.mkdtemp(dir=target))
     with ThreadPoolExecutor() as pool:
-        list(pool.map(lambda item: _compile(item[1], target / item[0]), files.items()))
-    stamp.write_text(digest)
-    return target
+        list(pool.map(lambda item: _compile(item[1], scratch / item[0]), files.items()))
+    try:
+        scratch.rename(image)
+    except OSError:  # another process was first
+        shutil.rmtree(scratch)
+    return image
 
 
 def _compile(source: Path, target: Path) -> None:

@@ -109,7 +109,7 @@ class VirtualBoard:
         (directory / "config.json").write_text(json.dumps(self._settings))
         self._environment = {
             **os.environ,
-            "MICROPYPATH": f".frozen:{build(ROOT / 'build' / 'virtual_board')}",
+            "MICROPYPATH": f".frozen:{build()}",
             "FLASHMQTT_FLASH_BYTES": str(flash_bytes),
             "FLASHMQTT_FLASH_TIME": str(flash_time),
         }
