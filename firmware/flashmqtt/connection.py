@@ -38,7 +38,7 @@ batch of bytes brought leaves after one `store.sync()`: that is the whole of gro
 
 from .codec.decode import Decoder
 from .codec.encode import put_connect, put_disconnect, put_pingreq
-from .codec.packets import CONNACK, DISCONNECT, LEVEL_5, PINGRESP, UNSUBACK, connect_error
+from .codec.packets import connect_error
 from .compat import const, ticks_diff
 from .errors import ConnectionLost, DeadlineExpired, ProtocolViolation, ServerDisconnected, UsageError
 
@@ -51,6 +51,13 @@ SUBSCRIBED = const(5)
 IN_DOUBT = const(6)
 REFUSED = const(7)
 RESTART = const(8)
+
+# Packet types, and a level: `codec/packets.py`.
+_CONNACK = const(2)
+_UNSUBACK = const(11)
+_PINGRESP = const(13)
+_DISCONNECT = const(14)
+_LEVEL_5 = const(5)
 
 # What `state` can be.
 CLOSED = const(0)
@@ -101,7 +108,7 @@ class Connection:
         self.response_ms = response_ms
         self.clean = clean
         self.decoder = Decoder(buffer_bytes, session.level)
-        if session.level == LEVEL_5 and not five:
+        if session.level == _LEVEL_5 and not five:
             raise UsageError("level 5 needs a Level5")
         self.five = session.five = five
         self.message = session.message
@@ -168,7 +175,7 @@ class Connection:
         """Put level 5's DISCONNECT with the reason that this error has, if it has one and there is room [MQTT-4.13.1-1]."""
         code = getattr(error, "reason", 0)
         if code and self.five and self.state == OPEN and self.session.room:
-            self.session.out_end = put_disconnect(self.session.out, self.session.out_end, LEVEL_5, code)
+            self.session.out_end = put_disconnect(self.session.out, self.session.out_end, _LEVEL_5, code)
             self.state = CLOSING
 
     def close(self):
@@ -237,13 +244,13 @@ class Connection:
                 break
             if self.state == CONNECTING:
                 return self._accepted(kind)
-            if CONNACK < kind <= UNSUBACK:
+            if _CONNACK < kind <= _UNSUBACK:
                 event = session.receive(decoder, now_ms)
                 if event:
                     return event
-            elif kind == DISCONNECT:
+            elif kind == _DISCONNECT:
                 raise ServerDisconnected(decoder.code)
-            elif kind == PINGRESP:
+            elif kind == _PINGRESP:
                 self._pinged = False
             else:  # a second CONNACK; AUTH, which we never asked for [MQTT-4.12.0-6]
                 raise ProtocolViolation("packet type %d" % kind)
@@ -254,7 +261,7 @@ class Connection:
         decoder = self.decoder
         session = self.session
         level = session.level
-        if kind != CONNACK:
+        if kind != _CONNACK:
             raise ProtocolViolation("packet type %d before CONNACK" % kind)
         if decoder.code:
             raise connect_error(decoder.code, level)
@@ -266,7 +273,7 @@ class Connection:
                 self._purge = True  # the broker knows an earlier life of this client
                 return self._restart()
             session.settle_down()
-        if self._clean_sent and not self.clean and level != LEVEL_5:
+        if self._clean_sent and not self.clean and level != _LEVEL_5:
             self._purge = False  # the earlier life is forgotten; the next connection is the one that lasts
             return self._restart()
         return self._opened(present)

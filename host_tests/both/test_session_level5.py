@@ -3,6 +3,7 @@
 import pytest
 
 from flashmqtt.codec.properties import USER_PROPERTY
+from flashmqtt.connection import REFUSED
 from flashmqtt.errors import (
     InboundWindowFull,
     MalformedPacket,
@@ -13,7 +14,7 @@ from flashmqtt.errors import (
 )
 from flashmqtt.session.level5 import Level5
 from flashmqtt.session.ram import RamStore
-from flashmqtt.session.session import DECLINED, REFUSED, Session
+from flashmqtt.session.session import DECLINED, Session
 from wire import Peer, id_of, length, number, packet, split, text
 
 

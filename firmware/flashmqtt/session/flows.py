@@ -11,33 +11,34 @@ The two roles' ids are independent: the columns PUBLISH and PUBREL look an id up
 
 from flashmqtt.compat import const
 
-# States of a slot. NONE: no slot has this id.
-NONE = const(0)
-AWAIT_PUBACK = const(1)
-AWAIT_PUBREC = const(2)
-AWAIT_PUBCOMP = const(3)
-HELD = const(4)
+# States of a slot; NONE: no slot has this id. (A constant with an underscore costs a board nothing; `session.py` has the same
+# ones again, and a test compares them.)
+_NONE = const(0)
+_AWAIT_PUBACK = const(1)
+_AWAIT_PUBREC = const(2)
+_AWAIT_PUBCOMP = const(3)
+_HELD = const(4)
 
 # Actions.
-IGNORE = const(0)  # a repetition that needs no answer
-VIOLATION = const(1)  # an acknowledgement of the wrong flow: the connection ends, the flow stays where it is
-DONE = const(2)  # release the slot: delivered
-REMEMBER = const(3)  # make durable that PUBREC was seen, then PUBREL [MQTT-4.3.3-1]
-PUT_PUBREL = const(4)  # answer a repeated or unknown PUBREC: never with PUBLISH [MQTT-4.3.3-1]
-HOLD = const(5)  # store, then PUBREC; not handed over yet [MQTT-4.3.3-2]
-PUT_PUBREC = const(6)  # a repeated PUBLISH: answered, not stored twice [MQTT-4.3.3-2]
-HAND_OVER = const(7)  # to the application, then release, then PUBCOMP
-PUT_PUBCOMP = const(8)  # a PUBREL for an id that is not held: an earlier PUBCOMP was lost
+_IGNORE = const(0)  # a repetition that needs no answer
+_VIOLATION = const(1)  # an acknowledgement of the wrong flow: the connection ends, the flow stays where it is
+_DONE = const(2)  # release the slot: delivered
+_REMEMBER = const(3)  # make durable that PUBREC was seen, then PUBREL [MQTT-4.3.3-1]
+_PUT_PUBREL = const(4)  # answer a repeated or unknown PUBREC: never with PUBLISH [MQTT-4.3.3-1]
+_HOLD = const(5)  # store, then PUBREC; not handed over yet [MQTT-4.3.3-2]
+_PUT_PUBREC = const(6)  # a repeated PUBLISH: answered, not stored twice [MQTT-4.3.3-2]
+_HAND_OVER = const(7)  # to the application, then release, then PUBCOMP
+_PUT_PUBCOMP = const(8)  # a PUBREL for an id that is not held: an earlier PUBCOMP was lost
 
-COLUMNS = const(5)  # PUBLISH .. PUBCOMP are types 3 .. 7
+# A row has a column for each of PUBLISH .. PUBCOMP, types 3 .. 7.
 
 # fmt: off
 TRANSITIONS = bytes((
-    # PUBLISH   PUBACK     PUBREC      PUBREL       PUBCOMP        (PUBLISH: of QoS 2)
-    HOLD,       IGNORE,    PUT_PUBREL, PUT_PUBCOMP, IGNORE,      # NONE
-    VIOLATION,  DONE,      VIOLATION,  VIOLATION,   VIOLATION,   # AWAIT_PUBACK
-    VIOLATION,  VIOLATION, REMEMBER,   VIOLATION,   VIOLATION,   # AWAIT_PUBREC
-    VIOLATION,  VIOLATION, PUT_PUBREL, VIOLATION,   DONE,        # AWAIT_PUBCOMP
-    PUT_PUBREC, VIOLATION, VIOLATION,  HAND_OVER,   VIOLATION,   # HELD
+    # PUBLISH    PUBACK      PUBREC       PUBREL        PUBCOMP         (PUBLISH: of QoS 2)
+    _HOLD,       _IGNORE,    _PUT_PUBREL, _PUT_PUBCOMP, _IGNORE,      # NONE
+    _VIOLATION,  _DONE,      _VIOLATION,  _VIOLATION,   _VIOLATION,   # AWAIT_PUBACK
+    _VIOLATION,  _VIOLATION, _REMEMBER,   _VIOLATION,   _VIOLATION,   # AWAIT_PUBREC
+    _VIOLATION,  _VIOLATION, _PUT_PUBREL, _VIOLATION,   _DONE,        # AWAIT_PUBCOMP
+    _PUT_PUBREC, _VIOLATION, _VIOLATION,  _HAND_OVER,   _VIOLATION,   # HELD
 ))
 # fmt: on

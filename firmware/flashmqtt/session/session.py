@@ -12,39 +12,48 @@ claims to know the session holds ids of an earlier life and is told to forget th
 """
 
 from flashmqtt.codec.encode import put_ack, put_length, put_publish, put_publish_head, put_subscribe, put_unsubscribe
-from flashmqtt.codec.packets import LEVEL_5, PUBACK, PUBCOMP, PUBLISH, PUBREC, PUBREL, SUBACK, SUBSCRIPTION_REFUSED
 from flashmqtt.compat import TYPE_CHECKING, const, ticks_diff
 from flashmqtt.errors import BufferTooSmall, InboundWindowFull, ProtocolViolation, UsageError
 from flashmqtt.fast import copy
 
-from .flows import (
-    AWAIT_PUBCOMP,
-    AWAIT_PUBREC,
-    COLUMNS,
-    DONE,
-    HAND_OVER,
-    HELD,
-    HOLD,
-    IGNORE,
-    NONE,
-    PUT_PUBCOMP,
-    PUT_PUBREC,
-    PUT_PUBREL,
-    REMEMBER,
-    TRANSITIONS,
-)
+from .flows import TRANSITIONS
 from .message import Message
 
 if TYPE_CHECKING:
     from typing import Any  # noqa: TID251
 
+# Packet types, a level and a code: `codec/packets.py`.
+_PUBLISH = const(3)
+_PUBACK = const(4)
+_PUBREC = const(5)
+_PUBREL = const(6)
+_PUBCOMP = const(7)
+_SUBACK = const(9)
+_LEVEL_5 = const(5)
+_SUBSCRIPTION_REFUSED = const(0x80)
+
+# States and actions: `flows.py`.
+_NONE = const(0)
+_AWAIT_PUBREC = const(2)
+_AWAIT_PUBCOMP = const(3)
+_HELD = const(4)
+_IGNORE = const(0)
+_DONE = const(2)
+_REMEMBER = const(3)
+_PUT_PUBREL = const(4)
+_HOLD = const(5)
+_PUT_PUBREC = const(6)
+_HAND_OVER = const(7)
+_PUT_PUBCOMP = const(8)
+_COLUMNS = const(5)
+
 # What a call reports to the caller; connection.py passes them on.
-NOTHING = const(0)
-MESSAGE = const(3)  # session.message is to be taken; say `taken()` when it is
-DELIVERED = const(4)  # session.handle was acknowledged for good
-SUBSCRIBED = const(5)  # the broker answered a request: see `subscriptions`
-IN_DOUBT = const(6)  # session.handle was past PUBREC when the broker lost the session; the policy was applied
-REFUSED = const(7)  # 5: session.handle was refused with session.code, and is done with
+_NOTHING = const(0)
+_MESSAGE = const(3)  # session.message is to be taken; say `taken()` when it is
+_DELIVERED = const(4)  # session.handle was acknowledged for good
+_SUBSCRIBED = const(5)  # the broker answered a request: see `subscriptions`
+_IN_DOUBT = const(6)  # session.handle was past PUBREC when the broker lost the session; the policy was applied
+_REFUSED = const(7)  # 5: session.handle was refused with session.code, and is done with
 
 # A slot's flags, above its state.
 _STATE = const(0x0F)
@@ -57,12 +66,12 @@ _PUBREC_SEEN = const(1)
 _ANEW = const(2)  # was past PUBREC when the broker lost the session: published anew
 
 # States of a subscription.
-WANTED = const(0)
-ASKED = const(1)
+_WANTED = const(0)
+_ASKED = const(1)
 GRANTED = const(2)
 DECLINED = const(3)
-UNWANTED = const(4)
-UNASKED = const(5)
+_UNWANTED = const(4)
+_UNASKED = const(5)
 
 _ACK_BYTES = const(8)  # room that one acknowledgement may need
 
@@ -74,7 +83,7 @@ class Subscription:
         self.filter = filter_
         self.options = options  # QoS; 5: with the other option bits
         self.handler = handler  # belongs to the face
-        self.state = WANTED
+        self.state = _WANTED
         self.code = 0  # the granted QoS, or the refusal
 
 
@@ -96,7 +105,7 @@ class Session:
     def __init__(
         self, store, level=4, window=8, out_bytes=1024, packet_bytes=1024, retry_ms=None, republish=True, remember=True
     ):
-        if level == LEVEL_5 and retry_ms:
+        if level == _LEVEL_5 and retry_ms:
             raise UsageError("level 5 resends on a new connection only [MQTT-4.4.0-1]")
         if window >= store.slots:
             raise UsageError("a window of %d needs a store of more slots than %d" % (window, store.slots))
@@ -158,16 +167,16 @@ class Session:
                 store.read(slot, 0, self._scratch, 0, 2)
                 if not self._scratch[0]:
                     self._note = slot
-                    if store.waiting and (self._scratch[1] == LEVEL_5) != (self.level == LEVEL_5):
+                    if store.waiting and (self._scratch[1] == _LEVEL_5) != (self.level == _LEVEL_5):
                         raise UsageError("messages of level %d are stored" % self._scratch[1])
                 elif store.is_held(slot):
                     self._show_held(slot)
                     self._holding[self._untaken_id] = slot
-                    self._states[slot] = HELD
+                    self._states[slot] = _HELD
                 else:
                     self._sending[_id_of(store.seq_of(slot))] = slot
                     if store.mark_of(slot) == _PUBREC_SEEN:
-                        self._states[slot] = AWAIT_PUBCOMP | _SENT
+                        self._states[slot] = _AWAIT_PUBCOMP | _SENT
                     else:
                         self._states[slot] = self._scratch[0] >> 1 & 3 | _SENT
 
@@ -280,7 +289,7 @@ class Session:
         self._wants_request = True
         for entry in self.subscriptions:
             if entry.filter == filter_:
-                entry.options, entry.handler, entry.state = options, handler, WANTED
+                entry.options, entry.handler, entry.state = options, handler, _WANTED
                 return entry
         entry = Subscription(filter_, options, handler)
         self.subscriptions.append(entry)
@@ -291,7 +300,7 @@ class Session:
         for entry in self.subscriptions:
             if entry.filter == filter_:
                 self._wants_request = True
-                entry.state = UNWANTED
+                entry.state = _UNWANTED
                 return entry
         return None
 
@@ -303,16 +312,16 @@ class Session:
         self.left_out = False
         self.out_end = self.lost = 0
         for entry in self.subscriptions:
-            if entry.state == UNASKED:
-                entry.state = UNWANTED
-            elif entry.state == ASKED or (entry.state == GRANTED and restore):
-                entry.state = WANTED
+            if entry.state == _UNASKED:
+                entry.state = _UNWANTED
+            elif entry.state == _ASKED or (entry.state == GRANTED and restore):
+                entry.state = _WANTED
         self._wants_request = bool(self.subscriptions)
         states = self._states
         self._due = 0
         for slot in self._sending.values():
             state = states[slot] & (_STATE | _SENT | _LOST)
-            if not present and state & _STATE == AWAIT_PUBCOMP:
+            if not present and state & _STATE == _AWAIT_PUBCOMP:
                 state |= _LOST
                 if self.republish:
                     self.store.mark(slot, _ANEW)  # at once: the next CONNACK would say that the session is there
@@ -339,25 +348,25 @@ class Session:
     def recover(self):
         """Report one message after another that the lost session left behind; NOTHING when there is none."""
         if not self.lost:
-            return NOTHING
+            return _NOTHING
         slot = self._oldest(_LOST)
-        if self._states[slot] & _STATE == HELD:
+        if self._states[slot] & _STATE == _HELD:
             # The broker will never send its PUBREL; ours is the only copy, and it was not handed over yet.
             self._show_held(slot)
             self.untaken = 0
-            return MESSAGE
+            return _MESSAGE
         self.handle = self.store.seq_of(slot)
         if self._states[slot] == _LOST:  # 5: it was never sent
             self._forget(self._sending, _id_of(self.handle))
-            return REFUSED
+            return _REFUSED
         self.lost -= 1
         if self.republish:
-            self._states[slot] = AWAIT_PUBREC | _DUE
+            self._states[slot] = _AWAIT_PUBREC | _DUE
             self._due += 1
         else:
-            self._states[slot] = NONE
+            self._states[slot] = _NONE
             self._forget(self._sending, _id_of(self.handle))
-        return IN_DOUBT
+        return _IN_DOUBT
 
     # --- out ---
 
@@ -418,13 +427,13 @@ class Session:
         out = self.out
         at = self.out_end
         room = len(out) - at
-        if state & _STATE == AWAIT_PUBCOMP:
+        if state & _STATE == _AWAIT_PUBCOMP:
             if room < _ACK_BYTES:
                 return False
             self._promised = True
             # After PUBREC never PUBLISH again [MQTT-4.3.3-1]; only 3.1 sets DUP on a PUBREL.
             packet_id = _id_of(self.store.seq_of(slot))
-            self.out_end = put_ack(out, at, PUBREL, packet_id, self.level, 0, None, self.level == 3)
+            self.out_end = put_ack(out, at, _PUBREL, packet_id, self.level, 0, None, self.level == 3)
         else:
             n = self.store.length_of(slot)
             if n > room:
@@ -489,10 +498,10 @@ class Session:
         """Put one SUBSCRIBE for all that is wanted, or one UNSUBSCRIBE for all that is not; or repeat the last (3.1)."""
         dup = self.request_id != 0
         if not dup:
-            self._asked = [entry for entry in self.subscriptions if entry.state == WANTED]
+            self._asked = [entry for entry in self.subscriptions if entry.state == _WANTED]
             self._asking = put_subscribe
             if not self._asked:
-                self._asked = [entry for entry in self.subscriptions if entry.state == UNWANTED]
+                self._asked = [entry for entry in self.subscriptions if entry.state == _UNWANTED]
                 self._asking = put_unsubscribe
                 if not self._asked:
                     self._wants_request = False
@@ -512,8 +521,8 @@ class Session:
             return  # when the output is empty again
         self._request_ms = now_ms
         for entry in self._asked:
-            if entry.state == WANTED or entry.state == UNWANTED:
-                entry.state += ASKED - WANTED
+            if entry.state == _WANTED or entry.state == _UNWANTED:
+                entry.state += _ASKED - _WANTED
 
     # --- in ---
 
@@ -524,52 +533,52 @@ class Session:
             ProtocolViolation: an acknowledgement that does not belong to the flow its id is in.
         """
         kind = packet.packet_type
-        if kind == PUBLISH and packet.qos < 2:
+        if kind == _PUBLISH and packet.qos < 2:
             self._show(packet)
-            return MESSAGE
-        if kind >= SUBACK:
+            return _MESSAGE
+        if kind >= _SUBACK:
             return self._answered(packet, kind)
         packet_id = packet.packet_id
-        ids = self._holding if kind == PUBLISH or kind == PUBREL else self._sending
+        ids = self._holding if kind == _PUBLISH or kind == _PUBREL else self._sending
         slot = ids.get(packet_id, -1)
-        state = self._states[slot] & _STATE if slot >= 0 else NONE
-        action = TRANSITIONS[state * COLUMNS + kind - PUBLISH]
-        if action == DONE:
+        state = self._states[slot] & _STATE if slot >= 0 else _NONE
+        action = TRANSITIONS[state * _COLUMNS + kind - _PUBLISH]
+        if action == _DONE:
             self.handle = self.store.seq_of(slot)
             if slot == self._partial:
                 raise ProtocolViolation("acknowledged before it was sent", packet_id)
             self._forget(ids, packet_id)
             return self._verdict(packet)
-        if action == REMEMBER:
+        if action == _REMEMBER:
             self.handle = self.store.seq_of(slot)
-            if self.level == LEVEL_5 and packet.code >= 0x80:  # the flow ends here (5, section 4.3.3)
+            if self.level == _LEVEL_5 and packet.code >= 0x80:  # the flow ends here (5, section 4.3.3)
                 self._forget(ids, packet_id)
                 return self._verdict(packet)
             self.store.mark(slot, _PUBREC_SEEN)
             self._due -= self._states[slot] >> 5 & 1
-            self._states[slot] = AWAIT_PUBCOMP | _SENT
+            self._states[slot] = _AWAIT_PUBCOMP | _SENT
             self._sent_ms[slot] = now_ms
-            self._acknowledge(PUBREL, packet_id)
-        elif action == PUT_PUBREL:
-            self._acknowledge(PUBREL, packet_id, state)
-        elif action == HOLD:
+            self._acknowledge(_PUBREL, packet_id)
+        elif action == _PUT_PUBREL:
+            self._acknowledge(_PUBREL, packet_id, state)
+        elif action == _HOLD:
             self._hold(packet)
-        elif action == PUT_PUBREC:
-            self._acknowledge(PUBREC, packet_id)
-        elif action == HAND_OVER:
+        elif action == _PUT_PUBREC:
+            self._acknowledge(_PUBREC, packet_id)
+        elif action == _HAND_OVER:
             self._show_held(slot)
-            self.untaken = PUBCOMP
-            return MESSAGE
-        elif action == PUT_PUBCOMP:
-            self._acknowledge(PUBCOMP, packet_id, state)
-        elif action != IGNORE:
+            self.untaken = _PUBCOMP
+            return _MESSAGE
+        elif action == _PUT_PUBCOMP:
+            self._acknowledge(_PUBCOMP, packet_id, state)
+        elif action != _IGNORE:
             raise ProtocolViolation("packet type %d in state %d" % (kind, state), packet_id)
-        return NOTHING
+        return _NOTHING
 
     def taken(self):
         """The application has taken the message: acknowledge it [MQTT-4.3.2-2] [MQTT-4.3.3-2]."""
         kind = self.untaken
-        if kind > PUBACK or not kind:
+        if kind > _PUBACK or not kind:
             self._forget(self._holding, self._untaken_id)
             self._flush_due = True
         self.untaken = -1
@@ -579,24 +588,24 @@ class Session:
             raise InboundWindowFull(self.store.slots)
 
     def _verdict(self, packet):
-        if self.level == LEVEL_5:
+        if self.level == _LEVEL_5:
             self.code = packet.code
             if self.code >= 0x80:
-                return REFUSED
-        return DELIVERED
+                return _REFUSED
+        return _DELIVERED
 
     def _forget(self, ids, packet_id):
         """Release a slot: its flow is over."""
         slot = ids.pop(packet_id)
         self._due -= self._states[slot] >> 5 & 1
         self.lost -= self._states[slot] >> 6 & 1
-        self._states[slot] = NONE
+        self._states[slot] = _NONE
         self.store.release(slot)
 
-    def _acknowledge(self, kind, packet_id, state=HELD):
+    def _acknowledge(self, kind, packet_id, state=_HELD):
         self._promised = True
         # 5: "packet identifier not found", where it is not
-        code = 0x92 if state == NONE and self.level == LEVEL_5 else 0
+        code = 0x92 if state == _NONE and self.level == _LEVEL_5 else 0
         self.out_end = put_ack(self.out, self.out_end, kind, packet_id, self.level, code)
 
     def _show(self, packet):
@@ -615,7 +624,7 @@ class Session:
         if packet.topic_alias:
             self.five.resolve(packet, message)
         self._untaken_id = packet.packet_id
-        self.untaken = PUBACK if packet.qos else -1
+        self.untaken = _PUBACK if packet.qos else -1
 
     def _hold(self, packet):
         """Store an inbound QoS 2 message, whole and not handed over, and only then answer it [MQTT-4.3.3-2]."""
@@ -632,14 +641,14 @@ class Session:
         else:
             start = packet.topic_start - 2
             n = packet.payload_end - start
-            scratch[0] = PUBLISH << 4 | 2 << 1 | (1 if packet.retain else 0)
+            scratch[0] = _PUBLISH << 4 | 2 << 1 | (1 if packet.retain else 0)
             at = put_length(scratch, 1, n)
             copy(scratch, at, packet.buffer, start, n)
             n += at
         slot = store.hold(scratch, n)
         self._holding[packet.packet_id] = slot
-        self._states[slot] = HELD
-        self._acknowledge(PUBREC, packet.packet_id)
+        self._states[slot] = _HELD
+        self._acknowledge(_PUBREC, packet.packet_id)
 
     def _show_held(self, slot):
         """Let the message be a held one, read into a buffer of its own: handlers may publish meanwhile."""
@@ -658,7 +667,7 @@ class Session:
         message.topic_end = at = at + (buf[at - 2] << 8 | buf[at - 1])
         self._untaken_id = buf[at] << 8 | buf[at + 1]
         at += 2
-        if self.level == LEVEL_5:
+        if self.level == _LEVEL_5:
             n = shift = 0
             while True:
                 n |= (buf[at] & 0x7F) << shift
@@ -677,11 +686,11 @@ class Session:
     def _answered(self, packet, kind):
         """A SUBACK or UNSUBACK: each filter has its own result, and a refusal is no reason to end the connection."""
         if packet.packet_id != self.request_id:
-            return NOTHING  # the answer to a request that was repeated (3.1)
+            return _NOTHING  # the answer to a request that was repeated (3.1)
         asked = self._asked
         count = packet.codes_end - packet.codes_start
-        if (kind == SUBACK) != (self._asking is put_subscribe) or (
-            count != len(asked) and (kind == SUBACK or self.level == LEVEL_5)
+        if (kind == _SUBACK) != (self._asking is put_subscribe) or (
+            count != len(asked) and (kind == _SUBACK or self.level == _LEVEL_5)
         ):
             raise ProtocolViolation("%d results for %d filters" % (count, len(asked)))  # [MQTT-3.8.4-5]
         self.request_id = 0
@@ -689,12 +698,12 @@ class Session:
         for i in range(len(asked)):
             entry = asked[i]
             # One that was asked for otherwise meanwhile has its next request to come.
-            if entry.state == ASKED:
+            if entry.state == _ASKED:
                 entry.code = packet.buffer[packet.codes_start + i]
-                entry.state = DECLINED if entry.code >= SUBSCRIPTION_REFUSED else GRANTED
-            elif entry.state == UNASKED:
+                entry.state = DECLINED if entry.code >= _SUBSCRIPTION_REFUSED else GRANTED
+            elif entry.state == _UNASKED:
                 self.subscriptions.remove(entry)
-        return SUBSCRIBED
+        return _SUBSCRIBED
 
     # --- time ---
 
@@ -703,7 +712,7 @@ class Session:
         oldest = 0
         for slot in range(len(self._states)):
             state = self._states[slot] & (_STATE | _DUE)
-            if NONE < state < HELD:  # sent, and not due to be sent again
+            if _NONE < state < _HELD:  # sent, and not due to be sent again
                 age = ticks_diff(now_ms, self._sent_ms[slot])
                 if self.retry_ms and age >= self.retry_ms:
                     self._states[slot] |= _DUE
