@@ -82,8 +82,13 @@ def show(verdict: Verdict) -> None:
     """Print all that is known of one case."""
     outcome = verdict.outcome
     print(f"{verdict.case}\n  received {outcome.received}, delivered {outcome.delivered}, in doubt {outcome.doubtful}")
+    readers: dict[tuple[int, str], p.Reader] = {}
     for seen in outcome.trace:
-        packet = p.Reader(verdict.case.level).feed(seen.content)[0]
+        reader = readers.setdefault((seen.connection, seen.direction), p.Reader(verdict.case.level))
+        try:
+            packet: p.Packet | str = reader.feed(seen.content)[0]
+        except p.Wrong as wrong:
+            packet = f"{seen.content.hex(' ')}: {wrong}"
         passed = "" if seen.whole else f"   cut after {seen.passed} of {len(seen.content)} bytes"
         print(f"  {seen.connection} {'->' if seen.direction == 'up' else '<-'} {packet}{passed}")
     for error in outcome.errors:

@@ -88,7 +88,9 @@ class _Ledger:
 
     def down(self, packet: p.Packet) -> None:
         self.came[packet.kind, packet.packet_id] += 1
-        if packet.kind == p.PUBREL:
+        if packet.kind == p.CONNACK and self.case.level > 3 and not packet.session_present:
+            self.ids, self.released, self.received = {}, set(), set()  # all is published anew
+        elif packet.kind == p.PUBREL:
             self.past_pubrel.add(packet.packet_id)
         elif packet.kind == p.PUBLISH and packet.dup and packet.packet_id in self.past_pubrel:
             number = packet.payload.split(b";")[0]

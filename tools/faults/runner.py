@@ -24,7 +24,7 @@ from tools.faults.compiled import ROOT, compile_library, micropython
 from tools.faults.peer import Peer
 from tools.proxy import Proxy
 
-HEAP = os.environ.get("FLASHMQTT_FAULTS_HEAP", "160K")
+HEAP = os.environ.get("FLASHMQTT_FAULTS_HEAP", "192K")
 CASE_S = 40.0
 # Mosquitto acknowledges before it has written down what it acknowledges; SIGUSR1 makes it write. A message that is lost in
 # between is the broker's loss, and no client's.
@@ -70,6 +70,7 @@ class Device:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,
+                start_new_session=True,
             )
 
     async def lines(self, command: str) -> AsyncIterator[list[str]]:
@@ -79,12 +80,14 @@ class Device:
         self.process.stdin.write(command.encode() + b"\n")
         while line := await self.process.stdout.readline():
             yield line.decode("utf-8", "replace").split(" ")
-        yield ["failed", "", "the device's program ended"]
+        log = (self.directory / "device.log").read_text(errors="replace").splitlines()
+        yield ["failed", "", "the device's program ended:", *" | ".join(log[-3:]).split()]
 
     async def stop(self) -> None:
         """End it."""
         if self.process is not None and self.process.returncode is None:
-            self.process.kill()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)  # the command is a wrapper: its child has to go, too
             await self.process.wait()
 
 

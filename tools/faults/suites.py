@@ -61,7 +61,8 @@ FULL = (
     Suite("in the journal", _cases("345", "12", store="journal"), ("fin", "rst")),
     Suite("messages in pieces", _cases("345", "12", ("out",), long=True), ("rst", "hole")),
     Suite("the broker dies", _brokers("345", "012"), ("action",), BORDERS),
-    Suite("a second broker", _cases("4", "012", broker="amqtt"), ("fin", "rst")),
+    # amqtt sends nothing of what it has for a client that was away: only what comes from the device can be asked of it.
+    Suite("a second broker", _cases("4", "012", ("out",), broker="amqtt"), ("fin", "rst")),
 )
 
 SHORT = (

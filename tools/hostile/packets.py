@@ -143,7 +143,7 @@ class Packet:
 
     @property
     def dup(self) -> bool:
-        """Whether DUP is set."""
+        """Whether DUP is set: PUBLISH, and at level 3 PUBREL, SUBSCRIBE and UNSUBSCRIBE."""
         return bool(self.flags & 8)
 
     @property
@@ -153,7 +153,8 @@ class Packet:
 
     def __str__(self) -> str:
         number = f" {self.packet_id}" if self.packet_id else ""
-        return f"{NAMES[self.kind]}{number}{' dup' if self.dup else ''}"
+        present = " session present" if self.session_present else ""
+        return f"{NAMES[self.kind]}{number}{' dup' if self.dup else ''}{present}"
 
 
 class _Body:
@@ -204,6 +205,7 @@ class Reader:
     def __init__(self, level: int = 4):
         self.level = level
         self._buffer = bytearray()
+        self._aliases: dict[int, str] = {}
 
     @property
     def pending(self) -> int:
@@ -253,13 +255,14 @@ class Reader:
             result.properties = body.properties(self.level)
         elif kind == PUBLISH:
             result.topic = body.text()
-            if not result.topic or set("+#\0") & set(result.topic):
+            if set("+#\0") & set(result.topic):
                 raise Wrong(f"PUBLISH to topic {result.topic!r}")
             if result.qos:
                 result.packet_id = self._id(body)
             elif result.dup:
                 raise Wrong("DUP at QoS 0")
             result.properties = body.properties(self.level)
+            self._alias(result)
             result.payload = body.rest()
         elif PUBACK <= kind <= PUBCOMP:
             result.packet_id = self._id(body)
@@ -285,6 +288,16 @@ class Reader:
         if body.left:
             raise Wrong(f"{NAMES[kind]} with {body.left} bytes too many")
         return result
+
+    def _alias(self, result: Packet) -> None:
+        """Put in the topic of an alias that was set on this connection; only the alias as the first property is looked for."""
+        alias = int.from_bytes(result.properties[1:3], "big") if result.properties[:1] == b"\x23" else 0
+        if alias and result.topic:
+            self._aliases[alias] = result.topic
+        elif alias:
+            result.topic = self._aliases.get(alias, "")
+        if not result.topic:
+            raise Wrong(f"PUBLISH to topic '', alias {alias}")
 
     def _connect(self, result: Packet, body: _Body) -> None:
         name = body.text()

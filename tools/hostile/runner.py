@@ -1,0 +1,168 @@
+"""Runs the hostile broker's cases: every wrong thing, at every moment, at every level, against the real client.
+
+A case's id is `level/interpreter/moment/wrong thing`, and replays it alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import tempfile
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tools.faults.runner import Device
+from tools.hostile.broker import HostileBroker, Seen
+from tools.hostile.wrongs import WRONGS, Wrong
+
+COUNT = 4
+CASE_S = 35.0
+_serial = itertools.count(1)
+# What level 5 says when it ends a connection for what came in.
+_FAREWELLS = {
+    "MalformedPacket": {0x81, 0x82},
+    "ProtocolError": {0x82},
+    "ProtocolViolation": {0x82},
+    "PacketTooLarge": {0x95},
+    "TopicAliasInvalid": {0x94},
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One wrong thing at one moment."""
+
+    level: int
+    interpreter: str
+    moment: str
+    wrong: Wrong
+
+    def __str__(self) -> str:
+        return f"{self.level}/{self.interpreter}/{self.moment}/{self.wrong.name}"
+
+    @classmethod
+    def parse(cls, text: str) -> Case:
+        """Return the case with this id."""
+        level, interpreter, moment, name = text.split("/", 3)
+        return cls(int(level), interpreter, moment, next(wrong for wrong in WRONGS if wrong.name == name))
+
+
+def all_cases(levels: str, interpreter: str) -> list[Case]:
+    """Return every case at these levels."""
+    return [
+        Case(int(level), interpreter, moment, wrong)
+        for level in levels
+        for wrong in WRONGS
+        if level in wrong.levels
+        for moment in wrong.moments
+    ]
+
+
+@dataclass
+class Verdict:
+    """What came of a case."""
+
+    case: Case
+    seen: Seen
+    got: list[str] = field(default_factory=list)
+    delivered: list[int] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)  # class names, in order
+    texts: list[str] = field(default_factory=list)
+    failure: str = ""
+    heap: int = 0
+
+    @property
+    def first_error(self) -> str:
+        """The error that followed the wrong thing, or "": it was tolerated."""
+        return self.errors[0] if self.errors else ""
+
+    @property
+    def problems(self) -> list[str]:
+        """What must not be."""
+        case = self.case
+        problems = list(self.seen.problems)
+        if self.failure:
+            problems.append(self.failure)
+        if not self.seen.done:
+            problems.append("the moment never came")
+        if self.first_error not in case.wrong.allowed(case.moment):
+            wanted = " or ".join(sorted(error or "nothing" for error in case.wrong.allowed(case.moment)))
+            problems.append(f"answered by {self.first_error or 'nothing'}, not by {wanted}")
+        if unnamed := set(self.errors) - _NAMED:
+            problems.append(f"errors without a name: {sorted(unnamed)}")
+        if "bad" in self.got:
+            problems.append("a message was delivered that must not be")
+        numbers = [word for word in self.got if word.isdigit()]
+        if "1" not in numbers or numbers.count("2") != 1 or numbers.count("3") > 1:
+            problems.append(f"took {numbers}")
+        if sorted(self.delivered) != list(range(1, COUNT + 1)):
+            problems.append(f"delivery was told of {self.delivered}")
+        if sorted(set(self.seen.numbers)) != list(range(1, COUNT + 1)):
+            problems.append(f"the broker has {self.seen.numbers}")
+        if any(self.seen.numbers.count(number) > 1 for number in (2, 4)):
+            problems.append(f"a QoS 2 message came twice: {self.seen.numbers}")
+        # -1: what came in and was not read any more resets the connection, and takes the DISCONNECT with it.
+        right = _FAREWELLS.get(self.first_error, {0}) | {-1}
+        if case.level == 5 and case.moment != "connect" and self.seen.farewell not in right:
+            problems.append(f"{self.first_error or 'nothing'}, and DISCONNECT with {self.seen.farewell}")
+        return problems
+
+
+_NAMED = set().union(*(wrong.allowed(moment) for wrong in WRONGS for moment in wrong.moments)) - {""}
+
+
+async def _run(case: Case, device: Device) -> Verdict:
+    name = f"h{next(_serial)}"
+    broker = await HostileBroker(case.wrong, case.moment, case.level, f"faults/{name}").start()
+    verdict = Verdict(case, broker.seen)
+    try:
+        await asyncio.wait_for(_follow(case, name, broker, device, verdict), CASE_S)
+    except TimeoutError:
+        verdict.failure = f"hung: no end within {CASE_S:.0f} s"
+        await device.stop()
+    finally:
+        await broker.stop()
+    return verdict
+
+
+async def _follow(case: Case, name: str, broker: HostileBroker, device: Device, verdict: Verdict) -> None:
+    command = f"case {name} {broker.port} {case.level} 1 both {COUNT} 2 40 ram yes -"
+    async for kind, _, *words in device.lines(command):
+        words = [word.strip() for word in words]
+        if kind == "got":
+            verdict.got.append(words[0])
+        elif kind == "delivered":
+            verdict.delivered.append(int(words[0]))
+        elif kind == "error":
+            verdict.errors.append(words[0])
+            verdict.texts.append(" ".join(words))
+        elif kind == "end":
+            verdict.heap = int(words[1])
+            return
+        elif kind == "failed":
+            verdict.failure = f"the device failed: {' '.join(words)}"
+            return
+
+
+async def run_cases(cases: Iterable[Case], workers: int, report: Callable[[Verdict], None]) -> None:
+    """Run cases side by side; report each verdict."""
+    waiting = list(cases)[::-1]
+    with tempfile.TemporaryDirectory(prefix="flashmqtt-hostile-") as scratch:
+
+        async def work(number: int) -> None:
+            directory = Path(scratch) / str(number)
+            directory.mkdir()
+            devices: dict[str, Device] = {}
+            try:
+                while waiting:
+                    case = waiting.pop()
+                    device = devices.setdefault(case.interpreter, Device(case.interpreter, directory))
+                    report(await _run(case, device))
+            finally:
+                for device in devices.values():
+                    await device.stop()
+
+        async with asyncio.TaskGroup() as group:
+            for number in range(min(workers, len(waiting))):
+                group.create_task(work(number))
