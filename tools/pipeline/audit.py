@@ -54,7 +54,7 @@ def per_boot(fact: DataFrame) -> DataFrame:
         F.max("last_arrival").alias("last_arrival"),
         F.sort_array(F.collect_list(F.when(F.col("lo").isNotNull(), F.struct("lo", "hi")))).alias("seen"),
         F.min("first").alias("begun"),
-        F.min_by("cause", "seq").alias("cause"),
+        F.min_by("cause", F.when(F.col("cause").isNotNull(), F.col("seq"))).alias("cause"),
         F.min("dropped").alias("dropped_before"),
         F.max("dropped").alias("dropped_after"),
         F.collect_set(F.when(F.col("doubt_first").isNotNull(), F.struct("doubt_first", "doubt_last"))).alias("doubts"),

@@ -517,8 +517,11 @@ def _lives(state: State, device: np.ndarray, boot: np.ndarray, seq: np.ndarray, 
     for number in several:
         life[own(number)] = state.life[number]
     uptimes = messages["uptime"].take(pa.array(boots)).to_pylist()
-    for at, up in zip(boots.tolist(), uptimes, strict=True):
+    firsts = first.take(pa.array(boots)).to_pylist()
+    for at, up, its_first in zip(boots.tolist(), uptimes, firsts, strict=True):
         number, which, its_seq = int(device[at]), int(boot[at]), int(seq[at])
+        if 1 <= its_first < its_seq:  # another message of the boot went before the one that tells of it
+            its_seq = its_first
         known = state.boots.setdefault(number, {})
         if any(key[1] == which and value == (its_seq, up) for key, value in known.items()):
             continue  # a copy of one that was believed

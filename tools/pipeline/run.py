@@ -43,6 +43,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--late-after", type=float, default=60.0, metavar="SECONDS", help="a delay that the audit calls late"
     )
+    parser.add_argument("--no-report", action="store_true", help="leave the HTML page out")
     return parser.parse_args(argv)
 
 
@@ -64,7 +65,7 @@ def main(argv: list[str] | None = None) -> int:
             expected = json.loads(Path(options.expected).read_text())
         out = Storage(options.out)
         source.latest(Storage(options.landing))
-        log = Path(out.root) / "spark.log" if out.local else None
+        log = session.log_file(out)
         spark = session.make(options.master, log, settings)
     except (StorageError, source.LandingError, java.JavaNotFound, OSError, ValueError) as error:
         print(f"pipeline: {error}", file=sys.stderr)
@@ -82,7 +83,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(spark: SparkSession, options: argparse.Namespace, expected: dict[str, Any] | None) -> int:
-    from . import stream
+    from . import report, stream
 
     checkpoint = options.checkpoint or f"{options.out.rstrip('/')}/checkpoint"
     query = stream.start(
@@ -93,7 +94,10 @@ def _run(spark: SparkSession, options: argparse.Namespace, expected: dict[str, A
     except KeyboardInterrupt:
         query.stop()
         raise
-    return report(spark, options.out, expected, options.late_after)
+    status = judge(spark, options.out, expected, options.late_after)
+    if not options.no_report:
+        print(f"  report: {report.write(spark, options.out)}", flush=True)
+    return status
 
 
 def audited(
@@ -116,7 +120,7 @@ def audited(
     return found
 
 
-def report(spark: SparkSession, out: str, expected: dict[str, Any] | None, late_after_s: float = 60.0) -> int:
+def judge(spark: SparkSession, out: str, expected: dict[str, Any] | None, late_after_s: float = 60.0) -> int:
     """Make the audit, hold it against the tables themselves, print it, and return the exit status."""
     from . import audit, session
     from .commits import Output

@@ -117,7 +117,7 @@ TALLY = pa.schema(
 
 INTERVALS = pa.schema([*KEY, pa.field("lo", pa.int64(), nullable=False), pa.field("hi", pa.int64(), nullable=False)])
 
-# One row per boot message that was believed: what tells a new life from an old one.
+# One row per boot message that was believed: what tells a new life from an old one. `seq`: the boot's first message.
 BOOTS = pa.schema([*KEY, SEQ, pa.field("uptime", pa.float64())])
 
 TABLES = {

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from . import java
+from .storage import Storage
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -87,6 +88,11 @@ def make(master: str | None = None, log: Path | None = None, more: dict[str, str
     if not str(spark.sparkContext.master).startswith("local"):
         spark.sparkContext.addPyFile(str(code_archive(Path(spark.sparkContext._temp_dir))))
     return spark
+
+
+def log_file(out: Storage) -> Path | None:
+    """Return where the JVM writes when the output directory is on this machine."""
+    return Path(out.root) / "spark.log" if out.local else None
 
 
 @contextmanager

@@ -1,0 +1,88 @@
+"""The report, opened in a browser: it draws, complains of nothing, and says what the tables say."""
+
+import html
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tools.pipeline import report, run, stream
+from tools.pipeline.commits import Output
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+def dump(path, profile):
+    """Return the page's DOM after its scripts ran, and what the browser logged."""
+    command = [
+        CHROMIUM,
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-dev-shm-usage",
+        "--virtual-time-budget=8000",
+    ]
+    command += ["--enable-logging=stderr", f"--user-data-dir={profile}", "--dump-dom", f"file://{path}"]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    return ran.stdout, [line for line in ran.stderr.splitlines() if "CONSOLE" in line]
+
+
+@pytest.fixture(scope="module")
+def written(spark, tmp_path_factory):
+    from host_tests.pipeline.conftest import Landing
+
+    directory = tmp_path_factory.mktemp("report")
+    landing = Landing(directory / "landing")
+    landing.directory.mkdir()
+    for device in ("a", "b<script>alert(1)</script>"):
+        for boot, seqs in ((1, (1, 2, 3, 5)), (2, (8, 9, 10))):
+            for seq in seqs:
+                kind = "boot" if seq in {1, 8} else "readings"
+                landing.message(device, boot, seq, kind=kind, bt=1_790_000_000 + seq)
+        landing.message(device, 2, 10, bt=1_790_000_010, dup=True)
+    landing.raw("flashmqtt/a/health", b'[{"bn":"a/","boot":2,"seq":11,"up":50,"n":"connects","v":4}]')
+    landing.raw("flashmqtt/a/readings", b"<img src=x onerror=alert(2)>")
+    landing.seal()
+    out = directory / "out"
+    stream.start(spark, str(landing.directory), str(out), str(out / "checkpoint"), buckets=2).awaitTermination()
+    assert run.judge(spark, str(out), None) == 1
+    return report.write(spark, str(out)), out
+
+
+def test_page_holds_what_the_tables_hold_and_reaches_for_nothing(spark, written):
+    path, out = written
+    text = Path(path).read_text()
+    facts = json.loads(re.search(r'<script type="application/json" id="facts">(.*?)</script>', text)[1])
+    audited = spark.read.parquet(str(out / "audit"))
+    for name in ("published", "delivered", "missing", "resent", "unexplained"):
+        assert facts["totals"][name] == audited.agg({name: "sum"}).collect()[0][0]
+    assert facts["totals"]["readings"] == Output(str(out)).read(spark, "readings").count()
+    assert sum(facts["over_time"]["messages"]) == facts["totals"]["delivered"] - 4  # boot messages are no readings
+    assert sum(facts["delays"]["messages"]) == facts["totals"]["delivered"]
+    assert facts["causes"] == {"power": 4}
+    assert [(one["device"], one["lo"], one["hi"]) for one in facts["missing"]][:1] == [("a", 6, 7)]
+    assert facts["own"] == [{"device": "a", "erases": None, "erases_seen": None, "days": 50 / 86400, "reconnects": 3}]
+    ours = re.sub(r"<script>/\*\*.*?plotly\.js.*?</script>", "", text, flags=re.S)
+    assert not re.search(r'(src|href)="(?!data:)', ours)
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+def test_browser_draws_it_without_a_complaint(written, tmp_path):
+    path, _ = written
+    dom, complaints = dump(path, tmp_path / "profile")
+    assert complaints == []
+    assert dom.count('class="main-svg"') >= 5
+    tiles = {name: value.replace(",", "") for name, value in re.findall(r'<b id="total-([a-z-]+)">([0-9,]+)</b>', dom)}
+    text = Path(path).read_text()
+    facts = json.loads(re.search(r'<script type="application/json" id="facts">(.*?)</script>', text)[1])
+    assert {name: int(tiles[name]) for name in ("published", "delivered", "missing")} == {
+        name: facts["totals"][name] for name in ("published", "delivered", "missing")
+    }
+    table = re.search(r'<table id="audit">(.*?)</table>', dom, flags=re.S)[1]
+    cells = [re.findall(r"<td>(.*?)</td>", line) for line in re.findall(r"<tr>(.*?)</tr>", table)]
+    shown = {(html.unescape(line[0]), line[1]): line[10] for line in cells if line}
+    assert shown == {(row["device"], str(row["boot"])): str(row["missing"]) for row in facts["audit"]}
+    assert "4 of 4 boots" in dom
