@@ -1,22 +1,54 @@
 """The sensor board: sample on schedule, store at once, send when there is a network, and say what happened before.
 
-Sampling never waits for the network: a message is in flash when `publish()` returns, and the client connects,
-resends and acknowledges inside `poll()`, in the time between two samples. Every message carries the identity
-that `app.senml` describes, and the first one of each boot says with which sequence number this boot began, so
-that the far end knows what every boot published.
+Sampling never waits for the network: a message is in flash when `publish()` returns, and the client connects, resends and
+acknowledges inside `poll()`, in the time between two samples. Every stored message carries the identity that `app.senml`
+describes; the first of each boot is marked, so that the far end knows what every boot published. What needs no storing,
+because every connection says it anew (the status, Home Assistant's discovery), goes out at QoS 0, retained, and
+carries none.
+
+    flashmqtt/<device>/readings   the sensors, one message per QoS and interval
+    flashmqtt/<device>/boot       once a start: which number it has, its first message, why it started
+    flashmqtt/<device>/health     how the board fares (`app.health`)
+    flashmqtt/<device>/clock      ties the uptime to the calendar, when the time was learnt
+    flashmqtt/<device>/commands   taken, at QoS 2 (`app.commands`); answered on flashmqtt/<device>/replies
+    flashmqtt-live/<device>/status    "online" or, by the will, "offline"; retained
+    flashmqtt-live/<device>/readings  sensors that ask for QoS 0: for eyes, not for the books, so no number is spent on them
 
 It knows the board only through the contract in `boards/board.pyi`.
 """
 
+from flashmqtt.backoff import Backoff
 from flashmqtt.client import Client
-from flashmqtt.journal.journal import Journal
+from flashmqtt.compat import const
+from flashmqtt.errors import StoreFull
+from flashmqtt.journal.journal import DROP_NEWEST, DROP_OLDEST, REFUSE, Journal
 
-from flashmqtt.compat import ticks_add, ticks_diff, ticks_ms
-
+from .clock import NetworkTime, Uptime
+from .commands import Commands
 from .senml import pack
+from .state import State
 
-STATUS_INTERVAL_MS = 200
-CONNECT_TIMEOUT_MS = 30000
+_POLICIES = {"refuse": REFUSE, "drop-oldest": DROP_OLDEST, "drop-newest": DROP_NEWEST}
+_FURTHER_SLOTS = const(24)  # beside the window: commands held, and messages that finished out of turn
+_TURN_MS = const(200)
+_REBOOT_MS = const(5000)
+_IDENTIFY_MS = const(10000)
+_BLINK_MS = const(250)
+_LISTEN_MS = const(300)
+_NETWORK_MS = const(500)
+_CLOCK_PATIENCE_MS = const(30000)
+_HEAD_BYTES = const(200)
+VERSION = "0.1.0"
+
+
+class Group:
+    """Sensors that are read and published together: same QoS, same interval."""
+
+    def __init__(self, qos, interval_ms, due_ms):
+        self.qos = qos
+        self.interval_ms = interval_ms  # 0: the application's
+        self.sensors = []
+        self.due_ms = due_ms
 
 
 class Application:
@@ -25,38 +57,122 @@ class Application:
     Args:
         board: a module that fulfils `boards/board.pyi`.
         config: what `app.configuration.load` returned.
+        state: a `State`; the file state.json by default.
     """
 
-    def __init__(self, board, config):
+    def __init__(self, board, config, state=None):
         self.board = board
         self.config = config
+        self._feed = board.watchdog(config["watchdog_s"] * 1000) if config["watchdog_s"] else None
+        self.uptime = Uptime()
+        self.state = state or State()
+        self.cause = board.reset_cause()
         self.device = config["device"] or board.unique_id()
-        self.started = ticks_ms()
-        self.journal = Journal(board.journal_region(), slots=config["window"] + 24)
-        self.sensors = board.sensors()
-        self.client = Client(
+        self.topic = "flashmqtt/" + self.device + "/"
+        self.live = "flashmqtt-live/" + self.device + "/"
+        self.journal = Journal(
+            board.journal_region(config["sectors"]),
+            slots=config["window"] + _FURTHER_SLOTS,
+            policy=_POLICIES[config["when_full"]],
+        )
+        self.first = self.journal.stored + 1
+        self.refused = 0
+        self.undated = False  # was anything of this boot published without the time?
+        self.interval_ms = self.state.get("interval_ms") or config["interval_ms"]
+        self.groups = self._grouped(self._sensors())
+        host, _, port = config["ntp"].partition(":")
+        self.time = NetworkTime(self.uptime, host, int(port or 123))
+        known = board.clock()
+        if known is not None:
+            self.time.set(known * 1000)
+        self.commands = Commands(self.state, lambda: self.journal.stored, self._act, self._reply)
+        self.client = self._connected_by(config)
+        self.client.subscribe(self.topic + "commands", 2, self._command)
+        self._online = False  # is the network there, and the client told to connect?
+        self._problem = ""
+        self._greeting = -1  # what is said next of what every connection hears; -1: nothing
+        self._delivered = False
+        self._doubt = None  # first and last number of messages that the broker may have, or not, or twice
+        self._reboot_ms = 0
+        self._identify_ms = 0
+        self._lit = None
+        self._network_ms = 0
+        self._status_ms = 0
+        self._health_ms = 0
+
+    def _sensors(self):
+        found = list(self.board.sensors())
+        for settings in self.config["sensors"]:
+            from .sensors import make
+
+            try:
+                found += make(settings)
+            except (ValueError, OSError) as error:  # one that is broken must not silence the others
+                print("sensor:", error)
+        return found
+
+    def _grouped(self, sensors):
+        groups = {}
+        for sensor in sensors:
+            key = (getattr(sensor, "qos", 1), getattr(sensor, "interval_ms", 0))
+            if key not in groups:
+                groups[key] = Group(key[0], key[1], self.uptime.ms())
+            groups[key].sensors.append(sensor)
+        return [groups[key] for key in sorted(groups)]
+
+    def _connected_by(self, config):
+        sleeping = config["sleep_s"]
+        tls = None
+        if config["tls"]:
+            from flashmqtt.tls import context
+
+            tls = context(config["tls"])
+        client = Client(
             config["broker"],
             config["port"],
             client_id=self.device,
             store=self.journal,
+            level=config["level"],
+            user=config["user"] or None,
+            password=config["broker_password"] or None,
             keep_alive_s=config["keep_alive_s"],
+            # A board that sleeps is away most of the time: that is no news.
+            will=None if sleeping else (self.live + "status", b"offline", 1, True),
             window=config["window"],
+            tls=tls,
+            backoff=Backoff(cap_ms=config["awake_s"] * 250) if sleeping else Backoff(),
+            feed=self._feed,
         )
-        self.topic = "flashmqtt/" + self.device + "/"
-        self.status_due = self.started
+        client.on_connect = self._on_connect
+        client.on_delivered = self._on_delivered
+        client.on_in_doubt = self._on_in_doubt
+        return client
 
-    def publish(self, kind, qos, records):
-        """Store one message; return its handle. It leaves when there is a connection."""
+    # --- publishing ---
+
+    def publish(self, kind, qos, records, labels=None):
+        """Publish one message; stored when this returns, at QoS 1 and 2. It leaves when there is a connection."""
         journal = self.journal
-        uptime_ms = ticks_diff(ticks_ms(), self.started)
-        payload = pack(self.device, journal.boot, journal.stored + 1, uptime_ms, records)
-        return self.client.publish(self.topic + kind, payload, qos=qos)
+        unix_ms = self.time.unix_ms()
+        if unix_ms is None:
+            self.undated = True
+        seq = journal.stored + 1
+        payload = pack(self.device, journal.boot, seq, self.uptime.ms(), records, unix_ms, labels)
+        try:
+            return self.client.publish((self.topic if qos else self.live) + kind, payload, qos=qos)
+        except StoreFull:
+            self.refused += 1
+            return 0
 
-    def sample(self):
-        """Read every sensor; return what they gave as SenML records."""
+    def sample(self, group):
+        """Read a group's sensors; return what they gave as SenML records."""
         records = []
-        for sensor in self.sensors:
-            value = sensor.read()
+        for sensor in group.sensors:
+            try:
+                value = sensor.read()
+            except (OSError, ValueError) as error:
+                print("sensor:", sensor.name, error)
+                continue
             if value is not None:
                 record = {"n": sensor.name, "v": value}
                 if sensor.unit:
@@ -64,48 +180,232 @@ class Application:
                 records.append(record)
         return records
 
+    def beginning(self):
+        """Return the labels that mark the first message of a boot."""
+        return {"first": self.first, "cause": self.cause, "dropped": self.journal.dropped}
+
     def announce(self):
-        """Publish the boot message: its sequence number is the first one of this boot."""
-        self.publish("boot", 1, [{"n": "cause", "vs": self.board.reset_cause()}])
+        """Finish a command that a power cut interrupted, then publish the boot message."""
+        done = self.commands.resume()
+        if done:
+            print("command", done, "finished after a power cut")
+        self.publish("boot", 1, [{"n": "start", "vs": self.cause}], self.beginning())
 
     def status(self):
         """Print one line for whoever watches the console."""
         journal = self.journal
-        print("status", "stored=%d waiting=%d connects=%d" % (journal.stored, journal.waiting, self.client.link.connects))
+        print(
+            "status",
+            "stored=%d waiting=%d connects=%d dropped=%d"
+            % (journal.stored, journal.waiting, self.client.link.connects, journal.dropped + self.refused),
+        )
+
+    # --- what the client calls; each only notes what the next turn does ---
+
+    def _on_connect(self, session_present):
+        self._greeting = 0
+
+    def _on_delivered(self, handle):
+        if not self._delivered:
+            self._delivered = True
+            print("delivered", "the first message of boot %d" % self.journal.boot)
+
+    def _on_in_doubt(self, handle):
+        seq = self._number_of(handle)
+        if seq:
+            self._doubt = (min(seq, self._doubt[0]) if self._doubt else seq, seq)
+
+    def _number_of(self, handle):
+        """Return the number that an open message bears in its payload, 0 where that can't be told."""
+        journal = self.journal
+        for slot in range(journal.slots):
+            if journal.is_open(slot) and journal.seq_of(slot) == handle:
+                head = bytearray(min(journal.length_of(slot), _HEAD_BYTES))
+                journal.read(slot, 0, head, 0, len(head))
+                _, found, rest = bytes(head).partition(b'"seq":')
+                return int(rest.partition(b",")[0]) if found else 0
+        return 0
+
+    def _command(self, message):
+        print("command", message.payload)
+        self.commands.take(message.payload)
+
+    def _act(self, name, ms):
+        if name == "interval":
+            self.interval_ms = ms
+            for group in self.groups:
+                if not group.interval_ms:
+                    group.due_ms = self.uptime.ms()
+        elif name == "flush":
+            self._health_ms = self.uptime.ms()
+            self.journal.flush()
+        elif name == "identify":
+            self._identify_ms = self.uptime.ms() + _IDENTIFY_MS
+        elif name == "reboot":
+            self._reboot_ms = self.uptime.ms() + _REBOOT_MS
+
+    def _reply(self, ident, result):
+        self.publish("replies", 1, [{"n": "command", "vs": ident}, {"n": "result", "vs": result}])
+
+    # --- the loop ---
 
     def run(self):
         """Sample and publish until `stop_after` messages are stored and delivered; with 0, for ever."""
         config = self.config
-        interval_ms = config["interval_ms"]
         last = config["stop_after"]
         print(
             "boot",
-            "device=%s boot=%d stored=%d cause=%s"
-            % (self.device, self.journal.boot, self.journal.stored, self.board.reset_cause()),
+            "device=%s boot=%d stored=%d cause=%s" % (self.device, self.journal.boot, self.journal.stored, self.cause),
         )
+        if config["sleep_s"]:
+            self.wake()
+            return
         self.announce()
-        self.client.start()
-        due = ticks_ms()
+        self._health_ms = self.uptime.ms() + config["health_s"] * 1000
         while not last or self.journal.stored < last:
-            now = ticks_ms()
-            if ticks_diff(now, due) >= 0:
-                # In turn at QoS 1 and QoS 2, by the number that survives a reset.
-                self.publish("readings", 2 if self.journal.stored & 1 else 1, self.sample())
-                due = ticks_add(due, interval_ms)
-                if ticks_diff(now, due) >= 0:  # time was lost to an erase or an outage: go on from here
-                    due = ticks_add(now, interval_ms)
-            self.turn(max(0, ticks_diff(due, ticks_ms())))
+            self.turn(self.read_what_is_due())
         while self.client.pending:
-            self.turn(STATUS_INTERVAL_MS)
+            self.turn(_TURN_MS)
         self.client.disconnect()
         self.status()
         print("done")
 
+    def read_what_is_due(self):
+        """Sample the groups whose time has come; return the milliseconds until the next one's."""
+        wait = _TURN_MS
+        for group in self.groups:
+            now = self.uptime.ms()
+            if now >= group.due_ms:
+                self.publish("readings", group.qos, self.sample(group))
+                interval = group.interval_ms or self.interval_ms
+                group.due_ms += interval
+                if now >= group.due_ms:  # time was lost to an erase or an outage: go on from here
+                    group.due_ms = now + interval
+            wait = min(wait, max(0, group.due_ms - self.uptime.ms()))
+        return wait
+
     def turn(self, wait_ms):
-        """Give the client the time until the next sample, and the journal a quiet moment."""
+        """Give the client the time until the next sample, the journal a quiet moment, and everything else its step."""
+        if self._feed:
+            self._feed()
+        now = self.uptime.ms()
+        if now >= self._network_ms:
+            self._network_ms = now + _NETWORK_MS
+            self._network()
         self.client.poll(wait_ms)
         self.journal.idle()
-        now = ticks_ms()
-        if ticks_diff(now, self.status_due) >= 0:
-            self.status_due = ticks_add(now, STATUS_INTERVAL_MS)
+        if self._online and self.time.turn():
+            self._time_learnt()
+        if self._greeting >= 0 and self.client.connected:
+            self._greet()
+        if self._doubt:
+            labels = {"doubt_first": self._doubt[0], "doubt_last": self._doubt[1]}
+            self._doubt = None
+            self.publish("health", 1, [{"n": "in_doubt", "vb": True}], labels)
+        config = self.config
+        now = self.uptime.ms()
+        if config["health_s"] and now >= self._health_ms:
+            self._health_ms = now + config["health_s"] * 1000
+            self._tell_health()
+        if now >= self._status_ms:
+            self._status_ms = now + config["status_ms"]
             self.status()
+        self._show(now)
+        if self._reboot_ms and (now >= self._reboot_ms or not self.client.pending):
+            self.client.disconnect()
+            self.board.reset()
+
+    def _network(self):
+        """See that the network is there, and let the client connect only while it is."""
+        config = self.config
+        up = not config["ssid"] or self.board.network_up(config["ssid"], config["password"], config["country"])
+        if up and config["tls"] and self.time.unix_ms() is None:
+            # A certificate can't be judged without the time; but a network without a time server must not be a dead end.
+            up = self._online or self.uptime.ms() > _CLOCK_PATIENCE_MS
+            if not self._online and self.time.turn():
+                self._time_learnt()
+        if up and not self._online:
+            self.client.start()
+        elif self._online and not up:
+            self.client.link.stop()
+        self._online = up
+        problem = "" if up else self.board.network_problem()
+        if problem != self._problem:
+            self._problem = problem
+            if problem:
+                print("network:", problem)
+
+    def _time_learnt(self):
+        self.board.set_clock(self.time.unix_ms() // 1000)
+        if self.undated:
+            self.undated = False
+            self.publish("clock", 1, [{"n": "clock", "vs": "ntp"}])
+
+    def _greet(self):
+        """Say the next of what every connection hears: the status, and one sensor for Home Assistant at a time."""
+        config = self.config
+        if not config["sleep_s"] and self._greeting == 0:
+            self.client.publish(self.live + "status", b"online", qos=0, retain=True)
+        sensors = [sensor for group in self.groups for sensor in group.sensors]
+        announced = config["discovery"] and not (config["sleep_s"] and self.cause == "deep-sleep")
+        if not announced or self._greeting >= len(sensors):
+            self._greeting = -1
+            return
+        from .discovery import sensor_message
+
+        sensor = sensors[self._greeting]
+        topic, payload = sensor_message(
+            config["discovery"],
+            self.device,
+            getattr(self.board, "MODEL", "board"),
+            VERSION,
+            (self.topic if getattr(sensor, "qos", 1) else self.live) + "readings",
+            self.live + "status",
+            sensor.name,
+            sensor.unit,
+            expire_s=3 * config["sleep_s"],
+        )
+        self.client.publish(topic, payload, qos=0, retain=True)
+        self._greeting += 1
+
+    def _tell_health(self):
+        from .health import records
+
+        self.publish("health", 1, records(self))
+
+    def _show(self, now):
+        """The LED blinks when somebody looks for this board, and is lit while it is not connected."""
+        if now < self._identify_ms:
+            lit = now // _BLINK_MS % 2 == 0
+        else:
+            lit = not self.client.connected
+        if lit != self._lit:
+            self._lit = lit
+            self.board.led(lit)
+
+    # --- sleeping between two samples ---
+
+    def wake(self):
+        """Sample, send what is stored, wait for its acknowledgements until the deadline, sleep. It does not return."""
+        config = self.config
+        self.commands.resume()
+        labels = self.beginning()
+        for group in self.groups:
+            self.publish("readings", max(1, group.qos), self.sample(group), labels)
+            labels = None
+        if labels:
+            self.publish("boot", 1, [{"n": "start", "vs": self.cause}], labels)
+        deadline = self.uptime.ms() + config["awake_s"] * 1000
+        quiet_ms = 0
+        while self.uptime.ms() < deadline and not self._reboot_ms:
+            self.turn(_TURN_MS // 4)
+            # A command that waited at the broker comes with the connection: listen for a moment after the last message.
+            if self.client.pending or not self.client.connected or self.time.waiting:
+                quiet_ms = self.uptime.ms() + _LISTEN_MS
+            elif self.uptime.ms() >= quiet_ms:
+                break
+        self.client.disconnect()
+        self.journal.close()
+        self.status()
+        print("sleep", "%d s" % config["sleep_s"])
+        self.board.sleep(config["sleep_s"] * 1000)

@@ -29,14 +29,14 @@ def object_id(name):
     return kept
 
 
-def sensor_message(prefix, device, model, version, topic, kind, name, unit, diagnostic=False, expire_s=0):
+def sensor_message(prefix, device, model, version, topic, status, name, unit, diagnostic=False, expire_s=0):
     """Return (topic, payload) that announces one sensor.
 
     Args:
         prefix: Home Assistant's, "homeassistant" as a rule.
         device: the device's id; model, version: what Home Assistant is to show.
-        topic: the device's base topic, with its last "/".
-        kind: the readings' topic below it.
+        topic: where its readings are published.
+        status: where the device says "online" and its will "offline".
         name, unit: the sensor's, as in its SenML records.
         diagnostic: whether it tells of the device rather than of the world.
         expire_s: after how long without a reading it counts as unavailable; 0: the will tells.
@@ -45,7 +45,7 @@ def sensor_message(prefix, device, model, version, topic, kind, name, unit, diag
     config: "dict" = {
         "name": name.replace("_", " "),
         "uniq_id": ident + "_" + object_id(name),
-        "stat_t": topic + kind,
+        "stat_t": topic,
         "val_tpl": "{% for r in value_json if r.n == '" + name + "' %}{{ r.v }}{% endfor %}",
         "stat_cla": "measurement",
         "qos": 1,
@@ -61,5 +61,5 @@ def sensor_message(prefix, device, model, version, topic, kind, name, unit, diag
     if expire_s:
         config["exp_aft"] = expire_s
     else:
-        config["avty_t"] = topic + "status"
+        config["avty_t"] = status
     return prefix + "/sensor/" + ident + "/" + object_id(name) + "/config", dumps(config).encode()

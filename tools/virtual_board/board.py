@@ -42,6 +42,7 @@ class Memory:
 
     name = "memory"
     unit = "B"
+    qos = 2
 
     def read(self):
         """Return bytes."""

@@ -16,7 +16,7 @@ class DHTBase:
     """One chip."""
 
     def __init__(self, pin):
-        self._now = (0, 0)
+        self._now = (0.0, 0.0)
 
     def measure(self):
         """Take the values over."""
