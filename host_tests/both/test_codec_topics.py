@@ -235,13 +235,24 @@ def test_text_outside_its_buffer_raises():
 
 
 @pytest.mark.req("W9")
-def test_plain_front_of_the_scan_agrees_with_the_bytecode():
-    from flashmqtt.codec import utf8_plain
+def test_loops_over_bytes_agree_in_both_implementations():
+    from flashmqtt.codec import quick, quick_plain
 
     for byte in range(256):
         for at in range(4):
             text = bytearray(b"abcd")
             text[at] = byte
             plain = 0 < byte < 128 and byte not in (43, 35)
-            for ends in (utf8.plain_end(text, 0, 4), utf8_plain.plain_end(text, 0, 4)):
-                assert ends == 4 if plain and ends else ends <= at or plain
+            for ends in (quick.plain_end(text, 0, 4), quick_plain.plain_end(text, 0, 4)):
+                assert (ends == 4) == plain or (ends <= at and quick_plain.plain_end(b"a", 0, 1) == 0)
+            for same in (quick.same, quick_plain.same):
+                assert same(b"..abcd", 2, bytes(text), 4) == (byte == b"abcd"[at])
+    for n in (0, 1, 127, 128, 300):
+        for packet_id in (0, 1, 65535):
+            results = []
+            for put in (quick.put_message, quick_plain.put_message):
+                buf = bytearray(b"." * 320)
+                payload = bytes(range(min(n, 256)))
+                end = put(buf, 1, 0x32, n, b"a/b", 3, packet_id, payload, len(payload))
+                results.append((end, bytes(buf)))
+            assert results[0] == results[1]

@@ -8,8 +8,9 @@ It knows no session: whether a packet may come now, and what it answers, is deci
 """
 
 from flashmqtt.errors import BufferTooSmall, MalformedPacket, PacketTooLarge
-from flashmqtt.fast import copy, equal
+from flashmqtt.fast import copy
 
+from .quick import plain_end, same
 from .utf8 import text_kind
 
 # The flags of a server's packets by type (§2.2.2) [MQTT-2.2.2-1] [MQTT-2.1.3-1 of 5]; FF: none, or for another look.
@@ -69,8 +70,11 @@ class Decoder:
         Bytes left of an incomplete packet move so that they end where one of eight ready-made views starts: a new view would
         cost an allocation a read. Only a packet that then would not fit moves to the very front.
         """
-        windows = self._windows
         left = self._end - self._at
+        windows = self._windows
+        if not left and not self.more:
+            self._at = self._end = 0
+            return windows[0]
         size = len(self.buffer)
         if self.more:  # the head of a streamed PUBLISH stays
             at = self._head_end
@@ -149,22 +153,18 @@ class Decoder:
             if not byte and self.level == 5:  # [MQTT-1.5.5-1]
                 raise MalformedPacket("length")
         after = body + n
-        if after > end:
+        if after > end:  # not whole yet
             self._need = after - at
-            if after - at > len(buf):
-                if packet_type != 3 or not self._stream:
-                    raise PacketTooLarge(after - at)
-                # The same chunks, however the bytes come: the first is a full buffer.
-                if at or end < len(buf):
-                    return 0
-                self._publish(buf, head, body, end, after)
-                self._at = end
-                return 3
-            return 0
-        self._need = 0
-        if packet_type == 3:
-            self._publish(buf, head, body, after, after)
+            if after - at <= len(buf):
+                return 0
+            if packet_type != 3 or not self._stream:
+                raise PacketTooLarge(after - at)
+            # The same chunks, however the bytes come: the first is a full buffer.
+            if at or end < len(buf):
+                return 0
         else:
+            end = after
+        if packet_type != 3:
             self.packet_type = packet_type
             if 3 < packet_type < 8:  # PUBACK, PUBREC, PUBREL, PUBCOMP (§3.4 to 3.7)
                 body = self._read_id(buf, body, after)
@@ -174,47 +174,45 @@ class Decoder:
                     raise MalformedPacket("length")
             else:
                 self._other(buf, body, after)
-        self._at = after
-        return packet_type
-
-    def _publish(self, buf, head, at, end, after):
-        """Read a PUBLISH (§3.3) of which buf[at:end] is here; it ends at `after`."""
-        start = at + 2
+            self._at = after
+            return packet_type
+        # PUBLISH (§3.3), of which buf[body:end] is here
+        start = body + 2
         if start > after:
             raise MalformedPacket("topic")
-        topic_end = start + (buf[at] << 8) + buf[at + 1] if start <= end else start
-        at = topic_end + 2 if head & 6 else topic_end
-        if at > end:
-            raise self.beyond(at, after)
+        topic_end = start + (buf[body] << 8) + buf[body + 1] if start <= end else start
+        qos = head >> 1 & 3
+        body = topic_end + 2 if qos else topic_end
+        if body > end:
+            raise self.beyond(body, after)
         # UTF-8 [MQTT-3.3.2-1], no U+0000 [MQTT-1.5.3-2], no wildcards [MQTT-3.3.2-2]
-        if text_kind(buf, start, topic_end):
+        if plain_end(buf, start, topic_end) != topic_end and text_kind(buf, start, topic_end):
             raise MalformedPacket("topic")
-        if head & 6:
-            packet_id = buf[topic_end] << 8 | buf[topic_end + 1]
-            if not packet_id:  # [MQTT-2.3.1-1]; 5: [MQTT-2.2.1-3]
-                raise MalformedPacket("packet_id")
-            self.packet_id = packet_id
+        if qos:
+            self._read_id(buf, topic_end, body)
         else:
             self.packet_id = 0
         self.packet_type = 3
         self.topic_start = start
         self.topic_end = topic_end
         if self.level == 5:
-            at = self._level5().read_topic(self, buf, at, end, after)
+            body = self._level5().read_topic(self, buf, body, end, after)
         elif topic_end == start:  # [MQTT-4.7.3-1]
             raise MalformedPacket("topic")
         if end < after:
-            if at == end:
+            if body == end:
                 raise PacketTooLarge(after)
-            self._head_end = at
+            self._head_end = body
             self.more = True
-        self.qos = head >> 1 & 3
+        self.qos = qos
         self.dup = head & 8 > 0
         self.retain = head & 1 > 0
-        self.payload_start = at
+        self.payload_start = body
         self.payload_end = end
         self.payload_offset = 0
-        self.payload_total = after - at
+        self.payload_total = after - body
+        self._at = end
+        return 3
 
     def beyond(self, at, after):
         """Return the error for a field that ends at `at`, not here: in the packet, but not in the buffer?"""
@@ -234,7 +232,6 @@ class Decoder:
         self.payload_offset = offset
         if n == left:
             self.more = False
-            self._need = 0
         return 3
 
     def _read_id(self, buf, at, end):
@@ -301,24 +298,27 @@ class Decoder:
                     raise MalformedPacket("code", buf[at])
                 at += 1
 
-    @property
-    def topic(self):
-        """The topic name as bytes: the same object as long as the same topic comes, so that nothing is allocated."""
-        start = self.topic_start
-        n = self.topic_end - start
-        if not n and self.aliases is not None:
-            return self.aliases.topic(self.topic_alias)
-        if n != len(self._topic) or not equal(self.buffer, start, self._topic, 0, n):
-            self._topic = bytes(self._windows[0][start : start + n])
-        return self._topic
+    def __getattr__(self, name):
+        """`topic` and `payload`, made only if asked for, and kept: as long as the next message has the same topic, and its
+        payload lies in the same place, they are the same objects and nothing is allocated.
 
-    @property
-    def payload(self):
-        """The payload, or its chunk, as a view: the same object as long as payloads lie in the same place."""
-        start = self.payload_start
-        end = self.payload_end
-        if start != self._payload_start or end != self._payload_end:
-            self._payload = self._windows[0][start:end]
-            self._payload_start = start
-            self._payload_end = end
-        return self._payload
+        (Not properties: MicroPython then looks for one at every store to an instance of the class, twice the time of the
+        store, and there are a dozen stores in a PUBLISH.)
+        """
+        if name == "topic":  # as bytes
+            start = self.topic_start
+            n = self.topic_end - start
+            if not n and self.aliases is not None:
+                return self.aliases.topic(self.topic_alias)
+            if n != len(self._topic) or not same(self.buffer, start, self._topic, n):
+                self._topic = bytes(self._windows[0][start : start + n])
+            return self._topic
+        if name == "payload":  # as a view
+            start = self.payload_start
+            end = self.payload_end
+            if start != self._payload_start or end != self._payload_end:
+                self._payload = self._windows[0][start:end]
+                self._payload_start = start
+                self._payload_end = end
+            return self._payload
+        raise AttributeError(name)

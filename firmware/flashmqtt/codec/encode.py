@@ -12,18 +12,26 @@ session: who makes packet ids, and what the peer's limits are, is decided above.
 from flashmqtt.errors import BufferTooSmall, InvalidPacket, InvalidTopic
 from flashmqtt.fast import copy
 
+from .quick import plain_end, put_message
 from .topics import check_filter, is_shared
 from .utf8 import text_kind
 
 
-def put_publish_head(
-    buf, pos, topic, payload_length, qos=0, retain=False, dup=False, packet_id=0, level=4, properties=None
+def put_publish(
+    buf, pos, topic, payload, qos=0, retain=False, dup=False, packet_id=0, level=4, properties=None, head_only=False
 ):
-    """Put a PUBLISH (§3.3) up to its payload, which the caller sends behind it: from a file, say, and never whole in memory."""
+    """Put a PUBLISH (§3.3). A payload of no bytes is legal; with `head_only`, `payload` is only its length."""
     topic_length = len(topic)
-    # A topic of no bytes is only for level 5, where a topic alias stands in its place (5, §3.3.2.3.4).
-    if text_kind(topic, 0, topic_length) or topic_length > 65535 or not (topic_length or (level == 5 and properties)):
+    # What is not plain ASCII takes a second look; a topic of no bytes is only for level 5, with a topic alias (§3.3.2.3.4).
+    if (
+        (plain_end(topic, 0, topic_length) != topic_length and text_kind(topic, 0, topic_length))
+        or topic_length > 65535
+        or not (topic_length or (level == 5 and properties))
+    ):
         raise InvalidTopic(bytes(topic))
+    if isinstance(payload, str):  # its length would count characters
+        raise InvalidPacket("payload")
+    payload_length = payload if head_only else len(payload)
     n = topic_length + payload_length + 2
     if qos:
         if qos > 2 or not 0 < packet_id < 65536:  # [MQTT-3.3.1-4] [MQTT-2.3.1-1]; 5: [MQTT-2.2.1-3]
@@ -31,36 +39,32 @@ def put_publish_head(
         n += 2
     elif dup or packet_id:  # [MQTT-3.3.1-2] [MQTT-2.3.1-5]; 5: [MQTT-2.2.1-2]
         raise InvalidPacket("dup", dup, packet_id)
+    head = 0x30 | dup << 3 | qos << 1 | retain
+    if not head_only and level != 5:
+        if pos + n + (1 if n < 128 else _length_bytes(n)) >= len(buf):
+            raise BufferTooSmall(n + 5)
+        return put_message(buf, pos, head, n, topic, topic_length, packet_id, payload, payload_length)
     if level == 5:
         n += _property_bytes(5, properties)
     if n > 268435455:
         raise InvalidPacket("length", n)
-    if pos + n - payload_length + _length_bytes(n) >= len(buf):
+    here = payload_length if head_only else 0
+    if pos + n - here + _length_bytes(n) >= len(buf):
         raise BufferTooSmall(n + 5)
-    buf[pos] = 0x30 | dup << 3 | qos << 1 | retain
-    pos = put_length(buf, pos + 1, n)
-    buf[pos] = topic_length >> 8
-    buf[pos + 1] = topic_length & 255
-    pos += 2
-    copy(buf, pos, topic, 0, topic_length)
-    pos += topic_length
-    if qos:
-        buf[pos] = packet_id >> 8
-        buf[pos + 1] = packet_id & 255
-        pos += 2
-    return _put_properties(buf, pos, properties) if level == 5 else pos
+    pos = put_message(buf, pos, head, n, topic, topic_length, packet_id, b"", 0)
+    if level == 5:
+        pos = _put_properties(buf, pos, properties)
+    if not head_only:
+        copy(buf, pos, payload, 0, payload_length)
+        pos += payload_length
+    return pos
 
 
-def put_publish(buf, pos, topic, payload, qos=0, retain=False, dup=False, packet_id=0, level=4, properties=None):
-    """Put a whole PUBLISH (§3.3). A payload of no bytes is legal."""
-    if isinstance(payload, str):  # its len() would count characters
-        raise InvalidPacket("payload")
-    n = len(payload)
-    pos = put_publish_head(buf, pos, topic, n, qos, retain, dup, packet_id, level, properties)
-    if pos + n > len(buf):
-        raise BufferTooSmall(n)
-    copy(buf, pos, payload, 0, n)
-    return pos + n
+def put_publish_head(
+    buf, pos, topic, payload_length, qos=0, retain=False, dup=False, packet_id=0, level=4, properties=None
+):
+    """Put a PUBLISH up to its payload, which the caller sends behind it: from a file, say, and never whole in memory."""
+    return put_publish(buf, pos, topic, payload_length, qos, retain, dup, packet_id, level, properties, True)
 
 
 def put_ack(buf, pos, packet_type, packet_id, level=4, code=0, properties=None, dup=False):

