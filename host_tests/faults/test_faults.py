@@ -8,6 +8,7 @@ from tools.broker import find_mosquitto
 from tools.faults.__main__ import Tally, run_suite
 from tools.faults.audit import audit
 from tools.faults.cases import Case, Outcome, judge, places_of
+from tools.faults.power import MESSAGES_A_KILL, torment
 from tools.faults.suites import FULL, SHORT
 from tools.hostile import packets as p
 from tools.proxy import Cut, Seen
@@ -25,6 +26,16 @@ def test_no_place_to_cut_loses_or_repeats_a_message(suite):
     assert tally.failing == []
     assert tally.counts["cases"] > 2 * len(suite.bases)
     assert tally.counts["not_reached"] == 0
+
+
+@needs_mosquitto
+@pytest.mark.req("S1", "S2", "Q1", "Q2", "Q3", "Q4", "Q6", "B4")
+@pytest.mark.parametrize("level", [4, 5])
+def test_a_board_killed_at_random_moments_loses_and_repeats_nothing(level):
+    story = asyncio.run(torment(level, 12, seed=level))
+    assert story.problems == []
+    assert story.kills == 12
+    assert story.published == 12 * MESSAGES_A_KILL
 
 
 def test_every_case_is_found_again_by_its_id():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import sys
 import time
 from collections import Counter
@@ -19,12 +20,16 @@ from tqdm import tqdm
 from tools.broker import BrokerFailed
 from tools.faults.cases import Case
 from tools.faults.compiled import ROOT
+from tools.faults.power import Story, torment
 from tools.faults.runner import Verdict, run_cases
 from tools.faults.suites import FULL, SHORT, Suite
 from tools.hostile import packets as p
 
 RESULT = ROOT / "build" / "faults.json"
 WORKERS = 16
+POWER = "the board's power"
+KILLS = ((3, 50), (4, 100), (5, 50))
+KILLS_SHORT = ((4, 20),)
 
 
 class Tally:
@@ -53,6 +58,23 @@ class Tally:
             self.failing.append(str(verdict.case))
             tqdm.write(f"FAILED {verdict.case}\n       " + "\n       ".join(verdict.problems))
 
+    def add_story(self, story: Story, suite: str) -> None:
+        """Count the kills of a board."""
+        here = Counter(
+            cases=story.kills,
+            cuts=story.kills,
+            violations=bool(story.problems),
+            lost=story.lost,
+            duplicates_qos2=story.duplicates_qos2,
+            torn=story.torn,
+            handed_again=story.handed_again,
+        )
+        self.counts.update(here)
+        self.suites[suite] = dict(Counter(self.suites.get(suite, {})) + here)
+        if story.problems:
+            self.failing.append(story.id)
+            tqdm.write(f"FAILED {story.id}\n       " + "\n       ".join(story.problems))
+
     def result(self, seconds: float) -> dict:
         """Return what goes into faults.json."""
         keys = ("cases", "cuts", "violations", "lost", "duplicates_qos2", "not_reached", "repeated_by_the_broker")
@@ -76,6 +98,15 @@ async def run_suite(suite: Suite, tally: Tally, workers: int) -> None:
             return further
 
         await run_cases(suite.bases, workers, report)
+
+
+def tell(name: str, tally: Tally, seconds: float) -> None:
+    """Print a suite's line."""
+    counted = tally.suites.get(name, {})
+    print(
+        f"{name:32} {counted.get('cases', 0):6} cases {counted.get('violations', 0):4} violated {seconds:6.0f} s",
+        flush=True,
+    )
 
 
 def show(verdict: Verdict) -> None:
@@ -105,6 +136,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--short", action="store_true", help="the part that belongs to the tests")
     parser.add_argument("--only", default="", help="only the suites whose name begins so")
     parser.add_argument("--workers", type=int, default=WORKERS, help="cases side by side")
+    parser.add_argument("--seed", type=int, help="of the moments at which the board is killed")
     parser.add_argument("--output", type=Path, default=RESULT)
     arguments = parser.parse_args(argv)
     tally = Tally()
@@ -117,6 +149,11 @@ def main(argv: list[str] | None = None) -> int:
                 if verdict.problems or arguments.times == 1:
                     show(verdict)
 
+            if arguments.case[0].startswith("power/"):
+                _, level, kills, seed = arguments.case[0].split("/")
+                story = asyncio.run(torment(int(level), int(kills), int(seed)))
+                print(story)
+                return 1 if story.problems else 0
             cases = [Case.parse(text) for text in arguments.case] * arguments.times
             asyncio.run(run_cases(cases, min(arguments.workers, len(cases)), report))
             return 1 if tally.counts["violations"] else 0
@@ -124,12 +161,13 @@ def main(argv: list[str] | None = None) -> int:
             if suite.name.startswith(arguments.only):
                 before = time.monotonic()
                 asyncio.run(run_suite(suite, tally, arguments.workers))
-                counted = tally.suites.get(suite.name, {})
-                print(
-                    f"{suite.name:32} {counted.get('cases', 0):6} cases {counted.get('violations', 0):4} violated "
-                    f"{time.monotonic() - before:6.0f} s",
-                    flush=True,
-                )
+                tell(suite.name, tally, time.monotonic() - before)
+        if POWER.startswith(arguments.only):
+            before = time.monotonic()
+            for level, kills in KILLS_SHORT if arguments.short else KILLS:
+                seed = arguments.seed if arguments.seed is not None else int.from_bytes(os.urandom(4), "big")
+                tally.add_story(asyncio.run(torment(level, kills, seed)), POWER)
+            tell(POWER, tally, time.monotonic() - before)
     except KeyboardInterrupt:
         print("\nstopped; everything that was started has been ended", file=sys.stderr)
         return 130
