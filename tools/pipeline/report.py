@@ -206,8 +206,10 @@ def figures(facts: dict[str, Any]) -> dict[str, Any]:
                     hoverinfo="text",
                 )
             )
-    hidden = {"visible": False}
-    found["fleet"] = go.Figure(dots, layout | {"xaxis": hidden, "yaxis": hidden, "showlegend": True})
+    bare = {"xaxis": {"visible": False}, "yaxis": {"visible": False}}
+    found["fleet"] = go.Figure(
+        dots, layout | {"xaxis": hidden, "yaxis": hidden, "showlegend": True, "legend": {"orientation": "h"}}
+    )
     time = facts["over_time"]
     stamps = [at * 1000 for at in time["at"]]
     found["time"] = go.Figure(
@@ -236,7 +238,7 @@ def figures(facts: dict[str, Any]) -> dict[str, Any]:
                 hovertemplate="%{x}<br>%{y:,} messages<extra></extra>",
             )
         ],
-        layout | {"yaxis": layout["yaxis"] | {"title": "messages", "type": "log"}},
+        layout | {"yaxis": layout["yaxis"] | {"title": "messages"}},
     )
     names = list(facts["causes"])
     found["causes"] = go.Figure([go.Bar(x=names, y=list(facts["causes"].values()), marker_color="#6b7a90")], layout)
@@ -291,7 +293,7 @@ def _span(ms: float) -> str:
     return f"{ms / 3_600_000:.3g} h"
 
 
-PLAIN = {"displaylogo": False}
+PLAIN = {"displayModeBar": False, "responsive": True}
 PLOTS = {
     "fleet": ("The fleet", "A square is a device, coloured by the worst that is so. Point at one for its figures."),
     "time": ("Delivery over time", "Messages by the time of their arrival."),
@@ -315,8 +317,9 @@ body{font:15px/1.45 system-ui,sans-serif;color:#222;background:#f6f6f4;margin:0 
 h1{font-size:1.5rem;margin:0 0 .2rem}h2{font-size:1.05rem;margin:0}p{margin:.2rem 0 .6rem;color:#666}
 .tiles{display:flex;flex-wrap:wrap;gap:.7rem;margin:1rem 0}.tile{background:#fff;border:1px solid #ddd;border-radius:6px;
 padding:.5rem .9rem;min-width:7rem}.tile b{display:block;font-size:1.3rem;font-variant-numeric:tabular-nums}
-.bad b{color:#c8423b}.plots{display:grid;grid-template-columns:repeat(auto-fit,minmax(26rem,1fr));gap:.9rem}
-section{background:#fff;border:1px solid #ddd;border-radius:6px;padding:.8rem 1rem;min-width:0}
+.bad b{color:#c8423b}.plots{display:grid;grid-template-columns:repeat(auto-fit,minmax(26rem,1fr));gap:.9rem;
+align-items:start}
+section{background:#fff;border:1px solid #ddd;border-radius:6px;padding:.8rem 1rem;min-width:0;overflow:hidden}
 table{border-collapse:collapse;font-size:13px;font-variant-numeric:tabular-nums;width:100%}
 th,td{padding:.2rem .5rem;text-align:right;border-bottom:1px solid #eee;white-space:nowrap}
 th{cursor:pointer;position:sticky;top:0;background:#fff}td:first-child,th:first-child{text-align:left}

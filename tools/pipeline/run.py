@@ -76,7 +76,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"pipeline: {error}", file=sys.stderr)
         return 2
     except PySparkException as error:
-        print(f"pipeline: {_cause(error)}" + (f"\nThe whole story is in {log}" if log else ""), file=sys.stderr)
+        print(f"pipeline: {cause(error)}" + (f"\nThe whole story is in {log}" if log else ""), file=sys.stderr)
         return 2
     finally:
         spark.stop()
@@ -178,7 +178,7 @@ def print_audit(rows: list[Any], quarantined: int) -> None:
     print(flush=True)
 
 
-def _cause(error: Exception) -> str:
+def cause(error: Exception) -> str:
     """Return the last line of a Python failure inside Spark, or the beginning of Spark's own text."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     ours = [line for line in lines if line.startswith(("tools.pipeline.", "pyarrow.lib.")) and ": " in line]

@@ -1,0 +1,215 @@
+"""The wire audit: flows and violations from captured bytes, whatever TCP did to them."""
+
+import json
+import random
+import struct
+
+import pytest
+
+from flashmqtt.codec import encode, server
+from tools.pipeline import capture, wire
+
+UP, DOWN = capture.UP, capture.DOWN
+CLIENT, BROKER = ("10.0.0.7", 50_000), ("10.0.0.1", 1883)
+
+
+def packet(put, *arguments, **more):
+    buf = bytearray(300)
+    return bytes(buf[: put(buf, 0, *arguments, **more)])
+
+
+def connect(client=b"board-1", clean=False, level=4):
+    return packet(encode.put_connect, client, level, clean, 60, None, None, None, None, 0, False)
+
+
+def connack(session=False):
+    return packet(server.put_connack, session, 0)
+
+
+def publish(number, qos=1, dup=False, payload=b"x", topic=b"t"):
+    return packet(encode.put_publish, topic, payload, qos, False, dup, number)
+
+
+def ack(kind, number):
+    return packet(encode.put_ack, {"PUBACK": 4, "PUBREC": 5, "PUBREL": 6, "PUBCOMP": 7}[kind], number)
+
+
+def pieces(*talk, connection="c", start_us=1_000_000):
+    """Return the pieces of a conversation: (direction, bytes), 1 ms apart."""
+    at = {UP: 0, DOWN: 0}
+    found = []
+    for n, (direction, content) in enumerate(talk):
+        found.append(capture.Piece(connection, direction, start_us + n * 1000, at[direction], False, content))
+        at[direction] += len(content)
+    return found
+
+
+def audited(*conversations):
+    packets = []
+    for n, talk in enumerate(conversations):
+        packets += wire.packets_of(pieces(*talk, connection=f"c{n}", start_us=1_000_000 * (n + 1)))
+    return wire.audit(packets)
+
+
+HELLO = [(UP, connect()), (DOWN, connack())]
+AGAIN = [(UP, connect()), (DOWN, connack(session=True))]
+
+
+def stories(found):
+    return [(flow["packet_id"], flow["story"], flow["complete"], flow["connections"]) for flow in found.flows]
+
+
+def test_flows_of_both_qualities_are_followed_to_their_end():
+    talk = [*HELLO, (UP, publish(1)), (UP, publish(2, qos=2)), (DOWN, ack("PUBACK", 1)), (DOWN, ack("PUBREC", 2))]
+    talk += [(UP, ack("PUBREL", 2)), (DOWN, ack("PUBCOMP", 2)), (UP, publish(0, qos=0)), (DOWN, publish(1))]
+    found = audited(talk)
+    assert stories(found) == [
+        (1, "PUBLISH PUBACK", True, 1),
+        (2, "PUBLISH PUBREC PUBREL PUBCOMP", True, 1),
+        (1, "PUBLISH", False, 1),
+    ]
+    assert found.violations == []
+
+
+def test_flow_goes_on_in_the_next_connection():
+    found = audited(
+        [*HELLO, (UP, publish(1)), (UP, publish(2, qos=2)), (DOWN, ack("PUBREC", 2)), (UP, ack("PUBREL", 2))],
+        [
+            *AGAIN,
+            (UP, publish(1, dup=True)),
+            (UP, ack("PUBREL", 2)),
+            (DOWN, ack("PUBACK", 1)),
+            (DOWN, ack("PUBCOMP", 2)),
+        ],
+    )
+    assert stories(found) == [
+        (1, "PUBLISH PUBLISH+DUP PUBACK", True, 2),
+        (2, "PUBLISH PUBREC PUBREL PUBREL PUBCOMP", True, 2),
+    ]
+    assert found.violations == []
+
+
+@pytest.mark.parametrize(
+    ("talk", "clause"),
+    [
+        ([[(UP, publish(1))]], "MQTT-3.1.0-1"),
+        ([[*HELLO, (UP, connect())]], "MQTT-3.1.0-2"),
+        ([[*HELLO, (UP, bytes((0xE0, 0))), (UP, bytes((0xC0, 0)))]], "MQTT-3.14.4-2"),
+        ([[(UP, connect()), (DOWN, bytes((0xD0, 0)))]], "MQTT-3.2.0-1"),
+        ([[*HELLO, (UP, b"\x36\x00")]], "MQTT-4.8.0-1"),
+        ([[*HELLO, (UP, publish(1)), (UP, publish(1, payload=b"y"))]], "MQTT-2.3.1-2"),
+        ([[*HELLO, (UP, publish(1))], [*AGAIN, (UP, publish(1))]], "MQTT-3.3.1-1"),
+        ([[*HELLO, (UP, publish(1, 2)), (DOWN, ack("PUBREC", 1)), (UP, publish(1, 2, dup=True))]], "MQTT-4.3.3-1"),
+        ([[*HELLO, (UP, publish(1, 2)), (UP, ack("PUBREL", 1))]], "MQTT-4.3.3-1"),
+        ([[*HELLO, (UP, publish(1, 2)), (DOWN, ack("PUBACK", 1))]], "MQTT-4.3.3-2"),
+        ([[*HELLO, (DOWN, ack("PUBACK", 9))]], "MQTT-4.3.2-2"),
+        (
+            [
+                [*HELLO, (UP, publish(1)), (UP, publish(2))],
+                [*AGAIN, (UP, publish(2, dup=True)), (UP, publish(1, dup=True))],
+            ],
+            "MQTT-4.6.0-1",
+        ),
+    ],
+)
+def test_broken_rule_is_found_with_its_clause(talk, clause):
+    assert [one["clause"] for one in audited(*talk).violations] == [clause]
+
+
+def test_session_that_the_server_lost_ends_its_flows():
+    found = audited([*HELLO, (UP, publish(1))], [*HELLO, (UP, publish(1, payload=b"new")), (DOWN, ack("PUBACK", 1))])
+    assert stories(found) == [(1, "PUBLISH", False, 1), (1, "PUBLISH PUBACK", True, 1)]
+    assert found.violations == []
+
+
+# TCP and files.
+
+
+def frame(direction, position, content, flags=0x18):
+    source, target = (CLIENT, BROKER) if direction == UP else (BROKER, CLIENT)
+    tcp = struct.pack(">HHIIBBHHH", source[1], target[1], position & 0xFFFFFFFF, 0, 0x50, flags, 8192, 0, 0) + content
+    addresses = bytes(map(int, ".".join((source[0], target[0])).split(".")))
+    ip = struct.pack(">BBHHHBBH", 0x45, 0, 20 + len(tcp), 0, 0, 64, 6, 0) + addresses
+    return b"\0" * 12 + b"\x08\x00" + ip + tcp
+
+
+def pcap(frames):
+    head = struct.pack("<IHHiIII", 0xA1B2C3D4, 2, 4, 0, 0, 65_535, 1)
+    bodies = [
+        struct.pack("<IIII", time_us // 1_000_000, time_us % 1_000_000, len(body), len(body)) + body
+        for time_us, body in frames
+    ]
+    return head + b"".join(bodies)
+
+
+def shaken(talk, seed, begin=0xFFFFFF00):
+    """Return frames of a conversation cut anywhere, some sent twice, and with sequence numbers that wrap."""
+    rng = random.Random(seed)
+    at = {UP: begin, DOWN: begin}
+    time_us = 1_000_000_000
+    frames = [(time_us, frame(UP, begin - 1, b"", 2)), (time_us, frame(DOWN, begin - 1, b"", 0x12))]
+    for direction, content in talk:
+        while content:
+            size = rng.randint(1, len(content))
+            time_us += 1000
+            frames.append((time_us, frame(direction, at[direction], content[:size])))
+            if rng.random() < 0.3:
+                frames.append((time_us + 300, frame(direction, at[direction], content[:size])))
+            at[direction] += size
+            content = content[size:]
+    return frames
+
+
+TALK = [*HELLO, (UP, publish(1, payload=b"p" * 200)), (DOWN, ack("PUBACK", 1)), (UP, publish(2, 2))]
+TALK += [(DOWN, ack("PUBREC", 2)), (UP, ack("PUBREL", 2)), (DOWN, ack("PUBCOMP", 2))]
+FLOWS = [(1, "PUBLISH PUBACK", True, 1), (2, "PUBLISH PUBREC PUBREL PUBCOMP", True, 1)]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_segments_may_be_cut_repeated_and_wrapped(tmp_path, seed):
+    path = tmp_path / "x.pcap"
+    path.write_bytes(pcap(shaken(TALK, seed)))
+    with path.open("rb") as file:
+        found = list(capture.read(file, "x.pcap", [1883]))
+    assert stories(wire.audit(wire.packets_of(found))) == FLOWS
+
+
+def test_lost_bytes_end_a_direction_and_are_no_violation():
+    frames = shaken(TALK, 3)
+    up = [n for n, (_, body) in enumerate(frames) if body[36:38] == b"\x07\x5b" and len(body) > 54]
+    del frames[up[2]]
+    found = []
+    for time_us, body in frames:
+        piece = capture._piece(capture.ETHERNET, body, time_us, frozenset([1883]))
+        if piece:
+            found.append(piece)
+    kinds = [one["kind"] for one in wire.packets_of(found)]
+    assert "LOST" in kinds
+    assert "MALFORMED" not in kinds
+
+
+def test_file_that_is_no_capture_is_named(tmp_path):
+    for content, text in ((b"\x0a\x0d\x0d\x0a" + b"\0" * 30, "editcap"), (b"hello", "no pcap")):
+        path = tmp_path / "x"
+        path.write_bytes(content)
+        with path.open("rb") as file, pytest.raises(capture.CaptureError, match=text):
+            list(capture.read(file, "x", [1883]))
+
+
+def test_job_follows_a_connection_over_two_files_and_a_client_over_two_connections(spark, tmp_path):
+    captures = tmp_path / "captures"
+    captures.mkdir()
+    frames = shaken(TALK[:5], 5)
+    (captures / "a.pcap").write_bytes(pcap(frames[:7]))
+    (captures / "b.pcap").write_bytes(pcap(frames[7:]))
+    later = [*AGAIN, (UP, publish(2, 2, dup=True)), (DOWN, ack("PUBREC", 2))]
+    lines = [{"t": 2_000_000_000 + n, "c": "proxied", "d": way, "b": body.hex()} for n, (way, body) in enumerate(later)]
+    (captures / "proxy.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"t": 20')
+    tables = wire.run(spark, str(captures), str(tmp_path / "out"), [1883])
+    rows = tables["flows"].select("client", "packet_id", "story", "complete").orderBy("packet_id").collect()
+    assert [tuple(row) for row in rows] == [
+        ("board-1", 1, "PUBLISH PUBACK", True),
+        ("board-1", 2, "PUBLISH PUBLISH+DUP PUBREC", False),
+    ]
+    assert tables["violations"].count() == 0
+    assert tables["packets"].count() == 9

@@ -1,0 +1,429 @@
+"""`python -m tools.pipeline.wire --captures DIR --out DIR`: the QoS flows as they happened on the wire, and who broke a rule.
+
+A Spark job over captured traffic (capture.py), with the boards' own codec: files to TCP segments (a task per file),
+segments to packets (grouped by connection, so that a connection may go on in the next file), packets to flows (grouped
+by client, so that a flow may go on in the next connection). Tables: packets, flows, violations, the last with the
+clause of MQTT 3.1.1 that was broken.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from flashmqtt.codec import packets as kinds
+from flashmqtt.codec.server import ServerDecoder
+from flashmqtt.errors import FlashMqttError
+
+from . import capture, schemas
+from .storage import Storage, StorageError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+BUFFER_BYTES = 65_536
+ALL = "CONNECT CONNACK PUBLISH PUBACK PUBREC PUBREL PUBCOMP SUBSCRIBE SUBACK UNSUBSCRIBE UNSUBACK PINGREQ PINGRESP"
+NAMES = {getattr(kinds, name): name for name in [*ALL.split(), "DISCONNECT", "AUTH"]}
+
+PIECES = pa.schema(
+    [
+        pa.field("connection", pa.string(), nullable=False),
+        pa.field("direction", pa.string(), nullable=False),
+        pa.field("time_us", pa.int64(), nullable=False),
+        pa.field("position", pa.int64(), nullable=False),
+        pa.field("syn", pa.bool_(), nullable=False),
+        pa.field("content", pa.binary(), nullable=False),
+    ]
+)
+PACKETS = pa.schema(
+    [
+        pa.field("client", pa.string(), nullable=False),
+        pa.field("connection", pa.string(), nullable=False),
+        pa.field("number", pa.int64(), nullable=False),  # of the packet in its connection, both directions together
+        pa.field("time_us", pa.int64(), nullable=False),
+        pa.field("direction", pa.string(), nullable=False),
+        pa.field("kind", pa.string(), nullable=False),
+        pa.field("level", pa.int8(), nullable=False),
+        pa.field("packet_id", pa.int32()),
+        pa.field("qos", pa.int8()),
+        pa.field("dup", pa.bool_()),
+        pa.field("retain", pa.bool_()),
+        pa.field("clean", pa.bool_()),  # CONNECT; for CONNACK: no session present
+        pa.field("topic", pa.string()),
+        pa.field("bytes", pa.int64()),
+        pa.field("checksum", pa.int64()),  # of topic and payload: tells a copy from another message
+        pa.field("fault", pa.string()),  # what the codec refused
+    ]
+)
+FLOWS = pa.schema(
+    [
+        pa.field("client", pa.string(), nullable=False),
+        pa.field("direction", pa.string(), nullable=False),
+        pa.field("packet_id", pa.int32(), nullable=False),
+        pa.field("qos", pa.int8(), nullable=False),
+        pa.field("topic", pa.string()),
+        pa.field("begun_us", pa.int64(), nullable=False),
+        pa.field("ended_us", pa.int64()),
+        pa.field("connections", pa.int32(), nullable=False),
+        pa.field("publishes", pa.int32(), nullable=False),
+        pa.field("story", pa.string(), nullable=False),
+        pa.field("complete", pa.bool_(), nullable=False),
+    ]
+)
+VIOLATIONS = pa.schema(
+    [
+        pa.field("client", pa.string(), nullable=False),
+        pa.field("connection", pa.string(), nullable=False),
+        pa.field("time_us", pa.int64(), nullable=False),
+        pa.field("by", pa.string(), nullable=False),  # "client" or "server"
+        pa.field("clause", pa.string(), nullable=False),
+        pa.field("text", pa.string(), nullable=False),
+    ]
+)
+
+
+def table(schema: pa.Schema, rows: Iterable[dict[str, Any]]) -> pa.Table:
+    """Return rows as a table."""
+    return pa.Table.from_pylist(list(rows), schema=schema)
+
+
+# Segments to packets.
+
+
+def packets_of(pieces: list[capture.Piece]) -> list[dict[str, Any]]:
+    """Return the packets of one address pair's connections, in the order of time."""
+    found: list[dict[str, Any]] = []
+    for n, streams in enumerate(capture.streams(pieces)):
+        connection = pieces[0].connection + (f"#{n + 1}" if n else "")
+        up = list(_decode(streams.get(capture.UP), connection, capture.UP, 4))
+        hello = next((one for one in up if one["kind"] == "CONNECT"), None)
+        down = list(_decode(streams.get(capture.DOWN), connection, capture.DOWN, hello["level"] if hello else 4))
+        client = (hello["client"] if hello else "") or connection
+        # At the same microsecond a request stands before its answer.
+        both = sorted(up + down, key=lambda one: (one["time_us"], one["direction"] == capture.DOWN))
+        for number, one in enumerate(both, 1):
+            found.append(one | {"client": client, "number": number})
+    return found
+
+
+def _decode(stream: capture.Stream | None, connection: str, direction: str, level: int) -> Iterator[dict[str, Any]]:
+    if stream is None:
+        return
+    decoder = ServerDecoder(BUFFER_BYTES, level, stream=True)
+    checksum = 0
+    current: dict[str, Any] = {}
+    for time_us, content in stream.chunks():
+        base = {"connection": connection, "direction": direction, "time_us": time_us}
+        if not content:
+            yield base | {"kind": "LOST", "level": decoder.level, "fault": "the capture lost bytes here", "client": ""}
+            return
+        at = 0
+        while at < len(content):
+            room = decoder.room()
+            taken = min(len(room), len(content) - at)
+            room[:taken] = content[at : at + taken]
+            decoder.received(taken)
+            at += taken
+            try:
+                while kind := decoder.next():
+                    if kind != kinds.PUBLISH:
+                        yield base | _fields(decoder, kind)
+                        continue
+                    if decoder.payload_offset == 0:
+                        topic = bytes(decoder.buffer[decoder.topic_start : decoder.topic_end])
+                        checksum = zlib.crc32(topic)
+                        current = _fields(decoder, kind) | {"topic": topic.decode("utf-8", "replace")}
+                        current["bytes"] = decoder.payload_total
+                    checksum = zlib.crc32(decoder.buffer[decoder.payload_start : decoder.payload_end], checksum)
+                    if not decoder.more:
+                        yield base | current | {"checksum": checksum}
+            except FlashMqttError as error:
+                fault = f"{type(error).__name__}: {error}"
+                yield base | {"kind": "MALFORMED", "level": decoder.level, "fault": fault, "client": ""}
+                return
+
+
+def _fields(decoder: ServerDecoder, kind: int) -> dict[str, Any]:
+    fields: dict[str, Any] = {"kind": NAMES[kind], "level": decoder.level, "client": ""}
+    if kind == kinds.PUBLISH:
+        fields |= {
+            "qos": decoder.qos,
+            "dup": decoder.dup,
+            "retain": decoder.retain,
+            "packet_id": decoder.packet_id or None,
+        }
+    elif kind in {kinds.PUBACK, kinds.PUBREC, kinds.PUBREL, kinds.PUBCOMP, kinds.SUBACK, kinds.UNSUBACK}:
+        fields["packet_id"] = decoder.packet_id
+    elif kind == kinds.CONNECT:
+        fields |= {"client": bytes(decoder.client_id).decode("utf-8", "replace"), "clean": bool(decoder.clean)}
+    elif kind == kinds.CONNACK:
+        fields["clean"] = not decoder.session_present
+    return fields
+
+
+# Packets to flows.
+
+
+@dataclass
+class Flow:
+    """A message at QoS 1 or 2 under way."""
+
+    packet: dict[str, Any]
+    story: list[str] = field(default_factory=list)
+    connections: set[str] = field(default_factory=set)
+    received: bool = False  # PUBREC seen
+    released: bool = False  # PUBREL sent
+    resent_in: str = ""
+
+    def row(self, ended_us: int | None) -> dict[str, Any]:
+        """Return the flow as a row."""
+        told = {name: self.packet[name] for name in ("client", "direction", "packet_id", "qos", "topic")}
+        return told | {
+            "begun_us": self.packet["time_us"],
+            "ended_us": ended_us,
+            "connections": len(self.connections),
+            "publishes": sum(step.startswith("PUBLISH") for step in self.story),
+            "story": " ".join(self.story),
+            "complete": ended_us is not None,
+        }
+
+
+OTHER = {capture.UP: capture.DOWN, capture.DOWN: capture.UP}
+SIDE = {capture.UP: "client", capture.DOWN: "server"}
+
+
+class Audit:
+    """What one client and its server did, packet by packet."""
+
+    def __init__(self) -> None:
+        self.flows: list[dict[str, Any]] = []
+        self.violations: list[dict[str, Any]] = []
+        self.open: dict[tuple[str, int], Flow] = {}  # by the sender's direction and the packet id
+        self.connection = ""
+        self.seen_in: dict[str, int] = {}  # packets in this connection by direction
+        self.ended = False
+        self.acknowledged: list[int] = []
+
+    def violation(self, packet: dict[str, Any], clause: str, text: str) -> None:
+        """Note a broken rule."""
+        told = {name: packet[name] for name in ("client", "connection", "time_us")}
+        self.violations.append(told | {"by": SIDE[packet["direction"]], "clause": clause, "text": text})
+
+    def take(self, packet: dict[str, Any]) -> None:
+        """Take the next packet."""
+        kind, direction = packet["kind"], packet["direction"]
+        if packet["connection"] != self.connection:
+            self.connection = packet["connection"]
+            self.seen_in = {}
+            self.ended = False
+        first = not self.seen_in.get(direction)
+        self.seen_in[direction] = self.seen_in.get(direction, 0) + 1
+        if kind == "LOST":
+            return
+        if kind == "MALFORMED":
+            self.violation(packet, "MQTT-4.8.0-1", packet["fault"])
+            return
+        if direction == capture.UP:
+            if first and kind != "CONNECT":
+                self.violation(packet, "MQTT-3.1.0-1", f"the connection begins with {kind}")
+            if not first and kind == "CONNECT":
+                self.violation(packet, "MQTT-3.1.0-2", "a second CONNECT")
+            if self.ended:
+                self.violation(packet, "MQTT-3.14.4-2", f"{kind} after DISCONNECT")
+            self.ended = self.ended or kind == "DISCONNECT"
+        elif first and kind not in {"CONNACK", "AUTH"}:
+            self.violation(packet, "MQTT-3.2.0-1", f"the server begins with {kind}")
+        if kind == "CONNACK" and packet["clean"]:
+            self._forget()  # a new session: nothing goes on
+        elif kind == "PUBLISH" and packet["qos"]:
+            self._publish(packet)
+        elif kind in {"PUBACK", "PUBREC", "PUBCOMP"}:
+            self._answer(packet, self.open.get((OTHER[direction], packet["packet_id"])))
+        elif kind == "PUBREL":
+            self._release(packet, self.open.get((direction, packet["packet_id"])))
+
+    def _publish(self, packet: dict[str, Any]) -> None:
+        key = (packet["direction"], packet["packet_id"])
+        flow = self.open.get(key)
+        step = "PUBLISH+DUP" if packet["dup"] else "PUBLISH"
+        if flow is None:
+            flow = self.open[key] = Flow(packet)
+        elif flow.packet["checksum"] != packet["checksum"]:
+            self.violation(packet, "MQTT-2.3.1-2", f"packet id {key[1]} carries another message while it is in flight")
+            self.flows.append(flow.row(None))
+            flow = self.open[key] = Flow(packet)
+        else:
+            if not packet["dup"]:
+                self.violation(packet, "MQTT-3.3.1-1", f"packet id {key[1]} is sent again without DUP")
+            if flow.received or flow.released:
+                self.violation(packet, "MQTT-4.3.3-1", f"PUBLISH {key[1]} is sent again after its PUBREC")
+            elif flow.resent_in != self.connection and self.connection not in flow.connections:
+                later = [other for other in self._sent(key[0]) if other.resent_in == self.connection]
+                if any(other.packet["time_us"] > flow.packet["time_us"] for other in later):
+                    self.violation(packet, "MQTT-4.6.0-1", f"PUBLISH {key[1]} is resent behind a later one")
+                flow.resent_in = self.connection
+            elif packet["level"] == 5:
+                self.violation(packet, "MQTT-4.4.0-1", f"PUBLISH {key[1]} is resent on a live connection at level 5")
+        flow.story.append(step)
+        flow.connections.add(self.connection)
+
+    def _sent(self, direction: str) -> list[Flow]:
+        return [flow for (way, _), flow in self.open.items() if way == direction]
+
+    def _answer(self, packet: dict[str, Any], flow: Flow | None) -> None:
+        kind, number = packet["kind"], packet["packet_id"]
+        if flow is None:
+            if kind != "PUBCOMP":  # that one answers a PUBREL that was sent again, too
+                self.violation(packet, "MQTT-4.3.2-2", f"{kind} {number} answers nothing")
+            return
+        flow.story.append(kind)
+        flow.connections.add(self.connection)
+        if (kind == "PUBACK") != (flow.packet["qos"] == 1):
+            self.violation(packet, "MQTT-4.3.3-2", f"{kind} {number} answers a PUBLISH at QoS {flow.packet['qos']}")
+        elif kind == "PUBREC":
+            flow.received = True
+        elif kind == "PUBCOMP" and not flow.released:
+            self.violation(packet, "MQTT-4.3.3-2", f"PUBCOMP {number} before its PUBREL")
+        else:
+            del self.open[flow.packet["direction"], number]
+            self.flows.append(flow.row(packet["time_us"]))
+
+    def _release(self, packet: dict[str, Any], flow: Flow | None) -> None:
+        if flow is None:
+            return  # resent after its PUBCOMP was lost: allowed, and answered
+        flow.story.append("PUBREL")
+        flow.connections.add(self.connection)
+        if not flow.received:
+            self.violation(packet, "MQTT-4.3.3-1", f"PUBREL {packet['packet_id']} before its PUBREC")
+        flow.released = True
+
+    def _forget(self) -> None:
+        for flow in self.open.values():
+            self.flows.append(flow.row(None))
+        self.open = {}
+
+    def end(self) -> None:
+        """The captures are at their end: what is open stays open."""
+        self._forget()
+
+
+def audit(packets: Iterable[dict[str, Any]]) -> Audit:
+    """Return what one client's packets tell."""
+    found = Audit()
+    for packet in sorted(packets, key=lambda one: (one["time_us"], one["connection"], one["number"])):
+        found.take(packet)
+    found.end()
+    return found
+
+
+# The Spark job.
+
+
+def pieces(spark: SparkSession, captures: Storage, ports: list[int]) -> DataFrame:
+    """Return the TCP segments of all capture files: a task per file."""
+    names = [name for name in captures.list(recursive=True) if not name.rsplit("/", 1)[-1].startswith(".")]
+    files = spark.createDataFrame([(name,) for name in names], "name string").repartition(max(1, len(names)), "name")
+
+    def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for name in batch["name"].to_pylist():
+                with captures.fs.open_input_stream(captures.path(name)) as file:
+                    rows: list[capture.Piece] = []
+                    for piece in capture.read(file, name, ports):
+                        rows.append(piece)
+                        if len(rows) == 20_000:
+                            yield _batch(rows)
+                            rows = []
+                    yield _batch(rows)
+
+    return files.mapInArrow(read, schemas.spark_schema(PIECES))
+
+
+def _batch(rows: list[capture.Piece]) -> pa.RecordBatch:
+    columns = list(zip(*rows, strict=True)) or [()] * len(PIECES)
+    return pa.record_batch([pa.array(one, kind.type) for one, kind in zip(columns, PIECES, strict=True)], schema=PIECES)
+
+
+def packets(found: DataFrame) -> DataFrame:
+    """Return the packets in TCP segments."""
+
+    def decode(group: pa.Table) -> pa.Table:
+        return table(PACKETS, packets_of([capture.Piece(**row) for row in group.to_pylist()]))
+
+    return found.groupBy("connection").applyInArrow(decode, schemas.spark_schema(PACKETS))
+
+
+def flows(found: DataFrame) -> DataFrame:
+    """Return the QoS 1 and 2 flows in packets."""
+    return found.groupBy("client").applyInArrow(
+        lambda group: table(FLOWS, audit(group.to_pylist()).flows), schemas.spark_schema(FLOWS)
+    )
+
+
+def violations(found: DataFrame) -> DataFrame:
+    """Return the broken rules in packets."""
+    return found.groupBy("client").applyInArrow(
+        lambda group: table(VIOLATIONS, audit(group.to_pylist()).violations), schemas.spark_schema(VIOLATIONS)
+    )
+
+
+def run(spark: SparkSession, captures: str, out: str, ports: list[int]) -> dict[str, DataFrame]:
+    """Do the job; return the tables as they were written."""
+    target = Storage(out)
+    packets(pieces(spark, Storage(captures), ports)).write.mode("overwrite").parquet(target.address("packets"))
+    read = spark.read.schema(schemas.spark_schema(PACKETS)).parquet(target.address("packets"))
+    tables = {"packets": read}
+    for name, (make, schema) in {"flows": (flows, FLOWS), "violations": (violations, VIOLATIONS)}.items():
+        make(read).write.mode("overwrite").parquet(target.address(name))
+        tables[name] = spark.read.schema(schemas.spark_schema(schema)).parquet(target.address(name))
+    return tables
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the audit; print its summary."""
+    from pyspark.errors import PySparkException
+
+    from . import java, session
+    from .run import cause
+
+    parser = argparse.ArgumentParser(prog="python -m tools.pipeline.wire", description=__doc__.split("\n")[0])
+    parser.add_argument("--captures", required=True, help="a directory of pcap files or JSON captures")
+    parser.add_argument("--out", required=True, help="where the tables go")
+    parser.add_argument("--port", type=int, action="append", help="a broker's port; may be repeated (default: 1883)")
+    parser.add_argument("--master", help="Spark master (default: spark-submit's, or this machine)")
+    options = parser.parse_args(argv)
+    try:
+        if not Storage(options.captures).list(recursive=True):
+            raise StorageError(
+                f"{options.captures}: there are no captures. Make one: tcpdump -i any -w capture.pcap port 1883"
+            )
+        spark = session.make(options.master, session.log_file(Storage(options.out)))
+    except (StorageError, java.JavaNotFound) as error:
+        print(f"wire audit: {error}", file=sys.stderr)
+        return 2
+    try:
+        tables = run(spark, options.captures, options.out, options.port or [1883])
+        found = tables["flows"].groupBy("client", "direction", "qos", "complete").count()
+        for row in found.orderBy("client", "direction", "qos", "complete").collect():
+            state = "complete" if row.complete else "open or given up"
+            print(f"  {row.client}  {row.direction:4}  QoS {row.qos}  {row['count']:>8,} {state}")
+        broken = tables["violations"].orderBy("time_us").limit(100).collect()
+        for row in broken:
+            print(f"  violation by the {row.by} of {row.client}: {row.text} [{row.clause}]")
+        print(f"  {tables['packets'].count():,} packets, {len(broken)} violations; tables in {options.out}")
+    except PySparkException as error:
+        print(f"wire audit: {cause(error)}", file=sys.stderr)
+        return 2
+    finally:
+        spark.stop()
+    return 1 if broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
