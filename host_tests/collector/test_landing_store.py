@@ -266,6 +266,43 @@ def test_crash_at_every_system_call_of_rotation_and_sealing_writes_no_row_twice(
     assert not list(tmp_path.glob("c.logs/*.tmp"))
 
 
+def test_log_that_never_took_over_is_not_believed(tmp_path, monkeypatch):
+    """The directory's sync fails, the old log goes on, and the power fails before the new one's removal is durable."""
+    landing = Landing(tmp_path)
+    held = publish(b"t", b"held", 2, 1)
+    slot = landing.store.hold(held, len(held))
+    land(landing.store, publish(b"t", b"1"))
+    landing.store.sync()
+
+    def failing(directory):
+        raise OSError(errno.EIO, "Input/output error")
+
+    kept = {}
+    real = os.unlink
+
+    def unlink(path, *more, **named):
+        if str(path).endswith("2.log"):
+            kept[path] = path.read_bytes()
+        real(path, *more, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(landing_log, "sync_directory", failing)
+        patch.setattr(os, "unlink", unlink)
+        with pytest.raises(LandingStalled):
+            landing.store.rotate()
+    landing.store.release(slot)
+    land(landing.store, publish(b"t", b"2"))
+    landing.store.sync()
+    landing.store.close()
+    ((path, content),) = kept.items()
+    path.write_bytes(content)
+    landing = Landing(tmp_path)
+    assert landing.store.held == 0
+    assert landing.store.rotate()
+    landing.seal()
+    assert payloads(landing.rows()) == [b"1", b"held", b"2"]
+
+
 def test_segment_that_is_there_already_is_left_and_its_log_removed(tmp_path):
     landing = Landing(tmp_path)
     land(landing.store, publish(b"t", b"1"))

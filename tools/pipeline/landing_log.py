@@ -100,6 +100,7 @@ class Header:
     salt: int  # seeds every CRC, so that no block of another file ever validates
     rows_before: int  # rows in all logs before this one
     mounts_before: int
+    previous_end: int = 0  # how long the log before this one was when this one took over
 
     def encode(self) -> bytes:
         """Return the file header."""
@@ -269,17 +270,15 @@ class LandingLog:
         start = header.encode()
         block = cls._block(header.salt, len(start), entries) if entries else b""
         try:
-            try:
-                with temporary.open("wb") as file:
-                    file.write(start + block)
-                    file.flush()
-                    os.fsync(file.fileno())
-                temporary.rename(path)
-                sync_directory(directory)
-            except OSError:
-                temporary.unlink(missing_ok=True)
-                raise
+            with temporary.open("wb") as file:
+                file.write(start + block)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.rename(path)
+            sync_directory(directory)
         except OSError as error:
+            for name in (temporary, path):
+                name.unlink(missing_ok=True)
             raise stalled(path, error) from error
         log = cls(path, header, len(start) + len(block))
         log._cut = False

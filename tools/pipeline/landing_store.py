@@ -151,6 +151,9 @@ class LandingStore:
         for leftover in self.directory.glob("*" + landing_log.TEMPORARY):
             leftover.unlink()
         numbers = log_numbers(self.directory)
+        if len(numbers) > 1 and self._never_took_over(numbers[-1]):
+            log_path(self.directory, numbers.pop()).unlink()
+            landing_log.sync_directory(self.directory)
         self.closed = numbers[:-1]
         self._held: dict[int, Held] = {}  # in the order of arrival
         if numbers:
@@ -167,10 +170,9 @@ class LandingStore:
             mounts = sum(entry.kind == MOUNTED for entry in contents.entries)
             self.boot = header.mounts_before + mounts + 1
             self._log = LandingLog(contents.path, header, contents.end)
-            if contents.damage:  # its segment gets what is readable
-                self.rows = max(self.rows, 1)
-                self.rotate()
+            damaged = bool(contents.damage)
         else:
+            damaged = False
             self.rows = 0
             self.boot = 1
             header = Header(self.collector, first_number, secrets.randbits(32), rows_before, 0)
@@ -184,6 +186,22 @@ class LandingStore:
         self._log.append(MOUNTED, 0, 0, self.time_us)
         self._log.sync()
         self._log.blocks = 0
+        if damaged:  # its segment gets what is readable
+            self.rows = max(self.rows, 1)
+            self.rotate()
+
+    def _never_took_over(self, number: int) -> bool:
+        """Tell whether a log was made but the one before it was gone on with.
+
+        So it is where making its name durable failed, the file was removed again, and the power failed before that
+        was durable. What it says of held messages is out of date then, and nothing was ever written to it.
+        """
+        before = log_path(self.directory, number - 1)
+        if not before.exists():
+            return False
+        path = log_path(self.directory, number)
+        header, _ = Header.decode(path, path.read_bytes())
+        return before.stat().st_size > header.previous_end
 
     # --- what the session asks of a Store -----------------------------------------------------------------------
 
@@ -350,7 +368,7 @@ class LandingStore:
             self._end_run()
         self._log.sync()  # into the reserve, if need be
         old = self._log.header
-        header = Header(self.collector, old.number + 1, secrets.randbits(32), self.stored, self.boot)
+        header = Header(self.collector, old.number + 1, secrets.randbits(32), self.stored, self.boot, self._log.end)
         entries = []
         for slot, held in self._held.items():
             entries.append(packed(HELD, held.level, slot, held.time_us, held.packet))
