@@ -19,6 +19,13 @@ def put_u16(buf, at, value):
     buf[at + 1] = value >> 8
 
 
+def put_finished(buf, at, seq):
+    """Write the sequence of a finished message; the top bit says that it had a place of its own (seq is negative)."""
+    put_u32(buf, at, abs(seq))
+    if seq < 0:
+        buf[at + 3] |= 0x80
+
+
 def put_u32(buf, at, value):
     """Write a number as four bytes."""
     buf[at] = value & 0xFF

@@ -13,7 +13,7 @@ from flashmqtt.compat import const
 from flashmqtt.errors import FlashFailed, StoreExhausted, StoreFull, StoreWorn, UsageError
 from flashmqtt.fast import copy
 
-from .fields import put_u16, put_u32
+from .fields import put_finished, put_u16, put_u32
 from .recovery import Recovery
 from .slots import Slots
 
@@ -387,7 +387,7 @@ class Journal(Slots):
         n = self._pending_n
         put_u32(self._small, 0, self.dropped)
         for i in range(n):
-            put_u32(self._small, 4 + 4 * i, abs(self._pending[i]))
+            put_finished(self._small, 4 + 4 * i, self._pending[i])
         self._write(_DONE, self._low(), self._small, 0, 4 + 4 * n, False)
         self._pending_n = 0
         self._unsaid = 0
@@ -474,6 +474,7 @@ class Journal(Slots):
         """
         while True:
             self._settle()
+            self._erased()  # now, as it may find a bad sector, and then there is one less
             usable = self.sectors_usable
             chain = self._count(self._oldest())
             if usable - chain - 1 >= 2:
@@ -515,9 +516,14 @@ class Journal(Slots):
         if n:
             self._open(self._end, False)
             self._say()
-            for slot in range(self.slots):
-                if self._slot_state[slot] and self._slot_sector[slot] == oldest:
-                    self._move(slot)
+            while n:  # by age: the power may go between two of them, and what has moved is taken first
+                best = -1
+                for slot in range(self.slots):
+                    if self._slot_state[slot] and self._slot_sector[slot] == oldest:
+                        if best < 0 or self._slot_seq[slot] < self._slot_seq[best]:
+                            best = slot
+                self._move(best)
+                n -= 1
         if waits:
             while self._queued and self._cursor_sector == oldest and self._next():
                 self._queued -= 1

@@ -32,6 +32,7 @@ H_PREV_END = const(48)  # where the records of the sector before end
 H_OPENING_END = const(50)  # where what was carried over, and the table, end
 H_PREV_SEQ = const(52)
 H_SECTORS = const(56)
+H_BAD = const(58)  # how many of them took no erase or no program
 H_CRC = const(60)
 HEADER = const(64)
 NO_SECTOR = const(0xFFFF)

@@ -12,7 +12,7 @@ from flashmqtt.compat import const
 from flashmqtt.errors import StoreCorrupt, UsageError
 from flashmqtt.fast import copy, crc32_matches, fill, is_blank, put_crc32
 
-from .fields import get_u32, put_u32
+from .fields import get_u32, put_finished, put_u32
 
 # The format's numbers, as layout.py has them (a test compares): private constants cost nothing on a board.
 _PAGE = const(256)
@@ -144,7 +144,7 @@ class Log:
         put_u32(out, at + _R_SEQ, seq)
         body = at + _RECORD
         for i in range(count):
-            put_u32(out, body, abs(rides[i]))
+            put_finished(out, body, rides[i])
             body += 4
         copy(out, body, buf, start, n)
         put_crc32(out, at + _R_LENGTH, body + n, at, self._seqs[sector])

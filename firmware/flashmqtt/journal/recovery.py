@@ -18,6 +18,7 @@ from .fields import MAGIC, get_u16, get_u32, put_u32
 
 # The format's numbers, as layout.py has them (a test compares): private constants cost nothing on a board.
 _VERSION = const(1)
+_SEQ_LIMIT = const(0x3FFFFFFF)
 _PAGE = const(256)
 _H_VERSION = const(4)
 _H_SECTOR_SHIFT = const(7)
@@ -37,6 +38,7 @@ _H_PREV_END = const(48)
 _H_OPENING_END = const(50)
 _H_PREV_SEQ = const(52)
 _H_SECTORS = const(56)
+_H_BAD = const(58)
 _H_CRC = const(60)
 _HEADER = const(64)
 _NO_SECTOR = const(0xFFFF)
@@ -126,10 +128,10 @@ class Recovery:
                     self.other_version = version
             elif crc32_matches(header, 0, _H_CRC, _H_CRC, 0):
                 if (
-                    get_u32(header, _H_SECTORS) != self.region.sectors
+                    get_u16(header, _H_SECTORS) != self.region.sectors
                     or 1 << header[_H_SECTOR_SHIFT] != j._sector_bytes
                 ):
-                    raise StoreForeign("a journal of %d sectors" % get_u32(header, _H_SECTORS))
+                    raise StoreForeign("a journal of %d sectors" % get_u16(header, _H_SECTORS))
                 j._seqs[sector] = get_u32(header, _H_SEQ)
                 prevs[sector] = get_u16(header, _H_PREV)
         return prevs
@@ -168,6 +170,7 @@ class Recovery:
         j._backlog = get_u32(header, _H_BACKLOG)
         j.boot = get_u32(header, _H_BOOT)
         j._erases = get_u32(header, _H_ERASES)
+        j.sectors_usable = self.region.sectors - get_u16(header, _H_BAD)
         self.low = get_u32(header, _H_LOW)
         self.explicit = {}
         self.marks = {}
@@ -196,6 +199,7 @@ class Recovery:
             offset += size
             self.end = offset
             if kind == _CLOSE and not self.goes_on_behind(head, offset):
+                offset = max(offset, j._fit(offset, _OPEN_SIZE))  # where a torn record may stand
                 break
         self.stopped = offset
         self.sealed = self.seals(head) > 0
@@ -281,9 +285,11 @@ class Recovery:
             self.marks[seq] = page[at + _E_MARK]
 
     def finish(self, seq):
-        """A message was named as finished."""
+        """A message was named as finished, maybe not for the first time."""
+        explicit = seq >> 31
+        seq &= _SEQ_LIMIT
         known = self.explicit.pop(seq, None)
-        if known is None or not known[2]:
+        if not known[2] if known else not explicit:
             self.done.add(seq)
         self.marks.pop(seq, None)
 
@@ -417,8 +423,11 @@ class Recovery:
         self.seal(j._head)
         carry_from = self.last if self.confirmed else self.end
         j._settle()
-        replace = j._carry(-1, _HEADER) <= j._sector_bytes // 2
-        if not replace and j.sectors_usable - j._count(j._oldest()) - 1 < 1:
+        j._erased()  # now, as it may find a bad sector, and then there is one less
+        room = j.sectors_usable - j._count(j._oldest())
+        size = j._carry(-1, _HEADER)
+        replace = size <= (j._sector_bytes // 2 if room > 2 else j._sector_bytes - 2 * _PAGE)
+        if not replace and room < 2:
             raise StoreWorn("no sector to go on in")
         while True:
             j._open(_HEADER if replace else carry_from, replace)
@@ -442,20 +451,18 @@ class Recovery:
     def seal(self, sector):
         """Make sure that every later recovery knows that this sector was left."""
         j = self.j
-        j._page_number = -1
-        while self.seals(sector) < 2:
-            at = _PAGE - _SEAL
-            while at < _PAGE and not is_blank(j._page, at, at + _WORD):
-                at += _WORD
-            if at == _PAGE:
+        for at in range(_PAGE - _SEAL, _PAGE, _WORD):
+            j._page_number = -1
+            if self.seals(sector) > 1:
                 return
-            place = j._sector_bytes - _PAGE + at
-            put_u32(j._out, j._claim(sector, place, _WORD), j._seqs[sector] ^ _SEAL_BITS)
-            try:
-                j._program(sector)
-                return
-            except FlashFailed:
-                j._page_number = -1
+            if is_blank(j._page, at, at + _WORD):
+                place = j._sector_bytes - _PAGE + at
+                put_u32(j._out, j._claim(sector, place, _WORD), j._seqs[sector] ^ _SEAL_BITS)
+                try:
+                    j._program(sector)
+                    return
+                except FlashFailed:
+                    pass
 
     # --- an empty region ---
 

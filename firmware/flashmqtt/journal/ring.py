@@ -42,6 +42,7 @@ _H_PREV_END = const(48)
 _H_OPENING_END = const(50)
 _H_PREV_SEQ = const(52)
 _H_SECTORS = const(56)
+_H_BAD = const(58)
 _H_CRC = const(60)
 _HEADER = const(64)
 _NO_SECTOR = const(0xFFFF)
@@ -79,7 +80,8 @@ class Ring(Log):
         super().__init__(region)
         self._use = bytearray(region.sectors)
         self._after = array("H", [_NO_SECTOR] * region.sectors)  # the next sector on the chain
-        self.sectors_usable = region.sectors
+        self.sectors_usable = region.sectors  # less those that were bad at any time
+        self._bad = 0  # found in this boot
         self.worn = False
         self._tail = self._head = _NO_SECTOR
         self._end = _HEADER  # where the head's records end
@@ -145,7 +147,8 @@ class Ring(Log):
     def _retire(self, sector):
         """Use a sector no more in this boot. The next one tries it again, and finds out by itself."""
         self._use[sector] = _RETIRED
-        self.sectors_usable -= 1
+        self._bad += 1
+        self.sectors_usable = min(self.sectors_usable, self.region.sectors - self._bad)
         self._ahead = -1
 
     def _open(self, carry_from, replace):
@@ -159,8 +162,7 @@ class Ring(Log):
             self._ring_seq += 1
             self._seqs[target] = self._ring_seq
             try:
-                end = self._carry(target, carry_from) if carry_from < self._end else _HEADER
-                self._put_opening(target, end, carry_from, replace)
+                self._put_opening(target, self._carry(target, carry_from), carry_from, replace)
                 break
             except FlashFailed:
                 self._retire(target)
@@ -208,7 +210,8 @@ class Ring(Log):
         put_u16(out, _H_PREV_END, prev_end)
         put_u32(out, _H_PREV_SEQ, prev_seq)
         put_u16(out, _H_OPENING_END, end)
-        put_u32(out, _H_SECTORS, self.region.sectors)
+        put_u16(out, _H_SECTORS, self.region.sectors)
+        put_u16(out, _H_BAD, self.region.sectors - self.sectors_usable)
         put_u32(out, _H_NEXT_SEQ, self.next_seq)
         put_u32(out, _H_LOW, self._low())
         put_u32(out, _H_STORED, self.stored)
