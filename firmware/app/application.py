@@ -192,8 +192,10 @@ class Application:
         self.publish("boot", 1, [{"n": "start", "vs": self.cause}], self.beginning())
 
     def status(self):
-        """Print one line for whoever watches the console."""
+        """Print one line for whoever watches the console; two where there is no network."""
         journal = self.journal
+        if self._problem:
+            print("network:", self._problem)
         print(
             "status",
             "stored=%d waiting=%d connects=%d dropped=%d"
@@ -329,11 +331,7 @@ class Application:
         elif self._online and not up:
             self.client.link.stop()
         self._online = up
-        problem = "" if up else self.board.network_problem()
-        if problem != self._problem:
-            self._problem = problem
-            if problem:
-                print("network:", problem)
+        self._problem = "" if up else self.board.network_problem()
 
     def _time_learnt(self):
         self.board.set_clock(self.time.unix_ms() // 1000)

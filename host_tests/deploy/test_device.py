@@ -26,7 +26,10 @@ def mpremote(device: Device, *words: str, timeout_s: float = 30) -> str:
 @pytest.mark.req("B3")
 def test_port_shows_a_board_with_its_modules_and_an_empty_file_system(tmp_path, port, name):
     with Device(tmp_path, port) as device:
-        script = f"import sys, os, machine, network, {port}\nprint(sys.platform, sys.implementation._machine, os.listdir('/'), sep='|')"
+        script = (
+            f"import sys, os, machine, network, {port}\n"
+            "print(sys.platform, sys.implementation._machine, os.listdir('/'), sep='|')"
+        )
         assert mpremote(device, "exec", script).strip() == f"{port}|{name}|[]"
 
 

@@ -1,0 +1,257 @@
+"""`make deploy` against the virtual board: real mpremote, a real broker, a delivered reading; and what can go wrong."""
+
+import contextlib
+import io
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tools.broker import Broker
+from tools.deploy import __main__ as deploy
+from tools.deploy import build, ports
+from tools.deploy.errors import DeployFailed
+from tools.deploy.link import Link
+from tools.virtual_board.device import Device
+
+PASSWORD = "hunter2-hunter2"
+WIFI = f"home:{PASSWORD}"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_secrets_around():
+    saved = {name: os.environ.pop(name, None) for name in ("FLASHMQTT_WIFI_PASSWORD", "FLASHMQTT_BROKER_PASSWORD")}
+    yield
+    os.environ.update({name: value for name, value in saved.items() if value is not None})
+
+
+def write_configuration(folder: Path, port: int, **readings) -> Path:
+    folder.mkdir(exist_ok=True)
+    extra = "".join(f"{key} = {json.dumps(value)}\n" for key, value in readings.items())
+    (folder / "config.toml").write_text(
+        f'[wifi]\nssid = "home"\n[broker]\nhost = "127.0.0.1"\nport = {port}\n[device]\nstatus_s = 0.2\nwatchdog_s = 8\n'
+        f"[journal]\nkib = 64\n[readings]\ninterval_s = 0.5\n{extra}"
+    )
+    (folder / "config.local.toml").write_text(f'[wifi]\npassword = "{PASSWORD}"\n')
+    return folder
+
+
+def run(*words: str) -> tuple[int, str, str]:
+    """Run the tool in this process; return status, what it printed, what it complained of."""
+    printed, complaints = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(complaints):
+        status = deploy.main(list(words))
+    assert PASSWORD not in printed.getvalue() + complaints.getvalue()
+    return status, printed.getvalue(), complaints.getvalue()
+
+
+@pytest.mark.req("B3")
+@pytest.mark.timeout(120)
+def test_from_an_empty_board_to_a_delivered_reading_and_again(tmp_path):
+    with Broker(tmp_path / "broker") as broker, Device(tmp_path / "board", wifi=WIFI) as device:
+        config = write_configuration(tmp_path / "config", broker.port)
+        words = ("deploy", "--board", "pico_w", "--port", device.path, "--config", str(config), "--timeout", "40")
+
+        status, printed, complaints = run(*words, "--dry-run")
+        assert status == 0, complaints
+        assert "copy /main.py" in printed and "nothing was changed" in printed and "(hidden)" in printed
+        with Link(device.path) as link:
+            assert link.literal("import os; print(os.listdir('/'))") == []
+
+        status, printed, complaints = run(*words)
+        assert status == 0, printed + complaints
+        assert "delivered" in printed and "pinned in the file system" in printed
+        files = len(build.sources("pico_w")) + 1
+        assert f"{files}: {files} new, 0 changed" in printed
+
+        # Again: nothing to copy, the journal stays, and the board goes on as boot 2 or later.
+        status, printed, complaints = run(*words)
+        assert status == 0, printed + complaints
+        assert f"{files} as they are; 0.0 KB to copy" in printed and "delivered" in printed
+
+        # One setting more: one file changes.
+        write_configuration(tmp_path / "config", broker.port, health_s=1)
+        status, printed, complaints = run(*words)
+        assert status == 0, printed + complaints
+        assert "0 new, 1 changed" in printed
+
+        listening = len(device.console)
+        device.wait_for(b"status stored=", since=listening)
+        assert PASSWORD.encode() not in bytes(device.console[listening:])
+
+        status, printed, complaints = run("backup", "--port", device.path, "--output", str(tmp_path / "kept"))
+        assert status == 0, complaints
+        (kept,) = (tmp_path / "kept").iterdir()
+        assert (kept / "main.py").read_bytes() == build.sources("pico_w")["/main.py"].read_bytes()
+        assert len(list((kept / "journal").iterdir())) == 17 and kept.stat().st_mode & 0o077 == 0
+
+        status, printed, complaints = run("wipe", "--port", device.path, "--yes")
+        assert status == 0, complaints
+        with Link(device.path) as link:
+            assert sorted(link.literal("import os; print(os.listdir('/'))")) == ["journal", "lib"]
+        status, printed, complaints = run("wipe", "--port", device.path, "--yes", "--journal")
+        with Link(device.path) as link:
+            assert link.literal("import os; print(os.listdir('/'))") == ["lib"]
+
+
+@pytest.mark.req("B3")
+@pytest.mark.timeout(120)
+def test_deployment_cut_off_anywhere_leaves_a_repl_and_can_be_run_again(tmp_path):
+    with Broker(tmp_path / "broker") as broker, Device(tmp_path / "board", "esp32", wifi=WIFI) as device:
+        config = write_configuration(tmp_path / "config", broker.port)
+        words = ["deploy", "--board", "esp32", "--port", device.path, "--config", str(config), "--timeout", "40"]
+        for cut_after_s in (0.9, 1.6, 2.4):
+            process = subprocess.Popen(
+                [sys.executable, "-m", "tools.deploy", *words],
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+            time.sleep(cut_after_s)
+            process.kill()
+            process.wait()
+            device.power_cut(seed=int(cut_after_s * 10))
+            time.sleep(0.3)
+            with Link(device.path) as link:  # it answers, whatever half of the files it has
+                assert link.run("print(6 * 7)").strip() == "42"
+        status, printed, complaints = run(*words)
+        assert status == 0, printed + complaints
+        assert "delivered" in printed
+
+
+@pytest.mark.req("B3")
+def test_half_installed_board_says_so_and_stays_at_its_repl(tmp_path):
+    with Device(tmp_path / "board") as device:
+        with Link(device.path) as link:
+            link.put("/main.py", build.sources("pico_w")["/main.py"].read_bytes())
+            link.run("open('/deploying', 'w').close()")
+        since = len(device.console)
+        device.power_cut()
+        device.wait_for(b"deployment: unfinished", since=since)
+        device.wait_for(b">>> ", since=since)
+
+
+@pytest.mark.req("B3")
+def test_strange_main_is_asked_about_and_kept(tmp_path):
+    with Device(tmp_path / "board", wifi=WIFI) as device:
+        config = write_configuration(tmp_path / "config", 1)
+        with Link(device.path) as link:
+            link.put("/main.py", b"print('mine')\n")
+        words = ("deploy", "--board", "pico_w", "--port", device.path, "--config", str(config), "--timeout", "0.1")
+        status, _, complaints = run(*words)
+        assert status == 1 and "main.py on the board that is not ours" in complaints and "YES=1" in complaints
+        with Link(device.path) as link:
+            assert link.get("/main.py") == b"print('mine')\n"
+
+
+@pytest.mark.req("B3", "B4")
+def test_wrong_wifi_password_is_named_at_the_end_of_a_deployment(tmp_path):
+    with Device(tmp_path / "board", wifi="home:another-word") as device:
+        config = write_configuration(tmp_path / "config", 1)
+        status, printed, complaints = run(
+            *("deploy", "--board", "pico_w", "--port", device.path, "--config", str(config), "--timeout", "12")
+        )
+        assert status == 1 and "network: wrong password" in printed + complaints
+
+
+@pytest.mark.req("B3", "B4")
+def test_broken_configuration_on_the_board_is_said_on_its_console(tmp_path):
+    with Device(tmp_path / "board") as device:
+        with Link(device.path) as link:
+            for path, source in build.sources("pico_w").items():
+                if path.startswith(("/app/__init__", "/app/configuration", "/main", "/board")) or "errors" in path:
+                    link.put(path, source.read_bytes() if path.endswith(".py") else build.compiled(source, "x64"))
+            link.put("/config.json", b'{"broker": "b", "port": 0}')
+        since = len(device.console)
+        device.power_cut()
+        device.wait_for(b"configuration: port: 0 is not allowed", since=since)
+        device.wait_for(b">>> ", since=since)
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        ({"name": "circuitpython"}, "not MicroPython"),
+        ({"platform": "esp32", "machine": "Generic ESP32 module with ESP32"}, "BOARD=esp32"),
+        ({"machine": "Raspberry Pi Pico with RP2040"}, "not a board of the kind pico_w"),
+        ({"version": (1, 23, 0)}, "too old: 1.24"),
+    ],
+)
+@pytest.mark.req("B3")
+def test_wrong_board_is_named(found, words):
+    good = {
+        "name": "micropython",
+        "platform": "rp2",
+        "machine": "Raspberry Pi Pico W with RP2040",
+        "version": (1, 24, 1),
+    }
+    deploy.check_board(good, "pico_w", "/dev/x")
+    with pytest.raises(DeployFailed) as failed:
+        deploy.check_board({**good, **found}, "pico_w", "/dev/x")
+    assert words in str(failed.value)
+
+
+@pytest.mark.req("B3")
+def test_full_board_is_named_before_anything_is_copied(tmp_path):
+    with Device(tmp_path / "board", wifi=WIFI) as device:
+        config = write_configuration(tmp_path / "config", 1)
+        with Link(device.path) as link:
+            link.run("f = open('/big', 'wb')\nfor _ in range(780): f.write(bytes(1024))\nf.close()", timeout_s=60)
+        status, _, complaints = run(*("deploy", "--board", "pico_w", "--port", device.path, "--config", str(config)))
+        assert status == 1 and "too full" in complaints and "journal" in complaints
+        with Link(device.path) as link:
+            assert link.literal("import os; print(os.listdir('/'))") == ["big"]
+
+
+@pytest.mark.req("B3")
+def test_ports_that_can_not_be_used_are_explained(tmp_path, monkeypatch):
+    with pytest.raises(DeployFailed, match="There is no port /dev/nowhere"):
+        ports.find("/dev/nowhere")
+    monkeypatch.setattr(ports.list_ports, "comports", list)
+    with pytest.raises(DeployFailed, match="No board found"):
+        ports.find()
+
+    class Port:
+        def __init__(self, device, vid, pid):
+            self.device, self.vid, self.pid = device, vid, pid
+
+    monkeypatch.setattr(ports.list_ports, "comports", lambda: [Port("/dev/ttyACM0", 0x2E8A, 3)])
+    with pytest.raises(DeployFailed, match="BOOTSEL"):
+        ports.find()
+    both = [Port("/dev/ttyACM0", 0x2E8A, 5), Port("/dev/ttyUSB0", 0x10C4, 0xEA60)]
+    monkeypatch.setattr(ports.list_ports, "comports", lambda: both)
+    with pytest.raises(DeployFailed, match="Several boards"):
+        ports.find()
+    monkeypatch.setattr(ports.list_ports, "comports", lambda: both[:1])
+    assert ports.find() == "/dev/ttyACM0"
+
+    def refuse(*arguments):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(ports.os, "open", refuse)
+    assert "usermod -aG" in str(ports.why_closed("/dev/null"))
+
+
+@pytest.mark.req("B3")
+def test_busy_port_is_named(tmp_path):
+    with Device(tmp_path / "board") as device:
+        with Link(device.path), pytest.raises(DeployFailed, match="busy"):
+            Link(device.path).open()
+        with Link(device.path) as link:
+            assert link.run("print(1)").strip() == "1"
+
+
+@pytest.mark.req("B3")
+def test_silent_port_is_named(tmp_path):
+    import pty
+
+    master, slave = pty.openpty()
+    try:
+        with pytest.raises(DeployFailed, match="does not answer"):
+            Link(os.ttyname(slave)).open()
+    finally:
+        os.close(master)
+        os.close(slave)

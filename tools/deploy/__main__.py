@@ -1,0 +1,359 @@
+"""`python -m tools.deploy {deploy,monitor,backup,wipe}`: see `make deploy`.
+
+A deployment can be cut off at any point and simply run again. While the file `/deploying` stands on the board, its
+main.py says so and leaves the REPL to whoever comes; every file is written beside the old one, compared by its hash, and
+renamed; main.py comes last. So a half-copied board starts to its REPL, never into half a program.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+from tqdm import tqdm
+
+from app.configuration import ConfigurationError
+from tools.deploy import build, configuration, ports
+from tools.deploy.errors import DeployFailed
+from tools.deploy.link import BoardSaid, Link
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+OLDEST = (1, 24)
+DEPLOYING = "/deploying"
+OURS = ("/lib/flashmqtt", "/app")
+SINGLE = ("/main.py", "/board.mpy", "/config.json", "/state.json")
+MARK = "flashmqtt"  # a main.py of ours has this word in its first line
+DELIVERY_S = 90
+SPARE_BYTES = 16384
+SECTOR_BYTES = 4096
+
+_PROBE = """
+import sys, os
+s = os.statvfs('/')
+i = sys.implementation
+print(repr({'platform': sys.platform, 'machine': getattr(i, '_machine', ''), 'version': tuple(i.version[:3]), 'name': i.name,
+ 'mpy': getattr(i, '_mpy', 0), 'free': s[0] * s[3], 'files': os.listdir('/')}))
+"""
+_TREE = """
+import os, hashlib
+b = bytearray(512)
+def tell(p):
+    h = hashlib.sha256()
+    with open(p, 'rb') as f:
+        while True:
+            n = f.readinto(b)
+            if not n: break
+            h.update(memoryview(b)[:n])
+    print(p, h.digest().hex())
+def walk(p):
+    try:
+        t = os.stat(p)[0] & 0x4000
+    except OSError:
+        return
+    if t:
+        for n in os.listdir(p): walk(p + '/' + n)
+    else:
+        tell(p)
+for p in %r: walk(p)
+"""
+_JOURNAL = """
+import sys
+sys.path.append('/lib')
+import board
+r = board.journal_region(%d)
+print(repr((r.sectors, r.sector_bytes, type(r).__name__)))
+"""
+
+
+def say(kind: str, text: str) -> None:
+    """Print one line of the report."""
+    print(f"{kind:10} {text}", flush=True)
+
+
+def probe(link: Link) -> dict:
+    """Return what is on the port."""
+    return link.literal(_PROBE)
+
+
+def check_board(found: dict, board: str, path: str) -> None:
+    """See that this is the board that was meant.
+
+    Raises:
+        DeployFailed: another board, another Python, or too old.
+    """
+    platform, _, word = build.BOARDS[board]
+    if found["name"] != "micropython":
+        raise DeployFailed(
+            f"On {path} runs {found['name']}, not MicroPython: see boards/{build.BOARDS[board][1]}/README.md."
+        )
+    if found["platform"] != platform or word not in found["machine"]:
+        right = next(
+            (name for name, row in build.BOARDS.items() if row[0] == found["platform"] and row[2] in found["machine"]),
+            "",
+        )
+        hint = f" Use BOARD={right}." if right else f" Known boards: {', '.join(build.BOARDS)}."
+        raise DeployFailed(f"On {path} is a {found['machine']}, not a board of the kind {board}.{hint}")
+    if found["version"][:2] < OLDEST:
+        version = ".".join(map(str, found["version"]))
+        raise DeployFailed(
+            f"MicroPython {version} on {path} is too old: {OLDEST[0]}.{OLDEST[1]} or newer is needed "
+            f"(boards/{build.BOARDS[board][1]}/README.md tells how)."
+        )
+
+
+def present(link: Link) -> dict[str, str]:
+    """Return the files of ours that the board has: path -> SHA-256 in hex."""
+    listed = link.run(_TREE % ((*OURS, *SINGLE),), timeout_s=60)
+    return dict(line.rsplit(" ", 1) for line in listed.splitlines() if line.startswith("/"))
+
+
+def plan(image: dict[str, bytes], there: dict[str, str]) -> tuple[list[str], list[str]]:
+    """Return (paths to copy, paths of ours to remove); main.py is last."""
+    from hashlib import sha256
+
+    copy = [path for path, content in image.items() if there.get(path) != sha256(content).hexdigest()]
+    copy.sort(key=lambda path: (path == "/main.py", path))
+    remove = [path for path in there if path not in image and path.startswith(tuple(folder + "/" for folder in OURS))]
+    return copy, remove
+
+
+def ask(question: str, yes: bool) -> bool:
+    """Return whether the person agrees."""
+    if yes:
+        return True
+    if not sys.stdin.isatty():
+        raise DeployFailed(f"{question} Nobody is here to answer: run it again with YES=1 to agree.")
+    return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
+
+
+def quiet_board(link: Link, found: dict) -> None:
+    """See that no watchdog of a running program bites while we copy: keep main.py from starting, and reset."""
+    if "main.py" not in found["files"]:
+        return
+    link.run(f"open({DEPLOYING!r}, 'w').close()")
+    link.reset()
+    link.stop()
+
+
+def strangers(link: Link, found: dict) -> list[str]:
+    """Return the names of files that are not ours and that would be replaced."""
+    names = []
+    if "main.py" in found["files"] and MARK not in link.run("print(open('/main.py').readline())"):
+        names.append("main.py")
+    if "board.py" in found["files"]:
+        names.append("board.py")
+    return names
+
+
+def deploy(arguments: argparse.Namespace) -> None:
+    """Bring a board to its first delivered reading."""
+    config = configuration.load(arguments.config)
+    wanted = configuration.compact(config)
+    path = ports.find(arguments.port)
+    with Link(path) as link:
+        found = probe(link)
+        version = ".".join(map(str, found["version"]))
+        say("board", f"{found['machine']}, MicroPython {version}, on {path}")
+        check_board(found, arguments.board, path)
+        image = build.image(arguments.board, build.architecture(found["mpy"]))
+        image["/config.json"] = wanted
+        foreign = strangers(link, found)
+        there = present(link)
+        copy, remove = plan(image, there)
+        size = sum(len(image[name]) for name in copy)
+        new = sum(name not in there for name in copy)
+        unchanged = len(image) - len(copy)
+        say(
+            "files",
+            f"{len(image)}: {new} new, {len(copy) - new} changed, {unchanged} as they are; {size / 1000:.1f} KB to copy",
+        )
+        needed = (
+            sum(-(-len(image[name]) // SECTOR_BYTES) * SECTOR_BYTES for name in copy if name not in there) + SPARE_BYTES
+        )
+        journal = 0 if "journal" in found["files"] else config["sectors"] * SECTOR_BYTES
+        if needed + journal > found["free"]:
+            raise DeployFailed(
+                f"The board's file system is too full: {(needed + journal) // 1024} KB are needed, {journal // 1024} KB of them "
+                f"for the journal; {found['free'] // 1024} KB are free. Remove files, or make journal.kib smaller."
+            )
+        if arguments.dry_run:
+            for name in copy:
+                say("", f"{'copy' if name not in there else 'replace'} {name} ({len(image[name])} bytes)")
+            for name in remove:
+                say("", f"remove {name}")
+            say("config", json.dumps(configuration.shown(config), ensure_ascii=False))
+            say("dry run", "nothing was changed")
+            return
+        for name in foreign:
+            if not ask(
+                f"There is a {name} on the board that is not ours. Keep it as {name}.before and go on?", arguments.yes
+            ):
+                raise DeployFailed("Stopped; nothing was changed.")
+        quiet_board(link, found)
+        for name in foreign:
+            link.run(f"import os\nos.rename('/{name}', '/{name}.before')")
+        if copy or remove:
+            link.run(f"open({DEPLOYING!r}, 'w').close()")
+            copy_files(link, image, copy, remove, size)
+        prepare_journal(link, config["sectors"])
+        link.run(f"import os\ntry:\n os.remove({DEPLOYING!r})\nexcept OSError: pass")
+        started = time.monotonic()
+        link.reset()
+        wait_for_delivery(link, started, arguments.timeout)
+
+
+def copy_files(link: Link, image: dict[str, bytes], copy: list[str], remove: list[str], size: int) -> None:
+    """Copy what changed and remove what is no longer ours, with a progress bar."""
+    with tqdm(total=size, unit="B", unit_scale=True, disable=None, leave=False, dynamic_ncols=True) as bar:
+        for name in copy:
+            bar.set_postfix_str(name, refresh=False)
+            link.put(name, image[name], bar.update)
+    for name in remove:
+        link.run(f"import os\nos.remove({name!r})")
+    say("copied", f"{len(copy)} files, compared by SHA-256" + (f"; {len(remove)} old ones removed" if remove else ""))
+
+
+def prepare_journal(link: Link, sectors: int) -> None:
+    """See that there is room for the journal, or make it; what is in a journal stays."""
+    try:
+        count, size, kind = link.literal(_JOURNAL % sectors, timeout_s=120)
+    except BoardSaid as error:
+        raise DeployFailed(f"The journal can't be set up: {error}") from error
+    how = "pinned in the file system" if kind == "PinnedFiles" else "in a partition of its own"
+    say("journal", f"{count * size // 1024} KB {how}")
+
+
+def wait_for_delivery(link: Link, started: float, timeout_s: float) -> None:
+    """Show the console until the first reading is delivered.
+
+    Raises:
+        DeployFailed: it was not, in time; or the board says what is wrong.
+    """
+    last = ""
+    for line in link.lines(timeout_s):
+        words = line.split()
+        if line.startswith(("configuration:", "network:", "Traceback")):
+            last = line
+            say("", line)
+        elif line.startswith("boot "):
+            say("boot", line[5:])
+        elif words[:1] == ["delivered"]:
+            say("delivered", f"{' '.join(words[1:])}, {time.monotonic() - started:.1f} s after the reset")
+            return
+        elif line and not line.startswith(("status", "MicroPython", "Type", ">>>")):
+            last = line
+    hint = f" The board's last words: {last}" if last else " `make monitor` shows what the board says."
+    raise DeployFailed(f"All is copied, but nothing was delivered within {timeout_s:.0f} s.{hint}")
+
+
+def monitor(arguments: argparse.Namespace) -> None:
+    """Show what the board says, without disturbing it, until Ctrl-C."""
+    link = Link(ports.find(arguments.port))
+    link.reopen()
+    try:
+        for line in link.lines(arguments.timeout if arguments.for_a_while else 0):
+            print(line, flush=True)
+    except KeyboardInterrupt:
+        pass
+    finally:
+        link.close()
+
+
+def backup(arguments: argparse.Namespace) -> None:
+    """Copy every file of the board, the journal's raw blocks too, into a folder that only its owner can read."""
+    path = ports.find(arguments.port)
+    with Link(path) as link:
+        found = probe(link)
+        listed = link.run(_TREE % ((*(f"/{name}" for name in found["files"]),),), timeout_s=300)
+        files = dict(line.rsplit(" ", 1) for line in listed.splitlines() if line.startswith("/"))
+        folder = (arguments.output or ROOT / "backups") / time.strftime("%Y%m%d-%H%M%S")
+        folder.mkdir(parents=True)
+        folder.chmod(0o700)
+        for name in tqdm(sorted(files), unit=" files", disable=None, leave=False):
+            target = folder / name.lstrip("/")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(link.get(name))
+        say("backup", f"{len(files)} files of the {found['machine']} in {os.path.relpath(folder)}")
+        say("", "config.json in it holds the passwords: keep the folder to yourself")
+        link.reset()
+
+
+def wipe(arguments: argparse.Namespace) -> None:
+    """Take everything of ours off the board, after asking."""
+    path = ports.find(arguments.port)
+    with Link(path) as link:
+        found = probe(link)
+        what = "flashmqtt, the application and its configuration" + (
+            " and the journal with what is not delivered yet" if arguments.journal else ""
+        )
+        if not ask(f"Remove {what} from the {found['machine']} on {path}?", arguments.yes):
+            raise DeployFailed("Stopped; nothing was changed.")
+        quiet_board(link, found)
+        roots = [*OURS, *SINGLE, *(["/journal"] if arguments.journal else []), DEPLOYING]
+        link.run(
+            "import os\n"
+            "def away(p):\n"
+            "    try: t = os.stat(p)[0] & 0x4000\n"
+            "    except OSError: return 0\n"
+            "    if not t: os.remove(p); return 1\n"
+            "    n = sum([away(p + '/' + c) for c in os.listdir(p)])\n"
+            "    os.rmdir(p)\n"
+            "    return n\n"
+            f"for p in {roots!r}: away(p)\n"
+            "for n in ('main.py', 'board.py'):\n"
+            "    try: os.rename('/' + n + '.before', '/' + n)\n"
+            "    except OSError: pass\n",
+            timeout_s=60,
+        )
+        say("wiped", f"{what}" + ("" if arguments.journal else "; the journal is kept (JOURNAL=1 removes it too)"))
+        link.reset()
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    """Return the command line's meaning."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.deploy", description="Put flashmqtt on a board, and look after it."
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, act in (("deploy", deploy), ("monitor", monitor), ("backup", backup), ("wipe", wipe)):
+        command = commands.add_parser(name, help=act.__doc__.splitlines()[0] if act.__doc__ else "")
+        command.add_argument("--port", default="auto", help="the serial port; auto: the only board there is")
+        command.add_argument("--yes", action="store_true", help="agree to every question")
+        command.set_defaults(act=act)
+        if name == "deploy":
+            command.add_argument("--board", choices=tuple(build.BOARDS), required=True)
+            command.add_argument("--config", type=Path, default=ROOT, help="the folder with config.toml")
+            command.add_argument("--dry-run", action="store_true", help="say what would be done")
+        if name in ("deploy", "monitor"):
+            command.add_argument(
+                "--timeout", type=float, default=DELIVERY_S, help="seconds to wait for the first delivery"
+            )
+        if name == "monitor":
+            command.add_argument("--for-a-while", action="store_true", help="end after --timeout")
+        if name == "backup":
+            command.add_argument("--output", type=Path, default=None, help="where to; backups/ by default")
+        if name == "wipe":
+            command.add_argument("--journal", action="store_true", help="the journal too")
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Do it; return the exit status."""
+    arguments = parse(argv)
+    try:
+        arguments.act(arguments)
+    except KeyboardInterrupt:
+        print("\nStopped. What was copied stays; run it again to go on.", file=sys.stderr)
+        return 130
+    except (DeployFailed, ConfigurationError) as failed:
+        print(f"{arguments.command}: {failed}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

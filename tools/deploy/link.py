@@ -1,0 +1,195 @@
+"""A conversation with one board over its serial port: mpremote's transport, with errors that say what happened."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import hashlib
+import time
+from collections.abc import Callable, Iterator
+
+from mpremote.transport import TransportError, TransportExecError
+from mpremote.transport_serial import SerialTransport
+from serial import SerialException
+
+from tools.deploy import ports
+from tools.deploy.errors import DeployFailed
+
+BAUD = 115200
+CHUNK = 1024
+REOPEN_S = 20.0
+SILENT_S = 2.0
+
+
+class BoardSaid(DeployFailed):
+    """Code on the board raised; the text is the last line of its traceback."""
+
+
+class Link:
+    """One board on a port.
+
+    Args:
+        path: the port.
+    """
+
+    def __init__(self, path: str):
+        self.path = path
+        self._transport: SerialTransport | None = None
+
+    def open(self) -> Link:
+        """Open the port and stop what runs there, at a raw REPL.
+
+        Raises:
+            DeployFailed: with the cause.
+        """
+        self._open()
+        try:
+            self._board.enter_raw_repl(soft_reset=False)
+        except (TransportError, SerialException, OSError) as error:
+            self.close()
+            raise DeployFailed(
+                f"{self.path} does not answer with MicroPython's REPL. Is MicroPython on the board? Unplug it, plug it in again, "
+                "and try once more."
+            ) from error
+        return self
+
+    @property
+    def _board(self) -> SerialTransport:
+        assert self._transport is not None, "the port is not open"
+        return self._transport
+
+    def _open(self) -> None:
+        try:
+            self._transport = SerialTransport(self.path, baudrate=BAUD, timeout=SILENT_S)
+        except (TransportError, SerialException, OSError) as error:
+            raise ports.why_closed(self.path) from error
+
+    def close(self) -> None:
+        """Let the port go."""
+        if self._transport is not None:
+            with contextlib.suppress(OSError, SerialException):
+                self._transport.close()
+            self._transport = None
+
+    def __enter__(self) -> Link:
+        return self.open()
+
+    def __exit__(self, *exception) -> None:
+        self.close()
+
+    def run(self, script: str, timeout_s: float = 30) -> str:
+        """Run a script on the board; return what it printed.
+
+        Raises:
+            BoardSaid: it raised.
+            DeployFailed: the board went away or does not answer.
+        """
+        try:
+            printed, problem = self._board.exec_raw(script, timeout=timeout_s)
+        except (TransportError, SerialException, OSError) as error:
+            raise DeployFailed(f"The board on {self.path} stopped answering: {error}") from error
+        if problem:
+            raise BoardSaid(problem.decode("utf-8", "replace").strip().splitlines()[-1])
+        return printed.decode("utf-8", "replace")
+
+    def literal(self, script: str, timeout_s: float = 30):
+        """Run a script that prints a literal; return its value."""
+        return ast.literal_eval(self.run(script, timeout_s).strip())
+
+    def put(self, path: str, content: bytes, step: Callable[[int], object] = lambda _: None) -> None:
+        """Write a file so that it is either the old one or the whole new one: beside it, compared by hash, then renamed.
+
+        Raises:
+            DeployFailed: what arrived differs, or the board is full.
+        """
+        new = path + ".new"
+        try:
+            self._make_folders(path)
+            self._write(new, content, step)
+            arrived = self._board.fs_hashfile(new, "sha256")
+        except TransportExecError as error:
+            raise self._explained(path, error) from error
+        except (TransportError, SerialException) as error:
+            raise DeployFailed(f"The board on {self.path} stopped answering while {path} was copied.") from error
+        except OSError as error:  # mpremote turns the board's OSError into ours
+            raise self._explained(path, error) from error
+        if arrived != hashlib.sha256(content).digest():
+            raise DeployFailed(f"{path} did not arrive as it was sent; run this again.")
+        self.run(f"import os\ntry:\n os.remove({path!r})\nexcept OSError: pass\nos.rename({new!r}, {path!r})")
+
+    def _write(self, path: str, content: bytes, step: Callable[[int], object]) -> None:
+        self._board.exec(f"f=open({path!r},'wb')\nw=f.write")
+        for at in range(0, len(content), CHUNK):
+            piece = content[at : at + CHUNK]
+            self._board.exec(f"w({piece!r})")
+            step(len(piece))
+        self._board.exec("f.close()")
+
+    def _make_folders(self, path: str) -> None:
+        parts = path.strip("/").split("/")[:-1]
+        for depth in range(len(parts)):
+            folder = "/" + "/".join(parts[: depth + 1])
+            self._board.exec(f"import os\ntry:\n os.mkdir({folder!r})\nexcept OSError: pass")
+
+    @staticmethod
+    def _explained(path: str, error: Exception) -> DeployFailed:
+        text = str(getattr(error, "error_output", "") or error)
+        if "ENOSPC" in text or "28" in text.split():
+            return DeployFailed(
+                f"The board's file system is full: {path} does not fit. Remove files, or make the journal smaller."
+            )
+        return DeployFailed(f"{path} can't be written: {text.strip().splitlines()[-1]}")
+
+    def get(self, path: str) -> bytes:
+        """Return a file's content."""
+        try:
+            return bytes(self._board.fs_readfile(path, CHUNK))
+        except (TransportError, SerialException, OSError) as error:
+            raise DeployFailed(f"{path} can't be read: {error}") from error
+
+    def reset(self) -> None:
+        """Reset the chip, as its button would, and open the port again; what then runs is left running."""
+        with contextlib.suppress(TransportError, SerialException, OSError):
+            self._board.exec_raw_no_follow("import time, machine; time.sleep_ms(100); machine.reset()")
+        self.close()
+        self.reopen()
+
+    def reopen(self) -> None:
+        """Wait for the port to come back; a board with its own USB takes it away at a reset."""
+        deadline = time.monotonic() + REOPEN_S
+        time.sleep(0.5)
+        while True:
+            try:
+                self._open()
+                return
+            except DeployFailed:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.2)
+
+    def stop(self) -> None:
+        """Interrupt what runs, and go to the raw REPL."""
+        try:
+            self._board.enter_raw_repl(soft_reset=False)
+        except (TransportError, SerialException, OSError) as error:
+            raise DeployFailed(f"The board on {self.path} does not come back to its REPL after a reset.") from error
+
+    def lines(self, timeout_s: float) -> Iterator[str]:
+        """Yield the console's lines as they come, until a time has passed in all (0: for ever)."""
+        deadline = time.monotonic() + timeout_s
+        pending = b""
+        port = self._board.serial
+        while not timeout_s or time.monotonic() < deadline:
+            try:
+                waiting = port.inWaiting()
+                pending += port.read(waiting)
+            except (SerialException, OSError):  # a deep sleep takes the port away
+                self.close()
+                self.reopen()
+                port = self._board.serial
+                continue
+            if not waiting:
+                time.sleep(0.02)
+            *whole, pending = pending.split(b"\n")
+            for line in whole:
+                yield line.decode("utf-8", "replace").rstrip("\r")

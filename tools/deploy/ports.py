@@ -1,0 +1,94 @@
+"""Which serial port the board is on, and why it can't be opened."""
+
+from __future__ import annotations
+
+import errno
+import grp
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from serial.tools import list_ports
+
+from tools.deploy.errors import DeployFailed
+
+RASPBERRY_PI = 0x2E8A
+BOOTSEL = (RASPBERRY_PI, 0x0003)
+# USB ids of MicroPython itself, and of the bridges that ESP32 boards carry.
+KNOWN = {
+    (RASPBERRY_PI, 0x0005): "MicroPython on an RP2040",
+    (0x303A, 0x4001): "MicroPython on an ESP32",
+    (0x303A, 0x1001): "Espressif's USB bridge",
+    (0x10C4, 0xEA60): "CP210x bridge",
+    (0x1A86, 0x7523): "CH340 bridge",
+    (0x1A86, 0x55D4): "CH9102 bridge",
+    (0x0403, 0x6001): "FTDI bridge",
+    (0x0403, 0x6010): "FTDI bridge",
+    (0x0403, 0x6015): "FTDI bridge",
+}
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A port that may have a board on it."""
+
+    path: str
+    what: str
+
+
+def seen() -> list[Seen]:
+    """Return the ports whose USB ids are those of boards."""
+    return [
+        Seen(port.device, KNOWN[(port.vid, port.pid)])
+        for port in list_ports.comports()
+        if (port.vid, port.pid) in KNOWN
+    ]
+
+
+def find(wanted: str = "auto") -> str:
+    """Return the path of the port to use.
+
+    Raises:
+        DeployFailed: there is none, or more than one.
+    """
+    if wanted != "auto":
+        if not Path(wanted).exists():
+            raise DeployFailed(f"There is no port {wanted}. {_ports()}")
+        return wanted
+    found = seen()
+    if not found:
+        hint = " Is the cable one that carries data, and is MicroPython on the board (boards/*/README.md)?"
+        if any((port.vid, port.pid) == BOOTSEL for port in list_ports.comports()):
+            hint = " A Pico is there in BOOTSEL mode: put MicroPython on it first (boards/rp2040/README.md)."
+        raise DeployFailed(f"No board found on any serial port.{hint}")
+    if len(found) > 1:
+        listed = ", ".join(f"{port.path} ({port.what})" for port in found)
+        raise DeployFailed(f"Several boards: {listed}. Say which: PORT={found[0].path}")
+    return found[0].path
+
+
+def _ports() -> str:
+    found = [port.device for port in list_ports.comports()]
+    return f"There are: {', '.join(found)}." if found else "There is no serial port at all; is the board plugged in?"
+
+
+def why_closed(path: str) -> DeployFailed:
+    """Return why a port that is there can't be opened, as an error to raise."""
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK))
+    except PermissionError:
+        try:
+            group = grp.getgrgid(os.stat(path).st_gid).gr_name
+        except (KeyError, OSError):
+            group = "dialout"
+        return DeployFailed(
+            f"No permission to use {path}. Join its group and log in again: sudo usermod -aG {group} $USER"
+        )
+    except FileNotFoundError:
+        return DeployFailed(f"{path} went away: was the board unplugged?")
+    except OSError as error:
+        if error.errno != errno.EBUSY:
+            return DeployFailed(f"{path} can't be opened: {error.strerror}")
+    return DeployFailed(
+        f"{path} is busy: another program has it open (mpremote, Thonny, a serial monitor?). Close that and try again."
+    )
