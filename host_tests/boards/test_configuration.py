@@ -1,0 +1,98 @@
+"""config.toml: mistakes are named by file, key, value and what is allowed; secrets stay out of it and out of sight."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from app.configuration import KEYS, ConfigurationError, check
+from tools.deploy import configuration
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+GOOD = '[broker]\nhost = "10.0.0.1"\n'
+
+
+def load(tmp_path, text, local="", environment=None):
+    (tmp_path / "config.toml").write_text(text)
+    if local:
+        (tmp_path / "config.local.toml").write_text(local)
+    return configuration.load(tmp_path, environment or {})
+
+
+@pytest.mark.req("B3")
+def test_example_is_complete_and_valid(tmp_path):
+    text = (ROOT / "config.example.toml").read_text()
+    config = load(tmp_path, text, environment={"FLASHMQTT_WIFI_PASSWORD": "hunter2-hunter2"})
+    assert config["interval_ms"] == 10000 and config["sectors"] == 64 and config["ntp"] == "pool.ntp.org"
+    board_keys = {key for table in configuration.TABLES.values() for key, _ in table.values()}
+    assert board_keys | {"sensors", "stop_after"} == set(KEYS)
+    for table, keys in configuration.TABLES.items():
+        assert f"[{table}]" in text
+        for key in keys:
+            assert key in text or key in ("password", "status_s")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", ["broker.host is missing"]),
+        ("[broker\n", ["config.toml is not TOML", "line 1"]),
+        (GOOD + "[wlan]\n", ["[wlan]", "known"]),
+        (GOOD + "prot = 1\n", ["[broker]", "'prot'", "do you mean 'port'"]),
+        (GOOD + "port = 0\n", ["broker.port", "0", "from 1 to 65535"]),
+        (GOOD + 'port = "1883"\n', ["broker.port", "'1883'", "of type int"]),
+        (GOOD + "level = 6\n", ["broker.level", "6", "one of 3, 4, 5"]),
+        (GOOD + '[readings]\nwhen_full = "panic"\n', ["readings.when_full", "'panic'", "refuse, drop-oldest"]),
+        (GOOD + '[readings]\ninterval_s = "soon"\n', ["readings.interval_s", "'soon'", "number"]),
+        (GOOD + "[readings]\ninterval_s = 0.001\n", ["readings.interval_s", "from 10 to 86400000"]),
+        (GOOD + '[wifi]\nssid = "home"\n', ["no Wi-Fi password", "FLASHMQTT_WIFI_PASSWORD", "config.local.toml"]),
+        (GOOD + "[[sensors]]\npin = 3\n", ["sensors", "kind"]),
+        (GOOD + '[[sensors]]\nkind = "dht22"\nqos = 3\n', ["qos", "3", "0, 1 or 2"]),
+        (GOOD + 'level = 3\n[device]\nid = "a-name-of-more-than-23-characters"\n', ["device.id", "23"]),
+    ],
+)
+@pytest.mark.req("B3")
+def test_mistake_is_named(tmp_path, text, words):
+    with pytest.raises(ConfigurationError) as raised:
+        load(tmp_path, text)
+    for word in words:
+        assert word in str(raised.value)
+
+
+@pytest.mark.parametrize("table", ["wifi", "broker"])
+@pytest.mark.req("B3")
+def test_secret_in_the_file_that_git_keeps_is_refused_and_not_shown(tmp_path, table):
+    text = GOOD + 'password = "hunter2"\n' if table == "broker" else GOOD + '[wifi]\npassword = "hunter2"\n'
+    with pytest.raises(ConfigurationError) as raised:
+        load(tmp_path, text)
+    assert "config.local.toml" in str(raised.value) and "hunter2" not in str(raised.value)
+
+
+@pytest.mark.req("B3")
+def test_secret_too_long_is_named_without_its_value(tmp_path):
+    with pytest.raises(ConfigurationError) as raised:
+        load(tmp_path, GOOD, f'[wifi]\npassword = "{"s3cret" * 20}"\n')
+    assert "wifi.password" in str(raised.value) and "s3cret" not in str(raised.value)
+
+
+@pytest.mark.req("B3")
+def test_environment_goes_before_the_local_file_and_that_before_the_shared_one(tmp_path):
+    local = '[wifi]\npassword = "from-the-file"\nssid = "lab"\n[broker]\nport = 1884\n'
+    config = load(tmp_path, GOOD + '[wifi]\nssid = "home"\n', local, {"FLASHMQTT_WIFI_PASSWORD": "from-outside"})
+    assert (config["ssid"], config["password"], config["port"]) == ("lab", "from-outside", 1884)
+    shown = str(configuration.shown(config))
+    assert "from-outside" not in shown and "(hidden)" in shown
+
+
+@pytest.mark.req("B3")
+def test_board_gets_only_what_differs_and_understands_it(tmp_path):
+    config = load(tmp_path, GOOD + '[sleep]\nsleep_s = 600\n[[sensors]]\nkind = "dht22"\npin = 15\n')
+    written = configuration.compact(config)
+    assert json.loads(written) == {"broker": "10.0.0.1", "sleep_s": 600, "sensors": [{"kind": "dht22", "pin": 15}]}
+    assert check(json.loads(written)) == config
+
+
+@pytest.mark.req("B3")
+def test_secrets_files_are_ignored_by_git():
+    ignored = (ROOT / ".gitignore").read_text().splitlines()
+    assert "config.local.toml" in ignored
