@@ -9,12 +9,10 @@ import random
 from flashmqtt.errors import StoreFull, StoreWorn
 from flashmqtt.flash.block import BlockRegion
 from flashmqtt.journal.journal import Journal
-
 from tools.flashsim.nor import MODELS, NorFlash, PowerCut, Random
 
 from .model import Driver, Lost, Model
 from .scripts import look
-
 
 worn: list[int] = []  # lives that ended so
 

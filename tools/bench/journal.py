@@ -1,0 +1,141 @@
+"""What the journal costs: page programs and erases a message, wear, years, memory, and the bytes that a recovery reads.
+
+Everything is counted by the simulated chip (`tools.flashsim.nor`), so nothing here depends on the machine; times are modelled on
+the data sheet of a W25Q16JV: 0.4 ms a page program, 45 ms an erase; reading at 10 MB/s, about what an RP2040 does through XIP.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from flashmqtt.flash.block import BlockRegion
+from flashmqtt.journal.journal import Journal
+from tools.flashsim.nor import NorFlash
+
+MICROPYTHON = Path(sys.executable).parent / "micropython"
+DEVICE = Path(__file__).parent / "on_board" / "journal.py"
+ENDURANCE = 100_000
+SECONDS_A_YEAR = 365.25 * 86400
+READ_BYTES_A_MS = 10_000
+
+
+def steady(personality: str, qos: int, messages: int, window: int = 8, sectors: int = 64) -> NorFlash:
+    """Store and acknowledge messages of 100 bytes in a window; return the flash, counted after the ring has turned."""
+    flash = NorFlash(sectors * 4096, personality)
+    journal = Journal(BlockRegion(flash))
+    body = bytes(100)
+    opened: list[int] = []
+    warm = sectors * 32
+    for i in range(warm + messages):
+        if i == warm:
+            flash.reset_counters()
+        journal.append(body, 100)
+        opened.append(journal.take())
+        if qos == 2 and len(opened) > window // 2:
+            journal.mark(opened[-window // 2], 1)
+        if len(opened) == window:
+            journal.release(opened.pop(0))
+    if flash.violations:
+        raise RuntimeError(flash.violations[0])
+    return flash
+
+
+def recovery(sectors: int, part: float) -> tuple[int, float, int]:
+    """Return (bytes that a mount reads after a power cut, modelled ms with its writes, messages stored)."""
+    flash = NorFlash(sectors * 4096)
+    region = BlockRegion(flash)
+    journal = Journal(region)
+    for _ in range(int((sectors - 2) * 31 * part)):
+        journal.append(bytes(100), 100)
+    # A window of 8 was being sent.
+    for _ in range(8):
+        slot = journal.take()
+        if slot >= 0:
+            journal.mark(slot, 1)
+    flash.reset_counters()
+    mounted = Journal(region)
+    return flash.bytes_read, flash.typical_ms + flash.bytes_read / READ_BYTES_A_MS, mounted.waiting
+
+
+def run(bench) -> None:
+    """Measure."""
+    messages = 5_000 if bench.quick else 40_000
+    rows: list[list[object]] = []
+    for personality, qos in (("rp2", 1), ("rp2", 2), ("esp32", 1), ("esp32", 2)):
+        bench.progress(f"journal: {personality}, QoS {qos}")
+        flash = steady(personality, qos, messages)
+        programs, erases = flash.programs / messages, flash.erases / messages
+        ratio = flash.bytes_programmed / messages / 100
+        typical, worst = flash.typical_ms / messages, flash.worst_ms / messages
+        rows.append([personality, qos, round(programs, 3), round(erases, 4), round(ratio, 3), round(typical, 2), worst])
+        if personality == "rp2":
+            bench.figure(f"journal.qos{qos}.programs", programs)
+            bench.figure(f"journal.qos{qos}.erases", erases)
+        else:
+            bench.figure(f"journal.qos{qos}.bytes_ratio_esp32", ratio)
+        if (personality, qos) == ("rp2", 1):
+            bench.figure("journal.wear_spread", max(flash.erase_counts) - min(flash.erase_counts))
+            a_message = erases
+    bench.table(
+        "Journal: a message of 100 bytes, stored and acknowledged, window 8",
+        ["flash", "QoS", "programs", "erases", "bytes programmed / 100", "ms typical", "ms worst"],
+        rows,
+    )
+    rows = []
+    for kilobytes in (64, 256, 1024):
+        years = kilobytes / 4 * ENDURANCE / a_message / SECONDS_A_YEAR
+        bench.figure(f"journal.years_1_per_s.{kilobytes}k", years)
+        rows.append([kilobytes, (kilobytes // 4 - 2) * 31, round(years, 1)])
+    bench.table(
+        "Journal: lifetime at one message a second (QoS 1)", ["KB", "messages of 100 bytes it holds", "years"], rows
+    )
+    rows = []
+    for sectors in (16, 64, 256):
+        for name, part in (("empty", 0.0), ("half full", 0.5), ("full", 1.0)):
+            bench.progress(f"journal: recovery of {sectors} sectors, {name}")
+            read, ms, waiting = recovery(sectors, part)
+            rows.append([sectors, name, waiting, read, round(ms, 1)])
+            if part == 0.5:
+                bench.figure(f"journal.recovery_bytes_read.{sectors}", read)
+    bench.table(
+        "Journal: recovery from a power cut",
+        ["sectors", "filled", "messages", "bytes read", "ms, with one erase"],
+        rows,
+    )
+    bench.progress("journal: heap under MicroPython")
+    for name, value in on_board(bench.root).items():
+        bench.figure(
+            {"growth": "journal.heap_growth_bytes", "heap": "journal.heap_bytes_64bit"}.get(name, f"journal.{name}"),
+            value,
+        )
+    told = Path(bench.root) / "build" / "powercut.json"
+    if told.exists():
+        last = json.loads(told.read_text())
+        bench.figure("powercut.cuts", last["cuts"])
+        bench.figure("powercut.violations", last["violations"])
+        bench.table(
+            "Power cuts (the last `make powercut`)",
+            ["cuts", "broken promises", "form"],
+            [[last["cuts"], last["violations"], "short" if last["short"] else "long"]],
+        )
+
+
+def on_board(root: Path) -> dict[str, int]:
+    """Run the MicroPython side; return its figures."""
+    with tempfile.TemporaryDirectory() as directory:
+        script = f"import sys; sys.path[:0] = {[str(DEVICE.parent)]!r}; import journal; journal.main({directory + '/flash'!r})"
+        environment = dict(os.environ, MICROPYPATH=f"{root}/firmware")
+        done = subprocess.run(
+            [MICROPYTHON, "-X", "heapsize=192K", "-c", script],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=300,
+        )
+    return {name: int(value) for name, value in (line.split() for line in done.stdout.splitlines())}

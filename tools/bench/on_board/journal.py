@@ -1,0 +1,49 @@
+"""Runs under MicroPython: heap in use with 10 and with 10,000 messages stored, and that the steady state allocates nothing."""
+
+import gc
+
+import micropython
+
+from flashmqtt.flash.file import FileRegion
+from flashmqtt.journal.journal import Journal
+
+
+def used():
+    """Return the bytes in use, tidied."""
+    gc.collect()
+    return gc.mem_alloc()
+
+
+def main(path):
+    """Print `name value` lines."""
+    before = used()
+    journal = Journal(FileRegion(path, 512, 4096, 256), slots=16)
+    message = bytearray(100)
+    out = bytearray(100)
+    for _ in range(10):
+        journal.append(message, 100)
+    at_10 = used()
+    while journal.waiting < 10_000:
+        journal.append(message, 100)
+    print("growth", used() - at_10)
+    print("heap", at_10 - before)
+    for _ in range(200):
+        cycle(journal, message, out)
+    micropython.heap_lock()
+    try:
+        for _ in range(200):
+            cycle(journal, message, out)
+        print("allocates", 0)
+    except MemoryError:
+        print("allocates", 1)
+    finally:
+        micropython.heap_unlock()
+
+
+def cycle(journal, message, out):
+    """Store, take, read, mark, acknowledge."""
+    journal.append(message, 100)
+    slot = journal.take()
+    journal.read(slot, 0, out, 0, 100)
+    journal.mark(slot, 1)
+    journal.release(slot)
