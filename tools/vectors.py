@@ -59,6 +59,12 @@ USER = [0x26, ["site", "north"]]
 REASON = [0x1F, "because"]
 
 
+def of_level(clauses: str, level: int) -> list[str]:
+    """Return the clause ids that hold at a level: "4:" before one means levels 3 and 4, "5:" level 5."""
+    mine = "5:" if level == 5 else "4:"
+    return [name.removeprefix(mine) for name in clauses.split() if name[1] != ":" or name.startswith(mine)]
+
+
 def valid_packets() -> list[Json]:
     """Return every valid packet: name, level, who sends it, clauses, put (the function) and fields."""
     found: list[Json] = []
@@ -66,23 +72,27 @@ def valid_packets() -> list[Json]:
     def add(name: str, levels: tuple[int, ...], sender: str, put: str, clauses: str = "", **fields: Any) -> None:
         for level in levels:
             title = f"{put} {name} ({level})"
-            vector = {"name": title, "level": level, "from": sender, "clause": clauses.split(), "put": put}
+            vector = {"name": title, "level": level, "from": sender, "clause": of_level(clauses, level), "put": put}
             found.append(vector | {"fields": dict(fields)})
 
     every, old = (3, 4, 5), (3, 4)
     # CONNECT
-    add("plain", every, "client", "connect", "MQTT-3.1.2-1 MQTT-3.1.3-1", client_id="dev", keep_alive_s=60)
-    add("not clean", every, "client", "connect", "MQTT-3.1.2-4 MQTT-3.1.2-5", client_id="dev", clean=False)
-    add("keep alive at its end", every, "client", "connect", "MQTT-3.1.2-22", client_id="d", keep_alive_s=65535)
-    add("no client id", (4, 5), "client", "connect", "MQTT-3.1.3-6 MQTT-3.1.3-7", client_id="")
-    add("longest client id of 3.1", every, "client", "connect", "MQTT-3.1.3-5", client_id="abcdefghijklmnopqrstuvw")
-    add("user", every, "client", "connect", "MQTT-3.1.2-18 MQTT-3.1.2-19", client_id="d", user="jo")
+    absent = "4:MQTT-3.1.2-11 4:MQTT-3.1.2-13 4:MQTT-3.1.2-15 4:MQTT-3.1.2-18 4:MQTT-3.1.2-20 5:MQTT-2.2.2-1 "
+    absent += "5:MQTT-3.1.2-11 5:MQTT-3.1.2-13 5:MQTT-3.1.2-16 5:MQTT-3.1.2-18 "
+    always = absent + "MQTT-3.1.2-1 MQTT-3.1.2-3 MQTT-3.1.3-1 MQTT-3.1.3-3 MQTT-3.1.3-4"
+    add("plain", every, "client", "connect", always, client_id="dev", keep_alive_s=60)
+    add("not clean", every, "client", "connect", "", client_id="dev", clean=False)
+    add("keep alive at its end", every, "client", "connect", "", client_id="d", keep_alive_s=65535)
+    add("no client id", (4, 5), "client", "connect", "4:MQTT-3.1.3-7", client_id="")
+    add("longest client id of 3.1", every, "client", "connect", "MQTT-3.1.3-4", client_id="abcdefghijklmnopqrstuvw")
+    add("user", every, "client", "connect",
+        "4:MQTT-3.1.2-19 5:MQTT-3.1.2-17 4:MQTT-3.1.3-11 5:MQTT-3.1.3-12", client_id="d", user="jo")  # fmt: skip
     add(
         "user and password",
         every,
         "client",
         "connect",
-        "MQTT-3.1.2-20 MQTT-3.1.2-21",
+        "4:MQTT-3.1.2-21 5:MQTT-3.1.2-19",
         client_id="d",
         user="jo",
         password="00ff",
@@ -95,14 +105,14 @@ def valid_packets() -> list[Json]:
                 every,
                 "client",
                 "connect",
-                "MQTT-3.1.2-9 MQTT-3.1.2-14 MQTT-3.1.2-16 MQTT-3.1.2-17",
+                "MQTT-3.1.2-9 4:MQTT-3.1.2-14 5:MQTT-3.1.2-12 4:MQTT-3.1.3-10 5:MQTT-3.1.3-11",
                 client_id="d",
                 will_topic="gone/d",
                 will_payload="01ff",
                 will_qos=qos,
                 will_retain=retain,
             )
-    add("will without payload", every, "client", "connect", "MQTT-3.1.3-11", client_id="d", will_topic="w")
+    add("will without payload", every, "client", "connect", "MQTT-3.1.2-9", client_id="d", will_topic="w")
     add(
         "everything",
         every,
@@ -124,7 +134,7 @@ def valid_packets() -> list[Json]:
         (5,),
         "client",
         "connect",
-        "MQTT-3.1.2-23 MQTT-3.1.2-24",
+        "",
         client_id="d",
         properties=[
             [0x11, 4294967295],
@@ -143,7 +153,7 @@ def valid_packets() -> list[Json]:
         (5,),
         "client",
         "connect",
-        "MQTT-3.1.3-10 MQTT-3.1.3-11",
+        "MQTT-3.1.2-9",
         client_id="d",
         will_topic="w",
         will_payload="78",
@@ -160,10 +170,10 @@ def valid_packets() -> list[Json]:
     add("password without user", (5,), "client", "connect", "", client_id="d", password="70",
         by_hand="101100044d5154540542000000000164000170")  # fmt: skip
     # CONNACK
-    add("accepted", every, "server", "connack", "MQTT-3.2.2-1 MQTT-3.2.0-1", session_present=False, code=0)
-    add("session present", (4, 5), "server", "connack", "MQTT-3.2.2-2 MQTT-3.2.2-3", session_present=True, code=0)
+    add("accepted", every, "server", "connack", "5:MQTT-3.2.2-1", session_present=False, code=0)
+    add("session present", (4, 5), "server", "connack", "5:MQTT-3.2.2-1", session_present=True, code=0)
     for code in range(1, 6):
-        add(f"refused {code}", old, "server", "connack", "MQTT-3.2.2-4 MQTT-3.2.2-5", session_present=False, code=code)
+        add(f"refused {code}", old, "server", "connack", "MQTT-3.2.2-4", session_present=False, code=code)
     for code in (
         0x80, 0x81, 0x82, 0x83, 0x84, 0x85, 0x86, 0x87, 0x88, 0x89, 0x8A, 0x8C, 0x90, 0x95, 0x97,
         0x99, 0x9A, 0x9B, 0x9C, 0x9D, 0x9F,
@@ -182,7 +192,7 @@ def valid_packets() -> list[Json]:
         (5,),
         "server",
         "connack",
-        "MQTT-3.2.2-21",
+        "",
         session_present=False,
         code=0,
         properties=[
@@ -218,7 +228,7 @@ def valid_packets() -> list[Json]:
                     every,
                     "both",
                     "publish",
-                    "MQTT-3.3.1-2 MQTT-3.3.1-4 MQTT-2.3.1-1 MQTT-2.2.1-3",
+                    "MQTT-3.3.1-2 MQTT-3.3.1-4 4:MQTT-2.3.1-1 4:MQTT-2.3.1-5 5:MQTT-2.2.1-2 5:MQTT-2.2.1-3",
                     topic="flashmqtt/board/temp",
                     payload="32312e35",
                     qos=qos,
@@ -228,28 +238,50 @@ def valid_packets() -> list[Json]:
                 )
     for n in (120, 121, 122, 123, 124, 125, 126, 127, 128, 321, 16378, 16379, 16380, 16381):
         if n < 16000:
-            add(f"payload of {n}", every, "both", "publish", "MQTT-1.5.5-1", topic="t/é", payload="5a" * n)
+            add(f"payload of {n}", every, "both", "publish", "5:MQTT-1.5.5-1", topic="t/é", payload="5a" * n)
         else:
             add(
                 f"payload of {n}",
                 (4,),
                 "both",
                 "publish",
-                "MQTT-1.5.5-1",
+                "",
                 topic="t",
                 payload={"repeat": "5a", "times": n},
             )
     add(
-        "topic of every UTF-8 length", every, "both", "publish", "MQTT-1.5.3-1", topic="$é€𝄞\ufeff\x7f/ /", payload="00"
+        "topic of every UTF-8 length",
+        every,
+        "both",
+        "publish",
+        "4:MQTT-1.5.3-1 5:MQTT-1.5.4-1",
+        topic="$é€𝄞\ufeff\x7f/ /",
+        payload="00",
     )
-    add("topic with U+FEFF first", every, "both", "publish", "MQTT-1.5.3-3 MQTT-1.5.4-3", topic="\ufeffa", payload="00")
-    add("topic by the surrogates", every, "both", "publish", "MQTT-1.5.3-1", topic="\ud7ff\ue000\U0010ffff", payload="")
+    add(
+        "topic with U+FEFF first",
+        every,
+        "both",
+        "publish",
+        "4:MQTT-1.5.3-3 5:MQTT-1.5.4-3",
+        topic="\ufeffa",
+        payload="00",
+    )
+    add(
+        "topic by the surrogates",
+        every,
+        "both",
+        "publish",
+        "4:MQTT-1.5.3-1 5:MQTT-1.5.4-1",
+        topic="\ud7ff\ue000\U0010ffff",
+        payload="",
+    )
     add(
         "every property",
         (5,),
         "both",
         "publish",
-        "MQTT-3.3.2-6 MQTT-3.3.2-13 MQTT-3.3.2-14",
+        "MQTT-3.3.2-13 MQTT-3.3.2-14 MQTT-3.3.2-19",
         topic="t",
         payload="6869",
         qos=1,
@@ -264,7 +296,7 @@ def valid_packets() -> list[Json]:
             [0x03, "text/plain"],
         ],
     )
-    add("subscription identifiers", (5,), "server", "publish", "MQTT-3.3.4-3 MQTT-3.3.4-4", topic="t", payload="",
+    add("subscription identifiers", (5,), "server", "publish", "", topic="t", payload="",
         properties=[[0x0B, 1], [0x0B, 128], [0x0B, 268435455]])  # fmt: skip
     add("payload of a long property block", (5,), "both", "publish", "MQTT-1.5.5-1", topic="t", payload="6869",
         properties=[[0x03, "x" * 125]])  # fmt: skip
@@ -281,7 +313,8 @@ def valid_packets() -> list[Json]:
     # acknowledgements
     for put in ("puback", "pubrec", "pubrel", "pubcomp"):
         clauses = {
-            "puback": "MQTT-3.4.2-1", "pubrec": "MQTT-3.5.2-1", "pubrel": "MQTT-3.6.1-1 MQTT-3.6.2-1", "pubcomp": "MQTT-3.7.2-1",
+            "puback": "5:MQTT-3.4.2-1", "pubrec": "5:MQTT-3.5.2-1", "pubrel": "MQTT-3.6.1-1 5:MQTT-3.6.2-1",
+            "pubcomp": "5:MQTT-3.7.2-1",
         }[put]  # fmt: skip
         for packet_id in (1, 255, 256, 4660, 65535):
             add(f"of {packet_id}", every, "both", put, clauses, packet_id=packet_id)
@@ -300,19 +333,20 @@ def valid_packets() -> list[Json]:
             every,
             "client",
             "subscribe",
-            "MQTT-3.8.1-1 MQTT-3.8.3-1",
+            "MQTT-3.8.1-1 MQTT-3.8.3-1 4:MQTT-3-8.3-4",
             packet_id=10,
             filters=[["a/b", qos]],
         )
-    add("several filters", every, "client", "subscribe", "MQTT-3.8.3-3", packet_id=11,
+    add("several filters", every, "client", "subscribe",
+        "4:MQTT-3.8.3-3 5:MQTT-3.8.3-2 4:MQTT-4.7.1-2 4:MQTT-4.7.1-3 5:MQTT-4.7.1-1 5:MQTT-4.7.1-2", packet_id=11,
         filters=[["a/b", 1], ["c/+/d", 2], ["#", 0], ["+", 1], ["/+/#", 0], ["$SYS/#", 0]])  # fmt: skip
     add("again", (3,), "client", "subscribe", "", packet_id=1, filters=[["a", 0]], dup=True)
-    add("options", (5,), "client", "subscribe", "MQTT-3.8.3-5", packet_id=12,
+    add("options", (5,), "client", "subscribe", "MQTT-3.8.3-5 MQTT-4.8.2-1", packet_id=12,
         filters=[["a", 0x04], ["b", 0x09], ["c", 0x12], ["d", 0x2E], ["$share/g/a/#", 0x21]])  # fmt: skip
     add("properties", (5,), "client", "subscribe", "", packet_id=13, filters=[["a", 1]], properties=[[0x0B, 300], USER])
-    add("a result", every, "server", "suback", "MQTT-3.8.4-2", packet_id=10, codes=[1])
-    add("results", old, "server", "suback", "MQTT-3.8.4-5 MQTT-3.9.3-1", packet_id=11, codes=[0, 1, 2, 0x80])
-    add("every result", (5,), "server", "suback", "MQTT-3.8.4-6 MQTT-3.9.3-1", packet_id=11,
+    add("a result", every, "server", "suback", "", packet_id=10, codes=[1])
+    add("results", old, "server", "suback", "MQTT-3.9.3-1 MQTT-3.9.3-2", packet_id=11, codes=[0, 1, 2, 0x80])
+    add("every result", (5,), "server", "suback", "MQTT-3.9.3-1 MQTT-3.9.3-2", packet_id=11,
         codes=[0, 1, 2, 0x80, 0x83, 0x87, 0x8F, 0x91, 0x97, 0x9E, 0xA1, 0xA2], properties=[REASON, USER])  # fmt: skip
     # UNSUBSCRIBE and its answer
     add(
@@ -326,13 +360,13 @@ def valid_packets() -> list[Json]:
     )
     add("again", (3,), "client", "unsubscribe", "", packet_id=10, filters=["a"], dup=True)
     add("properties", (5,), "client", "unsubscribe", "", packet_id=10, filters=["$share/g/a"], properties=[USER])
-    add("done", old, "server", "unsuback", "MQTT-3.10.4-4", packet_id=10, codes=[])
+    add("done", old, "server", "unsuback", "", packet_id=10, codes=[])
     add("every result", (5,), "server", "unsuback", "MQTT-3.11.3-1 MQTT-3.11.3-2", packet_id=10,
         codes=[0, 0x11, 0x80, 0x83, 0x87, 0x8F, 0x91], properties=[REASON, USER])  # fmt: skip
     # the rest
-    add("ask", every, "client", "pingreq", "MQTT-3.12.4-1")
+    add("ask", every, "client", "pingreq", "")
     add("answer", every, "server", "pingresp", "")
-    add("plain", every, "client", "disconnect", "MQTT-3.14.1-1", code=0)
+    add("plain", every, "client", "disconnect", "MQTT-3.14.1-1 5:MQTT-3.14.2-1", code=0)
     add("with will", (5,), "client", "disconnect", "MQTT-3.14.2-1", code=4)
     add("expiry", (5,), "client", "disconnect", "", code=0, properties=[[0x11, 0], REASON, USER])
     for code in (

@@ -13,7 +13,7 @@ from flashmqtt.fast import copy
 from .quick import plain_end, same
 from .utf8 import text_kind
 
-# The flags of a server's packets by type (§2.2.2) [MQTT-2.2.2-1] [MQTT-2.1.3-1 of 5]; FF: none, or for another look.
+# The flags of a server's packets by type (§2.2.2) [MQTT-2.2.2-1] [MQTT-2.1.3-1] [MQTT-3.6.1-1]; FF: none, or for another look.
 _FLAGS = b"\xff\xff\x00\xff\x00\x00\x02\x00\xff\x00\xff\x00\xff\x00\xff\xff"
 
 
@@ -30,7 +30,7 @@ class Decoder:
     payload_offset          PUBLISH: where in the payload that chunk lies
     payload_total           PUBLISH: how long the payload is
     more                    PUBLISH: whether further chunks follow, each as a PUBLISH with the same fields
-    codes_start _end        SUBACK, level 5's UNSUBACK: a result per filter
+    codes_start _end        SUBACK, level 5's UNSUBACK: a result per filter, in their order [MQTT-3.9.3-1] [MQTT-3.11.3-1]
     properties_start _end   level 5: the properties, checked
     topic_alias             level 5, PUBLISH: 0 where there is none
 
@@ -255,9 +255,10 @@ class Decoder:
         """Raise unless these flags are right for a packet whose flags `_FLAGS` does not settle."""
         if packet_type == 6 and flags == 10 and self.level == 3:  # 3.1: a repeated PUBREL
             return
-        if packet_type > 13 and not flags and self.level == 5:  # DISCONNECT, AUTH
+        # DISCONNECT [MQTT-3.14.1-1], AUTH [MQTT-3.15.1-1]
+        if packet_type > 13 and not flags and self.level == 5:
             return
-        raise MalformedPacket("flags", packet_type, flags)
+        raise MalformedPacket("flags", packet_type, flags)  # [MQTT-2.2.2-2]
 
     def _other(self, buf, at, end):
         """Read what is neither PUBLISH nor its acknowledgement."""
@@ -274,7 +275,7 @@ class Decoder:
             code = buf[at - 1]
             self.code = code
             self.session_present = flags == 1 and level != 3  # 3.1 leaves the byte unused
-            # [MQTT-3.2.2-1] [MQTT-3.2.2-4]; 5: [MQTT-3.2.2-6]
+            # [MQTT-3.2.2-4]; 5: [MQTT-3.2.2-1] [MQTT-3.2.2-6]
             if level != 3 and (flags > 1 or (flags and code)):
                 raise MalformedPacket("flags")
             if level != 5 or (at == end and code == 1):  # a server without level 5 says so in its own words (§3.1.2.2)

@@ -118,6 +118,8 @@ def put_connect(
     """
     name = b"MQIsdp" if level == 3 else b"MQTT"  # [MQTT-3.1.2-1]
     flags = clean << 1  # bit 0 is reserved and 0 [MQTT-3.1.2-3]
+    # UTF-8: the client id [MQTT-3.1.3-4], the will's topic [MQTT-3.1.3-10], the user name [MQTT-3.1.3-11]; 5: [MQTT-3.1.3-4]
+    # 5: [MQTT-3.1.3-11] [MQTT-3.1.3-12]
     n = len(name) + 6 + _property_bytes(level, properties) + _check_text(client_id)
     if level == 3:
         if not 0 < len(client_id) < 24:  # 3.1, section 3.1: 1 to 23 characters
@@ -129,6 +131,7 @@ def put_connect(
         raise InvalidPacket("level", level)
     if not 0 <= keep_alive_s < 65536:
         raise InvalidPacket("keep_alive_s", keep_alive_s)
+    # Without a will its bits stay 0: [MQTT-3.1.2-11] [MQTT-3.1.2-13] [MQTT-3.1.2-15]; 5: [MQTT-3.1.2-11] [MQTT-3.1.2-13]
     if will_topic is not None:
         if will_qos not in (0, 1, 2):  # [MQTT-3.1.2-14]; 5: [MQTT-3.1.2-12]
             raise InvalidPacket("will_qos", will_qos)
@@ -151,7 +154,10 @@ def put_connect(
     pos = _put_id(buf, pos + 2, keep_alive_s)
     if level == 5:
         pos = _put_properties(buf, pos, properties)
-    pos = _put_binary(buf, pos, client_id)  # the order of the payload: [MQTT-3.1.3-1]
+    # The payload has what the flags say, in this order [MQTT-3.1.3-1] [MQTT-3.1.3-3] [MQTT-3.1.2-9]: a user name or none
+    # [MQTT-3.1.2-18] [MQTT-3.1.2-19], a password or none [MQTT-3.1.2-20] [MQTT-3.1.2-21]; 5: [MQTT-3.1.2-16] [MQTT-3.1.2-17]
+    # 5: [MQTT-3.1.2-18] [MQTT-3.1.2-19].
+    pos = _put_binary(buf, pos, client_id)
     if will_topic is not None:
         if level == 5:
             pos = _put_properties(buf, pos, will_properties)
@@ -169,7 +175,7 @@ def put_subscribe(buf, pos, packet_id, filters, level=4, dup=False, properties=N
     n = 0
     for filter_, options in filters:
         check_filter(filter_)
-        # [MQTT-3.8.3-4] [MQTT-3-8.3-4]; 5: QoS 3, Retain Handling 3, bits 7-6 [MQTT-3.8.3-5], No Local if shared [MQTT-3.8.3-4]
+        # [MQTT-3-8.3-4]; 5: QoS 3, Retain Handling 3, bits 7-6 [MQTT-3.8.3-5], No Local if shared [MQTT-3.8.3-4]
         if options & 3 == 3 or options > (0x2E if level == 5 else 2) or (options & 4 and is_shared(filter_)):
             raise InvalidPacket("options", options)
         n += len(filter_) + 3
@@ -207,7 +213,7 @@ def put_pingreq(buf, pos):
 
 
 def put_disconnect(buf, pos, level=4, code=0, properties=None):
-    """Put a DISCONNECT (§3.14). Only level 5 has a code and properties; 0 (normal) without properties is left out."""
+    """Put a DISCONNECT (§3.14) [MQTT-3.14.1-1]. Only level 5 has a code and properties; a mere 0 (normal) is left out."""
     if level == 5 and (code or properties):
         return put_reason(buf, pos, 0xE0, 0, code, properties)
     return _put_start(buf, pos, 0xE0, 0)
@@ -246,6 +252,7 @@ def _property_bytes(level, properties):
 
 
 def _put_properties(buf, pos, properties):
+    """Put a property block with its length, 0 where there is none (5: [MQTT-2.2.2-1])."""
     n = len(properties) if properties else 0
     pos = put_length(buf, pos, n)
     if n:

@@ -63,7 +63,7 @@ def check(packet_type, buf, at, end):
     """Check the block buf[at:end] of a packet; return its topic alias, 0 if none.
 
     Raises:
-        MalformedPacket: an unknown property, one that this packet may not carry [MQTT-2.2.2-...], a value that runs
+        MalformedPacket: an unknown property, one that this packet may not carry, a value that runs
             past the end, text that is not UTF-8.
         ProtocolError: a property twice, or a value that the standard excludes.
     """
@@ -92,7 +92,7 @@ def check(packet_type, buf, at, end):
             i = start
             while not buf[i]:
                 i += 1
-                if i == at:
+                if i == at:  # a topic alias: [MQTT-3.3.2-8]
                     raise ProtocolError("property is 0", identifier)
         if kind == 1:
             if buf[start] > 1:
@@ -128,6 +128,7 @@ def _after(kind, buf, at, end):
             at = start + (buf[at] << 8) + buf[at + 1]
             if at > end:
                 raise MalformedPacket("end of properties")
+            # [MQTT-1.5.4-1] [MQTT-1.5.4-2] [MQTT-3.3.2-13] [MQTT-3.3.2-19], both strings of a pair [MQTT-1.5.7-1]
             if kind != _BINARY and text_kind(buf, start, at) < 0:
                 raise MalformedPacket("not UTF-8")
             if kind != _PAIR:

@@ -19,7 +19,7 @@ def check_topic(topic):
     """Raise InvalidTopic unless these bytes may be the topic of a PUBLISH.
 
     At least one byte and at most 65 535 [MQTT-4.7.3-1] [MQTT-4.7.3-3], UTF-8 without U+0000 [MQTT-4.7.3-2], and no wildcard
-    [MQTT-3.3.2-2] [MQTT-4.7.1-1].
+    [MQTT-3.3.2-2] [MQTT-4.7.1-1] (5: [MQTT-4.7.0-1]).
     """
     n = len(topic)
     if not 0 < n < 65536 or text_kind(topic, 0, n):
@@ -29,8 +29,8 @@ def check_topic(topic):
 def check_filter(filter_):
     """Raise InvalidTopic unless these bytes may be a topic filter.
 
-    `#` only as the last level and alone in it [MQTT-4.7.1-2 of 3.1.1, 4.7.1-1 of 5], `+` only alone in its level
-    [MQTT-4.7.1-3 of 3.1.1, 4.7.1-2 of 5]. After `$share/`: a name without wildcards, `/`, and a filter that is
+    UTF-8 [MQTT-3.8.3-1] [MQTT-3.10.3-1]; `#` only as the last level and alone in it [MQTT-4.7.1-2] (5: [MQTT-4.7.1-1]), `+` only
+    alone in its level [MQTT-4.7.1-3] (5: [MQTT-4.7.1-2]). After `$share/`: a name without wildcards, `/`, and a filter that is
     not empty [MQTT-4.8.2-1] [MQTT-4.8.2-2].
     """
     n = len(filter_)
@@ -78,7 +78,7 @@ def matches(filter_, topic):
     """Return whether a valid filter covers a valid topic name; both are bytes-like, neither is changed.
 
     A `+` or `#` at the front does not cover a topic that starts with `$` [MQTT-4.7.2-1]; `a/#` covers `a` too (§4.7.1.2). A
-    shared subscription's filter covers what its filter proper covers.
+    shared subscription's filter covers what its filter proper covers. Bytes are compared, nothing is normalized [MQTT-4.7.3-4].
     """
     return covers(filter_, topic, 0, len(topic))
 
