@@ -183,10 +183,15 @@ class Client:
         Raises:
             StoreFull, and the store's other errors. InvalidTopic.
         """
-        handle = self.put(octets(topic), octets(payload), qos, retain, properties)
+        if isinstance(topic, str):
+            topic = topic.encode()
+        if isinstance(payload, str):
+            payload = payload.encode()
+        handle = self.put(topic, payload, qos, retain, properties)
         if not self._handling:  # or else the poll that called the handler sends it
+            session = self.session
             now_ms = ticks_ms()
-            if self.session.blocked or ticks_diff(now_ms, self._worked_ms) >= _PATIENCE_MS:
+            if len(session.sending) >= session.quota or ticks_diff(now_ms, self._worked_ms) >= _PATIENCE_MS:
                 self._work()
             else:
                 self.link.flush(now_ms)

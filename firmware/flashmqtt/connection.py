@@ -115,13 +115,14 @@ class Connection:
         self.state = CLOSED
         self.session_present = False
         self._view = memoryview(session.out)
-        self._start = 0  # where the output starts that is not sent yet
+        self._full = len(session.out) - 8  # beyond this an answer may have no room
+        self.output_start = 0  # where in `session.out` the bytes start that are not sent; they end at `session.out_end`
         self.keep_alive_ms = 0
         self._clean_sent = False
         self._purge = False
         self._unanswered = False
         self._doubtful = False  # an earlier CONNECT had no answer: the session that the broker knows may be that one's
-        self._sent_ms = self._received_ms = self._scanned_ms = self._pinged_ms = 0
+        self.sent_ms = self._received_ms = self._scanned_ms = self._pinged_ms = 0
         self._pinged = False
 
     @property
@@ -158,8 +159,8 @@ class Connection:
             five and five.will_properties,
         )
         self.keep_alive_ms = self.keep_alive_s * 1000
-        self._start = 0
-        self._sent_ms = self._received_ms = self._scanned_ms = self._pinged_ms = now_ms
+        self.output_start = 0
+        self.sent_ms = self._received_ms = self._scanned_ms = self._pinged_ms = now_ms
         self._pinged = False
         self._doubtful = self._unanswered
         self._unanswered = True
@@ -188,22 +189,17 @@ class Connection:
     def output(self):
         """Return the bytes to write, after making durable what they promise (one sync for all of them)."""
         session = self.session
-        if session.out_end > self._start:
+        if session.promised:
             session.settle()
-        return self._view[self._start : session.out_end]
-
-    @property
-    def output_start(self):
-        """Where the output starts in `session.out`, for a loop that wants no view; it ends at `session.out_end`."""
-        return self._start
+        return self._view[self.output_start : session.out_end]
 
     def sent(self, n, now_ms):
         """Take note that the first n bytes of the output were written."""
         if n:
-            self._start += n
-            self._sent_ms = now_ms
-        if self._start >= self.session.out_end:
-            self._start = self.session.out_end = 0
+            self.output_start += n
+            self.sent_ms = now_ms
+        if self.output_start >= self.session.out_end:
+            self.output_start = self.session.out_end = 0
 
     # --- in ---
 
@@ -227,29 +223,31 @@ class Connection:
             ConnectionLost: the connection is of no use any more.
         """
         session = self.session
-        if session.untaken >= 0 and session.room:
+        full = self._full
+        if session.untaken >= 0 and session.partial < 0 and session.out_end <= full:
             session.taken()
         if session.lost and session.room:
             return session.recover()
         decoder = self.decoder
         while self.state != CLOSING:
-            if self.state == OPEN and not session.room:  # any packet may need room for its answer
+            if (session.out_end > full or session.partial >= 0) and self.state == OPEN:
                 session.pump(now_ms)
-                return OUTPUT
+                return OUTPUT  # any packet may need room for its answer
             kind = decoder.next()
             if not kind:
-                session.pump(now_ms)
-                if session.lost:
-                    return session.recover()
+                if session.ready:
+                    session.pump(now_ms)
+                    if session.lost:
+                        return session.recover()
                 break
             if self.state == CONNECTING:
                 return self._accepted(kind)
             if _CONNACK < kind <= _UNSUBACK:
-                event = session.receive(decoder, now_ms)
+                event = session.receive(self.decoder, now_ms)
                 if event:
                     return event
             elif kind == _DISCONNECT:
-                raise ServerDisconnected(decoder.code)
+                raise ServerDisconnected(self.decoder.code)
             elif kind == _PINGRESP:
                 self._pinged = False
             else:  # a second CONNACK; AUTH, which we never asked for [MQTT-4.12.0-6]
@@ -302,7 +300,7 @@ class Connection:
     def keep_open(self, now_ms):
         """Say that we are alive although nothing is read: the application is busy with a message and must not lose the link."""
         half = self.keep_alive_ms >> 1
-        if self.state == OPEN and half and ticks_diff(now_ms, self._sent_ms) >= half and self.session.room:
+        if self.state == OPEN and half and ticks_diff(now_ms, self.sent_ms) >= half and self.session.room:
             self.session.out_end = put_pingreq(self.session.out, self.session.out_end)
         self._received_ms = self._scanned_ms = now_ms
         self._pinged = False
@@ -332,7 +330,7 @@ class Connection:
             return _SCAN_MS
         # Ping an eighth early and wait half an interval: a silent link is found before 1.5 intervals have passed (3.1.2.10).
         half = keep_alive >> 1
-        wait = ticks_diff(now_ms, self._sent_ms)
+        wait = ticks_diff(now_ms, self.sent_ms)
         if not self._pinged and silent > wait:
             wait = silent
         wait = keep_alive - (keep_alive >> 3) - wait

@@ -68,6 +68,7 @@ class Link:
         self._state = _STOPPED
         self._since_ms = 0  # when this state began, or (_DOWN) when it ends
         self._opened_ms = 0
+        self._check_ms = 0  # when `connection.check` is due
         self._stuck = False
         self._stuck_ms = 0
         self._lasting = False
@@ -131,7 +132,8 @@ class Link:
         """Put what may go out and write it, as far as that needs no waiting; what fails ends the connection, not this call."""
         if self._state == _UP:
             try:
-                self.connection.pump(now_ms)
+                if self.connection.session.ready:
+                    self.connection.session.pump(now_ms)
                 self.write(now_ms)
             except (OSError, ConnectionLost) as error:
                 self.fail(error, now_ms)
@@ -142,7 +144,8 @@ class Link:
         session = connection.session
         start = connection.output_start
         while start < session.out_end:
-            session.settle()  # what these bytes promise is durable before they leave
+            if session.promised:
+                session.settle()  # what these bytes promise is durable before they leave
             n = self.sock.write(session.out, start, session.out_end - start)
             if not n:
                 if not self._stuck:
@@ -153,8 +156,11 @@ class Link:
                 self.events = _POLLIN | _POLLOUT
                 return False
             self._stuck = False
-            connection.sent(n, now_ms)
-            start = connection.output_start
+            connection.sent_ms = now_ms
+            start += n
+            if start == session.out_end:
+                start = session.out_end = 0
+            connection.output_start = start
         self.events = _POLLIN
         return True
 
@@ -181,10 +187,15 @@ class Link:
                     self.wait_ms = _IDLE_MS
                 n = self.sock.readinto(connection.decoder.room())
                 if n is None:
+                    wait = ticks_diff(self._check_ms, now_ms)
+                    if wait > 0:  # nothing is due before: what happened since can only have put it off
+                        self.wait_ms = wait
+                        return NOTHING
                     wait = connection.check(now_ms)
                     if connection.output_start < connection.session.out_end and not self._stuck:
                         self.write(now_ms)
-                    self.wait_ms = wait if wait < _IDLE_MS else _IDLE_MS
+                    self.wait_ms = wait = wait if wait < _IDLE_MS else _IDLE_MS
+                    self._check_ms = ticks_add(now_ms, wait)
                     if self._lasting and ticks_diff(now_ms, self._opened_ms) >= self.backoff.lasting_ms:
                         self._lasting = False
                         self.backoff.step = 0
@@ -257,6 +268,7 @@ class Link:
                     self.sock, server_hostname=self._server_name, do_handshake_on_connect=False
                 )
         self.connection.start(now_ms)
+        self._check_ms = now_ms
         self._state = _UP
         self.events = _POLLIN | _POLLOUT
         self.wait_ms = 0

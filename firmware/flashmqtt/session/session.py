@@ -128,25 +128,26 @@ class Session:
         self.left_out = False  # an inbound QoS 2 message was not answered: no slot was free to hold it
         self._scratch = bytearray(packet_bytes)
         self._handed = bytearray()  # the buffer for held messages, made when the first one is handed over
-        self._sending = {}  # packet id -> slot
+        self.sending = {}  # packet id -> slot
         self._holding = {}
         # A dict that never holds more than its first table does allocates nothing.
         for i in range(store.slots + 1):
-            self._sending[i] = self._holding[i] = 0
+            self.sending[i] = self._holding[i] = 0
         for i in range(store.slots + 1):
-            self._sending.pop(i)
+            self.sending.pop(i)
             self._holding.pop(i)
         self._states = bytearray(store.slots)
         self._sent_ms = [0] * store.slots
         self._due = 0  # slots flagged _DUE
+        self.ready = True  # `pump` may have something to put
         self.lost = 0  # slots flagged _LOST
         self._stalled = -1  # a slot that was taken but whose packet id is still in flight for another message
-        self._partial = -1  # the slot whose PUBLISH is in the output in part
+        self.partial = -1  # the slot whose PUBLISH is in the output in part
         self._partial_at = 0
         self.untaken = -1  # the packet type that `taken` has to put, 0: nothing to put, -1: nothing to take
         self._untaken_id = 0
-        self._promised = False  # what the output says has to be durable before it leaves
-        self._flush_due = False  # and so has a release
+        self.promised = False  # what the output says has to be durable before it leaves
+        self._flush_due = False  # a release has to be durable, too
         self._request_ms = 0
         self._requests = (store.next_seq + 32767) % 65535  # far from the ids of the messages, which follow next_seq
         self._wants_request = False
@@ -174,7 +175,7 @@ class Session:
                     self._holding[self._untaken_id] = slot
                     self._states[slot] = _HELD
                 else:
-                    self._sending[_id_of(store.seq_of(slot))] = slot
+                    self.sending[_id_of(store.seq_of(slot))] = slot
                     if store.mark_of(slot) == _PUBREC_SEEN:
                         self._states[slot] = _AWAIT_PUBCOMP | _SENT
                     else:
@@ -220,16 +221,18 @@ class Session:
         n = len(payload)
         if n + len(topic) + 16 < len(self._scratch) and not properties:
             n = put_publish(self._scratch, 0, topic, payload, qos, retain, False, packet_id, self.level)
+            self.ready = True
             return store.append(self._scratch, n)
         head = put_publish_head(self._scratch, 0, topic, n, qos, retain, False, packet_id, self.level, properties)
         store.begin(head + n)
         store.extend(self._scratch, head)
         store.extend(payload, n)
+        self.ready = True
         return store.commit()
 
     def put_unstored(self, topic, payload, retain=False, properties=None):
         """Put a QoS 0 message straight into the output; return False where it has no room (now, or ever)."""
-        if self._partial >= 0 or len(payload) + len(topic) + 8 > len(self.out) - self.out_end:
+        if self.partial >= 0:
             return False
         if self.five:
             topic, block = self.five.alias(topic)
@@ -244,7 +247,7 @@ class Session:
 
     def put_unstored_head(self, topic, n, retain=False, properties=None):
         """Put the head of a QoS 0 message whose payload of n bytes follows by `put_piece`; return False: not now."""
-        if self._partial >= 0 or self.out_end:
+        if self.partial >= 0 or self.out_end:
             return False
         self.out_end = put_publish_head(self.out, 0, topic, n, 0, retain, False, 0, self.level, properties)
         return True
@@ -272,21 +275,16 @@ class Session:
     @property
     def waits(self):
         """Whether any answer of the broker is awaited."""
-        return bool(self._sending or self.request_id)
-
-    @property
-    def blocked(self):
-        """Whether more can be sent only after something was read."""
-        return len(self._sending) >= self.quota
+        return bool(self.sending or self.request_id)
 
     @property
     def pending(self):
         """How many outgoing messages are stored and not acknowledged."""
-        return self.store.waiting + len(self._sending) + (self._stalled >= 0)
+        return self.store.waiting + len(self.sending) + (self._stalled >= 0)
 
     def subscribe(self, filter_, options, handler=None):
         """Ask for a subscription, now or as soon as there is a connection; return its entry, whose state tells."""
-        self._wants_request = True
+        self._wants_request = self.ready = True
         for entry in self.subscriptions:
             if entry.filter == filter_:
                 entry.options, entry.handler, entry.state = options, handler, _WANTED
@@ -299,7 +297,7 @@ class Session:
         """Ask for the end of a subscription; return its entry (or None), which is gone once the broker agreed."""
         for entry in self.subscriptions:
             if entry.filter == filter_:
-                self._wants_request = True
+                self._wants_request = self.ready = True
                 entry.state = _UNWANTED
                 return entry
         return None
@@ -308,7 +306,7 @@ class Session:
 
     def connected(self, present, restore):
         """The broker accepted the connection and says whether it still knows the session (Q8); restore: subscribe again."""
-        self.online = True
+        self.online = self.ready = True
         self.left_out = False
         self.out_end = self.lost = 0
         for entry in self.subscriptions:
@@ -319,7 +317,7 @@ class Session:
         self._wants_request = bool(self.subscriptions)
         states = self._states
         self._due = 0
-        for slot in self._sending.values():
+        for slot in self.sending.values():
             state = states[slot] & (_STATE | _SENT | _LOST)
             if not present and state & _STATE == _AWAIT_PUBCOMP:
                 state |= _LOST
@@ -341,9 +339,10 @@ class Session:
     def disconnected(self):
         """The network connection is gone: what was in the output is gone, what was not taken is not acknowledged."""
         self.online = False
-        self.settle()  # or else what was handed over could come a second time after a power cut, however much later
+        if self._flush_due:
+            self.settle()  # or else what was handed over could come a second time after a power cut, however much later
         self.out_end = self.request_id = 0
-        self._partial = self.untaken = -1
+        self.partial = self.untaken = -1
 
     def recover(self):
         """Report one message after another that the lost session left behind; NOTHING when there is none."""
@@ -357,7 +356,7 @@ class Session:
             return _MESSAGE
         self.handle = self.store.seq_of(slot)
         if self._states[slot] == _LOST:  # 5: it was never sent
-            self._forget(self._sending, _id_of(self.handle))
+            self._forget(self.sending, _id_of(self.handle))
             return _REFUSED
         self.lost -= 1
         if self.republish:
@@ -365,7 +364,7 @@ class Session:
             self._due += 1
         else:
             self._states[slot] = _NONE
-            self._forget(self._sending, _id_of(self.handle))
+            self._forget(self.sending, _id_of(self.handle))
         return _IN_DOUBT
 
     # --- out ---
@@ -373,7 +372,7 @@ class Session:
     @property
     def room(self):
         """Whether an acknowledgement fits into the output now: not inside a message that is there in part."""
-        return self._partial < 0 and len(self.out) - self.out_end >= _ACK_BYTES
+        return self.partial < 0 and len(self.out) - self.out_end >= _ACK_BYTES
 
     def settle(self):
         """Make durable what the bytes in the output promise: nothing leaves before this [MQTT-4.3.2-1] [MQTT-4.3.3-1].
@@ -381,21 +380,20 @@ class Session:
         An acknowledgement of ours may say that a message is stored, a PUBREL that its PUBREC was seen, a PUBCOMP that the
         held message is released: were that forgotten, a new message with its id would be taken for a repetition.
         """
-        if self._promised:
-            self._promised = False
-            self.store.sync()
+        self.promised = False
+        self.store.sync()
         if self._flush_due:
             self._flush_due = False
             self.store.flush()
 
     def pump(self, now_ms):
         """Put into the output what may go out: requests, resends in order, then new messages as far as the window allows."""
-        if not self.online or self.lost or (self._partial >= 0 and not self._continue()):
+        if not self.online or self.lost or (self.partial >= 0 and not self._continue()):
             return
         if self._wants_request and not self.request_id:
             self._put_request(now_ms)
         store = self.store
-        sending = self._sending
+        sending = self.sending
         while self._due:
             if len(sending) - self._due >= self.quota or not self._put(self._oldest(_DUE), now_ms):
                 return
@@ -404,10 +402,12 @@ class Session:
             if slot < 0:
                 slot = store.take()
                 if slot < 0:
+                    self.ready = False
                     return
             seq = store.seq_of(slot)
             packet_id = (seq - 1) % 65535 + 1
             if packet_id in sending or packet_id == self.request_id:
+                self.ready = False
                 self._stalled = slot  # 65 535 messages ago, and still in flight: wait for it
                 return
             self._stalled = -1
@@ -420,6 +420,7 @@ class Session:
             self._due += 1
             if not self._put(slot, now_ms):
                 return
+        self.ready = False  # until an answer comes
 
     def _put(self, slot, now_ms):
         """Put a slot's next packet; return False where it has to wait for room."""
@@ -430,7 +431,7 @@ class Session:
         if state & _STATE == _AWAIT_PUBCOMP:
             if room < _ACK_BYTES:
                 return False
-            self._promised = True
+            self.promised = True
             # After PUBREC never PUBLISH again [MQTT-4.3.3-1]; only 3.1 sets DUP on a PUBREL.
             packet_id = _id_of(self.store.seq_of(slot))
             self.out_end = put_ack(out, at, _PUBREL, packet_id, self.level, 0, None, self.level == 3)
@@ -442,10 +443,10 @@ class Session:
                         False  # whole packets share a write; one that is longer than the output goes alone, in pieces
                     )
                 n = room
-                self._partial = slot
+                self.partial = slot
                 self._partial_at = n
             self.store.read(slot, 0, out, at, n)
-            self._promised = True
+            self.promised = True
             if self.five:
                 code = self.five.objection(out[at], self.store.length_of(slot))
                 if code:
@@ -462,7 +463,7 @@ class Session:
 
     def _object(self, slot, code):
         """Do not send what the server said it would refuse: `recover` reports it."""
-        self._partial = -1
+        self.partial = -1
         self._due -= 1
         self.lost += 1
         self._states[slot] = _LOST
@@ -471,17 +472,17 @@ class Session:
 
     def _continue(self):
         """Put the next piece of a long message; return whether it is whole now."""
-        slot = self._partial
+        slot = self.partial
         n = self.store.length_of(slot) - self._partial_at
         room = len(self.out) - self.out_end
         if n > room:
             n = room
         else:
-            self._partial = -1
+            self.partial = -1
         self.store.read(slot, self._partial_at, self.out, self.out_end, n)
         self._partial_at += n
         self.out_end += n
-        return self._partial < 0
+        return self.partial < 0
 
     def _oldest(self, flag):
         """Return the slot with this flag whose record is the oldest."""
@@ -506,7 +507,7 @@ class Session:
                 if not self._asked:
                     self._wants_request = False
                     return
-            while not self.request_id or self.request_id in self._sending:
+            while not self.request_id or self.request_id in self.sending:
                 self._requests = self.request_id = self._requests % 65535 + 1
         what = [
             (entry.filter, entry.options) if self._asking is put_subscribe else entry.filter for entry in self._asked
@@ -539,13 +540,13 @@ class Session:
         if kind >= _SUBACK:
             return self._answered(packet, kind)
         packet_id = packet.packet_id
-        ids = self._holding if kind == _PUBLISH or kind == _PUBREL else self._sending
+        ids = self._holding if kind == _PUBLISH or kind == _PUBREL else self.sending
         slot = ids.get(packet_id, -1)
         state = self._states[slot] & _STATE if slot >= 0 else _NONE
         action = TRANSITIONS[state * _COLUMNS + kind - _PUBLISH]
         if action == _DONE:
             self.handle = self.store.seq_of(slot)
-            if slot == self._partial:
+            if slot == self.partial:
                 raise ProtocolViolation("acknowledged before it was sent", packet_id)
             self._forget(ids, packet_id)
             return self._verdict(packet)
@@ -596,6 +597,7 @@ class Session:
 
     def _forget(self, ids, packet_id):
         """Release a slot: its flow is over."""
+        self.ready = True
         slot = ids.pop(packet_id)
         self._due -= self._states[slot] >> 5 & 1
         self.lost -= self._states[slot] >> 6 & 1
@@ -603,7 +605,7 @@ class Session:
         self.store.release(slot)
 
     def _acknowledge(self, kind, packet_id, state=_HELD):
-        self._promised = True
+        self.promised = True
         # 5: "packet identifier not found", where it is not
         code = 0x92 if state == _NONE and self.level == _LEVEL_5 else 0
         self.out_end = put_ack(self.out, self.out_end, kind, packet_id, self.level, code)
@@ -694,7 +696,7 @@ class Session:
         ):
             raise ProtocolViolation("%d results for %d filters" % (count, len(asked)))  # [MQTT-3.8.4-5]
         self.request_id = 0
-        self._wants_request = True
+        self._wants_request = self.ready = True
         for i in range(len(asked)):
             entry = asked[i]
             # One that was asked for otherwise meanwhile has its next request to come.
@@ -717,6 +719,7 @@ class Session:
                 if self.retry_ms and age >= self.retry_ms:
                     self._states[slot] |= _DUE
                     self._due += 1
+                    self.ready = True
                 elif age > oldest:
                     oldest = age
         if self.request_id:
