@@ -14,6 +14,7 @@ from flashmqtt import errors
 from flashmqtt.connection import OUTPUT
 from tools.pipeline.collector import Collector, Settings
 from tools.pipeline.collector_health import Health
+from tools.pipeline.collector_runs import PUBREC_WINDOW
 from tools.pipeline.landing_log import HELD, LANDED, read_log
 from tools.pipeline.landing_seal import rows_of
 
@@ -171,3 +172,39 @@ def test_run_longer_than_the_output_is_acknowledged_whole_and_in_order(tmp_path,
     acknowledgements = b"".join(b"\x40\x02" + (n + 1).to_bytes(2, "big") for n in range(count))
     assert answers.endswith(acknowledgements)
     assert entries < 20, "it was taken in runs"
+
+
+@pytest.mark.clause("MQTT-4.6.0-3")
+def test_flood_of_qos_2_is_stored_at_once_and_answered_in_order_a_window_at_a_time(tmp_path):
+    count = 3 * PUBREC_WINDOW + 7
+    chosen = Settings("", 1, "c", tmp_path, in_flight=count)
+    collector = Collector(chosen, Health("c", quiet=True))
+    connection = collector.connection
+
+    def write():
+        output = bytes(connection.output())
+        connection.sent(len(output), 1)
+        return output
+
+    def exchange(packets):
+        connection.decoder.feed(packets)
+        answers = b""
+        while collector._process() == OUTPUT:
+            answers += write()
+        return answers + write()
+
+    def acks(kind, first, last):
+        return b"".join(bytes((kind, 2)) + n.to_bytes(2, "big") for n in range(first, min(last, count) + 1))
+
+    connection.start(1)
+    write()
+    exchange(CONNACK[4])
+    flood = b"".join(put_publish(4, b"a", b"%d" % n, 2, n, 0, 0) for n in range(1, count + 1))
+    assert exchange(flood) == acks(0x50, 1, PUBREC_WINDOW)
+    assert collector.store.held == count
+    for first in range(1, count + 1, PUBREC_WINDOW):
+        last = first + PUBREC_WINDOW - 1
+        following = acks(0x50, last + 1, last + PUBREC_WINDOW)
+        assert exchange(acks(0x62, first, last)) == acks(0x70, first, last) + following
+    assert (collector.store.held, collector.store.rows) == (0, count)
+    collector.store.close()

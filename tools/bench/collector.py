@@ -79,8 +79,10 @@ def ours(port: int, count: int, landing: Path) -> float:
 
     async def collect() -> float:
         running = asyncio.create_task(collector.run())
-        while collector.rows_acknowledged < count:
+        while collector.rows_acknowledged < count and not running.done():
             await asyncio.sleep(0.005)
+        if running.done():
+            running.result()
         seconds = time.perf_counter() - collector.connected_at
         collector.stop()
         await running

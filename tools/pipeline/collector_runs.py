@@ -13,13 +13,17 @@ against each other on arbitrary streams.
 
 from __future__ import annotations
 
+import collections
+from typing import Any
+
 from flashmqtt.codec.decode import Decoder
-from flashmqtt.codec.packets import PUBACK, PUBLISH
+from flashmqtt.codec.packets import PUBACK, PUBCOMP, PUBLISH, PUBREC
 from flashmqtt.session.session import Session
 
 QOS_1 = frozenset(PUBLISH << 4 | dup << 3 | 1 << 1 | retain for dup in (0, 1) for retain in (0, 1))
 ACKNOWLEDGE = bytes((PUBACK << 4, 2))
 ACKNOWLEDGE_BYTES = 4
+PUBREC_WINDOW = 500
 NO_ID = b"\0\0"
 MOST_TOPICS = 100_000
 
@@ -82,7 +86,40 @@ class RunDecoder(Decoder):
 
 
 class RunSession(Session):
-    """The boards' session, which can also acknowledge a run."""
+    """The boards' session, which can also acknowledge a run, and answers no more than PUBREC_WINDOW messages ahead.
+
+    Why the latter: mosquitto 2.0.11 (Debian 12) forgets its max_inflight_messages at QoS 2 when several PUBCOMP come
+    together and sends a backlog of tens of thousands at one go; it then looks for every PUBREC's message from the
+    front of a list of all that were not completed. 60,000 messages took half a minute to two minutes so, with all
+    PUBRECs at once. A PUBREC may leave late, but in order [MQTT-4.6.0-3].
+    """
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        self._received: set[int] = set()  # answered with PUBREC on this connection, PUBREL not yet seen
+        self._late: collections.deque[int] = collections.deque()  # stored, PUBREC not yet put
+        super().__init__(*arguments, **named)
+
+    def _acknowledge(self, kind: int, packet_id: int, *state: int) -> None:
+        if kind == PUBREC:
+            if len(self._received) >= PUBREC_WINDOW:
+                self._late.append(packet_id)
+                return
+            self._received.add(packet_id)
+        elif kind == PUBCOMP:
+            self._received.discard(packet_id)
+        super()._acknowledge(kind, packet_id, *state)
+
+    def pump(self, now_ms: int) -> None:
+        """Put into the output what may go out: also the PUBRECs that had to wait."""
+        while self._late and len(self._received) < PUBREC_WINDOW and self.room:
+            self._acknowledge(PUBREC, self._late.popleft())
+        super().pump(now_ms)
+
+    def disconnected(self) -> None:
+        """The network connection is gone: the broker repeats what it has no PUBREC for."""
+        self._received.clear()
+        self._late.clear()
+        super().disconnected()
 
     def run_room(self) -> int:
         """Return how many QoS 1 messages may be taken at one go now: none while one is not yet acknowledged."""
@@ -95,3 +132,4 @@ class RunSession(Session):
         end = self.out_end + ACKNOWLEDGE_BYTES * len(ids)
         self.out[self.out_end : end] = ACKNOWLEDGE + ACKNOWLEDGE.join(ids)
         self.out_end = end
+        self.promised = True
