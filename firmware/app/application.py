@@ -10,7 +10,8 @@ carries none.
     flashmqtt/<device>/boot       once a start: which number it has, its first message, why it started
     flashmqtt/<device>/health     how the board fares (`app.health`)
     flashmqtt/<device>/clock      ties the uptime to the calendar, when the time was learnt
-    flashmqtt/<device>/commands   taken, at QoS 2 (`app.commands`); answered on flashmqtt/<device>/replies
+    flashmqtt/<device>/replies    what became of a command
+    flashmqtt-commands/<device>   commands, taken at QoS 2 (`app.commands`)
     flashmqtt-live/<device>/status    "online" or, by the will, "offline"; retained
     flashmqtt-live/<device>/readings  sensors that ask for QoS 0: for eyes, not for the books, so no number is spent on them
 
@@ -87,7 +88,7 @@ class Application:
             self.time.set(known * 1000)
         self.commands = Commands(self.state, lambda: self.journal.stored, self._act, self._reply)
         self.client = self._connected_by(config)
-        self.client.subscribe(self.topic + "commands", 2, self._command)
+        self.client.subscribe("flashmqtt-commands/" + self.device, 2, self._command)
         self._online = False  # is the network there, and the client told to connect?
         self._problem = ""
         self._greeting = -1  # what is said next of what every connection hears; -1: nothing
@@ -393,6 +394,9 @@ class Application:
             labels = None
         if labels:
             self.publish("boot", 1, [{"n": "start", "vs": self.cause}], labels)
+        self._health_ms = self.uptime.ms() + config["awake_s"] * 1000
+        if config["health_s"] and self.journal.boot % max(1, config["health_s"] // config["sleep_s"]) == 0:
+            self._tell_health()
         deadline = self.uptime.ms() + config["awake_s"] * 1000
         quiet_ms = 0
         while self.uptime.ms() < deadline and not self._reboot_ms:

@@ -1,6 +1,6 @@
 """Commands from afar, each carried out once, whatever is cut, resent or sent again.
 
-A command is a JSON object on `flashmqtt/<device>/commands`, at QoS 2: {"id": "7", "do": "interval", "ms": 5000}. QoS 2 gets
+A command is a JSON object on `flashmqtt-commands/<device>`, at QoS 2: {"id": "7", "do": "interval", "ms": 5000}. QoS 2 gets
 it here once; but between the moment when it takes effect and the moment when the broker knows that, the power can go, and
 then it comes again. So a command first becomes a durable intent: one file is replaced that holds its effect, its id among
 the last ids, and the sequence number that the reply will have. The reply, a stored message, is the commit. After a cut, an

@@ -15,6 +15,7 @@ from flashmqtt.flash.block import BlockRegion
 from tools.flashsim.nor import FileNorFlash
 
 THERMAL = "/sys/class/thermal"
+_flash = None
 _clock_offset = None if getenv("FLASHMQTT_CLOCK") == "unset" else 0
 
 
@@ -104,14 +105,14 @@ def network_strength():
 
 def journal_region(sectors=0):
     """Return the whole simulated chip."""
-    return BlockRegion(
-        FileNorFlash(
-            "flash.bin",
-            int(getenv("FLASHMQTT_FLASH_BYTES") or 65536),
-            intent="flash.intent",
-            time_scale=float(getenv("FLASHMQTT_FLASH_TIME") or 1.0),
-        )
+    global _flash
+    _flash = FileNorFlash(
+        "flash.bin",
+        int(getenv("FLASHMQTT_FLASH_BYTES") or 65536),
+        intent="flash.intent",
+        time_scale=float(getenv("FLASHMQTT_FLASH_TIME") or 1.0),
     )
+    return BlockRegion(_flash)
 
 
 def sensors():
@@ -136,7 +137,9 @@ def watchdog(timeout_ms):
 
 
 def sleep(duration_ms):
-    """End the process: the supervisor is who wakes it."""
+    """End the process: the supervisor is who wakes it. Tell it what this wake did to the flash."""
+    if _flash:
+        print("flash", "programs=%d erases=%d read=%d" % (_flash.programs, _flash.erases, _flash.bytes_read))
     raise SystemExit(0)
 
 

@@ -162,6 +162,10 @@ class VirtualBoard:
             raise BoardFailed(f"The board's program ended with an error. Its console, {self.console}:\n{tail}")
         self.note_counters()
 
+    async def asleep(self) -> None:
+        """Wait until the program ends by itself, as a board does that goes to sleep."""
+        await self._ended()
+
     async def stop(self) -> None:
         """End the process, if it runs."""
         if self.running:

@@ -1,0 +1,216 @@
+"""The application on the virtual board, against a real broker: commands, power cuts, sleep, time, the will."""
+
+import asyncio
+import json
+import random
+import socket
+import struct
+import time
+from collections import Counter
+
+import paho.mqtt.client as paho
+import pytest
+
+from tools.broker import Broker
+from tools.virtual_board.supervisor import VirtualBoard
+from tools.virtual_board.wakes import sleep_and_wake
+
+DEVICE = "dev-1"
+COMMANDS = f"flashmqtt-commands/{DEVICE}"
+
+
+class Person:
+    """Somebody at the broker, who listens to everything and sends commands."""
+
+    def __init__(self, port):
+        self.messages = []
+        self._client = paho.Client(paho.CallbackAPIVersion.VERSION2, client_id="person", clean_session=False)
+        self._client.on_message = lambda client, userdata, message: self.messages.append(message)
+        self._client.connect("127.0.0.1", port)
+        self._client.subscribe([("flashmqtt/#", 2), ("flashmqtt-live/#", 2), ("homeassistant/#", 1)])
+        self._client.loop_start()
+
+    def command(self, **command):
+        self._client.publish(COMMANDS, json.dumps(command), qos=2).wait_for_publish(5)
+
+    def packs(self, kind):
+        return [
+            json.loads(message.payload) for message in self.messages if message.topic == f"flashmqtt/{DEVICE}/{kind}"
+        ]
+
+    def replies(self):
+        return Counter((pack[0]["vs"], pack[1]["vs"]) for pack in self.packs("replies"))
+
+    def live(self, kind):
+        return [message.payload for message in self.messages if message.topic == f"flashmqtt-live/{DEVICE}/{kind}"]
+
+    def stop(self):
+        self._client.disconnect()
+        self._client.loop_stop()
+
+
+async def until(condition, timeout_s=15.0):
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come about in time"
+        await asyncio.sleep(0.02)
+
+
+def on_a_board(tmp_path, story, settings=None, environment=None):
+    """Run a story (a coroutine of person and board) on a board that is just switched on."""
+
+    async def tell():
+        with Broker(tmp_path / "broker") as broker:
+            person = Person(broker.port)
+            board = VirtualBoard(
+                tmp_path / "board", DEVICE, broker.port, {"interval_ms": 200, "keep_alive_s": 2, **(settings or {})}
+            )
+            board._environment.update(environment or {})
+            try:
+                await board.power_on()
+                await story(person, board)
+            finally:
+                await board.stop()
+                person.stop()
+
+    asyncio.run(tell())
+
+
+@pytest.mark.req("Q4", "B4")
+def test_commands_are_done_and_answered_once_across_power_cuts(tmp_path):
+    rng = random.Random(7)
+
+    async def story(person, board):
+        await until(lambda: person.packs("readings"))
+        for n in range(8):
+            person.command(id=str(n), do="interval", ms=150 + n)
+            await asyncio.sleep(rng.uniform(0.0, 0.15))  # somewhere between its arrival and the end of its handshake
+            await board.power_cut(rng)
+            await board.power_on()
+        await until(lambda: len(person.replies()) == 8)
+        await asyncio.sleep(0.7)
+        assert person.replies() == Counter({(str(n), "done"): 1 for n in range(8)})
+        assert json.loads((tmp_path / "board" / "state.json").read_text())["interval_ms"] == 157
+
+    on_a_board(tmp_path, story)
+
+
+@pytest.mark.req("B4")
+def test_reboot_flush_and_nonsense_are_answered(tmp_path):
+    async def story(person, board):
+        await until(lambda: person.packs("readings"))
+        person.command(id="f", do="flush")
+        await until(lambda: person.packs("health"))
+        (head, *more) = person.packs("health")[0]
+        assert {record["n"] for record in [head, *more]} >= {
+            "uptime",
+            "waiting",
+            "stored",
+            "dropped",
+            "connects",
+            "heap_free",
+        }
+        person.command(id="x", do="explode")
+        person.command(id="r", do="reboot")
+        await until(lambda: not board.running)
+        await board.power_on("reset")
+        await until(lambda: len(person.packs("boot")) == 2)
+        assert [pack[0]["cause"] for pack in person.packs("boot")] == ["power-on", "reset"]
+        replies = person.replies()
+        assert replies[("f", "done")] == replies[("r", "done")] == 1 and len(replies) == 3
+
+    on_a_board(tmp_path, story)
+
+
+@pytest.mark.req("B4", "Q7")
+def test_board_is_online_until_its_will_says_otherwise_and_appears_in_home_assistant(tmp_path):
+    async def story(person, board):
+        await until(lambda: person.live("status") == [b"online"])
+        await until(lambda: any(message.topic.startswith("homeassistant/sensor/dev-1/") for message in person.messages))
+        await board.stop()
+        await until(lambda: person.live("status") == [b"online", b"offline"])
+
+    on_a_board(tmp_path, story, {"discovery": "homeassistant"})
+
+
+class TimeServer(asyncio.DatagramProtocol):
+    """An NTP server that says it is the year 2031."""
+
+    unix_s = 1924992000
+
+    def connection_made(self, transport):
+        self.transport = transport
+
+    def datagram_received(self, packet, address):
+        head = bytes((0x24, 2)) + bytes(22) + packet[40:48] + bytes(8)
+        self.transport.sendto(head + struct.pack(">II", (self.unix_s + 2208988800) % (1 << 32), 0), address)
+
+
+@pytest.mark.req("B4")
+def test_readings_before_the_time_was_known_are_tied_to_it_afterwards(tmp_path):
+    async def story(person, board):
+        await until(lambda: person.packs("readings"))
+        assert "bt" not in person.packs("readings")[0][0]
+        loop = asyncio.get_running_loop()
+        transport, _ = await loop.create_datagram_endpoint(TimeServer, local_addr=("127.0.0.1", port))
+        await until(lambda: person.packs("clock"), 20)
+        transport.close()
+        (tie,) = person.packs("clock")
+        assert abs(tie[0]["bt"] - TimeServer.unix_s) < 30 and tie[0]["up"] > 0
+        known = len(person.packs("readings"))
+        await until(lambda: len(person.packs("readings")) > known + 1)
+        later = person.packs("readings")[-1][0]
+        assert abs((later["bt"] - later["up"]) - (tie[0]["bt"] - tie[0]["up"])) < 0.01
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    on_a_board(tmp_path, story, {"ntp": f"127.0.0.1:{port}"}, {"FLASHMQTT_CLOCK": "unset"})
+
+
+@pytest.mark.req("B5", "S5")
+def test_sleeping_board_loses_nothing_where_half_its_wakes_have_no_network(tmp_path):
+    result = asyncio.run(sleep_and_wake(12, tmp_path, seed=3))
+    assert result.absent >= 4
+    assert result.stored >= 24
+    assert result.missing == [] and result.repeated == []
+
+
+@pytest.mark.req("B5", "S1")
+def test_sleeping_board_whose_power_goes_in_mid_wake_loses_nothing(tmp_path):
+    result = asyncio.run(sleep_and_wake(12, tmp_path, seed=4, cuts=0.5))
+    assert result.cuts >= 3
+    assert result.missing == []
+
+
+@pytest.mark.req("B4", "S5")
+def test_board_keeps_sampling_while_the_broker_is_away(tmp_path):
+    async def story(person, board):
+        await until(lambda: len(person.packs("readings")) > 3)
+
+    async def tell():
+        broker = Broker(tmp_path / "broker").start()
+        person = Person(broker.port)
+        board = VirtualBoard(tmp_path / "board", DEVICE, broker.port, {"interval_ms": 100, "keep_alive_s": 2})
+        try:
+            await board.power_on()
+            await until(lambda: len(person.packs("readings")) > 3)
+            broker.kill()
+            before = board.progress.stored
+            await until(lambda: board.progress.stored > before + 10)
+            assert board.progress.waiting > 0
+            broker.start()
+            wanted = board.progress.stored
+            await until(
+                lambda: (
+                    {pack[0]["seq"] for pack in person.packs("readings") + person.packs("boot")}
+                    >= set(range(1, wanted + 1))
+                ),
+                30,
+            )
+        finally:
+            await board.stop()
+            person.stop()
+            broker.stop()
+
+    asyncio.run(tell())
