@@ -65,6 +65,7 @@ class Journal(Slots):
         self._pending_n = 0
         self._unsaid = 0
         self._said_dropped = 0
+        self._first = 0  # where the copy of a message begins
         self._found_seq = self._found_sector = self._found_offset = self._found_length = 0
         self._small = bytearray(4 + 4 * _PENDING)
         self._chunk_length = self._chunk_done = 0
@@ -506,12 +507,15 @@ class Journal(Slots):
         waits = self._cursor_sector == oldest
         if waits and (self.policy != DROP_OLDEST or not self._queued):
             return False
-        total = n = 0
+        at = 2 * _PAGE  # behind the opening
+        n = 0
         for slot in range(self.slots):
             if self._slot_state[slot] and self._slot_sector[slot] == oldest:
-                total += self._slot_length[slot] + 2 * _RECORD
+                at = self._copy(slot, at, False)
+                if at < 0 or at > self._sector_bytes // 2:
+                    return False
                 n += 1
-        if total > self._sector_bytes // 4 or (n and self.sectors_usable - chain - 1 < 1):
+        if n and self.sectors_usable - chain - 1 < 1:
             return False
         if n:
             self._open(self._end, False)
@@ -534,44 +538,57 @@ class Journal(Slots):
 
     def _unblock(self):
         """The first message of a full window moves out of the way."""
-        slot = self._slot_of(self._low())
-        if self._slot_length[slot] > self._sector_bytes // 4:
-            return False
-        self._move(slot)
-        return True
+        return self._move(self._slot_of(self._low()))
 
     def _move(self, slot):
-        """Copy a message to the head; from now on it has a place of its own."""
-        seq = self._slot_seq[slot]
-        total = self._slot_length[slot]
-        if self._end + total + 4 * _PAGE > self._sector_bytes:  # all of it shall lie in one sector
+        """Copy a message into the head, all of it into one sector; from now on it has a place of its own."""
+        while self._spoiled or self._copy(slot, self._end, False) < 0:
+            if not self._spoiled and self._end < self._sector_bytes // 2:
+                return False  # too long for this
             self._advance(False)
             self._say()
+        try:
+            self._copy(slot, self._end, True)
+        except FlashFailed:
+            self._spoiled = True
+            return self._move(slot)
+        seq = self._slot_seq[slot]
+        self._slot_sector[slot] = self._head
+        self._slot_offset[slot] = self._first
+        if not self._slot_state[slot] & _EXPLICIT:
+            self._slot_state[slot] |= _EXPLICIT
+            if seq < self._cursor_seq:
+                self._leave(seq)
+        return True
+
+    def _copy(self, slot, at, write):
+        """Copy a message's pieces to the head from an offset on, or only measure; return where they end, or -1."""
+        seq = self._slot_seq[slot]
+        kind = _HELD if self._slot_state[slot] & _HOLD else _MOVED
         sector = self._slot_sector[slot]
         place = self._slot_offset[slot]
-        kind = first = 0
+        old = 0
         while True:
             place = self._find(sector, place, self._limit(sector))
             if place < 0:
                 sector = self._after[sector]
                 place = _HEADER
                 continue
-            kind = kind or self._kind & _TYPE
             place += self._size
-            if self._seq != seq or self._kind & _TYPE != kind:
+            old = old or self._kind & _TYPE
+            if self._seq != seq or self._kind & _TYPE != old:
                 continue
-            flags = self._kind & (_FIRST | _LAST)
-            at = self._write(
-                (_HELD if kind == _HELD else _MOVED) | flags, seq, self._page, self._body, self._length, False
-            )
-            if flags & _FIRST:
-                first = at
-            if flags & _LAST:
-                break
-        state = self._slot_state[slot]
-        self._slot_sector[slot] = self._head
-        self._slot_offset[slot] = first
-        if not state & _EXPLICIT:
-            self._slot_state[slot] = state | _EXPLICIT
-            if seq < self._cursor_seq:
-                self._leave(seq)
+            at = self._fit(at, _RECORD + self._length)
+            if at < 0:
+                return -1
+            last = self._kind & _LAST
+            if write:
+                if self._kind & _FIRST:
+                    self._first = at
+                flags = self._kind & (_FIRST | _LAST)
+                self._stage(self._head, at, kind | flags, 255, seq, self._page, self._body, self._length)
+                self._program(self._head)
+                self._end = at + ((_RECORD + self._length + 3) & -4)
+            at += (_RECORD + self._length + 3) & -4
+            if last:
+                return at

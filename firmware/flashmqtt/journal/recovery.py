@@ -93,7 +93,7 @@ class Recovery:
         self.last = self.end = self.stopped = (
             _HEADER  # where the last record stands, where it ends, where reading stopped
         )
-        self.piece = self.moved = 0
+        self.piece = self.first = 0
         self.ahead = _NO_SECTOR
         self.ahead_erases = self.other_version = 0
         self.confirmed = self.sealed = self.clean = False
@@ -176,7 +176,7 @@ class Recovery:
         self.marks = {}
         self.done = set()
         self.last = self.end = _HEADER
-        self.piece = 0
+        self.piece = self.first = 0
         self.confirmed = self.clean = False
         j._pinned = bytearray(_PAGE)
         j._pinned_number = -1
@@ -245,15 +245,14 @@ class Recovery:
             if j._kind & _LAST and self.piece == seq:
                 j.stored += 1
                 j._backlog += 1
-        elif kind == _HELD:
+        elif kind <= _MOVED:
             if j._kind & _FIRST:
-                self.explicit[seq] = [sector, offset, _E_HELD, 0]
-        elif kind == _MOVED:
-            if j._kind & _FIRST:
-                self.moved = offset
-            if j._kind & _LAST:
-                mark = self.explicit[seq][3] if seq in self.explicit else self.marks.pop(seq, 0)
-                self.explicit[seq] = [sector, self.moved, 0, mark]
+                self.first = offset
+            known = self.explicit.get(seq)
+            if j._kind & _LAST and self.first:  # else it began in the sector before, and the table knows it
+                mark = known[3] if known else self.marks.pop(seq, 0)
+                self.explicit[seq] = [sector, self.first, kind == _HELD, mark]
+                self.first = 0
         elif kind == _MARK:
             if seq in self.explicit:
                 self.explicit[seq][3] = page[body]
