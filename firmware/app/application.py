@@ -248,7 +248,7 @@ class Application:
             self._reboot_ms = self.uptime.ms() + _REBOOT_MS
 
     def _reply(self, ident, result):
-        self.publish("replies", 1, [{"n": "command", "vs": ident}, {"n": "result", "vs": result}])
+        self.publish("replies", 2, [{"n": "command", "vs": ident}, {"n": "result", "vs": result}])
 
     # --- the loop ---
 

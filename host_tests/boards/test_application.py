@@ -83,8 +83,9 @@ def test_commands_are_done_and_answered_once_across_power_cuts(tmp_path):
     async def story(person, board):
         await until(lambda: person.packs("readings"))
         for n in range(8):
+            await until(lambda: board.progress.connects >= 1)
             person.command(id=str(n), do="interval", ms=150 + n)
-            await asyncio.sleep(rng.uniform(0.0, 0.15))  # somewhere between its arrival and the end of its handshake
+            await asyncio.sleep(rng.uniform(0.0, 0.12))  # somewhere between its arrival and the end of its handshake
             await board.power_cut(rng)
             await board.power_on()
         await until(lambda: len(person.replies()) == 8)
