@@ -112,7 +112,8 @@ def tell(name: str, tally: Tally, seconds: float) -> None:
 def show(verdict: Verdict) -> None:
     """Print all that is known of one case."""
     outcome = verdict.outcome
-    print(f"{verdict.case}\n  received {outcome.received}, delivered {outcome.delivered}, in doubt {outcome.doubtful}")
+    print(f"{verdict.case}\n  received {outcome.received}, handed over {outcome.handed}")
+    print(f"  delivered {outcome.delivered}, in doubt {outcome.doubtful}")
     readers: dict[tuple[int, str], p.Reader] = {}
     for seen in outcome.trace:
         reader = readers.setdefault((seen.connection, seen.direction), p.Reader(verdict.case.level))

@@ -23,34 +23,51 @@ from tools.proxy import UP, Seen
 
 
 @dataclass
+class Wire:
+    """What the packets of a case tell.
+
+    Attributes:
+        problems: the rules that the device broke, in words.
+        repeated: the numbers that the broker repeated against the rules.
+        released: the numbers whose PUBREC came: at level 3, nobody can know whether a broker that lost them did so after that.
+        forgot: the broker said that it did not know a session that it had known.
+    """
+
+    problems: list[str] = field(default_factory=list)
+    repeated: set[int] = field(default_factory=set)
+    released: set[int] = field(default_factory=set)
+    forgot: bool = False
+
+
+@dataclass
 class _Ledger:
     """What the device has sent and seen of a session."""
 
     case: Case
-    forgetful: bool
-    problems: list[str] = field(default_factory=list)
+    wire: Wire = field(default_factory=Wire)
     ids: dict[int, int] = field(default_factory=dict)  # number -> packet id
     released: set[int] = field(default_factory=set)  # ids whose PUBREL was sent and whose PUBCOMP has not come
     received: set[int] = field(default_factory=set)  # ids whose PUBREC came
     connection: int = 0
+    clean: bool = False  # what the last CONNECT asked for
+    accepted: bool = False  # a CONNACK came
     sent: list[int] = field(default_factory=list)  # numbers, on this connection
     open: set[int] = field(default_factory=set)  # ids in flight on this connection
     came: Counter = field(default_factory=Counter)  # (kind, id) of what came down on this connection
     answered: Counter = field(default_factory=Counter)
     past_pubrel: set[int] = field(default_factory=set)  # the broker's ids, until a PUBCOMP passed
-    repeated: set[int] = field(default_factory=set)  # numbers that the broker published anew past its PUBREL
 
     def wrong(self, text: str) -> None:
-        self.problems.append(f"wire, connection {self.connection}: {text}")
+        self.wire.problems.append(f"wire, connection {self.connection}: {text}")
 
     def begin(self, connection: int) -> None:
         self.connection = connection
         self.sent, self.open, self.came, self.answered = [], set(), Counter(), Counter()
-        if self.forgetful:
-            self.ids, self.released, self.received = {}, set(), set()
 
     def up(self, packet: p.Packet, passed: bool) -> None:
-        if packet.kind == p.PUBLISH and packet.qos:
+        if packet.kind == p.CONNECT:
+            self.clean = packet.clean
+        elif packet.kind == p.PUBLISH and packet.qos:
             self.published(packet)
         elif packet.kind == p.PUBREL:
             if packet.packet_id not in self.received:
@@ -88,23 +105,27 @@ class _Ledger:
 
     def down(self, packet: p.Packet) -> None:
         self.came[packet.kind, packet.packet_id] += 1
-        if packet.kind == p.CONNACK and self.case.level > 3 and not packet.session_present:
-            self.ids, self.released, self.received = {}, set(), set()  # all is published anew
+        if packet.kind == p.CONNACK:
+            if self.case.level > 3 and not packet.session_present:
+                self.wire.forgot |= self.accepted and not self.clean
+                self.ids, self.released, self.received = {}, set(), set()  # all is published anew
+            self.accepted = True
         elif packet.kind == p.PUBREL:
             self.past_pubrel.add(packet.packet_id)
         elif packet.kind == p.PUBLISH and packet.dup and packet.packet_id in self.past_pubrel:
             number = packet.payload.split(b";")[0]
-            self.repeated.add(int(number) if number.isdigit() else 0)
+            self.wire.repeated.add(int(number) if number.isdigit() else 0)
         elif packet.kind == p.PUBREC:
             self.received.add(packet.packet_id)
+            self.wire.released |= {number for number, packet_id in self.ids.items() if packet_id == packet.packet_id}
         elif packet.kind in (p.PUBACK, p.PUBCOMP):
             self.open.discard(packet.packet_id)
             self.released.discard(packet.packet_id)
 
 
-def audit(case: Case, trace: list[Seen]) -> tuple[list[str], set[int]]:
-    """Return the rules that the device broke, in words, and the numbers that the broker repeated against the rules."""
-    ledger = _Ledger(case, case.broker.startswith("lost"))
+def audit(case: Case, trace: list[Seen]) -> Wire:
+    """Return what the packets tell."""
+    ledger = _Ledger(case)
     ups, downs = p.Reader(case.level), p.Reader(case.level)
     for seen in trace:
         if seen.connection != ledger.connection:
@@ -119,4 +140,4 @@ def audit(case: Case, trace: list[Seen]) -> tuple[list[str], set[int]]:
         except p.Wrong as wrong:
             ledger.wrong(str(wrong))
             break
-    return ledger.problems, ledger.repeated
+    return ledger.wire

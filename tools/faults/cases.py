@@ -6,7 +6,8 @@ An id says all there is to know about a case, and replays it alone:
 
 Level 4, QoS 2, messages going out from a device on MicroPython whose store is in RAM, to mosquitto, a window of 2, four
 messages; the third packet up is cut in its middle with a reset, and the second packet down from then on is the last that
-passes. The interpreters are `mpy` (MicroPython) and `cpy` (CPython), the stores `ram` and `journal`, the flows `out` and `in`.
+passes. The interpreters are `mpy` (MicroPython) and `cpy` (CPython), with `aio` behind it for the asyncio face; the stores `ram`
+and `journal`; the flows `out`, `in` and `both` (then the messages going out are QoS 1 and 2 in turn).
 
 Brokers:
     mosquitto   one for all cases
@@ -26,8 +27,9 @@ from itertools import pairwise
 from tools.proxy import DOWN, PLACES, UP, Cut, Seen
 
 FLOWS = ("out", "in")
+INTERPRETERS = ("mpy", "cpy", "mpyaio", "cpyaio")
 LONG = 2500
-_ID = re.compile(r"([345])-q([012])-(out|in)-(mpy|cpy)-(ram|journal)-([a-z]+)-w(\d+)x(\d+)(l?)")
+_ID = re.compile(r"([345])-q([012])-(out|in|both)-((?:mpy|cpy)(?:aio)?)-(ram|journal)-([a-z]+)-w(\d+)x(\d+)(l?)")
 
 
 @dataclass(frozen=True)
@@ -79,17 +81,19 @@ class Outcome:
     """What was seen of a case.
 
     Attributes:
-        received: the numbers that arrived at the far end, or were handed to the application, in their order.
+        received: the numbers that arrived at the far end, in their order.
+        handed: the numbers that were handed to the application, in their order.
         delivered: the numbers whose delivery the device was told, in doubt ones apart.
         doubtful: the numbers that the device reported as in doubt.
         errors: why connections ended, as the device says.
         failure: the device's program failed, or hung: its own words.
         trace: the packets that came to the proxy.
         made: how many cuts were made.
-        repeated: numbers that the broker sent again against the rules.
+        repeated, released, forgot: what `audit` found.
     """
 
     received: list[int] = field(default_factory=list)
+    handed: list[int] = field(default_factory=list)
     delivered: list[int] = field(default_factory=list)
     doubtful: list[int] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
@@ -101,6 +105,8 @@ class Outcome:
     lost: int = 0
     duplicates: int = 0
     repeated: set[int] = field(default_factory=set)
+    released: set[int] = field(default_factory=set)
+    forgot: bool = False
 
 
 def places_of(trace: list[Seen], manners: tuple[str, ...], cuts: int = 0) -> Iterator[Cut]:
@@ -122,45 +128,55 @@ def judge(case: Case, outcome: Outcome) -> list[str]:
     """Return what was violated, in words; set the outcome's counts of lost and duplicated messages."""
     if outcome.failure:
         return [outcome.failure]
-    wanted = list(range(1, case.count + 1))
-    got = outcome.received
-    lost = [number for number in wanted if number not in got]
-    twice = sorted({number for number in got if got.count(number) > 1} - outcome.repeated)
-    problems = []
-    if strange := sorted(set(got) - set(wanted)):
-        problems.append(f"received what was never sent: {strange}")
-    if case.broker.startswith("lost"):
-        lost, twice = _excused(case, outcome, lost, twice)
-    if case.qos and lost:
-        problems.append(f"lost: {lost}")
-    if case.qos != 1 and twice:
-        problems.append(f"twice at QoS {case.qos}: {twice}")
-    firsts = [number for at, number in enumerate(got) if number not in got[:at]]
-    if firsts != sorted(firsts):
-        problems.append(f"out of order: {got}")
-    runs = 1 + sum(later <= earlier for earlier, later in pairwise(got))
-    if case.qos == 1 and runs > max(1, outcome.connections) and case.broker != "kill":
-        problems.append(f"repeated on a live connection: {got} in {outcome.connections} connections")
-    if case.flow == "out" and case.qos and case.broker in ("mosquitto", "amqtt"):
+    problems: list[str] = []
+    if case.flow != "in":
+        problems += _judge_flow(case, outcome, "the far end", outcome.received, out=True)
         told = outcome.delivered
-        if sorted(told) != wanted:
+        if case.qos and case.broker in ("mosquitto", "amqtt") and sorted(told) != list(range(1, case.count + 1)):
             problems.append(f"delivery was told of {told}")
-    outcome.lost = len(lost) if case.qos else 0
-    outcome.duplicates = len(twice) if case.qos == 2 else 0
+    if case.flow != "out":
+        problems += _judge_flow(case, outcome, "the application", outcome.handed, out=False)
     return problems
 
 
-def _excused(case: Case, outcome: Outcome, lost: list[int], twice: list[int]) -> tuple[list[int], list[int]]:
-    """Take out what a broker that forgot everything accounts for.
+def _judge_flow(case: Case, outcome: Outcome, where: str, got: list[int], out: bool) -> list[str]:
+    def qos(number: int) -> int:
+        return 2 - number % 2 if case.flow == "both" and out else case.qos
 
-    Out: a message in doubt may come twice, or not at all, as the policy says, because it was reported. In: what the broker had
-    queued for the device is lost with it.
-    """
-    if case.flow == "in":
-        return [], twice
-    doubtful = set(outcome.doubtful)
-    if case.broker == "lostdrop":
-        lost = [number for number in lost if number not in doubtful]
-    else:
-        twice = [number for number in twice if number not in doubtful]
-    return lost, twice
+    wanted = range(1, case.count + 1)
+    lost = {number for number in wanted if number not in got and qos(number)}
+    twice = {number for number in got if got.count(number) > 1 and qos(number) != 1}
+    if not out:
+        twice -= outcome.repeated
+    if case.broker.startswith("lost") or outcome.forgot:
+        # A message in doubt may come twice, or not at all, as the policy says: it was reported. Level 3 has no way to say that a
+        # session was lost: a message past PUBREC is lost with it. So is what the broker had queued for the device.
+        doubtful = set(outcome.doubtful)
+        if not out:
+            lost = set()
+        elif case.level == 3:
+            lost -= outcome.released
+        elif case.broker == "lostdrop":
+            lost -= doubtful
+        else:
+            twice -= doubtful
+    outcome.lost += len(lost)
+    outcome.duplicates += sum(qos(number) == 2 for number in twice)
+    problems = []
+    if strange := sorted(set(got) - set(wanted)):
+        problems.append(f"{where} has what was never sent: {strange}")
+    if lost:
+        problems.append(f"{where} lost: {sorted(lost)}")
+    if twice:
+        problems.append(f"{where} has twice: {sorted(twice)}")
+    for quality in range(
+        3
+    ):  # between messages of different QoS there is no order: each has its own number of round trips
+        own = [number for number in got if qos(number) == quality]
+        firsts = list(dict.fromkeys(own))
+        if firsts != sorted(firsts):
+            problems.append(f"{where} has out of order: {got}")
+        runs = 1 + sum(later <= earlier for earlier, later in pairwise(own))
+        if quality == 1 and runs > max(1, outcome.connections) and case.broker != "kill":
+            problems.append(f"{where}: repeated on a live connection: {got} in {outcome.connections} connections")
+    return problems

@@ -15,8 +15,8 @@ ARCHITECTURE = {"x86_64": "x64", "AMD64": "x64", "aarch64": "armv8", "armv7l": "
 )
 # What the device's programs import besides the library.
 BESIDES = (
-    *("tools/__init__.py", "tools/faults/__init__.py", "tools/faults/device.py", "tools/faults/board.py"),
-    *("tools/flashsim/__init__.py", "tools/flashsim/nor.py"),
+    *("tools/__init__.py", "tools/faults/__init__.py", "tools/faults/device.py", "tools/faults/device_aio.py"),
+    *("tools/faults/board.py", "tools/flashsim/__init__.py", "tools/flashsim/nor.py"),
 )
 
 

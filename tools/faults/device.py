@@ -62,6 +62,8 @@ def body(number, size):
 class Case:
     """One case."""
 
+    client_class: type = Client
+
     def __init__(self, name, port, level, qos, flow, count, window, size, store, republish, file):
         self.name = name
         self.flow = flow
@@ -72,7 +74,7 @@ class Case:
         self.numbers = {}
         self.publishing = 0
         self.ended = False
-        self.client = client = Client(
+        self.client = client = self.client_class(
             "127.0.0.1",
             int(port),
             client_id=name,
@@ -143,8 +145,12 @@ class Case:
                 pass  # told by `fail`; the client goes on trying
             self.publish(self.count // 2 + 1, self.count + 1)
             deadline = ticks_add(ticks_ms(), DRAIN_S * 1000)
+            asked = True
             while (client.pending or not self.ended) and ticks_diff(deadline, ticks_ms()) > 0:
-                client.poll(100)
+                client.poll(20)
+                if asked and client.session.subscriptions[0].state == GRANTED:
+                    asked = False
+                    say("ready", self.name)
             self.linger()
         else:
             client.subscribe(self.topic, 2)
@@ -175,8 +181,8 @@ def heap():
     return gc.mem_alloc() if hasattr(gc, "mem_alloc") else 0
 
 
-def main():
-    """Run the cases that come in, until the input ends."""
+def main(make):
+    """Run the cases that come in, until the input ends; `make` makes each out of its words."""
     while True:
         words = sys.stdin.readline().split()
         if not words:
@@ -184,7 +190,7 @@ def main():
         case = None
         gc.collect()
         try:
-            case = Case(*words[1:])
+            case = make(*words[1:])
             case.run()
             connections = case.client.link.connects
             case = None
@@ -199,4 +205,5 @@ def main():
                 traceback.print_exc()
 
 
-main()
+if __name__ == "__main__":
+    main(Case)

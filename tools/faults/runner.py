@@ -56,11 +56,12 @@ class Device:
         """Start it, if it does not run."""
         if self.process is not None and self.process.returncode is None:
             return
-        if self.interpreter == "mpy":
-            command = [micropython(), "-X", f"heapsize={HEAP}", "-m", "tools.faults.device"]
-            environment = {**os.environ, "MICROPYPATH": str(compile_library())}
+        program = "tools.faults.device_aio" if self.interpreter.endswith("aio") else "tools.faults.device"
+        if self.interpreter.startswith("mpy"):
+            command = [micropython(), "-X", f"heapsize={HEAP}", "-m", program]
+            environment = {**os.environ, "MICROPYPATH": f".frozen:{compile_library()}"}
         else:
-            command = [sys.executable, str(ROOT / "tools" / "faults" / "device.py")]
+            command = [sys.executable, "-m", program]
             environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'firmware'}"}
         with (self.directory / "device.log").open("ab") as log:
             self.process = await asyncio.create_subprocess_exec(
@@ -159,12 +160,13 @@ class Worker:
         finally:
             await proxy.stop()
         outcome.trace, outcome.made = proxy.trace, len(proxy.made)
-        problems, outcome.repeated = audit(case, proxy.trace)
-        return Verdict(case, outcome, judge(case, outcome) + problems)
+        wire = audit(case, proxy.trace)
+        outcome.repeated, outcome.released, outcome.forgot = wire.repeated, wire.released, wire.forgot
+        return Verdict(case, outcome, judge(case, outcome) + wire.problems)
 
     async def _follow(self, case: Case, name: str, proxy: Proxy, peer: Peer, device: Device, outcome: Outcome) -> None:
         topic = f"faults/{name}"
-        if case.flow == "out":
+        if case.flow != "in":
             await peer.subscribe(topic)
         image = self.directory / f"{name}.flash"
         command = (
@@ -174,9 +176,10 @@ class Worker:
         sending: asyncio.Task | None = None
         async for kind, _, *words in device.lines(command):
             if kind == "ready":
-                sending = asyncio.ensure_future(self._send(case, topic, peer, proxy))
+                inbound = topic + ("/in" if case.flow == "both" else "")
+                sending = asyncio.ensure_future(self._send(case, inbound, peer, proxy))
             elif kind == "got":
-                outcome.received.append(int(words[0]))
+                outcome.handed.append(int(words[0]))
             elif kind == "delivered":
                 outcome.delivered.append(int(words[0]))
             elif kind == "doubt":
@@ -194,7 +197,7 @@ class Worker:
             with contextlib.suppress(asyncio.CancelledError):
                 await sending
         image.unlink(missing_ok=True)
-        if case.flow == "out" and not outcome.failure:
+        if case.flow != "in" and not outcome.failure:
             marker = peer.send(topic, b"0;end", 1)
             await peer.until(lambda: b"0;end" in peer.received[topic], 5)
             await marker
@@ -206,7 +209,7 @@ class Worker:
         for number in range(1, case.count + 1):
             peer.send(topic, f"{number};".encode().ljust(case.size, b"."), case.qos)
         peer.send(topic, b"end", case.qos or 1)
-        if case.broker.startswith("lost"):
+        if case.broker in _OWN_BROKER:
             # What the broker forgot is gone, this message too: say it until the device has heard it.
             while True:
                 await asyncio.sleep(AGAIN_S)
