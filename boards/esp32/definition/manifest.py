@@ -1,0 +1,8 @@
+# ruff: noqa: F821
+# mypy: ignore-errors
+"""What is frozen into the ESP32's image: the port's own modules, flashmqtt, the application, the board."""
+
+include("$(PORT_DIR)/boards/manifest.py")
+include("../../../firmware/manifest.py")
+package("app", base_path="../../../firmware")
+module("board.py", base_path="..")

@@ -1,0 +1,3 @@
+// As ESP32_GENERIC.
+#define MICROPY_HW_BOARD_NAME "Generic ESP32 module"
+#define MICROPY_HW_MCU_NAME "ESP32"

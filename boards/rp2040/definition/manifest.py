@@ -1,0 +1,16 @@
+# ruff: noqa: F821
+# mypy: ignore-errors
+"""What is frozen into the image: the port's own modules but its _boot.py, ours instead, flashmqtt, the application."""
+
+freeze("$(PORT_DIR)/modules", ("rp2.py",))
+include("$(MPY_DIR)/extmod/asyncio")
+require("onewire")
+require("ds18x20")
+require("dht")
+require("neopixel")
+require("bundle-networking")
+
+freeze("modules")
+include("../../../firmware/manifest.py")
+package("app", base_path="../../../firmware")
+module("board.py", base_path="..")

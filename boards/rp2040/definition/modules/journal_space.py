@@ -1,0 +1,20 @@
+"""Where the journal lies on this image: behind the file system, in flash that `_boot.py` leaves alone."""
+
+import rp2
+
+JOURNAL_BYTES = 256 * 1024
+
+
+def file_system():
+    """Return the block device of the file system."""
+    return rp2.Flash(len=_all_bytes() - JOURNAL_BYTES)
+
+
+def device():
+    """Return the block device of the journal."""
+    return rp2.Flash(start=_all_bytes() - JOURNAL_BYTES, len=JOURNAL_BYTES)
+
+
+def _all_bytes():
+    storage = rp2.Flash()
+    return storage.ioctl(4, 0) * storage.ioctl(5, 0)
