@@ -330,3 +330,38 @@ def test_subscribing_before_there_is_a_connection_is_remembered():
     mqtt.connect()
     until(broker, mqtt, lambda: len(broker.of(8)) == 1)
     mqtt.disconnect()
+
+
+@pytest.mark.req("B4")
+def test_a_reboot_in_the_middle_of_an_outage_does_not_start_with_a_stampede():
+    from wire import CutStore
+
+    def longest(n):
+        return n - 1
+
+    broker = Loopback()
+    broker.close()
+    store = CutStore(18)
+    mqtt = client(broker, store=store, backoff=Backoff(base_ms=1, cap_ms=400, random_below=longest))
+    mqtt.session.settle_down()
+    mqtt.start()
+    until(broker, mqtt, lambda: mqtt.session.step >= 8)
+    after = client(broker, store=store.cut(), backoff=Backoff(base_ms=1, cap_ms=400, random_below=longest))
+    begin = ticks_ms()
+    after.start()
+    until(broker, after, lambda: after.link.attempts == 1)
+    assert ticks_diff(ticks_ms(), begin) >= 200
+    mqtt.disconnect()
+    after.disconnect()
+
+
+@pytest.mark.req("B4")
+def test_a_connection_that_lasts_sets_the_kept_step_back():
+    broker = Loopback()
+    mqtt = client(broker, backoff=Backoff(base_ms=1, cap_ms=50, lasting_ms=100, step=6))
+    mqtt.session.settle_down()
+    mqtt.session.step = 6
+    mqtt.connect()
+    until(broker, mqtt, lambda: mqtt.session.step == 0)
+    assert mqtt.connected
+    mqtt.disconnect()
