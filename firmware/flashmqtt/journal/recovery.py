@@ -95,7 +95,8 @@ class Recovery:
         )
         self.piece = self.first = 0
         self.ahead = _NO_SECTOR
-        self.ahead_erases = self.other_version = 0
+        self.ahead_erases = 0
+        self.other_version = -1
         self.confirmed = self.sealed = self.clean = False
 
     def run(self):
@@ -116,7 +117,6 @@ class Recovery:
         j = self.j
         header = self.header
         prevs = [_NO_SECTOR] * self.region.sectors
-        self.other_version = 0
         for sector in range(self.region.sectors):
             self.region.read(sector * j._sector_bytes, header)
             j._seqs[sector] = 0
@@ -313,11 +313,16 @@ class Recovery:
             j._after[before] = sector
             sector = before
         j._chain = j._count(j._tail)
-        # Behind the place where the records end, nothing can have been written.
-        for offset in range((self.stopped // _PAGE + 1) * _PAGE, j._sector_bytes, _PAGE):
+        # Behind the place where the records end stands a torn one at most, and nothing whole.
+        page_end = (self.stopped // _PAGE + 1) * _PAGE
+        whole = False
+        for offset in range(self.stopped + 4, min(page_end, j._sector_bytes), 4):
+            whole = whole or j._look(head, offset)
+        for offset in range(page_end, j._sector_bytes, _PAGE):
             j._load(head, offset)
-            if not is_blank(j._page, 0, _PAGE if offset < j._sector_bytes - _PAGE else _PAGE - _SEAL):
-                raise StoreCorrupt("sector %d: damaged before offset %d" % (head, offset))
+            whole = whole or not is_blank(j._page, 0, _PAGE if offset < j._sector_bytes - _PAGE else _PAGE - _SEAL)
+        if whole:
+            raise StoreCorrupt("sector %d, offset %d: not a record" % (head, self.stopped))
 
     def place(self):
         """Find the window, and fill the slots."""
@@ -471,7 +476,7 @@ class Recovery:
         A first sector whose making was cut short is recognised, and left aside: the next one is taken.
         """
         j = self.j
-        if self.other_version:
+        if self.other_version >= 0:
             raise StoreVersion("version %d" % self.other_version)
         first = -1
         for sector in range(self.region.sectors):
