@@ -52,6 +52,7 @@ class _Ledger:
     clean: bool = False  # what the last CONNECT asked for
     accepted: bool = False  # a CONNACK came
     sent: list[int] = field(default_factory=list)  # numbers, on this connection
+    finished: set[int] = field(default_factory=set)
     open: set[int] = field(default_factory=set)  # ids in flight on this connection
     came: Counter = field(default_factory=Counter)  # (kind, id) of what came down on this connection
     answered: Counter = field(default_factory=Counter)
@@ -73,7 +74,8 @@ class _Ledger:
             if packet.packet_id not in self.received:
                 self.wrong(f"PUBREL {packet.packet_id} without a PUBREC")
             self.released.add(packet.packet_id)
-            self.open.add(packet.packet_id)
+            if packet.packet_id not in self.finished:
+                self.open.add(packet.packet_id)
         elif packet.kind in (p.PUBACK, p.PUBREC, p.PUBCOMP):
             cause = (p.PUBREL if packet.kind == p.PUBCOMP else p.PUBLISH, packet.packet_id)
             self.answered[cause] += 1
@@ -101,6 +103,7 @@ class _Ledger:
             self.wrong(f"PUBLISH of message {number} after its PUBREL")
         self.ids[number] = packet_id
         self.sent.append(number)
+        self.finished.discard(packet_id)
         self.open.add(packet_id)
 
     def down(self, packet: p.Packet) -> None:
@@ -119,6 +122,7 @@ class _Ledger:
             self.received.add(packet.packet_id)
             self.wire.released |= {number for number, packet_id in self.ids.items() if packet_id == packet.packet_id}
         elif packet.kind in (p.PUBACK, p.PUBCOMP):
+            self.finished.add(packet.packet_id)
             self.open.discard(packet.packet_id)
             self.released.discard(packet.packet_id)
 
