@@ -505,6 +505,14 @@ def without_lengths(packets: list[Json]) -> list[Json]:
     ]
 
 
+def section(first_byte: int, level: int) -> str:
+    """Return the section that a packet's type is described in: chapter 3 of 3.1.1 and 5 has one for each, in their order."""
+    kind = first_byte >> 4
+    if kind == 0 or (kind == 15 and level < 5):
+        return "2.1.2" if level == 5 else "2.2.1"  # reserved
+    return f"3.{kind}"
+
+
 def finish_valid(second: Second) -> list[Json]:
     """Give the valid vectors their bytes."""
     for vector in (found := valid_packets()):
@@ -534,6 +542,8 @@ def finish_valid(second: Second) -> list[Json]:
             assert vector["hex"].endswith(payload)
             vector["hex"] = vector["hex"][: -len(payload)]
             vector["then"] = vector["fields"]["payload"]
+    for vector in found:
+        vector["section"] = section(int(vector["hex"][:2], 16), vector["level"])
     return found
 
 
@@ -542,6 +552,7 @@ def finish_malformed(second: Second) -> list[Json]:
     found = [json.loads(line) for line in (FOLDER / "malformed.jsonl").read_text(encoding="utf-8").splitlines()]
     for vector in found:
         answer = second.ask(level=vector["level"], hex=vector["hex"].replace(" ", ""))
+        vector["section"] = section(int(vector["hex"][:2], 16), vector["level"])
         vector["second"] = "refuses" if "error" in answer else "accepts" if answer["packets"] else "waits"
     return found
 

@@ -102,6 +102,8 @@ def test_filter_validity():
     for bad in (b"\xff", b"a/\xc0\x80", b"\xed\xa0\x80/+"):
         with pytest.raises(InvalidTopic):
             check_filter(bad)
+    with pytest.raises(InvalidTopic):
+        check_filter("a")  # a str: its length would count characters
     check_filter(b"a" * 65535)
     with pytest.raises(InvalidTopic):
         check_filter(b"a" * 65536)

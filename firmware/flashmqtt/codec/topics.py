@@ -34,9 +34,9 @@ def check_filter(filter_):
     not empty [MQTT-4.8.2-1] [MQTT-4.8.2-2].
     """
     n = len(filter_)
-    kind = text_kind(filter_, 0, n) if 0 < n < 65536 else -1
+    kind = text_kind(filter_, 0, n) if 0 < n < 65536 and not isinstance(filter_, str) else -1
     if kind < 0 or not _is_filter(filter_, _share_end(filter_), n, kind):
-        raise InvalidTopic(bytes(filter_))
+        raise InvalidTopic(filter_)
 
 
 def _is_filter(filter_, start, n, wild):
