@@ -174,7 +174,9 @@ class Journal(Slots):
 
     def _abandon(self):
         """A message in pieces that was not committed does not exist."""
-        self._chunk = 0
+        if self._chunk:
+            self._chunk = 0
+            self._settle()
 
     def _extend(self, buf, n, last):
         done = 0

@@ -231,20 +231,19 @@ class Slots(Ring):
 
     # --- what an opening says ---
 
-    def _place(self, slot, target):
-        """Return sector and offset of a slot's message as they will be."""
-        if self._new_offset[slot]:
-            return target, self._new_offset[slot]
-        return self._slot_sector[slot], self._slot_offset[slot]
-
     def _put_low_place(self, out, target, gone):
         """Write where low lies into a header."""
         if self._window_n:
-            sector, offset = self._place(self._slot_of(self._low()), target)
+            slot = self._slot_of(self._low())
+            offset = self._new_offset[slot]
+            sector = target if offset else self._slot_sector[slot]
+            offset = offset or self._slot_offset[slot]
         elif gone and self._cursor_sector == self._head:
-            sector, offset = target, self._new_cursor or get_u16(out, _H_OPENING_END)
+            sector = target
+            offset = self._new_cursor or get_u16(out, _H_OPENING_END)
         else:
-            sector, offset = self._cursor_sector, self._cursor_offset
+            sector = self._cursor_sector
+            offset = self._cursor_offset
         put_u16(out, _H_LOW_SECTOR, sector)
         put_u16(out, _H_LOW_OFFSET, offset)
 
@@ -264,7 +263,9 @@ class Slots(Ring):
         for slot in range(self.slots):
             state = self._slot_state[slot]
             if state & _EXPLICIT or self._slot_mark[slot]:
-                sector, place = self._place(slot, target)
+                place = self._new_offset[slot]
+                sector = target if place else self._slot_sector[slot]
+                place = place or self._slot_offset[slot]
                 flags = (_E_EXPLICIT if state & _EXPLICIT else 0) | (_E_HELD if state & _HOLD else 0)
                 offset = self._put_entry(
                     target, offset, self._slot_seq[slot], sector, place, self._slot_mark[slot], flags

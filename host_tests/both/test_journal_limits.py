@@ -1,0 +1,286 @@
+"""The journal when it is full, when sectors fail, when it ends cleanly, and what it must not do."""
+
+import sys
+
+import pytest
+
+from flashmqtt.errors import FlashFailed, StoreExhausted, StoreFull, StoreWorn, UsageError
+from flashmqtt.flash.block import BlockRegion
+from flashmqtt.flash.ram import RamRegion
+from flashmqtt.journal.journal import DROP_NEWEST, DROP_OLDEST, Journal
+from tools.flashsim.nor import NorFlash
+
+MESSAGE = bytes(100)
+
+
+def fill(journal):
+    n = 0
+    try:
+        while journal.append(MESSAGE, 100):
+            n += 1
+    except StoreFull:
+        pass
+    return n
+
+
+def drain(journal):
+    seqs = []
+    while True:
+        slot = journal.take()
+        if slot < 0:
+            return seqs
+        seqs.append(journal.seq_of(slot))
+        journal.release(slot)
+
+
+@pytest.mark.req("S5", "S6")
+def test_a_full_store_refuses_and_keeps_everything():
+    region = RamRegion(5)
+    journal = Journal(region)
+    n = fill(journal)
+    assert n == 3 * 31
+    with pytest.raises(StoreFull):
+        journal.append(MESSAGE, 100)
+    assert journal.dropped == 0
+    assert drain(Journal(region)) == list(range(1, n + 1))
+
+
+@pytest.mark.req("S5")
+def test_a_full_store_that_drops_the_newest_counts_them_across_a_restart():
+    region = RamRegion(5)
+    journal = Journal(region, policy=DROP_NEWEST)
+    n = fill(journal)
+    assert [journal.append(MESSAGE, 100) for _ in range(4)] == [0, 0, 0, 0]
+    journal.flush()
+    journal = Journal(region, policy=DROP_NEWEST)
+    assert journal.dropped == 5 and journal.stored == n and len(drain(journal)) == n
+
+
+@pytest.mark.req("S5")
+def test_a_full_store_that_drops_the_oldest_keeps_the_newest_and_what_is_being_sent():
+    region = RamRegion(5)
+    journal = Journal(region, policy=DROP_OLDEST)
+    for _ in range(2):
+        journal.take() if journal.append(MESSAGE, 100) else None
+    journal.mark(0, 1)
+    for _ in range(200):
+        assert journal.append(MESSAGE, 100)
+    assert journal.dropped > 100
+    dropped = journal.dropped
+    journal = Journal(region, policy=DROP_OLDEST)
+    assert journal.dropped == dropped and journal.stored == 202
+    left = drain(journal)
+    assert left[0] == 2 and left[1:] == list(range(203 - len(left) + 1, 203))
+    assert journal.mark_of(0) == 1 and journal.seq_of(0) == 1
+    assert len(left) + 1 + dropped == 202
+
+
+@pytest.mark.req("S5")
+def test_a_refused_append_costs_no_wear():
+    flash = NorFlash(5 * 4096)
+    journal = Journal(BlockRegion(flash))
+    fill(journal)
+    before = flash.operations
+    for _ in range(20):
+        with pytest.raises(StoreFull):
+            journal.append(MESSAGE, 100)
+    assert flash.operations - before <= 1
+
+
+@pytest.mark.req("S5", "Q2")
+def test_a_full_store_still_takes_marks_until_it_is_empty():
+    region = RamRegion(4)
+    journal = Journal(region)
+    n = fill(journal)
+    for i in range(n):
+        slot = journal.take()
+        assert journal.seq_of(slot) == i + 1
+        journal.mark(slot, 1)
+        journal.release(slot)
+        if i % 10 == 0:
+            journal.flush()
+            journal = Journal(region)
+    assert journal.waiting == 0 and fill(journal) == n
+
+
+@pytest.mark.req("S1")
+def test_one_message_that_is_never_acknowledged_holds_no_space():
+    region = RamRegion(5)
+    journal = Journal(region)
+    journal.append(b"stuck", 5)
+    stuck = journal.take()
+    for _ in range(1000):
+        journal.append(MESSAGE, 100)
+        journal.release(journal.take())
+    out = bytearray(5)
+    journal.read(stuck, 0, out, 0, 5)
+    assert out == b"stuck"
+    journal = Journal(region)
+    assert drain(journal)[0] == 1
+
+
+@pytest.mark.req("S6")
+@pytest.mark.parametrize("kind", ("erase", "program", "both"))
+def test_a_sector_that_fails_is_retired_and_nothing_is_lost(kind):
+    flash = NorFlash(8 * 4096)
+    region = BlockRegion(flash)
+    journal = Journal(region)
+    for _ in range(70):
+        journal.append(MESSAGE, 100)
+    flash.set_bad(5, kind)
+    flash.set_bad(journal._head, "program")
+    for i in range(400):
+        journal.append(MESSAGE, 100)
+        slot = journal.take()
+        assert journal.seq_of(slot) == i + 1
+        journal.release(slot)
+    assert journal.sectors_usable <= 7
+    journal.flush()
+    journal = Journal(region)
+    assert drain(journal) == list(range(401, 471))
+
+
+@pytest.mark.req("S6")
+def test_at_the_end_of_its_life_the_store_says_so_and_everything_can_be_read():
+    flash = NorFlash(5 * 4096)
+    region = BlockRegion(flash)
+    journal = Journal(region)
+    for _ in range(40):
+        journal.append(MESSAGE, 100)
+    for sector in range(5):
+        flash.set_bad(sector)
+    with pytest.raises(StoreWorn):
+        journal.append(MESSAGE, 100)
+    with pytest.raises(StoreWorn):
+        journal.append(MESSAGE, 100)
+    assert drain(journal) == list(range(1, 41))
+    journal = Journal(region)
+    assert journal.worn and drain(journal) == list(range(1, 41))
+
+
+@pytest.mark.req("S4", "B5")
+def test_a_clean_end_costs_no_erase_and_counts_boots():
+    flash = NorFlash(8 * 4096)
+    region = BlockRegion(flash)
+    journal = Journal(region)
+    for boot in range(1, 11):
+        assert journal.boot == boot
+        journal.append(MESSAGE, 100)
+        journal.release(journal.take())
+        journal.close()
+        erases = flash.erases
+        journal = Journal(region)
+        assert flash.erases == erases
+
+
+@pytest.mark.req("S4")
+def test_what_is_erased_ahead_is_not_erased_again_after_a_clean_end():
+    flash = NorFlash(8 * 4096)
+    region = BlockRegion(flash)
+    journal = Journal(region)
+    for _ in range(20):
+        journal.append(MESSAGE, 100)
+    journal.idle()
+    assert flash.erases == 1
+    journal.close()
+    journal = Journal(region)
+    for _ in range(20):
+        journal.append(MESSAGE, 100)
+    assert flash.erases == 1
+
+
+@pytest.mark.req("S4")
+def test_wear_is_level_over_many_rings():
+    flash = NorFlash(6 * 4096)
+    journal = Journal(BlockRegion(flash))
+    for _ in range(1500):
+        journal.append(MESSAGE, 100)
+        journal.release(journal.take())
+    assert max(flash.erase_counts) - min(flash.erase_counts) <= 1
+    assert flash.violations == []
+
+
+@pytest.mark.req("S1")
+def test_a_message_in_pieces_exists_from_its_commit():
+    region = RamRegion(5)
+    journal = Journal(region)
+    body = bytearray(9000)
+    for i in range(9000):
+        body[i] = i % 251
+    journal.begin(9000)
+    for at in range(0, 9000, 700):
+        journal.extend(body[at : at + 700], len(body[at : at + 700]))
+    assert Journal(RamRegion(5, 4096, 1, bytearray(region.cells))).waiting == 0
+    with pytest.raises(UsageError):
+        journal.extend(b"x", 1)
+    assert journal.commit() == 1
+    journal = Journal(region)
+    slot = journal.take()
+    assert journal.length_of(slot) == 9000
+    buf = bytearray(300)
+    for at in range(0, 9000, 300):
+        journal.read(slot, at, buf, 0, 300)
+        assert buf == body[at : at + 300]
+
+
+@pytest.mark.req("S5")
+def test_a_message_that_is_too_long_for_the_store_leaves_no_trace():
+    journal = Journal(RamRegion(4))
+    for _ in range(3):
+        with pytest.raises(StoreFull):
+            journal.append(bytes(20000), 20000)
+    assert journal.waiting == 0 and fill(journal) >= 31
+
+
+@pytest.mark.req("W8")
+def test_the_last_sequence_number_is_the_end():
+    journal = Journal(RamRegion(4))
+    journal.next_seq = 0x3FFFFFFE
+    assert journal.append(b"", 0) == 0x3FFFFFFE
+    with pytest.raises(StoreExhausted):
+        journal.append(b"", 0)
+
+
+@pytest.mark.req("S4")
+def test_an_encrypted_partition_is_refused_by_name():
+    with pytest.raises(UsageError):
+        Journal(BlockRegion(NorFlash(4 * 4096, "esp32-encrypted")))
+
+
+@pytest.mark.req("B2")
+def test_the_steady_state_allocates_nothing():
+    if sys.implementation.name == "cpython":
+        pytest.skip("MicroPython's heap")
+    import micropython
+
+    journal = Journal(RamRegion(6), slots=8)
+    message = bytearray(100)
+    out = bytearray(100)
+
+    def cycle(n):
+        for _ in range(n):
+            journal.append(message, 100)
+            slot = journal.take()
+            journal.read(slot, 0, out, 0, 100)
+            journal.mark(slot, 1)
+            journal.release(slot)
+            journal.release(journal.hold(message, 90))
+        journal.flush()
+        journal.idle()
+
+    cycle(5)
+    micropython.heap_lock()
+    try:
+        cycle(200)
+    finally:
+        micropython.heap_unlock()
+
+
+@pytest.mark.req("S4")
+def test_a_failing_region_is_not_mistaken_for_an_empty_one():
+    class Failing(RamRegion):
+        def read(self, offset, buf):
+            raise FlashFailed("read")
+
+    with pytest.raises(FlashFailed):
+        Journal(Failing(4))

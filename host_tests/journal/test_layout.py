@@ -1,0 +1,20 @@
+"""The modules repeat the format's numbers as private constants, which cost nothing on a board: they must be layout.py's."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from flashmqtt.journal import layout
+
+FOLDER = Path(layout.__file__).parent
+OWN = {"RIDES", "PENDING", "UNSAID", "USABLE_MIN", "WORD", "SEAL_BITS", "CLOSE_SIZE", "OPEN_SIZE", "NONE"}
+
+
+@pytest.mark.req("S1")
+@pytest.mark.parametrize("module", sorted(p.stem for p in FOLDER.glob("*.py") if p.stem not in ("layout", "__init__")))
+def test_a_module_has_the_numbers_of_the_layout(module):
+    text = (FOLDER / f"{module}.py").read_text()
+    for name, value in re.findall(r"^_([A-Z_0-9]+) = const\((.+)\)", text, re.MULTILINE):
+        if name not in OWN:
+            assert getattr(layout, name) == int(value, 0), name
