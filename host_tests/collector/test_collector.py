@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tools import broker as brokers
+from tools.pipeline import collector as collector_module
 from tools.pipeline import collector_kills
 from tools.pipeline.collector import Collector, CollectorError, Settings
 from tools.pipeline.collector_health import Health, PortInUse
@@ -281,6 +282,32 @@ def test_log_is_closed_and_sealed_by_rows_while_collecting(tmp_path):
     asyncio.run(run())
     assert payloads(tmp_path) == [b"%d" % n for n in range(40)]
     assert [pq.read_metadata(segment.path).num_rows for segment in find_segments(tmp_path)] == [10, 10, 10, 10]
+
+
+@pytest.mark.req("P1")
+def test_broker_that_takes_no_acknowledgements_is_left_after_the_deadline(tmp_path, monkeypatch):
+    monkeypatch.setattr(collector_module, "WRITE_DEADLINE_S", 0.3)
+    many = b"".join(publish(b"", 1, n + 1) for n in range(65535))
+
+    async def run():
+        broker = await ScriptedBroker().start()
+        async with collecting(tmp_path, broker) as collector:
+            await broker.accept()
+            broker.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            broker.reader._transport.pause_reading()
+            flooding = asyncio.create_task(flood(broker.writer))
+            await broker.accept(CONNACK_PRESENT, None)
+            while collector.connects < 2:
+                await asyncio.sleep(0.01)
+            flooding.cancel()
+
+    async def flood(writer):
+        with contextlib.suppress(OSError):
+            while True:
+                writer.write(many)
+                await writer.drain()
+
+    asyncio.run(run())
 
 
 @pytest.mark.req("P1")
@@ -613,6 +640,7 @@ def test_figures_of_a_running_collector(tmp_path):
     [
         (["--client-id", "no/name"], "SegmentError: collector name"),
         (["--segment-rows", "0"], "--segment-rows has to be 1 to"),
+        (["--topic", "a/#/b"], "InvalidTopic: b'a/#/b'"),
         (["--packet-bytes", "1"], "--packet-bytes has to be"),
         (["--tls", "--ca-file", "/nowhere"], "--ca-file /nowhere"),
         (["--password-file", "/nowhere"], "--password-file /nowhere"),

@@ -63,7 +63,8 @@ def parser() -> argparse.ArgumentParser:
         "--drain",
         type=float,
         metavar="S",
-        help="end when nothing has arrived for S seconds; like any clean end, with status 0 once all of it is sealed",
+        help="end when nothing has arrived for S seconds (10 S where QoS 2 messages wait for their PUBREL); like any "
+        "clean end, with status 0 once all of it is sealed",
     )
     made.add_argument("--salvage", action="store_true", help="seal what is readable of a damaged log, and keep the log")
     made.add_argument("--quiet", action="store_true")

@@ -24,6 +24,7 @@ from pathlib import Path
 
 from flashmqtt import errors
 from flashmqtt.backoff import Backoff
+from flashmqtt.codec.topics import check_filter
 from flashmqtt.compat import ticks_ms
 from flashmqtt.connection import CONNECTED, MESSAGE, NOTHING, OUTPUT, RESTART, SUBSCRIBED, Connection
 from flashmqtt.session.level5 import Level5
@@ -37,14 +38,17 @@ from tools.pipeline.landing_log import MOST_IN_ENTRY, LandingStalled, stalled
 from tools.pipeline.landing_store import LandingStore
 
 CONNECT_DEADLINE_S = 10.0
+WRITE_DEADLINE_S = 10.0  # without progress
 FIRST_PAUSE_MS = 500  # between attempts to connect, at most, then twice that, ...
 LASTING_MS = 2000
 SESSION_TAKEN_OVER = 0x8E
 READ_BYTES = 1 << 17  # about 1,300 messages of 100 bytes, 10 ms of work: the grain of a group
+LEAST_BUFFER_BYTES = 2 * READ_BYTES
 LONGEST_WAIT_S = 0.5  # so that segments are closed by age, and a drain is seen, also when nothing arrives
 MOST_PENDING_BYTES = 8 << 20  # what a group may hold in memory, whatever its messages' size
 STALLED_RETRY_S = 0.5
 WORTH_SEALING_BYTES = 4 << 20  # when the disk is full
+OPEN_FLOWS_WAIT = 10  # a drain waits so many times longer for PUBRELs that are still to come
 LOCK_WAIT_S = 15.0  # the sealer of a killed collector may still be at work
 
 
@@ -90,6 +94,7 @@ class Collector:
 
         Raises:
             LandingError: in one of its kinds; the text says what to do.
+            InvalidTopic: not a topic filter.
         """
         self.settings = settings
         self.health = health
@@ -115,10 +120,11 @@ class Collector:
             level=settings.level,
             window=1,
             out_bytes=4 * settings.commit_count + 4096,
-            packet_bytes=settings.packet_bytes,
+            packet_bytes=max(settings.packet_bytes, LEAST_BUFFER_BYTES),
             remember=False,
         )
         for topic, qos in settings.topics:
+            check_filter(topic.encode())
             # 5: a start of ours is no reason to send the retained messages again (Retain Handling 1, §3.8.3.1).
             options = qos | 0x10 if settings.level == 5 else qos
             self.session.subscribe(topic.encode(), options)
@@ -138,7 +144,7 @@ class Collector:
         return Connection(
             self.session,
             client_id=settings.client_id.encode(),
-            buffer_bytes=max(settings.packet_bytes, 1 << 18),
+            buffer_bytes=max(settings.packet_bytes, LEAST_BUFFER_BYTES),
             keep_alive_s=settings.keep_alive_s,
             user=settings.user.encode() if settings.user else None,
             password=settings.password.encode() if settings.password else None,
@@ -183,17 +189,18 @@ class Collector:
             connects = self.connects
             started = time.monotonic()
             try:
-                async with contextlib.AsyncExitStack() as stack:
-                    sock = await self._connect()
-                    stack.callback(sock.close)
-                    stack.callback(self._disconnected)
-                    try:
-                        await self._pump(sock)
-                    except errors.FlashMqttError as error:
-                        self.connection.farewell(error)  # 5: tell the broker why
-                        with contextlib.suppress(OSError, LandingStalled):
-                            sock.send(self.connection.output())
-                        raise
+                sock = await self._connect()
+                try:
+                    await self._pump(sock)
+                except errors.FlashMqttError as error:
+                    self.connection.farewell(error)  # 5: tell the broker why
+                    with contextlib.suppress(OSError, LandingStalled):
+                        sock.send(self.connection.output())
+                    raise
+                finally:
+                    self.connection.close()
+                    self.health.connected.set(0)
+                    sock.close()
             except (errors.BadUserNameOrPassword, errors.NotAuthorized, errors.IdentifierRejected) as error:
                 if not self.connects:
                     raise CollectorError(f"{self._where()} refuses '{self.settings.client_id}': {_name(error)}")
@@ -243,10 +250,6 @@ class Collector:
             return sock
 
         return await asyncio.to_thread(connect)
-
-    def _disconnected(self) -> None:
-        self.connection.close()
-        self.health.connected.set(0)
 
     # --- one network connection ---------------------------------------------------------------------------------
 
@@ -400,7 +403,7 @@ class Collector:
                 return
             try:
                 connection.sent(sock.send(output), ticks_ms())
-            except (BlockingIOError, ssl.SSLWantWriteError):
+            except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
                 await self._writable(sock)
 
     async def _commit_what_is_left(self) -> None:
@@ -422,8 +425,10 @@ class Collector:
         self.health.held.set(store.held)
         if self.sealer.failed:
             raise self.sealer.failed
-        if settings.drain_s is not None and self.connects and time.monotonic() - self._last_message > settings.drain_s:
-            self._stopping = True
+        if settings.drain_s is not None and self.connects:
+            quiet_s = time.monotonic() - self._last_message
+            if quiet_s > settings.drain_s * (OPEN_FLOWS_WAIT if store.held else 1):
+                self._stopping = True
 
     def _rotate(self) -> None:
         rows = self.store.rows
@@ -464,10 +469,18 @@ class Collector:
             loop.remove_reader(sock)
 
     async def _writable(self, sock: socket.socket) -> None:
+        """Wait until more can be written, also while stopping.
+
+        Raises:
+            DeadlineExpired: the broker takes nothing any more.
+        """
         loop = asyncio.get_running_loop()
-        loop.add_writer(sock, self._wake)
+        writable = asyncio.Event()
+        loop.add_writer(sock, writable.set)
         try:
-            await self._sleep(LONGEST_WAIT_S)
+            await asyncio.wait_for(writable.wait(), WRITE_DEADLINE_S)
+        except TimeoutError:
+            raise errors.DeadlineExpired(f"it takes nothing, for {WRITE_DEADLINE_S:.0f} s")
         finally:
             loop.remove_writer(sock)
 

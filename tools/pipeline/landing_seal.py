@@ -156,7 +156,8 @@ def seal(log: Path, directory: Path, salvage: bool = False) -> dict[str, Any]:
 
 def main() -> None:
     """Seal what is asked for until the input ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the collector's: it asks for the last segments then
+    for number in (signal.SIGINT, signal.SIGTERM):  # the collector's: it asks for the last segments then
+        signal.signal(number, signal.SIG_IGN)
     with contextlib.suppress(OSError):
         os.nice(5)  # acknowledging comes first
     pa.set_cpu_count(1)
