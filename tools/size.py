@@ -1,0 +1,222 @@
+"""What the library and the application weigh: `.mpy` bytes and heap after import, per module: `python -m tools.size`.
+
+Compiled as `make deploy` compiles for a Pico W; imported by MicroPython one program after the other, with a collection
+after each. The figures are held against the ledger (`tools/size_ledger.json`): a module that grew by more than a little
+fails, until the ledger is written anew on purpose (`--write`).
+
+The heap on a board is that of a 32-bit MicroPython; here the unix port has 64 bits, and its figures are about 1.4 times
+as large. With `--interpreter32 PATH` (or FLASHMQTT_MICROPYTHON32), a 32-bit unix port is measured too, and the
+application is run on it against a real broker in a heap of 200 KB, a Pico W's. Debian 13 has one: package micropython,
+architecture i386.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tools.broker import Broker
+from tools.deploy import build
+
+ROOT = Path(__file__).resolve().parent.parent
+LEDGER = ROOT / "tools" / "size_ledger.json"
+MICROPYTHON = Path(sys.executable).parent / "micropython"
+BOARD = "armv6m"
+GROWTH = 1.03
+GROWTH_BYTES = 64
+HEAP_GROWTH = 1.06  # a heap's figures wander with the order in which names are interned
+PICO_HEAP = "200K"
+FREE_WANTED = 100_000
+
+# What a program imports, and so in this order.
+PROGRAMS = {
+    "client and journal": ("flashmqtt.client", "flashmqtt.journal.journal", "flashmqtt.flash.block"),
+    "pinned files": ("flashmqtt.flash.pinned",),
+    "level 5": ("flashmqtt.session.level5", "flashmqtt.codec.properties"),
+    "umqtt.simple's calls": ("flashmqtt.simple",),
+    "TLS": ("flashmqtt.tls",),
+    "asyncio": ("flashmqtt.aio",),
+    "application": ("app.configuration", "app.application", "app.health", "app.discovery"),
+}
+
+_MEASURE = """
+import gc, sys
+sys.path.append(%r)
+names = %r
+def used():
+    gc.collect()
+    return gc.mem_alloc()
+used()
+for program, modules in names:
+    for name in modules:
+        before = set(sys.modules)
+        start = used()
+        try:
+            __import__(name)
+        except ImportError:  # a unix port without TLS
+            continue
+        print(program, name, used() - start, ",".join(sorted(m for m in sys.modules if m not in before)), sep="|")
+"""
+
+
+def mpy_bytes() -> dict[str, int]:
+    """Return module name -> bytes of its `.mpy` for a Pico W."""
+    found = {}
+    for path, source in build.sources("pico_w").items():
+        if path.endswith(".mpy") and not path.startswith("/board"):
+            name = path.removeprefix("/lib").strip("/")[:-4].replace("/", ".").removesuffix(".__init__")
+            found[name] = len(build.compiled(source, BOARD))
+    return found
+
+
+def lay_out(folder: Path, march: str) -> None:
+    """Write the compiled library and application into a folder, as they lie on a board."""
+    for path, source in build.sources("pico_w").items():
+        if path.endswith(".mpy") and not path.startswith("/board"):
+            target = folder / path.removeprefix("/lib").strip("/")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(build.compiled(source, march))
+
+
+def heap_bytes(interpreter: Path, march: str) -> tuple[dict[str, int], dict[str, list[str]]]:
+    """Return program -> heap that its import takes beyond those before it, and program -> modules that came with it."""
+    with tempfile.TemporaryDirectory() as scratch:
+        lay_out(Path(scratch), march)
+        script = _MEASURE % (scratch, [(name, list(modules)) for name, modules in PROGRAMS.items()])
+        ran = subprocess.run(
+            [str(interpreter), "-X", "heapsize=2M", "-c", script], capture_output=True, text=True, check=False
+        )
+    if ran.returncode:
+        raise RuntimeError(f"{interpreter}: {ran.stderr or ran.stdout}")
+    heap: dict[str, int] = dict.fromkeys(PROGRAMS, 0)
+    loaded: dict[str, list[str]] = {name: [] for name in PROGRAMS}
+    for line in ran.stdout.splitlines():
+        program, _, grown, names = line.split("|")
+        heap[program] += int(grown)
+        loaded[program] += [name for name in names.split(",") if name.startswith(("flashmqtt", "app"))]
+    return heap, loaded
+
+
+def free_while_running(interpreter: Path, march: str, seconds: float = 6.0) -> int:
+    """Run the application with a journal against a broker; return the least free heap that it reported, after collection."""
+    import paho.mqtt.client as paho
+
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        lay_out(folder / "files", march)
+        for name in ("tools/__init__.py", "tools/flashsim/__init__.py", "tools/flashsim/nor.py"):
+            target = folder / "files" / Path(name).with_suffix(".mpy")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(build.compiled(ROOT / name, march))
+        (folder / "files" / "board.mpy").write_bytes(build.compiled(ROOT / "tools/virtual_board/board.py", march))
+        (folder / "files" / "main.py").write_bytes((ROOT / "firmware" / "main.py").read_bytes())
+        heard: list[int] = []
+
+        def note(client, userdata, message):
+            heard.extend(record["v"] for record in json.loads(message.payload) if record["n"] == "heap_free")
+
+        with Broker(folder / "broker") as broker:
+            listener = paho.Client(paho.CallbackAPIVersion.VERSION2)
+            listener.on_message = note
+            listener.connect("127.0.0.1", broker.port)
+            listener.subscribe("flashmqtt/+/health", 0)
+            listener.loop_start()
+            config = {"broker": "127.0.0.1", "port": broker.port, "health_s": 1, "interval_ms": 500, "device": "size"}
+            (folder / "config.json").write_text(json.dumps(config))
+            process = subprocess.Popen(
+                [str(interpreter), "-X", f"heapsize={PICO_HEAP}", "-m", "main"],
+                cwd=folder,
+                env={**os.environ, "MICROPYPATH": str(folder / "files"), "FLASHMQTT_FLASH_TIME": "0"},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+            )
+            time.sleep(seconds)
+            process.kill()
+            printed, _ = process.communicate()
+            listener.disconnect()
+            listener.loop_stop()
+    if not heard:
+        raise RuntimeError(f"the application did not report: {printed.decode('utf-8', 'replace')[-800:]}")
+    return min(heard)
+
+
+def measured(interpreter32: Path | None) -> dict:
+    """Return all figures."""
+    sizes = mpy_bytes()
+    heap64, loaded = heap_bytes(MICROPYTHON, "x64")
+    result: dict = {
+        "mpy_bytes": dict(sorted(sizes.items())),
+        "programs": {
+            name: {
+                "modules": len(modules),
+                "mpy_bytes": sum(sizes[module] for module in modules),
+                "heap_64": heap64[name],
+            }
+            for name, modules in loaded.items()
+        },
+    }
+    if interpreter32:
+        heap32, _ = heap_bytes(interpreter32, "x86")
+        for name, value in heap32.items():
+            result["programs"][name]["heap_32"] = value
+        result["running_free_32"] = free_while_running(interpreter32, "x86")
+    return result
+
+
+def complaints(now: dict, ledger: dict) -> list[str]:
+    """Return what grew beyond the ledger."""
+    found = []
+    known_sizes = ledger["mpy_bytes"]
+    for name, size in now["mpy_bytes"].items():
+        if name not in known_sizes:
+            found += [f"{name} is new: {size} bytes"]
+        elif size > known_sizes[name] * GROWTH + GROWTH_BYTES:
+            found += [f"{name} grew from {known_sizes[name]} to {size} bytes"]
+    for name, figures in now["programs"].items():
+        known = ledger["programs"].get(name, {})
+        for key in ("heap_64", "heap_32"):
+            if key in figures and key in known and figures[key] > known[key] * HEAP_GROWTH + 1024:
+                found += [f"{name}: {key} grew from {known[key]} to {figures[key]} bytes"]
+    return found
+
+
+def tell(now: dict) -> None:
+    """Print the ledger."""
+    print(f"{'module':34} {'.mpy bytes':>10}")
+    for name, size in now["mpy_bytes"].items():
+        print(f"{name:34} {size:10,}")
+    print(f"\n{'program':34} {'modules':>8} {'.mpy bytes':>10} {'heap, 64 bit':>13} {'heap, 32 bit':>13}")
+    for name, figures in now["programs"].items():
+        heap32 = f"{figures['heap_32']:,}" if "heap_32" in figures else "not measured"
+        modules, size, heap64 = figures["modules"], figures["mpy_bytes"], figures["heap_64"]
+        print(f"{name:34} {modules:8} {size:10,} {heap64:13,} {heap32:>13}")
+    if "running_free_32" in now:
+        free = now["running_free_32"]
+        print(f"\nfree of a 200 KB heap (32 bit) while the application runs: {free:,} bytes (wanted: {FREE_WANTED:,})")
+
+
+def main() -> int:
+    """Measure, print, compare; return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m tools.size", description=__doc__.splitlines()[0])
+    parser.add_argument("--interpreter32", type=Path, default=os.environ.get("FLASHMQTT_MICROPYTHON32") or None)
+    parser.add_argument("--write", action="store_true", help="make these figures the ledger")
+    arguments = parser.parse_args()
+    now = measured(arguments.interpreter32)
+    tell(now)
+    if arguments.write:
+        LEDGER.write_text(json.dumps(now, indent=1) + "\n")
+        return 0
+    found = complaints(now, json.loads(LEDGER.read_text()))
+    for line in found:
+        print(f"size: {line}", file=sys.stderr)
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
