@@ -131,7 +131,7 @@ def torture(directory: Path, kills: int, seed: int, batch: int = 60, quiet: bool
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'firmware'}"}
     with (
         Broker(directory / "broker", kind="mosquitto", extra=CONFIGURATION) as broker,
-        (directory / "collector.log").open("ab") as log,
+        (directory / "collector.log").open("ab", buffering=0) as log,
     ):
 
         def start(*more: str) -> subprocess.Popen[bytes]:
@@ -142,12 +142,20 @@ def torture(directory: Path, kills: int, seed: int, batch: int = 60, quiet: bool
             raise RuntimeError(f"the collector did not start; see {log.name}")
         publisher = Publisher(broker.port)
         for _ in tqdm(range(kills), desc="kills", disable=quiet or not sys.stderr.isatty(), file=sys.stderr):
+            before = Path(log.name).stat().st_size
             collector = start()
-            moment = time.monotonic() + rng.uniform(0.2, 1.8)
-            while time.monotonic() < moment:
+            # Mostly while it collects, sometimes while it starts: how long that takes depends on the machine.
+            starting = rng.random() < 0.8
+            moment = time.monotonic() + rng.uniform(0, 1.2)
+            while starting or time.monotonic() < moment:
                 if publisher.waiting < MOST_AHEAD:
                     publisher.publish(batch)
                 time.sleep(0.01)
+                if starting and (
+                    b"connected to" in Path(log.name).read_bytes()[before:] or collector.poll() is not None
+                ):
+                    starting = False
+                    moment = time.monotonic() + rng.uniform(0, 1.2)
             orphans = sealer_of(collector.pid) if rng.random() < 0.5 else []
             collector.kill()
             for orphan in orphans:
