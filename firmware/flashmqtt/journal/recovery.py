@@ -328,6 +328,7 @@ class Recovery:
         """Find the window, and fill the slots."""
         j = self.j
         j._end = self.end
+        j.next_seq = max(j.next_seq, self.low)  # a message that was begun, and of which nothing was written
         j._cursor_sector = get_u16(self.header, _H_LOW_SECTOR)
         j._cursor_offset = get_u16(self.header, _H_LOW_OFFSET)
         wanted = {seq for seq in self.marks if seq >= self.low}
