@@ -10,10 +10,14 @@ CUTS ?= 20
 LINKCUTS ?= 10
 KILLS ?= 3
 SEED ?=
+BOARD ?= pico_w
+PORT ?= auto
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check bench requirements dump powercut-board format
+.PHONY: help setup run test check bench requirements dump \
+	powercut faults hostile fuzz clauses size collect pipeline report wire-audit compact \
+	deploy monitor backup wipe powercut-board format
 
 help: ## List the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -36,8 +40,53 @@ bench: setup ## Measure everything beside the peers; prints tables, writes bench
 requirements: setup ## Which tests prove which rule
 	@$(PY) -m tools.requirements $(if $(LIST),--list)
 
-dump: setup ## Show what is in a journal (IMAGE=flash.bin or BOARD=/dev/ttyACM0)
-	@$(PY) -m tools.journal dump $(if $(BOARD),--board $(BOARD),$(IMAGE))
+dump: setup ## Show what is in a journal (IMAGE=flash.bin, or FROM=/dev/ttyACM0)
+	@$(PY) -m tools.journal dump $(if $(FROM),--board $(FROM),$(IMAGE))
+
+powercut: setup ## Cut the power at every flash operation, and again in the recovery; prints how many cuts (SHORT=1: a minute)
+	@$(PY) -m tools.powercut $(if $(SHORT),--short) $(if $(REPLAY),--replay $(REPLAY))
+
+faults: setup ## Cut the link everywhere, kill broker and board everywhere; counts losses and duplicates (SHORT=1)
+	@$(PY) -m tools.faults $(if $(SHORT),--short)
+
+hostile: setup ## A broker that does every wrong thing at every moment
+	@$(PY) -m tools.hostile
+
+fuzz: setup ## A million malformed streams through the decoder (CASES=1000000)
+	@$(PY) -m tools.fuzz $(if $(CASES),--cases $(CASES))
+
+clauses: setup ## Which normative statements of MQTT are obeyed where, and proved by which test (LIST=1)
+	@$(PY) -m tools.clauses $(if $(LIST),--list)
+
+size: setup ## What the library weighs on a board, against the ledger
+	@$(PY) -m tools.size
+
+collect: setup ## Run the collector: make collect ARGS="--host broker.local --landing landing"
+	@$(PY) -m tools.pipeline.collect $(ARGS)
+
+pipeline: setup ## Run the Spark pipeline: make pipeline ARGS="--landing landing --out tables"
+	@$(PY) -m tools.pipeline.run $(ARGS)
+
+report: setup ## Write the fleet's HTML page: make report OUT=tables
+	@$(PY) -m tools.pipeline.report --out $(OUT)
+
+wire-audit: setup ## Audit captured MQTT traffic: make wire-audit ARGS="--captures DIR --out DIR"
+	@$(PY) -m tools.pipeline.wire $(ARGS)
+
+compact: setup ## Join a pipeline's many small files: make compact OUT=tables
+	@$(PY) -m tools.pipeline.compact --out $(OUT)
+
+deploy: setup ## Put it on a board and wait for its first reading: make deploy BOARD=pico_w PORT=auto (DRY=1: only say what)
+	@$(PY) -m tools.deploy deploy --board $(BOARD) --port $(PORT) $(if $(DRY),--dry-run) $(if $(YES),--yes)
+
+monitor: setup ## Show what the board says (PORT=auto)
+	@$(PY) -m tools.deploy monitor --port $(PORT)
+
+backup: setup ## Copy every file of the board, and the journal (PORT=auto)
+	@$(PY) -m tools.deploy backup --port $(PORT)
+
+wipe: setup ## Take everything of ours off the board, after asking (PORT=auto JOURNAL=1: its stored messages too)
+	@$(PY) -m tools.deploy wipe --port $(PORT) $(if $(YES),--yes) $(if $(JOURNAL),--journal)
 
 powercut-board: setup ## A board's whole life under power cuts (FLASHMQTT_UF2=image runs it on an emulated Pico W, too)
 	@FLASHMQTT_BOARD_CUTS=250 $(PY) -m pytest host_tests/flash/test_board_power_cuts.py

@@ -14,6 +14,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from tools import check_boards
+
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
 ARCHITECTURES = ("armv6m", "xtensawin")
@@ -32,6 +34,8 @@ def command_checks() -> Iterator[tuple[str, list[str]]]:
     yield "lint", [str(BIN / "ruff"), "check", "--quiet", "."]
     yield "types, CPython", [str(BIN / "mypy"), "firmware", "tools"]
     yield "layers", [str(BIN / "lint-imports"), "--no-cache"]
+    yield "sizes", [sys.executable, "-m", "tools.size"]
+    yield "every rule proved", [sys.executable, "-m", "tools.requirements"]
 
 
 def run_command(command: list[str]) -> str:
@@ -73,6 +77,9 @@ def main() -> int:
     for name, command in command_checks():
         started = time.monotonic()
         passed &= report(name, started, run_command(command))
+    for port in check_boards.PORTS:
+        started = time.monotonic()
+        passed &= report(f"types, {port}", started, check_boards.check(port))
     for architecture in ARCHITECTURES:
         started = time.monotonic()
         passed &= report(f"mpy-cross {architecture}", started, cross_compile(architecture))

@@ -1,6 +1,7 @@
 """Backoff: delays, jitter, cap, and what sets it back (requirement B4)."""
 
 import pytest
+
 from flashmqtt.backoff import Backoff
 
 
