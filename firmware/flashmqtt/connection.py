@@ -40,7 +40,14 @@ from .codec.decode import Decoder
 from .codec.encode import put_connect, put_disconnect, put_pingreq
 from .codec.packets import connect_error
 from .compat import const, ticks_diff
-from .errors import ConnectionLost, DeadlineExpired, ProtocolViolation, ServerDisconnected, UsageError
+from .errors import (
+    ConnectionLost,
+    DeadlineExpired,
+    InboundWindowFull,
+    ProtocolViolation,
+    ServerDisconnected,
+    UsageError,
+)
 
 NOTHING = const(0)
 OUTPUT = const(1)
@@ -108,6 +115,7 @@ class Connection:
         self.response_ms = response_ms
         self.clean = clean
         self.decoder = Decoder(buffer_bytes, session.level)
+        session.fit(buffer_bytes)
         if session.level == _LEVEL_5 and not five:
             raise UsageError("level 5 needs a Level5")
         self.five = session.five = five
@@ -266,11 +274,10 @@ class Connection:
         self._unanswered = False
         # 3.1 can't say whether the session is there: it is taken to be, and subscriptions are repeated.
         present = decoder.session_present or (level == 3 and not self._clean_sent)
-        if not session.settled:
-            if present and not self._clean_sent:
-                self._purge = True  # the broker knows an earlier life of this client
-                return self._restart()
-            session.settle_down()
+        if not session.settled and present and not self._clean_sent:
+            self._purge = True  # the broker knows an earlier life of this client
+            return self._restart()
+        session.settle_down()
         if self._clean_sent and not self.clean and level != _LEVEL_5:
             self._purge = False  # the earlier life is forgotten; the next connection is the one that lasts
             return self._restart()
@@ -278,6 +285,7 @@ class Connection:
 
     def _restart(self):
         self.session.out_end = put_disconnect(self.session.out, 0, self.session.level)
+        self.output_start = 0
         self.state = CLOSING
         return RESTART
 
@@ -286,6 +294,7 @@ class Connection:
         if self.five:
             self.five.accepted(self.session, self)
         self.session_present = present
+        self.output_start = 0
         self.session.connected(present, not present or self._doubtful or level == 3)
         self.state = OPEN
         return CONNECTED
@@ -325,6 +334,8 @@ class Connection:
             if response and overdue >= response:
                 raise DeadlineExpired("no acknowledgement")
             session.pump(now_ms)
+            if session.left_out and not session.pending and not session.holding:
+                raise InboundWindowFull("the store was full")
         keep_alive = self.keep_alive_ms
         if not keep_alive:
             return _SCAN_MS

@@ -799,3 +799,74 @@ def test_connack_is_the_only_packet_that_may_come_first():
     broker.connect()
     with pytest.raises(ProtocolViolation):
         broker.give(connack())
+
+
+@pytest.mark.req("S5", "Q8")
+def test_a_store_that_is_full_before_the_first_connection_is_drained_all_the_same():
+    class Full(RamStore):
+        def hold(self, buf, length):
+            if self.waiting:
+                raise StoreFull
+            return super().hold(buf, length)
+
+    broker = peer(Full(12, limit=3), settled=False)
+    for _ in range(3):
+        broker.session.publish(b"a", b"x", 1)
+    assert len(broker.connect(0)) == 3
+    broker.drop()
+    assert len(broker.connect(1)) == 3  # it began in this life, note or no note
+    assert broker.session._note >= 0
+
+
+@pytest.mark.req("Q4", "S6")
+def test_an_inbound_message_that_the_full_store_cannot_hold_comes_with_the_next_connection():
+    class Full(RamStore):
+        full = False
+
+        def hold(self, buf, length):
+            if self.full:
+                raise StoreFull
+            return super().hold(buf, length)
+
+    store = Full(12)
+    broker = peer(store)
+    broker.connect()
+    store.full = True
+    broker.give(publish(b"a", b"x", 2, 7))
+    assert broker.took() == []
+    store.full = False
+    broker.now += 1000
+    with pytest.raises(InboundWindowFull):
+        broker.connection.check(broker.now)
+    broker.drop()
+    broker.connect(1)
+    broker.give(publish(b"a", b"x", 2, 7, dup=1), pubrel(7))
+    assert [m[1] for m in broker.messages] == [b"x"]
+
+
+@pytest.mark.req("S1")
+def test_stored_messages_keep_their_level():
+    from flashmqtt.session.level5 import Level5
+
+    store = CutStore()
+    broker = peer(store)
+    broker.session.publish(b"a", b"x", 1)
+    store = store.cut()
+    with pytest.raises(UsageError):
+        Session(store, 5, 4)
+    broker = Peer(Session(store.cut(), 4, 4))
+    broker.connect(1)
+    broker.give(puback(2))
+    broker.session.store.flush()
+    store = broker.session.store.cut()
+    later = Peer(Session(store, 5, 4), five=Level5())
+    later.session.publish(b"a", b"x", 1)
+    assert Session(store.cut(), 5, 4).settled
+
+
+@pytest.mark.req("Q4")
+def test_a_long_message_is_held_whatever_the_sessions_own_buffers():
+    broker = peer(buffer_bytes=4096, packet_bytes=64)
+    broker.connect()
+    broker.give(publish(b"a", b"y" * 4000, 2, 7), pubrel(7))
+    assert broker.messages[0][1] == b"y" * 4000

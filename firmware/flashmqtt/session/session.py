@@ -13,7 +13,7 @@ claims to know the session holds ids of an earlier life and is told to forget th
 
 from flashmqtt.codec.encode import put_ack, put_length, put_publish, put_publish_head, put_subscribe, put_unsubscribe
 from flashmqtt.compat import TYPE_CHECKING, const, ticks_diff
-from flashmqtt.errors import BufferTooSmall, InboundWindowFull, ProtocolViolation, UsageError
+from flashmqtt.errors import BufferTooSmall, InboundWindowFull, ProtocolViolation, StoreFull, UsageError
 from flashmqtt.fast import copy
 
 from .flows import TRANSITIONS
@@ -129,13 +129,13 @@ class Session:
         self._scratch = bytearray(packet_bytes)
         self._handed = bytearray()  # the buffer for held messages, made when the first one is handed over
         self.sending = {}  # packet id -> slot
-        self._holding = {}
+        self.holding = {}
         # A dict that never holds more than its first table does allocates nothing.
         for i in range(store.slots + 1):
-            self.sending[i] = self._holding[i] = 0
+            self.sending[i] = self.holding[i] = 0
         for i in range(store.slots + 1):
             self.sending.pop(i)
-            self._holding.pop(i)
+            self.holding.pop(i)
         self._states = bytearray(store.slots)
         self._sent_ms = [0] * store.slots
         self._due = 0  # slots flagged _DUE
@@ -156,23 +156,25 @@ class Session:
         self._last_taken = 0
         self._gap_from = self._gap_to = 0  # numbers that the store skipped: dropped by its policy
         self._note = -1
+        self._begun = False
         self._adopt()
+        self._begun = self._note >= 0
 
     # --- what a mount brings back ---
 
     def _adopt(self):
         """Take over what the store kept: the note, the messages past PUBREC, the inbound ones that wait for PUBREL."""
         store = self.store
+        level = self.level
         for slot in range(store.slots):
             if store.is_open(slot):
                 store.read(slot, 0, self._scratch, 0, 2)
                 if not self._scratch[0]:
                     self._note = slot
-                    if store.waiting and (self._scratch[1] == _LEVEL_5) != (self.level == _LEVEL_5):
-                        raise UsageError("messages of level %d are stored" % self._scratch[1])
+                    level = self._scratch[1]
                 elif store.is_held(slot):
                     self._show_held(slot)
-                    self._holding[self._untaken_id] = slot
+                    self.holding[self._untaken_id] = slot
                     self._states[slot] = _HELD
                 else:
                     self.sending[_id_of(store.seq_of(slot))] = slot
@@ -180,18 +182,30 @@ class Session:
                         self._states[slot] = _AWAIT_PUBCOMP | _SENT
                     else:
                         self._states[slot] = self._scratch[0] >> 1 & 3 | _SENT
+        if (level == _LEVEL_5) != (self.level == _LEVEL_5):
+            # Level 5's PUBLISH has another layout. What is stored has to go out as it was stored.
+            if self.pending:
+                raise UsageError("messages of level %d are stored" % level)
+            old = self._note
+            self._note = -1
+            self.settle_down()
+            store.release(old)
 
     @property
     def settled(self):
         """Whether the broker's side of the session is known to have begun with this store."""
-        return self._note >= 0 or not self.remember
+        return self._begun or not self.remember
 
     def settle_down(self):
         """Write the note: the broker knows nothing of an earlier life any more."""
-        if not self.settled:
+        self._begun = True
+        if self._note < 0 and self.remember:
             self._scratch[0] = 0
             self._scratch[1] = self.level
-            self._note = self.store.hold(self._scratch, 2)
+            try:
+                self._note = self.store.hold(self._scratch, 2)
+            except StoreFull:
+                pass  # a board that was offline until its store was full has to deliver first: the next connection tries again
 
     @property
     def step(self):
@@ -203,6 +217,11 @@ class Session:
     def step(self, value):
         if self._note >= 0 and value != self.step:
             self.store.mark(self._note, value + 1)
+
+    def fit(self, packet_bytes):
+        """Be able to hold a received packet of this size."""
+        if len(self._scratch) < packet_bytes:
+            self._scratch = bytearray(packet_bytes)
 
     @property
     def hold_limit(self):
@@ -330,7 +349,7 @@ class Session:
                 state = (state if present else state & _STATE) | _DUE
                 self._due += 1
             states[slot] = state
-        for slot in self._holding.values():
+        for slot in self.holding.values():
             if not present:
                 states[slot] |= _LOST
             if states[slot] & _LOST:
@@ -540,7 +559,7 @@ class Session:
         if kind >= _SUBACK:
             return self._answered(packet, kind)
         packet_id = packet.packet_id
-        ids = self._holding if kind == _PUBLISH or kind == _PUBREL else self.sending
+        ids = self.holding if kind == _PUBLISH or kind == _PUBREL else self.sending
         slot = ids.get(packet_id, -1)
         state = self._states[slot] & _STATE if slot >= 0 else _NONE
         action = TRANSITIONS[state * _COLUMNS + kind - _PUBLISH]
@@ -580,12 +599,12 @@ class Session:
         """The application has taken the message: acknowledge it [MQTT-4.3.2-2] [MQTT-4.3.3-2]."""
         kind = self.untaken
         if kind > _PUBACK or not kind:
-            self._forget(self._holding, self._untaken_id)
+            self._forget(self.holding, self._untaken_id)
             self._flush_due = True
         self.untaken = -1
         if kind > 0:
             self._acknowledge(kind, self._untaken_id)
-        if self.left_out and not self._holding:
+        if self.left_out and not self.holding:
             raise InboundWindowFull(self.store.slots)
 
     def _verdict(self, packet):
@@ -632,11 +651,11 @@ class Session:
         """Store an inbound QoS 2 message, whole and not handed over, and only then answer it [MQTT-4.3.3-2]."""
         store = self.store
         # One that is left out leaves out all later ones, so that their order holds; the next connection brings them again.
-        if self.left_out or len(self._holding) >= self.hold_limit:
+        if self.left_out or len(self.holding) >= self.hold_limit:
             self.left_out = True
-            if self.five or not self._holding:  # 5: more than the Receive Maximum that we told
+            if self.five or not self.holding:  # 5: more than the Receive Maximum that we told
                 raise InboundWindowFull(store.slots)
-            return
+            return  # not answered
         scratch = self._scratch
         if packet.topic_alias:
             n = self.five.put_held(scratch, packet)
@@ -647,17 +666,21 @@ class Session:
             at = put_length(scratch, 1, n)
             copy(scratch, at, packet.buffer, start, n)
             n += at
-        slot = store.hold(scratch, n)
-        self._holding[packet.packet_id] = slot
+        try:
+            slot = store.hold(scratch, n)
+        except StoreFull:
+            self.left_out = True  # until the store has room: see `connection.check`
+            return
+        self.holding[packet.packet_id] = slot
         self._states[slot] = _HELD
         self._acknowledge(_PUBREC, packet.packet_id)
 
     def _show_held(self, slot):
         """Let the message be a held one, read into a buffer of its own: handlers may publish meanwhile."""
-        if not self._handed:
-            self._handed = bytearray(len(self._scratch))
-        buf = self._handed
         length = self.store.length_of(slot)
+        if len(self._handed) < length:
+            self._handed = bytearray(max(length, len(self._scratch)))
+        buf = self._handed
         self.store.read(slot, 0, buf, 0, length)
         at = 1
         while buf[at] & 0x80:
