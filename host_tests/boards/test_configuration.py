@@ -21,7 +21,7 @@ def load(tmp_path, text, local="", environment=None):
 
 @pytest.mark.req("B3")
 def test_example_is_complete_and_valid(tmp_path):
-    text = (ROOT / "config.example.toml").read_text()
+    text = (ROOT / "boards" / "config.example.toml").read_text()
     config = load(tmp_path, text, environment={"FLASHMQTT_WIFI_PASSWORD": "hunter2-hunter2"})
     assert config["interval_ms"] == 10000 and config["sectors"] == 64 and config["ntp"] == "pool.ntp.org"
     board_keys = {key for table in configuration.TABLES.values() for key, _ in table.values()}

@@ -107,7 +107,7 @@ def load(folder: Path, environment: Mapping[str, str] = os.environ) -> dict:
     """
     path = folder / "config.toml"
     if not path.exists():
-        raise ConfigurationError(f"{path} is not there: copy config.example.toml to it and fill it in")
+        raise ConfigurationError(f"{path} is not there: copy boards/config.example.toml to it and fill it in")
     given = _flat(path.name, _read(path), False)
     local = folder / "config.local.toml"
     if local.exists():
