@@ -269,6 +269,8 @@ class Collector:
                     await self._write(sock)
                 return
             self._look_around()
+            if self.session.late:
+                connection.pump(ticks_ms())
             wait_s = min(connection.check(ticks_ms()) / 1000, LONGEST_WAIT_S)
             if connection.output():
                 continue

@@ -107,6 +107,7 @@ class RunSession(Session):
             self._received.add(packet_id)
         elif kind == PUBCOMP:
             self._received.discard(packet_id)
+            self.ready = True
         super()._acknowledge(kind, packet_id, *state)
 
     def pump(self, now_ms: int) -> None:
@@ -114,6 +115,11 @@ class RunSession(Session):
         while self._late and len(self._received) < PUBREC_WINDOW and self.room:
             self._acknowledge(PUBREC, self._late.popleft())
         super().pump(now_ms)
+
+    @property
+    def late(self) -> bool:
+        """Whether there are PUBRECs that need nothing but room in the output."""
+        return bool(self._late) and len(self._received) < PUBREC_WINDOW
 
     def disconnected(self) -> None:
         """The network connection is gone: the broker repeats what it has no PUBREC for."""
