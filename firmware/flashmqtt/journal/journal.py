@@ -9,12 +9,14 @@ of turn. Only where nothing is written for long does a record of its own say so.
 What it does not know: MQTT. A record is bytes, a mark is a number.
 """
 
+import sys
+
+from flashmqtt import journal
 from flashmqtt.compat import const
 from flashmqtt.errors import FlashFailed, StoreExhausted, StoreFull, StoreWorn, UsageError
 from flashmqtt.fast import copy
 
 from .fields import put_finished, put_u16, put_u32
-from .recovery import Recovery
 from .slots import Slots
 
 # The format's numbers, as layout.py has them (a test compares): private constants cost nothing on a board.
@@ -69,11 +71,17 @@ class Journal(Slots):
         self._found_seq = self._found_sector = self._found_offset = self._found_length = 0
         self._small = bytearray(4 + 4 * _PENDING)
         self._chunk_length = self._chunk_done = 0
+        # A third of the journal's code is needed once a boot: on a board it does not stay in memory.
+
+        from .recovery import Recovery  # only a mount needs it: 6 KB that a program may take off the heap afterwards
+
         recovery = Recovery(self)
         if wipe:
             recovery.wipe()
         else:
             recovery.run()
+        if sys.implementation.name == "micropython":
+            del sys.modules["flashmqtt.journal.recovery"], journal.recovery
 
     @staticmethod
     def format(region, slots: int = 16, policy: int = REFUSE) -> "Journal":
