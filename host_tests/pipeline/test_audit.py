@@ -113,7 +113,10 @@ def test_percentiles_of_weighted_values_are_those_of_the_values_written_out(spar
         "SELECT array(struct(1.0D AS ms, 3L AS n), struct(2.0D AS ms, 1L AS n), struct(9.0D AS ms, 1L AS n)) b"
     )
     row = bins.select(
-        *[audit.weighted_percentile(F.col("b"), share) for share in (0.01, 0.5, 0.6, 0.61, 0.8, 0.81, 1.0)]
+        *[
+            audit.weighted_percentile(F.col("b"), audit.weight(F.col("b")), share)
+            for share in (0.01, 0.5, 0.6, 0.61, 0.8, 0.81, 1.0)
+        ]
     )
     assert list(row.collect()[0]) == [1.0, 1.0, 1.0, 2.0, 2.0, 9.0, 9.0]
 

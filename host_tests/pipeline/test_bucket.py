@@ -24,6 +24,7 @@ def work(landing, rows, chunks, reload=False):
         for name, found in bucket.process(state, table):
             found = found.cast(schemas.TABLES[name])
             tables[name] += found.to_pylist()
+        state.settle()
         if reload:
             kept = state
             state = bucket.State()
@@ -91,6 +92,7 @@ def test_replay_of_the_whole_landing_adds_nothing_and_is_called_replay(landing, 
     for table in (*landings, *landings):
         for name, found in bucket.process(state, table):
             tables[name] += found.cast(schemas.TABLES[name]).to_pylist()
+        state.settle()
     in_tables = [(*(row[name] for name in KEY), row["seq"]) for row in tables["readings"] + tables["events"]]
     assert len(in_tables) == len(set(in_tables))
     assert set(in_tables) == truth.messages
@@ -161,3 +163,21 @@ def test_no_messages_is_no_trouble(landing):
     assert all(rows == [] for rows in tables.values())
     assert state.intervals_table().num_rows == 0
     assert pa.types.is_string(state.boots_table()["device"].type)
+
+
+def test_bucket_of_several_row_groups_of_a_segment_takes_none_for_a_replay(landing, tmp_path):
+    for seq in (1, 2):
+        for device in ("a", "b", "c", "d", "e"):
+            landing.message(device, 1, seq)
+        landing.message("a", 1, 1, up=0.1, dup=True)
+    landing.seal()  # laid out for eight buckets, read as one
+    from tools.pipeline.storage import Storage
+
+    out, directory = Storage(str(tmp_path / "out")), Storage(str(landing.directory))
+    done = bucket.run(out, directory, 0, 1, 1, {}, {}, ["c-000000001.parquet"])
+    rows = {one.table: one.rows for one in done}
+    assert (rows["readings"], rows["duplicates"]) == (10, 2)
+    (file,) = [one.file for one in done if one.table == "duplicates"]
+    import pyarrow.parquet as pq
+
+    assert pq.read_table(out.path(file))["cause"].to_pylist() == ["resend"] * 2

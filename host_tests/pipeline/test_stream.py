@@ -2,15 +2,21 @@
 
 import pytest
 
-from tools.pipeline import run, stream
+from tools.pipeline import compact, run, stream
 from tools.pipeline.commits import Output, OutputError
 from tools.pipeline.source import LandingError
 
 
-def go(spark, landing, out, checkpoint=None, **more):
-    query = stream.start(spark, str(landing.directory), str(out), str(checkpoint or out / "checkpoint"), **more)
+def go(spark, landing, out, checkpoint=None, buckets=2, **more):
+    query = stream.start(
+        spark, str(landing.directory), str(out), str(checkpoint or out / "checkpoint"), buckets, **more
+    )
     query.awaitTermination()
     return Output(str(out))
+
+
+def batches(output):
+    return [commit.batch for commit in output.commits()]
 
 
 def keys(spark, output):
@@ -35,7 +41,7 @@ def test_duplicates_go_and_bad_payloads_stay_in_quarantine(spark, landing, tmp_p
     landing.message("a", 1, 6, value=6)
     landing.seal()
     output = go(spark, landing, tmp_path / "out", segments_per_batch=1)
-    assert output.batches() == [1, 2]
+    assert batches(output) == [1, 2]
     assert keys(spark, output) == [("a", 1, seq, float(seq)) for seq in range(1, 7)] + [("b", 1, 1, 1.0)]
     quarantine = output.read(spark, "quarantine").select("reason", "topic", "payload", "row").orderBy("row").collect()
     assert [(row.reason.split(":")[0], row.topic, row.row) for row in quarantine] == [
@@ -53,9 +59,9 @@ def test_replayed_landing_adds_nothing_and_is_counted_as_replay(spark, landing, 
     landing.seal()
     out = tmp_path / "out"
     output = go(spark, landing, out)
-    assert go(spark, landing, out).batches() == [1]
+    assert batches(go(spark, landing, out)) == [1]
     go(spark, landing, out, tmp_path / "another")
-    assert output.batches() == [1, 2]
+    assert batches(output) == [1, 2]
     assert len(keys(spark, output)) == 5
     causes = [row.cause for row in output.read(spark, "duplicates").collect()]
     assert causes == ["replay"] * 5
@@ -69,7 +75,7 @@ def test_batch_that_spark_hands_over_again_after_its_commit_is_skipped(spark, la
     output = go(spark, landing, out)
     for name in (out / "checkpoint" / "commits").iterdir():
         name.unlink()  # as if the driver had died before Spark noted the batch
-    assert go(spark, landing, out).batches() == [1]
+    assert batches(go(spark, landing, out)) == [1]
     assert len(keys(spark, output)) == 5
 
 
@@ -83,7 +89,7 @@ def test_batch_that_was_cut_off_before_its_commit_is_done_again(spark, landing, 
     for name in [*(out / "checkpoint" / "commits").iterdir(), *(out / "commits").iterdir()]:
         name.unlink()  # as if it had died before our own commit: files without a commit lie about
     go(spark, landing, out)
-    assert output.batches() == [1]
+    assert batches(output) == [1]
     assert keys(spark, output) == before
     assert len(list((out / "readings" / "batch=1").iterdir())) == len(output.commit(1).files["readings"])
 
@@ -105,7 +111,7 @@ def test_output_of_another_format_or_checkpoint_is_refused(spark, landing, tmp_p
     landing.seal()
     out = tmp_path / "out"
     go(spark, landing, out)
-    with pytest.raises(OutputError, match="begun with 8 buckets"):
+    with pytest.raises(OutputError, match="begun with 2 buckets"):
         go(spark, landing, out, buckets=4)
     with pytest.raises(OutputError, match="belongs to"):
         go(spark, landing, tmp_path / "elsewhere", out / "checkpoint")
@@ -147,3 +153,33 @@ def test_clean_run_says_so(spark, landing, tmp_path):
     out = tmp_path / "out"
     go(spark, landing, out)
     assert run.judge(spark, str(out), {"a": {"boots": [{"boot": 1, "first": 1, "last": 5}]}}) == 0
+
+
+@pytest.mark.req("P3")
+def test_compaction_keeps_every_row_and_the_stream_goes_on_behind_it(spark, landing, tmp_path):
+    five_messages(landing)
+    landing.raw("flashmqtt/a/readings", b"{")
+    landing.seal()
+    landing.message("a", 1, 5, value=5, dup=True)
+    landing.message("b", 1, 1, kind="boot")
+    landing.seal()
+    out = tmp_path / "out"
+    output = go(spark, landing, out, segments_per_batch=1)
+    before = {
+        table: output.read(spark, table).count()
+        for table in ("readings", "quarantine", "duplicates", "events", "tally")
+    }
+    rows = keys(spark, output)
+    assert compact.compact(spark, str(out)).whole
+    assert batches(output) == [2]
+    assert {table: output.read(spark, table).count() for table in before} == before
+    assert keys(spark, output) == rows
+    assert len(list((out / "readings").rglob("*.parquet"))) == len(output.files("readings"))
+    assert compact.compact(spark, str(out)) is None
+    assert compact.retire(str(landing.directory), output.latest().read) == 1
+    landing.message("a", 1, 4, value=4, dup=True)
+    landing.message("a", 1, 6, value=6)
+    landing.seal()
+    go(spark, landing, out, segments_per_batch=1)
+    assert batches(output) == [2, 3]
+    assert keys(spark, output) == sorted([*rows, ("a", 1, 6, 6.0)])

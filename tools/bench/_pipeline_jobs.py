@@ -103,8 +103,7 @@ def spark(landings: list[str], out: Path, heap: str = "") -> None:
         meter.reset()
         stream.start(made, landings[-1], str(out), f"{out}/checkpoint", segments_per_batch=each).awaitTermination()
         output = stream.Output(str(out))
-        rows = sum(output.commit(batch).rows["readings"] for batch in output.batches())
-        meter.told("stream", rows, batches=len(output.batches()))
+        meter.told("stream", output.rows("readings"), batches=len(output.commits()))
     made.stop()
 
 

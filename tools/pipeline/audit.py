@@ -137,13 +137,20 @@ def delay_bins(bins: Column, offset_us: Column) -> Column:
     return F.array_sort(F.filter(F.flatten(F.transform(bins, one)), lambda bin_: bin_["ms"].isNotNull()))
 
 
-def weighted_percentile(bins: Column, share: float) -> Column:
-    """Return the first value at which `share` of the weight is reached, of sorted (ms, n); null where there is none."""
-    weight = F.aggregate(bins, F.lit(0).cast("long"), lambda sum_, one: sum_ + one["n"])
+def weight(bins: Column) -> Column:
+    """Return the weight of (ms, n) bins together."""
+    return F.aggregate(bins, F.lit(0).cast("long"), lambda sum_, one: sum_ + one["n"])
+
+
+def weighted_percentile(bins: Column, weight_: Column, share: float) -> Column:
+    """Return the first value at which `share` of the weight is reached, of sorted (ms, n); null where there is none.
+
+    The weight is handed in as a column of its own: inside the lambda it would be counted anew for each bin.
+    """
     start = F.struct(F.lit(0).cast("long").alias("n"), F.lit(None).cast("double").alias("ms"))
 
     def step(state: Column, one: Column) -> Column:
-        return F.when(state["n"] >= weight * share, state).otherwise(
+        return F.when(state["n"] >= weight_ * share, state).otherwise(
             F.struct((state["n"] + one["n"]).alias("n"), one["ms"].alias("ms"))
         )
 
@@ -164,6 +171,7 @@ def audit(boots: DataFrame, late_after_s: float = 60.0) -> DataFrame:
         .withColumn("in_doubt", overlap(F.col("missing_ranges"), F.col("life_doubts")))
         .withColumn("dropped", F.least("declared", F.col("missing") - F.col("in_doubt")))
         .withColumn("delays", delay_bins(F.col("bins"), F.col("offset_us")))
+        .withColumn("weight", weight(F.col("delays")))
         .select(
             *BOOT,
             "cause",
@@ -179,7 +187,9 @@ def audit(boots: DataFrame, late_after_s: float = 60.0) -> DataFrame:
             "reordered",
             late.alias("late"),
             *[
-                F.round(weighted_percentile(F.col("delays"), share), 3).alias(f"delay_p{round(100 * share)}_ms")
+                F.round(weighted_percentile(F.col("delays"), F.col("weight"), share), 3).alias(
+                    f"delay_p{round(100 * share)}_ms"
+                )
                 for share in PERCENTILES
             ],
             dating.jumps(F.col("ties"))["n"].alias("clock_jumps"),

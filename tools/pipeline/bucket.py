@@ -55,6 +55,11 @@ class State:
             int, dict[tuple[int, int], tuple[int, float | None]]
         ] = {}  # device -> (life, boot) -> (seq, up)
         self.read: dict[str, tuple[int, int]] = {}  # collector -> (segment, row)
+        self.reading: dict[str, tuple[int, int]] = {}  # the same, with the segment that is being read
+
+    def settle(self) -> None:
+        """A segment is at its end: its rows have been read (a bucket's row groups in it are in no order of rows)."""
+        self.read |= self.reading
 
     # Devices and groups.
 
@@ -254,7 +259,7 @@ def _note_progress(state: State, rows: pa.Table) -> None:
             continue
         last = segment[own].max()
         reached = (int(last), int(row[own][segment[own] == last].max()))
-        state.read[name] = max(state.read.get(name, (0, -1)), reached)
+        state.reading[name] = max(state.read.get(name, (0, -1)), state.reading.get(name, (0, -1)), reached)
 
 
 def _encoded(column: pa.ChunkedArray) -> pa.DictionaryArray:
@@ -592,9 +597,11 @@ def run(
     attempt = uuid.uuid4().hex[:8]
     name = f"bucket-{bucket:04d}-{attempt}.parquet"
     with _Writers(storage, bucket, batch, name) as writers:
-        for rows in _in_order(landing, paths, bucket, buckets):
-            for table, found in process(state, rows):
-                writers.write(table, found)
+        for segment in _in_order(landing, paths, bucket, buckets):
+            for rows in segment:
+                for table, found in process(state, rows):
+                    writers.write(table, found)
+            state.settle()
         if writers.wrote_any or not state_files:
             writers.write("state/intervals", state.intervals_table())
             writers.write("state/boots", state.boots_table())
@@ -606,8 +613,8 @@ def _load(storage: Storage, name: str, schema: pa.Schema) -> pa.Table:
         return pq.read_table(file, columns=schema.names, use_threads=False)
 
 
-def _in_order(landing: Storage, paths: Iterable[str], bucket: int, buckets: int) -> Iterator[pa.Table]:
-    """Yield a bucket's rows of several segments: in landing order, and between collectors by when a segment begins."""
+def _in_order(landing: Storage, paths: Iterable[str], bucket: int, buckets: int) -> Iterator[Iterator[pa.Table]]:
+    """Yield a bucket's rows segment by segment: in landing order, and between collectors by when a segment begins."""
     files = []
     for path in paths:
         with landing.fs.open_input_file(landing.path(path)) as source:
@@ -618,9 +625,8 @@ def _in_order(landing: Storage, paths: Iterable[str], bucket: int, buckets: int)
         files.append((min(begins).timestamp() if begins else 0.0, path))
     for _, path in sorted(files):
         with landing.fs.open_input_file(landing.path(path)) as source:
-            yield from segments.read_bucket(
-                pq.ParquetFile(source, read_dictionary=["collector", "topic"]), bucket, buckets
-            )
+            file = pq.ParquetFile(source, read_dictionary=["collector", "topic"])
+            yield segments.read_bucket(file, bucket, buckets)
 
 
 class _Writers:

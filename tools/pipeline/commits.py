@@ -35,6 +35,7 @@ class Commit:
     rows: dict[str, int] = field(default_factory=dict)
     state: dict[str, dict[str, str]] = field(default_factory=dict)  # bucket -> {"intervals": file, "boots": file}
     read: dict[str, int] = field(default_factory=dict)  # collector -> segment
+    whole: bool = False  # compacted: it stands for all batches up to it
 
 
 class Output:
@@ -87,9 +88,17 @@ class Output:
         checkpoint.write_json(name, {"stream": stream, "out": self.storage.uri})
         return stream
 
-    def batches(self) -> list[int]:
-        """Return the numbers of the committed batches."""
+    def _numbers(self) -> list[int]:
         return [int(name.removesuffix(".json")) for name in self.storage.list(COMMITS) if not name.startswith(".")]
+
+    def commits(self) -> list[Commit]:
+        """Return the commits that count: back to the last compacted one."""
+        found: list[Commit] = []
+        for number in sorted(self._numbers(), reverse=True):
+            found.append(self.commit(number))
+            if found[-1].whole:
+                break
+        return found[::-1]
 
     def commit(self, batch: int) -> Commit:
         """Read a commit."""
@@ -97,8 +106,12 @@ class Output:
 
     def latest(self) -> Commit | None:
         """Return the last commit."""
-        batches = self.batches()
-        return self.commit(max(batches)) if batches else None
+        numbers = self._numbers()
+        return self.commit(max(numbers)) if numbers else None
+
+    def rows(self, table: str) -> int:
+        """Return how many rows a table has."""
+        return sum(commit.rows.get(table, 0) for commit in self.commits())
 
     def write(self, commit: Commit) -> None:
         """Make a batch count. Files of its directories that it does not name are deleted first."""
@@ -111,10 +124,21 @@ class Output:
         self.storage.write_json(_name(commit.batch), asdict(commit))
         self._forget_states(commit)
 
+    def replace(self, whole: Commit, old: list[str]) -> None:
+        """Put a compacted commit in the place of all up to it, then delete their files."""
+        self.storage.write_json(_name(whole.batch), asdict(whole))
+        for number in self._numbers():
+            if number < whole.batch:
+                self.storage.delete(_name(number))
+        named = {name for names in whole.files.values() for name in names}
+        for name in old:
+            if name not in named:
+                self.storage.delete(name)
+
     def _forget_states(self, commit: Commit) -> None:
         """Delete state files that neither this commit nor the one before it needs."""
         kept = {name for files in commit.state.values() for name in files.values()}
-        if commit.batch > 1 and (commit.batch - 1) in self.batches():
+        if (commit.batch - 1) in self._numbers():
             kept |= {name for files in self.commit(commit.batch - 1).state.values() for name in files.values()}
         for kind in schemas.STATE:
             for name in self.storage.list(f"state/{kind}", recursive=True):
@@ -127,7 +151,7 @@ class Output:
         if table in schemas.STATE:
             latest = self.latest()
             return [files[table] for files in latest.state.values()] if latest else []
-        return [name for batch in self.batches() for name in self.commit(batch).files.get(table, [])]
+        return [name for commit in self.commits() for name in commit.files.get(table, [])]
 
     def read(self, spark: Any, table: str) -> Any:
         """Return a table as a DataFrame: exactly what is committed."""

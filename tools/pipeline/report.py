@@ -104,10 +104,7 @@ def collect(spark: SparkSession, out: str) -> dict[str, Any]:
     output = Output(out)
     audited = spark.read.parquet(output.storage.address("audit"))
     readings = output.read(spark, "readings")
-    commits = [output.commit(batch) for batch in output.batches()]
-    rows = {
-        table: sum(commit.rows.get(table, 0) for commit in commits) for table in ("readings", "quarantine", "tally")
-    }
+    rows = {table: output.rows(table) for table in ("readings", "quarantine", "tally")}
     with session.small_frames(spark, rows["readings"] < run.SMALL):
         total = audited.agg(
             F.countDistinct("device").alias("devices"),
@@ -207,9 +204,7 @@ def figures(facts: dict[str, Any]) -> dict[str, Any]:
                 )
             )
     bare = {"xaxis": {"visible": False}, "yaxis": {"visible": False}}
-    found["fleet"] = go.Figure(
-        dots, layout | {"xaxis": hidden, "yaxis": hidden, "showlegend": True, "legend": {"orientation": "h"}}
-    )
+    found["fleet"] = go.Figure(dots, layout | bare | {"showlegend": True, "legend": {"orientation": "h"}})
     time = facts["over_time"]
     stamps = [at * 1000 for at in time["at"]]
     found["time"] = go.Figure(

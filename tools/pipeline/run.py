@@ -112,7 +112,7 @@ def audited(
     boots = audit.extents(audit.per_boot(audit.facts(*tables, audit.expected_facts(spark, expected))))
     found = audit.audit(boots, late_after_s)
     address = {name: output.storage.address(name) for name in ("audit", "missing")}
-    tallied = sum(output.commit(batch).rows.get("tally", 0) for batch in output.batches())
+    tallied = output.rows("tally")
     with session.small_frames(spark, tallied < SMALL):
         found.coalesce(1).write.mode("overwrite").parquet(address["audit"])
         found = spark.read.schema(found.schema).parquet(address["audit"])
@@ -128,10 +128,10 @@ def judge(spark: SparkSession, out: str, expected: dict[str, Any] | None, late_a
     output = Output(out)
     found = audited(spark, out, expected, late_after_s)
     inside = audit.check(output.read(spark, "readings"), output.read(spark, "events"))
-    readings = sum(output.commit(batch).rows.get("readings", 0) for batch in output.batches())
+    readings = output.rows("readings")
     with session.small_frames(spark, readings < SMALL):
         rows = found.join(inside, audit.BOOT, "full").orderBy(audit.BOOT).collect()
-    print_audit(rows, sum(output.commit(batch).rows.get("quarantine", 0) for batch in output.batches()))
+    print_audit(rows, output.rows("quarantine"))
     unknown = [row for row in rows if row.published is None]
     for row in unknown[:MOST_ROWS]:
         print(f"  {row.device} boot {row.boot}: {row.in_tables} messages of a boot that its board knows nothing of")

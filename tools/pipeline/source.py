@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxFiles, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
@@ -69,23 +69,6 @@ class Bucket(InputPartition):
         self.chosen = chosen
 
 
-class WholeLanding(DataSourceReader):
-    """All segments of a landing, once."""
-
-    def __init__(self, options: dict[str, str]):
-        self.landing = Storage(options["landing"])
-        self.buckets = int(options["buckets"])
-
-    def partitions(self) -> Sequence[InputPartition]:  # noqa: D102
-        found = latest(self.landing)
-        chosen = between(found, {}, {collector: max(numbers) for collector, numbers in found.items()})
-        return [Bucket(bucket, chosen) for bucket in range(self.buckets)]
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:  # noqa: D102
-        assert isinstance(partition, Bucket)
-        yield work_items(partition.bucket, partition.chosen)
-
-
 class SegmentReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Follows a landing directory."""
 
@@ -142,9 +125,6 @@ class SegmentSource(DataSource):
 
     def schema(self) -> StructType:  # noqa: D102
         return schemas.spark_schema(schemas.WORK)
-
-    def reader(self, schema: StructType) -> DataSourceReader:  # noqa: D102
-        return WholeLanding(dict(self.options))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802, D102
         return SegmentReader(dict(self.options))

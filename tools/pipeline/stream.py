@@ -30,7 +30,16 @@ READ = "read/"  # in a task's result: not a file, but how far it read a collecto
 class Work:
     """What a task does with its bucket's work items; it travels to the executors."""
 
-    def __init__(self, landing: Storage, out: Storage, buckets: int, batch: int, before: Commit | None):
+    def __init__(
+        self,
+        landing: Storage,
+        out: Storage,
+        buckets: int,
+        batch: int,
+        before: Commit | None,
+        chosen: list[segments.Segment] | None = None,
+    ):
+        self.chosen = chosen  # the same segments for every bucket, where the items name buckets only
         self.landing, self.out, self.buckets, self.batch = landing, out, buckets, batch
         self.state = before.state if before else {}
         self.read = {collector: (number, 1 << 62) for collector, number in (before.read if before else {}).items()}
@@ -40,7 +49,11 @@ class Work:
         paths: dict[int, list[str]] = {}
         reached: dict[str, int] = {}
         for batch in items:
-            for which, collector, number, path in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+            if self.chosen is not None:
+                told = [(which, *segment) for which in batch.column(0).to_pylist() for segment in self.chosen]
+            else:
+                told = list(zip(*(column.to_pylist() for column in batch.columns), strict=True))
+            for which, collector, number, path in told:
                 paths.setdefault(which, []).append(path)
                 reached[collector] = max(number, reached.get(collector, 0))
         for which, names in paths.items():
@@ -53,7 +66,13 @@ class Work:
 
 
 def run_batch(
-    items: DataFrame, landing: Storage, output: Output, buckets: int, stream: str, stream_batch: int
+    items: DataFrame,
+    landing: Storage,
+    output: Output,
+    buckets: int,
+    stream: str,
+    stream_batch: int,
+    chosen: list[segments.Segment] | None = None,
 ) -> Commit:
     """Do the work items as one batch, and commit it; do nothing where that was done before."""
     before = output.latest()
@@ -63,7 +82,7 @@ def run_batch(
     if before:
         commit.state = {key: dict(files) for key, files in before.state.items()}
         commit.read = dict(before.read)
-    work = Work(landing, output.storage, buckets, commit.batch, before)
+    work = Work(landing, output.storage, buckets, commit.batch, before, chosen)
     for row in sorted(items.mapInArrow(work, schemas.spark_schema(schemas.DONE)).collect()):
         if row.table.startswith(READ):
             collector = row.table.removeprefix(READ)
@@ -79,11 +98,12 @@ def run_batch(
 
 def once(spark: SparkSession, landing: str, out: str, buckets: int = segments.BUCKETS) -> Commit:
     """Take all that is in a landing as one batch, without a checkpoint: for a landing that no longer grows."""
-    output = Output(out)
+    output, directory = Output(out), Storage(landing)
     output.prepare(buckets)
-    spark.dataSource.register(source.SegmentSource)
-    items = spark.read.format(source.NAME).option("landing", landing).option("buckets", str(buckets)).load()
-    return run_batch(items, Storage(landing), output, buckets, uuid.uuid4().hex, 0)
+    found = source.latest(directory)
+    chosen = source.between(found, {}, {collector: max(numbers) for collector, numbers in found.items()})
+    items = spark.range(0, buckets, 1, buckets)  # a bucket to a partition, without starting a source for it
+    return run_batch(items, directory, output, buckets, uuid.uuid4().hex, 0, chosen)
 
 
 def start(
