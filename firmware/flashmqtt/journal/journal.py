@@ -72,8 +72,7 @@ class Journal(Slots):
         self._small = bytearray(4 + 4 * _PENDING)
         self._chunk_length = self._chunk_done = 0
         # A third of the journal's code is needed once a boot: on a board it does not stay in memory.
-
-        from .recovery import Recovery  # only a mount needs it: 6 KB that a program may take off the heap afterwards
+        from .recovery import Recovery
 
         recovery = Recovery(self)
         if wipe:
