@@ -173,6 +173,20 @@ def test_a_clean_end_costs_no_erase_and_counts_boots():
         assert flash.erases == erases
 
 
+@pytest.mark.req("S2")
+def test_nothing_is_written_behind_a_clean_end():
+    region = RamRegion(4)
+    journal = Journal(region)
+    journal.append(MESSAGE, 100)
+    journal.close()
+    journal.close()
+    journal.idle()
+    with pytest.raises(UsageError):
+        journal.append(MESSAGE, 100)
+    journal.release(journal.take())
+    assert Journal(region).waiting == 1
+
+
 @pytest.mark.req("S4")
 def test_what_is_erased_ahead_is_not_erased_again_after_a_clean_end():
     flash = NorFlash(8 * 4096)

@@ -13,7 +13,7 @@ import sys
 
 from flashmqtt import journal
 from flashmqtt.compat import const
-from flashmqtt.errors import FlashFailed, StoreExhausted, StoreFull, StoreWorn, UsageError
+from flashmqtt.errors import FlashFailed, StoreError, StoreExhausted, StoreFull, StoreWorn, UsageError
 from flashmqtt.fast import copy
 
 from .fields import put_finished, put_u16, put_u32
@@ -60,6 +60,7 @@ class Journal(Slots):
         super().__init__(region, slots)
         self.policy = policy
         self.fresh = False
+        self.closed = False
         self._boot_seq = 1  # the first sequence of this boot
         self._pending = [
             0
@@ -162,7 +163,7 @@ class Journal(Slots):
                     return slot
                 flags = _HELD
                 done += n
-        except StoreFull:
+        except StoreError:
             if done:  # its first pieces are there, and say nothing without the last
                 self._slot_state[slot] = 0
             raise
@@ -368,8 +369,11 @@ class Journal(Slots):
         elif not self._leave(seq):
             self._pend(seq)
         self._unsaid += 1
-        if (self._unsaid >= _UNSAID or self._pending_n == _PENDING) and not self.worn:
-            self.flush()
+        if (self._unsaid >= _UNSAID or self._pending_n == _PENDING) and not self.worn and not self.closed:
+            try:
+                self.flush()
+            except StoreWorn:
+                pass  # it is resent after the next boot, as all that a worn store can do
 
     def _pend(self, seq):
         low = self._low()
@@ -413,7 +417,7 @@ class Journal(Slots):
 
     def close(self) -> None:
         """End cleanly, as before a deep sleep: the next mount goes on in the same sector, without an erase."""
-        if self.worn:
+        if self.worn or self.closed:
             return
         self.flush()
         put_u16(self._small, 0, self._ahead if self._ahead >= 0 else _NO_SECTOR)
@@ -423,6 +427,7 @@ class Journal(Slots):
             self._advance(False)
         self._write(_CLOSE | _FIRST, self._low(), self._small, 0, 8, False)
         self._write(_CLOSE | _LAST, self._low(), self._small, 0, 8, False)
+        self.closed = True
 
     # --- writing ---
 
@@ -433,6 +438,8 @@ class Journal(Slots):
         """
         if self.worn:
             raise StoreWorn("no sector left that works")
+        if self.closed:
+            raise UsageError("closed: nothing may stand behind a clean end but the next mount")
         low = self._low()
         delta = seq - low if kind & _TYPE in (_QUEUED, _HELD, _MARK) else -1
         if delta < 0 or delta >= 255:

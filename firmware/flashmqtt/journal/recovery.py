@@ -431,7 +431,7 @@ class Recovery:
         j._erased()  # now, as it may find a bad sector, and then there is one less
         room = j.sectors_usable - j._count(j._oldest())
         size = j._carry(-1, _HEADER)
-        replace = size <= (j._sector_bytes // 2 if room > 2 else j._sector_bytes - 2 * _PAGE)
+        replace = size <= (j._sector_bytes // 2 if room > 2 else max(j._sector_bytes // 2, j._sector_bytes - 5 * _PAGE))
         if not replace and room < 2:
             raise StoreWorn("no sector to go on in")
         while True:
