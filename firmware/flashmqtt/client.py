@@ -32,6 +32,7 @@ except ImportError:  # CPython
         _sleep(ms / 1000)
 
 
+_IPOLL = hasattr(_poll(), "ipoll")
 _SLICE_MS = const(200)  # the longest wait between two calls of `feed`
 _PATIENCE_MS = const(5)  # how long `publish` puts off reading: what comes is answered in batches
 
@@ -405,12 +406,11 @@ class Client:
             self._poller.register(sock, link.events)
             self._polled = sock
             self._polled_events = link.events
-        try:
-            ready = self._poller.ipoll  # type: ignore[attr-defined]
-        except AttributeError:  # CPython
-            ready = self._poller.poll
-        for _ in ready(wait):
-            pass
+        if _IPOLL:
+            for _ in self._poller.ipoll(wait):  # type: ignore[attr-defined]  # allocates nothing
+                pass
+        else:
+            self._poller.poll(wait)
 
 
 def octets(text):
