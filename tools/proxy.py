@@ -196,6 +196,7 @@ class Proxy:
         self._action = action
         self._rng = rng or random.Random()
         self._links: set[_Link] = set()
+        self._accepted: set[asyncio.Task] = set()
         self._server: asyncio.Server | None = None
 
     async def start(self) -> Proxy:
@@ -209,7 +210,7 @@ class Proxy:
         if self._server is not None:
             self._server.close()
         self.cut()
-        await asyncio.sleep(0)
+        await asyncio.gather(*self._accepted, return_exceptions=True)
         if self._acting is not None:
             await self._acting
 
@@ -247,6 +248,9 @@ class Proxy:
         except OSError:
             writer.transport.abort()
             return
+        if task := asyncio.current_task():
+            self._accepted.add(task)
+            task.add_done_callback(self._accepted.discard)
         self.counts.connections += 1
         link = _Link(writer, up_writer, self.counts.connections)
         self._links.add(link)
@@ -264,6 +268,7 @@ class Proxy:
                 task.cancel()
             self._links.discard(link)
             link.end()
+            await asyncio.gather(*link.tasks, return_exceptions=True)
 
     async def _pump(
         self, link: _Link, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, direction: str
