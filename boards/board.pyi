@@ -8,6 +8,9 @@ waits, but for `journal_region` (it reads flash), `sleep` and `reset`.
 from collections.abc import Callable
 from typing import NoReturn, Protocol
 
+MODEL: str
+"""What kind of board this is, for people."""
+
 class Sensor(Protocol):
     name: str
     """The reading's name in SenML: letters, digits and `- : . / _`, starting with a letter or digit (RFC 8428, 4.5.1)."""

@@ -14,6 +14,7 @@ import network
 from machine import WDT, Pin
 from micropython import const
 
+MODEL = "ESP32"
 LED_PIN = 2  # the blue one of most DevKits; override it in a copy of this file
 _RETRY_MS = const(20000)
 _WATCHDOG_LEAST_MS = const(1000)

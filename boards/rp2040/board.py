@@ -15,6 +15,8 @@ import rp2
 from machine import ADC, WDT, Pin
 from micropython import const
 
+MODEL = "Raspberry Pi Pico W"
+
 # Registers of the RP2040 (data sheet, 4.7.6 and 2.13.8). The watchdog's scratch registers 0 to 3 are free, keep their value
 # over its reset, and are cleared when the power comes or RUN is pulled down. machine.mem_backup() has the same, from 1.29 on.
 _SCRATCH0 = const(0x4005800C)

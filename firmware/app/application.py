@@ -39,6 +39,7 @@ _LISTEN_MS = const(300)
 _NETWORK_MS = const(500)
 _CLOCK_PATIENCE_MS = const(30000)
 _HEAD_BYTES = const(200)
+_BUFFER_BYTES = const(640)  # longer messages go out in pieces; a longer command is none
 VERSION = "0.1.0"
 
 
@@ -140,6 +141,7 @@ class Application:
             # A board that sleeps is away most of the time: that is no news.
             will=None if sleeping else (self.live + "status", b"offline", 1, True),
             window=config["window"],
+            buffer_bytes=_BUFFER_BYTES,
             tls=tls,
             backoff=Backoff(cap_ms=config["awake_s"] * 250) if sleeping else Backoff(),
             feed=self._feed,
@@ -356,7 +358,7 @@ class Application:
         topic, payload = sensor_message(
             config["discovery"],
             self.device,
-            getattr(self.board, "MODEL", "board"),
+            self.board.MODEL,
             VERSION,
             (self.topic if getattr(sensor, "qos", 1) else self.live) + "readings",
             self.live + "status",

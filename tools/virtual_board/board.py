@@ -14,6 +14,7 @@ from time import time
 from flashmqtt.flash.block import BlockRegion
 from tools.flashsim.nor import FileNorFlash
 
+MODEL = "virtual board"
 THERMAL = "/sys/class/thermal"
 _flash = None
 _clock_offset = None if getenv("FLASHMQTT_CLOCK") == "unset" else 0
