@@ -8,7 +8,6 @@ percentiles. Each prints one JSON line per measurement.
 from __future__ import annotations
 
 import json
-import resource
 import shutil
 import statistics
 import sys
@@ -84,7 +83,7 @@ def fresh(out: Path) -> Path:
     return out
 
 
-def spark(landings: list[str], out: Path, heap: str = "") -> None:
+def spark(landings: list[str], out: Path) -> None:
     """Our pipeline: a cold batch, then each landing warm, in one session, as `python -m tools.pipeline.run` makes it."""
     from tools.pipeline import run, session, stream
 
@@ -97,13 +96,13 @@ def spark(landings: list[str], out: Path, heap: str = "") -> None:
         audited = run.audited(made, str(out)).collect()
         missing = sum(row.missing for row in audited)
         copies = sum(row.resent + row.replayed for row in audited)
-        meter.told("cold" if n == 0 else "warm", commit.rows["readings"], missing=missing, copies=copies)
+        meter.told("cold" if n == 0 else "warm", commit.rows["readings"] + commit.rows["events"], missing=missing, copies=copies)
     for each in (4, 1):
         fresh(out)
         meter.reset()
         stream.start(made, landings[-1], str(out), f"{out}/checkpoint", segments_per_batch=each).awaitTermination()
         output = stream.Output(str(out))
-        meter.told("stream", output.rows("readings"), batches=len(output.commits()))
+        meter.told("stream", output.rows("readings") + output.rows("events"), batches=len(output.commits()))
     made.stop()
 
 
@@ -201,4 +200,3 @@ def loop(landings: list[str], out: Path) -> None:
 
 if __name__ == "__main__":
     {"spark": spark, "duckdb": duckdb, "loop": loop}[sys.argv[1]](sys.argv[3:], Path(sys.argv[2]))
-    print(json.dumps({"job": "end", "peak_rss": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}))

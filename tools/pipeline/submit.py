@@ -1,0 +1,11 @@
+"""The file to hand to `spark-submit`: `spark-submit [its options] tools/pipeline/submit.py --landing ... --out ...`."""
+
+import sys
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).resolve().parents[2]), str(Path(__file__).resolve().parents[2] / "firmware")]
+
+from tools.pipeline.run import main  # noqa: E402
+
+if __name__ == "__main__":
+    sys.exit(main())
