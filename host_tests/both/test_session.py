@@ -182,6 +182,22 @@ def test_a_repeated_pubrec_is_answered_by_pubrel_and_never_by_publish():
     assert broker.took() == [pubrel(2)]  # the id is unknown by now, and the broker still waits for it
 
 
+@pytest.mark.req("Q2")
+def test_a_pubrec_repeated_before_the_due_pubrel_left_is_answered_once():
+    broker = peer(out_bytes=64, packet_bytes=64)
+    broker.connect()
+    for _ in range(2):
+        broker.session.publish(b"a", b"x", 2)
+    broker.took()
+    broker.give(pubrec(2), pubrec(3))
+    broker.took()
+    broker.drop()
+    broker.connection.start(broker.now)
+    broker.took()
+    broker.give(connack(1) + pubrec(3))
+    assert broker.took() == [pubrel(3), pubrel(2)]
+
+
 @pytest.mark.req("Q1", "Q2")
 @pytest.mark.parametrize(
     "qos, answer",

@@ -580,6 +580,10 @@ class Session:
             self._sent_ms[slot] = now_ms
             self._acknowledge(_PUBREL, packet_id)
         elif action == _PUT_PUBREL:
+            if slot >= 0 and self._states[slot] & _DUE:  # this one is the PUBREL that was due
+                self._states[slot] &= ~_DUE
+                self._due -= 1
+                self._sent_ms[slot] = now_ms
             self._acknowledge(_PUBREL, packet_id, state)
         elif action == _HOLD:
             self._hold(packet)

@@ -29,11 +29,18 @@ class Ours:
 
         store = None
         if journal:
-            from flashmqtt.flash.block import BlockRegion
             from flashmqtt.journal.journal import Journal
-            from tools.flashsim.nor import NorFlash
 
-            store = Journal(BlockRegion(NorFlash(1024 * 1024)), slots=WINDOW + 20)
+            if WHAT == "heap":  # the simulated chip allocates
+                from flashmqtt.flash.ram import RamRegion
+
+                region = RamRegion(256)
+            else:
+                from flashmqtt.flash.block import BlockRegion
+                from tools.flashsim.nor import NorFlash
+
+                region = BlockRegion(NorFlash(1024 * 1024))
+            store = Journal(region, slots=WINDOW + 20)
         else:
             from flashmqtt.session.ram import RamStore
 
