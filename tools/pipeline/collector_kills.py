@@ -31,7 +31,9 @@ from tools.pipeline.segments import find_segments
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGURATION = "max_inflight_messages 2000\nautosave_on_changes false\nautosave_interval 1800\nlog_type none"
 DRAINS = 5
-MOST_AHEAD = 3000  # so that the publisher does not run away from a collector that is killed all the time
+# So that the publisher does not run away from a collector that is killed all the time.
+MOST_AHEAD = 3000
+MOST_IN_A_LIFE = 1200
 
 
 class Publisher:
@@ -147,9 +149,11 @@ def torture(directory: Path, kills: int, seed: int, batch: int = 60, quiet: bool
             # Mostly while it collects, sometimes while it starts: how long that takes depends on the machine.
             starting = rng.random() < 0.8
             moment = time.monotonic() + rng.uniform(0, 1.2)
+            published = 0
             while starting or time.monotonic() < moment:
-                if publisher.waiting < MOST_AHEAD:
+                if publisher.waiting < MOST_AHEAD and published < MOST_IN_A_LIFE:
                     publisher.publish(batch)
+                    published += batch
                 time.sleep(0.01)
                 if starting and (
                     b"connected to" in Path(log.name).read_bytes()[before:] or collector.poll() is not None
