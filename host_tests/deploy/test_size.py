@@ -1,0 +1,28 @@
+"""The ledger of sizes: a module that grows is named, one that stays is not."""
+
+import json
+
+import pytest
+
+from tools import size
+
+
+@pytest.mark.req("B2")
+def test_growth_is_named_and_the_rest_is_not():
+    ledger = {"mpy_bytes": {"a": 1000, "b": 5000}, "programs": {"p": {"heap_64": 50000}}}
+    small = {"mpy_bytes": {"a": 1060, "b": 5100}, "programs": {"p": {"heap_64": 52000}}}
+    assert size.complaints(small, ledger) == []
+    large = {"mpy_bytes": {"a": 1200, "b": 5000, "c": 7}, "programs": {"p": {"heap_64": 60000, "heap_32": 1}}}
+    assert size.complaints(large, ledger) == [
+        "a grew from 1000 to 1200 bytes",
+        "c is new: 7 bytes",
+        "p: heap_64 grew from 50000 to 60000 bytes",
+    ]
+
+
+@pytest.mark.req("B2")
+def test_ledger_has_every_module_that_goes_onto_a_board_and_says_what_a_running_application_leaves():
+    ledger = json.loads(size.LEDGER.read_text())
+    assert set(ledger["programs"]) == set(size.PROGRAMS)
+    assert sum(ledger["mpy_bytes"].values()) < 120_000
+    assert ledger["running_free_32"] + ledger["simulator_heap_32"] >= size.FREE_WANTED
