@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """The board's side of the session's figures; runs on MicroPython: `session.py NAME PORT WHAT COUNT QOS WINDOW`.
 
 NAME is the client to measure: `flashmqtt` (stored in a journal on a simulated NOR flash), `flashmqtt-ram`, or `umqtt.simple`. It
