@@ -1,7 +1,8 @@
 """The session on MicroPython against mosquitto: messages a second over a delayed link, CPU, heap, writes; beside umqtt.simple.
 
 Every figure of a pair is taken in the same run, the peer's right after ours; rates over a delay say how many round trips a client
-waits for, and hardly depend on the machine. The board's side is `on_board/session.py`.
+waits for, and hardly depend on the machine. The board's side is `on_board/session.py`. mqtt_as has no package on PyPI, and so no
+row here.
 """
 
 from __future__ import annotations

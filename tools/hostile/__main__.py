@@ -57,6 +57,9 @@ def main(argv: list[str] | None = None) -> int:
     if not arguments.case:
         RESULT.parent.mkdir(parents=True, exist_ok=True)
         RESULT.write_text(json.dumps({"cases": len(verdicts), "failing": failing}, indent=2) + "\n")
+    heaps = [verdict.heap for verdict in verdicts if verdict.heap]
+    if heaps:
+        print(f"MicroPython's heap after a case: {min(heaps):,} to {max(heaps):,} bytes")
     print(f"{len(verdicts)} cases, {len(failing)} failed; {time.monotonic() - started:.0f} s")
     return 1 if failing else 0
 

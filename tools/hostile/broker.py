@@ -110,7 +110,7 @@ class HostileBroker:
 
     async def _send(self, *contents: bytes) -> None:
         assert self._writer is not None
-        if not self._closed:
+        if not self._closed and not self._writer.is_closing():
             self._writer.write(b"".join(contents))
 
     async def _at(self, moment: str, *right: bytes) -> None:
@@ -153,6 +153,8 @@ class HostileBroker:
         async def drip() -> None:
             with contextlib.suppress(OSError):
                 for byte in itertools.cycle(content):
+                    if writer.is_closing():
+                        break
                     writer.write(bytes((byte,)))
                     await writer.drain()
                     await asyncio.sleep(seconds)

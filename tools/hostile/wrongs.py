@@ -116,6 +116,10 @@ def _refusal(code: int, scene: Scene) -> bytes:
     return p.connack(scene.level, 0, code)
 
 
+def _suback(code: int, scene: Scene) -> bytes:
+    return p.suback(scene.request, [code], scene.level)
+
+
 def _wrongs() -> list[Wrong]:
     table = _Table()
     add = table.add
@@ -152,6 +156,8 @@ def _wrongs() -> list[Wrong]:
         moments=("subscribe",),
         instead=True,
     )
+    for what, code in (("grants less than is then sent", 0), ("refuses what is then sent", 0x80)):
+        add(f"SUBACK that {what}", "tolerated", partial(_suback, code), moments=("subscribe",), instead=True)
     add("SUBACK that comes twice", "tolerated", lambda s: p.suback(s.request, [2], s.level), moments=("suback",))
     add("UNSUBACK of nothing", "tolerated", lambda s: p.unsuback(UNKNOWN, [0] if s.level == 5 else [], s.level))
     add("PINGRESP that nobody asked for", "tolerated", p.PONG)
