@@ -46,6 +46,12 @@ REFUSE = 0
 DROP_OLDEST = 1
 DROP_NEWEST = 2
 
+# A third of the journal's code is needed once a boot: compiled, it is loaded then and does not stay in a board's memory. From
+# source it is loaded now and stays, as compiling takes far more memory than that.
+_COMPILED = __file__.endswith(".mpy")
+if not _COMPILED:
+    from . import recovery  # noqa: F401
+
 _NONE = b""
 _RIDES = const(3)  # with one record
 _PENDING = const(12)  # finished out of turn and not yet on flash
@@ -72,7 +78,6 @@ class Journal(Slots):
         self._found_seq = self._found_sector = self._found_offset = self._found_length = 0
         self._small = bytearray(4 + 4 * _PENDING)
         self._chunk_length = self._chunk_done = 0
-        # A third of the journal's code is needed once a boot: on a board it does not stay in memory.
         from .recovery import Recovery
 
         recovery = Recovery(self)
@@ -80,7 +85,7 @@ class Journal(Slots):
             recovery.wipe()
         else:
             recovery.run()
-        if sys.implementation.name == "micropython":
+        if _COMPILED:
             del sys.modules["flashmqtt.journal.recovery"], journal.recovery
 
     @staticmethod

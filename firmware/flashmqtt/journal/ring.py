@@ -119,6 +119,11 @@ class Ring(Log):
                 return at
         return -1
 
+    @property
+    def wear(self) -> int:
+        """How often the newest sector has been erased; the ring keeps the others within one of it."""
+        return self._erases
+
     def _erased(self):
         """Return the next sector, erased.
 
