@@ -13,6 +13,7 @@ def records(application):
         {"n": "stored", "v": journal.stored},
         {"n": "dropped", "v": journal.dropped},
         {"n": "connects", "v": link.connects},
+        {"n": "wear", "v": journal.wear},
     ]
     if hasattr(gc, "mem_free"):  # CPython has none
         gc.collect()  # or garbage would count as used

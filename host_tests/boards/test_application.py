@@ -109,6 +109,7 @@ def test_reboot_flush_and_nonsense_are_answered(tmp_path):
             "stored",
             "dropped",
             "connects",
+            "wear",
             "heap_free",
         }
         person.command(id="x", do="explode")
