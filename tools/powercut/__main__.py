@@ -26,7 +26,7 @@ from tools.powercut.scripts import SCRIPTS
 from tools.powercut.soak import soak
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-LONG = {"variants": 4, "pairs": 6, "pair_variants": 2, "lives": 400}
+LONG = {"variants": 4, "pairs": 12, "pair_variants": 1, "lives": 400}
 SHORT = {"variants": 1, "pairs": 40, "pair_variants": 1, "lives": 10}
 LIFE_STEPS = 1000
 
