@@ -211,7 +211,7 @@ def test_qos_2_is_stored_once_across_a_crash_after_every_packet(tmp_path, crash_
 def test_held_message_is_a_row_when_the_broker_has_lost_the_session(tmp_path):
     async def run():
         broker = await ScriptedBroker().start()
-        async with collecting(tmp_path, broker):
+        async with collecting(tmp_path, broker) as collector:
             await broker.accept()
             broker.send(publish(b"only here", 2, 7))
             assert await broker.packet() == ack(PUBREC, 7)
@@ -219,6 +219,7 @@ def test_held_message_is_a_row_when_the_broker_has_lost_the_session(tmp_path):
             await broker.accept(CONNACK)
             broker.send(publish(b"next", 1, 8))
             assert await broker.packet() == ack(PUBACK, 8)
+            assert collector.health.lost_sessions._value.get() == 1
 
     asyncio.run(run())
     assert payloads(tmp_path) == [b"only here", b"next"]

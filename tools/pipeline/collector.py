@@ -327,8 +327,11 @@ class Collector:
                 self.connected_at = time.perf_counter()
                 self.health.connects.inc()
                 self.health.connected.set(1)
-                again = "the broker knows the session" if connection.session_present else "a new session"
-                self.health.say(f"connected to {self._where()}, {again}")
+                state = "the broker knows the session" if connection.session_present else "a new session"
+                if not connection.session_present and (self.connects > 1 or self.store.stored):
+                    self.health.lost_sessions.inc()
+                    state = "but the broker has forgotten the session: what waited there for us is lost"
+                self.health.say(f"connected to {self._where()}, {state}")
             elif event == SUBSCRIBED:
                 self._subscribed()
             elif event == RESTART:

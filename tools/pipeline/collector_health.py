@@ -41,6 +41,9 @@ class Health:
         self.received_bytes = counter("received_bytes", "Bytes that came from the broker.")
         self.connects = counter("connects", "Network connections that the broker accepted.")
         self.failed_connects = counter("failed_connects", "Attempts to connect that failed.")
+        self.lost_sessions = counter(
+            "lost_sessions", "Times that the broker had forgotten the session, with what waited."
+        )
         self.stalls = counter("stalls", "Times that the landing could not be written (disk full, ...).")
         self.segments = counter("segments", "Segments sealed.")
         self.sealed_rows = counter("sealed_rows", "Rows in sealed segments.")
