@@ -46,11 +46,11 @@ class Tally:
         here = Counter(
             cases=1,
             cuts=outcome.made,
-            violations=bool(verdict.problems),
+            violations=int(bool(verdict.problems)),
             lost=outcome.lost,
             duplicates_qos2=outcome.duplicates,
-            not_reached=outcome.made < len(verdict.case.cuts),
-            repeated_by_the_broker=bool(outcome.repeated),
+            not_reached=int(outcome.made < len(verdict.case.cuts)),
+            repeated_by_the_broker=int(bool(outcome.repeated)),
         )
         self.counts.update(here)
         self.suites[suite] = dict(Counter(self.suites.get(suite, {})) + here)
@@ -63,7 +63,7 @@ class Tally:
         here = Counter(
             cases=story.kills,
             cuts=story.kills,
-            violations=bool(story.problems),
+            violations=int(bool(story.problems)),
             lost=story.lost,
             duplicates_qos2=story.duplicates_qos2,
             torn=story.torn,
