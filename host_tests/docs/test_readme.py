@@ -78,6 +78,12 @@ def test_a_program_delivers_its_readings(program, tmp_path):
     assert all(topic.startswith("greenhouse-1/") for topic in topics)
 
 
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: str(document.relative_to(ROOT)))
+def test_every_link_leads_somewhere(document):
+    links = re.findall(r"\]\(([^)#]+)[^)]*\)", document.read_text())
+    assert [link for link in links if "://" not in link and not (document.parent / link).exists()] == []
+
+
 def code(document: Path) -> str:
     """Return what stands in code blocks and between backticks, line by line."""
     text = document.read_text()
