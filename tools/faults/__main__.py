@@ -97,7 +97,7 @@ async def run_suite(suite: Suite, tally: Tally, workers: int) -> None:
             bar.update()
             return further
 
-        await run_cases(suite.bases, workers, report)
+        await run_cases(suite.bases, workers, report, suite.heap)
 
 
 def tell(name: str, tally: Tally, seconds: float) -> None:

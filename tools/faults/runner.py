@@ -24,7 +24,7 @@ from tools.faults.compiled import ROOT, compile_library, micropython
 from tools.faults.peer import Peer
 from tools.proxy import Proxy
 
-HEAP = os.environ.get("FLASHMQTT_FAULTS_HEAP", "192K")
+HEAP = "192K"
 CASE_S = 40.0
 # Mosquitto acknowledges before it has written down what it acknowledges; SIGUSR1 makes it write. A message that is lost in
 # between is the broker's loss, and no client's.
@@ -47,8 +47,9 @@ class Verdict:
 class Device:
     """A device process."""
 
-    def __init__(self, interpreter: str, directory: Path):
+    def __init__(self, interpreter: str, directory: Path, heap: str = HEAP):
         self.interpreter = interpreter
+        self.heap = heap
         self.directory = directory
         self.process: asyncio.subprocess.Process | None = None
 
@@ -58,7 +59,7 @@ class Device:
             return
         program = "tools.faults.device_aio" if self.interpreter.endswith("aio") else "tools.faults.device"
         if self.interpreter.startswith("mpy"):
-            command = [micropython(), "-X", f"heapsize={HEAP}", "-m", program]
+            command = [micropython(), "-X", f"heapsize={self.heap}", "-m", program]
             environment = {**os.environ, "MICROPYPATH": f".frozen:{compile_library()}"}
         else:
             command = [sys.executable, "-m", program]
@@ -95,8 +96,9 @@ class Device:
 class Worker:
     """Runs one case after another."""
 
-    def __init__(self, directory: Path, shared: dict[str, Broker]):
+    def __init__(self, directory: Path, shared: dict[str, Broker], heap: str):
         self.directory = directory
+        self._heap = heap
         directory.mkdir(parents=True, exist_ok=True)
         self._shared = shared
         self._devices: dict[str, Device] = {}
@@ -150,7 +152,7 @@ class Worker:
         proxy = Proxy(broker.port, plan=list(case.cuts), action=lambda: self._restart(broker, case, proxy), watch=True)
         await asyncio.gather(proxy.start(), peer.resumed())
         if case.interpreter not in self._devices:
-            self._devices[case.interpreter] = Device(case.interpreter, self.directory)
+            self._devices[case.interpreter] = Device(case.interpreter, self.directory, self._heap)
         device = self._devices[case.interpreter]
         try:
             await asyncio.wait_for(self._follow(case, name, proxy, peer, device, outcome), CASE_S)
@@ -217,7 +219,9 @@ class Worker:
                     peer.send(topic, b"end", case.qos or 1)
 
 
-async def run_cases(cases: Iterable[Case], workers: int, report: Callable[[Verdict], Iterable[Case] | None]) -> None:
+async def run_cases(
+    cases: Iterable[Case], workers: int, report: Callable[[Verdict], Iterable[Case] | None], heap: str = HEAP
+) -> None:
     """Run cases side by side; report each verdict. What the report returns are further cases, to be run too."""
     waiting = list(cases)[::-1]
     with tempfile.TemporaryDirectory(prefix="flashmqtt-faults-") as scratch:
@@ -227,7 +231,7 @@ async def run_cases(cases: Iterable[Case], workers: int, report: Callable[[Verdi
             for kind in ("mosquitto", "amqtt")
             if any(case.broker == kind for case in waiting)
         }
-        crew = [Worker(directory / f"w{number}", shared) for number in range(workers)]
+        crew = [Worker(directory / f"w{number}", shared, heap) for number in range(workers)]
         busy = 0
         news = asyncio.Condition()
 
