@@ -298,3 +298,21 @@ def test_a_failing_region_is_not_mistaken_for_an_empty_one():
 
     with pytest.raises(FlashFailed):
         Journal(Failing(4))
+
+
+@pytest.mark.req("B2")
+def test_memory_does_not_grow_with_what_is_stored():
+    if sys.implementation.name == "cpython":
+        pytest.skip("MicroPython's heap")
+    import gc
+
+    journal = Journal(RamRegion(12), slots=8)
+    used = []
+    for n in (10, 290):
+        for _ in range(n):
+            journal.append(MESSAGE, 100)
+        for _ in range(3):
+            gc.collect()
+        used.append(gc.mem_alloc())
+    assert journal.waiting == 300
+    assert used[1] - used[0] <= 64  # the list's own growth

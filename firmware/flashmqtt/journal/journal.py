@@ -538,6 +538,7 @@ class Journal(Slots):
                 n += 1
         if n and self.sectors_usable - chain - 1 < 1:
             return False
+        moved = n
         if n:
             self._open(self._end, False)
             self._say()
@@ -547,7 +548,7 @@ class Journal(Slots):
                     if self._slot_state[slot] and self._slot_sector[slot] == oldest:
                         if best < 0 or self._slot_seq[slot] < self._slot_seq[best]:
                             best = slot
-                self._move(best)
+                self._move(best, False)
                 n -= 1
         if waits:
             while self._queued and self._cursor_sector == oldest and self._next():
@@ -555,24 +556,28 @@ class Journal(Slots):
                 self.dropped += 1
                 self._enter(self._found_seq, 1)
                 self._settle()
-        return True
+                moved += 1
+        return moved > 0
 
     def _unblock(self):
-        """The first message of a full window moves out of the way."""
-        return self._move(self._slot_of(self._low()))
+        """The first message of a full window moves out of the way; return False if there is no room for that."""
+        try:
+            return self._chain + 2 <= self.sectors_usable and self._move(self._slot_of(self._low()), True)
+        except StoreFull:
+            return False
 
-    def _move(self, slot):
+    def _move(self, slot, data):
         """Copy a message into the head, all of it into one sector; from now on it has a place of its own."""
         while self._spoiled or self._copy(slot, self._end, False) < 0:
             if not self._spoiled and self._end < self._sector_bytes // 2:
                 return False  # too long for this
-            self._advance(False)
+            self._advance(data)
             self._say()
         try:
             self._copy(slot, self._end, True)
         except FlashFailed:
             self._spoiled = True
-            return self._move(slot)
+            return self._move(slot, data)
         seq = self._slot_seq[slot]
         self._slot_sector[slot] = self._head
         self._slot_offset[slot] = self._first
