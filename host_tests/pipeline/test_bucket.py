@@ -5,10 +5,12 @@ from collections import Counter
 from itertools import pairwise
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from host_tests.pipeline.planted import fleet
-from tools.pipeline import bucket, schemas
+from tools.pipeline import bucket, schemas, segments
+from tools.pipeline.storage import Storage
 
 KEY = ("device", "life", "boot")
 
@@ -171,13 +173,33 @@ def test_bucket_of_several_row_groups_of_a_segment_takes_none_for_a_replay(landi
             landing.message(device, 1, seq)
         landing.message("a", 1, 1, up=0.1, dup=True)
     landing.seal()  # laid out for eight buckets, read as one
-    from tools.pipeline.storage import Storage
-
     out, directory = Storage(str(tmp_path / "out")), Storage(str(landing.directory))
     done = bucket.run(out, directory, 0, 1, 1, {}, {}, ["c-000000001.parquet"])
     rows = {one.table: one.rows for one in done}
     assert (rows["readings"], rows["duplicates"]) == (10, 2)
     (file,) = [one.file for one in done if one.table == "duplicates"]
-    import pyarrow.parquet as pq
-
     assert pq.read_table(out.path(file))["cause"].to_pylist() == ["resend"] * 2
+
+
+@pytest.mark.parametrize(
+    ("spoil", "text"),
+    [
+        (lambda path: path.write_bytes(path.read_bytes()[:-50]), "damaged"),
+        (lambda path: path.write_bytes(b""), "damaged"),
+        (lambda path: pq.write_table(pq.read_table(path).drop(["topic"]), path), "without the column 'topic'"),
+    ],
+)
+def test_file_that_is_no_segment_is_named(landing, tmp_path, spoil, text):
+    landing.message("a", 1, 1)
+    spoil(landing.seal())
+    out, directory = Storage(str(tmp_path / "out")), Storage(str(landing.directory))
+    with pytest.raises(segments.SegmentError, match=text) as raised:
+        bucket.run(out, directory, 0, 1, 1, {}, {}, ["c-000000001.parquet"])
+    assert "c-000000001.parquet" in str(raised.value)
+    assert out.list("readings", recursive=True) == []
+
+
+def test_lost_segment_can_be_replaced_by_an_empty_one(landing, tmp_path):
+    path = segments.write_segment(landing.directory, "c", 1, segments.SCHEMA.empty_table())
+    done = bucket.run(Storage(str(tmp_path)), Storage(str(landing.directory)), 0, 8, 1, {}, {}, [path.name])
+    assert {one.rows for one in done} == {0}

@@ -110,6 +110,8 @@ def test_whole_numbers_that_came_as_floats_are_whole_numbers():
         (b'[{"bn":"d/","boot":1,"seq":1,"bt":1e300}]', "time out of range"),
         (b'[{"bn":"d/","boot":1,"boot":2,"seq":1}]', "twice"),
         (b'[{"bn":"d/","seq":1}]', "boot is missing"),
+        (b'[{"bn":"d/","boot":1,"seq":1,"first":-4}]', "first out of range"),
+        (b'[{"bn":"d/","boot":1,"seq":1,"doubt_last":9e18}]', "doubt_last out of range"),
         (b'[{"boot":1,"seq":1}]', "bn is missing"),
         (b'[{"bn":"/","boot":1,"seq":1}]', "bn is empty"),
         (b'[{"bn":"d/","boot":1,"seq":1,"bver":11}]', "bver"),

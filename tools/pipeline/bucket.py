@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -614,19 +615,36 @@ def _load(storage: Storage, name: str, schema: pa.Schema) -> pa.Table:
 
 
 def _in_order(landing: Storage, paths: Iterable[str], bucket: int, buckets: int) -> Iterator[Iterator[pa.Table]]:
-    """Yield a bucket's rows segment by segment: in landing order, and between collectors by when a segment begins."""
+    """Yield a bucket's rows segment by segment: in landing order, and between collectors by when a segment begins.
+
+    Raises:
+        SegmentError: a file under a segment's name is not one.
+    """
     files = []
     for path in paths:
-        with landing.fs.open_input_file(landing.path(path)) as source:
+        with _opened(landing, path) as source:
             meta = pq.read_metadata(source)
-        index = segments.SCHEMA.get_field_index("arrival")
+            segments.check_columns(meta.schema.names)
+        index = meta.schema.names.index("arrival")
         statistics = [meta.row_group(n).column(index).statistics for n in range(meta.num_row_groups)]
         begins = [one.min for one in statistics if one is not None and one.has_min_max]
         files.append((min(begins).timestamp() if begins else 0.0, path))
     for _, path in sorted(files):
-        with landing.fs.open_input_file(landing.path(path)) as source:
+        with _opened(landing, path) as source:
             file = pq.ParquetFile(source, read_dictionary=["collector", "topic"])
             yield segments.read_bucket(file, bucket, buckets)
+
+
+@contextmanager
+def _opened(landing: Storage, path: str) -> Iterator[Any]:
+    try:
+        with landing.fs.open_input_file(landing.path(path)) as source:
+            yield source
+    except (pa.ArrowInvalid, segments.SegmentError, OSError) as error:
+        raise segments.SegmentError(
+            f"{path}: {error}. A segment has its name only once it is whole, so this file was damaged or written by something"
+            " else: restore it, or take it out of the landing"
+        ) from error
 
 
 class _Writers:

@@ -14,9 +14,11 @@ This module knows nothing of Spark, MQTT sessions or the log that a segment is s
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
+import sys
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -187,6 +189,15 @@ def find_segments(directory: str | os.PathLike[str]) -> list[Segment]:
 list_segments = find_segments
 
 
+def check_columns(names: list[str]) -> None:
+    """Raise SegmentError where a column of SCHEMA is not among the names."""
+    lacking = [name for name in SCHEMA.names if name not in names]
+    if lacking:
+        raise SegmentError(
+            f"a segment without the column {lacking[0]!r}: it was written by another version of the collector"
+        )
+
+
 def read_bucket(file: pq.ParquetFile, bucket: int, buckets: int) -> Iterator[pa.Table]:
     """Yield a bucket's rows of one segment, a row group at a time, in landing order.
 
@@ -195,6 +206,11 @@ def read_bucket(file: pq.ParquetFile, bucket: int, buckets: int) -> Iterator[pa.
     # A layout for a multiple or a divisor of `buckets` narrows the row groups; only the former needs no filter.
     said = (file.schema_arrow.metadata or {}).get(LAYOUT_KEY)
     theirs, groups = 1, [0] * file.num_row_groups
+    lacking = [name for name in SCHEMA.names if name not in file.schema_arrow.names]
+    if lacking:
+        raise SegmentError(
+            f"a segment without the column {lacking[0]!r}: it was written by another version of the collector"
+        )
     if said:
         layout = json.loads(said)
         theirs, groups = layout["buckets"], layout["groups"]
@@ -211,3 +227,18 @@ def read_bucket(file: pq.ParquetFile, bucket: int, buckets: int) -> Iterator[pa.
             table = table.filter(pa.array(buckets_of(table["topic"], buckets) == bucket))
         if table.num_rows:
             yield table
+
+
+def main() -> int:
+    """Write an empty segment in the place of one that is lost for good."""
+    parser = argparse.ArgumentParser(prog="python -m tools.pipeline.segments", description=main.__doc__)
+    parser.add_argument("--landing", type=Path, required=True)
+    parser.add_argument("--collector", required=True)
+    parser.add_argument("--number", type=int, required=True)
+    options = parser.parse_args()
+    print(write_segment(options.landing, options.collector, options.number, SCHEMA.empty_table()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

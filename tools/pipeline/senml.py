@@ -340,6 +340,11 @@ def _resolve(rows: np.ndarray, packs: pa.ListArray) -> tuple[pa.Table, pa.Table,
     boot = pc.fill_null(heads["boot"], 0).to_numpy()
     seq = pc.fill_null(heads["seq"], 0).to_numpy()
     reasons.where((boot < 0) | (boot > LARGEST) | (seq < 1) | (seq > LARGEST), "boot or seq out of range")
+    for label in ("first", "dropped", "doubt_first", "doubt_last"):
+        if heads.has(label):
+            told_number = pc.fill_null(heads[label], 1).to_numpy()
+            least = 0 if label == "dropped" else 1
+            reasons.where((told_number < least) | (told_number > LARGEST), f"{label} out of range")
     up = heads["up"]
     up_number = pc.fill_null(up, 0.0).to_numpy(zero_copy_only=False)
     with np.errstate(invalid="ignore"):
