@@ -45,15 +45,14 @@ class Decoder:
         self.dup = self.retain = self.session_present = False
         self.topic_start = self.topic_end = self.payload_start = self.payload_end = 0
         self.codes_start = self.codes_end = self.properties_start = self.properties_end = 0
-        self.payload_offset = self.payload_total = 0
         self._stream = stream
+        self._streamed = False  # is the packet returned last a streamed PUBLISH?
         self._level5_module = None
-        view = memoryview(self.buffer)
+        self._whole = view = memoryview(self.buffer)
         step = size // 8 or 1
         self._windows = [view[i:] for i in range(0, size, step)]
-        self._topic = b""
-        self._payload = view[:0]
-        self._payload_start = self._payload_end = 0
+        self._topic_length = -1  # of `topic`, where that stands for the topic name received last
+        self._viewed = False  # does `payload` stand for the payload's place?
         self.reset()
 
     def reset(self):
@@ -62,6 +61,8 @@ class Decoder:
         self._end = 0  # where the received bytes end
         self._need = 0  # how long that packet is, where it is known and the packet incomplete
         self.more = False
+        if self._streamed:
+            self._end_stream()
         self.aliases = None  # level 5: aliases.InboundAliases, where CONNECT allows the server topic aliases
 
     def room(self):
@@ -70,27 +71,26 @@ class Decoder:
         Bytes left of an incomplete packet move so that they end where one of eight ready-made views starts: a new view would
         cost an allocation a read. Only a packet that then would not fit moves to the very front.
         """
-        left = self._end - self._at
-        windows = self._windows
-        if not left and not self.more:
+        if self._at == self._end and not self.more:
             self._at = self._end = 0
-            return windows[0]
+            return self._whole
+        left = self._end - self._at
         size = len(self.buffer)
         if self.more:  # the head of a streamed PUBLISH stays
             at = self._head_end
             end = at + left
-            window = windows[0][end:]
+            window = self._whole[end:]
         else:
             step = size // 8 or 1
             i = (left + step - 1) // step
             end = i * step
             at = end - left
             if end < size and at + self._need <= size:
-                window = windows[i]
+                window = self._windows[i]
             else:
                 at = 0
                 end = left
-                window = windows[0][left:]
+                window = self._whole[left:]
         if left and at != self._at:
             copy(self.buffer, at, self.buffer, self._at, left)
         self._at = at
@@ -117,8 +117,10 @@ class Decoder:
             MalformedPacket: no conforming server sends this.
             PacketTooLarge: the packet, or the head of a streamed PUBLISH, does not fit in the buffer.
         """
-        if self.more:
-            return self._next_chunk()
+        if self._streamed:
+            if self.more:
+                return self._next_chunk()
+            self._end_stream()
         buf = self.buffer
         at = self._at
         end = self._end
@@ -185,34 +187,59 @@ class Decoder:
         body = topic_end + 2 if qos else topic_end
         if body > end:
             raise self.beyond(body, after)
-        # UTF-8 [MQTT-3.3.2-1], no U+0000 [MQTT-1.5.3-2], no wildcards [MQTT-3.3.2-2]
-        if plain_end(buf, start, topic_end) != topic_end and text_kind(buf, start, topic_end):
-            raise MalformedPacket("topic")
+        n = topic_end - start
+        if n != self._topic_length or not same(buf, start, self.topic, n):  # else it is as good as it was the last time
+            # UTF-8 [MQTT-3.3.2-1], no U+0000 [MQTT-1.5.3-2], no wildcards [MQTT-3.3.2-2]
+            if plain_end(buf, start, topic_end) != topic_end and text_kind(buf, start, topic_end):
+                raise MalformedPacket("topic")
+            if self._topic_length >= 0:
+                self._topic_length = -1
+                del self.topic
+        packet_id = 0
         if qos:
-            self._read_id(buf, topic_end, body)
-        else:
-            self.packet_id = 0
+            packet_id = buf[topic_end] << 8 | buf[topic_end + 1]
+            if not packet_id:  # [MQTT-2.3.1-1]; 5: [MQTT-2.2.1-3]
+                raise MalformedPacket("packet_id")
+        self.packet_id = packet_id
         self.packet_type = 3
         self.topic_start = start
         self.topic_end = topic_end
         if self.level == 5:
             body = self._level5().read_topic(self, buf, body, end, after)
-        elif topic_end == start:  # [MQTT-4.7.3-1]
+        elif not n:  # [MQTT-4.7.3-1]
             raise MalformedPacket("topic")
         if end < after:
             if body == end:
                 raise PacketTooLarge(after)
             self._head_end = body
-            self.more = True
+            self._streamed = self.more = True
+            self.payload_offset = 0
+            self.payload_total = after - body
         self.qos = qos
         self.dup = head & 8 > 0
         self.retain = head & 1 > 0
-        self.payload_start = body
-        self.payload_end = end
-        self.payload_offset = 0
-        self.payload_total = after - body
+        if body != self.payload_start or end != self.payload_end:
+            self._place(body, end)
         self._at = end
         return 3
+
+    def know_topic(self, topic):
+        """Let these bytes stand for the topic name received last."""
+        self.topic = topic
+        self._topic_length = len(topic)
+
+    def _place(self, start, end):
+        """Let the payload, or its chunk, be at another place than the last one."""
+        self.payload_start = start
+        self.payload_end = end
+        if self._viewed:
+            self._viewed = False
+            del self.payload
+
+    def _end_stream(self):
+        """Let the next packet be no chunk."""
+        self._streamed = False
+        del self.payload_offset, self.payload_total
 
     def beyond(self, at, after):
         """Return the error for a field that ends at `at`, not here: in the packet, but not in the buffer?"""
@@ -227,8 +254,8 @@ class Decoder:
         at = self._at
         if self._end - at < n:
             return 0
-        self.payload_start = at
-        self.payload_end = self._at = at + n
+        self._at = at + n
+        self._place(at, at + n)
         self.payload_offset = offset
         if n == left:
             self.more = False
@@ -300,26 +327,24 @@ class Decoder:
                 at += 1
 
     def __getattr__(self, name):
-        """`topic` and `payload`, made only if asked for, and kept: as long as the next message has the same topic, and its
-        payload lies in the same place, they are the same objects and nothing is allocated.
+        """Make `topic` (bytes) and `payload` (a view) when they are first asked for.
 
-        (Not properties: MicroPython then looks for one at every store to an instance of the class, twice the time of the
-        store, and there are a dozen stores in a PUBLISH.)
+        They then stay attributes like any other, as long as the same topic comes, and payloads lie in the same place: nothing is
+        allocated, and the topic need not be checked again. Where and how long the payload is follows from its span, but for a
+        streamed one.
+
+        (No properties: with one in a class, MicroPython looks for one at every store to its instances, which triples the time
+        of a store, and a PUBLISH takes a dozen.)
         """
-        if name == "topic":  # as bytes
-            start = self.topic_start
-            n = self.topic_end - start
-            if not n and self.aliases is not None:
-                return self.aliases.topic(self.topic_alias)
-            if n != len(self._topic) or not same(self.buffer, start, self._topic, n):
-                self._topic = bytes(self._windows[0][start : start + n])
-            return self._topic
-        if name == "payload":  # as a view
-            start = self.payload_start
-            end = self.payload_end
-            if start != self._payload_start or end != self._payload_end:
-                self._payload = self._windows[0][start:end]
-                self._payload_start = start
-                self._payload_end = end
-            return self._payload
+        if name == "topic":
+            self.know_topic(bytes(self._whole[self.topic_start : self.topic_end]))
+            return self.topic
+        if name == "payload":
+            self.payload = payload = self._whole[self.payload_start : self.payload_end]
+            self._viewed = True
+            return payload
+        if name == "payload_total":
+            return self.payload_end - self.payload_start
+        if name == "payload_offset":
+            return 0
         raise AttributeError(name)

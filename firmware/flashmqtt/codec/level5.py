@@ -46,6 +46,8 @@ def read_topic(decoder, buf, at, end, after):
         if decoder.aliases is None:  # CONNECT allowed the server none
             raise TopicAliasInvalid(alias)
         decoder.aliases.note(alias, decoder.topic if named else b"")
+        if not named:
+            decoder.know_topic(decoder.aliases.topic(alias))
     elif not named:  # [MQTT-4.7.3-1] (§3.3.2.1)
         raise ProtocolError("topic")
     return at
