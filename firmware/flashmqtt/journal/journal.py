@@ -13,7 +13,7 @@ import sys
 
 from flashmqtt import journal
 from flashmqtt.compat import const
-from flashmqtt.errors import FlashFailed, StoreError, StoreExhausted, StoreFull, StoreWorn, UsageError
+from flashmqtt.errors import FlashFailed, StoreCorrupt, StoreError, StoreExhausted, StoreFull, StoreWorn, UsageError
 from flashmqtt.fast import copy
 
 from .fields import put_finished, put_u16, put_u32
@@ -74,6 +74,7 @@ class Journal(Slots):
         self._pending_n = 0
         self._unsaid = 0
         self._said_dropped = 0
+        self._piece_sector = self._piece_offset = self._piece_seq = self._piece_kind = 0
         self._first = 0  # where the copy of a message begins
         self._found_seq = self._found_sector = self._found_offset = self._found_length = 0
         self._small = bytearray(4 + 4 * _PENDING)
@@ -272,28 +273,44 @@ class Journal(Slots):
 
     def _total(self, sector, offset, seq):
         """Return the length of a message in pieces; -1 if its last piece never came."""
+        self._begin_pieces(sector, offset, seq)
         total = 0
-        limit = self._limit(sector)
-        kind = 0
+        while self._next_piece():
+            total += self._length
+            if self._kind & _LAST:
+                return total
+        return -1
+
+    def _begin_pieces(self, sector, offset, seq):
+        """Go to the first piece of a message."""
+        self._piece_sector = sector
+        self._piece_offset = offset
+        self._piece_seq = seq
+        self._piece_kind = 0
+
+    def _next_piece(self):
+        """Read the next piece; False if another message of the queue, or the log's end, comes first."""
+        sector = self._piece_sector
+        offset = self._piece_offset
         while True:
-            offset = self._find(sector, offset, limit)
+            offset = self._find(sector, offset, self._limit(sector))
             if offset < 0:
                 if sector == self._head:
-                    return -1
+                    return False
                 sector = self._after[sector]
                 offset = _HEADER
-                limit = self._limit(sector)
                 continue
             offset += self._size
-            kind = kind or self._kind & _TYPE
-            if self._kind & _TYPE != kind:
+            kind = self._kind & _TYPE
+            self._piece_kind = self._piece_kind or kind
+            if kind != self._piece_kind:
                 continue
-            if self._seq == seq:
-                total += self._length
-                if self._kind & _LAST:
-                    return total
-            elif kind == _QUEUED:
-                return -1
+            if self._seq == self._piece_seq:
+                self._piece_sector = sector
+                self._piece_offset = offset
+                return True
+            if kind == _QUEUED:
+                return False
 
     def is_open(self, slot: int) -> bool:
         """Whether the slot is handed out."""
@@ -323,24 +340,12 @@ class Journal(Slots):
         """Copy n bytes of a message, from an offset on, to buf[at:at+n]."""
         if not self._slot_state[slot] or offset < 0 or n < 0 or offset + n > self._slot_length[slot]:
             raise UsageError("read: not of this message")
-        sector = self._slot_sector[slot]
-        place = self._slot_offset[slot]
-        seq = self._slot_seq[slot]
-        kind = 0
-        limit = self._limit(sector)
+        self._begin_pieces(self._slot_sector[slot], self._slot_offset[slot], self._slot_seq[slot])
         while n:
-            place = self._find(sector, place, limit)
-            if place < 0:
-                sector = self._after[sector]
-                place = _HEADER
-                limit = self._limit(sector)
-                continue
-            place += self._size
-            kind = kind or self._kind & _TYPE
-            if self._seq != seq or self._kind & _TYPE != kind:
-                continue
-            if offset < self._length:
-                part = min(self._length - offset, n)
+            if not self._next_piece():
+                raise StoreCorrupt("message %d has lost a piece" % self._slot_seq[slot])
+            part = min(self._length - offset, n)
+            if part > 0:
                 copy(buf, at, self._page, self._body + offset, part)
                 at += part
                 n -= part
@@ -591,30 +596,20 @@ class Journal(Slots):
         """Copy a message's pieces to the head from an offset on, or only measure; return where they end, or -1."""
         seq = self._slot_seq[slot]
         kind = _HELD if self._slot_state[slot] & _HOLD else _MOVED
-        sector = self._slot_sector[slot]
-        place = self._slot_offset[slot]
-        old = 0
-        while True:
-            place = self._find(sector, place, self._limit(sector))
-            if place < 0:
-                sector = self._after[sector]
-                place = _HEADER
-                continue
-            place += self._size
-            old = old or self._kind & _TYPE
-            if self._seq != seq or self._kind & _TYPE != old:
-                continue
-            at = self._fit(at, _RECORD + self._length)
+        self._begin_pieces(self._slot_sector[slot], self._slot_offset[slot], seq)
+        while self._next_piece():
+            size = (_RECORD + self._length + 3) & -4
+            at = self._fit(at, size)
             if at < 0:
-                return -1
-            last = self._kind & _LAST
+                break
+            flags = self._kind & (_FIRST | _LAST)
             if write:
-                if self._kind & _FIRST:
+                if flags & _FIRST:
                     self._first = at
-                flags = self._kind & (_FIRST | _LAST)
                 self._stage(self._head, at, kind | flags, 255, seq, self._page, self._body, self._length)
                 self._program(self._head)
-                self._end = at + ((_RECORD + self._length + 3) & -4)
-            at += (_RECORD + self._length + 3) & -4
-            if last:
+                self._end = at + size
+            at += size
+            if flags & _LAST:
                 return at
+        return -1
