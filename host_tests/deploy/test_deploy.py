@@ -50,7 +50,7 @@ def run(*words: str) -> tuple[int, str, str]:
 
 
 @pytest.mark.req("B3")
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 def test_from_an_empty_board_to_a_delivered_reading_and_again(tmp_path):
     with Broker(tmp_path / "broker") as broker, Device(tmp_path / "board", wifi=WIFI) as device:
         config = write_configuration(tmp_path / "config", broker.port)
@@ -99,7 +99,7 @@ def test_from_an_empty_board_to_a_delivered_reading_and_again(tmp_path):
 
 
 @pytest.mark.req("B3")
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 def test_deployment_cut_off_anywhere_leaves_a_repl_and_can_be_run_again(tmp_path):
     with Broker(tmp_path / "broker") as broker, Device(tmp_path / "board", "esp32", wifi=WIFI) as device:
         config = write_configuration(tmp_path / "config", broker.port)
@@ -255,3 +255,24 @@ def test_silent_port_is_named(tmp_path):
     finally:
         os.close(master)
         os.close(slave)
+
+
+@pytest.mark.req("B3")
+def test_board_that_fills_up_in_mid_copy_is_named_and_keeps_the_old_file(tmp_path):
+    with Device(tmp_path / "board") as device, Link(device.path) as link:
+        link.put("/main.py", b"print('old')\n")
+        link.run("f = open('/big', 'wb')\nfor _ in range(800): f.write(bytes(1024))\nf.close()", timeout_s=60)
+        with pytest.raises(DeployFailed, match=r"file system is full: /main\.py does not fit"):
+            link.put("/main.py", bytes(60000))
+        assert link.get("/main.py") == b"print('old')\n"
+        assert sorted(link.literal("import os; print(os.listdir('/'))")) == ["big", "main.py"]
+
+
+@pytest.mark.req("B3")
+def test_file_that_arrives_damaged_is_not_taken(tmp_path, monkeypatch):
+    with Device(tmp_path / "board") as device, Link(device.path) as link:
+        link.put("/a", b"old")
+        monkeypatch.setattr(link, "_write", lambda path, content, step: link.run(f"open({path!r}, 'w').write('nwe')"))
+        with pytest.raises(DeployFailed, match="did not arrive as it was sent"):
+            link.put("/a", b"new")
+        assert link.get("/a") == b"old"

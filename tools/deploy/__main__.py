@@ -162,6 +162,8 @@ def deploy(arguments: argparse.Namespace) -> None:
         image = build.image(arguments.board, build.architecture(found["mpy"]))
         image["/config.json"] = wanted
         foreign = strangers(link, found)
+        if not arguments.dry_run and not foreign:
+            quiet_board(link, found)
         there = present(link)
         copy, remove = plan(image, there)
         size = sum(len(image[name]) for name in copy)
@@ -171,15 +173,14 @@ def deploy(arguments: argparse.Namespace) -> None:
             "files",
             f"{len(image)}: {new} new, {len(copy) - new} changed, {unchanged} as they are; {size / 1000:.1f} KB to copy",
         )
-        needed = (
-            sum(-(-len(image[name]) // SECTOR_BYTES) * SECTOR_BYTES for name in copy if name not in there) + SPARE_BYTES
-        )
-        journal = 0 if "journal" in found["files"] else config["sectors"] * SECTOR_BYTES
-        if needed + journal > found["free"]:
-            raise DeployFailed(
-                f"The board's file system is too full: {(needed + journal) // 1024} KB are needed, {journal // 1024} KB of them "
-                f"for the journal; {found['free'] // 1024} KB are free. Remove files, or make journal.kib smaller."
-            )
+        try:
+            check_room(found, config, sum(_blocks(image[name]) for name in copy if name not in there))
+            if not arguments.dry_run:
+                agree(foreign, arguments.yes)
+        except DeployFailed:
+            if not arguments.dry_run and not foreign:
+                let_go(link)
+            raise
         if arguments.dry_run:
             for name in copy:
                 say("", f"{'copy' if name not in there else 'replace'} {name} ({len(image[name])} bytes)")
@@ -188,22 +189,53 @@ def deploy(arguments: argparse.Namespace) -> None:
             say("config", json.dumps(configuration.shown(config), ensure_ascii=False))
             say("dry run", "nothing was changed")
             return
-        for name in foreign:
-            if not ask(
-                f"There is a {name} on the board that is not ours. Keep it as {name}.before and go on?", arguments.yes
-            ):
-                raise DeployFailed("Stopped; nothing was changed.")
-        quiet_board(link, found)
+        if foreign:
+            quiet_board(link, found)
         for name in foreign:
             link.run(f"import os\nos.rename('/{name}', '/{name}.before')")
         if copy or remove:
             link.run(f"open({DEPLOYING!r}, 'w').close()")
             copy_files(link, image, copy, remove, size)
         prepare_journal(link, config["sectors"])
-        link.run(f"import os\ntry:\n os.remove({DEPLOYING!r})\nexcept OSError: pass")
         started = time.monotonic()
-        link.reset()
+        let_go(link)
         wait_for_delivery(link, started, arguments.timeout)
+
+
+def _blocks(content: bytes) -> int:
+    return -(-len(content) // SECTOR_BYTES) * SECTOR_BYTES
+
+
+def check_room(found: dict, config: dict, needed: int) -> None:
+    """See that everything fits.
+
+    Raises:
+        DeployFailed: it does not.
+    """
+    journal = 0 if "journal" in found["files"] else config["sectors"] * SECTOR_BYTES
+    needed += SPARE_BYTES + journal
+    if needed > found["free"]:
+        raise DeployFailed(
+            f"The board's file system is too full: {needed // 1024} KB are needed, {journal // 1024} KB of them for the "
+            f"journal; {found['free'] // 1024} KB are free. Remove files, or make journal.kib smaller."
+        )
+
+
+def agree(foreign: list[str], yes: bool) -> None:
+    """Ask about files that are not ours.
+
+    Raises:
+        DeployFailed: the person does not agree.
+    """
+    for name in foreign:
+        if not ask(f"There is a {name} on the board that is not ours. Keep it as {name}.before and go on?", yes):
+            raise DeployFailed("Stopped; nothing was changed.")
+
+
+def let_go(link: Link) -> None:
+    """Let main.py start again, and reset."""
+    link.run(f"import os\ntry:\n os.remove({DEPLOYING!r})\nexcept OSError: pass")
+    link.reset()
 
 
 def copy_files(link: Link, image: dict[str, bytes], copy: list[str], remove: list[str], size: int) -> None:
@@ -268,6 +300,7 @@ def backup(arguments: argparse.Namespace) -> None:
     path = ports.find(arguments.port)
     with Link(path) as link:
         found = probe(link)
+        quiet_board(link, found)
         listed = link.run(_TREE % ((*(f"/{name}" for name in found["files"]),),), timeout_s=300)
         files = dict(line.rsplit(" ", 1) for line in listed.splitlines() if line.startswith("/"))
         folder = (arguments.output or ROOT / "backups") / time.strftime("%Y%m%d-%H%M%S")
@@ -279,7 +312,7 @@ def backup(arguments: argparse.Namespace) -> None:
             target.write_bytes(link.get(name))
         say("backup", f"{len(files)} files of the {found['machine']} in {os.path.relpath(folder)}")
         say("", "config.json in it holds the passwords: keep the folder to yourself")
-        link.reset()
+        let_go(link)
 
 
 def wipe(arguments: argparse.Namespace) -> None:

@@ -16,9 +16,31 @@ from tools.deploy import ports
 from tools.deploy.errors import DeployFailed
 
 BAUD = 115200
-CHUNK = 1024
+CHUNK = 2048
 REOPEN_S = 20.0
 SILENT_S = 2.0
+REPL_S = 5
+
+
+# Compare what arrived by its hash and put it in the old file's place; littlefs renames at once, FAT wants the old one gone.
+_TAKE = """
+import os, hashlib
+n, p = %r, %r
+h = hashlib.sha256()
+b = bytearray(512)
+with open(n, 'rb') as f:
+    while True:
+        c = f.readinto(b)
+        if not c: break
+        h.update(memoryview(b)[:c])
+if h.digest().hex() == %r:
+    try:
+        os.rename(n, p)
+    except OSError:
+        os.remove(p)
+        os.rename(n, p)
+    print('taken')
+"""
 
 
 class BoardSaid(DeployFailed):
@@ -35,6 +57,7 @@ class Link:
     def __init__(self, path: str):
         self.path = path
         self._transport: SerialTransport | None = None
+        self._folders: set[str] = set()  # that are there on the board
 
     def open(self) -> Link:
         """Open the port and stop what runs there, at a raw REPL.
@@ -44,7 +67,7 @@ class Link:
         """
         self._open()
         try:
-            self._board.enter_raw_repl(soft_reset=False)
+            self._board.enter_raw_repl(soft_reset=False, timeout_overall=REPL_S)
         except (TransportError, SerialException, OSError) as error:
             self.close()
             raise DeployFailed(
@@ -104,32 +127,35 @@ class Link:
         """
         new = path + ".new"
         try:
-            self._make_folders(path)
             self._write(new, content, step)
-            arrived = self._board.fs_hashfile(new, "sha256")
-        except TransportExecError as error:
+            answer = self.run(_TAKE % (new, path, hashlib.sha256(content).hexdigest())).strip()
+        except (TransportExecError, OSError, BoardSaid) as error:  # mpremote turns the board's OSError into ours
+            with contextlib.suppress(DeployFailed):
+                self.run(f"import os\nos.remove({new!r})")
             raise self._explained(path, error) from error
         except (TransportError, SerialException) as error:
             raise DeployFailed(f"The board on {self.path} stopped answering while {path} was copied.") from error
-        except OSError as error:  # mpremote turns the board's OSError into ours
-            raise self._explained(path, error) from error
-        if arrived != hashlib.sha256(content).digest():
+        if answer != "taken":
             raise DeployFailed(f"{path} did not arrive as it was sent; run this again.")
-        self.run(f"import os\ntry:\n os.remove({path!r})\nexcept OSError: pass\nos.rename({new!r}, {path!r})")
 
     def _write(self, path: str, content: bytes, step: Callable[[int], object]) -> None:
-        self._board.exec(f"f=open({path!r},'wb')\nw=f.write")
-        for at in range(0, len(content), CHUNK):
+        self._make_folders(path)
+        self._board.exec(f"f=open({path!r},'wb')\nw=f.write\nw({content[:CHUNK]!r})")
+        step(min(len(content), CHUNK))
+        for at in range(CHUNK, len(content), CHUNK):
             piece = content[at : at + CHUNK]
             self._board.exec(f"w({piece!r})")
             step(len(piece))
         self._board.exec("f.close()")
 
     def _make_folders(self, path: str) -> None:
-        parts = path.strip("/").split("/")[:-1]
-        for depth in range(len(parts)):
-            folder = "/" + "/".join(parts[: depth + 1])
-            self._board.exec(f"import os\ntry:\n os.mkdir({folder!r})\nexcept OSError: pass")
+        folder = path.rpartition("/")[0]
+        if folder in self._folders:
+            return
+        parts = folder.strip("/").split("/")
+        made = ["/" + "/".join(parts[: depth + 1]) for depth in range(len(parts)) if parts[0]]
+        self._board.exec(f"import os\nfor p in {made!r}:\n try:\n  os.mkdir(p)\n except OSError: pass")
+        self._folders.add(folder)
 
     @staticmethod
     def _explained(path: str, error: Exception) -> DeployFailed:
@@ -170,7 +196,7 @@ class Link:
     def stop(self) -> None:
         """Interrupt what runs, and go to the raw REPL."""
         try:
-            self._board.enter_raw_repl(soft_reset=False)
+            self._board.enter_raw_repl(soft_reset=False, timeout_overall=REPL_S)
         except (TransportError, SerialException, OSError) as error:
             raise DeployFailed(f"The board on {self.path} does not come back to its REPL after a reset.") from error
 
