@@ -13,7 +13,7 @@ def spark(tmp_path_factory):
     found = session.make(
         "local[2]",
         tmp_path_factory.mktemp("spark") / "spark.log",
-        {"spark.sql.shuffle.partitions": "2", "spark.default.parallelism": "2"},
+        session.SMALL_FRAMES | {"spark.default.parallelism": "2"},
     )
     yield found
     found.stop()
