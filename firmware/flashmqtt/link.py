@@ -132,9 +132,13 @@ class Link:
         """Put what may go out and write it, as far as that needs no waiting; what fails ends the connection, not this call."""
         if self._state == _UP:
             try:
-                if self.connection.session.ready:
-                    self.connection.session.pump(now_ms)
-                self.write(now_ms)
+                session = self.connection.session
+                while True:
+                    if session.ready:
+                        session.pump(now_ms)
+                    some = session.out_end
+                    if not self.write(now_ms) or not some or not session.ready:
+                        break
             except (OSError, ConnectionLost) as error:
                 self.fail(error, now_ms)
 
@@ -180,11 +184,15 @@ class Link:
 
     def _pump(self, now_ms):
         connection = self.connection
+        session = connection.session
         while True:
             event = connection.process(now_ms)
             if event == NOTHING:
+                some = session.out_end
                 if not self.write(now_ms):
                     self.wait_ms = _IDLE_MS
+                elif some and session.ready:
+                    continue  # the window holds more than one output did: what is left would wait for the next answer
                 n = self.sock.readinto(connection.decoder.room())
                 if n is None:
                     wait = ticks_diff(self._check_ms, now_ms)

@@ -59,6 +59,20 @@ def test_messages_stored_before_there_is_a_connection_go_out_in_order():
     mqtt.disconnect()
 
 
+@pytest.mark.req("Q6")
+def test_a_window_larger_than_the_output_is_filled_before_any_answer_comes():
+    broker = Loopback()
+    broker.answers_publish = False
+    mqtt = client(broker, window=12, buffer_bytes=128)
+    for i in range(12):
+        mqtt.publish("a", bytes([i]) * 30, qos=1)
+    mqtt.connect()
+    mqtt.poll(10)
+    broker()
+    assert [one[-1] for one in broker.of(3)] == list(range(12))
+    mqtt.disconnect()
+
+
 @pytest.mark.req("Q8", "B4")
 def test_a_dropped_connection_is_made_again_while_publish_keeps_storing():
     broker = Loopback()

@@ -1,7 +1,8 @@
 """`python -m tools.faults`: cut the link everywhere, kill the broker everywhere, and count what was lost or came twice.
 
 A case that fails prints its id; `python -m tools.faults --case ID` runs it alone. Exit status: 0 nothing was violated; 1
-something was; 2 it could not be run. What was counted goes to build/faults.json.
+something was; 2 it could not be run. What was counted goes to build/faults.json, the packets of failing cases to
+build/faults-failing.txt.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from tools.faults.suites import FULL, SHORT, Suite
 from tools.hostile import packets as p
 
 RESULT = ROOT / "build" / "faults.json"
+FAILING = ROOT / "build" / "faults-failing.txt"
 WORKERS = 16
 POWER = "the board's power"
 KILLS = ((3, 50), (4, 100), (5, 50))
@@ -57,6 +59,8 @@ class Tally:
         if verdict.problems:
             self.failing.append(str(verdict.case))
             tqdm.write(f"FAILED {verdict.case}\n       " + "\n       ".join(verdict.problems))
+            with FAILING.open("a") as log:
+                print(verdict.case, *verdict.problems, *story_of(verdict), sep="\n    ", file=log)
 
     def add_story(self, story: Story, suite: str) -> None:
         """Count the kills of a board."""
@@ -109,11 +113,13 @@ def tell(name: str, tally: Tally, seconds: float) -> None:
     )
 
 
-def show(verdict: Verdict) -> None:
-    """Print all that is known of one case."""
+def story_of(verdict: Verdict) -> list[str]:
+    """Return all that is known of one case, in lines."""
     outcome = verdict.outcome
-    print(f"{verdict.case}\n  received {outcome.received}, handed over {outcome.handed}")
-    print(f"  delivered {outcome.delivered}, in doubt {outcome.doubtful}")
+    lines = [
+        f"received {outcome.received}, handed over {outcome.handed}",
+        f"delivered {outcome.delivered}, in doubt {outcome.doubtful}",
+    ]
     readers: dict[tuple[int, str], p.Reader] = {}
     for seen in outcome.trace:
         reader = readers.setdefault((seen.connection, seen.direction), p.Reader(verdict.case.level))
@@ -122,11 +128,8 @@ def show(verdict: Verdict) -> None:
         except p.Wrong as wrong:
             packet = f"{seen.content.hex(' ')}: {wrong}"
         passed = "" if seen.whole else f"   cut after {seen.passed} of {len(seen.content)} bytes"
-        print(f"  {seen.connection} {'->' if seen.direction == 'up' else '<-'} {packet}{passed}")
-    for error in outcome.errors:
-        print(f"  the device: {error}")
-    for problem in verdict.problems:
-        print(f"  VIOLATED {problem}")
+        lines.append(f"{seen.connection} {'->' if seen.direction == 'up' else '<-'} {packet}{passed}")
+    return [*lines, *(f"the device: {error}" for error in outcome.errors)]
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -140,6 +143,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, help="of the moments at which the board is killed")
     parser.add_argument("--output", type=Path, default=RESULT)
     arguments = parser.parse_args(argv)
+    FAILING.parent.mkdir(parents=True, exist_ok=True)
+    FAILING.unlink(missing_ok=True)
     tally = Tally()
     started = time.monotonic()
     try:
@@ -148,7 +153,7 @@ def main(argv: list[str] | None = None) -> int:
             def report(verdict: Verdict) -> None:
                 tally.add(verdict, "chosen")
                 if verdict.problems or arguments.times == 1:
-                    show(verdict)
+                    print(verdict.case, *story_of(verdict), sep="\n  ")
 
             if arguments.case[0].startswith("power/"):
                 _, level, kills, seed = arguments.case[0].split("/")
