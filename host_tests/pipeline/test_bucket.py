@@ -7,9 +7,12 @@ from itertools import pairwise
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from host_tests.pipeline.conftest import Landing
 from host_tests.pipeline.planted import fleet
-from tools.pipeline import bucket, schemas, segments
+from tools.pipeline import bucket, schemas, segments, senml
 from tools.pipeline.storage import Storage
 
 KEY = ("device", "life", "boot")
@@ -203,3 +206,32 @@ def test_lost_segment_can_be_replaced_by_an_empty_one(landing, tmp_path):
     path = segments.write_segment(landing.directory, "c", 1, segments.SCHEMA.empty_table())
     done = bucket.run(Storage(str(tmp_path)), Storage(str(landing.directory)), 0, 8, 1, {}, {}, [path.name])
     assert {one.rows for one in done} == {0}
+
+
+ODD = st.one_of(
+    st.integers(-3, 3), st.integers(-(2**60), 2**60), st.floats(), st.text(max_size=3), st.booleans(), st.none()
+)
+NAMES = st.sampled_from([*bucket.EVENT_LABELS, "x"])
+RECORDS = st.builds(
+    lambda name, label, value: {"n": name, label: value}, NAMES, st.sampled_from(["v", "vs", "vb"]), ODD
+)
+HEADS = st.builds(
+    lambda boot, seq, labels: {"bn": "d/", "boot": boot, "seq": seq} | labels,
+    st.integers(0, 3),
+    st.integers(1, 6),
+    st.dictionaries(st.sampled_from([*senml.LABELS]), ODD, max_size=3),
+)
+PACKS = st.builds(lambda head, records: senml.write([head, *records]), HEADS, st.lists(RECORDS, max_size=3))
+
+
+@pytest.mark.req("P5")
+@settings(max_examples=80, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(["boot", "readings", "health"]), PACKS | st.binary(max_size=9)), max_size=12))
+def test_no_payload_stops_a_bucket_and_every_message_is_accounted_for(messages):
+    landing = Landing(None)
+    for kind, payload in messages:
+        landing.raw(f"flashmqtt/d/{kind}", payload)
+    tables, state = work(landing, landing.rows, [(0, len(messages))], reload=True)
+    seen = {(row["life"], row["boot"], row["seq"]) for row in tables["readings"] + tables["events"]}
+    assert len(seen) + len(tables["duplicates"]) + len(tables["quarantine"]) == len(messages)
+    assert sum(len(held) for held in intervals(state).values()) == len(seen)

@@ -241,10 +241,15 @@ def _as_boot_messages(packs: senml.Packs) -> tuple[pa.Table, pa.Table]:
         named = packs.records.filter(pc.equal(packs.records["name"], label))
         if named.num_rows:
             values = named["text" if label == "cause" else "value"].combine_chunks()
+            if label != "cause":
+                values = pc.if_else(
+                    pc.and_(pc.greater_equal(values, 0), pc.less_equal(values, senml.LARGEST)), values, None
+                )
             place = pc.index_in(messages["row"].combine_chunks(), named["row"].combine_chunks())
             column = pc.coalesce(column, values.take(place).cast(column.type, safe=False))
         if label == "first":
             column = pc.coalesce(column, messages["seq"].combine_chunks())
+            column = pc.max_element_wise(column, 1)
         messages = messages.set_column(messages.schema.get_field_index(label), messages.schema.field(label), column)
     told = pc.is_in(packs.records["name"], value_set=pa.array(EVENT_LABELS))
     return messages, packs.records.filter(pc.invert(told))
