@@ -45,6 +45,7 @@ class Decoder:
         self.dup = self.retain = self.session_present = False
         self.topic_start = self.topic_end = self.payload_start = self.payload_end = 0
         self.codes_start = self.codes_end = self.properties_start = self.properties_end = 0
+        self._head = 0x30  # the first byte of the last PUBLISH: qos, dup and retain
         self._stream = stream
         self._streamed = False  # is the packet returned last a streamed PUBLISH?
         self._level5_module = None
@@ -180,8 +181,6 @@ class Decoder:
             return packet_type
         # PUBLISH (§3.3), of which buf[body:end] is here
         start = body + 2
-        if start > after:
-            raise MalformedPacket("topic")
         topic_end = start + (buf[body] << 8) + buf[body + 1] if start <= end else start
         qos = head >> 1 & 3
         body = topic_end + 2 if qos else topic_end
@@ -215,9 +214,11 @@ class Decoder:
             self._streamed = self.more = True
             self.payload_offset = 0
             self.payload_total = after - body
-        self.qos = qos
-        self.dup = head & 8 > 0
-        self.retain = head & 1 > 0
+        if head != self._head:  # mostly it is the same
+            self._head = head
+            self.qos = qos
+            self.dup = head & 8 > 0
+            self.retain = head & 1 > 0
         if body != self.payload_start or end != self.payload_end:
             self._place(body, end)
         self._at = end
