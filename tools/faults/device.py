@@ -89,6 +89,7 @@ class Case:
         client.on_message = self.on_message
         client.on_delivered = self.on_delivered
         client.on_in_doubt = self.on_in_doubt
+        client.on_refused = self.on_refused
         self._fail = client.link.fail
         client.link.fail = self.fail  # type: ignore[method-assign]
 
@@ -109,6 +110,10 @@ class Case:
         """Tell which message was delivered."""
         # A message can be delivered before the call that publishes it has returned.
         say("delivered", self.name, self.numbers.get(handle, self.publishing))
+
+    def on_refused(self, handle, code):
+        """Tell which message the broker refused: none of these may be."""
+        say("error", self.name, "Refused", self.numbers.get(handle, self.publishing), hex(code))
 
     def on_in_doubt(self, handle):
         """Tell which message is in doubt."""
