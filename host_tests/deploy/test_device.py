@@ -74,3 +74,18 @@ def test_watchdog_bites_a_program_that_hangs(tmp_path):
         device.power_cut()
         device.wait_for(b"cause 3", timeout_s=10)
         assert device.resets[-1] == "watchdog"
+
+
+@pytest.mark.req("B4")
+def test_reset_stops_the_watchdog_until_somebody_starts_it_again(tmp_path):
+    program = tmp_path / "main.py"
+    program.write_text(
+        "import machine\nprint('cause', machine.reset_cause())\nif machine.reset_cause() == 1:\n"
+        "    machine.WDT(timeout=1000)\n    machine.reset()\n"
+    )
+    with Device(tmp_path / "board") as device:
+        mpremote(device, "fs", "cp", str(program), ":main.py")
+        device.power_cut()
+        device.wait_for(b"cause 3", timeout_s=10)
+        time.sleep(1.5)
+        assert device.resets[-1] == "hard"

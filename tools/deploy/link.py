@@ -18,7 +18,7 @@ from tools.deploy.errors import DeployFailed
 BAUD = 115200
 CHUNK = 2048
 REOPEN_S = 20.0
-SILENT_S = 2.0
+SILENT_S = 8.0
 REPL_S = 5
 
 

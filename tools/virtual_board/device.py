@@ -204,7 +204,8 @@ class Device:
         assert self._process is not None
         status = self._process.wait()
         self._kill()
-        if status == -signal.SIGKILL:  # machine.reset(), or a sleep's end
+        if status == -signal.SIGKILL:  # machine.reset(), or a sleep's end: the chip's reset stops its watchdog
+            self._wires.write_bytes(self._wires.read_bytes()[:8] + bytes(4))
             self._raw = False
             self._boot("hard")
         else:
