@@ -507,7 +507,11 @@ class Journal(Slots):
             if usable - chain - 1 >= 2:
                 self._open(self._end, False)
                 return
-            # Near the end: what is live in the head moves along, so that the chain grows no longer.
+            # Near the end. First what keeps the oldest sector from reuse: if it stayed where it is, the journal would turn
+            # in the last few sectors for ever, and wear them out.
+            if self._blocks_dead_sectors() and self._relieve(chain):
+                continue
+            # Then what is live in the head moves along, so that the chain grows no longer.
             if usable - chain >= (2 if data else 1) and self._carry(-1, _HEADER) <= self._sector_bytes // 2:
                 self._open(_HEADER, True)
                 return
@@ -522,13 +526,26 @@ class Journal(Slots):
             if not self._relieve(chain):
                 raise StoreFull("%d sectors, %d messages" % (usable, self.waiting))
 
+    def _blocks_dead_sectors(self):
+        """Whether nothing but messages with a slot keeps the oldest sector, and nothing at all the one after it."""
+        oldest = self._oldest()
+        if oldest == self._head or oldest == self._cursor_sector:
+            return False
+        after = self._after[oldest]
+        if after == self._head or after == self._cursor_sector:
+            return False
+        for slot in range(self.slots):
+            if self._slot_state[slot] and self._slot_sector[slot] == after:
+                return False
+        return True
+
     def _relieve(self, chain):
         """Empty the oldest sector; return False if nothing can be done.
 
         A few messages that are taken move to the head. What waits stays, unless the policy is to drop it.
         """
         oldest = self._oldest()
-        if oldest == self._head:
+        if oldest == self._head or self._left >= 0:
             return False
         waits = self._cursor_sector == oldest
         if waits and (self.policy != DROP_OLDEST or not self._queued):
@@ -541,11 +558,13 @@ class Journal(Slots):
                 if at < 0 or at > self._sector_bytes // 2:
                     return False
                 n += 1
-        if n and self.sectors_usable - chain - 1 < 1:
+        # With one free sector only, each opening replaces the head, so that one stays free for a recovery at any moment.
+        tight = self.sectors_usable - chain < 2
+        if n and tight and (self.sectors_usable == chain or at + self._carry(-1, _HEADER) > self._sector_bytes // 2):
             return False
         moved = n
         if n:
-            self._open(self._end, False)
+            self._open(_HEADER if tight else self._end, tight)
             self._say()
             while n:  # by age: the power may go between two of them, and what has moved is taken first
                 best = -1
@@ -555,6 +574,9 @@ class Journal(Slots):
                             best = slot
                 self._move(best, False)
                 n -= 1
+            if tight:  # a header that says what is the oldest sector now
+                self._open(_HEADER, True)
+                self._say()
         if waits:
             while self._queued and self._cursor_sector == oldest and self._next():
                 self._queued -= 1

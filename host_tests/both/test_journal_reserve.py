@@ -1,0 +1,71 @@
+"""One old message neither fills the journal nor lets it turn in a few sectors (S1, S4, S5; FORMAT.md, room that is kept back).
+
+The session keeps a small record held for the store's lifetime, so that every real journal has such a message.
+"""
+
+import pytest
+
+from flashmqtt.errors import StoreFull
+from flashmqtt.flash.block import BlockRegion
+from flashmqtt.flash.ram import RamRegion
+from flashmqtt.journal.journal import Journal
+from tools.flashsim.nor import NorFlash, Random
+
+SLOTS = 32
+BODY = bytes(148)
+
+
+def open_messages(journal):
+    return [slot for slot in range(SLOTS) if journal.is_open(slot) and not journal.is_held(slot)]
+
+
+def live(journal, rng, burst):
+    """Store a message; finish some of those that are in flight, mostly the oldest; let up to `burst` gather."""
+    journal.append(BODY, len(BODY))
+    slot = journal.take()
+    if slot >= 0 and rng.below(2):
+        journal.mark(slot, 1)
+    while True:
+        waiting = open_messages(journal)
+        if not waiting or (len(waiting) < burst and rng.below(10) < 6):
+            break
+        slot = min(waiting, key=journal.seq_of) if rng.below(10) < 8 else waiting[rng.below(len(waiting))]
+        journal.release(slot)
+    if rng.below(5) == 0:
+        journal.idle()
+
+
+@pytest.mark.req("S1", "S5")
+@pytest.mark.parametrize("seed", list(range(24)))
+def test_a_held_message_and_any_number_of_cuts_never_fill_the_journal(seed):
+    rng = Random(seed)
+    region = RamRegion(16 if seed % 2 else 8, page_bytes=256)
+    journal = Journal(region, slots=SLOTS)
+    journal.hold(b"\0\0", 2)
+    burst = (2, 8, 20, 26)[rng.below(4)]
+    per_cut = (200, 100, 30, 10)[rng.below(4)]
+    for stored in range(1, 401):
+        try:
+            live(journal, rng, burst)
+        except StoreFull as full:
+            pytest.fail("full after %d messages: %s" % (stored, full))
+        if rng.below(per_cut) == 0:
+            journal = Journal(region, slots=SLOTS)  # the power was cut: nothing was closed
+            assert journal.stored == stored
+            while journal.waiting and journal.take() >= 0:
+                pass
+    assert [journal.length_of(slot) for slot in range(SLOTS) if journal.is_held(slot)] == [2]
+
+
+@pytest.mark.req("S4")
+def test_a_held_message_does_not_keep_wear_from_being_level():
+    flash = NorFlash(8 * 4096)
+    journal = Journal(BlockRegion(flash), slots=8)
+    journal.hold(b"\0\0", 2)
+    flash.reset_counters()
+    for _ in range(1500):
+        journal.append(BODY, 100)
+        journal.release(journal.take())
+    assert flash.violations == []
+    assert min(flash.erase_counts) >= 5
+    assert max(flash.erase_counts) - min(flash.erase_counts) <= 1
