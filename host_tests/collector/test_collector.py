@@ -19,10 +19,10 @@ import pytest
 
 from tools import broker as brokers
 from tools.pipeline import collector as collector_module
-from tools.pipeline import collector_kills
+from tools.pipeline import collector_kills, collector_sealer
 from tools.pipeline.collector import Collector, CollectorError, Settings
 from tools.pipeline.collector_health import Health, PortInUse
-from tools.pipeline.landing_log import DiskFull, read_log
+from tools.pipeline.landing_log import DiskFull, LandingStalled, read_log
 from tools.pipeline.segments import find_segments
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -337,6 +337,26 @@ def test_killed_sealer_is_started_again(tmp_path):
 
     asyncio.run(run())
     assert payloads(tmp_path) == [b"0", b"1", b"2"]
+
+
+@pytest.mark.req("P1")
+def test_no_room_for_the_last_segment_is_an_error_and_the_next_start_seals_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(collector_sealer, "RETRY_S", 0.01)
+
+    async def run(packet_id, room):
+        broker = await ScriptedBroker().start()
+        async with collecting(tmp_path, broker) as collector:
+            await broker.accept(CONNACK_PRESENT)
+            if not room:
+                collector.sealer._directory = tmp_path / "nowhere"
+            broker.send(publish(b"%d" % packet_id, 1, packet_id))
+            assert await broker.packet() == ack(PUBACK, packet_id)
+
+    with pytest.raises(LandingStalled, match="the next start seals them"):
+        asyncio.run(run(1, False))
+    assert payloads(tmp_path) == []
+    asyncio.run(run(2, True))
+    assert payloads(tmp_path) == [b"1", b"2"]
 
 
 @pytest.mark.req("P1")

@@ -13,10 +13,11 @@ import time
 from pathlib import Path
 
 from tools.pipeline.collector_health import Health
-from tools.pipeline.landing_log import LandingDamaged, LandingError
+from tools.pipeline.landing_log import LandingDamaged, LandingError, LandingStalled
 from tools.pipeline.landing_store import LandingStore
 
 RETRY_S = 1.0
+LAST_TRIES = 3  # when the collector is to end
 
 
 class Sealer:
@@ -31,6 +32,7 @@ class Sealer:
         self._work = asyncio.Event()
         self._done = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._finishing = False
         self._told = ""
         self.rows_closed = 0  # in closed logs that are not yet sealed
 
@@ -53,7 +55,9 @@ class Sealer:
 
         Raises:
             LandingDamaged: a log can't be sealed without losing rows.
+            LandingStalled: not now (no room, ...); the logs stay.
         """
+        self._finishing = True
         self.poke()
         waiting = asyncio.create_task(self._done.wait())
         assert self._task is not None
@@ -91,9 +95,18 @@ class Sealer:
         while True:
             await self._work.wait()
             self._work.clear()
+            failures = 0
             while self._store.closed:
-                if not await self._seal(self._store.closed[0]):
-                    await asyncio.sleep(RETRY_S)
+                if await self._seal(self._store.closed[0]):
+                    failures = 0
+                    continue
+                failures += 1
+                if self._finishing and failures >= LAST_TRIES:
+                    raise LandingStalled(
+                        f"{len(self._store.closed)} segments are not sealed: {self._told}; "
+                        "their logs are durable, the next start seals them"
+                    )
+                await asyncio.sleep(RETRY_S)
             self._done.set()
 
     async def _seal(self, number: int) -> bool:
