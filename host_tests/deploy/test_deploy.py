@@ -50,7 +50,7 @@ def run(*words: str) -> tuple[int, str, str]:
 
 
 @pytest.mark.req("B3")
-@pytest.mark.timeout(100)
+@pytest.mark.timeout(200)
 def test_from_an_empty_board_to_a_delivered_reading_and_again(tmp_path):
     with Broker(tmp_path / "broker") as broker, Device(tmp_path / "board", wifi=WIFI) as device:
         config = write_configuration(tmp_path / "config", broker.port)
@@ -99,7 +99,7 @@ def test_from_an_empty_board_to_a_delivered_reading_and_again(tmp_path):
 
 
 @pytest.mark.req("B3")
-@pytest.mark.timeout(100)
+@pytest.mark.timeout(200)
 def test_deployment_cut_off_anywhere_leaves_a_repl_and_can_be_run_again(tmp_path):
     with Broker(tmp_path / "broker") as broker, Device(tmp_path / "board", "esp32", wifi=WIFI) as device:
         config = write_configuration(tmp_path / "config", broker.port)

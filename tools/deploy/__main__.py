@@ -159,11 +159,12 @@ def deploy(arguments: argparse.Namespace) -> None:
         version = ".".join(map(str, found["version"]))
         say("board", f"{found['machine']}, MicroPython {version}, on {path}")
         check_board(found, arguments.board, path)
-        image = build.image(arguments.board, build.architecture(found["mpy"]))
-        image["/config.json"] = wanted
+        march = build.architecture(found["mpy"])
         foreign = strangers(link, found)
-        if not arguments.dry_run and not foreign:
-            quiet_board(link, found)
+        if not foreign:
+            quiet_board(link, found)  # first of all: a watchdog that was started gives us seconds
+        image = build.image(arguments.board, march)
+        image["/config.json"] = wanted
         there = present(link)
         copy, remove = plan(image, there)
         size = sum(len(image[name]) for name in copy)
@@ -178,7 +179,7 @@ def deploy(arguments: argparse.Namespace) -> None:
             if not arguments.dry_run:
                 agree(foreign, arguments.yes)
         except DeployFailed:
-            if not arguments.dry_run and not foreign:
+            if not foreign:
                 let_go(link)
             raise
         if arguments.dry_run:
@@ -188,6 +189,8 @@ def deploy(arguments: argparse.Namespace) -> None:
                 say("", f"remove {name}")
             say("config", json.dumps(configuration.shown(config), ensure_ascii=False))
             say("dry run", "nothing was changed")
+            if not foreign:
+                let_go(link)
             return
         if foreign:
             quiet_board(link, found)
@@ -323,9 +326,15 @@ def wipe(arguments: argparse.Namespace) -> None:
         what = "flashmqtt, the application and its configuration" + (
             " and the journal with what is not delivered yet" if arguments.journal else ""
         )
-        if not ask(f"Remove {what} from the {found['machine']} on {path}?", arguments.yes):
-            raise DeployFailed("Stopped; nothing was changed.")
         quiet_board(link, found)
+        try:
+            agreed = ask(f"Remove {what} from the {found['machine']} on {path}?", arguments.yes)
+        except DeployFailed:
+            let_go(link)
+            raise
+        if not agreed:
+            let_go(link)
+            raise DeployFailed("Stopped; nothing was changed.")
         roots = [*OURS, *SINGLE, *(["/journal"] if arguments.journal else []), DEPLOYING]
         link.run(
             "import os\n"
