@@ -1,6 +1,7 @@
 """The journal as a store, on flash in RAM: what goes in comes out, in order, also after a restart."""
 
 import pytest
+
 from flashmqtt.flash.ram import RamRegion
 from flashmqtt.journal.journal import Journal
 

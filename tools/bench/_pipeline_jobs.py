@@ -96,7 +96,12 @@ def spark(landings: list[str], out: Path) -> None:
         audited = run.audited(made, str(out)).collect()
         missing = sum(row.missing for row in audited)
         copies = sum(row.resent + row.replayed for row in audited)
-        meter.told("cold" if n == 0 else "warm", commit.rows["readings"] + commit.rows["events"], missing=missing, copies=copies)
+        meter.told(
+            "cold" if n == 0 else "warm",
+            commit.rows["readings"] + commit.rows["events"],
+            missing=missing,
+            copies=copies,
+        )
     for each in (4, 1):
         fresh(out)
         meter.reset()
