@@ -30,9 +30,14 @@ def job(bench: Bench, kind: str, out: Path, landings: list[Path]) -> list[dict[s
     """Run a job; return its measurements."""
     command = [sys.executable, "-m", "tools.bench._pipeline_jobs", kind, str(out), *map(str, landings)]
     ran = subprocess.run(command, cwd=bench.root, capture_output=True, text=True, check=False)
+    found = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("{")]
+    for one in found:
+        bench.progress(
+            f"pipeline: {one['job']} {one['rows']:,} readings: {one['wall_s']:.1f} s, {one['cpu_s']:.1f} CPU s"
+        )
     if ran.returncode:
-        raise RuntimeError(f"{kind}: {ran.stderr[-2000:]}")
-    return [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("{")]
+        raise RuntimeError(f"{kind} ended with {ran.returncode} after {len(found)} measurements: {ran.stderr[-2000:]}")
+    return found
 
 
 def start_s(bench: Bench, landing: Path, out: Path) -> float:
