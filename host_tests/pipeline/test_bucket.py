@@ -235,3 +235,26 @@ def test_no_payload_stops_a_bucket_and_every_message_is_accounted_for(messages):
     seen = {(row["life"], row["boot"], row["seq"]) for row in tables["readings"] + tables["events"]}
     assert len(seen) + len(tables["duplicates"]) + len(tables["quarantine"]) == len(messages)
     assert sum(len(held) for held in intervals(state).values()) == len(seen)
+
+
+def test_tallies_of_a_batch_become_one_row_a_boot_with_the_same_sums(landing):
+    state = bucket.State()
+    parts = []
+    for part in range(3):
+        for seq in range(1, 30):
+            for device in ("a", "b"):
+                landing.message(device, 1 + part // 2, part * 29 + seq)
+        landing.message("a", 1, 1, up=0.1, dup=True)
+        landing.number += 1
+        parts += [found for name, found in bucket.process(state, landing.table()) if name == "tally"]
+        landing.rows = []
+    merged = bucket.merge_tallies(parts).cast(schemas.TALLY).to_pylist()
+    raw = [row for part in parts for row in part.cast(schemas.TALLY).to_pylist()]
+    assert [(row["device"], row["boot"]) for row in merged] == [("a", 1), ("a", 2), ("b", 1), ("b", 2)]
+    for row in merged:
+        own = [one for one in raw if (one["device"], one["boot"]) == (row["device"], row["boot"])]
+        for name in ("delivered", "readings", "resent", "replayed", "reordered"):
+            assert row[name] == sum(one[name] for one in own)
+        assert sum(row["counts"]) == row["delivered"]
+        assert row["base_us"] == min(one["base_us"] for one in own if one["counts"])
+        assert row["last_arrival"] == max(one["last_arrival"] for one in own)

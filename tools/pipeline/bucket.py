@@ -504,6 +504,46 @@ class _Messages:
         )
 
 
+def merge_tallies(tallies: list[pa.Table]) -> pa.Table:
+    """Return the tallies of a batch's parts as one row per boot: an audit's cost goes by rows and steps.
+
+    The delays are counted anew from the smallest base of each boot, a step's at its middle.
+    """
+    table = pa.concat_tables([one.cast(schemas.TALLY) for one in tallies]).combine_chunks()
+    device = pc.dictionary_encode(table["device"].combine_chunks())
+    key = pack(
+        device.indices.to_numpy().astype(np.int64), table["life"].to_numpy().astype(np.int64), table["boot"].to_numpy()
+    )
+    groups, first, inverse = np.unique(key, return_index=True, return_inverse=True)
+    order = np.argsort(inverse, kind="stable")
+    starts = np.searchsorted(inverse[order], np.arange(len(groups)))
+    sums = {
+        name: np.add.reduceat(table[name].to_numpy()[order], starts)
+        for name in ("delivered", "readings", "resent", "replayed", "reordered")
+    }
+    arrivals = {name: table[name].cast(pa.int64()).to_numpy()[order] for name in ("first_arrival", "last_arrival")}
+    steps = table["steps"].combine_chunks()
+    lengths = pc.list_value_length(steps).to_numpy()
+    # A part without a new message has no delays, and its base means nothing.
+    own_base = np.where(lengths > 0, table["base_us"].to_numpy(), np.iinfo(np.int64).max)
+    base = np.minimum.reduceat(own_base[order], starts)
+    base = np.where(base == np.iinfo(np.int64).max, 0, base)
+    of_row = np.repeat(np.arange(len(table)), lengths)
+    behind = own_base[of_row] - base[inverse[of_row]] + delays.middles_us(steps.flatten().to_numpy())
+    pairs, place = np.unique(inverse[of_row] * 4096 + delays.steps(behind), return_inverse=True)
+    counts = np.zeros(len(pairs), dtype=np.int64)
+    np.add.at(counts, place, table["counts"].combine_chunks().flatten().to_numpy())
+    offsets = pa.array(np.searchsorted(pairs, np.arange(len(groups) + 1) * 4096).astype(np.int32))
+    merged = table.take(pa.array(first))
+    columns = [merged[name].combine_chunks() for name in ("device", "life", "boot")]
+    columns += [pa.array(one) for one in sums.values()]
+    columns += [pa.array(np.minimum.reduceat(arrivals["first_arrival"], starts)).cast(schemas.MOMENT)]
+    columns += [pa.array(np.maximum.reduceat(arrivals["last_arrival"], starts)).cast(schemas.MOMENT), pa.array(base)]
+    columns += [pa.ListArray.from_arrays(offsets, pa.array((pairs % 4096).astype(np.int32)))]
+    columns += [pa.ListArray.from_arrays(offsets, pa.array(counts))]
+    return table_of(columns, schemas.TALLY)
+
+
 def _is_valid(column: pa.Array) -> np.ndarray:
     return column.is_valid().to_numpy(zero_copy_only=False)
 
@@ -602,12 +642,18 @@ def run(
         state.load_boots(_load(storage, state_files["boots"], schemas.BOOTS))
     attempt = uuid.uuid4().hex[:8]
     name = f"bucket-{bucket:04d}-{attempt}.parquet"
+    tallies: list[pa.Table] = []
     with _Writers(storage, bucket, batch, name) as writers:
         for segment in _in_order(landing, paths, bucket, buckets):
             for rows in segment:
                 for table, found in process(state, rows):
-                    writers.write(table, found)
+                    if table == "tally":
+                        tallies.append(found)
+                    else:
+                        writers.write(table, found)
             state.settle()
+        if tallies:
+            writers.write("tally", merge_tallies(tallies))
         if writers.wrote_any or not state_files:
             writers.write("state/intervals", state.intervals_table())
             writers.write("state/boots", state.boots_table())

@@ -16,3 +16,8 @@ def steps(delays_us: np.ndarray) -> np.ndarray:
     """Return the step of each delay."""
     delays_ms = np.maximum(delays_us, 1) / 1000.0
     return np.maximum(np.floor(np.log2(delays_ms) * STEPS_PER_OCTAVE).astype(np.int64) + 1, 0)
+
+
+def middles_us(of: np.ndarray) -> np.ndarray:
+    """Return the delay in the middle of each step, in microseconds (0 for step 0)."""
+    return np.where(of <= 0, 0.0, np.exp2((of - 0.5) / STEPS_PER_OCTAVE) * 1000.0)
