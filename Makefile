@@ -16,8 +16,8 @@ PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help setup run test check bench requirements dump \
-	powercut faults hostile fuzz clauses size collect pipeline report wire-audit compact \
-	deploy monitor backup wipe powercut-board format
+	powercut faults hostile fuzz clauses size collect collector-kills pipeline report wire-audit compact \
+	deploy monitor backup wipe wakes virtual-board powercut-board format
 
 help: ## List the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -64,6 +64,9 @@ size: setup ## What the library weighs on a board, against the ledger
 collect: setup ## Run the collector: make collect ARGS="--host broker.local --landing landing"
 	@$(PY) -m tools.pipeline.collect $(ARGS)
 
+collector-kills: setup ## Kill the collector with -9 under load, again and again, then count (TIMES=100)
+	@$(PY) -m tools.pipeline.collector_kills --kills $(or $(TIMES),100)
+
 pipeline: setup ## Run the Spark pipeline: make pipeline ARGS="--landing landing --out tables"
 	@$(PY) -m tools.pipeline.run $(ARGS)
 
@@ -87,6 +90,12 @@ backup: setup ## Copy every file of the board, and the journal (PORT=auto)
 
 wipe: setup ## Take everything of ours off the board, after asking (PORT=auto JOURNAL=1: its stored messages too)
 	@$(PY) -m tools.deploy wipe --port $(PORT) $(if $(YES),--yes) $(if $(JOURNAL),--journal)
+
+wakes: setup ## 500 wakes of a sleeping board, half of them without a network
+	@$(PY) -m tools.virtual_board.wakes --wakes 500
+
+virtual-board: setup ## A virtual Pico W on a serial port, for mpremote
+	@$(PY) -m tools.virtual_board.device
 
 powercut-board: setup ## A board's whole life under power cuts (FLASHMQTT_UF2=image runs it on an emulated Pico W, too)
 	@FLASHMQTT_BOARD_CUTS=250 $(PY) -m pytest host_tests/flash/test_board_power_cuts.py

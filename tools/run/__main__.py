@@ -35,6 +35,9 @@ BOARD_DEADLINE_S = 240
 COLLECTOR_START_S = 20
 COLLECTOR_STOP_S = 20
 QUIET_S = 1.5
+AMQTT_WARNING = (
+    "amqtt forgets QoS 2 messages in flight when a link is cut: what is missing then, it lost. Install mosquitto."
+)
 # Of the link cuts, how many fall in the middle of a packet.
 SHARE_INSIDE = 0.6
 # Flash operations take five times their typical time, still below the data sheet's maximum: the slower the chip, the
@@ -170,7 +173,9 @@ async def chain(arguments: argparse.Namespace, directory: Path, story: Story) ->
     kinds = {"auto": None}
     with Broker(directory / "broker", arguments.port, kinds.get(arguments.broker, arguments.broker)) as broker:
         story.broker = broker.kind
-        print(f"broker     {broker.kind} on 127.0.0.1:{broker.port}", flush=True)
+        print(f"broker     {broker.kind} on 127.0.0.1:{broker.port}; faults by seed {arguments.seed}", flush=True)
+        if broker.kind == "amqtt":
+            print("           " + AMQTT_WARNING, flush=True)
         proxy = await Proxy(broker.port, rng).start()
         collector = Collector(directory / "collector", broker.port)
         settings = {"interval_ms": INTERVAL_MS, "stop_after": arguments.readings, "keep_alive_s": 5, "window": 8}
