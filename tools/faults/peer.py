@@ -79,6 +79,10 @@ class Peer:
         """Send nothing new until the broker was restarted."""
         self._waiting = True
 
+    def begin(self) -> None:
+        """A case begins, and no flow of an earlier one goes on: a killed broker may use an id anew whose PUBREL never came."""
+        self._held.clear()
+
     def lost(self) -> None:
         """Take note that the broker is gone, before its sockets say so."""
         self._up.clear()

@@ -147,6 +147,7 @@ class Worker:
         """Run one case."""
         broker = self._broker(case.broker)
         peer = await self._peer(case.broker)
+        peer.begin()
         outcome = Outcome()
         name = f"c{next(_serial)}"
         proxy = Proxy(broker.port, plan=list(case.cuts), action=lambda: self._restart(broker, case, proxy), watch=True)
