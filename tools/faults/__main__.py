@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import json
 import os
+import signal
 import sys
 import time
 from collections import Counter
@@ -143,6 +144,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, help="of the moments at which the board is killed")
     parser.add_argument("--output", type=Path, default=RESULT)
     arguments = parser.parse_args(argv)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the brokers and boards that were started end with us
     FAILING.parent.mkdir(parents=True, exist_ok=True)
     FAILING.unlink(missing_ok=True)
     tally = Tally()
