@@ -8,12 +8,13 @@ persisted. It knows nothing of flashmqtt's own code.
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
+
+from tools.bootstrap import find_mosquitto
 
 START_DEADLINE_S = 15.0
 STOP_DEADLINE_S = 5.0
@@ -21,11 +22,6 @@ STOP_DEADLINE_S = 5.0
 
 class BrokerFailed(Exception):
     """The broker could not be started; the text says what to do."""
-
-
-def find_mosquitto() -> str | None:
-    """Return the path of mosquitto; /usr/sbin is not on every user's path."""
-    return shutil.which("mosquitto", path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin")
 
 
 def free_port() -> int:

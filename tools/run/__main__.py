@@ -170,8 +170,9 @@ async def inflict(
 async def chain(arguments: argparse.Namespace, directory: Path, story: Story) -> dict:
     """Run board, proxy, broker and collector until all is delivered; return what the board says it published."""
     rng = random.Random(arguments.seed)
-    kinds = {"auto": None}
-    with Broker(directory / "broker", arguments.port, kinds.get(arguments.broker, arguments.broker)) as broker:
+    with Broker(
+        directory / "broker", arguments.port, None if arguments.broker == "auto" else arguments.broker
+    ) as broker:
         story.broker = broker.kind
         print(f"broker     {broker.kind} on 127.0.0.1:{broker.port}; faults by seed {arguments.seed}", flush=True)
         if broker.kind == "amqtt":
