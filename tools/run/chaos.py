@@ -12,7 +12,8 @@ import random
 from dataclasses import dataclass
 
 POWER, LINK, COLLECTOR = "power", "link", "collector"
-FIRST, LAST = 0.02, 0.95
+# What takes a while (the collector restarts) comes early, so that the board is not done before every fault has had its turn.
+FIRST, LAST, LAST_OF_COLLECTOR = 0.02, 0.75, 0.4
 LONGEST_DELAY_S = 0.25
 # One power cut in four comes while the board is still starting.
 EARLY = 4
@@ -31,11 +32,11 @@ class Event:
 def draw(rng: random.Random, messages: int, power: int, link: int, collector: int) -> list[Event]:
     """Return a run's faults in the order of their moments."""
 
-    def moment() -> int:
-        return round(messages * rng.uniform(FIRST, LAST))
+    def moment(kind: str) -> int:
+        return round(messages * rng.uniform(FIRST, LAST_OF_COLLECTOR if kind == COLLECTOR else LAST))
 
     events = [
-        Event(moment(), rng.uniform(0, LONGEST_DELAY_S), kind)
+        Event(moment(kind), rng.uniform(0, LONGEST_DELAY_S), kind)
         for kind, count in ((POWER, power), (LINK, link), (COLLECTOR, collector))
         for _ in range(count)
     ]
