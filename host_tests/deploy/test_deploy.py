@@ -123,6 +123,31 @@ def test_deployment_cut_off_anywhere_leaves_a_repl_and_can_be_run_again(tmp_path
 
 
 @pytest.mark.req("B3")
+@pytest.mark.timeout(200)
+def test_copies_that_were_cut_off_are_replaced_and_wiped(tmp_path):
+    with Broker(tmp_path / "broker") as broker, Device(tmp_path / "board", wifi=WIFI) as device:
+        config = write_configuration(tmp_path / "config", broker.port)
+        leftovers = ("/lib/flashmqtt/errors.mpy.new", "/app/old.mpy.new", "/config.json.new", "/main.py.new")
+        with Link(device.path) as link:
+            for path in leftovers:
+                link.put(path, PASSWORD.encode())
+        words = ("deploy", "--board", "pico_w", "--port", device.path, "--config", str(config), "--timeout", "40")
+        status, printed, complaints = run(*words)
+        assert status == 0, printed + complaints
+        with Link(device.path) as link:
+            left = link.literal(
+                f"import os\nprint([p for p in {leftovers!r} if p.split('/')[-1] in os.listdir(p.rpartition('/')[0] or '/')])"
+            )
+            assert left == []
+            for path in leftovers[2:]:
+                link.put(path, PASSWORD.encode())
+        status, _, complaints = run("wipe", "--port", device.path, "--yes", "--journal")
+        assert status == 0, complaints
+        with Link(device.path) as link:
+            assert link.literal("import os; print(os.listdir('/'))") == ["lib"]
+
+
+@pytest.mark.req("B3")
 def test_half_installed_board_says_so_and_stays_at_its_repl(tmp_path):
     with Device(tmp_path / "board") as device:
         with Link(device.path) as link:

@@ -26,6 +26,7 @@ OLDEST = (1, 24)
 DEPLOYING = "/deploying"
 OURS = ("/lib/flashmqtt", "/app")
 SINGLE = ("/main.py", "/board.mpy", "/config.json", "/state.json")
+CUT_OFF = tuple(path + ".new" for path in SINGLE)  # copies that were not finished
 MARK = "flashmqtt"  # a main.py of ours has this word in its first line
 DELIVERY_S = 90
 SPARE_BYTES = 16384
@@ -242,13 +243,13 @@ def let_go(link: Link) -> None:
 
 
 def copy_files(link: Link, image: dict[str, bytes], copy: list[str], remove: list[str], size: int) -> None:
-    """Copy what changed and remove what is no longer ours, with a progress bar."""
+    """Remove what is no longer ours (a copy that was cut off, too), and copy what changed, with a progress bar."""
+    for name in remove:
+        link.run(f"import os\nos.remove({name!r})")
     with tqdm(total=size, unit="B", unit_scale=True, disable=None, leave=False, dynamic_ncols=True) as bar:
         for name in copy:
             bar.set_postfix_str(name, refresh=False)
             link.put(name, image[name], bar.update)
-    for name in remove:
-        link.run(f"import os\nos.remove({name!r})")
     say("copied", f"{len(copy)} files, compared by SHA-256" + (f"; {len(remove)} old ones removed" if remove else ""))
 
 
@@ -335,7 +336,7 @@ def wipe(arguments: argparse.Namespace) -> None:
         if not agreed:
             let_go(link)
             raise DeployFailed("Stopped; nothing was changed.")
-        roots = [*OURS, *SINGLE, *(["/journal"] if arguments.journal else []), DEPLOYING]
+        roots = [*OURS, *SINGLE, *CUT_OFF, *(["/journal"] if arguments.journal else []), DEPLOYING]
         link.run(
             "import os\n"
             "def away(p):\n"

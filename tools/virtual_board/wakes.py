@@ -136,7 +136,10 @@ async def _one(board: VirtualBoard, proxy: Proxy, result: Wakes, rng: random.Ran
     started = asyncio.get_running_loop().time()
     await board.power_on("deep-sleep")
     if cut:
-        await asyncio.sleep(rng.uniform(0.1, 0.6))
+        await asyncio.sleep(rng.uniform(0.02, 0.15))
+        proxy.swallow()  # so that the board can't finish, and sleep, before its power goes
+        proxy.accepting = False
+        await asyncio.sleep(rng.uniform(0.0, 0.4))
         if board.running:
             proxy.cut()
             await board.power_cut(rng)
