@@ -172,6 +172,10 @@ class StoreVersion(StoreError):
     """The region holds a journal of a version that this code does not read."""
 
 
+class StoreEncrypted(StoreError):
+    """The flash is encrypted: a page can't be programmed in several steps there, so it can't hold a journal."""
+
+
 class StoreCorrupt(StoreError):
     """A journal is damaged in its middle, where no power cut can damage it."""
 

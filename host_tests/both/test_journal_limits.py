@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from flashmqtt.errors import FlashFailed, StoreExhausted, StoreFull, StoreWorn, UsageError
+from flashmqtt.errors import FlashFailed, StoreEncrypted, StoreError, StoreExhausted, StoreFull, StoreWorn, UsageError
 from flashmqtt.flash.block import BlockRegion
 from flashmqtt.flash.ram import RamRegion
 from flashmqtt.journal.journal import DROP_NEWEST, DROP_OLDEST, Journal
@@ -257,8 +257,13 @@ def test_the_last_sequence_number_is_the_end():
 
 @pytest.mark.req("S4")
 def test_an_encrypted_partition_is_refused_by_name():
-    with pytest.raises(UsageError):
-        Journal(BlockRegion(NorFlash(4 * 4096, "esp32-encrypted")))
+    flash = NorFlash(4 * 4096, "esp32-encrypted")
+    with pytest.raises(StoreEncrypted) as refused:
+        Journal(BlockRegion(flash))
+    assert isinstance(refused.value, StoreError)
+    with pytest.raises(StoreEncrypted):
+        Journal.format(BlockRegion(flash))
+    assert flash.operations == 0
 
 
 @pytest.mark.req("B2")

@@ -9,7 +9,7 @@ What it does not know: which sectors are in use and in what order (`ring`), and 
 from array import array
 
 from flashmqtt.compat import const
-from flashmqtt.errors import StoreCorrupt, UsageError
+from flashmqtt.errors import StoreCorrupt, StoreEncrypted, UsageError
 from flashmqtt.fast import copy, crc32_matches, fill, is_blank, put_crc32
 
 from .fields import get_u32, put_finished, put_u32
@@ -35,7 +35,7 @@ class Log:
         if _PAGE % region.page_bytes or size % _PAGE or size > 0x8000 or region.sectors > 0xFFFE:
             raise UsageError("a journal needs pages of up to 256 bytes, sectors of up to 32 KB")
         if not region.reads_blank:
-            raise UsageError("encrypted: a page can't be programmed in two steps there")
+            raise StoreEncrypted("no journal on encrypted flash")
         self.region = region
         self._sector_bytes = size
         self._seqs = array("i", [0] * region.sectors)  # each sector's sequence: the seed of its records' CRCs
