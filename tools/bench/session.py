@@ -200,7 +200,9 @@ def _cpu_and_heap(bench, port: int, path: str) -> None:
         bench.figure(f"session.publish_qos{qos}.cpu_ratio_umqtt_simple", cpu[ours] / cpu[simple])
         bench.figure(f"session.receive_qos{qos}.cpu_ratio_umqtt_simple", taken[ours] / taken[simple])
         bench.figure(f"session.publish_qos{qos}.heap_bytes", heap[ours]["heap_bytes"])
+        bench.figure(f"session.publish_qos{qos}.heap_bytes_umqtt_simple", heap[simple]["heap_bytes"])
         bench.figure(f"session.publish_qos{qos}.writes", heap[ours]["writes"])
+        bench.figure(f"session.publish_qos{qos}.writes_umqtt_simple", heap[simple]["writes"])
     bench.table(
         "CPU (us) and heap (bytes, 64-bit) a message; writes to the socket a publish; no flash",
         ["client", "QoS", "CPU publish", "CPU receive", "heap publish", "writes"],

