@@ -308,9 +308,9 @@ def main() -> int:
     summary(result, time.monotonic() - started)
     print(f"written: {arguments.output}")
     if arguments.keep:
-        from tools.bench import figures
+        from tools.bench import figures as documents
 
-        print("\n".join(f"written: {path.relative_to(ROOT)}" for path in [RESULTS, *figures.write()]))
+        print("\n".join(f"written: {path.relative_to(ROOT)}" for path in [RESULTS, *documents.write()]))
     if failed:
         print(f"could not be measured: {', '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0
