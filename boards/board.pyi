@@ -26,13 +26,20 @@ class Sensor(Protocol):
         """Return the value, or None where the sensor gives none just now."""
 
 class Region(Protocol):
+    """What `flashmqtt.flash.region` describes."""
+
     sector_bytes: int
     sectors: int
     page_bytes: int
 
-    def read(self, offset: int, buf: bytearray | memoryview) -> None: ...
-    def program(self, offset: int, buf: bytearray | memoryview) -> None: ...
-    def erase(self, sector: int) -> None: ...
+    def read(self, offset: int, buf: bytearray | memoryview) -> None:
+        """Fill all of buf from this offset."""
+
+    def program(self, offset: int, buf: bytearray | memoryview) -> None:
+        """Clear bits from this offset on; offset and length of buf are multiples of page_bytes, inside one sector."""
+
+    def erase(self, sector: int) -> None:
+        """Set all bits of the sector."""
 
 def unique_id() -> str:
     """Return an id that no other board has, from the chip: lower-case hex digits."""
@@ -44,7 +51,12 @@ def reset() -> NoReturn:
     """Start again, as after a press of the reset button."""
 
 def network_up(ssid: str, password: str, country: str) -> bool:
-    """See that the network is up or on its way; return whether it is up now. To be called again and again."""
+    """See that the network is up or on its way; return whether it is up now. To be called again and again.
+
+    Args:
+        ssid, password: of the Wi-Fi; "" for a board without one.
+        country: two letters, or "": which channels may be used.
+    """
 
 def network_problem() -> str:
     """Return in words why the network is not up ("wrong password" ...), or "" where it is or nothing is known."""
@@ -73,10 +85,10 @@ def led(on: bool) -> None:
     """Switch the status LED."""
 
 def watchdog(timeout_ms: int) -> Callable[[], None]:
-    """Start the watchdog, with the nearest timeout that it can do; return the function that feeds it."""
+    """Start the watchdog, with the nearest to timeout_ms that it can do; return the function that feeds it."""
 
 def sleep(duration_ms: int) -> NoReturn:
-    """Switch the network off, sleep as deeply as the board can, and start again."""
+    """Switch the network off, sleep for duration_ms as deeply as the board can, and start again."""
 
 def supply_millivolts() -> int | None:
     """Return the supply's or battery's voltage in mV."""
@@ -85,4 +97,4 @@ def clock() -> int | None:
     """Return the seconds since 1970 UTC, or None while the clock is not set."""
 
 def set_clock(unix_s: int) -> None:
-    """Set the clock to seconds since 1970 UTC."""
+    """Set the clock to unix_s, the seconds since 1970 UTC."""

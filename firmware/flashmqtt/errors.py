@@ -130,7 +130,7 @@ class ServerDisconnected(ConnectionLost):
 
 
 class Refused(FlashMqttError):
-    """The broker refused one request and the connection goes on; `code` is its reason."""
+    """The broker refused one request and the connection goes on; `code` is its reason, and `what` was refused comes first."""
 
     def __init__(self, what, code):
         super().__init__(what, "code 0x%02x" % code)

@@ -38,7 +38,7 @@ class Decoder:
     """
 
     def __init__(self, size, level=4, stream=False):
-        """Make the buffer. A PUBLISH larger than it comes in chunks where `stream` is set, or else is refused."""
+        """Make the buffer of `size` bytes. A PUBLISH larger than it comes in chunks where `stream` is set, or else is refused."""
         self.buffer = bytearray(size)
         self.level = level
         self.packet_type = self.packet_id = self.code = self.qos = self.topic_alias = 0

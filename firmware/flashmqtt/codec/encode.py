@@ -20,7 +20,15 @@ from .utf8 import text_kind
 def put_publish(
     buf, pos, topic, payload, qos=0, retain=False, dup=False, packet_id=0, level=4, properties=None, head_only=False
 ):
-    """Put a PUBLISH (§3.3). A payload of no bytes is legal; with `head_only`, `payload` is only its length."""
+    """Put a PUBLISH (§3.3).
+
+    Args:
+        topic: 1 to 65,535 bytes of UTF-8 without wildcards; none at all only at level 5, with a topic alias in `properties`.
+        payload: bytes-like, none are legal; with `head_only`, only their number.
+        qos, retain, dup: DUP is for a repetition at QoS 1 or 2.
+        packet_id: 1 to 65,535 at QoS 1 and 2; 0 at QoS 0.
+        level: 3, 4 or 5.
+    """
     topic_length = len(topic)
     # What is not plain ASCII takes a second look; a topic of no bytes is only for level 5, with a topic alias (§3.3.2.3.4).
     if (
@@ -63,12 +71,20 @@ def put_publish(
 def put_publish_head(
     buf, pos, topic, payload_length, qos=0, retain=False, dup=False, packet_id=0, level=4, properties=None
 ):
-    """Put a PUBLISH up to its payload, which the caller sends behind it: from a file, say, and never whole in memory."""
+    """Put a PUBLISH up to its payload, whose `payload_length` bytes the caller sends behind it: from a file, say.
+
+    Args:
+        topic, qos, retain, dup, packet_id, level: see `put_publish`.
+    """
     return put_publish(buf, pos, topic, payload_length, qos, retain, dup, packet_id, level, properties, True)
 
 
 def put_ack(buf, pos, packet_type, packet_id, level=4, code=0, properties=None, dup=False):
-    """Put a PUBACK, PUBREC, PUBREL or PUBCOMP (§3.4 to 3.7). DUP is for level 3's repeated PUBREL alone."""
+    """Put a PUBACK, PUBREC, PUBREL or PUBCOMP (§3.4 to 3.7), which `packet_type` says: 4, 5, 6 or 7.
+
+    `packet_id` is the PUBLISH's; `code` is level 5's reason code, at the other levels it is not sent; `dup` is for level 3's
+    repeated PUBREL alone.
+    """
     if not 0 < packet_id < 65536:
         raise InvalidPacket("packet_id", packet_id)
     # PUBREL's flags are 0010 [MQTT-3.6.1-1], the others' are 0.
@@ -114,7 +130,12 @@ def put_connect(
 ):
     """Put a CONNECT (§3.1): the first packet, once [MQTT-3.1.0-1] [MQTT-3.1.0-2].
 
-    `clean` is Clean Session at levels 3 and 4, Clean Start at level 5. No will where `will_topic` is None.
+    Args:
+        client_id: UTF-8. Level 3: 1 to 23 bytes. Level 4: none only with `clean`. Level 5: none lets the server make one.
+        clean: Clean Session at levels 3 and 4, Clean Start at level 5.
+        keep_alive_s: 0 to 65,535; 0 is none.
+        user, password: None where there is none; levels 3 and 4 allow no password without a user.
+        will_topic, will_payload, will_qos, will_retain, will_properties: no will where `will_topic` is None.
     """
     name = b"MQIsdp" if level == 3 else b"MQTT"  # [MQTT-3.1.2-1]
     flags = clean << 1  # bit 0 is reserved and 0 [MQTT-3.1.2-3]
@@ -171,7 +192,11 @@ def put_connect(
 
 
 def put_subscribe(buf, pos, packet_id, filters, level=4, dup=False, properties=None):
-    """Put a SUBSCRIBE (§3.8) of (filter, options) pairs: options is the QoS, at level 5 with its other bits (§3.8.3.1)."""
+    """Put a SUBSCRIBE (§3.8) with its `packet_id`; `dup` is for level 3's repetition alone.
+
+    Args:
+        filters: (filter, options) pairs; options is the QoS, at level 5 with its other bits (§3.8.3.1).
+    """
     n = 0
     for filter_, options in filters:
         check_filter(filter_)
@@ -188,7 +213,7 @@ def put_subscribe(buf, pos, packet_id, filters, level=4, dup=False, properties=N
 
 
 def put_unsubscribe(buf, pos, packet_id, filters, level=4, dup=False, properties=None):
-    """Put an UNSUBSCRIBE (§3.10) of filters."""
+    """Put an UNSUBSCRIBE (§3.10) of filters, with its `packet_id`; `dup` is for level 3's repetition alone, see `level`."""
     n = 0
     for filter_ in filters:
         check_filter(filter_)

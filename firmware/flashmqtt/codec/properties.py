@@ -60,7 +60,7 @@ _TABLE = (
 
 
 def check(packet_type, buf, at, end):
-    """Check the block buf[at:end] of a packet; return its topic alias, 0 if none.
+    """Check the block buf[at:end] of a packet of this `packet_type`; return its topic alias, 0 if none.
 
     Raises:
         MalformedPacket: an unknown property, one that this packet may not carry, a value that runs
@@ -140,7 +140,7 @@ def _after(kind, buf, at, end):
 
 
 def find(buf, at, end, identifier):
-    """Return where the first value of this property starts in a checked block, or -1."""
+    """Return where the first value of the property with this identifier starts in a checked block buf[at:end], or -1."""
     while at < end:
         found = buf[at] == identifier
         if found:
@@ -150,7 +150,7 @@ def find(buf, at, end, identifier):
 
 
 def unpack(buf, at, end):
-    """Return a checked block as a dict from identifier to value: int, str, or bytes.
+    """Return a checked block buf[at:end] as a dict from identifier to value: int, str, or bytes.
 
     A User Property is a list of (name, value), the Subscription Identifier a list of int: both may occur several times.
     """
@@ -184,7 +184,7 @@ def _text(buf, at, end):
 
 
 def pack(packet_type, properties):
-    """Return the block of a dict such as `unpack` returns, after checking it for this packet type (a will's: WILL).
+    """Return the block of a dict such as `unpack` returns, after checking it for this `packet_type` (a will's: WILL).
 
     A list of (identifier, value) does as well, and keeps its order, which a dict does not on MicroPython.
 

@@ -68,7 +68,7 @@ _ALLOWED = {
 
 
 def check_code(packet_type, code):
-    """Return the code, or raise MalformedPacket where this packet type may not carry it."""
+    """Return the code, or raise MalformedPacket where a packet of this `packet_type` may not carry it."""
     if code in _ALLOWED[packet_type]:
         return code
     raise errors.MalformedPacket("reason code", packet_type, code)

@@ -20,7 +20,14 @@ from .region import Region
 class BlockRegion(Region):
     """Blocks first .. first + count - 1 of a device. Geometry is asked of the device where it is not told.
 
-    page_bytes: 1 for devices that have `info()` (esp32.Partition), 16 where that says encrypted, else 256.
+    Args:
+        device: of the extended block protocol: `readblocks`, `writeblocks` and `ioctl`.
+        first, count: its blocks; a count of 0 means all that follow. A block is an erase sector.
+        page_bytes: 1 for devices that have `info()` (esp32.Partition), 16 where that says encrypted, else 256.
+        encrypted: whether erased flash reads as noise; None: asked of `info()`.
+
+    Raises:
+        UsageError: no block device, or blocks that it does not have.
     """
 
     def __init__(

@@ -13,7 +13,16 @@ from .region import Region
 
 
 class FileRegion(Region):
-    """Sectors in a file of exactly that size."""
+    """Sectors in a file of exactly that size.
+
+    Args:
+        path: the file; made, and blank, where it is not there.
+        sectors, sector_bytes, page_bytes: the geometry, see `region`.
+        sync: False leaves it to the operating system when the bytes reach the disk: for tests only.
+
+    Raises:
+        StoreForeign: the file is there with another size, and not blank.
+    """
 
     def __init__(
         self, path: str, sectors: int, sector_bytes: int = 4096, page_bytes: int = 1, sync: bool = True

@@ -217,6 +217,10 @@ def open_or_pin(device, directory, count, root="", page_bytes=0, encrypted=None,
 
     Once there is a map, or a file with anything in it, what is missing is an error and not a new beginning.
 
+    Args:
+        device, directory, count, root, mount: see `pin`.
+        page_bytes, encrypted: see `BlockRegion`.
+
     Raises:
         PinsLost, PinsRefused: see `PinnedFiles` and `pin`.
     """
@@ -233,7 +237,15 @@ def _fill(path, size):
 
 
 class PinnedFiles(BlockRegion):
-    """The region made of the blocks that `pin` reserved, guarded."""
+    """The region made of the blocks that `pin` reserved, guarded.
+
+    Args:
+        device, directory, mount: as they were for `pin`.
+        page_bytes, encrypted: see `BlockRegion`.
+
+    Raises:
+        PinsLost: the files are gone, replaced or moved; here, or at any later program or erase.
+    """
 
     def __init__(
         self,

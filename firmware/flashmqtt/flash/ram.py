@@ -6,7 +6,12 @@ from .region import Region
 
 
 class RamRegion(Region):
-    """Sectors in one bytearray, which may be handed in (an image to look at)."""
+    """Sectors in one bytearray.
+
+    Args:
+        sectors, sector_bytes, page_bytes: the geometry, see `region`.
+        cells: the bytes, sectors times sector_bytes long: an image to look at. None: blank ones.
+    """
 
     def __init__(
         self, sectors: int, sector_bytes: int = 4096, page_bytes: int = 1, cells: "bytearray | None" = None

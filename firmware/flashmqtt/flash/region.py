@@ -15,7 +15,16 @@ from flashmqtt.errors import FlashFailed, UsageError
 
 
 class Region:
-    """Geometry and the checks of arguments; the kinds of region add the three calls."""
+    """Geometry and the checks of arguments; the kinds of region add the three calls.
+
+    Args:
+        sectors: how many sectors it has, numbered from 0.
+        sector_bytes: what one erase blanks, at least 256 and a multiple of page_bytes.
+        page_bytes: offset and length of a program are multiples of this.
+
+    Raises:
+        UsageError: such a region can't be.
+    """
 
     reads_blank = True
 

@@ -60,7 +60,27 @@ _UNSAID = const(32)  # released since low was last said
 
 
 class Journal(Slots):
-    """A store on a region of flash, mounted. A blank region becomes an empty journal; any other content is never overwritten."""
+    """A store on a region of flash, mounted. A blank region becomes an empty journal; any other content is never overwritten.
+
+    Args:
+        region: see `flash.region`; sectors of up to 32 KB, pages of up to 256 bytes.
+        slots: how many messages may be open at once, both ways: the session's window and the inbound QoS 2 messages.
+        policy: when it is full, `REFUSE` (StoreFull), `DROP_OLDEST` or `DROP_NEWEST`; what is dropped is counted.
+        wipe: make it empty whatever it holds, as `format` does.
+
+    Attributes:
+        next_seq: the sequence number that the next message will get, 1 to 2^30 - 1; they rise for the journal's whole life.
+        stored: how many messages were ever appended, exact across power cuts.
+        dropped: how many of them the policy dropped.
+        boot: how many times it was mounted, 1 for the first.
+        fresh: whether nothing was ever appended: the broker can't know of any message.
+        worn: whether too few sectors still work to store anything more.
+
+    Raises:
+        UsageError: no journal can be on such a region.
+        StoreForeign, StoreVersion: something else is there, or a journal of another size or version.
+        StoreCorrupt: a journal damaged in its middle. StoreWorn: no sector takes an erase.
+    """
 
     def __init__(self, region, slots: int = 16, policy: int = REFUSE, wipe: bool = False) -> None:
         super().__init__(region, slots)
@@ -91,17 +111,21 @@ class Journal(Slots):
 
     @staticmethod
     def format(region, slots: int = 16, policy: int = REFUSE) -> "Journal":
-        """Make a region an empty journal, whatever it holds, and mount it. Cut short, it is to be called again."""
+        """Make a region an empty journal, whatever it holds, and mount it. Cut short, it is to be called again.
+
+        Args:
+            region, slots, policy: see the class.
+        """
         return Journal(region, slots, policy, True)
 
     # --- storing ---
 
     def append(self, buf, length: int) -> int:
-        """Store an outgoing message; return its sequence, or 0 if the policy dropped it.
+        """Store an outgoing message, buf[:length], durably; return its sequence, or 0 if the policy dropped it.
 
         Raises:
             StoreFull: no room, and the policy is to refuse (or dropping the oldest does not help).
-            StoreWorn: no sector left that works.
+            StoreWorn: too few sectors left that work. StoreExhausted: a thousand million messages were stored.
         """
         self._abandon()
         seq = self._new_seq()
@@ -122,7 +146,10 @@ class Journal(Slots):
         return seq
 
     def begin(self, length: int) -> None:
-        """Begin an outgoing message of so many bytes that comes in pieces; it exists when `commit` returns."""
+        """Begin an outgoing message of `length` bytes that comes in pieces; it exists when `commit` returns.
+
+        The next `append` or `begin`, or a power cut, abandons what was not committed.
+        """
         self._abandon()
         self._chunk = self._new_seq()
         self._chunk_length = length
@@ -130,13 +157,21 @@ class Journal(Slots):
         self.next_seq = self._chunk + 1
 
     def extend(self, buf, n: int) -> None:
-        """Add the next piece."""
+        """Add the next piece, buf[:n].
+
+        Raises:
+            UsageError: nothing was begun, or it is longer than was said. StoreFull, StoreWorn: as for `append`.
+        """
         if not self._chunk or self._chunk_done + n > self._chunk_length:
             raise UsageError("extend: not begun, or too long")
         self._extend(buf, n, 0)
 
     def commit(self) -> int:
-        """End the message; return its sequence."""
+        """End the message, which is durable now; return its sequence.
+
+        Raises:
+            UsageError: not all of it is there.
+        """
         seq = self._chunk
         if not seq or self._chunk_done != self._chunk_length:
             raise UsageError("commit: not all of it is there")
@@ -145,7 +180,7 @@ class Journal(Slots):
         return seq
 
     def hold(self, buf, length: int) -> int:
-        """Store an inbound message; return its slot, open until released.
+        """Store an inbound message, buf[:length], durably; return its slot, open until released, across power cuts too.
 
         Raises:
             StoreFull: no room, or no slot.
@@ -313,31 +348,35 @@ class Journal(Slots):
                 return False
 
     def is_open(self, slot: int) -> bool:
-        """Whether the slot is handed out."""
+        """Return whether the slot is handed out: by `take` or `hold`, and not yet released."""
         return self._slot_state[slot] & _OPENED != 0
 
     def is_held(self, slot: int) -> bool:
-        """Whether it is an inbound message."""
+        """Return whether the slot's message is an inbound one."""
         return self._slot_state[slot] & _HOLD != 0
 
     def seq_of(self, slot: int) -> int:
-        """Its sequence."""
+        """Return the sequence of the slot's message."""
         return self._slot_seq[slot]
 
     def length_of(self, slot: int) -> int:
-        """Its bytes."""
+        """Return how many bytes the slot's message has."""
         return self._slot_length[slot]
 
     def mark_of(self, slot: int) -> int:
-        """Its mark, 0 if it has none."""
+        """Return the mark of the slot's message, 0 if it has none."""
         return self._slot_mark[slot]
 
     def old(self, slot: int) -> bool:
-        """Whether it was stored before this mount."""
+        """Return whether the slot's message was stored before this mount, so that it may have been sent before."""
         return self._slot_seq[slot] < self._boot_seq
 
     def read(self, slot: int, offset: int, buf, at: int, n: int) -> None:
-        """Copy n bytes of a message, from an offset on, to buf[at:at+n]."""
+        """Copy n bytes of the slot's message, from an offset on, to buf[at:at+n].
+
+        Raises:
+            UsageError: not bytes of that message. StoreCorrupt: a piece of it can't be read.
+        """
         if not self._slot_state[slot] or offset < 0 or n < 0 or offset + n > self._slot_length[slot]:
             raise UsageError("read: not of this message")
         self._begin_pieces(self._slot_sector[slot], self._slot_offset[slot], self._slot_seq[slot])
@@ -356,7 +395,7 @@ class Journal(Slots):
     # --- finishing ---
 
     def mark(self, slot: int, value: int) -> None:
-        """Give a message a state byte, 1..255, that survives."""
+        """Give the slot's message a state byte, `value` 1 to 255, durably: a power cut brings it back open and with its mark."""
         if not self.is_open(slot):
             raise UsageError("mark: not open")
         self._small[0] = value
@@ -364,7 +403,10 @@ class Journal(Slots):
         self._slot_mark[slot] = value
 
     def release(self, slot: int) -> None:
-        """A message is done. Gone from RAM now, from flash with the next write or `flush`."""
+        """The slot's message is done: gone from RAM now, from flash with the next write or `flush`.
+
+        A power cut before that brings it back; `old` then tells that it may have been sent.
+        """
         if not self.is_open(slot):
             raise UsageError("release: not open")
         state = self._slot_state[slot]
@@ -401,7 +443,7 @@ class Journal(Slots):
         """Nothing to do: every call here is durable when it returns."""
 
     def flush(self) -> None:
-        """Make the releases durable."""
+        """Make the releases, and the count of what was dropped, durable."""
         if not self._unsaid and self.dropped == self._said_dropped:
             return
         self._say()
