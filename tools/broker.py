@@ -8,6 +8,7 @@ persisted. It knows nothing of flashmqtt's own code.
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -15,9 +16,11 @@ import time
 from pathlib import Path
 
 from tools.bootstrap import find_mosquitto
+from tools.children import bound_to_this_process
 
 START_DEADLINE_S = 15.0
 STOP_DEADLINE_S = 5.0
+SAVE_DEADLINE_S = 10.0
 
 
 class BrokerFailed(Exception):
@@ -36,6 +39,15 @@ def is_open(port: int) -> bool:
     with socket.socket() as probe:
         probe.settimeout(1.0)
         return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def _identity(file: Path) -> tuple[int, int]:
+    """Return what changes when a file is replaced."""
+    try:
+        found = file.stat()
+    except FileNotFoundError:
+        return 0, 0
+    return found.st_ino, found.st_mtime_ns
 
 
 class Broker:
@@ -71,6 +83,11 @@ class Broker:
         assert self._process is not None, "the broker is not running"
         return self._process.pid
 
+    @property
+    def running(self) -> bool:
+        """Whether it was started, and not ended by us."""
+        return self._process is not None
+
     def start(self) -> Broker:
         """Start the process and wait until it accepts connections.
 
@@ -85,7 +102,13 @@ class Broker:
         command = self._mosquitto() if self.kind == "mosquitto" else self._amqtt()
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.directory, start_new_session=True
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=self.directory,
+                start_new_session=True,
+                preexec_fn=bound_to_this_process(),  # noqa: PLW1509 - one system call
             )
         deadline = time.monotonic() + START_DEADLINE_S
         while not is_open(self.port):
@@ -118,6 +141,25 @@ class Broker:
             self._process.kill()
             self._process.wait()
             self._process = None
+
+    def save(self) -> None:
+        """Have mosquitto write down all that it has acknowledged: it acknowledges first, and a kill in between is its loss.
+
+        What came to it before this call is written on return; nothing should come meanwhile.
+
+        Raises:
+            BrokerFailed: it did not.
+        """
+        database = self.directory / "mosquitto.db"
+        # Twice: the first signal may find it before it has read what lies in its sockets, the second can't.
+        for _ in range(2):
+            before = _identity(database)
+            os.kill(self.pid, signal.SIGUSR1)
+            deadline = time.monotonic() + SAVE_DEADLINE_S
+            while _identity(database) == before:
+                if time.monotonic() > deadline:
+                    raise BrokerFailed(f"{self.kind} did not write {database}. Its log, {self.log}:\n{self._tail()}")
+                time.sleep(0.005)
 
     def __enter__(self) -> Broker:
         return self.start()

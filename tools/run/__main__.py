@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
+import functools
 import json
 import os
 import random
@@ -23,99 +23,22 @@ from tqdm import tqdm
 from tools.broker import Broker, BrokerFailed
 from tools.pipeline import java
 from tools.pipeline import run as pipeline
-from tools.pipeline.segments import list_segments
-from tools.proxy import Proxy
-from tools.run import chaos
+from tools.pipeline.segments import find_segments
+from tools.run import chaos, faults
+from tools.run.collector import Collector, CollectorFailed
 from tools.virtual_board.supervisor import BoardFailed, VirtualBoard
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 DEVICE = "virtual-1"
 INTERVAL_MS = 40
 BOARD_DEADLINE_S = 240
-COLLECTOR_START_S = 20
-COLLECTOR_STOP_S = 20
-QUIET_S = 1.5
 AMQTT_WARNING = (
     "amqtt forgets QoS 2 messages in flight when a link is cut: what is missing then, it lost. Install mosquitto."
 )
-# Of the link cuts, how many fall in the middle of a packet.
-SHARE_INSIDE = 0.6
-# Flash operations take five times their typical time, still below the data sheet's maximum: the slower the chip, the
-# more of the power cuts tear something.
-FLASH_TIME = 5.0
 
 
 class RunFailed(Exception):
-    """The run can't go on; the text says why and what to do."""
-
-
-@dataclass
-class Collector:
-    """The collector's process, which gets killed and started again."""
-
-    directory: Path
-    port: int
-    kills: int = 0
-    landing: Path = field(init=False)
-    log: Path = field(init=False)
-    process: asyncio.subprocess.Process | None = None
-
-    def __post_init__(self) -> None:
-        self.directory.mkdir(parents=True, exist_ok=True)
-        self.landing = self.directory / "landing"
-        self.log = self.directory / "collector.log"
-
-    async def start(self) -> None:
-        """Start it and wait until the broker knows its subscription, so that nothing is published to nobody."""
-        offset = self.log.stat().st_size if self.log.exists() else 0
-        command = [
-            *(sys.executable, "-m", "tools.pipeline.collect", "--host", "127.0.0.1", "--port", str(self.port)),
-            *("--topic", "flashmqtt/#", "--client-id", "collector", "--landing", str(self.landing)),
-            *("--segment-seconds", "10"),
-        ]
-        with self.log.open("ab") as log:
-            self.process = await asyncio.create_subprocess_exec(
-                *command, cwd=ROOT, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-            )
-        deadline = time.monotonic() + COLLECTOR_START_S
-        while b"subscribed" not in self.log.read_bytes()[offset:]:
-            if self.process.returncode is not None or time.monotonic() > deadline:
-                tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-8:])
-                raise RunFailed(f"The collector did not start. Its log, {self.log}:\n{tail}")
-            await asyncio.sleep(0.05)
-
-    async def kill(self) -> None:
-        """End it as a crash would, and start it again."""
-        assert self.process is not None
-        self.process.kill()
-        await self.process.wait()
-        self.kills += 1
-        await self.start()
-
-    def landed_bytes(self) -> int:
-        """Return how much lies in the landing directory: it stops to grow when nothing arrives any more."""
-        return sum(path.stat().st_size for path in self.landing.rglob("*") if path.is_file())
-
-    async def quiet(self) -> None:
-        """Wait until nothing has arrived for a while."""
-        size, since = -1, time.monotonic()
-        while time.monotonic() - since < QUIET_S:
-            await asyncio.sleep(0.1)
-            with contextlib.suppress(FileNotFoundError):  # a segment was renamed just now
-                now = self.landed_bytes()
-                if now != size:
-                    size, since = now, time.monotonic()
-
-    async def stop(self) -> None:
-        """Let it seal what it has, and end it."""
-        if self.process is None or self.process.returncode is not None:
-            return
-        self.process.terminate()
-        try:
-            await asyncio.wait_for(self.process.wait(), COLLECTOR_STOP_S)
-        except TimeoutError:
-            self.process.kill()
-            await self.process.wait()
+    """The run can't go on; the text says why."""
 
 
 @dataclass
@@ -135,34 +58,14 @@ class Story:
     seconds: float = 0.0
 
 
-async def until(condition, board: VirtualBoard) -> None:
-    """Wait for a condition; raise BoardFailed where the board's program ends meanwhile, unless it is done."""
-    while not condition() and not board.progress.done:
-        if not board.running:
-            await board.finished()
-        await asyncio.sleep(0.005)
-
-
 async def inflict(
-    event: chaos.Event, board: VirtualBoard, proxy: Proxy, collector: Collector, rng: random.Random
+    event: chaos.Event, board: VirtualBoard, line: faults.Line, collector: Collector, rng: random.Random
 ) -> None:
     """Do one fault to the chain and see that all runs again."""
     if event.kind == chaos.POWER:
-        proxy.accepting = False
-        proxy.cut()  # what was in flight is lost with the power
-        await board.power_cut(rng)
-        proxy.accepting = True
-        await board.power_on()
+        await faults.cut_power(board, line, rng)
     elif event.kind == chaos.LINK:
-        before = proxy.counts.cuts
-        inside = rng.random() < SHARE_INSIDE
-        while proxy.counts.cuts == before and not board.progress.done:
-            await until(lambda: proxy.connected, board)
-            if inside:
-                proxy.cut_inside_a_packet()
-                await until(lambda: proxy.counts.cuts > before or not proxy.connected, board)
-            else:
-                proxy.cut()
+        await faults.cut_link(board, line, rng)
     else:
         await collector.kill()
 
@@ -177,10 +80,13 @@ async def chain(arguments: argparse.Namespace, directory: Path, story: Story) ->
         print(f"broker     {broker.kind} on 127.0.0.1:{broker.port}; faults by seed {arguments.seed}", flush=True)
         if broker.kind == "amqtt":
             print("           " + AMQTT_WARNING, flush=True)
-        proxy = await Proxy(broker.port, rng).start()
+        line = faults.Line(broker.port, rng)
+        await line.start()
         collector = Collector(directory / "collector", broker.port)
         settings = {"interval_ms": INTERVAL_MS, "stop_after": arguments.readings, "keep_alive_s": 5, "window": 8}
-        board = VirtualBoard(directory / "board", DEVICE, proxy.port, settings, arguments.flash_kib * 1024, FLASH_TIME)
+        board = VirtualBoard(
+            directory / "board", DEVICE, line.port, settings, arguments.flash_kib * 1024, faults.FLASH_TIME
+        )
         try:
             await collector.start()
             print(
@@ -189,7 +95,7 @@ async def chain(arguments: argparse.Namespace, directory: Path, story: Story) ->
             )
             started = time.monotonic()
             await board.power_on()
-            await asyncio.wait_for(suffer(arguments, story, board, proxy, collector, rng), BOARD_DEADLINE_S)
+            await asyncio.wait_for(suffer(arguments, story, board, line, collector, rng), BOARD_DEADLINE_S)
             await board.finished()
             await collector.quiet()
             story.seconds = time.monotonic() - started
@@ -200,10 +106,10 @@ async def chain(arguments: argparse.Namespace, directory: Path, story: Story) ->
         finally:
             await board.stop()
             await collector.stop()
-            await proxy.stop()
+            await line.stop()
     story.boots = len(board.boots)
     story.power_cuts, story.torn = board.power.cuts, board.power.torn
-    story.link_cuts_inside_a_packet = proxy.counts.cuts_inside_a_packet
+    story.link_cuts_inside_a_packet = line.counts.cuts_inside_a_packet
     story.connects, story.collector_kills, story.messages = board.connects, collector.kills, board.progress.stored
     return board.expected()
 
@@ -212,7 +118,7 @@ async def suffer(
     arguments: argparse.Namespace,
     story: Story,
     board: VirtualBoard,
-    proxy: Proxy,
+    line: faults.Line,
     collector: Collector,
     rng: random.Random,
 ) -> None:
@@ -232,18 +138,21 @@ async def suffer(
                 show()
                 await asyncio.sleep(0.1)
 
+        def reached(stored: int) -> bool:
+            return board.progress.stored >= stored
+
         showing = asyncio.ensure_future(progress())
         try:
             for event in events:
                 if not event.early:
-                    await until(lambda event=event: board.progress.stored >= event.at, board)
+                    await faults.until(functools.partial(reached, event.at), board)
                 await asyncio.sleep(event.delay_s)
                 if event.kind == chaos.POWER and board.progress.done:
                     break
-                await inflict(event, board, proxy, collector, rng)
+                await inflict(event, board, line, collector, rng)
                 done[event.kind] += 1
                 story.link_cuts = done[chaos.LINK]
-            await until(lambda: False, board)
+            await faults.until(lambda: False, board)
         finally:
             showing.cancel()
 
@@ -305,7 +214,7 @@ def main(argv: list[str] | None = None) -> int:
         (directory / "expected.json").write_text(json.dumps(expected, indent=2) + "\n")
         tell(story, directory)
         landing = directory / "collector" / "landing"
-        print(f"pipeline   Spark reads {len(list_segments(landing))} segments", flush=True)
+        print(f"pipeline   Spark reads {len(find_segments(landing))} segments", flush=True)
         status = pipeline.main(
             [
                 *("--landing", str(landing), "--out", str(directory / "tables")),
@@ -315,11 +224,12 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("\nstopped; everything that was started has been ended", file=sys.stderr)
         return 130
-    except (RunFailed, BrokerFailed, BoardFailed, java.JavaNotFound) as failed:
+    except (RunFailed, BrokerFailed, BoardFailed, CollectorFailed, java.JavaNotFound) as failed:
         print(f"\n{failed}", file=sys.stderr)
         return 2
     print(
-        f"written    {os.path.relpath(directory)}: tables/ (Parquet), board/console.log, collector/, broker/, story.json",
+        f"written    {os.path.relpath(directory)}: tables/ (Parquet, report.html), board/console.log, collector/, broker/, "
+        "story.json",
         flush=True,
     )
     return status

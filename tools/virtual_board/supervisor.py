@@ -19,6 +19,7 @@ from pathlib import Path
 
 from flashmqtt.flash.ram import RamRegion
 from flashmqtt.journal.journal import Journal
+from tools.children import bound_to_this_process
 from tools.flashsim.tear import tear
 from tools.virtual_board.image import build
 
@@ -100,13 +101,13 @@ class VirtualBoard:
         self.power = PowerCuts()
         self.boots: list[Boot] = []
         self.connects = 0
-        self._flash = directory / "flash.bin"
+        self.flash = directory / "flash.bin"
         self._intent = directory / "flash.intent"
         self._process: asyncio.subprocess.Process | None = None
         self._reader: asyncio.Task | None = None
         directory.mkdir(parents=True, exist_ok=True)
         self._settings = {"broker": "127.0.0.1", "port": port, "device": device, "status_ms": 200, **(settings or {})}
-        (directory / "config.json").write_text(json.dumps(self._settings))
+        self.configure()
         self._environment = {
             **os.environ,
             "MICROPYPATH": f".frozen:{build()}",
@@ -118,6 +119,11 @@ class VirtualBoard:
     def running(self) -> bool:
         """Whether the board has power and its program runs."""
         return self._process is not None and self._process.returncode is None
+
+    def configure(self, **settings: int | str) -> None:
+        """Change keys of the board's configuration, from its next start on."""
+        self._settings |= settings
+        (self.directory / "config.json").write_text(json.dumps(self._settings))
 
     async def power_on(self, cause: str = "power-on") -> None:
         """Start the board's program."""
@@ -134,6 +140,7 @@ class VirtualBoard:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
             start_new_session=True,
+            preexec_fn=bound_to_this_process(),
         )
         self.progress.connects = 0
         self._reader = asyncio.ensure_future(self._read_console(self._process))
@@ -143,7 +150,7 @@ class VirtualBoard:
         assert self._process is not None
         self._kill()
         await self._ended()
-        torn = tear(self._flash, self._intent, rng)
+        torn = tear(self.flash, self._intent, rng)
         self.power.cuts += 1
         if torn:
             self.power.torn.append(torn)
@@ -174,9 +181,9 @@ class VirtualBoard:
 
     def note_counters(self) -> None:
         """Read from the flash which messages the boot that has just ended had stored."""
-        if not self._flash.exists():
+        if not self.flash.exists():
             return
-        boot, stored = inspect(self._flash.read_bytes(), self._settings.get("window", 8) + 24)
+        boot, stored = inspect(self.flash.read_bytes(), self._settings.get("window", 8) + 24)
         known = self.boots[-1].last if self.boots else 0
         if self.boots and self.boots[-1].boot == boot:
             self.boots[-1].last = stored  # this start never got as far as to count as a boot
