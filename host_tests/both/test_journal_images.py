@@ -73,6 +73,19 @@ def test_what_can_not_be_trusted_is_refused_and_not_touched(name, error):
 
 
 @pytest.mark.req("S6")
+def test_a_damaged_header_of_the_newest_sector_hides_nothing():
+    region = image("example")
+    journal = Journal(region, 4)  # leaves sector 0, as nothing was closed
+    journal.append(b"third", 5)
+    whole = bytes(region.cells)
+    for offset in range(0, 64, 7):
+        region.cells[:] = whole
+        region.cells[journal._head * 1024 + offset] ^= 0x10
+        with pytest.raises(StoreCorrupt):
+            Journal(region, 4)
+
+
+@pytest.mark.req("S6")
 def test_only_format_changes_a_foreign_region():
     region = image("foreign")
     journal = Journal.format(region, 4)

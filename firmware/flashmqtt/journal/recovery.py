@@ -97,6 +97,10 @@ class Recovery:
         self.ahead = _NO_SECTOR
         self.ahead_erases = 0
         self.other_version = -1
+        self.claims = [
+            0
+        ] * self.region.sectors  # each sector's sequence and the end of its opening, as its header has them,
+        self.openings = [0] * self.region.sectors  # whether it is whole or not
         self.confirmed = self.sealed = self.clean = False
 
     def run(self):
@@ -106,6 +110,7 @@ class Recovery:
         if head is None:
             self.begin_anew()
             return
+        self.check_newer(head)
         self.chain(head, prevs)
         self.place()
         self.go_on()
@@ -119,6 +124,8 @@ class Recovery:
         prevs = [_NO_SECTOR] * self.region.sectors
         for sector in range(self.region.sectors):
             self.region.read(sector * j._sector_bytes, header)
+            self.claims[sector] = get_u32(header, _H_SEQ)
+            self.openings[sector] = get_u16(header, _H_OPENING_END)
             j._seqs[sector] = 0
             if not equal(header, 0, MAGIC, 0, 4):
                 continue
@@ -151,6 +158,35 @@ class Recovery:
             if self.replay(head):
                 return head
             passed.append(head)
+
+    def check_newer(self, head):
+        """Refuse the journal if a sector newer than the head was in use: its header or its first record is damaged.
+
+        A cut leaves one record behind an opening that does not count, so two are no cut's work. A torn program leaves more bits
+        set than it should, and so does a torn erase: what a torn header says of its opening's end is never too low, and a
+        sequence that is not the true one fits no record.
+        """
+        j = self.j
+        newest = j._seqs[head]
+        for sector in range(self.region.sectors):
+            seq = j._seqs[sector]
+            if 0 < seq <= newest:
+                continue
+            for seed in self.claims[sector], newest + 1:
+                if newest < seed <= _SEQ_LIMIT:
+                    j._seqs[sector] = seed
+                    if self.whole(sector, _HEADER, j._sector_bytes, self.openings[sector]) > 1:
+                        raise StoreCorrupt("sector %d: its header is damaged" % sector)
+            j._seqs[sector] = seq
+
+    def whole(self, sector, offset, end, opening_end):
+        """Return how many whole records stand between two places and can't be of an opening."""
+        j = self.j
+        n = 0
+        for at in range(offset, end, 4):
+            if j._look(sector, at) and (at >= opening_end or j._delta != 255 or j._kind & _TYPE >= _OPEN):
+                n += 1
+        return n
 
     # --- the head ---
 
@@ -315,9 +351,7 @@ class Recovery:
         j._chain = j._count(j._tail)
         # Behind the place where the records end stands a torn one at most, and nothing whole.
         page_end = (self.stopped // _PAGE + 1) * _PAGE
-        whole = False
-        for offset in range(self.stopped + 4, min(page_end, j._sector_bytes), 4):
-            whole = whole or j._look(head, offset)
+        whole = self.whole(head, self.stopped + 4, min(page_end, j._sector_bytes), 0) > 0
         for offset in range(page_end, j._sector_bytes, _PAGE):
             j._load(head, offset)
             whole = whole or not is_blank(j._page, 0, _PAGE if offset < j._sector_bytes - _PAGE else _PAGE - _SEAL)
