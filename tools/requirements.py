@@ -1,7 +1,8 @@
-"""Which tests prove which rule: `python -m tools.requirements [--list]`; exit status 1 where a rule is unproved.
+"""Which tests prove which rule: `python -m tools.requirements [--list] [--write]`; exit status 1 where a rule is unproved.
 
 The rules are those of `host_tests/requirements.toml`; a test names those it proves with `@pytest.mark.req`.
-Nothing is run here: that the tests pass is what `make test` says.
+Nothing is run here: that the tests pass is what `make test` says. The README carries the result, chapter by chapter: `--write`
+puts it there, and without it a README that tells otherwise is an error, too.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
+import re
 import sys
 import tomllib
 from collections import defaultdict
@@ -19,6 +21,15 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 RULES = ROOT / "host_tests" / "requirements.toml"
 MICROPYTHON = "@micropython"
+README = ROOT / "README.md"
+PLACE = re.compile(r"(<!-- requirements -->\n).*?(<!-- /requirements -->)", re.DOTALL)
+CHAPTERS = {
+    "W": "what goes over the wire",
+    "Q": "quality of service",
+    "S": "storage that survives failure",
+    "B": "boards",
+    "P": "the pipeline",
+}
 
 
 class Collected:
@@ -31,10 +42,10 @@ class Collected:
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Sort every collected item's rules."""
         for item in session.items:
-            proved = self.micropython if item.name.endswith(MICROPYTHON) else self.cpython
+            by_rule = self.micropython if item.name.endswith(MICROPYTHON) else self.cpython
             for mark in item.iter_markers("req"):
                 for rule in mark.args:
-                    proved[rule].append(item.nodeid)
+                    by_rule[rule].append(item.nodeid)
 
 
 def collect() -> Collected:
@@ -51,10 +62,31 @@ def collect() -> Collected:
     return collected
 
 
+def proved(rule: str, group: str, collected: Collected) -> bool:
+    """Return whether a rule has a test wherever it needs one."""
+    return bool(collected.cpython[rule]) and (group == "host" or bool(collected.micropython[rule]))
+
+
+def result(rules: dict[str, dict[str, str]], collected: Collected) -> str:
+    """Return the README's table: how many rules of each chapter are proved on which interpreter."""
+    lines = ["| rules | | proved on CPython | and on MicroPython | concern the host only |", "|---|---|---|---|---|"]
+    both, host = rules["both"], rules["host"]
+    for letter, title in [*CHAPTERS.items(), ("", "**all**")]:
+        everywhere = [rule for rule in both if rule.startswith(letter)]
+        here_only = [rule for rule in host if rule.startswith(letter)]
+        of = len(everywhere) + len(here_only)
+        cpython = sum(bool(collected.cpython[rule]) for rule in [*everywhere, *here_only])
+        there = sum(bool(collected.micropython[rule]) for rule in everywhere)
+        shown = f"{there} of {len(everywhere)}" if everywhere else ""
+        lines.append(f"| {letter} | {title} | {cpython} of {of} | {shown} | {len(here_only) or ''} |")
+    return "\n".join(lines) + "\n"
+
+
 def main() -> int:
     """Print the table; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tools.requirements", description=__doc__.splitlines()[0])
     parser.add_argument("--list", action="store_true", help="name the tests")
+    parser.add_argument("--write", action="store_true", help="put the result into the README")
     arguments = parser.parse_args()
     rules = tomllib.loads(RULES.read_text())
     collected = collect()
@@ -63,11 +95,11 @@ def main() -> int:
     for group, entries in rules.items():
         for rule, text in entries.items():
             here, there = collected.cpython[rule], collected.micropython[rule]
-            proved = bool(here) and (bool(there) or group == "host")
-            if not proved:
+            is_proved = proved(rule, group, collected)
+            if not is_proved:
                 unproved.append(rule)
             shown = str(len(there)) if group == "both" else "host"
-            print(f"{rule:5} {len(here):7}  {shown:>11}  {text}{'' if proved else '   <- UNPROVED'}")
+            print(f"{rule:5} {len(here):7}  {shown:>11}  {text}{'' if is_proved else '   <- UNPROVED'}")
             for test in [*here, *there] if arguments.list else []:
                 print(f"          {test}")
     known = {rule for entries in rules.values() for rule in entries}
@@ -76,7 +108,13 @@ def main() -> int:
         print(f"tests name rules that do not exist: {', '.join(unknown)}")
     if unproved:
         print(f"unproved: {', '.join(unproved)}")
-    return 1 if unproved or unknown else 0
+    text = README.read_text()
+    filled = PLACE.sub(lambda match: match[1] + result(rules, collected) + match[2], text)
+    if arguments.write:
+        README.write_text(filled)
+    elif filled != text:
+        print("the README tells otherwise: python -m tools.requirements --write")
+    return 1 if unproved or unknown or (filled != text and not arguments.write) else 0
 
 
 if __name__ == "__main__":

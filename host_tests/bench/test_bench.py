@@ -134,3 +134,11 @@ def test_documents_take_up_the_figures_and_tell_of_stale_ones():
     assert "57,425 bytes | umqtt.simple: 1,780 bytes | ≤ 24,000 | **missed: 2.4 times** |" in filled
     assert "<!--= size.mpy_bytes -->57,425<!--=-->" in filled
     assert figures.complaints(filled, results) == ["size.mpy_bytes is 57,425: 50,000 is more than it bears"]
+
+
+def test_an_area_that_failed_leaves_the_earlier_results_alone():
+    earlier = bench.merged({}, result("size", {"size.mpy_bytes": 5}))
+    failed = {**result("size", {}, whole=False), "date": "later"}
+    now = bench.merged(earlier, failed)
+    assert now["figures"] == {"size.mpy_bytes": 5}
+    assert now["areas"] == earlier["areas"]

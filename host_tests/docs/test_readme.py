@@ -1,20 +1,26 @@
-"""What the documents show works: their programs run on MicroPython, their commands exist."""
+"""What the documents show works: their programs run, their commands and files exist, their figures are the committed ones."""
 
 import asyncio
 import os
 import re
 import subprocess
 import sys
+import tomllib
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+from tools import reference, requirements
+from tools.bench import figures
 from tools.broker import Broker
 from tools.virtual_board.image import build
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "firmware").glob("*.md")), *sorted((ROOT / "boards").rglob("*.md"))]
-README = DOCUMENTS[0].read_text()
+DOCUMENTS = figures.documents()
+README = (ROOT / "README.md").read_text()
+# Where a document may mean a path to begin.
+PLACES = [ROOT, ROOT / "firmware", ROOT / "firmware/flashmqtt", ROOT / "tools/pipeline", ROOT / "boards"]
 HOST = '"broker.local"'
 
 
@@ -95,6 +101,12 @@ def make_targets() -> set[str]:
     return set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
 
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program_for_a_board_sees_to_its_network(name):
+    program = PROGRAMS[name]
+    assert "import board\n" not in program or "board.network_up(" in program or "MOVING_FROM_UMQTT" in name
+
+
 def test_every_make_target_that_a_document_names_exists():
     named = {name for document in DOCUMENTS for name in re.findall(r"`?\bmake ([a-z][a-z-]*)\b", code(document))}
     assert {"run", "test", "help"} <= named
@@ -104,3 +116,101 @@ def test_every_make_target_that_a_document_names_exists():
 def test_help_lists_every_target():
     listed = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert make_targets() == set(re.findall(r"^  make ([a-z-]+)", listed, re.MULTILINE))
+
+
+def test_every_variable_that_a_document_gives_to_make_is_one():
+    given = {
+        variable
+        for document in DOCUMENTS
+        for line in re.findall(r"\bmake [a-z][^\n`#]*", code(document))
+        for variable in re.findall(r"\b([A-Z]+)=", line)
+    }
+    assert {"BOARD", "ONLY", "OUT"} <= given
+    makefile = (ROOT / "Makefile").read_text()
+    assert [variable for variable in given if f"$({variable})" not in makefile] == []
+
+
+def test_every_module_that_a_document_runs_exists_and_takes_these_flags():
+    for document in DOCUMENTS:
+        for module, rest in re.findall(r"python3? -m (tools[\w.]*)((?:[^\n`#]|\\\n)*)", document.read_text()):
+            found = find_spec(module)
+            assert found is not None, f"{document.name}: {module}"
+            package = Path(found.origin).parent if found.submodule_search_locations else None
+            source = (
+                "".join(path.read_text() for path in package.glob("*.py"))
+                if package
+                else Path(found.origin).read_text()
+            )
+            assert [flag for flag in re.findall(r" (--[a-z][\w-]+)", rest) if f'"{flag}"' not in source] == [], (
+                document.name
+            )
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: str(document.relative_to(ROOT)))
+def test_every_file_that_a_document_names_exists(document):
+    named = set(re.findall(r"`((?:[\w-]+/)+[\w.-]+\.(?:py|pyi|md|toml|json|jsonl|csv|sh))`", document.read_text()))
+    places = [*PLACES, document.parent]
+    assert [path for path in sorted(named) if not any((place / path).exists() for place in places)] == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: str(document.relative_to(ROOT)))
+def test_every_figure_in_a_document_is_the_committed_one(document):
+    complaints = figures.complaints(document.read_text(), figures.committed())
+    assert complaints == [], "run: python -m tools.bench.figures --write"
+
+
+def test_readme_has_the_table_of_figures():
+    assert figures.TABLE.search(README)
+
+
+def test_committed_results_tell_nothing_of_who_measured():
+    text = figures.RESULTS.read_text()
+    assert os.uname().nodename not in text
+    assert str(ROOT) not in text and str(Path.home()) not in text
+
+
+def test_readme_tells_of_every_rule():
+    """That each is proved is what `make check` says; here only the numbers of rules are compared."""
+    rules = tomllib.loads(requirements.RULES.read_text())
+    table = requirements.PLACE.search(README)
+    assert table is not None
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table[0].splitlines() if line.startswith("|")]
+    told = {letter: (cpython, micropython) for letter, _, cpython, micropython, _ in rows[2:]}
+    for letter in (*requirements.CHAPTERS, ""):
+        both = sum(rule.startswith(letter) for rule in rules["both"])
+        here = both + sum(rule.startswith(letter) for rule in rules["host"])
+        assert told[letter] == (f"{here} of {here}", f"{both} of {both}" if both else "")
+
+
+def test_api_reference_is_current():
+    assert reference.PAGE.read_text() == reference.page(), f"run: {reference.WRITE}"
+
+
+def test_a_docstring_becomes_markdown():
+    docstring = """Do it.
+
+    At once.
+
+    Args:
+        one: the first, and
+            what follows it.
+        two, three: more.
+
+    field     what it is
+    other     what else
+    """
+    assert reference.markdown(docstring) == [
+        "Do it.",
+        "",
+        "At once.",
+        "",
+        "*Arguments*",
+        "",
+        "- `one`: the first, and what follows it.",
+        "- `two, three`: more.",
+        "",
+        "```text",
+        "field     what it is",
+        "other     what else",
+        "```",
+    ]

@@ -23,7 +23,7 @@ FIRMWARE = ROOT / "firmware"
 DEVICE = HERE / "on_board" / "codec.py"
 BIN = Path(sys.executable).parent
 CASES = ("encode0", "encode1", "decode0", "decode1")
-ROUNDS = 5
+ROUNDS = 3
 
 
 def peer_path() -> Path:

@@ -104,7 +104,7 @@ def network_strength():
     return
 
 
-def journal_region(sectors=0):
+def journal_region(sectors):
     """Return the whole simulated chip."""
     global _flash
     _flash = FileNorFlash(
