@@ -12,8 +12,8 @@ sys.path[:0] = [str(ROOT / "firmware"), str(ROOT)]
 
 from flashmqtt.fast import put_crc32  # noqa: E402
 from flashmqtt.flash.ram import RamRegion  # noqa: E402
-from flashmqtt.journal import layout  # noqa: E402
 from flashmqtt.journal.journal import Journal  # noqa: E402
+from tools.journal import layout  # noqa: E402
 
 
 def example() -> RamRegion:

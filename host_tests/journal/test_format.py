@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from flashmqtt.journal import layout
+from flashmqtt import journal
 from host_tests.journal.make_images import IMAGES
+from tools.journal import layout
 
 HERE = Path(__file__).parent
-FORMAT = (Path(layout.__file__).parent / "FORMAT.md").read_text()
+FORMAT = (Path(journal.__file__).parent / "FORMAT.md").read_text()
 
 
 @pytest.mark.req("S1")

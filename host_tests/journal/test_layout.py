@@ -5,14 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from flashmqtt.journal import layout
+from flashmqtt import journal
+from tools.journal import layout
 
-FOLDER = Path(layout.__file__).parent
+FOLDER = Path(journal.__file__).parent
 OWN = {"RIDES", "PENDING", "UNSAID", "USABLE_MIN", "WORD", "SEAL_BITS", "CLOSE_SIZE", "OPEN_SIZE", "NONE"}
 
 
 @pytest.mark.req("S1")
-@pytest.mark.parametrize("module", sorted(p.stem for p in FOLDER.glob("*.py") if p.stem not in ("layout", "__init__")))
+@pytest.mark.parametrize("module", sorted(p.stem for p in FOLDER.glob("*.py") if p.stem != "__init__"))
 def test_a_module_has_the_numbers_of_the_layout(module):
     text = (FOLDER / f"{module}.py").read_text()
     for name, value in re.findall(r"^_([A-Z_0-9]+) = const\((.+)\)", text, re.MULTILINE):

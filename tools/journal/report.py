@@ -12,8 +12,8 @@ from zlib import crc32
 
 from flashmqtt.errors import FlashMqttError
 from flashmqtt.flash.ram import RamRegion
-from flashmqtt.journal import layout
 from flashmqtt.journal.journal import Journal
+from tools.journal import layout
 
 KINDS = {
     layout.QUEUED: "message",

@@ -16,10 +16,10 @@ from flashmqtt.compat import const
 from flashmqtt.errors import FlashFailed, StoreCorrupt, StoreError, StoreExhausted, StoreFull, StoreWorn, UsageError
 from flashmqtt.fast import copy
 
-from .fields import put_finished, put_u16, put_u32
-from .slots import Slots
+from .log import put_finished, put_u16, put_u32
+from .ring import Ring
 
-# The format's numbers, as layout.py has them (a test compares): private constants cost nothing on a board.
+# The format's numbers, as tools/journal/layout.py has them (a test compares): private constants cost nothing on a board.
 _PAGE = const(256)
 _HEADER = const(64)
 _NO_SECTOR = const(0xFFFF)
@@ -59,7 +59,7 @@ _USABLE_MIN = const(3)
 _UNSAID = const(32)  # released since low was last said
 
 
-class Journal(Slots):
+class Journal(Ring):
     """A store on a region of flash, mounted. A blank region becomes an empty journal; any other content is never overwritten.
 
     Args:
@@ -91,7 +91,6 @@ class Journal(Slots):
         self._pending = [
             0
         ] * _PENDING  # finished sequences to be named; negative: of messages with a place of their own
-        self._pending_n = 0
         self._unsaid = 0
         self._said_dropped = 0
         self._piece_sector = self._piece_offset = self._piece_seq = self._piece_kind = 0
@@ -576,10 +575,7 @@ class Journal(Slots):
         after = self._after[oldest]
         if after == self._head or after == self._cursor_sector:
             return False
-        for slot in range(self.slots):
-            if self._slot_state[slot] and self._slot_sector[slot] == after:
-                return False
-        return True
+        return not self._holds_slot(after)
 
     def _relieve(self, chain):
         """Empty the oldest sector; return False if nothing can be done.

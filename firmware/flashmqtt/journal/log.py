@@ -1,4 +1,4 @@
-"""Records on pages: find one, read it, write one. FORMAT.md, "Record".
+"""Records on pages: find one, read it, write one. FORMAT.md, "Conventions" and "Record".
 
 The idea: no record crosses a page, and every record is one program of its page. So a power cut damages one record and no other,
 two 256-byte buffers are all that reading and writing need, and nothing here ever allocates.
@@ -12,9 +12,7 @@ from flashmqtt.compat import const
 from flashmqtt.errors import StoreCorrupt, StoreEncrypted, UsageError
 from flashmqtt.fast import copy, crc32_matches, fill, is_blank, put_crc32
 
-from .fields import get_u32, put_finished, put_u32
-
-# The format's numbers, as layout.py has them (a test compares): private constants cost nothing on a board.
+# The format's numbers, as tools/journal/layout.py has them (a test compares): private constants cost nothing on a board.
 _PAGE = const(256)
 _R_LENGTH = const(4)
 _R_KIND = const(5)
@@ -25,6 +23,39 @@ _RECORD = const(12)
 _FIRST = const(0x40)
 _CLOSE = const(8)
 _SEAL = const(32)
+
+MAGIC = b"fmqj"  # what every sector begins with
+
+
+def get_u16(buf, at):
+    """Return two bytes as a number."""
+    return buf[at] | buf[at + 1] << 8
+
+
+def get_u32(buf, at):
+    """Return four bytes as a number."""
+    return buf[at] | buf[at + 1] << 8 | buf[at + 2] << 16 | buf[at + 3] << 24
+
+
+def put_u16(buf, at, value):
+    """Write a number as two bytes."""
+    buf[at] = value & 0xFF
+    buf[at + 1] = value >> 8
+
+
+def put_finished(buf, at, seq):
+    """Write the sequence of a finished message; the top bit says that it had a place of its own (seq is negative)."""
+    put_u32(buf, at, abs(seq))
+    if seq < 0:
+        buf[at + 3] |= 0x80
+
+
+def put_u32(buf, at, value):
+    """Write a number as four bytes."""
+    buf[at] = value & 0xFF
+    buf[at + 1] = value >> 8 & 0xFF
+    buf[at + 2] = value >> 16 & 0xFF
+    buf[at + 3] = value >> 24
 
 
 class Log:
@@ -38,6 +69,7 @@ class Log:
             raise StoreEncrypted("no journal on encrypted flash")
         self.region = region
         self._sector_bytes = size
+        self._sector_shift = len(bin(size)) - 3
         self._seqs = array("i", [0] * region.sectors)  # each sector's sequence: the seed of its records' CRCs
         self._page = bytearray(_PAGE)  # the page read last
         self._page_number = -1
@@ -104,10 +136,6 @@ class Log:
                 raise StoreCorrupt("sector %d, offset %d: not a record" % (sector, offset))
             offset += _PAGE - at
         return -1
-
-    def _ride(self, i):
-        """Return the i-th of the finished sequences that stand before the body."""
-        return get_u32(self._page, self._body - 4 * self._rides + 4 * i)
 
     # --- writing ---
 

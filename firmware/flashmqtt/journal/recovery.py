@@ -14,9 +14,9 @@ from flashmqtt.compat import const
 from flashmqtt.errors import FlashFailed, StoreCorrupt, StoreForeign, StoreVersion, StoreWorn
 from flashmqtt.fast import copy, crc32_matches, equal, is_blank
 
-from .fields import MAGIC, get_u16, get_u32, put_u32
+from .log import MAGIC, get_u16, get_u32, put_u32
 
-# The format's numbers, as layout.py has them (a test compares): private constants cost nothing on a board.
+# The format's numbers, as tools/journal/layout.py has them (a test compares): private constants cost nothing on a board.
 _VERSION = const(1)
 _SEQ_LIMIT = const(0x3FFFFFFF)
 _PAGE = const(256)
@@ -195,7 +195,7 @@ class Recovery:
         j = self.j
         j._load(head, 0)
         page = j._page
-        if not crc32_matches(page, 0, _H_CRC, _H_CRC, 0):
+        if not j._is_header():
             return False
         copy(self.header, 0, page, 0, _HEADER)
         header = self.header
@@ -269,8 +269,8 @@ class Recovery:
             return
         if not counts:
             return
-        for i in range(j._rides):
-            self.finish(j._ride(i))
+        for at in range(body - 4 * j._rides, body, 4):
+            self.finish(get_u32(page, at))
         if kind in (_QUEUED, _HELD, _MARK) and j._delta != 255:
             self.low = max(self.low, seq - j._delta)
         if kind <= _HELD:

@@ -1,8 +1,8 @@
-"""Sectors: which hold the log, in what order, which comes next. FORMAT.md, "Sector" and "Leaving a sector".
+"""Sectors, and what is alive in them: the chain, the window, the slots, and how the next sector is opened.
 
-The log is a chain of sectors from tail to head. The next head is always the first sector behind the head, in ring order, that is
-not on the chain: wear stays level, and a recovery knows the one place where an interrupted opening may lie. What makes a crash
-safe is the order of the programs when a sector is opened:
+FORMAT.md, "Sector" and "What is alive". The log is a chain of sectors from tail to head. The next head is always the first sector
+behind the head, in ring order, that is not on the chain: wear stays level, and a recovery knows the one place where an
+interrupted opening may lie. What makes a crash safe is the order of the programs when a sector is opened:
 
     what is carried over from the head    pages 1...
     the table, then the header            page 0: now the opening is complete
@@ -10,19 +10,23 @@ safe is the order of the programs when a sector is opened:
 
 A header that nothing confirms counts for nothing, so it does not matter how its cells read.
 
-What it does not know: what a record means beyond "is it live", which the journal above answers.
+Two kinds of message are told apart. A message in the *window* needs no bookkeeping on flash: everything below `low` is done,
+and `low` rides along with every record. A message with a place of its own (held from the start, or moved out of the way) is
+alive until its sequence is named as finished, and is listed in the table of each new sector. So RAM is bounded by slots and
+window, never by the number of messages stored.
+
+What it does not know: when to write, and what a store is asked for (`journal`).
 """
 
 from array import array
 
-from flashmqtt.compat import TYPE_CHECKING, const
+from flashmqtt.compat import const
 from flashmqtt.errors import FlashFailed, StoreCorrupt, StoreWorn
 from flashmqtt.fast import copy, crc32_matches, put_crc32
 
-from .fields import MAGIC, get_u16, get_u32, put_u16, put_u32
-from .log import Log
+from .log import MAGIC, Log, get_u16, get_u32, put_u16, put_u32
 
-# The format's numbers, as layout.py has them (a test compares): private constants cost nothing on a board.
+# The format's numbers, as tools/journal/layout.py has them (a test compares): private constants cost nothing on a board.
 _VERSION = const(1)
 _PAGE = const(256)
 _H_VERSION = const(4)
@@ -36,6 +40,8 @@ _H_DROPPED = const(24)
 _H_BACKLOG = const(28)
 _H_BOOT = const(32)
 _H_ERASES = const(36)
+_H_LOW_SECTOR = const(40)
+_H_LOW_OFFSET = const(42)
 _H_TAIL = const(44)
 _H_PREV = const(46)
 _H_PREV_END = const(48)
@@ -46,77 +52,212 @@ _H_BAD = const(58)
 _H_CRC = const(60)
 _HEADER = const(64)
 _NO_SECTOR = const(0xFFFF)
+_RECORD = const(12)
+_TYPE = const(0x0F)
+_QUEUED = const(1)
+_HELD = const(2)
+_MOVED = const(3)
+_TABLE = const(6)
 _ENTRY = const(12)
+_E_SECTOR = const(4)
+_E_OFFSET = const(6)
+_E_MARK = const(8)
+_E_FLAGS = const(9)
+_E_DONE = const(4)
 _ENTRIES_MAX = const(15)
 _FREE = const(0)
 _CHAINED = const(1)
 _RETIRED = const(2)
-
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+_EXPLICIT = const(4)
+_WINDOW = const(32)
 
 
 class Ring(Log):
-    """The chain of sectors, and the opening of the next one."""
+    """The chain of sectors, the slots' arrays, the window, and the opening of the next sector."""
 
-    # What `slots` has, and an opening says.
-    next_seq: int
-    stored: int
-    dropped: int
-    boot: int
-    _backlog: int
-    _pending_n: int
-    _low: "Callable[[], int]"
-    _oldest: "Callable[[], int]"
-    _is_head_dead: "Callable[[], bool]"
-    _exceptions: "Callable[[], int]"
-    _carry: "Callable[[int, int], int]"
-    _put_table: "Callable[[int, int], int]"
-    _put_low_place: "Callable[..., None]"
-    _take_places: "Callable[[int], None]"
-
-    def __init__(self, region):
+    def __init__(self, region, slots):
         super().__init__(region)
-        self._use = bytearray(region.sectors)
-        self._after = array("H", [_NO_SECTOR] * region.sectors)  # the next sector on the chain
-        self.sectors_usable = region.sectors  # less those that were bad at any time
+        n = region.sectors
+        self._use = bytearray(n)
+        self._after = array("H", [_NO_SECTOR] * n)  # the next sector on the chain
+        self.sectors_usable = n  # less those that were bad at any time
         self._bad = 0  # found in this boot
-        self.worn = False
-        self._tail = self._head = _NO_SECTOR
-        self._end = _HEADER  # where the head's records end
+        self.worn = self._spoiled = False  # spoiled: the head's next place took no program, leave it
+        self._tail = self._head = self._prev = _NO_SECTOR  # prev: what the head's header says of the sector before
+        self._end = self._opening_end = _HEADER  # where the head's records end, and what it was opened with
         self._chain = 0  # sectors from tail to head
-        self._prev = _NO_SECTOR  # what the head's header says of the sector before
         self._prev_end = self._prev_seq = 0
         self._ring_seq = 0  # the highest sequence that any sector got
-        self._spoiled = False  # the head's next place took no program: leave it
         self._ahead = -1  # a sector erased in advance, in this boot or before a clean end
-        self._ahead_erases = 0
-        self._erases = 0  # of the head
+        self._ahead_erases = self._erases = 0  # of that sector, and of the head
         # An opening that no record has confirmed yet:
         self._left = -1  # the head that it leaves; -1: there is none
-        self._old_head = _NO_SECTOR
-        self._left_end = 0
-        self._new_tail = 0
+        self._left_end = self._new_tail = self._new_prev_end = self._new_prev_seq = self._new_cursor = 0
         self._new_prev = _NO_SECTOR
-        self._new_prev_end = self._new_prev_seq = 0
         self._replaced = False
-        self._opening_end = _HEADER
         self._limit_sector = -1
         self._limit_offset = 0
         self._table = bytearray(_ENTRY * _ENTRIES_MAX)
         self._entries = 0  # in `_table`
+        # What is alive.
+        self.next_seq = self._cursor_seq = 1  # the cursor: all before this place is taken
+        self._cursor_sector = _NO_SECTOR
+        self._cursor_offset = _HEADER
+        self.stored = self.dropped = self.boot = 0
+        self._make_slots(slots)
+        self._window = array("i", [0] * _WINDOW)  # taken, in order; negative: done. The first one is not done
+        self._window_first = self._window_n = 0
+        self._early = array("i", [0] * (_WINDOW + slots))  # done before their turn to be taken came
+        self._early_n = 0
+        self._backlog = 0  # messages on flash from low on
+        self._queued = 0  # of these, not yet taken
+        self._again = 0  # slots in the state _AGAIN
+        self._chunk = 0  # sequence of the message that is being stored in pieces
+        self._pending_n = 0  # finished sequences that are to be named
+
+    def _make_slots(self, slots):
+        self.slots = slots
+        self._slot_state = bytearray(slots)
+        self._slot_mark = bytearray(slots)
+        self._slot_seq = array("i", [0] * slots)
+        self._slot_length = array("i", [0] * slots)
+        self._slot_sector = array("H", [0] * slots)
+        self._slot_offset = array("H", [0] * slots)
+        self._new_offset = array("H", [0] * slots)  # in a sector that is being opened
+
+    def _slot_of(self, seq):
+        """Return the slot of a sequence, or -1."""
+        for slot in range(self.slots):
+            if self._slot_state[slot] and self._slot_seq[slot] == seq:
+                return slot
+        return -1
+
+    def _free_slot(self):
+        return self._slot_state.find(b"\0")
+
+    def _fill_slot(self, slot, state, seq, sector, offset, length):
+        self._slot_state[slot] = state
+        self._slot_seq[slot] = seq
+        self._slot_sector[slot] = sector
+        self._slot_offset[slot] = offset
+        self._slot_length[slot] = length
+        self._slot_mark[slot] = 0
+
+    # --- the window ---
+
+    def _low(self):
+        """Return the sequence below which every queued message is done or has moved."""
+        return self._window[self._window_first] if self._window_n else self._cursor_seq
+
+    def _enter(self, seq, done):
+        """A message leaves the queue for the window."""
+        if done and not self._window_n:
+            self._backlog -= 1
+            return
+        self._window[(self._window_first + self._window_n) % _WINDOW] = -seq if done else seq
+        self._window_n += 1
+
+    def _leave(self, seq):
+        """A message is done; return whether low has passed it."""
+        window = self._window
+        for i in range(self._window_n):
+            at = (self._window_first + i) % _WINDOW
+            if window[at] == seq:
+                window[at] = -seq
+                break
+        while self._window_n and window[self._window_first] < 0:
+            self._window_first = (self._window_first + 1) % _WINDOW
+            self._window_n -= 1
+            self._backlog -= 1
+        return seq < self._low()
+
+    def _forget_early(self, seq):
+        """Return whether this message was done before its turn; not any more then."""
+        early = self._early
+        for i in range(self._early_n):
+            if early[i] == seq:
+                self._early_n -= 1
+                early[i] = early[self._early_n]
+                return True
+        return False
+
+    # --- where what is alive lies ---
+
+    def _settle(self):
+        """Move the cursor over places where nothing waits."""
+        n = self._window_n
+        if not self._queued and not self._chunk and self._backlog - n == self._early_n:
+            self._backlog = n
+            self._early_n = 0
+            self._cursor_seq = self.next_seq
+            self._cursor_sector = self._head
+            self._cursor_offset = self._end
+        while self._cursor_sector != self._head and self._cursor_offset >= self._limit(self._cursor_sector):
+            self._cursor_sector = self._after[self._cursor_sector]
+            self._cursor_offset = _HEADER
+
+    def _holds_slot(self, sector):
+        """Return whether a message with a slot lies in a sector."""
+        for slot in range(self.slots):
+            if self._slot_state[slot] and self._slot_sector[slot] == sector:
+                return True
+        return False
+
+    def _oldest(self):
+        """Return the oldest sector that holds something alive."""
+        sector = self._tail
+        while sector != self._head and sector != self._cursor_sector and not self._holds_slot(sector):
+            sector = self._after[sector]
+        return sector
+
+    def _carry(self, target, carry_from):
+        """Copy what is live in the head, from an offset on, to the pages behind the target's first; return where it ends.
+
+        target -1: only measure.
+        """
+        head = self._head
+        to = _HEADER
+        offset = carry_from
+        for slot in range(self.slots):
+            self._new_offset[slot] = 0
+        self._new_cursor = 0
+        while True:
+            here = self._find(head, offset, self._end)
+            if here < 0:
+                break
+            offset = here + self._size
+            kind = self._kind & _TYPE
+            slot = self._slot_of(self._seq)
+            if kind == _QUEUED:
+                if self._seq < self._low():
+                    continue
+            elif kind > _MOVED or slot < 0 or not self._slot_state[slot] & _EXPLICIT:
+                continue
+            size = (_RECORD + self._length + 3) & -4  # the rides stay behind
+            at = self._fit(max(to, _PAGE), size)
+            if at < 0:
+                return self._sector_bytes  # only when measured
+            to = at + size
+            if target < 0:
+                continue
+            if slot >= 0 and self._slot_sector[slot] == head and self._slot_offset[slot] == here:
+                self._new_offset[slot] = at
+            if not self._new_cursor and kind == _QUEUED and here >= self._cursor_offset:
+                self._new_cursor = at  # counts if the cursor is in the head, and the head is replaced
+            self._stage(target, at, self._kind, 255, self._seq, self._page, self._body, self._length)
+        if target >= 0:
+            self._program(target)
+        return to
 
     # --- the next sector ---
 
     def _behind(self, sector):
         """Return the first sector behind one, in ring order, that is neither in use nor retired; -1: none."""
         n = self.region.sectors
-        at = sector if sector != _NO_SECTOR else n - 1
         for _ in range(n):
-            at = at + 1 if at + 1 < n else 0
-            if self._use[at] == _FREE:
-                return at
+            sector = sector + 1 if sector + 1 < n else 0
+            if self._use[sector] == _FREE:
+                return sector
         return -1
 
     @property
@@ -134,13 +275,13 @@ class Ring(Log):
             sector = self._behind(self._head)
             if sector < 0:
                 self.worn = True
-                raise StoreWorn("no sector left that works")
+                raise StoreWorn("no sector left")
             if sector == self._ahead:
                 return sector
             # The count stands in the old header. Where that is gone, all are about as old as the head.
             self._load(sector, 0)
             self._ahead_erases = self._erases
-            if crc32_matches(self._page, 0, _H_CRC, _H_CRC, 0):
+            if self._is_header():
                 self._ahead_erases = get_u32(self._page, _H_ERASES) + 1
             self._page_number = -1
             try:
@@ -148,6 +289,10 @@ class Ring(Log):
                 self._ahead = sector
             except FlashFailed:
                 self._retire(sector)
+
+    def _is_header(self):
+        """Return whether the page read last begins with a whole header."""
+        return crc32_matches(self._page, 0, _H_CRC, _H_CRC, 0)
 
     def _retire(self, sector):
         """Use a sector no more in this boot. The next one tries it again, and finds out by itself."""
@@ -161,7 +306,6 @@ class Ring(Log):
 
         replace: everything live goes, so the head itself leaves the chain.
         """
-        old = self._head
         while True:
             target = self._erased()
             self._ring_seq += 1
@@ -172,7 +316,7 @@ class Ring(Log):
             except FlashFailed:
                 self._retire(target)
         self._ahead = -1
-        self._left = self._old_head = old
+        self._left = self._head
         self._left_end = self._end
         self._replaced = replace
         self._head = target
@@ -183,61 +327,125 @@ class Ring(Log):
 
     def _put_opening(self, target, end, carry_from, replace):
         """Program the table and, last, the header."""
-        entries = self._exceptions()
+        entries = self._put_table(-1, 0)
         if entries > _ENTRIES_MAX:  # rare: a bigger table stands behind what was carried
             end = self._put_table(target, max(end, _PAGE))
             self._program(target)
         self._claim(target, 0, _HEADER)
         if 0 < entries <= _ENTRIES_MAX:
             end = max(end, self._put_table(target, _HEADER))
+        head = self._head
         oldest = self._oldest()
-        prev, prev_end, prev_seq = _NO_SECTOR, 0, 0
+        prev = _NO_SECTOR
+        prev_end = prev_seq = 0
         if replace:
             prev, prev_end, prev_seq = self._prev, self._prev_end, self._prev_seq
-            if oldest == self._head:
+            if oldest == head:
                 oldest = target
-        elif self._is_head_dead():
-            oldest = target
+                prev = _NO_SECTOR
+        elif self._cursor_sector == head and self._cursor_offset >= self._end and not any(self._slot_state):
+            oldest = target  # nothing at all is alive
         else:
-            prev, prev_end, prev_seq = self._head, carry_from, self._seqs[self._head]
-        if oldest == target:
-            prev = _NO_SECTOR
+            prev, prev_end, prev_seq = head, carry_from, self._seqs[head]
+        # Where low lies.
+        low_sector = self._cursor_sector
+        low_offset = self._cursor_offset
+        if self._window_n:
+            slot = self._slot_of(self._low())
+            low_sector = target if self._new_offset[slot] else self._slot_sector[slot]
+            low_offset = self._new_offset[slot] or self._slot_offset[slot]
+        elif low_sector == head and (replace or oldest == target):
+            low_sector = target
+            low_offset = self._new_cursor or end
         out = self._out
         copy(out, 0, MAGIC, 0, 4)
         out[_H_VERSION] = _VERSION
         out[_H_VERSION + 1] = _VERSION ^ 0xFF
         out[_H_FLAGS] = 0
-        out[_H_SECTOR_SHIFT] = shift(self._sector_bytes)
+        out[_H_SECTOR_SHIFT] = self._sector_shift
         put_u32(out, _H_SEQ, self._ring_seq)
-        put_u32(out, _H_ERASES, self._ahead_erases)
-        put_u16(out, _H_TAIL, oldest)
-        put_u16(out, _H_PREV, prev)
-        put_u16(out, _H_PREV_END, prev_end)
-        put_u32(out, _H_PREV_SEQ, prev_seq)
-        put_u16(out, _H_OPENING_END, end)
-        put_u16(out, _H_SECTORS, self.region.sectors)
-        put_u16(out, _H_BAD, self.region.sectors - self.sectors_usable)
         put_u32(out, _H_NEXT_SEQ, self.next_seq)
         put_u32(out, _H_LOW, self._low())
         put_u32(out, _H_STORED, self.stored)
         put_u32(out, _H_DROPPED, self.dropped)
         put_u32(out, _H_BACKLOG, self._backlog)
         put_u32(out, _H_BOOT, self.boot)
-        self._put_low_place(out, target, replace or oldest == target)
+        put_u32(out, _H_ERASES, self._ahead_erases)
+        put_u16(out, _H_LOW_SECTOR, low_sector)
+        put_u16(out, _H_LOW_OFFSET, low_offset)
+        put_u16(out, _H_TAIL, oldest)
+        put_u16(out, _H_PREV, prev)
+        put_u16(out, _H_PREV_END, prev_end)
+        put_u16(out, _H_OPENING_END, end)
+        put_u32(out, _H_PREV_SEQ, prev_seq)
+        put_u16(out, _H_SECTORS, self.region.sectors)
+        put_u16(out, _H_BAD, self.region.sectors - self.sectors_usable)
         put_crc32(out, 0, _H_CRC, _H_CRC, 0)
         self._program(target)
         self._opening_end = end
         self._new_tail = oldest
-        self._new_prev, self._new_prev_end, self._new_prev_seq = prev, prev_end, prev_seq
+        self._new_prev = prev
+        self._new_prev_end = prev_end
+        self._new_prev_seq = prev_seq
+
+    def _put_table(self, target, offset):
+        """Stage the table, and return where it ends; target -1: return how many entries it needs."""
+        self._entries = 0
+        for slot in range(self.slots):
+            flags = self._slot_state[slot] >> 2  # as _E_EXPLICIT and _E_HELD
+            if flags or self._slot_mark[slot]:
+                place = self._new_offset[slot]
+                sector = target if place else self._slot_sector[slot]
+                place = place or self._slot_offset[slot]
+                offset = self._put_entry(
+                    target, offset, self._slot_seq[slot], sector, place, self._slot_mark[slot], flags
+                )
+        for i in range(self._window_n):
+            seq = self._window[(self._window_first + i) % _WINDOW]
+            if seq < 0:
+                offset = self._put_entry(target, offset, -seq, 0, 0, 0, _E_DONE)
+        for i in range(self._early_n):
+            offset = self._put_entry(target, offset, self._early[i], 0, 0, 0, _E_DONE)
+        return self._entries if target < 0 else self._stage_table(target, offset)
+
+    def _put_entry(self, target, offset, seq, sector, place, mark, flags):
+        if target >= 0:
+            if self._entries == _ENTRIES_MAX:
+                offset = self._stage_table(target, offset)
+            table = self._table
+            at = self._entries * _ENTRY
+            put_u32(table, at, seq)
+            put_u16(table, at + _E_SECTOR, sector)
+            put_u16(table, at + _E_OFFSET, place)
+            table[at + _E_MARK] = mark
+            table[at + _E_FLAGS] = flags  # the two bytes behind stay zero
+        self._entries += 1
+        return offset
+
+    def _stage_table(self, target, offset):
+        n = self._entries * _ENTRY
+        self._entries = 0
+        if not n:
+            return offset
+        return self._stage(target, self._fit(offset, _RECORD + n), _TABLE, 255, 0, self._table, 0, n)
 
     def _confirm(self):
         """A record stands in the new sector: from now on the opening counts, and what is older than its tail is free."""
         old = self._left
         new = self._head
-        self._left = -1
-        self._prev, self._prev_end, self._prev_seq = self._new_prev, self._new_prev_end, self._new_prev_seq
-        self._take_places(new)
-        self._limit_sector = -1
+        self._left = self._limit_sector = -1
+        self._prev = self._new_prev
+        self._prev_end = self._new_prev_end
+        self._prev_seq = self._new_prev_seq
+        # What was carried lies in the new sector from now on.
+        if (self._replaced or self._prev == _NO_SECTOR) and self._cursor_sector == old:
+            self._cursor_sector = new
+            self._cursor_offset = self._new_cursor or self._opening_end
+        for slot in range(self.slots):
+            if self._new_offset[slot]:
+                self._slot_sector[slot] = new
+                self._slot_offset[slot] = self._new_offset[slot]
+                self._new_offset[slot] = 0
         if self._replaced:
             self._use[old] = _FREE
         if self._prev != _NO_SECTOR:
@@ -260,11 +468,10 @@ class Ring(Log):
 
     def _unopen(self):
         """The new sector did not take its first record: forget it."""
-        bad = self._head
+        self._retire(self._head)
         self._head = self._left
         self._end = self._left_end
         self._left = -1
-        self._retire(bad)
         self._spoiled = True
 
     def _limit(self, sector):
@@ -278,7 +485,7 @@ class Ring(Log):
             self._load(after, 0)
             page = self._page
             if (
-                not crc32_matches(page, 0, _H_CRC, _H_CRC, 0)
+                not self._is_header()
                 or get_u16(page, _H_PREV) != sector
                 or get_u32(page, _H_PREV_SEQ) != self._seqs[sector]
             ):
@@ -286,12 +493,3 @@ class Ring(Log):
             self._limit_offset = get_u16(page, _H_PREV_END)
             self._limit_sector = sector
         return self._limit_offset
-
-
-def shift(n):
-    """Return log2 of a power of two."""
-    bits = 0
-    while n > 1:
-        n >>= 1
-        bits += 1
-    return bits
