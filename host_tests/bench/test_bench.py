@@ -123,6 +123,16 @@ def test_an_area_measured_in_part_keeps_its_other_figures():
     assert now["figures"] == {"size.mpy_bytes": 4, "size.x": 1}
 
 
+def test_a_figure_that_nobody_knows_is_told_and_one_not_yet_measured_is_not():
+    results = result("size", {"size.mpy_bytes": 57_425})
+    text = "<!--= size.mpy_bytes KB -->57<!--=--> <!--= size.what -->1<!--=--> <!--= codec.x -->1<!--=--> <!--= y -->1<!--=-->"
+    assert figures.complaints(text, results) == [
+        "size.what is no figure of the results",
+        "y is no figure of the results",
+    ]
+    assert figures.filled(text.replace("57", "5"), results) == text
+
+
 def test_documents_take_up_the_figures_and_tell_of_stale_ones():
     results = result("size", {"size.mpy_bytes": 57_425, "size.umqtt_simple.mpy_bytes": 1_780})
     text = (

@@ -6,6 +6,9 @@ comments that a reader of the page does not see:
     <!-- figures -->          a table of all figures that have a row below, ours beside the peer's; up to <!-- /figures -->
     <!--= NAME -->57,425<!--=-->        one figure, as people read it
     <!--≥ NAME -->60,000<!--≥-->        a round number that is reckoned with: the figure must be at least that (or at most: ≤)
+
+After NAME, "KB" stands for thousands. The ledger of sizes is among the figures: `ledger.running_free_32`,
+`ledger.pinned_files.heap_32`, `ledger.mpy_bytes` (all modules) and so on.
 """
 
 from __future__ import annotations
@@ -21,9 +24,10 @@ from typing import Any
 
 from tools.bench.__main__ import AREAS, RESULTS, ROOT
 from tools.bench._goals import GOALS, shown
+from tools.size import LEDGER
 
 TABLE = re.compile(r"(<!-- figures -->\n).*?(<!-- /figures -->)", re.DOTALL)
-ONE = re.compile(r"<!--([=≥≤]) (\S+) -->(.*?)<!--\1-->")
+ONE = re.compile(r"<!--([=≥≤]) (\S+)( KB)? -->(.*?)<!--\1-->")
 Figures = Mapping[str, float]
 
 
@@ -184,13 +188,36 @@ def measured_on(results: Mapping[str, Any]) -> list[str]:
     return [text]
 
 
+def area_of(name: str) -> str:
+    """Return the area that measures a figure, "" for none."""
+    return next((area for area, prefixes in AREAS.items() if name.startswith(prefixes)), "")
+
+
+def said_as(value: float, unit: str | None) -> str:
+    """Return a figure as it stands in a sentence."""
+    return f"{value / 1000:,.0f}" if unit else shown(value)
+
+
+def ledger() -> dict[str, int]:
+    """Return what the ledger of sizes says, as figures."""
+    told = json.loads(LEDGER.read_text())
+    found = {f"ledger.{name}": value for name, value in told.items() if isinstance(value, int)}
+    found["ledger.mpy_bytes"] = sum(told["mpy_bytes"].values())
+    for program, sizes in told["programs"].items():
+        place = re.sub(r"\W+", "_", program)
+        found.update({f"ledger.{place}.{what}": value for what, value in sizes.items()})
+    return found
+
+
 def filled(text: str, results: Mapping[str, Any]) -> str:
     """Return a document with the committed figures in it."""
     figures = results["figures"]
 
     def one(match: re.Match[str]) -> str:
-        kind, name, _ = match.groups()
-        return f"<!--= {name} -->{shown(figures[name])}<!--=-->" if kind == "=" and name in figures else match[0]
+        kind, name, unit, _ = match.groups()
+        if kind != "=" or name not in figures:
+            return match[0]
+        return f"<!--= {name}{unit or ''} -->{said_as(figures[name], unit)}<!--=-->"
 
     return ONE.sub(one, TABLE.sub(lambda match: match[1] + table(results) + match[2], text))
 
@@ -201,16 +228,17 @@ def complaints(text: str, results: Mapping[str, Any]) -> list[str]:
     found: list[str] = []
     if any(match[0] != match[1] + table(results) + match[2] for match in TABLE.finditer(text)):
         found.append("the table of figures is not that of the results")
-    for kind, name, said in ONE.findall(text):
+    for kind, name, unit, said in ONE.findall(text):
         if name not in figures:
-            found.append(f"{name} is no figure of the results")
+            if area_of(name) not in AREAS or area_of(name) in results["areas"]:
+                found.append(f"{name} is no figure of the results")
             continue
         value = figures[name]
         if kind == "=":
-            if said != shown(value):
-                found.append(f"{name} is {shown(value)}, not {said}")
+            if said != said_as(value, unit):
+                found.append(f"{name} is {said_as(value, unit)}, not {said}")
             continue
-        number = float(said.replace(",", ""))
+        number = float(said.replace(",", "")) * (1000 if unit else 1)
         if (value < number) if kind == "≥" else (value > number):
             found.append(f"{name} is {shown(value)}: {said} is more than it bears")
     return found
@@ -224,8 +252,9 @@ def documents() -> list[Path]:
 
 
 def committed() -> dict[str, Any]:
-    """Return the committed results."""
-    return json.loads(RESULTS.read_text())
+    """Return the committed results, the ledger's sizes among them."""
+    results = json.loads(RESULTS.read_text())
+    return {**results, "figures": {**results["figures"], **ledger()}}
 
 
 def write() -> list[Path]:
