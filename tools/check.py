@@ -36,6 +36,7 @@ def command_checks() -> Iterator[tuple[str, list[str]]]:
     yield "layers", [str(BIN / "lint-imports"), "--no-cache"]
     yield "sizes", [sys.executable, "-m", "tools.size"]
     yield "every rule proved", [sys.executable, "-m", "tools.requirements"]
+    yield "every clause proved", [sys.executable, "-m", "tools.clauses"]
 
 
 def run_command(command: list[str]) -> str:

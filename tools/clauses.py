@@ -9,18 +9,15 @@ the codec has no test, or where somebody names a statement that does not exist. 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import io
 import json
 import re
 import sys
 import tomllib
 from collections import defaultdict
-from pathlib import Path
 
-import pytest
+from tools import marks
+from tools.marks import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 STATEMENTS = ROOT / "host_tests" / "clauses.toml"
 VECTORS = ROOT / "host_tests" / "vectors"
 ID = re.compile(r"MQTT-\d[\d.\-]*\d")
@@ -78,33 +75,16 @@ def in_source(book: Book, strange: list[str]) -> dict[Statement, list[str]]:
     return lines
 
 
-class Collected:
-    """A pytest plugin that keeps the tests that name a statement."""
-
-    def __init__(self, book: Book, strange: list[str]) -> None:
-        self._book, self._strange = book, strange
-        self.tests: dict[Statement, set[str]] = defaultdict(set)
-
-    def pytest_collection_finish(self, session: pytest.Session) -> None:
-        """Sort every collected item's marks."""
-        for item in session.items:
-            for mark in item.iter_markers("clause"):
-                for written in mark.args:
-                    standard, _, name = written.rpartition(":")
-                    meant = self._book.meant(name, standard or None)
-                    if not meant:
-                        self._strange.append(f"{item.nodeid}: {written}")
-                    for one in meant:
-                        self.tests[one].add(item.nodeid.split("[")[0].removesuffix("@micropython"))
-
-
 def in_tests(book: Book, strange: list[str]) -> dict[Statement, set[str]]:
     """Return the tests and golden vectors that name a statement."""
-    collected, printed = Collected(book, strange), io.StringIO()
-    with contextlib.redirect_stdout(printed):
-        status = pytest.main(["--collect-only", "-q", str(ROOT / "host_tests")], plugins=[collected])
-    if status != pytest.ExitCode.OK:
-        raise SystemExit(printed.getvalue()[-3000:])
+    tests: dict[Statement, set[str]] = defaultdict(set)
+    for test, written in marks.collect("clause"):
+        standard, _, name = written.rpartition(":")
+        meant = book.meant(name, standard or None)
+        if not meant:
+            strange.append(f"{test}: {written}")
+        for one in meant:
+            tests[one].add(test.split("[")[0].removesuffix(marks.MICROPYTHON))
     for path in sorted(VECTORS.glob("*.jsonl")):
         for line in path.read_text(encoding="utf-8").splitlines():
             vector = json.loads(line)
@@ -113,8 +93,8 @@ def in_tests(book: Book, strange: list[str]) -> dict[Statement, set[str]]:
                 if not book.meant(name, None):
                     strange.append(f"{path.name}, {vector['name']}: {name}")
                 for one in book.meant(name, standard):
-                    collected.tests[one].add(f"{path.name}: {vector['name']}")
-    return collected.tests
+                    tests[one].add(f"{path.name}: {vector['name']}")
+    return tests
 
 
 def main() -> int:

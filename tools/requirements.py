@@ -8,19 +8,15 @@ puts it there, and without it a README that tells otherwise is an error, too.
 from __future__ import annotations
 
 import argparse
-import contextlib
-import io
 import re
 import sys
 import tomllib
 from collections import defaultdict
-from pathlib import Path
 
-import pytest
+from tools import marks
+from tools.marks import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 RULES = ROOT / "host_tests" / "requirements.toml"
-MICROPYTHON = "@micropython"
 README = ROOT / "README.md"
 PLACE = re.compile(r"(<!-- requirements -->\n).*?(<!-- /requirements -->)", re.DOTALL)
 CHAPTERS = {
@@ -32,42 +28,19 @@ CHAPTERS = {
 }
 
 
-class Collected:
-    """A pytest plugin that keeps, for each rule, the tests that name it, by interpreter."""
-
-    def __init__(self) -> None:
-        self.cpython: dict[str, list[str]] = defaultdict(list)
-        self.micropython: dict[str, list[str]] = defaultdict(list)
-
-    def pytest_collection_finish(self, session: pytest.Session) -> None:
-        """Sort every collected item's rules."""
-        for item in session.items:
-            by_rule = self.micropython if item.name.endswith(MICROPYTHON) else self.cpython
-            for mark in item.iter_markers("req"):
-                for rule in mark.args:
-                    by_rule[rule].append(item.nodeid)
+Tests = dict[str, list[str]]  # by rule
 
 
-def collect() -> Collected:
-    """Collect all tests without running any.
-
-    Raises:
-        SystemExit: pytest could not collect; what it printed is shown.
-    """
-    collected, printed = Collected(), io.StringIO()
-    with contextlib.redirect_stdout(printed):
-        status = pytest.main(["--collect-only", "-q", str(ROOT / "host_tests")], plugins=[collected])
-    if status != pytest.ExitCode.OK:
-        raise SystemExit(printed.getvalue()[-3000:])
-    return collected
+def collect() -> tuple[Tests, Tests]:
+    """Return the tests that name each rule: on CPython, and on MicroPython."""
+    cpython: Tests = defaultdict(list)
+    micropython: Tests = defaultdict(list)
+    for test, rule in marks.collect("req"):
+        (micropython if test.endswith(marks.MICROPYTHON) else cpython)[rule].append(test)
+    return cpython, micropython
 
 
-def proved(rule: str, group: str, collected: Collected) -> bool:
-    """Return whether a rule has a test wherever it needs one."""
-    return bool(collected.cpython[rule]) and (group == "host" or bool(collected.micropython[rule]))
-
-
-def result(rules: dict[str, dict[str, str]], collected: Collected) -> str:
+def result(rules: dict[str, dict[str, str]], cpython: Tests, micropython: Tests) -> str:
     """Return the README's table: how many rules of each chapter are proved on which interpreter."""
     lines = ["| rules | | proved on CPython | and on MicroPython | concern the host only |", "|---|---|---|---|---|"]
     both, host = rules["both"], rules["host"]
@@ -75,10 +48,10 @@ def result(rules: dict[str, dict[str, str]], collected: Collected) -> str:
         everywhere = [rule for rule in both if rule.startswith(letter)]
         here_only = [rule for rule in host if rule.startswith(letter)]
         of = len(everywhere) + len(here_only)
-        cpython = sum(bool(collected.cpython[rule]) for rule in [*everywhere, *here_only])
-        there = sum(bool(collected.micropython[rule]) for rule in everywhere)
+        here = sum(bool(cpython[rule]) for rule in [*everywhere, *here_only])
+        there = sum(bool(micropython[rule]) for rule in everywhere)
         shown = f"{there} of {len(everywhere)}" if everywhere else ""
-        lines.append(f"| {letter} | {title} | {cpython} of {of} | {shown} | {len(here_only) or ''} |")
+        lines.append(f"| {letter} | {title} | {here} of {of} | {shown} | {len(here_only) or ''} |")
     return "\n".join(lines) + "\n"
 
 
@@ -89,27 +62,27 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help="put the result into the README")
     arguments = parser.parse_args()
     rules = tomllib.loads(RULES.read_text())
-    collected = collect()
+    cpython, micropython = collect()
     unproved = []
     print("rule  CPython  MicroPython  what")
     for group, entries in rules.items():
         for rule, text in entries.items():
-            here, there = collected.cpython[rule], collected.micropython[rule]
-            is_proved = proved(rule, group, collected)
-            if not is_proved:
+            here, there = cpython[rule], micropython[rule]
+            proved = bool(here) and (bool(there) or group == "host")
+            if not proved:
                 unproved.append(rule)
             shown = str(len(there)) if group == "both" else "host"
-            print(f"{rule:5} {len(here):7}  {shown:>11}  {text}{'' if is_proved else '   <- UNPROVED'}")
+            print(f"{rule:5} {len(here):7}  {shown:>11}  {text}{'' if proved else '   <- UNPROVED'}")
             for test in [*here, *there] if arguments.list else []:
                 print(f"          {test}")
     known = {rule for entries in rules.values() for rule in entries}
-    unknown = sorted((collected.cpython.keys() | collected.micropython.keys()) - known)
+    unknown = sorted((cpython.keys() | micropython.keys()) - known)
     if unknown:
         print(f"tests name rules that do not exist: {', '.join(unknown)}")
     if unproved:
         print(f"unproved: {', '.join(unproved)}")
     text = README.read_text()
-    filled = PLACE.sub(lambda match: match[1] + result(rules, collected) + match[2], text)
+    filled = PLACE.sub(lambda match: match[1] + result(rules, cpython, micropython) + match[2], text)
     if arguments.write:
         README.write_text(filled)
     elif filled != text:
