@@ -16,7 +16,7 @@ PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help setup run test check bench requirements dump \
-	powercut faults hostile fuzz clauses size vectors collect collector-kills pipeline cluster report wire-audit compact \
+	soak powercut faults hostile fuzz clauses size vectors collect collector-kills pipeline cluster report wire-audit compact \
 	deploy monitor backup wipe wakes virtual-board powercut-board format
 
 help: ## List the targets
@@ -27,6 +27,9 @@ setup: ## Install what is needed, into .venv (the other targets do this themselv
 
 run: setup ## The main job: a virtual board under power cuts, a real broker, Spark, the audit (READINGS=1000 CUTS=20 LINKCUTS=10 KILLS=3 SEED=)
 	@$(PY) -m tools.run --readings $(READINGS) --cuts $(CUTS) --link-cuts $(LINKCUTS) --collector-kills $(KILLS) $(if $(SEED),--seed $(SEED))
+
+soak: setup ## A fleet under every fault at once, through Spark to the audit; is memory flat, wear even? (MINUTES=60 BOARDS=10 SEED=)
+	@$(PY) -m tools.soak --minutes $(or $(MINUTES),60) --boards $(or $(BOARDS),10) $(if $(SEED),--seed $(SEED))
 
 test: setup ## The tests, on CPython and on MicroPython
 	@$(PY) -m pytest $(PYTEST_ARGS)
@@ -85,8 +88,8 @@ wire-audit: setup ## Audit captured MQTT traffic: make wire-audit ARGS="--captur
 compact: setup ## Join a pipeline's many small files: make compact OUT=tables
 	@$(PY) -m tools.pipeline.compact --out $(OUT)
 
-deploy: setup ## Put it on a board and wait for its first reading: make deploy BOARD=pico_w PORT=auto (DRY=1: only say what)
-	@$(PY) -m tools.deploy deploy --board $(BOARD) --port $(PORT) $(if $(DRY),--dry-run) $(if $(YES),--yes)
+deploy: setup ## Put it on a board and wait for its first reading: make deploy BOARD=pico_w PORT=auto (DRY=1: only say what; PLAIN=1: no names shortened)
+	@$(PY) -m tools.deploy deploy --board $(BOARD) --port $(PORT) $(if $(DRY),--dry-run) $(if $(PLAIN),--plain) $(if $(YES),--yes)
 
 monitor: setup ## Show what the board says (PORT=auto)
 	@$(PY) -m tools.deploy monitor --port $(PORT)

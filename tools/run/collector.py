@@ -11,8 +11,8 @@ from pathlib import Path
 from tools.children import bound_to_this_process
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-START_S = 20
-STOP_S = 20
+START_S = 60
+STOP_S = 60
 QUIET_S = 1.5
 # Soon back after the broker was away: a run is short.
 LONGEST_PAUSE_S = 2

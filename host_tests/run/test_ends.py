@@ -1,0 +1,103 @@
+"""`make run` and `make soak` leave no process behind, however they end."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tools.broker import find_mosquitto
+from tools.children import bound_to_this_process
+
+ROOT = Path(__file__).resolve().parents[2]
+DEADLINE_S = 120
+RUN = ["tools.run", "--readings", "100000"]
+SOAK = ["tools.soak", "--minutes", "60", "--boards", "2"]
+COMMANDS = [RUN, SOAK] if find_mosquitto() else [RUN]
+
+
+def start(output: Path, command: list[str]) -> subprocess.Popen:
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'firmware'}"}
+    return subprocess.Popen(
+        [sys.executable, "-m", *command, "--output", str(output)],
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def processes_of(folder: Path) -> list[str]:
+    """Return the command lines of the processes that work in or below a folder or name it."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            works_in = os.readlink(entry / "cwd")
+        except OSError:
+            continue
+        if str(folder) in command or works_in.startswith(str(folder)):
+            found.append(command)
+    return found
+
+
+def wait_for_boards(process: subprocess.Popen, output: Path) -> None:
+    """Wait until a board says that it stores messages."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not any("stored=" in console.read_text() for console in output.glob("board*/console.log")):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert len(processes_of(output)) > 2
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
+def test_ctrl_c_leaves_no_process_behind(command, tmp_path):
+    output = tmp_path / "out"
+    process = start(output, command)
+    wait_for_boards(process, output)
+    process.send_signal(signal.SIGINT)
+    _, complaints = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 130
+    assert "Traceback" not in complaints
+    assert processes_of(output) == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends the children of a killed process")
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
+def test_sigkill_leaves_no_process_behind(command, tmp_path):
+    output = tmp_path / "out"
+    process = start(output, command)
+    wait_for_boards(process, output)
+    process.kill()
+    process.communicate(timeout=DEADLINE_S)
+    deadline = time.monotonic() + DEADLINE_S
+    while left := processes_of(output):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.05)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends the children of a killed process")
+def test_a_child_whose_parent_is_already_gone_does_not_begin():
+    program = (
+        "import os, sys\n"
+        "from tools.children import bound_to_this_process\n"
+        "bind = bound_to_this_process()\n"
+        "os.getppid = lambda: 1\n"  # as the child sees it whose parent was killed before the kernel knew
+        "bind()\n"
+        "print('began')\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    ran = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stdout) == (1, "")
+
+
+def test_a_bound_child_runs_as_any_other():
+    ran = subprocess.run(["true"], preexec_fn=bound_to_this_process(), check=False)
+    assert ran.returncode == 0

@@ -1,0 +1,147 @@
+"""What the soak says of memory, wear and the landing: it finds what is planted, and nothing else."""
+
+import random
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from flashmqtt.flash.ram import RamRegion
+from flashmqtt.journal.journal import Journal
+from tools.pipeline import schemas, segments
+from tools.pipeline.commits import Commit, Output
+from tools.soak import judge
+from tools.soak.samples import HEAP_BYTES, Sample, Wear, heaps, write
+
+SEVERAL = 120
+
+
+def series(level, growth=0.0, noise=0.0, life=1, subject="collector", start=0):
+    rng = random.Random(7)
+    return [
+        Sample(start + n, subject, life, "memory", level + growth * n / SEVERAL + rng.gauss(0, noise))
+        for n in range(SEVERAL)
+    ]
+
+
+def only(samples, boards=()):
+    (found,) = judge.memory(samples, set(boards))
+    return found
+
+
+def test_noise_without_growth_is_flat():
+    found = only(series(1_000_000, noise=20_000))
+    assert found.told
+    assert found.flat
+    assert found.noise == pytest.approx(20_000, rel=0.3)
+
+
+def test_growth_beyond_the_bound_is_found():
+    found = only(series(1_000_000, growth=60_000, noise=2_000))
+    assert found.growth == pytest.approx(30_000, rel=0.15)  # in the second half
+    assert not found.flat
+    assert "NOT FLAT" in str(found)
+
+
+def test_what_shrinks_is_flat():
+    assert only(series(1_000_000, growth=-100_000)).flat
+
+
+def test_the_first_half_may_grow():
+    begun = [Sample(n, "collector", 1, "memory", 1000.0 * min(n, SEVERAL // 2)) for n in range(SEVERAL)]
+    assert only(begun).flat
+
+
+def test_a_program_is_judged_by_its_longest_life():
+    short = [Sample(n, "collector", 1, "memory", 500_000 + 9_000 * n) for n in range(20)]
+    found = only(short + series(1_000_000, life=2, start=30))
+    assert found.level == pytest.approx(1_000_000)
+    assert found.flat
+
+
+def test_a_board_is_judged_over_all_its_boots():
+    boots = [Sample(n, "board-1", n // 10, "memory", 100_000 + 500 * (n // 10)) for n in range(SEVERAL)]
+    assert not only(boots, ["board-1"]).flat
+
+
+def test_too_few_samples_tell_nothing():
+    found = only(series(1_000_000, growth=900_000)[:10])
+    assert not found.told
+    assert found.flat
+    assert "too few" in str(found)
+
+
+def test_wear_is_read_from_the_headers_and_kept_while_a_sector_is_blank(tmp_path):
+    region = RamRegion(4, page_bytes=256)
+    journal = Journal(region, 4)
+    for _ in range(1500):
+        journal.append(bytearray(100), 100)
+        journal.release(journal.take())
+    image = tmp_path / "flash.bin"
+    image.write_bytes(region.cells)
+    wear = Wear(image)
+    wear.look()
+    before = dict(wear.erases)
+    assert sorted(before) == [0, 1, 2, 3]
+    assert wear.least > 3
+    assert wear.spread <= judge.EVEN_SPREAD
+    assert judge.uneven({"board-1": wear}) == []
+    image.write_bytes(b"\xff" * 4096 + bytes(region.cells)[4096:])
+    wear.look()
+    assert wear.erases == before
+    wear.erases[2] += 5
+    assert judge.uneven({"board-1": wear}) == ["board-1"]
+
+
+def test_wear_of_no_image_is_none(tmp_path):
+    wear = Wear(tmp_path / "flash.bin")
+    wear.look()
+    assert (wear.least, wear.most) == (0, 0)
+
+
+def segment(directory, number, rows):
+    count = len(rows)
+    columns = {
+        "collector": ["c"] * count,
+        "segment": [number] * count,
+        "row": list(range(count)),
+        "arrival": [0] * count,
+        "topic": ["flashmqtt/board-1/readings"] * count,
+        "qos": [qos for qos, _ in rows],
+        "dup": [False] * count,
+        "retain": [False] * count,
+        "properties": [None] * count,
+        "payload": [payload for _, payload in rows],
+    }
+    pq.write_table(pa.table(columns, schema=segments.SCHEMA), directory / segments.file_name("c", number))
+
+
+def test_what_is_twice_in_the_landing_is_counted_by_qos(tmp_path):
+    segment(tmp_path, 1, [(1, b"one"), (2, b"two"), (2, b"three")])
+    assert judge.landing(tmp_path) == judge.Landing(3, {1: 0, 2: 0})
+    segment(tmp_path, 2, [(1, b"one"), (1, b"one"), (2, b"three")])
+    assert judge.landing(tmp_path) == judge.Landing(6, {1: 2, 2: 1})
+
+
+def test_an_empty_landing_has_nothing(tmp_path):
+    assert judge.landing(tmp_path) == judge.Landing(0, {1: 0, 2: 0})
+
+
+def test_heaps_come_from_the_readings_table(tmp_path):
+    rows = [("board-1", 2, "heap_free", 60_000.0, 3_000_000), ("board-1", 2, "load", 0.5, 4_000_000)]
+    own = {"device": 0, "boot": 1, "name": 2, "value": 3, "time": 4}
+    kinds = {pa.string(): "", pa.bool_(): False}
+    columns = {
+        field.name: [row[own[field.name]] if field.name in own else kinds.get(field.type, 0) for row in rows]
+        for field in schemas.READINGS
+    }
+    (tmp_path / "readings").mkdir()
+    pq.write_table(pa.table(columns, schema=schemas.READINGS), tmp_path / "readings" / "a.parquet")
+    Output(str(tmp_path)).write(Commit(0, "s", 0, files={"readings": ["readings/a.parquet"]}))
+    assert heaps(tmp_path, 1_000_000) == [Sample(2.0, "board-1", 2, "memory", HEAP_BYTES - 60_000)]
+
+
+@pytest.mark.parametrize("samples", [[], series(5.0)])
+def test_samples_are_written_as_they_are(samples, tmp_path):
+    write(samples, tmp_path / "samples.parquet")
+    assert [Sample(**row) for row in pq.read_table(tmp_path / "samples.parquet").to_pylist()] == samples

@@ -1,0 +1,64 @@
+"""The soak, small: three boards, every kind of fault at once, through Spark to the audit."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from tools.broker import find_mosquitto
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = """
+import sys
+from pathlib import Path
+from tools.soak.__main__ import soak
+from tools.soak.fleet import Settings
+
+# Without absences: after one, a board rightly waits longer than a test may.
+settings = Settings(
+    seconds=10, boards=3, seed=5, interval_ms=100, health_s=1, power_s=5, link_s=6, silence_s=30, absence_s=0,
+    broker_s=4, collector_s=5, collector_link_s=5,
+)
+sys.exit(soak(Path(sys.argv[1]), settings))
+"""
+
+
+def run(*command: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'firmware'}"}
+    return subprocess.run(
+        [sys.executable, *command], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280, check=False
+    )
+
+
+@pytest.mark.skipif(not find_mosquitto(), reason="mosquitto is not installed")
+@pytest.mark.req("P1", "P3", "P4", "B4", "S1", "S2", "S4", "Q1", "Q2")
+def test_a_fleet_under_every_fault_delivers_each_message_once(tmp_path):
+    output = tmp_path / "soak"
+    ran = run("-c", PROGRAM, str(output))
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    found = json.loads((output / "soak.json").read_text())
+    assert (found["missing"], found["repeated"], found["holds"]) == (0, 0, True)
+    assert found["power_cuts"] >= 3  # each board is started once more, to send what it has
+    told = json.loads((output / "expected.json").read_text())
+    assert set(told) == {"board-1", "board-2", "board-3"}
+    assert found["published"] == sum(its["boots"][-1]["last"] for its in told.values())
+    samples = pq.read_table(output / "samples.parquet").to_pylist()
+    assert {one["subject"] for one in samples if one["name"] == "memory"} >= {*told, "broker", "collector"}
+    assert {one["subject"] for one in samples if one["name"] == "erases_most"} == set(told)
+    page = (output / "soak.html").read_text()
+    assert "every message once" in page
+    for heading in ("Heap of the boards", "Flash wear", "Messages that wait"):
+        assert heading in page
+    assert "soak.html" in ran.stdout
+    assert "report.html" in ran.stdout
+
+
+@pytest.mark.parametrize("arguments", [["--minutes", "0"], ["--boards", "0"], ["--interval-ms", "1"]])
+def test_a_wrong_argument_is_named(arguments):
+    ran = run("-m", "tools.soak", *arguments)
+    assert ran.returncode == 2
+    assert arguments[0] in ran.stderr
