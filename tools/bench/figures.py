@@ -71,6 +71,12 @@ ROWS: dict[str, list[Row]] = {
     + [
         Row("QoS 2 messages a second, 50 ms round trip, stored", "session.qos2_50ms.per_s", f"{SIMPLE} has no QoS 2"),
         Row(
+            "QoS 0 messages received a second",
+            "session.receive_qos0.per_s",
+            named("session.receive_qos0.per_s_umqtt_simple", SIMPLE),
+        ),
+        Row("the same with asyncio", "session.receive_qos0_asyncio.per_s"),
+        Row(
             "writes to the socket a publish, QoS 1",
             "session.publish_qos1.writes",
             named("session.publish_qos1.writes_umqtt_simple", SIMPLE),

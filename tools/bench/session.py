@@ -1,16 +1,18 @@
 """The session on MicroPython against mosquitto: messages a second over a delayed link, CPU, heap, writes; beside umqtt.simple.
 
 Every figure of a pair is taken in the same run, the peer's right after ours; rates over a delay say how many round trips a client
-waits for, and hardly depend on the machine. The board's side is `on_board/session.py`. mqtt_as has no package on PyPI, and so no
-row here.
+waits for, and hardly depend on the machine. The board's side is `on_board/session.py`. umqtt.simple is the only peer here:
+mqtt_as has no package on PyPI, and those of umqtt.simple2 and robust2 have nothing that pip could install.
 """
 
 from __future__ import annotations
 
 import ast
 import asyncio
+import contextlib
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -124,6 +126,7 @@ def run(bench) -> None:
         with broker:
             _throughput(bench, broker.port, path)
             _cpu_and_heap(bench, broker.port, path)
+            _receive_rate(bench, path)
             _silence(bench, broker.port, path)
         _resume(bench, directory / "resume", path)
 
@@ -208,6 +211,58 @@ def _cpu_and_heap(bench, port: int, path: str) -> None:
         ["client", "QoS", "CPU publish", "CPU receive", "heap publish", "writes"],
         rows,
     )
+
+
+class Flood:
+    """A server for one client: it answers CONNECT and SUBSCRIBE and then sends messages as fast as they are taken."""
+
+    def __init__(self, count: int):
+        self._messages = (b"\x30\x4a\x00\x08bench/in" + b"x" * 64) * count + b"\x30\x0d\x00\x08bench/inend" * 5
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    @staticmethod
+    def _body(client: socket.socket) -> bytes:
+        """Return a short packet's bytes behind its header."""
+        head = client.recv(2, socket.MSG_WAITALL)
+        return client.recv(head[1], socket.MSG_WAITALL)
+
+    def _serve(self) -> None:
+        client, _ = self._listener.accept()
+        with client, contextlib.suppress(OSError):
+            client.settimeout(DEADLINE_S)
+            self._body(client)
+            client.sendall(b"\x20\x02\x00\x00")
+            client.sendall(b"\x90\x03" + self._body(client)[:2] + b"\x00")
+            time.sleep(0.2)  # the client is done with what it does once
+            client.sendall(self._messages)
+            client.recv(1024)  # its end
+
+    def __enter__(self) -> Flood:
+        return self
+
+    def __exit__(self, *exception) -> None:
+        self._listener.close()
+        self._thread.join(5)
+
+
+def _receive_rate(bench, path: str) -> None:
+    """How many QoS 0 messages a second a client takes that come as fast as it can, in turns, the best of three."""
+    count = 5_000 if bench.quick else 30_000
+    best: dict[str, float] = {}
+    for _ in range(3):
+        for name in ("flashmqtt-ram", "umqtt.simple", "flashmqtt-aio"):
+            bench.progress(f"session: receive as fast as can be, {name}")
+            with Flood(count) as flood:
+                rate = Board(path, name, flood.port, "take", count, 0).result()["per_s"]
+            best[name] = max(best.get(name, 0.0), rate)
+    bench.figure("session.receive_qos0.per_s", best["flashmqtt-ram"])
+    bench.figure("session.receive_qos0.per_s_umqtt_simple", best["umqtt.simple"])
+    bench.figure("session.receive_qos0_asyncio.per_s", best["flashmqtt-aio"])
+    rows: list[list[object]] = [[name, round(rate)] for name, rate in best.items()]
+    bench.table("QoS 0 messages received a second, from a server that never waits", ["client", "messages/s"], rows)
 
 
 def _silence(bench, port: int, path: str) -> None:
