@@ -15,7 +15,7 @@ import asyncio
 
 from .client import Client as _Blocking
 from .client import octets
-from .codec.topics import check_filter, covers
+from .codec.topics import check_filter
 from .compat import ticks_ms
 from .connection import CONNECTED, DELIVERED, IN_DOUBT, MESSAGE, NOTHING, REFUSED
 from .errors import CertificateRefused, ConnectRefused, DeadlineExpired, NotConnected, SubscriptionRefused, UsageError
@@ -72,7 +72,7 @@ class Client:
     @property
     def connected(self):
         """Whether there is a connection that the broker accepted."""
-        return self.link.is_open
+        return self.link.is_open()
 
     @property
     def error(self):
@@ -82,7 +82,7 @@ class Client:
     @property
     def pending(self):
         """How many messages are stored and not acknowledged."""
-        return self.session.pending
+        return self.session.pending()
 
     # --- connecting ---
 
@@ -109,7 +109,7 @@ class Client:
         """
         self.start()
         self.link.error = None
-        await self._until(lambda: self.link.is_open, timeout_s, self._connect_failed)
+        await self._until(self.link.is_open, timeout_s, self._connect_failed)
         return self.connection.session_present
 
     def _connect_failed(self):
@@ -130,7 +130,7 @@ class Client:
             except asyncio.CancelledError:
                 pass
             self._task = None
-        if taken and self.link.is_open and self.session.untaken >= 0:
+        if taken and self.link.is_open() and self.session.untaken >= 0:
             self.session.taken()
         self._holder = None
         self._blocking.disconnect(1)
@@ -154,7 +154,7 @@ class Client:
 
     async def drain(self, timeout_s=0):
         """Wait until every stored message is delivered."""
-        await self._until(lambda: not self.session.pending, timeout_s)
+        await self._until(lambda: not self.session.pending(), timeout_s)
 
     # --- receiving ---
 
@@ -175,12 +175,12 @@ class Client:
             await self._ask(entry, timeout_s)
 
     async def _ask(self, entry, timeout_s):
-        if not self.link.is_open:
+        if not self.link.is_open():
             return None
         self.link.flush(ticks_ms())
         entries = self.session.subscriptions
         await self._until(
-            lambda: entry not in entries or entry.state in (DECLINED, GRANTED) or not self.link.is_open, timeout_s
+            lambda: entry not in entries or entry.state in (DECLINED, GRANTED) or not self.link.is_open(), timeout_s
         )
         if entry.state == DECLINED:
             raise SubscriptionRefused(str(entry.filter, "utf-8"), entry.code)
@@ -289,7 +289,7 @@ class Client:
         """Let the program take a message: by its subscription's handler, or by `async for`."""
         found = False
         for entry in self.session.subscriptions:
-            if entry.handler and covers(entry.filter, message.topic_buffer, message.topic_start, message.topic_end):
+            if entry.takes(message):
                 found = True
                 entry.handler(message)
         if found or not (self._iterated or self.session.subscriptions):

@@ -2,7 +2,7 @@
 
 It knows no clock, no socket and no store: the caller says what happened and is told how many milliseconds to wait. The step goes
 back to 0 only after a connection that lasted: a broker that accepts and drops everybody is not hammered. A caller that keeps
-`step` in its store (`session.step`) spreads out a fleet that reboots again and again.
+`step` in its store (`session.keep_step`) spreads out a fleet that reboots again and again.
 """
 
 

@@ -8,9 +8,9 @@ everything else is in `link.py` and below.
 from select import poll as _poll
 
 from .backoff import Backoff
-from .codec.topics import check_filter, covers
+from .codec.topics import check_filter
 from .compat import const, ticks_add, ticks_diff, ticks_ms
-from .connection import CONNECTED, DELIVERED, IN_DOUBT, MESSAGE, NOTHING, REFUSED, Connection
+from .connection import CONNECTED, DELIVERED, IN_DOUBT, MESSAGE, NOTHING, OPEN, REFUSED, Connection
 from .errors import (
     CertificateRefused,
     ConnectionLost,
@@ -120,8 +120,7 @@ class Client:
         self._poller = _poll()
         self._polled = None  # the socket that is registered there, and for what
         self._polled_events = 0
-        self._handling = False
-        self._worked_ms = 0
+        self._topic = self._topic_bytes = b""  # of the last message, as it was given and as bytes
         self._refusals = {}
 
     # --- connecting ---
@@ -129,7 +128,7 @@ class Client:
     @property
     def connected(self):
         """Whether there is a connection that the broker accepted."""
-        return self.link.is_open
+        return self.link.is_open()
 
     @property
     def error(self):
@@ -151,7 +150,7 @@ class Client:
         link.start(ticks_ms())
         link.error = None
         deadline = self._deadline(timeout_s)
-        while not link.is_open:
+        while not link.is_open():
             if isinstance(link.error, (ConnectRefused, CertificateRefused)):
                 raise link.error
             self._wait_step(deadline, link.error or "connect")
@@ -160,7 +159,7 @@ class Client:
     def disconnect(self, timeout_s=None):
         """End the connection in good order and stay disconnected. Stored messages wait for the next `connect`."""
         link = self.link
-        if link.is_open:
+        if link.is_open():
             deadline = self._deadline(timeout_s)
             self.connection.disconnect()
             try:
@@ -184,18 +183,29 @@ class Client:
         Raises:
             StoreFull, and the store's other errors. InvalidTopic.
         """
-        if isinstance(topic, str):
-            topic = topic.encode()
+        if topic is not self._topic:  # a str is made bytes once, not for every message
+            self._topic = topic
+            self._topic_bytes = octets(topic)
         if isinstance(payload, str):
             payload = payload.encode()
-        handle = self.put(topic, payload, qos, retain, properties)
-        if not self._handling:  # or else the poll that called the handler sends it
-            session = self.session
+        session = self.session
+        handle = 0
+        if qos or properties or not session.put_again(self._topic_bytes, payload, retain):
+            handle = self.put(self._topic_bytes, payload, qos, retain, properties)
+        link = self.link
+        if not link.handling:  # or else the poll that called the handler sends it
             now_ms = ticks_ms()
-            if len(session.sending) >= session.quota or ticks_diff(now_ms, self._worked_ms) >= _PATIENCE_MS:
+            if ticks_diff(now_ms, link.stepped_ms) >= _PATIENCE_MS or (
+                handle and len(session.sending) >= session.quota
+            ):
                 self._work()
+            elif session.ready:
+                link.flush(now_ms)
             else:
-                self.link.flush(now_ms)
+                try:
+                    link.write(now_ms)
+                except (OSError, ConnectionLost) as error:
+                    link.fail(error, now_ms)
         return handle
 
     def put(self, topic, payload, qos, retain, properties):
@@ -207,7 +217,7 @@ class Client:
         session = self.session
         if qos:
             return session.publish(topic, payload, qos, retain, properties)
-        if self.link.is_open and not session.put_unstored(topic, payload, retain, properties):
+        if self.connection.state == OPEN and not session.put_unstored(topic, payload, retain, properties):
             self._put_long(topic, payload, retain, properties)
         return 0
 
@@ -243,7 +253,7 @@ class Client:
     def drain(self, timeout_s):
         """Wait until every stored message is delivered; return whether that is so."""
         deadline = self._deadline(timeout_s)
-        while self.session.pending:
+        while self.session.pending():
             if ticks_diff(deadline, ticks_ms()) <= 0:
                 return False
             self._wait_step(deadline, None)
@@ -252,7 +262,7 @@ class Client:
     @property
     def pending(self):
         """How many messages are stored and not acknowledged."""
-        return self.session.pending
+        return self.session.pending()
 
     # --- receiving ---
 
@@ -278,9 +288,9 @@ class Client:
     def _ask(self, entry, timeout_s):
         session = self.session
         deadline = self._deadline(timeout_s)
-        if not self._handling:
+        if not self.link.handling:
             self._work()
-        while self.link.is_open and not self._handling and entry in session.subscriptions:
+        while self.link.is_open() and not self.link.handling and entry in session.subscriptions:
             if entry.state == DECLINED:
                 raise SubscriptionRefused(str(entry.filter, "utf-8"), entry.code)
             if entry.state == GRANTED:
@@ -307,8 +317,7 @@ class Client:
         link = self.link
         handled = 0
         while True:
-            self._worked_ms = now_ms = ticks_ms()
-            event = link.step(now_ms)
+            event = link.step(ticks_ms())
             if event == NOTHING:
                 if link.wait_ms <= 0 and link.sock:
                     continue
@@ -338,30 +347,31 @@ class Client:
         session = self.session
         self.note_refusal()
         if self.on_refused:
-            self._handling = True
+            self.link.handling = True
             try:
                 self.on_refused(session.handle, session.code)
             finally:
-                self._handling = False
+                self.link.handling = False
 
     def _dispatch(self, message):
         found = False
         for entry in self.session.subscriptions:
-            if entry.handler and covers(entry.filter, message.topic_buffer, message.topic_start, message.topic_end):
+            if entry.takes(message):
                 found = True
                 self._call(entry.handler, message)
         if not found and self.on_message:
             self._call(self.on_message, message)
 
     def _call(self, handler, argument):
-        self._handling = True
+        link = self.link
+        link.handling = True
         try:
             handler(argument)
         except Exception as error:
-            self.link.fail(error, ticks_ms())  # not taken: not acknowledged
+            link.fail(error, ticks_ms())  # not taken: not acknowledged
             raise
         finally:
-            self._handling = False
+            link.handling = False
 
     # --- waiting ---
 

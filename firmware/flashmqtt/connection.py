@@ -25,7 +25,7 @@ How to pump it, for any kind of loop (the blocking client does just this; so doe
             elif event == MESSAGE:              # connection.message: topic, payload, qos, retain, dup (views, valid
                 ...                             # until the next process(), which acknowledges it: take it before)
             elif event == CONNECTED: ...        # connection.session_present
-            elif event == DELIVERED: ...        # connection.handle: what session.publish() returned
+            elif event == DELIVERED: ...        # session.handle: what session.publish() returned
             elif event == SUBSCRIBED: ...       # see session.subscriptions
             elif event == RESTART: ...          # write the output, close the socket, connect again at once
         wait_ms = connection.check(now_ms)      # keep alive, retries, deadlines; how long the loop may sleep
@@ -61,6 +61,7 @@ RESTART = const(8)
 
 # Packet types, and a level: `codec/packets.py`.
 _CONNACK = const(2)
+_PUBLISH = const(3)
 _UNSUBACK = const(11)
 _PINGRESP = const(13)
 _DISCONNECT = const(14)
@@ -133,11 +134,6 @@ class Connection:
         self.sent_ms = self._received_ms = self._scanned_ms = self._pinged_ms = 0
         self._pinged = False
 
-    @property
-    def handle(self):
-        """The message that DELIVERED, IN_DOUBT or REFUSED is about."""
-        return self.session.handle
-
     # --- the connection's begin and end ---
 
     def start(self, now_ms):
@@ -147,7 +143,7 @@ class Connection:
         self.decoder.reset()
         # A broker that may hold ids of this client's earlier life is told to forget them. 3.1 can't say whether it does; at
         # level 5 clean start does not make the session end with the connection, so nothing is lost by asking.
-        self._clean_sent = self.clean or self._purge or (not session.settled and session.level != 4)
+        self._clean_sent = self.clean or self._purge or (not session.is_settled() and session.level != 4)
         five = self.five
         topic, payload, qos, retain = self.will or (None, b"", 0, False)
         session.out_end = put_connect(
@@ -176,14 +172,14 @@ class Connection:
 
     def disconnect(self):
         """Put DISCONNECT: the broker discards the will [MQTT-3.14.4-3]. Write the output, then close the socket."""
-        if self.state == OPEN and self.session.room:
+        if self.state == OPEN and self.session.has_room():
             self.session.out_end = put_disconnect(self.session.out, self.session.out_end, self.session.level)
         self.state = CLOSING
 
     def farewell(self, error):
         """Put level 5's DISCONNECT with the reason that this error has, if it has one and there is room [MQTT-4.13.1-1]."""
         code = getattr(error, "reason", 0)
-        if code and self.five and self.state == OPEN and self.session.room:
+        if code and self.five and self.state == OPEN and self.session.has_room():
             self.session.out_end = put_disconnect(self.session.out, self.session.out_end, _LEVEL_5, code)
             self.state = CLOSING
 
@@ -234,7 +230,7 @@ class Connection:
         full = self._full
         if session.untaken >= 0 and session.partial < 0 and session.out_end <= full:
             session.taken()
-        if session.lost and session.room:
+        if session.lost and session.has_room():
             return session.recover()
         decoder = self.decoder
         while self.state != CLOSING:
@@ -250,8 +246,11 @@ class Connection:
                 break
             if self.state == CONNECTING:
                 return self._accepted(kind)
+            if kind == _PUBLISH and decoder.qos < 2:  # mostly
+                session.show(decoder)
+                return MESSAGE
             if _CONNACK < kind <= _UNSUBACK:
-                event = session.receive(self.decoder, now_ms)
+                event = session.receive(decoder, now_ms)
                 if event:
                     return event
             elif kind == _DISCONNECT:
@@ -274,7 +273,7 @@ class Connection:
         self._unanswered = False
         # 3.1 can't say whether the session is there: it is taken to be, and subscriptions are repeated.
         present = decoder.session_present or (level == 3 and not self._clean_sent)
-        if not session.settled and present and not self._clean_sent:
+        if not session.is_settled() and present and not self._clean_sent:
             self._purge = True  # the broker knows an earlier life of this client
             return self._restart()
         session.settle_down()
@@ -309,7 +308,7 @@ class Connection:
     def keep_open(self, now_ms):
         """Say that we are alive although nothing is read: the application is busy with a message and must not lose the link."""
         half = self.keep_alive_ms >> 1
-        if self.state == OPEN and half and ticks_diff(now_ms, self.sent_ms) >= half and self.session.room:
+        if self.state == OPEN and half and ticks_diff(now_ms, self.sent_ms) >= half and self.session.has_room():
             self.session.out_end = put_pingreq(self.session.out, self.session.out_end)
         self._received_ms = self._scanned_ms = now_ms
         self._pinged = False
@@ -334,7 +333,7 @@ class Connection:
             if response and overdue >= response:
                 raise DeadlineExpired("no acknowledgement")
             session.pump(now_ms)
-            if session.left_out and not session.pending and not session.holding:
+            if session.left_out and not session.pending() and not session.holding:
                 raise InboundWindowFull("the store was full")
         keep_alive = self.keep_alive_ms
         if not keep_alive:
@@ -345,7 +344,7 @@ class Connection:
         if not self._pinged and silent > wait:
             wait = silent
         wait = keep_alive - (keep_alive >> 3) - wait
-        if wait <= 0 and session.room:
+        if wait <= 0 and session.has_room():
             session.out_end = put_pingreq(session.out, session.out_end)
             if not self._pinged:
                 self._pinged = True
@@ -357,4 +356,4 @@ class Connection:
             if (response and since >= response + half) or (since if since < silent else silent) >= half:
                 raise DeadlineExpired("keep alive")
             wait = half - (since if since < silent else silent)
-        return wait if wait < _SCAN_MS or not session.waits else _SCAN_MS
+        return wait if wait < _SCAN_MS or not session.is_waiting() else _SCAN_MS

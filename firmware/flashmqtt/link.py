@@ -54,6 +54,7 @@ class Link:
 
     def __init__(self, connection, host, port, backoff, tls=None, server_name=None, timeout_ms=10000):
         self.connection = connection
+        self._session = connection.session
         self.host = host
         self.port = port
         self.backoff = backoff
@@ -62,6 +63,8 @@ class Link:
         self.events = 0  # what to poll `sock` for
         self.wait_ms = 0  # for how long `step` has nothing to do if `sock` does not become ready
         self.error = None  # why the last attempt or connection ended
+        self.stepped_ms = 0  # when `step` was called last
+        self.handling = False  # the face's: one of its handlers runs now, and a step will follow
         self.attempts = self.connects = 0
         self._tls = tls
         self._server_name = server_name or host
@@ -72,13 +75,12 @@ class Link:
         self._stuck = False
         self._stuck_ms = 0
         self._lasting = False
-        step = connection.session.step
+        step = connection.session.kept_step()
         if step:
             backoff.step = step
 
-    @property
     def is_open(self):
-        """Whether the broker has accepted the connection and it still stands."""
+        """Return whether the broker has accepted the connection and it still stands."""
         return self.connection.state == OPEN
 
     def start(self, now_ms):
@@ -118,8 +120,9 @@ class Link:
         What the world or the peer does wrong ends the connection, not this call: see `error`. What the store or the caller
         does wrong is raised.
         """
+        self.stepped_ms = now_ms
         try:
-            return self._step(now_ms)
+            return self._pump(now_ms) if self._state == _UP else self._connect(now_ms)
         except (OSError, ConnectionLost, MalformedPacket, PacketTooLarge, ProtocolViolation, ConnectRefused) as error:
             self.fail(error, now_ms)
         except ValueError as error:  # MicroPython's word for a certificate that it refuses
@@ -132,46 +135,45 @@ class Link:
         """Put what may go out and write it, as far as that needs no waiting; what fails ends the connection, not this call."""
         if self._state == _UP:
             try:
-                session = self.connection.session
-                while True:
-                    if session.ready:
-                        session.pump(now_ms)
-                    some = session.out_end
-                    if not self.write(now_ms) or not some or not session.ready:
-                        break
+                session = self._session
+                while session.ready:  # as long as the window holds more than one output does
+                    session.pump(now_ms)
+                    if not session.out_end or not self.write(now_ms):
+                        return
+                self.write(now_ms)
             except (OSError, ConnectionLost) as error:
                 self.fail(error, now_ms)
 
     def write(self, now_ms):
         """Write what is in the output; return whether all of it left."""
-        connection = self.connection
-        session = connection.session
-        start = connection.output_start
-        while start < session.out_end:
+        session = self._session
+        end = session.out_end
+        if end:
+            connection = self.connection
             if session.promised:
                 session.settle()  # what these bytes promise is durable before they leave
-            n = self.sock.write(session.out, start, session.out_end - start)
-            if not n:
-                if not self._stuck:
-                    self._stuck = True
-                    self._stuck_ms = now_ms
-                elif ticks_diff(now_ms, self._stuck_ms) >= self.timeout_ms:
-                    raise DeadlineExpired("write")
-                self.events = _POLLIN | _POLLOUT
-                return False
-            self._stuck = False
-            connection.sent_ms = now_ms
-            start += n
-            if start == session.out_end:
-                start = session.out_end = 0
-            connection.output_start = start
-        self.events = _POLLIN
+            start = connection.output_start
+            while start < end:
+                n = self.sock.write(session.out, start, end - start)
+                if not n:
+                    connection.output_start = start
+                    if not self._stuck:
+                        self._stuck = True
+                        self._stuck_ms = now_ms
+                    elif ticks_diff(now_ms, self._stuck_ms) >= self.timeout_ms:
+                        raise DeadlineExpired("write")
+                    self.events = _POLLIN | _POLLOUT
+                    return False
+                start += n
+                self._stuck = False
+                connection.sent_ms = now_ms
+            connection.output_start = session.out_end = 0
+            self.events = _POLLIN
         return True
 
-    def _step(self, now_ms):
+    def _connect(self, now_ms):
+        """Be a step nearer to a connection."""
         state = self._state
-        if state == _UP:
-            return self._pump(now_ms)
         if state == _STOPPED:
             self.wait_ms = _IDLE_MS
         elif state == _DOWN:
@@ -184,7 +186,7 @@ class Link:
 
     def _pump(self, now_ms):
         connection = self.connection
-        session = connection.session
+        session = self._session
         while True:
             event = connection.process(now_ms)
             if event == NOTHING:
@@ -289,7 +291,7 @@ class Link:
     def _keep_step(self):
         """Keep the step over a reboot. Its first values are not worth a write: such an outage is over in seconds."""
         step = self.backoff.step
-        self.connection.session.step = step if step > 2 else 0
+        self.connection.session.keep_step(step if step > 2 else 0)
 
     def _close(self):
         self._lasting = self._stuck = False

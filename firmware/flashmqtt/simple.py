@@ -104,7 +104,7 @@ class MQTTClient:
         """Send a PINGREQ now; with keepalive set it happens by itself."""
         client = self._client
         session = client.session
-        if client.connected and session.room:
+        if client.connected and session.has_room():
             session.out_end = put_pingreq(session.out, session.out_end)
         client._work()
 
@@ -112,7 +112,7 @@ class MQTTClient:
         """Publish; at QoS 1 and 2 wait for the acknowledgement as long as there is a connection."""
         client = self._client
         handle = client.publish(topic, msg, qos, retain)
-        if handle and not client._handling:
+        if handle and not client.link.handling:
             while client.connected and not client.session.delivered(handle):
                 client._wait_step(client._deadline(1), None)
 

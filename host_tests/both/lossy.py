@@ -296,7 +296,7 @@ class World:
                 self.drop()
             broker = self.broker
             busy = (
-                self.session.pending
+                self.session.pending()
                 or self.up
                 or broker.output
                 or broker.flying
@@ -305,7 +305,7 @@ class World:
             )
             if not busy and self.connection.state == OPEN:
                 return
-        raise AssertionError("never came to its end: pending %d" % self.session.pending)
+        raise AssertionError("never came to its end: pending %d" % self.session.pending())
 
     def run(self, steps):
         from flashmqtt.errors import InboundWindowFull

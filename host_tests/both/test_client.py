@@ -359,7 +359,7 @@ def test_a_reboot_in_the_middle_of_an_outage_does_not_start_with_a_stampede():
     mqtt = client(broker, store=store, backoff=Backoff(base_ms=1, cap_ms=400, random_below=longest))
     mqtt.session.settle_down()
     mqtt.start()
-    until(broker, mqtt, lambda: mqtt.session.step >= 8)
+    until(broker, mqtt, lambda: mqtt.session.kept_step() >= 8)
     after = client(broker, store=store.cut(), backoff=Backoff(base_ms=1, cap_ms=400, random_below=longest))
     begin = ticks_ms()
     after.start()
@@ -374,8 +374,8 @@ def test_a_connection_that_lasts_sets_the_kept_step_back():
     broker = Loopback()
     mqtt = client(broker, backoff=Backoff(base_ms=1, cap_ms=50, lasting_ms=100, step=6))
     mqtt.session.settle_down()
-    mqtt.session.step = 6
+    mqtt.session.keep_step(6)
     mqtt.connect()
-    until(broker, mqtt, lambda: mqtt.session.step == 0)
+    until(broker, mqtt, lambda: mqtt.session.kept_step() == 0)
     assert mqtt.connected
     mqtt.disconnect()

@@ -421,4 +421,4 @@ def test_the_steady_state_allocates_nothing(qos, answers):
             quiet.round(qos, answers, 40)
         finally:
             micropython.heap_unlock()
-        assert quiet.session.pending == 0
+        assert quiet.session.pending() == 0

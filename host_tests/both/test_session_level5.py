@@ -142,7 +142,7 @@ def test_a_reason_code_on_an_acknowledgement_reaches_the_caller(qos, answer, cod
     assert broker.handled[-1] == (REFUSED if code >= 0x80 else 4, handle)
     assert broker.session.code == code
     assert broker.took() == []
-    assert broker.session.pending == 0
+    assert broker.session.pending() == 0
 
 
 @pytest.mark.req("W12", "Q2", "Q4")

@@ -184,7 +184,8 @@ class CutStore(RamStore):
 
     def release(self, slot):
         seq = self._seqs[slot]
-        self.lazy.append((seq, self._bodies[seq], self._marks[slot], self._held[slot]))
+        body = bytes(self._bodies[seq][: self._lengths[seq]])
+        self.lazy.append((seq, body, self._marks[slot], self._held[slot]))
         super().release(slot)
 
     def append(self, buf, length):
@@ -212,12 +213,15 @@ class CutStore(RamStore):
         after.fresh = False
         after.next_seq = self.next_seq
         after.stored = self.stored
-        after._bodies = dict(self._bodies)
+        for seq in self._bodies:
+            after._bodies[seq] = bytearray(self._bodies[seq])
+            after._lengths[seq] = self._lengths[seq]
         opened = [
             (self._seqs[slot], self._marks[slot], self._held[slot]) for slot in range(self.slots) if self._seqs[slot]
         ]
         for seq, body, mark, held in self.lazy:
-            after._bodies[seq] = body
+            after._bodies[seq] = bytearray(body)
+            after._lengths[seq] = len(body)
             opened.append((seq, mark, held))
         queue = list(self._queue)
         slot = 0

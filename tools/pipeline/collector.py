@@ -318,7 +318,7 @@ class Collector:
             event = process(now_ms)
             if event == MESSAGE:
                 self._land(message)
-                if session.room:
+                if session.has_room():
                     session.taken()
             elif event in (NOTHING, OUTPUT):
                 return int(event)

@@ -112,7 +112,7 @@ class RunSession(Session):
 
     def pump(self, now_ms: int) -> None:
         """Put into the output what may go out: also the PUBRECs that had to wait."""
-        while self._late and len(self._received) < PUBREC_WINDOW and self.room:
+        while self._late and len(self._received) < PUBREC_WINDOW and self.has_room():
             self._acknowledge(PUBREC, self._late.popleft())
         super().pump(now_ms)
 
@@ -129,7 +129,7 @@ class RunSession(Session):
 
     def run_room(self) -> int:
         """Return how many QoS 1 messages may be taken at one go now: none while one is not yet acknowledged."""
-        if not self.online or self.untaken >= 0 or self.lost or not self.room:
+        if not self.online or self.untaken >= 0 or self.lost or not self.has_room():
             return 0
         return (len(self.out) - self.out_end) // ACKNOWLEDGE_BYTES
 

@@ -5,7 +5,15 @@ What it shows is valid until the next message; take `topic` and `payload` (copie
 
 
 class Message:
-    """Where a message lies in a buffer: its topic, its payload, and at level 5 its properties."""
+    """Where a message lies in a buffer: its topic, its payload, and at level 5 its properties.
+
+    topic           the topic name, as a str of its own
+    payload         the payload, as bytes of its own
+    topic_view      the topic's bytes, not copied
+    view            the payload's bytes, not copied
+    properties      level 5's properties as a dict, empty at the other levels
+    qos retain dup  of the PUBLISH that brought it
+    """
 
     def __init__(self):
         self.buffer = self.topic_buffer = bytearray()  # not the same for a topic that came as an alias (5)
@@ -16,31 +24,20 @@ class Message:
         self.retain = False
         self.dup = False
 
-    @property
-    def topic(self):
-        """The topic name, as a str of its own."""
-        return str(self.topic_view, "utf-8")
+    def __getattr__(self, name):
+        """Make what is asked for. (No properties: with one in its class, every store to an object takes five times as long.)"""
+        if name == "topic":
+            return str(self.topic_view, "utf-8")
+        if name == "payload":
+            return bytes(self.view)
+        if name == "topic_view":
+            return memoryview(self.topic_buffer)[self.topic_start : self.topic_end]
+        if name == "view":
+            return memoryview(self.buffer)[self.payload_start : self.payload_end]
+        if name == "properties":
+            if self.properties_start == self.properties_end:
+                return {}
+            from flashmqtt.codec.properties import unpack
 
-    @property
-    def payload(self):
-        """The payload, as bytes of its own."""
-        return bytes(self.view)
-
-    @property
-    def properties(self):
-        """The message's properties as a dict (5); empty at the levels that have none."""
-        if self.properties_start == self.properties_end:
-            return {}
-        from flashmqtt.codec.properties import unpack
-
-        return unpack(self.buffer, self.properties_start, self.properties_end)
-
-    @property
-    def topic_view(self):
-        """The topic's bytes, not copied."""
-        return memoryview(self.topic_buffer)[self.topic_start : self.topic_end]
-
-    @property
-    def view(self):
-        """The payload's bytes, not copied."""
-        return memoryview(self.buffer)[self.payload_start : self.payload_end]
+            return unpack(self.buffer, self.properties_start, self.properties_end)
+        raise AttributeError(name)

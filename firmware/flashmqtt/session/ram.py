@@ -1,9 +1,11 @@
 """A store in RAM, for programs that need no power safety and for tests: the store's contract in its shortest form.
 
-It knows no MQTT. Records live in a dict, so it allocates; `limit` bounds how many may wait, and what is full is refused.
+It knows no MQTT. `limit` bounds how many records may wait, and what is full is refused. A record takes the memory of one that was
+released, where that is long enough: in steady state nothing is allocated.
 """
 
 from flashmqtt.errors import StoreFull
+from flashmqtt.fast import copy
 
 
 class RamStore:
@@ -18,7 +20,9 @@ class RamStore:
         self.next_seq = 1
         self.stored = 0
         self.dropped = 0
-        self._bodies = {}  # seq -> bytes
+        self._bodies = {}  # seq -> bytearray, not shorter than the record
+        self._lengths = {}  # seq -> length of the record
+        self._spare = []  # bodies of released records
         self._queue = []  # seqs, oldest first
         self._seqs = [0] * slots
         self._marks = bytearray(slots)
@@ -34,11 +38,22 @@ class RamStore:
         """Queue a record; return its number."""
         if len(self._queue) >= self.limit:
             raise StoreFull(self.limit)
+        self.stored += 1
+        seq = self._keep(buf, length)
+        self._queue.append(seq)
+        return seq
+
+    def _keep(self, buf, length):
+        """Copy a record; return its number."""
+        spare = self._spare
+        body = spare.pop() if spare else b""
+        if len(body) < length:
+            body = bytearray(length)
+        copy(body, 0, buf, 0, length)
         seq = self.next_seq
         self.next_seq = seq + 1
-        self.stored += 1
-        self._bodies[seq] = bytes(memoryview(buf)[:length])
-        self._queue.append(seq)
+        self._bodies[seq] = body
+        self._lengths[seq] = length
         return seq
 
     def begin(self, length):
@@ -58,10 +73,7 @@ class RamStore:
         slot = self._free_slot()
         if slot < 0:
             raise StoreFull(self.slots)
-        seq = self.next_seq
-        self.next_seq = seq + 1
-        self._bodies[seq] = bytes(memoryview(buf)[:length])
-        self._open(slot, seq, 1)
+        self._open(slot, self._keep(buf, length), 1)
         return slot
 
     def take(self):
@@ -96,7 +108,7 @@ class RamStore:
 
     def length_of(self, slot):
         """Return the length of the slot's record."""
-        return len(self._bodies[self._seqs[slot]])
+        return self._lengths[self._seqs[slot]]
 
     def mark_of(self, slot):
         """Return the slot's mark, 0 where none was set."""
@@ -108,7 +120,7 @@ class RamStore:
 
     def read(self, slot, offset, buf, at, n):
         """Copy n bytes of the record, from offset, to buf[at:at+n]."""
-        buf[at : at + n] = self._bodies[self._seqs[slot]][offset : offset + n]
+        copy(buf, at, self._bodies[self._seqs[slot]], offset, n)
 
     def mark(self, slot, value):
         """Set the slot's mark, 1..255."""
@@ -116,8 +128,12 @@ class RamStore:
 
     def release(self, slot):
         """Forget the record."""
-        del self._bodies[self._seqs[slot]]
+        seq = self._seqs[slot]
         self._seqs[slot] = 0
+        del self._lengths[seq]
+        body = self._bodies.pop(seq)
+        if len(self._spare) < self.slots:
+            self._spare.append(body)
 
     def sync(self):
         """Nothing to do: RAM is as durable as it gets."""

@@ -12,6 +12,8 @@ claims to know the session holds ids of an earlier life and is told to forget th
 """
 
 from flashmqtt.codec.encode import put_ack, put_length, put_publish, put_publish_head, put_subscribe, put_unsubscribe
+from flashmqtt.codec.quick import put_message, same
+from flashmqtt.codec.topics import covers
 from flashmqtt.compat import TYPE_CHECKING, const, ticks_diff
 from flashmqtt.errors import BufferTooSmall, InboundWindowFull, ProtocolViolation, StoreFull, UsageError
 from flashmqtt.fast import copy
@@ -86,6 +88,17 @@ class Subscription:
         self.state = _WANTED
         self.code = 0  # the granted QoS, or the refusal
 
+    def takes(self, message):
+        """Return whether there is a handler and the filter covers the message's topic."""
+        if not self.handler:
+            return False
+        start = message.topic_start
+        n = message.topic_end - start
+        filter_ = self.filter
+        if n == len(filter_) and same(message.topic_buffer, start, filter_, n):  # a topic has no wildcards
+            return True
+        return covers(filter_, message.topic_buffer, start, start + n)
+
 
 class Session:
     """The state of one client id at one broker, over one store.
@@ -117,6 +130,8 @@ class Session:
         self.retry_ms = (20000 if level == 3 else 0) if retry_ms is None else retry_ms
         self.republish = republish
         self.remember = remember
+        # How many inbound QoS 2 messages can be held: in the slots that neither the window nor the note needs.
+        self.hold_limit = store.slots - window - (1 if remember else 0)
         self.out = bytearray(out_bytes)
         self.out_end = 0
         self.message = Message()
@@ -153,6 +168,10 @@ class Session:
         self._wants_request = False
         self._asked = []  # the entries in that request, in its order
         self._asking = put_subscribe
+        self._topic = (
+            None  # of the last QoS 0 message on this connection, where the same object is the same valid bytes
+        )
+        self._most = out_bytes - 7  # of topic and payload in the output
         self._last_taken = 0
         self._gap_from = self._gap_to = 0  # numbers that the store skipped: dropped by its policy
         self._note = -1
@@ -184,16 +203,15 @@ class Session:
                         self._states[slot] = self._scratch[0] >> 1 & 3 | _SENT
         if (level == _LEVEL_5) != (self.level == _LEVEL_5):
             # Level 5's PUBLISH has another layout. What is stored has to go out as it was stored.
-            if self.pending:
+            if self.pending():
                 raise UsageError("messages of level %d are stored" % level)
             old = self._note
             self._note = -1
             self.settle_down()
             store.release(old)
 
-    @property
-    def settled(self):
-        """Whether the broker's side of the session is known to have begun with this store."""
+    def is_settled(self):
+        """Return whether the broker's side of the session is known to have begun with this store."""
         return self._begun or not self.remember
 
     def settle_down(self):
@@ -207,26 +225,20 @@ class Session:
             except StoreFull:
                 pass  # a board that was offline until its store was full has to deliver first: the next connection tries again
 
-    @property
-    def step(self):
-        """A number from 0 to 254 that survives power cuts: the step that the backoff had reached."""
+    def kept_step(self):
+        """Return a number from 0 to 254 that survives power cuts: the step that the backoff had reached."""
         mark = self.store.mark_of(self._note) if self._note >= 0 else 0
         return mark - 1 if mark else 0
 
-    @step.setter
-    def step(self, value):
-        if self._note >= 0 and value != self.step:
+    def keep_step(self, value):
+        """Let `kept_step` return this number from now on."""
+        if self._note >= 0 and value != self.kept_step():
             self.store.mark(self._note, value + 1)
 
     def fit(self, packet_bytes):
         """Be able to hold a received packet of this size."""
         if len(self._scratch) < packet_bytes:
             self._scratch = bytearray(packet_bytes)
-
-    @property
-    def hold_limit(self):
-        """How many inbound QoS 2 messages can be held: the slots that neither the window nor the note needs."""
-        return self.store.slots - self.window - (1 if self.remember else 0)
 
     # --- the application's side ---
 
@@ -249,6 +261,21 @@ class Session:
         self.ready = True
         return store.commit()
 
+    def put_again(self, topic, payload, retain):
+        """Do what `put_unstored` does where it has done so before: with the topic of the last time, and so on this connection.
+
+        Return False where that is not so, or there is no room. A quarter of the instructions: nothing has to be checked.
+        """
+        if topic is not self._topic or self.partial >= 0:
+            return False
+        n = len(payload)
+        length = len(topic)
+        at = self.out_end
+        if at + n + length > self._most:
+            return False
+        self.out_end = put_message(self.out, at, 0x31 if retain else 0x30, n + length + 2, topic, length, 0, payload, n)
+        return True
+
     def put_unstored(self, topic, payload, retain=False, properties=None):
         """Put a QoS 0 message straight into the output; return False where it has no room (now, or ever)."""
         if self.partial >= 0:
@@ -262,6 +289,7 @@ class Session:
             )
         except BufferTooSmall:
             return False
+        self._topic = topic if isinstance(topic, bytes) and self.level != _LEVEL_5 else None
         return True
 
     def put_unstored_head(self, topic, n, retain=False, properties=None):
@@ -291,14 +319,12 @@ class Session:
                 return False
         return 0 < handle < store.next_seq
 
-    @property
-    def waits(self):
-        """Whether any answer of the broker is awaited."""
+    def is_waiting(self):
+        """Return whether any answer of the broker is awaited."""
         return bool(self.sending or self.request_id)
 
-    @property
     def pending(self):
-        """How many outgoing messages are stored and not acknowledged."""
+        """Return how many outgoing messages are stored and not acknowledged."""
         return self.store.waiting + len(self.sending) + (self._stalled >= 0)
 
     def subscribe(self, filter_, options, handler=None):
@@ -362,6 +388,7 @@ class Session:
             self.settle()  # or else what was handed over could come a second time after a power cut, however much later
         self.out_end = self.request_id = 0
         self.partial = self.untaken = -1
+        self._topic = None
 
     def recover(self):
         """Report one message after another that the lost session left behind; NOTHING when there is none."""
@@ -388,9 +415,8 @@ class Session:
 
     # --- out ---
 
-    @property
-    def room(self):
-        """Whether an acknowledgement fits into the output now: not inside a message that is there in part."""
+    def has_room(self):
+        """Return whether an acknowledgement fits into the output now: not inside a message that is there in part."""
         return self.partial < 0 and len(self.out) - self.out_end >= _ACK_BYTES
 
     def settle(self):
@@ -547,15 +573,14 @@ class Session:
     # --- in ---
 
     def receive(self, packet, now_ms):
-        """Take in one decoded PUBLISH, acknowledgement, SUBACK or UNSUBACK; return what is to be reported.
+        """Take in one decoded PUBLISH of QoS 2, acknowledgement, SUBACK or UNSUBACK; return what is to be reported.
+
+        (`show` is for the other PUBLISH packets.)
 
         Raises:
             ProtocolViolation: an acknowledgement that does not belong to the flow its id is in.
         """
         kind = packet.packet_type
-        if kind == _PUBLISH and packet.qos < 2:
-            self._show(packet)
-            return _MESSAGE
         if kind >= _SUBACK:
             return self._answered(packet, kind)
         packet_id = packet.packet_id
@@ -633,8 +658,8 @@ class Session:
         code = 0x92 if state == _NONE and self.level == _LEVEL_5 else 0
         self.out_end = put_ack(self.out, self.out_end, kind, packet_id, self.level, code)
 
-    def _show(self, packet):
-        """Let the message be what lies in the decoder's buffer."""
+    def show(self, packet):
+        """Let the message be what lies in the decoder's buffer; `taken` will acknowledge it."""
         message = self.message
         message.buffer = message.topic_buffer = packet.buffer
         message.topic_start = packet.topic_start
@@ -751,7 +776,7 @@ class Session:
                     oldest = age
         if self.request_id:
             age = ticks_diff(now_ms, self._request_ms)
-            if self.level == 3 and self.retry_ms and age >= self.retry_ms and self.room:
+            if self.level == 3 and self.retry_ms and age >= self.retry_ms and self.has_room():
                 self._put_request(now_ms)
             elif age > oldest:
                 oldest = age
