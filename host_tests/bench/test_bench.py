@@ -46,6 +46,7 @@ def test_every_goal_and_every_row_belongs_to_an_area():
     [
         ("", list(bench.AREAS)),
         ("journal", ["journal"]),
+        ("collector", ["collector"]),
         ("session.qos1", ["session"]),
         ("powercut", ["proofs"]),
         ("nothing", []),

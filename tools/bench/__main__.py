@@ -122,6 +122,8 @@ def _cell(cell: object) -> str:
 
 def chosen_areas(only: str) -> list[str]:
     """Return the areas that are named so, or of which a figure's name can begin so."""
+    if only in AREAS:
+        return [only]
     return [
         name
         for name, prefixes in AREAS.items()

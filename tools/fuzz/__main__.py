@@ -62,7 +62,9 @@ def timed(what: str, start: float, detail: str) -> None:
 
 def main() -> int:
     """Run the attacks one after another."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.fuzz", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--cases", type=int, default=1_000_000, help="random streams")
     parser.add_argument("--first", type=int, default=0, help="the first one's number")
     parser.add_argument("--seconds", type=int, default=60, help="of coverage-guided fuzzing")
