@@ -1,6 +1,10 @@
 """A TCP proxy on loopback that does to a connection what a bad link does: delays it, cuts it at a chosen packet or
 inside one, swallows its bytes.
 
+With `capture` it writes what passes to a file that the wire audit reads (`make wire-audit`): one JSON object a line,
+`{"t": microseconds, "c": "connection", "d": "up" or "down", "b": "hex"}`. What a reset took out of the receiver's buffers
+after it had passed stands there too.
+
 It finds packet boundaries with a parser of its own, so that it shares no mistake with the codec under test. It
 keeps a count of what it did. It knows nothing of sessions.
 
@@ -17,11 +21,15 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import json
 import random
 import socket
 import struct
+import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TextIO
 
 READ_BYTES = 65536
 # The part that got through must be read before a reset discards what is unread.
@@ -171,6 +179,7 @@ class Proxy:
         plan: cuts to make, one after the other.
         action: what a cut of manner "action" awaits.
         watch: keep `trace`, a list of the packets that came; implied by a plan.
+        capture: a file that gets what passes, behind what it holds.
     """
 
     def __init__(
@@ -181,6 +190,7 @@ class Proxy:
         plan: list[Cut] | None = None,
         action: Callable[[], Coroutine[None, None, None]] | None = None,
         watch: bool = False,
+        capture: Path | None = None,
     ):
         self.target = target
         self.port = 0
@@ -198,6 +208,12 @@ class Proxy:
         self._links: set[_Link] = set()
         self._accepted: set[asyncio.Task] = set()
         self._server: asyncio.Server | None = None
+        self._capture: TextIO | None = None
+        if capture is not None:
+            capture.parent.mkdir(parents=True, exist_ok=True)
+            # By lines: a run that is killed leaves whole ones. It closes in stop().
+            self._capture = open(capture, "a", buffering=1)  # noqa: SIM115
+            self._run = time.time_ns()
 
     async def start(self) -> Proxy:
         """Start to listen, on a free port."""
@@ -211,6 +227,9 @@ class Proxy:
             self._server.close()
         self.cut()
         await asyncio.gather(*self._accepted, return_exceptions=True)
+        if self._capture is not None:
+            self._capture.close()
+            self._capture = None
         if self._acting is not None:
             await self._acting
 
@@ -238,6 +257,17 @@ class Proxy:
         """Let every connection stand but pass nothing on, in either direction: a black hole."""
         for link in self._links:
             link.swallow = True
+
+    def _note(self, link: _Link, direction: str, content: bytes) -> None:
+        """Write what is passed on to the capture."""
+        if self._capture is not None and content:
+            line = {
+                "t": time.time_ns() // 1000,
+                "c": f"{self._run:x}.{link.number}",
+                "d": direction,
+                "b": content.hex(),
+            }
+            self._capture.write(json.dumps(line, separators=(",", ":")) + "\n")
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if not self.accepting:
@@ -296,8 +326,10 @@ class Proxy:
                         if link.swallow:
                             break
                 elif late:
+                    self._note(link, direction, chunk)
                     late.write(chunk)
                 else:
+                    self._note(link, direction, chunk)
                     writer.write(chunk)
                     await writer.drain()
         except OSError:
@@ -314,6 +346,7 @@ class Proxy:
             cut = None
         passes = cut.passes(len(packet)) if cut else len(packet)
         self.trace.append(Seen(direction, packet, passes, link.number, len(self.made)))
+        self._note(link, direction, packet[:passes])
         if cut is None:
             writer.write(packet)
             await writer.drain()
@@ -344,6 +377,7 @@ class Proxy:
         place = place_inside_a_packet(chunk, self._rng)
         if not place:
             return False
+        self._note(link, UP, chunk[:place])
         writer.write(chunk[:place])
         await writer.drain()
         await asyncio.sleep(SETTLE_S)

@@ -1,5 +1,6 @@
 """The wire audit: flows and violations from captured bytes, whatever TCP did to them."""
 
+import asyncio
 import json
 import random
 import struct
@@ -7,7 +8,9 @@ import struct
 import pytest
 
 from flashmqtt.codec import encode, server
+from tools.broker import Broker
 from tools.pipeline import capture, wire
+from tools.proxy import Proxy
 
 UP, DOWN = capture.UP, capture.DOWN
 CLIENT, BROKER = ("10.0.0.7", 50_000), ("10.0.0.1", 1883)
@@ -87,6 +90,29 @@ def test_flow_goes_on_in_the_next_connection():
         (2, "PUBLISH PUBREC PUBREL PUBREL PUBCOMP", True, 2),
     ]
     assert found.violations == []
+
+
+def test_answer_that_was_lost_with_its_connection_may_be_asked_for_again():
+    found = audited(
+        [*HELLO, (UP, publish(1, 2)), (DOWN, ack("PUBREC", 1)), (UP, publish(2)), (DOWN, ack("PUBACK", 2))],
+        [
+            *AGAIN,
+            *(
+                (UP, publish(1, 2, dup=True)),
+                (DOWN, ack("PUBREC", 1)),
+                (UP, ack("PUBREL", 1)),
+                (DOWN, ack("PUBCOMP", 1)),
+            ),
+            *(
+                (UP, publish(2, dup=True)),
+                (UP, publish(2, dup=True)),
+                (DOWN, ack("PUBACK", 2)),
+                (DOWN, ack("PUBACK", 2)),
+            ),
+        ],
+    )
+    assert found.violations == []
+    assert [flow["complete"] for flow in found.flows] == [True] * 3
 
 
 @pytest.mark.parametrize(
@@ -213,3 +239,48 @@ def test_job_follows_a_connection_over_two_files_and_a_client_over_two_connectio
     ]
     assert tables["violations"].count() == 0
     assert tables["packets"].count() == 9
+
+
+# The proxy's own capture, of a real broker and our own client.
+
+
+def publish_through(port, count):
+    from flashmqtt.client import Client
+
+    client = Client("127.0.0.1", port, "board", keep_alive_s=10)
+    client.connect(10)
+    for number in range(count):
+        client.publish("flashmqtt/board/readings", b"%d" % number, qos=1 + number % 2)
+        client.poll()
+    client.drain(30)
+    client.disconnect()
+
+
+def test_capture_of_the_proxy_is_read_by_the_audit_and_shows_a_client_that_keeps_the_rules(tmp_path):
+    async def scenario(broker_port, file):
+        proxy = await Proxy(broker_port, random.Random(1), capture=file).start()
+        publishing = asyncio.ensure_future(asyncio.to_thread(publish_through, proxy.port, 60))
+        for cut in (proxy.cut, proxy.cut_inside_a_packet, proxy.cut):
+            while not publishing.done() and not proxy.connected:
+                await asyncio.sleep(0.005)
+            await asyncio.sleep(0.01)
+            cut()
+        await publishing
+        await proxy.stop()
+        return proxy.counts
+
+    file = tmp_path / "captures" / "run.jsonl"
+    with Broker(tmp_path / "broker") as broker:
+        counts = asyncio.run(scenario(broker.port, file))
+    with open(file, "rb") as opened:
+        found = list(capture.read(opened, file.name, []))
+    assert sum(len(one.content) for one in found if one.direction == UP) <= counts.bytes_up
+    connections = {}
+    for one in found:
+        connections.setdefault(one.connection, []).append(one)
+    assert len(connections) == counts.connections
+    told = wire.audit([packet for each in connections.values() for packet in wire.packets_of(each)])
+    assert told.violations == []
+    done = [flow for flow in told.flows if flow["complete"]]
+    assert len({(flow["qos"], flow["packet_id"]) for flow in done if flow["client"] == "board"}) == 60
+    assert {flow["qos"] for flow in done} == {1, 2}

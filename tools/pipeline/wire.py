@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -178,6 +179,7 @@ class Flow:
     story: list[str] = field(default_factory=list)
     connections: set[str] = field(default_factory=set)
     received: bool = False  # PUBREC seen
+    received_in: str = ""  # in this connection: if it ended then, the sender may never have got it
     released: bool = False  # PUBREL sent
     resent_in: str = ""
 
@@ -208,7 +210,8 @@ class Audit:
         self.connection = ""
         self.seen_in: dict[str, int] = {}  # packets in this connection by direction
         self.ended = False
-        self.acknowledged: list[int] = []
+        self.asked: Counter[tuple[str, int]] = Counter()  # PUBLISHes in this connection, by sender and packet id
+        self.answered: Counter[tuple[str, int]] = Counter()  # and their PUBACKs and PUBRECs
 
     def violation(self, packet: dict[str, Any], clause: str, text: str) -> None:
         """Note a broken rule."""
@@ -222,6 +225,8 @@ class Audit:
             self.connection = packet["connection"]
             self.seen_in = {}
             self.ended = False
+            self.asked = Counter()
+            self.answered = Counter()
         first = not self.seen_in.get(direction)
         self.seen_in[direction] = self.seen_in.get(direction, 0) + 1
         if kind == "LOST":
@@ -250,6 +255,7 @@ class Audit:
 
     def _publish(self, packet: dict[str, Any]) -> None:
         key = (packet["direction"], packet["packet_id"])
+        self.asked[key] += 1
         flow = self.open.get(key)
         step = "PUBLISH+DUP" if packet["dup"] else "PUBLISH"
         if flow is None:
@@ -261,7 +267,7 @@ class Audit:
         else:
             if not packet["dup"]:
                 self.violation(packet, "MQTT-3.3.1-1", f"packet id {key[1]} is sent again without DUP")
-            if flow.received or flow.released:
+            if flow.released or (flow.received and flow.received_in == self.connection):
                 self.violation(packet, "MQTT-4.3.3-1", f"PUBLISH {key[1]} is sent again after its PUBREC")
             elif flow.resent_in != self.connection and self.connection not in flow.connections:
                 later = [other for other in self._sent(key[0]) if other.resent_in == self.connection]
@@ -278,8 +284,12 @@ class Audit:
 
     def _answer(self, packet: dict[str, Any], flow: Flow | None) -> None:
         kind, number = packet["kind"], packet["packet_id"]
+        if kind != "PUBCOMP":
+            self.answered[OTHER[packet["direction"]], number] += 1
         if flow is None:
-            if kind != "PUBCOMP":  # that one answers a PUBREL that was sent again, too
+            # A PUBLISH or PUBREL that was sent again is answered again.
+            key = (OTHER[packet["direction"]], number)
+            if kind != "PUBCOMP" and self.answered[key] > self.asked[key]:
                 self.violation(packet, "MQTT-4.3.2-2", f"{kind} {number} answers nothing")
             return
         flow.story.append(kind)
@@ -287,7 +297,7 @@ class Audit:
         if (kind == "PUBACK") != (flow.packet["qos"] == 1):
             self.violation(packet, "MQTT-4.3.3-2", f"{kind} {number} answers a PUBLISH at QoS {flow.packet['qos']}")
         elif kind == "PUBREC":
-            flow.received = True
+            flow.received, flow.received_in = True, self.connection
         elif kind == "PUBCOMP" and not flow.released:
             self.violation(packet, "MQTT-4.3.3-2", f"PUBCOMP {number} before its PUBREL")
         else:
