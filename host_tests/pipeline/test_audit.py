@@ -4,7 +4,6 @@ import datetime
 
 import numpy as np
 import pytest
-from pyspark.sql import functions as F  # noqa: N812
 from pyspark.testing import assertDataFrameEqual
 
 from host_tests.pipeline.planted import fleet
@@ -108,17 +107,22 @@ def test_delays_need_a_clock_and_are_right_to_a_step(spark):
     assert (found.late, found.dated_by) == (5, "clock")
 
 
-def test_percentiles_of_weighted_values_are_those_of_the_values_written_out(spark):
-    bins = spark.sql(
-        "SELECT array(struct(1.0D AS ms, 3L AS n), struct(2.0D AS ms, 1L AS n), struct(9.0D AS ms, 1L AS n)) b"
-    )
-    row = bins.select(
-        *[
-            audit.weighted_percentile(F.col("b"), audit.weight(F.col("b")), share)
-            for share in (0.01, 0.5, 0.6, 0.61, 0.8, 0.81, 1.0)
-        ]
-    )
-    assert list(row.collect()[0]) == [1.0, 1.0, 1.0, 2.0, 2.0, 9.0, 9.0]
+@pytest.mark.parametrize("seed", range(20))
+def test_percentiles_of_weighted_values_are_those_of_the_values_written_out(seed):
+    rng = np.random.default_rng(seed)
+    boots = 5
+    boot = np.sort(rng.integers(0, boots, 12))
+    value = rng.integers(0, 50, 12).astype(float)
+    order = np.lexsort((value, boot))
+    value, weight = value[order], rng.integers(1, 5, 12)
+    for share in (0.01, 0.5, 0.6, 0.99, 1.0):
+        found = delays.percentile(boot, value, weight, boots, share)
+        for n in range(boots):
+            written = np.repeat(value[boot == n], weight[boot == n])
+            if len(written):
+                assert found[n] == np.quantile(written, share, method="inverted_cdf")
+            else:
+                assert np.isnan(found[n])
 
 
 @pytest.mark.req("P4")

@@ -258,3 +258,18 @@ def test_tallies_of_a_batch_become_one_row_a_boot_with_the_same_sums(landing):
         assert sum(row["counts"]) == row["delivered"]
         assert row["base_us"] == min(one["base_us"] for one in own if one["counts"])
         assert row["last_arrival"] == max(one["last_arrival"] for one in own)
+
+
+def test_ties_of_a_batch_are_told_once_unless_the_clock_moved(landing):
+    state = bucket.State()
+    parts = []
+    offsets = {1: 1000, 2: 1000.004, 3: 1000.02, 4: 5000, 5: 5000}
+    for device in ("b", "a"):
+        for seq, offset in offsets.items():
+            landing.message(device, 1, seq, up=float(seq), bt=round(1_790_000_000 + offset + seq, 3))
+            landing.number += 1
+            parts += [found for name, found in bucket.process(state, landing.table()) if name == "ties"]
+            landing.rows = []
+    assert sum(part.num_rows for part in parts) == 10
+    merged = bucket.merge_ties(parts).cast(schemas.TIES).to_pylist()
+    assert [(row["device"], row["seq"]) for row in merged] == [(name, seq) for name in "ab" for seq in (1, 3, 4)]

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pyarrow as pa
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812
 
@@ -70,20 +71,25 @@ def extents(boots: DataFrame) -> DataFrame:
     lowest, highest = F.array_min("seen.lo"), F.array_max("seen.hi")
     own_first = F.coalesce("told_first", F.least("begun", lowest))
     life = Window.partitionBy("device", "life").orderBy("own_first", "boot")
+    whole_life = Window.partitionBy("device", "life")
     known_end = F.coalesce(F.col("told_last"), F.greatest(F.col("next_first") - 1, highest, F.col("own_first") - 1))
+    declared = F.coalesce("next_dropped", "dropped_after") - F.col("dropped_before")
     return (
         boots.withColumn("own_first", own_first)
-        .withColumn("next_first", F.lead("own_first").over(life))
-        .withColumn("next_dropped", F.lead("dropped_before").over(life))
-        .withColumn("life_doubts", F.flatten(F.collect_list("doubts").over(Window.partitionBy("device", "life"))))
-        .withColumn("first", F.col("own_first"))
-        .withColumn("last", known_end)
-        .withColumn("open", F.col("next_first").isNull() & F.col("told_last").isNull())
-        .withColumn(
-            "declared",
-            F.coalesce(
-                F.greatest(F.coalesce("next_dropped", "dropped_after") - F.col("dropped_before"), F.lit(0)), F.lit(0)
-            ),
+        .withColumns(
+            {
+                "next_first": F.lead("own_first").over(life),
+                "next_dropped": F.lead("dropped_before").over(life),
+                "life_doubts": F.flatten(F.collect_list("doubts").over(whole_life)),
+            }
+        )
+        .withColumns(
+            {
+                "first": F.col("own_first"),
+                "last": known_end,
+                "open": F.col("next_first").isNull() & F.col("told_last").isNull(),
+                "declared": F.coalesce(F.greatest(declared, F.lit(0)), F.lit(0)),
+            }
         )
     )
 
@@ -118,60 +124,36 @@ def overlap(ranges: Column, windows: Column) -> Column:
     return F.aggregate(ranges, F.lit(0).cast("long"), lambda sum_, one: sum_ + inside(one))
 
 
-def middle_us(step: Column) -> Column:
-    """Return the delay in the middle of a step of delays.py, in microseconds (0 for step 0)."""
-    return F.when(step <= 0, 0.0).otherwise(F.pow(F.lit(2.0), (step - 0.5) / delays.STEPS_PER_OCTAVE) * 1000.0)
+def delay_figures(bins: Column, offset_us: Column, late_after_s: float) -> Column:
+    """Return what a boot's delays come to: late, percentiles, and messages by octave of milliseconds (delays.figures)."""
+    octaves = "octaves array<struct<octave int, messages bigint>>"
+    kind = f"late bigint, {', '.join(f'p{round(100 * share)} double' for share in PERCENTILES)}, {octaves}"
 
+    def of(some_bins: pa.Array, some_offsets: pa.Array) -> pa.Array:
+        return delays.figures(some_bins, some_offsets, late_after_s, PERCENTILES)
 
-def delay_bins(bins: Column, offset_us: Column) -> Column:
-    """Return a boot's delays as sorted (ms, n). A base that is no moment in time is of a board without uptime."""
-
-    def one(bin_: Column) -> Column:
-        base = bin_["base_us"] - F.when(bin_["base_us"] < 10**14, F.lit(0)).otherwise(offset_us)
-        return F.zip_with(
-            bin_["steps"],
-            bin_["counts"],
-            lambda step, n: F.struct(((base + middle_us(step)) / 1000.0).alias("ms"), n.alias("n")),
-        )
-
-    return F.array_sort(F.filter(F.flatten(F.transform(bins, one)), lambda bin_: bin_["ms"].isNotNull()))
-
-
-def weight(bins: Column) -> Column:
-    """Return the weight of (ms, n) bins together."""
-    return F.aggregate(bins, F.lit(0).cast("long"), lambda sum_, one: sum_ + one["n"])
-
-
-def weighted_percentile(bins: Column, weight_: Column, share: float) -> Column:
-    """Return the first value at which `share` of the weight is reached, of sorted (ms, n); null where there is none.
-
-    The weight is handed in as a column of its own: inside the lambda it would be counted anew for each bin.
-    """
-    start = F.struct(F.lit(0).cast("long").alias("n"), F.lit(None).cast("double").alias("ms"))
-
-    def step(state: Column, one: Column) -> Column:
-        return F.when(state["n"] >= weight_ * share, state).otherwise(
-            F.struct((state["n"] + one["n"]).alias("n"), one["ms"].alias("ms"))
-        )
-
-    return F.aggregate(bins, start, step, lambda state: state["ms"])
+    made = F.arrow_udf(of, f"struct<{kind}>")  # type: ignore[call-overload]  # pyarrow has no types
+    return made(bins, offset_us)
 
 
 def audit(boots: DataFrame, late_after_s: float = 60.0) -> DataFrame:
     """Return the audit: one row per device, life and boot."""
-    late = F.aggregate(
-        "delays",
-        F.lit(0).cast("long"),
-        lambda sum_, one: sum_ + F.when(one["ms"] > 1000.0 * late_after_s, one["n"]).otherwise(0),
-    )
     return (
-        boots.withColumn("offset_us", dating.offset_us(F.col("ties")))
-        .withColumn("missing_ranges", gaps(F.col("seen"), F.col("first"), F.col("last")))
-        .withColumn("missing", total(F.col("missing_ranges")))
-        .withColumn("in_doubt", overlap(F.col("missing_ranges"), F.col("life_doubts")))
+        boots.withColumns(
+            {
+                "offset_us": dating.offset_us(F.col("ties")),
+                "clock_jumps": dating.jumps(F.col("ties"))["n"],
+                "missing_ranges": gaps(F.col("seen"), F.col("first"), F.col("last")),
+            }
+        )
+        .withColumns(
+            {
+                "missing": total(F.col("missing_ranges")),
+                "in_doubt": overlap(F.col("missing_ranges"), F.col("life_doubts")),
+                "delay": delay_figures(F.col("bins"), F.col("offset_us"), late_after_s),
+            }
+        )
         .withColumn("dropped", F.least("declared", F.col("missing") - F.col("in_doubt")))
-        .withColumn("delays", delay_bins(F.col("bins"), F.col("offset_us")))
-        .withColumn("weight", weight(F.col("delays")))
         .select(
             *BOOT,
             "cause",
@@ -185,14 +167,13 @@ def audit(boots: DataFrame, late_after_s: float = 60.0) -> DataFrame:
             F.expr("missing - dropped - in_doubt").alias("unexplained"),
             "missing_ranges",
             "reordered",
-            late.alias("late"),
+            F.col("delay.late").alias("late"),
             *[
-                F.round(weighted_percentile(F.col("delays"), F.col("weight"), share), 3).alias(
-                    f"delay_p{round(100 * share)}_ms"
-                )
+                F.round(f"delay.p{round(100 * share)}", 3).alias(f"delay_p{round(100 * share)}_ms")
                 for share in PERCENTILES
             ],
-            dating.jumps(F.col("ties"))["n"].alias("clock_jumps"),
+            F.col("delay.octaves").alias("delay_octaves"),
+            "clock_jumps",
             F.when(F.col("offset_us").isNotNull(), "clock").otherwise("arrival").alias("dated_by"),
             "open",
             "first_arrival",

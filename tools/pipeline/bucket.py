@@ -26,6 +26,8 @@ from .storage import Storage
 LIFE_BITS, BOOT_BITS = 10, 31
 TIE_TOLERANCE_US = 1_000_000
 """A clock that moves by more than this against the uptime has been set anew."""
+SAME_TIE_US = 10_000
+"""Ties of a boot that lie closer together than this say the same: clock and uptime are told in milliseconds."""
 EVENT_LABELS = ("first", "cause", "dropped", "doubt_first", "doubt_last")
 
 
@@ -544,6 +546,19 @@ def merge_tallies(tallies: list[pa.Table]) -> pa.Table:
     return table_of(columns, schemas.TALLY)
 
 
+def merge_ties(ties: list[pa.Table]) -> pa.Table:
+    """Return the ties of a batch's parts without those that say what the one before them in their boot says."""
+    table = pa.concat_tables([one.cast(schemas.TIES) for one in ties]).combine_chunks()
+    table = table.sort_by([(name, "ascending") for name in ("device", "life", "boot", "seq")])
+    same = np.ones(len(table) - 1, dtype=bool)
+    for name in ("device", "life", "boot"):
+        column = table[name].combine_chunks()
+        same &= pc.equal(column[1:], column[:-1]).to_numpy(zero_copy_only=False)
+    same &= np.abs(np.diff(table["offset_us"].to_numpy())) <= SAME_TIE_US
+    table = table.filter(pa.array(np.concatenate(([True], ~same))))
+    return table_of([column.combine_chunks() for column in table.columns], schemas.TIES)
+
+
 def _is_valid(column: pa.Array) -> np.ndarray:
     return column.is_valid().to_numpy(zero_copy_only=False)
 
@@ -642,18 +657,19 @@ def run(
         state.load_boots(_load(storage, state_files["boots"], schemas.BOOTS))
     attempt = uuid.uuid4().hex[:8]
     name = f"bucket-{bucket:04d}-{attempt}.parquet"
-    tallies: list[pa.Table] = []
+    gathered: dict[str, list[pa.Table]] = {"tally": [], "ties": []}
     with _Writers(storage, bucket, batch, name) as writers:
         for segment in _in_order(landing, paths, bucket, buckets):
             for rows in segment:
                 for table, found in process(state, rows):
-                    if table == "tally":
-                        tallies.append(found)
+                    if table in gathered:
+                        gathered[table].append(found)
                     else:
                         writers.write(table, found)
             state.settle()
-        if tallies:
-            writers.write("tally", merge_tallies(tallies))
+        for table, merge in (("tally", merge_tallies), ("ties", merge_ties)):
+            if gathered[table]:
+                writers.write(table, merge(gathered[table]))
         if writers.wrote_any or not state_files:
             writers.write("state/intervals", state.intervals_table())
             writers.write("state/boots", state.boots_table())

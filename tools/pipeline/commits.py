@@ -26,7 +26,7 @@ class OutputError(Exception):
 
 @dataclass
 class Commit:
-    """One batch: its files by table, the state behind it, and how far each collector's segments were read."""
+    """One batch: its files by table, the state behind it, how far each collector's segments were read, and by whom."""
 
     batch: int
     stream: str
@@ -35,6 +35,7 @@ class Commit:
     rows: dict[str, int] = field(default_factory=dict)
     state: dict[str, dict[str, str]] = field(default_factory=dict)  # bucket -> {"intervals": file, "boots": file}
     read: dict[str, int] = field(default_factory=dict)  # collector -> segment
+    stream_read: dict[str, int] = field(default_factory=dict)  # the same, of this stream: another begins anew
     whole: bool = False  # compacted: it stands for all batches up to it
 
 

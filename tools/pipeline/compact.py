@@ -13,6 +13,7 @@ import argparse
 import sys
 import uuid
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -90,7 +91,7 @@ def compact(spark: SparkSession, out: str) -> Commit | None:
     parts = max(1, len({(which, table) for which, table, *_ in items}))
     merge = Merge(output.storage, last.batch)
     done = frame.repartition(parts, "bucket", "table").mapInArrow(merge, schemas.spark_schema(schemas.DONE)).collect()
-    merged = Commit(last.batch, last.stream, last.stream_batch, state=last.state, read=last.read, whole=True)
+    merged = replace(last, files={}, rows={}, whole=True)
     for row in sorted(done):
         merged.files.setdefault(row.table, []).append(row.file)
         merged.rows[row.table] = merged.rows.get(row.table, 0) + row.rows

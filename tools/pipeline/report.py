@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
-from . import audit, dating
+from . import audit
 from .commits import Output
 
 if TYPE_CHECKING:
@@ -65,14 +65,12 @@ def over_time(readings: DataFrame, step_s: int) -> DataFrame:
     )
 
 
-def delay_histogram(boots: DataFrame) -> DataFrame:
+def delay_histogram(audited: DataFrame) -> DataFrame:
     """Return how many messages were how long on their way: octave (log2 of ms), messages."""
-    bins = audit.delay_bins(F.col("bins"), dating.offset_us(F.col("ties")))
-    octave = F.floor(F.log2(F.greatest(F.col("bin.ms"), F.lit(1.0)))).cast("int")
     return (
-        boots.select(F.explode(bins).alias("bin"))
-        .groupBy(octave.alias("octave"))
-        .agg(F.sum("bin.n").alias("messages"))
+        audited.select(F.inline("delay_octaves"))
+        .groupBy("octave")
+        .agg(F.sum("messages").alias("messages"))
         .orderBy("octave")
     )
 
@@ -116,9 +114,7 @@ def collect(spark: SparkSession, out: str) -> dict[str, Any]:
         step_s = next((step for step in STEPS if span_s / step <= MOST_STEPS), STEPS[-1])
         health = devices(audited).orderBy(F.desc("health"), F.desc("missing"), "device").limit(MOST_DEVICES).collect()
         time = over_time(readings, step_s).collect()
-        tables = [output.read(spark, name) for name in ("tally", "intervals", "events", "ties")]
-        boots = audit.per_boot(audit.facts(*tables, audit.expected_facts(spark, None)))
-        histogram = delay_histogram(boots).collect()
+        histogram = delay_histogram(audited).collect()
         causes = (
             audited.groupBy(F.coalesce("cause", F.lit("not told")).alias("cause")).count().orderBy("cause").collect()
         )
@@ -155,7 +151,8 @@ def _plain(row: Any) -> dict[str, Any]:
     for key, value in found.items():
         if hasattr(value, "isoformat"):
             found[key] = value.isoformat(sep=" ", timespec="seconds")
-    found.pop("missing_ranges", None)
+    for name in ("missing_ranges", "delay_octaves"):
+        found.pop(name, None)
     return found
 
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-FORMAT = 1
+FORMAT = 2
 
 MOMENT = pa.timestamp("us", tz="UTC")
 
@@ -131,15 +131,7 @@ TABLES = {
 
 STATE = {"intervals": INTERVALS, "boots": BOOTS}
 
-# A work item of a micro-batch (what the streaming source yields) and what comes back from it.
-WORK = pa.schema(
-    [
-        pa.field("bucket", pa.int32(), nullable=False),
-        pa.field("collector", pa.string(), nullable=False),
-        pa.field("segment", pa.int64(), nullable=False),
-        pa.field("path", pa.string(), nullable=False),
-    ]
-)
+# What a task gives back: the files that it wrote.
 DONE = pa.schema(
     [
         pa.field("bucket", pa.int32(), nullable=False),

@@ -51,8 +51,8 @@ ROWS_PER_GROUP = 131_072
 """Most rows of a row group: what a task holds in memory at a time."""
 
 LAYOUT_KEY = b"flashmqtt.layout"
-NAME = re.compile(r"(?P<collector>[A-Za-z0-9_.-]*[A-Za-z0-9_])-(?P<number>[0-9]{9,})\.parquet")
-COLLECTOR_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?")
+NAME = re.compile(r"(?P<collector>[A-Za-z0-9](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?)-(?P<number>[0-9]{9,})\.parquet")
+COLLECTOR_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9_])?")
 
 
 class SegmentError(Exception):
@@ -71,8 +71,8 @@ def file_name(collector: str, number: int) -> str:
     """Return the name of a segment's file."""
     if not COLLECTOR_NAME.fullmatch(collector):
         raise SegmentError(
-            f"collector name {collector!r}: use letters, digits, '_', '-' and '.', beginning and ending with one of the"
-            " first three"
+            f"collector name {collector!r}: use letters, digits, '_', '-' and '.', beginning with a letter or digit and"
+            " ending with one or with '_'"
         )
     if number < 1:
         raise SegmentError(f"segment number {number}: they begin at 1")

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import java
+from . import java, schemas
 from .storage import Storage
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ ON_ONE_MACHINE = {
     JVM_OPTIONS: "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:-UsePerfData",
 }
 SMALL_FRAMES = {
+    "spark.sql.objectHashAggregate.sortBased.fallbackThreshold": "100000",
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
@@ -102,7 +103,9 @@ def archive_file() -> Path:
     import pyspark
 
     home = Path(os.environ["JAVA_HOME"]).resolve()
-    what = f"{home} {(home / 'bin' / 'java').stat().st_mtime_ns} {pyspark.__file__} {pyspark.__version__}"
+    what = (
+        f"{home} {(home / 'bin' / 'java').stat().st_mtime_ns} {pyspark.__file__} {pyspark.__version__} {schemas.FORMAT}"
+    )
     return java.cache_directory() / f"spark-{zlib.crc32(what.encode()):08x}.jsa"
 
 
@@ -133,6 +136,9 @@ def make_archive() -> Path:
         gateway.proc.wait()
         shutil.move(made, archive.with_suffix(".tmp"))
     archive.with_suffix(".tmp").replace(archive)
+    for old in archive.parent.glob("spark-*.jsa"):
+        if old != archive:
+            old.unlink()
     return archive
 
 

@@ -1,23 +1,25 @@
-"""The streaming source: sealed segments as work items, one Spark partition per device bucket.
+"""The streaming source: which segments a batch takes.
 
-Its offset is `{collector: segment number}`, so a checkpoint grows with collectors and not with files. What it yields
-is not rows of messages but *which segments a bucket has to read*: the task behind it reads its own row groups, so no
-message crosses between the JVM and Python twice and nothing is shuffled.
+Spark's own file source notices the files of a landing and keeps in its checkpoint which it has seen. What streams are the
+segments' *names*: the batch's tasks, one a device bucket (stream.py), read their own row groups, so no message goes
+through the JVM and nothing is shuffled. A batch's names only say how far it goes in each collector's segments; every
+number up to there has to be there, also one that was brought back later under an older name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxFiles, SupportsTriggerAvailableNow
-from pyspark.sql.types import StructType
-
-from . import schemas, segments
+from . import segments
 from .storage import Storage
 
-NAME = "flashmqtt_segments"
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+FILE = "path string, modificationTime timestamp, length bigint, content binary"  # of Spark's format binaryFile
+MOST_AGE = "90d"
+"""How much older than the newest a segment may be to be noticed: Spark remembers the names of this long."""
 
 
 class LandingError(Exception):
@@ -61,70 +63,23 @@ def between(found: dict[str, dict[int, str]], start: dict[str, int], end: dict[s
     return chosen
 
 
-class Bucket(InputPartition):
-    """One bucket's work in a micro-batch."""
-
-    def __init__(self, bucket: int, chosen: list[segments.Segment]):
-        self.bucket = bucket
-        self.chosen = chosen
-
-
-class SegmentReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Follows a landing directory."""
-
-    def __init__(self, options: dict[str, str]):
-        self.landing = Storage(options["landing"])
-        self.buckets = int(options["buckets"])
-        self.most = int(options["segments_per_batch"])
-        self.target: dict[str, int] | None = None
-
-    def initialOffset(self) -> dict:  # noqa: N802, D102
-        return {}
-
-    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802, D102
-        return ReadMaxFiles(self.most)
-
-    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802, D102
-        self.target = {collector: max(numbers) for collector, numbers in latest(self.landing).items()}
-
-    def latestOffset(self, start: dict, limit: ReadLimit) -> dict:  # noqa: N802, D102
-        found = latest(self.landing)
-        target = self.target or {collector: max(numbers) for collector, numbers in found.items()}
-        if isinstance(limit, ReadAllAvailable):
-            return {**start, **target}
-        most = getattr(limit, "max_files", self.most)
-        share = max(1, most // max(1, sum(target[one] > start.get(one, 0) for one in target)))
-        end = dict(start)
-        for collector, number in target.items():
-            begin = start.get(collector, min(found.get(collector, {1: ""})) - 1)
-            end[collector] = max(begin, min(number, begin + share))
-        return end
-
-    def partitions(self, start: dict, end: dict) -> Sequence[InputPartition]:  # noqa: D102
-        chosen = between(latest(self.landing), start, end)
-        return [Bucket(bucket, chosen) for bucket in range(self.buckets)] if chosen else []
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:  # noqa: D102
-        assert isinstance(partition, Bucket)
-        yield work_items(partition.bucket, partition.chosen)
+def names(spark: SparkSession, landing: Storage, segments_per_batch: int) -> DataFrame:
+    """Return the stream of the segments' names: one row, `path`, for each that appears."""
+    files = spark.readStream.format("binaryFile").schema(FILE)
+    options: dict[str, str | int | bool] = {
+        "pathGlobFilter": "*.parquet",
+        "maxFilesPerTrigger": segments_per_batch,
+        "maxFileAge": MOST_AGE,
+        "ignoreMissingFiles": True,  # `between` names them, with what to do
+    }
+    return files.options(**options).load(landing.address()).select("path")  # the contents are not read
 
 
-def work_items(bucket: int, chosen: list[segments.Segment]) -> pa.RecordBatch:
-    """Return a bucket's work on some segments."""
-    columns = [[bucket] * len(chosen), *(list(column) for column in zip(*chosen, strict=True))]
-    arrays = [pa.array(column, kind.type) for column, kind in zip(columns, schemas.WORK, strict=True)]
-    return pa.record_batch(arrays, schema=schemas.WORK)
-
-
-class SegmentSource(DataSource):
-    """`spark.readStream.format("flashmqtt_segments")`; options `landing`, `buckets`, `segments_per_batch`."""
-
-    @classmethod
-    def name(cls) -> str:  # noqa: D102
-        return NAME
-
-    def schema(self) -> StructType:  # noqa: D102
-        return schemas.spark_schema(schemas.WORK)
-
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802, D102
-        return SegmentReader(dict(self.options))
+def reached(paths: Iterable[str]) -> dict[str, int]:
+    """Return the last segment of each collector among some paths."""
+    found: dict[str, int] = {}
+    for path in paths:
+        parsed = segments.parse_name(path.rsplit("/", 1)[-1])
+        if parsed:
+            found[parsed[0]] = max(parsed[1], found.get(parsed[0], 0))
+    return found

@@ -57,8 +57,8 @@ class Storage:
         return f"{self.root}/{name}" if name else self.root
 
     def address(self, name: str = "") -> str:
-        """Return a name's path as Spark takes it."""
-        where = Path(self.uri).absolute().as_uri() if "://" not in self.uri else self.uri
+        """Return a name's path as Spark takes it: of a URL's form, but nothing in it is escaped."""
+        where = f"file://{Path(self.uri).absolute()}" if "://" not in self.uri else self.uri
         return f"{where}/{name}" if name else where
 
     def exists(self, name: str = "") -> bool:
