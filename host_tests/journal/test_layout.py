@@ -9,7 +9,7 @@ from flashmqtt import journal
 from tools.journal import layout
 
 FOLDER = Path(journal.__file__).parent
-OWN = {"RIDES", "PENDING", "UNSAID", "USABLE_MIN", "WORD", "SEAL_BITS", "CLOSE_SIZE", "OPEN_SIZE", "NONE"}
+OWN = {"RIDES", "PENDING", "UNSAID", "USABLE_MIN", "WORD", "SEAL_BITS", "CLOSE_SIZE", "OPEN_SIZE", "NONE", "ANY"}
 
 
 @pytest.mark.req("S1")

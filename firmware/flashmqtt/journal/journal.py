@@ -16,7 +16,7 @@ from flashmqtt.compat import const
 from flashmqtt.errors import FlashFailed, StoreCorrupt, StoreError, StoreExhausted, StoreFull, StoreWorn, UsageError
 from flashmqtt.fast import copy
 
-from .log import put_finished, put_u16, put_u32
+from .log import put_finished, put_u32
 from .ring import Ring
 
 # The format's numbers, as tools/journal/layout.py has them (a test compares): private constants cost nothing on a board.
@@ -40,6 +40,7 @@ _AGAIN = const(2)
 _EXPLICIT = const(4)
 _HOLD = const(8)
 _WINDOW = const(32)
+_ANY = const(0xFF)  # state of a slot
 
 
 REFUSE = 0
@@ -77,7 +78,7 @@ class Journal(Ring):
         worn: whether too few sectors still work to store anything more.
 
     Raises:
-        UsageError: no journal can be on such a region.
+        UsageError, StoreEncrypted: no journal can be on such a region.
         StoreForeign, StoreVersion: something else is there, or a journal of another size or version.
         StoreCorrupt: a journal damaged in its middle. StoreWorn: no sector takes an erase.
     """
@@ -88,9 +89,7 @@ class Journal(Ring):
         self.fresh = False
         self.closed = False
         self._boot_seq = 1  # the first sequence of this boot
-        self._pending = [
-            0
-        ] * _PENDING  # finished sequences to be named; negative: of messages with a place of their own
+        self._pending = [0] * _PENDING  # finished sequences to be named; negative: it has a place of its own
         self._unsaid = 0
         self._said_dropped = 0
         self._piece_sector = self._piece_offset = self._piece_seq = self._piece_kind = 0
@@ -253,13 +252,10 @@ class Journal(Ring):
             StoreCorrupt: what is stored can't be read.
         """
         if self._again:
-            best = -1
-            for slot in range(self.slots):
-                if self._slot_state[slot] & _AGAIN and (best < 0 or self._slot_seq[slot] < self._slot_seq[best]):
-                    best = slot
-            self._slot_state[best] = _OPENED | _EXPLICIT
+            slot = self._eldest(_AGAIN, -1)
+            self._slot_state[slot] = _OPENED | _EXPLICIT
             self._again -= 1
-            return best
+            return slot
         if not self._queued:
             return -1
         slot = self._free_slot()
@@ -412,12 +408,13 @@ class Journal(Ring):
         seq = self._slot_seq[slot]
         self._slot_state[slot] = 0
         self._slot_mark[slot] = 0
-        if seq >= self._cursor_seq and not state & _HOLD:  # the cursor will come upon it
+        early = seq >= self._cursor_seq
+        if early and not state & _HOLD:  # the cursor will come upon it
             self._early[self._early_n] = seq
             self._early_n += 1
-        if state & _EXPLICIT or seq >= self._cursor_seq:
-            self._pend(-seq if state & _EXPLICIT else seq)
-        elif not self._leave(seq):
+        if state & _EXPLICIT:
+            self._pend(-seq)
+        elif early or not self._leave(seq):
             self._pend(seq)
         self._unsaid += 1
         if (self._unsaid >= _UNSAID or self._pending_n == _PENDING) and not self.worn and not self.closed:
@@ -471,8 +468,7 @@ class Journal(Ring):
         if self.worn or self.closed:
             return
         self.flush()
-        put_u16(self._small, 0, self._ahead if self._ahead >= 0 else _NO_SECTOR)
-        put_u16(self._small, 2, 0)
+        put_u32(self._small, 0, self._ahead & _NO_SECTOR)  # -1 becomes that
         put_u32(self._small, 4, self._ahead_erases)
         if self._spoiled or self._end + 2 * _PAGE > self._sector_bytes:  # both in one sector
             self._advance(False)
@@ -488,23 +484,20 @@ class Journal(Ring):
         data: it takes room that is kept back when the store is nearly full.
         """
         if self.worn:
-            raise StoreWorn("no sector left that works")
+            raise StoreWorn("no sector left")
         if self.closed:
             raise UsageError("closed: nothing may stand behind a clean end but the next mount")
-        low = self._low()
-        delta = seq - low if kind & _TYPE in (_QUEUED, _HELD, _MARK) else -1
-        if delta < 0 or delta >= 255:
-            delta = 255
+        delta = 255
         count = 0
-        if kind & _TYPE != _MOVED and kind & _TYPE < _DONE:
+        if kind & _TYPE < _DONE:  # a message, or its mark
+            if 0 <= seq - self._low() < 255:
+                delta = seq - self._low()
             count = min(self._pending_n, _RIDES, (_BODY_MAX - n) // 4)
-        size = (_RECORD + 4 * count + n + 3) & -4
         while True:
-            offset = self._room(size, data)
+            offset = self._room((_RECORD + 4 * count + n + 3) & -4, data)
             count = min(count, self._pending_n)  # none, if that opened a sector
-            size = (_RECORD + 4 * count + n + 3) & -4
             try:
-                self._stage(self._head, offset, kind, delta, seq, buf, start, n, self._pending, count)
+                end = self._stage(self._head, offset, kind, delta, seq, buf, start, n, self._pending, count)
                 self._program(self._head)
                 break
             except FlashFailed:
@@ -515,11 +508,11 @@ class Journal(Ring):
         if self._left >= 0:
             self._confirm()
             self._unsaid = 0
-        self._end = offset + size
+        self._end = end
         if count:
-            for i in range(count, self._pending_n):
-                self._pending[i - count] = self._pending[i]
             self._pending_n -= count
+            for i in range(self._pending_n):
+                self._pending[i] = self._pending[i + count]
         if delta != 255 and not self._pending_n:
             self._unsaid = 0
         return offset
@@ -561,9 +554,9 @@ class Journal(Ring):
                     self._open(self._end, False)
                     return
                 self.worn = True
-                raise StoreWorn("%d sectors left that work" % usable)
+                raise StoreWorn("no sector left")
             if usable < _USABLE_MIN:
-                raise StoreWorn("%d sectors left that work" % usable)
+                raise StoreWorn("no sector left")
             if not self._relieve(chain):
                 raise StoreFull("%d sectors, %d messages" % (usable, self.waiting))
 
@@ -575,7 +568,7 @@ class Journal(Ring):
         after = self._after[oldest]
         if after == self._head or after == self._cursor_sector:
             return False
-        return not self._holds_slot(after)
+        return self._eldest(_ANY, after) < 0
 
     def _relieve(self, chain):
         """Empty the oldest sector; return False if nothing can be done.
@@ -604,14 +597,8 @@ class Journal(Ring):
         if n:
             self._open(_HEADER if tight else self._end, tight)
             self._say()
-            while n:  # by age: the power may go between two of them, and what has moved is taken first
-                best = -1
-                for slot in range(self.slots):
-                    if self._slot_state[slot] and self._slot_sector[slot] == oldest:
-                        if best < 0 or self._slot_seq[slot] < self._slot_seq[best]:
-                            best = slot
-                self._move(best, False)
-                n -= 1
+            for _ in range(n):  # by age: the power may go between two of them, and what has moved is taken first
+                self._move(self._eldest(_ANY, oldest), False)
             if tight:  # a header that says what is the oldest sector now
                 self._open(_HEADER, True)
                 self._say()

@@ -133,9 +133,12 @@ class Log:
             # Only the unused end of a page may be skipped.
             at = offset % _PAGE
             if at == 0 or (at <= _PAGE - _RECORD and not is_blank(self._page, at, at + _RECORD)):
-                raise StoreCorrupt("sector %d, offset %d: not a record" % (sector, offset))
+                self._damaged(sector)
             offset += _PAGE - at
         return -1
+
+    def _damaged(self, sector):
+        raise StoreCorrupt("sector %d is damaged" % sector)
 
     # --- writing ---
 

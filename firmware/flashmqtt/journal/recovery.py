@@ -86,22 +86,25 @@ class Recovery:
         self.j = journal
         self.region = journal.region
         self.header = bytearray(_HEADER)
-        self.low = 0
-        self.explicit = {}  # sequence: [sector, offset, held, mark]
-        self.marks = {}
-        self.done = set()
-        self.last = self.end = self.stopped = (
-            _HEADER  # where the last record stands, where it ends, where reading stopped
-        )
-        self.piece = self.first = 0
+        # What each sector's header states as its sequence (0: blank) and its opening's end, whether it is whole or not.
+        self.claims = [0] * self.region.sectors
+        self.openings = [0] * self.region.sectors
+        self.other_version = -1
+        self.stopped = _HEADER  # where reading the head stopped
+        self.sealed = False
         self.ahead = _NO_SECTOR
         self.ahead_erases = 0
-        self.other_version = -1
-        self.claims = [
-            0
-        ] * self.region.sectors  # each sector's sequence and the end of its opening, as its header has them,
-        self.openings = [0] * self.region.sectors  # whether it is whole or not
-        self.confirmed = self.sealed = self.clean = False
+        self.begin_replay()
+
+    def begin_replay(self):
+        """Know nothing of the head."""
+        self.low = 0
+        self.explicit = {}  # sequence: (sector, offset, held)
+        self.marks = {}
+        self.done = set()
+        self.last = self.end = _HEADER  # where the last record stands, and where it ends
+        self.piece = self.first = 0
+        self.confirmed = self.clean = False
 
     def run(self):
         """Mount."""
@@ -124,9 +127,11 @@ class Recovery:
         prevs = [_NO_SECTOR] * self.region.sectors
         for sector in range(self.region.sectors):
             self.region.read(sector * j._sector_bytes, header)
+            j._seqs[sector] = 0
+            if is_blank(header, 0, _HEADER):
+                continue
             self.claims[sector] = get_u32(header, _H_SEQ)
             self.openings[sector] = get_u16(header, _H_OPENING_END)
-            j._seqs[sector] = 0
             if not equal(header, 0, MAGIC, 0, 4):
                 continue
             version = header[_H_VERSION]
@@ -170,22 +175,23 @@ class Recovery:
         newest = j._seqs[head]
         for sector in range(self.region.sectors):
             seq = j._seqs[sector]
-            if 0 < seq <= newest:
+            if 0 < seq <= newest or not self.claims[sector]:
                 continue
             for seed in self.claims[sector], newest + 1:
                 if newest < seed <= _SEQ_LIMIT:
                     j._seqs[sector] = seed
                     if self.whole(sector, _HEADER, j._sector_bytes, self.openings[sector]) > 1:
-                        raise StoreCorrupt("sector %d: its header is damaged" % sector)
+                        j._damaged(sector)
             j._seqs[sector] = seq
 
     def whole(self, sector, offset, end, opening_end):
         """Return how many whole records stand between two places and can't be of an opening."""
         j = self.j
         n = 0
-        for at in range(offset, end, 4):
-            if j._look(sector, at) and (at >= opening_end or j._delta != 255 or j._kind & _TYPE >= _OPEN):
+        while offset < end:
+            if j._look(sector, offset) and (offset >= opening_end or j._delta != 255 or j._kind & _TYPE >= _OPEN):
                 n += 1
+            offset += 4 if offset % _PAGE or not is_blank(j._page, 0, _PAGE) else _PAGE
         return n
 
     # --- the head ---
@@ -207,13 +213,8 @@ class Recovery:
         j.boot = get_u32(header, _H_BOOT)
         j._erases = get_u32(header, _H_ERASES)
         j.sectors_usable = self.region.sectors - get_u16(header, _H_BAD)
+        self.begin_replay()
         self.low = get_u32(header, _H_LOW)
-        self.explicit = {}
-        self.marks = {}
-        self.done = set()
-        self.last = self.end = _HEADER
-        self.piece = self.first = 0
-        self.confirmed = self.clean = False
         j._pinned = bytearray(_PAGE)
         j._pinned_number = -1
         offset = _HEADER
@@ -271,7 +272,7 @@ class Recovery:
             return
         for at in range(body - 4 * j._rides, body, 4):
             self.finish(get_u32(page, at))
-        if kind in (_QUEUED, _HELD, _MARK) and j._delta != 255:
+        if j._delta != 255:
             self.low = max(self.low, seq - j._delta)
         if kind <= _HELD:
             j.next_seq = max(j.next_seq, seq + 1)
@@ -284,16 +285,11 @@ class Recovery:
         elif kind <= _MOVED:
             if j._kind & _FIRST:
                 self.first = offset
-            known = self.explicit.get(seq)
             if j._kind & _LAST and self.first:  # else it began in the sector before, and the table knows it
-                mark = known[3] if known else self.marks.pop(seq, 0)
-                self.explicit[seq] = [sector, self.first, kind == _HELD, mark]
+                self.explicit[seq] = sector, self.first, kind == _HELD
                 self.first = 0
         elif kind == _MARK:
-            if seq in self.explicit:
-                self.explicit[seq][3] = page[body]
-            else:
-                self.marks[seq] = page[body]
+            self.marks[seq] = page[body]
         elif kind == _DONE:
             self.low = max(self.low, seq)
             j.dropped = get_u32(page, body)
@@ -309,14 +305,10 @@ class Recovery:
         flags = page[at + _E_FLAGS]
         if flags & _E_DONE:
             self.done.add(seq)
-        elif flags & _E_EXPLICIT:
-            self.explicit[seq] = [
-                get_u16(page, at + _E_SECTOR),
-                get_u16(page, at + _E_OFFSET),
-                flags & _E_HELD,
-                page[at + _E_MARK],
-            ]
-        else:
+            return
+        if flags & _E_EXPLICIT:
+            self.explicit[seq] = get_u16(page, at + _E_SECTOR), get_u16(page, at + _E_OFFSET), flags & _E_HELD
+        if page[at + _E_MARK]:
             self.marks[seq] = page[at + _E_MARK]
 
     def finish(self, seq):
@@ -344,7 +336,7 @@ class Recovery:
         while sector != j._tail:
             before = prevs[sector]
             if before >= self.region.sectors or not 0 < j._seqs[before] < j._seqs[sector]:
-                raise StoreCorrupt("sector %d: the one before it, %d, is damaged" % (sector, before))
+                j._damaged(sector)
             j._use[before] = _CHAINED
             j._after[before] = sector
             sector = before
@@ -356,7 +348,7 @@ class Recovery:
             j._load(head, offset)
             whole = whole or not is_blank(j._page, 0, _PAGE if offset < j._sector_bytes - _PAGE else _PAGE - _SEAL)
         if whole:
-            raise StoreCorrupt("sector %d, offset %d: not a record" % (head, self.stopped))
+            j._damaged(head)
 
     def place(self):
         """Find the window, and fill the slots."""
@@ -365,7 +357,7 @@ class Recovery:
         j.next_seq = max(j.next_seq, self.low)  # a message that was begun, and of which nothing was written
         j._cursor_sector = get_u16(self.header, _H_LOW_SECTOR)
         j._cursor_offset = get_u16(self.header, _H_LOW_OFFSET)
-        wanted = {seq for seq in self.marks if seq >= self.low}
+        wanted = {seq for seq in self.marks if seq >= self.low and seq not in self.explicit}
         places = {}
         cursor = None
         j._queued = 1  # so that the cursor looks for messages
@@ -387,24 +379,23 @@ class Recovery:
             raise StoreCorrupt("message %d is marked, and missing" % min(wanted))
         j._cursor_sector, j._cursor_offset = cursor
         j._cursor_seq = self.low
-        early = [seq for seq in self.done if seq >= self.low]
-        if len(early) > len(j._early):
-            raise StoreCorrupt("%d messages done out of turn" % len(early))
-        j._early_n = len(early)
-        for i in range(len(early)):
-            j._early[i] = early[i]
-        j._queued = j._backlog - len(early) - len(places)
+        for seq in self.done:
+            if seq >= self.low:
+                if j._early_n == len(j._early):
+                    j._damaged(j._head)
+                j._early[j._early_n] = seq
+                j._early_n += 1
+        j._queued = j._backlog - j._early_n - len(places)
         if len(self.explicit) + len(places) > j.slots:
             j._make_slots(len(self.explicit) + len(places))
         slot = 0
         for seq in sorted(list(self.explicit) + list(places)):
-            mark = 0
+            mark = self.marks.get(seq, 0)
             if seq in places:
                 sector, offset, length = places[seq]
                 state = _OPENED
-                mark = self.marks[seq]
             else:
-                sector, offset, held, mark = self.explicit[seq]
+                sector, offset, held = self.explicit[seq]
                 length = j._total(sector, offset, seq)
                 if length < 0:
                     continue  # an inbound message whose last piece never came
@@ -533,9 +524,8 @@ class Recovery:
     def is_torn_beginning(self):
         """Return whether the page could be what is left of our own first header."""
         page = self.j._page
-        if not is_blank(page, _HEADER + _OPEN_SIZE, _PAGE):
-            return False
-        return all(page[i] & MAGIC[i] == MAGIC[i] for i in range(4))
+        magic = get_u32(MAGIC, 0)
+        return is_blank(page, _HEADER + _OPEN_SIZE, _PAGE) and get_u32(page, 0) & magic == magic
 
     def begin(self, first):
         """Open the first sector of a journal."""

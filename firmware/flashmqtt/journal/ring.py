@@ -21,7 +21,7 @@ What it does not know: when to write, and what a store is asked for (`journal`).
 from array import array
 
 from flashmqtt.compat import const
-from flashmqtt.errors import FlashFailed, StoreCorrupt, StoreWorn
+from flashmqtt.errors import FlashFailed, StoreWorn
 from flashmqtt.fast import copy, crc32_matches, put_crc32
 
 from .log import MAGIC, Log, get_u16, get_u32, put_u16, put_u32
@@ -70,6 +70,7 @@ _CHAINED = const(1)
 _RETIRED = const(2)
 _EXPLICIT = const(4)
 _WINDOW = const(32)
+_ANY = const(0xFF)  # state of a slot
 
 
 class Ring(Log):
@@ -196,17 +197,22 @@ class Ring(Log):
             self._cursor_sector = self._after[self._cursor_sector]
             self._cursor_offset = _HEADER
 
-    def _holds_slot(self, sector):
-        """Return whether a message with a slot lies in a sector."""
+    def _eldest(self, states, sector):
+        """Return the slot of the oldest message in one of these states, in a sector (-1: in any); -1: there is none."""
+        eldest = -1
         for slot in range(self.slots):
-            if self._slot_state[slot] and self._slot_sector[slot] == sector:
-                return True
-        return False
+            if (
+                self._slot_state[slot] & states
+                and (sector < 0 or self._slot_sector[slot] == sector)
+                and (eldest < 0 or self._slot_seq[slot] < self._slot_seq[eldest])
+            ):
+                eldest = slot
+        return eldest
 
     def _oldest(self):
         """Return the oldest sector that holds something alive."""
         sector = self._tail
-        while sector != self._head and sector != self._cursor_sector and not self._holds_slot(sector):
+        while sector != self._head and sector != self._cursor_sector and self._eldest(_ANY, sector) < 0:
             sector = self._after[sector]
         return sector
 
@@ -489,7 +495,7 @@ class Ring(Log):
                 or get_u16(page, _H_PREV) != sector
                 or get_u32(page, _H_PREV_SEQ) != self._seqs[sector]
             ):
-                raise StoreCorrupt("sector %d: its header is damaged" % after)
+                self._damaged(after)
             self._limit_offset = get_u16(page, _H_PREV_END)
             self._limit_sector = sector
         return self._limit_offset
