@@ -559,7 +559,9 @@ def finish_malformed(second: Second) -> list[Json]:
 
 def main() -> int:
     """Write or check the files."""
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments = argparse.ArgumentParser(
+        prog="python -m tools.vectors", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     arguments.add_argument("--check", action="store_true")
     check = arguments.parse_args().check
     second = Second()

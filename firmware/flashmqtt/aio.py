@@ -102,10 +102,11 @@ class Client:
             self._task = asyncio.create_task(self._run())
 
     async def connect(self, timeout_s=None):
-        """Connect; return whether the broker still knew the session.
+        """Connect; return whether the broker still knew the session. From now on the task reconnects by itself.
 
         Raises:
-            ConnectRefused, CertificateRefused: at once. ConnectionLost: not in time; the task goes on trying.
+            ConnectRefused: by the broker; CertificateRefused: by us. The task goes on trying nevertheless.
+            ConnectionLost: not within timeout_s (the client's own where None); the task goes on trying.
         """
         self.start()
         self.link.error = None
@@ -138,22 +139,33 @@ class Client:
     # --- sending ---
 
     async def publish(self, topic, payload, qos=0, retain=False, properties=None):
-        """Publish; at QoS 1 and 2 the message is stored when this returns. Returns its handle (0: none)."""
+        """Publish; return a handle for `delivered` (0 at QoS 0, and where the store's policy dropped the message).
+
+        At QoS 1 and 2 the message is stored when this returns, connected or not.
+
+        Args:
+            topic, payload, qos, retain, properties: as for the blocking client's `publish`, and so are the errors.
+        """
         handle = self._blocking.put(octets(topic), octets(payload), qos, retain, properties)
         self.link.flush(ticks_ms())
         await _sleep_ms(0)
         return handle
 
     async def delivered(self, handle, timeout_s=None):
-        """Wait until the broker has acknowledged the message for good; for ever where no time is given.
+        """Wait until the broker has acknowledged the message with this handle for good; for ever where no time is given.
 
         Raises:
-            PublishRefused: by the broker (5). DeadlineExpired.
+            PublishRefused: by the broker (level 5). DeadlineExpired: not within timeout_s.
+            UsageError: the loop that calls holds a message, behind which the answer is: wait in another task.
         """
         await self._until(lambda: self._blocking.delivered(handle), timeout_s or 0)
 
     async def drain(self, timeout_s=0):
-        """Wait until every stored message is delivered."""
+        """Wait until every stored message is delivered; for ever where timeout_s is 0.
+
+        Raises:
+            DeadlineExpired: not within timeout_s.
+        """
         await self._until(lambda: not self.session.pending(), timeout_s)
 
     # --- receiving ---
@@ -161,15 +173,20 @@ class Client:
     async def subscribe(self, filter_, qos=0, handler=None, timeout_s=None):
         """Subscribe; return the QoS granted (None: not connected now, it will be asked for).
 
-        Raises:
-            SubscriptionRefused, DeadlineExpired.
+        Args:
+            filter_, qos, timeout_s: as for the blocking client's `subscribe`, and so are the errors.
+            handler: a plain function, handler(message); None leaves what the filter covers to `async for`.
         """
         filter_ = octets(filter_)
         check_filter(filter_)
         return await self._ask(self.session.subscribe(filter_, qos, handler), timeout_s)
 
     async def unsubscribe(self, filter_, timeout_s=None):
-        """End a subscription."""
+        """End the subscription of filter_.
+
+        Raises:
+            DeadlineExpired: no answer within timeout_s.
+        """
         entry = self.session.unsubscribe(octets(filter_))
         if entry:
             await self._ask(entry, timeout_s)

@@ -31,7 +31,7 @@ class Backoff:
         self._random_below = random_below
 
     def ended(self, lasted_ms):
-        """A connection ended after this time (0: it never came about); return how long to wait before the next attempt."""
+        """A connection ended after lasted_ms (0: it never came about); return how many ms to wait before the next attempt."""
         if lasted_ms >= self.lasting_ms:
             self.step = 0
         limit = self.limit_ms()

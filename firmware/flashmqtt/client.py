@@ -41,27 +41,37 @@ class Client:
     """A client of one broker.
 
     Args:
-        host, port: the broker.
-        client_id: the broker keeps the session under this name.
-        store: where messages wait: a journal; None for a RamStore (nothing survives a reset).
+        host, port: the broker, by name or address; the name is looked up afresh for every attempt.
+        client_id: str or bytes; the broker keeps the session under this name. Level 3: 1 to 23 bytes.
+        store: where messages wait: a `Journal`; None for a RamStore (nothing survives a reset).
         level: 3 (MQTT 3.1), 4 (3.1.1) or 5.
         user, password: str or bytes.
-        keep_alive_s: a link that died silently is noticed within 1.5 times this.
-        will: (topic, payload, qos, retain).
-        window: how many messages may be in flight.
+        keep_alive_s: a link that died silently is noticed within 1.5 times this. 0: only by `response_s`.
+        will: (topic, payload, qos, retain): what the broker publishes where the connection is lost.
+        window: how many messages may be in flight to the broker; the store needs more slots than that.
         buffer_bytes: size of each of the buffers; longer messages can be sent, but not received.
         clean: start a new session at the broker with every connection.
         tls: an SSLContext (see `flashmqtt.tls`); server_name: the certificate's name where it is not `host`.
         timeout_s: deadline for TCP, for writes, and the default one for `connect`, `subscribe`, `disconnect`.
         response_s: how long an acknowledgement may take before the connection is made anew.
-        retry_ms, republish: see `Session`.
+        retry_ms: resend on a live connection after this time: level 3's rule (20,000 where None), off at level 4, refused at 5.
+        republish: what becomes of a message that was past PUBREC when the broker lost the session: True to publish it anew (it
+            may arrive twice), False to drop it (it may be lost). `on_in_doubt` is called either way.
         backoff: see `Backoff`.
         five: a `Level5` with level 5's settings, where the defaults do not do.
         feed: called at least five times a second while this object waits: feed the watchdog here.
 
-    Handlers, each may be None and may publish:
-        on_message(message): for messages that no subscription's own handler covers.
-        on_connect(session_present), on_delivered(handle), on_in_doubt(handle), on_refused(handle, code).
+    Handlers:
+        on_message(message): a `Message` that no subscription's own handler covers; acknowledged when the handler has returned.
+        on_connect(session_present): the broker accepted a connection; True where it still knew the session.
+        on_delivered(handle): the broker has acknowledged the message for good.
+        on_in_doubt(handle): see republish.
+        on_refused(handle, code): level 5: the broker refused the message; it is not sent again.
+
+    Each handler may be None, and may publish and subscribe, but an answer can't be waited for in one.
+
+    Raises:
+        UsageError: arguments that don't fit each other.
     """
 
     def __init__(
@@ -140,7 +150,7 @@ class Client:
         self.link.start(ticks_ms())
 
     def connect(self, timeout_s=None):
-        """Connect; return whether the broker still knew the session. From now on `poll` and `publish` reconnect by themselves.
+        """Connect within timeout_s; return whether the broker still knew the session. From now on `poll` and `publish` reconnect.
 
         Raises:
             ConnectRefused: by the broker, with its reason; CertificateRefused: by us. `poll` goes on trying nevertheless.
@@ -157,7 +167,7 @@ class Client:
         return self.connection.session_present
 
     def disconnect(self, timeout_s=None):
-        """End the connection in good order and stay disconnected. Stored messages wait for the next `connect`."""
+        """End the connection in good order within timeout_s and stay disconnected. Stored messages wait for the next one."""
         link = self.link
         if link.is_open():
             deadline = self._deadline(timeout_s)
@@ -175,13 +185,19 @@ class Client:
     def publish(self, topic, payload, qos=0, retain=False, properties=None):
         """Publish; return a handle for `delivered` (0 at QoS 0, and where the store's policy dropped the message).
 
+        Args:
+            topic: str or bytes, 1 to 65,535 bytes of UTF-8 without wildcards.
+            payload: str or bytes, of any length, also none.
+            qos: 0, 1 or 2.
+            retain: the broker keeps it as the topic's last value; an empty payload clears that.
+            properties: level 5's, as a dict (see `codec.properties`).
+
         At QoS 1 and 2 the message is stored when this returns, connected or not. At QoS 0 it is sent now or, without a
         connection, not at all.
 
-        properties are level 5's, as a dict (see `codec.properties`).
-
         Raises:
-            StoreFull, and the store's other errors. InvalidTopic.
+            InvalidTopic: not a topic's name. InvalidPacket: a QoS, or a property, that there is not.
+            StoreFull: no room, and the store's policy is to refuse.
         """
         if topic is not self._topic:  # a str is made bytes once, not for every message
             self._topic = topic
@@ -241,7 +257,7 @@ class Client:
             link.fail(error, ticks_ms())  # half a packet must not be followed by another
 
     def delivered(self, handle):
-        """Return whether the broker has acknowledged the message for good.
+        """Return whether the broker has acknowledged the message with this handle for good: PUBACK, or PUBCOMP.
 
         Raises:
             PublishRefused: the broker refused it (level 5).
@@ -251,7 +267,7 @@ class Client:
         return self.session.delivered(handle)
 
     def drain(self, timeout_s):
-        """Wait until every stored message is delivered; return whether that is so."""
+        """Wait, up to timeout_s, until every stored message is delivered; return whether that is so."""
         deadline = self._deadline(timeout_s)
         while self.session.pending():
             if ticks_diff(deadline, ticks_ms()) <= 0:
@@ -271,7 +287,14 @@ class Client:
 
         Without a connection it is remembered, and None is returned.
 
+        Args:
+            filter_: str or bytes; `+` stands for one level, `#`, at the end, for all that follow (§4.7).
+            qos: at most this is asked for; at level 5 with the other option bits (5, §3.8.3.1).
+            handler: handler(message) for what the filter covers; None leaves it to `on_message`.
+            timeout_s: for the broker's answer; None for the client's own.
+
         Raises:
+            InvalidTopic: not a topic filter.
             SubscriptionRefused: by the broker; the connection goes on.
             DeadlineExpired: no answer in time.
         """
@@ -280,7 +303,11 @@ class Client:
         return self._ask(self.session.subscribe(filter_, qos, handler), timeout_s)
 
     def unsubscribe(self, filter_, timeout_s=None):
-        """End a subscription."""
+        """End the subscription of filter_; without a connection that is remembered, and asked for at the next one.
+
+        Raises:
+            DeadlineExpired: no answer within timeout_s.
+        """
         entry = self.session.unsubscribe(octets(filter_))
         if entry:
             self._ask(entry, timeout_s)

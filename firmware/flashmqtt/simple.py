@@ -24,6 +24,12 @@ class MQTTClient:
     """A client with umqtt.simple's signatures; `store` and `ssl_params` are keywords of ours.
 
     Args:
+        client_id, server: str or bytes.
+        port: 0 for 1883, or 8883 with ssl.
+        user, password: str or bytes; None for none.
+        keepalive: seconds; 0: a link that dies silently is noticed only where an answer is due.
+        store: a `Journal`, so that messages survive a reset; None keeps them in RAM.
+        options: what `flashmqtt.client.Client` takes besides.
         ssl: an SSLContext, or True to have one made of ssl_params (see `flashmqtt.tls.context`).
     """
 
@@ -65,11 +71,24 @@ class MQTTClient:
         self.cb = f
 
     def set_last_will(self, topic, msg, retain=False, qos=0):
-        """Leave this message with the broker for the case that the connection is lost."""
+        """Leave a message with the broker for the case that the connection is lost; before `connect`.
+
+        Args:
+            topic, msg: str or bytes.
+            retain, qos: as for `publish`.
+        """
         self._will = (topic, msg, qos, retain)
 
     def connect(self, clean_session=True, timeout=None):
-        """Connect; return whether the broker still knew the session. Raises OSError or MQTTException."""
+        """Connect; return 1 where the broker still knew the session, else 0.
+
+        Args:
+            clean_session: False lets the broker keep the session, with subscriptions and messages, while we are away.
+            timeout: seconds; None for 10.
+
+        Raises:
+            OSError: not connected. MQTTException: the broker refused; its argument is the code.
+        """
         client = self._client
         if client is None:
             client = self._client = Client(
@@ -109,7 +128,13 @@ class MQTTClient:
         client._work()
 
     def publish(self, topic, msg, retain=False, qos=0):
-        """Publish; at QoS 1 and 2 wait for the acknowledgement as long as there is a connection."""
+        """Publish; at QoS 1 and 2 wait for the acknowledgement as long as there is a connection.
+
+        Args:
+            topic, msg: str or bytes.
+            retain: the broker keeps it as the topic's last value.
+            qos: 0, 1 or 2; at 1 and 2 it is stored first, and sent later where there is no connection.
+        """
         client = self._client
         handle = client.publish(topic, msg, qos, retain)
         if handle and not client.link.handling:
@@ -117,7 +142,11 @@ class MQTTClient:
                 client._wait_step(client._deadline(1), None)
 
     def subscribe(self, topic, qos=0):
-        """Subscribe; raises MQTTException where the broker refuses."""
+        """Subscribe to a topic filter, str or bytes, at this QoS or less (qos: 0, 1 or 2).
+
+        Raises:
+            MQTTException: the broker refused. AssertionError: there is no callback yet.
+        """
         if self.cb is None:
             raise AssertionError("Subscribe callback is not set")
         try:

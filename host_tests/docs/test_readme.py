@@ -186,6 +186,10 @@ def test_api_reference_is_current():
     assert reference.PAGE.read_text() == reference.page(), f"run: {reference.WRITE}"
 
 
+def test_api_reference_names_every_argument():
+    assert list(reference.unmentioned()) == []
+
+
 def test_a_docstring_becomes_markdown():
     docstring = """Do it.
 

@@ -9,7 +9,14 @@ from flashmqtt.fast import copy
 
 
 class RamStore:
-    """Records with rising numbers: queued, taken into slots, marked, released. Gone with the process."""
+    """Records with rising numbers: queued, taken into slots, marked, released. Gone with the process.
+
+    Its calls are those of `Journal`, and mean the same but for the durability.
+
+    Args:
+        slots: how many records may be open at once.
+        limit: how many may wait; one more is refused with StoreFull.
+    """
 
     fresh = True  # a client that starts with this must start clean at the broker
     boot = 1
