@@ -21,8 +21,8 @@ from .commits import Output
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# Readings that a board publishes about itself, where it does.
-WEAR = "flash_erases"  # erases of its most worn sector
+# Readings of a board's health message (firmware/app/health.py).
+WEAR = "wear"  # erases of its most worn sector
 CONNECTS = "connects"  # connections since the boot
 ERASES_RATED = 100_000
 STEPS = (1, 10, 60, 600, 3600, 21_600, 86_400)
