@@ -34,6 +34,8 @@ stores may raise a `StoreError` that it does not name: flash can fail at any tim
 """
 
 SECTION = re.compile(r"(Args|Attributes|Handlers|Returns|Raises):(?:\s+(.*))?$")
+ITEM = "\0"  # before a section's line, until all of it is there
+NEXT_ERROR = re.compile(r"[.;] (?=[A-Z]\w{5,}(?:, [A-Z]\w+)*: )")
 COLUMNS = re.compile(r"\S {3,}\S")
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -129,7 +131,7 @@ def markdown(docstring: str) -> list[str]:
             all(line.startswith("    ") for line in lines)
             or (len(lines) > 1 and sum(bool(COLUMNS.search(line)) for line in lines) > len(lines) // 2)
         ):
-            result += ["```text", *inspect.cleandoc(paragraph).splitlines(), "```"]
+            result += ["```text", *textwrap.dedent(paragraph).splitlines(), "```"]
             continue
         in_section = False
         for line in lines:
@@ -145,13 +147,23 @@ def markdown(docstring: str) -> list[str]:
             elif in_section and line.startswith("        "):
                 result[-1] += " " + line.strip()
             elif in_section and line.startswith("    "):
-                names, colon, text = line.strip().partition(": ")
-                result.append(f"- `{names}`: {text}" if colon and " and " not in names else f"- {line.strip()}")
+                result.append(ITEM + line.strip())
             elif line.startswith("    ") and result and result[-1]:
                 result[-1] += " " + line.strip()
             else:
                 result.append(line)
-    return result
+    return [item for line in result for item in listed(line)]
+
+
+def listed(line: str) -> list[str]:
+    """Return a section's line with its name set as code; several errors in one line become one each."""
+    if not line.startswith(ITEM):
+        return [line]
+    items = []
+    for item in NEXT_ERROR.split(line.removeprefix(ITEM)):
+        names, _, text = item.partition(": ")
+        items.append(f"- `{names}`: {text}" + ("" if text.endswith(".") else "."))
+    return items
 
 
 def public_functions(body: list[ast.stmt], hidden: tuple[str, ...]) -> Iterator[Function]:
