@@ -5,8 +5,9 @@ leave to the caller is done here: rp2.Flash checks no bounds, reports nothing an
 buffer would drag in whatever RAM follows it; so pages are 256 there, addresses are checked, and every program and every erase is
 read back. esp32.Partition programs any bytes and raises OSError, but does not verify either.
 
-An encrypted ESP32 partition is supported: it is programmed in whole blocks of 16 bytes, once each, and what is erased reads
-as noise (`reads_blank` is False), so blankness can't be checked there; what was programmed is read back all the same.
+An encrypted ESP32 partition is a region, too: it is programmed in whole blocks of 16 bytes, once each, and what is erased reads
+as noise (`reads_blank` is False), so blankness can't be checked there; what was programmed is read back all the same. The
+journal refuses such a region by name, as it programs a page in several steps.
 
 A buffer to program must lie in RAM (a bytearray): the flash can't be read while it is written.
 """
