@@ -62,7 +62,7 @@ class Shown:
 
 
 PUBLIC = (
-    Shown("The three faces", "firmware/flashmqtt/client.py", ("Client",), ("put", "note_refusal")),
+    Shown("The three faces", "firmware/flashmqtt/client.py", ("Client",), ("put", "want", "note_refusal")),
     Shown("", "firmware/flashmqtt/aio.py", ("Client",)),
     Shown("", "firmware/flashmqtt/simple.py", ("MQTTClient", "MQTTException")),
     Shown("What goes with them", "firmware/flashmqtt/session/message.py", ("Message",)),
