@@ -103,8 +103,8 @@ wipe: setup ## Take everything of ours off the board, after asking (PORT=auto JO
 wakes: setup ## 500 wakes of a sleeping board, half of them without a network
 	@$(PY) -m tools.virtual_board.wakes --wakes 500
 
-virtual-board: setup ## A virtual Pico W on a serial port, for mpremote
-	@$(PY) -m tools.virtual_board.device
+virtual-board: setup ## A virtual Pico W on a serial port, for mpremote and deploy (WIFI=network:password that its radio finds)
+	@$(PY) -m tools.virtual_board.device $(if $(WIFI),--wifi $(WIFI))
 
 powercut-board: setup ## A board's whole life under power cuts (FLASHMQTT_UF2=image runs it on an emulated Pico W, too)
 	@FLASHMQTT_BOARD_CUTS=250 $(PY) -m pytest host_tests/flash/test_board_power_cuts.py
