@@ -15,7 +15,6 @@ import asyncio
 
 from .client import Client as _Blocking
 from .client import octets
-from .codec.topics import check_filter
 from .compat import ticks_ms
 from .connection import CONNECTED, DELIVERED, IN_DOUBT, MESSAGE, NOTHING, REFUSED
 from .errors import CertificateRefused, ConnectRefused, DeadlineExpired, NotConnected, SubscriptionRefused, UsageError
@@ -170,16 +169,14 @@ class Client:
 
     # --- receiving ---
 
-    async def subscribe(self, filter_, qos=0, handler=None, timeout_s=None):
+    async def subscribe(self, filter_, qos=0, handler=None, timeout_s=None, properties=None):
         """Subscribe; return the QoS granted (None: not connected now, it will be asked for).
 
         Args:
-            filter_, qos, timeout_s: as for the blocking client's `subscribe`, and so are the errors.
+            filter_, qos, timeout_s, properties: as for the blocking client's `subscribe`, and so are the errors.
             handler: a plain function, handler(message); None leaves what the filter covers to `async for`.
         """
-        filter_ = octets(filter_)
-        check_filter(filter_)
-        return await self._ask(self.session.subscribe(filter_, qos, handler), timeout_s)
+        return await self._ask(self._blocking.want(filter_, qos, handler, properties), timeout_s)
 
     async def unsubscribe(self, filter_, timeout_s=None):
         """End the subscription of filter_.

@@ -49,7 +49,7 @@ class Client:
         keep_alive_s: a link that died silently is noticed within 1.5 times this. 0: only by `response_s`.
         will: (topic, payload, qos, retain): what the broker publishes where the connection is lost.
         window: how many messages may be in flight to the broker; the store needs more slots than that.
-        buffer_bytes: size of each of the buffers; longer messages can be sent, but not received.
+        buffer_bytes: size of each of the buffers; longer messages can be sent; received, see chunks.
         clean: start a new session at the broker with every connection.
         tls: an SSLContext (see `flashmqtt.tls`); server_name: the certificate's name where it is not `host`.
         timeout_s: deadline for TCP, for writes, and the default one for `connect`, `subscribe`, `disconnect`.
@@ -59,6 +59,8 @@ class Client:
             may arrive twice), False to drop it (it may be lost). `on_in_doubt` is called either way.
         backoff: see `Backoff`.
         five: a `Level5` with level 5's settings, where the defaults do not do.
+        chunks: hand over a message that is longer than buffer_bytes in pieces (see `Message`). False: refuse it, which ends the
+            connection (`error` is a PacketTooLarge). At QoS 2 it is refused in any case: it would have to be stored first.
         feed: called at least five times a second while this object waits: feed the watchdog here.
 
     Handlers:
@@ -97,6 +99,7 @@ class Client:
         backoff=None,
         feed=None,
         five=None,
+        chunks=False,
     ):
         if store is None:
             from .session.ram import RamStore
@@ -122,6 +125,7 @@ class Client:
             response_s * 1000,
             clean,
             five,
+            chunks,
         )
         self.link = Link(self.connection, host, port, backoff or Backoff(), tls, server_name, int(timeout_s * 1000))
         self.on_message = self.on_connect = self.on_delivered = self.on_in_doubt = self.on_refused = None
@@ -282,7 +286,7 @@ class Client:
 
     # --- receiving ---
 
-    def subscribe(self, filter_, qos=0, handler=None, timeout_s=None):
+    def subscribe(self, filter_, qos=0, handler=None, timeout_s=None, properties=None):
         """Subscribe; return the QoS granted. The subscription is restored whenever the broker loses the session.
 
         Without a connection it is remembered, and None is returned.
@@ -292,15 +296,24 @@ class Client:
             qos: at most this is asked for; at level 5 with the other option bits (5, §3.8.3.1).
             handler: handler(message) for what the filter covers; None leaves it to `on_message`.
             timeout_s: for the broker's answer; None for the client's own.
+            properties: level 5's, as a dict: a subscription identifier, say, which the messages then carry in theirs.
 
         Raises:
             InvalidTopic: not a topic filter.
             SubscriptionRefused: by the broker; the connection goes on.
             DeadlineExpired: no answer in time.
         """
+        return self._ask(self.want(filter_, qos, handler, properties), timeout_s)
+
+    def want(self, filter_, qos, handler, properties):
+        """Ask for a subscription as soon as there is a connection; return its entry."""
         filter_ = octets(filter_)
         check_filter(filter_)
-        return self._ask(self.session.subscribe(filter_, qos, handler), timeout_s)
+        if properties:
+            from .codec.properties import pack
+
+            properties = pack(8, properties)
+        return self.session.subscribe(filter_, qos, handler, properties)
 
     def unsubscribe(self, filter_, timeout_s=None):
         """End the subscription of filter_; without a connection that is remembered, and asked for at the next one.

@@ -44,6 +44,7 @@ from .errors import (
     ConnectionLost,
     DeadlineExpired,
     InboundWindowFull,
+    PacketTooLarge,
     ProtocolViolation,
     ServerDisconnected,
     UsageError,
@@ -90,6 +91,8 @@ class Connection:
         response_ms: how long any packet may wait for its answer before the connection is given up. 0: for ever.
         clean: forget the broker's side of the session at every connect (levels 3 and 4: Clean Session).
         five: a `session.level5.Level5`, needed at level 5.
+        chunks: hand over a PUBLISH larger than the input buffer in pieces, each as a MESSAGE; only the last one is acknowledged.
+            At QoS 2, where a message has to be stored before it is handed over, it is refused in any case.
     """
 
     def __init__(
@@ -104,6 +107,7 @@ class Connection:
         response_ms=30000,
         clean=False,
         five=None,
+        chunks=False,
     ):
         if not 0 <= keep_alive_s < 65536:
             raise UsageError("keep_alive_s", keep_alive_s)
@@ -115,7 +119,8 @@ class Connection:
         self.will = will
         self.response_ms = response_ms
         self.clean = clean
-        self.decoder = Decoder(buffer_bytes, session.level)
+        self.decoder = Decoder(buffer_bytes, session.level, chunks)
+        session.chunks = chunks
         session.fit(buffer_bytes)
         if session.level == _LEVEL_5 and not five:
             raise UsageError("level 5 needs a Level5")
@@ -246,9 +251,12 @@ class Connection:
                 break
             if self.state == CONNECTING:
                 return self._accepted(kind)
-            if kind == _PUBLISH and decoder.qos < 2:  # mostly
-                session.show(decoder)
-                return MESSAGE
+            if kind == _PUBLISH:
+                if decoder.qos < 2:
+                    session.show(decoder)
+                    return MESSAGE
+                if decoder.more:
+                    raise PacketTooLarge(decoder.payload_total)
             if _CONNACK < kind <= _UNSUBACK:
                 event = session.receive(decoder, now_ms)
                 if event:

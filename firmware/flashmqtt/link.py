@@ -9,7 +9,7 @@ bounded (lwIP gives up after a few seconds), and a numeric address needs none.
 import socket
 
 from .compat import TYPE_CHECKING, const, ticks_add, ticks_diff
-from .connection import CLOSED, CLOSING, CONNECTED, NOTHING, OPEN, OUTPUT, RESTART
+from .connection import CLOSED, CLOSING, CONNECTED, DELIVERED, NOTHING, OPEN, OUTPUT, RESTART
 from .errors import (
     ConnectionLost,
     ConnectRefused,
@@ -38,6 +38,7 @@ _UP = const(3)  # bytes can flow; TLS and CONNECT may still be under way
 _POLLIN = const(1)
 _POLLOUT = const(4)
 _IDLE_MS = const(1000)
+_BATCH_MS = const(2)  # for so long after a write, what answers make room for waits to share the next one
 
 
 class Link:
@@ -227,6 +228,8 @@ class Link:
                     self._lasting = True
                     self.error = None
                     self.connects += 1
+                elif event == DELIVERED and session.ready and ticks_diff(now_ms, connection.sent_ms) >= _BATCH_MS:
+                    self.flush(now_ms)  # the window moved, and the rest of a batch of answers takes a while
                 return event
 
     def _open(self, now_ms):

@@ -422,3 +422,81 @@ def test_the_steady_state_allocates_nothing(qos, answers):
         finally:
             micropython.heap_unlock()
         assert quiet.session.pending() == 0
+
+
+# --- messages longer than the buffer ---
+
+
+def chunks_of(broker):
+    """Keep (offset, bytes, total, more) of every message that comes."""
+    seen = []
+    broker.on_message = lambda message: seen.append((message.offset, message.payload, message.total, message.more))
+    return seen
+
+
+@pytest.mark.req("W13", "Q3")
+@pytest.mark.parametrize("qos", [0, 1])
+def test_a_message_longer_than_the_buffer_comes_in_chunks_and_the_last_is_acknowledged(qos):
+    broker = peer(buffer_bytes=64, chunks=True)
+    broker.connect()
+    seen = chunks_of(broker)
+    payload = bytes(range(200))
+    long = publish(b"a/b", payload, qos, 9)
+    answers = []
+    for i in range(len(long)):
+        broker.give(long[i : i + 1])
+        answers += broker.took()
+        assert not answers or i == len(long) - 1
+    assert b"".join([part for _, part, _, _ in seen]) == payload
+    at = 0
+    for offset, part, total, more in seen:
+        at += len(part)
+        assert total == 200 and offset == at - len(part) and more == (at < 200)
+    assert len(seen) > 3 and answers == ([puback(9)] if qos else [])
+    broker.give(publish(b"c", b"short", qos, 10))
+    assert seen[-1] == (0, b"short", 5, False)
+    assert broker.messages[-1][0] == "c"
+    assert broker.took() == ([puback(10)] if qos else [])
+
+
+@pytest.mark.req("W13", "Q3")
+def test_a_message_whose_chunks_were_cut_is_not_acknowledged_and_begins_anew():
+    broker = peer(buffer_bytes=64, chunks=True)
+    broker.connect()
+    seen = chunks_of(broker)
+    long = publish(b"a", bytes(150), 1, 9)
+    broker.give(long[:100])
+    assert seen and seen[-1][3] and broker.took() == []
+    broker.drop()
+    broker.connect(1)
+    del seen[:]
+    broker.give(long)
+    assert seen[0][0] == 0 and not seen[-1][3]
+    assert broker.took() == [puback(9)]
+
+
+@pytest.mark.req("W13", "Q4")
+def test_at_qos_2_a_message_longer_than_the_buffer_is_refused_by_name():
+    broker = peer(buffer_bytes=64, chunks=True)
+    broker.connect()
+    with pytest.raises(PacketTooLarge):
+        broker.give(publish(b"a", bytes(150), 2, 9))
+    assert broker.messages == [] and broker.took() == []
+
+
+@pytest.mark.req("W13")
+def test_without_chunks_a_message_longer_than_the_buffer_is_refused_by_name():
+    broker = peer(buffer_bytes=64)
+    broker.connect()
+    with pytest.raises(PacketTooLarge):
+        broker.give(publish(b"a", bytes(150), 1, 9))
+    assert broker.messages == [] and broker.took() == []
+
+
+@pytest.mark.req("W13", "Q4")
+def test_a_held_message_is_whole_where_chunks_are_taken():
+    broker = peer(buffer_bytes=64, chunks=True)
+    broker.connect()
+    seen = chunks_of(broker)
+    broker.give(publish(b"a", bytes(150)), publish(b"b", b"held", 2, 3), pubrel(3))
+    assert seen[-1] == (0, b"held", 4, False)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from flashmqtt.codec.properties import USER_PROPERTY
+from flashmqtt.codec.properties import SUBSCRIPTION_IDENTIFIER, USER_PROPERTY, pack
 from flashmqtt.connection import REFUSED
 from flashmqtt.errors import (
     InboundWindowFull,
@@ -297,3 +297,85 @@ def test_a_fresh_store_makes_a_clean_start_in_one_connection():
     broker.drop()
     assert broker.connect(1) == [publish(b"a", b"x", 2, 1, dup=1)]
     assert broker.connect_packet[9] & 2 == 0
+
+
+def identified(number_):
+    return pack(8, {SUBSCRIPTION_IDENTIFIER: number_})
+
+
+def subscribe5(packet_id, properties, *filters):
+    octets = b"".join([text(filter_) + bytes([qos]) for filter_, qos in filters])
+    return packet(0x82, number(packet_id), length(len(properties)), properties, octets)
+
+
+def suback5(packet_id, *codes):
+    return packet(0x90, number(packet_id), b"\x00", bytes(codes))
+
+
+@pytest.mark.req("W12")
+def test_subscription_identifiers_go_out_a_packet_each_and_are_restored():
+    broker = Peer5()
+    broker.connect()
+    session = broker.session
+    one = session.subscribe(b"a", 1, None, identified(7))
+    other = session.subscribe(b"b", 0, None, identified(300))
+    both = session.subscribe(b"c", 0, None, identified(7))
+    plain = session.subscribe(b"d", 2)
+    for present in (0, 0):
+        for expected in (
+            (b"\x0b\x07", (b"a", 1), (b"c", 0)),
+            (b"\x0b\xac\x02", (b"b", 0)),
+            (b"", (b"d", 2)),
+        ):
+            (asked,) = broker.took()
+            assert asked == subscribe5(id_of(asked), *expected)
+            broker.give(suback5(id_of(asked), *[qos for _, qos in expected[1:]]))
+        assert broker.took() == []
+        assert [entry.code for entry in (one, other, both, plain)] == [1, 0, 0, 2]
+        broker.drop()
+        broker.connection.start(broker.now)
+        broker.took()
+        broker.give(connack(present))
+
+
+@pytest.mark.req("W12")
+def test_a_message_tells_the_identifiers_of_the_subscriptions_that_brought_it():
+    broker = Peer5()
+    broker.connect()
+    seen = []
+    broker.on_message = lambda message: seen.append(message.properties)
+    broker.give(publish(b"a", b"x", 0, properties=b"\x0b\x07\x0b\xac\x02"))
+    assert seen == [{SUBSCRIPTION_IDENTIFIER: [7, 300]}]
+
+
+@pytest.mark.req("W12", "W11")
+def test_an_identifier_that_the_server_does_not_take_is_declined_and_not_sent():
+    broker = Peer5(properties=b"\x29\x00")  # Subscription Identifiers Available: no
+    broker.connect()
+    refused = broker.session.subscribe(b"a", 1, None, identified(7))
+    plain = broker.session.subscribe(b"b", 1)
+    (asked,) = broker.took()
+    assert asked == subscribe5(id_of(asked), b"", (b"b", 1))
+    broker.give(suback5(id_of(asked), 1))
+    assert refused.state == DECLINED and refused.code == 0xA1
+    assert plain.code == 1 and broker.took() == []
+
+
+@pytest.mark.req("W12", "W13")
+def test_who_takes_chunks_sets_the_server_no_maximum_packet_size():
+    session = Session(RamStore(12), 5, 4)
+    session.settle_down()
+    broker = Peer(session, b"me", buffer_bytes=64, five=Level5(alias_maximum=1), chunks=True)
+    broker.connection.start(0)
+    (first,) = broker.took()
+    assert b"\x27\x00\x00\x00\x40" not in first
+    broker.give(connack())
+    seen = []
+    broker.on_message = lambda message: seen.append((message.topic, message.payload, message.properties))
+    broker.give(publish(b"a", b"", properties=b"\x23\x00\x01"))
+    broker.give(publish(b"", bytes(100), 1, 5, properties=b"\x0b\x07\x23\x00\x01"))
+    assert {topic for topic, _, _ in seen} == {"a"}
+    assert b"".join([part for _, part, _ in seen]) == bytes(100)
+    for _, _, properties in seen[1:]:
+        assert properties[SUBSCRIPTION_IDENTIFIER] == [7]
+    assert broker.took() == [ack(0x40, 5)]

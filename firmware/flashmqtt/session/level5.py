@@ -15,13 +15,22 @@ from flashmqtt.codec.properties import (
     RETAIN_AVAILABLE,
     SERVER_KEEP_ALIVE,
     SESSION_EXPIRY_INTERVAL,
+    SUBSCRIPTION_IDENTIFIER,
+    SUBSCRIPTION_IDENTIFIERS_AVAILABLE,
     TOPIC_ALIAS_MAXIMUM,
     check,
     pack,
     unpack,
 )
-from flashmqtt.codec.reasons import PACKET_TOO_LARGE, QOS_NOT_SUPPORTED, RETAIN_NOT_SUPPORTED
+from flashmqtt.codec.reasons import (
+    PACKET_TOO_LARGE,
+    QOS_NOT_SUPPORTED,
+    RETAIN_NOT_SUPPORTED,
+    SUBSCRIPTION_IDENTIFIERS_NOT_SUPPORTED,
+)
 from flashmqtt.fast import copy
+
+from .session import DECLINED
 
 
 class Level5:
@@ -53,7 +62,8 @@ class Level5:
         properties[SESSION_EXPIRY_INTERVAL] = self.expiry_s
         # Every unacknowledged inbound message may have to be held.
         properties[RECEIVE_MAXIMUM] = max(1, session.hold_limit)
-        properties[MAXIMUM_PACKET_SIZE] = len(decoder.buffer)
+        if not session.chunks:
+            properties[MAXIMUM_PACKET_SIZE] = len(decoder.buffer)
         if self.alias_maximum:
             properties[TOPIC_ALIAS_MAXIMUM] = self.alias_maximum
         return pack(CONNECT, properties)
@@ -83,6 +93,23 @@ class Level5:
         if (head >> 1 & 3) > self._qos_limit:
             return QOS_NOT_SUPPORTED
         return RETAIN_NOT_SUPPORTED if head & 1 and not self._retain else 0
+
+    def together(self, entries):
+        """Return those of these subscriptions that one SUBSCRIBE can ask for: the properties are the whole packet's.
+
+        One with an identifier, where the server said that it takes none, is declined (5, section 3.2.2.3.12).
+        """
+        found: list = []
+        for entry in entries:
+            block = entry.properties
+            if block and not self.granted.get(SUBSCRIPTION_IDENTIFIERS_AVAILABLE, 1):
+                if SUBSCRIPTION_IDENTIFIER in unpack(block, 0, len(block)):
+                    entry.state = DECLINED
+                    entry.code = SUBSCRIPTION_IDENTIFIERS_NOT_SUPPORTED
+                    continue
+            if not found or found[0].properties == block:
+                found.append(entry)
+        return found
 
     def alias(self, topic):
         """Return (topic, property block) to send for a QoS 0 message: with an alias where the server allows one."""

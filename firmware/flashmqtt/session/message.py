@@ -13,6 +13,12 @@ class Message:
     view            the payload's bytes, not copied
     properties      level 5's properties as a dict, empty at the other levels
     qos retain dup  of the PUBLISH that brought it
+
+    Where the client takes chunks, `payload` may be a part of what was published (`Client(chunks=True)`):
+
+    offset          where this part begins
+    total           how long the whole is
+    more            whether further parts follow, each as a message of its own; after a lost connection it begins again at 0
     """
 
     def __init__(self):
@@ -20,7 +26,8 @@ class Message:
         self.topic_start = self.topic_end = 0
         self.payload_start = self.payload_end = 0
         self.properties_start = self.properties_end = 0
-        self.qos = 0
+        self.qos = self.offset = self.total = 0
+        self.more = False
         self.retain = False
         self.dup = False
 

@@ -81,10 +81,11 @@ _ACK_BYTES = const(8)  # room that one acknowledgement may need
 class Subscription:
     """A topic filter, what was asked for it and what the broker said."""
 
-    def __init__(self, filter_, options, handler):
+    def __init__(self, filter_, options, handler, properties=None):
         self.filter = filter_
         self.options = options  # QoS; 5: with the other option bits
         self.handler = handler  # belongs to the face
+        self.properties = properties  # 5: SUBSCRIBE's, packed
         self.state = _WANTED
         self.code = 0  # the granted QoS, or the refusal
 
@@ -135,6 +136,7 @@ class Session:
         self.out = bytearray(out_bytes)
         self.out_end = 0
         self.message = Message()
+        self.chunks = False  # whether a message longer than the decoder's buffer comes in pieces
         self.handle = 0
         self.code = 0
         self.online = False
@@ -168,9 +170,8 @@ class Session:
         self._wants_request = False
         self._asked = []  # the entries in that request, in its order
         self._asking = put_subscribe
-        self._topic = (
-            None  # of the last QoS 0 message on this connection, where the same object is the same valid bytes
-        )
+        # The topic of the last QoS 0 message on this connection, where the same object is the same valid bytes.
+        self._topic: "Any" = None
         self._most = out_bytes - 7  # of topic and payload in the output
         self._last_taken = 0
         self._gap_from = self._gap_to = 0  # numbers that the store skipped: dropped by its policy
@@ -327,14 +328,14 @@ class Session:
         """Return how many outgoing messages are stored and not acknowledged."""
         return self.store.waiting + len(self.sending) + (self._stalled >= 0)
 
-    def subscribe(self, filter_, options, handler=None):
+    def subscribe(self, filter_, options, handler=None, properties=None):
         """Ask for a subscription, now or as soon as there is a connection; return its entry, whose state tells."""
         self._wants_request = self.ready = True
         for entry in self.subscriptions:
             if entry.filter == filter_:
-                entry.options, entry.handler, entry.state = options, handler, _WANTED
+                entry.options, entry.handler, entry.properties, entry.state = options, handler, properties, _WANTED
                 return entry
-        entry = Subscription(filter_, options, handler)
+        entry = Subscription(filter_, options, handler, properties)
         self.subscriptions.append(entry)
         return entry
 
@@ -545,6 +546,8 @@ class Session:
         dup = self.request_id != 0
         if not dup:
             self._asked = [entry for entry in self.subscriptions if entry.state == _WANTED]
+            if self.five:
+                self._asked = self.five.together(self._asked)
             self._asking = put_subscribe
             if not self._asked:
                 self._asked = [entry for entry in self.subscriptions if entry.state == _UNWANTED]
@@ -554,11 +557,13 @@ class Session:
                     return
             while not self.request_id or self.request_id in self.sending:
                 self._requests = self.request_id = self._requests % 65535 + 1
-        what = [
-            (entry.filter, entry.options) if self._asking is put_subscribe else entry.filter for entry in self._asked
-        ]
+        what = [entry.filter for entry in self._asked]
+        properties = None
+        if self._asking is put_subscribe:
+            what = [(entry.filter, entry.options) for entry in self._asked]
+            properties = self._asked[0].properties
         try:
-            self.out_end = self._asking(self.out, self.out_end, self.request_id, what, self.level, dup)
+            self.out_end = self._asking(self.out, self.out_end, self.request_id, what, self.level, dup, properties)
         except BufferTooSmall:
             if not dup:
                 self.request_id = 0
@@ -675,6 +680,12 @@ class Session:
             self.five.resolve(packet, message)
         self._untaken_id = packet.packet_id
         self.untaken = _PUBACK if packet.qos else -1
+        if self.chunks:
+            message.offset = packet.payload_offset
+            message.total = packet.payload_total
+            message.more = packet.more
+            if packet.more:
+                self.untaken = -1  # the last chunk's acknowledgement is the message's
 
     def _hold(self, packet):
         """Store an inbound QoS 2 message, whole and not handed over, and only then answer it [MQTT-4.3.3-2]."""
@@ -733,6 +744,9 @@ class Session:
             message.properties_end = at = at + n
         message.payload_start = at
         message.payload_end = length
+        message.offset = 0
+        message.total = length - at
+        message.more = False
         message.qos = 2
         message.retain = bool(buf[0] & 1)
         message.dup = False
