@@ -5,7 +5,6 @@ looks like a power-on to MicroPython, and a crash of the IDF like a reset; deep 
 back set; connecting a radio that is connecting raises. It knows no MQTT.
 """
 
-from os import listdir
 from time import gmtime, mktime, ticks_diff, ticks_ms, time
 
 import esp32
@@ -99,12 +98,9 @@ def journal_region(sectors):
         from flashmqtt.flash.block import BlockRegion
 
         return BlockRegion(found[0])
-    from flashmqtt.flash.pinned import PinnedFiles, pin
+    from flashmqtt.flash.pinned import open_or_pin
 
-    storage = esp32.Partition.find(esp32.Partition.TYPE_DATA, label="vfs")[0]
-    if "journal" not in listdir("/"):  # the first start; later, what is missing is an error and not a new beginning
-        pin(storage, "/journal", sectors)
-    return PinnedFiles(storage, "/journal")
+    return open_or_pin(esp32.Partition.find(esp32.Partition.TYPE_DATA, label="vfs")[0], "/journal", sectors)
 
 
 class ChipTemperature:

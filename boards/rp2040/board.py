@@ -6,7 +6,6 @@ sleeps, and a reset in that state hangs the RP2040, so it sleeps in slices; VSYS
 uses. It knows no MQTT.
 """
 
-from os import listdir
 from time import gmtime, mktime, sleep_ms, ticks_add, ticks_diff, ticks_ms, time
 
 import machine
@@ -125,11 +124,9 @@ def journal_region(sectors):
     try:
         from journal_space import device  # frozen into the image: boards/rp2040/definition
     except ImportError:
-        from flashmqtt.flash.pinned import PinnedFiles, pin
+        from flashmqtt.flash.pinned import open_or_pin
 
-        if "journal" not in listdir("/"):  # the first start; later, what is missing is an error and not a new beginning
-            pin(rp2.Flash(), "/journal", sectors)
-        return PinnedFiles(rp2.Flash(), "/journal", page_bytes=256)
+        return open_or_pin(rp2.Flash(), "/journal", sectors, page_bytes=256)
     from flashmqtt.flash.block import BlockRegion
 
     return BlockRegion(device(), page_bytes=256)

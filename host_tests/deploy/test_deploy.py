@@ -186,9 +186,9 @@ def test_wrong_wifi_password_is_named_at_the_end_of_a_deployment(tmp_path):
 def test_broken_configuration_on_the_board_is_said_on_its_console(tmp_path):
     with Device(tmp_path / "board") as device:
         with Link(device.path) as link:
-            for path, source in build.sources("pico_w").items():
+            for path, content in build.image("pico_w", "x64").items():
                 if path.startswith(("/app/__init__", "/app/configuration", "/main", "/board")) or "errors" in path:
-                    link.put(path, source.read_bytes() if path.endswith(".py") else build.compiled(source, "x64"))
+                    link.put(path, content)
             link.put("/config.json", b'{"broker": "b", "port": 0}')
         since = len(device.console)
         device.power_cut()

@@ -1,7 +1,8 @@
 """Run the cases of one test module on MicroPython: `micropython runner.py MODULE CASE...`.
 
-A CASE is `name` or `name/index`. Each prints one line, `@case NAME OUTCOME`, with the traceback or reason
-behind it as indented lines, so that the host can tell the cases apart even where the process dies half-way.
+A CASE is `name` or `name/index`; without any, all are run. Each prints one line, `@case NAME OUTCOME`, with the
+traceback or reason behind it as indented lines, so that the host can tell the cases apart even where the process dies
+half-way.
 """
 
 import io
@@ -31,10 +32,20 @@ def run(module, wanted):
             print("    " + line)
 
 
+def cases(module):
+    """Return the names of all cases of a module."""
+    found = []
+    for name in dir(module):
+        if name.startswith("test_"):
+            parameters = getattr(getattr(module, name), "parameters", None)
+            found += [name] if parameters is None else ["%s/%d" % (name, i) for i in range(len(parameters))]
+    return found
+
+
 def main():
     """Import the module and run what the command line names."""
     module = __import__(sys.argv[1])
-    for wanted in sys.argv[2:]:
+    for wanted in sys.argv[2:] or cases(module):
         run(module, wanted)
 
 

@@ -164,7 +164,7 @@ def deploy(arguments: argparse.Namespace) -> None:
         foreign = strangers(link, found)
         if not foreign:
             quiet_board(link, found)  # first of all: a watchdog that was started gives us seconds
-        image = build.image(arguments.board, march)
+        image = build.image(arguments.board, march, arguments.plain)
         image["/config.json"] = wanted
         there = present(link)
         copy, remove = plan(image, there)
@@ -371,6 +371,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
             command.add_argument("--board", choices=tuple(build.BOARDS), required=True)
             command.add_argument("--config", type=Path, default=ROOT, help="the folder with config.toml")
             command.add_argument("--dry-run", action="store_true", help="say what would be done")
+            command.add_argument("--plain", action="store_true", help="leave names as they are written: for tracebacks")
         if name in ("deploy", "monitor"):
             command.add_argument(
                 "--timeout", type=float, default=DELIVERY_S, help="seconds to wait for the first delivery"
