@@ -143,6 +143,10 @@ ROWS: dict[str, list[Row]] = {
         Row("  QoS 2 messages twice", "faults.duplicates_qos2"),
         Row("wrong moves of a hostile broker", "hostile.cases"),
         Row("  of which went unnoticed", "hostile.failing"),
+        Row("minutes of a fleet under all faults at once", "soak.minutes"),
+        Row("  messages published", "soak.published"),
+        Row("  missing in the tables", "soak.missing"),
+        Row("  there twice", "soak.repeated"),
     ],
     "On the host": [
         Row(

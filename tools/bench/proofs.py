@@ -18,7 +18,20 @@ RUNS = {
     "faults": ("make faults", ("cases", "lost", "duplicates_qos2", "violations")),
     "hostile": ("make hostile", ("cases", "failing")),
     "collector_kills": ("make collector-kills", ("kills", "published", "missing", "repeated")),
-    "soak": ("make soak", ("minutes", "published", "power_cuts", "missing", "repeated")),
+    "soak": (
+        "make soak",
+        (
+            "minutes",
+            "boards",
+            "published",
+            "power_cuts",
+            "link_cuts",
+            "broker_kills",
+            "collector_kills",
+            "missing",
+            "repeated",
+        ),
+    ),
 }
 
 
