@@ -19,6 +19,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
+from typing import BinaryIO
 
 from tools.broker import Broker, find_mosquitto, free_port
 from tools.proxy import Proxy
@@ -224,21 +225,20 @@ class Flood:
         self._thread.start()
 
     @staticmethod
-    def _body(client: socket.socket) -> bytes:
-        """Return a short packet's bytes behind its header."""
-        head = client.recv(2, socket.MSG_WAITALL)
-        return client.recv(head[1], socket.MSG_WAITALL)
+    def _body(packets: BinaryIO) -> bytes:
+        """Return a short packet's bytes behind its header; umqtt.simple sends a packet in several writes."""
+        return packets.read(packets.read(2)[1])
 
     def _serve(self) -> None:
         client, _ = self._listener.accept()
-        with client, contextlib.suppress(OSError):
+        with client, client.makefile("rb") as packets, contextlib.suppress(OSError):
             client.settimeout(DEADLINE_S)
-            self._body(client)
+            self._body(packets)
             client.sendall(b"\x20\x02\x00\x00")
-            client.sendall(b"\x90\x03" + self._body(client)[:2] + b"\x00")
+            client.sendall(b"\x90\x03" + self._body(packets)[:2] + b"\x00")
             time.sleep(0.2)  # the client is done with what it does once
             client.sendall(self._messages)
-            client.recv(1024)  # its end
+            packets.read()  # until its end
 
     def __enter__(self) -> Flood:
         return self
