@@ -12,6 +12,7 @@ from flashmqtt.errors import (
     NotAuthorized,
     SubscriptionRefused,
 )
+from flashmqtt.session.ram import RamStore
 from loopback import Loopback
 from wire import publish, pubrel
 
@@ -197,6 +198,29 @@ def test_each_filter_has_its_handler_and_the_rest_goes_to_on_message():
     assert [one[0] >> 4 for one in broker.packets[-3:]] == [4, 5, 7]
     mqtt.unsubscribe("a/+")
     assert len(mqtt.session.subscriptions) == 1
+    mqtt.disconnect()
+
+
+class SyncingStore(RamStore):
+    """Counts how often it was made durable."""
+
+    syncs = 0
+
+    def sync(self):
+        self.syncs += 1
+
+
+@pytest.mark.req("Q3", "S1")
+def test_the_store_is_made_durable_before_an_acknowledgement_leaves():
+    store = SyncingStore(18)
+    broker = Loopback()
+    mqtt = client(broker, store=store)
+    mqtt.connect()
+    mqtt.subscribe("a", 1)
+    store.syncs = 0
+    broker.give(publish(b"a", b"1", 1, 1))
+    until(broker, mqtt, lambda: broker.of(4))
+    assert store.syncs == 1
     mqtt.disconnect()
 
 

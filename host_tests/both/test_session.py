@@ -1,5 +1,7 @@
 """The session's flows, packet by packet (requirements Q0 to Q8). Packets are written by hand: see `wire.py`."""
 
+import sys
+
 import pytest
 
 from flashmqtt.connection import IN_DOUBT
@@ -26,6 +28,8 @@ from wire import (
 )
 
 DUP = 8
+
+MICROPYTHON = sys.implementation.name == "micropython"
 
 
 def reboot(broker, **options):
@@ -327,6 +331,43 @@ def test_release_of_a_held_message_is_durable_before_pubcomp_leaves():
     assert after.messages == [("a", b"new", 2, False, False)]
 
 
+@pytest.mark.req("Q4", "S1")
+def test_a_message_handed_over_before_the_link_and_the_power_were_cut_is_not_handed_over_again():
+    broker = peer(CutStore())
+    broker.connect()
+    broker.give(publish(b"a", b"x", 2, 7))
+    broker.took()
+    broker.give(pubrel(7))
+    assert len(broker.messages) == 1
+    broker.drop()  # PUBCOMP had not left
+    after = reboot(broker)
+    after.connect(1)
+    after.give(pubrel(7))
+    assert after.messages == [] and after.took() == [pubcomp(7)]
+
+
+class SyncingStore(RamStore):
+    """Counts how often it was made durable."""
+
+    syncs = 0
+
+    def sync(self):
+        self.syncs += 1
+
+
+@pytest.mark.req("Q3", "Q4", "S1")
+def test_the_store_is_made_durable_once_before_the_answers_to_a_batch_leave():
+    store = SyncingStore()
+    broker = peer(store)
+    broker.connect()
+    store.syncs = 0
+    broker.give(publish(b"a", b"x", 1, 7), publish(b"a", b"y", 2, 8), publish(b"a", b"z", 0))
+    assert store.syncs == 0
+    assert broker.took() == [puback(7), pubrec(8)] and store.syncs == 1
+    broker.session.put_unstored(b"a", b"promises nothing")
+    assert len(broker.took()) == 1 and store.syncs == 1
+
+
 @pytest.mark.req("Q4")
 def test_a_held_message_whose_handler_failed_is_handed_over_again():
     broker = peer()
@@ -614,6 +655,48 @@ def test_held_message_of_a_lost_session_is_handed_over():
     assert broker.messages == [("a", b"x", 2, False, False)]
     broker.give(publish(b"a", b"y", 2, 7), pubrel(7))  # the broker's new session starts its ids anew
     assert broker.messages[-1][1] == b"y"
+
+
+class CountingStore(RamStore):
+    """Counts how often it is asked for a record's number."""
+
+    asked = 0
+
+    def seq_of(self, slot):
+        self.asked += 1
+        return super().seq_of(slot)
+
+
+@pytest.mark.req("Q8")
+def test_many_held_messages_of_a_lost_session_are_put_in_order_once():
+    store = CountingStore(130, 130)
+    broker = peer(store, buffer_bytes=4096)
+    broker.connect()
+    for packet_id in range(100, 0, -1):
+        broker.give(publish(b"a", b"%d" % packet_id, 2, packet_id))
+        broker.took()
+    broker.drop()
+    store.asked = 0
+    broker.connect(0)
+    broker.process()
+    assert [message[1] for message in broker.messages] == [b"%d" % packet_id for packet_id in range(100, 0, -1)]
+    assert store.asked <= 100 or MICROPYTHON  # whose sort looks at each several times; a board has few slots
+
+
+@pytest.mark.req("Q6", "Q1")
+def test_many_resends_are_put_in_order_once():
+    store = CountingStore(120, 120)
+    broker = peer(store, window=100)
+    broker.connect()
+    for i in range(100):
+        broker.session.publish(b"a", b"%d" % i, 1)
+    assert len(broker.took()) == 100
+    broker.give(puback(5), puback(60))
+    broker.drop()
+    store.asked = 0
+    again = broker.connect(1)
+    assert again == [publish(b"a", b"%d" % i, 1, i + 2, dup=1) for i in range(100) if i + 2 not in (5, 60)]
+    assert store.asked <= 100 or MICROPYTHON  # whose sort looks at each several times; a board has few slots
 
 
 @pytest.mark.req("Q8")

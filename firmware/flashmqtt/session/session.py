@@ -155,9 +155,11 @@ class Session:
             self.holding.pop(i)
         self._states = bytearray(store.slots)
         self._sent_ms = [0] * store.slots
-        self._due = 0  # slots flagged _DUE
+        self._due = 0  # how many slots are flagged _DUE
+        self._dues = []  # which: see `_oldest`
         self.ready = True  # `pump` may have something to put
-        self.lost = 0  # slots flagged _LOST
+        self.lost = 0  # how many slots are flagged _LOST
+        self._losts = []
         self._stalled = -1  # a slot that was taken but whose packet id is still in flight for another message
         self.partial = -1  # the slot whose PUBLISH is in the output in part
         self._partial_at = 0
@@ -315,10 +317,10 @@ class Session:
         if self._gap_from <= handle <= self._gap_to or (handle > self._last_taken and self.store.waiting):
             return False
         store = self.store
-        for slot in range(store.slots):
-            if store.is_open(slot) and store.seq_of(slot) == handle:
-                return False
-        return 0 < handle < store.next_seq
+        slot = self.sending.get(_id_of(handle), -1)
+        if slot < 0 or store.seq_of(slot) != handle:
+            slot = self._stalled
+        return (slot < 0 or store.seq_of(slot) != handle) and 0 < handle < store.next_seq
 
     def is_waiting(self):
         """Return whether any answer of the broker is awaited."""
@@ -363,6 +365,8 @@ class Session:
         self._wants_request = bool(self.subscriptions)
         states = self._states
         self._due = 0
+        self._dues.clear()
+        self._losts.clear()
         for slot in self.sending.values():
             state = states[slot] & (_STATE | _SENT | _LOST)
             if not present and state & _STATE == _AWAIT_PUBCOMP:
@@ -395,7 +399,7 @@ class Session:
         """Report one message after another that the lost session left behind; NOTHING when there is none."""
         if not self.lost:
             return _NOTHING
-        slot = self._oldest(_LOST)
+        slot = self._oldest(_LOST, self._losts)
         if self._states[slot] & _STATE == _HELD:
             # The broker will never send its PUBREL; ours is the only copy, and it was not handed over yet.
             self._show_held(slot)
@@ -441,7 +445,7 @@ class Session:
         store = self.store
         sending = self.sending
         while self._due:
-            if len(sending) - self._due >= self.quota or not self._put(self._oldest(_DUE), now_ms):
+            if len(sending) - self._due >= self.quota or not self._put(self._oldest(_DUE, self._dues), now_ms):
                 return
         while len(sending) < self.quota:
             slot = self._stalled
@@ -465,6 +469,7 @@ class Session:
             self._states[slot] = (_DUE | _SENT) if store.old(slot) else _DUE
             self._due += 1
             if not self._put(slot, now_ms):
+                self._dues.clear()
                 return
         self.ready = False  # until an answer comes
 
@@ -530,16 +535,19 @@ class Session:
         self.out_end += n
         return self.partial < 0
 
-    def _oldest(self, flag):
-        """Return the slot with this flag whose record is the oldest."""
-        oldest = -1
-        seq = 0
-        for slot in range(len(self._states)):
-            if self._states[slot] & flag:
-                this = self.store.seq_of(slot)
-                if oldest < 0 or this < seq:
-                    oldest, seq = slot, this
-        return oldest
+    def _oldest(self, flag, order):
+        """Return the slot with this flag whose record is the oldest; there is one.
+
+        All slots are looked at once, into `order`, the newest first: of 65,536 slots (a collector's) many may have the flag.
+        """
+        states = self._states
+        while True:
+            if not order:
+                order.extend([slot for slot in range(len(states)) if states[slot] & flag])
+                order.sort(key=self.store.seq_of, reverse=True)
+            if states[order[-1]] & flag:
+                return order[-1]
+            order.pop()
 
     def _put_request(self, now_ms):
         """Put one SUBSCRIBE for all that is wanted, or one UNSUBSCRIBE for all that is not; or repeat the last (3.1)."""
@@ -778,13 +786,14 @@ class Session:
     def overdue_ms(self, now_ms):
         """Return how long the oldest unanswered packet has waited for its answer, and mark what is to be retried (Q5)."""
         oldest = 0
-        for slot in range(len(self._states)):
+        for slot in range(len(self._states) if self.sending else 0):
             state = self._states[slot] & (_STATE | _DUE)
             if _NONE < state < _HELD:  # sent, and not due to be sent again
                 age = ticks_diff(now_ms, self._sent_ms[slot])
                 if self.retry_ms and age >= self.retry_ms:
                     self._states[slot] |= _DUE
                     self._due += 1
+                    self._dues.clear()
                     self.ready = True
                 elif age > oldest:
                     oldest = age
