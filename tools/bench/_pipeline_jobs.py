@@ -29,7 +29,7 @@ class Meter:
 
     def __init__(self) -> None:
         self.root = psutil.Process()
-        self.peak_bytes = 0
+        self.peak_bytes = self.task_bytes = 0
         self._end = threading.Event()
         self._sampler = threading.Thread(target=self._sample, daemon=True)
         self._sampler.start()
@@ -55,7 +55,9 @@ class Meter:
             total = 0
             for process in self._tree():
                 try:
-                    total += process.memory_full_info().pss
+                    total += (own := process.memory_full_info().pss)
+                    if process != self.root and process.name().startswith("python"):
+                        self.task_bytes = max(self.task_bytes, own)
                 except (psutil.Error, AttributeError):
                     continue
             self.peak_bytes = max(self.peak_bytes, total)
@@ -67,12 +69,8 @@ class Meter:
     def told(self, name: str, rows: int, **more: Any) -> None:
         """Print what the measurement gave, and begin the next."""
         wall, cpu = time.perf_counter() - self.wall, self._cpu_s() - self.cpu
-        print(
-            json.dumps(
-                {"job": name, "rows": rows, "wall_s": wall, "cpu_s": cpu, "peak_bytes": self.peak_bytes, **more}
-            ),
-            flush=True,
-        )
+        found = {"job": name, "rows": rows, "wall_s": wall, "cpu_s": cpu, **more}
+        print(json.dumps(found | {"peak_bytes": self.peak_bytes, "task_bytes": self.task_bytes}), flush=True)
         self.reset()
 
 
@@ -81,6 +79,14 @@ def fresh(out: Path) -> Path:
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
     return out
+
+
+def bytes_a_row(out: Path, names: list[str], rows: int = 0) -> float:
+    """Return how many bytes of some Parquet files a row takes."""
+    import pyarrow.parquet as pq
+
+    rows = rows or sum(pq.read_metadata(out / name).num_rows for name in names)
+    return sum((out / name).stat().st_size for name in names) / rows
 
 
 def spark(landings: list[str], out: Path) -> None:
@@ -101,6 +107,8 @@ def spark(landings: list[str], out: Path) -> None:
             commit.rows["readings"] + commit.rows["events"],
             missing=missing,
             copies=copies,
+            reading_bytes=bytes_a_row(out, commit.files["readings"], commit.rows["readings"]),
+            interval_bytes=bytes_a_row(out, [files["intervals"] for files in commit.state.values()]),
         )
     for each in (4, 1):
         fresh(out)

@@ -1,26 +1,33 @@
 """The Spark pipeline beside DuckDB and a plain Python loop, on the same generated fleets, in the same run.
 
 A fleet of 1,000 devices, 1% copies, one reading a message: 0.5, 2 and 8 million. Every job runs in a process of its own
-(`_pipeline_jobs`), which counts its CPU time with that of all its children.
+(`_pipeline_jobs`), which counts its CPU time with that of all its children, and tells each measurement when it has it.
+What is started here ends here, also when the area is given up.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
+from tools.children import bound_to_this_process
 from tools.pipeline import fleet
 from tools.pipeline.commits import Output
 
 if TYPE_CHECKING:
     from tools.bench.__main__ import Bench
 
+ROOT = Path(__file__).resolve().parents[2]
 SIZES = (500_000, 2_000_000, 8_000_000)
 QUICK = (100_000, 200_000, 500_000)
 START_RUNS = 3
@@ -28,30 +35,57 @@ START_RUNS = 3
 
 def job(bench: Bench, kind: str, out: Path, landings: list[Path]) -> list[dict[str, Any]]:
     """Run a job; return its measurements."""
-    command = [sys.executable, "-m", "tools.bench._pipeline_jobs", kind, str(out), *map(str, landings)]
-    ran = subprocess.run(command, cwd=bench.root, capture_output=True, text=True, check=False)
-    found = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("{")]
-    for one in found:
-        bench.progress(
-            f"pipeline: {one['job']} {one['rows']:,} readings: {one['wall_s']:.1f} s, {one['cpu_s']:.1f} CPU s"
-        )
-    if ran.returncode:
-        raise RuntimeError(f"{kind} ended with {ran.returncode} after {len(found)} measurements: {ran.stderr[-2000:]}")
+    found: list[dict[str, Any]] = []
+    with (
+        tempfile.TemporaryFile("w+") as complaints,
+        started("tools.bench._pipeline_jobs", kind, str(out), *map(str, landings), errors=complaints) as process,
+    ):
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith(b"{"):
+                found.append(one := json.loads(line))
+                cost = f"{one['wall_s']:.1f} s, {one['cpu_s']:.1f} CPU s"
+                bench.progress(f"pipeline: {one['job']}, {one['rows']:,} readings: {cost}")
+        if process.wait():
+            complaints.seek(0)
+            raise RuntimeError(f"{kind} ended with {process.returncode}: {complaints.read()[-2000:]}")
     return found
+
+
+@contextmanager
+def started(module: str, *arguments: str, errors: IO[str] | int) -> Iterator[subprocess.Popen[bytes]]:
+    """Start one of our modules in a session of its own; end it, and all that it started, with the block."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", module, *arguments],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=errors,
+        start_new_session=True,
+        preexec_fn=bound_to_this_process(),  # noqa: PLW1509
+    )
+    try:
+        yield process
+    finally:
+        with suppress(ProcessLookupError):  # a JVM whose stdin ends goes by itself, but not at once
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
 
 
 def start_s(bench: Bench, landing: Path, out: Path) -> float:
     """Return the seconds from a process's start to its first committed batch."""
-    command = [sys.executable, "-m", "tools.pipeline.run", "--landing", str(landing), "--out", str(out), "--no-report"]
-    begun = time.perf_counter()
-    process = subprocess.Popen(command, cwd=bench.root, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     output = Output(str(out))
-    while not output.commits():
-        if process.poll() is not None:
-            raise RuntimeError((process.stderr.read() if process.stderr else b"").decode()[-2000:])
-        time.sleep(0.02)
-    took = time.perf_counter() - begun
-    process.wait()
+    arguments = ("--landing", str(landing), "--out", str(out), "--no-report")
+    begun = time.perf_counter()
+    with started("tools.pipeline.run", *arguments, errors=subprocess.STDOUT) as process:
+        while not output.commits():
+            if process.poll() is not None:
+                raise RuntimeError((process.stdout.read() if process.stdout else b"").decode()[-2000:])
+            time.sleep(0.02)
+        took = time.perf_counter() - begun
+        process.wait()
+    bench.progress(f"pipeline: the first batch was committed {took:.1f} s after the start")
     return took
 
 
@@ -61,14 +95,16 @@ def run(bench: Bench) -> None:
     directory = Path(tempfile.mkdtemp(prefix="flashmqtt-bench-"))
     try:
         bench.progress("pipeline: the archive of the JVM's classes, where it is not there yet")
-        subprocess.run(
-            [sys.executable, "-m", "tools.pipeline.session"], cwd=bench.root, check=True, capture_output=True
-        )
+        with started("tools.pipeline.session", errors=subprocess.STDOUT) as process:
+            printed, _ = process.communicate()
+            if process.returncode:
+                raise RuntimeError(printed.decode()[-2000:])
         landings = []
         for size in sizes:
             bench.progress(f"pipeline: generating {size:,} readings")
             landings.append(directory / f"landing-{size}")
-            fleet.write(fleet.Fleet(), landings[-1], size)
+            landed = fleet.write(fleet.Fleet(), landings[-1], size)
+        landing_bytes = sum(path.stat().st_size for path in landings[-1].iterdir()) / landed
         measured: dict[str, list[dict[str, Any]]] = {}
         for kind in ("spark", "duckdb", "loop"):
             bench.progress(f"pipeline: {kind}")
@@ -80,6 +116,7 @@ def run(bench: Bench) -> None:
     finally:
         shutil.rmtree(directory, ignore_errors=True)
     told(bench, measured, starts)
+    bench.figure("pipeline.landing_bytes_per_message", landing_bytes)
 
 
 def told(bench: Bench, measured: dict[str, list[dict[str, Any]]], starts: list[float]) -> None:
@@ -117,4 +154,8 @@ def told(bench: Bench, measured: dict[str, list[dict[str, Any]]], starts: list[f
     bench.figure("pipeline.growth", (warm[-1]["wall_s"] / warm[1]["wall_s"]) / (warm[-1]["rows"] / warm[1]["rows"]))
     bench.figure("pipeline.stream.rows_per_s", streams[0]["rows"] / streams[0]["wall_s"])
     bench.figure("pipeline.peak_bytes", max(one["peak_bytes"] for one in measured["spark"]))
+    bench.figure("pipeline.task_bytes", max(one["task_bytes"] for one in measured["spark"]))
+    bench.figure("pipeline.cpu_us_per_message", 1e6 * max(one["cpu_s"] / one["rows"] for one in (warm[-1], *streams)))
+    bench.figure("pipeline.reading_bytes", warm[-1]["reading_bytes"])
+    bench.figure("pipeline.interval_bytes", warm[-1]["interval_bytes"])
     bench.figure("pipeline.start_s", sorted(starts)[len(starts) // 2])
