@@ -1,6 +1,7 @@
 """Segments to tables through Spark: exactly once, restarts, replays."""
 
 import pytest
+from pyspark.errors import PySparkException
 
 from tools.pipeline import compact, run, stream
 from tools.pipeline.commits import Output, OutputError
@@ -94,16 +95,42 @@ def test_batch_that_was_cut_off_before_its_commit_is_done_again(spark, landing, 
     assert len(list((out / "readings" / "batch=1").iterdir())) == len(output.commit(1).files["readings"])
 
 
-def test_missing_segment_is_named(spark, landing, tmp_path):
+def test_missing_segment_is_named_and_taken_once_it_is_brought_back(spark, landing, tmp_path):
     five_messages(landing)
     landing.seal()
     landing.message("a", 1, 6)
     gone = landing.seal()
     landing.message("a", 1, 7)
     landing.seal()
-    gone.unlink()
-    with pytest.raises(Exception, match=r"c-000000002\.parquet is missing"):
+    elsewhere = gone.rename(tmp_path / gone.name)
+    with pytest.raises(PySparkException) as raised:
         go(spark, landing, tmp_path / "out")
+    assert run.cause(raised.value).startswith("segment c-000000002.parquet is missing from the landing: bring it back")
+    elsewhere.rename(gone)
+    output = go(spark, landing, tmp_path / "out")
+    assert [seq for _, _, seq, _ in keys(spark, output)] == [1, 2, 3, 4, 5, 6, 7]
+    assert output.rows("duplicates") == 0
+
+
+def test_damaged_segment_is_named_and_nothing_of_its_batch_counts(spark, landing, tmp_path):
+    five_messages(landing)
+    path = landing.seal()
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(PySparkException) as raised:
+        go(spark, landing, tmp_path / "out")
+    assert run.cause(raised.value).startswith("c-000000001.parquet: ")
+    assert "restore it, or take it out of the landing" in run.cause(raised.value)
+    assert Output(str(tmp_path / "out")).commits() == []
+
+
+def test_paths_may_hold_spaces(spark, landing, tmp_path):
+    five_messages(landing)
+    landing.seal()
+    landing.directory = landing.directory.rename(tmp_path / "land ing")
+    output = go(spark, landing, tmp_path / "the out")
+    assert len(keys(spark, output)) == 5
+    assert (tmp_path / "the out" / "checkpoint" / "commits").exists()
+    assert not (tmp_path / "the%20out").exists()
 
 
 def test_output_of_another_format_or_checkpoint_is_refused(spark, landing, tmp_path):

@@ -3,7 +3,7 @@
 Only what a wire audit needs is read: Ethernet, Linux cooked, loopback or raw IP; IPv4 and IPv6; TCP. What is not that,
 or is cut off at the end of a file, is passed over.
 
-The JSON capture is for a proxy that already has the bytes of both directions in order:
+The JSON capture is tools/proxy.py's, which has the bytes of both directions in order:
 `{"t": microseconds, "c": "connection", "d": "up" or "down", "b": "hex"}`; "up" is from the client to the broker.
 """
 

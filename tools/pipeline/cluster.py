@@ -1,8 +1,10 @@
 """`python -m tools.pipeline.cluster`: the pipeline on a Spark standalone cluster, and killed in the middle, on this machine.
 
 What it proves: the same job, given nothing but `--master` and paths, runs on a master and two workers as processes of
-their own; a driver that is killed with -9 at any moment is started again and the tables come out the same; and they are
-the same as those of one process. Each of the job's runs is a process of its own, as a user would start it.
+their own, started as `python -m tools.pipeline.run` and by `spark-submit` with everything in one configuration file; the
+executors get our code from the driver alone. A driver that is killed with -9 at any moment is started again and the
+tables come out the same. All of them are the same as those of one process. Each run is a process of its own, as a user
+would start it.
 """
 
 from __future__ import annotations
@@ -22,6 +24,8 @@ from pathlib import Path
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
+from tools.children import bound_to_this_process
+
 from . import fleet, java
 from .commits import Output
 
@@ -30,16 +34,17 @@ KEY = ["device", "life", "boot", "seq", "index", "name", "value", "arrival", "co
 
 
 class Cluster:
-    """A standalone master and workers, as processes in this one's group."""
+    """A standalone master and workers, as processes that end with this one."""
 
     def __init__(self, directory: Path, workers: int, cores: int, memory: str):
         import pyspark
 
         self.directory = directory
         self.processes: list[subprocess.Popen[bytes]] = []
-        self.launcher = Path(pyspark.__file__).parent / "bin" / "spark-class"
+        home = Path(pyspark.__file__).parent
+        self.launcher, self.submitter = home / "bin" / "spark-class", home / "bin" / "spark-submit"
         self.environment = {
-            **os.environ,
+            **{name: value for name, value in os.environ.items() if name != "PYTHONPATH"},  # no code but what is sent
             "JAVA_HOME": str(java.find_java()),
             "SPARK_LOCAL_IP": "127.0.0.1",
             "SPARK_MASTER_HOST": "127.0.0.1",
@@ -61,7 +66,12 @@ class Cluster:
         with open(self.directory / f"{name}.log", "wb") as log:
             self.processes.append(
                 subprocess.Popen(
-                    [str(self.launcher), *command], env=self.environment, stdout=log, stderr=log, start_new_session=True
+                    [str(self.launcher), *command],
+                    env=self.environment,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                    preexec_fn=bound_to_this_process(),  # noqa: PLW1509
                 )
             )
 
@@ -73,6 +83,24 @@ class Cluster:
                 return found[1]
             time.sleep(0.2)
         raise TimeoutError(f"{name} did not come up: see {self.directory}/{name}.log")
+
+    def submit(self, landing: Path, out: Path) -> subprocess.Popen[bytes]:
+        """Start the pipeline with spark-submit, its paths in a configuration file."""
+        config = self.directory / "pipeline.toml"
+        config.write_text(
+            f'landing = "{landing}"\nout = "{out}"\nno-report = true\n\n[conf]\n"spark.ui.enabled" = "false"\n'
+        )
+        options = ["--master", self.url, "--executor-memory", "512m", "--conf", "spark.executor.cores=1"]
+        job = [str(ROOT / "tools" / "pipeline" / "submit.py"), "--config", str(config)]
+        return subprocess.Popen(
+            [str(self.submitter), *options, *job],
+            cwd=self.directory,
+            env=self.environment,
+            start_new_session=True,
+            preexec_fn=bound_to_this_process(),  # noqa: PLW1509
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
 
     def executors(self) -> int:
         """Return how many executors the workers have started so far."""
@@ -111,7 +139,14 @@ def start(landing: Path, out: Path, *more: str) -> subprocess.Popen[bytes]:
         "--no-report",
         *more,
     ]
-    return subprocess.Popen(command, cwd=ROOT, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    return subprocess.Popen(
+        command,
+        cwd=ROOT,
+        start_new_session=True,
+        preexec_fn=bound_to_this_process(),  # noqa: PLW1509
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
 
 
 def finish(process: subprocess.Popen[bytes]) -> None:
@@ -154,6 +189,11 @@ def main() -> int:
         if readings(directory / "two") != expected:
             raise RuntimeError("the cluster's readings are others than one process's")
         print(f"cluster    the same, from {cluster.executors()} executors on 2 workers", flush=True)
+        before = cluster.executors()
+        finish(running := cluster.submit(landing, directory / "submitted"))
+        if readings(directory / "submitted") != expected:
+            raise RuntimeError("the readings of spark-submit are others than one process's")
+        print(f"submit     the same by spark-submit, from {cluster.executors() - before} executors", flush=True)
         kills = 0
         commits: list[int] = []
         while kills < options.kills:

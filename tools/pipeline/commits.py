@@ -17,7 +17,6 @@ from .storage import Storage
 
 FORMAT_FILE = "format.json"
 COMMITS = "commits"
-KEEP_STATES = 2
 
 
 class OutputError(Exception):

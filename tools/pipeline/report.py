@@ -285,7 +285,6 @@ def _span(ms: float) -> str:
     return f"{ms / 3_600_000:.3g} h"
 
 
-PLAIN = {"displayModeBar": False, "responsive": True}
 PLOTS = {
     "fleet": ("The fleet", "A square is a device, coloured by the worst that is so. Point at one for its figures."),
     "time": ("Delivery over time", "Messages by the time of their arrival."),

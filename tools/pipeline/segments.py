@@ -186,9 +186,6 @@ def find_segments(directory: str | os.PathLike[str]) -> list[Segment]:
     return sorted(found)
 
 
-list_segments = find_segments
-
-
 def check_columns(names: list[str]) -> None:
     """Raise SegmentError where a column of SCHEMA is not among the names."""
     lacking = [name for name in SCHEMA.names if name not in names]
@@ -206,11 +203,7 @@ def read_bucket(file: pq.ParquetFile, bucket: int, buckets: int) -> Iterator[pa.
     # A layout for a multiple or a divisor of `buckets` narrows the row groups; only the former needs no filter.
     said = (file.schema_arrow.metadata or {}).get(LAYOUT_KEY)
     theirs, groups = 1, [0] * file.num_row_groups
-    lacking = [name for name in SCHEMA.names if name not in file.schema_arrow.names]
-    if lacking:
-        raise SegmentError(
-            f"a segment without the column {lacking[0]!r}: it was written by another version of the collector"
-        )
+    check_columns(file.schema_arrow.names)
     if said:
         layout = json.loads(said)
         theirs, groups = layout["buckets"], layout["groups"]

@@ -75,11 +75,6 @@ class Storage:
         """Delete a file."""
         self.fs.delete_file(self.path(name))
 
-    def delete_directory(self, name: str) -> None:
-        """Delete a directory and what is in it, where it exists."""
-        if self.exists(name):
-            self.fs.delete_dir(self.path(name))
-
     @contextmanager
     def create(self, name: str) -> Iterator[Any]:
         """Open a new file for writing. It has its name, durably, when the block ends, and none where the block raises."""
