@@ -69,7 +69,7 @@ def worn() -> RamRegion:
     """Return the example in a region of which two sectors were found bad."""
     region = example()
     header = memoryview(region.cells)[: layout.HEADER]
-    layout.put_u16(header, layout.H_BAD, 2)
+    header[layout.H_BAD] = 2
     put_crc32(header, 0, layout.H_CRC, layout.H_CRC, 0)
     return region
 

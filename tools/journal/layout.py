@@ -5,7 +5,7 @@ little-endian and below 2^30, so that none of them is a heap object on a 32-bit 
 """
 
 from flashmqtt.compat import const
-from flashmqtt.journal.log import MAGIC, get_u16, get_u32, put_u16, put_u32  # noqa: F401
+from flashmqtt.journal.log import MAGIC, get_u16, get_u32, put_u32  # noqa: F401
 
 VERSION = const(1)
 PAGE = const(256)

@@ -7,6 +7,7 @@ What it does not know: which sectors are in use and in what order (`ring`), and 
 """
 
 from array import array
+from struct import pack_into
 
 from flashmqtt.compat import const
 from flashmqtt.errors import StoreCorrupt, StoreEncrypted, UsageError
@@ -25,6 +26,8 @@ _CLOSE = const(8)
 _SEAL = const(32)
 
 MAGIC = b"fmqj"  # what every sector begins with
+HEADER_FIELDS = "<4s4B8I6HI2H"  # for `struct`: a sector's header up to its CRC
+ENTRY_FIELDS = "<I2H2B"  # and an entry of a table
 
 
 def get_u16(buf, at):
@@ -35,12 +38,6 @@ def get_u16(buf, at):
 def get_u32(buf, at):
     """Return four bytes as a number."""
     return buf[at] | buf[at + 1] << 8 | buf[at + 2] << 16 | buf[at + 3] << 24
-
-
-def put_u16(buf, at, value):
-    """Write a number as two bytes."""
-    buf[at] = value & 0xFF
-    buf[at + 1] = value >> 8
 
 
 def put_finished(buf, at, seq):
@@ -168,11 +165,7 @@ class Log:
         size = (_RECORD + length + 3) & -4
         at = self._claim(sector, offset, size)
         out = self._out
-        out[at + _R_LENGTH] = length
-        out[at + _R_KIND] = kind
-        out[at + _R_DELTA] = delta
-        out[at + _R_RIDES] = count
-        put_u32(out, at + _R_SEQ, seq)
+        pack_into("<4BI", out, at + _R_LENGTH, length, kind, delta, count, seq)
         body = at + _RECORD
         for i in range(count):
             put_finished(out, body, rides[i])

@@ -10,35 +10,18 @@ can leave two sectors that both claim to be the head.
 What it does not know: how messages are used afterwards (`journal`).
 """
 
+from struct import unpack_from
+
 from flashmqtt.compat import const
 from flashmqtt.errors import FlashFailed, StoreCorrupt, StoreForeign, StoreVersion, StoreWorn
-from flashmqtt.fast import copy, crc32_matches, equal, is_blank
+from flashmqtt.fast import copy, crc32_matches, is_blank
 
-from .log import MAGIC, get_u16, get_u32, put_u32
+from .log import ENTRY_FIELDS, HEADER_FIELDS, MAGIC, get_u16, get_u32, put_u32
 
 # The format's numbers, as tools/journal/layout.py has them (a test compares): private constants cost nothing on a board.
 _VERSION = const(1)
 _SEQ_LIMIT = const(0x3FFFFFFF)
 _PAGE = const(256)
-_H_VERSION = const(4)
-_H_SECTOR_SHIFT = const(7)
-_H_SEQ = const(8)
-_H_NEXT_SEQ = const(12)
-_H_LOW = const(16)
-_H_STORED = const(20)
-_H_DROPPED = const(24)
-_H_BACKLOG = const(28)
-_H_BOOT = const(32)
-_H_ERASES = const(36)
-_H_LOW_SECTOR = const(40)
-_H_LOW_OFFSET = const(42)
-_H_TAIL = const(44)
-_H_PREV = const(46)
-_H_PREV_END = const(48)
-_H_OPENING_END = const(50)
-_H_PREV_SEQ = const(52)
-_H_SECTORS = const(56)
-_H_BAD = const(58)
 _H_CRC = const(60)
 _HEADER = const(64)
 _NO_SECTOR = const(0xFFFF)
@@ -56,10 +39,6 @@ _OPEN = const(7)
 _CLOSE = const(8)
 _MOUNT = const(9)
 _ENTRY = const(12)
-_E_SECTOR = const(4)
-_E_OFFSET = const(6)
-_E_MARK = const(8)
-_E_FLAGS = const(9)
 _E_EXPLICIT = const(1)
 _E_HELD = const(2)
 _E_DONE = const(4)
@@ -85,70 +64,68 @@ class Recovery:
     def __init__(self, journal):
         self.j = journal
         self.region = journal.region
-        self.header = bytearray(_HEADER)
         # What each sector's header states as its sequence (0: blank) and its opening's end, whether it is whole or not.
-        self.claims = [0] * self.region.sectors
-        self.openings = [0] * self.region.sectors
-        self.other_version = -1
-        self.stopped = _HEADER  # where reading the head stopped
-        self.sealed = False
-        self.ahead = _NO_SECTOR
-        self.ahead_erases = 0
-        self.begin_replay()
+        self._claims = [0] * self.region.sectors
+        self._openings = [0] * self.region.sectors
+        self._other_version = -1
+        self._places: "tuple[int, ...]" = ()  # low's, and the sectors that the header names
+        self._stopped = _HEADER  # where reading the head stopped
+        self._sealed = False
+        self._ahead = _NO_SECTOR
+        self._ahead_erases = 0
+        self._begin_replay()
 
-    def begin_replay(self):
+    def _begin_replay(self):
         """Know nothing of the head."""
-        self.low = 0
-        self.explicit = {}  # sequence: (sector, offset, held)
-        self.marks = {}
-        self.done = set()
-        self.last = self.end = _HEADER  # where the last record stands, and where it ends
-        self.piece = self.first = 0
-        self.confirmed = self.clean = False
+        self._low = 0
+        self._explicit = {}  # sequence: (sector, offset, held)
+        self._marks = {}
+        self._done = set()
+        self._last = self._end = _HEADER  # where the last record stands, and where it ends
+        self._piece = self._first = 0
+        self._confirmed = self._clean = False
 
     def run(self):
         """Mount."""
-        prevs = self.read_headers()
-        head = self.newest()
+        prevs = self._read_headers()
+        head = self._newest()
         if head is None:
-            self.begin_anew()
+            self._begin_anew()
             return
-        self.check_newer(head)
-        self.chain(head, prevs)
-        self.place()
-        self.go_on()
+        self._check_newer(head)
+        self._chain(head, prevs)
+        self._place()
+        self._go_on()
 
     # --- the headers ---
 
-    def read_headers(self):
+    def _read_headers(self):
         """Read each header once; return each sector's predecessor."""
         j = self.j
-        header = self.header
+        header = bytearray(_HEADER)
         prevs = [_NO_SECTOR] * self.region.sectors
         for sector in range(self.region.sectors):
             self.region.read(sector * j._sector_bytes, header)
             j._seqs[sector] = 0
             if is_blank(header, 0, _HEADER):
                 continue
-            self.claims[sector] = get_u32(header, _H_SEQ)
-            self.openings[sector] = get_u16(header, _H_OPENING_END)
-            if not equal(header, 0, MAGIC, 0, 4):
+            fields = unpack_from(HEADER_FIELDS, header)
+            magic, version, complement, _, shift, seq = fields[:6]
+            self._claims[sector] = seq
+            self._openings[sector] = fields[18]
+            if magic != MAGIC:
                 continue
-            version = header[_H_VERSION]
             if version != _VERSION:
-                if version ^ header[_H_VERSION + 1] == 0xFF:
-                    self.other_version = version
+                if version ^ complement == 0xFF:
+                    self._other_version = version
             elif crc32_matches(header, 0, _H_CRC, _H_CRC, 0):
-                if (
-                    get_u16(header, _H_SECTORS) != self.region.sectors
-                    or 1 << header[_H_SECTOR_SHIFT] != j._sector_bytes
-                ):
-                    raise StoreForeign("a journal of %d sectors" % get_u16(header, _H_SECTORS))
-                j._seqs[sector] = get_u32(header, _H_SEQ)
-                prevs[sector] = get_u16(header, _H_PREV)
+                if fields[20] != self.region.sectors or shift != j._sector_shift:
+                    raise StoreForeign("a journal of %d sectors" % fields[20])
+                j._seqs[sector] = seq
+                prevs[sector] = fields[16]
         return prevs
 
-    def newest(self):
+    def _newest(self):
         """Return the newest sector whose opening counts, replayed; None if there is none."""
         j = self.j
         passed = []
@@ -160,11 +137,11 @@ class Recovery:
             if head < 0:
                 return None
             j._ring_seq = j._seqs[head]
-            if self.replay(head):
+            if self._replay(head):
                 return head
             passed.append(head)
 
-    def check_newer(self, head):
+    def _check_newer(self, head):
         """Refuse the journal if a sector newer than the head was in use: its header or its first record is damaged.
 
         A cut leaves one record behind an opening that does not count, so two are no cut's work. A torn program leaves more bits
@@ -175,16 +152,16 @@ class Recovery:
         newest = j._seqs[head]
         for sector in range(self.region.sectors):
             seq = j._seqs[sector]
-            if 0 < seq <= newest or not self.claims[sector]:
+            if 0 < seq <= newest or not self._claims[sector]:
                 continue
-            for seed in self.claims[sector], newest + 1:
+            for seed in self._claims[sector], newest + 1:
                 if newest < seed <= _SEQ_LIMIT:
                     j._seqs[sector] = seed
-                    if self.whole(sector, _HEADER, j._sector_bytes, self.openings[sector]) > 1:
+                    if self._whole(sector, _HEADER, j._sector_bytes, self._openings[sector]) > 1:
                         j._damaged(sector)
             j._seqs[sector] = seq
 
-    def whole(self, sector, offset, end, opening_end):
+    def _whole(self, sector, offset, end, opening_end):
         """Return how many whole records stand between two places and can't be of an opening."""
         j = self.j
         n = 0
@@ -196,25 +173,19 @@ class Recovery:
 
     # --- the head ---
 
-    def replay(self, head):
+    def _replay(self, head):
         """Read the sector; return whether its opening counts."""
         j = self.j
         j._load(head, 0)
         page = j._page
         if not j._is_header():
             return False
-        copy(self.header, 0, page, 0, _HEADER)
-        header = self.header
-        opening_end = get_u16(header, _H_OPENING_END)
-        j.next_seq = get_u32(header, _H_NEXT_SEQ)
-        j.stored = get_u32(header, _H_STORED)
-        j.dropped = get_u32(header, _H_DROPPED)
-        j._backlog = get_u32(header, _H_BACKLOG)
-        j.boot = get_u32(header, _H_BOOT)
-        j._erases = get_u32(header, _H_ERASES)
-        j.sectors_usable = self.region.sectors - get_u16(header, _H_BAD)
-        self.begin_replay()
-        self.low = get_u32(header, _H_LOW)
+        self._begin_replay()
+        fields = unpack_from(HEADER_FIELDS, page)
+        j.next_seq, self._low, j.stored, j.dropped, j._backlog, j.boot, j._erases = fields[6:13]
+        self._places = fields[13:20]
+        opening_end = self._places[5]
+        j.sectors_usable = self.region.sectors - fields[21]
         j._pinned = bytearray(_PAGE)
         j._pinned_number = -1
         offset = _HEADER
@@ -227,38 +198,38 @@ class Recovery:
                 continue
             kind = j._kind & _TYPE
             if offset >= opening_end:
-                self.confirmed = True
-                self.last = offset
+                self._confirmed = True
+                self._last = offset
                 copy(j._pinned, 0, j._page, 0, _PAGE)  # the only reading of what may be firm or not
                 j._pinned_number = j._page_number
             size = j._size
-            self.apply(head, offset, kind, offset >= opening_end)
+            self._apply(head, offset, kind, offset >= opening_end)
             offset += size
-            self.end = offset
-            if kind == _CLOSE and not self.goes_on_behind(head, offset):
+            self._end = offset
+            if kind == _CLOSE and not self._goes_on_behind(head, offset):
                 offset = max(offset, j._fit(offset, _OPEN_SIZE))  # where a torn record may stand
                 break
-        self.stopped = offset
-        self.sealed = self.seals(head) > 0
-        return self.end >= opening_end and (self.confirmed or self.sealed)
+        self._stopped = offset
+        self._sealed = self._seals(head) > 0
+        return self._end >= opening_end and (self._confirmed or self._sealed)
 
-    def goes_on_behind(self, head, offset):
+    def _goes_on_behind(self, head, offset):
         """Return whether a mount went on behind a clean end, whose second record may read as it likes."""
         j = self.j
-        self.ahead = get_u16(j._page, j._body)
-        self.ahead_erases = get_u32(j._page, j._body + 4)
-        self.clean = j._look(head, offset - _CLOSE_SIZE) and j._kind == _CLOSE | _LAST
+        self._ahead = get_u16(j._page, j._body)
+        self._ahead_erases = get_u32(j._page, j._body + 4)
+        self._clean = j._look(head, offset - _CLOSE_SIZE) and j._kind == _CLOSE | _LAST
         offset = j._fit(offset, _OPEN_SIZE)
         if offset < 0:
-            self.clean = False
+            self._clean = False
             return False
         if j._look(head, offset):
-            self.clean = False
+            self._clean = False
             return True
-        self.clean = self.clean and is_blank(j._page, offset % _PAGE, offset % _PAGE + _RECORD)
+        self._clean = self._clean and is_blank(j._page, offset % _PAGE, offset % _PAGE + _RECORD)
         return False
 
-    def apply(self, sector, offset, kind, counts):
+    def _apply(self, sector, offset, kind, counts):
         """Take over what the record just read says. In an opening only the table counts: the header knows the rest."""
         j = self.j
         seq = j._seq
@@ -266,72 +237,66 @@ class Recovery:
         body = j._body
         if kind == _TABLE:
             for at in range(body, body + j._length, _ENTRY):
-                self.entry(at)
+                self._entry(at)
             return
         if not counts:
             return
         for at in range(body - 4 * j._rides, body, 4):
-            self.finish(get_u32(page, at))
+            self._finish(get_u32(page, at))
         if j._delta != 255:
-            self.low = max(self.low, seq - j._delta)
+            self._low = max(self._low, seq - j._delta)
         if kind <= _HELD:
             j.next_seq = max(j.next_seq, seq + 1)
         if kind == _QUEUED:
-            if j._kind & _FIRST or not self.piece:  # or it began in the sector before
-                self.piece = seq
-            if j._kind & _LAST and self.piece == seq:
+            if j._kind & _FIRST or not self._piece:  # or it began in the sector before
+                self._piece = seq
+            if j._kind & _LAST and self._piece == seq:
                 j.stored += 1
                 j._backlog += 1
         elif kind <= _MOVED:
             if j._kind & _FIRST:
-                self.first = offset
-            if j._kind & _LAST and self.first:  # else it began in the sector before, and the table knows it
-                self.explicit[seq] = sector, self.first, kind == _HELD
-                self.first = 0
+                self._first = offset
+            if j._kind & _LAST and self._first:  # else it began in the sector before, and the table knows it
+                self._explicit[seq] = sector, self._first, kind == _HELD
+                self._first = 0
         elif kind == _MARK:
-            self.marks[seq] = page[body]
+            self._marks[seq] = page[body]
         elif kind == _DONE:
-            self.low = max(self.low, seq)
+            self._low = max(self._low, seq)
             j.dropped = get_u32(page, body)
             for at in range(body + 4, body + j._length, 4):
-                self.finish(get_u32(page, at))
+                self._finish(get_u32(page, at))
         elif kind == _MOUNT:
             j.boot = get_u32(page, body)
 
-    def entry(self, at):
+    def _entry(self, at):
         """Take over an entry of a table."""
-        page = self.j._page
-        seq = get_u32(page, at)
-        flags = page[at + _E_FLAGS]
+        seq, sector, offset, mark, flags = unpack_from(ENTRY_FIELDS, self.j._page, at)
         if flags & _E_DONE:
-            self.done.add(seq)
+            self._done.add(seq)
             return
         if flags & _E_EXPLICIT:
-            self.explicit[seq] = get_u16(page, at + _E_SECTOR), get_u16(page, at + _E_OFFSET), flags & _E_HELD
-        if page[at + _E_MARK]:
-            self.marks[seq] = page[at + _E_MARK]
+            self._explicit[seq] = sector, offset, flags & _E_HELD
+        if mark:
+            self._marks[seq] = mark
 
-    def finish(self, seq):
+    def _finish(self, seq):
         """A message was named as finished, maybe not for the first time."""
         explicit = seq >> 31
         seq &= _SEQ_LIMIT
-        known = self.explicit.pop(seq, None)
+        known = self._explicit.pop(seq, None)
         if not known[2] if known else not explicit:
-            self.done.add(seq)
-        self.marks.pop(seq, None)
+            self._done.add(seq)
+        self._marks.pop(seq, None)
 
     # --- what is alive, and where ---
 
-    def chain(self, head, prevs):
+    def _chain(self, head, prevs):
         """Follow the sectors back to the tail that the head names."""
         j = self.j
-        header = self.header
         j._ring_seq = max(j._seqs)
         j._head = sector = head
-        j._tail = get_u16(header, _H_TAIL)
-        j._prev = get_u16(header, _H_PREV)
-        j._prev_end = get_u16(header, _H_PREV_END)
-        j._prev_seq = get_u32(header, _H_PREV_SEQ)
+        _, _, j._tail, j._prev, j._prev_end, _, j._prev_seq = self._places
         j._use[head] = _CHAINED
         while sector != j._tail:
             before = prevs[sector]
@@ -342,22 +307,21 @@ class Recovery:
             sector = before
         j._chain = j._count(j._tail)
         # Behind the place where the records end stands a torn one at most, and nothing whole.
-        page_end = (self.stopped // _PAGE + 1) * _PAGE
-        whole = self.whole(head, self.stopped + 4, min(page_end, j._sector_bytes), 0) > 0
+        page_end = (self._stopped // _PAGE + 1) * _PAGE
+        whole = self._whole(head, self._stopped + 4, min(page_end, j._sector_bytes), 0) > 0
         for offset in range(page_end, j._sector_bytes, _PAGE):
             j._load(head, offset)
             whole = whole or not is_blank(j._page, 0, _PAGE if offset < j._sector_bytes - _PAGE else _PAGE - _SEAL)
         if whole:
             j._damaged(head)
 
-    def place(self):
+    def _place(self):
         """Find the window, and fill the slots."""
         j = self.j
-        j._end = self.end
-        j.next_seq = max(j.next_seq, self.low)  # a message that was begun, and of which nothing was written
-        j._cursor_sector = get_u16(self.header, _H_LOW_SECTOR)
-        j._cursor_offset = get_u16(self.header, _H_LOW_OFFSET)
-        wanted = {seq for seq in self.marks if seq >= self.low and seq not in self.explicit}
+        j._end = self._end
+        j.next_seq = max(j.next_seq, self._low)  # a message that was begun, and of which nothing was written
+        j._cursor_sector, j._cursor_offset = self._places[:2]
+        wanted = {seq for seq in self._marks if seq >= self._low and seq not in self._explicit}
         places = {}
         cursor = None
         j._queued = 1  # so that the cursor looks for messages
@@ -365,7 +329,7 @@ class Recovery:
             before = j._cursor_sector, j._cursor_offset
             found = j._next()
             seq = j._found_seq
-            if found and seq < self.low:
+            if found and seq < self._low:
                 j._backlog -= 1
                 continue
             if cursor is None:
@@ -378,31 +342,31 @@ class Recovery:
         if wanted:
             raise StoreCorrupt("message %d is marked, and missing" % min(wanted))
         j._cursor_sector, j._cursor_offset = cursor
-        j._cursor_seq = self.low
-        for seq in self.done:
-            if seq >= self.low:
+        j._cursor_seq = self._low
+        for seq in self._done:
+            if seq >= self._low:
                 if j._early_n == len(j._early):
                     j._damaged(j._head)
                 j._early[j._early_n] = seq
                 j._early_n += 1
         j._queued = j._backlog - j._early_n - len(places)
-        if len(self.explicit) + len(places) > j.slots:
-            j._make_slots(len(self.explicit) + len(places))
+        if len(self._explicit) + len(places) > j.slots:
+            j._make_slots(len(self._explicit) + len(places))
         slot = 0
-        for seq in sorted(list(self.explicit) + list(places)):
-            mark = self.marks.get(seq, 0)
+        for seq in sorted(list(self._explicit) + list(places)):
+            mark = self._marks.get(seq, 0)
             if seq in places:
                 sector, offset, length = places[seq]
                 state = _OPENED
             else:
-                sector, offset, held = self.explicit[seq]
+                sector, offset, held = self._explicit[seq]
                 length = j._total(sector, offset, seq)
                 if length < 0:
                     continue  # an inbound message whose last piece never came
                 state = _EXPLICIT | (_HOLD | _OPENED if held else _OPENED if mark else _AGAIN)
                 if state & _AGAIN:
                     j._again += 1
-                if not held and seq >= self.low:
+                if not held and seq >= self._low:
                     j._queued -= 1  # its first place is still before the cursor
             j._fill_slot(slot, state, seq, sector, offset, length)
             j._slot_mark[slot] = mark
@@ -413,32 +377,32 @@ class Recovery:
 
     # --- going on ---
 
-    def go_on(self):
+    def _go_on(self):
         """Write the first record of this boot."""
         j = self.j
         j.boot += 1
-        if not (self.clean and not self.sealed and self.mount()):
+        if not (self._clean and not self._sealed and self._mount()):
             try:
-                self.leave()
+                self._leave()
             except StoreWorn:
                 j.worn = True
                 return  # what is stored can still be read; recovery's one reading stays
         j._pinned = None
         j._pinned_number = j._page_number = -1
 
-    def mount(self):
+    def _mount(self):
         """Go on behind a clean end."""
         j = self.j
         try:
-            self.put(_MOUNT)
+            self._put(_MOUNT)
         except FlashFailed:  # something is there that did not read so before
             return False
-        if self.ahead != _NO_SECTOR and self.ahead == j._behind(j._head):
-            j._ahead = self.ahead
-            j._ahead_erases = self.ahead_erases
+        if self._ahead != _NO_SECTOR and self._ahead == j._behind(j._head):
+            j._ahead = self._ahead
+            j._ahead_erases = self._ahead_erases
         return True
 
-    def put(self, kind):
+    def _put(self, kind):
         """Write the first record of a boot."""
         j = self.j
         offset = j._fit(j._end, _OPEN_SIZE)
@@ -447,11 +411,11 @@ class Recovery:
         j._program(j._head)
         j._end = offset + _OPEN_SIZE
 
-    def leave(self):
+    def _leave(self):
         """Leave the head for the next sector."""
         j = self.j
-        self.seal(j._head)
-        carry_from = self.last if self.confirmed else self.end
+        self._seal(j._head)
+        carry_from = self._last if self._confirmed else self._end
         j._settle()
         j._erased()  # now, as it may find a bad sector, and then there is one less
         room = j.sectors_usable - j._count(j._oldest())
@@ -462,13 +426,13 @@ class Recovery:
         while True:
             j._open(_HEADER if replace else carry_from, replace)
             try:
-                self.put(_OPEN)
+                self._put(_OPEN)
                 j._confirm()
                 return
             except FlashFailed:
                 j._unopen()
 
-    def seals(self, sector):
+    def _seals(self, sector):
         """Return how many seals a sector has, and have its last page loaded."""
         j = self.j
         j._load(sector, j._sector_bytes - 1)
@@ -478,12 +442,12 @@ class Recovery:
                 n += 1
         return n
 
-    def seal(self, sector):
+    def _seal(self, sector):
         """Make sure that every later recovery knows that this sector was left."""
         j = self.j
         for at in range(_PAGE - _SEAL, _PAGE, _WORD):
             j._page_number = -1
-            if self.seals(sector) > 1:
+            if self._seals(sector) > 1:
                 return
             if is_blank(j._page, at, at + _WORD):
                 place = j._sector_bytes - _PAGE + at
@@ -496,14 +460,14 @@ class Recovery:
 
     # --- an empty region ---
 
-    def begin_anew(self):
+    def _begin_anew(self):
         """Make the first sector of a region that holds nothing.
 
         A first sector whose making was cut short is recognised, and left aside: the next one is taken.
         """
         j = self.j
-        if self.other_version >= 0:
-            raise StoreVersion("version %d" % self.other_version)
+        if self._other_version >= 0:
+            raise StoreVersion("version %d" % self._other_version)
         first = -1
         for sector in range(self.region.sectors):
             for offset in range(0, j._sector_bytes, _PAGE):
@@ -512,22 +476,22 @@ class Recovery:
                     continue
                 if offset == j._sector_bytes - _PAGE and is_blank(j._page, 0, _PAGE - _SEAL) and j._use[sector]:
                     continue
-                if offset or first >= 0 or not self.is_torn_beginning():
+                if offset or first >= 0 or not self._is_torn_beginning():
                     raise StoreForeign("sector %d, offset %d: not a journal, and not blank" % (sector, offset))
                 j._use[sector] = _RETIRED
             if first < 0 and j._use[sector] == _FREE:
                 first = sector
         if first < 0:
             raise StoreForeign("no blank sector")
-        self.begin(first)
+        self._begin(first)
 
-    def is_torn_beginning(self):
+    def _is_torn_beginning(self):
         """Return whether the page could be what is left of our own first header."""
         page = self.j._page
         magic = get_u32(MAGIC, 0)
         return is_blank(page, _HEADER + _OPEN_SIZE, _PAGE) and get_u32(page, 0) & magic == magic
 
-    def begin(self, first):
+    def _begin(self, first):
         """Open the first sector of a journal."""
         j = self.j
         j._ring_seq = max(first, *j._seqs)
@@ -535,7 +499,7 @@ class Recovery:
         j.boot = 1
         j.fresh = True
         j._open(_HEADER, False)
-        self.put(_OPEN)
+        self._put(_OPEN)
         j._confirm()
         for sector in range(first):
             j._use[sector] = _FREE
@@ -550,10 +514,10 @@ class Recovery:
             except FlashFailed:
                 j._retire(sector)
         try:
-            self.read_headers()
+            self._read_headers()
         except StoreForeign:
             pass
         first = j._behind(_NO_SECTOR)
         if first < 0:
             raise StoreWorn("no sector takes an erase")
-        self.begin(first)
+        self._begin(first)

@@ -19,50 +19,30 @@ What it does not know: when to write, and what a store is asked for (`journal`).
 """
 
 from array import array
+from struct import pack_into
 
 from flashmqtt.compat import const
 from flashmqtt.errors import FlashFailed, StoreWorn
-from flashmqtt.fast import copy, crc32_matches, put_crc32
+from flashmqtt.fast import crc32_matches, put_crc32
 
-from .log import MAGIC, Log, get_u16, get_u32, put_u16, put_u32
+from .log import ENTRY_FIELDS, HEADER_FIELDS, MAGIC, Log, get_u16, get_u32
 
 # The format's numbers, as tools/journal/layout.py has them (a test compares): private constants cost nothing on a board.
 _VERSION = const(1)
 _PAGE = const(256)
-_H_VERSION = const(4)
-_H_FLAGS = const(6)
-_H_SECTOR_SHIFT = const(7)
-_H_SEQ = const(8)
-_H_NEXT_SEQ = const(12)
-_H_LOW = const(16)
-_H_STORED = const(20)
-_H_DROPPED = const(24)
-_H_BACKLOG = const(28)
-_H_BOOT = const(32)
 _H_ERASES = const(36)
-_H_LOW_SECTOR = const(40)
-_H_LOW_OFFSET = const(42)
-_H_TAIL = const(44)
 _H_PREV = const(46)
 _H_PREV_END = const(48)
-_H_OPENING_END = const(50)
 _H_PREV_SEQ = const(52)
-_H_SECTORS = const(56)
-_H_BAD = const(58)
 _H_CRC = const(60)
 _HEADER = const(64)
 _NO_SECTOR = const(0xFFFF)
 _RECORD = const(12)
 _TYPE = const(0x0F)
 _QUEUED = const(1)
-_HELD = const(2)
 _MOVED = const(3)
 _TABLE = const(6)
 _ENTRY = const(12)
-_E_SECTOR = const(4)
-_E_OFFSET = const(6)
-_E_MARK = const(8)
-_E_FLAGS = const(9)
 _E_DONE = const(4)
 _ENTRIES_MAX = const(15)
 _FREE = const(0)
@@ -364,28 +344,33 @@ class Ring(Log):
             low_sector = target
             low_offset = self._new_cursor or end
         out = self._out
-        copy(out, 0, MAGIC, 0, 4)
-        out[_H_VERSION] = _VERSION
-        out[_H_VERSION + 1] = _VERSION ^ 0xFF
-        out[_H_FLAGS] = 0
-        out[_H_SECTOR_SHIFT] = self._sector_shift
-        put_u32(out, _H_SEQ, self._ring_seq)
-        put_u32(out, _H_NEXT_SEQ, self.next_seq)
-        put_u32(out, _H_LOW, self._low())
-        put_u32(out, _H_STORED, self.stored)
-        put_u32(out, _H_DROPPED, self.dropped)
-        put_u32(out, _H_BACKLOG, self._backlog)
-        put_u32(out, _H_BOOT, self.boot)
-        put_u32(out, _H_ERASES, self._ahead_erases)
-        put_u16(out, _H_LOW_SECTOR, low_sector)
-        put_u16(out, _H_LOW_OFFSET, low_offset)
-        put_u16(out, _H_TAIL, oldest)
-        put_u16(out, _H_PREV, prev)
-        put_u16(out, _H_PREV_END, prev_end)
-        put_u16(out, _H_OPENING_END, end)
-        put_u32(out, _H_PREV_SEQ, prev_seq)
-        put_u16(out, _H_SECTORS, self.region.sectors)
-        put_u16(out, _H_BAD, self.region.sectors - self.sectors_usable)
+        pack_into(
+            HEADER_FIELDS,
+            out,
+            0,
+            MAGIC,
+            _VERSION,
+            _VERSION ^ 0xFF,
+            0,
+            self._sector_shift,
+            self._ring_seq,
+            self.next_seq,
+            self._low(),
+            self.stored,
+            self.dropped,
+            self._backlog,
+            self.boot,
+            self._ahead_erases,
+            low_sector,
+            low_offset,
+            oldest,
+            prev,
+            prev_end,
+            end,
+            prev_seq,
+            self.region.sectors,
+            self.region.sectors - self.sectors_usable,
+        )
         put_crc32(out, 0, _H_CRC, _H_CRC, 0)
         self._program(target)
         self._opening_end = end
@@ -418,13 +403,7 @@ class Ring(Log):
         if target >= 0:
             if self._entries == _ENTRIES_MAX:
                 offset = self._stage_table(target, offset)
-            table = self._table
-            at = self._entries * _ENTRY
-            put_u32(table, at, seq)
-            put_u16(table, at + _E_SECTOR, sector)
-            put_u16(table, at + _E_OFFSET, place)
-            table[at + _E_MARK] = mark
-            table[at + _E_FLAGS] = flags  # the two bytes behind stay zero
+            pack_into(ENTRY_FIELDS, self._table, self._entries * _ENTRY, seq, sector, place, mark, flags)
         self._entries += 1
         return offset
 
