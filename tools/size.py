@@ -243,7 +243,11 @@ def main() -> int:
     now = measured(arguments.interpreter32)
     tell(now)
     if arguments.write:
+        from tools.bench import figures
+
         LEDGER.write_text(json.dumps(now, indent=1) + "\n")
+        for path in figures.write():  # the documents that tell of it
+            print(f"written: {path.relative_to(ROOT)}")
         return 0
     found = complaints(now, json.loads(LEDGER.read_text()))
     for line in found:
