@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from tools.pipeline import senml
 
@@ -22,6 +23,7 @@ class Message:
     kind: str
     payload: bytes
     dup: bool = False
+    clock_s: int | None = None  # the board's clock less its uptime, where it had one
 
     @property
     def key(self):
@@ -38,6 +40,7 @@ class Truth:
     resent: Counter = field(default_factory=Counter)
     reordered: Counter = field(default_factory=Counter)
     missing: dict = field(default_factory=dict)  # set of seqs
+    jumps: Counter = field(default_factory=Counter)  # of the clock, between messages that arrived
     messages: set = field(default_factory=set)
     bad: int = 0
 
@@ -53,12 +56,17 @@ def life_story(name: str, rng: random.Random, truth: Truth) -> list[list[Message
         first = seq + 1
         messages = []
         begun = rng.uniform(0.3, 0.9)
+        clock = rng.choice((None, None, 0))  # set later or never, or from the beginning
         for _ in range(rng.randint(3, 40)):
             seq += 1
             head = {"bn": f"{name}/", "boot": boot, "seq": seq, "up": round(begun + seq - first + rng.random() / 4, 3)}
+            if rng.random() < 0.08:
+                clock = (clock or 0) + rng.choice((-1, 1)) * rng.randint(10, 5000)
+            if clock is not None:
+                head["bt"] = round(TIME_S + clock + head["up"], 3)
             kind = "boot" if seq == first else "readings"
             record = {"n": "cause", "vs": "power"} if kind == "boot" else {"n": "load1", "v": rng.randint(0, 99)}
-            messages.append(Message(name, life, boot, seq, kind, senml.write([head | record])))
+            messages.append(Message(name, life, boot, seq, kind, senml.write([head | record]), clock_s=clock))
         key = messages[0].key
         truth.first[key], truth.last[key] = first, seq
         story.append(messages)
@@ -79,6 +87,8 @@ def disturb(story: list[list[Message]], rng: random.Random, truth: Truth) -> lis
         kept = [m for m in messages if m.seq not in lost]
         truth.missing[key] = lost
         truth.delivered[key] += len(kept)
+        clocks = [m.clock_s for m in kept if m.clock_s is not None]
+        truth.jumps[key] += sum(one != other for one, other in pairwise(clocks))
         truth.messages |= {(*key, m.seq) for m in kept}
         at = 1
         while at + 1 < len(kept):

@@ -160,7 +160,7 @@ def test_clock_that_is_set_and_set_again_gives_a_tie_each_time(landing):
         landing.message("a", 1, seq, up=float(seq), **labels)
     tables, _ = work(landing, landing.rows, [(0, 6)])
     ties = [(row["seq"], row["offset_us"]) for row in tables["ties"]]
-    assert ties == [(3, 1_790_001_000_000_000), (5, 1_790_005_000_000_000)]
+    assert ties == [(seq, 1_790_001_000_000_000) for seq in (3, 4)] + [(seq, 1_790_005_000_000_000) for seq in (5, 6)]
 
 
 def test_no_messages_is_no_trouble(landing):
@@ -260,16 +260,16 @@ def test_tallies_of_a_batch_become_one_row_a_boot_with_the_same_sums(landing):
         assert row["last_arrival"] == max(one["last_arrival"] for one in own)
 
 
-def test_ties_of_a_batch_are_told_once_unless_the_clock_moved(landing):
+def test_ties_of_a_batch_are_told_at_both_ends_of_what_they_say(landing):
     state = bucket.State()
     parts = []
-    offsets = {1: 1000, 2: 1000.004, 3: 1000.02, 4: 5000, 5: 5000}
+    offsets = {1: 1000, 2: 1000.004, 3: 1000, 4: 5000, 5: 5000, 6: 5000}
     for device in ("b", "a"):
         for seq, offset in offsets.items():
             landing.message(device, 1, seq, up=float(seq), bt=round(1_790_000_000 + offset + seq, 3))
             landing.number += 1
             parts += [found for name, found in bucket.process(state, landing.table()) if name == "ties"]
             landing.rows = []
-    assert sum(part.num_rows for part in parts) == 10
+    assert sum(part.num_rows for part in parts) == 12
     merged = bucket.merge_ties(parts).cast(schemas.TIES).to_pylist()
-    assert [(row["device"], row["seq"]) for row in merged] == [(name, seq) for name in "ab" for seq in (1, 3, 4)]
+    assert [(row["device"], row["seq"]) for row in merged] == [(name, seq) for name in "ab" for seq in (1, 3, 4, 6)]

@@ -430,12 +430,11 @@ class _Messages:
         messages = chosen[tied[chosen]]
         clock = pc.fill_null(time, 0).to_numpy()[messages]
         offset = clock - np.rint(pc.fill_null(self.uptime, 0.0).to_numpy()[messages] * 1e6).astype(np.int64)
-        # A row where a boot's clock is first seen in this batch, and wherever it was set anew.
+        # The first and the last of each stretch in which a boot's clock was not set: so that a message which comes late
+        # and tells of another time splits it.
         group = self.group[self.new][tied[chosen]]
-        changed = np.concatenate(([True], (group[1:] != group[:-1]) | (np.abs(np.diff(offset)) > TIE_TOLERANCE_US)))[
-            : len(group)
-        ]
-        messages, offset = messages[changed], offset[changed]
+        kept = _ends((group[1:] != group[:-1]) | (np.abs(np.diff(offset)) > TIE_TOLERANCE_US))[: len(group)]
+        messages, offset = messages[kept], offset[kept]
         arrival = self.origin["arrival"].take(pa.array(self.place[messages]))
         uptime = self.uptime.take(pa.array(messages))
         return table_of([*self._key(messages), pa.array(offset), uptime, arrival], schemas.TIES)
@@ -547,7 +546,7 @@ def merge_tallies(tallies: list[pa.Table]) -> pa.Table:
 
 
 def merge_ties(ties: list[pa.Table]) -> pa.Table:
-    """Return the ties of a batch's parts without those that say what the one before them in their boot says."""
+    """Return the ties of a batch's parts without those between two that say the same in their boot."""
     table = pa.concat_tables([one.cast(schemas.TIES) for one in ties]).combine_chunks()
     table = table.sort_by([(name, "ascending") for name in ("device", "life", "boot", "seq")])
     same = np.ones(len(table) - 1, dtype=bool)
@@ -555,8 +554,13 @@ def merge_ties(ties: list[pa.Table]) -> pa.Table:
         column = table[name].combine_chunks()
         same &= pc.equal(column[1:], column[:-1]).to_numpy(zero_copy_only=False)
     same &= np.abs(np.diff(table["offset_us"].to_numpy())) <= SAME_TIE_US
-    table = table.filter(pa.array(np.concatenate(([True], ~same))))
+    table = table.filter(pa.array(_ends(~same)))
     return table_of([column.combine_chunks() for column in table.columns], schemas.TIES)
+
+
+def _ends(breaks: np.ndarray) -> np.ndarray:
+    """Return which rows begin or end a stretch, given between which neighbours there is a break."""
+    return np.concatenate(([True], breaks)) | np.concatenate((breaks, [True]))
 
 
 def _is_valid(column: pa.Array) -> np.ndarray:
