@@ -40,8 +40,7 @@ _AGAIN = const(2)
 _EXPLICIT = const(4)
 _HOLD = const(8)
 _WINDOW = const(32)
-_ANY = const(0xFF)  # state of a slot
-
+_ANY = const(0xFF)  # states of a slot: all but free
 
 REFUSE = 0
 DROP_OLDEST = 1

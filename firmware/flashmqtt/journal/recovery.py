@@ -3,11 +3,10 @@
 The idea: read every header once, then the head sector once, then the window; decide from that one reading only, since cells
 that a power cut caught may read otherwise the next time. After an unclean end the head is left for good: it is sealed, what is
 believed of its last record (all others are firm) is written anew into the next sector, and nothing acts on it before that is
-confirmed.
-If the power goes meanwhile, the next recovery finds the same sealed head and erases the same next sector: no number of cuts
-can leave two sectors that both claim to be the head.
+confirmed. If the power goes meanwhile, the next recovery finds the same sealed head and erases the same next sector: no number
+of cuts can leave two sectors that both claim to be the head.
 
-What it does not know: how messages are used afterwards (`journal`).
+What it does not know: how messages are used afterwards (`journal`). It is needed once a boot, and does not stay in memory.
 """
 
 from struct import unpack_from
@@ -51,7 +50,6 @@ _AGAIN = const(2)
 _EXPLICIT = const(4)
 _HOLD = const(8)
 
-
 _WORD = const(4)  # of a seal
 _SEAL_BITS = const(0x2A5A3C96)
 _CLOSE_SIZE = const(_RECORD + 8)
@@ -71,7 +69,7 @@ class Recovery:
         self._places: "tuple[int, ...]" = ()  # low's, and the sectors that the header names
         self._stopped = _HEADER  # where reading the head stopped
         self._sealed = False
-        self._ahead = _NO_SECTOR
+        self._ahead = _NO_SECTOR  # what a clean end says of the sector erased in advance
         self._ahead_erases = 0
         self._begin_replay()
 
@@ -82,7 +80,7 @@ class Recovery:
         self._marks = {}
         self._done = set()
         self._last = self._end = _HEADER  # where the last record stands, and where it ends
-        self._piece = self._first = 0
+        self._piece = self._first = 0  # sequence of a message in pieces; where a held or moved one begins
         self._confirmed = self._clean = False
 
     def run(self):

@@ -50,7 +50,7 @@ _CHAINED = const(1)
 _RETIRED = const(2)
 _EXPLICIT = const(4)
 _WINDOW = const(32)
-_ANY = const(0xFF)  # state of a slot
+_ANY = const(0xFF)  # states of a slot: all but free
 
 
 class Ring(Log):
@@ -76,7 +76,7 @@ class Ring(Log):
         self._left_end = self._new_tail = self._new_prev_end = self._new_prev_seq = self._new_cursor = 0
         self._new_prev = _NO_SECTOR
         self._replaced = False
-        self._limit_sector = -1
+        self._limit_sector = -1  # the sector whose end was read last
         self._limit_offset = 0
         self._table = bytearray(_ENTRY * _ENTRIES_MAX)
         self._entries = 0  # in `_table`
@@ -114,6 +114,7 @@ class Ring(Log):
         return -1
 
     def _free_slot(self):
+        """Return a slot that is free, or -1."""
         return self._slot_state.find(b"\0")
 
     def _fill_slot(self, slot, state, seq, sector, offset, length):
