@@ -16,6 +16,7 @@ from .errors import (
     ConnectionLost,
     ConnectRefused,
     DeadlineExpired,
+    InvalidPacket,
     NotConnected,
     PublishRefused,
     SubscriptionRefused,
@@ -231,9 +232,13 @@ class Client:
     def put(self, topic, payload, qos, retain, properties):
         """Store a message, or put it into the output; return its handle."""
         if properties:
-            from .codec.properties import pack
+            from .codec.properties import SUBSCRIPTION_IDENTIFIER, pack, unpack
 
             properties = pack(3, properties)
+            if SUBSCRIPTION_IDENTIFIER in unpack(
+                properties, 0, len(properties)
+            ):  # only a server's PUBLISH may [MQTT-3.3.4-6]
+                raise InvalidPacket("property", SUBSCRIPTION_IDENTIFIER)
         session = self.session
         if qos:
             return session.publish(topic, payload, qos, retain, properties)
@@ -408,7 +413,7 @@ class Client:
         try:
             handler(argument)
         except Exception as error:
-            link.fail(error, ticks_ms())  # not taken: not acknowledged
+            link.fail(error, ticks_ms())  # not taken: not acknowledged [MQTT-4.8.0-2]
             raise
         finally:
             link.handling = False

@@ -146,6 +146,7 @@ class Connection:
         session = self.session
         session.disconnected()
         self.decoder.reset()
+        # Clean [MQTT-3.1.2-6], 5: [MQTT-3.1.2-4], means that what was before is discarded.
         # A broker that may hold ids of this client's earlier life is told to forget them. 3.1 can't say whether it does; at
         # level 5 clean start does not make the session end with the connection, so nothing is lost by asking.
         self._clean_sent = self.clean or self._purge or (not session.is_settled() and session.level != 4)
@@ -176,7 +177,10 @@ class Connection:
         self.state = CONNECTING
 
     def disconnect(self):
-        """Put DISCONNECT: the broker discards the will [MQTT-3.14.4-3]. Write the output, then close the socket."""
+        """Put DISCONNECT: the broker discards the will [MQTT-3.14.4-3]. Write the output, then close the socket.
+
+        Nothing more is put [MQTT-3.14.4-2]; 5: [MQTT-3.14.4-1].
+        """
         if self.state == OPEN and self.session.has_room():
             self.session.out_end = put_disconnect(self.session.out, self.session.out_end, self.session.level)
         self.state = CLOSING
@@ -262,7 +266,7 @@ class Connection:
                 if event:
                     return event
             elif kind == _DISCONNECT:
-                raise ServerDisconnected(self.decoder.code)
+                raise ServerDisconnected(decoder.code)  # whoever catches it closes the connection; 5: [MQTT-4.13.2-1]
             elif kind == _PINGRESP:
                 self._pinged = False
             else:  # a second CONNACK; AUTH, which we never asked for [MQTT-4.12.0-6]
@@ -346,7 +350,8 @@ class Connection:
         keep_alive = self.keep_alive_ms
         if not keep_alive:
             return _SCAN_MS
-        # Ping an eighth early and wait half an interval: a silent link is found before 1.5 intervals have passed (3.1.2.10).
+        # Ping an eighth early and wait half an interval: a silent link is found before 1.5 intervals have passed
+        # (3.1.2.10) [MQTT-3.1.2-23]; 5: [MQTT-3.1.2-20].
         half = keep_alive >> 1
         wait = ticks_diff(now_ms, self.sent_ms)
         if not self._pinged and silent > wait:

@@ -91,7 +91,7 @@ class Link:
             self._retry_at(ticks_add(now_ms, delay))
 
     def stop(self):
-        """Close the socket and stay closed."""
+        """Close the socket and stay closed [MQTT-3.14.4-1]; 5: [MQTT-3.14.4-2]."""
         self._close()
         self._state = _STOPPED
 

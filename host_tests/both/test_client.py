@@ -8,6 +8,7 @@ from flashmqtt.compat import ticks_diff, ticks_ms
 from flashmqtt.errors import (
     ConnectionLost,
     DeadlineExpired,
+    InvalidPacket,
     InvalidTopic,
     NotAuthorized,
     SubscriptionRefused,
@@ -201,6 +202,33 @@ def test_each_filter_has_its_handler_and_the_rest_goes_to_on_message():
     mqtt.disconnect()
 
 
+@pytest.mark.req("W11", "S5")
+@pytest.mark.clause("MQTT-3.1.0-2", "MQTT-3.14.4-1", "MQTT-3.14.4-2", "5:MQTT-3.14.4-1", "5:MQTT-3.14.4-2")
+def test_after_disconnect_nothing_is_sent_and_the_connection_is_closed():
+    broker = Loopback()
+    mqtt = client(broker)
+    mqtt.connect()
+    mqtt.publish("a", "x")
+    mqtt.disconnect()
+    assert mqtt.publish("a", "stored", 1) and not mqtt.publish("a", "not sent", 0)
+    for _ in range(3):
+        mqtt.poll(5)
+        broker()
+    assert broker.packets[-1] == b"\xe0\x00" and len(broker.of(1)) == 1
+    assert broker.link is None  # the broker has read the end of the stream
+    assert mqtt.pending == 1
+
+
+@pytest.mark.req("W12")
+@pytest.mark.clause("MQTT-3.3.4-6")
+def test_a_publish_with_a_subscription_identifier_is_refused():
+    mqtt = Client("127.0.0.1", 1, "me", level=5)
+    for qos in (0, 1):
+        with pytest.raises(InvalidPacket):
+            mqtt.publish("a", "x", qos, properties={0x0B: 7})
+    assert mqtt.pending == 0
+
+
 class SyncingStore(RamStore):
     """Counts how often it was made durable."""
 
@@ -238,6 +266,7 @@ def test_handlers_may_publish():
 
 
 @pytest.mark.req("Q3")
+@pytest.mark.clause("MQTT-4.8.0-2")
 def test_what_a_handler_raises_comes_out_and_its_message_is_not_acknowledged():
     broker = Loopback()
     mqtt = client(broker)

@@ -33,6 +33,7 @@ MICROPYTHON = sys.implementation.name == "micropython"
 
 
 @pytest.mark.req("W10")
+@pytest.mark.clause("MQTT-3.1.0-1")
 def test_connect_carries_what_was_asked_for():
     broker = peer(client_id=b"c", user=b"u", password=b"p", will=(b"w", b"gone", 1, True), keep_alive_s=30)
     broker.connect()
@@ -141,6 +142,7 @@ def test_a_silent_link_is_found_although_we_keep_sending():
 
 
 @pytest.mark.req("W11")
+@pytest.mark.clause("MQTT-3.1.2-23", "5:MQTT-3.1.2-20")
 def test_pings_keep_an_idle_connection_open():
     broker = peer(keep_alive_s=10)
     broker.connect()

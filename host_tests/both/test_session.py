@@ -41,6 +41,7 @@ def reboot(broker, **options):
 
 
 @pytest.mark.req("Q0")
+@pytest.mark.clause("MQTT-4.3.1-1")
 def test_qos_0_is_sent_at_once_and_forgotten():
     broker = peer()
     broker.connect()
@@ -64,7 +65,7 @@ def test_qos_0_is_delivered_as_it_comes_without_an_answer():
 
 
 @pytest.mark.req("Q1", "W8")
-@pytest.mark.clause("MQTT-4.3.2-1")
+@pytest.mark.clause("MQTT-4.3.2-1", "5:MQTT-4.3.2-2")
 def test_qos_1_is_delivered_by_its_puback():
     broker = peer()
     broker.connect()
@@ -79,7 +80,7 @@ def test_qos_1_is_delivered_by_its_puback():
 
 
 @pytest.mark.req("Q1", "Q5")
-@pytest.mark.clause("MQTT-4.4.0-1", "MQTT-3.3.1-1")
+@pytest.mark.clause("MQTT-4.4.0-1", "MQTT-3.3.1-1", "MQTT-2.3.1-3", "MQTT-4.3.2-3")
 def test_unacknowledged_qos_1_is_sent_again_with_dup_on_the_next_connection():
     broker = peer()
     broker.connect()
@@ -90,6 +91,7 @@ def test_unacknowledged_qos_1_is_sent_again_with_dup_on_the_next_connection():
 
 
 @pytest.mark.req("Q1", "S1")
+@pytest.mark.clause("MQTT-3.1.2-4", "MQTT-4.1.0-1", "MQTT-4.1.0-2", "5:MQTT-4.1.0-1")
 def test_qos_1_survives_a_power_cut_with_its_id_and_dup():
     broker = peer(CutStore())
     broker.connect()
@@ -125,7 +127,7 @@ def test_a_repeated_puback_is_ignored():
 
 
 @pytest.mark.req("Q2")
-@pytest.mark.clause("MQTT-4.3.3-1")
+@pytest.mark.clause("MQTT-4.3.3-1", "MQTT-2.3.1-6", "MQTT-2.2.1-5", "5:MQTT-4.3.3-2", "MQTT-4.3.3-4")
 def test_qos_2_sender_walks_through_its_flow():
     broker = peer()
     broker.connect()
@@ -139,7 +141,29 @@ def test_qos_2_sender_walks_through_its_flow():
     assert broker.session.delivered(handle)
 
 
+@pytest.mark.req("Q2", "Q6")
+@pytest.mark.clause("MQTT-4.6.0-4")
+def test_pubrels_go_out_in_the_order_of_the_pubrecs():
+    broker = peer()
+    broker.connect()
+    for _ in range(3):
+        broker.session.publish(b"a", b"x", 2)
+    ids = [one[5] << 8 | one[6] for one in broker.took()]
+    broker.give(pubrec(ids[0]), pubrec(ids[2]), pubrec(ids[1]))
+    assert broker.took() == [pubrel(ids[0]), pubrel(ids[2]), pubrel(ids[1])]
+
+
+@pytest.mark.req("Q3", "Q4", "Q6")
+@pytest.mark.clause("MQTT-4.6.0-2", "MQTT-4.6.0-3")
+def test_acknowledgements_go_out_in_the_order_of_the_messages():
+    broker = peer()
+    broker.connect()
+    broker.give(*[publish(b"a", b"x", 1 + i % 2, 20 - i) for i in range(8)])
+    assert broker.took() == [pubrec(20 - i) if i % 2 else puback(20 - i) for i in range(8)]
+
+
 @pytest.mark.req("Q2")
+@pytest.mark.clause("MQTT-4.3.3-3")
 def test_before_pubrec_publish_is_sent_again_with_dup():
     broker = peer()
     broker.connect()
@@ -150,6 +174,7 @@ def test_before_pubrec_publish_is_sent_again_with_dup():
 
 
 @pytest.mark.req("Q2")
+@pytest.mark.clause("MQTT-4.3.3-5", "MQTT-4.3.3-6")
 def test_after_pubrec_only_pubrel_is_sent_again():
     broker = peer()
     broker.connect()
@@ -203,6 +228,7 @@ def test_a_pubrec_repeated_before_the_due_pubrel_left_is_answered_once():
 
 
 @pytest.mark.req("Q1", "Q2")
+@pytest.mark.clause("MQTT-4.8.0-1")
 @pytest.mark.parametrize(
     "qos, answer",
     [(1, pubrec), (1, pubcomp), (2, puback), (2, pubcomp)],
@@ -230,7 +256,7 @@ def test_the_table_has_an_action_for_every_state_and_packet():
 
 
 @pytest.mark.req("Q3")
-@pytest.mark.clause("MQTT-4.3.2-2")
+@pytest.mark.clause("MQTT-4.3.2-2", "MQTT-4.3.2-4", "MQTT-3.3.4-1", "MQTT-4.5.0-2")
 def test_puback_leaves_after_the_application_has_taken_the_message():
     broker = peer()
     broker.connect()
@@ -261,6 +287,7 @@ def test_what_the_application_did_not_take_is_not_acknowledged():
 
 
 @pytest.mark.req("Q3")
+@pytest.mark.clause("MQTT-4.3.2-5", "MQTT-3.3.1-3")
 def test_qos_1_message_is_delivered_again_when_it_is_repeated():
     broker = peer()
     broker.connect()
@@ -270,7 +297,7 @@ def test_qos_1_message_is_delivered_again_when_it_is_repeated():
 
 
 @pytest.mark.req("Q4")
-@pytest.mark.clause("MQTT-4.3.3-2")
+@pytest.mark.clause("MQTT-4.3.3-2", "MQTT-4.3.3-8", "MQTT-4.3.3-11")
 def test_qos_2_message_is_held_and_handed_over_on_pubrel():
     broker = peer()
     broker.connect()
@@ -297,6 +324,7 @@ def test_held_message_survives_a_power_cut():
 
 
 @pytest.mark.req("Q4")
+@pytest.mark.clause("MQTT-4.3.3-10")
 def test_repeated_qos_2_publish_is_answered_and_not_stored_twice():
     broker = peer()
     broker.connect()
@@ -317,6 +345,7 @@ def test_pubrel_for_an_unknown_id_is_answered_by_pubcomp():
 
 
 @pytest.mark.req("Q4")
+@pytest.mark.clause("MQTT-4.3.3-12")
 def test_release_of_a_held_message_is_durable_before_pubcomp_leaves():
     broker = peer(CutStore())
     broker.connect()
@@ -532,6 +561,7 @@ def test_everything_of_one_batch_leaves_in_one_write():
 
 
 @pytest.mark.req("Q6", "W8")
+@pytest.mark.clause("MQTT-2.3.1-2", "5:MQTT-4.3.2-1", "5:MQTT-4.3.3-1")
 def test_an_id_in_flight_is_waited_for_after_65535_messages():
     store = RamStore(12)
     broker = peer(store, window=4)
@@ -802,6 +832,7 @@ def test_a_suback_with_the_wrong_count_ends_the_connection():
 
 
 @pytest.mark.req("W8", "Q8")
+@pytest.mark.clause("MQTT-3.1.2-6")
 def test_a_fresh_store_makes_the_broker_forget_an_earlier_life():
     broker = peer(settled=False)
     broker.session.publish(b"a", b"x", 2)

@@ -64,7 +64,7 @@ def test_connect_tells_what_we_can_take():
 
 
 @pytest.mark.req("W12", "Q6")
-@pytest.mark.clause("MQTT-3.3.4-9")
+@pytest.mark.clause("MQTT-3.3.4-7", "MQTT-4.9.0-1", "MQTT-4.9.0-2")
 def test_receive_maximum_bounds_the_window():
     broker = Peer5(window=4, properties=b"\x21\x00\x02")
     broker.connect()
@@ -76,7 +76,7 @@ def test_receive_maximum_bounds_the_window():
 
 
 @pytest.mark.req("W12", "Q6")
-@pytest.mark.clause("MQTT-3.3.4-9")
+@pytest.mark.clause("MQTT-3.3.4-7")
 def test_receive_maximum_bounds_resends_too():
     broker = Peer5(window=4)
     broker.connect()
@@ -92,6 +92,7 @@ def test_receive_maximum_bounds_resends_too():
 
 
 @pytest.mark.req("W12")
+@pytest.mark.clause("5:MQTT-3.1.2-21", "MQTT-3.2.2-21")
 def test_server_keep_alive_replaces_ours():
     broker = Peer5(properties=b"\x13\x00\x05")
     broker.connect()
@@ -110,7 +111,7 @@ def test_assigned_client_id_is_kept():
 
 
 @pytest.mark.req("W12", "S5")
-@pytest.mark.clause("MQTT-3.1.2-24")
+@pytest.mark.clause("MQTT-3.2.2-11", "MQTT-3.2.2-14", "MQTT-3.2.2-15")
 @pytest.mark.parametrize(
     "limits, qos, retain, size, code",
     [
@@ -132,6 +133,7 @@ def test_what_the_server_would_refuse_is_not_sent_and_reported(limits, qos, reta
 
 
 @pytest.mark.req("W12")
+@pytest.mark.clause("MQTT-4.4.0-2")
 @pytest.mark.parametrize("qos, answer, code", [(1, 0x40, 0x87), (2, 0x50, 0x97), (1, 0x40, 0x10)])
 def test_a_reason_code_on_an_acknowledgement_reaches_the_caller(qos, answer, code):
     broker = Peer5()
@@ -196,6 +198,7 @@ def test_aliases_end_with_the_connection():
 
 
 @pytest.mark.req("W12")
+@pytest.mark.clause("MQTT-3.2.2-17")
 def test_our_topic_aliases_are_used_where_the_server_allows_them():
     broker = Peer5(properties=b"\x22\x00\x01")
     broker.connect()
@@ -223,6 +226,7 @@ def test_properties_travel_with_a_message():
 
 
 @pytest.mark.req("W12")
+@pytest.mark.clause("MQTT-4.13.2-1")
 def test_the_servers_disconnect_comes_with_its_reason():
     broker = Peer5()
     broker.connect()
@@ -232,6 +236,7 @@ def test_the_servers_disconnect_comes_with_its_reason():
 
 
 @pytest.mark.req("W12")
+@pytest.mark.clause("MQTT-4.13.2-1")
 def test_a_refused_connect_has_its_name():
     broker = Peer5()
     broker.connection.start(broker.now)
@@ -240,6 +245,7 @@ def test_a_refused_connect_has_its_name():
 
 
 @pytest.mark.req("W12")
+@pytest.mark.clause("MQTT-4.12.0-6")
 def test_auth_is_refused_by_name():
     broker = Peer5()
     broker.connect()
@@ -265,6 +271,7 @@ def test_a_wrong_peer_is_told_why_the_connection_ends(wrong, code):
 
 
 @pytest.mark.req("W12", "Q4")
+@pytest.mark.clause("MQTT-3.3.4-9")
 def test_more_than_our_receive_maximum_is_an_error():
     broker = Peer5(RamStore(6), window=3)  # two can be held
     broker.connect()
@@ -274,6 +281,7 @@ def test_more_than_our_receive_maximum_is_an_error():
 
 
 @pytest.mark.req("Q5")
+@pytest.mark.clause("MQTT-4.4.0-1")
 def test_level_5_does_not_resend_on_a_live_connection():
     broker = Peer5()
     broker.connect()
@@ -286,6 +294,7 @@ def test_level_5_does_not_resend_on_a_live_connection():
 
 
 @pytest.mark.req("Q8", "W8")
+@pytest.mark.clause("5:MQTT-3.1.2-4")
 def test_a_fresh_store_makes_a_clean_start_in_one_connection():
     session = Session(RamStore(12), 5, 4)
     broker = Peer5()
@@ -379,3 +388,28 @@ def test_who_takes_chunks_sets_the_server_no_maximum_packet_size():
     for _, _, properties in seen[1:]:
         assert properties[SUBSCRIPTION_IDENTIFIER] == [7]
     assert broker.took() == [ack(0x40, 5)]
+
+
+@pytest.mark.req("W12", "Q6")
+@pytest.mark.clause("MQTT-3.3.4-8", "MQTT-4.9.0-3", "MQTT-4.9.0-2")
+def test_only_publish_waits_for_the_receive_maximum():
+    broker = Peer5(properties=b"\x21\x00\x01")
+    broker.connect()
+    broker.session.publish(b"a", b"1", 2)
+    assert len(broker.took()) == 1
+    broker.session.publish(b"a", b"2", 1)
+    assert broker.took() == []
+    broker.session.put_unstored(b"a", b"0")
+    broker.session.subscribe(b"s", 1)
+    broker.give(publish(b"b", b"3", 1, 9), ack(0x50, 2))
+    assert [one[0] for one in broker.took()] == [0x30, 0x40, 0x62, 0x82]
+
+
+@pytest.mark.req("W12")
+@pytest.mark.clause("MQTT-3.2.2-18")
+def test_no_topic_alias_goes_to_a_server_that_takes_none():
+    broker = Peer5()
+    broker.connect()
+    for _ in range(2):
+        assert broker.session.put_unstored(b"a", b"x")
+    assert broker.took() == [publish(b"a", b"x")] * 2

@@ -21,13 +21,15 @@ _HELD = const(4)
 
 # Actions.
 _IGNORE = const(0)  # a repetition that needs no answer
-_VIOLATION = const(1)  # an acknowledgement of the wrong flow: the connection ends, the flow stays where it is
-_DONE = const(2)  # release the slot: delivered
-_REMEMBER = const(3)  # make durable that PUBREC was seen, then PUBREL [MQTT-4.3.3-1]
-_PUT_PUBREL = const(4)  # answer a repeated or unknown PUBREC: never with PUBLISH [MQTT-4.3.3-1]
-_HOLD = const(5)  # store, then PUBREC; not handed over yet [MQTT-4.3.3-2]
-_PUT_PUBREC = const(6)  # a repeated PUBLISH: answered, not stored twice [MQTT-4.3.3-2]
-_HAND_OVER = const(7)  # to the application, then release, then PUBCOMP
+_VIOLATION = const(
+    1
+)  # an acknowledgement of the wrong flow: the connection ends, the flow stays where it is [MQTT-4.8.0-1]
+_DONE = const(2)  # release the slot: delivered [MQTT-4.3.2-1]; 5: [MQTT-4.3.2-3] [MQTT-4.3.3-5]
+_REMEMBER = const(3)  # make durable that PUBREC was seen, then PUBREL [MQTT-4.3.3-1]; 5: [MQTT-4.3.3-3] [MQTT-4.3.3-4]
+_PUT_PUBREL = const(4)  # answer a repeated or unknown PUBREC: never with PUBLISH [MQTT-4.3.3-1]; 5: [MQTT-4.3.3-6]
+_HOLD = const(5)  # store, then PUBREC; not handed over yet [MQTT-4.3.3-2]; 5: [MQTT-4.3.3-8]
+_PUT_PUBREC = const(6)  # a repeated PUBLISH: answered, not stored twice [MQTT-4.3.3-2]; 5: [MQTT-4.3.3-10]
+_HAND_OVER = const(7)  # to the application, then release, then PUBCOMP; 5: [MQTT-4.3.3-11] [MQTT-4.3.3-12]
 _PUT_PUBCOMP = const(8)  # a PUBREL for an id that is not held: an earlier PUBCOMP was lost
 
 # A row has a column for each of PUBLISH .. PUBCOMP, types 3 .. 7.

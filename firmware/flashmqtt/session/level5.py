@@ -73,11 +73,11 @@ class Level5:
         packet = connection.decoder
         check(CONNACK, packet.buffer, packet.properties_start, packet.properties_end)
         granted = self.granted = unpack(packet.buffer, packet.properties_start, packet.properties_end)
-        session.quota = min(session.window, granted.get(RECEIVE_MAXIMUM, 65535))  # [MQTT-3.3.4-9]
+        session.quota = min(session.window, granted.get(RECEIVE_MAXIMUM, 65535))  # [MQTT-3.3.4-7] [MQTT-4.9.0-1]
         self._packet_limit = granted.get(MAXIMUM_PACKET_SIZE, 1 << 28)
         self._qos_limit = granted.get(MAXIMUM_QOS, 2)
         self._retain = granted.get(RETAIN_AVAILABLE, 1)
-        if SERVER_KEEP_ALIVE in granted:  # [MQTT-3.1.2-21]
+        if SERVER_KEEP_ALIVE in granted:  # 5: [MQTT-3.1.2-21] [MQTT-3.2.2-21]
             connection.keep_alive_ms = granted[SERVER_KEEP_ALIVE] * 1000
         if ASSIGNED_CLIENT_IDENTIFIER in granted:  # it is ours from now on: the session is kept under it
             connection.client_id = granted[ASSIGNED_CLIENT_IDENTIFIER].encode()
@@ -86,7 +86,7 @@ class Level5:
     def objection(self, head, length):
         """Return the reason code with which the server would refuse a PUBLISH with this first byte and length; 0: none.
 
-        [MQTT-3.2.2-11] [MQTT-3.2.2-14] [MQTT-3.1.2-24]
+        [MQTT-3.2.2-11] [MQTT-3.2.2-14] [MQTT-3.2.2-15]
         """
         if length > self._packet_limit:
             return PACKET_TOO_LARGE
@@ -112,7 +112,10 @@ class Level5:
         return found
 
     def alias(self, topic):
-        """Return (topic, property block) to send for a QoS 0 message: with an alias where the server allows one."""
+        """Return (topic, property block) to send for a QoS 0 message: with an alias where the server allows one.
+
+        [MQTT-3.2.2-17] [MQTT-3.2.2-18]
+        """
         alias = self._outbound.alias(topic)
         if not alias:
             return topic, b""

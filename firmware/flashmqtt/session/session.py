@@ -1,6 +1,7 @@
 """The session: what is in flight, both ways, across any number of network connections (3.1.1 and 5, sections 4.1 to 4.4).
 
 It knows no socket, no clock and no handshake; `connection.py` feeds it decoded packets and the time, and takes bytes from `out`.
+It lasts as long as its store does, and longer than any connection [MQTT-4.1.0-1] [MQTT-4.1.0-2]; 5: [MQTT-4.1.0-1].
 What it promises rests on the order of three things: a message is in the store before `publish` returns; `settle` makes the store
 durable before any byte of `out` leaves; and an acknowledgement is put into `out` only after what it acknowledges is stored.
 The flows themselves are data: see `flows.py`.
@@ -252,7 +253,9 @@ class Session:
         """
         store = self.store
         packet_id = (store.next_seq - 1) % 65535 + 1  # never 0, and the same after a power cut [MQTT-2.3.1-1]
+        # Unused [MQTT-2.3.1-2]: `pump` waits for one that is still in flight. 5: [MQTT-4.3.2-1] [MQTT-4.3.3-1]
         n = len(payload)
+        # QoS and DUP 0: 5: [MQTT-4.3.2-2] [MQTT-4.3.3-2]
         if n + len(topic) + 16 < len(self._scratch) and not properties:
             n = put_publish(self._scratch, 0, topic, payload, qos, retain, False, packet_id, self.level)
             self.ready = True
@@ -280,7 +283,7 @@ class Session:
         return True
 
     def put_unstored(self, topic, payload, retain=False, properties=None):
-        """Put a QoS 0 message straight into the output; return False where it has no room (now, or ever)."""
+        """Put a QoS 0 message straight into the output [MQTT-4.3.1-1]; return False where it has no room (now, or ever)."""
         if self.partial >= 0:
             return False
         if self.five:
@@ -353,7 +356,7 @@ class Session:
     # --- a connection begins and ends ---
 
     def connected(self, present, restore):
-        """The broker accepted the connection and says whether it still knows the session (Q8); restore: subscribe again."""
+        """The broker accepted the connection: does it still know the session [MQTT-3.1.2-4]? restore: subscribe again."""
         self.online = self.ready = True
         self.left_out = False
         self.out_end = self.lost = 0
@@ -437,7 +440,10 @@ class Session:
             self.store.flush()
 
     def pump(self, now_ms):
-        """Put into the output what may go out: requests, resends in order, then new messages as far as the window allows."""
+        """Put into the output what may go out: requests, resends in order, then new messages as far as the window allows.
+
+        Only new messages wait for the window [MQTT-3.3.4-8] [MQTT-4.9.0-2] [MQTT-4.9.0-3].
+        """
         if not self.online or self.lost or (self.partial >= 0 and not self._continue()):
             return
         if self._wants_request and not self.request_id:
@@ -505,7 +511,7 @@ class Session:
             if not state & _STATE:
                 state |= out[at] >> 1 & 3  # QoS 1 awaits PUBACK, QoS 2 awaits PUBREC
             if state & _SENT:
-                out[at] |= 8  # DUP: it may have been sent before [MQTT-3.3.1-1]
+                out[at] |= 8  # DUP: it may have been sent before [MQTT-3.3.1-1] [MQTT-2.3.1-3]
             self.out_end = at + n
         self._states[slot] = state & _STATE | _SENT
         self._sent_ms[slot] = now_ms
@@ -638,7 +644,10 @@ class Session:
         return _NOTHING
 
     def taken(self):
-        """The application has taken the message: acknowledge it [MQTT-4.3.2-2] [MQTT-4.3.3-2]."""
+        """The application has taken the message: acknowledge it [MQTT-4.3.2-2] [MQTT-4.3.3-2] [MQTT-4.5.0-2].
+
+        5: [MQTT-4.3.2-4] [MQTT-3.3.4-1]
+        """
         kind = self.untaken
         if kind > _PUBACK or not kind:
             self._forget(self.holding, self._untaken_id)
@@ -650,6 +659,7 @@ class Session:
             raise InboundWindowFull(self.store.slots)
 
     def _verdict(self, packet):
+        """Return what the end of a flow is to be reported as; a refusal is an end, too. 5: [MQTT-4.4.0-2]"""
         if self.level == _LEVEL_5:
             self.code = packet.code
             if self.code >= 0x80:
@@ -666,13 +676,20 @@ class Session:
         self.store.release(slot)
 
     def _acknowledge(self, kind, packet_id, state=_HELD):
+        """Put an acknowledgement behind those before it [MQTT-4.6.0-2] [MQTT-4.6.0-3] [MQTT-4.6.0-4].
+
+        It has the id of its PUBLISH [MQTT-2.3.1-6]; 5: [MQTT-2.2.1-5].
+        """
         self.promised = True
         # 5: "packet identifier not found", where it is not
         code = 0x92 if state == _NONE and self.level == _LEVEL_5 else 0
         self.out_end = put_ack(self.out, self.out_end, kind, packet_id, self.level, code)
 
     def show(self, packet):
-        """Let the message be what lies in the decoder's buffer; `taken` will acknowledge it."""
+        """Let the message be what lies in the decoder's buffer; `taken` will acknowledge it.
+
+        Below QoS 2 nothing is concluded from an id or from DUP [MQTT-3.3.1-3]; 5: [MQTT-4.3.2-5].
+        """
         message = self.message
         message.buffer = message.topic_buffer = packet.buffer
         message.topic_start = packet.topic_start
@@ -701,7 +718,7 @@ class Session:
         # One that is left out leaves out all later ones, so that their order holds; the next connection brings them again.
         if self.left_out or len(self.holding) >= self.hold_limit:
             self.left_out = True
-            if self.five or not self.holding:  # 5: more than the Receive Maximum that we told
+            if self.five or not self.holding:  # 5: more than the Receive Maximum that we told [MQTT-3.3.4-9]
                 raise InboundWindowFull(store.slots)
             return  # not answered
         scratch = self._scratch
