@@ -118,6 +118,12 @@ def test_results_of_one_area_replace_its_own_and_leave_the_others():
     assert set(now["areas"]) == {"size", "codec"}
 
 
+def test_a_proof_that_was_not_run_here_keeps_its_earlier_count():
+    earlier = bench.merged({}, result("proofs", {"powercut.cuts": 5, "soak.minutes": 60}))
+    now = bench.merged(earlier, result("proofs", {"powercut.cuts": 9}))
+    assert now["figures"] == {"powercut.cuts": 9, "soak.minutes": 60}
+
+
 def test_an_area_measured_in_part_keeps_its_other_figures():
     earlier = bench.merged({}, result("size", {"size.mpy_bytes": 5, "size.x": 1}))
     now = bench.merged(earlier, result("size", {"size.mpy_bytes": 4}, whole=False))

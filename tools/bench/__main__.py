@@ -251,14 +251,15 @@ def now() -> str:
 
 
 def merged(earlier: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
-    """Return the earlier results with this run's: an area that was measured whole replaces its earlier figures."""
+    """Return the earlier results with this run's: what was measured whole replaces the earlier figures of that beginning."""
     areas = dict(earlier.get("areas", {}))
     figures = dict(earlier.get("figures", {}))
     for area, told in result["areas"].items():
-        if told["whole"] or any(name.startswith(AREAS[area]) for name in result["figures"]):
+        found = tuple(one for one in AREAS[area] if any(name.startswith(one) for name in result["figures"]))
+        if found:
             areas[area] = told
-        if told["whole"]:
-            figures = {name: value for name, value in figures.items() if not name.startswith(AREAS[area])}
+        if found and told["whole"]:
+            figures = {name: value for name, value in figures.items() if not name.startswith(found)}
     figures.update(result["figures"])
     known = tuple(prefix for area in areas for prefix in AREAS.get(area, ()))
     return {
