@@ -4,8 +4,8 @@
 the handlers; call it often, or give it the time that the program has to spare. It knows the clock and how to wait for a socket;
 everything else is in `link.py` and below.
 
-What it needs: with a journal and a window of 8, all the cuts of `make faults` are survived in a heap of 128 KB on a 64-bit machine, of
-which 84 KB are the code, where that is not frozen into the image; a 32-bit board needs about 0.7 times as much.
+What it needs: with a journal and a window of 8, all the cuts of `make faults` are survived in a heap of 128 KB on a 64-bit
+machine, 84 KB of which are the code, where that is not frozen into the image; a 32-bit board needs about 0.7 times as much.
 """
 
 from select import poll as _poll
