@@ -2,8 +2,10 @@
 
 import contextlib
 import io
+import itertools
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -18,6 +20,7 @@ from tools.deploy.errors import DeployFailed
 from tools.deploy.link import Link
 from tools.virtual_board.device import Device
 
+ROOT = Path(__file__).resolve().parent.parent.parent
 PASSWORD = "hunter2-hunter2"
 WIFI = f"home:{PASSWORD}"
 
@@ -301,3 +304,42 @@ def test_file_that_arrives_damaged_is_not_taken(tmp_path, monkeypatch):
         with pytest.raises(DeployFailed, match="did not arrive as it was sent"):
             link.put("/a", b"new")
         assert link.get("/a") == b"old"
+
+
+@pytest.mark.req("B3")
+@pytest.mark.timeout(90)
+def test_monitor_shows_what_the_board_says_and_leaves_it_running(tmp_path):
+    with Device(tmp_path / "board") as device:
+        with Link(device.path) as link:
+            link.put(
+                "/main.py",
+                b"import time\nn = 0\nwhile True:\n    print('tick', n)\n    n += 1\n    time.sleep_ms(50)\n",
+            )
+        device.power_cut()
+        device.wait_for(b"tick 2")
+        started = list(device.resets)
+        words = [sys.executable, "-m", "tools.deploy", "monitor", "--port", device.path]
+        with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+            said = (int(line.split()[1]) for line in process.stdout if line.startswith("tick "))
+            ticks = list(itertools.islice(said, 5))
+            process.send_signal(signal.SIGINT)  # Ctrl-C
+            assert process.wait() == 0
+        assert ticks == list(range(ticks[0], ticks[0] + 5)) and ticks[0] > 0
+        since = len(device.console)
+        device.wait_for(b"tick ", since=since)
+        assert device.resets == started
+
+
+@pytest.mark.req("B3")
+@pytest.mark.timeout(90)
+def test_monitor_goes_on_after_a_reset(tmp_path):
+    with Device(tmp_path / "board") as device:
+        with Link(device.path) as link:
+            link.put("/main.py", b"import machine, time\nfor n in range(3):\n    print('tick', n)\nmachine.reset()\n")
+        device.power_cut()
+        words = [sys.executable, "-m", "tools.deploy", "monitor", "--port", device.path]
+        with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+            ends = sum(line.startswith("tick 2") for line in itertools.islice(process.stdout, 40))
+            process.send_signal(signal.SIGINT)
+            assert process.wait() == 0
+        assert ends > 1
