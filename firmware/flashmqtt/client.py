@@ -454,13 +454,14 @@ class Client:
         if wait <= 0:
             return
         sock = link.sock
-        if not sock:
+        if sock is not self._polled and self._polled is not None:
+            # That socket is closed, and on some ports a poller can't be told to forget it: it would keep it for ever.
+            self._poller = _poll()
             self._polled = None
+        if not sock:
             _sleep_ms(wait)
             return
         if sock is not self._polled or link.events != self._polled_events:
-            if self._polled is not None and sock is not self._polled:
-                self._poller = _poll()  # the old socket is closed: a poller can't be told to forget it on every port
             self._poller.register(sock, link.events)
             self._polled = sock
             self._polled_events = link.events
