@@ -13,7 +13,7 @@ import pytest
 
 from app import health
 from app.senml import pack
-from tools.pipeline import report, run, stream
+from tools.pipeline import report, stream, verdict
 from tools.pipeline.commits import Output
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -64,7 +64,7 @@ def written(spark, tmp_path_factory):
     landing.seal()
     out = directory / "out"
     stream.start(spark, str(landing.directory), str(out), str(out / "checkpoint"), buckets=2).awaitTermination()
-    assert run.judge(spark, str(out), None) == 1
+    assert verdict.judge(spark, str(out), None) == 1
     return report.write(spark, str(out)), out
 
 

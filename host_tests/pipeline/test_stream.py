@@ -3,7 +3,7 @@
 import pytest
 from pyspark.errors import PySparkException
 
-from tools.pipeline import compact, run, stream
+from tools.pipeline import compact, run, stream, verdict
 from tools.pipeline.commits import Output, OutputError
 from tools.pipeline.source import LandingError
 
@@ -160,7 +160,7 @@ def test_missing_message_is_found_with_and_without_the_boards_own_counters(spark
     landing.seal()
     out = tmp_path / "out"
     go(spark, landing, out)
-    assert run.judge(spark, str(out), None) == 1
+    assert verdict.judge(spark, str(out), None) == 1
     assert [line.split() for line in capsys.readouterr().out.splitlines() if line.strip().startswith("a ")] == [
         ["a", "1", "7", "4", "0", "3", "0"],
         ["a", "2", "2", "2", "0", "0", "0"],
@@ -168,7 +168,7 @@ def test_missing_message_is_found_with_and_without_the_boards_own_counters(spark
     missing = spark.read.parquet(str(out / "missing")).select("boot", "lo", "hi").orderBy("lo").collect()
     assert [tuple(row) for row in missing] == [(1, 4, 4), (1, 6, 7)]
     told = {"a": {"boots": [{"boot": 1, "first": 1, "last": 7}, {"boot": 2, "first": 8, "last": 11}]}}
-    assert run.judge(spark, str(out), told) == 1
+    assert verdict.judge(spark, str(out), told) == 1
     missing = spark.read.parquet(str(out / "missing")).select("boot", "lo", "hi").orderBy("lo").collect()
     assert [tuple(row) for row in missing] == [(1, 4, 4), (1, 6, 7), (2, 10, 11)]
 
@@ -179,7 +179,7 @@ def test_clean_run_says_so(spark, landing, tmp_path):
     landing.seal()
     out = tmp_path / "out"
     go(spark, landing, out)
-    assert run.judge(spark, str(out), {"a": {"boots": [{"boot": 1, "first": 1, "last": 5}]}}) == 0
+    assert verdict.judge(spark, str(out), {"a": {"boots": [{"boot": 1, "first": 1, "last": 5}]}}) == 0
 
 
 @pytest.mark.req("P3")

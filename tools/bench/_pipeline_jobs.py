@@ -91,7 +91,7 @@ def bytes_a_row(out: Path, names: list[str], rows: int = 0) -> float:
 
 def spark(landings: list[str], out: Path) -> None:
     """Our pipeline: a cold batch, then each landing warm, in one session, as `python -m tools.pipeline.run` makes it."""
-    from tools.pipeline import run, session, stream
+    from tools.pipeline import session, stream, verdict
 
     meter = Meter()
     made = session.make("local[*]", out.parent / "spark.log")
@@ -99,7 +99,7 @@ def spark(landings: list[str], out: Path) -> None:
         fresh(out)
         meter.reset()
         commit = stream.once(made, landing, str(out))
-        audited = run.audited(made, str(out)).collect()
+        audited = verdict.audited(made, str(out)).collect()
         missing = sum(row.missing for row in audited)
         copies = sum(row.resent + row.replayed for row in audited)
         meter.told(

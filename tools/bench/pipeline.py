@@ -95,7 +95,7 @@ def run(bench: Bench) -> None:
     directory = Path(tempfile.mkdtemp(prefix="flashmqtt-bench-"))
     try:
         bench.progress("pipeline: the archive of the JVM's classes, where it is not there yet")
-        with started("tools.pipeline.session", errors=subprocess.STDOUT) as process:
+        with started("tools.pipeline.archive", errors=subprocess.STDOUT) as process:
             printed, _ = process.communicate()
             if process.returncode:
                 raise RuntimeError(printed.decode()[-2000:])

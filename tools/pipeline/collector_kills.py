@@ -2,13 +2,15 @@
 
 A real mosquitto on loopback, paho-mqtt publishing at QoS 1 and 2 all the while, the collector killed with SIGKILL
 (its sealer too, every other time) and started again. At the end: nothing may be missing from the segments, and at
-QoS 2 nothing may be there twice.
+QoS 2 nothing may be there twice. What was counted goes to build/collector_kills.json.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import datetime
+import json
 import os
 import random
 import signal
@@ -29,6 +31,7 @@ from tools.broker import Broker
 from tools.pipeline.segments import find_segments
 
 ROOT = Path(__file__).resolve().parents[2]
+RESULT = ROOT / "build" / "collector_kills.json"
 CONFIGURATION = "max_inflight_messages 2000\nautosave_on_changes false\nautosave_interval 1800\nlog_type none"
 DRAINS = 5
 # So that the publisher does not run away from a collector that is killed all the time.
@@ -88,6 +91,18 @@ class Outcome:
     def holds(self) -> bool:
         """Whether the promise was kept."""
         return not any(self.missing.values()) and not self.twice[2]
+
+    def told(self) -> dict[str, object]:
+        """Return what goes into collector_kills.json; `repeated`: at QoS 2, where nothing may be."""
+        return {
+            "kills": self.kills,
+            "published": sum(self.published.values()),
+            "missing": sum(self.missing.values()),
+            "repeated": self.twice[2],
+            "repeated_qos1": self.twice[1],
+            "segments": self.segments,
+            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        }
 
 
 def command(port: int, landing: Path, *more: str) -> list[str]:
@@ -179,7 +194,9 @@ def torture(directory: Path, kills: int, seed: int, batch: int = 60, quiet: bool
 
 def main() -> int:
     """Run; return the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.pipeline.collector_kills", description=__doc__.partition("\n")[0]
+    )
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 30))
     parser.add_argument("--directory", type=Path, help="keep everything here; default: a temporary directory")
@@ -189,12 +206,15 @@ def main() -> int:
         if directory is None:
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="collector-kills-")))
         directory.mkdir(parents=True, exist_ok=True)
+        begun = time.monotonic()
         outcome = torture(directory, arguments.kills, arguments.seed)
     for qos in (1, 2):
         print(
             f"QoS {qos}: {outcome.published[qos]} published, {outcome.missing[qos]} missing, "
             f"{outcome.twice[qos]} more than once"
         )
+    RESULT.parent.mkdir(exist_ok=True)
+    RESULT.write_text(json.dumps(outcome.told() | {"seconds": round(time.monotonic() - begun)}, indent=2) + "\n")
     verdict = "holds" if outcome.holds else "BROKEN"
     print(f"{outcome.kills} kills, {outcome.segments} segments, seed {arguments.seed}: {verdict}")
     return 0 if outcome.holds else 1

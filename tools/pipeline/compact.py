@@ -116,12 +116,15 @@ def main() -> int:
     from . import java, session
 
     parser = argparse.ArgumentParser(prog="python -m tools.pipeline.compact", description=__doc__.split("\n")[0])
-    parser.add_argument("--out", required=True, help="the output directory of the pipeline")
+    parser.add_argument("--out", nargs="?", help="the output directory of the pipeline")
     parser.add_argument(
         "--retire", metavar="LANDING", help="also delete the segments of this landing that are in the tables"
     )
     parser.add_argument("--master", help="Spark master (default: spark-submit's, or this machine)")
     options = parser.parse_args()
+    if not options.out:
+        print("compact: --out is missing: say which tables, `make compact OUT=tables`", file=sys.stderr)
+        return 2
     try:
         output = Output(options.out)
         before = output.latest()

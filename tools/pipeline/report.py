@@ -97,13 +97,13 @@ def own_figures(readings: DataFrame) -> DataFrame:
 
 def collect(spark: SparkSession, out: str) -> dict[str, Any]:
     """Return all that the page shows, as plain values."""
-    from . import run, session
+    from . import session
 
     output = Output(out)
     audited = spark.read.parquet(output.storage.address("audit"))
     readings = output.read(spark, "readings")
     rows = {table: output.rows(table) for table in ("readings", "quarantine", "tally")}
-    with session.small_frames(spark, rows["readings"] < run.SMALL):
+    with session.small_frames(spark, rows["readings"] < session.SMALL_ROWS):
         total = audited.agg(
             F.countDistinct("device").alias("devices"),
             F.count("*").alias("boots"),
@@ -416,9 +416,12 @@ def main() -> int:
     from . import session
 
     parser = argparse.ArgumentParser(prog="python -m tools.pipeline.report", description=__doc__.split("\n")[0])
-    parser.add_argument("--out", required=True, help="the output directory of the pipeline")
+    parser.add_argument("--out", nargs="?", help="the output directory of the pipeline")
     parser.add_argument("--master", help="Spark master (default: spark-submit's, or this machine)")
     options = parser.parse_args()
+    if not options.out:
+        print("report: --out is missing: say which tables, `make report OUT=tables`", file=sys.stderr)
+        return 2
     output = Output(options.out)
     if not output.storage.exists("audit"):
         print(f"report: {options.out} has no audit yet: run python -m tools.pipeline.run first", file=sys.stderr)

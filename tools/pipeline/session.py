@@ -7,15 +7,13 @@ about themselves before any log level applies). Under `spark-submit` the session
 from __future__ import annotations
 
 import os
-import shutil
 import sys
-import tempfile
 import zipfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from . import java, schemas
 from .storage import Storage
@@ -46,6 +44,7 @@ ON_ONE_MACHINE = {
     # than it gives here: without it, start and first audit took 17 CPU s instead of 29.
     JVM_OPTIONS: "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:-UsePerfData",
 }
+SMALL_ROWS = 100_000
 SMALL_FRAMES = {
     "spark.sql.objectHashAggregate.sortBased.fallbackThreshold": "100000",
     "spark.sql.adaptive.enabled": "false",
@@ -109,39 +108,6 @@ def archive_file() -> Path:
     return java.cache_directory() / f"spark-{zlib.crc32(what.encode()):08x}.jsa"
 
 
-def make_archive() -> Path:
-    """Run a small job once and keep the classes that it loaded, so that later JVMs need not load them one by one.
-
-    It halves what the JVM costs until the first audit is there: 11 CPU s instead of 22. It takes 200 MB in the cache
-    directory. A Java or Spark of another version makes its own.
-    """
-    from . import fleet, run, stream
-
-    os.environ["JAVA_HOME"] = str(java.find_java())
-    archive = archive_file()
-    if archive.exists():
-        return archive
-    archive.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="flashmqtt-") as name:
-        landing, out, made = Path(name) / "landing", str(Path(name) / "out"), Path(name) / "made.jsa"
-        fleet.write(fleet.Fleet(devices=10), landing, 1000)
-        options = f"{ON_ONE_MACHINE[JVM_OPTIONS]} -XX:ArchiveClassesAtExit={made}"
-        spark = make(LOCAL, Path(name) / "spark.log", {JVM_OPTIONS: options})
-        stream.start(spark, str(landing), out, f"{out}/checkpoint").awaitTermination()
-        run.audited(spark, out).collect()
-        gateway: Any = spark.sparkContext._gateway
-        spark.stop()
-        gateway.shutdown()
-        gateway.proc.stdin.close()  # the JVM ends when its input does, and writes the archive then
-        gateway.proc.wait()
-        shutil.move(made, archive.with_suffix(".tmp"))
-    archive.with_suffix(".tmp").replace(archive)
-    for old in archive.parent.glob("spark-*.jsa"):
-        if old != archive:
-            old.unlink()
-    return archive
-
-
 def log_file(out: Storage) -> Path | None:
     """Return where the JVM writes when the output directory is on this machine."""
     return Path(out.root) / "spark.log" if out.local else None
@@ -197,7 +163,3 @@ def code_archive(directory: Path) -> Path:
             for path in sorted((base / part).rglob("*.py")):
                 out.write(path, str(path.relative_to(base)))
     return archive
-
-
-if __name__ == "__main__":
-    print(make_archive())

@@ -1,0 +1,46 @@
+"""`python -m tools.pipeline.archive`: keep the classes that Spark's JVM loads, so that later starts are quicker by seconds."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from . import fleet, java, session, stream, verdict
+
+
+def make_archive() -> Path:
+    """Run a small job once and keep the classes that it loaded, so that later JVMs need not load them one by one.
+
+    It halves what the JVM costs until the first audit is there: 11 CPU s instead of 22. It takes 200 MB in the cache
+    directory. A Java or Spark of another version makes its own.
+    """
+    os.environ["JAVA_HOME"] = str(java.find_java())
+    archive = session.archive_file()
+    if archive.exists():
+        return archive
+    archive.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="flashmqtt-") as name:
+        landing, out, made = Path(name) / "landing", str(Path(name) / "out"), Path(name) / "made.jsa"
+        fleet.write(fleet.Fleet(devices=10), landing, 1000)
+        options = f"{session.ON_ONE_MACHINE[session.JVM_OPTIONS]} -XX:ArchiveClassesAtExit={made}"
+        spark = session.make(session.LOCAL, Path(name) / "spark.log", {session.JVM_OPTIONS: options})
+        stream.start(spark, str(landing), out, f"{out}/checkpoint").awaitTermination()
+        verdict.audited(spark, out).collect()
+        gateway: Any = spark.sparkContext._gateway
+        spark.stop()
+        gateway.shutdown()
+        gateway.proc.stdin.close()  # the JVM ends when its input does, and writes the archive then
+        gateway.proc.wait()
+        shutil.move(made, archive.with_suffix(".tmp"))
+    archive.with_suffix(".tmp").replace(archive)
+    for old in archive.parent.glob("spark-*.jsa"):
+        if old != archive:
+            old.unlink()
+    return archive
+
+
+if __name__ == "__main__":
+    print(make_archive())
