@@ -143,7 +143,7 @@ class Application:
             window=config["window"],
             buffer_bytes=_BUFFER_BYTES,
             tls=tls,
-            backoff=Backoff(cap_ms=config["awake_s"] * 250) if sleeping else Backoff(),
+            backoff=Backoff(cap_ms=config["awake_s"] * 250 if sleeping else config["longest_pause_s"] * 1000),
             feed=self._feed,
         )
         client.on_connect = self._on_connect

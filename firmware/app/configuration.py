@@ -22,6 +22,7 @@ KEYS: "dict[str, tuple]" = {
     "broker_password": (str, "", 0, 255),
     "keep_alive_s": (int, 30, 0, 65535),
     "window": (int, 8, 1, 32),
+    "longest_pause_s": (int, 120, 1, 3600),
     "device": (str, "", 0, 64),
     "ssid": (str, "", 0, 32),
     "password": (str, "", 0, 63),

@@ -41,6 +41,7 @@ def test_example_is_complete_and_valid(tmp_path):
         (GOOD + "prot = 1\n", ["[broker]", "'prot'", "do you mean 'port'"]),
         (GOOD + "port = 0\n", ["broker.port", "0", "from 1 to 65535"]),
         (GOOD + 'port = "1883"\n', ["broker.port", "'1883'", "of type int"]),
+        (GOOD + "longest_pause_s = 0\n", ["broker.longest_pause_s", "0", "from 1 to 3600"]),
         (GOOD + "level = 6\n", ["broker.level", "6", "one of 3, 4, 5"]),
         (GOOD + '[readings]\nwhen_full = "panic"\n', ["readings.when_full", "'panic'", "refuse, drop-oldest"]),
         (GOOD + '[readings]\ninterval_s = "soon"\n', ["readings.interval_s", "'soon'", "number"]),

@@ -27,6 +27,7 @@ TABLES: dict[str, dict[str, tuple[str, int]]] = {
         "password": ("broker_password", 1),
         "keep_alive_s": ("keep_alive_s", 1),
         "window": ("window", 1),
+        "longest_pause_s": ("longest_pause_s", 1),
     },
     "wifi": {"ssid": ("ssid", 1), "password": ("password", 1), "country": ("country", 1)},
     "device": {"id": ("device", 1), "watchdog_s": ("watchdog_s", 1), "status_s": ("status_ms", 1000)},

@@ -26,14 +26,13 @@ from tools.pipeline import java
 from tools.pipeline import run as pipeline
 from tools.pipeline.segments import find_segments
 from tools.run import chaos, faults
-from tools.run.collector import Collector, CollectorFailed
+from tools.run.collector import LONGEST_PAUSE_S, Collector, CollectorFailed
 from tools.virtual_board.supervisor import BoardFailed, VirtualBoard
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 DEVICE = "virtual-1"
 INTERVAL_MS = 40
-# Longer than the longest pause between two attempts to connect.
-STALLED_S = 150
+STALLED_S = 120
 AMQTT_WARNING = (
     "amqtt forgets QoS 2 messages in flight when a link is cut: what is missing then, it lost. Install mosquitto."
 )
@@ -62,14 +61,15 @@ class Story:
 
 async def inflict(
     event: chaos.Event, board: VirtualBoard, line: faults.Line, collector: Collector, rng: random.Random
-) -> None:
-    """Do one fault to the chain and see that all runs again."""
+) -> bool:
+    """Do one fault to the chain and see that all runs again; return whether it could be done: a board may be done before."""
     if event.kind == chaos.POWER:
         await faults.cut_power(board, line, rng)
     elif event.kind == chaos.LINK:
-        await faults.cut_link(board, line, rng)
+        return await faults.cut_link(board, line, rng)
     else:
         await collector.kill()
+    return True
 
 
 async def chain(arguments: argparse.Namespace, directory: Path, story: Story) -> dict:
@@ -85,7 +85,11 @@ async def chain(arguments: argparse.Namespace, directory: Path, story: Story) ->
         line = faults.Line(broker.port, rng)
         await line.start()
         collector = Collector(directory / "collector", broker.port)
-        settings = {"interval_ms": INTERVAL_MS, "stop_after": arguments.readings, "keep_alive_s": 5, "window": 8}
+        # Where the flash is full, say after many cuts in a row, publish() refuses: what it took is what this run is about.
+        settings = {"interval_ms": INTERVAL_MS, "keep_alive_s": 5, "when_full": "refuse"}
+        settings["longest_pause_s"] = LONGEST_PAUSE_S
+        if not arguments.cuts:
+            settings["stop_after"] = arguments.readings
         board = VirtualBoard(
             directory / "board", DEVICE, line.port, settings, arguments.flash_kib * 1024, faults.FLASH_TIME
         )
@@ -112,6 +116,12 @@ async def chain(arguments: argparse.Namespace, directory: Path, story: Story) ->
     return board.expected()
 
 
+def progressed(board: VirtualBoard) -> tuple[int, ...]:
+    """Return what changes while a board gets on."""
+    progress = board.progress
+    return progress.boot, progress.stored, progress.waiting, progress.connects
+
+
 async def unless_stalled(running: Coroutine[None, None, None], board: VirtualBoard) -> None:
     """Let something run to its end, as long as the board gets on with storing or delivering, however slow the machine is.
 
@@ -119,12 +129,12 @@ async def unless_stalled(running: Coroutine[None, None, None], board: VirtualBoa
         RunFailed: it got on with nothing for STALLED_S.
     """
     task = asyncio.ensure_future(running)
-    seen, since = vars(board.progress).copy(), time.monotonic()
+    seen, since = progressed(board), time.monotonic()
     try:
         while not task.done():
             await asyncio.wait({task}, timeout=1.0)
-            if vars(board.progress) != seen:
-                seen, since = vars(board.progress).copy(), time.monotonic()
+            if progressed(board) != seen:
+                seen, since = progressed(board), time.monotonic()
             elif time.monotonic() - since > STALLED_S:
                 raise RunFailed(f"The board has stored and delivered nothing for {STALLED_S} s. See {board.console}.")
         await task
@@ -141,8 +151,12 @@ async def suffer(
     collector: Collector,
     rng: random.Random,
 ) -> None:
-    """Let the run's faults happen, showing progress, until the board has delivered all."""
-    events = chaos.draw(rng, arguments.readings, arguments.cuts, arguments.link_cuts, arguments.collector_kills)
+    """Let the run's faults happen, showing progress, until the board has delivered all.
+
+    The last power cut ends the storing: however slow the machine is, the board goes on until every fault has had its turn.
+    """
+    cuts = max(0, arguments.cuts - 1)
+    events = chaos.draw(rng, arguments.readings, cuts, arguments.link_cuts, arguments.collector_kills)
     done = dict.fromkeys((chaos.POWER, chaos.LINK, chaos.COLLECTOR), 0)
     with tqdm(total=arguments.readings, unit=" messages", disable=None, dynamic_ncols=True, leave=False) as bar:
 
@@ -166,12 +180,14 @@ async def suffer(
                 if not event.early:
                     await faults.until(functools.partial(reached, event.at), board)
                 await asyncio.sleep(event.delay_s)
-                if event.kind == chaos.POWER and board.progress.done:
-                    break
-                await inflict(event, board, line, collector, rng)
-                done[event.kind] += 1
-                story.link_cuts = done[chaos.LINK]
+                done[event.kind] += await inflict(event, board, line, collector, rng)
+            if arguments.cuts:
+                await faults.until(functools.partial(reached, arguments.readings), board)
+                board.configure(stop_after=1)
+                await faults.cut_power(board, line, rng)
+                done[chaos.POWER] += 1
             await faults.until(lambda: False, board)
+            story.link_cuts = done[chaos.LINK]
         finally:
             showing.cancel()
 

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 START_S = 60
 STOP_S = 60
 QUIET_S = 1.5
-# Soon back after the broker was away: a run is short.
+# Board and collector are soon back after they lost the broker: where links are cut every second, a run would be all pauses.
 LONGEST_PAUSE_S = 2
 
 

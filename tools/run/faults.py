@@ -56,8 +56,11 @@ async def cut_power(board: VirtualBoard, line: Line, rng: random.Random) -> None
     await board.power_on()
 
 
-async def cut_link(board: VirtualBoard, line: Line, rng: random.Random) -> None:
-    """Cut a board's connection, as soon as there is one: now, or in the middle of the next packet that it sends."""
+async def cut_link(board: VirtualBoard, line: Line, rng: random.Random) -> bool:
+    """Cut a board's connection, as soon as there is one: now, or in the middle of the next packet that it sends.
+
+    Returns whether there was one, before the board was done.
+    """
     before = line.counts.cuts
     inside = rng.random() < SHARE_INSIDE
     while line.counts.cuts == before and not board.progress.done:
@@ -67,3 +70,4 @@ async def cut_link(board: VirtualBoard, line: Line, rng: random.Random) -> None:
             await until(lambda: line.counts.cuts > before or not line.connected, board)
         else:
             line.cut()
+    return line.counts.cuts > before

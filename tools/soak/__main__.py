@@ -95,6 +95,7 @@ class Verdict:
 
     missing: int
     repeated: int
+    dropped: int
     delivered: bool
     landed: judge.Landing
     trends: list[judge.Trend]
@@ -104,7 +105,8 @@ class Verdict:
     @property
     def holds(self) -> bool:
         """Whether everything arrived once, memory is flat and wear is even."""
-        return self.delivered and not self.repeated and all(one.flat for one in self.trends) and not self.uneven
+        kept = self.delivered and not self.repeated and not self.dropped
+        return kept and all(one.flat for one in self.trends) and not self.uneven
 
     @property
     def uneven(self) -> list[str]:
@@ -122,7 +124,8 @@ class Verdict:
         widest = max(self.wear.items(), key=lambda item: item[1].spread)
         return [
             f"delivery   {'every message once' if self.delivered else 'NOT EVERY MESSAGE ONCE'}; the landing has "
-            f"{self.landed.messages:,}, {self.landed.again[1]} of them again at QoS 1, {self.landed.again[2]} at QoS 2",
+            f"{self.landed.messages:,}, {self.landed.again[1]} of them again at QoS 1, {self.landed.again[2]} at QoS 2"
+            + (f"; {self.dropped:,} DROPPED as the flash was full" if self.dropped else ""),
             *(f"{'' if number else 'memory':10} {one}" for number, one in enumerate(kept)),
             f"wear       {min(erases, default=0)} to {max(erases, default=0)} erases of a sector, {sum(erases):,} in all; at "
             f"most {widest[1].spread} apart on one board ({widest[0]}), bound {judge.EVEN_SPREAD}"
@@ -137,6 +140,7 @@ def judged(directory: Path, story: Story, delivered: bool) -> Verdict:
     return Verdict(
         missing=judge.missing(directory / "tables"),
         repeated=landed.again[2],
+        dropped=story.dropped,
         delivered=delivered,
         landed=landed,
         trends=judge.memory(story.samples, boards),
@@ -164,6 +168,7 @@ def write(directory: Path, story: Story, verdict: Verdict, lines: list[str]) -> 
         "inside_a_packet": story.inside_a_packet,
         "missing": verdict.missing,
         "repeated": verdict.repeated,
+        "dropped": verdict.dropped,
         "resent_qos1": verdict.landed.again[1],
         "holds": verdict.holds,
         "memory": {one.subject: vars(one) | {"flat": one.flat} for one in verdict.trends},

@@ -34,8 +34,10 @@ LONGEST_ABSENCE_S = 6.0
 STEADY_EVERY = 5
 COLLECTOR_START_S = 60.0  # the broker may be away, too
 KEEP_ALIVE_S = 5
+LONGEST_PAUSE_S = 20
 SAMPLES = 600  # over the whole soak, about
 SHORTEST_SAMPLE_S = 0.5
+BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} s{postfix}"
 
 
 class SoakFailed(Exception):
@@ -82,6 +84,7 @@ class Story:
     boots: int = 0
     connects: int = 0
     messages: int = 0
+    dropped: int = 0
     moments: list[tuple[float, str]] = field(default_factory=list)
     expected: dict = field(default_factory=dict)
     wear: dict[str, Wear] = field(default_factory=dict)
@@ -118,7 +121,12 @@ class Fleet:
         try:
             self._collector_line = await self._line()
             self._collector = Collector(self._directory / "collector", self._collector_line.port, COLLECTOR_START_S)
-            keys = {"interval_ms": settings.interval_ms, "health_s": settings.health_s, "keep_alive_s": KEEP_ALIVE_S}
+            keys = {
+                "interval_ms": settings.interval_ms,
+                "health_s": settings.health_s,
+                "keep_alive_s": KEEP_ALIVE_S,
+                "longest_pause_s": LONGEST_PAUSE_S,
+            }
             for number in range(1, settings.boards + 1):
                 name = f"board-{number:0{width}d}"
                 line = await self._line()
@@ -168,6 +176,7 @@ class Fleet:
             story.boots += len(board.boots)
             story.connects += board.connects
             story.messages += board.boots[-1].last
+            story.dropped += board.dropped
             story.wear[board.device].look()
         story.inside_a_packet = sum(line.counts.cuts_inside_a_packet for line in self._lines)
 
@@ -219,6 +228,8 @@ class Fleet:
         while (pause := self._rng.expovariate(sum(weights))) < settings.seconds - self._now():
             await self._live(board, pause)
             kind = self._rng.choices(list(means), weights)[0]
+            if kind in ("link cut", "silence") and not line.connected:
+                continue  # to wait for a connection and then cut it would mean that none ever lasts
             self._count(kind)
             if kind == "power cut":
                 await faults.cut_power(board, line, self._rng)
@@ -316,6 +327,3 @@ class Fleet:
         for name, pid in programs:
             if pid and (held := resident_bytes(pid)):
                 add(Sample(at, name, pid, "memory", held))
-
-
-BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} s{postfix}"

@@ -50,6 +50,7 @@ class Progress:
     stored: int = 0
     waiting: int = 0
     connects: int = 0
+    dropped: int = 0
     done: bool = False
 
 
@@ -101,6 +102,7 @@ class VirtualBoard:
         self.power = PowerCuts()
         self.boots: list[Boot] = []
         self.connects = 0
+        self.dropped = 0  # by policy, or refused; the most that any boot told
         self.flash = directory / "flash.bin"
         self._intent = directory / "flash.intent"
         self._process: asyncio.subprocess.Process | None = None
@@ -206,6 +208,7 @@ class VirtualBoard:
         await self._process.wait()
         await self._reader
         self.connects += self.progress.connects
+        self.dropped = max(self.dropped, self.progress.dropped)
         self.progress.connects = 0
 
     async def _read_console(self, process: asyncio.subprocess.Process) -> None:
@@ -220,7 +223,7 @@ class VirtualBoard:
         kind, _, rest = line.strip().partition(" ")
         if kind in ("boot", "status"):
             for key, _, value in (word.partition("=") for word in rest.split()):
-                if key in ("boot", "stored", "waiting", "connects") and value.isdigit():
+                if key in ("boot", "stored", "waiting", "connects", "dropped") and value.isdigit():
                     setattr(self.progress, key, int(value))
         elif kind == "done":
             self.progress.done = True
