@@ -64,6 +64,18 @@ def test_a_board_is_judged_over_all_its_boots():
     assert not only(boots, ["board-1"]).flat
 
 
+def test_a_board_that_loses_ninety_bytes_a_reconnect_is_found():
+    # What the soak found in 2026: steps of 90 bytes, one in seven seconds.
+    heap = [Sample(5.0 * n, "board-1", 1, "memory", 160_000 + 90 * (5 * n // 7)) for n in range(SEVERAL)]
+    assert not only(heap, ["board-1"]).flat
+
+
+def test_a_board_whose_heap_goes_up_and_down_with_its_work_is_flat():
+    rng = random.Random(3)
+    heap = [Sample(5.0 * n, "board-1", 1, "memory", 160_000 + rng.choice((0, 96, 416, 704))) for n in range(SEVERAL)]
+    assert only(heap, ["board-1"]).flat
+
+
 def test_too_few_samples_tell_nothing():
     found = only(series(1_000_000, growth=900_000)[:10])
     assert not found.told

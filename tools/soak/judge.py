@@ -2,7 +2,8 @@
 
 **Memory.** Over the second half of a life a straight line is laid through the samples. What the line rises by is the
 `growth`; what the samples scatter around it, the `noise`. Flat is what grows by no more than FLAT_ERRORS standard
-errors of that growth, or by no more than FLAT_SHARE of the level: what a shorter half can't tell from nothing.
+errors of that growth, or by no more than is nothing anyway: BOARD_BYTES of a board's heap (a message or a packet
+more is in the works at one moment than at another), HOST_SHARE of what a program of the host holds.
 A board's life here is the whole soak, as its flash outlives its boots and the heap is to be the same after each of them; a
 program's of the host is the longest between two kills.
 
@@ -27,10 +28,10 @@ from tools.pipeline.segments import find_segments
 from tools.soak.samples import Sample, Wear
 
 FLAT_ERRORS = 4.0
-FLAT_SHARE = 0.01
+BOARD_BYTES = 512
+HOST_SHARE = 0.01
 FEWEST_SAMPLES = 8
 EVEN_SPREAD = 2
-BOARD, HOST = "board", "host"
 
 
 @dataclass(frozen=True)
@@ -75,8 +76,8 @@ class Trend:
         )
 
 
-def trend(subject: str, at_s: list[float], values: list[float]) -> Trend:
-    """Lay a line through the second half of a series."""
+def trend(subject: str, at_s: list[float], values: list[float], nothing: float) -> Trend:
+    """Lay a line through the second half of a series; growth of up to `nothing` bytes counts as none."""
     x, y = np.array(at_s), np.array(values)
     half = x >= (x[0] + x[-1]) / 2 if len(x) else np.zeros(0, dtype=bool)
     x, y = x[half], y[half]
@@ -87,7 +88,7 @@ def trend(subject: str, at_s: list[float], values: list[float]) -> Trend:
     noise = float(np.std(y - (start + slope * (x - x[0])), ddof=2))
     error = seconds * noise / float(np.sqrt(np.sum((x - x.mean()) ** 2)))
     level = float(y.mean())
-    bound = max(FLAT_ERRORS * error, FLAT_SHARE * level)
+    bound = max(FLAT_ERRORS * error, nothing)
     return Trend(subject, len(x), seconds, level, float(slope) * seconds, noise, bound)
 
 
@@ -100,7 +101,9 @@ def memory(samples: list[Sample], boards: set[str]) -> list[Trend]:
     found = []
     for subject, its in sorted(lives.items()):
         longest = max(its.values(), key=lambda life: life[-1].at_s - life[0].at_s)
-        found.append(trend(subject, [one.at_s for one in longest], [one.value for one in longest]))
+        values = [one.value for one in longest]
+        nothing = BOARD_BYTES if subject in boards else HOST_SHARE * float(np.mean(values))
+        found.append(trend(subject, [one.at_s for one in longest], values, nothing))
     return found
 
 
