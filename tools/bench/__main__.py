@@ -252,6 +252,8 @@ def now() -> str:
 
 def merged(earlier: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
     """Return the earlier results with this run's: what was measured whole replaces the earlier figures of that beginning."""
+    if not result["figures"]:
+        return earlier
     areas = dict(earlier.get("areas", {}))
     figures = dict(earlier.get("figures", {}))
     for area, told in result["areas"].items():
@@ -309,7 +311,8 @@ def main() -> int:
         write(arguments.output, result)
         if arguments.keep:
             earlier = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-            write(RESULTS, merged(earlier, result))
+            if kept := merged(earlier, result):
+                write(RESULTS, kept)
     summary(result, time.monotonic() - started)
     print(f"written: {arguments.output}")
     if arguments.keep:
