@@ -56,7 +56,7 @@ class Settings:
     seed: int = 1
     interval_ms: int = 400
     health_s: int = 5
-    flash_kib: int = 256
+    flash_kib: int = 128
     power_s: float = 40.0
     link_s: float = 40.0
     silence_s: float = 120.0
@@ -308,8 +308,8 @@ class Fleet:
                 bar.n = min(round(self._now()), bar.total)
                 stored = sum(board.progress.stored for board in self._boards)
                 waiting = sum(board.progress.waiting for board in self._boards)
-                told = [f"{count} {kind}s" for kind, count in sorted(self.story.faults.items())]
-                bar.set_postfix_str(", ".join([f"{stored} stored", f"{waiting} waiting", *told]))
+                count = self.story.faults.total()
+                bar.set_postfix_str(f"{stored:,} messages stored, {waiting:,} waiting, {count:,} faults")
                 await asyncio.sleep(every_s)
 
     def _look(self) -> None:

@@ -1,0 +1,65 @@
+"""The broker that can be killed, and the line that lets nobody through for as long as one reason stands."""
+
+import asyncio
+import random
+
+import paho.mqtt.client as paho
+import pytest
+from paho.mqtt import subscribe
+from paho.mqtt.enums import CallbackAPIVersion
+
+from tools.broker import Broker, find_mosquitto
+from tools.run.faults import Line
+
+
+@pytest.mark.skipif(not find_mosquitto(), reason="mosquitto is not installed")
+def test_what_was_saved_survives_a_kill(tmp_path):
+    with Broker(tmp_path, kind="mosquitto", extra="autosave_on_changes false") as broker:
+        client = paho.Client(CallbackAPIVersion.VERSION2)
+        client.connect("127.0.0.1", broker.port)
+        client.loop_start()
+        client.publish("kept", b"1", qos=1, retain=True).wait_for_publish(30)
+        client.loop_stop()
+        broker.save()
+        broker.kill()
+        assert not broker.running
+        broker.start()
+        found = subscribe.simple("kept", port=broker.port, keepalive=30)
+    assert found.payload == b"1"
+
+
+async def _greeted(port: int) -> bytes:
+    """Return what a listener says first, b"" where the connection is refused."""
+    try:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        try:
+            return await reader.read(9)
+        finally:
+            writer.close()
+    except OSError:
+        return b""
+
+
+def test_a_line_lets_through_when_the_last_reason_is_gone():
+    async def run():
+        async def greet(reader, writer):
+            writer.write(b"hello")
+            await writer.drain()
+
+        server = await asyncio.start_server(greet, "127.0.0.1", 0)
+        line = Line(server.sockets[0].getsockname()[1], random.Random(1))
+        await line.start()
+        heard = [await _greeted(line.port)]
+        for act, reason in (
+            (line.refuse, "power"),
+            (line.refuse, "broker"),
+            (line.admit, "power"),
+            (line.admit, "broker"),
+        ):
+            act(reason)
+            heard.append(await _greeted(line.port))
+        await line.stop()
+        server.close()
+        return heard
+
+    assert asyncio.run(run()) == [b"hello", b"", b"", b"", b"hello"]
