@@ -4,7 +4,7 @@ import stat
 
 import pytest
 
-from tools.pipeline import java, run
+from tools.pipeline import compact, java, report, run, wire
 from tools.pipeline.storage import Storage, StorageError
 
 
@@ -30,6 +30,22 @@ def test_mistake_is_named(tmp_path, capsys, arguments, text):
     said = capsys.readouterr().err
     assert text in said
     assert said.startswith("pipeline: ")
+
+
+@pytest.mark.parametrize(
+    ("main", "arguments", "text"),
+    [
+        (report.main, ["--out"], "--out is missing"),
+        (report.main, ["--out", "{tmp}"], "has no audit yet: run python -m tools.pipeline.run first"),
+        (compact.main, [], "--out is missing"),
+        (compact.main, ["--out", "{tmp}"], "has no batches: run python -m tools.pipeline.run first"),
+        (wire.main, ["--captures", "{tmp}/none", "--out", "{tmp}/o"], "there are no captures. Make one: tcpdump"),
+    ],
+)
+def test_mistake_with_the_other_commands_is_named(tmp_path, capsys, monkeypatch, main, arguments, text):
+    monkeypatch.setattr("sys.argv", ["x", *[one.format(tmp=tmp_path) for one in arguments]])
+    assert main() == 2
+    assert text in capsys.readouterr().err
 
 
 def test_configuration_file_gives_what_the_flags_do_not(tmp_path):

@@ -14,6 +14,7 @@ import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -330,6 +331,19 @@ def audit(packets: Iterable[dict[str, Any]]) -> Audit:
         found.take(packet)
     found.end()
     return found
+
+
+def audit_of_file(path: Path, ports: Iterable[int] = (1883,)) -> dict[str, Audit]:
+    """Return what one capture file tells, by client, without Spark."""
+    connections: dict[str, list[capture.Piece]] = {}
+    with open(path, "rb") as file:
+        for piece in capture.read(file, path.name, ports):
+            connections.setdefault(piece.connection, []).append(piece)
+    by_client: dict[str, list[dict[str, Any]]] = {}
+    for each in connections.values():
+        for packet in packets_of(each):
+            by_client.setdefault(packet["client"], []).append(packet)
+    return {client: audit(some) for client, some in by_client.items()}
 
 
 # The Spark job.

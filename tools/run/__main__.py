@@ -82,7 +82,7 @@ async def chain(arguments: argparse.Namespace, directory: Path, story: Story) ->
         print(f"broker     {broker.kind} on 127.0.0.1:{broker.port}; faults by seed {arguments.seed}", flush=True)
         if broker.kind == "amqtt":
             print("           " + AMQTT_WARNING, flush=True)
-        line = faults.Line(broker.port, rng)
+        line = faults.Line(broker.port, rng, directory / "captures" / "link.jsonl")
         await line.start()
         collector = Collector(directory / "collector", broker.port)
         # Where the flash is full, say after many cuts in a row, publish() refuses: what it took is what this run is about.
@@ -264,7 +264,7 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     print(
         f"written    {os.path.relpath(directory)}: tables/ (Parquet, report.html), board/console.log, collector/, broker/, "
-        "story.json",
+        "captures/ (for make wire-audit), story.json",
         flush=True,
     )
     return status

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
+from pathlib import Path
 
 from tools.proxy import Proxy
 from tools.virtual_board.supervisor import VirtualBoard
@@ -20,8 +21,8 @@ POLL_S = 0.005
 class Line(Proxy):
     """The proxy before one client, which may have several reasons at once to let nobody through."""
 
-    def __init__(self, target: int, rng: random.Random):
-        super().__init__(target, rng)
+    def __init__(self, target: int, rng: random.Random, capture: Path | None = None):
+        super().__init__(target, rng, capture=capture)
         self._reasons: set[str] = set()
 
     def refuse(self, reason: str) -> None:
