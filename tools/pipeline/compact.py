@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from . import schemas, source
-from .bucket import table_of
+from .bucket import parquet_writer, table_of
 from .commits import Commit, Output, OutputError
 from .storage import Storage, StorageError
 
@@ -60,10 +60,7 @@ class Merge:
                             [one.combine_chunks() for one in pa.Table.from_batches([batch]).columns], schema
                         )
                         if writer is None:
-                            names = [one.name for one in rows.schema if pa.types.is_dictionary(one.type)]
-                            writer = pq.ParquetWriter(
-                                stream, rows.schema, compression="zstd", use_dictionary=names, store_schema=False
-                            )
+                            writer = parquet_writer(stream, rows.schema)
                         writer.write_table(rows)
                         total += rows.num_rows
             if writer is None:
