@@ -308,7 +308,7 @@ body{font:15px/1.45 system-ui,sans-serif;color:#222;background:#f6f6f4;margin:0 
 h1{font-size:1.5rem;margin:0 0 .2rem}h2{font-size:1.05rem;margin:0}p{margin:.2rem 0 .6rem;color:#666}
 .tiles{display:flex;flex-wrap:wrap;gap:.7rem;margin:1rem 0}.tile{background:#fff;border:1px solid #ddd;border-radius:6px;
 padding:.5rem .9rem;min-width:7rem}.tile b{display:block;font-size:1.3rem;font-variant-numeric:tabular-nums}
-.bad b{color:#c8423b}.plots{display:grid;grid-template-columns:repeat(auto-fit,minmax(26rem,1fr));gap:.9rem;
+.bad b{color:#c8423b}.plots{display:grid;grid-template-columns:repeat(auto-fill,minmax(26rem,1fr));gap:.9rem;
 align-items:start}
 section{background:#fff;border:1px solid #ddd;border-radius:6px;padding:.8rem 1rem;min-width:0;overflow:hidden}
 table{border-collapse:collapse;font-size:13px;font-variant-numeric:tabular-nums;width:100%}

@@ -13,9 +13,10 @@ from tools.soak.samples import Sample
 KILLS = {"broker kill": "#c8423b", "collector kill": "#3f6fb0"}
 SHADES = ("#3f6fb0", "#b0703f", "#3b8f5a", "#8a6fc2", "#c8423b", "#6b7a90", "#d9b23c", "#7d1f6b", "#4fa3a5", "#a05195")
 MOST_POINTS = 1500
+PLAIN = {"displayModeBar": False, "responsive": True}
 
 
-def _layout(unit: str) -> dict[str, Any]:
+def _layout(unit: str, from_zero: bool = True) -> dict[str, Any]:
     grid = {"gridcolor": "#e6e6e6", "zeroline": False}
     return {
         "margin": {"l": 65, "r": 15, "t": 10, "b": 45},
@@ -24,7 +25,7 @@ def _layout(unit: str) -> dict[str, Any]:
         "plot_bgcolor": "rgba(0,0,0,0)",
         "font": {"family": "system-ui, sans-serif", "size": 12, "color": "#333"},
         "xaxis": grid | {"title": "seconds since the start"},
-        "yaxis": grid | {"title": unit, "rangemode": "tozero"},
+        "yaxis": grid | {"title": unit, "rangemode": "tozero" if from_zero else "normal"},
         "legend": {"orientation": "h", "y": -0.25},
     }
 
@@ -74,7 +75,7 @@ def figures(samples: Sequence[Sample], boards: set[str], moments: Sequence[tuple
     host = {subject: its for subject, its in held.items() if subject not in boards}
     wear = _lines(_series(samples, "erases_most"), 1) + _lines(_series(samples, "erases_least"), 1, "dot", False)
     drawn = {
-        "Heap of the boards": go.Figure(_lines(heaps, 1024), _layout("KB in use")),
+        "Heap of the boards": go.Figure(_lines(heaps, 1024), _layout("KB in use", from_zero=False)),
         "Memory of the host's programs": go.Figure(_lines(host, 1 << 20), _layout("MB resident")),
         "Flash wear": go.Figure(wear, _layout("erases of a sector")),
         "Messages that wait": go.Figure(_lines(_series(samples, "waiting"), 1), _layout("messages")),
@@ -101,7 +102,7 @@ def page(title: str, lines: Sequence[str], drawn: dict[str, Any]) -> str:
 
     sections = "".join(
         f"<section><h2>{heading}</h2><p>{html.escape(TEXTS[heading])}</p>"
-        + to_html(figure, full_html=False, include_plotlyjs=False, config={"displaylogo": False})
+        + to_html(figure, full_html=False, include_plotlyjs=False, config=PLAIN)
         + "</section>"
         for heading, figure in drawn.items()
     )
