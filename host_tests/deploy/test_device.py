@@ -12,7 +12,7 @@ from tools.virtual_board.device import Device
 MPREMOTE = str(Path(sys.executable).parent / "mpremote")
 
 
-def mpremote(device: Device, *words: str, timeout_s: float = 30) -> str:
+def mpremote(device: Device, *words: str, timeout_s: float = 90) -> str:
     ran = subprocess.run(
         [MPREMOTE, "connect", device.path, *words], capture_output=True, text=True, timeout=timeout_s, check=False
     )
@@ -44,8 +44,9 @@ def test_files_survive_resets_and_a_reset_tells_its_cause(tmp_path):
         mpremote(device, "fs", "cp", ":a.txt", str(tmp_path / "b.txt"))
         assert (tmp_path / "b.txt").read_bytes() == (tmp_path / "a.txt").read_bytes()
         assert mpremote(device, "exec", "import machine; print(machine.reset_cause())").strip() == "3"
+        since = len(device.console)
         assert device.power_cut() == ""
-        time.sleep(0.3)
+        device.wait_for(b">>> ", since=since)
         assert mpremote(device, "exec", "import machine; print(machine.reset_cause())").strip() == "1"
         assert "a.txt" in mpremote(device, "fs", "ls")
 
@@ -72,7 +73,7 @@ def test_watchdog_bites_a_program_that_hangs(tmp_path):
     with Device(tmp_path / "board") as device:
         mpremote(device, "fs", "cp", str(program), ":main.py")
         device.power_cut()
-        device.wait_for(b"cause 3", timeout_s=10)
+        device.wait_for(b"cause 3")
         assert device.resets[-1] == "watchdog"
 
 
@@ -81,11 +82,11 @@ def test_reset_stops_the_watchdog_until_somebody_starts_it_again(tmp_path):
     program = tmp_path / "main.py"
     program.write_text(
         "import machine\nprint('cause', machine.reset_cause())\nif machine.reset_cause() == 1:\n"
-        "    machine.WDT(timeout=1000)\n    machine.reset()\n"
+        "    machine.WDT(timeout=3000)\n    machine.reset()\n"
     )
     with Device(tmp_path / "board") as device:
         mpremote(device, "fs", "cp", str(program), ":main.py")
         device.power_cut()
-        device.wait_for(b"cause 3", timeout_s=10)
-        time.sleep(1.5)
+        device.wait_for(b"cause 3")
+        time.sleep(3.5)  # it would have bitten
         assert device.resets[-1] == "hard"

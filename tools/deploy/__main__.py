@@ -12,7 +12,9 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from tqdm import tqdm
 
@@ -21,6 +23,7 @@ from tools.deploy import build, configuration, ports
 from tools.deploy.errors import DeployFailed
 from tools.deploy.link import BoardSaid, Link
 
+Result = TypeVar("Result")
 ROOT = Path(__file__).resolve().parent.parent.parent
 OLDEST = (1, 24)
 DEPLOYING = "/deploying"
@@ -29,6 +32,7 @@ SINGLE = ("/main.py", "/board.mpy", "/config.json", "/state.json")
 CUT_OFF = tuple(path + ".new" for path in SINGLE)  # copies that were not finished
 MARK = "flashmqtt"  # a main.py of ours has this word in its first line
 DELIVERY_S = 90
+HURRY_S = 10.0  # while a watchdog may be running, which a Pico W's is for 8 s at most
 SPARE_BYTES = 16384
 SECTOR_BYTES = 4096
 
@@ -77,7 +81,7 @@ def say(kind: str, text: str) -> None:
 
 def probe(link: Link) -> dict:
     """Return what is on the port."""
-    return link.literal(_PROBE)
+    return insist(link, lambda: link.literal(_PROBE, timeout_s=HURRY_S))
 
 
 def check_board(found: dict, board: str, path: str) -> None:
@@ -131,11 +135,27 @@ def ask(question: str, yes: bool) -> bool:
     return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
 
 
+def insist(link: Link, act: Callable[[], Result]) -> Result:
+    """Do something, again where the watchdog of the program that ran on the board resets it in the midst."""
+    for last in (False, False, True):
+        try:
+            return act()
+        except BoardSaid:
+            raise
+        except DeployFailed:
+            if last:
+                raise
+            link.close()
+            link.reopen()
+            link.stop()
+    raise AssertionError
+
+
 def quiet_board(link: Link, found: dict) -> None:
     """See that no watchdog of a running program bites while we copy: keep main.py from starting, and reset."""
     if "main.py" not in found["files"]:
         return
-    link.run(f"open({DEPLOYING!r}, 'w').close()")
+    insist(link, lambda: link.run(f"open({DEPLOYING!r}, 'w').close()", timeout_s=HURRY_S))
     link.reset()
     link.stop()
 
@@ -161,7 +181,7 @@ def deploy(arguments: argparse.Namespace) -> None:
         say("board", f"{found['machine']}, MicroPython {version}, on {path}")
         check_board(found, arguments.board, path)
         march = build.architecture(found["mpy"])
-        foreign = strangers(link, found)
+        foreign = insist(link, lambda: strangers(link, found))
         if not foreign:
             quiet_board(link, found)  # first of all: a watchdog that was started gives us seconds
         image = build.image(arguments.board, march, arguments.plain)

@@ -19,7 +19,7 @@ BAUD = 115200
 CHUNK = 2048
 REOPEN_S = 20.0
 SILENT_S = 8.0
-REPL_S = 5
+REPL_S = 10
 
 
 # Compare what arrived by its hash and put it in the old file's place; littlefs renames at once, FAT wants the old one gone.
@@ -47,6 +47,21 @@ class BoardSaid(DeployFailed):
     """Code on the board raised; the text is the last line of its traceback."""
 
 
+class _Transport(SerialTransport):
+    """mpremote's, but what it waits for has a deadline: a board that its watchdog starts again may go on printing for ever."""
+
+    deadline: float | None = None
+
+    def read_until(self, min_num_bytes, ending, timeout=10, data_consumer=None, timeout_overall=None):
+        """Read until `ending`, or a time has passed."""
+        if self.deadline is None:
+            return super().read_until(min_num_bytes, ending, timeout, data_consumer, timeout_overall)
+        data = b""
+        while not data.endswith(ending) and time.monotonic() < self.deadline:
+            data += self.serial.read(1)
+        return data
+
+
 class Link:
     """One board on a port.
 
@@ -56,7 +71,7 @@ class Link:
 
     def __init__(self, path: str):
         self.path = path
-        self._transport: SerialTransport | None = None
+        self._transport: _Transport | None = None
         self._folders: set[str] = set()  # that are there on the board
 
     def open(self) -> Link:
@@ -77,13 +92,13 @@ class Link:
         return self
 
     @property
-    def _board(self) -> SerialTransport:
+    def _board(self) -> _Transport:
         assert self._transport is not None, "the port is not open"
         return self._transport
 
     def _open(self) -> None:
         try:
-            self._transport = SerialTransport(self.path, baudrate=BAUD, timeout=SILENT_S)
+            self._transport = _Transport(self.path, baudrate=BAUD, timeout=SILENT_S)
         except (TransportError, SerialException, OSError) as error:
             raise ports.why_closed(self.path) from error
 
@@ -107,10 +122,13 @@ class Link:
             BoardSaid: it raised.
             DeployFailed: the board went away or does not answer.
         """
+        self._board.deadline = time.monotonic() + timeout_s
         try:
             printed, problem = self._board.exec_raw(script, timeout=timeout_s)
         except (TransportError, SerialException, OSError) as error:
             raise DeployFailed(f"The board on {self.path} stopped answering: {error}") from error
+        finally:
+            self._board.deadline = None
         if problem:
             raise BoardSaid(problem.decode("utf-8", "replace").strip().splitlines()[-1])
         return printed.decode("utf-8", "replace")

@@ -30,6 +30,8 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 HEAP = "512K"  # words are twice as long as on a board, and the simulated chip lives in it too
 POWER_ON, WATCHDOG_RESET = 1, 3
 RAW_BANNER = b"raw REPL; CTRL-B to exit\r\n"
+WIRED = "\x01wired\x02"  # what `power_on.py` prints when it is a board, and nobody sees
+WIRED_S = 60.0
 TICK_S = 0.05
 
 
@@ -45,11 +47,13 @@ class Device:
     Attributes:
         path: the serial port's path, for mpremote.
         resets: how often the board has started, by what ("power-on", "hard", "soft", "watchdog").
+        heard: how many bytes came in through the port.
     """
 
     def __init__(self, directory: Path, port: str = "rp2", wifi: str = "", environment: dict[str, str] | None = None):
         self.directory = directory
         self.resets: list[str] = []
+        self.heard = 0
         self.console = bytearray()
         directory.mkdir(parents=True, exist_ok=True)
         self._environment = {
@@ -57,6 +61,7 @@ class Device:
             "MICROPYPATH": f"{ROOT}:{ROOT / 'firmware'}",
             "FLASHMQTT_PORT": port,
             "FLASHMQTT_WIFI": wifi,
+            "FLASHMQTT_WIRED": WIRED,
             "TERM": "dumb",
             **(environment or {}),
         }
@@ -69,6 +74,8 @@ class Device:
         self._process: subprocess.Popen | None = None
         self._raw = False
         self._swallow: bytes | None = None
+        self._unwired: bytes | None = None  # what a board that is not one yet has printed
+        self._early = b""  # what the user sent it
         self._lock = threading.RLock()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
@@ -81,6 +88,7 @@ class Device:
         if self._thread is None:
             self._thread = threading.Thread(target=self._serve, daemon=True)
             self._thread.start()
+        self._until_wired()
         return self
 
     def power_cut(self, seed: int = 0) -> str:
@@ -91,6 +99,7 @@ class Device:
             self._wires.write_bytes(bytes([POWER_ON]) + bytes(11))
             self._raw = False
             self._boot("power-on")
+        self._until_wired()
         return torn
 
     def stop(self) -> None:
@@ -109,7 +118,7 @@ class Device:
     def __exit__(self, *exception) -> None:
         self.stop()
 
-    def wait_for(self, text: bytes, timeout_s: float = 20.0, since: int = 0) -> None:
+    def wait_for(self, text: bytes, timeout_s: float = 60.0, since: int = 0) -> None:
         """Wait until the board's console has printed something.
 
         Raises:
@@ -120,6 +129,11 @@ class Device:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"no {text!r} on the console: {bytes(self.console[-800:])!r}")
             time.sleep(0.02)
+
+    def _until_wired(self) -> None:
+        deadline = time.monotonic() + WIRED_S
+        while self._unwired is not None and time.monotonic() < deadline:
+            time.sleep(0.005)
 
     def _boot(self, how: str) -> None:
         inner, slave = os.openpty()
@@ -142,6 +156,7 @@ class Device:
         self.resets.append(how)
         # A board that was in the raw REPL comes back to it: ask for it, and keep the friendly one's banner to ourselves.
         self._swallow = b"" if self._raw else None
+        self._unwired, self._early = b"", b""
         if self._raw:
             os.write(inner, b"\x01")
 
@@ -173,17 +188,32 @@ class Device:
                 self._watch_the_dog()
 
     def _from_user(self, data: bytes) -> None:
+        self.heard += len(data)
         for byte in data:
             if byte == 1:
                 self._raw = True
             elif byte == 2:
                 self._raw = False
+        if self._unwired is not None:  # a Ctrl-C would find the unix port, not the board
+            self._early += data
+            return
+        self._from_user_now(data)
+
+    def _from_user_now(self, data: bytes) -> None:
         try:
             os.write(self._inner, data)
         except OSError:
             pass  # it is just ending: what is sent to a board in reset is lost
 
     def _from_board(self, data: bytes) -> None:
+        if self._unwired is not None:
+            self._unwired += data
+            before, sign, after = self._unwired.partition(WIRED.encode())
+            if not sign:
+                return
+            self._unwired = None
+            data = before + after
+            self._from_user_now(self._early)
         if self._swallow is not None:
             self._swallow += data
             at = self._swallow.find(RAW_BANNER)
@@ -202,6 +232,9 @@ class Device:
 
     def _ended(self) -> None:
         assert self._process is not None
+        if self._unwired:  # why it could not become a board
+            self._to_user(self._unwired)
+            self._unwired = None
         status = self._process.wait()
         self._kill()
         if status == -signal.SIGKILL:  # machine.reset(), or a sleep's end: the chip's reset stops its watchdog

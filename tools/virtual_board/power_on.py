@@ -151,6 +151,9 @@ def _run(name):
 
 
 _wire(os.getenv("FLASHMQTT_PORT") or "rp2")
+print(
+    os.getenv("FLASHMQTT_WIRED") or "", end=""
+)  # from here on it is a board; whoever comes earlier waits (`device.py`)
 _run("boot.py")
 if not os.getenv("FLASHMQTT_RAW"):
     _run("main.py")

@@ -28,6 +28,7 @@ from tools.virtual_board.supervisor import VirtualBoard
 
 DEVICE = "sleeper-1"
 AWAKE_S = 1
+FURTHER_WAKES = 20  # at most, to bring what is still stored
 _FLASH = re.compile(r"^flash programs=(\d+) erases=(\d+) read=(\d+)", re.MULTILINE)
 
 
@@ -121,12 +122,16 @@ async def sleep_and_wake(
                 proxy.accepting = last or rng.random() < 0.5
                 result.absent += not proxy.accepting
                 await _one(board, proxy, result, rng, not last and rng.random() < cuts)
-            await asyncio.sleep(0.5)
+            for _ in range(FURTHER_WAKES):  # on a busy machine a wake's deadline may come before its acknowledgements
+                await asyncio.sleep(0.5)
+                result.stored = board.progress.stored
+                if not result.missing:
+                    break
+                await _one(board, proxy, result, rng, False)
         finally:
             await board.stop()
             listener.stop()
             await proxy.stop()
-    result.stored = board.progress.stored
     return result
 
 
