@@ -1,4 +1,4 @@
-"""The broker that can be killed, and the line that lets nobody through for as long as one reason stands."""
+"""The broker that can be killed; the line before a board, and its cuts."""
 
 import asyncio
 import random
@@ -9,7 +9,8 @@ from paho.mqtt import subscribe
 from paho.mqtt.enums import CallbackAPIVersion
 
 from tools.broker import Broker, find_mosquitto
-from tools.run.faults import Line
+from tools.run.faults import SHARE_INSIDE, Line, cut_link
+from tools.virtual_board.supervisor import Progress
 
 
 @pytest.mark.skipif(not find_mosquitto(), reason="mosquitto is not installed")
@@ -63,3 +64,32 @@ def test_a_line_lets_through_when_the_last_reason_is_gone():
         return heard
 
     assert asyncio.run(run()) == [b"hello", b"", b"", b"", b"hello"]
+
+
+def test_a_cut_inside_a_packet_takes_the_connection_that_follows_a_silent_one():
+    class Board:
+        running = True
+        progress = Progress()
+
+    async def run():
+        server = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
+        line = Line(server.sockets[0].getsockname()[1], random.Random(1))
+        await line.start()
+        _, silent = await asyncio.open_connection("127.0.0.1", line.port)
+        while not line.connected:
+            await asyncio.sleep(0.01)
+        line.swallow()
+        cutting = asyncio.ensure_future(cut_link(Board(), line, random.Random(1)))
+        await asyncio.sleep(0.05)
+        _, writer = await asyncio.open_connection("127.0.0.1", line.port)
+        while not cutting.done():
+            writer.write(b"\x32\x07\x00\x03a/b\x00\x0a")
+            await asyncio.sleep(0.01)
+        for one in (silent, writer):
+            one.close()
+        await line.stop()
+        server.close()
+        return cutting.result(), line.counts.cuts_inside_a_packet
+
+    assert random.Random(1).random() < SHARE_INSIDE
+    assert asyncio.run(asyncio.wait_for(run(), 60)) == (True, 1)
