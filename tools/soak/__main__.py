@@ -128,8 +128,8 @@ class Verdict:
             + (f"; {self.dropped:,} DROPPED as the flash was full" if self.dropped else ""),
             *(f"{'' if number else 'memory':10} {one}" for number, one in enumerate(kept)),
             f"wear       {min(erases, default=0)} to {max(erases, default=0)} erases of a sector, {sum(erases):,} in all; at "
-            f"most {widest[1].spread} apart on one board ({widest[0]}), bound {judge.EVEN_SPREAD}"
-            + (f"  UNEVEN: {', '.join(self.uneven)}" if self.uneven else ""),
+            f"most {widest[1].spread} apart on one board ({widest[0]}: {widest[1].cuts} power cuts, "
+            f"bound {judge.even_spread(widest[1])})" + (f"  UNEVEN: {', '.join(self.uneven)}" if self.uneven else ""),
         ]
 
 

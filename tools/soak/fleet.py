@@ -178,6 +178,7 @@ class Fleet:
             story.messages += board.boots[-1].last
             story.dropped += board.dropped
             story.wear[board.device].look()
+            story.wear[board.device].cuts = board.power.cuts
         story.inside_a_packet = sum(line.counts.cuts_inside_a_packet for line in self._lines)
 
     # --- the faults ---

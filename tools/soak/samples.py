@@ -88,6 +88,7 @@ class Wear:
         self._image = image
         self._heads: dict[int, bytes] = {}
         self.erases: dict[int, int] = {}
+        self.cuts = 0  # power cuts of this board
 
     def look(self) -> None:
         """Read the headers that have changed."""
