@@ -1,9 +1,9 @@
 """The board contract: what the application asks of the module `board` that lies beside it on every board.
 
 All that differs between boards is behind these names. A board's folder holds its `board.py`; the virtual board's lies
-in `tools/virtual_board`. Each of them stands alone, so that a new board begins with a copy of one: the few functions that are
-the same in two (setting the clock) are the price. A function that a board has no hardware for returns None, it does not raise. Nothing here
-waits, but for `journal_region` (it reads flash), `sleep` and `reset`.
+in `tools/virtual_board`. Each of them stands alone, so that a new board begins with a copy of one: the few functions
+that are the same in two (setting the clock) are the price. A function that a board has no hardware for returns None,
+it does not raise. Nothing here waits, but for `journal_region` (it reads flash), `sleep` and `reset`.
 """
 
 from collections.abc import Callable
