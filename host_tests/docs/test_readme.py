@@ -1,10 +1,12 @@
 """What the documents show works: their programs run, their commands and files exist, their figures are the committed ones."""
 
-import asyncio
+import contextlib
 import os
 import re
 import subprocess
 import sys
+import threading
+import time
 import tomllib
 from importlib.util import find_spec
 from pathlib import Path
@@ -41,41 +43,48 @@ def test_each_document_for_newcomers_shows_a_program():
     assert {"README.md", "MOVING_FROM_UMQTT_SIMPLE.md", "MOVING_FROM_MQTT_AS.md"} <= shown
 
 
-async def messages(port: int, count: int, seconds: float) -> list[tuple[str, int]]:
-    """Return topic and QoS of the first messages that any client publishes, by mosquitto's own client or paho."""
+@contextlib.contextmanager
+def listening(port: int):
+    """Listen to all that any client publishes, from before the block begins; yield (topic, QoS) of what has come."""
     import paho.mqtt.client as paho
 
     got: list[tuple[str, int]] = []
+    subscribed = threading.Event()
     client = paho.Client(paho.CallbackAPIVersion.VERSION2)
     client.on_message = lambda _client, _data, message: got.append((message.topic, message.qos))
+    client.on_subscribe = lambda *_: subscribed.set()
     client.connect("127.0.0.1", port)
     client.subscribe("#", 2)
     client.loop_start()
-    for _ in range(int(seconds / 0.05)):
-        if len(got) >= count:
-            break
-        await asyncio.sleep(0.05)
-    client.loop_stop()
-    return got
+    try:
+        assert subscribed.wait(20)
+        yield got
+    finally:
+        client.loop_stop()
 
 
 @pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS.keys())
 def test_a_program_delivers_its_readings(program, tmp_path):
-    with Broker(tmp_path / "broker") as broker:
+    with (
+        Broker(tmp_path / "broker") as broker,
+        listening(broker.port) as got,
+        (tmp_path / "console").open("w") as console,
+    ):
         (tmp_path / "program.py").write_text(
             "import gc\ngc.threshold(4096)\n" + program.replace(HOST, f'"127.0.0.1", {broker.port}')
         )
-        image = build()
-        with (tmp_path / "console").open("w") as console:
-            board = subprocess.Popen(
-                [str(Path(sys.executable).parent / "micropython"), "-X", "heapsize=192K", "program.py"],
-                cwd=tmp_path,
-                env={**os.environ, "MICROPYPATH": f".frozen:{image}", "FLASHMQTT_FLASH_TIME": "0"},
-                stdout=console,
-                stderr=console,
-            )
+        board = subprocess.Popen(
+            [str(Path(sys.executable).parent / "micropython"), "-X", "heapsize=192K", "program.py"],
+            cwd=tmp_path,
+            env={**os.environ, "MICROPYPATH": f".frozen:{build()}", "FLASHMQTT_FLASH_TIME": "0"},
+            stdout=console,
+            stderr=console,
+        )
         try:
-            got = asyncio.run(messages(broker.port, 2, 20))
+            for _ in range(800):
+                if len(got) >= 2:
+                    break
+                time.sleep(0.05)
         finally:
             board.kill()
             board.wait()
