@@ -76,6 +76,25 @@ def test_a_full_store_that_drops_the_oldest_keeps_the_newest_and_what_is_being_s
 
 
 @pytest.mark.req("S5")
+@pytest.mark.parametrize("length", [90, 150, 240])
+def test_the_oldest_that_waits_is_dropped_also_behind_a_full_window(length):
+    """A link is lost with eight messages in flight, and stays away until the store is full, and full again."""
+    region = RamRegion(8)
+    journal = Journal(region, policy=DROP_OLDEST)
+    message = bytes(length)
+    for _ in range(20):
+        journal.append(message, length)
+    slots = [journal.take() for _ in range(8)]
+    for _ in range(500):
+        assert journal.append(message, length)
+    assert [journal.seq_of(slot) for slot in slots] == list(range(1, 9))
+    assert journal.dropped == 520 - 8 - journal.waiting
+    journal = Journal(region, policy=DROP_OLDEST)
+    left = drain(journal)
+    assert left[:8] == list(range(1, 9)) and left[8:] == list(range(521 - len(left) + 8, 521))
+
+
+@pytest.mark.req("S5")
 def test_a_refused_append_costs_no_wear():
     flash = NorFlash(5 * 4096)
     journal = Journal(BlockRegion(flash))

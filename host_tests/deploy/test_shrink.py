@@ -13,7 +13,10 @@ from tools.deploy.shrink import shrink
 ROOT = Path(__file__).resolve().parent.parent.parent
 BOTH = ROOT / "host_tests" / "both"
 # Beside the library and the application: what the tests import of ours.
-BESIDES = ("__init__.py", "flashsim/*.py", "powercut/*.py", "virtual_board/__init__.py", "virtual_board/hardware/*.py")
+BESIDES = (
+    *("__init__.py", "flashsim/*.py", "fuzz/__init__.py", "fuzz/cases.py", "powercut/*.py"),
+    *("virtual_board/__init__.py", "virtual_board/hardware/*.py"),
+)
 # It takes the machine code away and looks for the other implementation, which a packed library has not.
 LEFT_OUT = "test_codec_without_native.py"
 TESTS = sorted(path.stem for path in BOTH.glob("test_*.py") if path.name != LEFT_OUT)

@@ -62,5 +62,5 @@ def run(bench: Bench) -> None:
             told.append("short form")
         rows.append([command, ", ".join(told)])
         for suite, counts in counted.get("suites", {}).items():
-            rows.append([f"  {suite}", f"{counts['cases']:,} cases, {counts['violations']} violations"])
+            rows.append([f"  {suite}", f"{counts['cases']:,} cases, {counts.get('violations', 0)} violations"])
     bench.table("proofs: what the last long runs counted", ["command", ""], rows)

@@ -153,6 +153,20 @@ def drops(d):
         d.append(200)
 
 
+def in_flight(d):
+    """A full window waits for a link that stays away, and the oldest behind it make room."""
+    for _ in range(8):
+        d.append(200)
+        d.take()
+    for _ in range(75):
+        d.append(200)
+    for slot in d.opened():
+        d.release(slot)
+    d.take()
+    for _ in range(20):
+        d.append(200)
+
+
 def duty(d):
     """Clean ends, as before deep sleeps: the next boot goes on in the same sector."""
     for i in range(4):
@@ -212,6 +226,7 @@ SCRIPTS = (
     ("stuck", 5, 0, nothing, stuck),
     ("pieces", 6, 0, run(30), pieces),
     ("drops", 4, 1, nothing, drops),
+    ("in-flight", 6, 1, nothing, in_flight),
     ("duty", 4, 0, run(20), duty),
     ("unclean", 5, 0, fill(40), unclean),
 )

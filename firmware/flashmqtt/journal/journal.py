@@ -56,6 +56,7 @@ _NONE = b""
 _RIDES = const(3)  # with one record
 _PENDING = const(12)  # finished out of turn and not yet on flash
 _USABLE_MIN = const(3)
+_ENTRIES_MAX = const(15)
 _UNSAID = const(32)  # released since low was last said
 
 
@@ -121,7 +122,8 @@ class Journal(Ring):
         """Store an outgoing message, buf[:length], durably; return its sequence, or 0 if the policy dropped it.
 
         Raises:
-            StoreFull: no room, and the policy is to refuse (or dropping the oldest does not help).
+            StoreFull: no room, and the policy is to refuse; or dropping the oldest does not help, because what is open does not
+                fit into one sector (of 4 KB: 11 messages of 111 to 244 bytes, or 15 shorter ones).
             StoreWorn: too few sectors left that work. StoreExhausted: a thousand million messages were stored.
         """
         self._abandon()
@@ -580,17 +582,19 @@ class Journal(Ring):
         waits = self._cursor_sector == oldest
         if waits and (self.policy != DROP_OLDEST or not self._queued):
             return False
+        most = self._most_moved()
         at = 2 * _PAGE  # behind the opening
         n = 0
         for slot in range(self.slots):
             if self._slot_state[slot] and self._slot_sector[slot] == oldest:
                 at = self._copy(slot, at, False)
-                if at < 0 or at > self._sector_bytes // 2:
+                if at < 0 or at > most:
                     return False
                 n += 1
         # With one free sector only, each opening replaces the head, so that one stays free for a recovery at any moment.
+        half = self._sector_bytes // 2
         tight = self.sectors_usable - chain < 2
-        if n and tight and (self.sectors_usable == chain or at + self._carry(-1, _HEADER) > self._sector_bytes // 2):
+        if n and tight and (self.sectors_usable == chain or at + self._carry(-1, _HEADER) > most):
             return False
         moved = n
         if n:
@@ -608,7 +612,29 @@ class Journal(Ring):
                 self._enter(self._found_seq, 1)
                 self._settle()
                 moved += 1
+        if (
+            n and not tight and at > half
+        ):  # what has moved leaves little room, and the next opening has to take it along
+            self._open(_HEADER, True)
+            self._say()
         return moved > 0
+
+    def _most_moved(self):
+        """Return where in a new sector the messages may end that move there: half of it has to stay free.
+
+        More may move where all that have a slot fit into one sector: what then is oldest can be dropped, or is dead.
+        """
+        half = self._sector_bytes // 2
+        if self.policy != DROP_OLDEST and not self._blocks_dead_sectors():
+            return half
+        most = self._sector_bytes - 3 * _PAGE
+        at = 2 * _PAGE
+        for slot in range(self.slots):
+            if self._slot_state[slot]:
+                at = self._copy(slot, at, False)
+                if at < 0 or at > most:
+                    return half
+        return most if self._put_table(-1, 0) <= _ENTRIES_MAX else half
 
     def _unblock(self):
         """The first message of a full window moves out of the way; return False if there is no room for that."""
