@@ -17,6 +17,8 @@ import pytest
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 BOTH = HERE / "both"
+# What the tests start (`python -m tools.deploy`) finds the code also where pytest was not started by make.
+os.environ.setdefault("PYTHONPATH", f"{ROOT}:{ROOT / 'firmware'}")
 HEAP = os.environ.get("FLASHMQTT_TEST_HEAP", "512K")
 DEADLINE_S = 240
 
