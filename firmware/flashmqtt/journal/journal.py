@@ -582,15 +582,14 @@ class Journal(Ring):
         waits = self._cursor_sector == oldest
         if waits and (self.policy != DROP_OLDEST or not self._queued):
             return False
-        most = self._most_moved()
-        at = 2 * _PAGE  # behind the opening
         n = 0
         for slot in range(self.slots):
             if self._slot_state[slot] and self._slot_sector[slot] == oldest:
-                at = self._copy(slot, at, False)
-                if at < 0 or at > most:
-                    return False
                 n += 1
+        most = self._most_moved()
+        at = self._moved_end(oldest)
+        if n and at > most:
+            return False
         # With one free sector only, each opening replaces the head, so that one stays free for a recovery at any moment.
         half = self._sector_bytes // 2
         tight = self.sectors_usable - chain < 2
@@ -612,9 +611,8 @@ class Journal(Ring):
                 self._enter(self._found_seq, 1)
                 self._settle()
                 moved += 1
-        if (
-            n and not tight and at > half
-        ):  # what has moved leaves little room, and the next opening has to take it along
+        # What has moved leaves little room, and the next opening has to take it along.
+        if n and not tight and at > half:
             self._open(_HEADER, True)
             self._say()
         return moved > 0
@@ -628,13 +626,19 @@ class Journal(Ring):
         if self.policy != DROP_OLDEST and not self._blocks_dead_sectors():
             return half
         most = self._sector_bytes - 3 * _PAGE
-        at = 2 * _PAGE
+        if self._moved_end(-1) > most or self._put_table(-1, 0) > _ENTRIES_MAX:
+            return half
+        return most
+
+    def _moved_end(self, sector):
+        """Return where in a new sector the messages of one (-1: of all) that have a slot would end; its end: they don't fit."""
+        at = 2 * _PAGE  # behind the opening
         for slot in range(self.slots):
-            if self._slot_state[slot]:
+            if self._slot_state[slot] and (sector < 0 or self._slot_sector[slot] == sector):
                 at = self._copy(slot, at, False)
-                if at < 0 or at > most:
-                    return half
-        return most if self._put_table(-1, 0) <= _ENTRIES_MAX else half
+                if at < 0:
+                    return self._sector_bytes
+        return at
 
     def _unblock(self):
         """The first message of a full window moves out of the way; return False if there is no room for that."""
