@@ -235,13 +235,12 @@ class Client:
     def put(self, topic, payload, qos, retain, properties):
         """Store a message, or put it into the output; return its handle."""
         if properties:
-            from .codec.properties import SUBSCRIPTION_IDENTIFIER, pack, unpack
+            from .codec.properties import SUBSCRIPTION_IDENTIFIER, pack
 
-            properties = pack(3, properties)
-            if SUBSCRIPTION_IDENTIFIER in unpack(
-                properties, 0, len(properties)
-            ):  # only a server's PUBLISH may [MQTT-3.3.4-6]
+            block = pack(3, properties)
+            if SUBSCRIPTION_IDENTIFIER in dict(properties):  # only a server's PUBLISH may [MQTT-3.3.4-6]
                 raise InvalidPacket("property", SUBSCRIPTION_IDENTIFIER)
+            properties = block
         session = self.session
         if qos:
             return session.publish(topic, payload, qos, retain, properties)
