@@ -187,9 +187,6 @@ def test_sleeping_board_whose_power_goes_in_mid_wake_loses_nothing(tmp_path):
 
 @pytest.mark.req("B4", "S5")
 def test_board_keeps_sampling_while_the_broker_is_away(tmp_path):
-    async def story(person, board):
-        await until(lambda: len(person.packs("readings")) > 3)
-
     async def tell():
         broker = Broker(tmp_path / "broker").start()
         person = Person(broker.port)
