@@ -195,10 +195,12 @@ class Application:
         self.publish("boot", 1, [{"n": "start", "vs": self.cause}], self.beginning())
 
     def status(self):
-        """Print one line for whoever watches the console; two where there is no network."""
+        """Print one line for whoever watches the console; before it, one that says what keeps the board from the broker."""
         journal = self.journal
         if self._problem:
             print("network:", self._problem)
+        elif self.client.error:
+            print("broker:", repr(self.client.error))
         print(
             "status",
             "stored=%d waiting=%d connects=%d dropped=%d"

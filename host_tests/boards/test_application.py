@@ -212,3 +212,28 @@ def test_board_keeps_sampling_while_the_broker_is_away(tmp_path):
             broker.stop()
 
     asyncio.run(tell())
+
+
+@pytest.mark.parametrize(("listens", "words"), [(False, "broker: "), (True, "broker: BadUserNameOrPassword(")])
+@pytest.mark.req("B4", "W10")
+def test_broker_that_is_away_or_refuses_is_named_on_the_console(tmp_path, listens, words):
+    async def refuse(reader, writer):
+        await reader.read(256)
+        writer.write(bytes((0x20, 2, 0, 4)))  # CONNACK: bad user name or password
+        await writer.drain()
+        writer.close()
+
+    async def tell():
+        server = await asyncio.start_server(refuse, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        if not listens:
+            server.close()
+        board = VirtualBoard(tmp_path / "board", DEVICE, port, {"interval_ms": 200})
+        try:
+            await board.power_on()
+            await until(lambda: board.console.exists() and words in board.console.read_text())
+        finally:
+            await board.stop()
+            server.close()
+
+    asyncio.run(tell())

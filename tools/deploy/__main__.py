@@ -292,9 +292,10 @@ def wait_for_delivery(link: Link, started: float, timeout_s: float) -> None:
     last = ""
     for line in link.lines(timeout_s):
         words = line.split()
-        if line.startswith(("configuration:", "network:", "Traceback")):
+        if line.startswith(("configuration:", "journal:", "network:", "broker:", "Traceback")):
+            if line != last:
+                say("", line)
             last = line
-            say("", line)
         elif line.startswith("boot "):
             say("boot", line[5:])
         elif words[:1] == ["delivered"]:
