@@ -68,10 +68,10 @@ vectors: setup ## Check the packet vectors against a second implementation's cod
 	@$(PY) -m tools.vectors --check
 
 collect: setup ## Run the collector: make collect ARGS="--host broker.local --landing landing"
-	@$(PY) -m tools.pipeline.collect $(ARGS)
+	@$(PY) -m tools.collector $(ARGS)
 
 collector-kills: setup ## Kill the collector with -9 under load, again and again, then count (TIMES=100)
-	@$(PY) -m tools.pipeline.collector_kills --kills $(or $(TIMES),100)
+	@$(PY) -m tools.collector.kills --kills $(or $(TIMES),100)
 
 pipeline: setup ## Run the Spark pipeline: make pipeline ARGS="--landing landing --out tables"
 	@$(PY) -m tools.pipeline.run $(ARGS)
@@ -83,7 +83,7 @@ report: setup ## Write the fleet's HTML page: make report OUT=tables
 	@$(PY) -m tools.pipeline.report --out $(OUT)
 
 wire-audit: setup ## Audit captured MQTT traffic: make wire-audit ARGS="--captures DIR --out DIR"
-	@$(PY) -m tools.pipeline.wire $(ARGS)
+	@$(PY) -m tools.wire $(ARGS)
 
 compact: setup ## Join a pipeline's many small files: make compact OUT=tables
 	@$(PY) -m tools.pipeline.compact --out $(OUT)

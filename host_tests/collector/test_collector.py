@@ -18,12 +18,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from tools import broker as brokers
-from tools.pipeline import collector as collector_module
-from tools.pipeline import collector_kills, collector_sealer
-from tools.pipeline.collector import Collector, CollectorError, Settings
-from tools.pipeline.collector_health import Health, PortInUse
-from tools.pipeline.landing_log import DiskFull, LandingStalled, read_log
-from tools.pipeline.segments import find_segments
+from tools.collector import collector as collector_module
+from tools.collector import kills, sealer
+from tools.collector.collector import Collector, CollectorError, Settings
+from tools.collector.health import Health, PortInUse
+from tools.landing.log import DiskFull, LandingStalled, read_log
+from tools.landing.segments import find_segments
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 60  # on a busy machine
@@ -341,7 +341,7 @@ def test_killed_sealer_is_started_again(tmp_path):
 
 @pytest.mark.req("P1")
 def test_no_room_for_the_last_segment_is_an_error_and_the_next_start_seals_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(collector_sealer, "RETRY_S", 0.01)
+    monkeypatch.setattr(sealer, "RETRY_S", 0.01)
 
     async def run(packet_id, room):
         broker = await ScriptedBroker().start()
@@ -486,7 +486,7 @@ class Process:
     def __init__(self, directory, port, *more, name="collector", **popen):
         self.log = directory / f"{name}.txt"
         self._from = self.log.stat().st_size if self.log.exists() else 0
-        command = [sys.executable, "-m", "tools.pipeline.collect", "--port", str(port), "--client-id", name]
+        command = [sys.executable, "-m", "tools.collector", "--port", str(port), "--client-id", name]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 [*command, "--landing", str(directory / "landing"), *more], cwd=ROOT, stderr=log, **popen
@@ -536,7 +536,7 @@ def send(port, packets, answers):
 @needs_mosquitto
 @pytest.mark.req("P1", "Q3", "Q4")
 def test_killed_at_random_moments_under_load_loses_nothing_and_repeats_no_qos_2(tmp_path):
-    outcome = collector_kills.torture(tmp_path, kills=3, seed=int(time.time()), quiet=True)
+    outcome = kills.torture(tmp_path, kills=3, seed=int(time.time()), quiet=True)
     assert outcome.missing == {1: 0, 2: 0}
     assert outcome.twice[2] == 0
     assert outcome.published[2] > 100

@@ -7,9 +7,9 @@ import os
 
 import pytest
 
-from tools.pipeline import landing_log
-from tools.pipeline.landing_log import (
+from tools.landing.log import (
     LANDED,
+    NO_ROOM,
     DiskFull,
     Header,
     LandingDamaged,
@@ -165,7 +165,7 @@ def test_failed_write_keeps_everything_for_the_next_try(tmp_path, monkeypatch, c
     with monkeypatch.context() as patch:
         patch.setattr(os, failing, fail_write if failing == "pwrite" else fail_sync)
         for _ in range(3):
-            with pytest.raises(DiskFull if code in landing_log.NO_ROOM else LandingStalled) as stall:
+            with pytest.raises(DiskFull if code in NO_ROOM else LandingStalled) as stall:
                 log.sync()
             assert str(log.path) in str(stall.value)
     log.append(LANDED, 4, 1, 77, b"later")

@@ -9,10 +9,10 @@ import shutil
 import pyarrow.parquet as pq
 import pytest
 
-from tools.pipeline import landing_log, landing_seal, segments
-from tools.pipeline.landing_log import DiskFull, LandingDamaged, LandingForeign, LandingStalled
-from tools.pipeline.landing_seal import seal
-from tools.pipeline.landing_store import LandingInUse, LandingStore, SlotsFull
+from tools.landing import log, segments
+from tools.landing.log import DiskFull, LandingDamaged, LandingError, LandingForeign, LandingStalled
+from tools.landing.seal import seal
+from tools.landing.store import LandingInUse, LandingStore, SlotsFull
 
 pytestmark = pytest.mark.req("P1")
 
@@ -286,7 +286,7 @@ def test_log_that_never_took_over_is_not_believed(tmp_path, monkeypatch):
         real(path, *more, **named)
 
     with monkeypatch.context() as patch:
-        patch.setattr(landing_log, "sync_directory", failing)
+        patch.setattr(log, "sync_directory", failing)
         patch.setattr(os, "unlink", unlink)
         with pytest.raises(LandingStalled):
             landing.store.rotate()
@@ -439,7 +439,7 @@ def test_damage_in_the_open_log_stops_the_start_and_is_salvaged_on_request(tmp_p
         Landing(tmp_path)
     landing = Landing(tmp_path, salvage=True)
     assert landing.store.closed == [1]
-    landing_seal.seal(landing.store.log_path(1), tmp_path, salvage=True)
+    seal(landing.store.log_path(1), tmp_path, salvage=True)
     landing.store.sealed(1)
     assert payloads(landing.rows()) == [b"first", b"third"]
     assert (tmp_path / "c.logs" / "0000000001.damaged").exists()
@@ -452,7 +452,7 @@ def test_damage_in_a_closed_log_stops_its_sealing_and_is_salvaged_on_request(tmp
     damage(tmp_path / "c.logs" / "0000000001.log", which)
     with pytest.raises(LandingDamaged, match="--salvage"):
         landing.seal()
-    landing_seal.seal(landing.store.log_path(1), tmp_path, salvage=True)
+    seal(landing.store.log_path(1), tmp_path, salvage=True)
     landing.store.sealed(1)
     assert payloads(landing.rows()) == [text for text in (b"first", b"second", b"third") if text < which] + (
         [b"third"] if which == b"second" else []
@@ -463,5 +463,5 @@ def test_store_queues_nothing(tmp_path):
     store = Landing(tmp_path).store
     assert store.take() == -1
     assert store.waiting == 0
-    with pytest.raises(landing_log.LandingError):
+    with pytest.raises(LandingError):
         store.append(b"x", 1)

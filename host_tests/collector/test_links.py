@@ -10,10 +10,10 @@ import time
 import pytest
 
 from tools import broker as brokers
-from tools.pipeline.collector import Collector, Settings
-from tools.pipeline.collector_health import Health
-from tools.pipeline.landing_log import read_log
-from tools.pipeline.landing_seal import rows_of
+from tools.collector.collector import Collector, Settings
+from tools.collector.health import Health
+from tools.landing.log import read_log
+from tools.landing.seal import rows_of
 from tools.proxy import Cut, Proxy
 
 pytestmark = [

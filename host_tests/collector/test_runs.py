@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from flashmqtt import errors
 from flashmqtt.connection import OUTPUT
-from tools.pipeline.collector import Collector, Settings
-from tools.pipeline.collector_health import Health
-from tools.pipeline.collector_runs import PUBREC_WINDOW
-from tools.pipeline.landing_log import HELD, LANDED, read_log
-from tools.pipeline.landing_seal import rows_of
+from tools.collector.collector import Collector, Settings
+from tools.collector.health import Health
+from tools.collector.runs import PUBREC_WINDOW
+from tools.landing.log import HELD, LANDED, read_log
+from tools.landing.seal import rows_of
 
 pytestmark = pytest.mark.req("P1", "Q3", "Q4")
 

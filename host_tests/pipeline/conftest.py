@@ -5,7 +5,8 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from tools.pipeline import segments, senml, session
+from tools.landing import segments
+from tools.pipeline import senml, session
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from host_tests.pipeline.conftest import Landing
 from host_tests.pipeline.planted import fleet
-from tools.pipeline import bucket, schemas, segments, senml
+from tools.landing import segments
+from tools.pipeline import bucket, schemas, senml
 from tools.pipeline.storage import Storage
 
 KEY = ("device", "life", "boot")

@@ -4,8 +4,9 @@ import stat
 
 import pytest
 
-from tools.pipeline import compact, java, report, run, wire
+from tools.pipeline import compact, java, report, run
 from tools.pipeline.storage import Storage, StorageError
+from tools.wire import __main__ as wire
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,9 @@ import pytest
 
 from flashmqtt.codec import encode, server
 from tools.broker import Broker
-from tools.pipeline import capture, wire
 from tools.proxy import Proxy
+from tools.wire import __main__ as wire
+from tools.wire import capture, flows
 
 UP, DOWN = capture.UP, capture.DOWN
 CLIENT, BROKER = ("10.0.0.7", 50_000), ("10.0.0.1", 1883)
@@ -50,8 +51,8 @@ def pieces(*talk, connection="c", start_us=1_000_000):
 def audited(*conversations):
     packets = []
     for n, talk in enumerate(conversations):
-        packets += wire.packets_of(pieces(*talk, connection=f"c{n}", start_us=1_000_000 * (n + 1)))
-    return wire.audit(packets)
+        packets += flows.packets_of(pieces(*talk, connection=f"c{n}", start_us=1_000_000 * (n + 1)))
+    return flows.audit(packets)
 
 
 HELLO = [(UP, connect()), (DOWN, connack())]
@@ -197,7 +198,7 @@ def test_segments_may_be_cut_repeated_and_wrapped(tmp_path, seed):
     path.write_bytes(pcap(shaken(TALK, seed)))
     with path.open("rb") as file:
         found = list(capture.read(file, "x.pcap", [1883]))
-    assert stories(wire.audit(wire.packets_of(found))) == FLOWS
+    assert stories(flows.audit(flows.packets_of(found))) == FLOWS
 
 
 def test_lost_bytes_end_a_direction_and_are_no_violation():
@@ -209,7 +210,7 @@ def test_lost_bytes_end_a_direction_and_are_no_violation():
         piece = capture._piece(capture.ETHERNET, body, time_us, frozenset([1883]))
         if piece:
             found.append(piece)
-    kinds = [one["kind"] for one in wire.packets_of(found)]
+    kinds = [one["kind"] for one in flows.packets_of(found)]
     assert "LOST" in kinds
     assert "MALFORMED" not in kinds
 
@@ -276,7 +277,7 @@ def test_capture_of_the_proxy_is_read_by_the_audit_and_shows_a_client_that_keeps
         found = list(capture.read(opened, file.name, []))
     assert sum(len(one.content) for one in found if one.direction == UP) <= counts.bytes_up
     assert len({one.connection for one in found}) <= counts.connections
-    told = wire.audit_of_file(file)["board"]
+    told = flows.audit_of_file(file)["board"]
     assert told.violations == []
     done = [flow for flow in told.flows if flow["complete"]]
     assert len({(flow["qos"], flow["packet_id"]) for flow in done}) == 60

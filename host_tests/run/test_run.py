@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tools.broker import find_mosquitto
-from tools.pipeline import wire
+from tools.wire import flows
 
 ROOT = Path(__file__).resolve().parents[2]
 # amqtt 0.12.1 forgets what is in flight at QoS 2 when a connection is lost (its log: "PUBREL for unknown pending
@@ -51,7 +51,7 @@ def test_every_reading_arrives_once_whatever_is_cut(broker, tmp_path):
     assert re.search(r"\bmissing\b", printed)
     assert "report.html" in printed.splitlines()[-1]
     assert (output / "tables" / "report.html").exists()
-    board = wire.audit_of_file(output / "captures" / "link.jsonl")["virtual-1"]
+    board = flows.audit_of_file(output / "captures" / "link.jsonl")["virtual-1"]
     assert [broken for broken in board.violations if broken["by"] == "client"] == []
     assert len([flow for flow in board.flows if flow["complete"] and flow["direction"] == "up"]) >= story["messages"]
 

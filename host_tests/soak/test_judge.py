@@ -8,7 +8,8 @@ import pytest
 
 from flashmqtt.flash.ram import RamRegion
 from flashmqtt.journal.journal import Journal
-from tools.pipeline import schemas, segments
+from tools.landing import segments
+from tools.pipeline import schemas
 from tools.pipeline.commits import Commit, Output
 from tools.soak import judge
 from tools.soak.samples import HEAP_BYTES, Sample, Wear, heaps, write

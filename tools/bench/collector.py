@@ -69,8 +69,8 @@ def subscribe(port: int, client_id: bytes) -> None:
 
 def ours(port: int, count: int, landing: Path) -> float:
     """Collect `count` messages; return the seconds from CONNACK until the last was durable and acknowledged."""
-    from tools.pipeline.collector import Collector, Settings
-    from tools.pipeline.collector_health import Health
+    from tools.collector.collector import Collector, Settings
+    from tools.collector.health import Health
 
     settings = Settings(
         "127.0.0.1", port, "ours", landing, topics=(("flashmqtt/#", 1),), segment_rows=50_000, segment_seconds=30.0

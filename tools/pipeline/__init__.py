@@ -1,1 +1,1 @@
-"""From the collector's log to tables on Spark: readings exactly once, quarantine, delivery audit."""
+"""From the collector's segments to tables on Spark: readings exactly once, quarantine, delivery audit."""

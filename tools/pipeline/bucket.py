@@ -20,7 +20,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from . import delays, intervals, schemas, segments, senml
+from tools.landing import segments
+
+from . import delays, intervals, schemas, senml
 from .storage import Storage
 
 LIFE_BITS, BOOT_BITS = 10, 31

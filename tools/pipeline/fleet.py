@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from . import segments
+from tools.landing import segments
 
 BEGIN_US = 1_790_000_000_000_000  # in September 2026
 

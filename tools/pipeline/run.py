@@ -13,7 +13,8 @@ import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import segments
+from tools.landing import segments
+
 from .storage import Storage, StorageError
 
 if TYPE_CHECKING:
@@ -137,7 +138,7 @@ def _run(spark: SparkSession, options: argparse.Namespace, expected: dict[str, A
 def cause(error: Exception) -> str:
     """Return the last line of a Python failure inside Spark, or the beginning of Spark's own text."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    ours = [line for line in lines if line.startswith(("tools.pipeline.", "pyarrow.lib.")) and ": " in line]
+    ours = [line for line in lines if line.startswith(("tools.", "pyarrow.lib.")) and ": " in line]
     return ours[-1].split(": ", 1)[1] if ours else (lines[0] if lines else repr(error))
 
 

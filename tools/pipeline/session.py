@@ -156,7 +156,8 @@ def _output_to(log: Path | None) -> Iterator[None]:
 def code_archive(directory: Path) -> Path:
     """Return a zip of the code that tasks need: what `--py-files` takes."""
     archive = directory / "flashmqtt_pipeline.zip"
-    parts = [(ROOT, "tools/pipeline"), (ROOT / "firmware", "flashmqtt")]
+    rooms = ("tools/landing", "tools/pipeline", "tools/wire")
+    parts = [*((ROOT, room) for room in rooms), (ROOT / "firmware", "flashmqtt")]
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as out:
         out.write(ROOT / "tools" / "__init__.py", "tools/__init__.py")
         for base, part in parts:

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from . import segments
+from tools.landing import segments
+
 from .storage import Storage
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def between(found: dict[str, dict[int, str]], start: dict[str, int], end: dict[s
             if number not in numbers:
                 raise LandingError(
                     f"segment {segments.file_name(collector, number)} is missing from the landing: bring it back. If it is"
-                    " lost, put an empty one in its place (python -m tools.pipeline.segments), and the audit lists what it held"
+                    " lost, put an empty one in its place (python -m tools.landing.segments), and the audit lists what it held"
                     " as missing"
                 )
             chosen.append(segments.Segment(collector, number, numbers[number]))

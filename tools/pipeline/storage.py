@@ -19,7 +19,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-from .segments import sync_directory
+from tools.landing.log import sync_directory
 
 
 class StorageError(Exception):

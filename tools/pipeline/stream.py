@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from . import bucket, schemas, segments, source
+from tools.landing import segments
+
+from . import bucket, schemas, source
 from .commits import Commit, Output
 from .storage import Storage
 

@@ -22,9 +22,9 @@ from pathlib import Path
 from tqdm import tqdm
 
 from tools.broker import Broker, BrokerFailed
+from tools.landing.segments import find_segments
 from tools.pipeline import java
 from tools.pipeline import run as pipeline
-from tools.pipeline.segments import find_segments
 from tools.run import chaos, faults
 from tools.run.collector import LONGEST_PAUSE_S, Collector, CollectorFailed
 from tools.virtual_board.supervisor import BoardFailed, VirtualBoard

@@ -53,7 +53,7 @@ class Collector:
         """
         offset = self.log.stat().st_size if self.log.exists() else 0
         command = [
-            *(sys.executable, "-m", "tools.pipeline.collect", "--host", "127.0.0.1", "--port", str(self._port)),
+            *(sys.executable, "-m", "tools.collector", "--host", "127.0.0.1", "--port", str(self._port)),
             *("--topic", "flashmqtt/#", "--client-id", "collector", "--landing", str(self.landing)),
             *("--segment-seconds", "10", "--longest-pause", str(LONGEST_PAUSE_S)),
         ]

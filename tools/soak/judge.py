@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from tools.pipeline.segments import find_segments
+from tools.landing.segments import find_segments
 from tools.soak.samples import Sample, Wear
 
 FLAT_ERRORS = 4.0

@@ -8,7 +8,7 @@ send. So groups grow by themselves when a sync is slow or the broker is fast, an
 When the landing can't be written it stops reading, says so, and tries again; what it has read waits in memory,
 unacknowledged. When the broker is gone it comes again, with growing pauses.
 
-It knows no Parquet; `collector_sealer` has the closed logs sealed meanwhile.
+It knows no Parquet; `sealer` has the closed logs sealed meanwhile.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from flashmqtt.connection import CONNECTED, MESSAGE, NOTHING, OUTPUT, RESTART, S
 from flashmqtt.session.level5 import Level5
 from flashmqtt.session.message import Message
 from flashmqtt.session.session import DECLINED, GRANTED
-from tools.pipeline import segments
-from tools.pipeline.collector_health import Health
-from tools.pipeline.collector_runs import RunDecoder, RunSession
-from tools.pipeline.collector_sealer import Sealer
-from tools.pipeline.landing_log import MOST_IN_ENTRY, LandingStalled, stalled
-from tools.pipeline.landing_store import LandingStore
+from tools.collector.health import Health
+from tools.collector.runs import RunDecoder, RunSession
+from tools.collector.sealer import Sealer
+from tools.landing import segments
+from tools.landing.log import MOST_IN_ENTRY, LandingStalled, stalled
+from tools.landing.store import LandingStore
 
 CONNECT_DEADLINE_S = 10.0
 WRITE_DEADLINE_S = 10.0  # without progress

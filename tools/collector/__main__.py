@@ -1,4 +1,4 @@
-"""`python -m tools.pipeline.collect`: take what a broker delivers, durably, and seal it into segments that Spark reads.
+"""`python -m tools.collector`: take what a broker delivers, durably, and seal it into segments that Spark reads.
 
 It ends cleanly on SIGTERM or Ctrl-C: what it received is sealed then, and its exit status is 0. Killed in any other
 way it loses nothing either: the next start goes on from the log.
@@ -14,20 +14,16 @@ import ssl
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-if str(ROOT / "firmware") not in sys.path:
-    sys.path.insert(0, str(ROOT / "firmware"))
-
-from flashmqtt import errors  # noqa: E402
-from tools.pipeline.collector import Collector, CollectorError, Settings  # noqa: E402
-from tools.pipeline.collector_health import Health, PortInUse  # noqa: E402
-from tools.pipeline.landing_log import LandingError  # noqa: E402
-from tools.pipeline.segments import SegmentError  # noqa: E402
+from flashmqtt import errors
+from tools.collector.collector import Collector, CollectorError, Settings
+from tools.collector.health import Health, PortInUse
+from tools.landing.log import LandingError
+from tools.landing.segments import SegmentError
 
 
 def parser() -> argparse.ArgumentParser:
     """Return the command line."""
-    made = argparse.ArgumentParser(prog="python -m tools.pipeline.collect", description=__doc__.partition("\n")[0])
+    made = argparse.ArgumentParser(prog="python -m tools.collector", description=__doc__.partition("\n")[0])
     made.add_argument("--host", default="127.0.0.1")
     made.add_argument("--port", type=int, help="default: 1883, or 8883 with --tls")
     made.add_argument("--topic", action="append", metavar="FILTER", help="may be repeated; default flashmqtt/#")

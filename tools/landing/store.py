@@ -24,8 +24,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from tools.pipeline import landing_log
-from tools.pipeline.landing_log import (
+from tools.landing.log import (
     DROPPED,
     HELD,
     LANDED,
@@ -33,6 +32,9 @@ from tools.pipeline.landing_log import (
     MOST_IN_ENTRY,
     MOUNTED,
     RELEASED,
+    TEMPORARY,
+    Contents,
+    DiskFull,
     Header,
     LandingError,
     LandingForeign,
@@ -41,6 +43,8 @@ from tools.pipeline.landing_log import (
     log_path,
     packed,
     read_log,
+    stalled,
+    sync_directory,
 )
 
 
@@ -64,7 +68,7 @@ class Held:
     old: bool = False
 
 
-def held_after(contents: landing_log.Contents) -> dict[int, Held]:
+def held_after(contents: Contents) -> dict[int, Held]:
     """Return the messages that are held at the end of a log."""
     held: dict[int, Held] = {}
     for entry in contents.entries:
@@ -122,10 +126,10 @@ class LandingStore:
         try:
             directory.mkdir(parents=True, exist_ok=True)
             for made in (directory, directory.parent):
-                landing_log.sync_directory(made.parent)
+                sync_directory(made.parent)
             self._lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
-            raise landing_log.stalled(directory, error) from error
+            raise stalled(directory, error) from error
         try:
             self._take_lock(wait_s)
             self._mount(first_number, rows_before, salvage)
@@ -148,12 +152,12 @@ class LandingStore:
                 return
 
     def _mount(self, first_number: int, rows_before: int, salvage: bool) -> None:
-        for leftover in self.directory.glob("*" + landing_log.TEMPORARY):
+        for leftover in self.directory.glob("*" + TEMPORARY):
             leftover.unlink()
         numbers = log_numbers(self.directory)
         if len(numbers) > 1 and self._never_took_over(numbers[-1]):
             log_path(self.directory, numbers.pop()).unlink()
-            landing_log.sync_directory(self.directory)
+            sync_directory(self.directory)
         self.closed = numbers[:-1]
         self._held: dict[int, Held] = {}  # in the order of arrival
         if numbers:
@@ -254,7 +258,7 @@ class LandingStore:
         if self._reserve_bytes and self._log.pending_bytes:
             disk = os.fstatvfs(self._lock)
             if disk.f_bavail * disk.f_frsize < self._reserve_bytes + self._log.pending_bytes:
-                raise landing_log.DiskFull(
+                raise DiskFull(
                     f"less than {self._reserve_bytes >> 20} MB are free for {self.directory}; "
                     "nothing more is acknowledged until there are"
                 )
@@ -393,7 +397,7 @@ class LandingStore:
     def sealed(self, number: int) -> None:
         """Remove a closed log whose segment is durable."""
         log_path(self.directory, number).unlink(missing_ok=True)
-        landing_log.sync_directory(self.directory)
+        sync_directory(self.directory)
         self.closed.remove(number)
 
     def close(self) -> None:

@@ -12,9 +12,9 @@ import sys
 import time
 from pathlib import Path
 
-from tools.pipeline.collector_health import Health
-from tools.pipeline.landing_log import LandingDamaged, LandingError, LandingStalled
-from tools.pipeline.landing_store import LandingStore
+from tools.collector.health import Health
+from tools.landing.log import LandingDamaged, LandingError, LandingStalled
+from tools.landing.store import LandingStore
 
 RETRY_S = 1.0
 LAST_TRIES = 3  # when the collector is to end
@@ -146,7 +146,7 @@ class Sealer:
                 process = self._process = await asyncio.create_subprocess_exec(
                     sys.executable,
                     "-m",
-                    "tools.pipeline.landing_seal",
+                    "tools.landing.seal",
                     stdin=asyncio.subprocess.PIPE,
                     stdout=asyncio.subprocess.PIPE,
                     pass_fds=(self._store.lock_handle,),

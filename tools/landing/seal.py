@@ -4,7 +4,7 @@ The rows are a function of the log alone, and a segment that is there already is
 off anywhere and done again: between the segment's name and the log's removal lies nothing that could write a row
 twice.
 
-`python -m tools.pipeline.landing_seal` is the process that a collector keeps for it (Parquet on the other core): one
+`python -m tools.landing.seal` is the process that a collector keeps for it (Parquet on the other core): one
 JSON request a line on standard input, one JSON answer a line on standard output, until the input ends. It holds the
 collector's lock with it, so that no second collector begins while the sealer of a killed one is still at work.
 """
@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tools.pipeline import segments
-from tools.pipeline.landing_log import DROPPED, HELD, LANDED, RELEASED, Contents, LandingDamaged, read_log
+from tools.landing import segments
+from tools.landing.log import DROPPED, HELD, LANDED, RELEASED, Contents, LandingDamaged, read_log
 
 QOS_BITS, DUP_BIT, RETAIN_BIT = 0x06, 0x08, 0x01
 DAMAGED = ".damaged"

@@ -1,4 +1,4 @@
-"""`python -m tools.pipeline.collector_kills`: kill the collector at random moments under load, then count.
+"""`python -m tools.collector.kills`: kill the collector at random moments under load, then count.
 
 A real mosquitto on loopback, paho-mqtt publishing at QoS 1 and 2 all the while, the collector killed with SIGKILL
 (its sealer too, every other time) and started again. At the end: nothing may be missing from the segments, and at
@@ -28,7 +28,7 @@ from paho.mqtt.enums import CallbackAPIVersion
 from tqdm import tqdm
 
 from tools.broker import Broker
-from tools.pipeline.segments import find_segments
+from tools.landing.segments import find_segments
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULT = ROOT / "build" / "collector_kills.json"
@@ -108,7 +108,7 @@ class Outcome:
 def command(port: int, landing: Path, *more: str) -> list[str]:
     """Return the command line of a collector under test."""
     return [
-        *(sys.executable, "-m", "tools.pipeline.collect", "--port", str(port), "--landing", str(landing)),
+        *(sys.executable, "-m", "tools.collector", "--port", str(port), "--landing", str(landing)),
         *("--segment-rows", "700", "--segment-seconds", "0.7", *more),
     ]
 
@@ -194,9 +194,7 @@ def torture(directory: Path, kills: int, seed: int, batch: int = 60, quiet: bool
 
 def main() -> int:
     """Run; return the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tools.pipeline.collector_kills", description=__doc__.partition("\n")[0]
-    )
+    parser = argparse.ArgumentParser(prog="python -m tools.collector.kills", description=__doc__.partition("\n")[0])
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 30))
     parser.add_argument("--directory", type=Path, help="keep everything here; default: a temporary directory")

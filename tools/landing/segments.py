@@ -29,6 +29,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from tools.landing.log import sync_directory
+
 SCHEMA = pa.schema(
     [
         pa.field("collector", pa.string(), nullable=False),
@@ -167,15 +169,6 @@ def write_segment(
     return target
 
 
-def sync_directory(directory: Path) -> None:
-    """Make the names in a directory durable."""
-    handle = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 def find_segments(directory: str | os.PathLike[str]) -> list[Segment]:
     """Return the sealed segments of a local landing directory, by collector and number."""
     found = []
@@ -224,7 +217,7 @@ def read_bucket(file: pq.ParquetFile, bucket: int, buckets: int) -> Iterator[pa.
 
 def main() -> int:
     """Write an empty segment in the place of one that is lost for good."""
-    parser = argparse.ArgumentParser(prog="python -m tools.pipeline.segments", description=main.__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tools.landing.segments", description=main.__doc__)
     parser.add_argument("--landing", type=Path, required=True)
     parser.add_argument("--collector", required=True)
     parser.add_argument("--number", type=int, required=True)

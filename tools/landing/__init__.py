@@ -1,0 +1,1 @@
+"""The landing directory, which the collector writes and the pipeline reads: logs, and the segments sealed from them."""
