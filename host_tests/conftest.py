@@ -8,6 +8,7 @@ On CPython the files in `both` are ordinary pytest files. For each case this plu
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +20,8 @@ ROOT = HERE.parent
 BOTH = HERE / "both"
 # What the tests start (`python -m tools.deploy`) finds the code also where pytest was not started by make.
 os.environ.setdefault("PYTHONPATH", f"{ROOT}:{ROOT / 'firmware'}")
+# What was started in the background (`nohup make test &`) ignores Ctrl-C, and so would the programs to which tests send it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 HEAP = os.environ.get("FLASHMQTT_TEST_HEAP", "512K")
 DEADLINE_S = 240
 
