@@ -184,8 +184,7 @@ def deploy(arguments: argparse.Namespace) -> None:
         foreign = insist(link, lambda: strangers(link, found))
         if not foreign:
             quiet_board(link, found)  # first of all: a watchdog that was started gives us seconds
-        image = build.image(arguments.board, march, arguments.plain)
-        image["/config.json"] = wanted
+        image = {**build.image(arguments.board, march, arguments.plain), "/config.json": wanted}
         there = present(link)
         copy, remove = plan(image, there)
         size = sum(len(image[name]) for name in copy)

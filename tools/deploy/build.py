@@ -6,8 +6,10 @@ not run, and, by `shrink`, long private names and constants' names.
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import tempfile
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -118,6 +120,7 @@ def packed(files: dict[str, Path], march: str, plain: bool = False) -> dict[str,
         return dict(zip(files, pool.map(content, files), strict=True))
 
 
-def image(board: str, march: str, plain: bool = False) -> dict[str, bytes]:
-    """Return all files of a board: path -> content."""
+@functools.cache
+def image(board: str, march: str, plain: bool = False) -> Mapping[str, bytes]:
+    """Return all files of a board: path -> content; made once in a process."""
     return packed(sources(board, bool(march)), march, plain)
