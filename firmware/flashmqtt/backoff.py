@@ -1,8 +1,9 @@
 """When to try to connect again: exponential backoff with full jitter, a cap, and a step that survives power cuts.
 
 It knows no clock, no socket and no store: the caller says what happened and is told how many milliseconds to wait. The step goes
-back to 0 only after a connection that lasted: a broker that accepts and drops everybody is not hammered. A caller that keeps
-`step` in its store (`session.keep_step`) spreads out a fleet that reboots again and again.
+back to 0 only after a connection that lasted, or that the caller saw do its work (it then sets `step` to 0): a broker that
+accepts and drops everybody is not hammered. A caller that keeps `step` in its store (`session.keep_step`) spreads out a fleet
+that reboots again and again.
 """
 
 

@@ -75,7 +75,7 @@ class Link:
         self._check_ms = 0  # when `connection.check` is due
         self._stuck = False
         self._stuck_ms = 0
-        self._lasting = False
+        self._unproved = False  # this connection has yet to show that it works
         step = connection.session.kept_step()
         if step:
             backoff.step = step
@@ -190,6 +190,8 @@ class Link:
         session = self._session
         while True:
             event = connection.process(now_ms)
+            if self._unproved and session.acknowledged:
+                self._prove()
             if event == NOTHING:
                 some = session.out_end
                 if not self.write(now_ms):
@@ -207,10 +209,8 @@ class Link:
                         self.write(now_ms)
                     self.wait_ms = wait = wait if wait < _IDLE_MS else _IDLE_MS
                     self._check_ms = ticks_add(now_ms, wait)
-                    if self._lasting and ticks_diff(now_ms, self._opened_ms) >= self.backoff.lasting_ms:
-                        self._lasting = False
-                        self.backoff.step = 0
-                        self._keep_step()
+                    if self._unproved and ticks_diff(now_ms, self._opened_ms) >= self.backoff.lasting_ms:
+                        self._prove()
                     return NOTHING
                 connection.received(n, now_ms)
             elif event == OUTPUT:
@@ -225,7 +225,7 @@ class Link:
             else:
                 if event == CONNECTED:
                     self._opened_ms = now_ms
-                    self._lasting = True
+                    self._unproved = True
                     self.error = None
                     self.connects += 1
                 elif event == DELIVERED and session.ready and ticks_diff(now_ms, connection.sent_ms) >= _BATCH_MS:
@@ -291,13 +291,19 @@ class Link:
         self._since_ms = at_ms
         self.wait_ms = 0
 
+    def _prove(self):
+        """This connection works, as it lasts or got a message through: the next outage begins with the shortest delay."""
+        self._unproved = False
+        self.backoff.step = 0
+        self._keep_step()
+
     def _keep_step(self):
         """Keep the step over a reboot. Its first values are not worth a write: such an outage is over in seconds."""
         step = self.backoff.step
         self.connection.session.keep_step(step if step > 2 else 0)
 
     def _close(self):
-        self._lasting = self._stuck = False
+        self._unproved = self._stuck = False
         self.events = 0
         if self.sock:
             try:

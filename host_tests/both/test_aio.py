@@ -117,6 +117,23 @@ def test_dropped_connections_are_made_again():
     run(case)
 
 
+@pytest.mark.req("B4")
+def test_a_link_that_is_cut_every_time_but_got_a_message_through_is_made_again_soon():
+    async def case(broker):
+        backoff = Backoff(base_ms=1, cap_ms=200, lasting_ms=60000, step=6)
+        async with client(broker, backoff=backoff) as mqtt:
+            broker.present = 1
+            for i in range(4):
+                await mqtt.delivered(await mqtt.publish("a", bytes([i]), 1 + i % 2), 3)
+                assert backoff.step == 0
+                broker.drop()
+                while mqtt.link.connects == i + 1:
+                    await asyncio.sleep(0.005)
+                assert backoff.step == 1
+
+    run(case)
+
+
 @pytest.mark.req("W10", "W11")
 def test_refusals_are_raised():
     async def case(broker):

@@ -403,9 +403,6 @@ def test_subscribing_before_there_is_a_connection_is_remembered():
 def test_a_reboot_in_the_middle_of_an_outage_does_not_start_with_a_stampede():
     from wire import CutStore
 
-    def longest(n):
-        return n - 1
-
     broker = Loopback()
     broker.close()
     store = CutStore(18)
@@ -431,4 +428,41 @@ def test_a_connection_that_lasts_sets_the_kept_step_back():
     mqtt.connect()
     until(broker, mqtt, lambda: mqtt.session.kept_step() == 0)
     assert mqtt.connected
+    mqtt.disconnect()
+
+
+def longest(n):
+    return n - 1
+
+
+@pytest.mark.req("B4")
+def test_a_link_that_is_cut_every_time_but_got_a_message_through_is_made_again_soon():
+    broker = Loopback()
+    mqtt = client(broker, backoff=Backoff(base_ms=1, cap_ms=200, lasting_ms=60000, step=6, random_below=longest))
+    mqtt.session.settle_down()
+    mqtt.session.keep_step(6)
+    mqtt.connect()
+    broker.present = 1
+    for i in range(5):
+        mqtt.publish("a", bytes([i]), qos=1 + i % 2)
+        until(broker, mqtt, lambda: not mqtt.pending)
+        assert mqtt.link.backoff.step == mqtt.session.kept_step() == 0
+        broker.drop()
+        until(broker, mqtt, lambda n=i + 2: mqtt.link.connects == n)
+        assert mqtt.link.backoff.step == 1  # the first delay was the shortest
+    mqtt.disconnect()
+
+
+@pytest.mark.req("B4")
+def test_a_broker_that_accepts_and_drops_everybody_is_not_hammered():
+    broker = Loopback()
+    broker.answers_publish = False
+    mqtt = client(broker, backoff=Backoff(base_ms=1, cap_ms=200, lasting_ms=60000, random_below=longest))
+    mqtt.publish("a", "x", qos=1)
+    mqtt.start()
+    for i in range(6):
+        until(broker, mqtt, lambda n=i + 1: mqtt.link.connects == n and len(broker.of(3)) == n)
+        assert mqtt.link.backoff.step == i
+        broker.present = 1
+        broker.drop()
     mqtt.disconnect()

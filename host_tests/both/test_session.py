@@ -887,6 +887,27 @@ def test_the_backoff_step_survives_a_power_cut():
     assert reboot(after).session.kept_step() == 0
 
 
+@pytest.mark.req("B4")
+def test_the_session_tells_whether_this_connection_got_a_message_through():
+    for qos, answer in ((1, puback), (2, pubrec), (2, pubcomp)):
+        broker = peer()
+        broker.connect()
+        broker.give(puback(77), pubrec(77), pubcomp(77), suback(77, 0))  # nothing of ours
+        assert not broker.session.acknowledged
+        broker.session.publish(b"a", b"x", qos)
+        broker.took()
+        assert not broker.session.acknowledged
+        if answer is pubcomp:
+            broker.give(pubrec(2))
+            broker.drop()
+            broker.connect(1)
+            assert not broker.session.acknowledged
+        broker.give(answer(2))
+        assert broker.session.acknowledged
+        broker.drop()
+        assert not broker.session.acknowledged
+
+
 # --- limits ---
 
 

@@ -141,6 +141,7 @@ class Session:
         self.handle = 0
         self.code = 0
         self.online = False
+        self.acknowledged = False  # has the broker acknowledged a message of ours on this connection?
         self.subscriptions = []
         self.request_id = 0  # of the SUBSCRIBE or UNSUBSCRIBE in flight, 0: none
         self.left_out = False  # an inbound QoS 2 message was not answered: no slot was free to hold it
@@ -391,7 +392,7 @@ class Session:
 
     def disconnected(self):
         """The network connection is gone: what was in the output is gone, what was not taken is not acknowledged."""
-        self.online = False
+        self.online = self.acknowledged = False
         if self._flush_due:
             self.settle()  # or else what was handed over could come a second time after a power cut, however much later
         self.out_end = self.request_id = 0
@@ -607,15 +608,11 @@ class Session:
         slot = ids.get(packet_id, -1)
         state = self._states[slot] & _STATE if slot >= 0 else _NONE
         action = TRANSITIONS[state * _COLUMNS + kind - _PUBLISH]
-        if action == _DONE:
+        if action == _DONE or action == _REMEMBER:
+            self.acknowledged = True
             self.handle = self.store.seq_of(slot)
-            if slot == self.partial:
-                raise ProtocolViolation("acknowledged before it was sent", packet_id)
-            self._forget(ids, packet_id)
-            return self._verdict(packet)
-        if action == _REMEMBER:
-            self.handle = self.store.seq_of(slot)
-            if self.level == _LEVEL_5 and packet.code >= 0x80:  # the flow ends here (5, section 4.3.3)
+            # A PUBREC that refuses ends the flow, too (5, section 4.3.3).
+            if action == _DONE or (self.level == _LEVEL_5 and packet.code >= 0x80):
                 self._forget(ids, packet_id)
                 return self._verdict(packet)
             self.store.mark(slot, _PUBREC_SEEN)
