@@ -155,7 +155,7 @@ class Connection:
         session.out_end = put_connect(
             session.out,
             0,
-            self.client_id,
+            self.client_id,  # the same one for the session's whole life [MQTT-3.1.3-2]
             session.level,
             self._clean_sent,
             self.keep_alive_s,
@@ -269,7 +269,7 @@ class Connection:
                 raise ServerDisconnected(decoder.code)  # whoever catches it closes the connection; 5: [MQTT-4.13.2-1]
             elif kind == _PINGRESP:
                 self._pinged = False
-            else:  # a second CONNACK; AUTH, which we never asked for [MQTT-4.12.0-6]
+            else:  # a second CONNACK; AUTH, which we never asked for [MQTT-4.12.0-6] and never send [MQTT-4.12.0-7]
                 raise ProtocolViolation("packet type %d" % kind)
         return NOTHING
 
@@ -283,6 +283,8 @@ class Connection:
         if decoder.code:
             raise connect_error(decoder.code, level)
         self._unanswered = False
+        if decoder.session_present and self._clean_sent:  # 5: [MQTT-3.2.2-4]
+            raise ProtocolViolation("session present after a clean start")
         # 3.1 can't say whether the session is there: it is taken to be, and subscriptions are repeated.
         present = decoder.session_present or (level == 3 and not self._clean_sent)
         if not session.is_settled() and present and not self._clean_sent:

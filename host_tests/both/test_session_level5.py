@@ -2,10 +2,11 @@
 
 import pytest
 
-from flashmqtt.codec.properties import SUBSCRIPTION_IDENTIFIER, USER_PROPERTY, pack
-from flashmqtt.connection import REFUSED
+from flashmqtt.codec.properties import MESSAGE_EXPIRY_INTERVAL, SUBSCRIPTION_IDENTIFIER, USER_PROPERTY, pack
+from flashmqtt.connection import IN_DOUBT, REFUSED
 from flashmqtt.errors import (
     InboundWindowFull,
+    InvalidTopic,
     MalformedPacket,
     NotAuthorized,
     ProtocolViolation,
@@ -15,7 +16,7 @@ from flashmqtt.errors import (
 from flashmqtt.session.level5 import Level5
 from flashmqtt.session.ram import RamStore
 from flashmqtt.session.session import DECLINED, Session
-from wire import Peer, id_of, length, number, packet, split, text
+from wire import CutStore, Peer, id_of, length, number, packet, peer, split, text
 
 
 def connack(present=0, code=0, properties=b""):
@@ -245,12 +246,14 @@ def test_a_refused_connect_has_its_name():
 
 
 @pytest.mark.req("W12")
-@pytest.mark.clause("MQTT-4.12.0-6")
-def test_auth_is_refused_by_name():
+@pytest.mark.clause("MQTT-4.12.0-6", "MQTT-4.12.0-7")
+def test_auth_is_refused_by_name_and_never_answered():
     broker = Peer5()
     broker.connect()
-    with pytest.raises(ProtocolViolation):
+    with pytest.raises(ProtocolViolation) as caught:
         broker.give(b"\xf0\x00")
+    broker.connection.farewell(caught.value)
+    assert split(bytes(broker.connection.output())) == [packet(0xE0, b"\x82")]
 
 
 @pytest.mark.req("W12", "W13")
@@ -268,6 +271,18 @@ def test_a_wrong_peer_is_told_why_the_connection_ends(wrong, code):
     except (MalformedPacket, ProtocolViolation, Exception) as error:
         broker.connection.farewell(error)
     assert split(bytes(broker.connection.output())) == [packet(0xE0, bytes([code]))]
+
+
+@pytest.mark.req("W12")
+def test_what_is_not_the_peers_fault_ends_the_connection_without_a_reason():
+    class Failed(ValueError):
+        reason = "a text, as ssl's errors and Unicode's have"
+
+    for error in (Failed(), OSError(104), InvalidTopic(b"#")):
+        broker = Peer5()
+        broker.connect()
+        broker.connection.farewell(error)
+        assert broker.took() == []
 
 
 @pytest.mark.req("W12", "Q4")
@@ -413,3 +428,84 @@ def test_no_topic_alias_goes_to_a_server_that_takes_none():
     for _ in range(2):
         assert broker.session.put_unstored(b"a", b"x")
     assert broker.took() == [publish(b"a", b"x")] * 2
+
+
+@pytest.mark.req("Q8")
+@pytest.mark.clause("MQTT-3.1.3-2", "5:MQTT-3.1.2-23")
+@pytest.mark.parametrize("level", [4, 5])
+def test_the_next_connection_names_the_same_client_and_goes_on_where_the_last_one_ended(level):
+    broker = Peer5(expiry_s=60) if level == 5 else peer()
+    broker.connect()
+    first = broker.connect_packet
+    broker.session.publish(b"a", b"x", 2)
+    (sent,) = broker.took()
+    broker.drop()
+    assert broker.connect(1) == [bytes([sent[0] | 8]) + sent[1:]]
+    assert text(b"me") in first and text(b"me") in broker.connect_packet
+
+
+@pytest.mark.req("Q8", "W13")
+@pytest.mark.clause("5:MQTT-3.2.2-4")
+@pytest.mark.parametrize("level", [4, 5])
+def test_session_present_after_a_clean_start_ends_the_connection(level):
+    if level == 5:
+        broker = Peer5()
+        broker.connection.clean = True
+    else:
+        broker = peer(clean=True)
+    broker.connection.start(broker.now)
+    broker.took()
+    with pytest.raises(ProtocolViolation):
+        broker.give(connack(1) if level == 5 else packet(0x20, b"\x01\x00"))
+
+
+@pytest.mark.req("Q8")
+@pytest.mark.clause("5:MQTT-3.2.2-5")
+def test_without_a_session_present_the_flows_of_the_old_one_are_given_up():
+    broker = Peer5()
+    broker.connect()
+    seen = broker.session.publish(b"a", b"seen", 2)
+    open_ = broker.session.publish(b"a", b"open", 2)
+    broker.took()
+    broker.give(ack(0x50, seen), publish(b"b", b"held", 2, 9))
+    broker.took()
+    broker.drop()
+    # Both are new to the broker, in their order, and the held message is handed over: its PUBREL will never come.
+    assert broker.connect(0) == [publish(b"a", b"seen", 2, seen), publish(b"a", b"open", 2, open_)]
+    assert broker.handled[-1] == (IN_DOUBT, seen)
+    assert [message[:2] for message in broker.messages] == [("b", b"held")]
+    broker.give(ack(0x62, 9))
+    assert broker.took() == [ack(0x70, 9, 0x92)]
+
+
+def expires_in(seconds):
+    return pack(3, {MESSAGE_EXPIRY_INTERVAL: seconds})
+
+
+@pytest.mark.req("Q2")
+@pytest.mark.clause("MQTT-4.3.3-7")
+def test_a_message_that_was_sent_does_not_expire():
+    broker = Peer5(CutStore())
+    broker.connect()
+    for payload in (b"seen", b"open"):
+        broker.session.publish(b"a", payload, 2, False, expires_in(1))
+    broker.took()
+    broker.give(ack(0x50, 2))
+    broker.took()
+    broker.drop()
+    broker.now += 10000
+    again = Peer5(broker.session.store.cut())
+    assert again.connect(1) == [ack(0x62, 2), publish(b"a", b"open", 2, 3, dup=1, properties=expires_in(1))]
+
+
+@pytest.mark.req("Q4")
+@pytest.mark.clause("MQTT-4.3.3-13")
+def test_a_held_message_past_its_expiry_ends_its_flow():
+    broker = Peer5()
+    broker.connect()
+    broker.give(publish(b"a", b"x", 2, 9, properties=expires_in(1)))
+    assert broker.took() == [ack(0x50, 9)]
+    broker.now += 10000
+    broker.give(ack(0x62, 9))
+    assert broker.took() == [ack(0x70, 9)]
+    assert [message[:2] for message in broker.messages] == [("a", b"x")]
