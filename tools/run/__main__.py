@@ -86,7 +86,7 @@ async def chain(arguments: argparse.Namespace, directory: Path, story: Story) ->
         await line.start()
         collector = Collector(directory / "collector", broker.port)
         # Where the flash is full, say after many cuts in a row, publish() refuses: what it took is what this run is about.
-        settings = {"interval_ms": INTERVAL_MS, "keep_alive_s": 5, "when_full": "refuse"}
+        settings = {"interval_ms": arguments.interval_ms, "keep_alive_s": 5, "when_full": "refuse"}
         settings["longest_pause_s"] = LONGEST_PAUSE_S
         if not arguments.cuts:
             settings["stop_after"] = arguments.readings
@@ -201,6 +201,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--cuts", type=int, default=20, help="power cuts")
     parser.add_argument("--link-cuts", type=int, default=10, help="cuts of the network connection")
     parser.add_argument("--collector-kills", type=int, default=3, help="times the collector is killed")
+    parser.add_argument("--interval-ms", type=int, default=INTERVAL_MS, help="between two samples of a sensor")
     parser.add_argument("--flash-kib", type=int, default=64, help="size of the simulated flash")
     parser.add_argument(
         "--seed", type=int, default=None, help="repeat the faults of an earlier run, as far as time allows"
