@@ -43,6 +43,7 @@ from .compat import const, ticks_diff
 from .errors import (
     ConnectionLost,
     DeadlineExpired,
+    FlashMqttError,
     InboundWindowFull,
     PacketTooLarge,
     ProtocolViolation,
@@ -187,15 +188,15 @@ class Connection:
 
     def farewell(self, error):
         """Put level 5's DISCONNECT with the reason that this error has, if it has one and there is room [MQTT-4.13.1-1]."""
-        code = getattr(error, "reason", 0)
+        code = error.reason if isinstance(error, FlashMqttError) else 0  # others' reasons (ssl's, Unicode's) are texts
         if code and self.five and self.state == OPEN and self.session.has_room():
             self.session.out_end = put_disconnect(self.session.out, self.session.out_end, _LEVEL_5, code)
             self.state = CLOSING
 
     def close(self):
         """The socket is closed, by whoever."""
-        self.session.disconnected()
         self.state = CLOSED
+        self.session.disconnected()
 
     # --- out ---
 

@@ -6,7 +6,9 @@ caller is wrong*, and *the world failed*. This module knows no other module of t
 
 
 class FlashMqttError(Exception):
-    """Root of all errors of this library."""
+    """Root of all errors of this library; `reason` is what level 5's DISCONNECT tells the peer, 0: nothing."""
+
+    reason = 0
 
 
 # --- the peer is wrong -------------------------------------------------------------------------------------------------

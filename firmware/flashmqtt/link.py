@@ -92,28 +92,30 @@ class Link:
 
     def stop(self):
         """Close the socket and stay closed [MQTT-3.14.4-1]; 5: [MQTT-3.14.4-2]."""
-        self._close()
         self._state = _STOPPED
+        self._close()
 
     def fail(self, error, now_ms):
         """Give this connection up; the next attempt follows after the backoff's delay."""
-        lasted = ticks_diff(now_ms, self._opened_ms) if self.connection.state >= OPEN else 0
-        if self._state == _UP:
-            self.connection.farewell(error)
-            if self.connection.state == CLOSING:
-                try:
-                    self.write(now_ms)
-                except (OSError, ConnectionLost):
-                    pass
-        self._close()
         if self._tls and isinstance(error, (OSError, ValueError)):
             from .tls import explained
 
             error = explained(error)
         self.error = error
-        delay = self.backoff.ended(lasted)
+        connection = self.connection
+        if self._state == _UP:
+            connection.farewell(error)
+        state = connection.state
+        delay = self.backoff.ended(ticks_diff(now_ms, self._opened_ms) if state >= OPEN else 0)
+        self._retry_at(ticks_add(now_ms, delay))  # before what the store may raise: the next step goes on from here
+        try:
+            if state == CLOSING:
+                self.write(now_ms)
+        except (OSError, ConnectionLost):
+            pass
+        finally:
+            self._close()
         self._keep_step()
-        self._retry_at(ticks_add(now_ms, delay))
 
     def step(self, now_ms):
         """Go on without waiting; return the next event, NOTHING when there is none until `sock` is ready or time passes.
@@ -219,8 +221,8 @@ class Link:
                     return NOTHING
             elif event == RESTART:
                 self.write(now_ms)
-                self._close()
                 self._retry_at(now_ms)
+                self._close()
                 return NOTHING
             else:
                 if event == CONNECTED:

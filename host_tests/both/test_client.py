@@ -11,6 +11,7 @@ from flashmqtt.errors import (
     InvalidPacket,
     InvalidTopic,
     NotAuthorized,
+    StoreWorn,
     SubscriptionRefused,
 )
 from flashmqtt.session.ram import RamStore
@@ -465,4 +466,56 @@ def test_a_broker_that_accepts_and_drops_everybody_is_not_hammered():
         assert mqtt.link.backoff.step == i
         broker.present = 1
         broker.drop()
+    mqtt.disconnect()
+
+
+class WornStore(RamStore):
+    """Takes no mark and no flush, from one moment on."""
+
+    worn = False
+
+    def _write(self, *_):
+        if self.worn:
+            raise StoreWorn("no sector left")
+
+    flush = mark = _write
+
+
+@pytest.mark.req("B4", "S6")
+def test_what_a_worn_store_holds_is_delivered_over_any_number_of_outages():
+    store = WornStore(18)
+    broker = Loopback()
+    mqtt = client(broker, store=store, backoff=Backoff(base_ms=1, cap_ms=10, lasting_ms=60000, step=6))
+    mqtt.connect()
+    mqtt.publish("a", "x", 1)
+    store.worn = True
+    broker.present = 1
+    for i in range(3):
+        broker.drop()
+        until(broker, mqtt, lambda n=i + 2: mqtt.link.connects == n)
+    until(broker, mqtt, lambda: not mqtt.pending)
+    store.worn = False
+    mqtt.disconnect()
+
+
+@pytest.mark.req("B4", "S6")
+def test_a_connection_is_made_again_also_where_the_store_failed_at_its_end():
+    store = WornStore(18)
+    broker = Loopback()
+    mqtt = client(broker, store=store)
+    mqtt.connect()
+    broker.present = 1
+
+    def wear(message):
+        store.worn = True
+
+    mqtt.on_message = wear
+    broker.give(publish(b"a", b"x", 2, 8), pubrel(8))
+    with pytest.raises(StoreWorn):
+        until(broker, mqtt, lambda: False)
+    broker.drop()
+    with pytest.raises(StoreWorn):
+        mqtt.link.fail(ConnectionLost("gone"), ticks_ms())
+    store.worn = False
+    until(broker, mqtt, lambda: mqtt.connected and broker.connects == 2)
     mqtt.disconnect()

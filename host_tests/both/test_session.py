@@ -4,8 +4,15 @@ import sys
 
 import pytest
 
-from flashmqtt.connection import IN_DOUBT
-from flashmqtt.errors import ConnectionLost, InboundWindowFull, ProtocolViolation, StoreFull, UsageError
+from flashmqtt.connection import CLOSED, IN_DOUBT
+from flashmqtt.errors import (
+    ConnectionLost,
+    InboundWindowFull,
+    ProtocolViolation,
+    StoreFull,
+    StoreWorn,
+    UsageError,
+)
 from flashmqtt.session.flows import TRANSITIONS
 from flashmqtt.session.ram import RamStore
 from flashmqtt.session.session import DECLINED, GRANTED, Session
@@ -395,6 +402,49 @@ def test_the_store_is_made_durable_once_before_the_answers_to_a_batch_leave():
     assert broker.took() == [puback(7), pubrec(8)] and store.syncs == 1
     broker.session.put_unstored(b"a", b"promises nothing")
     assert len(broker.took()) == 1 and store.syncs == 1
+
+
+class FailingStore(RamStore):
+    """Can't be written while it is broken."""
+
+    broken = False
+
+    def _write(self, *_):
+        if self.broken:
+            raise StoreWorn("no sector left")
+
+    sync = flush = mark = _write
+
+
+@pytest.mark.req("Q3", "Q4", "S6")
+def test_no_acknowledgement_leaves_while_the_store_can_not_be_made_durable():
+    store = FailingStore(12)
+    broker = peer(store)
+    broker.connect()
+    broker.give(publish(b"a", b"x", 2, 8))
+    broker.took()
+    store.broken = True
+    broker.give(publish(b"a", b"x", 1, 7), pubrel(8))
+    for _ in range(3):  # however often the program tries
+        with pytest.raises(StoreWorn):
+            broker.connection.output()
+    store.broken = False
+    assert broker.took() == [puback(7), pubcomp(8)]
+
+
+@pytest.mark.req("B4", "S6")
+def test_a_connection_ends_also_where_the_store_fails():
+    store = FailingStore(12)
+    broker = peer(store)
+    broker.connect()
+    broker.give(publish(b"a", b"x", 2, 8), pubrel(8))
+    store.broken = True
+    with pytest.raises(StoreWorn):
+        broker.drop()
+    store.broken = False
+    assert broker.connection.state == CLOSED and broker.connect(1) == []
+    broker.give(pubrel(8))
+    assert broker.took() == [pubcomp(8)]
 
 
 @pytest.mark.req("Q4")

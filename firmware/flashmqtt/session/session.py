@@ -16,7 +16,7 @@ from flashmqtt.codec.encode import put_ack, put_length, put_publish, put_publish
 from flashmqtt.codec.quick import put_message, same
 from flashmqtt.codec.topics import covers
 from flashmqtt.compat import TYPE_CHECKING, const, ticks_diff
-from flashmqtt.errors import BufferTooSmall, InboundWindowFull, ProtocolViolation, StoreFull, UsageError
+from flashmqtt.errors import BufferTooSmall, InboundWindowFull, ProtocolViolation, StoreError, StoreFull, UsageError
 from flashmqtt.fast import copy
 
 from .flows import TRANSITIONS
@@ -238,7 +238,10 @@ class Session:
     def keep_step(self, value):
         """Let `kept_step` return this number from now on."""
         if self._note >= 0 and value != self.kept_step():
-            self.store.mark(self._note, value + 1)
+            try:
+                self.store.mark(self._note, value + 1)
+            except StoreError:
+                pass  # what is stored has to be delivered all the same
 
     def fit(self, packet_bytes):
         """Be able to hold a received packet of this size."""
@@ -393,11 +396,11 @@ class Session:
     def disconnected(self):
         """The network connection is gone: what was in the output is gone, what was not taken is not acknowledged."""
         self.online = self.acknowledged = False
-        if self._flush_due:
-            self.settle()  # or else what was handed over could come a second time after a power cut, however much later
         self.out_end = self.request_id = 0
         self.partial = self.untaken = -1
         self._topic = None
+        if self._flush_due:
+            self.settle()  # or else what was handed over could come a second time after a power cut, however much later
 
     def recover(self):
         """Report one message after another that the lost session left behind; NOTHING when there is none."""
@@ -434,11 +437,10 @@ class Session:
         An acknowledgement of ours may say that a message is stored, a PUBREL that its PUBREC was seen, a PUBCOMP that the
         held message is released: were that forgotten, a new message with its id would be taken for a repetition.
         """
-        self.promised = False
-        self.store.sync()
+        self.store.sync()  # where the store fails, what is to be durable stays so: the next attempt to write comes here again
         if self._flush_due:
-            self._flush_due = False
             self.store.flush()
+        self._flush_due = self.promised = False
 
     def pump(self, now_ms):
         """Put into the output what may go out: requests, resends in order, then new messages as far as the window allows.
