@@ -52,6 +52,8 @@ class Cluster:
             "SPARK_WORKER_DIR": str(directory / "work"),
             "SPARK_DAEMON_MEMORY": "256m",
             "SPARK_DAEMON_JAVA_OPTS": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+            # All of it in one directory, whoever is killed: of the JVMs, and of the drivers' own scratch.
+            "JAVA_TOOL_OPTIONS": f"-XX:-UsePerfData -Djava.io.tmpdir={directory}",
         }
         base = "org.apache.spark.deploy"
         self._start("master", f"{base}.master.Master", "--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
@@ -142,6 +144,7 @@ def start(landing: Path, out: Path, *more: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         command,
         cwd=ROOT,
+        env={**os.environ, "TMPDIR": str(out.parent)},
         start_new_session=True,
         preexec_fn=bound_to_this_process(),  # noqa: PLW1509
         stdout=subprocess.PIPE,

@@ -6,16 +6,19 @@ about themselves before any log level applies). Under `spark-submit` the session
 
 from __future__ import annotations
 
+import atexit
 import os
+import subprocess
 import sys
 import zipfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from . import java, schemas
+from .scratch import Scratch
 from .storage import Storage
 
 if TYPE_CHECKING:
@@ -44,6 +47,7 @@ ON_ONE_MACHINE = {
     # than it gives here: without it, start and first audit took 17 CPU s instead of 29.
     JVM_OPTIONS: "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:-UsePerfData",
 }
+LONGEST_END_S = 10
 SMALL_ROWS = 100_000
 SMALL_FRAMES = {
     "spark.sql.objectHashAggregate.sortBased.fallbackThreshold": "100000",
@@ -65,6 +69,7 @@ def make(master: str | None = None, log: Path | None = None, more: dict[str, str
     Raises:
         java.JavaNotFound: there is no Java.
     """
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ
@@ -87,14 +92,34 @@ def make(master: str | None = None, log: Path | None = None, more: dict[str, str
             archive = archive_file()
             if archive.exists():
                 settings[JVM_OPTIONS] += f" -XX:SharedArchiveFile={archive}"
-    for key, value in (settings | (more or {})).items():
+    settings |= more or {}
+    scratch = None
+    if not submitted and SparkContext._gateway is None:  # else the JVM is there already, and keeps its folder
+        scratch = Scratch()
+        settings[JVM_OPTIONS] = f'{settings.get(JVM_OPTIONS, "")} "-Djava.io.tmpdir={scratch.path}"'
+    for key, value in settings.items():
         builder = builder.config(key, value)
     with _output_to(None if submitted else log):
         spark = builder.getOrCreate()
+    if scratch:
+        gateway: Any = spark.sparkContext._gateway
+        atexit.register(_end, gateway.proc, scratch)
     spark.sparkContext.setLogLevel("ERROR" if log is None else "WARN")
     if not str(spark.sparkContext.master).startswith("local"):
         spark.sparkContext.addPyFile(str(code_archive(Path(spark.sparkContext._temp_dir))))
     return spark
+
+
+def _end(jvm: subprocess.Popen[bytes], scratch: Scratch) -> None:
+    """End the JVM, which does when its input does, and remove its folder."""
+    if jvm.stdin:
+        jvm.stdin.close()
+    try:
+        jvm.wait(LONGEST_END_S)
+    except subprocess.TimeoutExpired:
+        jvm.kill()
+        jvm.wait()
+    scratch.remove()
 
 
 def archive_file() -> Path:

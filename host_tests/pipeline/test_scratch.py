@@ -1,0 +1,68 @@
+"""What a pipeline leaves in the temporary directory: nothing, also after one that was killed."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+import pytest
+
+from tools.pipeline import scratch
+from tools.pipeline.scratch import PREFIX, Scratch
+
+
+@pytest.fixture
+def temporary(tmp_path, monkeypatch):
+    directory = tmp_path / "tmp"
+    directory.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(directory))
+    return directory
+
+
+def test_folder_that_is_in_use_stays_and_one_left_behind_goes(temporary):
+    used = Scratch()
+    behind = temporary / f"{PREFIX}behind"
+    (behind / "spark-1").mkdir(parents=True)
+    (temporary / "another's").mkdir()
+    other = Scratch()
+    assert sorted(temporary.iterdir()) == sorted([used.path, other.path, temporary / "another's"])
+    used.remove()
+    other.remove()
+    assert list(temporary.iterdir()) == [temporary / "another's"]
+
+
+def test_folder_that_another_start_takes_for_one_left_behind_is_made_again(temporary, monkeypatch):
+    made = []
+
+    def mkdtemp(**named):
+        made.append(real(**named))
+        if len(made) == 1:
+            scratch.remove_left_behind()  # between the folder and its lock
+        return made[-1]
+
+    real = tempfile.mkdtemp
+    monkeypatch.setattr(tempfile, "mkdtemp", mkdtemp)
+    assert str(Scratch().path) == made[1]
+    assert len(made) == 2
+
+
+def test_pipeline_leaves_nothing_behind_and_removes_what_a_killed_one_did(landing, tmp_path, temporary):
+    landing.message("a", 1, 1)
+    landing.seal()
+    command = [
+        *(sys.executable, "-m", "tools.pipeline.run", "--landing", str(landing.directory)),
+        *("--out", str(tmp_path / "out"), "--no-report"),
+    ]
+    environment = {**os.environ, "TMPDIR": str(temporary)}
+    killed = subprocess.Popen(command, env=environment, start_new_session=True)
+    while not list(temporary.glob(f"{PREFIX}*/blockmgr-*")):
+        assert killed.poll() is None
+        time.sleep(0.05)
+    os.killpg(killed.pid, signal.SIGKILL)
+    killed.wait()
+    assert list(temporary.glob(f"{PREFIX}*/spark-*"))
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr + ran.stdout
+    assert list(temporary.iterdir()) == []
