@@ -5,6 +5,7 @@ import sys
 import pytest
 
 from flashmqtt.errors import FlashFailed, StoreEncrypted, StoreError, StoreExhausted, StoreFull, StoreWorn, UsageError
+from flashmqtt.fast import is_blank
 from flashmqtt.flash.block import BlockRegion
 from flashmqtt.flash.ram import RamRegion
 from flashmqtt.journal.journal import DROP_NEWEST, DROP_OLDEST, Journal
@@ -190,6 +191,23 @@ def test_a_clean_end_costs_no_erase_and_counts_boots():
         erases = flash.erases
         journal = Journal(region)
         assert flash.erases == erases
+
+
+@pytest.mark.req("S4")
+def test_a_clean_end_that_makes_an_old_message_move_claims_no_erased_sector():
+    """Where a sector has no room left for a clean end, the next one is opened, and what keeps the oldest one moves."""
+    body = bytes(200)
+    for n in range(95, 105):
+        region = RamRegion(5, page_bytes=256)
+        journal = Journal(region)
+        journal.append(body, 200)
+        journal.take()
+        for _ in range(n):
+            journal.append(body, 200)
+            journal.release(journal.take())
+        journal.close()
+        ahead = Journal(region)._ahead
+        assert ahead < 0 or is_blank(region.cells, ahead * 4096, ahead * 4096 + 4096)
 
 
 @pytest.mark.req("S2")

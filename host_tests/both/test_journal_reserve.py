@@ -69,3 +69,23 @@ def test_a_held_message_does_not_keep_wear_from_being_level():
     assert flash.violations == []
     assert min(flash.erase_counts) >= 5
     assert max(flash.erase_counts) - min(flash.erase_counts) <= 1
+
+
+@pytest.mark.req("Q2", "S1")
+def test_a_mark_that_makes_an_old_message_move_is_durable():
+    """The mark opens the next sector, and for that what keeps the oldest one moves, with a record of its own in between."""
+    region = RamRegion(5, page_bytes=256)
+    journal = Journal(region, slots=4)
+    journal.append(BODY, 5)
+    stuck = journal.take()
+    moves = 0
+    for _ in range(150):
+        journal.append(bytes(200), 200)
+        slot = journal.take()
+        lay = journal._slot_sector[stuck]
+        journal.mark(slot, 7)
+        moves += journal._slot_sector[stuck] != lay
+        again = Journal(RamRegion(5, page_bytes=256, cells=bytearray(region.cells)), slots=4)
+        assert [again.mark_of(s) for s in range(4) if again.seq_of(s) == journal.seq_of(slot)] == [7]
+        journal.release(slot)
+    assert moves

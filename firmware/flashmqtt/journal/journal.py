@@ -95,7 +95,8 @@ class Journal(Ring):
         self._piece_sector = self._piece_offset = self._piece_seq = self._piece_kind = 0
         self._first = 0  # where the copy of a message begins
         self._found_seq = self._found_sector = self._found_offset = self._found_length = 0
-        self._small = bytearray(4 + 4 * _PENDING)
+        self._small = bytearray(8)  # the body of a mark, open, close or mount record
+        self._done_body = bytearray(4 + 4 * _PENDING)  # of a done record, which may have to go before any of those
         self._chunk_length = self._chunk_done = 0
         from .recovery import Recovery
 
@@ -394,7 +395,7 @@ class Journal(Ring):
         """Give the slot's message a state byte, `value` 1 to 255, durably: a power cut brings it back open and with its mark."""
         if not self.is_open(slot):
             raise UsageError("mark: not open")
-        self._small[0] = value
+        put_u32(self._small, 0, value)
         self._write(_MARK, self._slot_seq[slot], self._small, 0, 4, False)
         self._slot_mark[slot] = value
 
@@ -448,10 +449,10 @@ class Journal(Ring):
     def _say(self):
         """Write what is done as a record of its own."""
         n = self._pending_n
-        put_u32(self._small, 0, self.dropped)
+        put_u32(self._done_body, 0, self.dropped)
         for i in range(n):
-            put_finished(self._small, 4 + 4 * i, self._pending[i])
-        self._write(_DONE, self._low(), self._small, 0, 4 + 4 * n, False)
+            put_finished(self._done_body, 4 + 4 * i, self._pending[i])
+        self._write(_DONE, self._low(), self._done_body, 0, 4 + 4 * n, False)
         self._pending_n = 0
         self._unsaid = 0
         self._said_dropped = self.dropped
@@ -469,10 +470,10 @@ class Journal(Ring):
         if self.worn or self.closed:
             return
         self.flush()
-        put_u32(self._small, 0, self._ahead & _NO_SECTOR)  # -1 becomes that
-        put_u32(self._small, 4, self._ahead_erases)
         if self._spoiled or self._end + 2 * _PAGE > self._sector_bytes:  # both in one sector
             self._advance(False)
+        put_u32(self._small, 0, self._ahead & _NO_SECTOR)  # -1 becomes that
+        put_u32(self._small, 4, self._ahead_erases)
         self._write(_CLOSE | _FIRST, self._low(), self._small, 0, 8, False)
         self._write(_CLOSE | _LAST, self._low(), self._small, 0, 8, False)
         self.closed = True
