@@ -230,6 +230,29 @@ def test_a_publish_with_a_subscription_identifier_is_refused():
     assert mqtt.pending == 0
 
 
+@pytest.mark.req("W3")
+@pytest.mark.parametrize("qos", [-1, 3, 256])
+def test_a_quality_of_service_that_there_is_not_is_refused_before_it_is_stored(qos):
+    mqtt = Client("127.0.0.1", 1, "me")
+    with pytest.raises(InvalidPacket):
+        mqtt.publish("a", "x", qos)
+    assert mqtt.pending == 0
+
+
+@pytest.mark.req("W2", "Q7")
+@pytest.mark.parametrize("qos", [0, 1])
+def test_whatever_is_true_retains_and_touches_no_other_bit(qos):
+    broker = Loopback()
+    mqtt = client(broker, will=("w", "gone", 1, 2))
+    mqtt.connect()
+    for _ in range(2):
+        mqtt.publish("a", "x", qos, 2)
+    until(broker, mqtt, lambda: len(broker.of(3)) == 2)
+    assert [one[0] for one in broker.of(3)] == [0x31 | qos << 1] * 2
+    assert broker.of(1)[0][9] == 0x20 | 1 << 3 | 4
+    mqtt.disconnect()
+
+
 class SyncingStore(RamStore):
     """Counts how often it was made durable."""
 

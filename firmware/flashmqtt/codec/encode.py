@@ -42,12 +42,12 @@ def put_publish(
     payload_length = payload if head_only else len(payload)
     n = topic_length + payload_length + 2
     if qos:
-        if qos > 2 or not 0 < packet_id < 65536:  # [MQTT-3.3.1-4] [MQTT-2.3.1-1]; 5: [MQTT-2.2.1-3]
+        if not 0 < qos < 3 or not 0 < packet_id < 65536:  # [MQTT-3.3.1-4] [MQTT-2.3.1-1]; 5: [MQTT-2.2.1-3]
             raise InvalidPacket("packet_id", qos, packet_id)
         n += 2
     elif dup or packet_id:  # [MQTT-3.3.1-2] [MQTT-2.3.1-5]; 5: [MQTT-2.2.1-2]
         raise InvalidPacket("dup", dup, packet_id)
-    head = 0x30 | dup << 3 | qos << 1 | retain
+    head = 0x30 | dup << 3 | qos << 1 | (1 if retain else 0)  # whatever is true: a 2 would be another QoS
     if not head_only and level != 5:
         if pos + n + (1 if n < 128 else _length_bytes(n)) >= len(buf):
             raise BufferTooSmall(n + 5)
@@ -156,7 +156,7 @@ def put_connect(
     if will_topic is not None:
         if will_qos not in (0, 1, 2):  # [MQTT-3.1.2-14]; 5: [MQTT-3.1.2-12]
             raise InvalidPacket("will_qos", will_qos)
-        flags |= 4 | will_qos << 3 | will_retain << 5
+        flags |= 4 | will_qos << 3 | (32 if will_retain else 0)
         if not will_topic or text_kind(will_topic, 0, len(will_topic)):
             raise InvalidTopic(bytes(will_topic))
         n += _check_binary(will_topic) + _check_binary(will_payload) + _property_bytes(level, will_properties)
