@@ -3,7 +3,7 @@
 import pytest
 
 from flashmqtt.codec.properties import MESSAGE_EXPIRY_INTERVAL, SUBSCRIPTION_IDENTIFIER, USER_PROPERTY, pack
-from flashmqtt.connection import IN_DOUBT, REFUSED
+from flashmqtt.connection import DELIVERED, IN_DOUBT, REFUSED
 from flashmqtt.errors import (
     InboundWindowFull,
     InvalidTopic,
@@ -146,6 +146,21 @@ def test_a_reason_code_on_an_acknowledgement_reaches_the_caller(qos, answer, cod
     assert broker.session.code == code
     assert broker.took() == []
     assert broker.session.pending() == 0
+
+
+@pytest.mark.req("W12", "Q2")
+def test_a_pubcomp_that_does_not_find_the_id_means_delivered():
+    broker = Peer5()
+    broker.connect()
+    handle = broker.session.publish(b"a", b"x", 2)
+    broker.took()
+    broker.give(ack(0x50, 2))
+    broker.took()
+    broker.drop()  # with the PUBCOMP: the server has passed the message on, and forgotten its id (5, 3.7.2.1)
+    assert broker.connect(1) == [ack(0x62, 2)]
+    broker.give(ack(0x70, 2, 0x92))
+    assert broker.handled[-1] == (DELIVERED, handle)
+    assert broker.session.delivered(handle)
 
 
 @pytest.mark.req("W12", "Q2", "Q4")

@@ -658,10 +658,13 @@ class Session:
             raise InboundWindowFull(self.store.slots)
 
     def _verdict(self, packet):
-        """Return what the end of a flow is to be reported as; a refusal is an end, too. 5: [MQTT-4.4.0-2]"""
+        """Return what the end of a flow is to be reported as; a refusal is an end, too. 5: [MQTT-4.4.0-2]
+
+        Not so a PUBCOMP: its one code, 0x92, says that an earlier one was lost, and the message passed on (5, section 3.7.2.1).
+        """
         if self.level == _LEVEL_5:
             self.code = packet.code
-            if self.code >= 0x80:
+            if self.code >= 0x80 and packet.packet_type != _PUBCOMP:
                 return _REFUSED
         return _DELIVERED
 
