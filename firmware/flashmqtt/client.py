@@ -11,7 +11,6 @@ machine, 84 KB of which are the code, where that is not frozen into the image; a
 from select import poll as _poll
 
 from .backoff import Backoff
-from .codec.topics import check_filter
 from .compat import const, ticks_add, ticks_diff, ticks_ms
 from .connection import CONNECTED, DELIVERED, IN_DOUBT, MESSAGE, NOTHING, OPEN, REFUSED, Connection
 from .errors import (
@@ -306,7 +305,8 @@ class Client:
             properties: level 5's, as a dict: a subscription identifier, say, which the messages then carry in theirs.
 
         Raises:
-            InvalidTopic: not a topic filter.
+            InvalidTopic: not a topic filter; BufferTooSmall: a longer one than the buffer.
+            InvalidPacket: a QoS, an option or a property that there is not.
             SubscriptionRefused: by the broker; the connection goes on.
             DeadlineExpired: no answer in time.
         """
@@ -314,13 +314,11 @@ class Client:
 
     def want(self, filter_, qos, handler, properties):
         """Ask for a subscription as soon as there is a connection; return its entry."""
-        filter_ = octets(filter_)
-        check_filter(filter_)
         if properties:
             from .codec.properties import pack
 
             properties = pack(8, properties)
-        return self.session.subscribe(filter_, qos, handler, properties)
+        return self.session.subscribe(octets(filter_), qos, handler, properties)
 
     def unsubscribe(self, filter_, timeout_s=None):
         """End the subscription of filter_; without a connection that is remembered, and asked for at the next one.

@@ -6,8 +6,11 @@ import pytest
 
 from flashmqtt.connection import CLOSED, IN_DOUBT
 from flashmqtt.errors import (
+    BufferTooSmall,
     ConnectionLost,
     InboundWindowFull,
+    InvalidPacket,
+    InvalidTopic,
     ProtocolViolation,
     StoreFull,
     StoreWorn,
@@ -866,6 +869,45 @@ def test_subscribing_again_while_the_answer_is_under_way_asks_again():
     broker.give(suback(id_of(second), 2, 1))
     assert entry.state == GRANTED and entry.code == 2
     assert broker.took()[0][0] == 0xA2
+
+
+@pytest.mark.req("W11", "Q8")
+def test_more_subscriptions_than_one_packet_holds_are_restored_by_several():
+    broker = peer(out_bytes=64, packet_bytes=64, buffer_bytes=64)
+    broker.connect()
+    filters = [b"a/filter/number/%d" % i for i in range(7)]
+    for filter_ in filters:
+        broker.session.subscribe(filter_, 1)
+        broker.give(suback(id_of(broker.took()[0]), 1))
+    broker.drop()
+    requests = broker.connect(0)
+    asked = b""
+    while requests:
+        (request,) = requests
+        asked += request[4:]
+        broker.give(suback(id_of(request), *[1] * (len(request[4:]) // (len(text(filters[0])) + 1))))
+        requests = broker.took()
+    assert asked == b"".join([text(filter_) + b"\1" for filter_ in filters])
+    assert [entry.state for entry in broker.session.subscriptions] == [GRANTED] * 7
+
+
+@pytest.mark.req("W11")
+def test_a_subscription_that_no_packet_can_ask_for_is_refused_at_once_and_forgotten():
+    broker = peer(out_bytes=64, packet_bytes=64, buffer_bytes=64)
+    for wrong, options, error in (
+        (b"x" * 60, 1, BufferTooSmall),
+        (b"x", 3, InvalidPacket),
+        (b"x", -1, InvalidPacket),
+        (b"x#", 1, InvalidTopic),
+    ):
+        with pytest.raises(error):
+            broker.session.subscribe(wrong, options)
+        broker.session.subscribe(b"good", 1)
+        with pytest.raises(error):
+            broker.session.subscribe(wrong, options)
+    assert len(broker.session.subscriptions) == 1
+    (request,) = broker.connect(0)
+    assert request[4:] == text(b"good") + b"\1"
 
 
 @pytest.mark.req("W11")

@@ -201,7 +201,7 @@ def put_subscribe(buf, pos, packet_id, filters, level=4, dup=False, properties=N
     for filter_, options in filters:
         check_filter(filter_)
         # [MQTT-3-8.3-4]; 5: QoS 3, Retain Handling 3, bits 7-6 [MQTT-3.8.3-5], No Local if shared [MQTT-3.8.3-4]
-        if options & 3 == 3 or options > (0x2E if level == 5 else 2) or (options & 4 and is_shared(filter_)):
+        if options & 3 == 3 or not 0 <= options <= (0x2E if level == 5 else 2) or (options & 4 and is_shared(filter_)):
             raise InvalidPacket("options", options)
         n += len(filter_) + 3
     pos = _put_filters(buf, pos, 0x82, packet_id, n, level, dup, properties)

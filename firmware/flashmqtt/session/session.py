@@ -338,7 +338,14 @@ class Session:
         return self.store.waiting + len(self.sending) + (self._stalled >= 0)
 
     def subscribe(self, filter_, options, handler=None, properties=None):
-        """Ask for a subscription, now or as soon as there is a connection; return its entry, whose state tells."""
+        """Ask for a subscription, now or as soon as there is a connection; return its entry, whose state tells.
+
+        Raises:
+            InvalidTopic, InvalidPacket, BufferTooSmall: no SUBSCRIBE can ask for it.
+        """
+        n = put_subscribe(self._scratch, 0, 1, ((filter_, options),), self.level, False, properties)
+        if n > len(self.out):
+            raise BufferTooSmall(n)
         self._wants_request = self.ready = True
         for entry in self.subscriptions:
             if entry.filter == filter_:
@@ -574,19 +581,21 @@ class Session:
                     return
             while not self.request_id or self.request_id in self.sending:
                 self._requests = self.request_id = self._requests % 65535 + 1
-        what = [entry.filter for entry in self._asked]
         properties = None
-        if self._asking is put_subscribe:
-            what = [(entry.filter, entry.options) for entry in self._asked]
-            properties = self._asked[0].properties
-        try:
-            self.out_end = self._asking(self.out, self.out_end, self.request_id, what, self.level, dup, properties)
-        except BufferTooSmall:
-            if not dup:
-                self.request_id = 0
-            if not self.out_end:
-                raise
-            return  # when the output is empty again
+        while True:
+            what = [entry.filter for entry in self._asked]
+            if self._asking is put_subscribe:
+                what = [(entry.filter, entry.options) for entry in self._asked]
+                properties = self._asked[0].properties
+            try:
+                self.out_end = self._asking(self.out, self.out_end, self.request_id, what, self.level, dup, properties)
+                break
+            except BufferTooSmall:
+                if self.out_end:
+                    if not dup:
+                        self.request_id = 0
+                    return  # when the output is empty again
+                self._asked = self._asked[: len(self._asked) // 2]  # the rest with the next packet: each one alone fits
         self._request_ms = now_ms
         for entry in self._asked:
             if entry.state == _WANTED or entry.state == _UNWANTED:
