@@ -63,6 +63,21 @@ def test_main_runs_at_a_start_and_can_be_interrupted(tmp_path):
         assert mpremote(device, "exec", "print(6 * 7)").strip() == "42"
 
 
+@pytest.mark.req("B3")
+@pytest.mark.timeout(120)
+def test_program_that_was_left_running_gives_way_to_the_next_command(tmp_path):
+    program = tmp_path / "first.py"
+    program.write_text("import time\nprint('it runs')\nwhile True:\n    time.sleep_ms(20)\n")
+    with Device(tmp_path / "board") as device:
+        left = subprocess.Popen([MPREMOTE, "connect", device.path, "run", str(program)], stdout=subprocess.PIPE)
+        try:
+            assert left.stdout is not None and left.stdout.readline().strip() == b"it runs"
+        finally:
+            left.kill()  # as Ctrl-C in the terminal does: the board is not told
+            left.wait()
+        assert mpremote(device, "exec", "print('ours')", timeout_s=20).strip() == "ours"
+
+
 @pytest.mark.req("B4")
 def test_watchdog_bites_a_program_that_hangs(tmp_path):
     program = tmp_path / "main.py"

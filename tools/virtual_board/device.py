@@ -29,6 +29,7 @@ from tools.flashsim.tear import tear
 ROOT = Path(__file__).resolve().parent.parent.parent
 HEAP = "512K"  # words are twice as long as on a board, and the simulated chip lives in it too
 POWER_ON, WATCHDOG_RESET = 1, 3
+CTRL_C = b"\x03"
 RAW_BANNER = b"raw REPL; CTRL-B to exit\r\n"
 WIRED = "\x01wired\x02"  # what `power_on.py` prints when it is a board, and nobody sees
 WIRED_S = 60.0
@@ -200,10 +201,27 @@ class Device:
         self._from_user_now(data)
 
     def _from_user_now(self, data: bytes) -> None:
+        if CTRL_C in data and self._deaf():
+            assert self._process is not None
+            self._process.send_signal(signal.SIGINT)
+            data = data.replace(CTRL_C, b"")
         try:
             os.write(self._inner, data)
         except OSError:
             pass  # it is just ending: what is sent to a board in reset is lost
+
+    def _deaf(self) -> bool:
+        """Return whether a program runs that no Ctrl-C would reach: one that came through the raw REPL.
+
+        The unix port then waits for SIGINT, but its terminal stays as it is while a line is read: Ctrl-C is a byte like any.
+        """
+        assert self._process is not None
+        try:
+            status = Path(f"/proc/{self._process.pid}/status").read_text()
+        except OSError:
+            return False  # it is just ending
+        caught = int(status.partition("SigCgt:")[2].split(maxsplit=1)[0], 16)
+        return bool(caught & 1 << signal.SIGINT - 1) and not termios.tcgetattr(self._inner)[3] & termios.ISIG
 
     def _from_board(self, data: bytes) -> None:
         if self._unwired is not None:
