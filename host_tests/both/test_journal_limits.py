@@ -283,13 +283,61 @@ def test_a_message_that_is_too_long_for_the_store_leaves_no_trace():
     assert journal.waiting == 0 and fill(journal) >= 31
 
 
+@pytest.mark.req("S5")
+def test_what_can_never_fit_drops_nothing():
+    journal = Journal(RamRegion(4), policy=DROP_OLDEST)
+    for _ in range(30):
+        journal.append(MESSAGE, 100)
+    with pytest.raises(StoreFull):
+        journal.append(bytes(7617), 7617)
+    assert journal.waiting == 30 and journal.dropped == 0
+    journal.append(bytes(7000), 7000)  # two sectors of four, nearly
+    assert journal.waiting == 1 and journal.dropped == 30
+
+
+@pytest.mark.req("S6")
+@pytest.mark.parametrize("length", (-3, 11, 300))
+def test_more_bytes_than_there_are_is_the_callers_mistake_and_harms_nothing(length):
+    region = RamRegion(4, page_bytes=256)
+    journal = Journal(region)
+    for store in (journal.append, journal.hold):
+        with pytest.raises(UsageError):
+            store(bytes(10), length)
+    journal.begin(500)
+    with pytest.raises(UsageError):
+        journal.extend(bytes(10), length)
+    journal.append(bytes(244), 244)  # on the next page
+    assert [slot for slot in range(journal.slots) if journal.is_open(slot)] == []
+    assert drain(Journal(region)) == [journal.next_seq - 1]
+
+
+@pytest.mark.req("S6")
+def test_a_region_of_too_few_sectors_is_refused():
+    for sectors in (1, 2):
+        with pytest.raises(UsageError):
+            Journal(RamRegion(sectors))
+    assert fill(Journal(RamRegion(3))) == 31
+
+
 @pytest.mark.req("W8")
 def test_the_last_sequence_number_is_the_end():
-    journal = Journal(RamRegion(4))
-    journal.next_seq = 0x3FFFFFFE
+    region = RamRegion(4)
+    journal = Journal(region)
+    journal.next_seq = 0x3FFFFFFD
+    journal._settle()
+    assert journal.append(b"", 0) == 0x3FFFFFFD
+    journal = Journal(region)
     assert journal.append(b"", 0) == 0x3FFFFFFE
-    with pytest.raises(StoreExhausted):
-        journal.append(b"", 0)
+    for store in (journal.append, journal.hold):
+        with pytest.raises(StoreExhausted):
+            store(b"", 0)
+    journal.mark(journal.take(), 1)
+    journal = Journal(region)
+    assert journal.mark_of(0) == 1 and drain(journal) == [0x3FFFFFFE]
+    journal.release(0)
+    journal.close()
+    journal = Journal(region)
+    assert journal.waiting == 0 and journal.next_seq == 0x3FFFFFFF
 
 
 @pytest.mark.req("S4")

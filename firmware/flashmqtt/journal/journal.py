@@ -39,6 +39,7 @@ _OPENED = const(1)
 _AGAIN = const(2)
 _EXPLICIT = const(4)
 _HOLD = const(8)
+_SEAL = const(32)
 _WINDOW = const(32)
 _ANY = const(0xFF)  # states of a slot: all but free
 
@@ -123,12 +124,13 @@ class Journal(Ring):
         """Store an outgoing message, buf[:length], durably; return its sequence, or 0 if the policy dropped it.
 
         Raises:
+            UsageError: buf is not as long.
             StoreFull: no room, and the policy is to refuse; or dropping the oldest does not help, because what is open does not
                 fit into one sector (of 4 KB: 11 messages of 111 to 244 bytes, or 15 shorter ones).
             StoreWorn: too few sectors left that work. StoreExhausted: a thousand million messages were stored.
         """
         self._abandon()
-        seq = self._new_seq()
+        seq = self._new_seq(buf, length)
         try:
             if length <= _BODY_MAX:
                 self._write(_QUEUED | _FIRST | _LAST, seq, buf, 0, length, True)
@@ -149,9 +151,16 @@ class Journal(Ring):
         """Begin an outgoing message of `length` bytes that comes in pieces; it exists when `commit` returns.
 
         The next `append` or `begin`, or a power cut, abandons what was not committed.
+
+        Raises:
+            StoreFull: it is longer than the whole store. StoreExhausted: as for `append`.
         """
         self._abandon()
-        self._chunk = self._new_seq()
+        seq = self._new_seq(_NONE, 0)
+        # Said before anything is dropped for it.
+        if length > (self.sectors_usable - 2) * (self._sector_bytes // _PAGE * _BODY_MAX - _HEADER - _SEAL):
+            raise StoreFull("%d bytes are more than it holds" % length)
+        self._chunk = seq
         self._chunk_length = length
         self._chunk_done = 0
         self.next_seq = self._chunk + 1
@@ -160,9 +169,10 @@ class Journal(Ring):
         """Add the next piece, buf[:n].
 
         Raises:
-            UsageError: nothing was begun, or it is longer than was said. StoreFull, StoreWorn: as for `append`.
+            UsageError: nothing was begun, it is longer than was said, or buf is not as long.
+            StoreFull, StoreWorn: as for `append`.
         """
-        if not self._chunk or self._chunk_done + n > self._chunk_length:
+        if not self._chunk or not 0 <= n <= min(len(buf), self._chunk_length - self._chunk_done):
             raise UsageError("extend: not begun, or too long")
         self._extend(buf, n, 0)
 
@@ -183,12 +193,12 @@ class Journal(Ring):
         """Store an inbound message, buf[:length], durably; return its slot, open until released, across power cuts too.
 
         Raises:
-            StoreFull: no room, or no slot.
+            UsageError: buf is not as long. StoreFull: no room, or no slot.
         """
         slot = self._free_slot()
         if slot < 0:
             raise StoreFull("no slot")
-        seq = self._new_seq()
+        seq = self._new_seq(buf, length)
         done = 0
         flags = _HELD | _FIRST
         try:
@@ -209,7 +219,10 @@ class Journal(Ring):
                 self._slot_state[slot] = 0
             raise
 
-    def _new_seq(self):
+    def _new_seq(self, buf, length):
+        """Return the sequence for a message that is buf[:length]."""
+        if not 0 <= length <= len(buf):
+            raise UsageError("%d bytes of %d" % (length, len(buf)))
         if self.next_seq >= _SEQ_LIMIT:
             raise StoreExhausted("every sequence number is used")
         return self.next_seq
