@@ -185,6 +185,21 @@ def test_bucket_of_several_row_groups_of_a_segment_takes_none_for_a_replay(landi
     assert pq.read_table(out.path(file))["cause"].to_pylist() == ["resend"] * 2
 
 
+@pytest.mark.req("P4")
+def test_segments_are_read_in_their_collectors_order_whatever_its_clock_said(landing, tmp_path):
+    """A QoS 2 message that was held for long lands with its own, older time of arrival; and a clock may be set back."""
+    landing.message("a", 1, 1)
+    landing.message("a", 1, 2)
+    landing.seal()
+    landing.message("a", 1, 3, arrival_us=landing.arrival_us - 3_600_000_000)
+    landing.seal()
+    out, directory = Storage(str(tmp_path / "out")), Storage(str(landing.directory))
+    names = [segments.file_name("c", number) for number in (2, 1)]
+    done = {one.table: one.file for one in bucket.run(out, directory, 0, 1, 1, {}, {}, names)}
+    assert pq.read_table(out.path(done["readings"]))["seq"].to_pylist() == [1, 2, 3]
+    assert pq.read_table(out.path(done["tally"]))["reordered"].to_pylist() == [0]
+
+
 @pytest.mark.parametrize(
     ("spoil", "text"),
     [

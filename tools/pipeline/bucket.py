@@ -712,15 +712,19 @@ def _in_order(landing: Storage, paths: Iterable[str], bucket: int, buckets: int)
     Raises:
         SegmentError: a file under a segment's name is not one.
     """
+    begun: dict[str, float] = {}
     files = []
-    for path in paths:
+    for (collector, _), path in sorted((segments.parse_name(path) or ("", 0), path) for path in paths):
         with _opened(landing, path) as source:
             meta = pq.read_metadata(source)
             segments.check_columns(meta.schema.names)
         index = meta.schema.names.index("arrival")
         statistics = [meta.row_group(n).column(index).statistics for n in range(meta.num_row_groups)]
-        begins = [one.min for one in statistics if one is not None and one.has_min_max]
-        files.append((min(begins).timestamp() if begins else 0.0, path))
+        begins = [one.min.timestamp() for one in statistics if one is not None and one.has_min_max]
+        # Never before the segment in front of it: a clock may have been set back, and a message that was held for long
+        # lands with its own time of arrival.
+        begun[collector] = max(min(begins, default=0.0), begun.get(collector, 0.0))
+        files.append((begun[collector], path))
     for _, path in sorted(files):
         with _opened(landing, path) as source:
             file = pq.ParquetFile(source, read_dictionary=["collector", "topic"])
