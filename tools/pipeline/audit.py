@@ -110,16 +110,18 @@ def total(ranges: Column) -> Column:
 
 
 def overlap(ranges: Column, windows: Column) -> Column:
-    """Return how many numbers of some ranges lie in some windows (`doubt_first`, `doubt_last`)."""
+    """Return how many numbers of some ranges lie in windows (`doubt_first`, `doubt_last`), which may overlap."""
+    in_order = F.array_sort(windows)
 
     def inside(one: Column) -> Column:
-        each = F.transform(
-            F.array_distinct(windows),
-            lambda window: F.greatest(
-                F.least(one["hi"], window["doubt_last"]) - F.greatest(one["lo"], window["doubt_first"]) + 1, F.lit(0)
-            ),
-        )
-        return F.aggregate(each, F.lit(0).cast("long"), lambda sum_, n: sum_ + n)
+        def count(sum_: Column, window: Column) -> Column:
+            lo = F.greatest(sum_["next"], window["doubt_first"])
+            hi = F.least(one["hi"], window["doubt_last"])
+            counted = sum_["n"] + F.greatest(hi - lo + 1, F.lit(0))
+            return F.struct(counted.alias("n"), F.greatest(sum_["next"], hi + 1).alias("next"))
+
+        none = F.struct(F.lit(0).cast("long").alias("n"), one["lo"].alias("next"))
+        return F.aggregate(in_order, none, count, lambda sum_: sum_["n"])
 
     return F.aggregate(ranges, F.lit(0).cast("long"), lambda sum_, one: sum_ + inside(one))
 
