@@ -200,7 +200,7 @@ class Client:
             properties: level 5's, as a dict (see `codec.properties`).
 
         At QoS 1 and 2 the message is stored when this returns, connected or not. At QoS 0 it is sent now or, without a
-        connection, not at all.
+        connection, not at all; nor where the broker said at level 5 that it takes no retained messages, or none so long.
 
         Raises:
             InvalidTopic: not a topic's name. InvalidPacket: a QoS, or a property, that there is not.

@@ -302,7 +302,10 @@ def test_topic_alias_is_set_used_changed_and_bounded():
 @pytest.mark.clause("MQTT-3.3.2-9", "MQTT-3.3.2-8")
 def test_outbound_alias_is_new_once_then_known_and_bounded():
     aliases = OutboundAliases(2)
-    assert aliases.alias(b"a") == -1 and aliases.alias(b"a") == 1
-    assert aliases.alias(b"b") == -2 and aliases.alias(b"c") == 0 and aliases.alias(b"b") == 2
+    assert aliases.alias(b"a") == aliases.alias(b"a") == -1
+    aliases.note(b"a")
+    assert aliases.alias(b"a") == 1 and aliases.alias(b"b") == -2
+    aliases.note(b"b")
+    assert aliases.alias(b"c") == 0 and aliases.alias(b"b") == 2
     assert bytes(aliases.properties(2)) == b"\x23\x00\x02"
     assert OutboundAliases(0).alias(b"a") == 0

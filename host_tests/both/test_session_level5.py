@@ -39,8 +39,10 @@ def ack(head, packet_id, code=0):
 
 
 class Peer5(Peer):
-    def __init__(self, store=None, window=4, properties=b"", buffer_bytes=1024, **five):
-        session = Session(store or RamStore(12), 5, window)
+    def __init__(
+        self, store=None, window=4, properties=b"", buffer_bytes=1024, out_bytes=1024, packet_bytes=1024, **five
+    ):
+        session = Session(store or RamStore(12), 5, window, out_bytes, packet_bytes)
         session.settle_down()
         super().__init__(session, b"me", buffer_bytes=buffer_bytes, five=Level5(**five))
         self.properties = properties
@@ -225,6 +227,48 @@ def test_our_topic_aliases_are_used_where_the_server_allows_them():
         publish(b"", b"x", properties=b"\x23\x00\x01"),
         publish(b"b", b"x"),
     ]
+
+
+@pytest.mark.req("W12", "W9")
+@pytest.mark.clause("MQTT-3.3.2-8")
+def test_an_alias_is_used_only_after_its_topic_has_been_put():
+    broker = Peer5(properties=b"\x22\x00\x05", buffer_bytes=64, out_bytes=64, packet_bytes=64)
+    broker.connect()
+    session = broker.session
+    for _ in range(2):  # the second time, too: an invalid topic has no alias
+        with pytest.raises(InvalidTopic):
+            session.put_unstored(b"a/#", b"x")
+    assert session.put_unstored(b"a", b"x" * 50)
+    assert not session.put_unstored(b"b", b"y" * 50)  # no room now
+    assert broker.took() == [publish(b"a", b"x" * 50, properties=b"\x23\x00\x01")]
+    assert session.put_unstored(b"b", b"y")
+    assert broker.took() == [publish(b"b", b"y", properties=b"\x23\x00\x02")]
+
+
+@pytest.mark.req("W12", "Q0")
+@pytest.mark.clause("MQTT-3.2.2-14", "MQTT-3.2.2-15")
+def test_what_the_server_would_refuse_is_not_sent_at_qos_0_either():
+    broker = Peer5(properties=b"\x25\x00\x27\x00\x00\x00\x20")  # no retained messages, none longer than 32 bytes
+    broker.connect()
+    assert broker.session.put_unstored(b"a", b"x", True)
+    assert broker.session.put_unstored(b"a", b"x" * 27)
+    assert broker.session.put_unstored(b"a", b"x" * 2000)
+    assert broker.took() == []
+    assert broker.session.put_unstored(b"a", b"x" * 26)
+    (sent,) = broker.took()
+    assert len(sent) == 32
+
+
+@pytest.mark.req("W12", "Q4")
+def test_a_message_that_is_longer_with_its_aliased_topic_than_the_buffer_is_held_whole():
+    broker = Peer5(alias_maximum=1, buffer_bytes=128, packet_bytes=128)
+    broker.connect()
+    topic, payload = b"t" * 100, b"p" * 100
+    broker.give(publish(topic, b"", properties=b"\x23\x00\x01"))
+    broker.give(publish(b"", payload, 2, 7, properties=b"\x23\x00\x01"))
+    assert broker.took() == [ack(0x50, 7)]
+    broker.give(ack(0x62, 7))
+    assert broker.messages[-1][:2] == (topic.decode(), payload)
 
 
 @pytest.mark.req("W12")

@@ -37,13 +37,18 @@ class OutboundAliases:
         self._block = bytearray(b"\x23\x00\x00")
 
     def alias(self, topic):
-        """Return the topic's alias, known to the server if positive; if negative, new: send it beside the topic; 0: none."""
+        """Return the topic's alias, known to the server if positive; 0: none.
+
+        If negative, it is a new one: send it beside the topic, and `note` that it was.
+        """
         alias = self._aliases.get(topic, 0)
         if not alias and len(self._aliases) < self.maximum:
-            alias = len(self._aliases) + 1
-            self._aliases[bytes(topic)] = alias
-            return -alias
+            return -1 - len(self._aliases)
         return alias
+
+    def note(self, topic):
+        """Take note that the new alias of this topic is on its way."""
+        self._aliases[bytes(topic)] = len(self._aliases) + 1
 
     def properties(self, alias):
         """Return a property block with this alias, valid until the next call."""

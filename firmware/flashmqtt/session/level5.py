@@ -5,7 +5,7 @@ assigned. It knows the properties of CONNECT, CONNACK and PUBLISH; the flows the
 """
 
 from flashmqtt.codec.aliases import InboundAliases, OutboundAliases
-from flashmqtt.codec.encode import put_publish_head
+from flashmqtt.codec.encode import put_publish, put_publish_head
 from flashmqtt.codec.packets import CONNACK, CONNECT
 from flashmqtt.codec.properties import (
     ASSIGNED_CLIENT_IDENTIFIER,
@@ -28,6 +28,7 @@ from flashmqtt.codec.reasons import (
     RETAIN_NOT_SUPPORTED,
     SUBSCRIPTION_IDENTIFIERS_NOT_SUPPORTED,
 )
+from flashmqtt.errors import BufferTooSmall
 from flashmqtt.fast import copy
 
 from .session import DECLINED
@@ -111,15 +112,32 @@ class Level5:
                 found.append(entry)
         return found
 
-    def alias(self, topic):
-        """Return (topic, property block) to send for a QoS 0 message: with an alias where the server allows one.
+    def put_unstored(self, session, topic, payload, retain, properties):
+        """Do what the session's `put_unstored` does: with an alias where the server allows one [MQTT-3.2.2-17] [MQTT-3.2.2-18].
 
-        [MQTT-3.2.2-17] [MQTT-3.2.2-18]
+        What the server would refuse is not sent, and done with: it is QoS 0. (With its topic, not with an alias, it must not be
+        longer than the server takes.)
         """
-        alias = self._outbound.alias(topic)
-        if not alias:
-            return topic, b""
-        return (b"" if alias > 0 else topic), self._outbound.properties(abs(alias))
+        out = session.out
+        at = session.out_end
+        properties = properties or b""
+        n = len(payload)
+        aliases = self._outbound
+        try:
+            if len(topic) + n + len(properties) + 11 > self._packet_limit:
+                n += put_publish_head(out, at, topic, n, 0, retain, False, 0, 5, properties) - at
+            if self.objection(1 if retain else 0, n):
+                return True
+            alias = aliases.alias(topic)
+            if alias:
+                properties += aliases.properties(abs(alias))
+            end = put_publish(out, at, b"" if alias > 0 else topic, payload, 0, retain, False, 0, 5, properties)
+        except BufferTooSmall:
+            return False
+        if alias < 0:  # not before the topic is known to be one, and to fit
+            aliases.note(topic)
+        session.out_end = end
+        return True
 
     def resolve(self, packet, message):
         """Let the message's topic be the one that a received alias stands for."""

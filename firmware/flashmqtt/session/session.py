@@ -291,15 +291,12 @@ class Session:
         if self.partial >= 0:
             return False
         if self.five:
-            topic, block = self.five.alias(topic)
-            properties = (properties or b"") + block
+            return self.five.put_unstored(self, topic, payload, retain, properties)
         try:
-            self.out_end = put_publish(
-                self.out, self.out_end, topic, payload, 0, retain, False, 0, self.level, properties
-            )
+            self.out_end = put_publish(self.out, self.out_end, topic, payload, 0, retain, False, 0, self.level)
         except BufferTooSmall:
             return False
-        self._topic = topic if isinstance(topic, bytes) and self.level != _LEVEL_5 else None
+        self._topic = topic if isinstance(topic, bytes) else None
         return True
 
     def put_unstored_head(self, topic, n, retain=False, properties=None):
@@ -732,6 +729,8 @@ class Session:
             if self.five or not self.holding:  # 5: more than the Receive Maximum that we told [MQTT-3.3.4-9]
                 raise InboundWindowFull(store.slots)
             return  # not answered
+        if packet.topic_alias:
+            self.fit(2 * len(packet.buffer))  # with its topic it may be longer than what came
         scratch = self._scratch
         if packet.topic_alias:
             n = self.five.put_held(scratch, packet)
