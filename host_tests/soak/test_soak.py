@@ -18,10 +18,9 @@ from pathlib import Path
 from tools.soak.__main__ import soak
 from tools.soak.fleet import Settings
 
-# Without absences: after one, a board rightly waits longer than a test may.
 settings = Settings(
-    seconds=10, boards=3, seed=5, interval_ms=100, health_s=1, power_s=5, link_s=6, silence_s=30, absence_s=0,
-    broker_s=4, collector_s=5, collector_link_s=5,
+    seconds=6, boards=3, seed=5, interval_ms=50, health_s=1, power_s=3, link_s=4, silence_s=20, absence_s=10,
+    broker_s=3, collector_s=3, collector_link_s=3, longest_absence_s=1.5, longest_pause_s=1,
 )
 sys.exit(soak(Path(sys.argv[1]), settings))
 """

@@ -30,11 +30,9 @@ from tools.virtual_board.supervisor import VirtualBoard
 SETTLE_S = 0.05
 AGAIN = 0.25  # of the power cuts, so many are followed by another while the board starts
 AGAIN_S = 0.4
-LONGEST_ABSENCE_S = 6.0
 STEADY_EVERY = 5
 COLLECTOR_START_S = 60.0  # the broker may be away, too
 KEEP_ALIVE_S = 5
-LONGEST_PAUSE_S = 20
 SAMPLES = 600  # over the whole soak, about
 SHORTEST_SAMPLE_S = 0.5
 BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} s{postfix}"
@@ -49,6 +47,7 @@ class Settings:
     """What is soaked, for how long, and how often each fault comes: mean seconds between two, for one board or program.
 
     Where it is 0, the programs of the host are killed about eight times: what they hold in memory shows between two kills.
+    A board may pause for `longest_pause_s` between two attempts to connect, also after the last fault.
     """
 
     seconds: float
@@ -65,6 +64,8 @@ class Settings:
     collector_s: float = 0.0
     collector_link_s: float = 60.0
     drain_s: float = 240.0
+    longest_absence_s: float = 6.0
+    longest_pause_s: int = 20
 
     def host_s(self, given: float) -> float:
         """Return the mean seconds between two kills of a host's program."""
@@ -125,7 +126,7 @@ class Fleet:
                 "interval_ms": settings.interval_ms,
                 "health_s": settings.health_s,
                 "keep_alive_s": KEEP_ALIVE_S,
-                "longest_pause_s": LONGEST_PAUSE_S,
+                "longest_pause_s": settings.longest_pause_s,
             }
             for number in range(1, settings.boards + 1):
                 name = f"board-{number:0{width}d}"
@@ -245,7 +246,7 @@ class Fleet:
             else:
                 line.refuse("absence")
                 line.cut()
-                await self._live(board, self._rng.uniform(0, LONGEST_ABSENCE_S))
+                await self._live(board, self._rng.uniform(0, settings.longest_absence_s))
                 line.admit("absence")
         await self._live(board, max(0.0, settings.seconds - self._now()))
 
@@ -267,7 +268,7 @@ class Fleet:
             line.swallow()  # those that were just being let through
         self._broker.save()
         self._broker.kill()
-        await asyncio.sleep(self._rng.uniform(0, LONGEST_ABSENCE_S / 2))
+        await asyncio.sleep(self._rng.uniform(0, self.settings.longest_absence_s / 2))
         self._broker.start()
         for line in self._lines:
             line.admit("broker")
