@@ -142,6 +142,21 @@ def test_two_boards_with_one_id_are_two_lives(landing):
     assert len(tables["readings"]) == 4
 
 
+@pytest.mark.req("P5")
+def test_device_that_forgets_at_every_start_ends_in_quarantine_and_stops_no_other(landing, monkeypatch):
+    monkeypatch.setattr(bucket, "MOST_LIVES", 3)
+    for start in range(5):
+        landing.message("a", 1, 1, kind="boot", up=start + 0.5)
+        landing.message("a", 1, 2, up=start + 1.5)
+    landing.message("b", 1, 1)
+    tables, state = work(landing, landing.rows, [(0, 2), (2, 4), (4, 7), (7, 8), (8, 11)], reload=True)
+    assert intervals(state) == {("a", life, 1): {1, 2} for life in (1, 2, 3)} | {("b", 1, 1): {1}}
+    assert [(row["reason"], row["row"]) for row in tables["quarantine"]] == [
+        ("its device's counters began again too often: the id is not its own", row) for row in (7, 8, 9, 10)
+    ]
+    assert tables["duplicates"] == []
+
+
 def test_boot_message_in_labels_and_in_records_means_the_same(landing):
     landing.message("a", 2, 9, kind="boot", cause="watchdog", first=9, dropped=3)
     landing.raw(

@@ -26,6 +26,8 @@ from . import delays, intervals, schemas, senml
 from .storage import Storage
 
 LIFE_BITS, BOOT_BITS = 10, 31
+MOST_LIVES = (1 << LIFE_BITS) - 2
+"""A device that begins anew more often has another's id, or no memory: what it says then can't be told apart."""
 TIE_TOLERANCE_US = 1_000_000
 """A clock that moves by more than this against the uptime has been set anew."""
 SAME_TIE_US = 10_000
@@ -217,7 +219,7 @@ def process(state: State, rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
         origin = {"arrival": arrival, "collector": _encoded(rows["collector"])}
         origin |= {name: rows[name].combine_chunks() for name in ("segment", "row")}
         new = _Messages(state, messages, place, device_name, origin)
-        bad += new.reused
+        bad += new.refused
         yield from new.tables(packs.records)
     if bad:
         bad.sort()
@@ -305,23 +307,27 @@ class _Messages:
         self, state: State, messages: pa.Table, place: pa.Array, device_name: pa.Array, origin: dict[str, pa.Array]
     ):
         self.state = state
+        self.origin = origin
         self.messages = messages
         self.place = place.to_numpy()
-        self.device = device = state.device_numbers(device_name)
+        self.device = state.device_numbers(device_name)
         boot = messages["boot"].to_numpy()
         seq = messages["seq"].to_numpy()
-        self.uptime = messages["uptime"].combine_chunks()
-        life = _lives(state, device, boot, seq, messages)
-        self.origin = origin
-        self._keep_replays(life, device, boot, seq)
-        group = state.groups(pack(device, life, boot))
+        self.life = _lives(state, self.device, boot, seq, messages)
+        self._keep_replays(boot, seq)
+        self.refused = self._refuse_lives_beyond_the_last()
+        boot = self.messages["boot"].to_numpy()
+        seq = self.messages["seq"].to_numpy()
+        self.uptime = self.messages["uptime"].combine_chunks()
+        group = state.groups(pack(self.device, self.life, boot))
         codes = intervals.encode(group, seq)
 
         # Sorted by identity, a message's copies stand together, first come first.
         order = np.argsort(codes, kind="stable")
         codes = codes[order]
         self.order, self.codes = order, codes
-        first = np.concatenate(([True], codes[1:] != codes[:-1]))
+        first = np.ones(len(codes), dtype=bool)
+        first[1:] = codes[1:] != codes[:-1]
         known = state.seen.contains(codes)
         new = first & ~known
         highest_before = self._highest(codes)
@@ -332,7 +338,7 @@ class _Messages:
         original = np.maximum.accumulate(np.where(first, np.arange(len(codes)), 0))
         compared = ~first & ~known
         reused = compared & (up != up[original])
-        self.reused = [
+        self.refused += [
             (int(row), "identity reused: another message has this device, boot and seq")
             for row in self.place[order[reused]]
         ]
@@ -340,23 +346,32 @@ class _Messages:
         self.compared = compared
         self.new = new
         self.reordered = new & (self._overtaken(codes, order) | (codes < highest_before))
-        self.life = life
         state.seen = state.seen.union(codes[new])
         self.group = intervals.group_of(codes)
 
-    def _keep_replays(self, life: np.ndarray, device: np.ndarray, boot: np.ndarray, seq: np.ndarray) -> None:
+    def _keep_replays(self, boot: np.ndarray, seq: np.ndarray) -> None:
         """Give a replayed row to the life that has it already, whatever life is in force now."""
-        state = self.state
+        state, device = self.state, self.device
         if not state.life:
             return
         for at in np.flatnonzero(self._replayed(np.arange(len(device)))).tolist():
             for one in range(state.life.get(int(device[at]), 1), 0, -1):
-                place = np.searchsorted(state.keys, pack(int(device[at]), one, int(boot[at])))
-                if place < len(state.keys) and state.keys[place] == pack(int(device[at]), one, int(boot[at])):
+                key = pack(int(device[at]), one, int(boot[at]))
+                place = np.searchsorted(state.keys, key)
+                if place < len(state.keys) and state.keys[place] == key:
                     code = intervals.encode(np.array([place]), seq[at : at + 1])
                     if state.seen.contains(code)[0]:
-                        life[at] = one
+                        self.life[at] = one
                         break
+
+    def _refuse_lives_beyond_the_last(self) -> list[tuple[int, str]]:
+        """Leave out the messages of a device that began anew too often; return their rows, with the reason."""
+        beyond = self.life > MOST_LIVES
+        refused = self.place[beyond].tolist()
+        if refused:
+            self.messages = self.messages.filter(pa.array(~beyond))
+            self.place, self.device, self.life = self.place[~beyond], self.device[~beyond], self.life[~beyond]
+        return [(row, "its device's counters began again too often: the id is not its own") for row in refused]
 
     def _highest(self, codes: np.ndarray) -> np.ndarray:
         """Return for each message the highest code of its group before this batch, 0 where there is none."""
@@ -378,6 +393,8 @@ class _Messages:
 
     def tables(self, records: pa.Table) -> Iterator[tuple[str, pa.Table]]:
         """Yield what is to be written."""
+        if not len(self.place):
+            return
         order, new = self.order, self.new
         chosen = order[new]
         yield "readings", self._readings(records, chosen)
@@ -621,20 +638,18 @@ def _lives(state: State, device: np.ndarray, boot: np.ndarray, seq: np.ndarray, 
         before = mine[: np.searchsorted(mine, at)]
         before = before[life[before] == current]
         if (current, which) in known or _out_of_line(state, number, current, which, its_seq, boot[before], seq[before]):
-            current += 1
-            if current >> LIFE_BITS:
-                raise OverflowError(
-                    f"device {state.devices[number]!r} started again {current} times: its id is not its own"
-                )
+            current = min(current + 1, MOST_LIVES + 1)
             several.add(number)
             state.life[number] = current
             life[mine[mine >= at]] = current
         known[current, which] = (its_seq, up)
     for number in several:
         mine = own(number)
-        known = state.boots.get(number, {})
+        begun: dict[int, list[tuple[int, int]]] = {}
+        for (one, which), (its_seq, _) in state.boots.get(number, {}).items():
+            begun.setdefault(one, []).append((which, its_seq))
         for at in mine.tolist():
-            life[at] = _life_of(known, int(life[at]), int(boot[at]), int(seq[at]))
+            life[at] = _life_of(begun, int(life[at]), int(boot[at]), int(seq[at]))
     return life
 
 
@@ -654,11 +669,13 @@ def _out_of_line(
     return highest_below >= its_seq or lowest_above <= its_seq
 
 
-def _life_of(known: dict[tuple[int, int], tuple[int, Any]], current: int, which: int, its_seq: int) -> int:
-    """Return the newest life, from the one in force when a message came, that its boot and sequence number fit into."""
+def _life_of(begun: dict[int, list[tuple[int, int]]], current: int, which: int, its_seq: int) -> int:
+    """Return the newest life, from the one in force when a message came, that its boot and sequence number fit into.
+
+    `begun`: for each life the boots that are known, with their first sequence numbers.
+    """
     for life in range(current, 0, -1):
-        begun = [(boot, seq) for (one, boot), (seq, _) in known.items() if one == life]
-        if all((its_seq >= seq) if boot <= which else (its_seq < seq) for boot, seq in begun):
+        if all((its_seq >= seq) if boot <= which else (its_seq < seq) for boot, seq in begun.get(life, ())):
             return life
     return current
 
