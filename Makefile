@@ -19,95 +19,107 @@ PYTEST_ARGS ?=
 	soak powercut faults hostile fuzz clauses size vectors collect collector-kills pipeline cluster report wire-audit compact \
 	deploy monitor backup wipe wakes virtual-board powercut-board format
 
-help: ## List the targets
-	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+help: ## List the targets, and in parentheses what they take, with the defaults
+	@awk 'BEGIN {FS = ":.*## "} /^##@ / {printf "\n%s\n", substr($$0, 5)} /^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
-setup: ## Install what is needed, into .venv (the other targets do this themselves)
-	@$(PYTHON) tools/bootstrap.py
+##@ To begin with
 
 run: setup ## The main job: a virtual board under power cuts, a real broker, Spark, the audit (READINGS=1000 CUTS=20 LINKCUTS=10 KILLS=3 SEED=)
 	@$(PY) -m tools.run --readings $(READINGS) --cuts $(CUTS) --link-cuts $(LINKCUTS) --collector-kills $(KILLS) $(if $(SEED),--seed $(SEED))
 
-soak: setup ## A fleet under every fault at once, through Spark to the audit; is memory flat, wear even? (MINUTES=60 BOARDS=10 SEED=)
-	@$(PY) -m tools.soak --minutes $(or $(MINUTES),60) --boards $(or $(BOARDS),10) $(if $(SEED),--seed $(SEED))
-
-test: setup ## The tests, on CPython and on MicroPython
+test: setup ## The tests, on CPython and on MicroPython (PYTEST_ARGS="host_tests/docs -x")
 	@$(PY) -m pytest $(PYTEST_ARGS)
 
-check: setup ## What CI runs: format, lint, types, layers, mpy-cross, tests
-	@$(PY) -m tools.check
+setup: ## Install what is needed, into .venv (the other targets do this themselves)
+	@$(PYTHON) tools/bootstrap.py
 
-bench: setup ## Measure everything beside the peers; tables, bench.json (ONLY=journal for one area; KEEP=1: for the documents)
-	@$(PY) -m tools.bench $(if $(ONLY),--only $(ONLY)) $(if $(KEEP),--keep)
+##@ A board
 
-requirements: setup ## Which tests prove which rule
-	@$(PY) -m tools.requirements $(if $(LIST),--list)
+deploy: setup ## Put it on a board and wait for its first reading (BOARD=pico_w or esp32, PORT=auto; DRY=1: only say what; YES=1: don't ask; PLAIN=1: no names shortened)
+	@$(PY) -m tools.deploy deploy --board $(BOARD) --port $(PORT) $(if $(DRY),--dry-run) $(if $(PLAIN),--plain) $(if $(YES),--yes)
 
-dump: setup ## Show what is in a journal (IMAGE=flash.bin, or FROM=/dev/ttyACM0)
-	@$(PY) -m tools.journal dump $(if $(FROM),--board $(FROM),$(IMAGE))
+monitor: setup ## Show what the board says, until Ctrl-C (PORT=auto)
+	@$(PY) -m tools.deploy monitor --port $(PORT)
 
-powercut: setup ## Cut the power at every flash operation, and again in the recovery; prints how many cuts (SHORT=1: a minute)
-	@$(PY) -m tools.powercut $(if $(SHORT),--short) $(if $(REPLAY),--replay $(REPLAY))
+backup: setup ## Copy every file of the board, and the journal, into backups/ (PORT=auto)
+	@$(PY) -m tools.deploy backup --port $(PORT)
 
-faults: setup ## Cut the link everywhere, kill broker and board everywhere; counts losses and duplicates (SHORT=1)
-	@$(PY) -m tools.faults $(if $(SHORT),--short)
+wipe: setup ## Take everything of ours off the board, after asking (PORT=auto; YES=1: don't ask; JOURNAL=1: its stored messages too)
+	@$(PY) -m tools.deploy wipe --port $(PORT) $(if $(YES),--yes) $(if $(JOURNAL),--journal)
 
-hostile: setup ## A broker that does every wrong thing at every moment
-	@$(PY) -m tools.hostile
+dump: setup ## Show what is in a journal (FROM=auto: the board's; FROM=/dev/ttyACM0; or IMAGE=flash.bin)
+	@$(PY) -m tools.journal dump $(if $(FROM),--board "$(FROM)",$(if $(IMAGE),"$(IMAGE)"))
+
+virtual-board: setup ## A virtual Pico W on a serial port, for mpremote and deploy (WIFI=network:password that its radio finds; BOARD=esp32)
+	@$(PY) -m tools.virtual_board.device $(if $(filter esp32,$(BOARD)),--port esp32) $(if $(WIFI),--wifi "$(WIFI)")
+
+##@ Behind the broker
+
+collect: setup ## Run the collector (ARGS="--host broker.local --landing landing"; ARGS=--help)
+	@$(PY) -m tools.collector $(ARGS)
+
+pipeline: setup ## Run the Spark pipeline (ARGS="--landing landing --out tables"; ARGS=--help)
+	@$(PY) -m tools.pipeline.run $(ARGS)
+
+report: setup ## Write the fleet's HTML page (OUT=tables)
+	@$(PY) -m tools.pipeline.report --out $(OUT)
+
+compact: setup ## Join a pipeline's many small files (OUT=tables)
+	@$(PY) -m tools.pipeline.compact --out $(OUT)
+
+wire-audit: setup ## Audit captured MQTT traffic (ARGS="--captures DIR --out DIR")
+	@$(PY) -m tools.wire $(ARGS)
+
+##@ The proofs
+
+powercut: setup ## Cut the power at every flash operation, and again in the recovery; prints how many cuts (SHORT=1: a minute; REPLAY=id)
+	@$(PY) -m tools.powercut $(if $(SHORT),--short) $(if $(REPLAY),--replay "$(REPLAY)")
+
+powercut-board: setup ## A board's whole life under power cuts (FLASHMQTT_UF2=image runs it on an emulated Pico W, too)
+	@FLASHMQTT_BOARD_CUTS=250 $(PY) -m pytest host_tests/flash/test_board_power_cuts.py
+
+faults: setup ## Cut the link everywhere, kill broker and board everywhere; counts losses and duplicates (SHORT=1; REPLAY=id)
+	@$(PY) -m tools.faults $(if $(SHORT),--short) $(if $(REPLAY),--case "$(REPLAY)")
+
+hostile: setup ## A broker that does every wrong thing at every moment (REPLAY=id)
+	@$(PY) -m tools.hostile $(if $(REPLAY),--case "$(REPLAY)")
 
 fuzz: setup ## A million malformed streams through the decoder (CASES=1000000)
 	@$(PY) -m tools.fuzz $(if $(CASES),--cases $(CASES))
 
-clauses: setup ## Which normative statements of MQTT are obeyed where, and proved by which test (LIST=1)
-	@$(PY) -m tools.clauses $(if $(LIST),--list)
-
-size: setup ## What the library weighs on a board, against the ledger
-	@$(PY) -m tools.size
-
-vectors: setup ## Check the packet vectors against a second implementation's codec
-	@$(PY) -m tools.vectors --check
-
-collect: setup ## Run the collector: make collect ARGS="--host broker.local --landing landing"
-	@$(PY) -m tools.collector $(ARGS)
-
 collector-kills: setup ## Kill the collector with -9 under load, again and again, then count (TIMES=100)
 	@$(PY) -m tools.collector.kills --kills $(or $(TIMES),100)
-
-pipeline: setup ## Run the Spark pipeline: make pipeline ARGS="--landing landing --out tables"
-	@$(PY) -m tools.pipeline.run $(ARGS)
 
 cluster: setup ## The pipeline on a standalone Spark cluster, killed with -9 again and again: the same tables
 	@$(PY) -m tools.pipeline.cluster
 
-report: setup ## Write the fleet's HTML page: make report OUT=tables
-	@$(PY) -m tools.pipeline.report --out $(OUT)
-
-wire-audit: setup ## Audit captured MQTT traffic: make wire-audit ARGS="--captures DIR --out DIR"
-	@$(PY) -m tools.wire $(ARGS)
-
-compact: setup ## Join a pipeline's many small files: make compact OUT=tables
-	@$(PY) -m tools.pipeline.compact --out $(OUT)
-
-deploy: setup ## Put it on a board and wait for its first reading: make deploy BOARD=pico_w PORT=auto (DRY=1: only say what; PLAIN=1: no names shortened)
-	@$(PY) -m tools.deploy deploy --board $(BOARD) --port $(PORT) $(if $(DRY),--dry-run) $(if $(PLAIN),--plain) $(if $(YES),--yes)
-
-monitor: setup ## Show what the board says (PORT=auto)
-	@$(PY) -m tools.deploy monitor --port $(PORT)
-
-backup: setup ## Copy every file of the board, and the journal (PORT=auto)
-	@$(PY) -m tools.deploy backup --port $(PORT)
-
-wipe: setup ## Take everything of ours off the board, after asking (PORT=auto JOURNAL=1: its stored messages too)
-	@$(PY) -m tools.deploy wipe --port $(PORT) $(if $(YES),--yes) $(if $(JOURNAL),--journal)
-
 wakes: setup ## 500 wakes of a sleeping board, half of them without a network
 	@$(PY) -m tools.virtual_board.wakes --wakes 500
 
-virtual-board: setup ## A virtual Pico W on a serial port, for mpremote and deploy (WIFI=network:password that its radio finds)
-	@$(PY) -m tools.virtual_board.device $(if $(WIFI),--wifi $(WIFI))
+soak: setup ## A fleet under every fault at once, through Spark to the audit; is memory flat, wear even? (MINUTES=60 BOARDS=10 SEED=)
+	@$(PY) -m tools.soak --minutes $(or $(MINUTES),60) --boards $(or $(BOARDS),10) $(if $(SEED),--seed $(SEED))
 
-powercut-board: setup ## A board's whole life under power cuts (FLASHMQTT_UF2=image runs it on an emulated Pico W, too)
-	@FLASHMQTT_BOARD_CUTS=250 $(PY) -m pytest host_tests/flash/test_board_power_cuts.py
+vectors: setup ## Check the packet vectors against a second implementation's codec
+	@$(PY) -m tools.vectors --check
+
+##@ What is proved, and how well it does
+
+requirements: setup ## Which tests prove which rule (LIST=1: each test)
+	@$(PY) -m tools.requirements $(if $(LIST),--list)
+
+clauses: setup ## Which normative statements of MQTT are obeyed where, and proved by which test (LIST=1: each)
+	@$(PY) -m tools.clauses $(if $(LIST),--list)
+
+bench: setup ## Measure everything beside the peers; tables, bench.json (ONLY=journal for one area; KEEP=1: for the documents)
+	@$(PY) -m tools.bench $(if $(ONLY),--only $(ONLY)) $(if $(KEEP),--keep)
+
+size: setup ## What the library weighs on a board, against the ledger
+	@$(PY) -m tools.size
+
+##@ The house
+
+check: setup ## What CI runs: format, lint, types, layers, mpy-cross, sizes, rules, clauses, tests
+	@$(PY) -m tools.check
 
 format: setup ## Format all code
 	@$(VENV)/bin/ruff format .

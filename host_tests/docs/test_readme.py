@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import shlex
 import subprocess
 import sys
 import threading
@@ -13,9 +14,14 @@ from pathlib import Path
 
 import pytest
 
+from flashmqtt.client import Client
+from flashmqtt.errors import StoreFull
+from flashmqtt.flash.ram import RamRegion
+from flashmqtt.journal.journal import Journal
 from tools import reference, requirements
 from tools.bench import figures
-from tools.broker import Broker
+from tools.broker import Broker, find_mosquitto
+from tools.virtual_board.device import Device
 from tools.virtual_board.image import build
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -70,9 +76,7 @@ def test_a_program_delivers_its_readings(program, tmp_path):
         listening(broker.port) as got,
         (tmp_path / "console").open("w") as console,
     ):
-        (tmp_path / "program.py").write_text(
-            "import gc\ngc.threshold(4096)\n" + program.replace(HOST, f'"127.0.0.1", {broker.port}')
-        )
+        (tmp_path / "program.py").write_text(program.replace(HOST, f'"127.0.0.1", {broker.port}'))
         board = subprocess.Popen(
             [str(Path(sys.executable).parent / "micropython"), "-X", "heapsize=192K", "program.py"],
             cwd=tmp_path,
@@ -91,6 +95,60 @@ def test_a_program_delivers_its_readings(program, tmp_path):
     topics = {topic for topic, _ in got}
     assert len(topics) >= 2, (tmp_path / "console").read_text()
     assert all(topic.startswith("greenhouse-1/") for topic in topics)
+
+
+@pytest.mark.req("B1", "B3")
+@pytest.mark.timeout(200)
+def test_the_first_program_runs_on_a_board_by_the_commands_beside_it(tmp_path):
+    commands = next(block for block in blocks(ROOT / "README.md", "sh") if "mip install" in block)
+    words = [shlex.split(line, comments=True) for line in commands.splitlines() if "/mpremote " in line]
+    assert [line[1] for line in words] == ["mip", "cp", "run"]
+    mpremote = str(Path(sys.executable).parent / "mpremote")
+    (tmp_path / "first.py").write_text(PROGRAMS["README.md-1"].replace(HOST, '"127.0.0.1", %d'))
+    with (
+        Broker(tmp_path / "broker") as broker,
+        listening(broker.port) as got,
+        Device(tmp_path / "board", wifi="my Wi-Fi:its password") as device,
+    ):
+        program = (tmp_path / "first.py").read_text() % broker.port
+        (tmp_path / "first.py").write_text(program)
+        for _, *line in words[:-1]:
+            ran = subprocess.run([mpremote, "connect", device.path, *line], cwd=ROOT, capture_output=True, check=False)
+            assert ran.returncode == 0, ran.stdout + ran.stderr
+        command = [mpremote, "connect", device.path, *words[-1][1:]]
+        with (tmp_path / "console").open("w") as console:
+            running = subprocess.Popen(command, cwd=tmp_path, stdout=console, stderr=console)
+        try:
+            for _ in range(1200):
+                if got or running.poll() is not None:
+                    break
+                time.sleep(0.05)
+        finally:
+            running.kill()
+            running.wait()
+    assert got, (tmp_path / "console").read_text()
+    assert got[0] == ("greenhouse-1/chip_temperature", 2)
+
+
+def test_a_journal_holds_as_many_messages_as_the_readme_says():
+    client = Client("broker.local", client_id="greenhouse-1", store=Journal(RamRegion(64, page_bytes=256)))
+    with pytest.raises(StoreFull):
+        for n in range(10_000):
+            client.publish("greenhouse-1/chip_temperature", str(20 + n % 100 / 10), qos=2)
+    assert f"{n // 100 * 100:,}" in README
+
+
+def test_mosquitto_takes_the_configuration_that_the_readme_shows(tmp_path):
+    shown = re.search(r"^```\n(listener .*?)^```", README, re.MULTILINE | re.DOTALL)
+    assert shown is not None
+    listener, *further = shown[1].splitlines()
+    assert listener == "listener 1883"
+    if find_mosquitto() is None:
+        pytest.skip("needs mosquitto")
+    own = Broker(tmp_path / "own")
+    own.directory.mkdir()
+    own._mosquitto()
+    assert set(further) <= set((own.directory / "mosquitto.conf").read_text().splitlines())
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: str(document.relative_to(ROOT)))
@@ -125,6 +183,19 @@ def test_every_make_target_that_a_document_names_exists():
 def test_help_lists_every_target():
     listed = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert make_targets() == set(re.findall(r"^  make ([a-z-]+)", listed, re.MULTILINE))
+
+
+def test_help_names_every_variable_that_a_target_takes():
+    rules = re.findall(r"^([a-z-]+):.* ## (.*)\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert {target for target, _, _ in rules} == make_targets()
+    for target, text, recipe in rules:
+        taken = set(re.findall(r"\$\((?:if \$\(|or \$\()?([A-Z_]+)\b", recipe)) - {
+            "PY",
+            "PYTHON",
+            "VENV",
+            "MAKEFILE_LIST",
+        }
+        assert [name for name in sorted(taken) if f"{name}=" not in text] == [], target
 
 
 def test_every_variable_that_a_document_gives_to_make_is_one():

@@ -1,0 +1,41 @@
+"""The page for those with trouble knows every error, and quotes what is really printed."""
+
+import builtins
+import re
+from pathlib import Path
+
+import pytest
+
+from flashmqtt import errors
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "firmware/TROUBLESHOOTING.md").read_text()
+ERRORS = {name for name, value in vars(errors).items() if isinstance(value, type)}
+KINDS = {"FlashMqttError", "ConnectRefused", "Refused", "StoreError"}  # roots that are never raised themselves
+SOURCES = "".join(path.read_text() for place in ("firmware", "boards") for path in sorted((ROOT / place).rglob("*.py")))
+
+
+def quoted(columns: slice) -> list[str]:
+    """Return what stands in backticks in these columns of the tables."""
+    rows = [line.split("|")[1:-1] for line in PAGE.splitlines() if line.startswith("| ")]
+    return [phrase for row in rows for cell in row[columns] for phrase in re.findall(r"`([^`]+)`", cell)]
+
+
+def test_every_error_is_explained():
+    assert sorted(error for error in ERRORS - KINDS if f"`{error}`" not in PAGE) == []
+
+
+def test_every_error_that_is_explained_exists():
+    named = set(re.findall(r"`([A-Z][a-z]+[A-Z]\w+)`", PAGE))
+    assert sorted(name for name in named - ERRORS if not hasattr(builtins, name)) == []
+
+
+@pytest.mark.parametrize("line", quoted(slice(0, 1)))
+def test_a_line_that_is_looked_up_is_one_that_a_board_prints(line):
+    for part in re.split(r":? ", re.sub(r"[0-9]+", "%d", line), maxsplit=1):
+        assert part.rstrip(":") in SOURCES
+
+
+@pytest.mark.parametrize("phrase", [phrase for phrase in quoted(slice(1, 2)) if " " in phrase and "make" not in phrase])
+def test_what_an_error_says_is_what_the_code_says(phrase):
+    assert f'"{phrase}' in SOURCES
