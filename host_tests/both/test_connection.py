@@ -193,6 +193,23 @@ def test_a_missing_acknowledgement_ends_the_connection():
     pytest.fail("never noticed")
 
 
+@pytest.mark.req("Q1", "W13")
+def test_the_deadline_of_an_acknowledgement_begins_when_the_message_is_out():
+    broker = peer(out_bytes=64, packet_bytes=64, response_ms=5000, keep_alive_s=0)
+    broker.connect()
+    broker.session.publish(b"a", bytes(1000), 1)
+    connection = broker.connection
+    connection.pump(broker.now)
+    while connection.output():  # over a slow link
+        connection.sent(len(connection.output()), broker.now)
+        broker.now += 1000
+        connection.pump(broker.now)
+    assert broker.now >= 16000
+    connection.check(broker.now + 3900)
+    with pytest.raises(DeadlineExpired):
+        connection.check(broker.now + 5000)
+
+
 @pytest.mark.req("W11")
 def test_disconnect_is_sent_and_nothing_is_read_after_it():
     broker = peer()

@@ -451,7 +451,7 @@ class Session:
 
         Only new messages wait for the window [MQTT-3.3.4-8] [MQTT-4.9.0-2] [MQTT-4.9.0-3].
         """
-        if not self.online or self.lost or (self.partial >= 0 and not self._continue()):
+        if not self.online or self.lost or (self.partial >= 0 and not self._continue(now_ms)):
             return
         if self._wants_request and not self.request_id:
             self._put_request(now_ms)
@@ -534,9 +534,10 @@ class Session:
         self.code = code
         return False
 
-    def _continue(self):
+    def _continue(self, now_ms):
         """Put the next piece of a long message; return whether it is whole now."""
         slot = self.partial
+        self._sent_ms[slot] = now_ms  # the answer can't come before the last piece has left
         n = self.store.length_of(slot) - self._partial_at
         room = len(self.out) - self.out_end
         if n > room:
