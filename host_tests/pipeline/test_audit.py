@@ -3,13 +3,14 @@
 import datetime
 import random
 from itertools import pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from pyspark.testing import assertDataFrameEqual
 
 from host_tests.pipeline.planted import fleet
-from tools.pipeline import audit, bucket, dating, delays, schemas, session
+from tools.pipeline import audit, bucket, dating, delays, schemas, session, verdict
 
 
 @pytest.fixture(autouse=True)
@@ -226,3 +227,20 @@ def test_check_sees_rows_that_are_there_twice(spark):
     events = frame(spark, "events", {"seq": 3} | ORIGIN, {"seq": 2} | ORIGIN)
     rows = audit.check(readings, events).select("boot", "in_tables", "twice")
     same(rows, spark.createDataFrame([(1, 3, 1)], rows.schema))
+
+
+def test_device_writes_nothing_but_its_name_on_the_terminal(capsys):
+    row = SimpleNamespace(
+        device="a\n\x1b[2J" + "x" * 100,
+        life=1,
+        boot=1,
+        published=1,
+        delivered=1,
+        resent=0,
+        replayed=0,
+        missing=0,
+        twice=0,
+    )
+    verdict.print_audit([row], 0)
+    line = capsys.readouterr().out.splitlines()[3]
+    assert line.split()[0] == r"a\n\x1b[2J" + "x" * 53 + "…"

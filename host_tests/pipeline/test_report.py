@@ -60,6 +60,11 @@ def written(spark, tmp_path_factory):
         landing.message(device, 2, 10, bt=1_790_000_010, dup=True)
     for seq, minutes, wear in ((11, 10, 1_000), (12, 1450, 1_100)):
         landing.raw("flashmqtt/a/health", health_message("a", 2, seq, minutes, wear))
+    for seq, value in ((13, 1e308), (14, -1e308)):  # a reading of that name which can't be what the report means
+        landing.raw(
+            "flashmqtt/a/readings",
+            b'[{"bn":"a/","boot":2,"seq":%d,"up":9,"n":"connects","v":%r},{"n":"wear","v":%r}]' % (seq, value, value),
+        )
     landing.raw("flashmqtt/a/readings", b"<img src=x onerror=alert(2)>")
     landing.seal()
     out = directory / "out"

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 # Readings of a board's health message (firmware/app/health.py).
 WEAR = "wear"  # erases of its most worn sector
 CONNECTS = "connects"  # connections since the boot
+MOST_COUNTED = 1 << 31  # a board's counter says no more; another reading may have the same name
 ERASES_RATED = 100_000
 STEPS = (1, 10, 60, 600, 3600, 21_600, 86_400)
 MOST_STEPS = 400
@@ -78,7 +79,7 @@ def delay_histogram(audited: DataFrame) -> DataFrame:
 def own_figures(readings: DataFrame) -> DataFrame:
     """Return what boards tell of themselves: per device erases, the days they took, and reconnects."""
     told = (
-        readings.where(F.col("name").isin(WEAR, CONNECTS))
+        readings.where(F.col("name").isin(WEAR, CONNECTS) & F.col("value").between(0, MOST_COUNTED))
         .groupBy(audit.BOOT)
         .agg(
             F.min(F.when(F.col("name") == WEAR, F.col("value"))).alias("erases_first"),

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 MOST_ROWS = 40
+LONGEST_NAME = 60
 
 
 def audited(
@@ -41,11 +42,19 @@ def judge(spark: SparkSession, out: str, expected: dict[str, Any] | None, late_a
     print_audit(rows, output.rows("quarantine"))
     unknown = [row for row in rows if row.published is None]
     for row in unknown[:MOST_ROWS]:
-        print(f"  {row.device} boot {row.boot}: {row.in_tables} messages of a boot that its board knows nothing of")
+        print(
+            f"  {_shown(row.device)} boot {row.boot}: {row.in_tables} messages of a boot that its board knows nothing of"
+        )
     missing = sum(row.missing or 0 for row in rows)
     twice = sum(row.twice or 0 for row in rows)
     absent = sum(max(0, (row.published or 0) - (row.missing or 0) - (row.in_tables or 0)) for row in rows)
     return 1 if missing or twice or absent or unknown else 0
+
+
+def _shown(device: str) -> str:
+    """Return a device's name as it may stand on a terminal: boards choose them."""
+    name = device if len(device) <= LONGEST_NAME else device[: LONGEST_NAME - 1] + "…"
+    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in name)
 
 
 def print_audit(rows: list[Any], quarantined: int) -> None:
@@ -56,7 +65,7 @@ def print_audit(rows: list[Any], quarantined: int) -> None:
     for row in shown:
         boot = f"{row.boot}" if row.life == 1 else f"{row.boot} (life {row.life})"
         numbers = (row.published, row.delivered, (row.resent or 0) + (row.replayed or 0), row.missing, row.twice)
-        lines.append((row.device, boot, *[f"{number or 0:,}" for number in numbers]))
+        lines.append((_shown(row.device), boot, *[f"{number or 0:,}" for number in numbers]))
     totals = [
         sum(value or 0 for value in column)
         for column in zip(
