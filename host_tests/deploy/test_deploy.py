@@ -244,6 +244,36 @@ def test_full_board_is_named_before_anything_is_copied(tmp_path):
 
 
 @pytest.mark.req("B3")
+def test_room_that_the_sources_of_mip_take_is_counted_as_free(tmp_path):
+    with Device(tmp_path / "board", wifi=WIFI) as device:
+        config = write_configuration(tmp_path / "config", 1)
+        words = ("deploy", "--board", "pico_w", "--port", device.path, "--config", str(config), "--dry-run")
+        with Link(device.path) as link:
+            link.run(
+                "import os\nos.mkdir('/lib')\nos.mkdir('/lib/flashmqtt')\nf = open('/lib/flashmqtt/old.py', 'wb')\n"
+                "for _ in range(760): f.write(bytes(1024))\nf.close()",
+                timeout_s=60,
+            )
+        status, printed, complaints = run(*words)
+        assert status == 0 and "remove /lib/flashmqtt/old.py" in printed, complaints
+
+
+@pytest.mark.parametrize(
+    ("kind", "sectors", "said"),
+    [("PinnedFiles", 16, False), ("PinnedFiles", 64, True), ("BlockRegion", 64, False)],
+)
+@pytest.mark.req("B3")
+def test_journal_of_another_size_than_configured_is_told_of(capsys, kind, sectors, said):
+    class Board:
+        def literal(self, code, timeout_s):
+            return 16, 4096, kind
+
+    deploy.prepare_journal(Board(), sectors)
+    printed = capsys.readouterr().out
+    assert "64 KB" in printed and ("make wipe JOURNAL=1" in printed) == said
+
+
+@pytest.mark.req("B3")
 def test_ports_that_can_not_be_used_are_explained(tmp_path, monkeypatch):
     with pytest.raises(DeployFailed, match="There is no port /dev/nowhere"):
         ports.find("/dev/nowhere")

@@ -19,6 +19,7 @@ from typing import TypeVar
 from tqdm import tqdm
 
 from app.configuration import ConfigurationError
+from tools.command import ended, folder, number
 from tools.deploy import build, configuration, ports
 from tools.deploy.errors import DeployFailed
 from tools.deploy.link import BoardSaid, Link
@@ -195,6 +196,7 @@ def deploy(arguments: argparse.Namespace) -> None:
             f"{len(image)}: {new} new, {len(copy) - new} changed, {unchanged} as they are; {size / 1000:.1f} KB to copy",
         )
         try:
+            found["free"] += to_be_free(link, remove)
             check_room(found, config, sum(_blocks(image[name]) for name in copy if name not in there))
             if not arguments.dry_run:
                 agree(foreign, arguments.yes)
@@ -229,6 +231,14 @@ def _blocks(content: bytes) -> int:
     return -(-len(content) // SECTOR_BYTES) * SECTOR_BYTES
 
 
+def to_be_free(link: Link, remove: list[str]) -> int:
+    """Return how many bytes it frees to remove these files; small ones lie in their folder's blocks and free nothing."""
+    if not remove:
+        return 0
+    sizes = link.literal(f"import os\nprint([os.stat(p)[6] for p in {remove!r}])")
+    return sum(-(-size // SECTOR_BYTES) * SECTOR_BYTES for size in sizes if size > SECTOR_BYTES // 8)
+
+
 def check_room(found: dict, config: dict, needed: int) -> None:
     """See that everything fits.
 
@@ -239,8 +249,9 @@ def check_room(found: dict, config: dict, needed: int) -> None:
     needed += SPARE_BYTES + journal
     if needed > found["free"]:
         raise DeployFailed(
-            f"The board's file system is too full: {needed // 1024} KB are needed, {journal // 1024} KB of them for the "
-            f"journal; {found['free'] // 1024} KB are free. Remove files, or make journal.kib smaller."
+            f"The board's file system is too full: {needed // 1024} KB are needed, {journal // 1024} KB of them for the journal; "
+            f"{found['free'] // 1024} KB are free. Remove files"
+            + (", or make journal.kib smaller." if journal else ".")
         )
 
 
@@ -278,8 +289,16 @@ def prepare_journal(link: Link, sectors: int) -> None:
         count, size, kind = link.literal(_JOURNAL % sectors, timeout_s=120)
     except BoardSaid as error:
         raise DeployFailed(f"The journal can't be set up: {error}") from error
-    how = "pinned in the file system" if kind == "PinnedFiles" else "in a partition of its own"
-    say("journal", f"{count * size // 1024} KB {how}")
+    pinned = kind == "PinnedFiles"
+    say(
+        "journal", f"{count * size // 1024} KB {'pinned in the file system' if pinned else 'in a partition of its own'}"
+    )
+    if pinned and count != sectors:
+        say(
+            "",
+            f"made earlier; {sectors * size // 1024} KB, as in config.toml, takes a new one: make wipe JOURNAL=1, make deploy",
+        )
+        say("", "(what is not delivered by then is lost)")
 
 
 def wait_for_delivery(link: Link, started: float, timeout_s: float) -> None:
@@ -394,12 +413,12 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
             command.add_argument("--plain", action="store_true", help="leave names as they are written: for tracebacks")
         if name in ("deploy", "monitor"):
             command.add_argument(
-                "--timeout", type=float, default=DELIVERY_S, help="seconds to wait for the first delivery"
+                "--timeout", type=number(float, 0.1), default=DELIVERY_S, help="seconds to wait for the first delivery"
             )
         if name == "monitor":
             command.add_argument("--for-a-while", action="store_true", help="end after --timeout")
         if name == "backup":
-            command.add_argument("--output", type=Path, default=None, help="where to; backups/ by default")
+            command.add_argument("--output", type=folder, default=None, help="where to; backups/ by default")
         if name == "wipe":
             command.add_argument("--journal", action="store_true", help="the journal too")
     return parser.parse_args(argv)
@@ -408,15 +427,16 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> int:
     """Do it; return the exit status."""
     arguments = parse(argv)
-    try:
-        arguments.act(arguments)
-    except KeyboardInterrupt:
-        print("\nStopped. What was copied stays; run it again to go on.", file=sys.stderr)
-        return 130
-    except (DeployFailed, ConfigurationError) as failed:
-        print(f"{arguments.command}: {failed}", file=sys.stderr)
-        return 1
-    return 0
+
+    def act() -> int:
+        try:
+            arguments.act(arguments)
+        except (DeployFailed, ConfigurationError) as failed:
+            print(f"{arguments.command}: {failed}", file=sys.stderr)
+            return 1
+        return 0
+
+    return ended(act, stopped="Stopped. What was copied stays; run it again to go on.")
 
 
 if __name__ == "__main__":
