@@ -22,6 +22,7 @@ from .errors import (
     NotConnected,
     PublishRefused,
     SubscriptionRefused,
+    UsageError,
 )
 from .link import Link
 from .session.session import DECLINED, GRANTED, Session
@@ -36,7 +37,9 @@ except ImportError:  # CPython
 
 
 _IPOLL = hasattr(_poll(), "ipoll")
-_SLICE_MS = const(200)  # the longest wait between two calls of `feed`
+_SLICE_MS = const(
+    200
+)  # the longest wait between two calls of `feed`, and the longest turn of a broker that never stops
 _PATIENCE_MS = const(5)  # how long `publish` puts off reading: what comes is answered in batches
 
 
@@ -73,7 +76,7 @@ class Client:
         on_in_doubt(handle): see republish.
         on_refused(handle, code): level 5: the broker refused the message; it is not sent again.
 
-    Each handler may be None, and may publish and subscribe, but an answer can't be waited for in one.
+    Each handler may be None, and may publish and subscribe, but an answer can't be waited for in one (UsageError).
 
     Raises:
         UsageError: arguments that don't fit each other.
@@ -358,13 +361,17 @@ class Client:
             self._wait(left)
 
     def _work(self):
-        """Handle all events there are, without waiting; return how many of them were messages."""
+        """Handle the events there are, without waiting, and not for ever; return how many of them were messages."""
         link = self.link
+        if link.handling:
+            raise UsageError("a handler can't wait for what comes behind its message")
         handled = 0
+        begin_ms = ticks_ms()
         while True:
-            event = link.step(ticks_ms())
+            now_ms = ticks_ms()
+            event = link.step(now_ms)
             if event == NOTHING:
-                if link.wait_ms <= 0 and link.sock:
+                if link.wait_ms <= 0 and link.sock and ticks_diff(now_ms, begin_ms) < _SLICE_MS:
                     continue
                 return handled
             if event == MESSAGE:

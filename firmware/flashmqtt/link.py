@@ -1,9 +1,9 @@
 """The link to the broker: opens sockets, pumps the connection, and opens them again; it never waits.
 
-`step` goes as far as it can without waiting and returns the next event; the faces wait, each in its own way, for `sock` to
-become ready or for `wait_ms` to pass. Every state has a deadline. The name is looked up afresh for every attempt, and the
-addresses it has are tried in turn. Only a name lookup can block, for as long as the system's resolver does: a board's is
-bounded (lwIP gives up after a few seconds), and a numeric address needs none.
+`step` goes as far as it can without waiting, but no further than one read, and returns the next event; the faces wait, each in
+its own way, for `sock` to become ready or for `wait_ms` to pass. Every state has a deadline. The name is looked up afresh for
+every attempt, and the addresses it has are tried in turn. Only a name lookup can block, as long as the system's resolver does:
+a board's is bounded (lwIP gives up after a few seconds), and a numeric address needs none.
 """
 
 import socket
@@ -73,6 +73,7 @@ class Link:
         self._since_ms = 0  # when this state began, or (_DOWN) when it ends
         self._opened_ms = 0
         self._check_ms = 0  # when `connection.check` is due
+        self._had = False  # something was read: it is the caller's turn before more is, however much the broker sends
         self._stuck = False
         self._stuck_ms = 0
         self._unproved = False  # this connection has yet to show that it works
@@ -196,26 +197,16 @@ class Link:
                 self._prove()
             if event == NOTHING:
                 some = session.out_end
-                if not self.write(now_ms):
-                    self.wait_ms = _IDLE_MS
-                elif some and session.ready:
+                if self.write(now_ms) and some and session.ready:
                     continue  # the window holds more than one output did: what is left would wait for the next answer
-                n = self.sock.readinto(connection.decoder.room())
-                if n is None:
-                    wait = ticks_diff(self._check_ms, now_ms)
-                    if wait > 0:  # nothing is due before: what happened since can only have put it off
-                        self.wait_ms = wait
-                        return NOTHING
-                    wait = connection.check(now_ms)
-                    if connection.output_start < connection.session.out_end and not self._stuck:
-                        self.write(now_ms)
-                    self.wait_ms = wait = wait if wait < _IDLE_MS else _IDLE_MS
-                    self._check_ms = ticks_add(now_ms, wait)
-                    if self._unproved and ticks_diff(now_ms, self._opened_ms) >= self.backoff.lasting_ms:
-                        self._prove()
-                    return NOTHING
-                connection.received(n, now_ms)
-            elif event == OUTPUT:
+                if not self._had:
+                    n = self.sock.readinto(connection.decoder.room())
+                    if n is not None:
+                        connection.received(n, now_ms)
+                        self._had = True
+                        continue
+                return self._pause(now_ms)
+            if event == OUTPUT:
                 if not self.write(now_ms):
                     self.wait_ms = _IDLE_MS
                     return NOTHING
@@ -233,6 +224,21 @@ class Link:
                 elif event == DELIVERED and session.ready and ticks_diff(now_ms, connection.sent_ms) >= _BATCH_MS:
                     self.flush(now_ms)  # the window moved, and the rest of a batch of answers takes a while
                 return event
+
+    def _pause(self, now_ms):
+        """Do what is due, and let the caller have its turn: there is nothing to read, or something was read already."""
+        connection = self.connection
+        wait = ticks_diff(self._check_ms, now_ms)
+        if wait <= 0:  # nothing is due before: what happened since can only have put it off
+            wait = min(connection.check(now_ms), _IDLE_MS)
+            if connection.output_start < self._session.out_end and not self._stuck:
+                self.write(now_ms)
+            self._check_ms = ticks_add(now_ms, wait)
+            if self._unproved and ticks_diff(now_ms, self._opened_ms) >= self.backoff.lasting_ms:
+                self._prove()
+        self.wait_ms = 0 if self._had else wait
+        self._had = False
+        return NOTHING
 
     def _open(self, now_ms):
         self.attempts += 1
@@ -305,7 +311,7 @@ class Link:
         self.connection.session.keep_step(step if step > 2 else 0)
 
     def _close(self):
-        self._unproved = self._stuck = False
+        self._unproved = self._stuck = self._had = False
         self.events = 0
         if self.sock:
             try:

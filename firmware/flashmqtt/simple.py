@@ -9,7 +9,7 @@ goes while it waits for the acknowledgement it returns all the same: the message
 
 from .client import Client
 from .codec.encode import put_pingreq
-from .compat import TYPE_CHECKING
+from .compat import TYPE_CHECKING, ticks_ms
 from .errors import ConnectionLost, ConnectRefused, SubscriptionRefused
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ class MQTTClient:
         session = client.session
         if client.connected and session.has_room():
             session.out_end = put_pingreq(session.out, session.out_end)
-        client._work()
+        client.link.flush(ticks_ms())
 
     def publish(self, topic, msg, retain=False, qos=0):
         """Publish; at QoS 1 and 2 wait for the acknowledgement as long as there is a connection.

@@ -131,3 +131,34 @@ class Loopback:
     def of(self, kind):
         """Return the packets of a type that were received."""
         return [one for one in self.packets if one[0] >> 4 == kind]
+
+
+class Flooding(Loopback):
+    """Sends without end: there is always something to be read."""
+
+    def __init__(self):
+        super().__init__()
+        self.flood = b""
+        self.turn = 0  # how many messages were handled in this turn of the client's
+        self._rest = b""
+
+    def __call__(self):
+        super().__call__()
+        while self.flood and self.link:
+            self._rest = self._rest or self.flood
+            try:
+                self._rest = self._rest[self.link.send(self._rest) :]
+            except OSError:
+                return
+
+    def begin(self, flood):
+        """Answer nothing any more, and send this again and again."""
+        self.silent = True
+        self.flood = flood
+        self()
+
+    def handle(self, message):
+        """Be the handler of these messages."""
+        self.turn += 1
+        assert self.turn < 100000, "for ever"
+        self()

@@ -14,7 +14,7 @@ from flashmqtt.aio import Client
 from flashmqtt.backoff import Backoff
 from flashmqtt.compat import ticks_diff, ticks_ms
 from flashmqtt.errors import ConnectionLost, NotAuthorized, SubscriptionRefused, UsageError
-from loopback import Loopback
+from loopback import Flooding, Loopback
 from wire import publish, pubrel
 
 
@@ -30,11 +30,11 @@ async def serve(broker):
         await asyncio.sleep(0.001)
 
 
-def run(case, seconds=20):
+def run(case, seconds=20, broker=None):
     """Run case(broker) beside the broker."""
+    broker = broker or Loopback()
 
     async def both():
-        broker = Loopback()
         server = asyncio.create_task(serve(broker))
         try:
             await asyncio.wait_for(case(broker), seconds)
@@ -184,6 +184,21 @@ def test_handlers_and_other_tasks_may_publish():
             assert len(broker.of(4)) == 1
 
     run(case)
+
+
+@pytest.mark.req("W13")
+def test_other_tasks_run_although_messages_come_without_end():
+    async def case(broker):
+        async with client(broker, buffer_bytes=128) as mqtt:
+            await mqtt.subscribe("a", 0, broker.handle)
+            broker.begin(publish(b"a", b"x" * 20) * 40)
+            for _ in range(20):
+                broker.turn = 0
+                await asyncio.sleep(0.01)
+                assert broker.turn
+            broker.drop()
+
+    run(case, broker=Flooding())
 
 
 @pytest.mark.req("W13")

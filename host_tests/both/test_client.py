@@ -13,9 +13,10 @@ from flashmqtt.errors import (
     NotAuthorized,
     StoreWorn,
     SubscriptionRefused,
+    UsageError,
 )
 from flashmqtt.session.ram import RamStore
-from loopback import Loopback
+from loopback import Flooding, Loopback
 from wire import publish, pubrel
 
 
@@ -541,4 +542,67 @@ def test_a_connection_is_made_again_also_where_the_store_failed_at_its_end():
         mqtt.link.fail(ConnectionLost("gone"), ticks_ms())
     store.worn = False
     until(broker, mqtt, lambda: mqtt.connected and broker.connects == 2)
+    mqtt.disconnect()
+
+
+def flooded(broker):
+    """Return a client that gets more than it can read."""
+    mqtt = client(broker, keep_alive_s=1, buffer_bytes=128)
+    mqtt.connect()
+    mqtt.on_message = broker.handle
+    broker.begin(publish(b"a", b"x" * 20) * 40)
+    return mqtt
+
+
+@pytest.mark.req("W13", "B4")
+def test_poll_and_publish_return_although_messages_come_without_end():
+    broker = Flooding()
+    mqtt = flooded(broker)
+    for _ in range(3):
+        broker.turn = 0
+        assert 0 < mqtt.poll(10) == broker.turn
+    broker.turn = 0
+    mqtt.link.stepped_ms -= 100
+    mqtt.publish("b", "y", 1)
+    assert broker.turn
+    mqtt.disconnect()
+
+
+@pytest.mark.req("W11")
+def test_we_ping_although_messages_come_without_end():
+    broker = Flooding()
+    mqtt = flooded(broker)
+    begin = ticks_ms()
+    while not broker.of(12):
+        assert ticks_diff(ticks_ms(), begin) < 10000, "the broker would have ended the connection"
+        broker.turn = 0
+        mqtt.poll(10)
+    mqtt.disconnect()
+
+
+@pytest.mark.req("Q3", "Q4")
+@pytest.mark.parametrize("waiting", ["poll", "drain"])
+def test_a_handler_that_waits_is_told_and_its_message_is_not_acknowledged(waiting):
+    broker = Loopback()
+    mqtt = client(broker)
+    mqtt.connect()
+    broker.present = 1
+    seen = []
+
+    def wait(message):
+        seen.append(message.payload)
+        mqtt.poll(10) if waiting == "poll" else mqtt.drain(1)
+        seen.append(message.payload)
+
+    mqtt.publish("b", "y", 1)
+    broker.answers_publish = False
+    mqtt.publish("b", "y", 1)
+    mqtt.on_message = wait
+    broker.give(publish(b"a", b"1", 1, 7), publish(b"a", b"2", 1, 8))
+    with pytest.raises(UsageError):
+        until(broker, mqtt, lambda: False)
+    assert seen == [b"1"]
+    mqtt.on_message = None
+    until(broker, mqtt, lambda: broker.connects == 2)
+    assert broker.of(4) == []
     mqtt.disconnect()
