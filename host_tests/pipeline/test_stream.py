@@ -1,5 +1,7 @@
 """Segments to tables through Spark: exactly once, restarts, replays."""
 
+import shutil
+
 import pytest
 from pyspark.errors import PySparkException
 
@@ -110,6 +112,26 @@ def test_missing_segment_is_named_and_taken_once_it_is_brought_back(spark, landi
     output = go(spark, landing, tmp_path / "out")
     assert [seq for _, _, seq, _ in keys(spark, output)] == [1, 2, 3, 4, 5, 6, 7]
     assert output.rows("duplicates") == 0
+
+
+@pytest.mark.req("P3")
+def test_collector_that_numbers_its_segments_anew_is_named_and_read_once_the_checkpoint_is_gone(
+    spark, landing, tmp_path
+):
+    out = tmp_path / "out"
+    for seq in (1, 2):
+        landing.message("a", 1, seq)
+        landing.seal()
+    go(spark, landing, out)
+    for path in landing.directory.iterdir():
+        path.unlink()  # all of it is in the tables; but the logs went along, and with them the number of the next segment
+    landing.number = landing.row = 0
+    landing.message("a", 1, 3)
+    landing.seal()
+    with pytest.raises(LandingError, match=r"c-000000001.parquet is its collector's newest.*delete .*out/checkpoint"):
+        go(spark, landing, out)
+    shutil.rmtree(out / "checkpoint")
+    assert [seq for _, _, seq, _ in keys(spark, go(spark, landing, out))] == [1, 2, 3]
 
 
 def test_damaged_segment_is_named_and_nothing_of_its_batch_counts(spark, landing, tmp_path):

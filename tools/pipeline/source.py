@@ -41,6 +41,22 @@ def latest(landing: Storage) -> dict[str, dict[int, str]]:
     return found
 
 
+def check_numbers(found: dict[str, dict[int, str]], read: dict[str, int], checkpoint: Storage) -> None:
+    """Check that no collector has begun to number its segments anew since `read`: those would be taken for read ones.
+
+    Raises:
+        LandingError: one has.
+    """
+    for collector, last in read.items():
+        newest = max(found.get(collector, {last: ""}))
+        if newest < last:
+            raise LandingError(
+                f"segment {segments.file_name(collector, newest)} is its collector's newest, but {last} of them have been read:"
+                f" their numbers began anew. Stop the pipeline, delete the checkpoint {checkpoint.uri}, and start it again: it"
+                " reads the whole landing then, and finds what is in the tables already"
+            )
+
+
 def between(found: dict[str, dict[int, str]], start: dict[str, int], end: dict[str, int]) -> list[segments.Segment]:
     """Return the segments after `start` up to `end`.
 

@@ -113,14 +113,19 @@ def start(
         OutputError, StorageError, LandingError: see there.
     """
     output, directory = Output(out), Storage(landing)
-    source.latest(directory)
+    found = source.latest(directory)
     output.prepare(buckets)
     stream = output.stream_id(Storage(checkpoint))
+    before = output.latest()
+    if before and before.stream == stream:  # Spark hands over no name twice, so a batch may not come to see it
+        source.check_numbers(found, before.stream_read, Storage(checkpoint))
 
     def one(batch: DataFrame, number: int) -> None:
         before = output.latest()
-        if before and before.stream == stream and before.stream_batch >= number:
-            return  # committed, but Spark did not get to note it
+        if before and before.stream == stream:
+            if before.stream_batch >= number:
+                return  # committed, but Spark did not get to note it
+            source.check_numbers(source.latest(directory), before.stream_read, Storage(checkpoint))
         end = source.reached(row.path for row in batch.collect())
         # In this session and not in the batch's clone of it: Spark keeps Python workers for each session apart.
         run_batch(spark, end, directory, output, buckets, stream, number)
