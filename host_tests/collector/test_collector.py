@@ -22,7 +22,7 @@ from tools.collector import collector as collector_module
 from tools.collector import kills, sealer
 from tools.collector.collector import Collector, CollectorError, Settings
 from tools.collector.health import Health, PortInUse
-from tools.landing.log import DiskFull, LandingStalled, read_log
+from tools.landing.log import DiskFull, LandingDamaged, LandingStalled, read_log
 from tools.landing.segments import find_segments
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -395,6 +395,24 @@ def test_message_that_is_too_long_ends_with_a_named_error(tmp_path):
 
     with pytest.raises(CollectorError, match="--packet-bytes 262144"):
         asyncio.run(run())
+
+
+def test_damaged_last_segment_matters_only_where_there_is_no_log(tmp_path):
+    async def run():
+        broker = await ScriptedBroker().start()
+        async with collecting(tmp_path, broker):
+            await broker.accept()
+            broker.send(publish(b"0", 1, 1))
+            assert await broker.packet() == ack(PUBACK, 1)
+
+    asyncio.run(run())
+    (segment,) = find_segments(tmp_path)
+    Path(segment.path).write_bytes(b"PAR1")
+    settings = Settings("127.0.0.1", 1, "c", tmp_path)
+    Collector(settings, Health("c", quiet=True)).store.close()
+    shutil.rmtree(tmp_path / "c.logs")
+    with pytest.raises(LandingDamaged, match=r"c-000000001.parquet: .* restore it"):
+        Collector(settings, Health("c", quiet=True))
 
 
 @pytest.mark.req("P1")

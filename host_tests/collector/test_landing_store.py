@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
@@ -340,6 +341,24 @@ def test_disk_full_while_rotating_keeps_the_log_in_use(tmp_path, monkeypatch):
             landing.store.rotate()
     land(landing.store, publish(b"t", b"2"))
     landing.store.sync()
+    assert landing.store.rotate()
+    landing.seal()
+    assert payloads(landing.rows()) == [b"1", b"2"]
+
+
+def test_file_system_that_became_read_only_while_rotating_is_named(tmp_path, monkeypatch):
+    landing = Landing(tmp_path)
+    land(landing.store, publish(b"t", b"1"))
+
+    def refuse(path, *more, **named):
+        raise OSError(errno.EROFS, "Read-only file system")  # also to unlink what is not there
+
+    with monkeypatch.context() as patch:
+        for name in ("open", "unlink"):
+            patch.setattr(Path, name, refuse)
+        with pytest.raises(LandingStalled, match="Read-only file system"):
+            landing.store.rotate()
+    land(landing.store, publish(b"t", b"2"))
     assert landing.store.rotate()
     landing.seal()
     assert payloads(landing.rows()) == [b"1", b"2"]

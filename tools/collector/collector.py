@@ -34,7 +34,7 @@ from tools.collector.health import Health
 from tools.collector.runs import RunDecoder, RunSession
 from tools.collector.sealer import Sealer
 from tools.landing import segments
-from tools.landing.log import MOST_IN_ENTRY, LandingStalled, stalled
+from tools.landing.log import MOST_IN_ENTRY, LandingDamaged, LandingStalled, log_numbers, stalled
 from tools.landing.store import LandingStore
 
 CONNECT_DEADLINE_S = 10.0
@@ -103,9 +103,10 @@ class Collector:
             settings.landing.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise stalled(settings.landing, error)
-        number, rows = _last_segment(settings.landing, settings.client_id)
+        logs = settings.landing / f"{settings.client_id}.logs"
+        number, rows = (0, 0) if log_numbers(logs) else _last_segment(settings.landing, settings.client_id)
         self.store = LandingStore(
-            settings.landing / f"{settings.client_id}.logs",
+            logs,
             settings.client_id,
             slots=settings.in_flight + 1,
             first_number=number + 1,
@@ -507,11 +508,22 @@ def _name(error: BaseException) -> str:
 
 
 def _last_segment(landing: Path, collector: str) -> tuple[int, int]:
-    """Return the highest segment number of this collector, and the highest row ordinal in it (0, 0: none)."""
+    """Return the highest segment number of this collector, and the highest row ordinal in it (0, 0: none).
+
+    Raises:
+        LandingDamaged: that segment can't be read.
+    """
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
     mine = [segment for segment in segments.find_segments(landing) if segment.collector == collector]
     if not mine:
         return 0, 0
-    rows = pq.read_table(mine[-1].path, columns=["row"])["row"]
+    try:
+        rows = pq.read_table(mine[-1].path, columns=["row"])["row"]
+    except (OSError, pa.ArrowInvalid) as error:
+        raise LandingDamaged(
+            f"{mine[-1].path}: {error}. There are no logs, so this segment says where the numbers of the next one go on: "
+            "restore it, or move it away and name another client id"
+        )
     return mine[-1].number, max(rows.to_pylist(), default=0)

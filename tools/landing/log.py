@@ -27,6 +27,7 @@ It knows no MQTT (packets are opaque bytes here), no network and no Parquet.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -278,7 +279,10 @@ class LandingLog:
             sync_directory(directory)
         except OSError as error:
             for name in (temporary, path):
-                name.unlink(missing_ok=True)
+                with contextlib.suppress(
+                    OSError
+                ):  # a read-only file system refuses that, too; the next mount removes it
+                    name.unlink()
             raise stalled(path, error) from error
         log = cls(path, header, len(start) + len(block))
         log._cut = False
