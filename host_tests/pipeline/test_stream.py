@@ -183,7 +183,9 @@ def test_missing_message_is_found_with_and_without_the_boards_own_counters(spark
     out = tmp_path / "out"
     go(spark, landing, out)
     assert verdict.judge(spark, str(out), None) == 1
-    assert [line.split() for line in capsys.readouterr().out.splitlines() if line.strip().startswith("a ")] == [
+    printed = capsys.readouterr().out
+    assert verdict.LOST in printed
+    assert [line.split() for line in printed.splitlines() if line.strip().startswith("a ")] == [
         ["a", "1", "7", "4", "0", "3", "0"],
         ["a", "2", "2", "2", "0", "0", "0"],
     ]
@@ -196,12 +198,13 @@ def test_missing_message_is_found_with_and_without_the_boards_own_counters(spark
 
 
 @pytest.mark.req("P4")
-def test_clean_run_says_so(spark, landing, tmp_path):
+def test_clean_run_says_so(spark, landing, tmp_path, capsys):
     five_messages(landing)
     landing.seal()
     out = tmp_path / "out"
     go(spark, landing, out)
     assert verdict.judge(spark, str(out), {"a": {"boots": [{"boot": 1, "first": 1, "last": 5}]}}) == 0
+    assert verdict.WHOLE in capsys.readouterr().out
 
 
 @pytest.mark.req("P3")

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 MOST_ROWS = 40
 LONGEST_NAME = 60
+WHOLE = "Every message that was published is in the tables, once."
+LOST = "NOT every message that was published is in the tables once."
 
 
 def audited(
@@ -48,7 +50,9 @@ def judge(spark: SparkSession, out: str, expected: dict[str, Any] | None, late_a
     missing = sum(row.missing or 0 for row in rows)
     twice = sum(row.twice or 0 for row in rows)
     absent = sum(max(0, (row.published or 0) - (row.missing or 0) - (row.in_tables or 0)) for row in rows)
-    return 1 if missing or twice or absent or unknown else 0
+    bad = bool(missing or twice or absent or unknown)
+    print("  " + (LOST if bad else WHOLE), flush=True)
+    return int(bad)
 
 
 def _shown(device: str) -> str:
