@@ -311,6 +311,86 @@ def test_more_bytes_than_there_are_is_the_callers_mistake_and_harms_nothing(leng
     assert drain(Journal(region)) == [journal.next_seq - 1]
 
 
+class Watched(RamRegion):
+    """Calls somebody after each program, who may look at what a power cut would leave."""
+
+    watch = None
+
+    def program(self, offset, buf):
+        super().program(offset, buf)
+        if self.watch:
+            self.watch(RamRegion(self.sectors, self.sector_bytes, self.page_bytes, bytearray(self.cells)))
+
+
+@pytest.mark.req("S2", "S5")
+def test_a_cut_while_the_oldest_makes_room_leaves_a_journal_that_goes_on():
+    """What is open nearly fills a sector, and moves into the last one but one; a recovery then has to take it further."""
+    region = Watched(3, page_bytes=256)
+    journal = Journal(region, slots=11, policy=DROP_OLDEST)
+    for length in [0] * 10 + [100]:
+        journal.append(MESSAGE, length)
+        journal.take()
+    for slot in range(10):
+        journal.release(slot)
+    for _ in range(10):
+        journal.append(bytes(244), 244)
+        journal.take()
+    for slot in range(10):
+        journal.mark(slot, 1)
+    while journal._end < 3600:
+        journal.append(MESSAGE, 100)
+    journal.close()
+    journal = Journal(region, slots=11, policy=DROP_OLDEST)
+    journal.take()
+    opened = sorted([journal.seq_of(slot) for slot in range(11)])
+    cuts = []
+
+    def cut(copy):
+        again = Journal(copy, slots=11, policy=DROP_OLDEST)
+        assert not again.worn and again.take() >= 0
+        cuts.append(sorted([again.seq_of(slot) for slot in range(11)]))
+
+    region.watch = cut
+    with pytest.raises(StoreFull):  # too much is open for anything else
+        journal.append(MESSAGE, 100)
+    assert cuts == [opened] * len(cuts) and len(cuts) > 11
+
+
+@pytest.mark.req("S1", "S2")
+@pytest.mark.parametrize("sector_bytes, slots", ((1024, 8), (2048, 16), (4096, 58), (4096, 80)))
+def test_every_slot_and_a_full_window_out_of_turn_find_room_in_a_table(sector_bytes, slots):
+    region = RamRegion(12, sector_bytes, 256)
+    journal = Journal(region, slots)
+    left = [journal.append(b"stuck", 5)]
+    for _ in range(slots - 2):
+        journal.hold(b"in", 2)
+    for n in range(200):
+        if n % 40 == 0:
+            journal.flush()
+            journal = Journal(region, slots)
+            assert journal.seq_of(journal.take()) == left[0]
+        try:
+            left.append(journal.append(bytes(100), 100))
+        except StoreFull:
+            pass
+        slot = journal.take()
+        if slot >= 0:
+            assert journal.seq_of(slot) == left.pop(1)
+            journal.release(slot)
+    journal.flush()
+    journal = Journal(region, slots)
+    assert len([slot for slot in range(slots) if journal.is_held(slot)]) == slots - 2
+    assert drain(journal) == left
+
+
+@pytest.mark.req("S6")
+def test_more_slots_than_a_table_has_room_for_are_refused():
+    for sector_bytes, most in ((1024, 14), (2048, 29), (4096, 89)):
+        Journal(RamRegion(4, sector_bytes), most)
+        with pytest.raises(UsageError):
+            Journal(RamRegion(4, sector_bytes), most + 1)
+
+
 @pytest.mark.req("S6")
 def test_a_region_of_too_few_sectors_is_refused():
     for sectors in (1, 2):

@@ -40,7 +40,6 @@ _AGAIN = const(2)
 _EXPLICIT = const(4)
 _HOLD = const(8)
 _SEAL = const(32)
-_WINDOW = const(32)
 _ANY = const(0xFF)  # states of a slot: all but free
 
 REFUSE = 0
@@ -66,7 +65,8 @@ class Journal(Ring):
 
     Args:
         region: see `flash.region`; sectors of up to 32 KB, pages of up to 256 bytes.
-        slots: how many messages may be open at once, both ways: the session's window and the inbound QoS 2 messages.
+        slots: how many messages may be open at once, both ways: the session's window and the inbound QoS 2 messages. At most 89
+            in sectors of 4 KB; from 59 on, fewer than 32 may be finished before the oldest is.
         policy: when it is full, `REFUSE` (StoreFull), `DROP_OLDEST` or `DROP_NEWEST`; what is dropped is counted.
         wipe: make it empty whatever it holds, as `format` does.
 
@@ -79,7 +79,7 @@ class Journal(Ring):
         worn: whether too few sectors still work to store anything more.
 
     Raises:
-        UsageError, StoreEncrypted: no journal can be on such a region.
+        UsageError, StoreEncrypted: no journal can be on such a region, or not with so many slots.
         StoreForeign, StoreVersion: something else is there, or a journal of another size or version.
         StoreCorrupt: a journal damaged in its middle. StoreWorn: no sector takes an erase.
     """
@@ -284,7 +284,7 @@ class Journal(Ring):
     def _next(self):
         """Move the cursor behind the next message that waits; return False if there is none, or no room in the window."""
         while True:
-            if self._window_n == _WINDOW and not self._unblock():
+            if self._window_n >= self._span and not self._unblock():
                 return False
             sector = self._cursor_sector
             offset = self._find(sector, self._cursor_offset, self._limit(sector))

@@ -60,8 +60,8 @@ class Log:
 
     def __init__(self, region):
         size = region.sector_bytes
-        if _PAGE % region.page_bytes or size % _PAGE or size > 0x8000 or not 3 <= region.sectors <= 0xFFFE:
-            raise UsageError("a journal needs pages of up to 256 bytes, 3 sectors or more of up to 32 KB")
+        if _PAGE % region.page_bytes or size % _PAGE or not 1024 <= size <= 0x8000 or not 3 <= region.sectors <= 0xFFFE:
+            raise UsageError("a journal needs pages of up to 256 bytes, 3 sectors or more of 1 to 32 KB")
         if not region.reads_blank:
             raise StoreEncrypted("no journal on encrypted flash")
         self.region = region

@@ -41,6 +41,7 @@ _ENTRY = const(12)
 _E_EXPLICIT = const(1)
 _E_HELD = const(2)
 _E_DONE = const(4)
+_ENTRIES_MAX = const(15)
 _SEAL = const(32)
 _FREE = const(0)
 _CHAINED = const(1)
@@ -417,8 +418,14 @@ class Recovery:
         j._settle()
         j._erased()  # now, as it may find a bad sector, and then there is one less
         room = j.sectors_usable - j._count(j._oldest())
-        size = j._carry(-1, _HEADER)
-        replace = size <= (j._sector_bytes // 2 if room > 2 else max(j._sector_bytes // 2, j._sector_bytes - 5 * _PAGE))
+        limit = half = j._sector_bytes // 2
+        if room <= 2:
+            # All that leaves a page for the record that confirms, and as many as a table takes that the first page can't hold.
+            pages = (j._put_table(-1, 0) + _ENTRIES_MAX - 1) // _ENTRIES_MAX
+            limit = j._sector_bytes - (pages + 1 if pages > 1 else 1) * _PAGE
+            if room == 2:  # there is another way, and the next recovery would have to do all of it again
+                limit = max(half, min(limit, j._sector_bytes - 5 * _PAGE))
+        replace = j._carry(-1, _HEADER) <= limit
         if not replace and room < 2:
             raise StoreWorn("no sector to go on in")
         while True:

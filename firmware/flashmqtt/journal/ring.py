@@ -22,7 +22,7 @@ from array import array
 from struct import pack_into
 
 from flashmqtt.compat import const
-from flashmqtt.errors import FlashFailed, StoreWorn
+from flashmqtt.errors import FlashFailed, StoreWorn, UsageError
 from flashmqtt.fast import crc32_matches, put_crc32
 
 from .log import ENTRY_FIELDS, HEADER_FIELDS, MAGIC, Log, get_u16, get_u32
@@ -85,6 +85,11 @@ class Ring(Log):
         self._cursor_sector = _NO_SECTOR
         self._cursor_offset = _HEADER
         self.stored = self.dropped = self.boot = 0
+        # A table names every slot, and what is done out of turn: room for it beside half a sector of messages, and a record.
+        most = max(_ENTRIES_MAX, (region.sector_bytes // (2 * _PAGE) - 2) * _ENTRIES_MAX)
+        if slots >= most:
+            raise UsageError("%d slots: %d at most" % (slots, most - 1))
+        self._span = min(_WINDOW, most - slots)  # messages that may be taken and not done, out of turn
         self._make_slots(slots)
         self._window = array("i", [0] * _WINDOW)  # taken, in order; negative: done. The first one is not done
         self._window_first = self._window_n = 0
