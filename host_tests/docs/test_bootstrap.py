@@ -1,0 +1,87 @@
+"""Set-up on machines that lack something, twice at once, and cut short: what is said, and that it goes on."""
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from tools import bootstrap
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def unprepared(monkeypatch, tmp_path):
+    """A checkout without a .venv."""
+    monkeypatch.setattr(bootstrap, "ROOT", tmp_path)
+    monkeypatch.setattr(bootstrap, "STAMP", tmp_path / "stamp")
+    steps = []
+    for name in ("make_venv", "install_packages", "provide_broker", "provide_java"):
+        monkeypatch.setattr(bootstrap, name, lambda name=name: steps.append(name))
+    return steps
+
+
+def test_second_call_has_nothing_to_do(unprepared):
+    assert bootstrap.main() == bootstrap.main() == 0
+    assert unprepared == ["make_venv", "install_packages", "provide_broker", "provide_java"]
+
+
+def test_two_at_once_are_one_after_the_other(unprepared, capsys):
+    done = threading.Event()
+    second = threading.Thread(target=lambda: (bootstrap.main(), done.set()))
+    with bootstrap.alone():
+        second.start()
+        assert not done.wait(0.2)
+        bootstrap.STAMP.write_text(bootstrap.fingerprint())
+    second.join(20)
+    assert done.is_set() and unprepared == []
+    assert "another set-up is under way" in capsys.readouterr().out
+
+
+def test_stopped_set_up_goes_on_the_next_time(unprepared, monkeypatch, capsys):
+    def stop():
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as now:
+        now.setattr(bootstrap, "provide_java", stop)
+        assert bootstrap.main() == 130
+    assert "goes on from here" in capsys.readouterr().err
+    assert bootstrap.main() == 0
+    assert unprepared[-1] == "provide_java"
+
+
+def test_old_python_gives_way_to_a_newer_one(unprepared, monkeypatch, capsys):
+    started = []
+    monkeypatch.setattr(bootstrap.sys, "version_info", (3, 9, 2))
+    monkeypatch.setattr(bootstrap.os, "execv", lambda path, words: (started.append(path), sys.exit(0)))
+    monkeypatch.setattr(bootstrap.shutil, "which", lambda name: f"/x/{name}" if name == "python3.12" else None)
+    with pytest.raises(SystemExit):
+        bootstrap.main()
+    assert started == ["/x/python3.12"]
+    monkeypatch.setattr(bootstrap.shutil, "which", lambda name: None)
+    assert bootstrap.main() == 2
+    assert "3.11 or newer" in capsys.readouterr().err and unprepared == []
+
+
+def test_make_finds_a_python_that_has_no_short_name(tmp_path):
+    (tmp_path / "python3.11").symlink_to(sys.executable)
+    shown = subprocess.run(
+        ["/usr/bin/make", "-n", "setup"],
+        cwd=ROOT,
+        env={"PATH": str(tmp_path), "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert shown.stdout.startswith(f"{tmp_path}/python3.11 tools/bootstrap.py"), shown.stderr
+
+
+def test_unreachable_package_index_is_named(monkeypatch):
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    monkeypatch.setenv("PIP_RETRIES", "1")
+    monkeypatch.setattr(bootstrap, "PYTHON", Path(sys.executable))
+    with pytest.raises(bootstrap.SetupFailed, match="can't be reached"):
+        bootstrap.pip("--dry-run", "no-such-package==1", why="no wheel")
