@@ -1,0 +1,66 @@
+"""What the commands of `tools` have in common: arguments within bounds, and an end that is told in one line.
+
+parser.add_argument("--boards", type=number(int, 1, 100), default=10)
+...
+sys.exit(ended(main, BrokerFailed, BoardFailed))
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+Number = TypeVar("Number", int, float)
+STOPPED = "stopped; everything that was started has been ended"
+
+
+def number(kind: type[Number], least: float, most: float = math.inf) -> Callable[[str], Number]:
+    """Return what argparse takes as the `type` of a number from `least` to `most`; infinity and NaN are none."""
+    bounds = f"at least {least}" if most == math.inf else f"from {least} to {most}"
+
+    def read(text: str) -> Number:
+        try:
+            value = kind(text)
+        except ValueError:
+            value = None
+        if value is None or not math.isfinite(value) or not least <= value <= most:
+            what = "a whole number" if kind is int else "a number"
+            raise argparse.ArgumentTypeError(f"it has to be {what}, {bounds}, not {text!r}")
+        return value
+
+    return read
+
+
+def folder(text: str) -> Path:
+    """Return an absolute path; argparse's `type` of a folder to write into, which need not be there yet."""
+    path = Path(text).resolve()
+    there = next(one for one in (path, *path.parents) if one.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        raise argparse.ArgumentTypeError(f"{there} is no folder that can be written to")
+    return path
+
+
+def ended(act: Callable[[], int], *failures: type[Exception], stopped: str = STOPPED) -> int:
+    """Do a command's work; return its exit status: the work's own, 2 for these failures, 130 for Ctrl-C and SIGTERM.
+
+    Args:
+        act: does it, and returns the exit status. A SIGTERM comes to it as a Ctrl-C does, so what it started in a `with` or
+            `try` ends with it.
+        failures: errors that the world or the user made: their text is all that is told of them.
+        stopped: what is told after Ctrl-C.
+    """
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        return act()
+    except KeyboardInterrupt:
+        print(f"\n{stopped}", file=sys.stderr)
+        return 130
+    except failures as failed:
+        print(f"\n{failed}", file=sys.stderr)
+        return 2
