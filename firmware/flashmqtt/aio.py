@@ -15,9 +15,17 @@ import asyncio
 
 from .client import Client as _Blocking
 from .client import octets
-from .compat import ticks_ms
+from .compat import ticks_diff, ticks_ms
 from .connection import CONNECTED, DELIVERED, IN_DOUBT, MESSAGE, NOTHING, REFUSED
-from .errors import CertificateRefused, ConnectRefused, DeadlineExpired, NotConnected, SubscriptionRefused, UsageError
+from .errors import (
+    CertificateRefused,
+    ConnectRefused,
+    DeadlineExpired,
+    InboundWindowFull,
+    NotConnected,
+    SubscriptionRefused,
+    UsageError,
+)
 from .session.session import DECLINED, GRANTED
 
 try:
@@ -66,6 +74,7 @@ class Client:
         self._arrived = asyncio.Event()  # a message is there for `async for`
         self._taken = asyncio.Event()  # and the program is done with it
         self._holder = None  # the task that has it
+        self._kind = -1  # what `session.untaken` was when it got it
         self._iterated = False
 
     @property
@@ -98,6 +107,8 @@ class Client:
         self.link.start(ticks_ms())
         if self._task is None:
             self._stopping = False
+            self._failure = None
+            self._arrived.clear()
             self._task = asyncio.create_task(self._run())
 
     async def connect(self, timeout_s=None):
@@ -130,8 +141,15 @@ class Client:
             except asyncio.CancelledError:
                 pass
             self._task = None
-        if taken and self.link.is_open() and self.session.untaken >= 0:
-            self.session.taken()
+        if taken:
+            session = self.session
+            if session.untaken < 0 or not session.has_room():
+                session.took(self._kind)
+            else:
+                try:
+                    session.taken()
+                except InboundWindowFull:  # with its acknowledgement put
+                    pass
         self._holder = None
         self._blocking.disconnect(1)
 
@@ -209,8 +227,9 @@ class Client:
         if self._holder is not None:
             self._holder = None
             self._taken.set()
-        await self._arrived.wait()
-        self._arrived.clear()
+        if not self._failure:
+            await self._arrived.wait()
+            self._arrived.clear()
         if self._failure:
             raise self._failure
         self._holder = asyncio.current_task()
@@ -234,7 +253,7 @@ class Client:
             if check:
                 check()
             try:
-                left = deadline_s * 1000 - (ticks_ms() - begin) if deadline_s else 60000
+                left = deadline_s * 1000 - ticks_diff(ticks_ms(), begin) if deadline_s else 60000
                 if left <= 0:
                     raise NotConnected(self.link.error) if self.link.error else DeadlineExpired()
                 await _wait_for_ms(self._progress.wait(), int(left))
@@ -252,10 +271,10 @@ class Client:
         except asyncio.CancelledError:
             raise
         except Exception as error:  # the store failed, or a handler of the program did: whoever waits is told
-            self.link.fail(error, ticks_ms())
             self._failure = error
             self._arrived.set()
             self._tell()
+            self.link.fail(error, ticks_ms())
 
     async def _pump(self):
         link = self.link
@@ -308,12 +327,16 @@ class Client:
                 entry.handler(message)
         if found or not (self._iterated or self.session.subscriptions):
             return
+        session = self.session
+        self._kind = session.untaken
         self._taken.clear()
         self._arrived.set()
         patience_ms = 20  # a program that takes longer must not keep back the answers to the messages before
         while not self._stopping:
             try:
                 await _wait_for_ms(self._taken.wait(), patience_ms)
+                if session.untaken != self._kind:  # the connection went meanwhile
+                    session.took(self._kind)
                 return
             except asyncio.TimeoutError:
                 patience_ms = 500

@@ -406,13 +406,17 @@ class Client:
                 self.link.handling = False
 
     def _dispatch(self, message):
+        session = self.session
+        kind = session.untaken
         found = False
-        for entry in self.session.subscriptions:
+        for entry in session.subscriptions:
             if entry.takes(message):
                 found = True
                 self._call(entry.handler, message)
         if not found and self.on_message:
             self._call(self.on_message, message)
+        if session.untaken != kind:  # a handler disconnected
+            session.took(kind)
 
     def _call(self, handler, argument):
         link = self.link

@@ -13,7 +13,8 @@ import asyncio
 from flashmqtt.aio import Client
 from flashmqtt.backoff import Backoff
 from flashmqtt.compat import ticks_diff, ticks_ms
-from flashmqtt.errors import ConnectionLost, NotAuthorized, SubscriptionRefused, UsageError
+from flashmqtt.errors import ConnectionLost, DeadlineExpired, NotAuthorized, SubscriptionRefused, UsageError
+from flashmqtt.session.ram import RamStore
 from loopback import Flooding, Loopback
 from wire import publish, pubrel
 
@@ -214,6 +215,114 @@ def test_waiting_for_an_answer_that_lies_behind_the_message_is_refused():
                 break
 
     run(case)
+
+
+@pytest.mark.req("Q3")
+def test_what_a_handler_raises_reaches_who_waits_and_the_client_can_connect_again():
+    async def case(broker):
+        mqtt = client(broker)
+        await mqtt.connect()
+        broker.present = 1
+        seen = []
+
+        def fail(message):
+            raise ValueError("mine")
+
+        await mqtt.subscribe("a", 1, fail)
+        broker.give(publish(b"a", b"x", 1, 7))
+        for _ in range(2):
+            with pytest.raises(ValueError):
+                async for _ in mqtt:
+                    pass
+        await mqtt.disconnect()
+        await mqtt.subscribe("a", 1, lambda message: seen.append(message.payload))
+        await mqtt.connect()
+        broker.give(publish(b"a", b"x", 1, 7, dup=1), publish(b"b", b"y"))
+        async for message in mqtt:
+            assert message.topic == "b"
+            break
+        assert seen == [b"x"]
+        await mqtt.disconnect()
+
+    run(case)
+
+
+async def cut(broker, mqtt):
+    """Cut the link; return when the client knows."""
+    broker.drop()
+    while mqtt.connected:
+        await mqtt.publish("b", "2")
+        await asyncio.sleep(0.01)
+
+
+@pytest.mark.req("Q4")
+def test_a_qos_2_message_taken_while_the_connection_went_does_not_come_again():
+    async def case(broker):
+        async def release_again():
+            while broker.connects == 1:
+                await asyncio.sleep(0.01)
+            broker.give(pubrel(7), publish(b"a", b"last"))
+
+        async with client(broker) as mqtt:
+            broker.present = 1
+            await mqtt.subscribe("#", 2)
+            broker.give(publish(b"a", b"1", 2, 7), pubrel(7))
+            releasing = asyncio.create_task(release_again())
+            seen = []
+            async for message in mqtt:
+                seen.append(message.payload)
+                if len(seen) == 2:
+                    break
+                await cut(broker, mqtt)
+            await releasing
+            assert seen == [b"1", b"last"]
+            while not broker.of(7):
+                await asyncio.sleep(0.01)
+
+    run(case)
+
+
+@pytest.mark.req("Q4")
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_qos_2_message_that_the_loop_was_left_with_does_not_come_again(gone):
+    async def case(broker):
+        store = RamStore(4)  # a window of two, the note, and one inbound message
+        async with client(broker, store=store, window=2) as mqtt:
+            await mqtt.subscribe("#", 2)
+            broker.give(publish(b"a", b"1", 2, 7), publish(b"a", b"2", 2, 8), pubrel(7))
+            async for _ in mqtt:
+                if gone:
+                    await cut(broker, mqtt)
+                break
+        await asyncio.sleep(0.02)
+        assert len(broker.of(7)) == (0 if gone else 1)
+        assert not mqtt.session.holding
+
+    run(case)
+
+
+@pytest.mark.req("W13")
+def test_deadlines_hold_where_the_ticks_wrap():
+    import flashmqtt.aio
+
+    period = 1 << 30
+    begin = ticks_ms()
+    before = flashmqtt.aio.ticks_ms
+
+    async def case(broker):
+        mqtt = client(broker)
+        await mqtt.publish("a", "x", 1)
+        flashmqtt.aio.ticks_ms = lambda: (ticks_diff(ticks_ms(), begin) + period - 20) % period
+        flashmqtt.aio.ticks_diff = lambda later, earlier: (later - earlier + period // 2) % period - period // 2
+        with pytest.raises(DeadlineExpired):
+            await mqtt.drain(0.2)
+
+    begin = ticks_ms()
+    try:
+        run(case, 3)
+    finally:
+        flashmqtt.aio.ticks_ms = before
+        flashmqtt.aio.ticks_diff = ticks_diff
 
 
 @pytest.mark.req("W11")

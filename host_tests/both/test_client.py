@@ -606,3 +606,25 @@ def test_a_handler_that_waits_is_told_and_its_message_is_not_acknowledged(waitin
     until(broker, mqtt, lambda: broker.connects == 2)
     assert broker.of(4) == []
     mqtt.disconnect()
+
+
+@pytest.mark.req("Q4")
+def test_a_qos_2_message_whose_handler_disconnects_does_not_come_again():
+    broker = Loopback()
+    mqtt = client(broker)
+    mqtt.connect()
+    broker.present = 1
+    seen = []
+
+    def stop(message):
+        seen.append(message.payload)
+        mqtt.disconnect()
+
+    mqtt.on_message = stop
+    broker.give(publish(b"a", b"1", 2, 7), pubrel(7))
+    until(broker, mqtt, lambda: seen)
+    mqtt.connect()
+    broker.give(pubrel(7))
+    until(broker, mqtt, lambda: broker.of(7))
+    assert seen == [b"1"]
+    mqtt.disconnect()

@@ -366,7 +366,6 @@ class Session:
     def connected(self, present, restore):
         """The broker accepted the connection: does it still know the session [MQTT-3.1.2-4]? restore: subscribe again."""
         self.online = self.ready = True
-        self.left_out = False
         self.out_end = self.lost = 0
         for entry in self.subscriptions:
             if entry.state == _UNASKED:
@@ -399,7 +398,7 @@ class Session:
 
     def disconnected(self):
         """The network connection is gone: what was in the output is gone, what was not taken is not acknowledged."""
-        self.online = self.acknowledged = False
+        self.online = self.acknowledged = self.left_out = False
         self.out_end = self.request_id = 0
         self.partial = self.untaken = -1
         self._topic = None
@@ -663,6 +662,16 @@ class Session:
             self._acknowledge(kind, self._untaken_id)
         if self.left_out and not self.holding:
             raise InboundWindowFull(self.store.slots)
+
+    def took(self, kind):
+        """The application has taken the message, but its connection is gone; `kind` is what `untaken` was meanwhile.
+
+        A message of QoS 2 must not come again: it is forgotten now, and its PUBREL, when it is repeated, finds an unknown id.
+        """
+        if kind > _PUBACK or not kind:
+            self.untaken = 0
+            self.taken()
+            self.settle()
 
     def _verdict(self, packet):
         """Return what the end of a flow is to be reported as; a refusal is an end, too. 5: [MQTT-4.4.0-2]
