@@ -154,7 +154,10 @@ def provide_broker() -> None:
         say("installing mosquitto (Debian's package)")
         if install_debian_package("mosquitto") and find_mosquitto():
             return
-    say("no mosquitto here, and no right to install it: the embedded broker amqtt (from PyPI) will serve")
+    say(
+        "no mosquitto here, and no right to install it: amqtt from PyPI stands in, which itself loses messages when links are cut,"
+    )
+    say("so that `make run` may count losses. Better install mosquitto (Debian: apt install mosquitto)")
 
 
 def provide_java() -> None:
