@@ -155,7 +155,7 @@ def provide_broker() -> None:
         if install_debian_package("mosquitto") and find_mosquitto():
             return
     say(
-        "no mosquitto here, and no right to install it: amqtt from PyPI stands in, which itself loses messages when links are cut,"
+        "no mosquitto here, and no right to install it: amqtt from PyPI stands in, which loses messages when links are cut,"
     )
     say("so that `make run` may count losses. Better install mosquitto (Debian: apt install mosquitto)")
 
