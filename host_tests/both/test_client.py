@@ -26,6 +26,14 @@ def client(broker, **options):
     return Client("127.0.0.1", broker.port, "me", feed=broker, **options)
 
 
+def connected(**options):
+    """Return a broker, and a client (its options) that it has accepted."""
+    broker = Loopback()
+    mqtt = client(broker, **options)
+    mqtt.connect()
+    return broker, mqtt
+
+
 def until(broker, mqtt, condition, ms=3000):
     """Poll until the condition holds."""
     begin = ticks_ms()
@@ -79,9 +87,7 @@ def test_a_window_larger_than_the_output_is_filled_before_any_answer_comes():
 
 @pytest.mark.req("Q8", "B4")
 def test_a_dropped_connection_is_made_again_while_publish_keeps_storing():
-    broker = Loopback()
-    mqtt = client(broker)
-    mqtt.connect()
+    broker, mqtt = connected()
     broker.present = 1
     for i in range(60):
         mqtt.publish("a", bytes([i]), qos=1)
@@ -103,9 +109,7 @@ def test_a_dropped_connection_is_made_again_while_publish_keeps_storing():
 
 @pytest.mark.req("B4")
 def test_the_first_message_flows_within_a_second_of_the_brokers_return():
-    broker = Loopback()
-    mqtt = client(broker, backoff=Backoff(base_ms=20, cap_ms=200))
-    mqtt.connect()
+    broker, mqtt = connected(backoff=Backoff(base_ms=20, cap_ms=200))
     broker.present = 1
     port = broker.port
     broker.close()
@@ -170,9 +174,7 @@ def test_a_refused_subscription_is_raised_and_the_connection_stays():
 
 @pytest.mark.req("W11")
 def test_subscribe_without_an_answer_has_a_deadline():
-    broker = Loopback()
-    mqtt = client(broker)
-    mqtt.connect()
+    broker, mqtt = connected()
     broker.silent = True
     with pytest.raises(DeadlineExpired):
         mqtt.subscribe("x", 1, timeout_s=0.3)
@@ -181,9 +183,7 @@ def test_subscribe_without_an_answer_has_a_deadline():
 
 @pytest.mark.req("Q0", "Q3", "Q4")
 def test_each_filter_has_its_handler_and_the_rest_goes_to_on_message():
-    broker = Loopback()
-    mqtt = client(broker)
-    mqtt.connect()
+    broker, mqtt = connected()
     seen = []
     assert mqtt.subscribe("a/+", 1, lambda m: seen.append(("plus", m.topic, m.payload))) == 1
     assert mqtt.subscribe("b/#", 2, lambda m: seen.append(("hash", m.topic, m.payload))) == 2
@@ -207,9 +207,7 @@ def test_each_filter_has_its_handler_and_the_rest_goes_to_on_message():
 @pytest.mark.req("W11", "S5")
 @pytest.mark.clause("MQTT-3.1.0-2", "MQTT-3.14.4-1", "MQTT-3.14.4-2", "5:MQTT-3.14.4-1", "5:MQTT-3.14.4-2")
 def test_after_disconnect_nothing_is_sent_and_the_connection_is_closed():
-    broker = Loopback()
-    mqtt = client(broker)
-    mqtt.connect()
+    broker, mqtt = connected()
     mqtt.publish("a", "x")
     mqtt.disconnect()
     assert mqtt.publish("a", "stored", 1) and not mqtt.publish("a", "not sent", 0)
@@ -243,9 +241,7 @@ def test_a_quality_of_service_that_there_is_not_is_refused_before_it_is_stored(q
 @pytest.mark.req("W2", "Q7")
 @pytest.mark.parametrize("qos", [0, 1])
 def test_whatever_is_true_retains_and_touches_no_other_bit(qos):
-    broker = Loopback()
-    mqtt = client(broker, will=("w", "gone", 1, 2))
-    mqtt.connect()
+    broker, mqtt = connected(will=("w", "gone", 1, 2))
     for _ in range(2):
         mqtt.publish("a", "x", qos, 2)
     until(broker, mqtt, lambda: len(broker.of(3)) == 2)
@@ -266,9 +262,7 @@ class SyncingStore(RamStore):
 @pytest.mark.req("Q3", "S1")
 def test_the_store_is_made_durable_before_an_acknowledgement_leaves():
     store = SyncingStore(18)
-    broker = Loopback()
-    mqtt = client(broker, store=store)
-    mqtt.connect()
+    broker, mqtt = connected(store=store)
     mqtt.subscribe("a", 1)
     store.syncs = 0
     broker.give(publish(b"a", b"1", 1, 1))
@@ -279,9 +273,7 @@ def test_the_store_is_made_durable_before_an_acknowledgement_leaves():
 
 @pytest.mark.req("Q1")
 def test_handlers_may_publish():
-    broker = Loopback()
-    mqtt = client(broker)
-    mqtt.connect()
+    broker, mqtt = connected()
     mqtt.on_message = lambda m: [mqtt.publish("echo", m.payload, qos) for qos in (0, 1, 2)]
     broker.give(publish(b"a", b"hello", 1, 7))
     until(broker, mqtt, lambda: len(broker.of(3)) == 3)
@@ -293,9 +285,7 @@ def test_handlers_may_publish():
 @pytest.mark.req("Q3")
 @pytest.mark.clause("MQTT-4.8.0-2")
 def test_what_a_handler_raises_comes_out_and_its_message_is_not_acknowledged():
-    broker = Loopback()
-    mqtt = client(broker)
-    mqtt.connect()
+    broker, mqtt = connected()
     broker.present = 1
 
     def fail(message):
@@ -317,9 +307,7 @@ def test_what_a_handler_raises_comes_out_and_its_message_is_not_acknowledged():
 
 @pytest.mark.req("W11")
 def test_a_silent_link_is_noticed_within_one_and_a_half_keep_alives():
-    broker = Loopback()
-    mqtt = client(broker, keep_alive_s=1)
-    mqtt.connect()
+    broker, mqtt = connected(keep_alive_s=1)
     broker.present = 1
     broker.deaf = True
     begin = ticks_ms()
@@ -335,9 +323,7 @@ def test_a_silent_link_is_noticed_within_one_and_a_half_keep_alives():
 
 @pytest.mark.req("Q0")
 def test_long_messages_go_through_small_buffers():
-    broker = Loopback()
-    mqtt = client(broker, buffer_bytes=128)
-    mqtt.connect()
+    broker, mqtt = connected(buffer_bytes=128)
     long = b"0123456789" * 300
     for qos in (0, 1, 2):
         mqtt.publish("a", long, qos)
@@ -358,9 +344,7 @@ def test_qos_0_without_a_connection_is_not_sent_and_not_stored():
 @pytest.mark.req("W9")
 @pytest.mark.parametrize("qos", [0, 1])
 def test_a_topic_with_a_wildcard_is_refused(qos):
-    broker = Loopback()
-    mqtt = client(broker)
-    mqtt.connect()
+    _, mqtt = connected()
     with pytest.raises(InvalidTopic):
         mqtt.publish("a/#", "x", qos)
     assert mqtt.pending == 0
@@ -371,9 +355,7 @@ def test_a_topic_with_a_wildcard_is_refused(qos):
 
 @pytest.mark.req("B5")
 def test_drain_ends_at_its_deadline():
-    broker = Loopback()
-    mqtt = client(broker)
-    mqtt.connect()
+    broker, mqtt = connected()
     broker.answers_publish = False
     mqtt.publish("a", "x", 1)
     begin = ticks_ms()
@@ -508,9 +490,7 @@ class WornStore(RamStore):
 @pytest.mark.req("B4", "S6")
 def test_what_a_worn_store_holds_is_delivered_over_any_number_of_outages():
     store = WornStore(18)
-    broker = Loopback()
-    mqtt = client(broker, store=store, backoff=Backoff(base_ms=1, cap_ms=10, lasting_ms=60000, step=6))
-    mqtt.connect()
+    broker, mqtt = connected(store=store, backoff=Backoff(base_ms=1, cap_ms=10, lasting_ms=60000, step=6))
     mqtt.publish("a", "x", 1)
     store.worn = True
     broker.present = 1
@@ -525,9 +505,7 @@ def test_what_a_worn_store_holds_is_delivered_over_any_number_of_outages():
 @pytest.mark.req("B4", "S6")
 def test_a_connection_is_made_again_also_where_the_store_failed_at_its_end():
     store = WornStore(18)
-    broker = Loopback()
-    mqtt = client(broker, store=store)
-    mqtt.connect()
+    broker, mqtt = connected(store=store)
     broker.present = 1
 
     def wear(message):
@@ -583,9 +561,7 @@ def test_we_ping_although_messages_come_without_end():
 @pytest.mark.req("Q3", "Q4")
 @pytest.mark.parametrize("waiting", ["poll", "drain"])
 def test_a_handler_that_waits_is_told_and_its_message_is_not_acknowledged(waiting):
-    broker = Loopback()
-    mqtt = client(broker)
-    mqtt.connect()
+    broker, mqtt = connected()
     broker.present = 1
     seen = []
 
@@ -610,9 +586,7 @@ def test_a_handler_that_waits_is_told_and_its_message_is_not_acknowledged(waitin
 
 @pytest.mark.req("Q4")
 def test_a_qos_2_message_whose_handler_disconnects_does_not_come_again():
-    broker = Loopback()
-    mqtt = client(broker)
-    mqtt.connect()
+    broker, mqtt = connected()
     broker.present = 1
     seen = []
 

@@ -19,6 +19,8 @@ from wire import (
     PINGREQ,
     PINGRESP,
     connack,
+    connected,
+    in_flight,
     packet,
     peer,
     puback,
@@ -35,8 +37,7 @@ MICROPYTHON = sys.implementation.name == "micropython"
 @pytest.mark.req("W10")
 @pytest.mark.clause("MQTT-3.1.0-1")
 def test_connect_carries_what_was_asked_for():
-    broker = peer(client_id=b"c", user=b"u", password=b"p", will=(b"w", b"gone", 1, True), keep_alive_s=30)
-    broker.connect()
+    broker = connected(client_id=b"c", user=b"u", password=b"p", will=(b"w", b"gone", 1, True), keep_alive_s=30)
     assert broker.connect_packet == packet(
         0x10,
         text(b"MQTT"),
@@ -76,8 +77,7 @@ def test_bytes_that_drip_in_do_not_put_off_the_deadlines():
     broker.connection.start(broker.now)
     broker.took()
     dripping(broker, 5000, b"\x20\x7f")
-    broker = peer(response_ms=5000, keep_alive_s=10)
-    broker.connect()
+    broker = connected(response_ms=5000, keep_alive_s=10)
     dripping(broker, 20000, b"\x30\xff\x06\x00\x01a")
 
 
@@ -95,8 +95,7 @@ def dripping(broker, ms, head):
 
 @pytest.mark.req("W13")
 def test_the_end_of_the_stream_is_a_lost_connection():
-    broker = peer()
-    broker.connect()
+    broker = connected()
     with pytest.raises(ConnectionLost):
         broker.connection.received(0, broker.now)
 
@@ -117,8 +116,7 @@ def silence(broker, ms, step=100):
 @pytest.mark.req("W11")
 @pytest.mark.clause("MQTT-3.1.2-23")
 def test_a_silent_link_is_found_within_one_and_a_half_keep_alives():
-    broker = peer(keep_alive_s=10)
-    broker.connect()
+    broker = connected(keep_alive_s=10)
     given_up, sent = silence(broker, 20000)
     assert [one for _, one in sent] == [PINGREQ]
     assert sent[0][0] <= 10000
@@ -127,8 +125,7 @@ def test_a_silent_link_is_found_within_one_and_a_half_keep_alives():
 
 @pytest.mark.req("W11")
 def test_a_silent_link_is_found_although_we_keep_sending():
-    broker = peer(keep_alive_s=10)
-    broker.connect()
+    broker = connected(keep_alive_s=10)
     for t in range(0, 20000, 100):
         broker.now = 1000 + t
         broker.session.put_unstored(b"a", b"x")
@@ -144,8 +141,7 @@ def test_a_silent_link_is_found_although_we_keep_sending():
 @pytest.mark.req("W11")
 @pytest.mark.clause("MQTT-3.1.2-23", "5:MQTT-3.1.2-20")
 def test_pings_keep_an_idle_connection_open():
-    broker = peer(keep_alive_s=10)
-    broker.connect()
+    broker = connected(keep_alive_s=10)
     pings = 0
     last = 1000
     for t in range(0, 100000, 100):
@@ -162,8 +158,7 @@ def test_pings_keep_an_idle_connection_open():
 
 @pytest.mark.req("W11")
 def test_we_ping_although_the_broker_keeps_sending():
-    broker = peer(keep_alive_s=10)
-    broker.connect()
+    broker = connected(keep_alive_s=10)
     pings = 0
     for t in range(0, 60000, 500):
         broker.now = 1000 + t
@@ -177,10 +172,7 @@ def test_we_ping_although_the_broker_keeps_sending():
 
 @pytest.mark.req("Q1", "W13")
 def test_a_missing_acknowledgement_ends_the_connection():
-    broker = peer(keep_alive_s=10, response_ms=20000)
-    broker.connect()
-    broker.session.publish(b"a", b"x", 1)
-    broker.took()
+    broker = in_flight(1, keep_alive_s=10, response_ms=20000)
     for t in range(0, 30000, 100):
         broker.now = 1000 + t
         try:
@@ -195,8 +187,7 @@ def test_a_missing_acknowledgement_ends_the_connection():
 
 @pytest.mark.req("Q1", "W13")
 def test_the_deadline_of_an_acknowledgement_begins_when_the_message_is_out():
-    broker = peer(out_bytes=64, packet_bytes=64, response_ms=5000, keep_alive_s=0)
-    broker.connect()
+    broker = connected(out_bytes=64, packet_bytes=64, response_ms=5000, keep_alive_s=0)
     broker.session.publish(b"a", bytes(1000), 1)
     connection = broker.connection
     connection.pump(broker.now)
@@ -212,8 +203,7 @@ def test_the_deadline_of_an_acknowledgement_begins_when_the_message_is_out():
 
 @pytest.mark.req("W11")
 def test_disconnect_is_sent_and_nothing_is_read_after_it():
-    broker = peer()
-    broker.connect()
+    broker = connected()
     broker.connection.disconnect()
     assert broker.took() == [DISCONNECT]
     broker.give(publish(b"a", b"x"))
@@ -237,8 +227,7 @@ def test_any_chunking_gives_the_same_events(size):
             pubrec(77),
         ]
     )
-    broker = peer(buffer_bytes=64)
-    broker.connect()
+    broker = connected(buffer_bytes=64)
     for at in range(0, len(stream), size):
         broker.give(stream[at : at + size])
     assert [(m[0], m[1]) for m in broker.messages] == [
@@ -267,8 +256,7 @@ def test_any_chunking_gives_the_same_events(size):
     ],
 )
 def test_what_no_broker_sends_ends_the_connection_by_name(wrong, error):
-    broker = peer(buffer_bytes=1024)
-    broker.connect()
+    broker = connected(buffer_bytes=1024)
     with pytest.raises(error):
         broker.give(wrong)
     assert broker.messages == []
@@ -276,8 +264,7 @@ def test_what_no_broker_sends_ends_the_connection_by_name(wrong, error):
 
 @pytest.mark.req("W13")
 def test_a_flood_is_taken_with_bounded_buffers():
-    broker = peer(buffer_bytes=128, out_bytes=64, packet_bytes=128)
-    broker.connect()
+    broker = connected(buffer_bytes=128, out_bytes=64, packet_bytes=128)
     broker.give(*[publish(b"a", b"x" * 50, 1, 1 + i % 100, retain=1) for i in range(150)])
     assert len(broker.messages) == 150
     assert len(broker.session.out) == 64 and len(broker.connection.decoder.buffer) == 128
@@ -456,8 +443,7 @@ def chunks_of(broker):
 @pytest.mark.req("W13", "Q3")
 @pytest.mark.parametrize("qos", [0, 1])
 def test_a_message_longer_than_the_buffer_comes_in_chunks_and_the_last_is_acknowledged(qos):
-    broker = peer(buffer_bytes=64, chunks=True)
-    broker.connect()
+    broker = connected(buffer_bytes=64, chunks=True)
     seen = chunks_of(broker)
     payload = bytes(range(200))
     long = publish(b"a/b", payload, qos, 9)
@@ -480,8 +466,7 @@ def test_a_message_longer_than_the_buffer_comes_in_chunks_and_the_last_is_acknow
 
 @pytest.mark.req("W13", "Q3")
 def test_a_message_whose_chunks_were_cut_is_not_acknowledged_and_begins_anew():
-    broker = peer(buffer_bytes=64, chunks=True)
-    broker.connect()
+    broker = connected(buffer_bytes=64, chunks=True)
     seen = chunks_of(broker)
     long = publish(b"a", bytes(150), 1, 9)
     broker.give(long[:100])
@@ -496,8 +481,7 @@ def test_a_message_whose_chunks_were_cut_is_not_acknowledged_and_begins_anew():
 
 @pytest.mark.req("W13", "Q4")
 def test_at_qos_2_a_message_longer_than_the_buffer_is_refused_by_name():
-    broker = peer(buffer_bytes=64, chunks=True)
-    broker.connect()
+    broker = connected(buffer_bytes=64, chunks=True)
     with pytest.raises(PacketTooLarge):
         broker.give(publish(b"a", bytes(150), 2, 9))
     assert broker.messages == [] and broker.took() == []
@@ -505,8 +489,7 @@ def test_at_qos_2_a_message_longer_than_the_buffer_is_refused_by_name():
 
 @pytest.mark.req("W13")
 def test_without_chunks_a_message_longer_than_the_buffer_is_refused_by_name():
-    broker = peer(buffer_bytes=64)
-    broker.connect()
+    broker = connected(buffer_bytes=64)
     with pytest.raises(PacketTooLarge):
         broker.give(publish(b"a", bytes(150), 1, 9))
     assert broker.messages == [] and broker.took() == []
@@ -514,8 +497,7 @@ def test_without_chunks_a_message_longer_than_the_buffer_is_refused_by_name():
 
 @pytest.mark.req("W13", "Q4")
 def test_a_held_message_is_whole_where_chunks_are_taken():
-    broker = peer(buffer_bytes=64, chunks=True)
-    broker.connect()
+    broker = connected(buffer_bytes=64, chunks=True)
     seen = chunks_of(broker)
     broker.give(publish(b"a", bytes(150)), publish(b"b", b"held", 2, 3), pubrel(3))
     assert seen[-1] == (0, b"held", 4, False)

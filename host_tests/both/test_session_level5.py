@@ -54,10 +54,16 @@ class Peer5(Peer):
         return self.took()
 
 
+def connected(*arguments, **options):
+    """Return a peer of level 5 (its arguments) that has accepted the connection."""
+    broker = Peer5(*arguments, **options)
+    broker.connect()
+    return broker
+
+
 @pytest.mark.req("W12")
 def test_connect_tells_what_we_can_take():
-    broker = Peer5(RamStore(12), window=4, expiry_s=60, buffer_bytes=512)
-    broker.connect()
+    broker = connected(RamStore(12), window=4, expiry_s=60, buffer_bytes=512)
     head = text(b"MQTT") + b"\x05\x00" + b"\x00\x3c"
     assert broker.connect_packet[2 : 2 + len(head)] == head
     properties = broker.connect_packet[2 + len(head) + 1 :]
@@ -69,8 +75,7 @@ def test_connect_tells_what_we_can_take():
 @pytest.mark.req("W12", "Q6")
 @pytest.mark.clause("MQTT-3.3.4-7", "MQTT-4.9.0-1", "MQTT-4.9.0-2")
 def test_receive_maximum_bounds_the_window():
-    broker = Peer5(window=4, properties=b"\x21\x00\x02")
-    broker.connect()
+    broker = connected(window=4, properties=b"\x21\x00\x02")
     for i in range(4):
         broker.session.publish(b"a", bytes([i]), 1)
     assert broker.took() == [publish(b"a", b"\0", 1, 2), publish(b"a", b"\1", 1, 3)]
@@ -81,8 +86,7 @@ def test_receive_maximum_bounds_the_window():
 @pytest.mark.req("W12", "Q6")
 @pytest.mark.clause("MQTT-3.3.4-7")
 def test_receive_maximum_bounds_resends_too():
-    broker = Peer5(window=4)
-    broker.connect()
+    broker = connected(window=4)
     for i in range(4):
         broker.session.publish(b"a", bytes([i]), 1)
     assert len(broker.took()) == 4
@@ -97,8 +101,7 @@ def test_receive_maximum_bounds_resends_too():
 @pytest.mark.req("W12")
 @pytest.mark.clause("5:MQTT-3.1.2-21", "MQTT-3.2.2-21")
 def test_server_keep_alive_replaces_ours():
-    broker = Peer5(properties=b"\x13\x00\x05")
-    broker.connect()
+    broker = connected(properties=b"\x13\x00\x05")
     assert broker.connection.keep_alive_ms == 5000
 
 
@@ -124,8 +127,7 @@ def test_assigned_client_id_is_kept():
     ],
 )
 def test_what_the_server_would_refuse_is_not_sent_and_reported(limits, qos, retain, size, code):
-    broker = Peer5(properties=limits)
-    broker.connect()
+    broker = connected(properties=limits)
     handle = broker.session.publish(b"a", b"x" * size, qos, retain)
     good = broker.session.publish(b"a", b"good", 1)
     assert broker.took() == []
@@ -139,8 +141,7 @@ def test_what_the_server_would_refuse_is_not_sent_and_reported(limits, qos, reta
 @pytest.mark.clause("MQTT-4.4.0-2")
 @pytest.mark.parametrize("qos, answer, code", [(1, 0x40, 0x87), (2, 0x50, 0x97), (1, 0x40, 0x10)])
 def test_a_reason_code_on_an_acknowledgement_reaches_the_caller(qos, answer, code):
-    broker = Peer5()
-    broker.connect()
+    broker = connected()
     handle = broker.session.publish(b"a", b"x", qos)
     broker.took()
     broker.give(ack(answer, 2, code))
@@ -152,8 +153,7 @@ def test_a_reason_code_on_an_acknowledgement_reaches_the_caller(qos, answer, cod
 
 @pytest.mark.req("W12", "Q2")
 def test_a_pubcomp_that_does_not_find_the_id_means_delivered():
-    broker = Peer5()
-    broker.connect()
+    broker = connected()
     handle = broker.session.publish(b"a", b"x", 2)
     broker.took()
     broker.give(ack(0x50, 2))
@@ -167,16 +167,14 @@ def test_a_pubcomp_that_does_not_find_the_id_means_delivered():
 
 @pytest.mark.req("W12", "Q2", "Q4")
 def test_unknown_ids_are_answered_with_their_reason():
-    broker = Peer5()
-    broker.connect()
+    broker = connected()
     broker.give(ack(0x50, 77), ack(0x62, 78))
     assert broker.took() == [ack(0x62, 77, 0x92), ack(0x70, 78, 0x92)]
 
 
 @pytest.mark.req("W11", "W12")
 def test_a_refused_subscription_has_its_reason():
-    broker = Peer5()
-    broker.connect()
+    broker = connected()
     entry = broker.session.subscribe(b"x", 1)
     (request,) = broker.took()
     assert request == packet(0x82, request[2:4], b"\0", text(b"x"), b"\1")
@@ -186,8 +184,7 @@ def test_a_refused_subscription_has_its_reason():
 
 @pytest.mark.req("W12")
 def test_topic_aliases_of_the_server_are_resolved():
-    broker = Peer5(alias_maximum=5)
-    broker.connect()
+    broker = connected(alias_maximum=5)
     alias = b"\x23\x00\x02"
     broker.give(publish(b"long/topic", b"1", properties=alias))
     broker.give(publish(b"", b"2", properties=alias), publish(b"other", b"3"))
@@ -206,8 +203,7 @@ def test_topic_aliases_of_the_server_are_resolved():
 @pytest.mark.req("W12")
 @pytest.mark.clause("MQTT-3.3.2-7")
 def test_aliases_end_with_the_connection():
-    broker = Peer5(alias_maximum=5)
-    broker.connect()
+    broker = connected(alias_maximum=5)
     broker.give(publish(b"a", b"1", properties=b"\x23\x00\x02"))
     broker.drop()
     broker.connect(1)
@@ -218,8 +214,7 @@ def test_aliases_end_with_the_connection():
 @pytest.mark.req("W12")
 @pytest.mark.clause("MQTT-3.2.2-17")
 def test_our_topic_aliases_are_used_where_the_server_allows_them():
-    broker = Peer5(properties=b"\x22\x00\x01")
-    broker.connect()
+    broker = connected(properties=b"\x22\x00\x01")
     for topic in (b"a", b"a", b"b"):
         assert broker.session.put_unstored(topic, b"x")
     assert broker.took() == [
@@ -232,8 +227,7 @@ def test_our_topic_aliases_are_used_where_the_server_allows_them():
 @pytest.mark.req("W12", "W9")
 @pytest.mark.clause("MQTT-3.3.2-8")
 def test_an_alias_is_used_only_after_its_topic_has_been_put():
-    broker = Peer5(properties=b"\x22\x00\x05", buffer_bytes=64, out_bytes=64, packet_bytes=64)
-    broker.connect()
+    broker = connected(properties=b"\x22\x00\x05", buffer_bytes=64, out_bytes=64, packet_bytes=64)
     session = broker.session
     for _ in range(2):  # the second time, too: an invalid topic has no alias
         with pytest.raises(InvalidTopic):
@@ -261,8 +255,7 @@ def test_what_the_server_would_refuse_is_not_sent_at_qos_0_either():
 
 @pytest.mark.req("W12", "Q4")
 def test_a_message_that_is_longer_with_its_aliased_topic_than_the_buffer_is_held_whole():
-    broker = Peer5(alias_maximum=1, buffer_bytes=128, packet_bytes=128)
-    broker.connect()
+    broker = connected(alias_maximum=1, buffer_bytes=128, packet_bytes=128)
     topic, payload = b"t" * 100, b"p" * 100
     broker.give(publish(topic, b"", properties=b"\x23\x00\x01"))
     broker.give(publish(b"", payload, 2, 7, properties=b"\x23\x00\x01"))
@@ -273,8 +266,7 @@ def test_a_message_that_is_longer_with_its_aliased_topic_than_the_buffer_is_held
 
 @pytest.mark.req("W12")
 def test_properties_travel_with_a_message():
-    broker = Peer5()
-    broker.connect()
+    broker = connected()
     block = b"\x26" + text(b"k") + text(b"v")
     broker.session.publish(b"a", b"x", 1, False, block)
     assert broker.took() == [publish(b"a", b"x", 1, 2, properties=block)]
@@ -288,8 +280,7 @@ def test_properties_travel_with_a_message():
 @pytest.mark.req("W12")
 @pytest.mark.clause("MQTT-4.13.2-1")
 def test_the_servers_disconnect_comes_with_its_reason():
-    broker = Peer5()
-    broker.connect()
+    broker = connected()
     with pytest.raises(ServerDisconnected) as caught:
         broker.give(b"\xe0\x01\x8e")
     assert caught.value.code == 0x8E
@@ -307,8 +298,7 @@ def test_a_refused_connect_has_its_name():
 @pytest.mark.req("W12")
 @pytest.mark.clause("MQTT-4.12.0-6", "MQTT-4.12.0-7")
 def test_auth_is_refused_by_name_and_never_answered():
-    broker = Peer5()
-    broker.connect()
+    broker = connected()
     with pytest.raises(ProtocolViolation) as caught:
         broker.give(b"\xf0\x00")
     broker.connection.farewell(caught.value)
@@ -322,8 +312,7 @@ def test_auth_is_refused_by_name_and_never_answered():
     [(b"\x00\x00", 0x81), (b"\x20\x03\x00\x00\x00", 0x82), (b"\x30\xff\x7f", 0x95)],
 )
 def test_a_wrong_peer_is_told_why_the_connection_ends(wrong, code):
-    broker = Peer5()
-    broker.connect()
+    broker = connected()
     try:
         broker.give(wrong)
         pytest.fail("took it")
@@ -357,8 +346,7 @@ def test_more_than_our_receive_maximum_is_an_error():
 @pytest.mark.req("Q5")
 @pytest.mark.clause("MQTT-4.4.0-1")
 def test_level_5_does_not_resend_on_a_live_connection():
-    broker = Peer5()
-    broker.connect()
+    broker = connected()
     broker.session.publish(b"a", b"x", 1)
     broker.took()
     for t in range(0, 25000, 500):
@@ -397,8 +385,7 @@ def suback5(packet_id, *codes):
 
 @pytest.mark.req("W12")
 def test_subscription_identifiers_go_out_a_packet_each_and_are_restored():
-    broker = Peer5()
-    broker.connect()
+    broker = connected()
     session = broker.session
     one = session.subscribe(b"a", 1, None, identified(7))
     other = session.subscribe(b"b", 0, None, identified(300))
@@ -423,8 +410,7 @@ def test_subscription_identifiers_go_out_a_packet_each_and_are_restored():
 
 @pytest.mark.req("W12")
 def test_a_message_tells_the_identifiers_of_the_subscriptions_that_brought_it():
-    broker = Peer5()
-    broker.connect()
+    broker = connected()
     seen = []
     broker.on_message = lambda message: seen.append(message.properties)
     broker.give(publish(b"a", b"x", 0, properties=b"\x0b\x07\x0b\xac\x02"))
@@ -467,8 +453,7 @@ def test_who_takes_chunks_sets_the_server_no_maximum_packet_size():
 @pytest.mark.req("W12", "Q6")
 @pytest.mark.clause("MQTT-3.3.4-8", "MQTT-4.9.0-3", "MQTT-4.9.0-2")
 def test_only_publish_waits_for_the_receive_maximum():
-    broker = Peer5(properties=b"\x21\x00\x01")
-    broker.connect()
+    broker = connected(properties=b"\x21\x00\x01")
     broker.session.publish(b"a", b"1", 2)
     assert len(broker.took()) == 1
     broker.session.publish(b"a", b"2", 1)
@@ -482,8 +467,7 @@ def test_only_publish_waits_for_the_receive_maximum():
 @pytest.mark.req("W12")
 @pytest.mark.clause("MQTT-3.2.2-18")
 def test_no_topic_alias_goes_to_a_server_that_takes_none():
-    broker = Peer5()
-    broker.connect()
+    broker = connected()
     for _ in range(2):
         assert broker.session.put_unstored(b"a", b"x")
     assert broker.took() == [publish(b"a", b"x")] * 2
@@ -521,8 +505,7 @@ def test_session_present_after_a_clean_start_ends_the_connection(level):
 @pytest.mark.req("Q8")
 @pytest.mark.clause("5:MQTT-3.2.2-5")
 def test_without_a_session_present_the_flows_of_the_old_one_are_given_up():
-    broker = Peer5()
-    broker.connect()
+    broker = connected()
     seen = broker.session.publish(b"a", b"seen", 2)
     open_ = broker.session.publish(b"a", b"open", 2)
     broker.took()
@@ -544,8 +527,7 @@ def expires_in(seconds):
 @pytest.mark.req("Q2")
 @pytest.mark.clause("MQTT-4.3.3-7")
 def test_a_message_that_was_sent_does_not_expire():
-    broker = Peer5(CutStore())
-    broker.connect()
+    broker = connected(CutStore())
     for payload in (b"seen", b"open"):
         broker.session.publish(b"a", payload, 2, False, expires_in(1))
     broker.took()
@@ -560,8 +542,7 @@ def test_a_message_that_was_sent_does_not_expire():
 @pytest.mark.req("Q4")
 @pytest.mark.clause("MQTT-4.3.3-13")
 def test_a_held_message_past_its_expiry_ends_its_flow():
-    broker = Peer5()
-    broker.connect()
+    broker = connected()
     broker.give(publish(b"a", b"x", 2, 9, properties=expires_in(1)))
     assert broker.took() == [ack(0x50, 9)]
     broker.now += 10000

@@ -173,6 +173,40 @@ def peer(store=None, window=4, level=4, settled=True, **options):
     return Peer(session, **options)
 
 
+def connected(*arguments, **options):
+    """Return a peer (its arguments) that has accepted the connection."""
+    broker = peer(*arguments, **options)
+    broker.connect()
+    return broker
+
+
+def in_flight(qos, *arguments, **options):
+    """Return a connected peer that has received a message of ours, and not answered: a, x, packet id 2; `handle` is its handle.
+
+    (1 went to the session's own note.)
+    """
+    broker = connected(*arguments, **options)
+    broker.handle = broker.session.publish(b"a", b"x", qos)
+    broker.took()
+    return broker
+
+
+def past_pubrec(*arguments, **options):
+    """Return a connected peer that has answered such a message of QoS 2 by PUBREC, and received the PUBREL."""
+    broker = in_flight(2, *arguments, **options)
+    broker.give(pubrec(2))
+    broker.took()
+    return broker
+
+
+def subscribed(filter_, qos, *arguments, **options):
+    """Return a connected peer that has granted this subscription."""
+    broker = connected(*arguments, **options)
+    broker.session.subscribe(filter_, qos)
+    broker.give(suback(id_of(broker.took()[0]), qos))
+    return broker
+
+
 class CutStore(RamStore):
     """A RAM store that behaves over a power cut as the journal does; releases that were not flushed are forgotten again."""
 

@@ -1,0 +1,131 @@
+"""Subscriptions of a session: asked for, answered, refused, restored (requirements W11, Q8), in packets written by hand."""
+
+import pytest
+
+from flashmqtt.errors import BufferTooSmall, InvalidPacket, InvalidTopic, ProtocolViolation
+from flashmqtt.session.session import DECLINED, GRANTED
+from wire import connected, id_of, packet, peer, suback, subscribed, text, unsuback
+
+
+@pytest.mark.req("Q8")
+def test_subscriptions_are_restored_when_the_session_is_lost_and_only_then():
+    broker = connected()
+    broker.session.subscribe(b"x", 1)
+    broker.session.subscribe(b"y/#", 2)
+    (first,) = broker.took()
+    assert first == packet(0x82, first[2:4], text(b"x"), b"\1", text(b"y/#"), b"\2")
+    broker.give(suback(id_of(first), 1, 2))
+    broker.drop()
+    assert broker.connect(1) == []
+    broker.drop()
+    (again,) = broker.connect(0)
+    assert again[4:] == first[4:]
+
+
+@pytest.mark.req("Q8")
+def test_an_unanswered_connect_makes_the_next_one_restore_subscriptions():
+    broker = subscribed(b"x", 1)
+    broker.drop()
+    broker.connection.start(broker.now)  # its CONNACK, which said "not present", is lost
+    broker.took()
+    broker.drop()
+    (again,) = broker.connect(1)
+    assert again[0] == 0x82
+
+
+@pytest.mark.req("Q8", "W11")
+def test_a_refused_subscription_is_known_and_not_repeated():
+    broker = connected()
+    entry = broker.session.subscribe(b"x", 1)
+    other = broker.session.subscribe(b"y", 1)
+    broker.give(suback(id_of(broker.took()[0]), 0x80, 0))
+    assert entry.state == DECLINED
+    assert other.state == GRANTED and other.code == 0
+    broker.drop()
+    (again,) = broker.connect(0)
+    assert again[4:] == text(b"y") + b"\1"
+
+
+@pytest.mark.req("W11")
+def test_unsubscribe_ends_a_subscription():
+    broker = subscribed(b"x", 1)
+    broker.session.unsubscribe(b"x")
+    (request,) = broker.took()
+    assert request == packet(0xA2, request[2:4], text(b"x"))
+    broker.give(unsuback(id_of(request)))
+    assert broker.session.subscriptions == []
+
+
+@pytest.mark.req("W11")
+def test_an_unsubscribe_that_was_cut_is_repeated():
+    broker = subscribed(b"x", 1)
+    broker.session.unsubscribe(b"x")
+    broker.took()
+    broker.drop()
+    (request,) = broker.connect(1)
+    assert request[0] == 0xA2
+    assert broker.session.subscriptions != []
+
+
+@pytest.mark.req("W11")
+def test_subscribing_again_while_the_answer_is_under_way_asks_again():
+    broker = connected()
+    entry = broker.session.subscribe(b"x", 0)
+    first = broker.took()[0]
+    broker.session.subscribe(b"x", 2)
+    broker.session.subscribe(b"y", 1)
+    assert broker.took() == []
+    broker.give(suback(id_of(first), 0))
+    (second,) = broker.took()
+    assert second[4:] == text(b"x") + b"\2" + text(b"y") + b"\1"
+    broker.session.unsubscribe(b"y")
+    broker.give(suback(id_of(second), 2, 1))
+    assert entry.state == GRANTED and entry.code == 2
+    assert broker.took()[0][0] == 0xA2
+
+
+@pytest.mark.req("W11", "Q8")
+def test_more_subscriptions_than_one_packet_holds_are_restored_by_several():
+    broker = connected(out_bytes=64, packet_bytes=64, buffer_bytes=64)
+    filters = [b"a/filter/number/%d" % i for i in range(7)]
+    for filter_ in filters:
+        broker.session.subscribe(filter_, 1)
+        broker.give(suback(id_of(broker.took()[0]), 1))
+    broker.drop()
+    requests = broker.connect(0)
+    asked = b""
+    while requests:
+        (request,) = requests
+        asked += request[4:]
+        broker.give(suback(id_of(request), *[1] * (len(request[4:]) // (len(text(filters[0])) + 1))))
+        requests = broker.took()
+    assert asked == b"".join([text(filter_) + b"\1" for filter_ in filters])
+    assert [entry.state for entry in broker.session.subscriptions] == [GRANTED] * 7
+
+
+@pytest.mark.req("W11")
+def test_a_subscription_that_no_packet_can_ask_for_is_refused_at_once_and_forgotten():
+    broker = peer(out_bytes=64, packet_bytes=64, buffer_bytes=64)
+    for wrong, options, error in (
+        (b"x" * 60, 1, BufferTooSmall),
+        (b"x", 3, InvalidPacket),
+        (b"x", -1, InvalidPacket),
+        (b"x#", 1, InvalidTopic),
+    ):
+        with pytest.raises(error):
+            broker.session.subscribe(wrong, options)
+        broker.session.subscribe(b"good", 1)
+        with pytest.raises(error):
+            broker.session.subscribe(wrong, options)
+    assert len(broker.session.subscriptions) == 1
+    (request,) = broker.connect(0)
+    assert request[4:] == text(b"good") + b"\1"
+
+
+@pytest.mark.req("W11")
+def test_a_suback_with_the_wrong_count_ends_the_connection():
+    broker = connected()
+    broker.session.subscribe(b"x", 1)
+    (request,) = broker.took()
+    with pytest.raises(ProtocolViolation):
+        broker.give(suback(id_of(request), 1, 1))
