@@ -30,7 +30,8 @@ Made out of the docstrings by `{}`; a test keeps it current.
 
 Times are in the unit that a name ends in (`_ms`, `_s`), sizes in bytes. Levels are the protocol's: 3 is MQTT 3.1, 4 is
 3.1.1, 5 is 5.0. A § is a section, and `[MQTT-4.3.2-1]` a normative statement, of 3.1.1 where not said otherwise. Any call that
-stores may raise a `StoreError` that it does not name: flash can fail at any time.
+stores may raise a `StoreError` that it does not name: flash can fail at any time. What to do about each error says
+[When something is wrong](TROUBLESHOOTING.md).
 """
 
 SECTION = re.compile(r"(Args|Attributes|Handlers|Returns|Raises):(?:\s+(.*))?$")
