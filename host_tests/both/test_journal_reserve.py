@@ -89,3 +89,25 @@ def test_a_mark_that_makes_an_old_message_move_is_durable():
         assert [again.mark_of(s) for s in range(4) if again.seq_of(s) == journal.seq_of(slot)] == [7]
         journal.release(slot)
     assert moves
+
+
+@pytest.mark.req("Q6")
+def test_what_moves_out_of_a_full_window_does_not_overtake_a_release_that_is_lost():
+    region = RamRegion(8, page_bytes=256)
+    journal = Journal(region, slots=4)
+    for _ in range(40):
+        journal.append(BODY, 10)
+    first, second = journal.take(), journal.take()
+    for _ in range(30):
+        journal.release(journal.take())
+    journal.flush()
+    journal.release(first)
+    journal.release(journal.take())  # the window is full again, and the second message in its way
+    assert journal.seq_of(journal.take()) == 34 and journal._slot_offset[second] > 1000
+    journal = Journal(region, slots=4)  # the power was cut
+    seqs = []
+    while journal.waiting:
+        slot = journal.take()
+        seqs.append(journal.seq_of(slot))
+        journal.release(slot)
+    assert seqs == sorted(seqs) and seqs[-1] == 40

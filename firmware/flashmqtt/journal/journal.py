@@ -505,8 +505,7 @@ class Journal(Ring):
         delta = 255
         count = 0
         if kind & _TYPE < _DONE:  # a message, or its mark
-            if 0 <= seq - self._low() < 255:
-                delta = seq - self._low()
+            delta = self._below(seq)
             count = min(self._pending_n, _RIDES, (_BODY_MAX - n) // 4)
         while True:
             offset = self._room((_RECORD + 4 * count + n + 3) & -4, data)
@@ -531,6 +530,11 @@ class Journal(Ring):
         if delta != 255 and not self._pending_n:
             self._unsaid = 0
         return offset
+
+    def _below(self, seq):
+        """Return how far low is below a message, as its records say it; 255: nothing is said."""
+        delta = seq - self._low()
+        return delta if 0 <= delta < 255 else 255
 
     def _room(self, size, data):
         """Return where in the head a record of so many bytes goes; opens the next sector if it has to."""
@@ -696,7 +700,9 @@ class Journal(Ring):
             if write:
                 if flags & _FIRST:
                     self._first = at
-                self._stage(self._head, at, kind | flags, 255, seq, self._page, self._body, self._length)
+                # Low has to be said: what is moved is taken first after a power cut, and what is older must be done by then.
+                delta = self._below(seq)
+                self._stage(self._head, at, kind | flags, delta, seq, self._page, self._body, self._length)
                 self._program(self._head)
                 self._end = at + size
             at += size
