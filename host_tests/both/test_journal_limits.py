@@ -470,6 +470,33 @@ def test_a_failing_region_is_not_mistaken_for_an_empty_one():
         Journal(Failing(4))
 
 
+@pytest.mark.req("Q6", "S6")
+def test_a_message_whose_reading_failed_once_keeps_its_turn():
+    class Failing(RamRegion):
+        reads_left = 1000
+
+        def read(self, offset, buf):
+            self.reads_left -= 1
+            if self.reads_left == 0:
+                raise FlashFailed("read")
+            super().read(offset, buf)
+
+    for reads in range(1, 8):
+        region = Failing(4)
+        journal = Journal(region)
+        journal.append(bytes(1000), 1000)
+        journal.append(MESSAGE, 100)
+        region.reads_left = reads
+        try:
+            slot = journal.take()
+        except FlashFailed:
+            slot = journal.take()
+        region.reads_left = 1000
+        assert journal.seq_of(slot) == 1
+        journal.release(slot)
+        assert drain(journal) == [2] and journal.waiting == 0
+
+
 @pytest.mark.req("B2")
 def test_memory_does_not_grow_with_what_is_stored():
     if sys.implementation.name == "cpython":

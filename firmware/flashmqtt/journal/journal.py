@@ -294,15 +294,14 @@ class Journal(Ring):
                 self._cursor_sector = self._after[sector]
                 self._cursor_offset = _HEADER
                 continue
-            self._cursor_offset = offset + self._size
-            if self._kind & (_TYPE | _FIRST) != _QUEUED | _FIRST:
-                continue
+            behind = offset + self._size
             seq = self._seq
-            length = self._length
-            if not self._kind & _LAST:
-                length = self._total(sector, offset, seq)
-                if length < 0:
-                    continue
+            length = -1
+            if self._kind & (_TYPE | _FIRST) == _QUEUED | _FIRST:
+                length = self._length if self._kind & _LAST else self._total(sector, offset, seq)
+            self._cursor_offset = behind  # only now, as what is read may fail, and has to keep its turn
+            if length < 0:
+                continue
             self._cursor_seq = seq + 1
             slot = self._slot_of(seq)
             if slot >= 0:  # marked before the last mount, and open since; or moved
