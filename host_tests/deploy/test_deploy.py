@@ -180,6 +180,21 @@ def test_strange_main_is_asked_about_and_kept(tmp_path):
             assert link.get("/main.py") == b"print('mine')\n"
 
 
+@pytest.mark.req("B3")
+def test_board_module_that_was_copied_by_hand_is_replaced_unasked(tmp_path):
+    with Device(tmp_path / "board", wifi=WIFI) as device:
+        config = write_configuration(tmp_path / "config", 1)
+        with Link(device.path) as link:
+            link.put("/board.py", (ROOT / "boards/rp2040/board.py").read_bytes())
+        status, printed, complaints = run(
+            *("deploy", "--board", "pico_w", "--port", device.path, "--config", str(config), "--timeout", "0.1")
+        )
+        assert status == 1 and "copied" in printed and "nothing was delivered" in complaints
+        with Link(device.path) as link:
+            files = link.literal("import os; print(os.listdir('/'))")
+            assert "board.mpy" in files and "board.py" not in files
+
+
 @pytest.mark.req("B3", "B4")
 @pytest.mark.timeout(400)
 def test_wrong_wifi_password_is_named_at_the_end_of_a_deployment(tmp_path):

@@ -32,6 +32,7 @@ OURS = ("/lib/flashmqtt", "/app")
 SINGLE = ("/main.py", "/board.mpy", "/config.json", "/state.json")
 CUT_OFF = tuple(path + ".new" for path in SINGLE)  # copies that were not finished
 MARK = "flashmqtt"  # a main.py of ours has this word in its first line
+CONTRACT = "boards/board.pyi"  # and a board.py of ours this one
 DELIVERY_S = 90
 HURRY_S = 10.0  # while a watchdog may be running, which a Pico W's is for 8 s at most
 SPARE_BYTES = 16384
@@ -166,7 +167,7 @@ def strangers(link: Link, found: dict) -> list[str]:
     names = []
     if "main.py" in found["files"] and MARK not in link.run("print(open('/main.py').readline())"):
         names.append("main.py")
-    if "board.py" in found["files"]:
+    if "board.py" in found["files"] and CONTRACT not in link.run("print(open('/board.py').readline())"):
         names.append("board.py")
     return names
 
@@ -188,6 +189,8 @@ def deploy(arguments: argparse.Namespace) -> None:
         image = {**build.image(arguments.board, march, arguments.plain), "/config.json": wanted}
         there = present(link)
         copy, remove = plan(image, there)
+        if "board.py" in found["files"] and "board.py" not in foreign:
+            remove.append("/board.py")  # or it would be imported instead of /board.mpy
         size = sum(len(image[name]) for name in copy)
         new = sum(name not in there for name in copy)
         unchanged = len(image) - len(copy)

@@ -57,7 +57,10 @@ def find(wanted: str = "auto") -> str:
         return wanted
     found = seen()
     if not found:
-        hint = " Is the cable one that carries data, and is MicroPython on the board (boards/*/README.md)?"
+        hint = (
+            " Is the cable one that carries data, and is MicroPython on the board (boards/*/README.md)? "
+            "Without a board, `make virtual-board` offers one; say PORT= then."
+        )
         if any((port.vid, port.pid) == BOOTSEL for port in list_ports.comports()):
             hint = " A Pico is there in BOOTSEL mode: put MicroPython on it first (boards/rp2040/README.md)."
         raise DeployFailed(f"No board found on any serial port.{hint}")

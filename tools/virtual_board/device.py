@@ -294,7 +294,12 @@ def main() -> int:
     parser.add_argument("--wifi", default="", help="NETWORK:PASSWORD that its radio finds")
     arguments = parser.parse_args()
     with Device(arguments.directory.resolve(), arguments.port, arguments.wifi) as device:
-        print(f"{arguments.port} on {device.path}: mpremote connect {device.path}", flush=True)
+        name = "ESP32" if arguments.port == "esp32" else "Pico W"
+        print(f"A virtual {name} is on {device.path}; Ctrl-C switches it off. From another terminal:", flush=True)
+        print(f"  .venv/bin/mpremote connect {device.path}", flush=True)
+        print(
+            f"  make deploy BOARD={'esp32' if arguments.port == 'esp32' else 'pico_w'} PORT={device.path}", flush=True
+        )
         try:
             signal.pause()
         except KeyboardInterrupt:
