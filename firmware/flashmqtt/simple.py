@@ -1,4 +1,4 @@
-"""umqtt.simple's calls, as they are, over the durable client: a program written for it runs unchanged, and what it publishes at QoS 1 and 2 is kept.
+"""umqtt.simple's calls over the durable client: a program written for it runs unchanged, and what it publishes at QoS 1 is kept.
 
     from flashmqtt.simple import MQTTClient      # instead of: from umqtt.simple import MQTTClient
 
