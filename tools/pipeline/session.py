@@ -102,23 +102,24 @@ def make(master: str | None = None, log: Path | None = None, more: dict[str, str
     with _output_to(None if submitted else log):
         spark = builder.getOrCreate()
     if scratch:
-        gateway: Any = spark.sparkContext._gateway
-        atexit.register(_end, gateway.proc, scratch)
+        atexit.register(_end, spark.sparkContext._gateway, scratch)
     spark.sparkContext.setLogLevel("ERROR" if log is None else "WARN")
     if not str(spark.sparkContext.master).startswith("local"):
         spark.sparkContext.addPyFile(str(code_archive(Path(spark.sparkContext._temp_dir))))
     return spark
 
 
-def _end(jvm: subprocess.Popen[bytes], scratch: Scratch) -> None:
+def _end(gateway: Any, scratch: Scratch) -> None:
     """End the JVM, which does when its input does, and remove its folder."""
-    if jvm.stdin:
-        jvm.stdin.close()
-    try:
-        jvm.wait(LONGEST_END_S)
-    except subprocess.TimeoutExpired:
-        jvm.kill()
-        jvm.wait()
+    jvm: subprocess.Popen[bytes] = gateway.proc
+    if jvm.poll() is None:
+        gateway.shutdown()  # so that nothing is sent to it any more
+        jvm.stdin.close()  # type: ignore[union-attr]
+        try:
+            jvm.wait(LONGEST_END_S)
+        except subprocess.TimeoutExpired:
+            jvm.kill()
+            jvm.wait()
     scratch.remove()
 
 
