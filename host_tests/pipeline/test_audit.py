@@ -10,7 +10,10 @@ import pytest
 from pyspark.testing import assertDataFrameEqual
 
 from host_tests.pipeline.planted import fleet
-from tools.pipeline import audit, bucket, dating, delays, schemas, session, verdict
+from tools.pipeline import audit, dating, delays, schemas, session, verdict
+from tools.pipeline.messages import process
+from tools.pipeline.parts import merge_ties
+from tools.pipeline.state import State
 
 
 @pytest.fixture(autouse=True)
@@ -134,7 +137,7 @@ def test_generated_fleets_come_out_of_the_audit_as_they_were_planted(spark, land
     tables = {name: [] for name in ("tally", "events", "ties", "intervals")}
     planted = {}
     for seed in range(100, 108):
-        state = bucket.State()
+        state = State()
         messages, truth = fleet(seed)
         for m in messages:
             landing.raw(f"flashmqtt/{m.device}/{m.kind}", m.payload, m.dup)
@@ -143,9 +146,9 @@ def test_generated_fleets_come_out_of_the_audit_as_they_were_planted(spark, land
         for begin, end in pairwise(cuts):  # a batch each: what overtakes another may come a batch earlier
             landing.rows = rows[begin:end]
             landing.number += 1
-            for name, found in bucket.process(state, landing.table()):
+            for name, found in process(state, landing.table()):
                 if name in tables:
-                    told = bucket.merge_ties([found]) if name == "ties" else found
+                    told = merge_ties([found]) if name == "ties" else found
                     tables[name].append(told.cast(schemas.TABLES[name]))
             state.settle()
         tables["intervals"].append(state.intervals_table())

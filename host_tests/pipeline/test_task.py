@@ -1,4 +1,4 @@
-"""One bucket's work, without Spark: generated fleets with planted faults, whole and cut into batches."""
+"""A task's work on its bucket, without Spark: generated fleets with planted faults, whole and cut into batches."""
 
 import random
 from collections import Counter
@@ -13,7 +13,10 @@ from hypothesis import strategies as st
 from host_tests.pipeline.conftest import Landing
 from host_tests.pipeline.planted import fleet
 from tools.landing import segments
-from tools.pipeline import bucket, schemas, senml
+from tools.pipeline import lives, schemas, senml, task
+from tools.pipeline.messages import EVENT_LABELS, process
+from tools.pipeline.parts import merge_tallies, merge_ties
+from tools.pipeline.state import State
 from tools.pipeline.storage import Storage
 
 KEY = ("device", "life", "boot")
@@ -21,19 +24,19 @@ KEY = ("device", "life", "boot")
 
 def work(landing, rows, chunks, reload=False):
     """Take rows through a bucket in chunks; return the rows of all tables, and the state at the end."""
-    state = bucket.State()
+    state = State()
     tables = {name: [] for name in schemas.TABLES}
     for begin, end in chunks:
         landing.rows = rows[begin:end]
         landing.number += 1
         table = landing.table()
-        for name, found in bucket.process(state, table):
+        for name, found in process(state, table):
             found = found.cast(schemas.TABLES[name])
             tables[name] += found.to_pylist()
         state.settle()
         if reload:
             kept = state
-            state = bucket.State()
+            state = State()
             state.read = kept.read
             state.load_intervals(kept.intervals_table())
             state.load_boots(kept.boots_table())
@@ -88,7 +91,7 @@ def test_replay_of_the_whole_landing_adds_nothing_and_is_called_replay(landing, 
     messages, truth = fleet(seed)
     rows = rows_of(landing, messages)
     half = len(rows) // 2
-    state = bucket.State()
+    state = State()
     tables = {name: [] for name in schemas.TABLES}
     landings = []
     for part in (rows[:half], rows[half:]):
@@ -96,7 +99,7 @@ def test_replay_of_the_whole_landing_adds_nothing_and_is_called_replay(landing, 
         landing.number += 1
         landings.append(landing.table())
     for table in (*landings, *landings):
-        for name, found in bucket.process(state, table):
+        for name, found in process(state, table):
             tables[name] += found.cast(schemas.TABLES[name]).to_pylist()
         state.settle()
     in_tables = [(*(row[name] for name in KEY), row["seq"]) for row in tables["readings"] + tables["events"]]
@@ -144,7 +147,7 @@ def test_two_boards_with_one_id_are_two_lives(landing):
 
 @pytest.mark.req("P5")
 def test_device_that_forgets_at_every_start_ends_in_quarantine_and_stops_no_other(landing, monkeypatch):
-    monkeypatch.setattr(bucket, "MOST_LIVES", 3)
+    monkeypatch.setattr(lives, "MOST_LIVES", 3)
     for start in range(5):
         landing.message("a", 1, 1, kind="boot", up=start + 0.5)
         landing.message("a", 1, 2, up=start + 1.5)
@@ -193,7 +196,7 @@ def test_bucket_of_several_row_groups_of_a_segment_takes_none_for_a_replay(landi
         landing.message("a", 1, 1, up=0.1, dup=True)
     landing.seal()  # laid out for eight buckets, read as one
     out, directory = Storage(str(tmp_path / "out")), Storage(str(landing.directory))
-    done = bucket.run(out, directory, 0, 1, 1, {}, {}, ["c-000000001.parquet"])
+    done = task.run(out, directory, 0, 1, 1, {}, {}, ["c-000000001.parquet"])
     rows = {one.table: one.rows for one in done}
     assert (rows["readings"], rows["duplicates"]) == (10, 2)
     (file,) = [one.file for one in done if one.table == "duplicates"]
@@ -210,7 +213,7 @@ def test_segments_are_read_in_their_collectors_order_whatever_its_clock_said(lan
     landing.seal()
     out, directory = Storage(str(tmp_path / "out")), Storage(str(landing.directory))
     names = [segments.file_name("c", number) for number in (2, 1)]
-    done = {one.table: one.file for one in bucket.run(out, directory, 0, 1, 1, {}, {}, names)}
+    done = {one.table: one.file for one in task.run(out, directory, 0, 1, 1, {}, {}, names)}
     assert pq.read_table(out.path(done["readings"]))["seq"].to_pylist() == [1, 2, 3]
     assert pq.read_table(out.path(done["tally"]))["reordered"].to_pylist() == [0]
 
@@ -228,21 +231,21 @@ def test_file_that_is_no_segment_is_named(landing, tmp_path, spoil, text):
     spoil(landing.seal())
     out, directory = Storage(str(tmp_path / "out")), Storage(str(landing.directory))
     with pytest.raises(segments.SegmentError, match=text) as raised:
-        bucket.run(out, directory, 0, 1, 1, {}, {}, ["c-000000001.parquet"])
+        task.run(out, directory, 0, 1, 1, {}, {}, ["c-000000001.parquet"])
     assert "c-000000001.parquet" in str(raised.value)
     assert out.list("readings", recursive=True) == []
 
 
 def test_lost_segment_can_be_replaced_by_an_empty_one(landing, tmp_path):
     path = segments.write_segment(landing.directory, "c", 1, segments.SCHEMA.empty_table())
-    done = bucket.run(Storage(str(tmp_path)), Storage(str(landing.directory)), 0, 8, 1, {}, {}, [path.name])
+    done = task.run(Storage(str(tmp_path)), Storage(str(landing.directory)), 0, 8, 1, {}, {}, [path.name])
     assert {one.rows for one in done} == {0}
 
 
 ODD = st.one_of(
     st.integers(-3, 3), st.integers(-(2**60), 2**60), st.floats(), st.text(max_size=3), st.booleans(), st.none()
 )
-NAMES = st.sampled_from([*bucket.EVENT_LABELS, "x"])
+NAMES = st.sampled_from([*EVENT_LABELS, "x"])
 RECORDS = st.builds(
     lambda name, label, value: {"n": name, label: value}, NAMES, st.sampled_from(["v", "vs", "vb"]), ODD
 )
@@ -269,7 +272,7 @@ def test_no_payload_stops_a_bucket_and_every_message_is_accounted_for(messages):
 
 
 def test_tallies_of_a_batch_become_one_row_a_boot_with_the_same_sums(landing):
-    state = bucket.State()
+    state = State()
     parts = []
     for part in range(3):
         for seq in range(1, 30):
@@ -277,9 +280,9 @@ def test_tallies_of_a_batch_become_one_row_a_boot_with_the_same_sums(landing):
                 landing.message(device, 1 + part // 2, part * 29 + seq)
         landing.message("a", 1, 1, up=0.1, dup=True)
         landing.number += 1
-        parts += [found for name, found in bucket.process(state, landing.table()) if name == "tally"]
+        parts += [found for name, found in process(state, landing.table()) if name == "tally"]
         landing.rows = []
-    merged = bucket.merge_tallies(parts).cast(schemas.TALLY).to_pylist()
+    merged = merge_tallies(parts).cast(schemas.TALLY).to_pylist()
     raw = [row for part in parts for row in part.cast(schemas.TALLY).to_pylist()]
     assert [(row["device"], row["boot"]) for row in merged] == [("a", 1), ("a", 2), ("b", 1), ("b", 2)]
     for row in merged:
@@ -292,15 +295,15 @@ def test_tallies_of_a_batch_become_one_row_a_boot_with_the_same_sums(landing):
 
 
 def test_ties_of_a_batch_are_told_at_both_ends_of_what_they_say(landing):
-    state = bucket.State()
+    state = State()
     parts = []
     offsets = {1: 1000, 2: 1000.004, 3: 1000, 4: 5000, 5: 5000, 6: 5000}
     for device in ("b", "a"):
         for seq, offset in offsets.items():
             landing.message(device, 1, seq, up=float(seq), bt=round(1_790_000_000 + offset + seq, 3))
             landing.number += 1
-            parts += [found for name, found in bucket.process(state, landing.table()) if name == "ties"]
+            parts += [found for name, found in process(state, landing.table()) if name == "ties"]
             landing.rows = []
     assert sum(part.num_rows for part in parts) == 12
-    merged = bucket.merge_ties(parts).cast(schemas.TIES).to_pylist()
+    merged = merge_ties(parts).cast(schemas.TIES).to_pylist()
     assert [(row["device"], row["seq"]) for row in merged] == [(name, seq) for name in "ab" for seq in (1, 3, 4, 6)]

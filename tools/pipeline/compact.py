@@ -20,8 +20,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from . import schemas, source
-from .bucket import parquet_writer, table_of
 from .commits import Commit, Output, OutputError
+from .files import parquet_writer, table_of
 from .storage import Storage, StorageError
 
 if TYPE_CHECKING:

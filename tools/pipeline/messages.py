@@ -1,197 +1,29 @@
-"""One task's work: the new rows of one device bucket, from segments to tables, and the bucket's state.
+"""Rows of a segment to rows of the tables: parse, tell lives apart, drop duplicates, count.
 
-Everything that needs to see a device's messages in order happens here, in one process per bucket and batch: parse,
-tell lives apart, drop duplicates, count. It is Arrow and numpy on a row group at a time (memory follows the row group,
-not the batch), with Python loops only over boot messages and bad payloads. What it writes has names of its own for
-each attempt; nothing counts until the driver has put those names into the batch's commit (commits.py).
+Everything that needs to see a device's messages in order happens here. It is Arrow and numpy on a row group at a time, with
+Python loops only over boot messages and bad payloads.
 
-It does not know Spark: a function from (state, segments) to (tables, state), tested as such.
+It does not know Spark nor files: a function from (state, rows) to (tables, state), tested as such.
 """
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+from collections.abc import Iterator
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from tools.landing import segments
 
-from . import delays, intervals, schemas, senml
-from .storage import Storage
+from . import delays, intervals, lives, schemas, senml
+from .files import table_of
+from .parts import ends
+from .state import State, pack, unpack
 
-LIFE_BITS, BOOT_BITS = 10, 31
-MOST_LIVES = (1 << LIFE_BITS) - 2
-"""A device that begins anew more often has another's id, or no memory: what it says then can't be told apart."""
 TIE_TOLERANCE_US = 1_000_000
 """A clock that moves by more than this against the uptime has been set anew."""
-SAME_TIE_US = 10_000
-"""Ties of a boot that lie closer together than this say the same: clock and uptime are told in milliseconds."""
 EVENT_LABELS = ("first", "cause", "dropped", "doubt_first", "doubt_last")
-
-
-GOING_ON = ("seq", "arrival", "time", "segment", "row", "lo", "hi")
-DICTIONARY = pa.dictionary(pa.int32(), pa.string())
-
-
-class Done(NamedTuple):
-    """A file that a task wrote."""
-
-    bucket: int
-    table: str
-    file: str
-    rows: int
-
-
-class State:
-    """What a bucket remembers: intervals and boots by device and life, and how far each collector's log was read."""
-
-    def __init__(self) -> None:
-        self.devices: list[str] = []
-        self.number: dict[str, int] = {}
-        self.keys = np.zeros(
-            0, dtype=np.int64
-        )  # packed (device, life, boot), sorted: an interval group's number is its place
-        self.seen = intervals.EMPTY
-        self.life: dict[int, int] = {}  # device -> life, where it is not 1
-        self.boots: dict[
-            int, dict[tuple[int, int], tuple[int, float | None]]
-        ] = {}  # device -> (life, boot) -> (seq, up)
-        self.read: dict[str, tuple[int, int]] = {}  # collector -> (segment, row)
-        self.reading: dict[str, tuple[int, int]] = {}  # the same, with the segment that is being read
-
-    def settle(self) -> None:
-        """A segment is at its end: its rows have been read (a bucket's row groups in it are in no order of rows)."""
-        self.read |= self.reading
-
-    # Devices and groups.
-
-    def device_numbers(self, names: pa.Array) -> np.ndarray:
-        """Return the number of each device, giving new ones to new devices."""
-        encoded = pc.dictionary_encode(names)
-        numbers = []
-        for name in encoded.dictionary.to_pylist():
-            number = self.number.get(name)
-            if number is None:
-                number = self.number[name] = len(self.devices)
-                self.devices.append(name)
-            numbers.append(number)
-        return np.array(numbers, dtype=np.int64)[encoded.indices.to_numpy()]
-
-    def groups(self, keys: np.ndarray) -> np.ndarray:
-        """Return the interval group of each packed key, making groups for new keys."""
-        distinct, inverse = np.unique(keys, return_inverse=True)
-        known = np.union1d(self.keys, distinct)
-        if len(known) != len(self.keys):
-            moved = np.searchsorted(known, self.keys)
-            for_lo = moved[intervals.group_of(self.seen.lo)] if len(self.seen.lo) else self.seen.lo
-            self.seen = intervals.Intervals(
-                intervals.encode(for_lo, intervals.seq_of(self.seen.lo)),
-                intervals.encode(for_lo, intervals.seq_of(self.seen.hi)),
-            )
-            self.keys = known
-        return np.searchsorted(self.keys, distinct)[inverse]
-
-    def extent(self, device: int, life: int, boots: range) -> tuple[int, int] | None:
-        """Return the lowest and highest sequence number seen in some boots of a life, None where there is none."""
-        first = np.searchsorted(self.keys, pack(device, life, boots.start))
-        last = np.searchsorted(self.keys, pack(device, life, boots.stop))
-        a, b = np.searchsorted(self.seen.lo, [first << intervals.SEQ_BITS, last << intervals.SEQ_BITS])
-        if a == b:
-            return None
-        return int(intervals.seq_of(self.seen.lo[a:b]).min()), int(intervals.seq_of(self.seen.hi[a:b]).max())
-
-    # To and from tables.
-
-    def load_intervals(self, table: pa.Table) -> None:
-        """Take over the intervals of an earlier batch."""
-        if not table.num_rows:
-            return
-        device = self.device_numbers(table["device"].combine_chunks())
-        life = table["life"].to_numpy()
-        boot = table["boot"].to_numpy()
-        group = self.groups(pack(device, life, boot))
-        lo, hi = intervals.encode(group, table["lo"].to_numpy()), intervals.encode(group, table["hi"].to_numpy())
-        order = np.argsort(lo)
-        self.seen = intervals.Intervals(lo[order], hi[order])
-        later = life > 1
-        for number, which in zip(device[later].tolist(), life[later].tolist(), strict=True):
-            self.life[number] = max(which, self.life.get(number, 1))
-
-    def intervals_table(self) -> pa.Table:
-        """Return the intervals as a table."""
-        key = self.keys[intervals.group_of(self.seen.lo)] if len(self.keys) else self.keys
-        device, life, boot = unpack(key)
-        names = pa.array(self.devices, pa.string()).take(pa.array(device))
-        columns = [names, pa.array(life.astype(np.int32)), pa.array(boot)]
-        columns += [pa.array(intervals.seq_of(self.seen.lo)), pa.array(intervals.seq_of(self.seen.hi))]
-        return pa.table(columns, schema=schemas.INTERVALS)
-
-    def load_boots(self, table: pa.Table) -> None:
-        """Take over the boots of an earlier batch."""
-        if not table.num_rows:
-            return
-        device = self.device_numbers(table["device"].combine_chunks()).tolist()
-        rest = [table[name].to_pylist() for name in ("life", "boot", "seq", "uptime")]
-        for number, life, boot, seq, uptime in zip(device, *rest, strict=True):
-            self.boots.setdefault(number, {})[life, boot] = (seq, uptime)
-            if life > self.life.get(number, 1):
-                self.life[number] = life
-
-    def boots_table(self) -> pa.Table:
-        """Return the boots as a table."""
-        rows = [
-            (self.devices[device], life, boot, seq, uptime)
-            for device, boots in self.boots.items()
-            for (life, boot), (seq, uptime) in boots.items()
-        ]
-        columns = list(zip(*rows, strict=True)) or [()] * len(schemas.BOOTS)
-        arrays = [pa.array(column, field.type) for column, field in zip(columns, schemas.BOOTS, strict=True)]
-        return pa.table(arrays, schema=schemas.BOOTS)
-
-
-def pack(device: Any, life: Any, boot: Any) -> Any:
-    """Return (device, life, boot) as one sortable number."""
-    return (((device << LIFE_BITS) + life) << BOOT_BITS) + boot
-
-
-def unpack(key: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the device, life and boot of packed keys."""
-    boot = key & ((1 << BOOT_BITS) - 1)
-    life = (key >> BOOT_BITS) & ((1 << LIFE_BITS) - 1)
-    return key >> (BOOT_BITS + LIFE_BITS), life, boot
-
-
-def table_of(columns: list[pa.Array], schema: pa.Schema) -> pa.Table:
-    """Return a table that is written as `schema`, with its texts as dictionaries: that is how Parquet keeps them anyway."""
-    fields = [field.with_type(DICTIONARY) if pa.types.is_string(field.type) else field for field in schema]
-    for n, (column, field) in enumerate(zip(columns, fields, strict=True)):
-        if field.type == DICTIONARY and column.type != DICTIONARY:
-            columns[n] = column.dictionary_encode() if pa.types.is_string(column.type) else column.cast(DICTIONARY)
-    return pa.table(columns, schema=pa.schema(fields))
-
-
-def parquet_writer(stream: Any, schema: pa.Schema) -> pq.ParquetWriter:
-    """Return a writer of a table's rows.
-
-    Numbers that go on from row to row are kept as their differences: of a reading's 13 bytes that takes 3, and of the
-    time to write it a quarter.
-    """
-    return pq.ParquetWriter(
-        stream,
-        schema,
-        compression="zstd",
-        compression_level=1,
-        use_dictionary=[field.name for field in schema if field.type in {DICTIONARY, pa.string()}],
-        column_encoding={name: "DELTA_BINARY_PACKED" for name in GOING_ON if name in schema.names},
-        write_statistics=[name for name in ("device", "boot", "seq", "arrival") if name in schema.names],
-        store_schema=False,
-    )
 
 
 def process(state: State, rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
@@ -313,7 +145,7 @@ class _Messages:
         self.device = state.device_numbers(device_name)
         boot = messages["boot"].to_numpy()
         seq = messages["seq"].to_numpy()
-        self.life = _lives(state, self.device, boot, seq, messages)
+        self.life = lives.lives_of(state, self.device, boot, seq, messages)
         self._keep_replays(boot, seq)
         self.refused = self._refuse_lives_beyond_the_last()
         boot = self.messages["boot"].to_numpy()
@@ -366,7 +198,7 @@ class _Messages:
 
     def _refuse_lives_beyond_the_last(self) -> list[tuple[int, str]]:
         """Leave out the messages of a device that began anew too often; return their rows, with the reason."""
-        beyond = self.life > MOST_LIVES
+        beyond = self.life > lives.MOST_LIVES
         refused = self.place[beyond].tolist()
         if refused:
             self.messages = self.messages.filter(pa.array(~beyond))
@@ -471,7 +303,7 @@ class _Messages:
         # The first and the last of each stretch in which a boot's clock was not set: so that a message which comes late
         # and tells of another time splits it.
         group = self.group[self.new][tied[chosen]]
-        kept = _ends((group[1:] != group[:-1]) | (np.abs(np.diff(offset)) > TIE_TOLERANCE_US))[: len(group)]
+        kept = ends((group[1:] != group[:-1]) | (np.abs(np.diff(offset)) > TIE_TOLERANCE_US))[: len(group)]
         messages, offset = messages[kept], offset[kept]
         arrival = self.origin["arrival"].take(pa.array(self.place[messages]))
         uptime = self.uptime.take(pa.array(messages))
@@ -543,251 +375,5 @@ class _Messages:
         )
 
 
-def merge_tallies(tallies: list[pa.Table]) -> pa.Table:
-    """Return the tallies of a batch's parts as one row per boot: an audit's cost goes by rows and steps.
-
-    The delays are counted anew from the smallest base of each boot, a step's at its middle.
-    """
-    table = pa.concat_tables([one.cast(schemas.TALLY) for one in tallies]).combine_chunks()
-    device = pc.dictionary_encode(table["device"].combine_chunks())
-    key = pack(
-        device.indices.to_numpy().astype(np.int64), table["life"].to_numpy().astype(np.int64), table["boot"].to_numpy()
-    )
-    groups, first, inverse = np.unique(key, return_index=True, return_inverse=True)
-    order = np.argsort(inverse, kind="stable")
-    starts = np.searchsorted(inverse[order], np.arange(len(groups)))
-    sums = {
-        name: np.add.reduceat(table[name].to_numpy()[order], starts)
-        for name in ("delivered", "readings", "resent", "replayed", "reordered")
-    }
-    arrivals = {name: table[name].cast(pa.int64()).to_numpy()[order] for name in ("first_arrival", "last_arrival")}
-    steps = table["steps"].combine_chunks()
-    lengths = pc.list_value_length(steps).to_numpy()
-    # A part without a new message has no delays, and its base means nothing.
-    own_base = np.where(lengths > 0, table["base_us"].to_numpy(), np.iinfo(np.int64).max)
-    base = np.minimum.reduceat(own_base[order], starts)
-    base = np.where(base == np.iinfo(np.int64).max, 0, base)
-    of_row = np.repeat(np.arange(len(table)), lengths)
-    behind = own_base[of_row] - base[inverse[of_row]] + delays.middles_us(steps.flatten().to_numpy())
-    pairs, place = np.unique(inverse[of_row] * 4096 + delays.steps(behind), return_inverse=True)
-    counts = np.zeros(len(pairs), dtype=np.int64)
-    np.add.at(counts, place, table["counts"].combine_chunks().flatten().to_numpy())
-    offsets = pa.array(np.searchsorted(pairs, np.arange(len(groups) + 1) * 4096).astype(np.int32))
-    merged = table.take(pa.array(first))
-    columns = [merged[name].combine_chunks() for name in ("device", "life", "boot")]
-    columns += [pa.array(one) for one in sums.values()]
-    columns += [pa.array(np.minimum.reduceat(arrivals["first_arrival"], starts)).cast(schemas.MOMENT)]
-    columns += [pa.array(np.maximum.reduceat(arrivals["last_arrival"], starts)).cast(schemas.MOMENT), pa.array(base)]
-    columns += [pa.ListArray.from_arrays(offsets, pa.array((pairs % 4096).astype(np.int32)))]
-    columns += [pa.ListArray.from_arrays(offsets, pa.array(counts))]
-    return table_of(columns, schemas.TALLY)
-
-
-def merge_ties(ties: list[pa.Table]) -> pa.Table:
-    """Return the ties of a batch's parts without those between two that say the same in their boot."""
-    table = pa.concat_tables([one.cast(schemas.TIES) for one in ties]).combine_chunks()
-    table = table.sort_by([(name, "ascending") for name in ("device", "life", "boot", "seq")])
-    same = np.ones(len(table) - 1, dtype=bool)
-    for name in ("device", "life", "boot"):
-        column = table[name].combine_chunks()
-        same &= pc.equal(column[1:], column[:-1]).to_numpy(zero_copy_only=False)
-    same &= np.abs(np.diff(table["offset_us"].to_numpy())) <= SAME_TIE_US
-    table = table.filter(pa.array(_ends(~same)))
-    return table_of([column.combine_chunks() for column in table.columns], schemas.TIES)
-
-
-def _ends(breaks: np.ndarray) -> np.ndarray:
-    """Return which rows begin or end a stretch, given between which neighbours there is a break."""
-    return np.concatenate(([True], breaks)) | np.concatenate((breaks, [True]))
-
-
 def _is_valid(column: pa.Array) -> np.ndarray:
     return column.is_valid().to_numpy(zero_copy_only=False)
-
-
-def _lives(state: State, device: np.ndarray, boot: np.ndarray, seq: np.ndarray, messages: pa.Table) -> np.ndarray:
-    """Return each message's life; note the boot messages among them.
-
-    Only devices with more than one life, known or beginning now, are gone through message by message: they are rare.
-    """
-    life = np.ones(len(device), dtype=np.int64)
-    first = messages["first"]
-    boots = np.flatnonzero(first.is_valid().to_numpy()) if first.null_count < len(first) else np.zeros(0, np.int64)
-    if not len(boots) and not state.life:
-        return life
-    by_device = np.argsort(device, kind="stable")
-    bounds = np.searchsorted(device[by_device], np.arange(len(state.devices) + 1))
-
-    def own(number: int) -> np.ndarray:
-        return by_device[bounds[number] : bounds[number + 1]]
-
-    several = {number for number in state.life if len(own(number))}
-    for number in several:
-        life[own(number)] = state.life[number]
-    uptimes = messages["uptime"].take(pa.array(boots)).to_pylist()
-    firsts = first.take(pa.array(boots)).to_pylist()
-    for at, up, its_first in zip(boots.tolist(), uptimes, firsts, strict=True):
-        number, which, its_seq = int(device[at]), int(boot[at]), int(seq[at])
-        if 1 <= its_first < its_seq:  # another message of the boot went before the one that tells of it
-            its_seq = its_first
-        known = state.boots.setdefault(number, {})
-        if any(key[1] == which and value == (its_seq, up) for key, value in known.items()):
-            continue  # a copy of one that was believed
-        current = state.life.get(number, 1)
-        mine = own(number)
-        before = mine[: np.searchsorted(mine, at)]
-        before = before[life[before] == current]
-        if (current, which) in known or _out_of_line(state, number, current, which, its_seq, boot[before], seq[before]):
-            current = min(current + 1, MOST_LIVES + 1)
-            several.add(number)
-            state.life[number] = current
-            life[mine[mine >= at]] = current
-        known[current, which] = (its_seq, up)
-    for number in several:
-        mine = own(number)
-        begun: dict[int, list[tuple[int, int]]] = {}
-        for (one, which), (its_seq, _) in state.boots.get(number, {}).items():
-            begun.setdefault(one, []).append((which, its_seq))
-        for at in mine.tolist():
-            life[at] = _life_of(begun, int(life[at]), int(boot[at]), int(seq[at]))
-    return life
-
-
-def _out_of_line(
-    state: State, number: int, current: int, which: int, its_seq: int, boots: np.ndarray, seqs: np.ndarray
-) -> bool:
-    """Return whether a boot message can't belong to the device's current life (`boots`, `seqs`: of this batch's part).
-
-    In one life boots rise and sequence numbers go on from boot to boot, so all of an earlier boot lies below this
-    one's first message, and all of a later boot above it.
-    """
-    below = state.extent(number, current, range(which))
-    above = state.extent(number, current, range(which + 1, 1 << BOOT_BITS))
-    highest_below = max(int(seqs[boots < which].max(initial=0)), below[1] if below else 0)
-    far = 1 << intervals.SEQ_BITS
-    lowest_above = min(int(seqs[boots > which].min(initial=far)), above[0] if above else far)
-    return highest_below >= its_seq or lowest_above <= its_seq
-
-
-def _life_of(begun: dict[int, list[tuple[int, int]]], current: int, which: int, its_seq: int) -> int:
-    """Return the newest life, from the one in force when a message came, that its boot and sequence number fit into.
-
-    `begun`: for each life the boots that are known, with their first sequence numbers.
-    """
-    for life in range(current, 0, -1):
-        if all((its_seq >= seq) if boot <= which else (its_seq < seq) for boot, seq in begun.get(life, ())):
-            return life
-    return current
-
-
-def run(
-    storage: Storage,
-    landing: Storage,
-    bucket: int,
-    buckets: int,
-    batch: int,
-    state_files: dict[str, str],
-    read: dict[str, tuple[int, int]],
-    paths: Iterable[str],
-) -> list[Done]:
-    """Do one bucket's part of a batch; return the files written. Attempts don't see each other's files."""
-    state = State()
-    state.read = dict(read)
-    if "intervals" in state_files:
-        state.load_intervals(_load(storage, state_files["intervals"], schemas.INTERVALS))
-    if "boots" in state_files:
-        state.load_boots(_load(storage, state_files["boots"], schemas.BOOTS))
-    attempt = uuid.uuid4().hex[:8]
-    name = f"bucket-{bucket:04d}-{attempt}.parquet"
-    gathered: dict[str, list[pa.Table]] = {"tally": [], "ties": []}
-    with _Writers(storage, bucket, batch, name) as writers:
-        for segment in _in_order(landing, paths, bucket, buckets):
-            for rows in segment:
-                for table, found in process(state, rows):
-                    if table in gathered:
-                        gathered[table].append(found)
-                    else:
-                        writers.write(table, found)
-            state.settle()
-        for table, merge in (("tally", merge_tallies), ("ties", merge_ties)):
-            if gathered[table]:
-                writers.write(table, merge(gathered[table]))
-        if writers.wrote_any or not state_files:
-            writers.write("state/intervals", state.intervals_table())
-            writers.write("state/boots", state.boots_table())
-    return writers.done
-
-
-def _load(storage: Storage, name: str, schema: pa.Schema) -> pa.Table:
-    with storage.fs.open_input_file(storage.path(name)) as file:
-        return pq.read_table(file, columns=schema.names, use_threads=False)
-
-
-def _in_order(landing: Storage, paths: Iterable[str], bucket: int, buckets: int) -> Iterator[Iterator[pa.Table]]:
-    """Yield a bucket's rows segment by segment: in landing order, and between collectors by when a segment begins.
-
-    Raises:
-        SegmentError: a file under a segment's name is not one.
-    """
-    begun: dict[str, float] = {}
-    files = []
-    for (collector, _), path in sorted((segments.parse_name(path) or ("", 0), path) for path in paths):
-        with _opened(landing, path) as source:
-            meta = pq.read_metadata(source)
-            segments.check_columns(meta.schema.names)
-        index = meta.schema.names.index("arrival")
-        statistics = [meta.row_group(n).column(index).statistics for n in range(meta.num_row_groups)]
-        begins = [one.min.timestamp() for one in statistics if one is not None and one.has_min_max]
-        # Never before the segment in front of it: a clock may have been set back, and a message that was held for long
-        # lands with its own time of arrival.
-        begun[collector] = max(min(begins, default=0.0), begun.get(collector, 0.0))
-        files.append((begun[collector], path))
-    for _, path in sorted(files):
-        with _opened(landing, path) as source:
-            file = pq.ParquetFile(source, read_dictionary=["collector", "topic"])
-            yield segments.read_bucket(file, bucket, buckets)
-
-
-@contextmanager
-def _opened(landing: Storage, path: str) -> Iterator[Any]:
-    try:
-        with landing.fs.open_input_file(landing.path(path)) as source:
-            yield source
-    except (pa.ArrowInvalid, segments.SegmentError, OSError) as error:
-        raise segments.SegmentError(
-            f"{path}: {error}. A segment has its name only once it is whole, so this file was damaged or written by something"
-            " else: restore it, or take it out of the landing"
-        ) from error
-
-
-class _Writers:
-    """The Parquet files of one attempt, opened when there is something to write, named when all is written."""
-
-    def __init__(self, storage: Storage, bucket: int, batch: int, name: str):
-        self.storage, self.bucket, self.batch, self.name = storage, bucket, batch, name
-        self.open: dict[str, tuple[Any, pq.ParquetWriter, int]] = {}
-        self.done: list[Done] = []
-        self.wrote_any = False
-
-    def __enter__(self) -> _Writers:
-        return self
-
-    def write(self, table: str, rows: pa.Table) -> None:
-        self.wrote_any = True
-        if table not in self.open:
-            file = f"{table}/batch={self.batch}/{self.name}"
-            context = self.storage.create(file)
-            stream = context.__enter__()
-            writer = parquet_writer(stream, rows.schema)
-            self.open[table] = (context, writer, 0)
-        context, writer, count = self.open[table]
-        writer.write_table(rows)
-        self.open[table] = (context, writer, count + rows.num_rows)
-
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        for table, (context, writer, count) in self.open.items():
-            if kind is None:
-                writer.close()
-            context.__exit__(kind, error, trace)
-            if kind is None:
-                self.done.append(Done(self.bucket, table, f"{table}/batch={self.batch}/{self.name}", count))

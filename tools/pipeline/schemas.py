@@ -18,7 +18,7 @@ FORMAT = 2
 MOMENT = pa.timestamp("us", tz="UTC")
 
 # A message's identity. `life` is not the device's: it begins at 1 and goes up when a device's counters start again
-# (flash wiped, board replaced under the same id); see bucket.py.
+# (flash wiped, board replaced under the same id); see lives.py.
 KEY = [
     pa.field("device", pa.string(), nullable=False),
     pa.field("life", pa.int32(), nullable=False),

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from tools.landing import segments
 
-from . import bucket, schemas, source
+from . import schemas, source, task
 from .commits import Commit, Output
 from .storage import Storage
 
@@ -48,7 +48,7 @@ class Work:
         for batch in numbers:
             for which in batch.column(0).to_pylist():
                 state = self.state.get(str(which), {})
-                done = bucket.run(self.out, self.landing, which, self.buckets, self.batch, state, self.read, self.paths)
+                done = task.run(self.out, self.landing, which, self.buckets, self.batch, state, self.read, self.paths)
                 columns = list(zip(*done, strict=True)) or [()] * len(schemas.DONE)
                 arrays = [pa.array(column, kind.type) for column, kind in zip(columns, schemas.DONE, strict=True)]
                 yield pa.record_batch(arrays, schema=schemas.DONE)
