@@ -38,7 +38,8 @@ class Peer:
     async def start(self) -> Peer:
         """Connect, and stay connected."""
         self._task = asyncio.ensure_future(self._run())
-        await asyncio.wait_for(self._up.wait(), ANSWER_S)
+        async with asyncio.timeout(ANSWER_S):
+            await self._up.wait()
         return self
 
     async def stop(self) -> None:
@@ -90,17 +91,14 @@ class Peer:
     async def resumed(self) -> None:
         """Wait until this client is connected to the restarted broker, and subscribed."""
         self._waiting = False
-        await asyncio.wait_for(self._up.wait(), ANSWER_S)
+        async with asyncio.timeout(ANSWER_S):
+            await self._up.wait()
 
     async def until(self, condition, seconds: float) -> bool:
         """Wait until the condition holds, looked at whenever something arrives; return whether it does."""
-
-        async def wait() -> None:
-            async with self._news:
-                await self._news.wait_for(condition)
-
         try:
-            await asyncio.wait_for(wait(), seconds)
+            async with asyncio.timeout(seconds), self._news:
+                await self._news.wait_for(condition)
         except TimeoutError:
             return condition()
         return True

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tools.broker import Broker
+from tools.children import bound_to_this_process
 from tools.faults.audit import audit
 from tools.faults.cases import Case, Outcome, judge
 from tools.faults.compiled import ROOT, compile_library, micropython
@@ -73,6 +74,7 @@ class Device:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,
                 start_new_session=True,
+                preexec_fn=bound_to_this_process(),
             )
 
     async def lines(self, command: str) -> AsyncIterator[list[str]]:
@@ -156,7 +158,8 @@ class Worker:
             self._devices[case.interpreter] = Device(case.interpreter, self.directory, self._heap)
         device = self._devices[case.interpreter]
         try:
-            await asyncio.wait_for(self._follow(case, name, proxy, peer, device, outcome), CASE_S)
+            async with asyncio.timeout(CASE_S):  # wait_for of Python 3.11 may swallow a Ctrl-C
+                await self._follow(case, name, proxy, peer, device, outcome)
         except TimeoutError:
             outcome.failure = f"hung: no end within {CASE_S:.0f} s"
             await device.stop()

@@ -6,6 +6,7 @@ A case's id is `level/interpreter/moment/wrong thing`, and replays it alone.
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import tempfile
 from collections.abc import Callable, Iterable
@@ -16,6 +17,8 @@ from tools.faults.runner import Device
 from tools.hostile.broker import HostileBroker, Seen
 from tools.hostile.wrongs import WRONGS, Wrong
 
+LEVELS = "345"
+INTERPRETERS = ("mpy", "cpy")
 COUNT = 4
 CASE_S = 35.0
 _serial = itertools.count(1)
@@ -43,9 +46,15 @@ class Case:
 
     @classmethod
     def parse(cls, text: str) -> Case:
-        """Return the case with this id."""
-        level, interpreter, moment, name = text.split("/", 3)
-        return cls(int(level), interpreter, moment, next(wrong for wrong in WRONGS if wrong.name == name))
+        """Return the case with this id.
+
+        Raises:
+            ValueError: there is no such case.
+        """
+        try:
+            return _by_id()[text]
+        except KeyError:
+            raise ValueError(f"not the id of a case: {text}") from None
 
 
 def all_cases(levels: str, interpreter: str) -> list[Case]:
@@ -57,6 +66,11 @@ def all_cases(levels: str, interpreter: str) -> list[Case]:
         if level in wrong.levels
         for moment in wrong.moments
     ]
+
+
+@functools.cache
+def _by_id() -> dict[str, Case]:
+    return {str(case): case for interpreter in INTERPRETERS for case in all_cases(LEVELS, interpreter)}
 
 
 @dataclass
@@ -117,7 +131,8 @@ async def _run(case: Case, device: Device) -> Verdict:
     broker = await HostileBroker(case.wrong, case.moment, case.level, f"faults/{name}").start()
     verdict = Verdict(case, broker.seen)
     try:
-        await asyncio.wait_for(_follow(case, name, broker, device, verdict), CASE_S)
+        async with asyncio.timeout(CASE_S):  # wait_for of Python 3.11 may swallow a Ctrl-C
+            await _follow(case, name, broker, device, verdict)
     except TimeoutError:
         verdict.failure = f"hung: no end within {CASE_S:.0f} s"
         await device.stop()
