@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tools import check_boards
+from tools.command import ended
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
@@ -91,4 +92,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(ended(main, stopped="stopped"))

@@ -16,6 +16,7 @@ import tomllib
 from collections import defaultdict
 
 from tools import marks
+from tools.command import ended
 from tools.marks import ROOT
 
 STATEMENTS = ROOT / "host_tests" / "clauses.toml"
@@ -137,4 +138,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(ended(main, stopped="stopped"))

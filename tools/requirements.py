@@ -14,6 +14,7 @@ import tomllib
 from collections import defaultdict
 
 from tools import marks
+from tools.command import ended
 from tools.marks import ROOT
 
 RULES = ROOT / "host_tests" / "requirements.toml"
@@ -91,4 +92,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(ended(main, stopped="stopped"))

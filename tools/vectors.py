@@ -565,16 +565,16 @@ def main() -> int:
     arguments.add_argument("--check", action="store_true")
     check = arguments.parse_args().check
     second = Second()
-    differs = 0
+    differing = 0
     for name, vectors in (("valid", finish_valid(second)), ("malformed", finish_malformed(second))):
         path = FOLDER / f"{name}.jsonl"
         text = "".join(json.dumps(vector, ensure_ascii=False) + "\n" for vector in vectors)
+        differs = check and path.read_text(encoding="utf-8") != text
+        differing += differs
         if not check:
             path.write_text(text, encoding="utf-8")
-        elif path.read_text(encoding="utf-8") != text:
-            differs += 1
-        print(f"{path.relative_to(ROOT)}: {len(vectors)} vectors" + (" differ" if differs else ""))
-    return 1 if differs else 0
+        print(f"{path.relative_to(ROOT)}: {len(vectors)} vectors" + (", not these" if differs else ""))
+    return 1 if differing else 0
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`make run` and `make soak` leave no process behind, however they end."""
+"""What starts processes leaves none behind, however it ends."""
 
 import os
 import signal
@@ -67,6 +67,45 @@ def test_ctrl_c_leaves_no_process_behind(command, tmp_path):
     assert process.returncode == 130
     assert "Traceback" not in complaints
     assert processes_of(output) == []
+
+
+def marked(mark: str) -> list[str]:
+    """Return the command lines of the processes that have this in their environment."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and mark.encode() in (entry / "environ").read_bytes():
+                found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+        except OSError:
+            pass
+    return found
+
+
+@pytest.mark.parametrize(
+    "command", ["tools.hostile", "tools.faults --short", "tools.fuzz", "tools.virtual_board.wakes"]
+)
+def test_ctrl_c_ends_a_long_command_in_one_line(command, tmp_path):
+    mark = f"FLASHMQTT_TEST={tmp_path}"
+    process = subprocess.Popen(
+        [sys.executable, "-m", *command.split()],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'firmware'}", "FLASHMQTT_TEST": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + DEADLINE_S
+    while len(marked(mark)) < 3:  # itself and two that it started
+        assert process.poll() is None and time.monotonic() < deadline, process.communicate()
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all that run in it
+    _, complaints = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 130
+    assert "Traceback" not in complaints and complaints.splitlines()[-1].startswith("stopped")
+    while left := marked(mark):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.02)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends the children of a killed process")

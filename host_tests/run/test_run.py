@@ -86,11 +86,3 @@ def test_a_taken_port_is_named(tmp_path):
     assert process.returncode == 2
     assert f"Port {port} is in use" in complaints
     assert "Traceback" not in complaints
-
-
-@pytest.mark.parametrize("arguments", [["--readings", "0"], ["--cuts", "-1"], ["--flash-kib", "0"]])
-def test_a_wrong_argument_is_named(arguments, tmp_path):
-    process = start(tmp_path / "run", *arguments)
-    _, complaints = process.communicate(timeout=60)
-    assert process.returncode == 2
-    assert arguments[0] in complaints

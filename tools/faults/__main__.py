@@ -11,7 +11,6 @@ import argparse
 import asyncio
 import json
 import os
-import signal
 import sys
 import time
 from collections import Counter
@@ -20,6 +19,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from tools.broker import BrokerFailed
+from tools.command import ended, number
 from tools.faults.cases import Case
 from tools.faults.compiled import ROOT
 from tools.faults.power import Story, torment
@@ -33,6 +33,7 @@ WORKERS = 16
 POWER = "the board's power"
 KILLS = ((3, 50), (4, 100), (5, 50))
 KILLS_SHORT = ((4, 20),)
+COUNTED = ("cases", "cuts", "violations", "lost", "duplicates_qos2", "not_reached", "repeated_by_the_broker")
 
 
 class Tally:
@@ -82,9 +83,8 @@ class Tally:
 
     def result(self, seconds: float) -> dict:
         """Return what goes into faults.json."""
-        keys = ("cases", "cuts", "violations", "lost", "duplicates_qos2", "not_reached", "repeated_by_the_broker")
         return {
-            **{key: self.counts[key] for key in keys},
+            **{key: self.counts[key] for key in COUNTED},
             "seconds": round(seconds, 1),
             "suites": self.suites,
             "failing": self.failing,
@@ -133,62 +133,89 @@ def story_of(verdict: Verdict) -> list[str]:
     return [*lines, *(f"the device: {error}" for error in outcome.errors)]
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run suites or cases; return the exit status."""
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    """Return the command line's meaning; `suites` are those to run, `power` says whether the board's power is cut, too."""
     parser = argparse.ArgumentParser(prog="python -m tools.faults", description=__doc__.splitlines()[0])
     parser.add_argument("--case", action="append", help="run only the case with this id, and show its packets")
-    parser.add_argument("--times", type=int, default=1, help="how often")
+    parser.add_argument("--times", type=number(int, 1), default=1, help="how often")
     parser.add_argument("--short", action="store_true", help="the part that belongs to the tests")
     parser.add_argument("--only", default="", help="only the suites whose name begins so")
-    parser.add_argument("--workers", type=int, default=WORKERS, help="cases side by side")
+    parser.add_argument("--workers", type=number(int, 1), default=WORKERS, help="cases side by side")
     parser.add_argument("--seed", type=int, help="of the moments at which the board is killed")
     parser.add_argument("--output", type=Path, default=RESULT)
     arguments = parser.parse_args(argv)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the brokers and boards that were started end with us
+    arguments.cases, arguments.stories = [], []
+    for text in arguments.case or ():
+        try:
+            if text.startswith(Story.PREFIX):
+                arguments.stories.append(Story.parse(text))
+            else:
+                arguments.cases.append(Case.parse(text))
+        except ValueError:
+            parser.error(f"argument --case: not the id of a case: {text}")
+    every = SHORT if arguments.short else FULL
+    arguments.suites = [suite for suite in every if suite.name.startswith(arguments.only)]
+    arguments.power = POWER.startswith(arguments.only)
+    if not arguments.suites and not arguments.power:
+        names = ", ".join([*(suite.name for suite in every), POWER])
+        parser.error(f"argument --only: no suite begins with {arguments.only!r}; there are: {names}")
+    return arguments
+
+
+def run_chosen(arguments: argparse.Namespace, tally: Tally) -> None:
+    """Run the cases with these ids, and show their packets."""
+
+    def report(verdict: Verdict) -> None:
+        tally.add(verdict, "chosen")
+        if verdict.problems or arguments.times == 1:
+            print(verdict.case, *story_of(verdict), sep="\n  ")
+
+    for chosen in arguments.stories:
+        story = asyncio.run(torment(*chosen))
+        print(story)
+        tally.add_story(story, "chosen")
+    cases = arguments.cases * arguments.times
+    if cases:
+        asyncio.run(run_cases(cases, min(arguments.workers, len(cases)), report))
+
+
+def run_suites(arguments: argparse.Namespace, tally: Tally) -> None:
+    """Run the suites, and cut the board's power."""
+    for suite in arguments.suites:
+        before = time.monotonic()
+        asyncio.run(run_suite(suite, tally, arguments.workers))
+        tell(suite.name, tally, time.monotonic() - before)
+    if arguments.power:
+        before = time.monotonic()
+        for level, kills in KILLS_SHORT if arguments.short else KILLS:
+            seed = arguments.seed if arguments.seed is not None else int.from_bytes(os.urandom(4), "big")
+            tally.add_story(asyncio.run(torment(level, kills, seed)), POWER)
+        tell(POWER, tally, time.monotonic() - before)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run suites or cases; return the exit status."""
     FAILING.parent.mkdir(parents=True, exist_ok=True)
     FAILING.unlink(missing_ok=True)
     tally = Tally()
+    if arguments.case:
+        run_chosen(arguments, tally)
+        return 1 if tally.counts["violations"] else 0
     started = time.monotonic()
-    try:
-        if arguments.case:
-
-            def report(verdict: Verdict) -> None:
-                tally.add(verdict, "chosen")
-                if verdict.problems or arguments.times == 1:
-                    print(verdict.case, *story_of(verdict), sep="\n  ")
-
-            if arguments.case[0].startswith("power/"):
-                _, level, kills, seed = arguments.case[0].split("/")
-                story = asyncio.run(torment(int(level), int(kills), int(seed)))
-                print(story)
-                return 1 if story.problems else 0
-            cases = [Case.parse(text) for text in arguments.case] * arguments.times
-            asyncio.run(run_cases(cases, min(arguments.workers, len(cases)), report))
-            return 1 if tally.counts["violations"] else 0
-        for suite in SHORT if arguments.short else FULL:
-            if suite.name.startswith(arguments.only):
-                before = time.monotonic()
-                asyncio.run(run_suite(suite, tally, arguments.workers))
-                tell(suite.name, tally, time.monotonic() - before)
-        if POWER.startswith(arguments.only):
-            before = time.monotonic()
-            for level, kills in KILLS_SHORT if arguments.short else KILLS:
-                seed = arguments.seed if arguments.seed is not None else int.from_bytes(os.urandom(4), "big")
-                tally.add_story(asyncio.run(torment(level, kills, seed)), POWER)
-            tell(POWER, tally, time.monotonic() - before)
-    except KeyboardInterrupt:
-        print("\nstopped; everything that was started has been ended", file=sys.stderr)
-        return 130
-    except (BrokerFailed, ValueError) as failed:
-        print(f"\n{failed}", file=sys.stderr)
-        return 2
-    result = tally.result(time.monotonic() - started)
+    run_suites(arguments, tally)
+    result = {**tally.result(time.monotonic() - started), "short": arguments.short}
     if not arguments.only:
         arguments.output.parent.mkdir(parents=True, exist_ok=True)
         arguments.output.write_text(json.dumps(result, indent=2) + "\n")
-    told = ", ".join(f"{value} {key.replace('_', ' ')}" for key, value in result.items() if isinstance(value, int))
+    told = ", ".join(f"{result[key]} {key.replace('_', ' ')}" for key in COUNTED)
     print(f"{told}; {result['seconds']:.0f} s")
     return 1 if result["violations"] else 0
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Read the command line and run; return the exit status."""
+    arguments = parse(argv)
+    return ended(lambda: run(arguments), BrokerFailed)
 
 
 if __name__ == "__main__":

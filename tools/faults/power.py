@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import os
 import random
+import re
 import signal
 import tempfile
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from tools.broker import Broker
+from tools.children import bound_to_this_process
 from tools.faults.compiled import compile_library, micropython
 from tools.faults.peer import Peer
 from tools.flashsim.tear import tear
@@ -34,6 +36,8 @@ END_S = 60.0
 @dataclass
 class Story:
     """What was done, and what came of it."""
+
+    PREFIX = "power/"
 
     level: int
     seed: int
@@ -52,7 +56,20 @@ class Story:
     @property
     def id(self) -> str:
         """What repeats it, as far as time allows."""
-        return f"power/{self.level}/{self.kills}/{self.seed}"
+        return f"{self.PREFIX}{self.level}/{self.kills}/{self.seed}"
+
+    @classmethod
+    def parse(cls, text: str) -> tuple[int, int, int]:
+        """Return (level, kills, seed) of an id.
+
+        Raises:
+            ValueError: it is none.
+        """
+        found = re.fullmatch(cls.PREFIX + r"([345])/(\d+)/(\d+)", text)
+        if not found:
+            raise ValueError(text)
+        level, kills, seed = map(int, found.groups())
+        return level, kills, seed
 
 
 class _Board:
@@ -76,6 +93,7 @@ class _Board:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
             start_new_session=True,
+            preexec_fn=bound_to_this_process(),
         )
         self._reader = asyncio.ensure_future(self._read(self._process))
 

@@ -1,4 +1,5 @@
-"""Fuzz the codec: `python -m tools.fuzz [--cases N] [--seconds N]`; prints what was tried, exit status 1 on the first failure.
+"""Fuzz the codec: `python -m tools.fuzz [--cases N] [--seconds N]`; prints what was tried, exit status 1 on the first failure,
+130 stopped by Ctrl-C.
 
     mutations     every other value of every byte of every golden packet, through both decoders
     random        a million streams made from seeds, on CPython, and a tenth of them on MicroPython, where the scan is native
@@ -10,19 +11,29 @@ A failing random case is replayed by its number: `python -m tools.fuzz --replay 
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 import time
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import Pool
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path[:0] = [str(ROOT / "firmware"), str(ROOT)]
 
+from tools.command import ended, number  # noqa: E402
 from tools.fuzz import cases  # noqa: E402
 
 VECTORS = str(ROOT / "host_tests" / "vectors")
 WORKERS = os.cpu_count() or 1
+SHARE = 5000  # random cases that a worker takes at once
+
+
+def in_worker() -> None:
+    """Leave Ctrl-C to the parent."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def mutate(share: int) -> int:
@@ -51,7 +62,7 @@ def on_micropython(first: int, count: int) -> str:
         command, check=False, env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL
     )
     if ran.returncode:
-        raise SystemExit(f"on MicroPython:\n{ran.stdout}{ran.stderr}")
+        raise cases.WrongEvent(f"on MicroPython:\n{ran.stdout}{ran.stderr}")
     return ran.stdout.strip()
 
 
@@ -60,55 +71,89 @@ def timed(what: str, start: float, detail: str) -> None:
     print(f"{what:<12} {detail} in {time.monotonic() - start:.0f} s", flush=True)
 
 
-def main() -> int:
-    """Run the attacks one after another."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tools.fuzz", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--cases", type=int, default=1_000_000, help="random streams")
-    parser.add_argument("--first", type=int, default=0, help="the first one's number")
-    parser.add_argument("--seconds", type=int, default=60, help="of coverage-guided fuzzing")
-    parser.add_argument("--replay", type=int, help="run just this random case, on CPython")
-    arguments = parser.parse_args()
-    if arguments.replay is not None:
-        case = cases.random_case(arguments.replay, cases.load(VECTORS))
-        print(case)
-        print(cases.attack(*case), "packets")
-        return 0
-    with ProcessPoolExecutor(WORKERS) as pool:
+def on_all_cores(first: int, count: int) -> None:
+    """Attack with mutations and with random cases, on CPython."""
+    with Pool(WORKERS, in_worker) as pool:  # its end ends the workers
         start = time.monotonic()
         done = sum(pool.map(mutate, range(WORKERS)))
         timed("mutations", start, f"{done:,} packets, one byte changed: read or refused")
         start = time.monotonic()
-        step = 5000
-        firsts = range(arguments.first, arguments.first + arguments.cases, step)
-        counts = [min(step, arguments.first + arguments.cases - first) for first in firsts]
-        packets = sum(pool.map(random_share, firsts, counts))
-        timed("random", start, f"{arguments.cases:,} streams, {packets:,} packets: the same in any pieces")
-        start = time.monotonic()
-        parts = [arguments.first + arguments.cases + worker * arguments.cases for worker in range(WORKERS)]
-        each = arguments.cases // 10 // WORKERS
-        printed = list(pool.map(on_micropython, parts, [each] * WORKERS))
-        timed("micropython", start, f"{each * WORKERS:,} streams more, {' + '.join(printed)}")
+        shares = [(at, min(SHARE, first + count - at)) for at in range(first, first + count, SHARE)]
+        packets = sum(pool.starmap(random_share, shares, chunksize=1))
+        timed("random", start, f"{count:,} streams, {packets:,} packets: the same in any pieces")
+
+
+def on_boards_interpreter(first: int, count: int) -> None:
+    """Attack with a tenth as many other random cases, on MicroPython."""
     start = time.monotonic()
-    environment = {**os.environ, "FLASHMQTT_EXAMPLES": str(max(200, arguments.cases // 250))}
+    each = count // 10 // WORKERS
+    with ThreadPoolExecutor(WORKERS) as pool:
+        printed = list(
+            pool.map(on_micropython, [first + worker * count for worker in range(WORKERS)], [each] * WORKERS)
+        )
+    timed("micropython", start, f"{each * WORKERS:,} streams more, {' + '.join(printed)}")
+
+
+def properties(examples: int) -> bool:
+    """Run the codec's properties with so many examples; return whether they hold."""
+    start = time.monotonic()
     tests = [sys.executable, "-m", "pytest", "host_tests/codec", "--timeout=3600"]
-    if subprocess.run(tests, check=False, cwd=ROOT, env=environment).returncode:
-        return 1
-    timed("hypothesis", start, f"{environment['FLASHMQTT_EXAMPLES']} examples a property")
+    if subprocess.run(tests, check=False, cwd=ROOT, env={**os.environ, "FLASHMQTT_EXAMPLES": str(examples)}).returncode:
+        return False
+    timed("hypothesis", start, f"{examples} examples a property")
+    return True
+
+
+def guided(seconds: int) -> bool:
+    """Fuzz guided by coverage, where atheris is there; return whether nothing was found."""
     start = time.monotonic()
-    guided = [sys.executable, str(Path(__file__).with_name("guided.py")), f"-max_total_time={arguments.seconds}"]
-    ran = subprocess.run(guided, check=False, cwd=ROOT, capture_output=True, text=True)
+    command = [sys.executable, str(Path(__file__).with_name("guided.py")), f"-max_total_time={seconds}"]
+    ran = subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True)
     if "No module named 'atheris'" in ran.stderr:
         print("guided       atheris is not installed: skipped")
-        return 0
+        return True
     if ran.returncode:
         print(ran.stdout, ran.stderr[-5000:])
-        return 1
+        return False
     edges = [line.split()[3] for line in ran.stderr.splitlines() if " cov: " in line][-1]
     runs = [line for line in ran.stderr.splitlines() if line.startswith("Done ")][-1]
     timed("guided", start, f"{runs.split()[1]} streams, {edges} edges of the codec covered: no finding")
-    return 0
+    return True
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    """Return the command line's meaning."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.fuzz", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--cases", type=number(int, 100), default=1_000_000, help="random streams")
+    parser.add_argument("--first", type=number(int, 0), default=0, help="the first one's number")
+    parser.add_argument("--seconds", type=number(int, 1), default=60, help="of coverage-guided fuzzing")
+    parser.add_argument("--replay", type=number(int, 0), help="run just this random case, on CPython")
+    return parser.parse_args(argv)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the attacks one after another; return the exit status."""
+    first, count = arguments.first, arguments.cases
+    try:
+        if arguments.replay is not None:
+            case = cases.random_case(arguments.replay, cases.load(VECTORS))
+            print(case)
+            print(cases.attack(*case), "packets")
+            return 0
+        on_all_cores(first, count)
+        on_boards_interpreter(first + count, count)
+    except cases.WrongEvent as finding:
+        print(f"FOUND        {finding}")
+        return 1
+    return 0 if properties(max(200, count // 250)) and guided(arguments.seconds) else 1
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Read the command line and run; return the exit status."""
+    arguments = parse(argv)
+    return ended(lambda: run(arguments))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ import functools
 import json
 import os
 import random
-import signal
 import sys
 import time
 from collections.abc import Coroutine
@@ -22,6 +21,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from tools.broker import Broker, BrokerFailed
+from tools.command import ended, folder, number
 from tools.landing.segments import find_segments
 from tools.pipeline import java
 from tools.pipeline import run as pipeline
@@ -196,28 +196,28 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     """Return the command line's meaning."""
     parser = argparse.ArgumentParser(prog="python -m tools.run", description=__doc__.splitlines()[0])
     parser.add_argument(
-        "--readings", type=int, default=1000, help="messages to publish, each with a reading of every sensor"
+        "--readings", type=number(int, 1), default=1000, help="messages to publish, each with a reading of every sensor"
     )
-    parser.add_argument("--cuts", type=int, default=20, help="power cuts")
-    parser.add_argument("--link-cuts", type=int, default=10, help="cuts of the network connection")
-    parser.add_argument("--collector-kills", type=int, default=3, help="times the collector is killed")
-    parser.add_argument("--interval-ms", type=int, default=INTERVAL_MS, help="between two samples of a sensor")
-    parser.add_argument("--flash-kib", type=int, default=64, help="size of the simulated flash")
+    parser.add_argument("--cuts", type=number(int, 0), default=20, help="power cuts")
+    parser.add_argument("--link-cuts", type=number(int, 0), default=10, help="cuts of the network connection")
+    parser.add_argument("--collector-kills", type=number(int, 0), default=3, help="times the collector is killed")
+    parser.add_argument(
+        "--interval-ms", type=number(int, 10, 60_000), default=INTERVAL_MS, help="between two samples of a sensor"
+    )
+    parser.add_argument("--flash-kib", type=number(int, 16), default=64, help="size of the simulated flash, in fours")
     parser.add_argument(
         "--seed", type=int, default=None, help="repeat the faults of an earlier run, as far as time allows"
     )
     parser.add_argument("--broker", choices=("auto", "mosquitto", "amqtt"), default="auto")
-    parser.add_argument("--port", type=int, default=None, help="the broker's port; a free one by default")
     parser.add_argument(
-        "--output", type=Path, default=None, help="where everything goes; a new folder below runs/ by default"
+        "--port", type=number(int, 1, 65535), default=None, help="the broker's port; a free one by default"
+    )
+    parser.add_argument(
+        "--output", type=folder, default=None, help="where everything goes; a new folder below runs/ by default"
     )
     arguments = parser.parse_args(argv)
-    for name in ("readings", "flash_kib"):
-        if getattr(arguments, name) < 1:
-            parser.error(f"--{name.replace('_', '-')} has to be at least 1")
-    for name in ("cuts", "link_cuts", "collector_kills"):
-        if getattr(arguments, name) < 0:
-            parser.error(f"--{name.replace('_', '-')} has to be at least 0")
+    if arguments.flash_kib % 4:
+        parser.error(f"argument --flash-kib: flash comes in sectors of 4 KB, not in {arguments.flash_kib}")
     if arguments.seed is None:
         arguments.seed = int.from_bytes(os.urandom(4), "big")
     return arguments
@@ -236,39 +236,35 @@ def tell(story: Story, directory: Path) -> None:
     )
 
 
-def main(argv: list[str] | None = None) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Run it all; return the exit status."""
-    arguments = parse(argv)
     directory = arguments.output or ROOT / "runs" / time.strftime("%Y%m%d-%H%M%S")
-    directory = directory.resolve()
     directory.mkdir(parents=True, exist_ok=True)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        java.find_java()
-        story = Story(arguments.seed, arguments.broker)
-        expected = asyncio.run(chain(arguments, directory, story))
-        (directory / "expected.json").write_text(json.dumps(expected, indent=2) + "\n")
-        tell(story, directory)
-        landing = directory / "collector" / "landing"
-        print(f"pipeline   Spark reads {len(find_segments(landing))} segments", flush=True)
-        status = pipeline.main(
-            [
-                *("--landing", str(landing), "--out", str(directory / "tables")),
-                *("--expected", str(directory / "expected.json")),
-            ]
-        )
-    except KeyboardInterrupt:
-        print("\nstopped; everything that was started has been ended", file=sys.stderr)
-        return 130
-    except (RunFailed, BrokerFailed, BoardFailed, CollectorFailed, java.JavaNotFound) as failed:
-        print(f"\n{failed}", file=sys.stderr)
-        return 2
+    java.find_java()
+    story = Story(arguments.seed, arguments.broker)
+    expected = asyncio.run(chain(arguments, directory, story))
+    (directory / "expected.json").write_text(json.dumps(expected, indent=2) + "\n")
+    tell(story, directory)
+    landing = directory / "collector" / "landing"
+    print(f"pipeline   Spark reads {len(find_segments(landing))} segments", flush=True)
+    status = pipeline.main(
+        [
+            *("--landing", str(landing), "--out", str(directory / "tables")),
+            *("--expected", str(directory / "expected.json")),
+        ]
+    )
     print(
         f"written    {os.path.relpath(directory)}: tables/ (Parquet, report.html), board/console.log, collector/, broker/, "
         "captures/ (for make wire-audit), story.json",
         flush=True,
     )
     return status
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Read the command line and run; return the exit status."""
+    arguments = parse(argv)
+    return ended(lambda: run(arguments), RunFailed, BrokerFailed, BoardFailed, CollectorFailed, java.JavaNotFound)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ import asyncio
 import json
 import os
 import shutil
-import signal
 import sys
 import time
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from pathlib import Path
 
 from tools.bootstrap import find_mosquitto
 from tools.broker import BrokerFailed
+from tools.command import ended, folder, number
 from tools.pipeline import java
 from tools.pipeline import run as pipeline
 from tools.run.collector import CollectorFailed
@@ -180,44 +180,39 @@ def write(directory: Path, story: Story, verdict: Verdict, lines: list[str]) -> 
 def parse(argv: list[str] | None) -> tuple[Settings, Path]:
     """Return the command line's meaning."""
     parser = argparse.ArgumentParser(prog="python -m tools.soak", description=__doc__.splitlines()[0])
-    parser.add_argument("--minutes", type=float, default=60.0, help="how long the faults go on")
-    parser.add_argument("--boards", type=int, default=10)
-    parser.add_argument("--interval-ms", type=int, default=Settings.interval_ms, help="between two samples of a sensor")
+    parser.add_argument("--minutes", type=number(float, 0.01), default=60.0, help="how long the faults go on")
+    parser.add_argument("--boards", type=number(int, 1, 100), default=10)
+    parser.add_argument(
+        "--interval-ms",
+        type=number(int, 10, 60_000),
+        default=Settings.interval_ms,
+        help="between two samples of a sensor",
+    )
     parser.add_argument(
         "--seed", type=int, default=None, help="repeat the faults of an earlier soak, as far as time allows"
     )
-    parser.add_argument("--output", type=Path, default=None, help="where everything goes; below runs/ by default")
+    parser.add_argument("--output", type=folder, default=None, help="where everything goes; below runs/ by default")
     arguments = parser.parse_args(argv)
-    if arguments.minutes <= 0:
-        parser.error("--minutes has to be more than 0")
-    if not 1 <= arguments.boards <= 100:
-        parser.error("--boards has to be 1 to 100")
-    if not 10 <= arguments.interval_ms <= 60_000:
-        parser.error("--interval-ms has to be 10 to 60000")
     seed = int.from_bytes(os.urandom(4), "big") if arguments.seed is None else arguments.seed
     directory = arguments.output or ROOT / "runs" / ("soak-" + time.strftime("%Y%m%d-%H%M%S"))
     return (
         Settings(arguments.minutes * 60, arguments.boards, seed, arguments.interval_ms),
-        directory.resolve(),
+        directory,
     )
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run it; return the exit status."""
     settings, directory = parse(argv)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
+
+    def run() -> int:
         status = soak(directory, settings)
         if status != 2:
             RESULT.parent.mkdir(exist_ok=True)
             shutil.copy(directory / "soak.json", RESULT)
         return status
-    except KeyboardInterrupt:
-        print("\nstopped; everything that was started has been ended", file=sys.stderr)
-        return 130
-    except (SoakFailed, BrokerFailed, BoardFailed, CollectorFailed, java.JavaNotFound) as failed:
-        print(f"\n{failed}", file=sys.stderr)
-        return 2
+
+    return ended(run, SoakFailed, BrokerFailed, BoardFailed, CollectorFailed, java.JavaNotFound)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,8 @@ from pathlib import Path
 import paho.mqtt.client as paho
 from tqdm import tqdm
 
-from tools.broker import Broker
+from tools.broker import Broker, BrokerFailed
+from tools.command import ended, number
 from tools.proxy import Proxy
 from tools.virtual_board.supervisor import VirtualBoard
 
@@ -172,13 +173,8 @@ def figures(result: Wakes) -> dict[str, float]:
     }
 
 
-def main() -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Run it; return 0 where nothing was lost and nothing came twice."""
-    parser = argparse.ArgumentParser(prog="python -m tools.virtual_board.wakes", description=__doc__.splitlines()[0])
-    parser.add_argument("--wakes", type=int, default=500)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--cuts", type=float, default=0.0, help="share of wakes in whose middle the power goes")
-    arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         result = asyncio.run(
             sleep_and_wake(arguments.wakes, Path(scratch), arguments.seed, arguments.cuts, progress=True)
@@ -190,6 +186,19 @@ def main() -> int:
     )
     print("a wake: " + ", ".join(f"{name} {value:.2f}" for name, value in figures(result).items()))
     return 1 if result.missing or result.repeated else 0
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Read the command line and run; return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m tools.virtual_board.wakes", description=__doc__.splitlines()[0])
+    # The last two have a network: of them there are figures in any case.
+    parser.add_argument("--wakes", type=number(int, 2), default=500)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument(
+        "--cuts", type=number(float, 0, 1), default=0.0, help="share of wakes in whose middle the power goes"
+    )
+    arguments = parser.parse_args(argv)
+    return ended(lambda: run(arguments), BrokerFailed)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,75 @@
+"""What a person gets wrong on a command line is named in one line, and Ctrl-C ends in one line, without a traceback."""
+
+import argparse
+import importlib
+import signal
+
+import pytest
+
+from tools.command import ended, folder, number
+
+
+@pytest.mark.parametrize(
+    ("kind", "least", "most", "text", "value"),
+    [
+        *((int, 1, 10, "1", 1), (int, 1, 10, "10", 10), (float, 0.01, 60, "0.5", 0.5), (int, 0, 5, "0", 0)),
+        *((int, 1, 10, wrong, None) for wrong in ("0", "11", "x", "", "1.5")),
+        *((float, 0.01, float("inf"), wrong, None) for wrong in ("nan", "inf", "-inf", "0", "x")),
+    ],
+)
+def test_a_number_is_taken_within_its_bounds_only(kind, least, most, text, value):
+    if value is None:
+        with pytest.raises(argparse.ArgumentTypeError, match=f"not '{text}'"):
+            number(kind, least, most)(text)
+    else:
+        read = number(kind, least, most)(text)
+        assert read == value and type(read) is kind
+
+
+def test_a_folder_may_be_missing_but_not_a_file(tmp_path):
+    assert folder(str(tmp_path / "a" / "b")) == tmp_path / "a" / "b"
+    assert not (tmp_path / "a").exists()
+    (tmp_path / "file").write_text("")
+    for wrong in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(argparse.ArgumentTypeError, match=r"file is no folder"):
+            folder(str(wrong))
+
+
+def test_a_named_failure_is_one_line_and_any_other_stays_an_error(capsys):
+    def fail() -> int:
+        raise LookupError("There is no broker.")
+
+    saved = signal.getsignal(signal.SIGTERM)
+    try:
+        assert ended(lambda: 7) == 7
+        assert ended(fail, OSError, LookupError) == 2
+        assert capsys.readouterr().err == "\nThere is no broker.\n"
+        with pytest.raises(LookupError):
+            ended(fail, OSError)
+    finally:
+        signal.signal(signal.SIGTERM, saved)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("run --cuts abc", "run --readings 0", "run --port 70000", "run --flash-kib 18", "run --output /dev/null"),
+        *("soak --minutes nan", "soak --boards 0", "soak --interval-ms 1"),
+        *("faults --only nothing", "faults --workers 0", "faults --case foo", "faults --case power/x"),
+        *("hostile --levels 7", "hostile --interpreters foo", "hostile --case 4/mpy/connect/nonsense"),
+        *("fuzz --cases 0", "fuzz --cases x", "virtual_board.wakes --wakes 1", "virtual_board.wakes --cuts 2"),
+        *("deploy deploy --board teensy", "deploy monitor --timeout nan", "deploy backup --output /dev/null"),
+    ],
+)
+def test_a_wrong_argument_is_named_before_anything_is_done(line, capsys):
+    command, *words = line.split()
+    try:
+        module = importlib.import_module(f"tools.{command}.__main__")
+    except ModuleNotFoundError:
+        module = importlib.import_module(f"tools.{command}")
+    with pytest.raises(SystemExit) as ended:
+        module.main(words)
+    assert ended.value.code == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    name, wrong = words[-2:]
+    assert name in last and wrong in last
