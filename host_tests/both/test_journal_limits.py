@@ -178,6 +178,60 @@ def test_at_the_end_of_its_life_the_store_says_so_and_everything_can_be_read():
     assert journal.worn and drain(journal) == list(range(1, 41))
 
 
+def full_window(journal):
+    """The oldest message is open, and all others that fit into the window are finished: the next one makes it move."""
+    for _ in range(40):
+        journal.append(MESSAGE, 100)
+    journal.take()
+    for _ in range(31):
+        journal.release(journal.take())
+
+
+@pytest.mark.req("S6")
+def test_at_the_end_of_its_life_nothing_more_is_taken_out_of_a_full_window():
+    flash = NorFlash(5 * 4096)
+    journal = Journal(BlockRegion(flash))
+    full_window(journal)
+    for sector in range(5):
+        flash.set_bad(sector)
+    assert journal.take() == -1 and journal.take() == -1
+    journal.release(0)
+    assert journal.seq_of(journal.take()) == 33
+
+
+@pytest.mark.req("S2")
+def test_taking_out_of_a_full_window_writes_nothing_behind_a_clean_end():
+    region = RamRegion(5)
+    journal = Journal(region)
+    full_window(journal)
+    journal.close()
+    before = bytes(region.cells)
+    assert journal.take() == -1 and bytes(region.cells) == before
+
+
+@pytest.mark.req("S2")
+def test_half_a_clean_end_is_none():
+    """The flash refuses the second of the two records, so it goes to the next sector, alone: it could be weak."""
+
+    class Failing(RamRegion):
+        programs_left = 1000
+
+        def program(self, offset, buf):
+            self.programs_left -= 1
+            if self.programs_left == 0:
+                raise FlashFailed("program")
+            super().program(offset, buf)
+
+    region = Failing(5)
+    journal = Journal(region)
+    journal.append(MESSAGE, 100)
+    region.programs_left = 2
+    journal.close()
+    again = Journal(region)
+    assert again._head != journal._head
+    assert again.boot == 2 and drain(again) == [1]
+
+
 @pytest.mark.req("S4", "B5")
 def test_a_clean_end_costs_no_erase_and_counts_boots():
     flash = NorFlash(8 * 4096)

@@ -659,9 +659,11 @@ class Journal(Ring):
 
     def _unblock(self):
         """The first message of a full window moves out of the way; return False if there is no room for that."""
+        if self.worn or self.closed or self._chain + 2 > self.sectors_usable:
+            return False
         try:
-            return self._chain + 2 <= self.sectors_usable and self._move(self._slot_of(self._low()), True)
-        except StoreFull:
+            return self._move(self._slot_of(self._low()), True)
+        except (StoreFull, StoreWorn):
             return False
 
     def _move(self, slot, data):

@@ -205,7 +205,7 @@ class Recovery:
             self._apply(head, offset, kind, offset >= opening_end)
             offset += size
             self._end = offset
-            if kind == _CLOSE and not self._goes_on_behind(head, offset):
+            if j._kind == _CLOSE | _FIRST and not self._goes_on_behind(head, offset):
                 offset = max(offset, j._fit(offset, _OPEN_SIZE))  # where a torn record may stand
                 break
         self._stopped = offset
