@@ -310,6 +310,8 @@ def test_ports_that_can_not_be_used_are_explained(tmp_path, monkeypatch):
     monkeypatch.setattr(ports.list_ports, "comports", lambda: both[:1])
     assert ports.find() == "/dev/ttyACM0"
 
+    assert "/dev/null is no serial port" in str(ports.why_closed("/dev/null"))
+
     def refuse(*arguments):
         raise PermissionError(13, "Permission denied")
 

@@ -78,7 +78,12 @@ def _ports() -> str:
 def why_closed(path: str) -> DeployFailed:
     """Return why a port that is there can't be opened, as an error to raise."""
     try:
-        os.close(os.open(path, os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK))
+        descriptor = os.open(path, os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK)
+        try:
+            if not os.isatty(descriptor):
+                return DeployFailed(f"{path} is no serial port. {_ports()}")
+        finally:
+            os.close(descriptor)
     except PermissionError:
         try:
             group = grp.getgrgid(os.stat(path).st_gid).gr_name
