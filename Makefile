@@ -99,7 +99,7 @@ wakes: setup ## 500 wakes of a sleeping board, half of them without a network
 soak: setup ## A fleet under every fault at once, through Spark to the audit; is memory flat, wear even? (MINUTES=60 BOARDS=10 SEED=)
 	@$(PY) -m tools.soak --minutes $(or $(MINUTES),60) --boards $(or $(BOARDS),10) $(if $(SEED),--seed $(SEED))
 
-vectors: setup ## Check the packet vectors against a second implementation's codec
+vectors: setup ## Check the packet vectors against a second implementation's codec (needs Node.js with npm)
 	@$(PY) -m tools.vectors --check
 
 ##@ What is proved, and how well it does

@@ -1,5 +1,6 @@
 """Set-up on machines that lack something, twice at once, and cut short: what is said, and that it goes on."""
 
+import shutil
 import subprocess
 import sys
 import threading
@@ -68,7 +69,7 @@ def test_old_python_gives_way_to_a_newer_one(unprepared, monkeypatch, capsys):
 def test_make_finds_a_python_that_has_no_short_name(tmp_path):
     (tmp_path / "python3.11").symlink_to(sys.executable)
     shown = subprocess.run(
-        ["/usr/bin/make", "-n", "setup"],
+        [shutil.which("make") or "make", "-n", "setup"],
         cwd=ROOT,
         env={"PATH": str(tmp_path), "HOME": str(tmp_path)},
         capture_output=True,
