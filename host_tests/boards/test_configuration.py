@@ -45,7 +45,12 @@ def test_example_is_complete_and_valid(tmp_path):
         (GOOD + "level = 6\n", ["broker.level", "6", "one of 3, 4, 5"]),
         (GOOD + '[readings]\nwhen_full = "panic"\n', ["readings.when_full", "'panic'", "refuse, drop-oldest"]),
         (GOOD + '[readings]\ninterval_s = "soon"\n', ["readings.interval_s", "'soon'", "number"]),
-        (GOOD + "[readings]\ninterval_s = 0.001\n", ["readings.interval_s", "from 10 to 86400000"]),
+        (GOOD + "[readings]\ninterval_s = 0.001\n", ["readings.interval_s", "0.001", "from 0.01 to 86400"]),
+        (GOOD + "[readings]\ninterval_s = nan\n", ["readings.interval_s", "nan", "from 0.01 to 86400"]),
+        (GOOD + "[device]\nstatus_s = inf\n", ["device.status_s", "inf", "from 0.05 to 86400"]),
+        (GOOD + "[journal]\nkib = 12\n", ["journal.kib", "12", "from 16 to 1600"]),
+        (GOOD + "[journal]\nkib = true\n", ["journal.kib", "True", "from 16 to 1600"]),
+        (GOOD + '[device]\nid = "house+1"\n', ["device.id", "house+1", "topics"]),
         (GOOD + '[wifi]\nssid = "home"\n', ["no Wi-Fi password", "FLASHMQTT_WIFI_PASSWORD", "config.local.toml"]),
         (GOOD + "[[sensors]]\npin = 3\n", ["sensors", "kind"]),
         (GOOD + '[[sensors]]\nkind = "dht22"\nqos = 3\n', ["qos", "3", "0, 1 or 2"]),
@@ -58,6 +63,22 @@ def test_mistake_is_named(tmp_path, text, words):
         load(tmp_path, text)
     for word in words:
         assert word in str(raised.value)
+
+
+@pytest.mark.req("B3")
+def test_file_that_can_not_be_read_is_named(tmp_path):
+    (tmp_path / "config.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigurationError, match=r"config\.toml is not TOML"):
+        configuration.load(tmp_path, {})
+    (tmp_path / "config.toml").unlink()
+    (tmp_path / "config.toml").mkdir()
+    with pytest.raises(ConfigurationError, match=r"config\.toml can't be read"):
+        configuration.load(tmp_path, {})
+
+
+@pytest.mark.req("B3")
+def test_size_of_the_journal_is_rounded_up_to_sectors(tmp_path):
+    assert [load(tmp_path, f"{GOOD}[journal]\nkib = {kib}\n")["sectors"] for kib in (16, 17, 20, 20.5)] == [4, 5, 5, 6]
 
 
 @pytest.mark.parametrize("table", ["wifi", "broker"])

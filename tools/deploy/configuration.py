@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 import os
 import tomllib
 from collections.abc import Mapping
@@ -16,8 +17,8 @@ from pathlib import Path
 
 from app.configuration import KEYS, SECRETS, ConfigurationError, check, complaint
 
-# table -> key -> (the board's key, factor to the board's unit)
-TABLES: dict[str, dict[str, tuple[str, int]]] = {
+# table -> key -> (the board's key, how many of the board's unit one of ours is)
+TABLES: dict[str, dict[str, tuple[str, float]]] = {
     "broker": {
         "host": ("broker", 1),
         "port": ("port", 1),
@@ -32,7 +33,7 @@ TABLES: dict[str, dict[str, tuple[str, int]]] = {
     "wifi": {"ssid": ("ssid", 1), "password": ("password", 1), "country": ("country", 1)},
     "device": {"id": ("device", 1), "watchdog_s": ("watchdog_s", 1), "status_s": ("status_ms", 1000)},
     "readings": {"interval_s": ("interval_ms", 1000), "health_s": ("health_s", 1), "when_full": ("when_full", 1)},
-    "journal": {"kib": ("sectors", 0)},
+    "journal": {"kib": ("sectors", 1 / 4)},
     "time": {"ntp": ("ntp", 1)},
     "home_assistant": {"discovery": ("discovery", 1)},
     "sleep": {"sleep_s": ("sleep_s", 1), "awake_s": ("awake_s", 1)},
@@ -45,8 +46,10 @@ def _read(path: Path) -> dict:
     try:
         with path.open("rb") as file:
             return tomllib.load(file)
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # of UTF-8, too
         raise ConfigurationError(f"{path.name} is not TOML: {error}") from None
+    except OSError as error:
+        raise ConfigurationError(f"{path.name} can't be read: {error.strerror}") from None
 
 
 def _near(word: str, known: Mapping) -> str:
@@ -66,9 +69,12 @@ def _one(name: str, table: str, key: str, value: object) -> tuple[str, object]:
     board_key, factor = known[key]
     rule = KEYS[board_key]
     if factor != 1:
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ConfigurationError(f"{name}: {table}.{key} is {value!r}; it has to be a number")
-        value = round(value * factor) if factor else -(-int(value) // 4)
+        least, most = (bound / factor for bound in rule[2:])
+        if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+            raise ConfigurationError(
+                f"{name}: {table}.{key}: {value!r} is not allowed; it has to be a number from {least:g} to {most:g}"
+            )
+        return board_key, round(value * factor) if factor > 1 else math.ceil(value * factor)
     problem = complaint(value, rule)
     if problem:
         raise ConfigurationError(
@@ -123,6 +129,10 @@ def load(folder: Path, environment: Mapping[str, str] = os.environ) -> dict:
         raise ConfigurationError(
             "there is no Wi-Fi password: set FLASHMQTT_WIFI_PASSWORD, or write password under [wifi] into config.local.toml "
             "(an open network: leave ssid empty and join it in boot.py)"
+        )
+    if set(config["device"]) & set("+#\0"):
+        raise ConfigurationError(
+            f"device.id: {config['device']!r} can't stand in topics: there +, # and NUL are not allowed"
         )
     if config["level"] == 3 and len(config["device"]) > 23:
         raise ConfigurationError("device.id: MQTT 3.1 allows at most 23 characters")
