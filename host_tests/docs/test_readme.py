@@ -21,6 +21,7 @@ from flashmqtt.journal.journal import Journal
 from tools import reference, requirements
 from tools.bench import figures
 from tools.broker import Broker, find_mosquitto
+from tools.deploy.build import image
 from tools.virtual_board.device import Device
 from tools.virtual_board.image import build
 
@@ -136,6 +137,13 @@ def test_a_journal_holds_as_many_messages_as_the_readme_says():
         for n in range(10_000):
             client.publish("greenhouse-1/chip_temperature", str(20 + n % 100 / 10), qos=2)
     assert f"{n // 100 * 100:,}" in README
+
+
+def test_application_takes_the_room_that_the_flash_map_of_the_pico_w_says():
+    told = re.search(r"at most ([0-9]+) KB in whole blocks", (ROOT / "boards/rp2040/README.md").read_text())
+    assert told is not None
+    blocks = sum(-(-len(content) // 4096) for content in image("pico_w", "armv6m").values())
+    assert 4 * blocks <= int(told[1]) <= 4 * blocks + 20
 
 
 def test_mosquitto_takes_the_configuration_that_the_readme_shows(tmp_path):
