@@ -22,7 +22,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from tools.broker import Broker
+from tools.broker import Broker, BrokerFailed
+from tools.command import ended
 from tools.deploy import build
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -258,4 +259,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(ended(main, BrokerFailed))

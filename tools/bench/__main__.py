@@ -27,6 +27,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from tools import command
 from tools.bench._goals import GOALS, MET, shown
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -345,4 +346,4 @@ def summary(result: dict[str, Any], seconds: float) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command.ended(main))
