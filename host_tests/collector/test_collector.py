@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import resource
 import shutil
@@ -82,18 +83,43 @@ class ScriptedBroker:
     def send(self, *packets):
         self.writer.write(b"".join(packets))
 
+    async def exchange(self, sent, expected):
+        """Send a packet and take its answer."""
+        self.send(sent)
+        assert await self.packet() == expected
+
     async def close(self):
         self.writer.close()
         self._server.close()
 
 
+def in_a_loop(test):
+    """Make a test of a coroutine."""
+
+    @functools.wraps(test)
+    def run(*arguments, **named):
+        asyncio.run(test(*arguments, **named))
+
+    return run
+
+
+async def until(condition):
+    """Wait until something is so."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.02)
+
+
 @contextlib.asynccontextmanager
-async def collecting(tmp_path, broker, **more):
+async def collecting(tmp_path, **more):
+    """Run a collector beside a broker of the test's own; at the end it is stopped, and seals what it has."""
+    broker = await ScriptedBroker().start()
     settings = Settings("127.0.0.1", broker.port, "c", tmp_path, segment_seconds=3600, longest_pause_s=0.05, **more)
     collector = Collector(settings, Health("c", quiet=True))
     running = collector.task = asyncio.create_task(collector.run())
     try:
-        yield collector
+        yield broker, collector
         collector.stop()
         await asyncio.wait_for(running, PATIENCE_S)
     finally:
@@ -115,52 +141,42 @@ def payloads(directory):
 
 
 @pytest.mark.req("P1", "Q3")
-def test_puback_leaves_only_after_the_sync_and_in_order(tmp_path, monkeypatch):
-    async def run():
-        broker = await ScriptedBroker().start()
-        synced = asyncio.Event()
-        real = os.fdatasync
+@in_a_loop
+async def test_puback_leaves_only_after_the_sync_and_in_order(tmp_path, monkeypatch):
+    synced = asyncio.Event()
+    real = os.fdatasync
 
-        def sync(handle):
-            if not synced.is_set():
-                raise OSError(28, "No space left on device")
-            real(handle)
+    def sync(handle):
+        if not synced.is_set():
+            raise OSError(28, "No space left on device")
+        real(handle)
 
-        async with collecting(tmp_path, broker) as collector:
-            await broker.accept()
-            monkeypatch.setattr(os, "fdatasync", sync)
-            broker.send(publish(b"1", 1, 10), publish(b"2", 1, 11), publish(b"3", 1, 12))
-            await broker.silence()
-            assert collector.health.stalled._value.get() == 1
-            synced.set()
-            for packet_id in (10, 11, 12):
-                assert await broker.packet() == ack(PUBACK, packet_id)
-            assert collector.health.stalled._value.get() == 0
-
-    asyncio.run(run())
+    async with collecting(tmp_path) as (broker, collector):
+        await broker.accept()
+        monkeypatch.setattr(os, "fdatasync", sync)
+        broker.send(publish(b"1", 1, 10), publish(b"2", 1, 11), publish(b"3", 1, 12))
+        await broker.silence()
+        assert collector.health.stalled._value.get() == 1
+        synced.set()
+        for packet_id in (10, 11, 12):
+            assert await broker.packet() == ack(PUBACK, packet_id)
+        assert collector.health.stalled._value.get() == 0
     assert payloads(tmp_path) == [b"1", b"2", b"3"]
 
 
 @pytest.mark.req("P1", "Q4")
-def test_qos_2_is_stored_once_whatever_is_repeated(tmp_path):
-    async def run():
-        broker = await ScriptedBroker().start()
-        async with collecting(tmp_path, broker) as collector:
-            await broker.accept()
-            for dup in (False, True, True):
-                broker.send(publish(b"once", 2, 7, dup))
-                assert await broker.packet() == ack(PUBREC, 7)
-            assert (collector.store.rows, collector.store.held) == (0, 1)
-            for _ in range(3):
-                broker.send(ack(PUBREL, 7))
-                assert await broker.packet() == ack(PUBCOMP, 7)
-            assert (collector.store.rows, collector.store.held) == (1, 0)
-            broker.send(publish(b"the same id, another message", 2, 7))
-            assert await broker.packet() == ack(PUBREC, 7)
-            broker.send(ack(PUBREL, 7))
-            assert await broker.packet() == ack(PUBCOMP, 7)
-
-    asyncio.run(run())
+@in_a_loop
+async def test_qos_2_is_stored_once_whatever_is_repeated(tmp_path):
+    async with collecting(tmp_path) as (broker, collector):
+        await broker.accept()
+        for dup in (False, True, True):
+            await broker.exchange(publish(b"once", 2, 7, dup), ack(PUBREC, 7))
+        assert (collector.store.rows, collector.store.held) == (0, 1)
+        for _ in range(3):
+            await broker.exchange(ack(PUBREL, 7), ack(PUBCOMP, 7))
+        assert (collector.store.rows, collector.store.held) == (1, 0)
+        await broker.exchange(publish(b"the same id, another message", 2, 7), ack(PUBREC, 7))
+        await broker.exchange(ack(PUBREL, 7), ack(PUBCOMP, 7))
     assert payloads(tmp_path) == [b"once", b"the same id, another message"]
 
 
@@ -170,7 +186,8 @@ class Crash(Exception):
 
 @pytest.mark.req("P1", "Q4")
 @pytest.mark.parametrize("crash_at", ["PUBLISH sent", "PUBREC seen", "PUBREL sent", "PUBCOMP seen"])
-def test_qos_2_is_stored_once_across_a_crash_after_every_packet(tmp_path, crash_at):
+@in_a_loop
+async def test_qos_2_is_stored_once_across_a_crash_after_every_packet(tmp_path, crash_at):
     """The broker repeats what it has no answer to; the collector knows nothing but its log."""
 
     async def flow(broker, state, point):
@@ -190,104 +207,81 @@ def test_qos_2_is_stored_once_across_a_crash_after_every_packet(tmp_path, crash_
     def crash():
         raise Crash
 
-    async def run():
-        state = ["publish"]
-        with pytest.raises(Crash):
-            broker = await ScriptedBroker().start()
-            async with collecting(tmp_path, broker):
-                await broker.accept()
-                await flow(broker, state, crash_at)
-        assert payloads(tmp_path) == []
-        broker = await ScriptedBroker().start()
-        async with collecting(tmp_path, broker):
-            await broker.accept(CONNACK_PRESENT)
-            if crash_at != "PUBCOMP seen":
-                await flow(broker, state, None)
-
-    asyncio.run(run())
+    state = ["publish"]
+    with pytest.raises(Crash):
+        async with collecting(tmp_path) as (broker, _):
+            await broker.accept()
+            await flow(broker, state, crash_at)
+    assert payloads(tmp_path) == []
+    async with collecting(tmp_path) as (broker, _):
+        await broker.accept(CONNACK_PRESENT)
+        if crash_at != "PUBCOMP seen":
+            await flow(broker, state, None)
     assert payloads(tmp_path) == [b"once"]
 
 
 @pytest.mark.req("P1", "Q8")
-def test_held_message_is_a_row_when_the_broker_has_lost_the_session(tmp_path):
-    async def run():
-        broker = await ScriptedBroker().start()
-        async with collecting(tmp_path, broker) as collector:
-            await broker.accept()
-            broker.send(publish(b"only here", 2, 7))
-            assert await broker.packet() == ack(PUBREC, 7)
-            broker.writer.close()
-            await broker.accept(CONNACK)
-            broker.send(publish(b"next", 1, 8))
-            assert await broker.packet() == ack(PUBACK, 8)
-            assert collector.health.lost_sessions._value.get() == 1
-
-    asyncio.run(run())
+@in_a_loop
+async def test_held_message_is_a_row_when_the_broker_has_lost_the_session(tmp_path):
+    async with collecting(tmp_path) as (broker, collector):
+        await broker.accept()
+        await broker.exchange(publish(b"only here", 2, 7), ack(PUBREC, 7))
+        broker.writer.close()
+        await broker.accept(CONNACK)
+        await broker.exchange(publish(b"next", 1, 8), ack(PUBACK, 8))
+        assert collector.health.lost_sessions._value.get() == 1
     assert payloads(tmp_path) == [b"only here", b"next"]
 
 
 @pytest.mark.req("P1")
-def test_lost_connection_in_the_middle_of_a_packet_lands_no_part_of_it(tmp_path):
-    async def run():
-        broker = await ScriptedBroker().start()
-        async with collecting(tmp_path, broker) as collector:
-            whole = publish(b"whole", 1, 5)
-            for cut in range(1, len(whole)):
-                await broker.accept(CONNACK if cut == 1 else CONNACK_PRESENT, b"\x02" if cut == 1 else None)
-                broker.send(whole[:cut])
-                await broker.writer.drain()
-                broker.writer.close()
-            await broker.accept(CONNACK_PRESENT, None)
-            assert collector.store.rows == 0
-            broker.send(whole)
-            assert await broker.packet() == ack(PUBACK, 5)
-
-    asyncio.run(run())
+@in_a_loop
+async def test_lost_connection_in_the_middle_of_a_packet_lands_no_part_of_it(tmp_path):
+    async with collecting(tmp_path) as (broker, collector):
+        whole = publish(b"whole", 1, 5)
+        for cut in range(1, len(whole)):
+            await broker.accept(CONNACK if cut == 1 else CONNACK_PRESENT, b"\x02" if cut == 1 else None)
+            broker.send(whole[:cut])
+            await broker.writer.drain()
+            broker.writer.close()
+        await broker.accept(CONNACK_PRESENT, None)
+        assert collector.store.rows == 0
+        await broker.exchange(whole, ack(PUBACK, 5))
     assert payloads(tmp_path) == [b"whole"]
 
 
 @pytest.mark.req("P1")
 @pytest.mark.parametrize("chunk", [1, 2, 3, 7, 50])
-def test_any_chunking_gives_the_same_rows(tmp_path, chunk):
+@in_a_loop
+async def test_any_chunking_gives_the_same_rows(tmp_path, chunk):
     stream = b"".join(publish(b"%d" % n, 1 + n % 2, n + 1) + (ack(PUBREL, n + 1) if n % 2 else b"") for n in range(20))
 
-    async def run():
-        broker = await ScriptedBroker().start()
-        async with collecting(tmp_path, broker):
-            await broker.accept()
-            for at in range(0, len(stream), chunk):
-                broker.send(stream[at : at + chunk])
-                await broker.writer.drain()
-            for n in range(20):
-                assert await broker.packet() == ack(PUBREC if n % 2 else PUBACK, n + 1)
-                if n % 2:
-                    assert await broker.packet() == ack(PUBCOMP, n + 1)
-
-    asyncio.run(run())
+    async with collecting(tmp_path) as (broker, _):
+        await broker.accept()
+        for at in range(0, len(stream), chunk):
+            broker.send(stream[at : at + chunk])
+            await broker.writer.drain()
+        for n in range(20):
+            assert await broker.packet() == ack(PUBREC if n % 2 else PUBACK, n + 1)
+            if n % 2:
+                assert await broker.packet() == ack(PUBCOMP, n + 1)
     assert payloads(tmp_path) == [b"%d" % n for n in range(20)]
 
 
 @pytest.mark.req("P1")
-def test_log_is_closed_and_sealed_by_rows_while_collecting(tmp_path):
-    async def run():
-        broker = await ScriptedBroker().start()
-        async with collecting(tmp_path, broker, segment_rows=10):
-            await broker.accept()
-            for n in range(40):
-                broker.send(publish(b"%d" % n, 1, n + 1))
-                assert await broker.packet() == ack(PUBACK, n + 1)
-            deadline = time.monotonic() + PATIENCE_S
-            while len(find_segments(tmp_path)) < 4:
-                assert time.monotonic() < deadline
-                await asyncio.sleep(0.02)
-
-    asyncio.run(run())
+@in_a_loop
+async def test_log_is_closed_and_sealed_by_rows_while_collecting(tmp_path):
+    async with collecting(tmp_path, segment_rows=10) as (broker, _):
+        await broker.accept()
+        for n in range(40):
+            await broker.exchange(publish(b"%d" % n, 1, n + 1), ack(PUBACK, n + 1))
+        await until(lambda: len(find_segments(tmp_path)) == 4)
     assert payloads(tmp_path) == [b"%d" % n for n in range(40)]
     assert [pq.read_metadata(segment.path).num_rows for segment in find_segments(tmp_path)] == [10, 10, 10, 10]
 
 
 @pytest.mark.req("P1")
-def test_broker_that_takes_no_acknowledgements_is_left_after_the_deadline(tmp_path, monkeypatch):
+@in_a_loop
+async def test_broker_that_takes_no_acknowledgements_is_left_after_the_deadline(tmp_path, monkeypatch):
     monkeypatch.setattr(collector_module, "WRITE_DEADLINE_S", 0.3)
     many = b"".join(publish(b"", 1, n + 1) for n in range(2000))
     connect = Collector._connect
@@ -299,113 +293,84 @@ def test_broker_that_takes_no_acknowledgements_is_left_after_the_deadline(tmp_pa
 
     monkeypatch.setattr(Collector, "_connect", with_a_small_buffer)
 
-    async def run():
-        broker = await ScriptedBroker().start()
-        async with collecting(tmp_path, broker) as collector:
-            await broker.accept()
-            broker.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            broker.reader._transport.pause_reading()
-            flooding = asyncio.create_task(flood(broker.writer))
-            await broker.accept(CONNACK_PRESENT, None)
-            while collector.connects < 2:
-                await asyncio.sleep(0.01)
-            flooding.cancel()
-
     async def flood(writer):
         with contextlib.suppress(OSError):
             while True:
                 writer.write(many)
                 await writer.drain()
 
-    asyncio.run(run())
+    async with collecting(tmp_path) as (broker, collector):
+        await broker.accept()
+        broker.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        broker.reader._transport.pause_reading()
+        flooding = asyncio.create_task(flood(broker.writer))
+        await broker.accept(CONNACK_PRESENT, None)
+        await until(lambda: collector.connects == 2)
+        flooding.cancel()
 
 
 @pytest.mark.req("P1")
-def test_killed_sealer_is_started_again(tmp_path):
-    async def run():
-        broker = await ScriptedBroker().start()
-        async with collecting(tmp_path, broker, segment_rows=1) as collector:
-            await broker.accept()
-            for n in range(3):
-                broker.send(publish(b"%d" % n, 1, n + 1))
-                assert await broker.packet() == ack(PUBACK, n + 1)
-                deadline = time.monotonic() + PATIENCE_S
-                while len(find_segments(tmp_path)) <= n:
-                    assert time.monotonic() < deadline
-                    await asyncio.sleep(0.02)
-                collector.sealer._process.kill()
-
-    asyncio.run(run())
+@in_a_loop
+async def test_killed_sealer_is_started_again(tmp_path):
+    async with collecting(tmp_path, segment_rows=1) as (broker, collector):
+        await broker.accept()
+        for n in range(3):
+            await broker.exchange(publish(b"%d" % n, 1, n + 1), ack(PUBACK, n + 1))
+            await until(lambda n=n: len(find_segments(tmp_path)) > n)
+            collector.sealer._process.kill()
     assert payloads(tmp_path) == [b"0", b"1", b"2"]
 
 
 @pytest.mark.req("P1")
-def test_no_room_for_the_last_segment_is_an_error_and_the_next_start_seals_it(tmp_path, monkeypatch):
+@in_a_loop
+async def test_no_room_for_the_last_segment_is_an_error_and_the_next_start_seals_it(tmp_path, monkeypatch):
     monkeypatch.setattr(sealer, "RETRY_S", 0.01)
-
-    async def run(packet_id, room):
-        broker = await ScriptedBroker().start()
-        async with collecting(tmp_path, broker) as collector:
-            await broker.accept(CONNACK_PRESENT)
-            if not room:
-                collector.sealer._directory = tmp_path / "nowhere"
-            broker.send(publish(b"%d" % packet_id, 1, packet_id))
-            assert await broker.packet() == ack(PUBACK, packet_id)
-
     with pytest.raises(LandingStalled, match="the next start seals them"):
-        asyncio.run(run(1, False))
+        async with collecting(tmp_path) as (broker, collector):
+            await broker.accept()
+            collector.sealer._directory = tmp_path / "nowhere"
+            await broker.exchange(publish(b"1", 1, 1), ack(PUBACK, 1))
     assert payloads(tmp_path) == []
-    asyncio.run(run(2, True))
+    async with collecting(tmp_path) as (broker, _):
+        await broker.accept(CONNACK_PRESENT)
+        await broker.exchange(publish(b"2", 1, 2), ack(PUBACK, 2))
     assert payloads(tmp_path) == [b"1", b"2"]
 
 
 @pytest.mark.req("P1")
-def test_refused_subscription_ends_with_a_named_error(tmp_path):
-    async def run():
-        broker = await ScriptedBroker().start()
-        async with collecting(tmp_path, broker) as collector:
+@in_a_loop
+async def test_refused_subscription_ends_with_a_named_error(tmp_path):
+    with pytest.raises(CollectorError, match=r"refuses the subscription to 'flashmqtt/#' \(code 0x80\)"):
+        async with collecting(tmp_path) as (broker, collector):
             await broker.accept(suback=b"\x80")
             await asyncio.wait({collector.task}, timeout=PATIENCE_S)
-
-    with pytest.raises(CollectorError, match=r"refuses the subscription to 'flashmqtt/#' \(code 0x80\)"):
-        asyncio.run(run())
 
 
 @pytest.mark.req("P1", "W10")
 @pytest.mark.parametrize("code", [2, 4, 5])
-def test_refused_client_ends_with_a_named_error(tmp_path, code):
-    async def run():
-        broker = await ScriptedBroker().start()
-        async with collecting(tmp_path, broker) as collector:
+@in_a_loop
+async def test_refused_client_ends_with_a_named_error(tmp_path, code):
+    with pytest.raises(CollectorError, match="refuses 'c': "):
+        async with collecting(tmp_path) as (broker, collector):
             await broker.accept(connack=b"\x20\x02\x00" + bytes((code,)), suback=None)
             await asyncio.wait({collector.task}, timeout=PATIENCE_S)
 
-    with pytest.raises(CollectorError, match="refuses 'c': "):
-        asyncio.run(run())
-
 
 @pytest.mark.req("P1")
-def test_message_that_is_too_long_ends_with_a_named_error(tmp_path):
-    async def run():
-        broker = await ScriptedBroker().start()
-        async with collecting(tmp_path, broker, packet_bytes=1 << 18) as collector:
+@in_a_loop
+async def test_message_that_is_too_long_ends_with_a_named_error(tmp_path):
+    with pytest.raises(CollectorError, match="--packet-bytes 262144"):
+        async with collecting(tmp_path, packet_bytes=1 << 18) as (broker, collector):
             await broker.accept()
             broker.send(b"\x32\xff\xff\xff\x7f", b"x" * 100)
             await asyncio.wait({collector.task}, timeout=PATIENCE_S)
 
-    with pytest.raises(CollectorError, match="--packet-bytes 262144"):
-        asyncio.run(run())
 
-
-def test_damaged_last_segment_matters_only_where_there_is_no_log(tmp_path):
-    async def run():
-        broker = await ScriptedBroker().start()
-        async with collecting(tmp_path, broker):
-            await broker.accept()
-            broker.send(publish(b"0", 1, 1))
-            assert await broker.packet() == ack(PUBACK, 1)
-
-    asyncio.run(run())
+@in_a_loop
+async def test_damaged_last_segment_matters_only_where_there_is_no_log(tmp_path):
+    async with collecting(tmp_path) as (broker, _):
+        await broker.accept()
+        await broker.exchange(publish(b"0", 1, 1), ack(PUBACK, 1))
     (segment,) = find_segments(tmp_path)
     Path(segment.path).write_bytes(b"PAR1")
     settings = Settings("127.0.0.1", 1, "c", tmp_path)
@@ -416,22 +381,17 @@ def test_damaged_last_segment_matters_only_where_there_is_no_log(tmp_path):
 
 
 @pytest.mark.req("P1")
-def test_long_message_lands_whole(tmp_path):
+@in_a_loop
+async def test_long_message_lands_whole(tmp_path):
     payload = os.urandom(700_000)
     body = len(TOPIC).to_bytes(2, "big") + TOPIC + b"\x00\x05" + payload
     length = bytes((len(body) & 127 | 128, len(body) >> 7 & 127 | 128, len(body) >> 14))
 
-    async def run():
-        broker = await ScriptedBroker().start()
-        async with collecting(tmp_path, broker):
-            await broker.accept()
-            for qos, answer in ((1, PUBACK), (2, PUBREC)):
-                broker.send(bytes((0x30 | qos << 1,)) + length + body)
-                assert await broker.packet() == ack(answer, 5)
-            broker.send(ack(PUBREL, 5))
-            assert await broker.packet() == ack(PUBCOMP, 5)
-
-    asyncio.run(run())
+    async with collecting(tmp_path) as (broker, _):
+        await broker.accept()
+        for qos, answer in ((1, PUBACK), (2, PUBREC)):
+            await broker.exchange(bytes((0x30 | qos << 1,)) + length + body, ack(answer, 5))
+        await broker.exchange(ack(PUBREL, 5), ack(PUBCOMP, 5))
     assert payloads(tmp_path) == [payload, payload]
 
 
@@ -446,27 +406,18 @@ def test_figures_are_offered_and_a_taken_port_is_named():
         health.serve(port, "127.0.0.1")
 
 
-# --- as a process, against mosquitto ---------------------------------------------------------------------------
-
-
 @pytest.mark.req("P1", "W12")
-def test_level_5_says_how_long_and_how_much_and_keeps_the_properties(tmp_path):
-    async def run():
-        broker = await ScriptedBroker().start()
-        async with collecting(tmp_path, broker, level=5, in_flight=100, session_expiry_s=0x01020304):
-            connect = await broker.accept(connack=b"\x20\x03\x00\x00\x00", suback=b"\x00\x02")
-            assert connect[8] == 5
-            assert b"\x11\x01\x02\x03\x04" in connect  # session expiry
-            assert b"\x21\x00\x64" in connect  # receive maximum
-            body = len(TOPIC).to_bytes(2, "big") + TOPIC + b"\x00\x05" + b"\x02\x01\x01" + b"text"
-            broker.send(bytes((0x32, len(body))) + body)
-            assert await broker.packet() == ack(PUBACK, 5)
-            broker.send(bytes((0x34, len(body))) + body)
-            assert await broker.packet() == ack(PUBREC, 5)
-            broker.send(ack(PUBREL, 5))
-            assert await broker.packet() == ack(PUBCOMP, 5)
-
-    asyncio.run(run())
+@in_a_loop
+async def test_level_5_says_how_long_and_how_much_and_keeps_the_properties(tmp_path):
+    async with collecting(tmp_path, level=5, in_flight=100, session_expiry_s=0x01020304) as (broker, _):
+        connect = await broker.accept(connack=b"\x20\x03\x00\x00\x00", suback=b"\x00\x02")
+        assert connect[8] == 5
+        assert b"\x11\x01\x02\x03\x04" in connect  # session expiry
+        assert b"\x21\x00\x64" in connect  # receive maximum
+        body = len(TOPIC).to_bytes(2, "big") + TOPIC + b"\x00\x05" + b"\x02\x01\x01" + b"text"
+        await broker.exchange(bytes((0x32, len(body))) + body, ack(PUBACK, 5))
+        await broker.exchange(bytes((0x34, len(body))) + body, ack(PUBREC, 5))
+        await broker.exchange(ack(PUBREL, 5), ack(PUBCOMP, 5))
     assert [(row["qos"], row["properties"], row["payload"]) for row in sealed(tmp_path)] == [
         (1, b"\x01\x01", b"text"),
         (2, b"\x01\x01", b"text"),
@@ -474,28 +425,25 @@ def test_level_5_says_how_long_and_how_much_and_keeps_the_properties(tmp_path):
 
 
 @pytest.mark.req("P1", "W12")
-def test_level_5_session_taken_over_ends_with_a_named_error(tmp_path):
-    async def run():
-        broker = await ScriptedBroker().start()
-        async with collecting(tmp_path, broker, level=5) as collector:
+@in_a_loop
+async def test_level_5_session_taken_over_ends_with_a_named_error(tmp_path):
+    with pytest.raises(CollectorError, match="each collector needs its own"):
+        async with collecting(tmp_path, level=5) as (broker, collector):
             await broker.accept(connack=b"\x20\x03\x00\x00\x00", suback=b"\x00\x02")
             broker.send(b"\xe0\x01\x8e")
             await asyncio.wait({collector.task}, timeout=PATIENCE_S)
 
-    with pytest.raises(CollectorError, match="each collector needs its own"):
-        asyncio.run(run())
-
 
 @pytest.mark.req("P1", "W13")
-def test_level_5_tells_the_broker_why_it_ends_the_connection(tmp_path):
-    async def run():
-        broker = await ScriptedBroker().start()
-        async with collecting(tmp_path, broker, level=5):
-            await broker.accept(connack=b"\x20\x03\x00\x00\x00", suback=b"\x00\x02")
-            broker.send(b"\x36\x00")  # QoS 3
-            assert await broker.packet() == b"\xe0\x01\x81"
+@in_a_loop
+async def test_level_5_tells_the_broker_why_it_ends_the_connection(tmp_path):
+    async with collecting(tmp_path, level=5) as (broker, _):
+        await broker.accept(connack=b"\x20\x03\x00\x00\x00", suback=b"\x00\x02")
+        broker.send(b"\x36\x00")  # QoS 3
+        assert await broker.packet() == b"\xe0\x01\x81"
 
-    asyncio.run(run())
+
+# --- as a process, against mosquitto ---------------------------------------------------------------------------
 
 
 class Process:
