@@ -32,8 +32,21 @@ def five_messages(landing):
         landing.message("a", 1, seq, value=seq)
 
 
+@pytest.fixture
+def five(landing):
+    """A landing of five messages, sealed."""
+    five_messages(landing)
+    landing.seal()
+    return landing
+
+
+@pytest.fixture
+def out(tmp_path):
+    return tmp_path / "out"
+
+
 @pytest.mark.req("P2", "P3", "P5")
-def test_duplicates_go_and_bad_payloads_stay_in_quarantine(spark, landing, tmp_path):
+def test_duplicates_go_and_bad_payloads_stay_in_quarantine(spark, landing, out):
     five_messages(landing)
     landing.message("a", 1, 3, value=3, dup=True)
     landing.raw("flashmqtt/a/readings", b"{")
@@ -43,7 +56,7 @@ def test_duplicates_go_and_bad_payloads_stay_in_quarantine(spark, landing, tmp_p
     landing.message("a", 1, 5, value=5, dup=True)
     landing.message("a", 1, 6, value=6)
     landing.seal()
-    output = go(spark, landing, tmp_path / "out", segments_per_batch=1)
+    output = go(spark, landing, out, segments_per_batch=1)
     assert batches(output) == [1, 2]
     assert keys(spark, output) == [("a", 1, seq, float(seq)) for seq in range(1, 7)] + [("b", 1, 1, 1.0)]
     quarantine = output.read(spark, "quarantine").select("reason", "topic", "payload", "row").orderBy("row").collect()
@@ -57,13 +70,10 @@ def test_duplicates_go_and_bad_payloads_stay_in_quarantine(spark, landing, tmp_p
 
 
 @pytest.mark.req("P3")
-def test_replayed_landing_adds_nothing_and_is_counted_as_replay(spark, landing, tmp_path):
-    five_messages(landing)
-    landing.seal()
-    out = tmp_path / "out"
-    output = go(spark, landing, out)
-    assert batches(go(spark, landing, out)) == [1]
-    go(spark, landing, out, tmp_path / "another")
+def test_replayed_landing_adds_nothing_and_is_counted_as_replay(spark, five, tmp_path, out):
+    output = go(spark, five, out)
+    assert batches(go(spark, five, out)) == [1]
+    go(spark, five, out, tmp_path / "another")
     assert batches(output) == [1, 2]
     assert len(keys(spark, output)) == 5
     causes = [row.cause for row in output.read(spark, "duplicates").collect()]
@@ -71,54 +81,43 @@ def test_replayed_landing_adds_nothing_and_is_counted_as_replay(spark, landing, 
 
 
 @pytest.mark.req("P3")
-def test_batch_that_spark_hands_over_again_after_its_commit_is_skipped(spark, landing, tmp_path):
-    five_messages(landing)
-    landing.seal()
-    out = tmp_path / "out"
-    output = go(spark, landing, out)
+def test_batch_that_spark_hands_over_again_after_its_commit_is_skipped(spark, five, out):
+    output = go(spark, five, out)
     for name in (out / "checkpoint" / "commits").iterdir():
         name.unlink()  # as if the driver had died before Spark noted the batch
-    assert batches(go(spark, landing, out)) == [1]
+    assert batches(go(spark, five, out)) == [1]
     assert len(keys(spark, output)) == 5
 
 
 @pytest.mark.req("P3")
-def test_batch_that_was_cut_off_before_its_commit_is_done_again(spark, landing, tmp_path):
-    five_messages(landing)
-    landing.seal()
-    out = tmp_path / "out"
-    output = go(spark, landing, out)
+def test_batch_that_was_cut_off_before_its_commit_is_done_again(spark, five, out):
+    output = go(spark, five, out)
     before = keys(spark, output)
     for name in [*(out / "checkpoint" / "commits").iterdir(), *(out / "commits").iterdir()]:
         name.unlink()  # as if it had died before our own commit: files without a commit lie about
-    go(spark, landing, out)
+    go(spark, five, out)
     assert batches(output) == [1]
     assert keys(spark, output) == before
     assert len(list((out / "readings" / "batch=1").iterdir())) == len(output.commit(1).files["readings"])
 
 
-def test_missing_segment_is_named_and_taken_once_it_is_brought_back(spark, landing, tmp_path):
-    five_messages(landing)
-    landing.seal()
-    landing.message("a", 1, 6)
-    gone = landing.seal()
-    landing.message("a", 1, 7)
-    landing.seal()
+def test_missing_segment_is_named_and_taken_once_it_is_brought_back(spark, five, tmp_path, out):
+    five.message("a", 1, 6)
+    gone = five.seal()
+    five.message("a", 1, 7)
+    five.seal()
     elsewhere = gone.rename(tmp_path / gone.name)
     with pytest.raises(PySparkException) as raised:
-        go(spark, landing, tmp_path / "out")
+        go(spark, five, out)
     assert run.cause(raised.value).startswith("segment c-000000002.parquet is missing from the landing: bring it back")
     elsewhere.rename(gone)
-    output = go(spark, landing, tmp_path / "out")
+    output = go(spark, five, out)
     assert [seq for _, _, seq, _ in keys(spark, output)] == [1, 2, 3, 4, 5, 6, 7]
     assert output.rows("duplicates") == 0
 
 
 @pytest.mark.req("P3")
-def test_collector_that_numbers_its_segments_anew_is_named_and_read_once_the_checkpoint_is_gone(
-    spark, landing, tmp_path
-):
-    out = tmp_path / "out"
+def test_collector_that_numbers_its_segments_anew_is_named_and_read_once_the_checkpoint_is_gone(spark, landing, out):
     for seq in (1, 2):
         landing.message("a", 1, seq)
         landing.seal()
@@ -134,53 +133,47 @@ def test_collector_that_numbers_its_segments_anew_is_named_and_read_once_the_che
     assert [seq for _, _, seq, _ in keys(spark, go(spark, landing, out))] == [1, 2, 3]
 
 
-def test_damaged_segment_is_named_and_nothing_of_its_batch_counts(spark, landing, tmp_path):
+def test_damaged_segment_is_named_and_nothing_of_its_batch_counts(spark, landing, out):
     five_messages(landing)
     path = landing.seal()
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(PySparkException) as raised:
-        go(spark, landing, tmp_path / "out")
+        go(spark, landing, out)
     assert run.cause(raised.value).startswith("c-000000001.parquet: ")
     assert "restore it, or take it out of the landing" in run.cause(raised.value)
-    assert Output(str(tmp_path / "out")).commits() == []
+    assert Output(str(out)).commits() == []
 
 
-def test_paths_may_hold_spaces(spark, landing, tmp_path):
-    five_messages(landing)
-    landing.seal()
-    landing.directory = landing.directory.rename(tmp_path / "land ing")
-    output = go(spark, landing, tmp_path / "the out")
+def test_paths_may_hold_spaces(spark, five, tmp_path):
+    five.directory = five.directory.rename(tmp_path / "land ing")
+    output = go(spark, five, tmp_path / "the out")
     assert len(keys(spark, output)) == 5
     assert (tmp_path / "the out" / "checkpoint" / "commits").exists()
     assert not (tmp_path / "the%20out").exists()
 
 
-def test_output_of_another_format_or_checkpoint_is_refused(spark, landing, tmp_path):
-    five_messages(landing)
-    landing.seal()
-    out = tmp_path / "out"
-    go(spark, landing, out)
+def test_output_of_another_format_or_checkpoint_is_refused(spark, five, tmp_path, out):
+    go(spark, five, out)
     with pytest.raises(OutputError, match="begun with 2 buckets"):
-        go(spark, landing, out, buckets=4)
+        go(spark, five, out, buckets=4)
     with pytest.raises(OutputError, match="belongs to"):
-        go(spark, landing, tmp_path / "elsewhere", out / "checkpoint")
+        go(spark, five, tmp_path / "elsewhere", out / "checkpoint")
     (out / "format.json").write_text('{"format": 0, "buckets": 8}')
     with pytest.raises(OutputError, match="table format 0"):
-        go(spark, landing, out)
-    landing.directory = tmp_path / "nowhere"
+        go(spark, five, out)
+    five.directory = tmp_path / "nowhere"
     with pytest.raises(LandingError, match="no such landing"):
-        go(spark, landing, tmp_path / "new")
+        go(spark, five, tmp_path / "new")
 
 
 @pytest.mark.req("P4")
-def test_missing_message_is_found_with_and_without_the_boards_own_counters(spark, landing, tmp_path, capsys):
+def test_missing_message_is_found_with_and_without_the_boards_own_counters(spark, landing, capsys, out):
     landing.message("a", 1, 1, kind="boot")
     for seq in (2, 3, 5):
         landing.message("a", 1, seq)
     landing.message("a", 2, 8, kind="boot")
     landing.message("a", 2, 9)
     landing.seal()
-    out = tmp_path / "out"
     go(spark, landing, out)
     assert verdict.judge(spark, str(out), None) == 1
     printed = capsys.readouterr().out
@@ -198,24 +191,20 @@ def test_missing_message_is_found_with_and_without_the_boards_own_counters(spark
 
 
 @pytest.mark.req("P4")
-def test_clean_run_says_so(spark, landing, tmp_path, capsys):
-    five_messages(landing)
-    landing.seal()
-    out = tmp_path / "out"
-    go(spark, landing, out)
+def test_clean_run_says_so(spark, five, capsys, out):
+    go(spark, five, out)
     assert verdict.judge(spark, str(out), {"a": {"boots": [{"boot": 1, "first": 1, "last": 5}]}}) == 0
     assert verdict.WHOLE in capsys.readouterr().out
 
 
 @pytest.mark.req("P3")
-def test_compaction_keeps_every_row_and_the_stream_goes_on_behind_it(spark, landing, tmp_path):
+def test_compaction_keeps_every_row_and_the_stream_goes_on_behind_it(spark, landing, out):
     five_messages(landing)
     landing.raw("flashmqtt/a/readings", b"{")
     landing.seal()
     landing.message("a", 1, 5, value=5, dup=True)
     landing.message("b", 1, 1, kind="boot")
     landing.seal()
-    out = tmp_path / "out"
     output = go(spark, landing, out, segments_per_batch=1)
     before = {
         table: output.read(spark, table).count()
