@@ -79,6 +79,7 @@ PUBLIC = (
     Shown("", "firmware/flashmqtt/flash/ram.py", ("RamRegion",), methods=False),
     Shown("A board", "boards/board.pyi", (), constants=True),
     Shown("The codec by itself", "firmware/flashmqtt/codec/encode.py", (), ("put_reason", "put_length")),
+    Shown("", "firmware/flashmqtt/codec/subscribe.py", ()),
     Shown("", "firmware/flashmqtt/codec/decode.py", ("Decoder",), ("know_topic", "beyond")),
     Shown("", "firmware/flashmqtt/codec/topics.py", ()),
     Shown("", "firmware/flashmqtt/codec/properties.py", ("pack", "unpack", "check", "find"), constants=True),

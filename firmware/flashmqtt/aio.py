@@ -23,10 +23,8 @@ from .errors import (
     DeadlineExpired,
     InboundWindowFull,
     NotConnected,
-    SubscriptionRefused,
     UsageError,
 )
-from .session.session import DECLINED, GRANTED
 
 try:
     from asyncio import core as _core  # type: ignore[attr-defined]
@@ -212,11 +210,9 @@ class Client:
         self.link.flush(ticks_ms())
         entries = self.session.subscriptions
         await self._until(
-            lambda: entry not in entries or entry.state in (DECLINED, GRANTED) or not self.link.is_open(), timeout_s
+            lambda: entry not in entries or entry.granted() is not None or not self.link.is_open(), timeout_s
         )
-        if entry.state == DECLINED:
-            raise SubscriptionRefused(str(entry.filter, "utf-8"), entry.code)
-        return entry.code if entry.state == GRANTED else None
+        return entry.granted()
 
     def __aiter__(self):
         self._iterated = True

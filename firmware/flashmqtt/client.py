@@ -21,11 +21,10 @@ from .errors import (
     InvalidPacket,
     NotConnected,
     PublishRefused,
-    SubscriptionRefused,
     UsageError,
 )
 from .link import Link
-from .session.session import DECLINED, GRANTED, Session
+from .session.session import Session
 
 try:
     from time import sleep_ms as _sleep_ms  # type: ignore[attr-defined]
@@ -339,10 +338,9 @@ class Client:
         if not self.link.handling:
             self._work()
         while self.link.is_open() and not self.link.handling and entry in session.subscriptions:
-            if entry.state == DECLINED:
-                raise SubscriptionRefused(str(entry.filter, "utf-8"), entry.code)
-            if entry.state == GRANTED:
-                return entry.code
+            granted = entry.granted()
+            if granted is not None:
+                return granted
             self._wait_step(deadline, "no answer to SUBSCRIBE or UNSUBSCRIBE")
         return None
 

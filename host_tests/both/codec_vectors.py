@@ -3,7 +3,7 @@
 import json
 from binascii import unhexlify
 
-from flashmqtt.codec import encode, packets, properties, server
+from flashmqtt.codec import encode, packets, properties, server, subscribe
 from flashmqtt.codec.aliases import InboundAliases
 from flashmqtt.codec.decode import Decoder
 from flashmqtt.codec.server import ServerDecoder
@@ -86,10 +86,10 @@ def written(vector, buf):
         end = encode.put_ack(buf, 0, kind, fields["packet_id"], level, fields.get("code", 0), **extra)
     elif put == "subscribe":
         filters = [(filter_.encode(), options) for filter_, options in fields["filters"]]
-        end = encode.put_subscribe(buf, 0, fields["packet_id"], filters, level, **extra)
+        end = subscribe.put_subscribe(buf, 0, fields["packet_id"], filters, level, **extra)
     elif put == "unsubscribe":
         filters = [filter_.encode() for filter_ in fields["filters"]]
-        end = encode.put_unsubscribe(buf, 0, fields["packet_id"], filters, level, **extra)
+        end = subscribe.put_unsubscribe(buf, 0, fields["packet_id"], filters, level, **extra)
     elif put == "suback":
         end = server.put_suback(buf, 0, fields["packet_id"], bytes(fields["codes"]), level, **extra)
     elif put == "unsuback":

@@ -11,8 +11,6 @@ from flashmqtt.codec.encode import (
     put_pingreq,
     put_publish,
     put_publish_head,
-    put_subscribe,
-    put_unsubscribe,
 )
 from flashmqtt.codec.packets import (
     CONNACK,
@@ -26,6 +24,7 @@ from flashmqtt.codec.packets import (
     UNSUBACK,
     connect_error,
 )
+from flashmqtt.codec.subscribe import put_subscribe, put_unsubscribe
 from flashmqtt.errors import (
     BadUserNameOrPassword,
     BufferTooSmall,

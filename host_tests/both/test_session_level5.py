@@ -15,7 +15,8 @@ from flashmqtt.errors import (
 )
 from flashmqtt.session.level5 import Level5
 from flashmqtt.session.ram import RamStore
-from flashmqtt.session.session import DECLINED, Session
+from flashmqtt.session.session import Session
+from flashmqtt.session.subscriptions import DECLINED
 from wire import CutStore, Peer, id_of, length, number, packet, peer, split, text
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from flashmqtt.errors import BufferTooSmall, InvalidPacket, InvalidTopic, ProtocolViolation
-from flashmqtt.session.session import DECLINED, GRANTED
+from flashmqtt.session.subscriptions import DECLINED, GRANTED
 from wire import connected, id_of, packet, peer, suback, subscribed, text, unsuback
 
 

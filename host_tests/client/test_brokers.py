@@ -13,7 +13,7 @@ import pytest
 from flashmqtt.backoff import Backoff
 from flashmqtt.client import Client
 from flashmqtt.session.ram import RamStore
-from flashmqtt.session.session import GRANTED
+from flashmqtt.session.subscriptions import GRANTED
 from tools.broker import Broker, find_mosquitto
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -15,9 +15,10 @@ from paho.mqtt.properties import Properties
 
 from flashmqtt.codec import properties
 from flashmqtt.codec.decode import Decoder
-from flashmqtt.codec.encode import put_ack, put_connect, put_publish, put_subscribe, put_unsubscribe
+from flashmqtt.codec.encode import put_ack, put_connect, put_publish
 from flashmqtt.codec.packets import PUBACK, PUBCOMP, PUBLISH, PUBREC, PUBREL
 from flashmqtt.codec.server import ServerDecoder
+from flashmqtt.codec.subscribe import put_subscribe, put_unsubscribe
 from flashmqtt.codec.topics import check_filter, check_topic, matches
 from flashmqtt.errors import InvalidTopic
 

@@ -29,7 +29,7 @@ from flashmqtt.compat import ticks_ms
 from flashmqtt.connection import CONNECTED, MESSAGE, NOTHING, OUTPUT, RESTART, SUBSCRIBED, Connection
 from flashmqtt.session.level5 import Level5
 from flashmqtt.session.message import Message
-from flashmqtt.session.session import DECLINED, GRANTED
+from flashmqtt.session.subscriptions import DECLINED, GRANTED
 from tools.collector.health import Health
 from tools.collector.runs import RunDecoder, RunSession
 from tools.collector.sealer import Sealer

@@ -23,7 +23,7 @@ from flashmqtt.backoff import Backoff
 from flashmqtt.client import Client
 from flashmqtt.compat import ticks_add, ticks_diff, ticks_ms
 from flashmqtt.errors import ConnectRefused
-from flashmqtt.session.session import GRANTED
+from flashmqtt.session.subscriptions import GRANTED
 
 DRAIN_S = 25
 QUIET_MS = 30

@@ -5,7 +5,7 @@ import asyncio
 from flashmqtt.aio import Client
 from flashmqtt.compat import ticks_add, ticks_diff, ticks_ms
 from flashmqtt.errors import ConnectionLost, ConnectRefused
-from flashmqtt.session.session import GRANTED
+from flashmqtt.session.subscriptions import GRANTED
 from tools.faults.device import DRAIN_S, QUIET_MS, Case, body, main, say
 
 

@@ -13,7 +13,6 @@ from flashmqtt.errors import BufferTooSmall, InvalidPacket, InvalidTopic
 from flashmqtt.fast import copy
 
 from .quick import plain_end, put_message
-from .topics import check_filter, is_shared
 from .utf8 import text_kind
 
 
@@ -189,47 +188,6 @@ def put_connect(
     if password is not None:
         pos = _put_binary(buf, pos, password)
     return pos
-
-
-def put_subscribe(buf, pos, packet_id, filters, level=4, dup=False, properties=None):
-    """Put a SUBSCRIBE (§3.8) with its `packet_id`; `dup` is for level 3's repetition alone.
-
-    Args:
-        filters: (filter, options) pairs; options is the QoS, at level 5 with its other bits (§3.8.3.1).
-    """
-    n = 0
-    for filter_, options in filters:
-        check_filter(filter_)
-        # [MQTT-3-8.3-4]; 5: QoS 3, Retain Handling 3, bits 7-6 [MQTT-3.8.3-5], No Local if shared [MQTT-3.8.3-4]
-        if options & 3 == 3 or not 0 <= options <= (0x2E if level == 5 else 2) or (options & 4 and is_shared(filter_)):
-            raise InvalidPacket("options", options)
-        n += len(filter_) + 3
-    pos = _put_filters(buf, pos, 0x82, packet_id, n, level, dup, properties)
-    for filter_, options in filters:
-        pos = _put_binary(buf, pos, filter_)
-        buf[pos] = options
-        pos += 1
-    return pos
-
-
-def put_unsubscribe(buf, pos, packet_id, filters, level=4, dup=False, properties=None):
-    """Put an UNSUBSCRIBE (§3.10) of filters, with its `packet_id`; `dup` is for level 3's repetition alone, see `level`."""
-    n = 0
-    for filter_ in filters:
-        check_filter(filter_)
-        n += len(filter_) + 2
-    pos = _put_filters(buf, pos, 0xA2, packet_id, n, level, dup, properties)
-    for filter_ in filters:
-        pos = _put_binary(buf, pos, filter_)
-    return pos
-
-
-def _put_filters(buf, pos, head, packet_id, n, level, dup, properties):
-    if not n or not 0 < packet_id < 65536:  # [MQTT-3.8.3-3] [MQTT-3.10.3-2]; 5: [MQTT-3.8.3-2]; [MQTT-2.3.1-1]
-        raise InvalidPacket("filters", packet_id)
-    pos = _put_start(buf, pos, head | dup << 3, n + 2 + _property_bytes(level, properties))
-    pos = _put_id(buf, pos, packet_id)
-    return _put_properties(buf, pos, properties) if level == 5 else pos
 
 
 def put_pingreq(buf, pos):

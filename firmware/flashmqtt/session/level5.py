@@ -31,7 +31,7 @@ from flashmqtt.codec.reasons import (
 from flashmqtt.errors import BufferTooSmall
 from flashmqtt.fast import copy
 
-from .session import DECLINED
+from .subscriptions import DECLINED
 
 
 class Level5:

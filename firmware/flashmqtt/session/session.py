@@ -12,9 +12,8 @@ began with this store, and its mark keeps a small number for the client (the bac
 claims to know the session holds ids of an earlier life and is told to forget them first.
 """
 
-from flashmqtt.codec.encode import put_ack, put_length, put_publish, put_publish_head, put_subscribe, put_unsubscribe
-from flashmqtt.codec.quick import put_message, same
-from flashmqtt.codec.topics import covers
+from flashmqtt.codec.encode import put_ack, put_length, put_publish, put_publish_head
+from flashmqtt.codec.quick import put_message
 from flashmqtt.compat import TYPE_CHECKING, const, ticks_diff
 from flashmqtt.errors import BufferTooSmall, InboundWindowFull, ProtocolViolation, StoreError, StoreFull, UsageError
 from flashmqtt.fast import copy
@@ -33,7 +32,6 @@ _PUBREL = const(6)
 _PUBCOMP = const(7)
 _SUBACK = const(9)
 _LEVEL_5 = const(5)
-_SUBSCRIPTION_REFUSED = const(0x80)
 
 # States and actions: `flows.py`.
 _NONE = const(0)
@@ -54,7 +52,6 @@ _COLUMNS = const(5)
 _NOTHING = const(0)
 _MESSAGE = const(3)  # session.message is to be taken; say `taken()` when it is
 _DELIVERED = const(4)  # session.handle was acknowledged for good
-_SUBSCRIBED = const(5)  # the broker answered a request: see `subscriptions`
 _IN_DOUBT = const(6)  # session.handle was past PUBREC when the broker lost the session; the policy was applied
 _REFUSED = const(7)  # 5: session.handle was refused with session.code, and is done with
 
@@ -68,38 +65,7 @@ _LOST = const(0x40)  # the broker lost the session: in doubt, or held without a 
 _PUBREC_SEEN = const(1)
 _ANEW = const(2)  # was past PUBREC when the broker lost the session: published anew
 
-# States of a subscription.
-_WANTED = const(0)
-_ASKED = const(1)
-GRANTED = const(2)
-DECLINED = const(3)
-_UNWANTED = const(4)
-_UNASKED = const(5)
-
 _ACK_BYTES = const(8)  # room that one acknowledgement may need
-
-
-class Subscription:
-    """A topic filter, what was asked for it and what the broker said."""
-
-    def __init__(self, filter_, options, handler, properties=None):
-        self.filter = filter_
-        self.options = options  # QoS; 5: with the other option bits
-        self.handler = handler  # belongs to the face
-        self.properties = properties  # 5: SUBSCRIBE's, packed
-        self.state = _WANTED
-        self.code = 0  # the granted QoS, or the refusal
-
-    def takes(self, message):
-        """Return whether there is a handler and the filter covers the message's topic."""
-        if not self.handler:
-            return False
-        start = message.topic_start
-        n = message.topic_end - start
-        filter_ = self.filter
-        if n == len(filter_) and same(message.topic_buffer, start, filter_, n):  # a topic has no wildcards
-            return True
-        return covers(filter_, message.topic_buffer, start, start + n)
 
 
 class Session:
@@ -143,9 +109,11 @@ class Session:
         self.online = False
         self.acknowledged = False  # has the broker acknowledged a message of ours on this connection?
         self.subscriptions = []
+        self.requests: "Any" = None  # makes them: `subscriptions.Requests`, for whoever subscribes
         self.request_id = 0  # of the SUBSCRIBE or UNSUBSCRIBE in flight, 0: none
+        self.wants_request = False
         self.left_out = False  # an inbound QoS 2 message was not answered: no slot was free to hold it
-        self._scratch = bytearray(packet_bytes)
+        self.scratch = bytearray(packet_bytes)
         self._handed = bytearray()  # the buffer for held messages, made when the first one is handed over
         self.sending = {}  # packet id -> slot
         self.holding = {}
@@ -169,11 +137,6 @@ class Session:
         self._untaken_id = 0
         self.promised = False  # what the output says has to be durable before it leaves
         self._flush_due = False  # a release has to be durable, too
-        self._request_ms = 0
-        self._requests = (store.next_seq + 32767) % 65535  # far from the ids of the messages, which follow next_seq
-        self._wants_request = False
-        self._asked = []  # the entries in that request, in its order
-        self._asking = put_subscribe
         # The topic of the last QoS 0 message on this connection, where the same object is the same valid bytes.
         self._topic: "Any" = None
         self._most = out_bytes - 7  # of topic and payload in the output
@@ -192,10 +155,10 @@ class Session:
         level = self.level
         for slot in range(store.slots):
             if store.is_open(slot):
-                store.read(slot, 0, self._scratch, 0, 2)
-                if not self._scratch[0]:
+                store.read(slot, 0, self.scratch, 0, 2)
+                if not self.scratch[0]:
                     self._note = slot
-                    level = self._scratch[1]
+                    level = self.scratch[1]
                 elif store.is_held(slot):
                     self._show_held(slot)
                     self.holding[self._untaken_id] = slot
@@ -205,7 +168,7 @@ class Session:
                     if store.mark_of(slot) == _PUBREC_SEEN:
                         self._states[slot] = _AWAIT_PUBCOMP | _SENT
                     else:
-                        self._states[slot] = self._scratch[0] >> 1 & 3 | _SENT
+                        self._states[slot] = self.scratch[0] >> 1 & 3 | _SENT
         if (level == _LEVEL_5) != (self.level == _LEVEL_5):
             # Level 5's PUBLISH has another layout. What is stored has to go out as it was stored.
             if self.pending():
@@ -223,10 +186,10 @@ class Session:
         """Write the note: the broker knows nothing of an earlier life any more."""
         self._begun = True
         if self._note < 0 and self.remember:
-            self._scratch[0] = 0
-            self._scratch[1] = self.level
+            self.scratch[0] = 0
+            self.scratch[1] = self.level
             try:
-                self._note = self.store.hold(self._scratch, 2)
+                self._note = self.store.hold(self.scratch, 2)
             except StoreFull:
                 pass  # a board that was offline until its store was full has to deliver first: the next connection tries again
 
@@ -245,8 +208,8 @@ class Session:
 
     def fit(self, packet_bytes):
         """Be able to hold a received packet of this size."""
-        if len(self._scratch) < packet_bytes:
-            self._scratch = bytearray(packet_bytes)
+        if len(self.scratch) < packet_bytes:
+            self.scratch = bytearray(packet_bytes)
 
     # --- the application's side ---
 
@@ -260,13 +223,13 @@ class Session:
         # Unused [MQTT-2.3.1-2]: `pump` waits for one that is still in flight. 5: [MQTT-4.3.2-1] [MQTT-4.3.3-1]
         n = len(payload)
         # QoS and DUP 0: 5: [MQTT-4.3.2-2] [MQTT-4.3.3-2]
-        if n + len(topic) + 16 < len(self._scratch) and not properties:
-            n = put_publish(self._scratch, 0, topic, payload, qos, retain, False, packet_id, self.level)
+        if n + len(topic) + 16 < len(self.scratch) and not properties:
+            n = put_publish(self.scratch, 0, topic, payload, qos, retain, False, packet_id, self.level)
             self.ready = True
-            return store.append(self._scratch, n)
-        head = put_publish_head(self._scratch, 0, topic, n, qos, retain, False, packet_id, self.level, properties)
+            return store.append(self.scratch, n)
+        head = put_publish_head(self.scratch, 0, topic, n, qos, retain, False, packet_id, self.level, properties)
         store.begin(head + n)
-        store.extend(self._scratch, head)
+        store.extend(self.scratch, head)
         store.extend(payload, n)
         self.ready = True
         return store.commit()
@@ -340,26 +303,15 @@ class Session:
         Raises:
             InvalidTopic, InvalidPacket, BufferTooSmall: no SUBSCRIBE can ask for it.
         """
-        n = put_subscribe(self._scratch, 0, 1, ((filter_, options),), self.level, False, properties)
-        if n > len(self.out):
-            raise BufferTooSmall(n)
-        self._wants_request = self.ready = True
-        for entry in self.subscriptions:
-            if entry.filter == filter_:
-                entry.options, entry.handler, entry.properties, entry.state = options, handler, properties, _WANTED
-                return entry
-        entry = Subscription(filter_, options, handler, properties)
-        self.subscriptions.append(entry)
-        return entry
+        if self.requests is None:
+            from .subscriptions import Requests
+
+            self.requests = Requests(self)
+        return self.requests.want(filter_, options, handler, properties)
 
     def unsubscribe(self, filter_):
         """Ask for the end of a subscription; return its entry (or None), which is gone once the broker agreed."""
-        for entry in self.subscriptions:
-            if entry.filter == filter_:
-                self._wants_request = self.ready = True
-                entry.state = _UNWANTED
-                return entry
-        return None
+        return self.requests.unwant(filter_) if self.requests else None
 
     # --- a connection begins and ends ---
 
@@ -367,12 +319,8 @@ class Session:
         """The broker accepted the connection: does it still know the session [MQTT-3.1.2-4]? restore: subscribe again."""
         self.online = self.ready = True
         self.out_end = self.lost = 0
-        for entry in self.subscriptions:
-            if entry.state == _UNASKED:
-                entry.state = _UNWANTED
-            elif entry.state == _ASKED or (entry.state == GRANTED and restore):
-                entry.state = _WANTED
-        self._wants_request = bool(self.subscriptions)
+        if self.requests:
+            self.requests.connected(restore)
         states = self._states
         self._due = 0
         self._dues.clear()
@@ -452,8 +400,8 @@ class Session:
         """
         if not self.online or self.lost or (self.partial >= 0 and not self._continue(now_ms)):
             return
-        if self._wants_request and not self.request_id:
-            self._put_request(now_ms)
+        if self.wants_request and not self.request_id:
+            self.requests.put(now_ms)
         store = self.store
         sending = self.sending
         while self._due:
@@ -562,42 +510,6 @@ class Session:
                 return order[-1]
             order.pop()
 
-    def _put_request(self, now_ms):
-        """Put one SUBSCRIBE for all that is wanted, or one UNSUBSCRIBE for all that is not; or repeat the last (3.1)."""
-        dup = self.request_id != 0
-        if not dup:
-            self._asked = [entry for entry in self.subscriptions if entry.state == _WANTED]
-            if self.five:
-                self._asked = self.five.together(self._asked)
-            self._asking = put_subscribe
-            if not self._asked:
-                self._asked = [entry for entry in self.subscriptions if entry.state == _UNWANTED]
-                self._asking = put_unsubscribe
-                if not self._asked:
-                    self._wants_request = False
-                    return
-            while not self.request_id or self.request_id in self.sending:
-                self._requests = self.request_id = self._requests % 65535 + 1
-        properties = None
-        while True:
-            what = [entry.filter for entry in self._asked]
-            if self._asking is put_subscribe:
-                what = [(entry.filter, entry.options) for entry in self._asked]
-                properties = self._asked[0].properties
-            try:
-                self.out_end = self._asking(self.out, self.out_end, self.request_id, what, self.level, dup, properties)
-                break
-            except BufferTooSmall:
-                if self.out_end:
-                    if not dup:
-                        self.request_id = 0
-                    return  # when the output is empty again
-                self._asked = self._asked[: len(self._asked) // 2]  # the rest with the next packet: each one alone fits
-        self._request_ms = now_ms
-        for entry in self._asked:
-            if entry.state == _WANTED or entry.state == _UNWANTED:
-                entry.state += _ASKED - _WANTED
-
     # --- in ---
 
     def receive(self, packet, now_ms):
@@ -610,7 +522,8 @@ class Session:
         """
         kind = packet.packet_type
         if kind >= _SUBACK:
-            return self._answered(packet, kind)
+            # Another id: the answer to a request that was repeated (3.1).
+            return self.requests.answered(packet) if packet.packet_id == self.request_id else _NOTHING
         packet_id = packet.packet_id
         ids = self.holding if kind == _PUBLISH or kind == _PUBREL else self.sending
         slot = ids.get(packet_id, -1)
@@ -741,7 +654,7 @@ class Session:
             return  # not answered
         if packet.topic_alias:
             self.fit(2 * len(packet.buffer))  # with its topic it may be longer than what came
-        scratch = self._scratch
+        scratch = self.scratch
         if packet.topic_alias:
             n = self.five.put_held(scratch, packet)
         else:
@@ -764,7 +677,7 @@ class Session:
         """Let the message be a held one, read into a buffer of its own: handlers may publish meanwhile."""
         length = self.store.length_of(slot)
         if len(self._handed) < length:
-            self._handed = bytearray(max(length, len(self._scratch)))
+            self._handed = bytearray(max(length, len(self.scratch)))
         buf = self._handed
         self.store.read(slot, 0, buf, 0, length)
         at = 1
@@ -796,28 +709,6 @@ class Session:
         message.retain = bool(buf[0] & 1)
         message.dup = False
 
-    def _answered(self, packet, kind):
-        """A SUBACK or UNSUBACK: each filter has its own result, and a refusal is no reason to end the connection."""
-        if packet.packet_id != self.request_id:
-            return _NOTHING  # the answer to a request that was repeated (3.1)
-        asked = self._asked
-        count = packet.codes_end - packet.codes_start
-        if (kind == _SUBACK) != (self._asking is put_subscribe) or (
-            count != len(asked) and (kind == _SUBACK or self.level == _LEVEL_5)
-        ):
-            raise ProtocolViolation("%d results for %d filters" % (count, len(asked)))  # [MQTT-3.8.4-5]
-        self.request_id = 0
-        self._wants_request = self.ready = True
-        for i in range(len(asked)):
-            entry = asked[i]
-            # One that was asked for otherwise meanwhile has its next request to come.
-            if entry.state == _ASKED:
-                entry.code = packet.buffer[packet.codes_start + i]
-                entry.state = DECLINED if entry.code >= _SUBSCRIPTION_REFUSED else GRANTED
-            elif entry.state == _UNASKED:
-                self.subscriptions.remove(entry)
-        return _SUBSCRIBED
-
     # --- time ---
 
     def overdue_ms(self, now_ms):
@@ -835,11 +726,7 @@ class Session:
                 elif age > oldest:
                     oldest = age
         if self.request_id:
-            age = ticks_diff(now_ms, self._request_ms)
-            if self.level == 3 and self.retry_ms and age >= self.retry_ms and self.has_room():
-                self._put_request(now_ms)
-            elif age > oldest:
-                oldest = age
+            oldest = max(oldest, self.requests.overdue_ms(now_ms))
         return oldest
 
 
