@@ -1,0 +1,33 @@
+"""The page about the application shows topics, commands and sensors that there are, and all of them."""
+
+import re
+import tomllib
+from pathlib import Path
+
+from app import application, commands, configuration
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "firmware/APPLICATION.md").read_text()
+
+
+def test_every_topic_of_the_application_is_there():
+    named = set(re.findall(r"flashmqtt[\w/<>-]*/\w+\b", application.__doc__ or ""))
+    assert len(named) == 7
+    assert set(re.findall(r"^\| `(flashmqtt[^`]*)`", PAGE, re.MULTILINE)) == named
+    assert "`flashmqtt-commands/<device>`" in PAGE
+
+
+def test_every_command_is_there_and_taken():
+    shown = [commands.parse(text) for text in re.findall(r"^\| `(\{\"id.*?\})`", PAGE, re.MULTILINE)]
+    assert {name for _, name, _ in shown} == {"identify", "interval", "flush", "reboot"}
+    assert commands.parse(re.search(r"-m '(.*?)'", PAGE)[1])
+
+
+def test_every_kind_of_sensor_is_there_with_the_settings_it_needs():
+    entries = [tomllib.loads(f"x = {text}")["x"] for text in re.findall(r"^\| `(\{kind.*?\})`", PAGE, re.MULTILINE)]
+    places = (ROOT / "firmware/app/sensors").glob("*.py")
+    assert {entry["kind"] for entry in entries} == {path.stem for path in places} - {"__init__"}
+    for entry in entries:
+        source = (ROOT / f"firmware/app/sensors/{entry['kind']}.py").read_text()
+        assert set(re.findall(r'settings\["(\w+)"\]', source)) == set(entry) - {"kind"}
+        configuration.check({"broker": "b", "sensors": [entry]})
