@@ -20,6 +20,12 @@ def mpremote(device: Device, *words: str, timeout_s: float = 90) -> str:
     return ran.stdout
 
 
+def put_main(device: Device, folder: Path, text: str) -> None:
+    """Put a main.py on the board."""
+    (folder / "main.py").write_text(text)
+    mpremote(device, "fs", "cp", str(folder / "main.py"), ":main.py")
+
+
 @pytest.mark.parametrize(
     ("port", "name"), [("rp2", "Raspberry Pi Pico W with RP2040"), ("esp32", "Generic ESP32 module with ESP32")]
 )
@@ -53,10 +59,8 @@ def test_files_survive_resets_and_a_reset_tells_its_cause(tmp_path):
 
 @pytest.mark.req("B3")
 def test_main_runs_at_a_start_and_can_be_interrupted(tmp_path):
-    program = tmp_path / "main.py"
-    program.write_text("import time\nprint('main runs')\nwhile True:\n    time.sleep_ms(20)\n")
     with Device(tmp_path / "board") as device:
-        mpremote(device, "fs", "cp", str(program), ":main.py")
+        put_main(device, tmp_path, "import time\nprint('main runs')\nwhile True:\n    time.sleep_ms(20)\n")
         since = len(device.console)
         mpremote(device, "reset")
         device.wait_for(b"main runs", since=since)
@@ -80,13 +84,12 @@ def test_program_that_was_left_running_gives_way_to_the_next_command(tmp_path):
 
 @pytest.mark.req("B4")
 def test_watchdog_bites_a_program_that_hangs(tmp_path):
-    program = tmp_path / "main.py"
-    program.write_text(
+    program = (
         "import machine\nprint('cause', machine.reset_cause())\nif machine.reset_cause() == 1:\n"
         "    w = machine.WDT(timeout=1000)\n    w.feed()\n    while True:\n        pass\n"
     )
     with Device(tmp_path / "board") as device:
-        mpremote(device, "fs", "cp", str(program), ":main.py")
+        put_main(device, tmp_path, program)
         device.power_cut()
         device.wait_for(b"cause 3")
         assert device.resets[-1] == "watchdog"
@@ -94,13 +97,12 @@ def test_watchdog_bites_a_program_that_hangs(tmp_path):
 
 @pytest.mark.req("B4")
 def test_reset_stops_the_watchdog_until_somebody_starts_it_again(tmp_path):
-    program = tmp_path / "main.py"
-    program.write_text(
+    program = (
         "import machine\nprint('cause', machine.reset_cause())\nif machine.reset_cause() == 1:\n"
         "    machine.WDT(timeout=3000)\n    machine.reset()\n"
     )
     with Device(tmp_path / "board") as device:
-        mpremote(device, "fs", "cp", str(program), ":main.py")
+        put_main(device, tmp_path, program)
         device.power_cut()
         device.wait_for(b"cause 3")
         time.sleep(3.5)  # it would have bitten
