@@ -5,7 +5,7 @@ The session keeps a small record held for the store's lifetime, so that every re
 
 import pytest
 
-from flashmqtt.errors import StoreFull
+from flashmqtt.errors import FlashFailed, StoreFull
 from flashmqtt.flash.block import BlockRegion
 from flashmqtt.flash.ram import RamRegion
 from flashmqtt.journal.journal import Journal
@@ -111,3 +111,40 @@ def test_what_moves_out_of_a_full_window_does_not_overtake_a_release_that_is_los
         seqs.append(journal.seq_of(slot))
         journal.release(slot)
     assert seqs == sorted(seqs) and seqs[-1] == 40
+
+
+class Failing(RamRegion):
+    """Refuses one program, the so-manieth from now on."""
+
+    programs_left = 0
+
+    def program(self, offset, buf):
+        self.programs_left -= 1
+        if self.programs_left == 0:
+            raise FlashFailed("program")
+        super().program(offset, buf)
+
+
+@pytest.mark.req("S1", "S6")
+@pytest.mark.parametrize("program", list(range(117, 122)))
+def test_a_program_that_fails_while_old_messages_move_loses_nothing(program):
+    """Around its 120th program, this journal of 7 sectors moves two messages out of the way of the ring."""
+    region = Failing(7, page_bytes=256)
+    region.programs_left = program
+    journal = Journal(region, slots=8)
+    for _ in range(2):
+        journal.append(BODY, 1)
+        journal.take()
+    lay = journal._slot_sector[0]
+    moves = 0
+    for n in range(130):
+        journal.append(bytes(200), 200)
+        slot = journal.take()
+        assert journal.seq_of(slot) == n + 3
+        journal.release(slot)
+        moves += journal._slot_sector[0] != lay
+        lay = journal._slot_sector[0]
+    assert moves and [journal.seq_of(slot) for slot in range(8) if journal.is_open(slot)] == [1, 2]
+    journal.flush()
+    journal = Journal(region, slots=8)
+    assert [journal.seq_of(journal.take()) for _ in range(journal.waiting)] == [1, 2]

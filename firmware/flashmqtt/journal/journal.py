@@ -617,7 +617,10 @@ class Journal(Ring):
             self._open(_HEADER if tight else self._end, tight)
             self._say()
             for _ in range(n):  # by age: the power may go between two of them, and what has moved is taken first
-                self._move(self._eldest(_ANY, oldest), False)
+                slot = self._eldest(_ANY, oldest)
+                if slot < 0:
+                    break  # the flash refused something, and all has moved since
+                self._move(slot, False)
             if tight:  # a header that says what is the oldest sector now
                 self._open(_HEADER, True)
                 self._say()
@@ -669,9 +672,14 @@ class Journal(Ring):
     def _move(self, slot, data):
         """Copy a message into the head, all of it into one sector; from now on it has a place of its own."""
         while self._spoiled or self._copy(slot, self._end, False) < 0:
-            if not self._spoiled and self._end < self._sector_bytes // 2:
-                return False  # too long for this
-            self._advance(data)
+            if data:
+                if not self._spoiled and self._end < self._sector_bytes // 2:
+                    return False  # too long for this
+                self._advance(True)
+            elif self._spoiled:
+                self._open(_HEADER, True)  # what has moved before it goes along
+            else:
+                return False
             self._say()
         try:
             self._copy(slot, self._end, True)

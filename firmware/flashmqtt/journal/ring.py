@@ -307,6 +307,10 @@ class Ring(Log):
                 break
             except FlashFailed:
                 self._retire(target)
+                # There is one sector less than was reckoned with, so the chain had better not grow.
+                if self._chain and self._carry(-1, _HEADER) <= self._sector_bytes // 2:
+                    carry_from = _HEADER
+                    replace = True
         self._ahead = -1
         self._left = self._head
         self._left_end = self._end
