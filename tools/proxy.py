@@ -208,6 +208,7 @@ class Proxy:
         self._links: set[_Link] = set()
         self._accepted: set[asyncio.Task] = set()
         self._server: asyncio.Server | None = None
+        self._stopped = False
         self._capture: TextIO | None = None
         if capture is not None:
             capture.parent.mkdir(parents=True, exist_ok=True)
@@ -223,6 +224,7 @@ class Proxy:
 
     async def stop(self) -> None:
         """Stop to listen and end every connection; wait for the action's end, and raise what it raised."""
+        self._stopped = True
         if self._server is not None:
             self._server.close()
         self.cut()
@@ -273,16 +275,19 @@ class Proxy:
         if not self.accepting:
             writer.transport.abort()
             return
+        if task := asyncio.current_task():
+            self._accepted.add(task)
+            task.add_done_callback(self._accepted.discard)
         try:
             up_reader, up_writer = await asyncio.open_connection("127.0.0.1", self.target)
         except OSError:
             writer.transport.abort()
             return
-        if task := asyncio.current_task():
-            self._accepted.add(task)
-            task.add_done_callback(self._accepted.discard)
+        link = _Link(writer, up_writer, self.counts.connections + 1)
+        if self._stopped:
+            link.abort()
+            return
         self.counts.connections += 1
-        link = _Link(writer, up_writer, self.counts.connections)
         self._links.add(link)
         link.tasks = [
             asyncio.ensure_future(self._pump(link, reader, up_writer, UP)),

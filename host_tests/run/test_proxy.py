@@ -67,6 +67,32 @@ def test_cut_resets_the_connection():
     asyncio.run(_through_a_proxy(scenario))
 
 
+def test_stop_ends_and_waits_for_a_connection_that_is_just_being_made(monkeypatch):
+    async def scenario(proxy, *_):
+        connecting, go_on = asyncio.Event(), asyncio.Event()
+        connect = asyncio.open_connection
+
+        async def slowly(host, port):
+            if port == proxy.target:
+                connecting.set()
+                await go_on.wait()
+            return await connect(host, port)
+
+        monkeypatch.setattr(asyncio, "open_connection", slowly)
+        reader, _writer = await asyncio.open_connection("127.0.0.1", proxy.port)
+        await connecting.wait()
+        stopping = asyncio.create_task(proxy.stop())
+        await asyncio.sleep(0.05)
+        assert not stopping.done()
+        go_on.set()
+        await stopping
+        assert not proxy.connected
+        with pytest.raises(ConnectionResetError):
+            await asyncio.wait_for(reader.readexactly(1), 5)
+
+    asyncio.run(_through_a_proxy(scenario))
+
+
 def test_cut_inside_a_packet_lets_a_part_through_and_then_resets():
     async def scenario(proxy, reader, writer):
         proxy.cut_inside_a_packet()
