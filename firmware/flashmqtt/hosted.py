@@ -14,6 +14,7 @@ class HostedSocket:
         self._socket = socket.socket(family, socket.SOCK_STREAM)
         self._socket.setblocking(False)
         self._shaking_hands = False
+        self.wake = None  # wakes the task that waits for this socket, see `ready`
 
     def connect(self, address):
         """Begin to connect."""
@@ -53,7 +54,9 @@ class HostedSocket:
             return 0
 
     def close(self):
-        """Close at once."""
+        """Close at once; who waits for it is woken."""
+        if self.wake:
+            self.wake()
         self._socket.close()
 
 
@@ -65,13 +68,18 @@ async def ready(sock, writing):
     future = loop.create_future()
     descriptor = sock.fileno()
     add, remove = (loop.add_writer, loop.remove_writer) if writing else (loop.add_reader, loop.remove_reader)
-    add(descriptor, _finish, future)
+
+    def wake():
+        """Let the loop forget the descriptor: once it is closed, the number may be another's."""
+        sock.wake = None
+        remove(descriptor)
+        if not future.done():
+            future.set_result(None)
+
+    sock.wake = wake
+    add(descriptor, wake)
     try:
         await future
     finally:
-        remove(descriptor)
-
-
-def _finish(future):
-    if not future.done():
-        future.set_result(None)
+        if sock.wake:
+            wake()

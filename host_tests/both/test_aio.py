@@ -135,6 +135,34 @@ def test_a_link_that_is_cut_every_time_but_got_a_message_through_is_made_again_s
     run(case)
 
 
+@pytest.mark.req("B4")
+def test_a_socket_that_is_closed_while_the_task_waits_for_it_wakes_it_and_leaves_nothing_behind():
+    if sys.implementation.name == "micropython":
+        pytest.skip("a board's poller tells of a closed socket by itself")
+
+    async def case(broker):
+        import socket
+
+        async with client(broker, backoff=Backoff(base_ms=1, cap_ms=1)) as mqtt:
+            await asyncio.sleep(0.05)
+            old = mqtt.link.sock.fileno()
+            mqtt.link.fail(ConnectionLost("what a write in another task may find"), ticks_ms())
+            one, other = socket.socketpair()
+            assert old in (one.fileno(), other.fileno())  # its number is somebody else's now
+            read = asyncio.Event()
+            loop = asyncio.get_running_loop()
+            for end in (one, other):
+                loop.add_reader(end.fileno(), read.set)
+            other.send(b"x")
+            await asyncio.sleep(0.2)
+            assert read.is_set() and mqtt.connected
+            for end in (one, other):
+                assert loop.remove_reader(end.fileno())
+                end.close()
+
+    run(case)
+
+
 @pytest.mark.req("W10", "W11")
 def test_refusals_are_raised():
     async def case(broker):
