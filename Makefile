@@ -100,21 +100,21 @@ soak: setup ## A fleet under every fault at once, through Spark to the audit; is
 	@$(PY) -m tools.soak --minutes $(or $(MINUTES),60) --boards $(or $(BOARDS),10) $(if $(SEED),--seed $(SEED))
 
 vectors: setup ## Check the packet vectors against a second implementation's codec (needs Node.js with npm)
-	@$(PY) -m tools.vectors --check
+	@$(PY) -m tools.check.vectors --check
 
 ##@ What is proved, and how well it does
 
 requirements: setup ## Which tests prove which rule (LIST=1: each test)
-	@$(PY) -m tools.requirements $(if $(LIST),--list)
+	@$(PY) -m tools.check.requirements $(if $(LIST),--list)
 
 clauses: setup ## Which normative statements of MQTT are obeyed where, and proved by which test (LIST=1: each)
-	@$(PY) -m tools.clauses $(if $(LIST),--list)
+	@$(PY) -m tools.check.clauses $(if $(LIST),--list)
 
 bench: setup ## Measure everything beside the peers; tables, bench.json (ONLY=journal for one area; KEEP=1: for the documents)
 	@$(PY) -m tools.bench $(if $(ONLY),--only $(ONLY)) $(if $(KEEP),--keep)
 
 size: setup ## What the library weighs on a board, against the ledger
-	@$(PY) -m tools.size
+	@$(PY) -m tools.check.size
 
 ##@ The house
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tools import size
+from tools.check import size
 
 
 @pytest.mark.req("B2")

@@ -18,9 +18,9 @@ from flashmqtt.client import Client
 from flashmqtt.errors import StoreFull
 from flashmqtt.flash.ram import RamRegion
 from flashmqtt.journal.journal import Journal
-from tools import reference, requirements
 from tools.bench import figures
 from tools.broker import Broker, find_mosquitto
+from tools.check import reference, requirements
 from tools.deploy.build import image
 from tools.virtual_board.device import Device
 from tools.virtual_board.image import build

@@ -24,7 +24,7 @@ from typing import Any
 
 from tools.bench.__main__ import AREAS, RESULTS, ROOT
 from tools.bench._goals import GOALS, shown
-from tools.size import LEDGER
+from tools.check.size import LEDGER
 
 TABLE = re.compile(r"(<!-- figures -->\n).*?(<!-- /figures -->)", re.DOTALL)
 ONE = re.compile(r"<!--([=≥≤]) (\S+)( KB)? -->(.*?)<!--\1-->")

@@ -1,7 +1,7 @@
 """Write the golden vectors (`host_tests/vectors/*.jsonl`), each checked against a codec that is not ours.
 
-    python -m tools.vectors            write the files anew
-    python -m tools.vectors --check    say what differs from the files, and fail if anything does
+    python -m tools.check.vectors            write the files anew
+    python -m tools.check.vectors --check    say what differs from the files, and fail if anything does
 
 A vector is what a person read out of the standard: a packet's fields, or bytes that are malformed and why. The bytes of valid
 packets come from npm's mqtt-packet, never from the code under test. Where the standard leaves freedom (a reason code 0 left out
@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parent.parent.parent
 FOLDER = ROOT / "host_tests" / "vectors"
 NPM = ROOT / "build" / "npm"
 MQTT_PACKET = "mqtt-packet@9.0.2"
@@ -560,7 +560,7 @@ def finish_malformed(second: Second) -> list[Json]:
 def main() -> int:
     """Write or check the files."""
     arguments = argparse.ArgumentParser(
-        prog="python -m tools.vectors", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m tools.check.vectors", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     arguments.add_argument("--check", action="store_true")
     check = arguments.parse_args().check

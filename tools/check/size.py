@@ -1,7 +1,7 @@
-"""What the library and the application weigh: `.mpy` bytes and heap after import, per module: `python -m tools.size`.
+"""What the library and the application weigh: `.mpy` bytes and heap after import, per module: `python -m tools.check.size`.
 
 Compiled as `make deploy` compiles for a Pico W; imported by MicroPython one program after the other, with a collection
-after each. The figures are held against the ledger (`tools/size_ledger.json`): a module that grew by more than a little
+after each. The figures are held against the ledger (`tools/check/size_ledger.json`): a module that grew by more than a little
 fails, until the ledger is written anew on purpose (`--write`).
 
 The heap on a board is that of a 32-bit MicroPython; here the unix port has 64 bits, and its figures are about 1.4 times
@@ -26,8 +26,8 @@ from tools.broker import Broker, BrokerFailed
 from tools.command import ended
 from tools.deploy import build
 
-ROOT = Path(__file__).resolve().parent.parent
-LEDGER = ROOT / "tools" / "size_ledger.json"
+ROOT = Path(__file__).resolve().parent.parent.parent
+LEDGER = Path(__file__).with_name("size_ledger.json")
 MICROPYTHON = Path(sys.executable).parent / "micropython"
 BOARD = "armv6m"
 GROWTH = 1.03
@@ -239,7 +239,7 @@ def tell(now: dict) -> None:
 
 def main() -> int:
     """Measure, print, compare; return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m tools.size", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m tools.check.size", description=__doc__.splitlines()[0])
     parser.add_argument("--interpreter32", type=Path, default=os.environ.get("FLASHMQTT_MICROPYTHON32") or None)
     parser.add_argument("--write", action="store_true", help="make these figures the ledger")
     arguments = parser.parse_args()

@@ -1,4 +1,4 @@
-"""Which normative statements are obeyed at a named line and proved by a test: `python -m tools.clauses [--list] [--area codec]`.
+"""Which normative statements are obeyed at a named line and proved by a test: `python -m tools.check.clauses [--list]`.
 
 The statements are those of `host_tests/clauses.toml`. A line of firmware/ names those it obeys as [MQTT-3.3.1-4] in a comment or
 docstring; a test with @pytest.mark.clause("MQTT-3.3.1-4"), a golden vector in its `clause`. Exit status 1 where a statement of
@@ -15,9 +15,9 @@ import sys
 import tomllib
 from collections import defaultdict
 
-from tools import marks
+from tools.check import marks
+from tools.check.marks import ROOT
 from tools.command import ended
-from tools.marks import ROOT
 
 STATEMENTS = ROOT / "host_tests" / "clauses.toml"
 VECTORS = ROOT / "host_tests" / "vectors"
@@ -100,7 +100,7 @@ def in_tests(book: Book, strange: list[str]) -> dict[Statement, set[str]]:
 
 def main() -> int:
     """Print the tables; return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m tools.clauses", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m tools.check.clauses", description=__doc__.splitlines()[0])
     parser.add_argument("--list", action="store_true", help="name every statement with its lines and tests")
     parser.add_argument("--area", help="only this area: codec, session")
     arguments = parser.parse_args()

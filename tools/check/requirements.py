@@ -1,4 +1,4 @@
-"""Which tests prove which rule: `python -m tools.requirements [--list] [--write]`; exit status 1 where a rule is unproved.
+"""Which tests prove which rule: `python -m tools.check.requirements [--list] [--write]`; exit status 1 where a rule is unproved.
 
 The rules are those of `host_tests/requirements.toml`; a test names those it proves with `@pytest.mark.req`.
 Nothing is run here: that the tests pass is what `make test` says. The README carries the result, chapter by chapter: `--write`
@@ -13,9 +13,9 @@ import sys
 import tomllib
 from collections import defaultdict
 
-from tools import marks
+from tools.check import marks
+from tools.check.marks import ROOT
 from tools.command import ended
-from tools.marks import ROOT
 
 RULES = ROOT / "host_tests" / "requirements.toml"
 README = ROOT / "README.md"
@@ -58,7 +58,7 @@ def result(rules: dict[str, dict[str, str]], cpython: Tests, micropython: Tests)
 
 def main() -> int:
     """Print the table; return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m tools.requirements", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m tools.check.requirements", description=__doc__.splitlines()[0])
     parser.add_argument("--list", action="store_true", help="name the tests")
     parser.add_argument("--write", action="store_true", help="put the result into the README")
     arguments = parser.parse_args()
@@ -87,7 +87,7 @@ def main() -> int:
     if arguments.write:
         README.write_text(filled)
     elif filled != text:
-        print("the README tells otherwise: python -m tools.requirements --write")
+        print("the README tells otherwise: python -m tools.check.requirements --write")
     return 1 if unproved or unknown or (filled != text and not arguments.write) else 0
 
 

@@ -1,4 +1,4 @@
-"""Check the boards' types, each against the stubs of its MicroPython port: `python -m tools.check_boards`.
+"""Check the boards' types, each against the stubs of its MicroPython port: `python -m tools.check.boards`.
 
 The stubs replace CPython's own modules (time, os, sys, ...), so each port is a run of mypy of its own; the board's
 `board.py`, the application and the library are checked together with them.
@@ -11,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parent.parent.parent
 BIN = Path(sys.executable).parent
 PORTS = {"rp2": "rp2040", "esp32": "esp32"}
 

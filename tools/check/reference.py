@@ -1,4 +1,4 @@
-"""Make the API reference out of the docstrings: `python -m tools.reference [--write]`; without, say whether it is current.
+"""Make the API reference out of the docstrings: `python -m tools.check.reference [--write]`; without, say whether it is current.
 
 The reference is `firmware/API.md`. It shows what a program on a board, or one that takes the library apart, may call: the names
 in PUBLIC, in the order of their files. The sources are parsed, not imported, so what a page says is what stands in the file.
@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parent.parent.parent
 FIRMWARE = ROOT / "firmware"
 PAGE = FIRMWARE / "API.md"
-WRITE = "python -m tools.reference --write"
+WRITE = "python -m tools.check.reference --write"
 
 INTRODUCTION = """\
 Made out of the docstrings by `{}`; a test keeps it current.
@@ -311,7 +311,7 @@ def unmentioned() -> Iterator[str]:
 
 def main() -> int:
     """Write the page, or say whether it is current; return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m tools.reference", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m tools.check.reference", description=__doc__.splitlines()[0])
     parser.add_argument("--write", action="store_true")
     if parser.parse_args().write:
         PAGE.write_text(page())

@@ -14,10 +14,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from tools import check_boards
+from tools.check import boards
 from tools.command import ended
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parent.parent.parent
 BIN = Path(sys.executable).parent
 ARCHITECTURES = ("armv6m", "xtensawin")
 ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'firmware'}"}
@@ -35,9 +35,9 @@ def command_checks() -> Iterator[tuple[str, list[str]]]:
     yield "lint", [str(BIN / "ruff"), "check", "--quiet", "."]
     yield "types, CPython", [str(BIN / "mypy"), "firmware", "tools"]
     yield "layers", [str(BIN / "lint-imports"), "--no-cache"]
-    yield "sizes", [sys.executable, "-m", "tools.size"]
-    yield "every rule proved", [sys.executable, "-m", "tools.requirements"]
-    yield "every clause proved", [sys.executable, "-m", "tools.clauses"]
+    yield "sizes", [sys.executable, "-m", "tools.check.size"]
+    yield "every rule proved", [sys.executable, "-m", "tools.check.requirements"]
+    yield "every clause proved", [sys.executable, "-m", "tools.check.clauses"]
 
 
 def run_command(command: list[str]) -> str:
@@ -79,9 +79,9 @@ def main() -> int:
     for name, command in command_checks():
         started = time.monotonic()
         passed &= report(name, started, run_command(command))
-    for port in check_boards.PORTS:
+    for port in boards.PORTS:
         started = time.monotonic()
-        passed &= report(f"types, {port}", started, check_boards.check(port))
+        passed &= report(f"types, {port}", started, boards.check(port))
     for architecture in ARCHITECTURES:
         started = time.monotonic()
         passed &= report(f"mpy-cross {architecture}", started, cross_compile(architecture))
