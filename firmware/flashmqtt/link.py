@@ -103,6 +103,8 @@ class Link:
 
             error = explained(error)
         self.error = error
+        if self._state == _STOPPED:  # by the handler that failed then
+            return
         connection = self.connection
         if self._state == _UP:
             connection.farewell(error)

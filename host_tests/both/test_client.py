@@ -602,3 +602,20 @@ def test_a_qos_2_message_whose_handler_disconnects_does_not_come_again():
     until(broker, mqtt, lambda: broker.of(7))
     assert seen == [b"1"]
     mqtt.disconnect()
+
+
+@pytest.mark.req("W11")
+def test_a_handler_that_disconnects_and_then_fails_stays_disconnected():
+    broker, mqtt = connected()
+
+    def stop(message):
+        mqtt.disconnect()
+        raise ValueError("mine")
+
+    mqtt.on_message = stop
+    broker.give(publish(b"a", b"1"))
+    with pytest.raises(ValueError):
+        until(broker, mqtt, lambda: False)
+    for _ in range(3):
+        mqtt.poll(30)
+    assert broker.connects == 1 and len(broker.of(1)) == 1 and mqtt.link.attempts == 1
