@@ -1,10 +1,13 @@
 """The command line: what is wrong is named with what to do, before Spark is started."""
 
+import os
 import stat
+import subprocess
+import sys
 
 import pytest
 
-from tools.pipeline import compact, java, report, run
+from tools.pipeline import compact, java, report, run, session
 from tools.pipeline.storage import Storage, StorageError
 from tools.wire import __main__ as wire
 
@@ -17,7 +20,10 @@ from tools.wire import __main__ as wire
         (["--landing", "nowhere", "--out", "{tmp}/o"], "no such landing directory"),
         (["--landing", "{tmp}", "--out", "ftp://x/y"], "Use a path, file://, s3a:// or hdfs://"),
         (["--landing", "{tmp}", "--out", "{tmp}/o", "--conf", "x"], "--conf takes KEY=VALUE"),
-        (["--landing", "{tmp}", "--out", "{tmp}/o", "--buckets", "0"], "at least 1"),
+        (["--landing", "{tmp}", "--out", "{tmp}/o", "--buckets", "0"], "--buckets has to be a number, at least 1"),
+        (["--landing", "{tmp}", "--out", "{tmp}/o", "--follow", "0"], "--follow has to be a number, at least 0.1"),
+        (["--landing", "{tmp}", "--out", "{tmp}/o", "--late-after", "nan"], "--late-after has to be a number"),
+        (["--config", "{tmp}/text.toml", "--out", "{tmp}/o"], "--buckets has to be a number"),
         (["--landing", "{tmp}", "--out", "{tmp}/o", "--expected", "{tmp}/none.json"], "none.json"),
         (["--config", "{tmp}/none.toml"], "none.toml"),
         (["--config", "{tmp}/bad.toml"], "bad.toml"),
@@ -26,6 +32,7 @@ from tools.wire import __main__ as wire
 )
 def test_mistake_is_named(tmp_path, capsys, arguments, text):
     (tmp_path / "bad.toml").write_text("landing =")
+    (tmp_path / "text.toml").write_text("landing = 'x'\nbuckets = [8]")
     (tmp_path / "odd.toml").write_text("landin = 'x'")
     assert run.main([one.format(tmp=tmp_path) for one in arguments]) == 2
     said = capsys.readouterr().err
@@ -70,8 +77,6 @@ def test_shim_leaves_out_the_flag_and_keeps_all_else(tmp_path):
     real.write_text('#!/bin/sh\nfor a in "$@"; do echo "[$a]"; done\n')
     real.chmod(real.stat().st_mode | stat.S_IXUSR)
     home = java.shim(tmp_path / "jdk", tmp_path / "shim")
-    import subprocess
-
     command = [str(home / "bin" / "java"), "-Xmx1g", "--add-modules=jdk.incubator.vector", "a b", "", "x"]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\n")[:-1] == [
         "[-Xmx1g]",
@@ -79,6 +84,15 @@ def test_shim_leaves_out_the_flag_and_keeps_all_else(tmp_path):
         "[]",
         "[x]",
     ]
+
+
+def test_code_that_executors_get_is_whole(tmp_path):
+    """An executor has the packages, and of ours what the driver sends."""
+    jobs = ["tools.pipeline.stream", "tools.pipeline.compact", "tools.pipeline.audit", "tools.wire.__main__"]
+    program = f"import sys; sys.path.insert(0, {str(session.code_archive(tmp_path))!r}); import {', '.join(jobs)}"
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    ran = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert ran.stderr == ""
 
 
 def test_file_that_could_not_be_written_leaves_nothing(tmp_path):

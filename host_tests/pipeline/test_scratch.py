@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from tools.pipeline import scratch
+from tools.pipeline import run, scratch
 from tools.pipeline.scratch import PREFIX, Scratch
 
 
@@ -46,6 +46,25 @@ def test_folder_that_another_start_takes_for_one_left_behind_is_made_again(tempo
     monkeypatch.setattr(tempfile, "mkdtemp", mkdtemp)
     assert str(Scratch().path) == made[1]
     assert len(made) == 2
+
+
+def test_ctrl_c_ends_a_pipeline_that_follows_in_one_line_and_leaves_nothing(landing, tmp_path, temporary):
+    landing.message("a", 1, 1)
+    landing.seal()
+    command = [
+        *(sys.executable, "-m", "tools.pipeline.run", "--landing", str(landing.directory)),
+        *("--out", str(tmp_path / "out"), "--follow", "1"),
+    ]
+    environment = {**os.environ, "TMPDIR": str(temporary)}
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as following:
+        said = [following.stdout.readline(), following.stdout.readline()]
+        following.send_signal(signal.SIGINT)
+        complaints = following.communicate()[1]
+    assert said[1] == "  batch 1: 1 readings, 0 duplicates removed, 0 in quarantine\n"
+    assert (following.returncode, complaints) == (130, f"\n{run.STOPPED}\n")
+    assert list(temporary.iterdir()) == []
 
 
 def test_pipeline_leaves_nothing_behind_and_removes_what_a_killed_one_did(landing, tmp_path, temporary):

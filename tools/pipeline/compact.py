@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tools.command import ended
+
 from . import schemas, source
 from .commits import Commit, Output, OutputError
 from .files import parquet_writer, table_of
@@ -144,4 +146,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(ended(main, stopped="stopped"))

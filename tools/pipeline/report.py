@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
+from tools.command import ended
+
 from . import audit
 from .commits import Output
 
@@ -436,4 +438,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(ended(main, stopped="stopped"))

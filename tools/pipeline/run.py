@@ -8,17 +8,27 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
+import signal
 import sys
 import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tools.command import ended
 from tools.landing import segments
 
 from .storage import Storage, StorageError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from pyspark.sql.streaming import StreamingQuery
+
+    from .commits import Commit
+
+
+STOPPED = "stopped; batches that were told are in the tables, the next run goes on behind them"
+TOLD = {"readings": "readings", "duplicates": "duplicates removed", "quarantine": "in quarantine"}
 
 
 class ConfigurationError(Exception):
@@ -64,8 +74,10 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
             raise ConfigurationError(f"--{name} is missing: give it, or put it into the file that --config names")
     if not all("=" in one for one in options.conf):
         raise ConfigurationError("--conf takes KEY=VALUE")
-    if options.buckets < 1 or options.segments_per_batch < 1:
-        raise ConfigurationError("--buckets and --segments-per-batch have to be at least 1")
+    for name, least in (("buckets", 1), ("segments_per_batch", 1), ("follow", 0.1), ("late_after", 0)):
+        value = getattr(options, name)
+        if value is not None and not (isinstance(value, int | float) and least <= value < math.inf):
+            raise ConfigurationError(f"--{name.replace('_', '-')} has to be a number, at least {least}")
     return options
 
 
@@ -99,8 +111,9 @@ def main(argv: list[str] | None = None) -> int:
         if options.expected:
             expected = json.loads(Path(options.expected).read_text())
         out = Storage(options.out)
-        source.latest(Storage(options.landing))
+        found = source.latest(Storage(options.landing))
         log = session.log_file(out)
+        print(f"  {sum(map(len, found.values())):,} segments in {options.landing}; Spark starts", flush=True)
         spark = session.make(options.master, log, settings)
     except (StorageError, source.LandingError, java.JavaNotFound, OSError, ValueError) as error:
         print(f"pipeline: {error}", file=sys.stderr)
@@ -122,17 +135,47 @@ def _run(spark: SparkSession, options: argparse.Namespace, expected: dict[str, A
 
     checkpoint = options.checkpoint or f"{options.out.rstrip('/')}/checkpoint"
     query = stream.start(
-        spark, options.landing, options.out, checkpoint, options.buckets, options.segments_per_batch, options.follow
+        spark,
+        options.landing,
+        options.out,
+        checkpoint,
+        options.buckets,
+        options.segments_per_batch,
+        options.follow,
+        tell,
     )
-    try:
-        query.awaitTermination()
-    except KeyboardInterrupt:
-        query.stop()
-        raise
+    until_ended(query)
     status = verdict.judge(spark, options.out, expected, options.late_after)
     if not options.no_report:
         print(f"  report: {report.write(spark, options.out)}", flush=True)
     return status
+
+
+def tell(commit: Commit) -> None:
+    """Say what a batch brought."""
+    rows = [f"{commit.rows.get(table, 0):,} {what}" for table, what in TOLD.items()]
+    print(f"  batch {commit.batch}: {', '.join(rows)}", flush=True)
+
+
+def until_ended(query: StreamingQuery) -> None:
+    """Wait for the stream's end. Ctrl-C and SIGTERM end it between two calls: in the middle of one, py4j loses its place.
+
+    Raises:
+        KeyboardInterrupt: so it ended.
+    """
+    asked: list[int] = []
+    before = {
+        number: signal.signal(number, lambda number, _: asked.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        while not query.awaitTermination(1):
+            if asked:
+                query.stop()
+                raise KeyboardInterrupt
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def cause(error: Exception) -> str:
@@ -143,7 +186,4 @@ def cause(error: Exception) -> str:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except KeyboardInterrupt:
-        sys.exit(130)
+    sys.exit(ended(main, stopped=STOPPED))

@@ -185,7 +185,8 @@ def code_archive(directory: Path) -> Path:
     rooms = ("tools/landing", "tools/pipeline", "tools/wire")
     parts = [*((ROOT, room) for room in rooms), (ROOT / "firmware", "flashmqtt")]
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as out:
-        out.write(ROOT / "tools" / "__init__.py", "tools/__init__.py")
+        for name in ("tools/__init__.py", "tools/command.py"):
+            out.write(ROOT / name, name)
         for base, part in parts:
             for path in sorted((base / part).rglob("*.py")):
                 out.write(path, str(path.relative_to(base)))

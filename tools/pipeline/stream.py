@@ -8,7 +8,7 @@ segments, and both give the same tables.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -106,8 +106,9 @@ def start(
     buckets: int = segments.BUCKETS,
     segments_per_batch: int = SEGMENTS_PER_BATCH,
     every_s: float | None = None,
+    told: Callable[[Commit], None] = lambda _: None,
 ) -> StreamingQuery:
-    """Start the stream: through what is there now, or, with `every_s`, for ever at that interval.
+    """Start the stream: through what is there now, or, with `every_s`, for ever at that interval; `told` hears of each batch.
 
     Raises:
         OutputError, StorageError, LandingError: see there.
@@ -128,7 +129,7 @@ def start(
             source.check_numbers(source.latest(directory), before.stream_read, Storage(checkpoint))
         end = source.reached(row.path for row in batch.collect())
         # In this session and not in the batch's clone of it: Spark keeps Python workers for each session apart.
-        run_batch(spark, end, directory, output, buckets, stream, number)
+        told(run_batch(spark, end, directory, output, buckets, stream, number))
 
     writer = (
         source.names(spark, directory, segments_per_batch)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from tools.command import ended
 from tools.pipeline import schemas
 from tools.pipeline.storage import Storage, StorageError
 from tools.wire import capture
@@ -186,4 +187,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(ended(main, stopped="stopped"))
