@@ -5,12 +5,12 @@ import asyncio
 import pytest
 
 from tools.broker import find_mosquitto
+from tools.faults import packets as p
 from tools.faults.__main__ import Tally, run_suite
 from tools.faults.audit import audit
 from tools.faults.cases import Case, Outcome, judge, places_of
 from tools.faults.power import MESSAGES_A_KILL, torment
 from tools.faults.suites import FULL, SHORT
-from tools.hostile import packets as p
 from tools.proxy import Cut, Seen
 
 WORKERS = 8

@@ -20,12 +20,12 @@ from tqdm import tqdm
 
 from tools.broker import BrokerFailed
 from tools.command import ended, number
+from tools.faults import packets as p
 from tools.faults.cases import Case
 from tools.faults.compiled import ROOT
 from tools.faults.power import Story, torment
 from tools.faults.runner import Verdict, run_cases
 from tools.faults.suites import FULL, SHORT, Suite
-from tools.hostile import packets as p
 
 RESULT = ROOT / "build" / "faults.json"
 FAILING = ROOT / "build" / "faults-failing.txt"

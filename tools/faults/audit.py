@@ -17,8 +17,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from tools.faults import packets as p
 from tools.faults.cases import Case
-from tools.hostile import packets as p
 from tools.proxy import UP, Seen
 
 

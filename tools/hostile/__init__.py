@@ -1,1 +1,1 @@
-"""A broker that misbehaves on purpose, by script, with a codec of its own."""
+"""A broker that misbehaves on purpose, by script."""

@@ -16,7 +16,7 @@ import socket
 import struct
 from dataclasses import dataclass, field
 
-from tools.hostile import packets as p
+from tools.faults import packets as p
 from tools.hostile.wrongs import Scene, Wrong
 
 X_ID, Y_ID, END_ID = 1, 2, 3

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tools.hostile import packets as p
+from tools.faults import packets as p
 
 
 def test_the_documents_examples():
