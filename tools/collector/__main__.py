@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import os
 import signal
 import ssl
@@ -80,6 +81,11 @@ def settings_of(arguments: argparse.Namespace) -> Settings:
         ("in_flight", 1, 65_535),
         ("keep_alive", 1, 65_535),
         ("session_expiry", 1, 0xFFFFFFFF),
+        ("segment_mb", 0.001, 1024),  # a log is sealed in memory, its payloads below Arrow's 2 GB
+        ("segment_seconds", 0.01, math.inf),
+        ("commit_ms", 0, math.inf),
+        ("longest_pause", 0.01, 86_400),
+        ("reserve_mb", 0, math.inf),
     ):
         if not least <= getattr(arguments, name) <= most:
             raise CollectorError(f"--{name.replace('_', '-')} has to be {least} to {most}")
