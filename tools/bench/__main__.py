@@ -28,21 +28,10 @@ from pathlib import Path
 from typing import Any
 
 from tools import command
+from tools.bench import figures as documents
+from tools.bench._areas import AREAS, RESULTS, ROOT
 from tools.bench._goals import GOALS, MET, shown
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-RESULTS = Path(__file__).parent / "results.json"
-# The areas in the order in which they are measured, the cheap ones first, with the beginnings of their figures' names.
-AREAS = {
-    "proofs": ("powercut.", "faults.", "hostile.", "soak.", "collector_kills."),
-    "size": ("size.",),
-    "codec": ("codec.",),
-    "journal": ("journal.",),
-    "wakes": ("wakes.",),
-    "session": ("session.",),
-    "collector": ("collector.",),
-    "pipeline": ("pipeline.",),
-}
 COUNTED = ("proofs", "size", "journal", "wakes")  # nothing else on the machine can change what these count
 AREA_S = 480  # an area that takes longer is given up
 NOISE_ROUNDS = 15
@@ -317,8 +306,6 @@ def main() -> int:
     summary(result, time.monotonic() - started)
     print(f"written: {arguments.output}")
     if arguments.keep:
-        from tools.bench import figures as documents
-
         print("\n".join(f"written: {path.relative_to(ROOT)}" for path in [RESULTS, *documents.write()]))
     if failed:
         print(f"could not be measured: {', '.join(failed)}", file=sys.stderr)

@@ -22,12 +22,13 @@ import tempfile
 import time
 from pathlib import Path
 
+from tools.bench import figures as documents
+from tools.bench.figures import LEDGER
 from tools.broker import Broker, BrokerFailed
 from tools.command import ended
 from tools.deploy import build
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-LEDGER = Path(__file__).with_name("size_ledger.json")
 MICROPYTHON = Path(sys.executable).parent / "micropython"
 BOARD = "armv6m"
 GROWTH = 1.03
@@ -246,10 +247,8 @@ def main() -> int:
     now = measured(arguments.interpreter32)
     tell(now)
     if arguments.write:
-        from tools.bench import figures
-
         LEDGER.write_text(json.dumps(now, indent=1) + "\n")
-        for path in figures.write():  # the documents that tell of it
+        for path in documents.write():  # those that tell of it
             print(f"written: {path.relative_to(ROOT)}")
         return 0
     found = complaints(now, json.loads(LEDGER.read_text()))
