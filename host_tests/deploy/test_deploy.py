@@ -168,7 +168,7 @@ def test_half_installed_board_says_so_and_stays_at_its_repl(tmp_path):
 
 
 @pytest.mark.req("B3")
-def test_strange_main_is_asked_about_and_kept(tmp_path):
+def test_strange_main_is_asked_about_kept_and_given_back(tmp_path):
     with Device(tmp_path / "board", wifi=WIFI) as device:
         config = write_configuration(tmp_path / "config", 1)
         with Link(device.path) as link:
@@ -176,6 +176,14 @@ def test_strange_main_is_asked_about_and_kept(tmp_path):
         words = ("deploy", "--board", "pico_w", "--port", device.path, "--config", str(config), "--timeout", "0.1")
         status, _, complaints = run(*words)
         assert status == 1 and "main.py on the board that is not ours" in complaints and "YES=1" in complaints
+        with Link(device.path) as link:
+            assert link.get("/main.py") == b"print('mine')\n"
+        status, printed, _ = run(*words, "--yes")
+        assert status == 1 and "copied" in printed  # no broker: nothing is delivered
+        with Link(device.path) as link:
+            assert link.get("/main.py.before") == b"print('mine')\n"
+        status, _, complaints = run("wipe", "--port", device.path, "--yes", "--journal")
+        assert status == 0, complaints
         with Link(device.path) as link:
             assert link.get("/main.py") == b"print('mine')\n"
 

@@ -170,7 +170,7 @@ class RTC:
 class I2C:
     """The bus, with the chips of `simulated.i2c`."""
 
-    def __init__(self, id, *, scl=None, sda=None, freq=400000, timeout=50000):
+    def __init__(self, id=-1, *, scl=None, sda=None, freq=400000, timeout=50000):
         pass
 
     def readfrom_mem(self, addr, memaddr, nbytes, *, addrsize=8):

@@ -37,7 +37,7 @@ class Flash:
         else:
             simulated.device.writeblocks(self._first + block_num, buf, offset)
 
-    def ioctl(self, op, arg):
+    def ioctl(self, op, arg=0):
         """Answer the block protocol."""
         if op == 4:
             return self._count
