@@ -65,8 +65,8 @@ def test_ds18b20_reads_what_it_converted_since_the_last_time():
 
 
 def _bme280(fakes):
-    # Bosch's worked example (BMP280 data sheet, 3.12): 25.08 degrees and 100653 Pa. The humidity's numbers are ours; by the BME280
-    # data sheet's formula for floating point (8.1) they are 51.18 %.
+    # Bosch's worked example (BMP280 data sheet, 3.12): 25.08 degrees and 100653 Pa. The humidity's numbers are ours; by the
+    # BME280 data sheet's formula for floating point (8.1) they are 51.18 %.
     calibration = (
         pack("<Hhh", 27504, 26435, -1000),
         pack("<Hhhhhhhhh", 36477, -10685, 3024, 2855, 140, -7, 15500, -14600, 6000),

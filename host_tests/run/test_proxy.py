@@ -194,7 +194,7 @@ def test_a_delay_adds_its_double_to_every_round_trip():
         loop = asyncio.get_running_loop()
         reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
         times = []
-        for _ in range(3):
+        while not times or (min(times) >= 0.06 and len(times) < 50):  # a busy machine has quiet moments, too
             started = loop.time()
             writer.write(PUBLISH)
             await reader.readexactly(len(PUBLISH))
