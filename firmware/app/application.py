@@ -21,7 +21,7 @@ It knows the board only through the contract in `boards/board.pyi`.
 from flashmqtt.backoff import Backoff
 from flashmqtt.client import Client
 from flashmqtt.compat import const
-from flashmqtt.errors import StoreFull
+from flashmqtt.errors import StoreFull, StoreWorn
 from flashmqtt.journal.journal import DROP_NEWEST, DROP_OLDEST, REFUSE, Journal
 
 from .clock import NetworkTime, Uptime
@@ -79,6 +79,7 @@ class Application:
         )
         self.first = self.journal.stored + 1
         self.refused = 0
+        self._worn = None
         self.undated = False  # was anything of this boot published without the time?
         self.interval_ms = self.state.get("interval_ms") or config["interval_ms"]
         self.groups = self._grouped(self._sensors())
@@ -164,6 +165,10 @@ class Application:
         try:
             return self.client.publish((self.topic if qos else self.live) + kind, payload, qos=qos)
         except StoreFull:
+            self.refused += 1
+            return 0
+        except StoreWorn as error:  # what is stored can still be delivered: see `turn`
+            self._worn = error
             self.refused += 1
             return 0
 
@@ -318,6 +323,8 @@ class Application:
             self._status_ms = now + config["status_ms"]
             self.status()
         self._show(now)
+        if self._worn and not self.client.pending:
+            raise self._worn  # somebody has to look
         if self._reboot_ms and (now >= self._reboot_ms or not self.client.pending):
             self.client.disconnect()
             self.board.reset()

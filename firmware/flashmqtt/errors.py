@@ -163,7 +163,7 @@ class StoreFull(StoreError):
 
 
 class StoreWorn(StoreError):
-    """Too few sectors still work to store more; what is stored can still be read and released."""
+    """Too few sectors still work to store more; what is stored is still delivered, but twice where the power is cut meanwhile."""
 
 
 class StoreForeign(StoreError):

@@ -8,6 +8,7 @@ from flashmqtt.compat import ticks_diff, ticks_ms
 from flashmqtt.errors import (
     ConnectionLost,
     DeadlineExpired,
+    FlashFailed,
     InvalidPacket,
     InvalidTopic,
     NotAuthorized,
@@ -475,50 +476,50 @@ def test_a_broker_that_accepts_and_drops_everybody_is_not_hammered():
     mqtt.disconnect()
 
 
-class WornStore(RamStore):
-    """Takes no mark and no flush, from one moment on."""
+class FailingStore(RamStore):
+    """Takes no mark and no flush while it fails."""
 
-    worn = False
+    failure = None
 
     def _write(self, *_):
-        if self.worn:
-            raise StoreWorn("no sector left")
+        if self.failure:
+            raise self.failure
 
     flush = mark = _write
 
 
 @pytest.mark.req("B4", "S6")
 def test_what_a_worn_store_holds_is_delivered_over_any_number_of_outages():
-    store = WornStore(18)
+    store = FailingStore(18)
     broker, mqtt = connected(store=store, backoff=Backoff(base_ms=1, cap_ms=10, lasting_ms=60000, step=6))
     mqtt.publish("a", "x", 1)
-    store.worn = True
+    store.failure = StoreWorn("no sector left")
     broker.present = 1
     for i in range(3):
         broker.drop()
         until(broker, mqtt, lambda n=i + 2: mqtt.link.connects == n)
     until(broker, mqtt, lambda: not mqtt.pending)
-    store.worn = False
+    store.failure = None
     mqtt.disconnect()
 
 
 @pytest.mark.req("B4", "S6")
 def test_a_connection_is_made_again_also_where_the_store_failed_at_its_end():
-    store = WornStore(18)
+    store = FailingStore(18)
     broker, mqtt = connected(store=store)
     broker.present = 1
 
-    def wear(message):
-        store.worn = True
+    def fail(message):
+        store.failure = FlashFailed("not now")
 
-    mqtt.on_message = wear
+    mqtt.on_message = fail
     broker.give(publish(b"a", b"x", 2, 8), pubrel(8))
-    with pytest.raises(StoreWorn):
+    with pytest.raises(FlashFailed):
         until(broker, mqtt, lambda: False)
     broker.drop()
-    with pytest.raises(StoreWorn):
+    with pytest.raises(FlashFailed):
         mqtt.link.fail(ConnectionLost("gone"), ticks_ms())
-    store.worn = False
+    store.failure = None
     until(broker, mqtt, lambda: mqtt.connected and broker.connects == 2)
     mqtt.disconnect()
 

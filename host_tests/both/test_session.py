@@ -6,20 +6,25 @@ import pytest
 
 from flashmqtt.connection import CLOSED, IN_DOUBT
 from flashmqtt.errors import (
+    FlashFailed,
     InboundWindowFull,
     ProtocolViolation,
     StoreFull,
     StoreWorn,
     UsageError,
 )
+from flashmqtt.flash.block import BlockRegion
+from flashmqtt.journal.journal import Journal
 from flashmqtt.session.flows import TRANSITIONS
 from flashmqtt.session.ram import RamStore
 from flashmqtt.session.session import Session
+from tools.flashsim.nor import NorFlash
 from wire import (
     CutStore,
     Peer,
     connack,
     connected,
+    id_of,
     in_flight,
     past_pubrec,
     peer,
@@ -363,7 +368,7 @@ class FailingStore(RamStore):
 
     def _write(self, *_):
         if self.broken:
-            raise StoreWorn("no sector left")
+            raise FlashFailed("not now")
 
     sync = flush = mark = _write
 
@@ -377,7 +382,7 @@ def test_no_acknowledgement_leaves_while_the_store_can_not_be_made_durable():
     store.broken = True
     broker.give(publish(b"a", b"x", 1, 7), pubrel(8))
     for _ in range(3):  # however often the program tries
-        with pytest.raises(StoreWorn):
+        with pytest.raises(FlashFailed):
             broker.connection.output()
     store.broken = False
     assert broker.took() == [puback(7), pubcomp(8)]
@@ -389,7 +394,7 @@ def test_a_connection_ends_also_where_the_store_fails():
     broker = connected(store)
     broker.give(publish(b"a", b"x", 2, 8), pubrel(8))
     store.broken = True
-    with pytest.raises(StoreWorn):
+    with pytest.raises(FlashFailed):
         broker.drop()
     store.broken = False
     assert broker.connection.state == CLOSED and broker.connect(1) == []
@@ -789,6 +794,34 @@ def test_a_full_store_refuses_and_keeps_what_it_has():
     with pytest.raises(StoreFull):
         broker.session.publish(b"a", b"x", 1)
     assert len(broker.connect(1)) == 3
+
+
+@pytest.mark.req("S6", "Q1", "Q2")
+def test_what_a_worn_flash_holds_is_delivered_and_nothing_is_stored_any_more():
+    flash = NorFlash(4 * 4096)
+    broker = connected(Journal(BlockRegion(flash), slots=12))
+    broker.drop()
+    session = broker.session
+    stored = [session.publish(b"a", bytes([i]), 1 + i % 2) for i in range(12)]
+    for sector in range(4):
+        flash.set_bad(sector)
+    for _ in range(2):
+        with pytest.raises(StoreWorn):
+            session.publish(b"a", b"x", 1)
+    sent = broker.connect(1)
+    received = []
+    while sent:
+        for one in sent:
+            if one[0] >> 4 == 6:
+                broker.give(pubcomp(id_of(one)))
+            else:
+                received.append(one[-1])
+                broker.give((pubrec if one[0] & 4 else puback)(one[5] << 8 | one[6]))
+        sent = broker.took()
+    assert received == list(range(12)) and session.pending() == 0
+    assert all(session.delivered(handle) for handle in stored)
+    broker.give(publish(b"b", b"not held", 2, 7))  # not answered, either: the broker keeps it
+    assert broker.took() == [] and broker.messages == []
 
 
 @pytest.mark.req("Q6")

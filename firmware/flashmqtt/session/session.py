@@ -15,7 +15,7 @@ claims to know the session holds ids of an earlier life and is told to forget th
 from flashmqtt.codec.encode import put_ack, put_length, put_publish, put_publish_head
 from flashmqtt.codec.quick import put_message
 from flashmqtt.compat import TYPE_CHECKING, const, ticks_diff
-from flashmqtt.errors import BufferTooSmall, InboundWindowFull, ProtocolViolation, StoreError, StoreFull, UsageError
+from flashmqtt.errors import BufferTooSmall, InboundWindowFull, ProtocolViolation, StoreFull, StoreWorn, UsageError
 from flashmqtt.fast import copy
 
 from .flows import TRANSITIONS
@@ -190,7 +190,7 @@ class Session:
             self.scratch[1] = self.level
             try:
                 self._note = self.store.hold(self.scratch, 2)
-            except StoreFull:
+            except (StoreFull, StoreWorn):
                 pass  # a board that was offline until its store was full has to deliver first: the next connection tries again
 
     def kept_step(self):
@@ -201,10 +201,14 @@ class Session:
     def keep_step(self, value):
         """Let `kept_step` return this number from now on."""
         if self._note >= 0 and value != self.kept_step():
-            try:
-                self.store.mark(self._note, value + 1)
-            except StoreError:
-                pass  # what is stored has to be delivered all the same
+            self._mark(self._note, value + 1)
+
+    def _mark(self, slot, value):
+        """Mark a record durably. A worn store takes no mark; what it holds goes out all the same, twice if the power is cut."""
+        try:
+            self.store.mark(slot, value)
+        except StoreWorn:
+            pass
 
     def fit(self, packet_bytes):
         """Be able to hold a received packet of this size."""
@@ -330,7 +334,7 @@ class Session:
             if not present and state & _STATE == _AWAIT_PUBCOMP:
                 state |= _LOST
                 if self.republish:
-                    self.store.mark(slot, _ANEW)  # at once: the next CONNACK would say that the session is there
+                    self._mark(slot, _ANEW)  # at once: the next CONNACK would say that the session is there
             if state & _LOST:
                 self.lost += 1
             else:
@@ -390,7 +394,10 @@ class Session:
         """
         self.store.sync()  # where the store fails, what is to be durable stays so: the next attempt to write comes here again
         if self._flush_due:
-            self.store.flush()
+            try:
+                self.store.flush()
+            except StoreWorn:
+                pass  # see `_mark`
         self._flush_due = self.promised = False
 
     def pump(self, now_ms):
@@ -536,7 +543,7 @@ class Session:
             if action == _DONE or (self.level == _LEVEL_5 and packet.code >= 0x80):
                 self._forget(ids, packet_id)
                 return self._verdict(packet)
-            self.store.mark(slot, _PUBREC_SEEN)
+            self._mark(slot, _PUBREC_SEEN)
             self._due -= self._states[slot] >> 5 & 1
             self._states[slot] = _AWAIT_PUBCOMP | _SENT
             self._sent_ms[slot] = now_ms
@@ -666,7 +673,7 @@ class Session:
             n += at
         try:
             slot = store.hold(scratch, n)
-        except StoreFull:
+        except (StoreFull, StoreWorn):
             self.left_out = True  # until the store has room: see `connection.check`
             return
         self.holding[packet.packet_id] = slot
