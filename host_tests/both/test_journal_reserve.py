@@ -126,7 +126,7 @@ class Failing(RamRegion):
 
 
 @pytest.mark.req("S1", "S6")
-@pytest.mark.parametrize("program", list(range(117, 122)))
+@pytest.mark.parametrize("program", list(range(117, 124)))
 def test_a_program_that_fails_while_old_messages_move_loses_nothing(program):
     """Around its 120th program, this journal of 7 sectors moves two messages out of the way of the ring."""
     region = Failing(7, page_bytes=256)

@@ -500,7 +500,7 @@ class Journal(Ring):
         if self.worn:
             raise StoreWorn("no sector left")
         if self.closed:
-            raise UsageError("closed: nothing may stand behind a clean end but the next mount")
+            raise UsageError("closed: only the next mount may write")
         delta = 255
         count = 0
         if kind & _TYPE < _DONE:  # a message, or its mark
@@ -599,28 +599,26 @@ class Journal(Ring):
         waits = self._cursor_sector == oldest
         if waits and (self.policy != DROP_OLDEST or not self._queued):
             return False
-        n = 0
-        for slot in range(self.slots):
-            if self._slot_state[slot] and self._slot_sector[slot] == oldest:
-                n += 1
+        moved = moves = self._eldest(_ANY, oldest) >= 0
         most = self._most_moved()
         at = self._moved_end(oldest)
-        if n and at > most:
+        if moves and at > most:
             return False
-        # With one free sector only, each opening replaces the head, so that one stays free for a recovery at any moment.
+        # Where it can, the opening replaces the head, so that as many sectors stay free: the next one may be bad, and nothing is
+        # free again before a header says what has moved. With one free sector only it has to: one is kept for a recovery.
         half = self._sector_bytes // 2
         tight = self.sectors_usable - chain < 2
-        if n and tight and (self.sectors_usable == chain or at + self._carry(-1, _HEADER) > most):
+        along = at + self._carry(-1, _HEADER) <= most
+        if moves and tight and (self.sectors_usable == chain or not along):
             return False
-        moved = n
-        if n:
-            self._open(_HEADER if tight else self._end, tight)
+        if moves:
+            self._open(_HEADER if along else self._end, along)
             self._say()
-            for _ in range(n):  # by age: the power may go between two of them, and what has moved is taken first
+            # By age: the power may go between two of them, and what has moved is taken first.
+            for _ in range(self.slots):
                 slot = self._eldest(_ANY, oldest)
-                if slot < 0:
-                    break  # the flash refused something, and all has moved since
-                self._move(slot, False)
+                if slot < 0 or not self._move(slot, False):
+                    break
             if tight:  # a header that says what is the oldest sector now
                 self._open(_HEADER, True)
                 self._say()
@@ -630,12 +628,12 @@ class Journal(Ring):
                 self.dropped += 1
                 self._enter(self._found_seq, 1)
                 self._settle()
-                moved += 1
+                moved = True
         # What has moved leaves little room, and the next opening has to take it along.
-        if n and not tight and at > half:
+        if moves and not tight and at > half:
             self._open(_HEADER, True)
             self._say()
-        return moved > 0
+        return moved
 
     def _most_moved(self):
         """Return where in a new sector the messages may end that move there: half of it has to stay free.
