@@ -3,6 +3,8 @@
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -188,12 +190,10 @@ def packed_tests(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.mark.req("B1", "B2")
-@pytest.mark.parametrize("name", TESTS)
-def test_packed_library_passes_its_tests(packed_tests, name):
+def run_packed(folder: Path, name: str) -> subprocess.CompletedProcess[str]:
     runner = ROOT / "host_tests" / "on_micropython"
-    path = f".frozen:{packed_tests}:{runner}:{BOTH}:{ROOT}"
-    ran = subprocess.run(
+    path = f".frozen:{folder}:{runner}:{BOTH}:{ROOT}"
+    return subprocess.run(
         [Path(sys.executable).parent / "micropython", "-X", "heapsize=512K", runner / "runner.py", name],
         env={**os.environ, "MICROPYPATH": path},
         cwd=ROOT,
@@ -202,6 +202,21 @@ def test_packed_library_passes_its_tests(packed_tests, name):
         timeout=240,
         check=False,
     )
+
+
+@pytest.fixture(scope="module")
+def running(packed_tests, request) -> Iterator[dict[str, Future]]:
+    """The chosen test files, two at a time: some do little but wait."""
+    chosen = [item for item in request.session.items if item.path == request.path and "running" in item.fixturenames]
+    with ThreadPoolExecutor(2) as pool:
+        names = [item.callspec.params["name"] for item in chosen]
+        yield {name: pool.submit(run_packed, packed_tests, name) for name in names}
+
+
+@pytest.mark.req("B1", "B2")
+@pytest.mark.parametrize("name", TESTS)
+def test_packed_library_passes_its_tests(running, name):
+    ran = running[name].result()
     outcomes = [line.split()[-1] for line in ran.stdout.splitlines() if line.startswith("@case ")]
     started = sum(line.startswith("@start ") for line in ran.stdout.splitlines())
     assert ran.returncode == 0 and started == len(outcomes) > 0, ran.stdout[-2000:] + ran.stderr
