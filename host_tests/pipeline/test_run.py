@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from tools.pipeline import compact, java, report, run, session
+from tools.pipeline.commits import Output
 from tools.pipeline.storage import Storage, StorageError
 from tools.wire import __main__ as wire
 
@@ -38,6 +39,16 @@ def test_mistake_is_named(tmp_path, capsys, arguments, text):
     said = capsys.readouterr().err
     assert text in said
     assert said.startswith("pipeline: ")
+
+
+def test_second_run_in_an_output_directory_is_refused(tmp_path, capsys):
+    (tmp_path / "landing").mkdir()
+    arguments = ["--landing", str(tmp_path / "landing"), "--out", str(tmp_path / "out")]
+    with Output(str(tmp_path / "out")).alone():
+        assert run.main(arguments) == 2
+    assert f"pipeline: another run is at work in {tmp_path / 'out'}: wait for its end" in capsys.readouterr().err
+    with Output(str(tmp_path / "out")).alone():
+        pass
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 from pyspark.errors import PySparkException
 
 from tools.pipeline import compact, run, stream, verdict
-from tools.pipeline.commits import Output, OutputError
+from tools.pipeline.commits import Commit, Output, OutputError
 from tools.pipeline.source import LandingError
 
 
@@ -114,6 +114,16 @@ def test_missing_segment_is_named_and_taken_once_it_is_brought_back(spark, five,
     output = go(spark, five, out)
     assert [seq for _, _, seq, _ in keys(spark, output)] == [1, 2, 3, 4, 5, 6, 7]
     assert output.rows("duplicates") == 0
+
+
+@pytest.mark.req("P3")
+def test_batch_that_another_run_has_committed_meanwhile_stays_as_it_is(spark, five, out, tmp_path):
+    output = go(spark, five, out)
+    files = sorted(path for path in out.rglob("*.parquet"))
+    with pytest.raises(OutputError, match=r"batch 1 .* by another run"):
+        output.write(Commit(1, "another", 0))
+    assert sorted(path for path in out.rglob("*.parquet")) == files
+    assert output.commit(1).stream != "another"
 
 
 @pytest.mark.req("P3")

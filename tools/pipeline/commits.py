@@ -8,14 +8,20 @@ again, because its own checkpoint did not get to note it, is known by its commit
 
 from __future__ import annotations
 
+import fcntl
+import os
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from . import schemas
 from .storage import Storage
 
 FORMAT_FILE = "format.json"
+LOCK_FILE = "run.lock"
 COMMITS = "commits"
 
 
@@ -43,6 +49,29 @@ class Output:
 
     def __init__(self, uri: str):
         self.storage = Storage(uri)
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Keep other runs out of the directory meanwhile; on an object store nothing can, but see `write`.
+
+        Raises:
+            OutputError: another one is at work.
+        """
+        if not self.storage.local:
+            yield
+            return
+        Path(self.storage.root).mkdir(parents=True, exist_ok=True)
+        handle = os.open(self.storage.path(LOCK_FILE), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise OutputError(
+                    f"another run is at work in {self.storage.uri}: wait for its end, or give another --out"
+                ) from None
+            yield
+        finally:
+            os.close(handle)
 
     def prepare(self, buckets: int) -> None:
         """Create the directory, or check that this version of the pipeline may write to it.
@@ -114,7 +143,15 @@ class Output:
         return sum(commit.rows.get(table, 0) for commit in self.commits())
 
     def write(self, commit: Commit) -> None:
-        """Make a batch count. Files of its directories that it does not name are deleted first."""
+        """Make a batch count. Files of its directories that it does not name are deleted first.
+
+        Raises:
+            OutputError: there is such a batch, so those files are another run's.
+        """
+        if self.storage.exists(_name(commit.batch)):
+            raise OutputError(
+                f"batch {commit.batch} of {self.storage.uri} was committed by another run meanwhile: let one run work at a time"
+            )
         named = {name for names in commit.files.values() for name in names}
         for table in schemas.TABLES:
             directory = f"{table}/batch={commit.batch}"

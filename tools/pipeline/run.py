@@ -7,6 +7,7 @@ pipeline could not run (the text says why and what to do).
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import signal
@@ -100,34 +101,34 @@ def main(argv: list[str] | None = None) -> int:
 
     from . import commits, java, session, source
 
+    named = (commits.OutputError, source.LandingError, StorageError)
     try:
         options = arguments(argv)
     except ConfigurationError as error:
         print(f"pipeline: {error}", file=sys.stderr)
         return 2
-    settings = dict(one.split("=", 1) for one in options.conf)
-    expected = None
-    try:
-        if options.expected:
-            expected = json.loads(Path(options.expected).read_text())
-        out = Storage(options.out)
-        found = source.latest(Storage(options.landing))
-        log = session.log_file(out)
-        print(f"  {sum(map(len, found.values())):,} segments in {options.landing}; Spark starts", flush=True)
-        spark = session.make(options.master, log, settings)
-    except (StorageError, source.LandingError, java.JavaNotFound, OSError, ValueError) as error:
-        print(f"pipeline: {error}", file=sys.stderr)
-        return 2
-    try:
-        return _run(spark, options, expected)
-    except (commits.OutputError, source.LandingError, StorageError) as error:
-        print(f"pipeline: {error}", file=sys.stderr)
-        return 2
-    except PySparkException as error:
-        print(f"pipeline: {cause(error)}" + (f"\nThe whole story is in {log}" if log else ""), file=sys.stderr)
-        return 2
-    finally:
-        spark.stop()
+    with contextlib.ExitStack() as stack:
+        try:
+            settings = dict(one.split("=", 1) for one in options.conf)
+            expected = json.loads(Path(options.expected).read_text()) if options.expected else None
+            output = commits.Output(options.out)
+            found = source.latest(Storage(options.landing))
+            stack.enter_context(output.alone())
+            log = session.log_file(output.storage)
+            print(f"  {sum(map(len, found.values())):,} segments in {options.landing}; Spark starts", flush=True)
+            spark = session.make(options.master, log, settings)
+            stack.callback(spark.stop)
+        except (*named, java.JavaNotFound, OSError, ValueError) as error:
+            print(f"pipeline: {error}", file=sys.stderr)
+            return 2
+        try:
+            return _run(spark, options, expected)
+        except named as error:
+            print(f"pipeline: {error}", file=sys.stderr)
+            return 2
+        except PySparkException as error:
+            print(f"pipeline: {cause(error)}" + (f"\nThe whole story is in {log}" if log else ""), file=sys.stderr)
+            return 2
 
 
 def _run(spark: SparkSession, options: argparse.Namespace, expected: dict[str, Any] | None) -> int:
