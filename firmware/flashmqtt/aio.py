@@ -139,17 +139,17 @@ class Client:
             except asyncio.CancelledError:
                 pass
             self._task = None
-        if taken:
-            session = self.session
-            if session.untaken < 0 or not session.has_room():
+        session = self.session
+        try:
+            if taken and session.untaken >= 0 and session.has_room():
+                session.taken()
+            elif taken:
                 session.took(self._kind)
-            else:
-                try:
-                    session.taken()
-                except InboundWindowFull:  # with its acknowledgement put
-                    pass
-        self._holder = None
-        self._blocking.disconnect(1)
+        except InboundWindowFull:  # with its acknowledgement put
+            pass
+        finally:
+            self._holder = None
+            self._blocking.disconnect(1)
 
     # --- sending ---
 

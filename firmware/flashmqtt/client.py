@@ -178,15 +178,16 @@ class Client:
     def disconnect(self, timeout_s=None):
         """End the connection in good order within timeout_s and stay disconnected. Stored messages wait for the next one."""
         link = self.link
-        if link.is_open():
-            deadline = self._deadline(timeout_s)
-            self.connection.disconnect()
-            try:
+        try:
+            if link.is_open():
+                deadline = self._deadline(timeout_s)
+                self.connection.disconnect()
                 while not link.write(ticks_ms()):
                     self._wait(self._left(deadline, "disconnect"))
-            except (OSError, DeadlineExpired):
-                pass
-        link.stop()
+        except (OSError, DeadlineExpired):
+            pass
+        finally:
+            link.stop()
         self.session.store.flush()
 
     # --- sending ---

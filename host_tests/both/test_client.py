@@ -620,3 +620,22 @@ def test_a_handler_that_disconnects_and_then_fails_stays_disconnected():
     for _ in range(3):
         mqtt.poll(30)
     assert broker.connects == 1 and len(broker.of(1)) == 1 and mqtt.link.attempts == 1
+
+
+@pytest.mark.req("W11", "S6")
+def test_a_disconnect_during_which_the_store_fails_stays_disconnected():
+    store = FailingStore(18)
+    broker, mqtt = connected(store=store)
+
+    def fail(message):
+        store.failure = FlashFailed("not now")
+
+    mqtt.on_message = fail
+    broker.give(publish(b"a", b"x", 2, 8), pubrel(8))
+    with pytest.raises(FlashFailed):
+        until(broker, mqtt, lambda: False)
+    with pytest.raises(FlashFailed):
+        mqtt.disconnect()
+    for _ in range(3):
+        mqtt.poll(20)
+    assert not mqtt.connected and mqtt.link.sock is None and mqtt.link.attempts == 1
