@@ -71,8 +71,8 @@ LINK = ("fin", "rst", "hole")
 FULL = (
     Suite("one cut", _cases("345", "012", interpreters="mpy cpy"), LINK),
     Suite("two cuts", _cases("345", "12", count=2), ("rst",), BORDERS, depth=2),
-    # What the blocking client, a journal and a window of 8 need on a 64-bit machine: their code, .mpy in RAM, takes 84 KB of it.
-    # In 124 KB some cases run out of memory.
+    # What the blocking client, a journal and a window of 8 need on a 64-bit machine, with its code in RAM: in 116 KB some cases
+    # run out of memory.
     Suite(
         "a window of 8, in the journal",
         _cases("4", "12", window=8, count=12, store="journal"),

@@ -16,7 +16,8 @@ from pathlib import Path
 from tools.deploy import build as packing
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-NATIVE = {"x86_64": "x64", "i686": "x86", "armv7l": "armv7m"}
+# Of this machine, as mpy-cross calls it; "" without machine code: the library takes its plain functions.
+MARCH = {"x86_64": "x64", "i686": "x86", "armv7l": "armv7m"}.get(platform.machine(), "")
 # Beside the library and the application: where a file of the repository lies on the board.
 CONTENTS = {
     "firmware/main.py": "main.mpy",
@@ -36,13 +37,20 @@ def sources(native: bool = True) -> dict[str, Path]:
 
 
 def build(target: Path = ROOT / "build" / "virtual_board") -> Path:
-    """Compile everything into a folder below `target` that is named after the sources, unless it is there; return it.
+    """Return the folder with all that belongs on a virtual board, made if it is not there."""
+    return laid_out(sources(bool(MARCH)), target)
+
+
+def laid_out(files: dict[str, Path], target: Path) -> Path:
+    """Pack files into a folder below `target` that is named after their content, unless it is there; return it.
+
+    Args:
+        files: path on the board -> source.
+        target: made if missing.
 
     Raises:
         DeployFailed: mpy-cross refused a file; the text says which and why.
     """
-    march = NATIVE.get(platform.machine(), "")  # without machine code, the library takes its plain functions
-    files = sources(bool(march))
     texts = [name.encode() + path.read_bytes() for name, path in files.items()]
     texts += [(ROOT / "tools" / "deploy" / name).read_bytes() for name in ("build.py", "shrink.py")]
     image = target / hashlib.sha256(b"".join(texts)).hexdigest()[:16]
@@ -51,7 +59,7 @@ def build(target: Path = ROOT / "build" / "virtual_board") -> Path:
     target.mkdir(parents=True, exist_ok=True)
     # Under its name only when it is whole: other boards may be starting meanwhile.
     scratch = Path(tempfile.mkdtemp(dir=target))
-    for name, content in packing.packed(files, march).items():
+    for name, content in packing.packed(files, MARCH).items():
         path = scratch / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
