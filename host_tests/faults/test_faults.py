@@ -1,6 +1,7 @@
 """The link cut at every place, the broker killed: nothing lost, nothing twice; and the harness finds what is planted."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -10,6 +11,7 @@ from tools.faults.__main__ import Tally, run_suite
 from tools.faults.audit import audit
 from tools.faults.cases import Case, Outcome, judge, places_of
 from tools.faults.power import MESSAGES_A_KILL, torment
+from tools.faults.runner import HEAP
 from tools.faults.suites import FULL, SHORT
 from tools.proxy import Cut, Seen
 
@@ -26,6 +28,16 @@ def test_no_place_to_cut_loses_or_repeats_a_message(suite):
     assert tally.failing == []
     assert tally.counts["cases"] > 2 * len(suite.bases)
     assert tally.counts["not_reached"] <= tally.counts["cases"] // 20
+
+
+@needs_mosquitto
+@pytest.mark.req("B2")
+def test_a_window_of_8_with_the_journal_runs_in_the_heap_of_the_full_run():
+    (tight,) = (suite for suite in FULL if suite.heap != HEAP)
+    tally = Tally()
+    asyncio.run(run_suite(replace(tight, depth=0), tally, WORKERS))
+    assert tally.failing == []
+    assert tally.counts["cases"] == len(tight.bases)
 
 
 @needs_mosquitto
