@@ -8,7 +8,7 @@ from tools.powercut.soak import soak
 @pytest.mark.req("S1", "S2", "S4", "S6")
 @pytest.mark.parametrize("life", range(12))
 def test_a_random_life_keeps_every_promise(life):
-    soak(life, 500, "esp32" if life % 2 else "rp2", 2 if life % 4 == 3 else 0)
+    soak(life, 500, "esp32" if life % 2 else "rp2", 2 if life % 4 == 3 else 0, (8, 2, 32)[life % 3], life % 4 == 2)
 
 
 @pytest.mark.req("S1", "S2")

@@ -29,6 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 LONG = {"variants": 4, "pairs": 12, "pair_variants": 1, "lives": 400}
 SHORT = {"variants": 1, "pairs": 40, "pair_variants": 1, "lives": 10}
 LIFE_STEPS = 1000
+SLOTS = (8, 2, 16, 32, 56)
 
 
 def one(job: tuple[str, str, dict[str, int], int, int]) -> tuple[str, str, int, list[tuple[str, str]]]:
@@ -43,7 +44,7 @@ def one(job: tuple[str, str, dict[str, int], int, int]) -> tuple[str, str, int, 
 
 
 def lives(numbers: range) -> tuple[int, list[tuple[str, str]]]:
-    """Live random lives, every fourth with bad sectors; return (cuts, what broke)."""
+    """Live random lives; return (cuts, what broke)."""
     cuts = 0
     broken: list[tuple[str, str]] = []
     for number in numbers:
@@ -55,8 +56,10 @@ def lives(numbers: range) -> tuple[int, list[tuple[str, str]]]:
 
 
 def live(number: int) -> int:
-    """Live one life."""
-    return soak(number, LIFE_STEPS, "esp32" if number % 3 == 1 else "rp2", 2 if number % 4 == 3 else 0)
+    """Live one life: every third on an ESP32, every fourth with bad sectors; slots from two to all that an application has."""
+    personality = "esp32" if number % 3 == 1 else "rp2"
+    bad = 2 if number % 4 == 3 else 0
+    return soak(number, LIFE_STEPS, personality, bad, SLOTS[number % len(SLOTS)], number % 7 in (2, 5))
 
 
 def main() -> int:

@@ -96,6 +96,7 @@ class Driver:
     def __init__(self, journal, model):
         self.journal = journal
         self.model = model
+        self.slots = journal.slots  # as it was asked for: a mount makes more where more are open
         model.boot = journal.boot
 
     def _wrote(self):
@@ -164,7 +165,7 @@ class Driver:
                 raise Lost("took %d before %d" % (seq, first))
             if content(j, slot) != body_of(seq, m.queued[seq]):
                 raise Lost("took %d with other bytes" % seq)
-        elif m.queued and j.waiting and j._free_slot() >= 0:
+        elif m.queued and j.waiting and j._free_slot() >= 0 and j._window_n < j._span:
             raise Lost("nothing to take, and %d wait" % j.waiting)
         return slot
 

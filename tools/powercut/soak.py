@@ -1,7 +1,7 @@
 """One flash, one journal, a random life: any calls in any order, the power going at any operation, again and again.
 
-The scripts cut one or two times from a clean start; here cuts pile up, also five in a row while recovering, and sectors go bad.
-A life is its number: `soak(7, 2000)` always does the same.
+The scripts cut one or two times from a clean start; here cuts pile up, also five in a row while recovering, and sectors go bad,
+from the beginning or in mid-life. A life is its arguments: `soak(7, 2000)` always does the same.
 """
 
 import random
@@ -17,26 +17,32 @@ from .scripts import look
 worn: list[int] = []  # lives that ended so
 
 
-def soak(life, steps, personality="rp2", bad=0):
-    """Live one life of so many calls; return the number of power cuts in it. Raises Lost."""
+def soak(life, steps, personality="rp2", bad=0, slots=8, dies=False):
+    """Live one life of so many calls; return the number of power cuts in it. Raises Lost.
+
+    bad: how many of 8 sectors are so from the beginning. dies: one more sector becomes bad at some time.
+    """
     rng = random.Random(life)
     sectors = rng.choice((4, 4, 5, 6, 8))
     flash = NorFlash(sectors * 4096, personality)
     flash._rng = Random(life)
     region = BlockRegion(flash)
     model = Model()
-    driver = Driver(Journal(region, 8), model)
+    driver = Driver(Journal(region, slots), model)
     cuts = 0
     if bad:
         sectors = 8
         flash = NorFlash(sectors * 4096, personality)
         flash._rng = Random(life)
         region = BlockRegion(flash)
-        driver.journal = Journal(region, 8)
+        driver.journal = Journal(region, slots)
         for sector in rng.sample(range(1, sectors), bad):
             flash.set_bad(sector, rng.choice(("erase", "program", "both")))
     rate = rng.choice((30, 100, 400))
-    for _ in range(steps):
+    dies_at = rng.randrange(steps) if dies else -1
+    for step in range(steps):
+        if step == dies_at:
+            flash.set_bad(rng.randrange(sectors), rng.choice(("erase", "program", "both")))
         if driver.journal.worn:  # the end of its life: everything can still be read
             messages, held = look(driver.journal)
             model.check(driver.journal, messages, held)
@@ -54,7 +60,7 @@ def soak(life, steps, personality="rp2", bad=0):
             if rng.random() < 0.5:
                 flash.arm(flash.operations + rng.randrange(1, 9), rng.choice(MODELS), rng.randrange(10000))
             try:
-                journal = Journal(region, 8)
+                journal = Journal(region, slots)
                 break
             except PowerCut:
                 cuts += 1
@@ -119,7 +125,7 @@ def act(driver, rng):
 def remounted(driver):
     """Switch off and on."""
     model = driver.model
-    journal = Journal(driver.journal.region, 8)
+    journal = Journal(driver.journal.region, driver.slots)
     if journal.boot != model.boot + 1 and not journal.worn:
         raise Lost("boot %d after %d" % (journal.boot, model.boot))
     messages, held = look(journal)
