@@ -9,6 +9,7 @@ from flashmqtt.fast import is_blank
 from flashmqtt.flash.block import BlockRegion
 from flashmqtt.flash.ram import RamRegion
 from flashmqtt.journal.journal import DROP_NEWEST, DROP_OLDEST, Journal
+from tools.flashsim.failing import FailingRegion
 from tools.flashsim.nor import NorFlash
 
 MESSAGE = bytes(100)
@@ -212,17 +213,7 @@ def test_taking_out_of_a_full_window_writes_nothing_behind_a_clean_end():
 @pytest.mark.req("S2")
 def test_half_a_clean_end_is_none():
     """The flash refuses the second of the two records, so it goes to the next sector, alone: it could be weak."""
-
-    class Failing(RamRegion):
-        programs_left = 1000
-
-        def program(self, offset, buf):
-            self.programs_left -= 1
-            if self.programs_left == 0:
-                raise FlashFailed("program")
-            super().program(offset, buf)
-
-    region = Failing(5)
+    region = FailingRegion(5)
     journal = Journal(region)
     journal.append(MESSAGE, 100)
     region.programs_left = 2
@@ -516,27 +507,16 @@ def test_the_steady_state_allocates_nothing():
 
 @pytest.mark.req("S4")
 def test_a_failing_region_is_not_mistaken_for_an_empty_one():
-    class Failing(RamRegion):
-        def read(self, offset, buf):
-            raise FlashFailed("read")
-
+    region = FailingRegion(4)
+    region.reads_left = 1
     with pytest.raises(FlashFailed):
-        Journal(Failing(4))
+        Journal(region)
 
 
 @pytest.mark.req("Q6", "S6")
 def test_a_message_whose_reading_failed_once_keeps_its_turn():
-    class Failing(RamRegion):
-        reads_left = 1000
-
-        def read(self, offset, buf):
-            self.reads_left -= 1
-            if self.reads_left == 0:
-                raise FlashFailed("read")
-            super().read(offset, buf)
-
     for reads in range(1, 8):
-        region = Failing(4)
+        region = FailingRegion(4)
         journal = Journal(region)
         journal.append(bytes(1000), 1000)
         journal.append(MESSAGE, 100)
@@ -545,7 +525,7 @@ def test_a_message_whose_reading_failed_once_keeps_its_turn():
             slot = journal.take()
         except FlashFailed:
             slot = journal.take()
-        region.reads_left = 1000
+        region.reads_left = 0
         assert journal.seq_of(slot) == 1
         journal.release(slot)
         assert drain(journal) == [2] and journal.waiting == 0

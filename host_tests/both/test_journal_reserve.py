@@ -5,10 +5,11 @@ The session keeps a small record held for the store's lifetime, so that every re
 
 import pytest
 
-from flashmqtt.errors import FlashFailed, StoreFull
+from flashmqtt.errors import StoreFull
 from flashmqtt.flash.block import BlockRegion
 from flashmqtt.flash.ram import RamRegion
 from flashmqtt.journal.journal import Journal
+from tools.flashsim.failing import FailingRegion
 from tools.flashsim.nor import NorFlash, Random
 
 SLOTS = 32
@@ -113,23 +114,11 @@ def test_what_moves_out_of_a_full_window_does_not_overtake_a_release_that_is_los
     assert seqs == sorted(seqs) and seqs[-1] == 40
 
 
-class Failing(RamRegion):
-    """Refuses one program, the so-manieth from now on."""
-
-    programs_left = 0
-
-    def program(self, offset, buf):
-        self.programs_left -= 1
-        if self.programs_left == 0:
-            raise FlashFailed("program")
-        super().program(offset, buf)
-
-
 @pytest.mark.req("S1", "S6")
 @pytest.mark.parametrize("program", list(range(117, 124)))
 def test_a_program_that_fails_while_old_messages_move_loses_nothing(program):
     """Around its 120th program, this journal of 7 sectors moves two messages out of the way of the ring."""
-    region = Failing(7, page_bytes=256)
+    region = FailingRegion(7, page_bytes=256)
     region.programs_left = program
     journal = Journal(region, slots=8)
     for _ in range(2):
