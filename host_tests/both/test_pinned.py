@@ -69,6 +69,13 @@ class Board:
         pin(self.flash, "/journal", count, ROOT)
         return PinnedFiles(self.flash, "/journal")
 
+    def in_use(self):
+        """Return four pinned sectors, each with something in its first page."""
+        region = self.pinned()
+        for sector in range(4):
+            region.program(sector * SECTOR, _pattern(256, sector))
+        return region
+
     def open(self):
         return PinnedFiles(self.flash, "/journal")
 
@@ -250,9 +257,7 @@ MISHAP_NAMES = ["delete", "rename", "swap", "replace", "rewrite", "truncate", "g
 def test_start_after_a_mishap_is_refused_and_writes_nothing(mishap):
     _only_on_micropython()
     board = Board()
-    region = board.pinned()
-    for sector in range(4):
-        region.program(sector * SECTOR, _pattern(256, sector))
+    board.in_use()
     mishap(board)
     before = board.content()
     with pytest.raises(PinsLost):
@@ -265,9 +270,7 @@ def test_start_after_a_mishap_is_refused_and_writes_nothing(mishap):
 def test_mishap_while_running_is_noticed_before_the_next_erase(mishap):
     _only_on_micropython()
     board = Board()
-    region = board.pinned()
-    for sector in range(4):
-        region.program(sector * SECTOR, _pattern(256, sector))
+    region = board.in_use()
     mishap(board)
     before = board.content()
     with pytest.raises(PinsLost):
@@ -333,9 +336,7 @@ def test_program_into_a_block_without_our_mark_asks_the_file_system(already):
 def test_damaged_map_is_refused_and_pinning_again_keeps_the_content():
     _only_on_micropython()
     board = Board()
-    region = board.pinned()
-    for sector in range(4):
-        region.program(sector * SECTOR, _pattern(256, sector))
+    region = board.in_use()
     whole = board.fresh("/journal/map")
     damaged = [b"", whole[:5], whole[:-1], whole + b"\x00", b"X" + whole[1:], whole[:8] + b"\x63" + whole[9:], None]
     for content in damaged:

@@ -86,9 +86,11 @@ def _read(region, offset, n):
     return bytes(buf)
 
 
-def _erase_all(region):
+def _erased(kind):
+    region = kind.make()
     for sector in range(region.sectors):
         region.erase(sector)
+    return region
 
 
 def _same(region, offset, want):
@@ -99,10 +101,9 @@ def _same(region, offset, want):
 @pytest.mark.parametrize("kind", KINDS, ids=NAMES)
 @pytest.mark.req("S3", "S4")
 def test_programs_of_every_length_come_back_and_leave_the_rest_alone(kind):
-    region = kind.make()
+    region = _erased(kind)
     page = region.page_bytes
     assert (region.sectors, region.sector_bytes) == (4, SECTOR)
-    _erase_all(region)
     shadow = bytearray(b"\xff" * (4 * SECTOR))
     offset = 0
     for n in (1, 2, 3, 15, 16, 100, 112, 255, 256, 257, 511, 512, 700, 1024, 2000, 3000, 4096):
@@ -123,8 +124,7 @@ def test_programs_of_every_length_come_back_and_leave_the_rest_alone(kind):
 @pytest.mark.parametrize("kind", KINDS, ids=NAMES)
 @pytest.mark.req("S3", "S4")
 def test_erase_clears_one_sector_only(kind):
-    region = kind.make()
-    _erase_all(region)
+    region = _erased(kind)
     for sector in range(4):
         region.program(sector * SECTOR, _pattern(SECTOR, sector))
     region.erase(2)
@@ -140,8 +140,7 @@ def test_erase_clears_one_sector_only(kind):
 @pytest.mark.parametrize("kind", KINDS, ids=NAMES)
 @pytest.mark.req("S3", "S4")
 def test_reads_may_start_anywhere_and_cross_sectors(kind):
-    region = kind.make()
-    _erase_all(region)
+    region = _erased(kind)
     whole = _pattern(4 * SECTOR)
     for sector in range(4):
         region.program(sector * SECTOR, whole[sector * SECTOR : (sector + 1) * SECTOR])
@@ -156,10 +155,9 @@ def test_reads_may_start_anywhere_and_cross_sectors(kind):
 @pytest.mark.parametrize("kind", KINDS, ids=NAMES)
 @pytest.mark.req("S3", "S4")
 def test_argument_outside_the_region_is_refused_and_touches_nothing(kind):
-    region = kind.make()
+    region = _erased(kind)
     page = region.page_bytes
     size = 4 * SECTOR
-    _erase_all(region)
     region.program(0, _pattern(256))
     before = _read(region, 0, size)
     bad = [
@@ -187,8 +185,7 @@ def test_argument_outside_the_region_is_refused_and_touches_nothing(kind):
 @pytest.mark.parametrize("kind", KINDS[:6], ids=NAMES[:6])
 @pytest.mark.req("S4", "S6")
 def test_byte_takes_no_second_value_and_ff_leaves_it_alone(kind):
-    region = kind.make()
-    _erase_all(region)
+    region = _erased(kind)
     first = bytearray(b"\xff" * 256)
     first[0:100] = _pattern(100)
     region.program(512, first)
