@@ -263,6 +263,8 @@ class Journal(Ring):
     def take(self) -> int:
         """Open the next queued message; return its slot, or -1 if nothing waits or no slot is free.
 
+        -1 also where so many finished out of turn (32) that the oldest has to move out of their way, and there is no room for it.
+
         Raises:
             StoreCorrupt: what is stored can't be read.
         """
