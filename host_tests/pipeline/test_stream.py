@@ -128,19 +128,24 @@ def test_batch_that_another_run_has_committed_meanwhile_stays_as_it_is(spark, fi
 
 @pytest.mark.req("P3")
 def test_collector_that_numbers_its_segments_anew_is_named_and_read_once_the_checkpoint_is_gone(spark, landing, out):
-    for seq in (1, 2):
+    for seq in (1, 2, 3):
         landing.message("a", 1, seq)
         landing.seal()
     go(spark, landing, out)
     for path in landing.directory.iterdir():
         path.unlink()  # all of it is in the tables; but the logs went along, and with them the number of the next segment
     landing.number = landing.row = 0
-    landing.message("a", 1, 3)
+    landing.message("a", 1, 4)
     landing.seal()
     with pytest.raises(LandingError, match=r"c-000000001.parquet is its collector's newest.*delete .*out/checkpoint"):
         go(spark, landing, out)
     shutil.rmtree(out / "checkpoint")
-    assert [seq for _, _, seq, _ in keys(spark, go(spark, landing, out))] == [1, 2, 3]
+    output = go(spark, landing, out)
+    assert [seq for _, _, seq, _ in keys(spark, output)] == [1, 2, 3, 4]
+    for seq in (5, 6):
+        landing.message("a", 1, seq)
+        landing.seal()
+    assert compact.retire(str(landing.directory), output.latest()) == 0  # 2 is not yet read this time
 
 
 def test_damaged_segment_is_named_and_nothing_of_its_batch_counts(spark, landing, out):
@@ -227,7 +232,7 @@ def test_compaction_keeps_every_row_and_the_stream_goes_on_behind_it(spark, land
     assert keys(spark, output) == rows
     assert len(list((out / "readings").rglob("*.parquet"))) == len(output.files("readings"))
     assert compact.compact(spark, str(out)) is None
-    assert compact.retire(str(landing.directory), output.latest().read) == 1
+    assert compact.retire(str(landing.directory), output.latest()) == 1
     landing.message("a", 1, 4, value=4, dup=True)
     landing.message("a", 1, 6, value=6)
     landing.seal()

@@ -98,13 +98,16 @@ def compact(spark: SparkSession, out: str) -> Commit | None:
     return merged
 
 
-def retire(landing: str, read: dict[str, int]) -> int:
-    """Delete the segments that are in the tables, but each collector's last; return how many."""
+def retire(landing: str, last: Commit) -> int:
+    """Delete the segments that the stream of the last commit has read, but each collector's last; return how many.
+
+    Not those that an earlier stream has read: what lies there now may be others under the same numbers.
+    """
     directory = Storage(landing)
     count = 0
     for collector, numbers in source.latest(directory).items():
         for number, name in numbers.items():
-            if number < min(read.get(collector, 0), max(numbers)):
+            if number < min(last.stream_read.get(collector, 0), max(numbers)):
                 directory.delete(name)
                 count += 1
     return count
@@ -139,7 +142,7 @@ def main() -> int:
         after = sum(map(len, merged.files.values())) if merged else files
         print(f"{files} files are {after} now")
         if options.retire:
-            print(f"{retire(options.retire, before.read)} segments retired")
+            print(f"{retire(options.retire, before)} segments retired")
     finally:
         spark.stop()
     return 0
