@@ -58,6 +58,7 @@ def test_second_run_in_an_output_directory_is_refused(tmp_path, capsys):
         (report.main, ["--out", "{tmp}"], "has no audit yet: run python -m tools.pipeline.run first"),
         (compact.main, [], "--out is missing"),
         (compact.main, ["--out", "{tmp}"], "has no batches: run python -m tools.pipeline.run first"),
+        (compact.main, ["--out", "{tmp}", "--retire", "{tmp}/none"], "no such landing directory"),
         (wire.main, ["--captures", "{tmp}/none", "--out", "{tmp}/o"], "there are no captures. Make one: tcpdump"),
     ],
 )

@@ -21,7 +21,6 @@ from . import schemas
 from .storage import Storage
 
 FORMAT_FILE = "format.json"
-LOCK_FILE = "run.lock"
 COMMITS = "commits"
 
 
@@ -51,8 +50,8 @@ class Output:
         self.storage = Storage(uri)
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Keep other runs out of the directory meanwhile; on an object store nothing can, but see `write`.
+    def alone(self, what: str = "run") -> Iterator[None]:
+        """Keep others of the same kind out of the directory meanwhile; on an object store nothing can, but see `write`.
 
         Raises:
             OutputError: another one is at work.
@@ -61,13 +60,13 @@ class Output:
             yield
             return
         Path(self.storage.root).mkdir(parents=True, exist_ok=True)
-        handle = os.open(self.storage.path(LOCK_FILE), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        handle = os.open(self.storage.path(f"{what}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise OutputError(
-                    f"another run is at work in {self.storage.uri}: wait for its end, or give another --out"
+                    f"another {what} is at work in {self.storage.uri}: wait for its end, or give another --out"
                 ) from None
             yield
         finally:

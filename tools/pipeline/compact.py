@@ -10,6 +10,7 @@ adds commits behind.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 import uuid
 from collections.abc import Iterator
@@ -127,24 +128,26 @@ def main() -> int:
     if not options.out:
         print("compact: --out is missing: say which tables, `make compact OUT=tables`", file=sys.stderr)
         return 2
-    try:
-        output = Output(options.out)
-        before = output.latest()
-        if before is None:
-            raise OutputError(f"{options.out} has no batches: run python -m tools.pipeline.run first")
-        spark = session.make(options.master, session.log_file(output.storage))
-    except (OutputError, StorageError, java.JavaNotFound) as error:
-        print(f"compact: {error}", file=sys.stderr)
-        return 2
-    try:
+    with contextlib.ExitStack() as stack:
+        try:
+            output = Output(options.out)
+            if options.retire:
+                source.latest(Storage(options.retire))
+            before = output.latest()
+            if before is None:
+                raise OutputError(f"{options.out} has no batches: run python -m tools.pipeline.run first")
+            stack.enter_context(output.alone("compaction"))
+            spark = session.make(options.master, session.log_file(output.storage))
+            stack.callback(spark.stop)
+        except (OutputError, StorageError, source.LandingError, java.JavaNotFound) as error:
+            print(f"compact: {error}", file=sys.stderr)
+            return 2
         files = sum(len(output.files(table)) for table in schemas.TABLES)
         merged = compact(spark, options.out)
         after = sum(map(len, merged.files.values())) if merged else files
         print(f"{files} files are {after} now")
         if options.retire:
             print(f"{retire(options.retire, before)} segments retired")
-    finally:
-        spark.stop()
     return 0
 
 
