@@ -1,9 +1,9 @@
 """The link to the broker: opens sockets, pumps the connection, and opens them again; it never waits.
 
-`step` goes as far as it can without waiting, but no further than one read, and returns the next event; the faces wait, each in
-its own way, for `sock` to become ready or for `wait_ms` to pass. Every state has a deadline. The name is looked up afresh for
-every attempt, and the addresses it has are tried in turn. Only a name lookup can block, as long as the system's resolver does:
-a board's is bounded (lwIP gives up after a few seconds), and a numeric address needs none.
+`step` goes as far as it can without waiting, but not for ever, and returns the next event; the faces wait, each in its own way,
+for `sock` to become ready or for `wait_ms` to pass. Every state has a deadline. The name is looked up afresh for every attempt,
+and the addresses it has are tried in turn. Only a name lookup can block, for as long as the system's resolver does: a board's
+is bounded (lwIP gives up after a few seconds), and a numeric address needs none.
 """
 
 import socket
@@ -38,6 +38,7 @@ _UP = const(3)  # bytes can flow; TLS and CONNECT may still be under way
 _POLLIN = const(1)
 _POLLOUT = const(4)
 _IDLE_MS = const(1000)
+_READS = const(4)  # so many reads make a turn
 _BATCH_MS = const(2)  # for so long after a write, what answers make room for waits to share the next one
 
 
@@ -73,7 +74,7 @@ class Link:
         self._since_ms = 0  # when this state began, or (_DOWN) when it ends
         self._opened_ms = 0
         self._check_ms = 0  # when `connection.check` is due
-        self._had = False  # something was read: it is the caller's turn before more is, however much the broker sends
+        self._reads = 0  # how often something was read in this turn, which ends, however much the broker sends
         self._stuck = False
         self._stuck_ms = 0
         self._unproved = False  # this connection has yet to show that it works
@@ -106,6 +107,8 @@ class Link:
         if self._state == _STOPPED:  # by the handler that failed then
             return
         connection = self.connection
+        if self._unproved and self._session.acknowledged:
+            self._prove()
         if self._state == _UP:
             connection.farewell(error)
         state = connection.state
@@ -195,18 +198,17 @@ class Link:
         session = self._session
         while True:
             event = connection.process(now_ms)
-            if self._unproved and session.acknowledged:
-                self._prove()
             if event == NOTHING:
                 some = session.out_end
                 if self.write(now_ms) and some and session.ready:
                     continue  # the window holds more than one output did: what is left would wait for the next answer
-                if not self._had:
+                if self._reads < _READS:
                     n = self.sock.readinto(connection.decoder.room())
                     if n is not None:
                         connection.received(n, now_ms)
-                        self._had = True
+                        self._reads += 1
                         continue
+                    self._reads = 0
                 return self._pause(now_ms)
             if event == OUTPUT:
                 if not self.write(now_ms):
@@ -228,8 +230,10 @@ class Link:
                 return event
 
     def _pause(self, now_ms):
-        """Do what is due, and let the caller have its turn: there is nothing to read, or something was read already."""
+        """Do what is due, and let the caller have its turn: there is nothing to read, or enough was read."""
         connection = self.connection
+        if self._unproved and self._session.acknowledged:
+            self._prove()
         wait = ticks_diff(self._check_ms, now_ms)
         if wait <= 0:  # nothing is due before: what happened since can only have put it off
             wait = min(connection.check(now_ms), _IDLE_MS)
@@ -238,8 +242,8 @@ class Link:
             self._check_ms = ticks_add(now_ms, wait)
             if self._unproved and ticks_diff(now_ms, self._opened_ms) >= self.backoff.lasting_ms:
                 self._prove()
-        self.wait_ms = 0 if self._had else wait
-        self._had = False
+        self.wait_ms = 0 if self._reads else wait
+        self._reads = 0
         return NOTHING
 
     def _open(self, now_ms):
@@ -313,7 +317,8 @@ class Link:
         self.connection.session.keep_step(step if step > 2 else 0)
 
     def _close(self):
-        self._unproved = self._stuck = self._had = False
+        self._unproved = self._stuck = False
+        self._reads = 0
         self.events = 0
         if self.sock:
             try:
