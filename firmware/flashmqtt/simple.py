@@ -161,8 +161,9 @@ class MQTTClient:
         self._unseen -= 1
 
     def check_msg(self):
-        """Hand over what has come, without waiting."""
-        self._client.poll(0)
+        """Hand over what has come, without waiting; from a callback: when that has returned."""
+        if not self._client.link.handling:
+            self._client.poll(0)
         self._unseen = 0
 
     def _on_message(self, message):

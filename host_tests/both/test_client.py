@@ -17,6 +17,7 @@ from flashmqtt.errors import (
     UsageError,
 )
 from flashmqtt.session.ram import RamStore
+from flashmqtt.simple import MQTTClient
 from loopback import Flooding, Loopback
 from wire import publish, pubrel
 
@@ -639,3 +640,23 @@ def test_a_disconnect_during_which_the_store_fails_stays_disconnected():
     for _ in range(3):
         mqtt.poll(20)
     assert not mqtt.connected and mqtt.link.sock is None and mqtt.link.attempts == 1
+
+
+@pytest.mark.req("Q3")
+def test_a_callback_of_umqtt_simples_may_look_for_messages():
+    broker = Loopback()
+    mqtt = MQTTClient("me", "127.0.0.1", broker.port, feed=broker)
+    seen = []
+
+    def note(topic, payload):
+        seen.append(payload)
+        mqtt.check_msg()
+        mqtt.ping()
+
+    mqtt.set_callback(note)
+    mqtt.connect()
+    broker.give(publish(b"a", b"1", 1, 7), publish(b"a", b"2", 1, 8))
+    while len(seen) < 2:
+        mqtt.check_msg()
+    assert seen == [b"1", b"2"]
+    mqtt.disconnect()
