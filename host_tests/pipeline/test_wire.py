@@ -215,6 +215,15 @@ def test_lost_bytes_end_a_direction_and_are_no_violation():
     assert "MALFORMED" not in kinds
 
 
+def test_line_of_a_capture_that_says_nothing_is_passed_over(tmp_path):
+    good = {"t": 1, "c": "1", "d": "up", "b": connect().hex()}
+    bad = ['{"t":1e999,"c":"1","d":"up","b":""}', json.dumps(good | {"d": []}), "[]", "7", json.dumps(good)[:-9]]
+    file = tmp_path / "capture.jsonl"
+    file.write_text("\n".join([json.dumps(good), *bad]))
+    with file.open("rb") as opened:
+        assert [piece.content for piece in capture.read(opened, file.name, [1883])] == [connect()]
+
+
 def test_file_that_is_no_capture_is_named(tmp_path):
     for content, text in ((b"\x0a\x0d\x0d\x0a" + b"\0" * 30, "editcap"), (b"hello", "no pcap")):
         path = tmp_path / "x"

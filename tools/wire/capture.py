@@ -73,7 +73,9 @@ def _read_json(text: bytes) -> Iterator[Piece]:
             content = bytes.fromhex(said["b"])
             key = (str(said["c"]), said["d"])
             time_us = int(said["t"])
-        except (ValueError, KeyError, TypeError):
+            if said["d"] not in (UP, DOWN):
+                continue
+        except (ValueError, KeyError, TypeError, OverflowError):
             continue  # the last line of a capture that was cut off
         at = positions.get(key, 0)
         positions[key] = at + len(content)
