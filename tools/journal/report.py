@@ -27,7 +27,6 @@ KINDS = {
     layout.MOUNT: "mount",
 }
 MESSAGES = (layout.QUEUED, layout.HELD, layout.MOVED)
-SLOTS = 250
 
 
 @dataclass
@@ -175,8 +174,11 @@ def ask_journal(content: bytes, sector_bytes: int) -> Alive:
     Raises:
         FlashMqttError: it does not mount.
     """
-    region = RamRegion(len(content) // sector_bytes, sector_bytes, 256, bytearray(content))
-    journal = Journal(region, SLOTS)
+
+    def mounted(slots: int) -> Journal:
+        return Journal(RamRegion(len(content) // sector_bytes, sector_bytes, 256, bytearray(content)), slots)
+
+    journal = mounted(mounted(1).slots + 1)  # as many as are open (a mount makes them), and one to take what waits
     sums = {
         "boots": journal.boot - 1,
         "stored": journal.stored,
