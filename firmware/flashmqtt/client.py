@@ -36,9 +36,8 @@ except ImportError:  # CPython
 
 
 _IPOLL = hasattr(_poll(), "ipoll")
-_SLICE_MS = const(
-    200
-)  # the longest wait between two calls of `feed`, and the longest turn of a broker that never stops
+# The longest wait between two calls of `feed`, and the longest turn of a broker that never stops.
+_SLICE_MS = const(200)
 _PATIENCE_MS = const(5)  # how long `publish` puts off reading: what comes is answered in batches
 
 

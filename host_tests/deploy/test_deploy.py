@@ -68,6 +68,8 @@ def test_from_an_empty_board_to_a_delivered_reading_and_again(tmp_path):
         status, printed, complaints = run(*words)
         assert status == 0, printed + complaints
         assert "delivered" in printed and "pinned in the file system" in printed
+        # Not "watchdog", by which a Pico resets itself.
+        assert b"boot=1 stored=0 cause=reset" in bytes(device.console)
         files = len(build.sources("pico_w")) + 1
         assert f"{files}: {files} new, 0 changed" in printed
 

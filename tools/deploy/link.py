@@ -52,6 +52,16 @@ if h.digest().hex() == %r:
         os.rename(n, p)
     print('taken')
 """
+# What runs may be anybody's: its `board` may be no module of ours, or raise whatever it likes.
+_RESET = """
+import time
+try:
+    from board import reset
+except Exception:
+    from machine import reset
+time.sleep_ms(100)
+reset()
+"""
 
 
 class BoardSaid(DeployFailed):
@@ -207,9 +217,12 @@ class Link:
             raise DeployFailed(f"{path} can't be read: {error}") from error
 
     def reset(self) -> None:
-        """Reset the chip, as its button would, and open the port again; what then runs is left running."""
+        """Reset the chip, as its button would, and open the port again; what then runs is left running.
+
+        By our `board` module where it is there: an RP2040 can't tell `machine.reset()` from a watchdog's bite.
+        """
         with contextlib.suppress(TransportError, SerialException, OSError):
-            self._board.exec_raw_no_follow("import time, machine; time.sleep_ms(100); machine.reset()")
+            self._board.exec_raw_no_follow(_RESET)
         self.close()
         self.reopen()
 
