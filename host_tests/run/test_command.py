@@ -2,11 +2,17 @@
 
 import argparse
 import importlib
+import os
 import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from tools.command import ended, folder, number
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize(
@@ -73,3 +79,18 @@ def test_a_wrong_argument_is_named_before_anything_is_done(line, capsys):
     last = capsys.readouterr().err.splitlines()[-1]
     name, wrong = words[-2:]
     assert name in last and wrong in last
+
+
+@pytest.mark.parametrize("name", ["run", "deploy", "soak", "powercut", "journal", "collector", "wire", "pipeline.run"])
+def test_a_command_finds_the_library_without_the_makefiles_path(name):
+    environment = {variable: value for variable, value in os.environ.items() if variable != "PYTHONPATH"}
+    ran = subprocess.run(
+        [sys.executable, "-m", f"tools.{name}", "--help"],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ran.returncode == 0 and "usage:" in ran.stdout, ran.stderr

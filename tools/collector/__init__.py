@@ -1,8 +1,1 @@
 """The collector: takes what a broker delivers and acknowledges what is durable; `python -m tools.collector`."""
-
-import sys
-from pathlib import Path
-
-_FIRMWARE = str(Path(__file__).resolve().parents[2] / "firmware")
-if _FIRMWARE not in sys.path:  # so that the command also works without the Makefile's PYTHONPATH
-    sys.path.insert(0, _FIRMWARE)
