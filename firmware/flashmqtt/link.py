@@ -39,6 +39,7 @@ _POLLIN = const(1)
 _POLLOUT = const(4)
 _IDLE_MS = const(1000)
 _READS = const(4)  # so many reads make a turn
+_READ_OUT = const(5)  # this one took what there was
 _BATCH_MS = const(2)  # for so long after a write, what answers make room for waits to share the next one
 
 
@@ -203,10 +204,12 @@ class Link:
                 if self.write(now_ms) and some and session.ready:
                     continue  # the window holds more than one output did: what is left would wait for the next answer
                 if self._reads < _READS:
-                    n = self.sock.readinto(connection.decoder.room())
+                    room = connection.decoder.room()
+                    n = self.sock.readinto(room)
                     if n is not None:
                         connection.received(n, now_ms)
-                        self._reads += 1
+                        # Less than there was room for was all there is; only TLS may hold back more, which no poller sees.
+                        self._reads = _READ_OUT if n < len(room) and not self._tls else self._reads + 1
                         continue
                     self._reads = 0
                 return self._pause(now_ms)
@@ -242,7 +245,7 @@ class Link:
             self._check_ms = ticks_add(now_ms, wait)
             if self._unproved and ticks_diff(now_ms, self._opened_ms) >= self.backoff.lasting_ms:
                 self._prove()
-        self.wait_ms = 0 if self._reads else wait
+        self.wait_ms = 0 if self._reads == _READS else wait
         self._reads = 0
         return NOTHING
 
