@@ -1,7 +1,8 @@
 """The session: what is in flight, both ways, across any number of network connections (3.1.1 and 5, sections 4.1 to 4.4).
 
 It knows no socket, no clock and no handshake; `connection.py` feeds it decoded packets and the time, and takes bytes from `out`.
-It lasts as long as its store does, and longer than any connection [MQTT-4.1.0-1] [MQTT-4.1.0-2]; 5: [MQTT-4.1.0-1].
+It lasts as long as its store does, and longer than any connection [MQTT-4.1.0-1] [MQTT-4.1.0-2];
+5: [MQTT-4.1.0-1] [MQTT-3.1.2-23].
 What it promises rests on the order of three things: a message is in the store before `publish` returns; `settle` makes the store
 durable before any byte of `out` leaves; and an acknowledgement is put into `out` only after what it acknowledges is stored.
 The flows themselves are data: see `flows.py`.
@@ -320,7 +321,10 @@ class Session:
     # --- a connection begins and ends ---
 
     def connected(self, present, restore):
-        """The broker accepted the connection: does it still know the session [MQTT-3.1.2-4]? restore: subscribe again."""
+        """The broker accepted the connection: does it still know the session [MQTT-3.1.2-4]? restore: subscribe again.
+
+        Where it does not, the flows of the old session are over, and what they carried begins anew (5: [MQTT-3.2.2-5]).
+        """
         self.online = self.ready = True
         self.out_end = self.lost = 0
         if self.requests:
@@ -403,7 +407,8 @@ class Session:
     def pump(self, now_ms):
         """Put into the output what may go out: requests, resends in order, then new messages as far as the window allows.
 
-        Only new messages wait for the window [MQTT-3.3.4-8] [MQTT-4.9.0-2] [MQTT-4.9.0-3].
+        Only new messages wait for the window [MQTT-3.3.4-8] [MQTT-4.9.0-2] [MQTT-4.9.0-3]. Nothing expires here, neither what
+        was sent [MQTT-4.3.3-7] nor what is held [MQTT-4.3.3-13]: that is the broker's to do.
         """
         if not self.online or self.lost or (self.partial >= 0 and not self._continue(now_ms)):
             return
