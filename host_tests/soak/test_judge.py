@@ -20,7 +20,7 @@ SEVERAL = 120
 def series(level, growth=0.0, noise=0.0, life=1, subject="collector", start=0):
     rng = random.Random(7)
     return [
-        Sample(start + n, subject, life, "memory", level + growth * n / SEVERAL + rng.gauss(0, noise))
+        Sample(start + 3 * n, subject, life, "memory", level + growth * n / SEVERAL + rng.gauss(0, noise))
         for n in range(SEVERAL)
     ]
 
@@ -75,6 +75,15 @@ def test_a_board_whose_heap_goes_up_and_down_with_its_work_is_flat():
     rng = random.Random(3)
     heap = [Sample(5.0 * n, "board-1", 1, "memory", 160_000 + rng.choice((0, 96, 416, 704))) for n in range(SEVERAL)]
     assert only(heap, ["board-1"]).flat
+
+
+def test_one_step_of_an_allocator_in_a_short_life_tells_nothing_and_in_a_long_one_is_growth():
+    # What a soak of 15 minutes saw of the sealer, whose longest life of 130 s was mostly warming up.
+    steps = [131_000_000.0 if n < 66 else 138_000_000.0 for n in range(88)]
+    short = only([Sample(1.5 * n, "sealer", 1, "memory", steps[n]) for n in range(88)])
+    assert not short.told and short.flat
+    long = only([Sample(15.0 * n, "sealer", 1, "memory", steps[n]) for n in range(88)])
+    assert long.told and not long.flat
 
 
 def test_too_few_samples_tell_nothing():

@@ -5,7 +5,8 @@
 errors of that growth, or by no more than is nothing anyway: BOARD_BYTES of a board's heap (a message or a packet
 more is in the works at one moment than at another), HOST_SHARE of what a program of the host holds.
 A board's life here is the whole soak, as its flash outlives its boots and the heap is to be the same after each of them; a
-program's of the host is the longest between two kills.
+program's of the host is the longest between two kills, and has to be long enough (PROGRAM_S): what an allocator takes in steps
+of megabytes while a program warms up is no growth, and in a minute one such step looks like it.
 
 **Wear.** Even is a flash whose most and least erased sectors are one erase apart, as a ring's are. A power cut adds to that: the
 sector that was erased ahead is erased again by the recovery, which trusts no sector that merely looks blank. Where in the ring
@@ -34,6 +35,7 @@ FLAT_ERRORS = 4.0
 BOARD_BYTES = 512
 HOST_SHARE = 0.03
 FEWEST_SAMPLES = 8
+PROGRAM_S = 120.0
 CHANCE = 4.0
 
 
@@ -49,6 +51,7 @@ class Trend:
         growth: bytes, over these seconds, along the line.
         noise: standard deviation around the line, in bytes.
         bound: what growth is allowed.
+        least_s: in how many seconds it can be told.
     """
 
     subject: str
@@ -58,11 +61,12 @@ class Trend:
     growth: float
     noise: float
     bound: float
+    least_s: float = 0.0
 
     @property
     def told(self) -> bool:
-        """Whether there were enough samples to tell anything."""
-        return self.samples >= FEWEST_SAMPLES
+        """Whether there were enough samples, over a time that is long enough, to tell anything."""
+        return self.samples >= FEWEST_SAMPLES and self.seconds >= self.least_s
 
     @property
     def flat(self) -> bool:
@@ -72,14 +76,14 @@ class Trend:
     def __str__(self) -> str:
         text = f"{self.subject:10} {self.level / 1024:8,.0f} KB"
         if not self.told:
-            return f"{text}, too few samples to tell whether it grows"
+            return f"{text}, too few samples, or too short a life, to tell whether it grows"
         return (
             f"{text}, {self.growth:+,.0f} B in the last {self.seconds:,.0f} s (noise {self.noise:,.0f} B, bound "
             f"{self.bound:,.0f} B){'' if self.flat else '  NOT FLAT'}"
         )
 
 
-def trend(subject: str, at_s: list[float], values: list[float], nothing: float) -> Trend:
+def trend(subject: str, at_s: list[float], values: list[float], nothing: float, least_s: float = 0.0) -> Trend:
     """Lay a line through the second half of a series; growth of up to `nothing` bytes counts as none."""
     x, y = np.array(at_s), np.array(values)
     half = x >= (x[0] + x[-1]) / 2 if len(x) else np.zeros(0, dtype=bool)
@@ -92,7 +96,7 @@ def trend(subject: str, at_s: list[float], values: list[float], nothing: float) 
     error = seconds * noise / float(np.sqrt(np.sum((x - x.mean()) ** 2)))
     level = float(y.mean())
     bound = max(FLAT_ERRORS * error, nothing)
-    return Trend(subject, len(x), seconds, level, float(slope) * seconds, noise, bound)
+    return Trend(subject, len(x), seconds, level, float(slope) * seconds, noise, bound, least_s)
 
 
 def memory(samples: list[Sample], boards: set[str]) -> list[Trend]:
@@ -106,7 +110,8 @@ def memory(samples: list[Sample], boards: set[str]) -> list[Trend]:
         longest = max(its.values(), key=lambda life: life[-1].at_s - life[0].at_s)
         values = [one.value for one in longest]
         nothing = BOARD_BYTES if subject in boards else HOST_SHARE * float(np.mean(values))
-        found.append(trend(subject, [one.at_s for one in longest], values, nothing))
+        least_s = 0.0 if subject in boards else PROGRAM_S
+        found.append(trend(subject, [one.at_s for one in longest], values, nothing, least_s))
     return found
 
 
