@@ -75,7 +75,7 @@ wire-audit: setup ## Audit captured MQTT traffic (ARGS="--captures DIR --out DIR
 powercut: setup ## Cut the power at every flash operation, and again in the recovery; prints how many cuts (SHORT=1: a minute; REPLAY=id)
 	@$(PY) -m tools.powercut $(if $(SHORT),--short) $(if $(REPLAY),--replay "$(REPLAY)")
 
-powercut-board: setup ## A board's whole life under power cuts (FLASHMQTT_UF2=image runs it on an emulated Pico W, too)
+powercut-board: setup ## A board's whole life under power cuts (FLASHMQTT_UF2=image runs it on an emulated Pico, too)
 	@FLASHMQTT_BOARD_CUTS=250 $(PY) -m pytest host_tests/flash/test_board_power_cuts.py
 
 faults: setup ## Cut the link everywhere, kill broker and board everywhere; counts losses and duplicates (SHORT=1; REPLAY=id)
