@@ -211,7 +211,6 @@ class Link:
                         # Less than there was room for was all there is; only TLS may hold back more, which no poller sees.
                         self._reads = _READ_OUT if n < len(room) and not self._tls else self._reads + 1
                         continue
-                    self._reads = 0
                 return self._pause(now_ms)
             if event == OUTPUT:
                 if not self.write(now_ms):
