@@ -504,11 +504,10 @@ def test_what_a_worn_store_holds_is_delivered_over_any_number_of_outages():
     mqtt.disconnect()
 
 
-@pytest.mark.req("B4", "S6")
-def test_a_connection_is_made_again_also_where_the_store_failed_at_its_end():
+def failed_when_a_message_was_handed_over():
+    """Return a store that fails from then on, and the broker and client at it."""
     store = FailingStore(18)
     broker, mqtt = connected(store=store)
-    broker.present = 1
 
     def fail(message):
         store.failure = FlashFailed("not now")
@@ -517,6 +516,13 @@ def test_a_connection_is_made_again_also_where_the_store_failed_at_its_end():
     broker.give(publish(b"a", b"x", 2, 8), pubrel(8))
     with pytest.raises(FlashFailed):
         until(broker, mqtt, lambda: False)
+    return store, broker, mqtt
+
+
+@pytest.mark.req("B4", "S6")
+def test_a_connection_is_made_again_also_where_the_store_failed_at_its_end():
+    store, broker, mqtt = failed_when_a_message_was_handed_over()
+    broker.present = 1
     broker.drop()
     with pytest.raises(FlashFailed):
         mqtt.link.fail(ConnectionLost("gone"), ticks_ms())
@@ -625,16 +631,7 @@ def test_a_handler_that_disconnects_and_then_fails_stays_disconnected():
 
 @pytest.mark.req("W11", "S6")
 def test_a_disconnect_during_which_the_store_fails_stays_disconnected():
-    store = FailingStore(18)
-    broker, mqtt = connected(store=store)
-
-    def fail(message):
-        store.failure = FlashFailed("not now")
-
-    mqtt.on_message = fail
-    broker.give(publish(b"a", b"x", 2, 8), pubrel(8))
-    with pytest.raises(FlashFailed):
-        until(broker, mqtt, lambda: False)
+    _, _broker, mqtt = failed_when_a_message_was_handed_over()
     with pytest.raises(FlashFailed):
         mqtt.disconnect()
     for _ in range(3):
