@@ -19,11 +19,10 @@ from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import Pool
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-sys.path[:0] = [str(ROOT / "firmware"), str(ROOT)]
+from tools.command import ended, number
+from tools.fuzz import cases
 
-from tools.command import ended, number  # noqa: E402
-from tools.fuzz import cases  # noqa: E402
+ROOT = Path(__file__).resolve().parent.parent.parent
 
 VECTORS = str(ROOT / "host_tests" / "vectors")
 WORKERS = os.cpu_count() or 1
