@@ -10,13 +10,13 @@ CUTS ?= 20
 LINKCUTS ?= 10
 KILLS ?= 3
 SEED ?=
-BOARD ?= pico_w
+BOARD ?= auto
 PORT ?= auto
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help setup run test check bench requirements dump \
-	soak powercut faults hostile fuzz clauses size vectors collect collector-kills pipeline cluster report wire-audit compact \
+	soak powercut faults hostile brokers fuzz clauses size vectors collect collector-kills pipeline cluster report verdict check-tables wire-audit compact \
 	deploy monitor backup wipe wakes virtual-board powercut-board format
 
 help: ## List the targets, and in parentheses what they take, with the defaults
@@ -35,11 +35,11 @@ setup: ## Install what is needed, into .venv (the other targets do this themselv
 
 ##@ A board
 
-deploy: setup ## Put it on a board and wait for its first reading (BOARD=pico_w or esp32, PORT=auto; DRY=1: only say what; YES=1: don't ask; PLAIN=1: no names shortened)
-	@$(PY) -m tools.deploy deploy --board $(BOARD) --port $(PORT) $(if $(DRY),--dry-run) $(if $(PLAIN),--plain) $(if $(YES),--yes)
+deploy: setup ## Put it on a board and wait for its first reading (BOARD=auto: whichever it is, or BOARD_FILE=your/board.py; PORT=auto; DRY=1: only say what; YES=1: don't ask; PLAIN=1: no names shortened)
+	@$(PY) -m tools.deploy deploy --board $(BOARD) $(if $(BOARD_FILE),--board-file "$(BOARD_FILE)") --port $(PORT) $(if $(DRY),--dry-run) $(if $(PLAIN),--plain) $(if $(YES),--yes)
 
-monitor: setup ## Show what the board says, until Ctrl-C (PORT=auto)
-	@$(PY) -m tools.deploy monitor --port $(PORT)
+monitor: setup ## Show what the board says, until Ctrl-C (PORT=auto; PLAIN=1: it was deployed so)
+	@$(PY) -m tools.deploy monitor --port $(PORT) $(if $(PLAIN),--plain)
 
 backup: setup ## Copy every file of the board, and the journal, into backups/ (PORT=auto)
 	@$(PY) -m tools.deploy backup --port $(PORT)
@@ -50,8 +50,8 @@ wipe: setup ## Take everything of ours off the board, after asking (PORT=auto; Y
 dump: setup ## Show what is in a journal (FROM=auto: the board's; FROM=/dev/ttyACM0; or IMAGE=flash.bin)
 	@$(PY) -m tools.journal dump $(if $(FROM),--board "$(FROM)",$(if $(IMAGE),"$(IMAGE)"))
 
-virtual-board: setup ## A virtual Pico W on a serial port, for mpremote and deploy (WIFI=network:password that its radio finds; BOARD=esp32)
-	@$(PY) -m tools.virtual_board.device $(if $(filter esp32,$(BOARD)),--port esp32) $(if $(WIFI),--wifi "$(WIFI)")
+virtual-board: setup ## A virtual Pico W on a serial port, for mpremote and deploy (WIFI=network:password that its radio finds; BOARD=esp32, pico2_w ...)
+	@$(PY) -m tools.virtual_board.device $(if $(filter-out auto,$(BOARD)),--board $(BOARD)) $(if $(WIFI),--wifi "$(WIFI)")
 
 ##@ Behind the broker
 
@@ -64,6 +64,12 @@ pipeline: setup ## Run the Spark pipeline (ARGS="--landing landing --out tables"
 report: setup ## Write the fleet's HTML page (OUT=tables)
 	@$(PY) -m tools.pipeline.report --out $(OUT)
 
+verdict: setup ## Is every message in the tables, once? Without Spark, also beside a run that follows (OUT=tables)
+	@$(PY) -m tools.pipeline.verdict --out $(OUT)
+
+check-tables: setup ## Hold all rows of a pipeline's tables against the audit (OUT=tables)
+	@$(PY) -m tools.pipeline.check --out $(OUT)
+
 compact: setup ## Join a pipeline's many small files (OUT=tables)
 	@$(PY) -m tools.pipeline.compact --out $(OUT)
 
@@ -74,6 +80,7 @@ wire-audit: setup ## Audit captured MQTT traffic (ARGS="--captures DIR --out DIR
 
 powercut: setup ## Cut the power at every flash operation, and again in the recovery; prints how many cuts (SHORT=1: a minute; REPLAY=id)
 	@$(PY) -m tools.powercut $(if $(SHORT),--short) $(if $(REPLAY),--replay "$(REPLAY)")
+	@$(if $(REPLAY),,$(PY) -m host_tests.journal.flips $(if $(SHORT),29))
 
 powercut-board: setup ## A board's whole life under power cuts (FLASHMQTT_UF2=image runs it on an emulated Pico, too)
 	@FLASHMQTT_BOARD_CUTS=250 $(PY) -m pytest host_tests/flash/test_board_power_cuts.py
@@ -83,6 +90,9 @@ faults: setup ## Cut the link everywhere, kill broker and board everywhere; coun
 
 hostile: setup ## A broker that does every wrong thing at every moment (REPLAY=id)
 	@$(PY) -m tools.hostile $(if $(REPLAY),--case "$(REPLAY)")
+
+brokers: setup ## The same scenarios against every real broker that can be had; what each of them does (ONLY="mosquitto aedes"; REPLAY=id; KEEP=1: into its page)
+	@$(PY) -m tools.brokers $(if $(ONLY),--brokers $(ONLY)) $(if $(REPLAY),--case "$(REPLAY)") $(if $(KEEP),--keep)
 
 fuzz: setup ## A million malformed streams through the decoder (CASES=1000000)
 	@$(PY) -m tools.fuzz $(if $(CASES),--cases $(CASES))
@@ -113,10 +123,13 @@ clauses: setup ## Which normative statements of MQTT are obeyed where, and prove
 bench: setup ## Measure everything beside the peers; tables, bench.json (ONLY=journal for one area; KEEP=1: for the documents)
 	@$(PY) -m tools.bench $(if $(ONLY),--only $(ONLY)) $(if $(KEEP),--keep)
 
-size: setup ## What the library weighs on a board, against the ledger
-	@$(PY) -m tools.check.size
+size: setup ## What the library weighs on a board, against the ledger, and what three programs load (FLASHMQTT_MICROPYTHON32=path, FLASHMQTT_FROZEN32=path)
+	@$(PY) -m tools.check.size --runs
 
 ##@ The house
+
+release: setup ## Build what is published, reproducibly, into dist/: mip packages for every processor, sdist and wheel, checksums
+	@$(PY) -m tools.deploy.release
 
 check: setup ## What CI runs: format, lint, types, layers, mpy-cross, sizes, rules, clauses, tests
 	@$(PY) -m tools.check

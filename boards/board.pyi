@@ -36,8 +36,12 @@ class Region(Protocol):
     def read(self, offset: int, buf: bytearray | memoryview) -> None:
         """Fill all of buf from this offset."""
 
-    def program(self, offset: int, buf: bytearray | memoryview) -> None:
-        """Clear bits from this offset on; offset and length of buf are multiples of page_bytes, inside one sector."""
+    def program(self, offset: int, buf: bytearray | memoryview, again: bool = False) -> None:
+        """Clear bits from this offset on; offset and length of buf are multiples of page_bytes, inside one sector.
+
+        Args:
+            again: the same bytes were programmed there before, maybe cut short: nothing is checked or read back.
+        """
 
     def erase(self, sector: int) -> None:
         """Set all bits of the sector."""
@@ -55,7 +59,7 @@ def network_up(ssid: str, password: str, country: str) -> bool:
     """See that the network is up or on its way; return whether it is up now. To be called again and again.
 
     Args:
-        ssid, password: of the Wi-Fi; "" for a board without one.
+        ssid, password: of the Wi-Fi; "" where the board has none, or joins in its boot.py.
         country: two letters, or "": which channels may be used.
     """
 
@@ -68,12 +72,13 @@ def network_down() -> None:
 def network_strength() -> int | None:
     """Return the signal strength in dBm."""
 
-def journal_region(sectors: int) -> Region:
+def journal_region(sectors: int, feed: Callable[[], None] | None = None) -> Region:
     """Return the flash region that the journal may use.
 
     Args:
         sectors: how many sectors it is to have where it shares the flash with the file system; a partition of its own
             is taken whole.
+        feed: called at least once a second meanwhile: the first call may make hundreds of files.
 
     Raises:
         flashmqtt.errors.StoreError: there is none, or it is not the journal's.
@@ -86,7 +91,12 @@ def led(on: bool) -> None:
     """Switch the status LED."""
 
 def watchdog(timeout_ms: int) -> Callable[[], None]:
-    """Start the watchdog, with the nearest to timeout_ms that it can do; return the function that feeds it."""
+    """Start the watchdog, with the nearest to timeout_ms that is safe on this chip; return the function that feeds it."""
+
+def watchdog_off() -> None:
+    """See that the watchdog resets nobody any more, because the program ends and a person may use the REPL: stop it, or feed it
+    from a timer. Nothing, where none was started.
+    """
 
 def sleep(duration_ms: int) -> NoReturn:
     """Switch the network off, sleep for duration_ms as deeply as the board can, and start again."""

@@ -1,8 +1,8 @@
 """flashmqtt: what a board runs after its start: read the configuration, then be a sensor board.
 
 What can't be mended by starting again (the configuration, a journal that is not ours) is said, shown by the LED, and ends at the
-REPL, where it can be mended. Anything else that goes wrong is printed, and after a while, in which Ctrl-C
-gives the REPL, the board starts again: nobody has to come.
+REPL, where it can be mended; the watchdog is off then. Anything else that goes wrong is printed, and after a while, in which
+Ctrl-C gives the REPL, the board starts again: nobody has to come.
 """
 
 import gc
@@ -49,25 +49,35 @@ def main():
     gc.threshold(4096)  # type: ignore[attr-defined]
     import board  # type: ignore[import-not-found]
 
-    from flashmqtt.errors import StoreError
+    from flashmqtt.errors import StoreError, UsageError
 
     config = configuration(board)
     if config is None:
         return
+    application = None
     try:
         from app.application import Application
 
         gc.threshold(-1)  # type: ignore[attr-defined]
-        Application(board, config).run()
+        application = Application(board, config)
+        application.run()
     except StoreError as error:
+        board.watchdog_off()
         print("journal:", type(error).__name__, error)
         blink(board.led)
     except Exception as error:
+        board.watchdog_off()
+        if application is None and isinstance(error, UsageError):  # a certificate that can't be read, say
+            print("configuration:", error)
+            blink(board.led)
+            return
         if hasattr(sys, "print_exception"):  # CPython has none
             sys.print_exception(error)
         print("restart: in %d s; Ctrl-C gives the REPL" % RESTART_S)
         sleep(RESTART_S)
         board.reset()
+    finally:
+        board.watchdog_off()  # Ctrl-C: whoever is at the REPL now must not be reset
 
 
 main()

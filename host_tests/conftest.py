@@ -20,10 +20,12 @@ ROOT = HERE.parent
 BOTH = HERE / "both"
 # What the tests start (`python -m tools.deploy`) finds the code also where pytest was not started by make.
 os.environ.setdefault("PYTHONPATH", f"{ROOT}:{ROOT / 'firmware'}")
+# A child that reports through a pipe must not keep its lines to itself.
+os.environ.setdefault("PYTHONUNBUFFERED", "1")
 # What was started in the background (`nohup make test &`) ignores Ctrl-C, and so would the programs to which tests send it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-HEAP = os.environ.get("FLASHMQTT_TEST_HEAP", "512K")
-DEADLINE_S = 240
+HEAP = os.environ.get("FLASHMQTT_TEST_HEAP", "768K")
+DEADLINE_S = 600
 
 
 def micropython_command() -> str:

@@ -149,10 +149,14 @@ def find_mosquitto() -> str | None:
 def provide_broker() -> None:
     """See that there is a broker: mosquitto, or amqtt from .venv."""
     if find_mosquitto():
+        if not shutil.which("mosquitto_sub") and may_install_debian_packages():
+            say("installing mosquitto's clients (Debian's package)")
+            install_debian_package("mosquitto-clients")
         return
     if may_install_debian_packages():
         say("installing mosquitto (Debian's package)")
-        if install_debian_package("mosquitto") and find_mosquitto():
+        # Its clients, mosquitto_pub and mosquitto_sub, are for people: the documents use them.
+        if install_debian_package("mosquitto", "mosquitto-clients") and find_mosquitto():
             return
     say(
         "no mosquitto here, and no right to install it: amqtt from PyPI stands in, which loses messages when links are cut,"

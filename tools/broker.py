@@ -61,6 +61,8 @@ class Broker:
         listener: False where `extra` brings its own listeners.
     """
 
+    start_deadline_s = START_DEADLINE_S
+
     def __init__(
         self,
         directory: Path,
@@ -99,7 +101,7 @@ class Broker:
                 f"Port {self.port} is in use by another program. Choose another port, or leave the choice to us by naming none."
             )
         self.directory.mkdir(parents=True, exist_ok=True)
-        command = self._mosquitto() if self.kind == "mosquitto" else self._amqtt()
+        command = self._command()
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 command,
@@ -107,10 +109,11 @@ class Broker:
                 stdout=log,
                 stderr=log,
                 cwd=self.directory,
+                env={**os.environ, **self._environment()},
                 start_new_session=True,
                 preexec_fn=bound_to_this_process(),  # noqa: PLW1509 - one system call
             )
-        deadline = time.monotonic() + START_DEADLINE_S
+        deadline = time.monotonic() + self.start_deadline_s
         while not is_open(self.port):
             if self._process.poll() is not None:
                 raise BrokerFailed(
@@ -119,7 +122,7 @@ class Broker:
             if time.monotonic() > deadline:
                 self.stop()
                 raise BrokerFailed(
-                    f"{self.kind} accepts no connection after {START_DEADLINE_S:.0f} s. Its log: {self.log}"
+                    f"{self.kind} accepts no connection after {self.start_deadline_s:.0f} s. Its log: {self.log}"
                 )
             time.sleep(0.02)
         return self
@@ -169,6 +172,14 @@ class Broker:
 
     def _tail(self) -> str:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-8:])
+
+    def _command(self) -> list[str]:
+        """Write the configuration; return the command that runs the broker with it."""
+        return self._mosquitto() if self.kind == "mosquitto" else self._amqtt()
+
+    def _environment(self) -> dict[str, str]:
+        """Return what the broker's environment has besides ours."""
+        return {}
 
     def _mosquitto(self) -> list[str]:
         program = find_mosquitto()

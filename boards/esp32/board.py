@@ -5,24 +5,32 @@ looks like a power-on to MicroPython, and a crash of the IDF like a reset; deep 
 back set; connecting a radio that is connecting raises. It knows no MQTT.
 """
 
+from sys import implementation
 from time import gmtime, mktime, ticks_diff, ticks_ms, time
 
 import esp32
 import machine
 import network
-from machine import WDT, Pin
+from machine import WDT, Pin, Timer
 from micropython import const
+from neopixel import NeoPixel
 
-MODEL = "ESP32"
-LED_PIN = 2  # the blue one of most DevKits; override it in a copy of this file
+# The LED of Espressif's DevKits: on a pin of its own, or a coloured one that takes a protocol. Change it in a copy of this file.
+LED_PINS = {"ESP32": 2}
+COLOURED_LED_PINS = {"ESP32S3": 48, "ESP32C3": 8, "ESP32C6": 8}
 _RETRY_MS = const(20000)
-_WATCHDOG_LEAST_MS = const(1000)
+_WATCHDOG_LEAST_MS = const(20000)
+_FEED_MS = const(1000)
 _CLOCK_IS_SET = const(2025)
 
-_led = Pin(LED_PIN, Pin.OUT)
+_chip = getattr(implementation, "_machine", "").rpartition(" with ")[2]
+MODEL = _chip or "ESP32"
+_led = Pin(LED_PINS[_chip], Pin.OUT) if _chip in LED_PINS else None
+_coloured = NeoPixel(Pin(COLOURED_LED_PINS[_chip], Pin.OUT), 1) if _chip in COLOURED_LED_PINS else None
 _wlan = network.WLAN(network.STA_IF)
 _wanted = ""
 _asked = ticks_ms()
+_feed = None
 
 
 def unique_id():
@@ -54,6 +62,8 @@ def network_up(ssid, password, country):
         return True
     now = ticks_ms()
     if _wanted and _wanted == ssid and ticks_diff(now, _asked) < _RETRY_MS:
+        return False
+    if not ssid:  # boot.py joins, or an Ethernet board's own copy of this file
         return False
     if country:
         network.country(country)
@@ -91,7 +101,7 @@ def network_strength():
     return _wlan.status("rssi") if _wlan.isconnected() else None
 
 
-def journal_region(sectors):
+def journal_region(sectors, feed=None):
     """Return the partition `journal` of a table of ours, else files of the stock file system, pinned."""
     found = esp32.Partition.find(esp32.Partition.TYPE_DATA, label="journal")
     if found:
@@ -100,7 +110,8 @@ def journal_region(sectors):
         return BlockRegion(found[0])
     from flashmqtt.flash.pinned import open_or_pin
 
-    return open_or_pin(esp32.Partition.find(esp32.Partition.TYPE_DATA, label="vfs")[0], "/journal", sectors)
+    device = esp32.Partition.find(esp32.Partition.TYPE_DATA, label="vfs")[0]
+    return open_or_pin(device, "/journal", sectors, feed=feed)
 
 
 class ChipTemperature:
@@ -124,13 +135,28 @@ def sensors():
 
 
 def led(on):
-    """Switch the LED."""
-    _led.value(1 if on else 0)
+    """Switch the LED, where the board has one that we know."""
+    if _led is not None:
+        _led.value(1 if on else 0)
+    elif _coloured is not None:
+        _coloured[0] = (0, 8, 0) if on else (0, 0, 0)
+        _coloured.write()
 
 
 def watchdog(timeout_ms):
-    """Start the watchdog, for at least a second."""
-    return WDT(timeout=max(timeout_ms, _WATCHDOG_LEAST_MS)).feed
+    """Start the watchdog, for at least 20 s: a look-up of a name blocks for 7 s with each name server that does not answer."""
+    global _feed
+    _feed = WDT(timeout=max(timeout_ms, _WATCHDOG_LEAST_MS)).feed
+    return _feed
+
+
+def watchdog_off():
+    """Feed the watchdog from a timer: it can't be stopped."""
+    global _feed
+    feed = _feed
+    if feed is not None:
+        Timer(0).init(period=_FEED_MS, callback=lambda timer: feed())
+        _feed = None
 
 
 def sleep(duration_ms):

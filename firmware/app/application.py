@@ -11,13 +11,14 @@ carries none.
     flashmqtt/<device>/health     how the board fares (`app.health`)
     flashmqtt/<device>/clock      ties the uptime to the calendar, when the time was learnt
     flashmqtt/<device>/replies    what became of a command
-    flashmqtt-commands/<device>   commands, taken at QoS 2 (`app.commands`)
+    flashmqtt-commands/<device>   commands, taken at QoS 1 (`app.commands`)
     flashmqtt-live/<device>/status    "online" or, by the will, "offline"; retained
     flashmqtt-live/<device>/readings  sensors that ask for QoS 0: for eyes, not for the books, so no number is spent on them
 
 It knows the board only through the contract in `boards/board.pyi`.
 """
 
+from flashmqtt import __version__
 from flashmqtt.backoff import Backoff
 from flashmqtt.client import Client
 from flashmqtt.compat import const
@@ -26,11 +27,11 @@ from flashmqtt.journal.journal import DROP_NEWEST, DROP_OLDEST, REFUSE, Journal
 
 from .clock import NetworkTime, Uptime
 from .commands import Commands
+from .life import life_of
 from .senml import pack
 from .state import State
 
 _POLICIES = {"refuse": REFUSE, "drop-oldest": DROP_OLDEST, "drop-newest": DROP_NEWEST}
-_FURTHER_SLOTS = const(24)  # beside the window: commands held, and messages that finished out of turn
 _TURN_MS = const(200)
 _REBOOT_MS = const(5000)
 _IDENTIFY_MS = const(10000)
@@ -38,9 +39,8 @@ _BLINK_MS = const(250)
 _LISTEN_MS = const(300)
 _NETWORK_MS = const(500)
 _CLOCK_PATIENCE_MS = const(30000)
-_HEAD_BYTES = const(200)
+_TLS_WATCHDOG_S = const(8)
 _BUFFER_BYTES = const(640)  # longer messages go out in pieces; a longer command is none
-VERSION = "0.1.0"
 
 
 class Group:
@@ -65,19 +65,24 @@ class Application:
     def __init__(self, board, config, state=None):
         self.board = board
         self.config = config
-        self._feed = board.watchdog(config["watchdog_s"] * 1000) if config["watchdog_s"] else None
+        self._feed = None
+        if config["watchdog_s"]:
+            # A step of a TLS handshake takes seconds on a slow chip.
+            least_s = _TLS_WATCHDOG_S if config["tls"] else 0
+            self._feed = board.watchdog(max(config["watchdog_s"], least_s) * 1000)
         self.uptime = Uptime()
-        self.state = state or State()
+        self.state = State() if state is None else state
         self.cause = board.reset_cause()
         self.device = config["device"] or board.unique_id()
         self.topic = "flashmqtt/" + self.device + "/"
         self.live = "flashmqtt-live/" + self.device + "/"
         self.journal = Journal(
-            board.journal_region(config["sectors"]),
-            slots=config["window"] + _FURTHER_SLOTS,
+            board.journal_region(config["sectors"], self._feed),
             policy=_POLICIES[config["when_full"]],
+            feed=self._feed,
         )
         self.first = self.journal.stored + 1
+        self.life, self.since = life_of(self.state, self.journal.stored)
         self.refused = 0
         self._worn = None
         self.undated = False  # was anything of this boot published without the time?
@@ -88,13 +93,14 @@ class Application:
         known = board.clock()
         if known is not None:
             self.time.set(known * 1000)
-        self.commands = Commands(self.state, lambda: self.journal.stored, self._act, self._reply)
+        self.commands = Commands(self.state, lambda: self.journal.stored, self._act, self._reply, self.uptime.ms)
         self.client = self._connected_by(config)
-        self.client.subscribe("flashmqtt-commands/" + self.device, 2, self._command)
+        self.client.subscribe("flashmqtt-commands/" + self.device, 1, self._command)
         self._online = False  # is the network there, and the client told to connect?
         self._problem = ""
         self._greeting = -1  # what is said next of what every connection hears; -1: nothing
         self._delivered = False
+        self.outcomes = None  # what was not delivered: `outcomes.Outcomes`
         self._doubt = None  # first and last number of messages that the broker may have, or not, or twice
         self._reboot_ms = 0
         self._identify_ms = 0
@@ -129,7 +135,7 @@ class Application:
         if config["tls"]:
             from flashmqtt.tls import context
 
-            tls = context(config["tls"])
+            tls = context(config["tls"], config["tls_cert"] or None, config["tls_key"] or None)
         client = Client(
             config["broker"],
             config["port"],
@@ -150,6 +156,10 @@ class Application:
         client.on_connect = self._on_connect
         client.on_delivered = self._on_delivered
         client.on_in_doubt = self._on_in_doubt
+        client.on_damaged = lambda handle: self._lost("damaged", handle, handle)
+        client.on_refused = lambda handle, code: self._lost("refused", handle, handle)
+        client.on_expired = lambda handle: self._lost("expired", handle, handle)
+        client.on_dropped = lambda first, last: self._lost("dropped", first, last)
         return client
 
     # --- publishing ---
@@ -161,7 +171,7 @@ class Application:
         if unix_ms is None:
             self.undated = True
         seq = journal.stored + 1
-        payload = pack(self.device, journal.boot, seq, self.uptime.ms(), records, unix_ms, labels)
+        payload = pack(self.device, journal.boot, seq, self.uptime.ms(), records, unix_ms, labels, self.life)
         try:
             return self.client.publish((self.topic if qos else self.live) + kind, payload, qos=qos)
         except StoreFull:
@@ -190,7 +200,10 @@ class Application:
 
     def beginning(self):
         """Return the labels that mark the first message of a boot."""
-        return {"first": self.first, "cause": self.cause, "dropped": self.journal.dropped}
+        labels = {"first": self.first, "cause": self.cause, "dropped": self.journal.dropped}
+        if self.since > 1:
+            labels["since"] = self.since
+        return labels
 
     def announce(self):
         """Finish a command that a power cut interrupted, then publish the boot message."""
@@ -218,25 +231,35 @@ class Application:
         self._greeting = 0
 
     def _on_delivered(self, handle):
+        if self.outcomes:
+            self.outcomes.delivered(handle)
         if not self._delivered:
             self._delivered = True
             print("delivered", "the first message of boot %d" % self.journal.boot)
 
     def _on_in_doubt(self, handle):
-        seq = self._number_of(handle)
-        if seq:
-            self._doubt = (min(seq, self._doubt[0]) if self._doubt else seq, seq)
+        # The handle is the journal's sequence, which is the number that the message bears in its payload: see `publish`.
+        first, last = self._doubt or (handle, handle)
+        self._doubt = (min(first, handle), max(last, handle))
 
-    def _number_of(self, handle):
-        """Return the number that an open message bears in its payload, 0 where that can't be told."""
-        journal = self.journal
-        for slot in range(journal.slots):
-            if journal.is_open(slot) and journal.seq_of(slot) == handle:
-                head = bytearray(min(journal.length_of(slot), _HEAD_BYTES))
-                journal.read(slot, 0, head, 0, len(head))
-                _, found, rest = bytes(head).partition(b'"seq":')
-                return int(rest.partition(b",")[0]) if found else 0
-        return 0
+    def _lost(self, kind, first, last):
+        # Told now, while the client waits: it finishes these messages when this returns, so that no power cut loses their names.
+        # (A health message that is refused itself is told with the next one, or this would never end.)
+        print(kind, "message %d" % first if first == last else "messages %d to %d" % (first, last))
+        if self.outcomes is None:
+            from .outcomes import Outcomes
+
+            self.outcomes = Outcomes()
+        if not self.outcomes.add(kind, first, last) and not self.client.session.reports:
+            self._tell([{"n": "undelivered", "vb": True}])
+
+    def _tell(self, records):
+        """Publish a health message."""
+        outcomes = self.outcomes
+        if outcomes:
+            outcomes.told(self.publish("health", 1, records, outcomes.labels()))
+        else:
+            self.publish("health", 1, records)
 
     def _command(self, message):
         print("command", message.payload)
@@ -321,6 +344,8 @@ class Application:
             self._tell_health()
         if now >= self._status_ms:
             self._status_ms = now + config["status_ms"]
+            if self.outcomes and self.outcomes.news:  # the store was full, or the message was refused itself
+                self._tell([{"n": "undelivered", "vb": True}])
             self.status()
         self._show(now)
         if self._worn and not self.client.pending:
@@ -332,7 +357,7 @@ class Application:
     def _network(self):
         """See that the network is there, and let the client connect only while it is."""
         config = self.config
-        up = not config["ssid"] or self.board.network_up(config["ssid"], config["password"], config["country"])
+        up = self.board.network_up(config["ssid"], config["password"], config["country"])
         if up and config["tls"] and self.time.unix_ms() is None:
             # A certificate can't be judged without the time; but a network without a time server must not be a dead end.
             up = self._online or self.uptime.ms() > _CLOCK_PATIENCE_MS
@@ -344,6 +369,8 @@ class Application:
             self.client.link.stop()
         self._online = up
         self._problem = "" if up else self.board.network_problem()
+        if not up and not config["ssid"] and not self._problem:
+            self._problem = "not joined: the configuration names no ssid, and boot.py has joined none"
 
     def _time_learnt(self):
         self.board.set_clock(self.time.unix_ms() // 1000)
@@ -368,7 +395,7 @@ class Application:
             config["discovery"],
             self.device,
             self.board.MODEL,
-            VERSION,
+            __version__,
             (self.topic if getattr(sensor, "qos", 1) else self.live) + "readings",
             self.live + "status",
             sensor.name,
@@ -381,7 +408,7 @@ class Application:
     def _tell_health(self):
         from .health import records
 
-        self.publish("health", 1, records(self))
+        self._tell(records(self))
 
     def _show(self, now):
         """The LED blinks when somebody looks for this board, and is lit while it is not connected."""

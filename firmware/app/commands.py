@@ -1,10 +1,13 @@
 """Commands from afar, each carried out once, whatever is cut, resent or sent again.
 
-A command is a JSON object on `flashmqtt-commands/<device>`, at QoS 2: {"id": "7", "do": "interval", "ms": 5000}. QoS 2 gets
-it here once; but between the moment when it takes effect and the moment when the broker knows that, the power can go, and
-then it comes again. So a command first becomes a durable intent: one file is replaced that holds its effect, its id among
-the last ids, and the sequence number that the reply will have. The reply, a stored message, is the commit. After a cut, an
-intent whose reply was never stored is carried out and answered; one whose reply was stored is done.
+A command is a JSON object on `flashmqtt-commands/<device>`: {"id": "7", "do": "interval", "ms": 5000}. It comes at QoS 1, so
+it can come again, and between the moment when it takes effect and the moment when the broker knows that, the power can go.
+So a command first becomes a durable intent: one file is replaced that holds its effect, its id among the last ids, and the
+sequence number that the reply will have. The reply, a stored message, is the commit. After a cut, an intent whose reply was
+never stored is carried out and answered; one whose reply was stored is done. A command whose id is among the last ids is
+ignored.
+
+Each command writes flash, so their rate is limited: what comes too fast is neither carried out nor answered, but counted.
 
     do         with          effect
     interval   ms            sample every so many milliseconds, also after resets
@@ -13,9 +16,13 @@ intent whose reply was never stored is carried out and answered; one whose reply
     reboot                   start again, when the reply has been delivered or after a while
 """
 
+from binascii import crc32
 from json import loads
 
-_KEPT_IDS = 16
+_BURST = 32
+_REFILL_MS = 5000  # one more command each
+# More than can be carried out before a lost connection is noticed (45 s): only these can come again.
+_KEPT_IDS = 64
 LEAST_MS, MOST_MS = 100, 86400000
 
 
@@ -57,9 +64,17 @@ class Commands:
         stored: returns how many messages the device has stored in its life.
         act: called with (name, ms) to give a command its effect; doing it again after a cut must be harmless.
         reply: called with (id, result) to publish the reply, as one stored message.
+        now_ms: returns the time since the start.
+
+    Attributes:
+        refused: how many commands came too fast, since the start.
     """
 
-    def __init__(self, state, stored, act, reply):
+    def __init__(self, state, stored, act, reply, now_ms):
+        self.refused = 0
+        self._now_ms = now_ms
+        self._allowed = _BURST
+        self._refilled_ms = now_ms()
         self._state = state
         self._stored = stored
         self._act = act
@@ -75,18 +90,32 @@ class Commands:
         self._reply(intent["id"], "done")
         return intent["do"]
 
+    def _may_write(self):
+        """Return whether another command may write flash now, and count it."""
+        more = (self._now_ms() - self._refilled_ms) // _REFILL_MS
+        if more > 0:
+            self._refilled_ms += more * _REFILL_MS
+            self._allowed = min(_BURST, self._allowed + more)
+        if not self._allowed:
+            self.refused += 1
+            return False
+        self._allowed -= 1
+        return True
+
     def take(self, payload):
-        """Carry out a command, unless it was before."""
+        """Carry out a command, unless it was before, or too many came."""
         try:
             ident, name, ms = parse(payload)
         except CommandRefused as refused:
-            self._reply(refused.args[1], refused.args[0])
+            if self._may_write():
+                self._reply(refused.args[1], refused.args[0])
             return
         done = self._state.get("done", [])
-        if ident in done:
+        known = "%08x" % crc32(ident.encode())  # ids may be long, and each command writes all of them
+        if known in done or not self._may_write():
             return
         changes: "dict" = {
-            "done": (done + [ident])[-_KEPT_IDS:],
+            "done": (done + [known])[-_KEPT_IDS:],
             "intent": {"id": ident, "do": name, "ms": ms, "seq": self._stored() + 1},
         }
         if name == "interval":

@@ -18,6 +18,8 @@ KEYS: "dict[str, tuple]" = {
     "port": (int, 1883, 1, 65535),
     "level": (int, 4, (3, 4, 5)),
     "tls": (str, "", 0, 64),
+    "tls_cert": (str, "", 0, 64),
+    "tls_key": (str, "", 0, 64),
     "user": (str, "", 0, 255),
     "broker_password": (str, "", 0, 255),
     "keep_alive_s": (int, 30, 0, 65535),

@@ -12,7 +12,12 @@ def records(application):
         {"n": "waiting", "v": journal.waiting},
         {"n": "stored", "v": journal.stored},
         {"n": "dropped", "v": journal.dropped},
+        {"n": "damaged", "v": journal.damaged},
+        {"n": "refused", "v": application.outcomes.counts["refused"] if application.outcomes else 0},
+        {"n": "expired", "v": application.outcomes.counts["expired"] if application.outcomes else 0},
+        {"n": "commands_refused", "v": application.commands.refused},
         {"n": "connects", "v": link.connects},
+        {"n": "oversize", "v": application.client.oversize},
         {"n": "wear", "v": journal.wear},
     ]
     if hasattr(gc, "mem_free"):  # CPython has none

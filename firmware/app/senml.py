@@ -1,10 +1,10 @@
-"""SenML packs (RFC 8428, JSON) with the identity of a message: device, boot number, sequence number.
+"""SenML packs (RFC 8428, JSON) with the identity of a message: device, life, boot number, sequence number.
 
 The identity is made once, when the message is published, and travels in the payload, so that the far end can tell what
-is missing and what came twice, whatever the hops in between did. `boot`, `seq` and `up` are labels of our own in the
-pack's first record; a reader that does not know them ignores them (RFC 8428, 4.4). `seq` counts all messages of the
-device's life without a gap. Where the clock is set, `bt` is the time of the same moment as `up`, and so ties the uptime
-of all of this boot to the calendar.
+is missing and what came twice, whatever the hops in between did. `life`, `boot`, `seq` and `up` are labels of our own in
+the pack's first record; a reader that does not know them ignores them (RFC 8428, 4.4). `seq` counts all messages of the
+device's life (see `app.life`) without a gap. Where the clock is set, `bt` is the time of the same moment as `up`, and so
+ties the uptime of all of this boot to the calendar.
 
 Times are written from whole milliseconds: a board's float has 23 bits, which would blur them. This module knows no
 clock, no sensor and no network.
@@ -18,7 +18,7 @@ def seconds(ms):
     return "%d.%03d" % (ms // 1000, ms % 1000)
 
 
-def pack(device, boot, seq, uptime_ms, records, unix_ms=None, labels=None):
+def pack(device, boot, seq, uptime_ms, records, unix_ms=None, labels=None, life=0):
     """Return a SenML pack as bytes.
 
     Args:
@@ -29,8 +29,11 @@ def pack(device, boot, seq, uptime_ms, records, unix_ms=None, labels=None):
         records: dicts with SenML labels of their own: "n", "u", "v", "vs", "vb" ...
         unix_ms: milliseconds since 1970 UTC, or None while the clock is not set.
         labels: further labels of our own for the first record, as a dict.
+        life: the random number of the device's life, 0 for none.
     """
     head = '[{"bn":%s,"boot":%d,"seq":%d,"up":%s' % (dumps(device + "/"), boot, seq, seconds(uptime_ms))
+    if life:
+        head += ',"life":%d' % life
     if unix_ms is not None:
         head += ',"bt":' + seconds(unix_ms)
     if labels:

@@ -7,39 +7,52 @@
         async for message in client:                                 # acknowledged when the loop comes back for the next
             print(message.topic, message.payload)
 
-One task of its own reads, answers and reconnects; while the program is busy with a message nothing else is read (RAM stays
-bounded), but the broker is kept content. It knows asyncio; the sockets are `link.py`'s.
+One task of its own reads, answers and reconnects. It never waits for the program: what the program does not take yet waits,
+within bounds (`session/waiting.py`), and what comes behind flows on. It knows asyncio; the sockets are `link.py`'s.
 """
 
 import asyncio
 
+from .client import COROUTINE, is_async, octets
 from .client import Client as _Blocking
-from .client import octets
-from .compat import ticks_diff, ticks_ms
-from .connection import CONNECTED, DELIVERED, IN_DOUBT, MESSAGE, NOTHING, REFUSED
-from .errors import (
-    CertificateRefused,
-    ConnectRefused,
-    DeadlineExpired,
-    InboundWindowFull,
-    NotConnected,
-    UsageError,
+from .compat import TYPE_CHECKING, const, ticks_diff, ticks_ms
+from .connection import (
+    CONNECTED,
+    DAMAGED,
+    DELIVERED,
+    DROPPED,
+    EXPIRED,
+    IN_DOUBT,
+    MESSAGE,
+    NOTHING,
+    OPEN,
+    OVERSIZE,
+    REFUSED,
 )
+from .errors import ConnectionLost, DeadlineExpired, FlashMqttError
+
+_POLLOUT = const(4)
 
 try:
     from asyncio import core as _core  # type: ignore[attr-defined]
 
     _io_queue = _core._io_queue
 
-    def _ready(sock, writing):
-        """Wait until the socket can be read (or written)."""
-        queue = _core._io_queue
-        yield queue.queue_write(sock) if writing else queue.queue_read(sock)
+    def _ready(link):
+        """Wait until the link's socket is ready; not so where another task has found it dead before this runs."""
+        sock = link.polled
+        if sock is not None:
+            queue = _core._io_queue
+            yield queue.queue_write(sock) if link.events & _POLLOUT else queue.queue_read(sock)
 
     _wait_for_ms = asyncio.wait_for_ms  # type: ignore[attr-defined]
     _sleep_ms = asyncio.sleep_ms  # type: ignore[attr-defined]
 except (ImportError, AttributeError):  # CPython
-    from .hosted import ready as _ready  # type: ignore[assignment]
+    from .hosted import ready
+
+    async def _ready(link):  # type: ignore[misc]
+        if link.polled is not None:
+            await ready(link.polled, link.events & _POLLOUT)
 
     async def _wait_for_ms(awaitable, ms):
         await asyncio.wait_for(awaitable, ms / 1000)
@@ -48,47 +61,78 @@ except (ImportError, AttributeError):  # CPython
         await asyncio.sleep(ms / 1000)
 
 
-_POLLOUT = 4
+_SLOW_MS = const(20)  # pause after a message, where many wait: time for the program to take some
+_UNCLAIMED_MS = const(500)  # a piece of a message that nobody claims for so long must not hold up what is behind
+_BUSY = const(1)  # a state: somebody has it
+
+# What the blocking client answers for.
+_ASKED = "connected error pending oversize downgraded client_id granted answer unclaimed failed missed".split()
+
+# Who takes a message that waited: `session/waiting.py`.
+_HANDLERS = const(1)
+_REST = const(2)
 
 
 class Client:
     """A client of one broker; the arguments are those of the blocking one (`flashmqtt.client.Client`).
 
-    Handlers, each may be None; they are plain functions: `on_connect(session_present)`, `on_delivered(handle)`,
-    `on_in_doubt(handle)`, `on_refused(handle, code)`, and a subscription's `handler(message)`.
+    A message goes to the handlers of the subscriptions that cover its topic; one that none covers to `on_message`, or else to
+    `async for`. Until somebody takes it, it waits, and so do those behind it for the same handler; everything else flows on. What
+    is said there of `waiting`, `unclaimed` and `attempts` holds here, too, and so do the counters. A message is claimed by
+    `async for` from the first time that a task asks for one.
+
+    Handlers, each may be None, and each may be a plain function or an `async def` one, which is awaited:
+    `on_connect(session_present)`, `on_delivered(handle)`, `on_in_doubt(handle)`, `on_refused(handle, code)`,
+    `on_damaged(handle)`, `on_expired(handle)`, `on_dropped(first, last)`, `on_oversize(topic, length)`, `on_message(message)`,
+    `on_error(error, message)`, `on_unclaimed(message)`, and a subscription's `handler(message)`. While an `async def` handler
+    works on a message, the next one for it waits; other handlers go on. What a handler raises goes to `on_error`; where that is
+    None, to the event loop's exception handler, which prints it. The client lives on, and the message is tried again as it is
+    there.
+
+    With `chunks`, nothing else is read while the program works on a piece of a message: it must not wait for an answer then.
+
+    `connected`, `error`, `pending`, `oversize` and `downgraded` are those of the blocking one, too.
     """
+
+    if TYPE_CHECKING:
+        connected: bool
+        error: "Exception | None"
+        pending: int
+        downgraded: int
+        client_id: str
+        granted: dict
+        answer: dict
+        unclaimed: int
+        failed: int
+        missed: int
 
     def __init__(self, *arguments, **options):
         self._blocking = blocking = _Blocking(*arguments, **options)
+        blocking.call = self._call  # type: ignore[method-assign]
         self.session = blocking.session
         self.connection = blocking.connection
         self.link = blocking.link
         self.timeout_s = blocking.timeout_s
-        self.on_connect = self.on_delivered = self.on_in_doubt = self.on_refused = None
+        self.on_connect = self.on_delivered = self.on_in_doubt = self.on_refused = self.on_damaged = None
+        self.on_oversize = None
+        self.on_expired = self.on_dropped = None
+        self.on_message = self.on_error = self.on_unclaimed = None
         self._task: "asyncio.Task | None" = None
+        self._tasks: list = []  # (task, message) of handlers that are awaited; message None: of one for no message
         self._stopping = False
+        self._closed = False  # the program disconnected: iteration has ended
         self._failure = None  # what ended the task
         self._progress = asyncio.Event()  # something happened that somebody may wait for
-        self._arrived = asyncio.Event()  # a message is there for `async for`
-        self._taken = asyncio.Event()  # and the program is done with it
-        self._holder = None  # the task that has it
-        self._kind = -1  # what `session.untaken` was when it got it
+        self._arrived = asyncio.Event()  # a message may be there for `async for`
+        self._held: list = []  # (task, message) that iterate: who has what
         self._iterated = False
+        self._awaited = None  # an `on_message` that is known to be an `async def` function
 
-    @property
-    def connected(self):
-        """Whether there is a connection that the broker accepted."""
-        return self.link.is_open()
-
-    @property
-    def error(self):
-        """Why the last attempt or connection ended."""
-        return self.link.error
-
-    @property
-    def pending(self):
-        """How many messages are stored and not acknowledged."""
-        return self.session.pending()
+    def __getattr__(self, name):
+        """Answer for what the blocking client has."""
+        if name in _ASKED:
+            return getattr(self._blocking, name)
+        raise AttributeError(name)
 
     # --- connecting ---
 
@@ -97,23 +141,23 @@ class Client:
         return self
 
     async def __aexit__(self, kind, error, trace):
-        # A loop that was left in good order is done with its last message.
-        await self._stop(kind is None and self._holder is not None)
+        if kind is None:  # a loop that was left in good order is done with its last message
+            self._settle(asyncio.current_task())
+        await self.disconnect()
 
     def start(self):
         """Connect as soon as that is possible; return at once."""
         self.link.start(ticks_ms())
         if self._task is None:
-            self._stopping = False
+            self._stopping = self._closed = False
             self._failure = None
-            self._arrived.clear()
             self._task = asyncio.create_task(self._run())
 
     async def connect(self, timeout_s=None):
         """Connect; return whether the broker still knew the session. From now on the task reconnects by itself.
 
         Raises:
-            ConnectRefused: by the broker; CertificateRefused: by us. The task goes on trying nevertheless.
+            ConnectRefused: by the broker; `tls.CertificateRefused`: by us. The task goes on trying nevertheless.
             ConnectionLost: not within timeout_s (the client's own where None); the task goes on trying.
         """
         self.start()
@@ -123,14 +167,20 @@ class Client:
 
     def _connect_failed(self):
         error = self.link.error
-        if isinstance(error, (ConnectRefused, CertificateRefused)):
+        if isinstance(error, FlashMqttError) and error.refusal:
             raise error
 
-    async def disconnect(self):
-        """End the connection in good order and stay disconnected; stored messages wait."""
-        await self._stop(False)
+    async def disconnect(self, code=0, expiry_s=None):
+        """End the connection in good order and stay disconnected; stored messages wait. Iteration ends.
 
-    async def _stop(self, taken):
+        What the program has not taken is not acknowledged: the broker, or the store, keeps it. `async def` handlers that are at
+        work are cancelled.
+
+        Args:
+            code, expiry_s: as for the blocking client's `disconnect`, and so are the errors.
+        """
+        properties = self._blocking.goodbye(code, expiry_s)  # or else an error
+        self._closed = True
         if self._task is not None:
             self._stopping = True
             self._task.cancel()
@@ -139,17 +189,30 @@ class Client:
             except asyncio.CancelledError:
                 pass
             self._task = None
-        session = self.session
+        this = asyncio.current_task()
+        for task, message in self._tasks[:]:
+            if task is not this:
+                task.cancel()
+                try:
+                    await task
+                except asyncio.CancelledError:
+                    pass
+                if message and message.state == _BUSY:  # it had not even begun
+                    self.session.waiting.put_back(message, ticks_ms())
+        self._tasks = [one for one in self._tasks if one[0] is this]
+        link = self.link
         try:
-            if taken and session.untaken >= 0 and session.has_room():
-                session.taken()
-            elif taken:
-                session.took(self._kind)
-        except InboundWindowFull:  # with its acknowledgement put
+            if link.is_open():
+                self.connection.disconnect(code, properties)
+                begin = ticks_ms()
+                while not link.write(ticks_ms()) and ticks_diff(ticks_ms(), begin) < 1000:
+                    await _sleep_ms(5)
+        except (OSError, ConnectionLost):
             pass
         finally:
-            self._holder = None
-            self._blocking.disconnect(1)
+            self._blocking.stopped()
+            self._arrived.set()
+            self._tell()
 
     # --- sending ---
 
@@ -161,19 +224,44 @@ class Client:
         Args:
             topic, payload, qos, retain, properties: as for the blocking client's `publish`, and so are the errors.
         """
-        handle = self._blocking.put(octets(topic), octets(payload), qos, retain, properties)
+        topic = octets(topic)
+        payload = octets(payload)
+        session = self.session
+        handle = 0
+        if properties:
+            from .session.pieces import packed
+
+            properties = packed(session.level, properties)
+        if qos:
+            handle = session.publish(topic, payload, qos, retain, properties)
+        elif self.connection.state == OPEN and not session.put_unstored(topic, payload, retain, properties):
+            await self._send(topic, payload, retain, properties)
         self.link.flush(ticks_ms())
         await _sleep_ms(0)
         return handle
 
+    async def _send(self, topic, payload, retain, properties):
+        """Send a QoS 0 message that does not fit behind what is in the output, or never would, in pieces."""
+        from .session.pieces import Sending
+
+        sending = Sending(self, topic, payload, retain, properties)
+        try:
+            while not sending.step(ticks_ms()):
+                await _sleep_ms(0 if sending.moved else 5)
+        except BaseException as error:
+            sending.failed(error)
+
     async def delivered(self, handle, timeout_s=None):
         """Wait until the broker has acknowledged the message with this handle for good; for ever where no time is given.
 
+        Return True; or False, as soon as that can't happen any more: dropped, damaged or in doubt.
+
         Raises:
-            PublishRefused: by the broker (level 5). DeadlineExpired: not within timeout_s.
-            UsageError: the loop that calls holds a message, behind which the answer is: wait in another task.
+            Refused: by the broker. DeadlineExpired: not within timeout_s.
         """
-        await self._until(lambda: self._blocking.delivered(handle), timeout_s or 0)
+        blocking = self._blocking
+        await self._until(lambda: blocking.delivered(handle) or self.session.is_done(handle), timeout_s or 0)
+        return blocking.delivered(handle)
 
     async def drain(self, timeout_s=0):
         """Wait until every stored message is delivered; for ever where timeout_s is 0.
@@ -189,58 +277,90 @@ class Client:
         """Subscribe; return the QoS granted (None: not connected now, it will be asked for).
 
         Args:
-            filter_, qos, timeout_s, properties: as for the blocking client's `subscribe`, and so are the errors.
-            handler: a plain function, handler(message); None leaves what the filter covers to `async for`.
+            filter_, qos, timeout_s, properties: as for the blocking client's `subscribe`, and so are results and errors.
+            handler: handler(message), a plain function or an `async def` one; None leaves what the filter covers to
+                `on_message`, or to `async for`.
         """
-        return await self._ask(self._blocking.want(filter_, qos, handler, properties), timeout_s)
+        asked = self._blocking.want(filter_, qos, handler, properties)
+        self._serve()
+        return await self._ask(asked, timeout_s)
 
-    async def unsubscribe(self, filter_, timeout_s=None):
-        """End the subscription of filter_.
+    async def unsubscribe(self, filter_, timeout_s=None, properties=None):
+        """End the subscription of filter_, also one of an earlier life of this client; return the broker's reason code.
 
-        Raises:
-            DeadlineExpired: no answer within timeout_s.
+        Args:
+            filter_, timeout_s, properties: as for the blocking client's `unsubscribe`, and so are results and errors.
         """
-        entry = self.session.unsubscribe(octets(filter_))
-        if entry:
-            await self._ask(entry, timeout_s)
+        return await self._ask(self.session.unsubscribe(filter_, properties), timeout_s)
 
-    async def _ask(self, entry, timeout_s):
-        if not self.link.is_open():
-            return None
-        self.link.flush(ticks_ms())
-        entries = self.session.subscriptions
-        await self._until(
-            lambda: entry not in entries or entry.granted() is not None or not self.link.is_open(), timeout_s
-        )
-        return entry.granted()
+    async def _ask(self, asked, timeout_s):
+        link = self.link
+        if link.is_open():
+            link.flush(ticks_ms())
+            await self._until(lambda: asked.result() is not None or not link.is_open(), timeout_s)
+        return asked.granted()
 
     def __aiter__(self):
-        self._iterated = True
         return self
 
     async def __anext__(self):
-        """Return the next message, valid until the one after it; the one before it is acknowledged now."""
-        if self._holder is not None:
-            self._holder = None
-            self._taken.set()
-        if not self._failure:
-            await self._arrived.wait()
-            self._arrived.clear()
-        if self._failure:
-            raise self._failure
-        self._holder = asyncio.current_task()
-        return self.connection.message
+        """Return the next message; the one that this task had before is acknowledged now.
+
+        Several tasks may iterate: each message goes to one of them. `asyncio.wait_for(client.__anext__(), t)` may be used, and
+        counts as a task of its own, whose message is acknowledged with the next call. A message that it lost, as its time was
+        over in the moment when the message came, comes again with that; the sign is that the program has not looked at it, so
+        that one which is not looked at may come twice.
+
+        Raises:
+            StopAsyncIteration: the program disconnected.
+        """
+        self._iterated = True
+        task = asyncio.current_task()
+        self._settle(task)
+        while True:
+            if self._failure:
+                raise self._failure
+            if self._closed:
+                raise StopAsyncIteration
+            waiting = self.session.waiting
+            message = waiting.next(ticks_ms(), _REST) if waiting and self.on_message is None else None
+            if not message:
+                self._arrived.clear()
+                await self._arrived.wait()
+            elif waiting.begin(message):
+                self._held.append((task, message))
+                return message
+
+    def _settle(self, task):
+        """Acknowledge what this task had, and see what became of what tasks had that have ended."""
+        held = self._held
+        waiting = self.session.waiting
+        for holder, message in held[:]:
+            done = holder is task
+            if not done:
+                if not holder.done():
+                    continue
+                result = _result(holder)
+                if result is message and not message.touched and not message.repeated:
+                    message.repeated = True  # `wait_for`, on whose way it may have been lost
+                elif isinstance(result, BaseException):
+                    held.remove((holder, message))
+                    waiting.refuse(message, ticks_ms(), isinstance(result, Exception))
+                    continue
+                else:
+                    done = True
+            held.remove((holder, message))
+            if done:
+                waiting.finish(message)
+            else:
+                waiting.put_back(message, ticks_ms())
+        if waiting:
+            self.link.flush(ticks_ms())
 
     # --- the task ---
 
     async def _until(self, condition, timeout_s, check=None):
         """Wait for a condition that the task below brings about."""
-        if self._holder is not None and self._holder is asyncio.current_task():
-            if condition():
-                return
-            raise UsageError(
-                "waiting for an answer while holding a message, behind which the answer is: use another task"
-            )
         deadline_s = self.timeout_s if timeout_s is None else timeout_s
         begin = ticks_ms()
         while not condition():
@@ -251,7 +371,8 @@ class Client:
             try:
                 left = deadline_s * 1000 - ticks_diff(ticks_ms(), begin) if deadline_s else 60000
                 if left <= 0:
-                    raise NotConnected(self.link.error) if self.link.error else DeadlineExpired()
+                    error = self.link.error
+                    raise ConnectionLost("not connected: %r" % error) if error else DeadlineExpired("no answer in time")
                 await _wait_for_ms(self._progress.wait(), int(left))
             except asyncio.TimeoutError:
                 pass
@@ -266,17 +387,22 @@ class Client:
             await self._pump()
         except asyncio.CancelledError:
             raise
-        except Exception as error:  # the store failed, or a handler of the program did: whoever waits is told
-            self._failure = error
-            self._arrived.set()
-            self._tell()
-            self.link.fail(error, ticks_ms())
+        except Exception as error:  # the store failed: whoever waits is told
+            self._fail(error)
+
+    def _fail(self, error):
+        self._failure = error
+        self.session.not_taken()
+        self._arrived.set()
+        self._tell()
+        self.link.fail(error, ticks_ms())
 
     async def _pump(self):
         link = self.link
         session = self.session
         was = None
         while not self._stopping:  # CPython 3.11 can lose a cancellation inside wait_for
+            self._serve()
             event = link.step(ticks_ms())
             if event == NOTHING:
                 if link.error is not was:
@@ -287,54 +413,218 @@ class Client:
                 else:
                     await _sleep_ms(0)
             elif event == MESSAGE:
-                await self._hand_over(self.connection.message)
+                if session.message.more or session.message.offset:
+                    await self._take_piece()
+                elif not self._take(self.connection.message):
+                    self._serve()
+                    waiting = session.waiting
+                    await _sleep_ms(_SLOW_MS if waiting and waiting.gives_time() else 0)
             else:
                 if event == DELIVERED:
-                    if self.on_delivered:
-                        self.on_delivered(session.handle)
+                    self._call(self.on_delivered, session.handle)
                 elif event == REFUSED:
                     self._blocking.note_refusal()
-                    if self.on_refused:
-                        self.on_refused(session.handle, session.code)
+                    self._call(self.on_refused, session.handle, session.code)
                 elif event == CONNECTED:
-                    if self.on_connect:
-                        self.on_connect(self.connection.session_present)
-                elif event == IN_DOUBT and self.on_in_doubt:
-                    self.on_in_doubt(session.handle)
+                    self._call(self.on_connect, self.connection.session_present)
+                elif event == IN_DOUBT:
+                    self._call(self.on_in_doubt, session.handle)
+                elif event == OVERSIZE:
+                    self._call(self.on_oversize, session.long.topic, session.handle)
+                elif event == DAMAGED:
+                    self._call(self.on_damaged, session.handle)
+                elif event == EXPIRED:
+                    self._call(self.on_expired, session.handle)
+                elif event == DROPPED:
+                    self._call(self.on_dropped, session.handle, session.code)
                 self._tell()
 
     async def _wait(self):
         """Wait until the socket is ready, or the link has something to do."""
         link = self.link
-        if link.sock is None:
+        if link.polled is None:
             await _sleep_ms(link.wait_ms)
             return
         try:
-            await _wait_for_ms(_ready(link.sock, link.events & _POLLOUT), link.wait_ms)
+            await _wait_for_ms(_ready(link), link.wait_ms)
         except asyncio.TimeoutError:
             pass
 
-    async def _hand_over(self, message):
-        """Let the program take a message: by its subscription's handler, or by `async for`."""
-        found = False
-        for entry in self.session.subscriptions:
-            if entry.takes(message):
-                found = True
-                entry.handler(message)
-        if found or not (self._iterated or self.session.subscriptions):
-            return
+    def _take(self, message):
+        """Let the message's handlers take it, as far as they are plain functions; return False where it has to wait."""
         session = self.session
-        self._kind = session.untaken
-        self._taken.clear()
-        self._arrived.set()
-        patience_ms = 20  # a program that takes longer must not keep back the answers to the messages before
-        while not self._stopping:
+        waiting = session.waiting
+        finished = 0
+        later = waiting and (waiting.entries or waiting.skipping) and waiting.stops(message)
+        if not later:
             try:
-                await _wait_for_ms(self._taken.wait(), patience_ms)
-                if session.untaken != self._kind:  # the connection went meanwhile
-                    session.took(self._kind)
+                for entry in session.subscriptions:
+                    if entry.takes(message):
+                        entry.awaited = later = (
+                            entry.awaited or is_async(entry.handler) or _awaits(entry.handler, message)
+                        )
+                        if later:
+                            break
+                        finished += 1
+                if not finished and not later:
+                    handler = self.on_message
+                    later = handler is None or handler is self._awaited
+                    if not later and _awaits(handler, message):
+                        self._awaited = handler
+                        later = True
+            except Exception as error:
+                self._load_waiting().failed_now(error, finished)
+        if not later:
+            session.taken()
+            return True
+        message = self._load_waiting().add(ticks_ms())
+        if finished and message:
+            message.finished = tuple(session.waiting.claims(message)[:finished])
+        return False
+
+    async def _take_piece(self):
+        """Let the program take a piece of a long message. Nothing is read meanwhile: the next piece needs its place."""
+        session = self.session
+        waiting = self._load_waiting()
+        if waiting.skipping:
+            waiting.add(ticks_ms())
+            return
+        piece = waiting.add_piece(ticks_ms())
+        begin = ticks_ms()
+        while piece in waiting.entries and not self._stopping:
+            self._serve()
+            await _sleep_ms(2)
+            self.connection.keep_open(ticks_ms())
+            self.link.flush(ticks_ms())
+            claimed = self._iterated or self.on_message is not None or waiting.claims(piece)
+            if not claimed and ticks_diff(ticks_ms(), begin) > _UNCLAIMED_MS:
+                break
+        if piece in waiting.entries:  # it comes again, or is dropped
+            waiting.withdraw(piece)
+            waiting.add(ticks_ms())
+        elif piece.failures:
+            waiting.refuse(None, ticks_ms(), True)
+        else:
+            session.taken()
+
+    def _load_waiting(self):
+        waiting = self._blocking.load_waiting()
+        waiting.tell = self._note_error
+        return waiting
+
+    def _serve(self):
+        """Let handlers have what waited and is claimed now, tell who iterates, and let go of what nobody claims."""
+        waiting = self.session.waiting
+        if not waiting or not waiting.entries:
+            return
+        now_ms = ticks_ms()
+        if not waiting.due(now_ms, self._iterated or self.on_message is not None):
+            return
+        while True:
+            message = waiting.next(now_ms, _HANDLERS if self.on_message is None else _HANDLERS | _REST)
+            if not message:
+                break
+            if waiting.begin(message):
+                self._tasks.append((asyncio.create_task(self._handle(message)), message))
+        self._arrived.set()
+        self._blocking.on_unclaimed = self.on_unclaimed
+        waiting.let_go(now_ms)
+
+    async def _handle(self, message):
+        """Let the handlers of a message that waited take it."""
+        waiting = self.session.waiting
+        try:
+            try:
+                takers = waiting.claims(message)
+                for entry in takers:
+                    if entry not in message.finished:
+                        await _finished(entry.handler(message))
+                        message.finished += (entry,)
+                if not takers and self.on_message:
+                    await _finished(self.on_message(message))
+            except asyncio.CancelledError:
+                waiting.put_back(message, ticks_ms())
+                raise
+            except Exception as error:
+                waiting.failed_with(message, error)
+            else:
+                waiting.finish(message)
+            self.link.flush(ticks_ms())
+            self._serve()
+        except Exception as error:
+            self._fail(error)
+        finally:
+            self._ended()
+
+    def _call(self, handler, *arguments):
+        """Call a handler that is for no message, where there is one; one that has to be awaited gets a task."""
+        if handler:
+            try:
+                result = handler(*arguments)
+                if type(result) is COROUTINE:
+                    self._tasks.append((asyncio.create_task(self._await(result)), None))
+            except Exception as error:
+                self._note_error(error, None)
+
+    async def _await(self, coroutine):
+        try:
+            await coroutine
+        except Exception as error:
+            self._note_error(error, None)
+        finally:
+            self._ended()
+
+    def _ended(self):
+        """The task of a handler ends."""
+        this = asyncio.current_task()
+        self._tasks = [one for one in self._tasks if one[0] is not this]
+
+    def _note_error(self, error, message):
+        """Tell `on_error`, or the event loop, what a handler raised."""
+        if self.on_error:
+            try:
+                result = self.on_error(error, message)
+                if type(result) is COROUTINE:
+                    self._tasks.append((asyncio.create_task(self._tell_loop(result)), None))
                 return
-            except asyncio.TimeoutError:
-                patience_ms = 500
-                self.connection.keep_open(ticks_ms())
-                self.link.flush(ticks_ms())
+            except Exception as another:
+                error = another
+        _print(error)
+
+    async def _tell_loop(self, coroutine):
+        try:
+            await coroutine
+        except Exception as error:  # of `on_error` itself
+            _print(error)
+        finally:
+            self._ended()
+
+
+def _awaits(handler, message):
+    """Call a handler; return whether it is an `async def` function, of which nothing has run."""
+    result = handler(message)
+    if result is None or type(result) is not COROUTINE:
+        return False
+    result.close()
+    return True
+
+
+async def _finished(result):
+    """Wait for a handler, where it is an `async def` one."""
+    if type(result) is COROUTINE:
+        await result
+
+
+def _result(task):
+    """Return what a task that has ended returned, or the exception that ended it."""
+    if hasattr(task, "data"):  # MicroPython
+        return getattr(task.data, "value", None) if isinstance(task.data, StopIteration) else task.data
+    if task.cancelled():
+        return asyncio.CancelledError()
+    return getattr(task, "_exception", None) or task.result()  # `exception()` would take it for reported
+
+
+def _print(error):
+    """Tell the event loop's exception handler."""
+    context = {"message": "flashmqtt: a handler failed", "exception": error, "future": asyncio.current_task()}
+    asyncio.get_event_loop().call_exception_handler(context)

@@ -5,6 +5,10 @@ MicroPython's streams have `readinto(buf)` and `write(buf, offset, n)`; both ret
 
 import socket
 import ssl
+from time import sleep
+
+_POLLIN = 1
+_POLLOUT = 4
 
 
 class HostedSocket:
@@ -13,7 +17,8 @@ class HostedSocket:
     def __init__(self, family):
         self._socket = socket.socket(family, socket.SOCK_STREAM)
         self._socket.setblocking(False)
-        self._shaking_hands = False
+        self.shaking = self.moved = False  # see `handshake.Steps`, as `wants`
+        self.wants = _POLLIN | _POLLOUT
         self.wake = None  # wakes the task that waits for this socket, see `ready`
 
     def connect(self, address):
@@ -27,7 +32,7 @@ class HostedSocket:
     def wrap(self, context, server_name):
         """Put TLS on top; the handshake happens with the first reads and writes."""
         self._socket = context.wrap_socket(self._socket, server_hostname=server_name, do_handshake_on_connect=False)
-        self._shaking_hands = True
+        self.shaking = True
         return self
 
     def fileno(self):
@@ -36,28 +41,51 @@ class HostedSocket:
 
     def readinto(self, buf):
         """Return how many bytes came, 0 at the end of the stream, None when there are none yet."""
-        return self._try(self._socket.recv_into, buf)
+        try:
+            return self._try(self._socket.recv_into, buf)
+        except ssl.SSLEOFError:
+            return 0
 
     def write(self, buf, start, n):
         """Return how many of the n bytes from `start` were taken, None when none can be taken now."""
-        return self._try(self._socket.send, memoryview(buf)[start : start + n])
+        try:
+            return self._try(self._socket.send, memoryview(buf)[start : start + n])
+        except ssl.SSLEOFError:
+            self._try(
+                self._socket.recv_into, bytearray(1)
+            )  # why the peer hung up stands in the alert that it sent before
+            raise
 
     def _try(self, operation, argument):
         try:
-            if self._shaking_hands:
+            if self.shaking:
                 self._socket.do_handshake()  # type: ignore[attr-defined]
-                self._shaking_hands = False
+                self.shaking = False
+                self.moved = True
             return operation(argument)
-        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+        except ssl.SSLWantReadError:
+            self.wants = _POLLIN
             return None
-        except ssl.SSLEOFError:
-            return 0
+        except (BlockingIOError, ssl.SSLWantWriteError):
+            self.wants = _POLLOUT
+            return None
 
     def close(self):
         """Close at once; who waits for it is woken."""
         if self.wake:
             self.wake()
         self._socket.close()
+
+
+def sleep_ms(ms):
+    """Sleep for so many milliseconds."""
+    sleep(ms / 1000)
+
+
+def is_async(handler):
+    """Return whether a handler is an `async def` function, as far as that can be told before it is called."""
+    code = getattr(handler, "__code__", None)
+    return code is not None and code.co_flags & 0x80 > 0
 
 
 async def ready(sock, writing):
@@ -83,3 +111,40 @@ async def ready(sock, writing):
     finally:
         if sock.wake:
             wake()
+
+
+def load_chain(tls, certificates, key, label, der, password):
+    """Load this client's certificates and key, which CPython takes from files only: what is no file becomes one for a moment.
+
+    Args:
+        tls: an SSLContext.
+        certificates: as DER, our own first.
+        key: the name of the file with the key, or its bytes. label, der: what is in there.
+        password: of the key, or None.
+    """
+    from tempfile import TemporaryDirectory
+
+    with TemporaryDirectory() as directory:  # nobody else may read it
+        chain = directory + "/chain.pem"
+        with open(chain, "w") as file:
+            for certificate in certificates:
+                file.write(ssl.DER_cert_to_PEM_cert(bytes(certificate)))
+        if label == "DER" or not isinstance(key, str):
+            text = _pem_key(der) if label == "DER" else key
+            key = directory + "/key.pem"
+            with open(key, "wb") as file:
+                file.write(text)
+        tls.load_cert_chain(chain, key, password or "")  # without a password OpenSSL would ask the terminal for one
+
+
+def _pem_key(der):
+    """Return a DER key as PEM, whose label has to say of which kind it is."""
+    from binascii import b2a_base64
+
+    at = 2 + (der[1] & 0x7F if der[1] & 0x80 else 0)  # the first value inside
+    second = der[at + 3]  # the tag behind a version number of one byte
+    if der[at] == 0x30:
+        kind = b"ENCRYPTED PRIVATE KEY"
+    else:
+        kind = {0x02: b"RSA PRIVATE KEY", 0x04: b"EC PRIVATE KEY"}.get(second, b"PRIVATE KEY")
+    return b"-----BEGIN %s-----\n%s-----END %s-----\n" % (kind, b2a_base64(der), kind)

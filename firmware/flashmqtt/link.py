@@ -3,20 +3,21 @@
 `step` goes as far as it can without waiting, but not for ever, and returns the next event; the faces wait, each in its own way,
 for `sock` to become ready or for `wait_ms` to pass. Every state has a deadline. The name is looked up afresh for every attempt,
 and the addresses it has are tried in turn. Only a name lookup can block, for as long as the system's resolver does: a board's
-is bounded (lwIP gives up after a few seconds), and a numeric address needs none.
+is bounded (lwIP gives up after 7 s for each name server), and a numeric address needs none. TLS's handshake goes by steps,
+between which the caller has its turn; one step may take seconds on a slow chip (TLS.md). It knows no packets and no handlers.
 """
 
 import socket
 
 from .compat import TYPE_CHECKING, const, ticks_add, ticks_diff
-from .connection import CLOSED, CLOSING, CONNECTED, DELIVERED, NOTHING, OPEN, OUTPUT, RESTART
+from .connection import CLOSED, CLOSING, CONNECTED, DELIVERED, MESSAGE, NOTHING, OPEN, OUTPUT, RESTART
 from .errors import (
+    CLOSED_BY_PEER,
     ConnectionLost,
     ConnectRefused,
     DeadlineExpired,
     MalformedPacket,
-    PacketTooLarge,
-    ProtocolViolation,
+    ProtocolError,
 )
 
 try:
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 
 _HOSTED = not hasattr(socket.socket, "readinto")
 
+# What ends the connection.
+_WORLD = (OSError, ConnectionLost, MalformedPacket, ProtocolError, ConnectRefused)
+
 # States.
 _STOPPED = const(0)  # not to be connected
 _DOWN = const(1)  # waiting for the next attempt
@@ -40,7 +44,8 @@ _POLLOUT = const(4)
 _IDLE_MS = const(1000)
 _READS = const(4)  # so many reads make a turn
 _READ_OUT = const(5)  # this one took what there was
-_BATCH_MS = const(2)  # for so long after a write, what answers make room for waits to share the next one
+_SENDING_MS = const(5)
+_BATCH_MS = const(2)  # delay before refilling the window after a write, to batch writes
 
 
 class Link:
@@ -58,24 +63,31 @@ class Link:
     def __init__(self, connection, host, port, backoff, tls=None, server_name=None, timeout_ms=10000):
         self.connection = connection
         self._session = connection.session
+        self._output = connection.output
+        # Bound once: to look a method up in an object with many attributes takes a board 20 us, an attribute 2.
+        self._process = connection.process
+        self._read_from = connection.decoder.read_from
         self.host = host
         self.port = port
         self.backoff = backoff
         self.timeout_ms = timeout_ms
+        self.feed: "Any" = None  # called before what may take long: see `Client`
         self.sock: "Any" = None
-        self.events = 0  # what to poll `sock` for
+        self.polled: "Any" = None  # what to poll: with TLS, the socket below it
+        self.events = 0  # for what
         self.wait_ms = 0  # for how long `step` has nothing to do if `sock` does not become ready
-        self.error = None  # why the last attempt or connection ended
+        self.error: "Exception | None" = None  # why the last attempt or connection ended
         self.stepped_ms = 0  # when `step` was called last
         self.handling = False  # the face's: one of its handlers runs now, and a step will follow
         self.attempts = self.connects = 0
-        self._tls = tls
-        self._server_name = server_name or host
+        self._tls = tls and (tls, server_name or host)  # None where there is none
+        self._shaking: "Any" = None  # knows how far TLS's handshake is, while it lasts
         self._state = _STOPPED
         self._since_ms = 0  # when this state began, or (_DOWN) when it ends
         self._opened_ms = 0
         self._check_ms = 0  # when `connection.check` is due
         self._reads = 0  # how often something was read in this turn, which ends, however much the broker sends
+        self.drained = False  # the last read took what there was: the socket need not be read before it is ready
         self._stuck = False
         self._stuck_ms = 0
         self._unproved = False  # this connection has yet to show that it works
@@ -99,7 +111,8 @@ class Link:
         self._close()
 
     def fail(self, error, now_ms):
-        """Give this connection up; the next attempt follows after the backoff's delay."""
+        """End this connection; the next attempt follows after the backoff's delay."""
+        self._session.failed(error)
         if self._tls and isinstance(error, (OSError, ValueError)):
             from .tls import explained
 
@@ -108,10 +121,10 @@ class Link:
         if self._state == _STOPPED:  # by the handler that failed then
             return
         connection = self.connection
-        if self._unproved and self._session.acknowledged:
+        if self._unproved and self._session.proved:
             self._prove()
         if self._state == _UP:
-            connection.farewell(error)
+            connection.put_error_disconnect(error)
         state = connection.state
         delay = self.backoff.ended(ticks_diff(now_ms, self._opened_ms) if state >= OPEN else 0)
         self._retry_at(ticks_add(now_ms, delay))  # before what the store may raise: the next step goes on from here
@@ -125,64 +138,74 @@ class Link:
         self._keep_step()
 
     def step(self, now_ms):
-        """Go on without waiting; return the next event, NOTHING when there is none until `sock` is ready or time passes.
+        """Advance without waiting; return the next event, NOTHING when there is none until `sock` is ready or time passes.
 
         What the world or the peer does wrong ends the connection, not this call: see `error`. What the store or the caller
         does wrong is raised.
         """
+        session = self._session
+        if session.busy:
+            session.interrupted()
         self.stepped_ms = now_ms
+        session.busy = True
         try:
             return self._pump(now_ms) if self._state == _UP else self._connect(now_ms)
-        except (OSError, ConnectionLost, MalformedPacket, PacketTooLarge, ProtocolViolation, ConnectRefused) as error:
+        except _WORLD as error:
             self.fail(error, now_ms)
         except ValueError as error:  # MicroPython's word for a certificate that it refuses
             if not self._tls:
                 raise
             self.fail(error, now_ms)
+        finally:
+            session.busy = False
         return NOTHING
 
     def flush(self, now_ms):
         """Put what may go out and write it, as far as that needs no waiting; what fails ends the connection, not this call."""
         if self._state == _UP:
             try:
-                session = self._session
-                while session.ready:  # as long as the window holds more than one output does
-                    session.pump(now_ms)
-                    if not session.out_end or not self.write(now_ms):
-                        return
-                self.write(now_ms)
+                while True:
+                    self.connection.pump(now_ms)
+                    if not self._output.end or not self.write(now_ms) or not self._session.has_more():
+                        return  # or else the window holds more than one output does
             except (OSError, ConnectionLost) as error:
                 self.fail(error, now_ms)
 
     def write(self, now_ms):
         """Write what is in the output; return whether all of it left."""
-        session = self._session
-        end = session.out_end
-        if end:
-            connection = self.connection
-            if session.promised:
-                session.settle()  # what these bytes promise is durable before they leave
-            start = connection.output_start
-            while start < end:
-                n = self.sock.write(session.out, start, end - start)
-                if not n:
-                    connection.output_start = start
+        output = self._output
+        while output.end:
+            left = output.end - output.start
+            if not output.write_to(self.sock, now_ms):
+                if output.end and output.end - output.start == left:
+                    self.events = self._shake(now_ms) if self._shaking else _POLLIN | _POLLOUT
                     if not self._stuck:
                         self._stuck = True
                         self._stuck_ms = now_ms
                     elif ticks_diff(now_ms, self._stuck_ms) >= self.timeout_ms:
-                        raise DeadlineExpired("write")
-                    self.events = _POLLIN | _POLLOUT
+                        raise DeadlineExpired("nothing could be written for %d ms" % self.timeout_ms)
                     return False
-                start += n
                 self._stuck = False
-                connection.sent_ms = now_ms
-            connection.output_start = session.out_end = 0
+        if self._stuck or self.events != _POLLIN:
+            self._stuck = False
             self.events = _POLLIN
+            if self._shaking:
+                self._shaking.shaking = False
+                self._shaking = None
         return True
 
+    def _shake(self, now_ms):
+        """A step of TLS's handshake is done, which may have taken seconds: return what to poll for, for the next one."""
+        if self.feed:
+            self.feed()
+        shaking = self._shaking
+        if shaking.moved:
+            shaking.moved = False
+            self._stuck_ms = now_ms
+        return shaking.wants
+
     def _connect(self, now_ms):
-        """Be a step nearer to a connection."""
+        """Advance the connection attempt."""
         state = self._state
         if state == _STOPPED:
             self.wait_ms = _IDLE_MS
@@ -195,27 +218,47 @@ class Link:
         return NOTHING
 
     def _pump(self, now_ms):
-        connection = self.connection
-        session = self._session
+        process = self._process
+        output = self._output
+        # Nothing to process is left of the last step: look for more at once.
+        event = NOTHING if self.drained else process(now_ms)
         while True:
-            event = connection.process(now_ms)
             if event == NOTHING:
-                some = session.out_end
-                if self.write(now_ms) and some and session.ready:
+                if output.end and self.write(now_ms) and self._session.has_more():
+                    event = process(now_ms)
                     continue  # the window holds more than one output did: what is left would wait for the next answer
-                if self._reads < _READS:
-                    room = connection.decoder.room()
-                    n = self.sock.readinto(room)
-                    if n is not None:
-                        connection.received(n, now_ms)
-                        # Less than there was room for was all there is; only TLS may hold back more, which no poller sees.
-                        self._reads = _READ_OUT if n < len(room) and not self._tls else self._reads + 1
-                        continue
-                return self._pause(now_ms)
-            if event == OUTPUT:
+                reads = self._reads
+                if reads >= _READS or self._shaking:  # a handshake goes on with the write of CONNECT, by steps
+                    # There is nothing to read, or enough was read: the caller has its turn.
+                    wait = ticks_diff(self._check_ms, now_ms)
+                    if wait <= 0 or (self._unproved and self._session.proved):
+                        wait = self._check(now_ms)
+                    self.wait_ms = 0 if reads == _READS else wait
+                    self.drained = reads == _READ_OUT
+                    self._reads = 0
+                    return NOTHING
+                got = self._read_from(self.sock)
+                if got:
+                    self.connection.received_ms = now_ms
+                elif got is not None:
+                    raise ConnectionLost(CLOSED_BY_PEER)
+                # Less than there was room for was all there is; only TLS may hold back more, which no poller sees.
+                self._reads = reads + 1 if got == 2 or (got and self._tls) else _READ_OUT
+                if got or self.drained:
+                    self.drained = False
+                    event = process(now_ms)
+            elif event == DELIVERED or event == MESSAGE:
+                if event == DELIVERED and ticks_diff(now_ms, output.sent_ms) >= _BATCH_MS and self._session.has_more():
+                    self.flush(now_ms)  # the window moved, and the rest of a batch of answers takes a while
+                return event
+            elif event == OUTPUT:
                 if not self.write(now_ms):
                     self.wait_ms = _IDLE_MS
                     return NOTHING
+                if not (output.limit or self._session.partial):  # a QoS 0 message is half-way out: `Sending`
+                    self.wait_ms = _SENDING_MS
+                    return NOTHING
+                event = process(now_ms)
             elif event == RESTART:
                 self.write(now_ms)
                 self._retry_at(now_ms)
@@ -227,32 +270,32 @@ class Link:
                     self._unproved = True
                     self.error = None
                     self.connects += 1
-                elif event == DELIVERED and session.ready and ticks_diff(now_ms, connection.sent_ms) >= _BATCH_MS:
-                    self.flush(now_ms)  # the window moved, and the rest of a batch of answers takes a while
                 return event
 
-    def _pause(self, now_ms):
-        """Do what is due, and let the caller have its turn: there is nothing to read, or enough was read."""
-        connection = self.connection
-        if self._unproved and self._session.acknowledged:
+    def _check(self, now_ms):
+        """Do what is due; return for how long nothing will be."""
+        if self._unproved and self._session.proved:
             self._prove()
         wait = ticks_diff(self._check_ms, now_ms)
         if wait <= 0:  # nothing is due before: what happened since can only have put it off
-            wait = min(connection.check(now_ms), _IDLE_MS)
-            if connection.output_start < self._session.out_end and not self._stuck:
+            wait = min(self.connection.check(now_ms), _IDLE_MS)
+            if self._output.end and not self._stuck:
                 self.write(now_ms)
             self._check_ms = ticks_add(now_ms, wait)
             if self._unproved and ticks_diff(now_ms, self._opened_ms) >= self.backoff.lasting_ms:
                 self._prove()
-        self.wait_ms = 0 if self._reads == _READS else wait
-        self._reads = 0
-        return NOTHING
+        return wait
 
     def _open(self, now_ms):
         self.attempts += 1
-        addresses = socket.getaddrinfo(self.host, self.port, 0, socket.SOCK_STREAM)
+        guard = self._guard() if self.feed and not self.host.replace(".", "").isdigit() else None
+        try:
+            addresses = socket.getaddrinfo(self.host, self.port, 0, socket.SOCK_STREAM)
+        finally:
+            if guard:
+                guard.end()
         if not addresses:
-            raise ConnectionLost("no address for", self.host)
+            raise ConnectionLost("no address for %s" % self.host)
         family, _, _, _, address = addresses[self.attempts % len(addresses)]
         if _HOSTED:
             from .hosted import HostedSocket
@@ -261,6 +304,7 @@ class Link:
         else:
             self.sock = socket.socket(family, socket.SOCK_STREAM)
             self.sock.setblocking(False)
+        self.polled = self.sock
         try:
             self.sock.setsockopt(6, 1, 1)  # TCP_NODELAY, where there is such a thing
         except OSError:
@@ -276,6 +320,16 @@ class Link:
         self.events = _POLLOUT
         self.wait_ms = self.timeout_ms
 
+    def _guard(self):
+        """Feed, and have a timer feed on while a name is looked up, where there is such a timer."""
+        self.feed()
+        try:
+            from .guard import Guard
+
+            return Guard(self.feed)
+        except (ImportError, ValueError, OSError):
+            return None
+
     def _try_open(self, now_ms):
         from select import poll
 
@@ -285,17 +339,19 @@ class Link:
         if not ready:
             self.wait_ms = self.timeout_ms - ticks_diff(now_ms, self._since_ms)
             if self.wait_ms <= 0:
-                raise DeadlineExpired("connect")
+                raise DeadlineExpired("connecting to %s took %d ms" % (self.host, self.timeout_ms))
             return
         if ready[0][1] & ~_POLLOUT:
-            raise ConnectionLost("no answer from", self.host, self.port)
+            raise ConnectionLost("no answer from %s:%d" % (self.host, self.port))
         if self._tls:
             if _HOSTED:
-                self.sock.wrap(self._tls, self._server_name)
+                self._shaking = self.sock.wrap(*self._tls)
             else:
-                self.sock = self._tls.wrap_socket(
-                    self.sock, server_hostname=self._server_name, do_handshake_on_connect=False
-                )
+                from .handshake import Steps
+
+                self._shaking = steps = Steps(self.sock)
+                context, name = self._tls
+                self.sock = context.wrap_socket(steps, server_hostname=name, do_handshake_on_connect=False)
         self.connection.start(now_ms)
         self._check_ms = now_ms
         self._state = _UP
@@ -321,12 +377,15 @@ class Link:
     def _close(self):
         self._unproved = self._stuck = False
         self._reads = 0
+        self.drained = False
         self.events = 0
-        if self.sock:
+        self._shaking = None
+        for sock in (self.sock, self.polled):  # with TLS these are two
             try:
-                self.sock.close()
+                if sock:
+                    sock.close()
             except OSError:
                 pass
-            self.sock = None
+        self.sock = self.polled = None
         if self.connection.state != CLOSED:
             self.connection.close()

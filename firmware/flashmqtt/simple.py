@@ -8,9 +8,8 @@ goes while it waits for the acknowledgement it returns all the same: the message
 """
 
 from .client import Client
-from .codec.encode import put_pingreq
 from .compat import TYPE_CHECKING, ticks_ms
-from .errors import ConnectionLost, ConnectRefused, SubscriptionRefused
+from .errors import ConnectionLost, ConnectRefused, Refused
 
 if TYPE_CHECKING:
     from typing import Any  # noqa: TID251
@@ -61,14 +60,17 @@ class MQTTClient:
         self._unseen = 0  # messages that were handed over and not yet waited for
         self._client: "Any" = None
 
-    @property
-    def sock(self):
-        """The socket, None while there is no connection."""
-        return self._client.link.sock if self._client else None
+    def __getattr__(self, name):
+        """Answer for `sock`: the socket, None while there is no connection."""
+        if name == "sock":
+            return self._client.link.sock if self._client else None
+        raise AttributeError(name)
 
     def set_callback(self, f):
         """Call f(topic, msg), both bytes, for every message."""
         self.cb = f
+        if self._client:
+            self._client.on_message = self._on_message if f else None
 
     def set_last_will(self, topic, msg, retain=False, qos=0):
         """Leave a message with the broker for the case that the connection is lost; before `connect`.
@@ -94,7 +96,7 @@ class MQTTClient:
             client = self._client = Client(
                 self.server, self.port, self.client_id, will=self._will, clean=clean_session, **self._options
             )
-            client.on_message = self._on_message
+            client.on_message = self._on_message if self.cb else None
         client.connection.clean = bool(clean_session)
         client.link.stop()
         client.start()
@@ -121,11 +123,8 @@ class MQTTClient:
 
     def ping(self):
         """Send a PINGREQ now; with keepalive set it happens by itself."""
-        client = self._client
-        session = client.session
-        if client.connected and session.has_room():
-            session.out_end = put_pingreq(session.out, session.out_end)
-        client.link.flush(ticks_ms())
+        self._client.connection.ping()
+        self._client.link.flush(ticks_ms())
 
     def publish(self, topic, msg, retain=False, qos=0):
         """Publish; at QoS 1 and 2 wait for the acknowledgement as long as there is a connection.
@@ -138,7 +137,7 @@ class MQTTClient:
         client = self._client
         handle = client.publish(topic, msg, qos, retain)
         if handle and not client.link.handling:
-            while client.connected and not client.session.delivered(handle):
+            while client.connected and not client.session.is_done(handle):
                 client._wait_step(client._deadline(1), None)
 
     def subscribe(self, topic, qos=0):
@@ -151,7 +150,7 @@ class MQTTClient:
             raise AssertionError("Subscribe callback is not set")
         try:
             self._client.subscribe(topic, qos)
-        except SubscriptionRefused as refused:
+        except Refused as refused:
             raise MQTTException(refused.code)
 
     def wait_msg(self):
@@ -169,5 +168,5 @@ class MQTTClient:
     def _on_message(self, message):
         # `publish` hands messages over too: the wait_msg that follows it must not wait for one that was handed over already.
         self._unseen += 1
-        if self.cb:
-            self.cb(bytes(message.topic_view), message.payload)
+        callback: "Any" = self.cb
+        callback(bytes(message.topic_view), message.payload)

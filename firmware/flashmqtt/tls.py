@@ -8,24 +8,35 @@ that is why a handshake failed, the error says so.
 import ssl
 import sys
 
-from .errors import CertificateRefused, UsageError
+from .errors import ConnectionLost, UsageError
 
 _HOSTED = sys.implementation.name != "micropython"
 
 
-def context(ca=None, cert=None, key=None, insecure=False):
+class CertificateRefused(ConnectionLost):
+    """The broker's certificate was not accepted; the text says why, also where it is the board's clock."""
+
+    refusal = True
+
+
+def context(ca=None, cert=None, key=None, insecure=False, password=None):
     """Return an SSLContext for a client.
 
     Args:
-        ca: the certificate(s) of whoever signed the broker's, as PEM or DER bytes, or the name of a file with them.
-        cert, key: this client's certificate and key, likewise, where the broker asks for them.
+        ca: the certificate(s) of whoever signed the broker's, as PEM or DER bytes, or the name of a file with them. A PEM file
+            may hold several, and text around them (certifi's and curl's bundles do); a board has memory for a few.
+        cert, key: this client's certificate and key, likewise, where the broker asks for them. The certificates that lead from
+            cert to the CA follow it in its file. key: None where it is in the same file.
         insecure: accept any certificate. Whoever sits on the way then reads, and changes, everything.
+        password: of a key that has one. MicroPython's TLS takes no such key.
 
     Raises:
-        UsageError: neither `ca` nor `insecure`.
+        UsageError: neither `ca` nor `insecure`; or a file that can't be read, or used: the text says which, and why.
     """
     if ca is None and not insecure:
         raise UsageError("TLS needs ca=..., the certificate that signs the broker's (or, spelled out, insecure=True)")
+    if key is not None and cert is None:
+        raise UsageError("a key, and no certificate that goes with it: give cert=..., too")
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     if insecure:
         if _HOSTED:
@@ -33,41 +44,37 @@ def context(ca=None, cert=None, key=None, insecure=False):
         tls.verify_mode = ssl.CERT_NONE
     else:
         tls.verify_mode = ssl.CERT_REQUIRED
-        for der in _certificates(ca):
-            tls.load_verify_locations(cadata=der)
-    if cert is not None:
-        if _HOSTED:
-            tls.load_cert_chain(cert, key)  # CPython takes file names only
-        else:
-            tls.load_cert_chain(_certificates(cert)[0], _certificates(key)[0])
+    if ca is not None or cert is not None:
+        import flashmqtt
+        from flashmqtt import certificates
+
+        if not insecure:
+            certificates.trust(tls, ca)
+        if cert is not None:
+            certificates.identify(tls, cert, cert if key is None else key, password)
+        if not _HOSTED:
+            del sys.modules["flashmqtt.certificates"], flashmqtt.certificates
     return tls
 
 
-def _certificates(source):
-    """Return what PEM or DER bytes, or the file of that name, hold, each as DER: most boards' mbedTLS reads nothing else."""
-    if isinstance(source, str):
-        with open(source, "rb") as file:
-            source = file.read()
-    if not source.startswith(b"-----"):
-        return [source]
-    from binascii import a2b_base64
-
-    found = []
-    for block in source.split(b"-----BEGIN ")[1:]:
-        text = block[block.index(b"-----") + 5 : block.index(b"-----END")]
-        found.append(a2b_base64(b"".join(text.split())))
-    return found
-
-
 def explained(error):
-    """Return a CertificateRefused that says in words why a handshake failed, or the error itself where that was not it."""
+    """Return a CertificateRefused, or a ConnectionLost, that says in words why a handshake failed; or the error itself."""
+    text = str(error)
+    # mbedTLS: -0x7200, no TLS record; -0x7280, the end of the stream.
+    if "29184" in text or "29312" in text or "INVALID_RECORD" in text or "EOF" in text or "WRONG_VERSION" in text:
+        return ConnectionLost("no TLS handshake: does the broker speak TLS on this port? (%s)" % " ".join(text.split()))
     text = _reason(error)
     return CertificateRefused(text) if text else error
 
 
 def _reason(error):
     text = str(error)
-    # mbedTLS gives names or the bare number -0x2700 (9984), OpenSSL sentences.
+    # mbedTLS gives names or the bare number (-0x7780: a fatal alert; -0x2700: not verified), OpenSSL sentences.
+    if "ALERT" in text or "alert" in text or "30592" in text:
+        return (
+            "the broker refused the handshake: does it ask for a certificate of ours, or not trust it? (%s)"
+            % " ".join(text.split())
+        )
     if "expired" in text or "EXPIRED" in text or "not yet valid" in text or "FUTURE" in text or "validity" in text:
         return _dates()
     if "CERT" in text or "X509" in text or "certificate" in text or "9984" in text:

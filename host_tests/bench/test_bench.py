@@ -1,5 +1,6 @@
 """`make bench` itself: areas, goals, results and how the documents take them up; nothing is measured here."""
 
+import ast
 import importlib
 import json
 import pkgutil
@@ -9,8 +10,9 @@ import pytest
 
 from tools import bench as package
 from tools.bench import __main__ as bench
-from tools.bench import figures
+from tools.bench import chip, figures
 from tools.bench._goals import GOALS, at_least, at_most, shown
+from tools.check import size
 
 
 def result(area, found, whole=True):
@@ -157,3 +159,61 @@ def test_an_area_that_failed_leaves_the_earlier_results_alone():
     earlier = bench.merged({}, result("size", {"size.mpy_bytes": 5}))
     failed = {**result("size", {}, whole=False), "date": "later"}
     assert bench.merged(earlier, failed) == earlier
+
+
+def test_without_an_image_the_chip_says_so_and_keeps_its_figures(monkeypatch, capsys):
+    monkeypatch.delenv("FLASHMQTT_UF2", raising=False)
+    monkeypatch.setattr(chip, "counted", lambda *_: {"append_100_ms": 375_000})
+    monkeypatch.setattr(chip, "kept", lambda: {"append_100_ms": 3.0})
+    monkeypatch.setattr(chip, "Unix", lambda *_: None)
+    chip.run(bench.Bench(True, "chip"))
+    printed = capsys.readouterr().out
+    assert chip.NO_IMAGE in printed
+    assert printed.split("append_100_ms")[1].split()[:3] == ["3.00", "375,000", "1.00"]
+    earlier = bench.merged({}, result("chip", {"chip.append_100_ms": 3.0, "proxy64.mount.instructions": 5}))
+    now = bench.merged(earlier, result("chip", {"proxy64.append_100.instructions": 6}))
+    assert now["figures"] == {"chip.append_100_ms": 3.0, "proxy64.append_100.instructions": 6}
+
+
+def test_every_goal_of_the_chip_is_measured():
+    goals = {name.removeprefix("chip.") for name in GOALS if name.startswith("chip.")}
+    assert goals <= set(chip.FIGURES)
+
+
+def test_a_sector_change_is_the_dearest_operation_and_others_are_means_of_the_warm_ones():
+    took = [9.0, 5.0, 1.0, 3.0]
+    assert chip.figure_of("sector_change_ms", took) == 9.0
+    assert chip.figure_of("append_100_ms", took) == 2.0
+    assert chip.figure_of("mount_64_ms", [7.0]) == 7.0
+
+
+def test_the_journal_lies_where_no_file_does():
+    blank = b"\xff" * chip.SECTOR_BYTES
+    room = blank * (chip.SECTORS + 1)
+    assert chip.blank_run(b"a" * 10 + blank + room) == 1
+    with pytest.raises(RuntimeError, match="no room"):
+        chip.blank_run(b"a" * len(room))
+
+
+@pytest.fixture(scope="module")
+def unix(tmp_path_factory):
+    return chip.Unix(chip.BIN / "micropython", 64, tmp_path_factory.mktemp("unix"))
+
+
+@pytest.mark.parametrize("case, count, kind", sorted({(case, 3, kind) for case, _, kind in chip.FIGURES.values()}))
+def test_the_board_measures_each_operation_of_a_case(unix, tmp_path, case, count, kind):
+    image = tmp_path / "image"
+    if kind:
+        image.write_bytes(unix.prepared(kind))
+    words = [str(unix.interpreter), "-X", "heapsize=1M", str(chip.DEVICE), "measure", case, str(count), str(image)]
+    took = ast.literal_eval(chip.ran(words, f".frozen:{unix._folder / 'lib'}").stdout.strip().splitlines()[-1])
+    assert len(took) == (1 if case in ("import", "mount") else count)
+
+
+def test_programs_run_against_a_broker_and_tell_what_they_loaded():
+    runs = size.programs(size.MICROPYTHON, "x64")
+    assert set(runs) == set(size.RUNS)
+    for run in runs.values():
+        assert "flashmqtt.client" in run["modules"] and run["mpy_bytes"] > run["native_bytes"] > 0 and run["heap"] > 0
+    assert set(runs["publisher"]["modules"]) <= set(runs["client"]["modules"])
+    assert not [name for name in runs["aio_ram"]["modules"] if "journal" in name]

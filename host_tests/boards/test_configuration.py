@@ -16,7 +16,7 @@ def load(tmp_path, text, local="", environment=None):
     (tmp_path / "config.toml").write_text(text)
     if local:
         (tmp_path / "config.local.toml").write_text(local)
-    return configuration.load(tmp_path, environment or {})
+    return configuration.load(tmp_path, environment or {})[0]
 
 
 @pytest.mark.req("B3")
@@ -25,7 +25,7 @@ def test_example_is_complete_and_valid(tmp_path):
     config = load(tmp_path, text, environment={"FLASHMQTT_WIFI_PASSWORD": "hunter2-hunter2"})
     assert config["interval_ms"] == 10000 and config["sectors"] == 64 and config["ntp"] == "pool.ntp.org"
     board_keys = {key for table in configuration.TABLES.values() for key, _ in table.values()}
-    assert board_keys | {"sensors", "stop_after"} == set(KEYS)
+    assert board_keys | {"sensors", "stop_after", "tls", "tls_cert", "tls_key"} == set(KEYS)
     for table, keys in configuration.TABLES.items():
         assert f"[{table}]" in text
         for key in keys:
@@ -41,6 +41,11 @@ def test_example_is_complete_and_valid(tmp_path):
         (GOOD + "prot = 1\n", ["[broker]", "'prot'", "do you mean 'port'"]),
         (GOOD + "port = 0\n", ["broker.port", "0", "from 1 to 65535"]),
         (GOOD + 'port = "1883"\n', ["broker.port", "'1883'", "of type int"]),
+        (GOOD + 'tls = "ca.pem"\n', ["broker.tls", "'ca.pem'", "true or false", "broker.ca"]),
+        (GOOD + "ca = 3\n", ["broker.ca", "3", "file"]),
+        (GOOD + 'ca = "ca.pem"\n', ["broker.ca", "broker.tls = true"]),
+        (GOOD + 'tls = true\ncert = "board.pem"\n', ["broker.cert", "broker.key"]),
+        (GOOD + "tsl = true\n", ["[broker]", "'tsl'", "do you mean 'tls'"]),
         (GOOD + "longest_pause_s = 0\n", ["broker.longest_pause_s", "0", "from 1 to 3600"]),
         (GOOD + "level = 6\n", ["broker.level", "6", "one of 3, 4, 5"]),
         (GOOD + '[readings]\nwhen_full = "panic"\n', ["readings.when_full", "'panic'", "refuse, drop-oldest"]),

@@ -38,6 +38,9 @@ class Loopback:
         self.silent = False  # receives, and answers nothing
         self.deaf = False  # does not even receive
         self.answers_publish = True
+        self.longest = (
+            0  # the longest packet that it takes; it closes the connection as soon as it has more bytes of one
+        )
         self.packets = []
         self.connects = 0
         self.feeds = 0
@@ -76,10 +79,14 @@ class Loopback:
     def __call__(self):
         """Work: this is what the client calls as its `feed`."""
         self.feeds += 1
+        self._receive()  # what a connection left behind that ended meanwhile, before the next one
         if self.listener and self._wait.poll(0):
             self.drop()
             self.link = self.listener.accept()[0]
             self.link.setblocking(False)
+            self._receive()
+
+    def _receive(self):
         while self.link and not self.deaf:
             try:
                 some = self.link.recv(4096)
@@ -93,6 +100,8 @@ class Loopback:
             for one in split(self._octets[:n]):
                 self.take(one)
             self._octets = self._octets[n:]
+            if self.longest and len(self._octets) > self.longest:
+                self.drop()
 
     def give(self, *packets):
         for one in packets:

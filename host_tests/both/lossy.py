@@ -4,7 +4,8 @@ Everything is drawn from one seed, so a failing world can be built again. The br
 its own and keeps its session, as a broker with persistence does. What must hold is checked by `verdict`.
 """
 
-from flashmqtt.connection import CLOSED, MESSAGE, NOTHING, OPEN, OUTPUT, Connection
+from flashmqtt.connection import CLOSED, MESSAGE, NOTHING, OPEN, OUTPUT, REFUSED, Connection
+from flashmqtt.errors import ConnectionLost
 from flashmqtt.session.session import Session
 from wire import connack, number, packet, puback, pubcomp, pubrec, pubrel, text
 
@@ -95,6 +96,9 @@ class Broker:
                 if qos:
                     self.output += puback(packet_id)
             return
+        if kind == 12:
+            self.output += b"\xd0\0"
+            return
         if kind == 14:
             self.drop()
             return
@@ -142,11 +146,13 @@ class World:
     `open_store(world)` returns the store after a power cut (or, the first time, an empty one).
     """
 
-    def __init__(self, seed, open_store, level=4, window=4, broker_window=4):
+    def __init__(self, seed, open_store, level=4, window=4, broker_window=4, hold_limit=40):
         self.random = Random(seed)
+        self.refuse_after = 5 * (seed & 1)  # half of the worlds try messages alone where connections are lost
         self.open_store = open_store
         self.level = level
         self.window = window
+        self.hold_limit = hold_limit
         self.broker = Broker(level, broker_window)
         self.now = 1000
         self.published = []  # (qos, payload) that publish() returned for
@@ -167,7 +173,7 @@ class World:
             from flashmqtt.session.level5 import Level5
 
             five = Level5()
-        self.session = Session(self.store, self.level, self.window, 128, 128)
+        self.session = Session(self.store, self.level, self.window, 128, 128, refuse_after=self.refuse_after)
         self.connection = Connection(self.session, b"me", buffer_bytes=128, five=five, response_ms=0, keep_alive_s=0)
         self.up = b""
 
@@ -200,18 +206,24 @@ class World:
 
     def process(self):
         connection = self.connection
+        if connection.state == CLOSED:
+            return
         while True:
             event = connection.process(self.now)
             if event == NOTHING:
                 return
+            assert event != REFUSED, "a lost link is no refusal"
             if event == OUTPUT:
                 self.write(1000)
             elif event == MESSAGE:
                 one = (connection.message.qos, connection.message.payload)
                 assert connection.message.topic == "t"
+                self.unsure = []  # what was handed over before is durably discarded
                 self.taken.append(one)
                 if one[0] == 2:
                     self.unsure.append(one)
+                if self.random.below(2):
+                    self.session.taken()
             elif event == 8:
                 self.write(1000)
                 self.broker.take(self.up)
@@ -220,11 +232,13 @@ class World:
                 return
 
     def write(self, n):
-        output = self.connection.output()  # everything that happened is durable now
-        self.unsure = []
-        n = min(n, len(output))
-        self.up += bytes(output[:n])
-        self.connection.sent(n, self.now)
+        output = self.connection.output
+        most = output.offer()  # everything that happened is durable now
+        if most:
+            self.unsure = []
+        n = min(n, most)
+        self.up += bytes(output.buf[output.start : output.start + n])
+        output.taken(n, self.now)
 
     def move_up(self):
         """The client writes, the broker reads some of it."""
@@ -247,6 +261,8 @@ class World:
             self.process()
 
     def drop(self):
+        if self.connection.state:
+            self.session.failed(ConnectionLost("by the test"))
         self.connection.close()
         self.unsure = []
         self.broker.drop()
@@ -261,8 +277,16 @@ class World:
         self.cuts += 1
         self.boot()
 
+    def check_time(self):
+        """Time has passed: what is due is done."""
+        if self.connection.state == OPEN:
+            self.connection.check(self.now)
+
     def step(self):
         self.now += self.random.below(5)
+        if self.random.below(20) == 0:
+            self.now += 600
+            self.check_time()
         choice = self.random.below(100)
         if choice < 12:
             self.publish()
@@ -281,19 +305,15 @@ class World:
 
     def settle(self):
         """Let everything come to its end without further trouble."""
-        from flashmqtt.errors import InboundWindowFull
-
-        for _ in range(20000):
+        for turn in range(20000):
             self.now += 1
             self.connect()
-            try:
-                self.move_up()
-                self.move_down()
-                self.process()
-            except InboundWindowFull:
-                self.write(1000)
-                self.broker.take(self.up)
-                self.drop()
+            if turn % 20 == 0:
+                self.now += 600
+                self.check_time()
+            self.move_up()
+            self.move_down()
+            self.process()
             broker = self.broker
             busy = (
                 self.session.pending()
@@ -301,21 +321,16 @@ class World:
                 or broker.output
                 or broker.flying
                 or broker.queue
-                or self.session.out_end
+                or self.connection.output.end
             )
             if not busy and self.connection.state == OPEN:
                 return
         raise AssertionError("never came to its end: pending %d" % self.session.pending())
 
     def run(self, steps):
-        from flashmqtt.errors import InboundWindowFull
-
         self.settle()  # a fresh store makes the broker forget what it knows: that is over now
         for _ in range(steps):
-            try:
-                self.step()
-            except InboundWindowFull:
-                self.drop()
+            self.step()
         self.settle()
         self.verdict()
 

@@ -25,6 +25,7 @@ class Board:
         self.stored = 10
         self.steps = 0
         self.cut_at = 0
+        self.now_ms = 0
         for suffix in ("", ".new"):
             try:
                 os.remove(path + suffix)
@@ -47,7 +48,7 @@ class Board:
             self.step()
 
         state.save = saving
-        self.commands = Commands(state, lambda: self.stored, self.act, self.reply)
+        self.commands = Commands(state, lambda: self.stored, self.act, self.reply, lambda: self.now_ms)
         self.interval = state.get("interval_ms", 0)
         self.commands.resume()
 
@@ -139,14 +140,35 @@ def test_what_is_no_command_is_refused_by_name(payload, words):
 
 
 @pytest.mark.req("B4")
-def test_number_as_an_id_is_taken_and_only_the_last_ids_are_kept():
+def test_number_as_an_id_is_taken_and_the_last_ids_are_known_again():
     board = Board(PATH)
-    for n in range(40):
+    for n in range(70):
         board.commands.take(b'{"id": %d, "do": "flush"}' % n)
-    assert len(board.acts) == 40
-    board.commands.take(b'{"id": 39, "do": "flush"}')
-    board.commands.take(b'{"id": "24", "do": "flush"}')
-    assert len(board.acts) == 40
+        board.now_ms += 5000
+    assert len(board.acts) == 70
+    for n in range(6, 70):
+        board.commands.take(b'{"id": "%d", "do": "flush"}' % n)
+    assert len(board.acts) == 70 and board.commands.refused == 0
+
+
+@pytest.mark.req("B4")
+def test_commands_that_come_too_fast_write_nothing_and_are_counted():
+    board = Board(PATH)
+    for n in range(100):
+        board.commands.take(b'{"id": "a%d", "do": "flush"}' % n)
+        board.commands.take(b"no command")
+    assert len(board.acts) == 16 and len(board.replies) == 32  # half of them refusals, which are stored as well
+    assert board.commands.refused == 200 - 32
+    board.now_ms += 4999
+    board.commands.take(b'{"id": "b", "do": "flush"}')
+    assert len(board.acts) == 16
+    board.now_ms += 1
+    board.commands.take(b'{"id": "b", "do": "flush"}')
+    assert len(board.acts) == 17
+    board.now_ms += 86400000  # a day does not save up more than one burst
+    for n in range(100):
+        board.commands.take(b'{"id": "c%d", "do": "flush"}' % n)
+    assert len(board.acts) == 17 + 32
 
 
 @pytest.mark.req("B4")

@@ -52,3 +52,11 @@ def test_labels_of_our_own_stand_in_the_first_record():
 def test_any_text_survives(text):
     assert loads(pack("d", 1, 1, 0, [{"n": "a", "vs": text}]))[0]["vs"] == text
     assert loads(pack(text, 1, 1, 0, []))[0]["bn"] == text + "/"
+
+
+def test_life_is_a_label_of_the_first_record_where_there_is_one():
+    assert loads(pack("d", 2, 9, 0, [{"n": "a", "v": 1}, {"n": "b", "v": 1}], life=77)) == [
+        {"bn": "d/", "boot": 2, "seq": 9, "up": 0, "life": 77, "n": "a", "v": 1},
+        {"n": "b", "v": 1},
+    ]
+    assert b"life" not in pack("d", 2, 9, 0, [])

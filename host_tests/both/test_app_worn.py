@@ -1,13 +1,15 @@
-"""The application on a flash that wears out under it: what is stored is delivered, then somebody has to look."""
+"""The application where something is wrong: its flash wears out, or somebody sends it what it can't take."""
 
 import pytest
 
 from app.application import Application
 from app.configuration import check
+from app.health import records
 from flashmqtt.errors import StoreWorn
 from flashmqtt.flash.block import BlockRegion
 from loopback import Loopback
 from tools.flashsim.nor import NorFlash
+from wire import puback, publish, pubrec
 
 SECTORS = 8
 
@@ -34,7 +36,7 @@ class Board:
         self.flash = NorFlash(SECTORS * 4096)
         self.watchdog = lambda ms: broker
 
-    def journal_region(self, sectors):
+    def journal_region(self, sectors, feed):
         return BlockRegion(self.flash)
 
     def sensors(self):
@@ -52,6 +54,18 @@ class Board:
     def led(self, on):
         pass
 
+    def network_up(self, ssid, password, country):
+        return True
+
+    def network_problem(self):
+        return ""
+
+    def network_strength(self):
+        return None
+
+    def supply_millivolts(self):
+        return None
+
 
 @pytest.mark.req("S6")
 def test_what_is_stored_is_delivered_before_the_run_ends_on_a_worn_flash():
@@ -68,3 +82,23 @@ def test_what_is_stored_is_delivered_before_the_run_ends_on_a_worn_flash():
     assert application.client.pending == 0 and len(broker.of(3)) == 9 + 1  # the status, at QoS 0
     assert application.refused > 0
     application.client.link.stop()
+
+
+@pytest.mark.req("R2", "R5")
+def test_a_command_that_is_too_long_is_passed_over_and_told_in_the_health_message():
+    broker = Loopback()
+    settings = {"broker": "127.0.0.1", "port": broker.port, "health_s": 0, "watchdog_s": 8}
+    application = Application(Board(broker), check(settings), Facts())
+    while not application.client.connected:
+        application.turn(20)
+    topic = b"flashmqtt-commands/dev"
+    for qos in (0, 1, 2):
+        broker.give(publish(topic, bytes(5000), qos, 7))
+        while application.client.oversize <= qos:
+            application.turn(20)
+    while not broker.of(5):
+        application.turn(20)
+    assert broker.of(4) == [puback(7)] and broker.of(5) == [pubrec(7)] and broker.connects == 1
+    assert {"n": "oversize", "v": 3} in records(application)
+    application.client.link.stop()
+    broker.close()

@@ -1,14 +1,25 @@
 """The boards behind their contract, on fakes of the hardware: causes of a reset, the radio, sleep, clock, flash."""
 
+import sys
+
 import pytest
 
 from tools.flashsim.nor import NorFlash
 from tools.virtual_board.hardware import load_board
 
-RP2040, ESP32 = "rp2040", "esp32"
+RP2040, ESP32 = "rp2", "esp32"
 SCRATCH0 = 0x4005800C
 CHIP_RESET = 0x40064008
+RP2350 = {0x40000000: 0x20004927}  # SYSINFO's CHIP_ID: part 4
+SCRATCH0_2350 = 0x400D800C
+CHIP_RESET_2350 = 0x4010002C
 BOTH = [RP2040, ESP32]
+
+
+def with_chip(registers):
+    found = dict(RP2350)
+    found.update(registers)
+    return found
 
 
 def _end(call, *arguments):
@@ -41,7 +52,7 @@ def test_pico_tells_its_resets_apart(cause, registers, said):
 )
 @pytest.mark.req("B1", "B4")
 def test_esp32_names_its_resets(cause, said):
-    assert load_board(ESP32, cause=cause).reset_cause() == said
+    assert load_board(ESP32, "Generic ESP32 module with ESP32", cause=cause).reset_cause() == said
 
 
 @pytest.mark.parametrize("name", BOTH)
@@ -108,11 +119,36 @@ def test_pico_sleeps_on_where_lightsleep_returns_at_once():
     assert board.clock_module.ms >= 5000 and len(board.machine.simulated.sleeps) <= 60
 
 
+@pytest.mark.req("B4")
+def test_pico_stops_its_watchdog_where_a_person_takes_over():
+    board = load_board(RP2040)
+    board.watchdog_off()  # none was started: nothing is touched
+    assert 0x4005B000 not in board.machine.simulated.registers
+    board.watchdog(8000)
+    for _ in range(2):
+        board.watchdog_off()
+        assert board.machine.simulated.watchdog_ms == 0
+
+
+@pytest.mark.req("B4")
+def test_esp32_feeds_its_watchdog_from_a_timer_where_a_person_takes_over():
+    board = load_board(ESP32, "Generic ESP32 module with ESP32", registers={"chip": "esp32"})
+    simulated = board.machine.simulated
+    board.watchdog_off()
+    assert simulated.timers == []
+    board.watchdog(8000)
+    board.watchdog_off()
+    board.watchdog_off()
+    before = simulated.fed
+    simulated.tick()
+    assert len(simulated.timers) == 1 and simulated.fed == before + 1
+
+
 @pytest.mark.req("B5")
 def test_esp32_sleeps_deeply_in_one_go():
-    board = load_board(ESP32)
+    board = load_board(ESP32, "Generic ESP32 module with ESP32", registers={"chip": "esp32"})
     board.watchdog(100)
-    assert board.machine.simulated.watchdog_ms == 1000
+    assert board.machine.simulated.watchdog_ms == 20000  # longer than the look-up of a name may block
     assert _end(board.sleep, 3600000) == "deep-sleep"
     assert board.machine.simulated.sleeps == [3600000]
 
@@ -142,7 +178,7 @@ def test_pico_measures_supply_and_temperature():
 
 @pytest.mark.req("B1")
 def test_esp32_measures_in_celsius():
-    board = load_board(ESP32)
+    board = load_board(ESP32, "Generic ESP32 module with ESP32")
     assert board.sensors()[0].read() == 52.8
     assert board.supply_millivolts() is None
 
@@ -150,7 +186,7 @@ def test_esp32_measures_in_celsius():
 @pytest.mark.parametrize("name", BOTH)
 @pytest.mark.req("B1")
 def test_id_is_the_chips_and_led_lights(name):
-    board = load_board(name)
+    board = load_board(name, "Generic ESP32 module with ESP32" if name == ESP32 else "")
     assert board.unique_id() == "e6616408432b1c2f"
     board.led(True)
     assert board.machine.simulated.pins["LED" if name == RP2040 else 2] == 1
@@ -160,10 +196,79 @@ def test_id_is_the_chips_and_led_lights(name):
 
 @pytest.mark.req("B1", "S3")
 def test_esp32_takes_the_partition_that_is_called_journal():
-    board = load_board(ESP32)
+    board = load_board(ESP32, "Generic ESP32 module with ESP32")
     board.esp32.simulated.device = NorFlash(16 * 4096, "esp32")
     board.esp32.simulated.partitions = {"vfs": (0, 4), "journal": (4, 12)}
     region = board.journal_region(8)
     assert (region.sectors, region.sector_bytes, region.page_bytes) == (12, 4096, 1)
     region.program(5, bytearray(b"abc"))
     assert bytes(board.esp32.simulated.device.peek(4 * 4096 + 5, 3)) == b"abc"
+
+
+@pytest.mark.parametrize(
+    "cause,registers,said",
+    [
+        (1, {}, "power-on"),
+        (1, {CHIP_RESET_2350: 1 << 16}, "power-on"),  # HAD_POR; on an RP2040 this bit is HAD_RUN
+        (1, {CHIP_RESET_2350: 1 << 17}, "brown-out"),
+        (1, {CHIP_RESET_2350: 1 << 18}, "reset"),
+        (3, {SCRATCH0_2350: 0x666C0003}, "watchdog"),
+        (3, {SCRATCH0_2350: 0x666C0001}, "reset"),
+        (3, {SCRATCH0_2350: 0x666C0002}, "deep-sleep"),
+    ],
+)
+@pytest.mark.req("B1", "B4")
+def test_pico_2_tells_its_resets_apart_by_its_own_registers(cause, registers, said):
+    board = load_board(RP2040, cause=cause, registers=with_chip(registers))
+    assert board.MODEL == "Raspberry Pi Pico 2 W" and board.reset_cause() == said
+    assert board.machine.mem32[SCRATCH0_2350] == 0x666C0003
+    assert SCRATCH0 not in board.machine.simulated.registers
+
+
+@pytest.mark.req("B1", "B4")
+def test_pico_2_stops_its_watchdog_and_says_nothing_of_its_supply():
+    board = load_board(RP2040, registers=with_chip({}))
+    board.watchdog(8000)
+    board.watchdog_off()
+    assert board.machine.simulated.watchdog_ms == 0
+    assert board.supply_millivolts() is None
+
+
+@pytest.mark.req("B1", "B4")
+def test_ethernet_board_asks_for_an_address_and_names_a_missing_cable():
+    board = load_board(RP2040, ethernet=True)
+    cable = board.network.simulated
+    cable.cable = False
+    assert board.MODEL == "W5500-EVB-Pico"
+    assert not board.network_up("", "", "") and board.network_problem() == "no cable"
+    cable.cable = True
+    assert not board.network_up("", "", "")
+    assert cable.log == ["on", "dhcp"] and board.network_problem() == ""
+    assert [board.network_up("", "", "") for _ in range(2)] == [False, True]
+    assert board.network_strength() is None and board.supply_millivolts() is None
+    board.network_down()
+    assert cable.log[-1] == "off" and not board.network_up("", "", "")
+
+
+@pytest.mark.parametrize("name", BOTH)
+@pytest.mark.req("B4")
+def test_radio_that_boot_py_joins_is_left_alone(name):
+    board = load_board(name)
+    ether = board.network.simulated
+    assert not board.network_up("", "", "AT") and ether.log == []
+    ether.access_points["open"] = ""
+    wlan = board._nic if name == RP2040 else board._wlan
+    wlan.active(True)
+    wlan.connect("open")
+    assert [board.network_up("", "", "AT") for _ in range(3)] == [False, True, True]
+    assert ether.log == ["on", "connect open"]
+
+
+@pytest.mark.parametrize("chip", ["ESP32S3", "ESP32C3"])
+@pytest.mark.req("B1")
+def test_coloured_led_of_the_newer_chips_lights(chip):
+    board = load_board(ESP32, "Generic module with " + chip)
+    board.led(True)
+    board.led(False)
+    assert sys.modules["tools.virtual_board.hardware.neopixel"].written == [(0, 8, 0), (0, 0, 0)]
+    assert chip == board.MODEL and 2 not in board.machine.simulated.pins

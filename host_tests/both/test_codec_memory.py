@@ -9,7 +9,7 @@ from flashmqtt.codec.decode import Decoder
 from flashmqtt.codec.encode import put_ack, put_pingreq, put_publish, put_publish_head
 from flashmqtt.codec.packets import PUBACK, PUBCOMP, PUBLISH, PUBREC, PUBREL
 from flashmqtt.codec.topics import covers, matches
-from flashmqtt.errors import BufferTooSmall, PacketTooLarge, TopicAliasInvalid
+from flashmqtt.errors import BufferTooSmall, MalformedPacket
 
 ON_MICROPYTHON = sys.implementation.name == "micropython"
 
@@ -198,8 +198,9 @@ def test_streamed_publish_whose_head_does_not_fit_is_refused_by_name():
         if size > 2 + 1 + 2 + 40:
             assert decoder.next() == PUBLISH and decoder.more
         else:
-            with pytest.raises(PacketTooLarge):
+            with pytest.raises(MalformedPacket) as wrong:
                 decoder.next()
+            assert wrong.value.reason == 0x95
     assert end == 145
 
 
@@ -288,14 +289,14 @@ def test_topic_alias_is_set_used_changed_and_bounded():
     assert receive(b"", 1) == b"a"
     assert receive(b"c", 1) == b"c"
     assert receive(b"", 1) == b"c" and receive(b"", 2) == b"b"
-    with pytest.raises(TopicAliasInvalid):
+    with pytest.raises(MalformedPacket) as wrong:
         receive(b"d", 3)
+    assert wrong.value.reason == 0x94
     decoder.reset()  # another network connection knows none of them
     decoder.aliases = InboundAliases(2)
-    from flashmqtt.errors import ProtocolError
-
-    with pytest.raises(ProtocolError):
+    with pytest.raises(MalformedPacket) as wrong:
         receive(b"", 1)
+    assert wrong.value.reason == 0x82
 
 
 @pytest.mark.req("W12")

@@ -249,12 +249,35 @@ def test_loops_over_bytes_agree_in_both_implementations():
                 assert (ends == 4) == plain or (ends <= at and quick_plain.plain_end(b"a", 0, 1) == 0)
             for same in (quick.same, quick_plain.same):
                 assert same(b"..abcd", 2, bytes(text), 4) == (byte == b"abcd"[at])
-    for n in (0, 1, 127, 128, 300):
-        for packet_id in (0, 1, 65535):
-            results = []
-            for put in (quick.put_message, quick_plain.put_message):
-                buf = bytearray(b"." * 320)
-                payload = bytes(range(min(n, 256)))
-                end = put(buf, 1, 0x32, n, b"a/b", 3, packet_id, payload, len(payload))
-                results.append((end, bytes(buf)))
-            assert results[0] == results[1]
+
+
+@pytest.mark.req("W7", "W9")
+def test_a_message_is_put_alike_by_both_implementations_and_only_where_it_fits():
+    from flashmqtt.codec import quick, quick_plain
+
+    for topic in (b"a", b"a/b/c", b"t" * 200):
+        for n in (0, 1, 3, 4, 7, 120, 127, 300, 17000):
+            payload = bytes(i & 255 for i in range(n))
+            for packet_id in (0, 1, 65535):
+                head = 0x33 if packet_id else 0x31
+                body = (
+                    len(topic).to_bytes(2, "big")
+                    + topic
+                    + (packet_id.to_bytes(2, "big") if packet_id else b"")
+                    + payload
+                )
+                length = bytearray()
+                left = len(body)
+                while left > 127:
+                    length.append(left & 127 | 128)
+                    left >>= 7
+                length.append(left)
+                wanted = b"." + bytes((head,)) + length + body
+                end = len(wanted)
+                for put in (quick.put_message, quick_plain.put_message):
+                    buf = bytearray(b"." * (end + 5))
+                    assert put(buf, 1, topic, payload, head | packet_id << 8) == end
+                    assert buf == wanted + b"....."
+                    short = bytearray(b"." * (end - 1))
+                    assert put(short, 1, topic, payload, head | packet_id << 8) == 0
+                    assert short == b"." * (end - 1)

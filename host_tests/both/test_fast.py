@@ -178,3 +178,23 @@ def test_chosen_operations_allocate_nothing():
     buf = bytearray(256)
     _every_operation_locked(buf, bytearray(256), memoryview(bytearray(256)))
     assert buf[:100] == b"\xff" * 100
+
+
+@pytest.mark.req("S2")
+def test_unchecked_calls_do_what_the_checked_ones_do():
+    for n in range(20):
+        for at in range(5):
+            for start in range(5):
+                one = bytearray(range(40))
+                other = bytearray(range(40))
+                fast.copy(one, at, bytes(range(100, 140)), start, n)
+                fast.raw_copy(other, bytes(range(100, 140)), n, at, start)
+                assert one == other
+                fast.fill(one, at, at + n, 0xA5)
+                fast.raw_fill(other, n, 0xA5, at)
+                assert one == other
+                fast.put_crc32(one, start, start + n, 30 + at, 77)
+                assert fast.raw_crc32(other, 77, n, start, 30 + at, 1)
+                assert one == other and fast.raw_crc32(other, 77, n, start, 30 + at, 0)
+                other[30 + at] ^= 1
+                assert not fast.raw_crc32(other, 77, n, start, 30 + at, 0)

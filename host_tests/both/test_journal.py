@@ -2,61 +2,233 @@
 
 import pytest
 
+from flashmqtt.errors import UsageError
+from flashmqtt.flash.block import BlockRegion
 from flashmqtt.flash.ram import RamRegion
 from flashmqtt.journal.journal import Journal
+from tools.flashsim.nor import NorFlash
 
 
-def content(journal, slot):
-    buf = bytearray(journal.length_of(slot))
-    journal.read(slot, 0, buf, 0, len(buf))
+def content(journal, seq):
+    buf = bytearray(journal.length(seq))
+    journal.read(seq, 0, buf, 0, len(buf))
+    return bytes(buf)
+
+
+def held(journal, key):
+    buf = bytearray(journal.held_length(key))
+    journal.read_held(key, 0, buf, 0, len(buf))
     return bytes(buf)
 
 
 def everything(journal):
     found = []
-    while True:
-        slot = journal.take()
-        if slot < 0:
-            return found
-        found.append(content(journal, slot))
-        journal.release(slot)
+    while journal.low < journal.next_seq:
+        found.append(content(journal, journal.low))
+        journal.finish(journal.low)
+    return found
 
 
 @pytest.mark.req("S1")
 def test_stored_messages_come_out_in_order_after_a_restart():
     region = RamRegion(8)
     journal = Journal(region)
-    assert journal.fresh and journal.boot == 1
+    assert journal.fresh and journal.boot == 1 and journal.low == journal.next_seq == 1
     for i in range(100):
         assert journal.next_seq == journal.append(b"message %d" % i, len(b"message %d" % i))
     journal = Journal(region)
-    assert not journal.fresh and journal.boot == 2 and journal.stored == 100 and journal.waiting == 100
+    assert not journal.fresh and journal.boot == 2 and journal.next_seq == 101 and journal.low == 1
     assert everything(journal) == [b"message %d" % i for i in range(100)]
+    assert journal.low == journal.next_seq == 101
 
 
 @pytest.mark.req("S1")
-def test_a_marked_message_comes_back_open_with_its_mark():
+def test_a_mark_is_there_after_a_restart_once_it_was_synced():
     region = RamRegion(8)
     journal = Journal(region)
     for i in range(3):
         journal.append(b"%d" % i, 1)
-        journal.take()
-    journal.mark(1, 77)
+    journal.mark(2)
+    journal.sync()
+    journal.mark(3)  # and not synced
     journal = Journal(region)
-    open_slots = [slot for slot in range(journal.slots) if journal.is_open(slot)]
-    assert [(content(journal, s), journal.mark_of(s), journal.old(s)) for s in open_slots] == [(b"1", 77, True)]
-    assert everything(journal) == [b"0", b"2"]
+    assert [journal.is_marked(seq) for seq in (1, 2, 3)] == [False, True, False]
+    journal.unmark(2)
+    journal.append(b"3", 1)  # any write makes it durable
+    journal = Journal(region)
+    assert [journal.is_marked(seq) for seq in (1, 2, 3, 4)] == [False] * 4
+    assert everything(journal) == [b"0", b"1", b"2", b"3"]
+
+
+@pytest.mark.req("S1")
+def test_a_new_message_has_no_mark_of_the_one_that_was_there_32_before():
+    journal = Journal(RamRegion(8))
+    for n in range(1, 100):
+        assert journal.append(b"x", 1) == n
+        assert not journal.is_marked(n) and not journal.is_finished(n)
+        journal.mark(n)
+        journal.finish(n)
+        assert journal.low == n + 1
 
 
 @pytest.mark.req("S1", "Q4")
-def test_a_held_message_comes_back_held_until_it_is_released():
+def test_a_held_message_comes_back_held_until_it_is_discarded():
     region = RamRegion(8)
     journal = Journal(region)
-    slot = journal.hold(b"inbound", 7)
-    assert journal.is_held(slot)
+    journal.hold(65535, b"inbound", 7)
+    journal.hold(1, b"second", 6)
     journal = Journal(region)
-    assert journal.waiting == 0 and journal.is_held(0) and content(journal, 0) == b"inbound"
-    journal.release(0)
+    assert journal.held() == [65535, 1] and held(journal, 65535) == b"inbound" and held(journal, 1) == b"second"
+    assert journal.held_length(2) == 0 and not journal.fresh
+    journal.discard(65535)
+    assert journal.held() == [1] and journal.held_length(65535) == 0
+    journal.sync()
+    journal = Journal(region)
+    assert journal.held() == [1] and journal.low == journal.next_seq == 1
+
+
+@pytest.mark.req("Q4")
+def test_a_key_that_was_discarded_is_held_anew():
+    """The record of the discard must not stand behind the new message."""
+    for sync in (False, True):
+        region = RamRegion(8)
+        journal = Journal(region)
+        journal.hold(5, b"old", 3)
+        journal.discard(5)
+        journal.hold(5, b"new one", 7)
+        if sync:
+            journal.sync()
+            journal.flush()
+        assert held(journal, 5) == b"new one"
+        journal = Journal(region)
+        assert journal.held() == [5] and held(journal, 5) == b"new one"
+
+
+@pytest.mark.req("S1")
+def test_sync_and_flush_write_nothing_where_there_is_nothing_to_say():
+    region = RamRegion(8)
+    journal = Journal(region)
+    journal.append(b"x", 1)
+    before = bytes(region.cells)
+    journal.sync()
+    journal.flush()
+    journal.idle()
+    journal.finish(1)
+    journal.sync()  # a finish is not its matter
+    assert bytes(region.cells) == before
+    journal.flush()
+    assert bytes(region.cells) != before
+    before = bytes(region.cells)
+    journal.flush()
+    assert bytes(region.cells) == before
+    assert Journal(region).low == 2
+
+
+@pytest.mark.req("S1")
+def test_one_write_makes_all_marks_and_discards_durable():
+    flash = NorFlash(8 * 4096)
+    region = BlockRegion(flash)
+    journal = Journal(region)
+    for n in range(20):
+        journal.append(b"x", 1)
+        if n < 10:
+            journal.hold(n + 1, b"held", 4)
+    for n in range(1, 11):
+        journal.mark(n)
+        journal.discard(n)
+    programs = flash.programs
+    journal.sync()
+    assert flash.programs == programs + 1
+    journal = Journal(region)
+    assert [n for n in range(1, 21) if journal.is_marked(n)] == list(range(1, 11)) and journal.held() == []
+
+
+@pytest.mark.req("S1")
+def test_the_note_outlives_everything():
+    region = RamRegion(4)
+    journal = Journal(region)
+    assert bytes(journal.note) == b"\xff" * 12
+    journal.write_note(b"first note..")
+    assert bytes(journal.note) == b"first note.."
+    for boot in range(30):  # around the ring, with and without clean ends
+        journal = Journal(region)
+        assert bytes(journal.note) == (b"first note.." if boot == 0 else b"note %07d" % (boot - 1))
+        everything(journal)  # the last one may come back, as nothing was written after it
+        journal.write_note(b"note %07d" % boot)
+        for _ in range(20):
+            journal.finish(journal.append(bytes(200), 200))
+        if boot % 3 == 0:
+            journal.close()
+
+
+@pytest.mark.req("S1")
+def test_what_is_outside_the_window_is_the_callers_mistake():
+    journal = Journal(RamRegion(8))
+    for _ in range(40):
+        journal.append(b"x", 1)
+    for call in (journal.length, journal.finish, journal.mark, journal.unmark):
+        for seq in (33, 41) if call == journal.length else (0, 33, 41):
+            with pytest.raises(UsageError):
+                call(seq)
+    journal.finish(1)
+    journal.mark(33)
+    with pytest.raises(UsageError):
+        journal.read(2, 0, bytearray(5), 0, 2)
+
+
+@pytest.mark.req("S1")
+def test_a_message_is_read_from_any_place():
+    region = RamRegion(8)
+    journal = Journal(region)
+    bodies = [
+        bytes([(n * 7 + i) & 255 for i in range(length)]) for n, length in enumerate((1, 700, 232, 233, 464, 3000))
+    ]
+    for body in bodies:
+        journal.append(body, len(body))
+    for mounted in (journal, Journal(region)):
+        for order in (range(6), range(5, -1, -1)):
+            for n in order:
+                body = bodies[n]
+                assert mounted.length(n + 1) == len(body)
+                for offset in (len(body) - 1, 0, len(body) // 2, len(body) // 3):
+                    size = min(100, len(body) - offset)
+                    buf = bytearray(120)
+                    mounted.read(n + 1, offset, buf, 7, size)
+                    assert buf[7 : 7 + size] == body[offset : offset + size] and not any(buf[7 + size :])
+
+
+@pytest.mark.req("S1")
+@pytest.mark.parametrize("remount", (False, True))
+def test_a_message_that_was_given_up_after_its_last_piece_is_not_read_for_the_next(remount):
+    """All its bytes were written, but it was never committed: it may exist, under a sequence of its own, or not."""
+    region = RamRegion(8)
+    journal = Journal(region)
+    journal.begin(300)
+    journal.extend(b"a" * 300, 300)
+    one = journal.append(b"b" * 100, 100)
+    journal.begin(100)
+    journal.extend(b"c" * 100, 100)
+    journal.begin(400)
+    journal.extend(b"d" * 400, 400)
+    two = journal.commit()
+    assert journal.next_seq == two + 1
+    if remount:
+        journal = Journal(region)
+    assert content(journal, one) == b"b" * 100 and content(journal, two) == b"d" * 400
+    found = everything(journal)
+    assert len(found) == two and all(body[0] in b"abcd" for body in found)
+
+
+@pytest.mark.req("S1")
+def test_a_message_that_was_given_up_in_its_middle_never_was():
+    region = RamRegion(8)
+    journal = Journal(region)
+    for n in range(1, 5):
+        journal.begin(700)
+        journal.extend(b"a" * 500, 500)
+        assert journal.append(b"b" * n, n) == n
+    journal.begin(700)
+    journal.extend(b"a" * 699, 699)
     journal.flush()
     journal = Journal(region)
-    assert not journal.is_open(0)
+    assert journal.next_seq == 5 and everything(journal) == [b"b" * n for n in range(1, 5)] and journal.damaged == 0

@@ -4,9 +4,29 @@ import sys
 
 import pytest
 
+from flashmqtt.errors import StoreCorrupt, StoreError
+from flashmqtt.flash.block import BlockRegion
+from flashmqtt.flash.ram import RamRegion
+from flashmqtt.journal.journal import Journal
+from tools.flashsim.nor import NorFlash, PowerCut
 from tools.powercut.cuts import run_sample, run_script
 
-NAMES = ("first", "qos1", "turned", "turn", "qos2", "full", "stuck", "pieces", "drops", "duty", "unclean")
+NAMES = (
+    "first",
+    "qos1",
+    "turned",
+    "turn",
+    "qos2",
+    "full",
+    "stuck",
+    "holds",
+    "pieces",
+    "drops",
+    "newest",
+    "in-flight",
+    "duty",
+    "unclean",
+)
 
 
 @pytest.mark.req("S1", "S2", "S4")
@@ -18,3 +38,167 @@ def test_nothing_promised_is_lost_to_a_power_cut(name):
         cuts, broken = run_sample(name, 2)
     assert broken == []
     assert cuts
+
+
+def number_of(journal, seq):
+    """Return the number in a message, -1: its body is gone."""
+    if not journal.length(seq):
+        return -1
+    out = bytearray(3)
+    journal.read(seq, 0, out, 0, 3)
+    return int(bytes(out))
+
+
+def numbers(journal):
+    """Return the numbers in all messages, -1 for a body that is gone; finish them."""
+    found = []
+    while journal.low < journal.next_seq:
+        found.append(number_of(journal, journal.low))
+        journal.finish(journal.low)
+    return found
+
+
+def stored(n, sectors=8):
+    region = RamRegion(sectors, 4096, 256)
+    journal = Journal(region)
+    for i in range(1, n + 1):
+        journal.append(b"%03d" % i + bytes(100), 103)
+    return region, journal
+
+
+def flip(region, text, offset):
+    """Flip one bit of what follows a text in a region."""
+    for at in range(len(region.cells) - 3):
+        if region.cells[at] == text[0] and region.cells[at : at + len(text)] == text:
+            region.cells[at + offset] ^= 1
+            return
+    raise ValueError(text)
+
+
+@pytest.mark.req("S6")
+@pytest.mark.parametrize("offset", (-24, -21, -20, -19, -16, -4, -1, 0, 50))
+def test_a_flipped_bit_in_a_message_costs_that_message_and_is_counted(offset):
+    """Message 6 of 60: version 1 was StoreCorrupt at every mount, and the 54 behind it never came out."""
+    region, _ = stored(60)
+    flip(region, b"006" + bytes(50), offset)
+    for _ in range(2):
+        journal = Journal(region)
+        assert journal.append(b"061", 3)
+        journal = Journal(region)
+        found = numbers(journal)
+        assert [n for n in found if n > 0][:59] == [n for n in range(1, 61) if n != 6]
+        assert journal.damaged == 1
+        assert found.index(-1) == 5
+
+
+@pytest.mark.req("S6")
+@pytest.mark.parametrize("offset", (-24, -20, -19, -16, 0, 50))
+def test_a_flipped_bit_in_a_new_sectors_first_record_costs_that_record_alone(offset):
+    """Version 1 decided by one record whether a sector counts, and lost its messages silently."""
+    region, journal = stored(10)
+    first = 11
+    head = journal._head
+    while journal._head == head:
+        first = journal.append(b"%03d" % journal.next_seq + bytes(100), 103)
+    last = journal.append(b"%03d" % journal.next_seq + bytes(100), 103)
+    flip(region, b"%03d" % first + bytes(50), offset)
+    journal = Journal(region)
+    assert numbers(journal) == [-1 if n == first else n for n in range(1, last + 1)]
+    assert journal.damaged == 1
+
+
+@pytest.mark.req("S6")
+def test_a_flipped_bit_anywhere_is_harmless_or_counted_or_named():
+    """Every byte of a small journal, but for the newest record: at most what the bit hit is missing, and it is told."""
+    whole = RamRegion(6, 1024, 256)
+    journal = Journal(whole)
+    for n in range(1, 13):
+        journal.append(b"%03d" % n + bytes(100), 103)
+    for n in range(3):
+        journal.finish(n + 1)
+    journal.close()
+    image = bytes(whole.cells)
+    for at in range(0, len(image), 1 if sys.implementation.name == "cpython" else 29):
+        region = RamRegion(6, 1024, 256, bytearray(image))
+        region.cells[at] ^= 1 << (at * 5 & 7)
+        try:
+            journal = Journal(region)
+        except StoreError:
+            assert image[at] != 0xFF
+            continue
+        found = numbers(journal)
+        there = [n for n in found if n > 0 and n > 3]
+        assert there == sorted(set(there))
+        assert len(there) + journal.damaged >= 9, at
+
+
+@pytest.mark.req("S6")
+@pytest.mark.parametrize("released", (11, 31))
+def test_what_is_finished_out_of_turn_is_durable_with_the_next_write(released):
+    """8 of 11 came back in version 1, also after one more write."""
+    region, journal = stored(40)
+    gone = list(range(2, 2 + released))
+    for seq in reversed(gone):
+        journal.finish(seq)
+    journal.append(b"041", 3)
+    journal = Journal(region)
+    assert numbers(journal) == [n for n in range(1, 42) if n not in gone]
+
+
+@pytest.mark.req("S6")
+@pytest.mark.parametrize("in_turn", (True, False))
+def test_what_is_finished_is_durable_with_a_flush(in_turn):
+    region, journal = stored(32)
+    for seq in range(1, 32) if in_turn else range(31, 0, -1):
+        journal.finish(seq)
+    journal.flush()
+    assert numbers(Journal(region)) == [32]
+
+
+@pytest.mark.req("S2", "S6")
+@pytest.mark.parametrize("seed", list(range(12)))
+def test_a_first_mount_that_is_cut_again_and_again_is_no_stranger(seed):
+    """Four cuts made version 1 StoreForeign for good."""
+    flash = NorFlash(4 * 4096, "rp2" if seed % 2 else "esp32", seed=seed)
+    region = BlockRegion(flash)
+    cuts = 0
+    for turn in range(12):
+        flash.arm(
+            flash.operations + 1 + (turn + seed) % 3,
+            ("bits", "prefix", "weak", "nothing")[(turn + seed) % 4],
+            seed * 7 + turn,
+        )
+        try:
+            Journal(region)
+        except PowerCut:
+            cuts += 1
+        flash.power_up()
+    journal = Journal(region)
+    assert journal.append(b"001", 3) == 1 and journal.fresh is False and cuts >= 4
+    assert numbers(Journal(region)) == [1] and flash.violations == []
+
+
+@pytest.mark.req("S6")
+def test_sectors_that_are_swapped_or_doubled_are_damage_and_no_callers_mistake():
+    """Version 1 raised UsageError from its own reads."""
+    region, journal = stored(140)
+    for n in range(1, 6):
+        journal.finish(n)
+    journal.flush()
+    image = bytes(region.cells)
+    for one in range(8):
+        for two in range(8):
+            for doubled in (False, True):
+                if one == two:
+                    continue
+                cells = bytearray(image)
+                cells[one * 4096 : one * 4096 + 4096] = image[two * 4096 : two * 4096 + 4096]
+                if not doubled:
+                    cells[two * 4096 : two * 4096 + 4096] = image[one * 4096 : one * 4096 + 4096]
+                try:
+                    journal = Journal(RamRegion(8, 4096, 256, cells))
+                    found = numbers(journal)
+                except StoreCorrupt:
+                    continue
+                there = [n for n in found if n > 0]
+                assert there == sorted(set(there)), (one, two, doubled)

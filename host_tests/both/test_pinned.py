@@ -9,7 +9,7 @@ from binascii import crc32
 
 import pytest
 
-from flashmqtt.errors import FlashFailed, PinsLost, PinsRefused, UsageError
+from flashmqtt.errors import FlashFailed, UsageError
 from flashmqtt.flash.block import BlockRegion
 from tools.flashsim.nor import NorFlash, PowerCut, Random
 
@@ -22,7 +22,7 @@ if ON_MICROPYTHON:
 
     import vfs
 
-    from flashmqtt.flash.pinned import PinnedFiles, open_or_pin, pin
+    from flashmqtt.flash.pinned import PinnedFiles, PinsLost, PinsRefused, open_or_pin, pin
 
 
 def _only_on_micropython():
@@ -510,13 +510,12 @@ def test_guarding_costs_no_program_and_no_memory_while_the_file_system_rests():
 def _journal_cost(region, flash):
     from flashmqtt.journal.journal import Journal
 
-    journal = Journal(region, 8)
+    journal = Journal(region)
     message = bytearray(100)
     flash.reset_counters()
     for i in range(400):
         message[0] = i & 0xFF
-        journal.append(message, 100)
-        journal.release(journal.take())
+        journal.finish(journal.append(message, 100))
     return flash.programs, flash.erases, flash.bytes_read
 
 
@@ -540,7 +539,7 @@ def test_journal_whose_pins_are_lost_stores_no_more_and_can_still_be_read():
     from flashmqtt.journal.journal import Journal
 
     board = Board(20)
-    journal = Journal(board.pinned(5), 8)
+    journal = Journal(board.pinned(5))
     message = bytearray(100)
     for i in range(10):
         message[0] = i
@@ -554,6 +553,6 @@ def test_journal_whose_pins_are_lost_stores_no_more_and_can_still_be_read():
     changed = [sector for sector in range(20) if board.content()[sector] != before[sector]]
     assert len(changed) <= 1  # the one that was being filled, free by now and not yet given to anybody
     for i in range(8):
-        slot = journal.take()
-        journal.read(slot, 0, message, 0, 100)
+        journal.read(i + 1, 0, message, 0, 100)
         assert message[0] == i
+        journal.finish(i + 1)

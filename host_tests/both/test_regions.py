@@ -7,7 +7,7 @@ import pytest
 
 from flashmqtt.errors import FlashFailed, StoreForeign, UsageError
 from flashmqtt.flash.block import BlockRegion
-from flashmqtt.flash.file import FileRegion
+from flashmqtt.flash.file import FileRegion, StoreInUse
 from flashmqtt.flash.ram import RamRegion
 from tools.flashsim.nor import NorFlash, PowerCut
 
@@ -364,4 +364,21 @@ def test_file_of_another_size_is_refused_and_stays():
             FileRegion(path, 3, SECTOR)
         with open(path, "rb") as kept:
             assert kept.read() == content
+    os.remove(path)
+
+
+@pytest.mark.req("S6")
+def test_a_file_that_another_region_has_open_is_refused_until_it_is_closed():
+    path = _scratch("shared")
+    first = FileRegion(path, 3, SECTOR)
+    first.program(0, _pattern(16))
+    with open(path, "rb"):  # who only reads is in nobody's way
+        with pytest.raises(StoreInUse):
+            FileRegion(path, 3, SECTOR)
+        first.program(16, _pattern(16))
+        assert _read(first, 0, 32) == bytes(_pattern(16)) * 2
+        first.close()
+        second = FileRegion(path, 3, SECTOR)
+    assert _read(second, 0, 32) == bytes(_pattern(16)) * 2
+    second.close()
     os.remove(path)

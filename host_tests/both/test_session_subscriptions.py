@@ -2,7 +2,7 @@
 
 import pytest
 
-from flashmqtt.errors import BufferTooSmall, InvalidPacket, InvalidTopic, ProtocolViolation
+from flashmqtt.errors import BufferTooSmall, InvalidTopic, ProtocolError, UsageError
 from flashmqtt.session.subscriptions import DECLINED, GRANTED
 from wire import connected, id_of, packet, peer, suback, subscribed, text, unsuback
 
@@ -34,7 +34,7 @@ def test_an_unanswered_connect_makes_the_next_one_restore_subscriptions():
 
 
 @pytest.mark.req("Q8", "W11")
-def test_a_refused_subscription_is_known_and_not_repeated():
+def test_a_refused_subscription_is_known_and_asked_for_again_with_the_next_connection():
     broker = connected()
     entry = broker.session.subscribe(b"x", 1)
     other = broker.session.subscribe(b"y", 1)
@@ -42,8 +42,46 @@ def test_a_refused_subscription_is_known_and_not_repeated():
     assert entry.state == DECLINED
     assert other.state == GRANTED and other.code == 0
     broker.drop()
-    (again,) = broker.connect(0)
-    assert again[4:] == text(b"y") + b"\1"
+    (again,) = broker.connect(1)
+    assert again[4:] == text(b"x") + b"\1"
+    broker.give(suback(id_of(again), 1))
+    assert entry.state == GRANTED
+    broker.drop()
+    assert broker.connect(1) == []
+
+
+@pytest.mark.req("Q8", "W11")
+def test_a_refused_subscription_is_asked_for_again_after_a_time_that_doubles():
+    broker = connected()
+    broker.session.subscribe(b"x", 1)
+    broker.give(suback(id_of(broker.took()[0]), 0x80))
+    began = broker.now
+    asked = []
+    while broker.now < began + 80000:
+        broker.now += 500
+        broker.connection.check(broker.now)
+        for one in broker.took():
+            if one[0] == 0x82:
+                asked.append(broker.now - began)
+                broker.give(suback(id_of(one), 0x80))
+            else:
+                broker.give(b"\xd0\0")
+    assert asked == [10000, 30000, 70000]
+
+
+@pytest.mark.req("W11")
+def test_the_end_of_a_subscription_of_an_earlier_life_is_asked_for():
+    broker = connected()
+    entry = broker.session.unsubscribe(b"x")
+    (request,) = broker.took()
+    assert request == packet(0xA2, request[2:4], text(b"x"))
+    assert entry.result() is None
+    broker.give(unsuback(id_of(request)))
+    assert entry.result() == 0
+    assert broker.session.subscriptions == []
+    with pytest.raises(InvalidTopic):
+        broker.session.unsubscribe(b"x#")
+    assert broker.session.subscriptions == []
 
 
 @pytest.mark.req("W11")
@@ -108,8 +146,8 @@ def test_a_subscription_that_no_packet_can_ask_for_is_refused_at_once_and_forgot
     broker = peer(out_bytes=64, packet_bytes=64, buffer_bytes=64)
     for wrong, options, error in (
         (b"x" * 60, 1, BufferTooSmall),
-        (b"x", 3, InvalidPacket),
-        (b"x", -1, InvalidPacket),
+        (b"x", 3, UsageError),
+        (b"x", -1, UsageError),
         (b"x#", 1, InvalidTopic),
     ):
         with pytest.raises(error):
@@ -127,5 +165,5 @@ def test_a_suback_with_the_wrong_count_ends_the_connection():
     broker = connected()
     broker.session.subscribe(b"x", 1)
     (request,) = broker.took()
-    with pytest.raises(ProtocolViolation):
+    with pytest.raises(ProtocolError):
         broker.give(suback(id_of(request), 1, 1))

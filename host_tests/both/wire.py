@@ -5,6 +5,7 @@ The codec here is a second one, on purpose: one shared with the code under test 
 """
 
 from flashmqtt.connection import NOTHING, OUTPUT, Connection
+from flashmqtt.errors import StoreWorn
 from flashmqtt.session.ram import RamStore
 from flashmqtt.session.session import Session
 
@@ -142,10 +143,16 @@ class Peer:
             else:
                 self.handled.append((event, self.session.handle))
 
+    def offered(self):
+        """Return the bytes that may leave now."""
+        output = self.connection.output
+        n = output.offer()
+        return bytes(output.buf[output.start : output.start + n])
+
     def _take(self):
-        output = bytes(self.connection.output())
-        self.connection.sent(len(output), self.now)
-        return output
+        octets = self.offered()
+        self.connection.output.taken(len(octets), self.now)
+        return octets
 
     def took(self):
         """Return the packets that the client has written since."""
@@ -164,13 +171,25 @@ class Peer:
 
 
 def peer(store=None, window=4, level=4, settled=True, **options):
-    """Return a peer over a session over a store; settled: not the very first connection of this store."""
-    names = ("out_bytes", "packet_bytes", "retry_ms", "republish", "remember")
+    """Return a peer over a session over a store; settled: not the very first connection of this store.
+
+    A settled store has had one message: the next one's packet id is 2.
+    """
+    names = ("out_bytes", "packet_bytes", "retry_ms", "republish", "remember", "max_qos", "refuse_after")
     chosen = {name: options.pop(name) for name in names if name in options}
-    session = Session(store or RamStore(12), level, window, **chosen)
+    session = Session(settle(store or RamStore()) if settled else store or RamStore(), level, window, **chosen)
+    made = Peer(session, **options)
     if settled:
-        session.settle_down()
-    return Peer(session, **options)
+        session._stranger = False  # an earlier connection of this store's began the broker's session
+        session.write_note(made.connection.client_id, made.connection.broker)
+    return made
+
+
+def settle(store):
+    """Use up the first sequence number."""
+    if store.next_seq == 1:
+        store.finish(store.append(b"-", 1))
+    return store
 
 
 def connected(*arguments, **options):
@@ -181,10 +200,7 @@ def connected(*arguments, **options):
 
 
 def in_flight(qos, *arguments, **options):
-    """Return a connected peer that has received a message of ours, and not answered: a, x, packet id 2; `handle` is its handle.
-
-    (1 went to the session's own note.)
-    """
+    """Return a connected peer that has received a message of ours, and not answered: a, x, packet id 2 and `handle`."""
     broker = connected(*arguments, **options)
     broker.handle = broker.session.publish(b"a", b"x", qos)
     broker.took()
@@ -208,64 +224,125 @@ def subscribed(filter_, qos, *arguments, **options):
 
 
 class CutStore(RamStore):
-    """A RAM store that behaves over a power cut as the journal does; releases that were not flushed are forgotten again."""
+    """A RAM store that behaves over a power cut as the journal does.
 
-    def __init__(self, slots=12, limit=100):
-        super().__init__(slots, limit)
-        self.lazy = []  # (seq, body, mark, held) released, not yet durable
-        self.olds = set()
-        self.boot = 1
+    What was appended or held is durable at once, and with it all that came before; marks and discards also with `sync`, finishes
+    also with `flush`. `policy`: "refuse", "newest" or "oldest", which drops the four oldest.
+    """
 
-    def release(self, slot):
-        seq = self._seqs[slot]
-        body = bytes(self._bodies[seq][: self._lengths[seq]])
-        self.lazy.append((seq, body, self._marks[slot], self._held[slot]))
-        super().release(slot)
+    volatile = False
+
+    def __init__(self, limit=100, hold_limit=40, policy="refuse"):
+        super().__init__(limit if policy == "refuse" else 1000, hold_limit)
+        self.most = limit
+        self.policy = policy
+        self.bodiless = set()  # messages that were dropped while they were marked
+        self.worn = False
+        self._dirty = False
+        self._keep()
+
+    def _keep(self):
+        self._dirty = False
+        bodies = {}
+        for seq in range(self.low, self.next_seq):
+            body = self._bodies[seq % self.limit]
+            if body is not None:
+                bodies[seq] = bytes(body[: self._lengths[seq % self.limit]])
+        held = [
+            (key, bytes(body[:n]))
+            for key, body, n in zip(self._keys, self._held, self._held_lengths)  # noqa: B905
+        ]
+        self._durable = (self.low, self.next_seq, bodies, bytes(self._flags), held, self.note, set(self.bodiless))
+        self._durable += (self.dropped, self.damaged)
+
+    def _write(self):
+        """Every write to the flash comes here first: a test may let it fail."""
+        if self.worn:
+            raise StoreWorn("worn")
+
+    def _make_room(self):
+        """Do what the policy says about a full store; return whether there is room."""
+        if self.policy == "refuse":
+            return True
+        live = range(self.low, self.next_seq)
+        bodies = [seq for seq in live if self._bodies[seq % self.limit] and seq not in self.bodiless]
+        if len(bodies) < self.most:
+            return True
+        if self.policy == "newest":
+            self.dropped += 1
+            return False
+        if self.on_drop:
+            self.on_drop(bodies[0], bodies[3] + 1)
+        for seq in bodies[:4]:
+            if seq - self.low < 32 and self._flags[seq & 31] & 2:
+                self._lengths[seq % self.limit] = 0
+                self.bodiless.add(seq)
+            else:
+                self.dropped += 1
+                self.finish(seq)
+        return True
 
     def append(self, buf, length):
-        self.lazy = []
-        return super().append(buf, length)
+        self._write()
+        if not self._make_room():
+            return 0
+        seq = super().append(buf, length)
+        self._keep()
+        return seq
 
-    def hold(self, buf, length):
-        self.lazy = []
-        return super().hold(buf, length)
+    def begin(self, length):
+        return self._make_room() and super().begin(length)
 
-    def mark(self, slot, value):
-        self.lazy = []
-        super().mark(slot, value)
+    def can_hold(self, length):
+        return not self.worn and super().can_hold(length)
+
+    def hold(self, key, buf, length):
+        self._write()
+        super().hold(key, buf, length)
+        self._keep()
+
+    def mark(self, seq):
+        super().mark(seq)
+        self._dirty = True
+
+    def unmark(self, seq):
+        super().unmark(seq)
+        self._dirty = True
+
+    def discard(self, key):
+        super().discard(key)
+        self._dirty = True
+
+    def sync(self):
+        if self._dirty:
+            self._write()
+            self._keep()
 
     def flush(self):
-        self.lazy = []
+        self._write()
+        self._keep()
 
-    def old(self, slot):
-        return self._seqs[slot] in self.olds
+    def write_note(self, note):
+        self._write()
+        super().write_note(note)
+        self._keep()
 
     def cut(self):
         """Lose the power; return the store as the next mount finds it."""
-        after = CutStore(self.slots, self.limit)
+        after = CutStore(self.most, self.hold_limit, self.policy)
+        low, after.next_seq, bodies, flags, held, after.note, after.bodiless, after.dropped, after.damaged = (
+            self._durable
+        )
+        after.low = low
         after.boot = self.boot + 1
         after.fresh = False
-        after.next_seq = self.next_seq
-        after.stored = self.stored
-        for seq in self._bodies:
-            after._bodies[seq] = bytearray(self._bodies[seq])
-            after._lengths[seq] = self._lengths[seq]
-        opened = [
-            (self._seqs[slot], self._marks[slot], self._held[slot]) for slot in range(self.slots) if self._seqs[slot]
-        ]
-        for seq, body, mark, held in self.lazy:
-            after._bodies[seq] = bytearray(body)
-            after._lengths[seq] = len(body)
-            opened.append((seq, mark, held))
-        queue = list(self._queue)
-        slot = 0
-        for seq, mark, held in sorted(opened):
-            if mark or held:
-                after._open(slot, seq, held)
-                after._marks[slot] = mark
-                slot += 1
-            else:
-                queue.append(seq)
-        after._queue = sorted(queue)
-        after.olds = set(after._bodies)
+        after._flags = bytearray(flags)
+        for seq in bodies:
+            after._bodies[seq % self.limit] = bytearray(bodies[seq])
+            after._lengths[seq % self.limit] = len(bodies[seq])
+        for key, body in held:
+            after._keys.append(key)
+            after._held.append(bytearray(body))
+            after._held_lengths.append(len(body))
+        after._keep()
         return after

@@ -10,7 +10,7 @@ from flashmqtt.journal.journal import Journal
 from tools.flashsim.nor import NorFlash
 
 COUNT = int(sys.argv[2])
-journal = Journal(BlockRegion(NorFlash(1024 * 1024)), slots=16)
+journal = Journal(BlockRegion(NorFlash(1024 * 1024)))
 mqtt = Client(
     "127.0.0.1",
     int(sys.argv[1]),

@@ -33,13 +33,13 @@ def make_ca(directory: Path, name: str) -> None:
     )
 
 
-def make_certificate(directory: Path, name: str, ca: str, days: int, host: str = "localhost") -> None:
+def make_certificate(directory: Path, name: str, ca: str, days: int, host: str = "localhost", extra: str = "") -> None:
     openssl(
         directory,
         *("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"),
         *("-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={host}"),
     )
-    (directory / f"{name}.ext").write_text(f"subjectAltName=DNS:{host}\n")
+    (directory / f"{name}.ext").write_text(f"subjectAltName=DNS:{host}\n{extra}")
     openssl(
         directory,
         *("x509", "-req", "-in", f"{name}.csr", "-CA", f"{ca}.crt", "-CAkey", f"{ca}.key", "-CAcreateserial"),
@@ -57,6 +57,7 @@ def certificates(tmp_path_factory):
     make_certificate(directory, "expired", "ca", -1)
     make_certificate(directory, "elsewhere", "ca", 30, "elsewhere")
     make_certificate(directory, "board", "ca", 30, "board")
+    make_certificate(directory, "strange_board", "stranger", 30, "board")
     return directory
 
 
@@ -81,7 +82,23 @@ def ports(certificates, tmp_path_factory):
         yield names
 
 
-@pytest.mark.timeout(120)
+def connect(interpreter: str, port: int, options: dict, program: str = "tls_case.py") -> str:
+    """Run a program that connects; return what it printed."""
+    case = Path(__file__).with_name(program)
+    python = [sys.executable] if interpreter == "cpython" else [str(MICROPYTHON), "-X", "heapsize=1M"]
+    path = ".frozen:" + str(ROOT / "firmware")  # on MicroPython `ssl` is a frozen module
+    ran = subprocess.run(
+        [*python, str(case), str(port), repr(options)],
+        check=False,
+        env={**os.environ, "PYTHONPATH": path, "MICROPYPATH": path},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    return ran.stdout + ran.stderr
+
+
 @pytest.mark.req("W13")
 @pytest.mark.parametrize("interpreter", ["cpython", "micropython"])
 @pytest.mark.parametrize(
@@ -97,6 +114,8 @@ def ports(certificates, tmp_path_factory):
         ("localhost", {"ca": "localhost"}, "connected 4"),
         ("localhost", {"insecure": True}, "connected 4"),
         ("mutual", {"ca": "ca", "cert": "board"}, "connected 4"),
+        ("mutual", {"ca": "ca"}, "CertificateRefused the broker refused the handshake"),
+        ("mutual", {"ca": "ca", "cert": "strange_board"}, "CertificateRefused the broker refused the handshake"),
     ],
     ids=lambda value: value if isinstance(value, str) else "-".join(f"{k}_{v}" for k, v in value.items()),
 )
@@ -107,19 +126,175 @@ def test_a_certificate_is_accepted_or_refused(interpreter, listener, options, ou
             arguments[key] = f"{certificates}/{options[key]}.crt"
     if "cert" in options:
         arguments["key"] = f"{certificates}/{options['cert']}.key"
-    case = Path(__file__).with_name("tls_case.py")
-    python = [sys.executable] if interpreter == "cpython" else [str(MICROPYTHON), "-X", "heapsize=1M"]
-    path = ".frozen:" + str(ROOT / "firmware")  # on MicroPython `ssl` is a frozen module
-    ran = subprocess.run(
-        [*python, str(case), str(ports[listener]), repr(arguments)],
-        check=False,
-        env={**os.environ, "PYTHONPATH": path, "MICROPYPATH": path},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=40,
+    printed = connect(interpreter, ports[listener], arguments)
+    assert printed.startswith(outcome), printed
+
+
+def write_files(directory: Path) -> None:
+    """Write certificates and keys in the forms that people have them in, and some that are broken."""
+
+    def pem(name):
+        return (directory / name).read_text()
+
+    certifi = '\n# Issuer: CN=%s O=Some\n# Subject: CN=%s\n# Label: "a name"\n# SHA256 Fingerprint: 96:bc:ec\n'
+    (directory / "certifi.pem").write_text(
+        "".join(certifi % (name, name) + pem(name + ".crt") for name in ("stranger", "localhost", "ca"))
     )
-    assert ran.stdout.startswith(outcome), ran.stdout + ran.stderr
+    curl = "##\n## Bundle of CA Root Certificates\n##\n\nActalis \u00e9-Root\n=============\n"
+    (directory / "curl.pem").write_text(curl + "\n".join(pem(name + ".crt") for name in ("ca", "stranger")))
+    (directory / "windows.pem").write_bytes(b"\xef\xbb\xbf" + pem("ca.crt").replace("\n", "\r\n").encode())
+    text = subprocess.run(
+        ["openssl", "x509", "-in", "ca.crt", "-text"], cwd=directory, check=True, capture_output=True
+    ).stdout
+    (directory / "text.pem").write_bytes(text)
+    openssl(directory, "x509", "-in", "ca.crt", "-trustout", "-out", "trusted.pem")
+    openssl(directory, "x509", "-in", "ca.crt", "-outform", "DER", "-out", "ca.der")
+    openssl(directory, "x509", "-in", "board.crt", "-outform", "DER", "-out", "board.der")
+    openssl(directory, "pkey", "-in", "board.key", "-outform", "DER", "-out", "boardkey.der")
+    openssl(directory, "ec", "-in", "board.key", "-outform", "DER", "-out", "boardec.der")
+    openssl(directory, "ec", "-in", "board.key", "-out", "boardec.pem")
+    (directory / "together.pem").write_text(pem("board.key") + "the certificate:\n" + pem("board.crt"))
+    (directory / "parameters.pem").write_text(
+        "-----BEGIN EC PARAMETERS-----\nBggqhkjOPQMBBw==\n-----END EC PARAMETERS-----\n" + pem("boardec.pem")
+    )
+    openssl(directory, "pkey", "-in", "board.key", "-aes256", "-passout", "pass:sesame", "-out", "locked.pem")
+    openssl(directory, "ec", "-in", "board.key", "-aes128", "-passout", "pass:sesame", "-out", "lockedec.pem")
+    (directory / "chain.pem").write_text(pem("board2.crt") + pem("between.crt"))
+    (directory / "cut.pem").write_text(pem("ca.crt")[:300])
+    (directory / "cut2.pem").write_text(pem("ca.crt")[:300] + "\n" + pem("ca.crt"))
+    (directory / "damaged.pem").write_text("\n".join(pem("ca.crt").split("\n")[:3]) + "\n-----END CERTIFICATE-----\n")
+    (directory / "bad64.pem").write_text("-----BEGIN CERTIFICATE-----\n****\n-----END CERTIFICATE-----\n")
+    (directory / "nonsense.pem").write_text("-----BEGIN CERTIFICATE-----\nMAMCAQU=\n-----END CERTIFICATE-----\n")
+    (directory / "page.html").write_text("<html>not found</html>")
+    (directory / "empty.pem").write_text("")
+
+
+@pytest.fixture(scope="module")
+def files(certificates):
+    """Return the folder in which the files of `write_files` are, too."""
+    make_certificate(certificates, "between", "ca", 30, "between", "basicConstraints=critical,CA:TRUE\n")
+    make_certificate(certificates, "board2", "between", 30, "board2")
+    write_files(certificates)
+    return certificates
+
+
+@pytest.mark.req("W13")
+@pytest.mark.parametrize("interpreter", ["cpython", "micropython"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"ca": "certifi.pem"},
+        {"ca": "curl.pem"},
+        {"ca": "windows.pem"},
+        {"ca": "text.pem"},
+        {"ca": "trusted.pem"},
+        {"ca": "ca.der"},
+        {"ca": "certifi.pem", "as_bytes": ["ca"]},
+        {"ca": "ca.der", "as_bytes": ["ca"]},
+        {"ca": "ca.crt", "cert": "board.der", "key": "boardkey.der"},
+        {"ca": "ca.crt", "cert": "board.crt", "key": "boardec.der"},
+        {"ca": "ca.crt", "cert": "board.crt", "key": "boardec.pem"},
+        {"ca": "ca.crt", "cert": "board.crt", "key": "parameters.pem"},
+        {"ca": "ca.crt", "cert": "together.pem"},
+        {"ca": "ca.crt", "cert": "together.pem", "as_bytes": ["cert"]},
+        {"ca": "ca.crt", "cert": "board.crt", "key": "boardkey.der", "as_bytes": ["cert", "key"]},
+    ],
+    ids=lambda options: "-".join(str(value) for value in options.values()),
+)
+def test_certificates_are_taken_in_the_forms_people_have_them_in(interpreter, options, files, ports):
+    arguments = {key: value if key == "as_bytes" else f"{files}/{value}" for key, value in options.items()}
+    printed = connect(interpreter, ports["mutual" if "cert" in options else "good"], arguments)
+    assert printed.startswith("connected 4"), printed
+
+
+@pytest.mark.req("W13")
+@pytest.mark.parametrize("interpreter", ["cpython", "micropython"])
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"ca": "nowhere.pem"}, "nowhere.pem: can't be read: "),
+        ({"ca": "page.html"}, "page.html: no certificate in it"),
+        ({"ca": "empty.pem"}, "empty.pem: no certificate in it"),
+        ({"ca": "board.key"}, "board.key: no certificate in it"),
+        ({"ca": "cut.pem"}, "cut.pem: the block CERTIFICATE has no end: the file is cut off"),
+        ({"ca": "cut2.pem"}, "cut2.pem: the block CERTIFICATE has no end: the file is cut off"),
+        ({"ca": "damaged.pem"}, "damaged.pem: the block CERTIFICATE is damaged"),
+        ({"ca": "bad64.pem"}, "bad64.pem: the block CERTIFICATE is "),
+        ({"ca": "nonsense.pem"}, "nonsense.pem: certificate 1 in it can't be used: "),
+        ({"ca": "ca.crt", "cert": "nowhere.pem", "key": "board.key"}, "nowhere.pem: can't be read: "),
+        ({"ca": "ca.crt", "cert": "board.crt"}, "board.crt: no private key in it"),
+        ({"ca": "ca.crt", "cert": "board.key"}, "board.key: no certificate in it"),
+        ({"ca": "ca.crt", "key": "board.key"}, "a key, and no certificate that goes with it"),
+        ({"ca": "ca.crt", "cert": "nonsense.pem", "key": "board.key"}, "nonsense.pem"),
+        ({"ca": "ca.crt", "cert": "board.crt", "key": "locked.pem"}, "locked.pem: the key has a pass phrase"),
+        ({"ca": "ca.crt", "cert": "board.crt", "key": "lockedec.pem"}, "lockedec.pem: the key has a pass phrase"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "-".join(value.values()),
+)
+def test_what_is_wrong_with_a_file_is_said_with_its_name(interpreter, options, named, files):
+    arguments = {key: f"{files}/{value}" for key, value in options.items()}
+    printed = connect(interpreter, 1, arguments)
+    assert printed.startswith("UsageError "), printed
+    assert named in printed, printed
+
+
+@pytest.mark.req("W13")
+@pytest.mark.parametrize("key", ["locked.pem", "lockedec.pem"])
+@pytest.mark.parametrize("as_bytes", [[], ["cert", "key"]])
+def test_a_key_with_a_pass_phrase_on_cpython(key, as_bytes, files, ports):
+    arguments = {"ca": f"{files}/ca.crt", "cert": f"{files}/board.crt", "key": f"{files}/{key}", "as_bytes": as_bytes}
+    printed = connect("cpython", ports["mutual"], {**arguments, "password": "sesame"})
+    assert printed.startswith("connected 4"), printed
+    printed = connect("cpython", ports["mutual"], {**arguments, "password": "wrong"})
+    assert printed.startswith("UsageError "), printed
+    assert ("key: " if as_bytes else key) in printed
+
+
+@pytest.mark.req("W13")
+@pytest.mark.parametrize("interpreter", ["cpython", "micropython"])
+def test_a_chain_is_given_whole_or_refused_by_name(interpreter, files, ports):
+    arguments = {"ca": f"{files}/ca.crt", "cert": f"{files}/chain.pem", "key": f"{files}/board2.key"}
+    printed = connect(interpreter, ports["mutual"], arguments)
+    if interpreter == "cpython":
+        assert printed.startswith("connected 4"), printed
+    else:  # the unix port's mbedTLS reads DER only, as a Pico's does
+        assert "chain.pem: can't be used: invalid cert; it holds 2 certificates: most boards take one" in printed
+
+
+@pytest.mark.req("W13")
+def test_a_key_of_another_certificate_is_named(files):
+    printed = connect("cpython", 1, {"ca": f"{files}/ca.crt", "cert": f"{files}/board.crt", "key": f"{files}/good.key"})
+    assert printed.startswith("UsageError "), printed
+    assert "good.key" in printed
+
+
+@pytest.mark.req("B4")
+@pytest.mark.parametrize("listener", ["good", "mutual"])
+def test_the_watchdog_is_fed_between_any_two_records_of_a_handshake(listener, certificates, ports):
+    arguments = {"ca": f"{certificates}/ca.crt"}
+    if listener == "mutual":
+        arguments |= {"cert": f"{certificates}/board.crt", "key": f"{certificates}/board.key"}
+    seen = connect("micropython", ports[listener], arguments, "handshake_case.py").strip()
+    assert set(seen) == set("rwsf"), seen
+    # ServerHello, Certificate, ServerKeyExchange, ServerHelloDone, and at the end ChangeCipherSpec and Finished.
+    assert seen.count("r") >= 6, seen
+    # ClientHello, ClientKeyExchange, ChangeCipherSpec and Finished, CONNECT; Certificate and CertificateVerify.
+    assert seen.count("w") >= (6 if listener == "mutual" else 4), seen
+    longest = max(sum(letter in "rw" for letter in part) for part in seen.split("f"))
+    assert longest == 1, seen
+
+
+@pytest.mark.req("B4")
+def test_an_end_in_the_handshake_is_no_certificate_refused():
+    from flashmqtt import tls
+
+    for error in (
+        OSError(-29312, "MBEDTLS_ERR_SSL_CONN_EOF"),
+        OSError(-29184),
+        OSError("[SSL: WRONG_VERSION_NUMBER] wrong version number"),
+        OSError("EOF occurred in violation of protocol (_ssl.c:2427)"),
+    ):
+        assert "does the broker speak TLS on this port?" in str(tls.explained(error))
 
 
 @pytest.mark.req("B4")

@@ -4,31 +4,43 @@ import sys
 
 from flashmqtt.backoff import Backoff
 from flashmqtt.client import Client
-from flashmqtt.errors import ConnectionLost
+from flashmqtt.errors import ConnectionLost, UsageError
 from flashmqtt.tls import context
 
-options = eval(sys.argv[2])
-mqtt = Client(
-    options.pop("host", "localhost"),
-    int(sys.argv[1]),
-    "tls",
-    server_name=options.pop("server_name", None),
-    tls=context(**options),
-    backoff=Backoff(base_ms=20, cap_ms=50),
-    buffer_bytes=8192,
-)
-try:
-    mqtt.connect(8)
+PATIENCE_S = 30  # on a busy machine
+
+
+def main(port, options):
+    """Connect, send and receive."""
+    host = options.pop("host", "localhost")
+    server_name = options.pop("server_name", None)
+    for name in options.pop("as_bytes", ()):
+        with open(options[name], "rb") as file:
+            options[name] = file.read()
+    mqtt = Client(
+        host,
+        port,
+        "tls",
+        server_name=server_name,
+        tls=context(**options),
+        backoff=Backoff(base_ms=20, cap_ms=50),
+        buffer_bytes=8192,
+    )
+    mqtt.connect(PATIENCE_S)
     got = []
     mqtt.subscribe("tls", 2, lambda message: got.append(message.payload))
     mqtt.publish("tls", b"x" * 5000, qos=0)
     for qos in (0, 1, 2):
         mqtt.publish("tls", b"secret", qos=qos)
-    mqtt.drain(5)
-    for _ in range(50):
+    mqtt.drain(PATIENCE_S)
+    for _ in range(PATIENCE_S * 10):
         if len(got) < 4:
             mqtt.poll(100)
     print("connected", len(got))
     mqtt.disconnect()
-except ConnectionLost as error:
+
+
+try:
+    main(int(sys.argv[1]), eval(sys.argv[2]))
+except (ConnectionLost, UsageError) as error:
     print(type(error).__name__, error)

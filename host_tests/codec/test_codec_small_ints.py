@@ -13,7 +13,7 @@ from flashmqtt.codec.aliases import InboundAliases
 from flashmqtt.codec.decode import Decoder
 from flashmqtt.codec.encode import put_ack, put_publish, put_publish_head
 from flashmqtt.codec.properties import pack
-from flashmqtt.errors import MalformedPacket, PacketTooLarge
+from flashmqtt.errors import MalformedPacket
 
 SMALL = 1 << 30
 
@@ -86,5 +86,5 @@ def through(decoder, stream, end):
             while kind := decoder.next():
                 if kind == 3:
                     assert decoder.topic and decoder.payload is not None
-    except (MalformedPacket, PacketTooLarge):
+    except MalformedPacket:
         pass

@@ -135,6 +135,16 @@ def test_foreign_file_is_refused_by_name(tmp_path, content):
         read_log(path)
 
 
+def test_log_of_version_1_is_refused_by_its_version(tmp_path):
+    log = new_log(tmp_path)
+    log.close()
+    whole = log.path.read_bytes()
+    assert whole.startswith(b"flashmqtt log 2\n")
+    log.path.write_bytes(whole.replace(b"log 2", b"log 1", 1))
+    with pytest.raises(LandingForeign, match="of version 1, and this program reads version 2"):
+        read_log(log.path)
+
+
 def test_header_has_its_name_only_when_it_is_whole(tmp_path, monkeypatch):
     def no_sync(handle):
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -10,10 +10,12 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+from flashmqtt.errors import StoreFull, UsageError
 from tools.landing import log, segments
+from tools.landing.lock import LandingInUse
 from tools.landing.log import DiskFull, LandingDamaged, LandingError, LandingForeign, LandingStalled
 from tools.landing.seal import seal
-from tools.landing.store import LandingInUse, LandingStore, SlotsFull
+from tools.landing.store import MOST_HELD, LandingStore
 
 pytestmark = pytest.mark.req("P1")
 
@@ -38,6 +40,13 @@ def publish(topic, payload, qos=1, packet_id=7, dup=False, retain=False, propert
 def land(store, *packets):
     for packet in packets:
         store.land(packet[:2], packet[2:])
+
+
+def read(store, key):
+    """Return a held message."""
+    copy = bytearray(store.held_length(key))
+    store.read_held(key, 0, copy, 0, len(copy))
+    return bytes(copy)
 
 
 class Landing:
@@ -103,21 +112,22 @@ def test_rows_carry_what_arrived(tmp_path):
 
 
 @pytest.mark.req("Q4")
-def test_held_message_is_a_row_only_when_it_is_released(tmp_path):
+def test_held_message_is_a_row_only_when_it_is_discarded(tmp_path):
     landing = Landing(tmp_path)
     store = landing.store
     packet = publish(b"t", b"qos 2", 2, 9)
-    slot = store.hold(bytearray(packet + b"more"), len(packet))
+    store.hold(9, bytearray(packet + b"more"), len(packet))
     land(store, publish(b"t", b"qos 1"))
     store.sync()
     assert store.rotate()
     landing.seal()
     assert payloads(landing.rows()) == [b"qos 1"]
-    copy = bytearray(len(packet))
-    store.read(slot, 0, copy, 0, store.length_of(slot))
-    assert copy == packet
-    store.release(slot)
-    assert not store.is_open(slot)
+    assert read(store, 9) == packet
+    piece = bytearray(b"....")
+    store.read_held(9, 3, piece, 1, 2)
+    assert piece == b"." + packet[3:5] + b"."
+    store.discard(9)
+    assert (store.held(), store.held_length(9)) == ([], 0)
     store.sync()
     assert store.rotate()
     landing.seal()
@@ -127,29 +137,57 @@ def test_held_message_is_a_row_only_when_it_is_released(tmp_path):
 
 
 @pytest.mark.req("Q4")
-def test_held_and_marked_messages_come_back_after_a_crash_also_through_rotations(tmp_path):
+def test_held_messages_come_back_in_their_order_after_a_crash_also_through_rotations(tmp_path):
     landing = Landing(tmp_path)
-    packets = [publish(b"t", b"%d" % n, 2, n + 1) for n in range(5)]
-    for packet in packets:
-        landing.store.hold(packet, len(packet))
-    landing.store.mark(3, 17)
-    landing.store.release(1)
+    keys = [MOST_HELD, 4, 3, 2, 1]
+    packets = {key: publish(b"t", b"%d" % key, 2, key) for key in keys}
+    for key in keys:
+        landing.store.hold(key, packets[key], len(packets[key]))
+    landing.store.discard(4)
     landing.store.sync()
+    keys.remove(4)
     for _ in range(3):
         landing.store.close()
         landing = Landing(tmp_path)
         store = landing.store
-        assert [slot for slot in range(8) if store.is_open(slot)] == [0, 2, 3, 4]
-        assert store.mark_of(3) == 17
-        assert store.old(3)
-        assert store.length_of(4) == len(packets[4])
-        assert store.hold(packets[1], len(packets[1])) == 1, "a free slot is used again"
-        assert not store.old(1)
-        store.release(1)
+        assert store.held() == keys
+        assert {key: read(store, key) for key in keys} == {key: packets[key] for key in keys}
+        store.hold(4, packets[4], len(packets[4]))
+        assert store.held() == [*keys, 4]
+        store.discard(4)
         assert store.rotate()
         landing.seal()
-    assert payloads(landing.rows()) == [b"1"] * 4
+    assert payloads(landing.rows()) == [b"4"] * 4
     assert landing.store.boot == 4
+
+
+@pytest.mark.req("Q4")
+def test_packet_id_that_is_used_again_holds_the_new_message_and_both_become_rows(tmp_path):
+    landing = Landing(tmp_path)
+    for payload in (b"A", b"B", b"C"):
+        packet = publish(b"t", payload, 2, 7)
+        landing.store.hold(7, packet, len(packet))
+        landing.store.sync()
+        landing.store.close()
+        landing = Landing(tmp_path)
+        assert read(landing.store, 7) == packet
+        landing.store.discard(7)
+    assert landing.store.rows == 3
+    landing.store.rotate()
+    landing.seal()
+    assert payloads(landing.rows()) == [b"A", b"B", b"C"]
+
+
+def test_layout_bit_of_a_held_packet_is_no_dup_in_its_row(tmp_path):
+    landing = Landing(tmp_path, hold_limit=2)
+    packet = publish(b"t", b"level 5", 2, 7, dup=True, retain=True, properties=b"\x01\x01")
+    landing.store.level = 5
+    landing.store.hold(7, packet, len(packet))
+    landing.store.discard(7)
+    land(landing.store, publish(b"t", b"again", 1, 8, dup=True, properties=b""))
+    landing.store.rotate()
+    landing.seal()
+    assert [(row["dup"], row["retain"]) for row in landing.rows()] == [(False, True), (True, False)]
 
 
 def test_what_was_not_synced_is_forgotten(tmp_path):
@@ -172,7 +210,7 @@ def test_crash_at_every_byte_of_the_log_keeps_what_was_acknowledged(tmp_path):
     store = landing.store
     land(store, publish(b"t", b"in the first log"))
     first = publish(b"t", b"2a", 2, 1)
-    slots = [store.hold(first, len(first))]
+    store.hold(1, first, len(first))
     store.rotate()
     after = [(store.log_bytes, {b"in the first log"}, {b"2a"})]
 
@@ -184,12 +222,12 @@ def test_crash_at_every_byte_of_the_log_keeps_what_was_acknowledged(tmp_path):
     land(store, publish(b"t", b"1a"), publish(b"t", b"1b"))
     step({b"1a", b"1b"}, set())
     second = publish(b"t", b"2b", 2, 2)
-    slots.append(store.hold(second, len(second)))
+    store.hold(2, second, len(second))
     land(store, publish(b"t", b"1c"))
     step({b"1c"}, {b"2b"})
-    store.release(slots[0])
+    store.discard(1)
     step({b"2a"}, set())
-    store.release(slots[1])
+    store.discard(2)
     land(store, publish(b"t", b"1d"))
     step({b"2b", b"1d"}, set())
     landing.seal()
@@ -204,10 +242,9 @@ def test_crash_at_every_byte_of_the_log_keeps_what_was_acknowledged(tmp_path):
         again = Landing(copy)
         _, rows, held = [state for state in after if state[0] <= cut][-1]
         kept = again.store
-        assert {kept._held[slot].packet[-2:] for slot in range(4) if kept.is_open(slot)} == held
-        for slot in range(4):
-            if kept.is_open(slot):
-                kept.release(slot)
+        assert {read(kept, key)[-2:] for key in kept.held()} == held
+        for key in kept.held():
+            kept.discard(key)
         kept.rotate()
         again.seal()
         found = payloads(again.rows())
@@ -225,7 +262,7 @@ class Crash(BaseException):
 def test_crash_at_every_system_call_of_rotation_and_sealing_writes_no_row_twice(tmp_path, monkeypatch, nth):
     landing = Landing(tmp_path)
     held = publish(b"t", b"held", 2, 1)
-    slot = landing.store.hold(held, len(held))
+    landing.store.hold(1, held, len(held))
     land(landing.store, publish(b"t", b"1"), publish(b"t", b"2"))
     landing.store.sync()
     calls = 0
@@ -249,7 +286,7 @@ def test_crash_at_every_system_call_of_rotation_and_sealing_writes_no_row_twice(
         try:
             landing.store.rotate()
             landing.seal()
-            landing.store.release(slot)
+            landing.store.discard(1)
             landing.store.sync()
             landing.store.rotate()
             landing.seal()
@@ -258,8 +295,8 @@ def test_crash_at_every_system_call_of_rotation_and_sealing_writes_no_row_twice(
     assert calls <= max(nth, 38), "more calls than this test knows of: raise its range"
     landing.store.close()
     landing = Landing(tmp_path)
-    if landing.store.is_open(slot):
-        landing.store.release(slot)
+    if landing.store.held():
+        landing.store.discard(1)
     landing.store.rotate()
     landing.seal()
     found = payloads(landing.rows())
@@ -271,7 +308,7 @@ def test_log_that_never_took_over_is_not_believed(tmp_path, monkeypatch):
     """The directory's sync fails, the old log goes on, and the power fails before the new one's removal is durable."""
     landing = Landing(tmp_path)
     held = publish(b"t", b"held", 2, 1)
-    slot = landing.store.hold(held, len(held))
+    landing.store.hold(1, held, len(held))
     land(landing.store, publish(b"t", b"1"))
     landing.store.sync()
 
@@ -291,14 +328,14 @@ def test_log_that_never_took_over_is_not_believed(tmp_path, monkeypatch):
         patch.setattr(os, "unlink", unlink)
         with pytest.raises(LandingStalled):
             landing.store.rotate()
-    landing.store.release(slot)
+    landing.store.discard(1)
     land(landing.store, publish(b"t", b"2"))
     landing.store.sync()
     landing.store.close()
     ((path, content),) = kept.items()
     path.write_bytes(content)
     landing = Landing(tmp_path)
-    assert landing.store.held == 0
+    assert landing.store.held() == []
     assert landing.store.rotate()
     landing.seal()
     assert payloads(landing.rows()) == [b"1", b"held", b"2"]
@@ -417,6 +454,25 @@ def test_second_collector_is_refused_by_name(tmp_path):
     Landing(tmp_path).store.close()
 
 
+def test_collectors_write_to_one_folder_only_where_all_of_them_share(tmp_path):
+    def store(name, shared):
+        return LandingStore(tmp_path / f"{name}.logs", name, shared=shared)
+
+    alone = store("a", False)
+    for shared in (False, True):
+        with pytest.raises(LandingInUse, match=f"{tmp_path} is in use by another collector; .*share"):
+            store("b", shared)
+    alone.close()
+    first, second = store("a", True), store("b", True)
+    with pytest.raises(LandingInUse, match=r"a\.logs is in use"):
+        store("a", True)
+    first.close()
+    with pytest.raises(LandingInUse):
+        store("c", False)
+    second.close()
+    store("c", False).close()
+
+
 def test_landing_of_another_client_id_is_refused_by_name(tmp_path):
     Landing(tmp_path).store.close()
     with pytest.raises(LandingForeign, match="belongs to the collector 'c'"):
@@ -429,12 +485,38 @@ def test_directory_that_can_not_be_written_is_named(tmp_path):
         LandingStore(tmp_path / "file" / "below", "c")
 
 
-def test_more_in_flight_than_slots_is_refused_by_name(tmp_path):
-    store = Landing(tmp_path, slots=3).store
-    for _ in range(3):
-        store.hold(b"x", 1)
-    with pytest.raises(SlotsFull, match="more than 3"):
-        store.hold(b"x", 1)
+def test_one_more_than_the_limit_is_refused_by_name_until_one_is_discarded(tmp_path):
+    store = Landing(tmp_path, hold_limit=3).store
+    for key in (1, 2, 3):
+        assert store.can_hold(1)
+        store.hold(key, b"x", 1)
+    assert not store.can_hold(1)
+    with pytest.raises(StoreFull, match="3 QoS 2 messages are held"):
+        store.hold(4, b"x", 1)
+    store.discard(2)
+    assert store.can_hold(1)
+    store.hold(4, b"x", 1)
+    assert store.held() == [1, 3, 4]
+
+
+def test_every_packet_id_can_be_held_at_once(tmp_path):
+    store = Landing(tmp_path, hold_limit=70_000).store
+    assert store.hold_limit == MOST_HELD
+    for key in range(1, MOST_HELD + 1):
+        store.hold(key, b"x", 1)
+    store.sync()
+    store.close()
+    assert Landing(tmp_path).store.held() == list(range(1, MOST_HELD + 1))
+
+
+@pytest.mark.parametrize("key", [0, -1, MOST_HELD + 1, 7])
+def test_key_that_is_none_or_held_already_is_refused_and_changes_nothing(tmp_path, key):
+    store = Landing(tmp_path).store
+    store.hold(7, b"x", 1)
+    with pytest.raises(UsageError, match=f"key {key}"):
+        store.hold(key, b"y", 1)
+    assert store.held() == [7]
+    assert read(store, 7) == b"x"
 
 
 def damage(path, needle):
@@ -478,9 +560,34 @@ def test_damage_in_a_closed_log_stops_its_sealing_and_is_salvaged_on_request(tmp
     )
 
 
-def test_store_queues_nothing(tmp_path):
+@pytest.mark.req("Q4")
+def test_row_whose_release_was_in_a_damaged_stretch_is_salvaged_where_its_packet_id_came_again(tmp_path):
+    landing = Landing(tmp_path)
+    store = landing.store
+    first, second = publish(b"t", b"first", 2, 7), publish(b"t", b"second", 2, 7)
+    store.hold(7, first, len(first))
+    store.sync()
+    store.discard(7)
+    land(store, publish(b"t", b"beside the release"))
+    store.sync()
+    store.hold(7, second, len(second))
+    store.sync()
+    store.close()
+    damage(tmp_path / "c.logs" / "0000000001.log", b"beside the release")
+    landing = Landing(tmp_path, salvage=True)
+    assert read(landing.store, 7) == second
+    landing.store.discard(7)
+    landing.store.rotate()
+    for number in list(landing.store.closed):
+        seal(landing.store.log_path(number), tmp_path, salvage=True)
+        landing.store.sealed(number)
+    assert payloads(landing.rows()) == [b"first", b"second"]
+
+
+def test_store_has_nothing_to_send_and_keeps_no_note(tmp_path):
     store = Landing(tmp_path).store
-    assert store.take() == -1
-    assert store.waiting == 0
-    with pytest.raises(LandingError):
-        store.append(b"x", 1)
+    assert (store.next_seq, store.low, store.dropped, store.damaged) == (1, 1, 0, 0)
+    assert store.note == b"\xff" * 12
+    for refused in (lambda: store.append(b"x", 1), lambda: store.begin(1), lambda: store.write_note(bytes(12))):
+        with pytest.raises(LandingError):
+            refused()

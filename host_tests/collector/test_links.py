@@ -105,8 +105,13 @@ async def survive(directory, broker_port, cut):
     start()
     deadline = time.monotonic() + DEADLINE_S
     quiet_since, seen = time.monotonic(), None
-    while time.monotonic() - quiet_since < 0.4 or collectors[-1].store.stored < 4 or collectors[-1].store.held:
-        assert time.monotonic() < deadline, f"{cut}: {collectors[-1].store.stored} rows"
+    while (
+        time.monotonic() - quiet_since < 0.4
+        or collectors[-1].store.stored < 4
+        or collectors[-1].store.held_count
+        or not proxy.made  # every cut has a packet to be made at
+    ):
+        assert time.monotonic() < deadline, f"{cut}: {collectors[-1].store.stored} rows, {len(proxy.made)} cuts"
         await asyncio.sleep(0.02)
         now = (len(proxy.trace), len(collectors))
         if now != seen:

@@ -106,6 +106,15 @@ def streams(draw):
     return level, [stream[start:end] for start, end in itertools.pairwise(edges)]
 
 
+def written(connection):
+    """Take what the output offers, as a socket would; return it."""
+    output = connection.output
+    n = output.offer()
+    sent = bytes(output.buf[output.start : output.start + n])
+    output.taken(n, 1)
+    return sent
+
+
 def drive(directory, level, chunks, runs, commit_count=4096):
     """Feed a collector without a network; return its rows, what it holds, what it answers, and how it ended."""
     chosen = Settings("", 1, "c", directory, level=level, packet_bytes=4096, in_flight=100, commit_count=commit_count)
@@ -116,23 +125,17 @@ def drive(directory, level, chunks, runs, commit_count=4096):
     collector.store.time_us = 1
     answers = bytearray()
 
-    def write():
-        output = connection.output()
-        answers.extend(output)
-        connection.sent(len(output), 1)
-
     connection.start(1)
-    write()
-    answers.clear()
+    written(connection)
     ended = ""
     try:
         for chunk in (CONNACK[level], *chunks):
             connection.decoder.feed(chunk)
             while collector._process() == OUTPUT:
-                write()
+                answers += written(connection)
     except errors.FlashMqttError as error:
         ended = f"{type(error).__name__} {error}"
-    write()
+    answers += written(connection)
     collector.store.close()
     contents = read_log(collector.store.log_path(1))
     held = [contents.data[entry.start : entry.end] for entry in contents.entries if entry.kind == HELD]
@@ -174,37 +177,99 @@ def test_run_longer_than_the_output_is_acknowledged_whole_and_in_order(tmp_path,
     assert entries < 20, "it was taken in runs"
 
 
+class Wire:
+    """A collector without a network: what a broker sends goes in, what is written comes out."""
+
+    def __init__(self, directory, level=4, **more):
+        self.collector = Collector(Settings("", 1, "c", directory, level=level, **more), Health("c", quiet=True))
+        self.store = self.collector.store
+        self.level = level
+
+    def connect(self):
+        self.collector.connection.start(1)
+        written(self.collector.connection)
+        self.exchange(CONNACK[self.level])
+
+    def exchange(self, *packets):
+        connection = self.collector.connection
+        connection.decoder.feed(b"".join(packets))
+        answers = b""
+        while self.collector._process() == OUTPUT:
+            answers += written(connection)
+        return answers + written(connection)
+
+    def payloads(self):
+        """End, and return the payloads of the rows."""
+        self.store.close()
+        return rows_of(read_log(self.store.log_path(1)))["payload"].to_pylist()
+
+
+def acks(kind, first, last):
+    return b"".join(bytes((kind, 2)) + n.to_bytes(2, "big") for n in range(first, last + 1))
+
+
 @pytest.mark.clause("MQTT-4.6.0-3")
 def test_flood_of_qos_2_is_stored_at_once_and_answered_in_order_a_window_at_a_time(tmp_path):
     count = 3 * PUBREC_WINDOW + 7
-    chosen = Settings("", 1, "c", tmp_path, in_flight=count)
-    collector = Collector(chosen, Health("c", quiet=True))
-    connection = collector.connection
-
-    def write():
-        output = bytes(connection.output())
-        connection.sent(len(output), 1)
-        return output
-
-    def exchange(packets):
-        connection.decoder.feed(packets)
-        answers = b""
-        while collector._process() == OUTPUT:
-            answers += write()
-        return answers + write()
-
-    def acks(kind, first, last):
-        return b"".join(bytes((kind, 2)) + n.to_bytes(2, "big") for n in range(first, min(last, count) + 1))
-
-    connection.start(1)
-    write()
-    exchange(CONNACK[4])
-    flood = b"".join(put_publish(4, b"a", b"%d" % n, 2, n, 0, 0) for n in range(1, count + 1))
-    assert exchange(flood) == acks(0x50, 1, PUBREC_WINDOW)
-    assert collector.store.held == count
+    wire = Wire(tmp_path, in_flight=count)
+    wire.connect()
+    flood = (put_publish(4, b"a", b"%d" % n, 2, n, 0, 0) for n in range(1, count + 1))
+    assert wire.exchange(*flood) == acks(0x50, 1, PUBREC_WINDOW)
+    assert wire.store.held_count == count
     for first in range(1, count + 1, PUBREC_WINDOW):
-        last = first + PUBREC_WINDOW - 1
-        following = acks(0x50, last + 1, last + PUBREC_WINDOW)
-        assert exchange(acks(0x62, first, last)) == acks(0x70, first, last) + following
-    assert (collector.store.held, collector.store.rows) == (0, count)
-    collector.store.close()
+        last = min(first + PUBREC_WINDOW - 1, count)
+        following = acks(0x50, last + 1, min(last + PUBREC_WINDOW, count))
+        assert wire.exchange(acks(0x62, first, last)) == acks(0x70, first, last) + following
+    assert (wire.store.held_count, wire.store.rows) == (0, count)
+    wire.store.close()
+
+
+@pytest.mark.clause("MQTT-4.6.0-3")
+def test_message_that_comes_while_pubrecs_wait_is_answered_behind_them(tmp_path):
+    wire = Wire(tmp_path)
+    wire.connect()
+    count = PUBREC_WINDOW + 3
+    wire.exchange(*(put_publish(4, b"a", b"", 2, n, 0, 0) for n in range(1, count + 1)))
+    answers = wire.exchange(acks(0x62, 1, 5), put_publish(4, b"a", b"", 2, count + 1, 0, 0))
+    assert answers == acks(0x70, 1, 5) + acks(0x50, PUBREC_WINDOW + 1, count + 1)
+    wire.store.close()
+
+
+def test_messages_and_releases_that_arrive_together_share_one_sync(tmp_path):
+    wire = Wire(tmp_path)
+    wire.connect()
+    blocks = wire.store._log.blocks
+    wire.exchange(*(put_publish(4, b"a", b"", 2, n, 0, 0) for n in range(1, 101)))
+    wire.exchange(*(acks(0x62, n, n) + put_publish(4, b"a", b"", 1, n, 0, 0) for n in range(1, 101)))
+    assert wire.store.rows == 200
+    assert wire.store._log.blocks == blocks + 2
+    wire.store.close()
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_every_held_message_lands_once_when_its_packet_ids_are_used_again(tmp_path, lost):
+    """`lost`: the CONNACK that told of the lost session never came, for a collector that was killed meanwhile."""
+    first, second = (
+        [put_publish(4, b"a", text + b"%d" % n, 2, n, 0, 0) for n in range(1, 51)] for text in (b"A", b"B")
+    )
+    wire = Wire(tmp_path)
+    wire.connect()
+    wire.exchange(*first)
+    if lost:
+        wire.store.close()
+        wire = Wire(tmp_path)
+    wire.connect()
+    assert wire.exchange(*second).endswith(acks(0x50, 1, 50))
+    wire.exchange(acks(0x62, 1, 50))
+    assert wire.store.held_count == 0
+    assert wire.payloads() == [b"A%d" % n for n in range(1, 51)] + [b"B%d" % n for n in range(1, 51)]
+
+
+def test_level_5_message_that_comes_again_with_less_time_to_live_is_the_same(tmp_path):
+    wire = Wire(tmp_path, level=5)
+    for dup, left in ((0, 60), (1, 50)):
+        wire.connect()
+        expiry = b"\x05\x02" + left.to_bytes(4, "big")
+        assert wire.exchange(put_publish(5, b"a", b"once", 2, 7, dup, 0, expiry)).endswith(acks(0x50, 7, 7))
+    wire.exchange(acks(0x62, 7, 7))
+    assert wire.payloads() == [b"once"]

@@ -57,7 +57,6 @@ def emulator(monkeypatch):
 
 
 @pytest.mark.req("B3")
-@pytest.mark.timeout(60)
 def test_emulator_gives_a_serial_port_and_ends(tmp_path):
     pytest.importorskip("rp2040py", reason="rp2040py is not installed: no emulated Pico W")
     (tmp_path / "no.uf2").write_bytes(b"")

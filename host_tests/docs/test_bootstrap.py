@@ -36,7 +36,7 @@ def test_two_at_once_are_one_after_the_other(unprepared, capsys):
         second.start()
         assert not done.wait(0.2)
         bootstrap.STAMP.write_text(bootstrap.fingerprint())
-    second.join(20)
+    second.join(60)
     assert done.is_set() and unprepared == []
     assert "another set-up is under way" in capsys.readouterr().out
 
@@ -86,3 +86,21 @@ def test_unreachable_package_index_is_named(monkeypatch):
     monkeypatch.setattr(bootstrap, "PYTHON", Path(sys.executable))
     with pytest.raises(bootstrap.SetupFailed, match="can't be reached"):
         bootstrap.pip("--dry-run", "no-such-package==1", why="no wheel")
+
+
+@pytest.mark.parametrize("there", [(), ("mosquitto",), ("mosquitto", "mosquitto_sub")])
+def test_brokers_clients_come_with_it(monkeypatch, there):
+    found = set(there)
+    asked: list[str] = []
+
+    def install(*names):
+        asked.extend(names)
+        found.update({"mosquitto", "mosquitto_sub"} if "mosquitto" in names else {"mosquitto_sub"})
+        return True
+
+    monkeypatch.setattr(bootstrap, "install_debian_package", install)
+    monkeypatch.setattr(bootstrap, "may_install_debian_packages", lambda: True)
+    monkeypatch.setattr(bootstrap.shutil, "which", lambda name, path="": name if name in found else None)
+    bootstrap.provide_broker()
+    assert found == {"mosquitto", "mosquitto_sub"}
+    assert asked == {0: ["mosquitto", "mosquitto-clients"], 1: ["mosquitto-clients"], 2: []}[len(there)]

@@ -64,7 +64,7 @@ def listening(port: int):
     client.subscribe("#", 2)
     client.loop_start()
     try:
-        assert subscribed.wait(20)
+        assert subscribed.wait(60)
         yield got
     finally:
         client.loop_stop()
@@ -86,8 +86,8 @@ def test_a_program_delivers_its_readings(program, tmp_path):
             stderr=console,
         )
         try:
-            for _ in range(800):
-                if len(got) >= 2:
+            for _ in range(1200):
+                if len({topic for topic, _ in got}) >= 2:
                     break
                 time.sleep(0.05)
         finally:
@@ -99,7 +99,6 @@ def test_a_program_delivers_its_readings(program, tmp_path):
 
 
 @pytest.mark.req("B1", "B3")
-@pytest.mark.timeout(200)
 def test_the_first_program_runs_on_a_board_by_the_commands_beside_it(tmp_path):
     commands = next(block for block in blocks(ROOT / "README.md", "sh") if "mip install" in block)
     words = [shlex.split(line, comments=True) for line in commands.splitlines() if "/mpremote " in line]
@@ -132,7 +131,7 @@ def test_the_first_program_runs_on_a_board_by_the_commands_beside_it(tmp_path):
 
 
 def test_a_journal_holds_as_many_messages_as_the_readme_says():
-    client = Client("broker.local", client_id="greenhouse-1", store=Journal(RamRegion(64, page_bytes=256)))
+    client = Client("broker.local", client_id="greenhouse-1", store=Journal(RamRegion(32, page_bytes=256)))
     with pytest.raises(StoreFull):
         for n in range(10_000):
             client.publish("greenhouse-1/chip_temperature", str(20 + n % 100 / 10), qos=2)
@@ -140,7 +139,7 @@ def test_a_journal_holds_as_many_messages_as_the_readme_says():
 
 
 def test_application_takes_the_room_that_the_flash_map_of_the_pico_w_says():
-    told = re.search(r"at most ([0-9]+) KB in whole blocks", (ROOT / "boards/rp2040/README.md").read_text())
+    told = re.search(r"at most ([0-9]+) KB in whole blocks", (ROOT / "boards/rp2/README.md").read_text())
     assert told is not None
     blocks = sum(-(-len(content) // 4096) for content in image("pico_w", "armv6m").values())
     assert 4 * blocks <= int(told[1]) <= 4 * blocks + 20
@@ -211,9 +210,9 @@ def test_every_variable_that_a_document_gives_to_make_is_one():
         variable
         for document in DOCUMENTS
         for line in re.findall(r"\bmake [a-z][^\n`#]*", code(document))
-        for variable in re.findall(r"\b([A-Z]+)=", line)
+        for variable in re.findall(r"\b([A-Z][A-Z_]*)=", line)
     }
-    assert {"BOARD", "ONLY", "OUT"} <= given
+    assert {"BOARD_FILE", "ONLY", "OUT"} <= given
     makefile = (ROOT / "Makefile").read_text()
     assert [variable for variable in given if f"$({variable})" not in makefile] == []
 

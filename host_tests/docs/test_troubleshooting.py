@@ -6,12 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from flashmqtt import errors
+from flashmqtt import errors, tls
+from flashmqtt.flash import file, pinned
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "firmware/TROUBLESHOOTING.md").read_text()
-ERRORS = {name for name, value in vars(errors).items() if isinstance(value, type)}
-KINDS = {"FlashMqttError", "ConnectRefused", "Refused", "StoreError"}  # roots that are never raised themselves
+ERRORS = {
+    name
+    for module in (errors, file, pinned, tls)
+    for name, value in vars(module).items()
+    if isinstance(value, type) and issubclass(value, errors.FlashMqttError)
+}
+KINDS = {"FlashMqttError"}  # the root, which is never raised itself
 SOURCES = "".join(path.read_text() for place in ("firmware", "boards") for path in sorted((ROOT / place).rglob("*.py")))
 
 

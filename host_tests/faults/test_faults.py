@@ -128,3 +128,36 @@ def test_a_broker_that_publishes_past_its_pubrel_is_told_apart():
     trace = _wire((1, "down", FIRST), (1, "up", REC), (1, "down", REL), (2, "down", AGAIN), (2, "up", REC))
     wire = audit(Case(4, 2, "in"), trace)
     assert (wire.problems, wire.repeated) == ([], {1})
+
+
+CONNECT, CONNACK = p.connect("me", 4, clean=False), p.connack(4, 1)
+
+
+@pytest.mark.parametrize(
+    ("connack_passes", "delivered", "doubtful", "problem"),
+    [
+        (False, [], [1], ""),
+        (False, [1], [], "called delivered, and in doubt: [1]"),
+        (True, [1], [], ""),
+        (True, [], [1], "in doubt without a reason: [1]"),
+        (True, [], [], "delivery was told of []"),
+    ],
+)
+def test_a_message_past_pubrec_is_in_doubt_after_a_connect_without_an_answer(
+    connack_passes, delivered, doubtful, problem
+):
+    case = Case(4, 2, "out", count=1)
+    lost = Seen("down", CONNACK, len(CONNACK) if connack_passes else 0, 2, 0)
+    trace = [
+        *_wire((1, "up", CONNECT), (1, "down", CONNACK), (1, "up", FIRST), (1, "down", REC), (1, "up", REL)),
+        *(*_wire((2, "up", CONNECT)), lost),
+        *_wire((3, "up", CONNECT), (3, "down", CONNACK), (3, "up", REL), (3, "down", COMP)),
+    ]
+    wire = audit(case, trace)
+    assert wire.problems == []
+    outcome = Outcome(
+        received=[1], delivered=delivered, doubtful=doubtful, uncertain=wire.uncertain, unproved=wire.unproved
+    )
+    problems = judge(case, outcome)
+    assert bool(problems) == bool(problem), problems
+    assert problem in "".join(problems)

@@ -26,39 +26,50 @@ MODELS = ("nothing", "prefix", "bits", "unreported", "weak")
 
 # Runs on the board. `device`, `root` and `begin` are set before it. Each line is printed before, and after, it is true.
 CASE = """
+from flashmqtt.errors import StoreFull
 from flashmqtt.flash.pinned import open_or_pin
 from flashmqtt.journal.journal import Journal
-journal = Journal(open_or_pin(device, "/journal", 6, root), 8)
+journal = Journal(open_or_pin(device, "/journal", 10, root))
 body = bytearray(4)
 message = bytearray(100)
-def number(slot):
-    journal.read(slot, 0, body, 0, 4)
+def number(seq):
+    journal.read(seq, 0, body, 0, 4)
     return int.from_bytes(body, "little")
-def finish(slot):
-    print("finishing", number(slot))
-    journal.release(slot)
+def finish(seq):
+    print("finishing", number(seq))
+    journal.finish(seq)
 def take():
-    global window
-    while len(window) < 4:
-        slot = journal.take()
-        if slot < 0:
-            break
-        window.append(slot)
-        print("taken", number(slot))
+    global cursor
+    while len(window) < 4 and cursor < min(journal.next_seq, journal.low + 32):
+        if not journal.is_finished(cursor):
+            window.append(cursor)
+            print("taken", number(cursor))
+        cursor += 1
 window = []
+cursor = journal.low
 take()
-print("mounted", journal.boot, journal.stored, journal.waiting + len(window))
-while journal.waiting > 30:
+alive = journal.next_seq - journal.low
+for seq in range(journal.low, min(journal.next_seq, journal.low + 32)):
+    alive -= journal.is_finished(seq)
+print("mounted", journal.boot, journal.next_seq - 1, alive)
+while journal.next_seq - journal.low > 30:
     finish(window.pop(0))
     take()
 for i in range(begin, begin + 60):
     message[0:4] = i.to_bytes(4, "little")
     print("storing", i)
-    journal.append(message, 100)
+    while True:
+        try:
+            journal.append(message, 100)
+            break
+        except StoreFull:
+            finish(window.pop(0))
+            journal.flush()
+            take()
     print("stored", i)
     take()
     if i % 4:
-        finish(window.pop(0))
+        finish(window.pop(0 if i % 8 < 5 else -1))
 journal.flush()
 while True:
     take()

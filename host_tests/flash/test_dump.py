@@ -17,6 +17,7 @@ from tools.journal.report import report
 from tools.virtual_board.device import Device
 
 ROOT = Path(__file__).resolve().parents[2]
+IMAGES = ROOT / "host_tests" / "journal" / "images"
 
 
 def _message(text: str) -> tuple[bytearray, int]:
@@ -26,7 +27,7 @@ def _message(text: str) -> tuple[bytearray, int]:
 
 def _journal(sectors: int = 6) -> tuple[NorFlash, Journal]:
     flash = NorFlash(sectors * SECTOR_BYTES)
-    return flash, Journal(BlockRegion(flash), 8)
+    return flash, Journal(BlockRegion(flash))
 
 
 def _image(flash: NorFlash) -> bytes:
@@ -56,32 +57,39 @@ def test_states_records_and_wear_are_shown(tmp_path: Path) -> None:
     flash, journal = _journal()
     for i in range(100):
         journal.append(*_message(f"number-{i:03} " + "x" * 60))
-    for i in range(90):
-        slot = journal.take()
-        assert slot >= 0
-        if i < 88:
-            journal.release(slot)
-        elif i == 88:
-            journal.mark(slot, 7)
-    journal.hold(*_message("from outside"))
+        if i >= 12:
+            journal.finish(i - 11)
+    journal.mark(89)
+    journal.finish(91)
+    journal.hold(77, *_message("from outside"))
+    journal.hold(78, *_message("long " + "y" * 300))
+    journal.hold(79, *_message("gone"))
+    journal.discard(79)
+    journal.flush()
+    journal.write_note(b"twelve bytes")
     image = tmp_path / "flash.bin"
     image.write_bytes(_image(flash))
     out, errors, status = _run(image)
     assert (status, errors) == (0, "")
-    assert _row(out, "stored").split() == ["stored", "100"]
-    assert _row(out, "alive").split() == ["alive", "13"]
-    assert "in flight, mark 7" in _row(out, "number-088")
-    assert "waiting" in _row(out, "number-099")
-    assert "held" in _row(out, "inbound")
-    assert "number-050" not in out and "head" in out and "in use" in out
+    for name, value in (("next sequence", "101"), ("low", "89"), ("waiting", "11"), ("dropped", "0"), ("damaged", "0")):
+        assert any(line.split("  ")[0].strip() == name and line.split()[-1] == value for line in out.splitlines()), name
+    assert _row(out, "note").endswith(b"twelve bytes".hex(" "))
+    assert "waiting, marked" in _row(out, "number-088")
+    assert "waiting" in _row(out, "number-099") and "marked" not in _row(out, "number-099")
+    assert "held" in _row(out, "from outside") and "key 77" in _row(out, "from outside")
+    assert len([line for line in out.splitlines() if "key 78" in line]) == 2  # its pieces
+    assert "number-050" not in out and "number-090" not in out and "gone" not in out
+    assert "head" in out and "in use" in out
     out, _, status = _run(image, "--all", "--width", "90")
-    assert status == 0 and "finished" in _row(out, "number-050") and " open " in out
+    assert status == 0 and "old" in _row(out, "number-050") and "finished" in _row(out, "number-090")
+    assert "released" in _row(out, "gone")
+    assert " note " in out and " state " in out
     before = image.read_bytes()
     assert before == _image(flash)  # looking changes nothing
 
 
 @pytest.mark.req("S2", "S6")
-def test_torn_record_foreign_and_worn_images_are_told_apart(tmp_path: Path) -> None:
+def test_torn_record_foreign_and_damaged_images_are_told_apart(tmp_path: Path) -> None:
     flash, journal = _journal()
     for i in range(40):
         journal.append(*_message(f"number-{i:03} " + "x" * 60))
@@ -91,19 +99,41 @@ def test_torn_record_foreign_and_worn_images_are_told_apart(tmp_path: Path) -> N
     flash.power_up()
     text, found = report(_image(flash), SECTOR_BYTES)
     assert found and "number-039" in text and "number-040" not in text
-    assert " 1 " in _row(text, "head")  # one place is torn
+    assert _row(text, " head ").split()[-3] == "1"  # one place is torn
     damaged = bytearray(_image(flash))
-    damaged[4096 + 300 : 4096 + 310] = bytes(10)  # in the middle of the head: no power cut does that
+    at = damaged.index(b"number-020")
+    damaged[at] ^= 0x20  # no power cut does that
     text, found = report(bytes(damaged), SECTOR_BYTES)
-    assert not found and "does not mount: StoreCorrupt" in text and "number-039" in text
+    assert found and "number-019" in text and "umber-020" not in text and "number-021" in text
+    assert _row(text, "in use").split()[-3] == "1"  # one place is damaged
     foreign = tmp_path / "foreign.bin"
     foreign.write_bytes(b"somebody's" * 4096)
     out, _, status = _run(foreign)
-    assert status == 1 and "No sector holds a journal." in out and "foreign" in out
+    assert status == 1 and "No sector holds a journal." in out and "StoreForeign" in out
     blank = tmp_path / "blank.bin"
-    blank.write_bytes(b"\xff" * 8192)
+    blank.write_bytes(b"\xff" * 16384)
     out, _, status = _run(blank)
-    assert status == 1 and "blank" in out
+    assert status == 1 and "No sector holds a journal." in out and "blank" in out and "mount" not in out
+
+
+@pytest.mark.req("S6")
+def test_journal_of_version_1_is_refused_by_name() -> None:
+    out, _, status = _run(IMAGES / "version_1.bin", "--sector-bytes", 1024)
+    assert status == 1 and "StoreForeign" in out and "version 1" in _row(out, "0 ", "version")
+
+
+@pytest.mark.req("S3")
+@pytest.mark.parametrize(
+    "name, words",
+    (
+        ("example", ("second", "waiting, marked")),
+        ("closed", ("inbound", "held")),
+        ("torn", ("second", "waiting, marked")),
+    ),
+)
+def test_golden_images_are_shown(name: str, words: tuple[str, str]) -> None:
+    text, found = report((IMAGES / f"{name}.bin").read_bytes(), 1024)
+    assert found and words[1] in _row(text, words[0])
 
 
 @pytest.mark.req("S6")
@@ -127,7 +157,7 @@ def test_image_that_can_not_be_read_says_why(tmp_path: Path) -> None:
 @pytest.mark.req("S3")
 def test_range_of_a_bigger_image_is_shown(tmp_path: Path) -> None:
     flash = NorFlash(10 * SECTOR_BYTES)
-    journal = Journal(BlockRegion(flash, 3, 4), 8)
+    journal = Journal(BlockRegion(flash, 3, 4))
     journal.append(*_message("in the middle"))
     image = tmp_path / "chip.bin"
     image.write_bytes(_image(flash))
@@ -156,7 +186,7 @@ from flashmqtt.journal.journal import Journal
 device = FileNorFlash({path!r}, 32 * 4096)
 vfs.VfsLfs2.mkfs(device, progsize=256)
 vfs.mount(vfs.VfsLfs2(device, progsize=256), "/flash")
-journal = Journal(open_or_pin(device, "/journal", 5, "/flash"), 8)
+journal = Journal(open_or_pin(device, "/journal", 5, "/flash"))
 for i in range(50):
     message = bytearray(b"pinned message %d" % i)
     journal.append(message, len(message))
@@ -175,7 +205,7 @@ def test_pinned_files_are_found_in_a_whole_chips_image(tmp_path: Path) -> None:
     out, errors, status = _run(image, "--pinned", "/journal")
     assert (status, errors) == (0, "")
     assert "waiting" in _row(out, "pinned message 49")
-    assert _row(out, "stored").split() == ["stored", "50"]
+    assert _row(out, "next sequence").split() == ["next", "sequence", "51"]
 
 
 BOARD = """
@@ -187,7 +217,7 @@ def journal_region(sectors):
 FILLING = """
 import board
 from flashmqtt.journal.journal import Journal
-journal = Journal(board.journal_region(5), 8)
+journal = Journal(board.journal_region(5))
 for i in range(40):
     message = bytearray(b"kept on the board %d" % i)
     journal.append(message, len(message))

@@ -47,7 +47,9 @@ def test_killed_process_leaves_an_intent_that_tears(tmp_path: Path, interpreter:
     rng = random.Random(4)
     told = []
     env = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'firmware'}", "MICROPYPATH": f"{ROOT}:{ROOT / 'firmware'}"}
-    for _ in range(6):
+    for kill in range(60):
+        if kill >= 6 and len(told) >= 4 and any("erase" in line for line in told):
+            break
         process = subprocess.Popen(
             [*_interpreter(interpreter), str(script), str(image), str(intent), "1.0"],
             stdout=subprocess.PIPE,
@@ -78,7 +80,8 @@ def test_killed_process_leaves_an_intent_that_tears(tmp_path: Path, interpreter:
         if kind == "P":
             for was, now, wanted in zip(old, after[offset : offset + n], new, strict=True):
                 assert now & ~was == 0 and (was & wanted) & ~now == 0
-    assert len(told) >= 4, told  # an erase takes 45 of each 51 ms: most kills hit one
+    # An erase takes 45 of each 51 ms, so most kills hit one; on a busy machine fewer do.
+    assert len(told) >= 4, told
     assert any("erase" in line for line in told)
 
 

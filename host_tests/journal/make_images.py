@@ -1,4 +1,4 @@
-"""Makes the golden images beside this file: `python host_tests/journal/make_images.py`. Four sectors of 1 KB each.
+"""Makes the golden images beside this file: `python host_tests/journal/make_images.py`. Six sectors of 1 KB each.
 
 They are data, not built by the tests: an image that a later version of the code reads otherwise, or no more, is a break of the
 format. What each must give stands in test_journal_images.py.
@@ -10,105 +10,175 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path[:0] = [str(ROOT / "firmware"), str(ROOT)]
 
-from flashmqtt.fast import put_crc32  # noqa: E402
 from flashmqtt.flash.ram import RamRegion  # noqa: E402
-from flashmqtt.journal.journal import Journal  # noqa: E402
-from tools.journal import layout  # noqa: E402
+from flashmqtt.journal.journal import DROP_OLDEST, REFUSE, Journal  # noqa: E402
+
+SECTORS, SECTOR = 6, 1024
+IMAGES = Path(__file__).parent / "images"
 
 
-def example() -> RamRegion:
+class Cut(BaseException):
+    """The power went."""
+
+
+class CutRegion(RamRegion):
+    """A region whose power goes in its nth program: only so many bytes of that are done."""
+
+    def __init__(self, cells=None, programs=-1, done=0):
+        super().__init__(SECTORS, SECTOR, 1, cells)
+        self.left = programs
+        self.done = done
+
+    def program(self, offset, buf, again=False):
+        self.left -= 1
+        if self.left:
+            return super().program(offset, buf, again)
+        if self.done:
+            super().program(offset, bytearray(buf[: self.done]))
+        raise Cut
+
+
+def blank(policy=REFUSE):
+    return Journal(CutRegion(), policy)
+
+
+def mounted(region, policy=REFUSE):
+    """Return the journal of a region, as the next start finds it."""
+    return Journal(CutRegion(bytearray(region.cells)), policy)
+
+
+def append(journal, text):
+    return journal.append(text, len(text))
+
+
+def example():
     """Return FORMAT.md's worked example: two messages, the first acknowledged, the second marked; one inbound."""
-    region = RamRegion(4, 1024)
-    journal = Journal(region, 4)
-    journal.append(b"first", 5)
-    journal.append(b"second", 6)
-    first, second = journal.take(), journal.take()
-    journal.release(first)
-    journal.mark(second, 1)
-    journal.hold(b"inbound", 7)
-    return region
+    journal = blank()
+    append(journal, b"first")
+    append(journal, b"second")
+    journal.finish(1)
+    journal.mark(2)
+    journal.hold(7, b"inbound", 7)
+    return journal.region
 
 
-def full() -> RamRegion:
-    """Return a journal that is full, after the ring has turned."""
-    region = RamRegion(4, 1024)
-    journal = Journal(region, 4)
-    for i in range(30):
-        journal.append(b"%d" % i * 20, len(b"%d" % i * 20))
-        if i < 25:
-            journal.release(journal.take())
-    journal.begin(600)
-    for i in range(6):
+def closed():
+    """Return the example, ended cleanly after one more start."""
+    journal = mounted(example())
+    journal.close()
+    return journal.region
+
+
+def reopened():
+    """Return the example after a clean end and another start, which went on in the same sector."""
+    journal = mounted(closed())
+    append(journal, b"third")
+    return journal.region
+
+
+def torn():
+    """Return the example, the power gone while a third message was being written."""
+    journal = mounted(example())
+    append(journal, b"third")
+    journal.region.left, journal.region.done = 1, 30
+    try:
+        append(journal, b"and this was never stored")
+    except Cut:
+        pass
+    return journal.region
+
+
+def full():
+    """Return a journal that refuses the next message, after the ring has turned; one finished out of turn."""
+    journal = blank()
+    for i in range(1, 41):
+        append(journal, b"%d " % i * 15)
+        if i > 5:
+            journal.finish(i - 5)
+    try:
+        while True:
+            append(journal, b"%d " % journal.next_seq * 15)
+    except Exception as error:
+        assert type(error).__name__ == "StoreFull", error
+    journal.finish(38)
+    journal.flush()
+    return journal.region
+
+
+def dropped():
+    """Return a journal that dropped its oldest messages, one of which is marked and so still owes its PUBREL."""
+    journal = blank(DROP_OLDEST)
+    append(journal, b"the first")
+    journal.on_drop = lambda first, _end: first == 1 and journal.mark(1)
+    while not journal.dropped:
+        append(journal, b"%d " % journal.next_seq * 15)
+    return journal.region
+
+
+def held():
+    """Return a journal with five inbound messages: one in pieces, one moved along by the ring; a sixth is released."""
+    journal = blank()
+    journal.hold(1, b"stays", 5)
+    for i in range(1, 61):
+        append(journal, b"%d" % i * 40)
+        if i > 12:
+            journal.finish(
+                i - 12
+            )  # the waiting ones need room, and the tail is kept by the first inbound message alone
+    for i in range(49, 61):
+        journal.finish(i)
+    long = bytes(range(250)) * 3
+    journal.hold(500, long, len(long))
+    for key in (3, 65535, 2, 4):
+        text = b"key %d" % key
+        journal.hold(key, text, len(text))
+    journal.discard(3)
+    journal.sync()
+    journal.write_note(b"twelve bytes")
+    return journal.region
+
+
+def long():
+    """Return a journal with a message of many pieces over several sectors, and one that was begun and abandoned."""
+    journal = blank()
+    append(journal, b"short")
+    journal.begin(1200)
+    for i in range(12):
         journal.extend(bytes([i]) * 100, 100)
     journal.commit()
+    journal.begin(300)
+    journal.extend(b"never to be seen" * 16, 256)
+    append(journal, b"short again")
+    return journal.region
+
+
+def first_mount():
+    """Return a region whose very first mount lost its power in the header."""
+    region = CutRegion(None, 1, 50)
+    try:
+        Journal(region)
+    except Cut:
+        pass
     return region
 
 
-def closed() -> RamRegion:
-    """Return the example, ended cleanly."""
-    region = example()
-    journal = Journal(region, 4)
-    journal.close()
+def damaged():
+    """Return the example with a bit gone in its first message's successor, which no power cut can do."""
+    region = reopened()
+    region.cells[region.cells.index(b"second")] ^= 0x04
     return region
 
 
-def torn() -> RamRegion:
-    """Return the example, the power gone while a third message was being written."""
-    region = example()
-    whole = bytes(region.cells)
-    journal = Journal(RamRegion(4, 1024, 1, region.cells), 4)  # leaves sector 0
-    end = journal._end
-    journal.append(b"third", 5)
-    at = journal._head * 1024 + end
-    region.cells[at + 9 : at + 20] = b"\xff" * 11  # only its first bytes got there
-    assert bytes(region.cells) != whole
-    return region
-
-
-def worn() -> RamRegion:
-    """Return the example in a region of which two sectors were found bad."""
-    region = example()
-    header = memoryview(region.cells)[: layout.HEADER]
-    header[layout.H_BAD] = 2
-    put_crc32(header, 0, layout.H_CRC, layout.H_CRC, 0)
-    return region
-
-
-def other_version() -> RamRegion:
-    """Return a journal of version 0, which there never was."""
-    region = example()
-    region.cells[layout.H_VERSION] = 0
-    region.cells[layout.H_VERSION + 1] = 0xFF
-    return region
-
-
-def foreign() -> RamRegion:
+def foreign():
     """Return a region that holds somebody's text."""
-    region = RamRegion(4, 1024)
+    region = CutRegion()
     text = b"This is not a journal. Somebody wants to keep it.\n" * 40
     region.cells[: len(text)] = text
     return region
 
 
-def damaged() -> RamRegion:
-    """Return the example with a bit gone in its first message, which no power cut can do."""
-    region = example()
-    at = region.cells.index(b"first")
-    region.cells[at] ^= 0x04
-    return region
-
-
-IMAGES = {
-    "example": example,
-    "full": full,
-    "closed": closed,
-    "torn": torn,
-    "worn": worn,
-    "other_version": other_version,
-    "foreign": foreign,
-    "damaged": damaged,
-}
+MADE = (example, closed, reopened, torn, full, dropped, held, long, first_mount, damaged, foreign)
 
 if __name__ == "__main__":
-    for name, make in IMAGES.items():
-        (Path(__file__).parent / "images" / f"{name}.bin").write_bytes(bytes(make().cells))
+    for make in MADE:
+        (IMAGES / f"{make.__name__}.bin").write_bytes(bytes(make().cells))

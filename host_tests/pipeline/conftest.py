@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import pyarrow as pa
 import pytest
 
@@ -18,6 +20,53 @@ def spark(tmp_path_factory):
     )
     yield found
     found.stop()
+
+
+class Local:
+    """As much of a Spark session as a batch takes, in this process: what is no matter of Spark is tested without it."""
+
+    def range(self, first, end, step, parts):
+        """Return the numbers of the buckets, as a frame that a task maps."""
+        self.numbers = list(range(first, end, step))
+        return self
+
+    def createDataFrame(self, rows, schema):  # noqa: N802
+        """Return rows as a frame that a task maps."""
+        self.numbers = None
+        columns = [list(column) for column in zip(*rows, strict=True)]
+        self.batch = pa.record_batch([pa.array(column) for column in columns], schema.names)
+        return self
+
+    def repartition(self, *_):
+        """Return the same: there is one task."""
+        return self
+
+    def mapInArrow(self, work, schema):  # noqa: N802
+        """Do all tasks' work."""
+        if self.numbers is None:
+            batches = iter([self.batch])
+        else:
+            batches = iter([pa.record_batch([[number]], ["id"]) for number in self.numbers])
+        rows = [row for batch in work(batches) for row in batch.to_pylist()]
+        self.rows = [Row(**row) for row in rows]
+        return self
+
+    def collect(self):
+        """Return the rows."""
+        return self.rows
+
+
+class Row(NamedTuple):
+    bucket: int
+    table: str
+    file: str
+    rows: int
+    told: str | None
+
+
+@pytest.fixture
+def local():
+    return Local()
 
 
 class Landing:

@@ -28,7 +28,7 @@ from tools.wire import __main__ as wire
         (["--landing", "{tmp}", "--out", "{tmp}/o", "--expected", "{tmp}/none.json"], "none.json"),
         (["--config", "{tmp}/none.toml"], "none.toml"),
         (["--config", "{tmp}/bad.toml"], "bad.toml"),
-        (["--config", "{tmp}/odd.toml"], "unknown key 'landin'; known: buckets, checkpoint"),
+        (["--config", "{tmp}/odd.toml"], "unknown key 'landin'; known: accept, as_of, buckets, checkpoint"),
     ],
 )
 def test_mistake_is_named(tmp_path, capsys, arguments, text):
@@ -55,7 +55,7 @@ def test_second_run_in_an_output_directory_is_refused(tmp_path, capsys):
     ("main", "arguments", "text"),
     [
         (report.main, ["--out"], "--out is missing"),
-        (report.main, ["--out", "{tmp}"], "has no audit yet: run python -m tools.pipeline.run first"),
+        (report.main, ["--out", "{tmp}"], "has no tables yet: run python -m tools.pipeline.run first"),
         (compact.main, [], "--out is missing"),
         (compact.main, ["--out", "{tmp}"], "has no batches: run python -m tools.pipeline.run first"),
         (compact.main, ["--out", "{tmp}", "--retire", "{tmp}/none"], "no such landing directory"),
@@ -100,7 +100,7 @@ def test_shim_leaves_out_the_flag_and_keeps_all_else(tmp_path):
 
 def test_code_that_executors_get_is_whole(tmp_path):
     """An executor has the packages, and of ours what the driver sends."""
-    jobs = ["tools.pipeline.stream", "tools.pipeline.compact", "tools.pipeline.audit", "tools.wire.__main__"]
+    jobs = ["tools.pipeline.stream", "tools.pipeline.compact", "tools.pipeline.ledger", "tools.wire.__main__"]
     program = f"import sys; sys.path.insert(0, {str(session.code_archive(tmp_path))!r}); import {', '.join(jobs)}"
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     ran = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True)

@@ -1,11 +1,14 @@
 """Segments to tables through Spark: exactly once, restarts, replays."""
 
+import re
 import shutil
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyspark.errors import PySparkException
 
-from tools.pipeline import compact, run, stream, verdict
+from tools.pipeline import check, compact, run, stream, verdict
 from tools.pipeline.commits import Commit, Output, OutputError
 from tools.pipeline.source import LandingError
 
@@ -98,7 +101,7 @@ def test_batch_that_was_cut_off_before_its_commit_is_done_again(spark, five, out
     go(spark, five, out)
     assert batches(output) == [1]
     assert keys(spark, output) == before
-    assert len(list((out / "readings" / "batch=1").iterdir())) == len(output.commit(1).files["readings"])
+    assert len(list((out / "readings").rglob("*.parquet"))) == len(output.commit(1).files["readings"])
 
 
 def test_missing_segment_is_named_and_taken_once_it_is_brought_back(spark, five, tmp_path, out):
@@ -159,6 +162,14 @@ def test_damaged_segment_is_named_and_nothing_of_its_batch_counts(spark, landing
     assert Output(str(out)).commits() == []
 
 
+def test_file_that_a_worker_cannot_write_is_told_in_its_own_words(spark, five, out):
+    out.mkdir()
+    (out / "readings").write_text("in the way")
+    with pytest.raises(PySparkException) as raised:
+        go(spark, five, out)
+    assert re.match(r"(FileExists|NotADirectory)Error: .*readings", run.cause(raised.value))
+
+
 def test_paths_may_hold_spaces(spark, five, tmp_path):
     five.directory = five.directory.rename(tmp_path / "land ing")
     output = go(spark, five, tmp_path / "the out")
@@ -181,35 +192,21 @@ def test_output_of_another_format_or_checkpoint_is_refused(spark, five, tmp_path
         go(spark, five, tmp_path / "new")
 
 
-@pytest.mark.req("P4")
-def test_missing_message_is_found_with_and_without_the_boards_own_counters(spark, landing, capsys, out):
-    landing.message("a", 1, 1, kind="boot")
-    for seq in (2, 3, 5):
-        landing.message("a", 1, seq)
-    landing.message("a", 2, 8, kind="boot")
-    landing.message("a", 2, 9)
-    landing.seal()
-    go(spark, landing, out)
-    assert verdict.judge(spark, str(out), None) == 1
-    printed = capsys.readouterr().out
-    assert verdict.LOST in printed
-    assert [line.split() for line in printed.splitlines() if line.strip().startswith("a ")] == [
-        ["a", "1", "7", "4", "0", "3", "0"],
-        ["a", "2", "2", "2", "0", "0", "0"],
-    ]
-    missing = spark.read.parquet(str(out / "missing")).select("boot", "lo", "hi").orderBy("lo").collect()
-    assert [tuple(row) for row in missing] == [(1, 4, 4), (1, 6, 7)]
-    told = {"a": {"boots": [{"boot": 1, "first": 1, "last": 7}, {"boot": 2, "first": 8, "last": 11}]}}
-    assert verdict.judge(spark, str(out), told) == 1
-    missing = spark.read.parquet(str(out / "missing")).select("boot", "lo", "hi").orderBy("lo").collect()
-    assert [tuple(row) for row in missing] == [(1, 4, 4), (1, 6, 7), (2, 10, 11)]
-
-
-@pytest.mark.req("P4")
-def test_clean_run_says_so(spark, five, capsys, out):
-    go(spark, five, out)
-    assert verdict.judge(spark, str(out), {"a": {"boots": [{"boot": 1, "first": 1, "last": 5}]}}) == 0
-    assert verdict.WHOLE in capsys.readouterr().out
+@pytest.mark.req("P3", "P4")
+def test_full_check_agrees_with_the_audit_and_names_what_a_lost_file_held(spark, five, out):
+    five.message("b", 1, 1)
+    five.seal()
+    output = go(spark, five, out)
+    assert verdict.judge(output).line == verdict.WHOLE
+    found = check.full_check(spark, str(out))
+    assert (found.boots, found.messages, found.agrees) == (2, 6, True)
+    commit = output.latest()
+    (name,) = commit.files["readings"]
+    table = pq.read_table(output.storage.path(name), partitioning=None)
+    pq.write_table(pa.concat_tables([table.slice(0, 3), table.slice(0, 1), table.slice(5)]), output.storage.path(name))
+    found = check.full_check(spark, str(out))
+    assert (found.twice, found.absent, found.strange, found.agrees) == (1, 2, 0, False)
+    assert [(row.device, row.twice, row.absent) for row in found.rows] == [("a", 1, 2)]
 
 
 @pytest.mark.req("P3")
@@ -223,7 +220,7 @@ def test_compaction_keeps_every_row_and_the_stream_goes_on_behind_it(spark, land
     output = go(spark, landing, out, segments_per_batch=1)
     before = {
         table: output.read(spark, table).count()
-        for table in ("readings", "quarantine", "duplicates", "events", "tally")
+        for table in ("readings", "quarantine", "duplicates", "events", "audit")
     }
     rows = keys(spark, output)
     assert compact.compact(spark, str(out)).whole

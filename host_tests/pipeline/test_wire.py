@@ -116,6 +116,14 @@ def test_answer_that_was_lost_with_its_connection_may_be_asked_for_again():
     assert [flow["complete"] for flow in found.flows] == [True] * 3
 
 
+def test_message_whose_answer_was_lost_keeps_its_place_over_two_further_connections():
+    found = audited(
+        [*HELLO, (UP, publish(1)), (UP, publish(2, payload=b"y")), (DOWN, ack("PUBACK", 1))],
+        *([*AGAIN, (UP, publish(1, dup=True)), (UP, publish(2, dup=True, payload=b"y"))] for _ in range(2)),
+    )
+    assert found.violations == []
+
+
 @pytest.mark.parametrize(
     ("talk", "clause"),
     [
@@ -258,11 +266,11 @@ def publish_through(port, count):
     from flashmqtt.client import Client
 
     client = Client("127.0.0.1", port, "board", keep_alive_s=10)
-    client.connect(10)
+    client.connect(60)
     for number in range(count):
         client.publish("flashmqtt/board/readings", b"%d" % number, qos=1 + number % 2)
         client.poll()
-    client.drain(30)
+    client.drain(60)
     client.disconnect()
 
 

@@ -22,6 +22,9 @@ def constants(name: str) -> dict[str, int]:
         ("session/session.py", "codec/packets.py"),
         ("session/session.py", "session/flows.py"),
         ("session/session.py", "connection.py"),
+        ("session/inbound.py", "codec/packets.py"),
+        ("session/inbound.py", "session/flows.py"),
+        ("session/level5.py", "connection.py"),
         ("connection.py", "codec/packets.py"),
     ],
 )

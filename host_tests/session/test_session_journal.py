@@ -14,13 +14,15 @@ if __name__ == "__main__":
 
 import pytest
 
-from flashmqtt.errors import InboundWindowFull, StoreFull
+from flashmqtt.connection import DAMAGED
+from flashmqtt.errors import StoreFull
 from flashmqtt.flash.block import BlockRegion
-from flashmqtt.journal.journal import Journal
+from flashmqtt.flash.ram import RamRegion
+from flashmqtt.journal.journal import DROP_NEWEST, DROP_OLDEST, Journal
+from flashmqtt.session.session import Session
 from lossy import World
 from tools.flashsim.nor import MODELS, NorFlash, PowerCut
-
-SLOTS = 16
+from wire import connected, pubcomp, publish, pubrec, pubrel
 
 
 class Torn(World):
@@ -35,7 +37,7 @@ class Torn(World):
         """Mount; the power may go even then."""
         while True:
             try:
-                return Journal(BlockRegion(self.flash), slots=SLOTS)
+                return Journal(BlockRegion(self.flash))
             except PowerCut:
                 self.flash = self.flash.replugged()
 
@@ -66,11 +68,6 @@ class Torn(World):
     def guarded(self, action):
         try:
             action()
-        except InboundWindowFull:
-            try:
-                self.drop()
-            except PowerCut:
-                self.lose_power()
         except PowerCut:
             self.lose_power()
 
@@ -98,6 +95,66 @@ def test_nothing_is_lost_over_a_torn_journal():
     worlds = [case(seed) for seed in range(60)]
     assert sum(world.cuts for world in worlds) > 100
     assert all(not world.flash.violations for world in worlds)
+
+
+def rot(region: RamRegion, octets: bytes) -> None:
+    """Flip bits of these bytes, wherever they lie."""
+    at = region.cells.index(octets)
+    while at >= 0:
+        region.cells[at] ^= 0x55
+        at = region.cells.find(octets, at)
+
+
+@pytest.mark.req("S2", "R5")
+@pytest.mark.parametrize("qos", [1, 2])
+def test_a_message_that_rots_between_two_connections_is_reported_and_passed_over(qos):
+    region = RamRegion(8)
+    store = Journal(region)
+    broker = connected(store)
+    handles = [broker.session.publish(b"t", b"number %d" % i, qos) for i in range(3)]
+    broker.took()
+    broker.drop()
+    rot(region, b"number 1")
+    again = broker.connect(1)
+    assert again == [publish(b"t", b"number %d" % i, qos, handles[i], 1) for i in (0, 2)]
+    broker.process()
+    assert broker.handled[-1] == (DAMAGED, handles[1]) and store.damaged == 1
+
+
+@pytest.mark.req("S2", "R5")
+@pytest.mark.parametrize("present", [0, 1])
+def test_a_held_message_that_rots_is_counted_and_passed_over(present):
+    region = RamRegion(8)
+    store = Journal(region)
+    broker = connected(store)
+    broker.give(*[publish(b"t", b"number %d" % i, 2, i) for i in (7, 8, 9)])
+    assert broker.took() == [pubrec(i) for i in (7, 8, 9)]
+    broker.drop()
+    rot(region, b"number 8")
+    broker.connect(present)
+    if present:
+        broker.give(pubrel(7), pubrel(8), pubrel(9))
+        assert broker.took() == [pubcomp(i) for i in (7, 8, 9)]
+    broker.process()
+    assert [message[1] for message in broker.messages] == [b"number 7", b"number 9"]
+    broker.process()
+    assert store.damaged == 1 and not store.held()
+    store.flush()
+    assert Journal(RamRegion(8, cells=region.cells)).damaged == 1
+
+
+@pytest.mark.req("S2", "R5")
+@pytest.mark.parametrize("policy", [DROP_OLDEST, DROP_NEWEST])
+def test_what_the_policy_dropped_before_a_mount_is_not_called_delivered(policy):
+    region = RamRegion(4, 1024)
+    store = Journal(region, policy)
+    broker = connected(store)
+    broker.drop()
+    published = [broker.session.publish(b"t", b"x" * 100, 1) for _ in range(100)]
+    assert store.dropped > 0
+    store = Journal(RamRegion(4, 1024, cells=region.cells), policy)
+    session = Session(store)
+    assert not any(session.delivered(handle) for handle in published)
 
 
 if __name__ == "__main__":

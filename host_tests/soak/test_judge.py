@@ -95,10 +95,9 @@ def test_too_few_samples_tell_nothing():
 
 def test_wear_is_read_from_the_headers_and_kept_while_a_sector_is_blank(tmp_path):
     region = RamRegion(4, page_bytes=256)
-    journal = Journal(region, 4)
+    journal = Journal(region)
     for _ in range(1500):
-        journal.append(bytearray(100), 100)
-        journal.release(journal.take())
+        journal.finish(journal.append(bytearray(100), 100))
     image = tmp_path / "flash.bin"
     image.write_bytes(region.cells)
     wear = Wear(image)

@@ -13,7 +13,9 @@ AREAS = {
     "codec": ("codec.",),
     "journal": ("journal.",),
     "wakes": ("wakes.",),
+    "chip": ("chip.", "proxy32.", "proxy64."),
     "session": ("session.",),
     "collector": ("collector.",),
     "pipeline": ("pipeline.",),
+    "scale": ("scale.",),
 }

@@ -155,8 +155,13 @@ ROWS: dict[str, list[Row]] = {
             "collector.qos1.per_s",
             by_ratio("collector.qos1.per_s", "collector.qos1.ratio_paho", "paho, in memory only"),
         ),
+        Row(
+            "pipeline: CPU time of the whole run, 8 million readings (DuckDB = 1)", "pipeline.whole_8m.cpu_ratio_duckdb"
+        ),
+        Row("  the same (Polars = 1)", "pipeline.whole_8m.cpu_ratio_polars"),
+        Row("  most memory, bytes", "pipeline.peak_bytes"),
+        Row("  CPU time of one more day after 100 (after 1 = 1)", "pipeline.day.growth"),
         Row("Spark: readings a second, batch of 8 million", "pipeline.batch_8m.rows_per_s"),
-        Row("Spark: CPU time of the same (DuckDB = 1)", "pipeline.batch_8m.cpu_ratio_duckdb"),
         Row("Spark: readings a second, stream", "pipeline.stream.rows_per_s"),
         Row("Spark: seconds from the start to the first commit", "pipeline.start_s"),
     ],
@@ -258,7 +263,11 @@ def complaints(text: str, results: Mapping[str, Any]) -> list[str]:
 def documents() -> list[Path]:
     """Return every document of the project."""
     places = [ROOT, ROOT / "firmware", ROOT / "boards", ROOT / "tools"]
-    found = [*ROOT.glob("*.md"), *(path for place in places[1:] for path in place.rglob("*.md"))]
+    found = [
+        *ROOT.glob("*.md"),
+        *ROOT.glob(".github/*.md"),
+        *(path for place in places[1:] for path in place.rglob("*.md")),
+    ]
     return sorted(path for path in found if "node_modules" not in path.parts)
 
 

@@ -23,22 +23,23 @@ SECONDS_A_YEAR = 365.25 * 86400
 READ_BYTES_A_MS = 10_000
 
 
-def steady(personality: str, qos: int, messages: int, window: int = 8, sectors: int = 64) -> NorFlash:
-    """Store and acknowledge messages of 100 bytes in a window; return the flash, counted after the ring has turned."""
+def steady(
+    personality: str, qos: int, messages: int, window: int = 8, sectors: int = 64, length: int = 100
+) -> NorFlash:
+    """Store and acknowledge messages in a window; return the flash, counted after the ring has turned."""
     flash = NorFlash(sectors * 4096, personality)
     journal = Journal(BlockRegion(flash))
-    body = bytes(100)
-    opened: list[int] = []
-    warm = sectors * 32
+    body = bytes(length)
+    warm = sectors * 4096 // (length + 24)
     for i in range(warm + messages):
         if i == warm:
             flash.reset_counters()
-        journal.append(body, 100)
-        opened.append(journal.take())
-        if qos == 2 and len(opened) > window // 2:
-            journal.mark(opened[-window // 2], 1)
-        if len(opened) == window:
-            journal.release(opened.pop(0))
+        seq = journal.append(body, length)
+        if qos == 2:
+            journal.mark(max(journal.low, seq - window // 2))
+            journal.sync()
+        if journal.next_seq - journal.low >= window:
+            journal.finish(journal.low)
     if flash.violations:
         raise RuntimeError(flash.violations[0])
     return flash
@@ -49,16 +50,14 @@ def recovery(sectors: int, part: float) -> tuple[int, float, int]:
     flash = NorFlash(sectors * 4096)
     region = BlockRegion(flash)
     journal = Journal(region)
-    for _ in range(int((sectors - 2) * 31 * part)):
+    for _ in range(int((sectors - 4) * 31 * part)):
         journal.append(bytes(100), 100)
-    # A window of 8 was being sent.
-    for _ in range(8):
-        slot = journal.take()
-        if slot >= 0:
-            journal.mark(slot, 1)
+    for seq in range(journal.low, min(journal.next_seq, journal.low + 8)):  # a window of 8 was being sent
+        journal.mark(seq)
+        journal.sync()
     flash.reset_counters()
     mounted = Journal(region)
-    return flash.bytes_read, flash.typical_ms + flash.bytes_read / READ_BYTES_A_MS, mounted.waiting
+    return flash.bytes_read, flash.typical_ms + flash.bytes_read / READ_BYTES_A_MS, mounted.next_seq - mounted.low
 
 
 def run(bench) -> None:
@@ -86,10 +85,26 @@ def run(bench) -> None:
         rows,
     )
     rows = []
+    for length in (20, 100, 500):
+        for window in (1, 8, 32):
+            counted = []
+            for qos in (1, 2):
+                bench.progress(f"journal: {length} bytes, window {window}, QoS {qos}")
+                flash = steady("rp2", qos, messages // 4, window, length=length)
+                counted += [flash.programs / (messages // 4), flash.erases / (messages // 4)]
+                if (length, window) != (100, 8):
+                    bench.figure(f"journal.{length}_bytes.window_{window}.qos{qos}.programs", counted[-2])
+            rows.append([length, window, *(round(n, 3) for n in counted)])
+    bench.table(
+        "Journal: other lengths and windows, a message",
+        ["bytes", "window", "QoS 1: programs", "erases", "QoS 2: programs", "erases"],
+        rows,
+    )
+    rows = []
     for kilobytes in (64, 256, 1024):
         years = kilobytes / 4 * ENDURANCE / a_message / SECONDS_A_YEAR
         bench.figure(f"journal.years_1_per_s.{kilobytes}k", years)
-        rows.append([kilobytes, (kilobytes // 4 - 2) * 31, round(years, 1)])
+        rows.append([kilobytes, (kilobytes // 4 - 4) * 31, round(years, 1)])
     bench.table(
         "Journal: lifetime at one message a second (QoS 1)", ["KB", "messages of 100 bytes it holds", "years"], rows
     )

@@ -1,8 +1,8 @@
-"""The Spark pipeline beside DuckDB and a plain Python loop, on the same generated fleets, in the same run.
+"""The pipeline's whole run beside DuckDB and Polars that do all of the same, on the same generated fleets.
 
-A fleet of 1,000 devices, 1% copies, one reading a message: 0.5, 2 and 8 million. Every job runs in a process of its own
-(`_pipeline_jobs`), which counts its CPU time with that of all its children, and tells each measurement when it has it.
-What is started here ends here, also when the area is given up.
+A fleet of 1,000 devices, 1% copies, one reading a message: 0.5 and 8 million. And the cost of one more day where 1, 10 and
+100 days are there already. Every job runs in a process of its own (`_pipeline_jobs`), which counts its CPU time with that of
+all its children, and tells each measurement when it has it. What is started here ends here, also when the area is given up.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -28,12 +28,16 @@ if TYPE_CHECKING:
     from tools.bench.__main__ import Bench
 
 ROOT = Path(__file__).resolve().parents[2]
-SIZES = (500_000, 2_000_000, 8_000_000)
-QUICK = (100_000, 200_000, 500_000)
+AREA_S = 2400  # it takes some minutes on a quiet machine
+SIZES = (500_000, 8_000_000)
+QUICK = (100_000, 500_000)
+HISTORIES = (1, 10, 100)
+QUICK_HISTORIES = (1, 5)
+PEERS = ("duckdb", "polars")
 START_RUNS = 3
 
 
-def job(bench: Bench, kind: str, out: Path, landings: list[Path]) -> list[dict[str, Any]]:
+def job(bench: Bench, kind: str, out: Path, landings: Sequence[object]) -> list[dict[str, Any]]:
     """Run a job; return its measurements."""
     found: list[dict[str, Any]] = []
     with (
@@ -106,9 +110,14 @@ def run(bench: Bench) -> None:
             landed = fleet.write(fleet.Fleet(), landings[-1], size)
         landing_bytes = sum(path.stat().st_size for path in landings[-1].iterdir()) / landed
         measured: dict[str, list[dict[str, Any]]] = {}
-        for kind in ("spark", "duckdb", "loop"):
+        for kind, what in (("whole", landings), *((peer, landings[-1:]) for peer in PEERS), ("spark", landings)):
             bench.progress(f"pipeline: {kind}")
-            measured[kind] = job(bench, kind, directory / "out", landings)
+            measured[kind] = job(bench, kind, directory / "out", what)
+        for landing in landings:
+            shutil.rmtree(landing)
+        bench.progress("pipeline: one more day")
+        histories = QUICK_HISTORIES if bench.quick else HISTORIES
+        measured["days"] = job(bench, "days", directory / "out", histories)
         small = directory / "small"
         fleet.write(fleet.Fleet(devices=10), small, 1000)
         bench.progress("pipeline: from the start to the first batch")
@@ -122,40 +131,49 @@ def run(bench: Bench) -> None:
 def told(bench: Bench, measured: dict[str, list[dict[str, Any]]], starts: list[float]) -> None:
     """Report."""
     names = {
-        "cold": "Spark, cold",
-        "warm": "Spark, warm",
+        "whole": "flashmqtt, the whole run",
+        "duckdb": "DuckDB, the whole run",
+        "polars": "Polars, the whole run",
+        "cold": "Spark, a batch, cold",
+        "warm": "Spark, a batch, warm",
         "stream": "Spark, stream",
-        "duckdb": "DuckDB",
-        "loop": "Python loop",
     }
     rows: list[list[object]] = []
-    for each in measured.values():
-        for one in each:
-            label = names[one["job"]] + (f", {one['batches']} batches" if "batches" in one else "")
-            per_s = one["rows"] / one["wall_s"]
-            rows.append([label, one["rows"], one["wall_s"], one["cpu_s"], per_s, one["peak_bytes"] / 1e6])
+    for one in (one for kind, each in measured.items() if kind != "days" for one in each):
+        label = names[one["job"]] + (f", {one['batches']} batches" if "batches" in one else "")
+        per_s = one["rows"] / one["wall_s"]
+        rows.append([label, one["rows"], one["wall_s"], one["cpu_s"], per_s, one["peak_bytes"] / 1e6])
     header = ["job", "readings", "wall s", "CPU s", "readings/s", "peak MB"]
-    bench.table("parse, de-duplicate, audit, write", header, rows)
+    bench.table("parse, de-duplicate, write, read back, audit, report", header, rows)
     bench.table("from the start of a process to its first committed batch", ["s"], [[one] for one in starts])
-    warm = [one for one in measured["spark"] if one["job"] == "warm"]
+    whole, warm = measured["whole"][-1], [one for one in measured["spark"] if one["job"] == "warm"]
     streams = [one for one in measured["spark"] if one["job"] == "stream"]
-    peers = {kind: measured[kind][-1] for kind in ("duckdb", "loop")}
-    for one in (*warm, *measured["duckdb"], *measured["loop"]):
+    peers = {kind: measured[kind][-1] for kind in PEERS}
+    for one in (*measured["whole"], *peers.values(), *measured["days"]):
         if one["missing"]:
             raise RuntimeError(f"{one['job']} finds {one['missing']} missing in a fleet that misses none")
-    if {(one["rows"], one["copies"]) for one in (warm[-1], *peers.values())} != {
-        (warm[-1]["rows"], warm[-1]["copies"])
-    }:
+    if {(one["rows"], one["copies"]) for one in peers.values()} != {(whole["rows"], whole["copies"])}:
         raise RuntimeError("the jobs do not agree on what they read")
     label = "quick" if bench.quick else "8m"
+    bench.figure(f"pipeline.whole_{label}.cpu_s", whole["cpu_s"])
+    for kind, one in peers.items():
+        bench.figure(f"pipeline.whole_{label}.cpu_ratio_{kind}", whole["cpu_s"] / one["cpu_s"])
+        bench.figure(f"pipeline.whole_{label}.peak_bytes_{kind}", one["peak_bytes"])
     bench.figure(f"pipeline.batch_{label}.rows_per_s", warm[-1]["rows"] / warm[-1]["wall_s"])
-    bench.figure(f"pipeline.batch_{label}.cpu_ratio_duckdb", warm[-1]["cpu_s"] / peers["duckdb"]["cpu_s"])
-    bench.figure(f"pipeline.batch_{label}.cpu_ratio_loop", warm[-1]["cpu_s"] / peers["loop"]["cpu_s"])
-    bench.figure("pipeline.growth", (warm[-1]["wall_s"] / warm[1]["wall_s"]) / (warm[-1]["rows"] / warm[1]["rows"]))
+    bench.figure("pipeline.growth", (warm[-1]["cpu_s"] / warm[0]["cpu_s"]) / (warm[-1]["rows"] / warm[0]["rows"]))
     bench.figure("pipeline.stream.rows_per_s", streams[0]["rows"] / streams[0]["wall_s"])
-    bench.figure("pipeline.peak_bytes", max(one["peak_bytes"] for one in measured["spark"]))
+    bench.figure("pipeline.peak_bytes", max(one["peak_bytes"] for kind in ("whole", "spark") for one in measured[kind]))
     bench.figure("pipeline.task_bytes", max(one["task_bytes"] for one in measured["spark"]))
     bench.figure("pipeline.cpu_us_per_message", 1e6 * max(one["cpu_s"] / one["rows"] for one in (warm[-1], *streams)))
     bench.figure("pipeline.reading_bytes", warm[-1]["reading_bytes"])
     bench.figure("pipeline.interval_bytes", warm[-1]["interval_bytes"])
     bench.figure("pipeline.start_s", sorted(starts)[len(starts) // 2])
+    days: dict[int, list[float]] = {}
+    for one in measured["days"]:
+        days.setdefault(one["history"], []).append(one["cpu_s"])
+    header = ["days before", "CPU s, one more", "", ""]
+    bench.table("one more day: batch, verdict and report", header, [[history, *each] for history, each in days.items()])
+    least = {history: min(each) for history, each in days.items()}  # the machine's noise only adds
+    for history, cpu_s in least.items():
+        bench.figure(f"pipeline.day_after_{history}.cpu_s", cpu_s)
+    bench.figure("pipeline.day.growth", least[max(least)] / least[min(least)])

@@ -7,11 +7,13 @@ measured on MicroPython's unix port, whose words have 64 bits: a board's are hal
 from __future__ import annotations
 
 import ast
+import os
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from tools.bench.codec import command, peer_path, ran
+from tools.check import size as ledger
 from tools.deploy import build
 
 ARCHITECTURES = {"RP2040": "armv6m", "ESP32": "xtensawin"}
@@ -81,3 +83,28 @@ def run(bench: Any) -> None:
         part = ".".join(build.module_name(path).split(".")[:2])
         share[part] = share.get(part, 0) + len(packed[ARCHITECTURES["RP2040"]][path])
     bench.table("size: of which (RP2040)", ["", "bytes"], [[part, size] for part, size in sorted(share.items())])
+    ran_programs(bench)
+
+
+def ran_programs(bench: Any) -> None:
+    """Report what programs that ran against a broker had loaded; the heap only where a 32-bit interpreter is named."""
+    interpreter32 = os.environ.get("FLASHMQTT_MICROPYTHON32", "")
+    bench.progress("size: programs against a broker")
+    interpreter = Path(interpreter32) if interpreter32 else ledger.MICROPYTHON
+    runs = ledger.programs(interpreter, "x86" if interpreter32 else "x64")
+    rows: list[list[object]] = []
+    for name, run in runs.items():
+        heap = run["heap"] + run["native_bytes"]
+        bench.figure(f"size.{name}.mpy_bytes", run["mpy_bytes"])
+        if interpreter32:
+            bench.figure(f"size.{name}.heap_32", heap)
+        rows.append([name, len(run["modules"]), run["mpy_bytes"], heap])
+    bits = 32 if interpreter32 else 64
+    bench.table(
+        f"size: programs that ran against a broker, recovery and machine code counted ({bits}-bit heap)",
+        ["", "modules", ".mpy bytes", "heap bytes"],
+        rows,
+    )
+    if not interpreter32:
+        bench.clear()
+        print("FLASHMQTT_MICROPYTHON32 names no 32-bit interpreter: the heap of a board's words was NOT measured")

@@ -13,15 +13,16 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 BIN = Path(sys.executable).parent
-PORTS = {"rp2": "rp2040", "esp32": "esp32"}
+PORTS = ("rp2", "esp32")  # a port, its folder in boards/
 
 
 def command(port: str) -> tuple[list[str], dict[str, str]]:
     """Return the command that checks a port's board and all that runs on it, and its environment."""
     stubs = BIN.parent / f"stubs-{port}"
-    folder = Path("boards") / PORTS[port]
+    folder = Path("boards") / port
     files = [str(path.relative_to(ROOT)) for path in sorted((ROOT / folder).glob("*.py"))]
-    files += ["firmware/main.py", *(str(path) for path in sorted((ROOT / "firmware" / "app").rglob("*.py")))]
+    files += ["firmware/main.py"]
+    files += [str(path) for place in ("app", "examples") for path in sorted((ROOT / "firmware" / place).rglob("*.py"))]
     arguments = [
         *(str(BIN / "mypy"), "--config-file", "boards/mypy.ini", "--custom-typeshed-dir", str(stubs)),
         *("--cache-dir", str(ROOT / ".mypy_cache" / port), *files),

@@ -24,6 +24,7 @@ CHAPTERS = {
     "W": "what goes over the wire",
     "Q": "quality of service",
     "S": "storage that survives failure",
+    "R": "receiving, and nothing that stops the rest",
     "B": "boards",
     "P": "the pipeline",
 }

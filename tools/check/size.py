@@ -42,12 +42,16 @@ FREE_WANTED = 100_000
 PROGRAMS = {
     "client and journal": ("flashmqtt.client", "flashmqtt.journal.journal", "flashmqtt.flash.block"),
     "pinned files": ("flashmqtt.flash.pinned",),
-    "level 5": ("flashmqtt.session.level5", "flashmqtt.codec.properties"),
+    "level 5": ("flashmqtt.session.level5",),
     "umqtt.simple's calls": ("flashmqtt.simple",),
     "TLS": ("flashmqtt.tls",),
     "asyncio": ("flashmqtt.aio",),
     "application": ("app.configuration", "app.application", "app.health", "app.discovery"),
 }
+
+# What runs against a broker: `tools/bench/on_board/programs.py`. With a 32-bit interpreter, its heap there.
+RUNS = ("publisher", "subscriber", "client", "aio_ram", "level5")
+RUNNER = ROOT / "tools" / "bench" / "on_board" / "programs.py"
 
 _MEASURE = """
 import gc, sys
@@ -109,6 +113,64 @@ def heap_bytes(interpreter: Path, march: str) -> tuple[dict[str, int], dict[str,
     return heap, loaded
 
 
+def plain_modules(name: str) -> list[str]:
+    """Return the modules that a program loads where every module is by itself."""
+    files = {f"{path[:-3]}.mpy": source for path, source in build.library().items()}
+    with tempfile.TemporaryDirectory() as scratch, Broker(Path(scratch) / "broker", kind="mosquitto") as broker:
+        for path, content in build.packed(files, "x64", plain=True).items():
+            target = Path(scratch) / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(content)
+        return run_program(MICROPYTHON, Path(scratch), name, str(broker.port)).split()
+
+
+def native_bytes(loaded: list[str]) -> int:
+    """Return at most how much machine code is in these modules: what its sources are alone, compiled for a Pico W."""
+    hosts = {name: host for host, names in build.GROUPS.items() for name in names}
+    total = 0
+    for path, (_, native) in build.CHOICES.items():
+        name = build.module_name(path)
+        if name in loaded or hosts.get(name) in loaded:
+            total += len(build.compiled(name, (ROOT / "firmware" / native).read_text(), BOARD))
+    return total
+
+
+def run_program(interpreter: Path, folder: Path, *arguments: str) -> str:
+    """Run `tools/bench/on_board/programs.py` with the modules in a folder; return the last line that it printed."""
+    ran = subprocess.run(
+        [str(interpreter), "-X", "heapsize=2M", str(RUNNER), arguments[0], str(folder), *arguments[1:]],
+        env={**os.environ, "MICROPYPATH": ".frozen"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=RUNNING_S,
+    )
+    if ran.returncode:
+        raise RuntimeError(f"{interpreter} {arguments[0]}: {ran.stderr or ran.stdout}")
+    return ran.stdout.strip().splitlines()[-1]
+
+
+def programs(interpreter: Path, march: str) -> dict[str, dict]:
+    """Run the programs against a broker; return what each one loaded, its bytes for a Pico W, and the heap of its modules.
+
+    A board has machine code in its heap, a unix port beside it: `native_bytes` is what comes to the heap's figure on a board.
+    What the recovery takes is in that figure, although it leaves again after the mount.
+    """
+    sizes = mpy_bytes()
+    found: dict[str, dict] = {}
+    with tempfile.TemporaryDirectory() as scratch, Broker(Path(scratch) / "broker", kind="mosquitto") as broker:
+        lay_out(Path(scratch), march)
+        for name in RUNS:
+            loaded = run_program(interpreter, Path(scratch), name, str(broker.port)).split()
+            found[name] = {
+                "modules": loaded,
+                "mpy_bytes": sum(sizes[module] for module in loaded),
+                "native_bytes": native_bytes(loaded),
+                "heap": int(run_program(interpreter, Path(scratch), "heap", *loaded)),
+            }
+    return found
+
+
 # Runs on the board before main.py: what is in the heap by then is the fake hardware, but for the file system's own share.
 _BOOT = """
 import gc, rp2, vfs
@@ -119,6 +181,34 @@ gc.collect()
 print('base', 2 * base - gc.mem_alloc())
 del system, base
 """
+
+
+_FROZEN = """
+import asyncio, gc, sys
+gc.collect()
+before = gc.mem_alloc()
+kept = [__import__(name, None, None, ("*",)) for name in sys.argv[1:]]
+gc.collect()
+print(gc.mem_alloc() - before - 4 * len(kept))
+"""
+
+
+def frozen_heap(interpreter: Path, names: list[str]) -> int:
+    """Return the heap that importing these modules takes in an interpreter that has the library frozen, with the recovery."""
+    with tempfile.NamedTemporaryFile("w", suffix=".py") as script:
+        script.write(_FROZEN)
+        script.flush()
+        ran = subprocess.run(
+            [str(interpreter), "-X", "heapsize=2M", script.name, *names],
+            env={**os.environ, "MICROPYPATH": ".frozen"},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=RUNNING_S,
+        )
+    if ran.returncode:
+        raise RuntimeError(f"{interpreter}: {ran.stderr or ran.stdout}")
+    return int(ran.stdout)
 
 
 def free_while_running(interpreter: Path, march: str) -> int:
@@ -159,7 +249,7 @@ def _run_board(interpreter: Path, folder: Path, files: dict[str, bytes], heap: s
 
     (folder / "flash.bin").write_bytes(littlefs_image(files, 848 * 1024))
     (folder / "wires.bin").write_bytes(bytes([1]) + bytes(11))
-    environment = {"MICROPYPATH": f"{ROOT}:{ROOT / 'firmware'}", "FLASHMQTT_PORT": "rp2", "FLASHMQTT_WIFI": "home:"}
+    environment = {"MICROPYPATH": f"{ROOT}:{ROOT / 'firmware'}", "FLASHMQTT_BOARD": "rp2", "FLASHMQTT_WIFI": "home:"}
     with (folder / "console").open("w+b") as console:
         process = subprocess.Popen(
             [str(interpreter), "-X", f"heapsize={heap}", str(ROOT / "tools/virtual_board/power_on.py")],
@@ -225,6 +315,11 @@ def tell(now: dict) -> None:
     print(f"{'module':34} {'.mpy bytes':>10}")
     for name, size in now["mpy_bytes"].items():
         print(f"{name:34} {size:10,}")
+    for name, run in now.get("runs", {}).items():
+        print(
+            f"\n{name}, as it ran: {len(run['modules'])} modules, {run['mpy_bytes']:,} bytes of .mpy, heap {run['heap']:,} "
+            f"({now['runs_bits']} bits), and up to {run['native_bytes']:,} of machine code\n  {' '.join(run['modules'])}"
+        )
     print(f"\n{'program':34} {'modules':>8} {'.mpy bytes':>10} {'heap, 64 bit':>13} {'heap, 32 bit':>13}")
     for name, figures in now["programs"].items():
         heap32 = f"{figures['heap_32']:,}" if "heap_32" in figures else "not measured"
@@ -242,10 +337,27 @@ def main() -> int:
     """Measure, print, compare; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tools.check.size", description=__doc__.splitlines()[0])
     parser.add_argument("--interpreter32", type=Path, default=os.environ.get("FLASHMQTT_MICROPYTHON32") or None)
+    parser.add_argument(
+        "--runs", action="store_true", help="run the programs against a broker, and tell what they load"
+    )
+    parser.add_argument(
+        "--frozen32",
+        type=Path,
+        default=os.environ.get("FLASHMQTT_FROZEN32") or None,
+        help="with --runs: a 32-bit unix port that has firmware/manifest.py frozen (boards/rp2/README.md says how)",
+    )
     parser.add_argument("--write", action="store_true", help="make these figures the ledger")
     arguments = parser.parse_args()
     now = measured(arguments.interpreter32)
-    tell(now)
+    if arguments.runs:
+        wide = arguments.interpreter32 is None
+        runs = programs(MICROPYTHON, "x64") if wide else programs(arguments.interpreter32, "x86")
+        tell({**now, "runs": runs, "runs_bits": 64 if wide else 32})
+        for name in RUNS if arguments.frozen32 else ():
+            heap = frozen_heap(arguments.frozen32, plain_modules(name))
+            print(f"{name}, frozen as firmware/manifest.py has it: heap {heap:,} (32 bits)")
+    else:
+        tell(now)
     if arguments.write:
         LEDGER.write_text(json.dumps(now, indent=1) + "\n")
         for path in documents.write():  # those that tell of it

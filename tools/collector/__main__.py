@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 
 from flashmqtt import errors
-from tools.collector.collector import Collector, CollectorError, Settings
+from tools.collector.collector import LEAST_BUFFER_BYTES, Collector, CollectorError, Settings
 from tools.collector.health import Health, PortInUse
 from tools.landing.log import LandingError
 from tools.landing.segments import SegmentError
@@ -47,7 +47,16 @@ def parser() -> argparse.ArgumentParser:
     group.add_argument("--commit-count", type=int, default=Settings.commit_count, metavar="N")
     group.add_argument("--commit-ms", type=float, default=Settings.commit_ms, metavar="MS")
     group = made.add_argument_group("limits")
-    group.add_argument("--packet-bytes", type=int, default=Settings.packet_bytes, metavar="N", help="longest message")
+    group.add_argument(
+        "--packet-bytes", type=int, default=Settings.packet_bytes, metavar="N", help="longest message that lands whole"
+    )
+    group.add_argument(
+        "--oversize",
+        choices=("describe", "drop"),
+        default="describe",
+        help="a longer one: `describe` lands its topic, with length and SHA-256 for its payload; `drop` acknowledges it, "
+        "and at level 5 asks the broker not to send it",
+    )
     group.add_argument(
         "--in-flight", type=int, default=Settings.in_flight, metavar="N", help="most open QoS 2 messages"
     )
@@ -77,7 +86,7 @@ def settings_of(arguments: argparse.Namespace) -> Settings:
     for name, least, most in (
         ("segment_rows", 1, 1 << 30),
         ("commit_count", 1, 1 << 20),
-        ("packet_bytes", 128, 268_435_460),
+        ("packet_bytes", LEAST_BUFFER_BYTES, 268_435_460),
         ("in_flight", 1, 65_535),
         ("keep_alive", 1, 65_535),
         ("session_expiry", 1, 0xFFFFFFFF),
@@ -120,6 +129,7 @@ def settings_of(arguments: argparse.Namespace) -> Settings:
         commit_count=arguments.commit_count,
         commit_ms=arguments.commit_ms,
         packet_bytes=arguments.packet_bytes,
+        drop_oversize=arguments.oversize == "drop",
         in_flight=arguments.in_flight,
         reserve_bytes=int(arguments.reserve_mb * (1 << 20)),
         drain_s=arguments.drain,

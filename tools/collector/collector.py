@@ -24,6 +24,7 @@ from pathlib import Path
 
 from flashmqtt import errors
 from flashmqtt.backoff import Backoff
+from flashmqtt.codec import reasons
 from flashmqtt.codec.topics import check_filter
 from flashmqtt.compat import ticks_ms
 from flashmqtt.connection import CONNECTED, MESSAGE, NOTHING, OUTPUT, RESTART, SUBSCRIBED, Connection
@@ -31,9 +32,11 @@ from flashmqtt.session.level5 import Level5
 from flashmqtt.session.message import Message
 from flashmqtt.session.subscriptions import DECLINED, GRANTED
 from tools.collector.health import Health
+from tools.collector.oversize import varint
 from tools.collector.runs import RunDecoder, RunSession
 from tools.collector.sealer import Sealer
 from tools.landing import segments
+from tools.landing.lock import LandingInUse
 from tools.landing.log import MOST_IN_ENTRY, LandingDamaged, LandingStalled, log_numbers, stalled
 from tools.landing.store import LandingStore
 
@@ -41,7 +44,15 @@ CONNECT_DEADLINE_S = 10.0
 WRITE_DEADLINE_S = 10.0  # without progress
 FIRST_PAUSE_MS = 500  # between attempts to connect, at most, then twice that, ...
 LASTING_MS = 2000
-SESSION_TAKEN_OVER = 0x8E
+# Refusals that only a person can help: an identifier, a password, a right; at levels 3 and 4, and at level 5.
+_WRONG_CREDENTIALS = (
+    2,
+    4,
+    5,
+    reasons.CLIENT_IDENTIFIER_NOT_VALID,
+    reasons.BAD_USER_NAME_OR_PASSWORD,
+    reasons.NOT_AUTHORIZED,
+)
 READ_BYTES = 1 << 17  # about 1,300 messages of 100 bytes, 10 ms of work: the grain of a group
 LEAST_BUFFER_BYTES = 2 * READ_BYTES
 LONGEST_WAIT_S = 0.5  # so that segments are closed by age, and a drain is seen, also when nothing arrives
@@ -50,6 +61,25 @@ STALLED_RETRY_S = 0.5
 WORTH_SEALING_BYTES = 4 << 20  # when the disk is full
 OPEN_FLOWS_WAIT = 10  # a drain waits so many times longer for PUBRELs that are still to come
 LOCK_WAIT_S = 15.0  # the sealer of a killed collector may still be at work
+
+
+class _Restart(errors.ConnectionLost):
+    """The session asks for a new connection, at once."""
+
+
+class _Level5(Level5):
+    """Level 5's side of a collector: where long messages land as descriptions, the broker is told no limit."""
+
+    def __init__(self, expiry_s: int, limited: bool) -> None:
+        super().__init__(expiry_s)
+        self._limited = limited
+
+    def start(self, session: RunSession, decoder: RunDecoder) -> bytes:
+        """A connection begins: return CONNECT's properties."""
+        session.chunks = not self._limited  # it can take a packet of any length
+        properties: bytes = super().start(session, decoder)
+        session.chunks = False
+        return properties
 
 
 class CollectorError(Exception):
@@ -76,7 +106,10 @@ class Settings:
     segment_seconds: float = 60.0
     commit_count: int = 8192
     commit_ms: float = 20.0
-    packet_bytes: int = 1 << 20
+    packet_bytes: int = 1 << 20  # the longest message that lands whole
+    drop_oversize: bool = (
+        False  # a longer one is acknowledged and dropped (5: not asked for); it lands as a description otherwise
+    )
     longest_pause_s: float = 10.0  # between attempts to connect
     # QoS 2 messages between PUBLISH and PUBREL: as many as there are packet ids. mosquitto 2.0 sends a backlog of
     # QoS 2 in one go, whatever its max_inflight_messages.
@@ -105,16 +138,23 @@ class Collector:
             raise stalled(settings.landing, error)
         logs = settings.landing / f"{settings.client_id}.logs"
         number, rows = (0, 0) if log_numbers(logs) else _last_segment(settings.landing, settings.client_id)
-        self.store = LandingStore(
+        mount = functools.partial(
+            LandingStore,
             logs,
             settings.client_id,
-            slots=settings.in_flight + 1,
+            hold_limit=settings.in_flight,
             first_number=number + 1,
             rows_before=rows,
             reserve_bytes=settings.reserve_bytes,
             salvage=settings.salvage,
-            wait_s=LOCK_WAIT_S,
+            # One of several collectors that share a subscription gets its share of the messages, any other gets all.
+            shared=all(topic.startswith("$share/") for topic, _ in settings.topics),
         )
+        try:
+            self.store = mount()
+        except LandingInUse as error:
+            health.say(f"{error}; waiting up to {LOCK_WAIT_S:.0f} s for its end")
+            self.store = mount(wait_s=LOCK_WAIT_S)
         self.store.level = settings.level
         self.session = RunSession(
             self.store,
@@ -130,7 +170,8 @@ class Collector:
             options = qos | 0x10 if settings.level == 5 else qos
             self.session.subscribe(topic.encode(), options)
         self.connection = self._connection()
-        self.decoder = RunDecoder(len(self.connection.decoder.buffer), settings.level)
+        self.decoder = RunDecoder(len(self.connection.decoder.buffer), settings.level, settings.drop_oversize)
+        self.decoder.on_oversize = self._note_oversize
         self.connection.decoder = self.decoder
         self.sealer = Sealer(self.store, settings.landing, health, settings.salvage)
         self.connects = 0
@@ -149,7 +190,7 @@ class Collector:
             keep_alive_s=settings.keep_alive_s,
             user=settings.user.encode() if settings.user else None,
             password=settings.password.encode() if settings.password else None,
-            five=Level5(settings.session_expiry_s) if settings.level == 5 else None,
+            five=_Level5(settings.session_expiry_s, settings.drop_oversize) if settings.level == 5 else None,
         )
 
     # --- from start to stop -------------------------------------------------------------------------------------
@@ -176,7 +217,8 @@ class Collector:
             if self.store.closed:
                 self.health.say(f"sealing {len(self.store.closed)} segments")
             await self.sealer.finish()
-            held = f"; {self.store.held} QoS 2 messages wait for their PUBREL in the log" if self.store.held else ""
+            waiting = self.store.held_count
+            held = f"; {waiting} QoS 2 messages wait for their PUBREL in the log" if waiting else ""
             self.health.say(f"everything received is sealed: {self.store.stored} rows in all{held}")
         finally:
             await self.sealer.stop()
@@ -194,30 +236,31 @@ class Collector:
                 try:
                     await self._pump(sock)
                 except errors.FlashMqttError as error:
-                    self.connection.farewell(error)  # 5: tell the broker why
+                    self.connection.put_error_disconnect(error)  # 5: tell the broker why
                     with contextlib.suppress(OSError, LandingStalled):
-                        sock.send(self.connection.output())
+                        while self._send(sock):
+                            pass
                     raise
                 finally:
                     self.connection.close()
                     self.health.connected.set(0)
                     sock.close()
-            except (errors.BadUserNameOrPassword, errors.NotAuthorized, errors.IdentifierRejected) as error:
-                if not self.connects:
+            except _Restart as error:
+                if str(error) != told:
+                    told = str(error)
+                    self.health.say(f"{told}; connecting anew")
+                continue
+            except errors.ConnectRefused as error:
+                if error.code in _WRONG_CREDENTIALS and not self.connects:
                     raise CollectorError(f"{self._where()} refuses '{self.settings.client_id}': {_name(error)}")
                 reason = f"{self._where()} refuses us: {_name(error)}"
-            except errors.PacketTooLarge as error:
-                raise CollectorError(
-                    f"a message is longer than --packet-bytes {self.settings.packet_bytes} ({error}); the broker would "
-                    "send it again and again: start with more"
-                )
-            except errors.ServerDisconnected as error:
-                if error.code == SESSION_TAKEN_OVER:
+            except errors.ConnectionLost as error:
+                if error.code == reasons.SESSION_TAKEN_OVER:
                     raise CollectorError(
                         f"another client with the client id '{self.settings.client_id}' took over at {self._where()}: "
                         "each collector needs its own"
                     )
-                reason = f"{self._where()} ended the connection: {_name(error)}"
+                reason = f"{self._where()}{' ended the connection' if error.code else ''}: {_name(error)}"
             except (errors.FlashMqttError, OSError) as error:
                 reason = f"{self._where()}: {_name(error)}"
             else:
@@ -270,10 +313,10 @@ class Collector:
                     await self._write(sock)
                 return
             self._look_around()
-            if self.session.late:
-                connection.pump(ticks_ms())
             wait_s = min(connection.check(ticks_ms()) / 1000, LONGEST_WAIT_S)
-            if connection.output():
+            if self.session.wants_turn:
+                await self._take_in(sock)
+            if connection.output.end:
                 continue
             if not await self._read(sock):
                 await self._readable(sock, wait_s)
@@ -294,14 +337,18 @@ class Collector:
             connection.received(count, ticks_ms())
             self.health.received_bytes.inc(count)
             self.store.time_us = time.time_ns() // 1000
-            while self._process() == OUTPUT:
-                await self._commit(sock)
+            await self._take_in(sock)
             if (
                 self.store.stored - first_row >= self.settings.commit_count
                 or self.store.pending_bytes >= MOST_PENDING_BYTES
                 or (time.monotonic() - started) * 1000 >= self.settings.commit_ms
             ):
                 return True
+
+    async def _take_in(self, sock: socket.socket) -> None:
+        """Take in every whole packet; commit on the way where the output is full."""
+        while self._process() == OUTPUT:
+            await self._commit(sock)
 
     def _process(self) -> int:
         """Take in every whole packet; return OUTPUT if the output has to be written before more fits."""
@@ -318,10 +365,12 @@ class Collector:
                     session.took_run(ids)
             event = process(now_ms)
             if event == MESSAGE:
-                self._land(message)
-                if session.has_room():
-                    session.taken()
+                if not decoder.dropped:
+                    self._land(message)
+                session.taken()
             elif event in (NOTHING, OUTPUT):
+                if session.wants_turn:
+                    session.put_late()
                 return int(event)
             elif event == CONNECTED:
                 self.connects += 1
@@ -336,7 +385,7 @@ class Collector:
             elif event == SUBSCRIBED:
                 self._subscribed()
             elif event == RESTART:
-                raise errors.ConnectionLost("the session at the broker has to be made anew")
+                raise _Restart(f"more QoS 2 messages came at one go than --in-flight {self.settings.in_flight} allows")
 
     def _land(self, message: Message) -> None:
         """Take one message as a row, as the packet it came in. At QoS 2 its release is what makes it a row."""
@@ -346,6 +395,13 @@ class Collector:
         body = message.buffer[start : message.payload_end]
         self.decoder.know(bytes(message.buffer[start : message.topic_end]))
         self.store.land(_head(0x30 | message.dup << 3 | message.qos << 1 | message.retain, len(body)), body)
+
+    def _note_oversize(self, topic: str, length: int) -> None:
+        self.health.oversize.inc()
+        became = "dropped" if self.settings.drop_oversize else "its length and digest land in its place"
+        self.health.say(
+            f"a message of {length} bytes on '{topic}' is longer than --packet-bytes {self.settings.packet_bytes}: {became}"
+        )
 
     def _subscribed(self) -> None:
         refused = [entry for entry in self.session.subscriptions if entry.state == DECLINED]
@@ -401,16 +457,23 @@ class Collector:
         health.last_arrival.set(self.store.time_us / 1e6)
 
     async def _write(self, sock: socket.socket) -> None:
-        connection = self.connection
         while True:
-            output = connection.output()  # syncs, if there is anything to sync, before the bytes can leave
-            if not output:
-                self.rows_acknowledged = self._rows_committed
-                return
             try:
-                connection.sent(sock.send(output), ticks_ms())
+                while self._send(sock):
+                    pass
             except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
                 await self._writable(sock)
+            else:
+                self.rows_acknowledged = self._rows_committed
+                return
+
+    def _send(self, sock: socket.socket) -> bool:
+        """Send what the output offers, once; return whether there was anything."""
+        output = self.connection.output
+        n = output.offer()  # syncs, if there is anything to sync, before the bytes can leave
+        if n:
+            output.taken(sock.send(memoryview(output.buf)[output.start : output.start + n]), ticks_ms())
+        return bool(n)
 
     async def _commit_what_is_left(self) -> None:
         """Keep what was read but not yet synced: it would come again, but why."""
@@ -428,12 +491,12 @@ class Collector:
         ):
             self._rotate()
         self.health.unsealed_rows.set(store.rows + self.sealer.rows_closed)
-        self.health.held.set(store.held)
+        self.health.held.set(store.held_count)
         if self.sealer.failed:
             raise self.sealer.failed
         if settings.drain_s is not None and self.connects:
             quiet_s = time.monotonic() - self._last_message
-            if quiet_s > settings.drain_s * (OPEN_FLOWS_WAIT if store.held else 1):
+            if quiet_s > settings.drain_s * (OPEN_FLOWS_WAIT if store.held_count else 1):
                 self._stopping = True
 
     def _rotate(self) -> None:
@@ -494,12 +557,7 @@ class Collector:
 @functools.lru_cache(4096)
 def _head(first: int, length: int) -> bytes:
     """Return a packet's fixed header."""
-    head = bytearray((first,))
-    while length > 127:
-        head.append(length & 127 | 128)
-        length >>= 7
-    head.append(length)
-    return bytes(head)
+    return bytes((first,)) + varint(length)
 
 
 def _name(error: BaseException) -> str:

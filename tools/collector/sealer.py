@@ -149,7 +149,7 @@ class Sealer:
                     "tools.landing.seal",
                     stdin=asyncio.subprocess.PIPE,
                     stdout=asyncio.subprocess.PIPE,
-                    pass_fds=(self._store.lock_handle,),
+                    pass_fds=self._store.lock_handles,
                 )
             assert process.stdin is not None
             assert process.stdout is not None

@@ -20,15 +20,16 @@ from tqdm import tqdm
 
 from app.configuration import ConfigurationError
 from tools.command import ended, folder, number
-from tools.deploy import build, configuration, ports
+from tools.deploy import build, certificates, configuration, ports
 from tools.deploy.errors import DeployFailed
 from tools.deploy.link import BoardSaid, Link
+from tools.deploy.trace import explained
 
 Result = TypeVar("Result")
 ROOT = Path(__file__).resolve().parent.parent.parent
 OLDEST = (1, 24)
 DEPLOYING = "/deploying"
-OURS = ("/lib/flashmqtt", "/app")
+OURS = ("/lib/flashmqtt", "/app", "/tls")
 SINGLE = ("/main.py", "/board.mpy", "/config.json", "/state.json")
 CUT_OFF = tuple(path + ".new" for path in SINGLE)  # copies that were not finished
 MARK = "flashmqtt"  # a main.py of ours has this word in its first line
@@ -86,30 +87,41 @@ def probe(link: Link) -> dict:
     return insist(link, lambda: link.literal(_PROBE, timeout_s=HURRY_S))
 
 
-def check_board(found: dict, board: str, path: str) -> None:
-    """See that this is the board that was meant.
+def which_board(found: dict, board: str, path: str) -> str:
+    """Return which board this is, and see that it is the one that was meant.
+
+    Args:
+        board: one of `build.BOARDS`, or "auto".
 
     Raises:
-        DeployFailed: another board, another Python, or too old.
+        DeployFailed: another board, one that we do not know, another Python, or too old.
     """
-    platform, _, word = build.BOARDS[board]
+    folder = build.BOARDS[board][1] if board in build.BOARDS else "rp2"
     if found["name"] != "micropython":
-        raise DeployFailed(
-            f"On {path} runs {found['name']}, not MicroPython: see boards/{build.BOARDS[board][1]}/README.md."
+        raise DeployFailed(f"On {path} runs {found['name']}, not MicroPython: see boards/{folder}/README.md.")
+    right = next(
+        (
+            name
+            for name, (platform, _, ending) in build.BOARDS.items()
+            if platform == found["platform"] and found["machine"].endswith(ending)
+        ),
+        "",
+    )
+    if not right or board not in ("auto", right):
+        kind = "a board that we know" if board == "auto" else f"a board of the kind {board}"
+        hint = (
+            f" Use BOARD={right}."
+            if right
+            else f" Known boards: {', '.join(build.BOARDS)}; boards/README.md tells how to add one."
         )
-    if found["platform"] != platform or word not in found["machine"]:
-        right = next(
-            (name for name, row in build.BOARDS.items() if row[0] == found["platform"] and row[2] in found["machine"]),
-            "",
-        )
-        hint = f" Use BOARD={right}." if right else f" Known boards: {', '.join(build.BOARDS)}."
-        raise DeployFailed(f"On {path} is a {found['machine']}, not a board of the kind {board}.{hint}")
+        raise DeployFailed(f"On {path} is a {found['machine']}, not {kind}.{hint}")
     if found["version"][:2] < OLDEST:
         version = ".".join(map(str, found["version"]))
         raise DeployFailed(
             f"MicroPython {version} on {path} is too old: {OLDEST[0]}.{OLDEST[1]} or newer is needed "
-            f"(boards/{build.BOARDS[board][1]}/README.md tells how)."
+            f"(boards/{build.BOARDS[right][1]}/README.md tells how)."
         )
+    return right
 
 
 def present(link: Link) -> dict[str, str]:
@@ -164,29 +176,32 @@ def quiet_board(link: Link, found: dict) -> None:
 
 def strangers(link: Link, found: dict) -> list[str]:
     """Return the names of files that are not ours and that would be replaced."""
-    names = []
-    if "main.py" in found["files"] and MARK not in link.run("print(open('/main.py').readline())"):
-        names.append("main.py")
-    if "board.py" in found["files"] and CONTRACT not in link.run("print(open('/board.py').readline())"):
-        names.append("board.py")
-    return names
+    # A file that is left open is closed by the garbage collector, perhaps in the middle of the file system's next write.
+    return [
+        name
+        for name, sign in (("main.py", MARK), ("board.py", CONTRACT))
+        if name in found["files"] and sign not in link.run(f"with open('/{name}') as f: print(f.readline())")
+    ]
 
 
 def deploy(arguments: argparse.Namespace) -> None:
     """Bring a board to its first delivered reading."""
-    config = configuration.load(arguments.config)
-    wanted = configuration.compact(config)
+    config, tls = configuration.load(arguments.config)
+    wanted = {"/config.json": configuration.compact(config)}
+    wanted |= certificates.files(tls, config["broker"], config["port"])
+    for warning in certificates.warnings(config, tls):
+        say("warning", warning)
     path = ports.find(arguments.port)
     with Link(path) as link:
         found = probe(link)
         version = ".".join(map(str, found["version"]))
         say("board", f"{found['machine']}, MicroPython {version}, on {path}")
-        check_board(found, arguments.board, path)
+        board = "" if arguments.board_file else which_board(found, arguments.board, path)
         march = build.architecture(found["mpy"])
         foreign = insist(link, lambda: strangers(link, found))
         if not foreign:
             quiet_board(link, found)  # first of all: a watchdog that was started gives us seconds
-        image = {**build.image(arguments.board, march, arguments.plain), "/config.json": wanted}
+        image = {**build.image(board, march, arguments.plain, arguments.board_file), **wanted}
         there = present(link)
         copy, remove = plan(image, there)
         if "board.py" in found["files"] and "board.py" not in foreign:
@@ -304,6 +319,16 @@ def prepare_journal(link: Link, sectors: int) -> None:
         say("", "(what is not delivered by then is lost)")
 
 
+def _all_delivered(pairs: list[str]) -> bool:
+    """Return whether a status line says that the board connected and that all it stored is acknowledged."""
+    numbers = dict(pair.split("=", 1) for pair in pairs if "=" in pair)
+    return (
+        numbers.get("waiting") == numbers.get("dropped") == "0"
+        and numbers.get("stored", "0") != "0"
+        and numbers.get("connects", "0") != "0"
+    )
+
+
 def wait_for_delivery(link: Link, started: float, timeout_s: float) -> None:
     """Show the console until the first reading is delivered.
 
@@ -322,6 +347,9 @@ def wait_for_delivery(link: Link, started: float, timeout_s: float) -> None:
         elif words[:1] == ["delivered"]:
             say("delivered", f"{' '.join(words[1:])}, {time.monotonic() - started:.1f} s after the reset")
             return
+        elif words[:1] == ["status"] and _all_delivered(words[1:]):  # so fast that nobody was listening yet
+            say("delivered", f"everything stored, {time.monotonic() - started:.1f} s after the reset at the latest")
+            return
         elif line and not line.startswith(("status", "MicroPython", "Type", ">>>")):
             last = line
     hint = f" The board's last words: {last}" if last else " `make monitor` shows what the board says."
@@ -329,12 +357,12 @@ def wait_for_delivery(link: Link, started: float, timeout_s: float) -> None:
 
 
 def monitor(arguments: argparse.Namespace) -> None:
-    """Show what the board says, without disturbing it, until Ctrl-C."""
+    """Show what the board says, without disturbing it, until Ctrl-C; tracebacks as the repository has them, unless --plain."""
     link = Link(ports.find(arguments.port))
     link.reopen()
     try:
         for line in link.lines(arguments.timeout if arguments.for_a_while else 0):
-            print(line, flush=True)
+            print(line if arguments.plain else explained(line), flush=True)
     except KeyboardInterrupt:
         pass
     finally:
@@ -357,7 +385,7 @@ def backup(arguments: argparse.Namespace) -> None:
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(link.get(name))
         say("backup", f"{len(files)} files of the {found['machine']} in {os.path.relpath(folder)}")
-        say("", "config.json in it holds the passwords: keep the folder to yourself")
+        say("", "config.json and tls/key.pem in it are secrets: keep the folder to yourself")
         let_go(link)
 
 
@@ -398,6 +426,13 @@ def wipe(arguments: argparse.Namespace) -> None:
         link.reset()
 
 
+def existing_file(text: str) -> Path:
+    """Return a path from the command line, of a file that is there."""
+    if not Path(text).is_file():
+        raise argparse.ArgumentTypeError(f"{text} is not a file")
+    return Path(text)
+
+
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """Return the command line's meaning."""
     parser = argparse.ArgumentParser(
@@ -410,11 +445,13 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         command.add_argument("--yes", action="store_true", help="agree to every question")
         command.set_defaults(act=act)
         if name == "deploy":
-            command.add_argument("--board", choices=tuple(build.BOARDS), required=True)
+            command.add_argument("--board", choices=("auto", *build.BOARDS), default="auto", help="auto: what is there")
+            own = "a board.py of one's own (boards/README.md)"
+            command.add_argument("--board-file", type=existing_file, default=None, help=own)
             command.add_argument("--config", type=Path, default=ROOT, help="the folder with config.toml")
             command.add_argument("--dry-run", action="store_true", help="say what would be done")
-            command.add_argument("--plain", action="store_true", help="leave names as they are written: for tracebacks")
         if name in ("deploy", "monitor"):
+            command.add_argument("--plain", action="store_true", help="leave names and modules as they are written")
             command.add_argument(
                 "--timeout", type=number(float, 0.1), default=DELIVERY_S, help="seconds to wait for the first delivery"
             )

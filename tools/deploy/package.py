@@ -1,31 +1,38 @@
-"""Write `firmware/package.json`, by which mip installs the library: `python -m tools.deploy.package`; a test checks it."""
+"""Write `firmware/package.json`, by which mip installs the sources: `python -m tools.deploy.package`; a test checks it."""
 
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterable
 from pathlib import Path
 
+from flashmqtt import __version__
 from tools.deploy.build import HOST_ONLY
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PATH = ROOT / "firmware" / "package.json"
-VERSION = "0.1.0"
+MANIFEST = ROOT / "firmware" / "manifest.py"
 
 
-def package() -> dict:
-    """Return the package's description, its files by their path beside it."""
+def text(names: Iterable[str]) -> str:
+    """Return a package.json for files that lie beside it, by their path from there."""
+    rows = ",\n".join("    " + json.dumps([name, name]) for name in names)
+    return f'{{\n  "version": "{__version__}",\n  "deps": [],\n  "urls": [\n{rows}\n  ]\n}}\n'
+
+
+def source_package() -> str:
+    """Return the content of `firmware/package.json`."""
     firmware = ROOT / "firmware"
     names = [str(path.relative_to(firmware)) for path in sorted((firmware / "flashmqtt").rglob("*.py"))]
-    urls = [[name, name] for name in names if name not in HOST_ONLY]
-    return {"urls": urls, "deps": [], "version": VERSION}
+    return text(name for name in names if name not in HOST_ONLY)
 
 
-def text() -> str:
-    """Return the file's content."""
-    described = package()
-    rows = ",\n".join("    " + json.dumps(row) for row in described["urls"])
-    return f'{{\n  "version": "{VERSION}",\n  "deps": [],\n  "urls": [\n{rows}\n  ]\n}}\n'
+def manifest() -> str:
+    """Return the content of `firmware/manifest.py`, with the version in its place."""
+    return re.sub(r'version="[^"]*"', f'version="{__version__}"', MANIFEST.read_text())
 
 
 if __name__ == "__main__":
-    PATH.write_text(text())
+    PATH.write_text(source_package())
+    MANIFEST.write_text(manifest())

@@ -62,7 +62,7 @@ def find(wanted: str = "auto") -> str:
             "Without a board, `make virtual-board` offers one; say PORT= then."
         )
         if any((port.vid, port.pid) == BOOTSEL for port in list_ports.comports()):
-            hint = " A Pico is there in BOOTSEL mode: put MicroPython on it first (boards/rp2040/README.md)."
+            hint = " A Pico is there in BOOTSEL mode: put MicroPython on it first (boards/rp2/README.md)."
         raise DeployFailed(f"No board found on any serial port.{hint}")
     if len(found) > 1:
         listed = ", ".join(f"{port.path} ({port.what})" for port in found)

@@ -31,12 +31,18 @@ class Wire:
         repeated: the numbers that the broker repeated against the rules.
         released: the numbers whose PUBREC came: at level 3, nobody can know whether a broker that lost them did so after that.
         forgot: the broker said that it did not know a session that it had known.
+        uncertain: the numbers that a device may call in doubt, whatever the broker says later: their PUBREC had come, and then a
+            CONNECT stayed without an answer, which may have said that the session was lost.
+        unproved: those of them that it must not call delivered, as their PUBREL shows that the PUBREC was read. (At level 5 a
+            PUBCOMP proves the delivery all the same.)
     """
 
     problems: list[str] = field(default_factory=list)
     repeated: set[int] = field(default_factory=set)
     released: set[int] = field(default_factory=set)
     forgot: bool = False
+    uncertain: set[int] = field(default_factory=set)
+    unproved: set[int] = field(default_factory=set)
 
 
 @dataclass
@@ -50,6 +56,8 @@ class _Ledger:
     received: set[int] = field(default_factory=set)  # ids whose PUBREC came
     connection: int = 0
     clean: bool = False  # what the last CONNECT asked for
+    unanswered: bool = False  # the last CONNECT had no CONNACK that passed
+    ended: set[int] = field(default_factory=set)  # ids whose PUBCOMP passed
     accepted: bool = False  # a CONNACK came
     sent: list[int] = field(default_factory=list)  # numbers, on this connection
     finished: set[int] = field(default_factory=set)
@@ -62,12 +70,19 @@ class _Ledger:
         self.wire.problems.append(f"wire, connection {self.connection}: {text}")
 
     def begin(self, connection: int) -> None:
+        if self.unanswered:
+            self.wire.uncertain |= self.numbers(self.received - self.ended)
+            self.wire.unproved |= self.numbers(self.released) if self.case.level < 5 else set()
         self.connection = connection
         self.sent, self.open, self.came, self.answered = [], set(), Counter(), Counter()
+
+    def numbers(self, ids: set[int]) -> set[int]:
+        return {number for number, packet_id in self.ids.items() if packet_id in ids}
 
     def up(self, packet: p.Packet, passed: bool) -> None:
         if packet.kind == p.CONNECT:
             self.clean = packet.clean
+            self.unanswered = True
         elif packet.kind == p.PUBLISH and packet.qos:
             self.published(packet)
         elif packet.kind == p.PUBREL:
@@ -106,9 +121,10 @@ class _Ledger:
         self.finished.discard(packet_id)
         self.open.add(packet_id)
 
-    def down(self, packet: p.Packet) -> None:
+    def down(self, packet: p.Packet, passed: bool) -> None:
         self.came[packet.kind, packet.packet_id] += 1
         if packet.kind == p.CONNACK:
+            self.unanswered = not passed
             if self.case.level > 3 and not packet.session_present:
                 self.wire.forgot |= self.accepted and not self.clean
                 self.ids, self.released, self.received = {}, set(), set()  # all is published anew
@@ -122,6 +138,8 @@ class _Ledger:
             self.received.add(packet.packet_id)
             self.wire.released |= {number for number, packet_id in self.ids.items() if packet_id == packet.packet_id}
         elif packet.kind in (p.PUBACK, p.PUBCOMP):
+            if passed:
+                self.ended.add(packet.packet_id)
             self.finished.add(packet.packet_id)
             self.open.discard(packet.packet_id)
             self.released.discard(packet.packet_id)
@@ -140,7 +158,7 @@ def audit(case: Case, trace: list[Seen]) -> Wire:
                 if seen.direction == UP:
                     ledger.up(packet, seen.whole)
                 else:
-                    ledger.down(packet)
+                    ledger.down(packet, seen.whole)
         except p.Wrong as wrong:
             ledger.wrong(str(wrong))
             break

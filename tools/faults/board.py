@@ -22,7 +22,6 @@ from tools.flashsim.nor import FileNorFlash
 FLASH_BYTES = 48 * 1024
 TIME = 0.25  # flash operations take this part of their typical time: cuts shall fall into them, and into the rest too
 SAMPLE_MS = 4
-IN_SLOTS = 12
 KEEP_ALIVE_S = 2
 RESPONSE_S = 2
 
@@ -30,7 +29,7 @@ RESPONSE_S = 2
 def main(port, level, count, window):
     """Publish until `count` messages are stored, then until all are delivered and the end has come."""
     flash = FileNorFlash("flash.bin", FLASH_BYTES, intent="flash.intent", time_scale=TIME)
-    journal = Journal(BlockRegion(flash), slots=window + IN_SLOTS)
+    journal = Journal(BlockRegion(flash))
     print("up", journal.boot, journal.stored)
     client = Client(
         "127.0.0.1",

@@ -89,7 +89,7 @@ class Outcome:
         failure: the device's program failed, or hung: its own words.
         trace: the packets that came to the proxy.
         made: how many cuts were made.
-        repeated, released, forgot: what `audit` found.
+        repeated, released, forgot, uncertain, unproved: what `audit` found.
     """
 
     received: list[int] = field(default_factory=list)
@@ -107,6 +107,8 @@ class Outcome:
     repeated: set[int] = field(default_factory=set)
     released: set[int] = field(default_factory=set)
     forgot: bool = False
+    uncertain: set[int] = field(default_factory=set)
+    unproved: set[int] = field(default_factory=set)
 
 
 def places_of(trace: list[Seen], manners: tuple[str, ...], cuts: int = 0) -> Iterator[Cut]:
@@ -131,9 +133,14 @@ def judge(case: Case, outcome: Outcome) -> list[str]:
     problems: list[str] = []
     if case.flow != "in":
         problems += _judge_flow(case, outcome, "the far end", outcome.received, out=True)
-        told = outcome.delivered
-        if case.qos and case.broker in ("mosquitto", "amqtt") and sorted(told) != list(range(1, case.count + 1)):
-            problems.append(f"delivery was told of {told}")
+        told = outcome.delivered + outcome.doubtful
+        if case.qos and case.broker in ("mosquitto", "amqtt"):
+            if sorted(told) != list(range(1, case.count + 1)):
+                problems.append(f"delivery was told of {outcome.delivered}, in doubt were {outcome.doubtful}")
+            if sure := sorted(set(outcome.doubtful) - outcome.uncertain):
+                problems.append(f"in doubt without a reason: {sure}")
+            if unproved := sorted(outcome.unproved.intersection(outcome.delivered)):
+                problems.append(f"called delivered, and in doubt: {unproved}")
     if case.flow != "out":
         problems += _judge_flow(case, outcome, "the application", outcome.handed, out=False)
     return problems

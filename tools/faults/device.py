@@ -1,6 +1,6 @@
 """The board's side of the fault cases: runs on MicroPython and on CPython, takes one case after another from its input.
 
-    case <name> <port> <level> <qos> <flow> <count> <window> <bytes> <store> <republish> <file>
+    case <name> <port> <level> <qos> <flow> <count> <window> <bytes> <store> <republish> <file> [<keep_alive_s> <response_s>]
 
 and answers, line by line:
 
@@ -8,7 +8,7 @@ and answers, line by line:
     got <name> <number>                the application was handed this message
     delivered <name> <number>          the broker acknowledged this message for good (flow "out")
     doubt <name> <number>              this message was past PUBREC when the broker lost the session
-    error <name> <class> <text>        a connection ended, and why
+    error <name> <class>[:reason] <text>  a connection ended, and why
     end <name> <connections> <heap>    all is delivered, or taken and a further connection brought nothing
 
 The flow "out" publishes `count` numbered messages, the first half before there is a connection. The flow "in" takes
@@ -22,7 +22,7 @@ import sys
 from flashmqtt.backoff import Backoff
 from flashmqtt.client import Client
 from flashmqtt.compat import ticks_add, ticks_diff, ticks_ms
-from flashmqtt.errors import ConnectRefused
+from flashmqtt.errors import ConnectRefused, FlashMqttError
 from flashmqtt.session.subscriptions import GRANTED
 
 DRAIN_S = 25
@@ -41,16 +41,16 @@ def say(*words):
         pass
 
 
-def open_store(kind, file, slots):
+def open_store(kind, file):
     """Return the store that a case asks for: "ram", or "journal" in a flash image of that name."""
     if kind == "ram":
         from flashmqtt.session.ram import RamStore
 
-        return RamStore(slots)
+        return RamStore()
     from flashmqtt.flash.file import FileRegion
     from flashmqtt.journal.journal import Journal
 
-    return Journal(FileRegion(file, SECTORS, page_bytes=256, sync=False), slots=slots)
+    return Journal(FileRegion(file, SECTORS, page_bytes=256, sync=False))
 
 
 def body(number, size):
@@ -59,12 +59,33 @@ def body(number, size):
     return (text + "." * (size - len(text))).encode()
 
 
+def kind_of(error):
+    """Return an error's class, with the reason that level 5's DISCONNECT tells, where it has one."""
+    kind = type(error).__name__
+    return "%s:%02x" % (kind, error.reason) if isinstance(error, FlashMqttError) and error.reason else kind
+
+
 class Case:
     """One case."""
 
     client_class: type = Client
 
-    def __init__(self, name, port, level, qos, flow, count, window, size, store, republish, file):
+    def __init__(
+        self,
+        name,
+        port,
+        level,
+        qos,
+        flow,
+        count,
+        window,
+        size,
+        store,
+        republish,
+        file,
+        keep_alive_s=KEEP_ALIVE_S,
+        response_s=RESPONSE_S,
+    ):
         self.name = name
         self.flow = flow
         self.qos = int(qos)
@@ -78,11 +99,11 @@ class Case:
             "127.0.0.1",
             int(port),
             client_id=name,
-            store=open_store(store, file, int(window) + int(count) + 3),
+            store=open_store(store, file),
             level=int(level),
-            keep_alive_s=KEEP_ALIVE_S,
+            keep_alive_s=int(keep_alive_s),
             window=int(window),
-            response_s=RESPONSE_S,
+            response_s=int(response_s),
             republish=republish == "yes",
             backoff=Backoff(base_ms=10, cap_ms=40, lasting_ms=20),
         )
@@ -95,7 +116,7 @@ class Case:
 
     def fail(self, error, now_ms):
         """Tell why a connection ended."""
-        say("error", self.name, type(error).__name__, error)
+        say("error", self.name, kind_of(error), error)
         self._fail(error, now_ms)
 
     def on_message(self, message):

@@ -6,7 +6,7 @@ from flashmqtt.aio import Client
 from flashmqtt.compat import ticks_add, ticks_diff, ticks_ms
 from flashmqtt.errors import ConnectionLost, ConnectRefused
 from flashmqtt.session.subscriptions import GRANTED
-from tools.faults.device import DRAIN_S, QUIET_MS, Case, body, main, say
+from tools.faults.device import DRAIN_S, QUIET_MS, Case, body, kind_of, main, say
 
 
 async def sleep_ms(ms):
@@ -77,7 +77,7 @@ class AioCase(Case):
                 async for message in self.client:
                     self.on_message(message)
             except ConnectionLost as error:
-                say("error", self.name, type(error).__name__, error)
+                say("error", self.name, kind_of(error), error)
 
     async def settle(self):
         """Give whatever still comes its time, over a connection that stands."""

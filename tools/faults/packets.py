@@ -48,12 +48,19 @@ def _properties(level: int, content: bytes = b"") -> bytes:
 
 
 def connect(
-    client_id: str, level: int = 4, clean: bool = True, keep_alive_s: int = 0, properties: bytes = b""
+    client_id: str,
+    level: int = 4,
+    clean: bool = True,
+    keep_alive_s: int = 0,
+    properties: bytes = b"",
+    user: str = "",
+    password: str = "",
 ) -> bytes:
-    """Return a CONNECT without will, user and password."""
+    """Return a CONNECT without a will; with user and password where there is a user."""
     name = "MQIsdp" if level == 3 else "MQTT"
-    head = text(name) + bytes((level, 2 if clean else 0)) + word(keep_alive_s)
-    return packet(0x10, head + _properties(level, properties) + text(client_id))
+    head = text(name) + bytes((level, (2 if clean else 0) | (0xC0 if user else 0))) + word(keep_alive_s)
+    login = text(user) + text(password) if user else b""
+    return packet(0x10, head + _properties(level, properties) + text(client_id) + login)
 
 
 def connack(level: int = 4, session_present: int = 0, code: int = 0, properties: bytes = b"") -> bytes:

@@ -17,10 +17,12 @@ RETRY_S = 0.02
 
 
 class Peer:
-    """One client id at the broker on 127.0.0.1:`port`."""
+    """One client id at the broker on 127.0.0.1:`port`; `user` and `password` where it asks for them."""
 
-    def __init__(self, port: int, client_id: str, clean: bool = True):
+    def __init__(self, port: int, client_id: str, clean: bool = True, user: str = "", password: str = ""):
         self.port = port
+        self.user = user
+        self.password = password
         self.client_id = client_id
         self.clean = clean
         self.received: dict[str, list[bytes]] = defaultdict(list)
@@ -120,7 +122,7 @@ class Peer:
         while True:
             try:
                 reader, self._writer = await asyncio.open_connection("127.0.0.1", self.port)
-                self._writer.write(p.connect(self.client_id, clean=self.clean))
+                self._writer.write(p.connect(self.client_id, clean=self.clean, user=self.user, password=self.password))
                 await self._converse(reader)
             except OSError:
                 pass

@@ -168,6 +168,7 @@ class Worker:
         outcome.trace, outcome.made = proxy.trace, len(proxy.made)
         wire = audit(case, proxy.trace)
         outcome.repeated, outcome.released, outcome.forgot = wire.repeated, wire.released, wire.forgot
+        outcome.uncertain, outcome.unproved = wire.uncertain, wire.unproved
         return Verdict(case, outcome, judge(case, outcome) + wire.problems)
 
     async def _follow(self, case: Case, name: str, proxy: Proxy, peer: Peer, device: Device, outcome: Outcome) -> None:

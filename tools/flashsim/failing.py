@@ -17,9 +17,9 @@ class FailingRegion(RamRegion):
             raise FlashFailed("read")
         super().read(offset, buf)
 
-    def program(self, offset, buf):
+    def program(self, offset, buf, again=False):
         """Clear bits, or fail."""
         self.programs_left -= 1
         if self.programs_left == 0:
             raise FlashFailed("program")
-        super().program(offset, buf)
+        super().program(offset, buf, again)

@@ -9,7 +9,8 @@ Personalities, each with its port's manners (rp2_flash.c and esp32_partition.c o
     "esp32"            any offset and length; OSError outside the partition
     "esp32-encrypted"  multiples of 16 bytes; each 16-byte block can be programmed once; an erased block reads as noise
 What a port does not refuse but a careful driver must never do is kept in `violations`, a list of texts: a byte programmed to a
-second value between erases, a page programmed across its end, a length that is no whole page, an access outside the device, a
+second value between erases (the same value again is none, also where the first attempt was cut), a page programmed across its
+end, a length that is no whole page, an access outside the device, a
 source that may lie in flash itself.
 
 Every page program and every sector erase is one operation; `operations` counts them, so that a power cut has an address.
@@ -125,6 +126,8 @@ class NorFlash:
         self._cut_model = ""
         self._cut_variant = 0
         self._weak: dict[int, int] = {}
+        self._meant: dict[int, int] = {}  # address: the byte that a program was to leave when it was cut
+        self._forgot = False  # whether such may have been left by another process
         self._weak_density = 3
         self._bad: dict[int, str] = {}
         self._rng = Random(seed)
@@ -260,13 +263,14 @@ class NorFlash:
 
     def snapshot(self):
         """Return contents and weak cells, for `restore`."""
-        return (self.peek(0, self.size_bytes), dict(self._weak), self._weak_density)
+        return (self.peek(0, self.size_bytes), dict(self._weak), self._weak_density, dict(self._meant))
 
     def restore(self, snapshot):
         """Bring back what `snapshot` returned; the power is on, no cut is armed."""
         self._save(0, snapshot[0], 0, self.size_bytes)
         self._weak = dict(snapshot[1])
         self._weak_density = snapshot[2]
+        self._meant = dict(snapshot[3])
         self.power_up()
 
     # --- faults ---
@@ -299,6 +303,7 @@ class NorFlash:
         new.erase_counts = [0] * self.sectors
         new.violations = self.violations
         new._weak, new._weak_density, new._bad = self._weak, self._weak_density, self._bad
+        new._meant = self._meant
         new._cells = self._cells
         self._cells = bytearray(0)
         self.dead = True
@@ -357,7 +362,9 @@ class NorFlash:
             if new == 0xFF:
                 continue
             weak = self._weak.pop(at + i, 0) if self._weak else 0
-            if not told and (new & ~old & 0xFF or (old not in (0xFF, new) and not weak)):
+            meant = self._meant.pop(at + i, -1) if self._meant else -1
+            completes = meant == new or (self._forgot and not new & ~old & 0xFF)
+            if not told and not completes and (new & ~old & 0xFF or (old not in (0xFF, new) and not weak)):
                 self.violations.append("byte %d programmed to %02x over %02x" % (at + i, new, old))
                 told = True
             page[i] = old & new
@@ -389,7 +396,7 @@ class NorFlash:
             self._save(at, content, 0, SECTOR_BYTES)
         else:
             self._save_erased(at)
-        if self._weak:
+        if self._weak or self._meant:
             self._firm(at, SECTOR_BYTES)
         self._end()
 
@@ -397,8 +404,9 @@ class NorFlash:
         return any(at <= address < at + n for address in self._weak)
 
     def _firm(self, at, n):
-        for address in [a for a in self._weak if at <= a < at + n]:
-            del self._weak[address]
+        for cells in (self._weak, self._meant):
+            for address in [a for a in cells if at <= a < at + n]:
+                del cells[address]
 
     def _shake(self, at, buf):
         """Give each weak bit in what was read a value of the moment."""
@@ -421,6 +429,8 @@ class NorFlash:
         wanted = bytearray(n)
         for i in range(n):
             wanted[i] = old[i] & buf[start + i]
+            if wanted[i] != old[i]:
+                self._meant[at + i] = wanted[i]
         self._torn(at, old, wanted, self._cut_variant)
 
     def _cut_erase(self, at):
@@ -553,6 +563,7 @@ class FileNorFlash(NorFlash):
     def _open_cells(self):
         try:
             self._file = _unbuffered(self.path, "r+b")
+            self._forgot = True
         except OSError:
             with open(self.path, "wb") as new:
                 for _ in range(self.size_bytes // PAGE_BYTES):

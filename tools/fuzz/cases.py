@@ -1,6 +1,6 @@
 """One attack on the decoder, and the makers of attacks; runs on CPython and on MicroPython alike.
 
-`attack` feeds one stream of bytes in several ways and demands: nothing but MalformedPacket and PacketTooLarge comes out; the
+`attack` feeds one stream of bytes in several ways and demands: nothing but MalformedPacket comes out; the
 events are the same however the stream is cut and whatever the buffer held before; what is delivered lies inside what was sent.
 A case is made from a seed alone, so a failing one is replayed by its number.
 """
@@ -9,7 +9,7 @@ from flashmqtt.codec.aliases import InboundAliases
 from flashmqtt.codec.decode import Decoder
 from flashmqtt.codec.properties import unpack
 from flashmqtt.codec.server import ServerDecoder
-from flashmqtt.errors import MalformedPacket, PacketTooLarge
+from flashmqtt.errors import MalformedPacket
 
 HEADS = b"\x10\x20\x30\x31\x32\x33\x34\x3b\x3d\x40\x50\x62\x70\x82\x90\xa2\xb0\xc0\xd0\xe0\xf0"
 TELLING = b"\x00\x01\x02\x03\x04\x05\x7f\x80\xff\xfe\x23\x2b\x2f\x24\x1f\x26\x0b\x11\xc2\xc0\xed\xa0"
@@ -109,7 +109,7 @@ def _decode(decoder, stream, cuts):
                 if not kind:
                     break
                 events.append(_event(decoder, kind, stream))
-        except (MalformedPacket, PacketTooLarge) as error:
+        except MalformedPacket as error:
             try:
                 decoder.next()
             except type(error):
@@ -149,7 +149,7 @@ def mutations(packet, level):
                 try:
                     while decoder.next():
                         pass
-                except (MalformedPacket, PacketTooLarge):
+                except MalformedPacket:
                     pass
                 count += 1
                 if not (i + value) & 63:

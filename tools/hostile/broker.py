@@ -5,6 +5,8 @@ and sends three of its own (QoS 1, 2 and 0), then one whose payload is "end". Wh
 where it comes first, it does the wrong thing once; from then on it does everything right again.
 
 It checks what the client sends, too: bytes that no client may send, acknowledgements of nothing, messages repeated without DUP.
+
+After its wrong thing it keeps reading until the client closes, so that level 5's DISCONNECT is always seen: see `Wire`.
 """
 
 from __future__ import annotations
@@ -20,6 +22,9 @@ from tools.faults import packets as p
 from tools.hostile.wrongs import Scene, Wrong
 
 X_ID, Y_ID, END_ID = 1, 2, 3
+READ_BYTES = 65536
+LAST_BYTES_S = 10.0  # a client that has ended its case has closed its sockets: more than a moment means that it has not
+NO_DISCONNECT = -1
 
 
 @dataclass
@@ -31,7 +36,57 @@ class Seen:
     connections: int = 0
     numbers: list[int] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
-    farewell: int = -1  # the reason code of the DISCONNECT that followed on the same connection (level 5)
+    disconnect_code: int = NO_DISCONNECT  # of the DISCONNECT that followed on the same connection
+
+
+class Wire:
+    """One connection's socket, read to its very end, also after a write has failed.
+
+    A client that closes its socket before it has read everything resets the connection. The kernel still holds what the
+    client sent before the reset: its DISCONNECT. asyncio's streams drop that as soon as a write fails, which is a race between
+    two processes; so this reads and writes the socket itself.
+    """
+
+    def __init__(self, sock: socket.socket, number: int):
+        self.number = number  # the first connection is 1
+        self.silent = False  # nothing more is answered
+        self.closed = False  # by this side
+        self._sock = sock
+        self._loop = asyncio.get_running_loop()
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    async def read(self) -> bytes:
+        """Return what came, nothing at the end of the connection."""
+        if self.closed:
+            return b""
+        try:
+            return await self._loop.sock_recv(self._sock, READ_BYTES)
+        except OSError:  # the reset itself, which comes behind the last byte
+            return b""
+
+    async def write(self, content: bytes) -> bool:
+        """Send this; return whether the connection took it."""
+        if self.closed:
+            return False
+        try:
+            await self._loop.sock_sendall(self._sock, content)
+        except OSError:
+            return False
+        return True
+
+    def close(self, how: str = "fin") -> None:
+        """Close; "rst": by a reset."""
+        if self.closed:
+            return
+        self.closed = True
+        if how == "rst":
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        else:
+            with contextlib.suppress(OSError):  # what is not read makes it a reset, too
+                while self._sock.recv(READ_BYTES):
+                    pass
+        self._sock.close()
 
 
 class HostileBroker:
@@ -51,8 +106,9 @@ class HostileBroker:
         self.port = 0
         self.seen = Seen()
         self._scene = Scene(level, topic=topic)
-        self._server: asyncio.Server | None = None
-        self._tasks: set[asyncio.Task] = set()
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=100)
+        self._accepting: asyncio.Task | None = None
+        self._serving: set[asyncio.Task] = set()
         # The session.
         self._known = False
         self._subscribed = False
@@ -61,65 +117,67 @@ class HostileBroker:
         self._sent_z = False
         self._ids: dict[int, int] = {}
         # The connection.
-        self._writer: asyncio.StreamWriter | None = None
-        self._silent = False
-        self._closed = False
-        self._up_once: set[tuple[int, int]] = set()
+        self._wire: Wire | None = None
 
     async def start(self) -> HostileBroker:
         """Start to listen."""
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
-        self.port = self._server.sockets[0].getsockname()[1]
+        self._listener.setblocking(False)
+        self.port = self._listener.getsockname()[1]
+        self._accepting = asyncio.ensure_future(self._accept())
         return self
 
     async def stop(self) -> None:
-        """Stop, and end every connection."""
-        if self._server is not None:
-            self._server.close()
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.sleep(0)
+        """Stop. The client has closed its sockets by now; what it sent before it did is still read."""
+        tasks = {task for task in (self._accepting,) if task is not None}
+        try:
+            if self._serving:
+                await asyncio.wait(self._serving, timeout=LAST_BYTES_S)
+        finally:
+            tasks |= self._serving
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self._listener.close()
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        self.seen.connections += 1
-        self._writer, self._silent, self._closed = writer, False, False
-        self._up_once = set()
-        number = self.seen.connections
+    async def _accept(self) -> None:
+        while True:
+            sock, _ = await asyncio.get_running_loop().sock_accept(self._listener)
+            self.seen.connections += 1
+            self._wire = Wire(sock, self.seen.connections)
+            task = asyncio.ensure_future(self._serve(self._wire))
+            self._serving.add(task)
+            task.add_done_callback(self._serving.discard)
+
+    async def _serve(self, wire: Wire) -> None:
         codec = p.Reader(self.level)
         try:
-            while chunk := await reader.read(65536):
+            while chunk := await wire.read():
                 for packet in codec.feed(chunk):
-                    if self._silent:
-                        continue
-                    if packet.kind == p.DISCONNECT and self.seen.done and self.seen.connection == number:
-                        self.seen.farewell = packet.code
-                    if self._closed:
-                        continue
-                    await self._take(packet)
+                    if packet.kind == p.DISCONNECT and self.seen.connection == wire.number:
+                        self.seen.disconnect_code = packet.code
+                    if wire is self._wire and not wire.silent and not wire.closed:
+                        await self._take(packet)
         except p.Wrong as wrong:
             self.seen.problems.append(f"the client sent: {wrong}")
-        except (OSError, asyncio.CancelledError):
-            pass
         finally:
-            self._tasks.discard(task)
-            with contextlib.suppress(OSError):
-                writer.close()
+            wire.close()
+
+    @property
+    def _answering(self) -> bool:
+        return self._wire is not None and not self._wire.silent and not self._wire.closed
 
     async def _send(self, *contents: bytes) -> None:
-        assert self._writer is not None
-        if not self._closed and not self._writer.is_closing():
-            self._writer.write(b"".join(contents))
+        assert self._wire is not None
+        await self._wire.write(b"".join(contents))
 
     async def _at(self, moment: str, *right: bytes) -> None:
         """Do the wrong thing if its moment has come, and then the right one, unless it takes its place."""
         if moment != self.moment or self.seen.done:
             await self._send(*right)
             return
+        assert self._wire is not None
         self.seen.done = True
-        self.seen.connection = self.seen.connections
+        self.seen.connection = self._wire.number
         for step in self.wrong.script(self._scene):
             if isinstance(step, bytes):
                 await self._send(step)
@@ -127,7 +185,7 @@ class HostileBroker:
                 await self._close(step[1])
                 return
             elif step[0] == "silence":
-                self._silent = True
+                self._wire.silent = True
                 return
             else:
                 self._drip(step[1], step[2])
@@ -135,33 +193,25 @@ class HostileBroker:
             await self._send(*right)
 
     async def _close(self, how: str) -> None:
-        assert self._writer is not None
-        self._closed = True
-        await asyncio.sleep(0.01)  # what was sent shall be read first
-        if how == "rst":
-            raw = self._writer.get_extra_info("socket")
-            raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            self._writer.transport.abort()
-        else:
-            self._writer.close()
+        assert self._wire is not None
+        self._wire.silent = True
+        await asyncio.sleep(0.01)  # mostly what was sent is read first; either way the client has lost the connection
+        self._wire.close(how)
 
     def _drip(self, content: bytes, seconds: float) -> None:
-        writer = self._writer
-        assert writer is not None
-        self._silent = True  # nothing can be sent inside a packet
+        wire = self._wire
+        assert wire is not None
+        wire.silent = True  # nothing can be sent inside a packet
 
         async def drip() -> None:
-            with contextlib.suppress(OSError):
-                for byte in itertools.cycle(content):
-                    if writer.is_closing():
-                        break
-                    writer.write(bytes((byte,)))
-                    await writer.drain()
-                    await asyncio.sleep(seconds)
+            for byte in itertools.cycle(content):
+                if not await wire.write(bytes((byte,))):
+                    break
+                await asyncio.sleep(seconds)
 
         task = asyncio.ensure_future(drip())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
 
     # --- the right things ---
 
@@ -209,7 +259,7 @@ class HostileBroker:
             self.level > 3 or not packet.clean
         ):  # at level 3 a clean connection only makes the broker forget an earlier life
             await self._at("connack")
-        if self._silent or self._closed:
+        if not self._answering:
             return
         if self._x == "sent":
             await self._send(self._message("1;", 1, X_ID, dup=True))
@@ -245,7 +295,7 @@ class HostileBroker:
         return p.publish(f"{self.topic}/in", payload, qos, packet_id, self.level, dup=dup)
 
     async def _own_messages(self) -> None:
-        if self._silent or self._closed:
+        if not self._answering:
             return
         if not self._x:
             self._x = "sent"
@@ -258,8 +308,8 @@ class HostileBroker:
             await self._send(self._message("3;", 0))
 
     async def _finish(self) -> None:
-        if self._x == self._y == "done" and not self._end and not self._silent and not self._closed:
+        if self._x == self._y == "done" and not self._end and self._answering:
             await self._at("idle")
-            if not self._silent and not self._closed:
+            if self._answering:
                 self._end = "sent"
                 await self._send(self._message("end", 1, END_ID))

@@ -14,22 +14,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tools.faults.runner import Device
-from tools.hostile.broker import HostileBroker, Seen
+from tools.hostile.broker import NO_DISCONNECT, HostileBroker, Seen
 from tools.hostile.wrongs import WRONGS, Wrong
 
 LEVELS = "345"
 INTERPRETERS = ("mpy", "cpy")
 COUNT = 4
 CASE_S = 35.0
+# Where the broker falls silent, the client has to notice soon. In the other cases a busy machine must not look like silence.
+SILENT_KEEP_ALIVE_S, SILENT_RESPONSE_S = 2, 1
+KEEP_ALIVE_S, RESPONSE_S = 60, 20
 _serial = itertools.count(1)
-# What level 5 says when it ends a connection for what came in.
-_FAREWELLS = {
-    "MalformedPacket": {0x81, 0x82},
-    "ProtocolError": {0x82},
-    "ProtocolViolation": {0x82},
-    "PacketTooLarge": {0x95},
-    "TopicAliasInvalid": {0x94},
-}
+NORMAL = 0x00
 
 
 @dataclass(frozen=True)
@@ -81,7 +77,7 @@ class Verdict:
     seen: Seen
     got: list[str] = field(default_factory=list)
     delivered: list[int] = field(default_factory=list)
-    errors: list[str] = field(default_factory=list)  # class names, in order
+    errors: list[str] = field(default_factory=list)  # class names, with the reason code where there is one, in order
     texts: list[str] = field(default_factory=list)
     failure: str = ""
     heap: int = 0
@@ -90,6 +86,19 @@ class Verdict:
     def first_error(self) -> str:
         """The error that followed the wrong thing, or "": it was tolerated."""
         return self.errors[0] if self.errors else ""
+
+    @property
+    def disconnect_code(self) -> int:
+        """The reason code of the DISCONNECT that the broker must see on the wrong thing's connection, or NO_DISCONNECT."""
+        # Before CONNACK there is no connection to disconnect: the client only closes the socket.
+        if self.case.level < 5 or (self.case.moment == "connect" and self.first_error):
+            return NO_DISCONNECT
+        if not self.first_error:
+            return NORMAL  # the client disconnects at the end of the case
+        # The other errors end a connection without a DISCONNECT: nobody reads it, as the broker has closed or reset the
+        # connection (_LOST in `wrongs`), answers nothing any more (DeadlineExpired), or said DISCONNECT itself.
+        _, _, reason = self.first_error.partition(":")
+        return int(reason, 16) if reason else NO_DISCONNECT
 
     @property
     def problems(self) -> list[str]:
@@ -116,14 +125,19 @@ class Verdict:
             problems.append(f"the broker has {self.seen.numbers}")
         if any(self.seen.numbers.count(number) > 1 for number in (2, 4)):
             problems.append(f"a QoS 2 message came twice: {self.seen.numbers}")
-        # -1: what came in and was not read any more resets the connection, and takes the DISCONNECT with it.
-        right = _FAREWELLS.get(self.first_error, {0}) | {-1}
-        if case.level == 5 and case.moment != "connect" and self.seen.farewell not in right:
-            problems.append(f"{self.first_error or 'nothing'}, and DISCONNECT with {self.seen.farewell}")
+        if case.level == 5 and self.seen.disconnect_code != self.disconnect_code:
+            problems.append(
+                f"{self.first_error or 'no error'}: {_disconnect(self.seen.disconnect_code)}, "
+                f"not {_disconnect(self.disconnect_code)}"
+            )
         return problems
 
 
 _NAMED = set().union(*(wrong.allowed(moment) for wrong in WRONGS for moment in wrong.moments)) - {""}
+
+
+def _disconnect(code: int) -> str:
+    return "no DISCONNECT" if code == NO_DISCONNECT else f"DISCONNECT with {code:#04x}"
 
 
 async def _run(case: Case, device: Device) -> Verdict:
@@ -142,7 +156,9 @@ async def _run(case: Case, device: Device) -> Verdict:
 
 
 async def _follow(case: Case, name: str, broker: HostileBroker, device: Device, verdict: Verdict) -> None:
-    command = f"case {name} {broker.port} {case.level} 1 both {COUNT} 2 40 ram yes -"
+    silent = "DeadlineExpired" in case.wrong.allowed(case.moment)
+    deadlines = (SILENT_KEEP_ALIVE_S, SILENT_RESPONSE_S) if silent else (KEEP_ALIVE_S, RESPONSE_S)
+    command = f"case {name} {broker.port} {case.level} 1 both {COUNT} 2 40 ram yes - {deadlines[0]} {deadlines[1]}"
     async for kind, _, *words in device.lines(command):
         words = [word.strip() for word in words]
         if kind == "got":

@@ -6,7 +6,7 @@ that a damaged image shows what is left of it. Which messages are alive is asked
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from zlib import crc32
 
@@ -16,17 +16,14 @@ from flashmqtt.journal.journal import Journal
 from tools.journal import layout
 
 KINDS = {
-    layout.QUEUED: "message",
-    layout.HELD: "inbound",
-    layout.MOVED: "moved",
-    layout.MARK: "mark",
-    layout.DONE: "done",
-    layout.TABLE: "table",
-    layout.OPEN: "open",
-    layout.CLOSE: "close",
-    layout.MOUNT: "mount",
+    layout.MESSAGE: "message",
+    layout.HELD: "held",
+    layout.STATE: "state",
+    layout.RELEASED: "released",
+    layout.NOTE: "note",
 }
-MESSAGES = (layout.QUEUED, layout.HELD, layout.MOVED)
+STATES = {0: "state", layout.MOUNT: "mount", layout.CLOSE: "clean end"}
+DONE = ("finished", "released", "void", "old")  # what a message's record is no more needed for
 
 
 @dataclass
@@ -36,10 +33,10 @@ class Record:
     sector: int
     offset: int
     kind: int
+    key: int
     seq: int
-    delta: int
-    rides: list[int]
     body: bytes
+    state: str = ""  # of a message or a held one
 
     @property
     def type(self) -> int:
@@ -47,13 +44,43 @@ class Record:
         return self.kind & layout.TYPE
 
     @property
-    def piece(self) -> str:
-        """Which piece of a longer message it is, or ""."""
-        if self.type not in MESSAGES:
+    def carried(self) -> bool:
+        """Whether an opening took it along, before its header was there."""
+        return self.type == layout.HELD and self.kind & layout.CARRIED > 0
+
+    @property
+    def name(self) -> str:
+        """What a person calls it."""
+        if self.type == layout.STATE:
+            return STATES.get(self.kind & ~layout.TYPE, "state")
+        if self.carried:
+            return "carried"
+        return KINDS.get(self.type, f"type {self.type}")
+
+    @property
+    def holds_body(self) -> bool:
+        """Whether it is a message, or a held one."""
+        return self.type in (layout.MESSAGE, layout.HELD)
+
+    @property
+    def piece(self) -> int:
+        """Which piece of its message it is, from 0."""
+        return self.key if self.type == layout.MESSAGE else self.seq
+
+    @property
+    def identity(self) -> str:
+        """The sequence of a message, the key of a held one."""
+        if self.type == layout.MESSAGE:
+            return f"{self.seq:,}"
+        return f"key {self.key}" if self.type == layout.HELD else ""
+
+    @property
+    def piece_name(self) -> str:
+        """Its piece where it is one of several, the last with a dot behind it."""
+        last = self.kind & layout.LAST
+        if not self.holds_body or (last and not self.piece):
             return ""
-        return {layout.FIRST | layout.LAST: "", layout.FIRST: "first", layout.LAST: "last", 0: "middle"}[
-            self.kind & (layout.FIRST | layout.LAST)
-        ]
+        return f"{self.piece + 1}{'.' if last else ''}"
 
 
 @dataclass
@@ -61,23 +88,29 @@ class Sector:
     """One sector: its header's fields, if it has a valid one, and its valid records."""
 
     number: int
-    state: str  # "blank", "foreign", "torn", "version N"; a journal's: "head", "in use", "old"
+    state: str  # "blank", "foreign", "torn", "version N"; a journal's: "head", "in use", "old", "unconfirmed"
     seq: int = 0
     fields: dict[str, int] = field(default_factory=dict)
     records: list[Record] = field(default_factory=list)
-    torn: int = 0  # places where something stands that is no record
+    held: list[tuple[int, int]] = field(default_factory=list)  # sector and offset, of those that its header lists
+    note: bytes = b""
+    damaged: int = 0  # places that hold no record, with a whole one behind them
+    torn: int = 0  # 1: something that is no record stands behind the last one
     used: int = 0  # bytes up to the end of the last record
-    seals: int = 0  # recoveries that have left this sector
     limit: int = 0  # where the records end that the next sector's header lets count
 
 
 HEADER_FIELDS = {
-    "next_seq": (layout.H_NEXT_SEQ, 4),
     "low": (layout.H_LOW, 4),
-    "stored": (layout.H_STORED, 4),
+    "finished": (layout.H_FINISHED, 4),
+    "marked": (layout.H_MARKED, 4),
+    "first": (layout.H_FIRST, 4),
+    "floor": (layout.H_FLOOR, 4),
     "dropped": (layout.H_DROPPED, 4),
+    "damaged": (layout.H_DAMAGED, 4),
     "boot": (layout.H_BOOT, 4),
     "erases": (layout.H_ERASES, 4),
+    "sectors": (layout.H_SECTORS, 2),
     "tail": (layout.H_TAIL, 2),
     "prev": (layout.H_PREV, 2),
     "prev_end": (layout.H_PREV_END, 2),
@@ -91,80 +124,84 @@ def _number(content: bytes, at: int, n: int) -> int:
 
 def read_sector(number: int, content: bytes) -> Sector:
     """Parse one sector."""
-    head = content[: layout.HEADER]
     if content == b"\xff" * len(content):
         return Sector(number, "blank")
-    if head[:4] != layout.MAGIC:
-        return Sector(number, "torn" if head == b"\xff" * len(head) else "foreign")
-    version = head[layout.H_VERSION]
+    if content[:4] != layout.MAGIC:
+        return Sector(number, "torn" if content[: layout.HEADER] == b"\xff" * layout.HEADER else "foreign")
+    version = content[layout.H_VERSION]
     if version != layout.VERSION:
-        return Sector(number, f"version {version}" if version ^ head[layout.H_VERSION + 1] == 0xFF else "torn")
-    if crc32(head[: layout.H_CRC]) != _number(head, layout.H_CRC, 4):
+        whole = version ^ content[layout.H_VERSION + 1] == 0xFF
+        return Sector(number, f"version {version}" if whole else "torn")
+    listed = content[layout.H_HELD] & ~layout.H_CONTINUED & 0xFF
+    end = layout.HEADER + 4 * listed
+    if listed > layout.HELD_MAX or crc32(content[: end - 4]) != _number(content, end - 4, 4):
         return Sector(number, "torn")
-    sector = Sector(number, "old", _number(head, layout.H_SEQ, 4))
-    sector.fields = {name: _number(head, at, n) for name, (at, n) in HEADER_FIELDS.items()}
-    sector.used, sector.limit = layout.HEADER, len(content)
-    tail = content[-layout.SEAL :]
-    sector.seals = sum(tail[at : at + 4] != b"\xff" * 4 for at in range(0, layout.SEAL, 4))
-    offset = layout.HEADER
-    while offset < len(content):
-        page_end = offset - offset % layout.PAGE + layout.PAGE
-        record = _record(number, content, offset, page_end, sector.seq)
-        if record is None:
-            room = content[offset : min(offset + layout.RECORD, page_end)]
-            sector.torn += room != b"\xff" * len(room) and page_end < len(content)
-            offset = page_end
-            continue
-        sector.records.append(record)
-        offset += (layout.RECORD + 4 * len(record.rides) + len(record.body) + 3) & -4
-        sector.used = offset
+    sector = Sector(number, "old", _number(content, layout.H_SEQ, 4))
+    sector.fields = {name: _number(content, at, n) for name, (at, n) in HEADER_FIELDS.items()}
+    sector.fields["continued"] = content[layout.H_HELD] & layout.H_CONTINUED and 1
+    sector.note = content[layout.H_NOTE : layout.H_NOTE + layout.NOTE_SIZE]
+    places = range(layout.H_LIST, layout.H_LIST + 4 * listed, 4)
+    sector.held = [(_number(content, at, 2), 4 * _number(content, at + 2, 2)) for at in places]
+    sector.used, sector.limit = end, len(content)
+    _read_records(sector, content, end)
+    if all(record.carried for record in sector.records):
+        sector.state = "unconfirmed"
     return sector
 
 
-def follow_chain(sectors: Sequence[Sector]) -> None:
-    """Tell the sectors in use, from the newest back to its tail, from those that wait for their erase."""
-    journal = [sector for sector in sectors if sector.fields]
-    for sector in journal:
-        sector.state = "old"
+def _read_records(sector: Sector, content: bytes, offset: int) -> None:
+    """Parse the records; a place that holds none is passed by its length byte, or else to the next page."""
+    unclear = 0
+    while offset < len(content):
+        page_end = offset - offset % layout.PAGE + layout.PAGE
+        head = content[offset : offset + layout.RECORD]
+        if offset + layout.RECORD > page_end or head == b"\xff" * layout.RECORD:
+            offset = page_end
+            continue
+        end = offset + layout.RECORD + head[layout.R_LENGTH]
+        fits = head[layout.R_LENGTH] <= layout.BODY_MAX and end <= page_end
+        if fits and crc32(content[offset + layout.R_LENGTH : end], sector.seq) == _number(head, 0, 4):
+            sector.damaged, unclear = sector.damaged + unclear, 0
+            sector.records.append(_record(sector.number, offset, content[offset:end]))
+            sector.used = end + 3 & -4
+        else:
+            unclear += 1
+        offset = end + 3 & -4 if fits else page_end
+    sector.torn = min(unclear, 1)
+
+
+def _record(number: int, offset: int, content: bytes) -> Record:
+    kind, key, seq = content[layout.R_KIND], _number(content, layout.R_KEY, 2), _number(content, layout.R_SEQ, 4)
+    return Record(number, offset, kind, key, seq, content[layout.RECORD :])
+
+
+def follow_chain(sectors: Sequence[Sector]) -> list[Sector]:
+    """Tell the sectors in use, from the newest back to its tail, from those that are free; return them from the tail on."""
+    journal = [sector for sector in sectors if sector.fields and sector.state != "unconfirmed"]
     if not journal:
-        return
-    at: Sector | None = max(journal, key=lambda sector: sector.seq)
-    assert at is not None
-    tail = at.fields["tail"]
-    at.state = "head"
-    while at.number != tail:
+        return []
+    head = at = max(journal, key=lambda sector: sector.seq)
+    at.state, chain = "head", [at]
+    while at.number != head.fields["tail"] and at.fields["prev"] != layout.NONE:
         behind, end, seq = at.fields["prev"], at.fields["prev_end"], at.fields["prev_seq"]
-        at = next((sector for sector in journal if (sector.number, sector.seq) == (behind, seq)), None)
-        if at is None or at.state != "old":
-            return
+        found = next((s for s in sectors if s.fields and (s.number, s.seq) == (behind, seq)), None)
+        if found is None:  # its header is damaged: the next lower sequence
+            end = head.limit
+            found = max((s for s in journal if s.seq < seq), key=lambda s: s.seq, default=None)
+        if found is None or behind == head.fields["tail"] != found.number:
+            break
+        at = found
         at.state, at.limit = "in use", end
-
-
-def _record(number: int, content: bytes, offset: int, page_end: int, seed: int) -> Record | None:
-    end = (
-        offset + layout.RECORD + content[offset + layout.R_LENGTH]
-        if offset + layout.RECORD <= page_end
-        else page_end + 1
-    )
-    if end > page_end or crc32(content[offset + layout.R_LENGTH : end], seed) != _number(content, offset, 4):
-        return None
-    body = offset + layout.RECORD + 4 * content[offset + layout.R_RIDES]
-    return Record(
-        number,
-        offset,
-        content[offset + layout.R_KIND],
-        _number(content, offset + layout.R_SEQ, 4),
-        content[offset + layout.R_DELTA],
-        [_number(content, at, 4) for at in range(offset + layout.RECORD, body, 4)],
-        content[body:end],
-    )
+        chain.append(at)
+    return chain[::-1]
 
 
 @dataclass
 class Alive:
-    """What the real journal says: sequence -> state; and its sums."""
+    """What the real journal says: sequence or key -> state; and its sums."""
 
-    states: dict[int, str]
+    messages: dict[int, str]
+    held: list[int]
     sums: dict[str, int]
 
 
@@ -174,33 +211,59 @@ def ask_journal(content: bytes, sector_bytes: int) -> Alive:
     Raises:
         FlashMqttError: it does not mount.
     """
-
-    def mounted(slots: int) -> Journal:
-        return Journal(RamRegion(len(content) // sector_bytes, sector_bytes, 256, bytearray(content)), slots)
-
-    journal = mounted(mounted(1).slots + 1)  # as many as are open (a mount makes them), and one to take what waits
+    journal = Journal(RamRegion(len(content) // sector_bytes, sector_bytes, 256, bytearray(content)))
+    low, end = journal.low, journal.next_seq
+    messages = {}
+    for seq in range(low, end):
+        if seq >= low + layout.WINDOW:
+            messages[seq] = "waiting"
+        elif not journal.is_finished(seq):
+            marked = ", marked" if journal.is_marked(seq) else ""
+            messages[seq] = ("waiting" if journal.length(seq) else "no body") + marked
+    held = journal.held()
     sums = {
         "boots": journal.boot - 1,
-        "stored": journal.stored,
+        "next sequence": end,
+        "low": low,
+        "waiting": len(messages),
+        "held": len(held),
         "dropped": journal.dropped,
-        "next sequence": journal.next_seq,
-        "waiting": journal.waiting,
+        "damaged": journal.damaged,
     }
-    states = {}
-    for slot in range(journal.slots):
-        if journal.is_open(slot):
-            state = "held" if journal.is_held(slot) else "in flight"
-            mark = journal.mark_of(slot)
-            states[journal.seq_of(slot)] = f"{state}, mark {mark}" if mark else state
-    for slot in _taken(journal):
-        states[journal.seq_of(slot)] = "waiting"
-        journal.release(slot)
-    return Alive(states, sums)
+    return Alive(messages, held, sums)
 
 
-def _taken(journal: Journal) -> Iterator[int]:
-    while (slot := journal.take()) >= 0:
-        yield slot
+def tell_states(chain: Sequence[Sector], alive: Alive) -> None:
+    """Say of each record of a message whether it is still needed."""
+    begun: dict[tuple[int, int], list[Record]] = {}
+    held: dict[int, list[Record]] = {}
+    for sector in chain:
+        for record in sector.records:
+            if not record.holds_body:
+                continue
+            record.state = "void"
+            if record.offset >= sector.limit:
+                continue
+            name = (record.type, record.seq if record.type == layout.MESSAGE else record.key)
+            if record.piece == 0:
+                for older in begun.get(name, []):
+                    older.state = "void"
+                begun[name] = []
+            pieces = begun.setdefault(name, [])
+            pieces.append(record)
+            complete = record.kind & layout.LAST
+            if complete and record.type == layout.HELD:
+                for older in held.pop(record.key, []):
+                    older.state = "released"
+                held[record.key] = pieces
+            for one in pieces:
+                one.state = "begun" if not complete else _state(record, alive)
+
+
+def _state(record: Record, alive: Alive) -> str:
+    if record.type == layout.HELD:
+        return "held" if record.key in alive.held else "released"
+    return alive.messages.get(record.seq, "finished")
 
 
 def report(content: bytes, sector_bytes: int, *, everything: bool = False, width: int = 60) -> tuple[str, bool]:
@@ -209,36 +272,56 @@ def report(content: bytes, sector_bytes: int, *, everything: bool = False, width
         read_sector(number, content[at : at + sector_bytes])
         for number, at in enumerate(range(0, len(content), sector_bytes))
     ]
-    follow_chain(sectors)
+    chain = follow_chain(sectors)
     parts = []
     alive = None
-    if not any(sector.fields for sector in sectors):
-        parts.append("No sector holds a journal.")
-    else:
-        try:
-            alive = ask_journal(content, sector_bytes)
-        except FlashMqttError as error:
-            parts.append(f"The journal does not mount: {type(error).__name__}: {error}")
+    try:
+        alive = ask_journal(content, sector_bytes)
+    except FlashMqttError as error:
+        parts.append(f"The journal does not mount: {type(error).__name__}: {error}")
+    if not chain:
+        parts.insert(0, "No sector holds a journal.")
+        alive = None
     if alive is not None:
+        tell_states(chain, alive)
         sums = dict(alive.sums)
-        sums["alive"] = len(alive.states)
         wear = [sector.fields["erases"] for sector in sectors if sector.fields]
         sums["erases of a sector, least"] = min(wear)
         sums["erases of a sector, most"] = max(wear)
-        parts.append(_table(("journal", ""), [(name, f"{value:,}") for name, value in sums.items()], "<>"))
+        rows = [(name, f"{value:,}") for name, value in sums.items()]
+        notes = [chain[-1].note, *(record.body for record in chain[-1].records if record.type == layout.NOTE)]
+        if notes[-1].strip(b"\xff"):
+            rows.append(("note", notes[-1].hex(" ")))
+        parts.append(_table(("journal", ""), rows, "<>"))
     parts.append(_sectors(sectors, sector_bytes))
-    parts.append(_records(sectors, alive, everything, width))
+    parts.append(_records(sectors, alive is not None, everything, width))
     return "\n\n".join(part for part in parts if part), alive is not None
 
 
 def _sectors(sectors: Sequence[Sector], sector_bytes: int) -> str:
+    headings = (
+        "sector",
+        "state",
+        "sequence",
+        "behind",
+        "boot",
+        "erases",
+        "low",
+        "first",
+        "floor",
+        "held",
+        "records",
+        "damaged",
+        "torn",
+        "used",
+    )
     rows = []
     for sector in sectors:
         if not sector.fields:
-            rows.append((str(sector.number), sector.state, *[""] * 10))
+            rows.append((str(sector.number), sector.state, *[""] * (len(headings) - 2)))
             continue
         fields = sector.fields
-        prev = "" if fields["prev"] == layout.NO_SECTOR else f"{fields['prev']} to {fields['prev_end']}"
+        prev = "" if fields["prev"] == layout.NONE else f"{fields['prev']} to {fields['prev_end']}"
         rows.append(
             (
                 str(sector.number),
@@ -248,61 +331,44 @@ def _sectors(sectors: Sequence[Sector], sector_bytes: int) -> str:
                 str(fields["boot"]),
                 f"{fields['erases']:,}",
                 f"{fields['low']:,}",
-                f"{fields['next_seq']:,}",
+                f"{fields['first']:,}" + ("+" if fields["continued"] else ""),
+                f"{fields['floor']:,}",
+                str(len(sector.held) or ""),
                 str(len(sector.records)),
+                str(sector.damaged or ""),
                 str(sector.torn or ""),
-                str(sector.seals or ""),
                 f"{100 * sector.used // sector_bytes} %",
             )
         )
-    headings = (
-        "sector",
-        "state",
-        "sequence",
-        "behind",
-        "boot",
-        "erases",
-        "low",
-        "next",
-        "records",
-        "torn",
-        "seals",
-        "used",
-    )
-    return _table(headings, rows, "><>>>>>>>>>>")
+    return _table(headings, rows, "><" + ">" * (len(headings) - 2))
 
 
-def _records(sectors: Sequence[Sector], alive: Alive | None, everything: bool, width: int) -> str:
-    states = alive.states if alive else {}
+def _records(sectors: Sequence[Sector], mounted: bool, everything: bool, width: int) -> str:
     rows, hidden = [], 0
     for sector in sorted((s for s in sectors if s.fields), key=lambda s: s.seq):
         for record in sector.records:
-            message = record.type in MESSAGES
-            state = (states.get(record.seq, "finished") if alive else "?") if message else ""
-            if state not in ("", "finished", "?") and (sector.state == "old" or record.offset >= sector.limit):
-                state = "copied on"
-            if not everything and state in ("", "finished", "copied on"):
+            state = (record.state or "old") if record.holds_body and mounted else ""
+            if not everything and (state in DONE or not record.holds_body):
                 hidden += 1
                 continue
-            text = _text(record.body) if message else " ".join(f"{byte:02x}" for byte in record.body)
-            rides = ("done: " + " ".join(map(str, record.rides)) + "  ") if record.rides else ""
+            text = _text(record.body) if record.holds_body else record.body.hex(" ")
             rows.append(
                 (
                     f"{record.sector}",
                     f"{record.offset}",
-                    KINDS.get(record.type, f"kind {record.type}"),
-                    record.piece,
-                    f"{record.seq:,}" if record.seq else "",
-                    state,
+                    record.name,
+                    record.identity,
+                    record.piece_name,
+                    state if mounted or not record.holds_body else "?",
                     f"{len(record.body)}",
-                    (rides + text)[:width],
+                    text[:width],
                 )
             )
     note = f"{hidden} more: finished messages and the journal's own (--all shows them)" if hidden else ""
     if not rows:
-        return f"No message is alive. {note}".strip() if alive else note
-    headings = ("sector", "offset", "kind", "piece", "sequence", "state", "bytes", "content")
-    return _table(headings, rows, ">><<><><") + ("\n" + note if note else "")
+        return f"No message is alive. {note}".strip() if mounted else note
+    headings = ("sector", "offset", "kind", "sequence", "piece", "state", "bytes", "content")
+    return _table(headings, rows, ">><>><><") + ("\n" + note if note else "")
 
 
 def _text(body: bytes) -> str:

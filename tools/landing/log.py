@@ -10,18 +10,19 @@ The file, little-endian, blocks and header aligned to 8 bytes:
     file header   magic 16, u32 length, u32 CRC of the JSON, JSON (padded with spaces)
     block         u32 length of the entries, u32 CRC, u64 its own position, entries, zeros
                   (the CRC covers the entries and the other 12 header bytes, and is seeded with the file's salt)
-    entry         u8 kind, u8 protocol level, u16 slot (or count), u32 length of the body,
+    entry         u8 kind, u8 protocol level, u16 count or packet id, u32 length of the body,
                   u64 arrival (µs since 1970, UTC), body
 
 | kind | body | meaning |
 |---|---|---|
-| LANDED | `count` whole PUBLISH packets | each is a row of the segment |
-| HELD | one whole PUBLISH packet | QoS 2: ours, but not a row before its PUBREL |
-| MARKED | one byte | the session's note on a held message |
-| RELEASED | nothing | the held message of this slot is a row of the segment now |
-| DROPPED | nothing | the held message of this slot is gone, and no row |
-| MOUNTED | nothing | a collector opened the log here |
+| 1 LANDED | `count` whole PUBLISH packets | each is a row of the segment |
+| 2 HELD | one whole PUBLISH packet (its DUP bit is the session's) | QoS 2: ours under its packet id, but not a row yet |
+| 3 RELEASED | nothing | the held message with this packet id is a row of the segment now |
+| 4 MOUNTED | nothing | a collector opened the log here |
 
+A packet id holds one message at a time: between two HELD entries with one id stands its RELEASED.
+
+This is version 2. Version 1 named held messages by slot numbers; it is refused by name.
 It knows no MQTT (packets are opaque bytes here), no network and no Parquet.
 """
 
@@ -38,11 +39,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-MAGIC = b"flashmqtt log 1\n"
+MAGIC = b"flashmqtt log 2\n"
+VERSION_AT = 14  # in MAGIC: one digit
 SUFFIX = ".log"
 TEMPORARY = ".tmp"
 
-LANDED, HELD, MARKED, RELEASED, DROPPED, MOUNTED = 1, 2, 3, 4, 5, 6
+LANDED, HELD, RELEASED, MOUNTED = 1, 2, 3, 4
 
 HEADER_FRAME = struct.Struct("<16sII")
 BLOCK = struct.Struct("<IIQ")
@@ -114,14 +116,18 @@ class Header:
         """Return the header and where the blocks begin.
 
         Raises:
-            LandingForeign: not a log of ours, or one of a later format.
+            LandingForeign: not a log of ours, or one of another version.
             LandingDamaged: a log of ours whose header is broken (it was durable before it got its name).
         """
-        if len(data) < HEADER_FRAME.size or bytes(data[: len(MAGIC) - 2]) != MAGIC[:-2]:
+        if len(data) < HEADER_FRAME.size or bytes(data[:VERSION_AT]) != MAGIC[:VERSION_AT]:
             raise LandingForeign(f"{path} is not a landing log; move it away, or name another directory")
         magic, length, crc = HEADER_FRAME.unpack_from(data)
         if magic != MAGIC:
-            raise LandingForeign(f"{path} has a landing log's format that this version does not know")
+            found, known = (bytes(name[VERSION_AT:-1]).decode("ascii", "replace") for name in (magic, MAGIC))
+            raise LandingForeign(
+                f"{path} is a landing log of version {found}, and this program reads version {known}: let the program that "
+                "wrote it seal it (start it once with --drain 1), or move it away"
+            )
         body = bytes(data[HEADER_FRAME.size : HEADER_FRAME.size + length])
         if len(body) != length or zlib.crc32(body) != crc:
             raise LandingDamaged(f"{path}: the header is broken")
@@ -135,7 +141,7 @@ class Entry:
 
     kind: int
     level: int
-    slot: int
+    number: int  # LANDED: how many packets; HELD, RELEASED: the packet id
     time_us: int
     start: int
     end: int
@@ -156,9 +162,18 @@ class Contents:
     @property
     def rows(self) -> int:
         """How many rows this log holds."""
-        return sum(
-            entry.slot if entry.kind == LANDED else 1 for entry in self.entries if entry.kind in (LANDED, RELEASED)
-        )
+        rows = 0
+        held: set[int] = set()
+        for entry in self.entries:
+            if entry.kind == LANDED:
+                rows += entry.number
+            elif entry.kind == RELEASED:
+                held.discard(entry.number)
+                rows += 1
+            elif entry.kind == HELD:
+                rows += entry.number in held  # it was released in a damaged stretch: see `seal.rows_of`
+                held.add(entry.number)
+        return rows
 
 
 def block_crc(salt: int, length: int, position: int, entries: bytes | memoryview) -> int:
@@ -181,9 +196,9 @@ def _block_end(data: memoryview, position: int, salt: int) -> int:
 
 def _entries(data: memoryview, position: int, end: int) -> Iterator[Entry]:
     while position < end:
-        kind, level, slot, length, time_us = ENTRY.unpack_from(data, position)
+        kind, level, number, length, time_us = ENTRY.unpack_from(data, position)
         position += ENTRY.size
-        yield Entry(kind, level, slot, time_us, position, position + length)
+        yield Entry(kind, level, number, time_us, position, position + length)
         position += length
 
 
@@ -237,9 +252,9 @@ def log_numbers(directory: Path) -> list[int]:
     return sorted(int(path.stem) for path in directory.glob("*" + SUFFIX) if path.stem.isdigit())
 
 
-def packed(kind: int, level: int, slot: int, time_us: int, body: bytes | bytearray | memoryview = b"") -> bytes:
+def packed(kind: int, level: int, number: int, time_us: int, body: bytes | bytearray | memoryview = b"") -> bytes:
     """Return one entry."""
-    return ENTRY.pack(kind, level, slot, len(body), time_us) + body
+    return ENTRY.pack(kind, level, number, len(body), time_us) + body
 
 
 class LandingLog:
@@ -296,10 +311,10 @@ class LandingLog:
         return b"".join((BLOCK.pack(length, crc, end), entries, bytes(_aligned(length) - length)))
 
     def append(
-        self, kind: int, level: int, slot: int, time_us: int, body: bytes | bytearray | memoryview = b""
+        self, kind: int, level: int, number: int, time_us: int, body: bytes | bytearray | memoryview = b""
     ) -> None:
         """Gather one entry; the body is kept as it is, so it must not change any more."""
-        self._pending.append(ENTRY.pack(kind, level, slot, len(body), time_us))
+        self._pending.append(ENTRY.pack(kind, level, number, len(body), time_us))
         if body:
             self._pending.append(body)
         self.pending_bytes += ENTRY.size + len(body)

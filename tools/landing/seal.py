@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 
 from tools.landing import segments
-from tools.landing.log import DROPPED, HELD, LANDED, RELEASED, Contents, LandingDamaged, read_log
+from tools.landing.log import HELD, LANDED, RELEASED, Contents, LandingDamaged, read_log
 
 QOS_BITS, DUP_BIT, RETAIN_BIT = 0x06, 0x08, 0x01
 DAMAGED = ".damaged"
@@ -120,12 +120,13 @@ def rows_of(contents: Contents) -> pa.Table:
     for entry in contents.entries:
         if entry.kind == LANDED:
             columns.add(data, entry.start, entry.end, entry.level, entry.time_us)
-        elif entry.kind == HELD:
-            held[entry.slot] = (entry.start, entry.end, entry.level, entry.time_us)
-        elif entry.kind == RELEASED and entry.slot in held:  # not there: its HELD was in a damaged stretch
-            columns.add(data, *held.pop(entry.slot))
-        elif entry.kind == DROPPED:
-            held.pop(entry.slot, None)
+        elif entry.kind in (HELD, RELEASED):
+            # RELEASED and not held: its HELD was in a damaged stretch. HELD and held already: its RELEASED was.
+            if entry.number in held:
+                columns.add(data, *held.pop(entry.number))
+                columns.heads[-1] &= ~DUP_BIT  # in a held packet it says something else: `flashmqtt.session.inbound`
+            if entry.kind == HELD:
+                held[entry.number] = (entry.start, entry.end, entry.level, entry.time_us)
         if len(columns.heads) >= ROWS_AT_ONCE:  # as Python objects they need ten times the room
             tables.append(columns.table(header.collector, header.number, header.rows_before + rows))
             rows += len(columns.heads)

@@ -1,9 +1,9 @@
 """The landing directory of one collector: its logs, its held QoS 2 messages, and what is still to be sealed.
 
-The session takes it for its Store. What differs from a board's journal: nothing is queued (a collector publishes
-nothing), and `hold`, `mark` and `release` are durable after `sync()`, not on return, so that one sync serves a whole
-read batch. A held message becomes a row by being released: the RELEASED entry *is* the handing over (Q4), so a crash
-can't come between the two.
+The session takes it for its store. What differs from a board's journal: nothing outgoing is stored (a collector
+publishes nothing), and `hold` and `discard` are durable after `sync()`, so that one sync serves a whole read batch. A
+held message becomes a row by being discarded: the RELEASED entry *is* the handing over (Q4), so a crash can't come
+between the two.
 
 Each log becomes the segment of the same number, once. When a log is closed, the next one is made first, and begins
 with the messages that are still held: so each log can be sealed, and each directory recovered, from one file alone.
@@ -17,18 +17,17 @@ It knows no network and no Parquet.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import secrets
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from flashmqtt.errors import StoreFull, UsageError
+from tools.landing.lock import LANDING_LOCK, take_lock
 from tools.landing.log import (
-    DROPPED,
     HELD,
     LANDED,
-    MARKED,
     MOST_IN_ENTRY,
     MOUNTED,
     RELEASED,
@@ -47,76 +46,69 @@ from tools.landing.log import (
     sync_directory,
 )
 
-
-class LandingInUse(LandingError):
-    """Another collector works in this directory."""
+MOST_HELD = 65_535  # as many as there are packet ids
 
 
-class SlotsFull(LandingError):
-    """More QoS 2 messages are in flight than the collector has slots (its receive maximum)."""
-
-
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Held:
     """A QoS 2 message that is ours but not yet a row."""
 
     packet: bytes
     level: int
     time_us: int
-    ordinal: int  # in the order of arrival
-    mark: int = 0
-    old: bool = False
 
 
 def held_after(contents: Contents) -> dict[int, Held]:
-    """Return the messages that are held at the end of a log."""
+    """Return the messages that are held at the end of a log, by packet id, in the order of arrival."""
     held: dict[int, Held] = {}
     for entry in contents.entries:
+        if entry.kind in (HELD, RELEASED):
+            held.pop(entry.number, None)
         if entry.kind == HELD:
-            packet = contents.data[entry.start : entry.end]
-            held[entry.slot] = Held(packet, entry.level, entry.time_us, 0, old=True)
-        elif entry.kind == MARKED and entry.slot in held:
-            held[entry.slot].mark = contents.data[entry.start]
-        elif entry.kind in (RELEASED, DROPPED):
-            held.pop(entry.slot, None)
-    for ordinal, message in enumerate(held.values(), 1):
-        message.ordinal = ordinal
+            held[entry.number] = Held(contents.data[entry.start : entry.end], entry.level, entry.time_us)
     return held
 
 
 class LandingStore:
-    """A mounted landing directory."""
+    """A mounted landing directory, as the store of a session that only receives.
 
-    fresh = False  # a collector never asks the broker to forget what it keeps for us
-    waiting = 0  # nothing is ever queued here
-    dropped = 0
-    next_seq = 1
+    The session's calls are those of `Journal`. What differs: a message that is held is a row of the segment once it is
+    discarded, and everything is durable after `sync()` only, so that one sync serves many messages.
+    """
+
+    WINDOW = 32
+    next_seq = low = 1  # nothing outgoing is ever stored
+    dropped = damaged = 0
+    fresh = worn = False
+    note = b"\xff" * 12  # never written: the session is made with remember=False
+    on_drop = None  # the session sets it; it is never called
 
     def __init__(
         self,
         directory: Path,
         collector: str,
-        slots: int = 65535,
+        hold_limit: int = MOST_HELD,
         first_number: int = 1,
         rows_before: int = 0,
         reserve_bytes: int = 0,
         salvage: bool = False,
         wait_s: float = 0.0,
+        shared: bool = False,
     ) -> None:
-        """Mount the directory, making it if it is not there.
+        """Mount the directory, making it if it is not there; it lies in the landing folder.
 
         `first_number` and `rows_before` count only where there is no log at all (the segments may have been kept,
         the logs not). `reserve_bytes` of the disk are left free: closing a log and sealing it need room, and give
-        back much more.
+        back much more. `shared`: other collectors may write to the landing folder, too, if they say so as well.
 
         Raises:
-            LandingInUse: another collector works here (for longer than `wait_s`).
+            LandingInUse: another collector works here, or in the same landing folder (for longer than `wait_s`).
             LandingForeign, LandingDamaged: see there.
             LandingStalled, DiskFull: it can't be written.
         """
         self.directory = directory
         self.collector = collector
-        self.slots = slots
+        self.hold_limit = min(hold_limit, MOST_HELD)
         self._reserve_bytes = reserve_bytes
         self.level = 4  # of the session that hands over messages now
         self.time_us = time.time_ns() // 1000  # arrival of what is being handed over now
@@ -127,29 +119,37 @@ class LandingStore:
             directory.mkdir(parents=True, exist_ok=True)
             for made in (directory, directory.parent):
                 sync_directory(made.parent)
-            self._lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self._take_locks(wait_s, shared)
         except OSError as error:
             raise stalled(directory, error) from error
         try:
-            self._take_lock(wait_s)
             self._mount(first_number, rows_before, salvage)
         except BaseException:
-            os.close(self._lock)
+            self._release_locks()
             raise
 
-    def _take_lock(self, wait_s: float) -> None:
-        deadline = time.monotonic() + wait_s
-        while True:
-            try:
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                if time.monotonic() >= deadline:
-                    raise LandingInUse(
-                        f"{self.directory} is in use by another collector; stop that one, or name another directory"
-                    ) from None
-                time.sleep(0.05)
-            else:
-                return
+    def _take_locks(self, wait_s: float, shared: bool) -> None:
+        landing = self.directory.parent / LANDING_LOCK
+        self._locks = [
+            take_lock(
+                landing,
+                "stop that one, or name another landing folder (only collectors whose subscriptions are all shared, "
+                "$share/..., may use one together)",
+                wait_s,
+                shared,
+            )
+        ]
+        try:
+            self._locks.append(
+                take_lock(self.directory / "lock", "stop that one, or name another client id or folder", wait_s)
+            )
+        except BaseException:
+            self._release_locks()
+            raise
+
+    def _release_locks(self) -> None:
+        while self._locks:
+            os.close(self._locks.pop())
 
     def _mount(self, first_number: int, rows_before: int, salvage: bool) -> None:
         for leftover in self.directory.glob("*" + TEMPORARY):
@@ -182,10 +182,6 @@ class LandingStore:
             header = Header(self.collector, first_number, secrets.randbits(32), rows_before, 0)
             self._log = LandingLog.create(self.directory, header, [])
         self.first_row_at = time.monotonic()
-        self._ordinal = len(self._held)
-        used = max(self._held, default=-1) + 1
-        self._free = [slot for slot in range(used) if slot not in self._held][::-1]
-        self._unused = used
         # Also makes durable what the last collector wrote and could not sync any more: it is answered as stored now.
         self._log.append(MOUNTED, 0, 0, self.time_us)
         self._log.sync()
@@ -207,42 +203,45 @@ class LandingStore:
         header, _ = Header.decode(path, path.read_bytes())
         return before.stat().st_size > header.previous_end
 
-    # --- what the session asks of a Store -----------------------------------------------------------------------
+    # --- what the session asks of a store -----------------------------------------------------------------------
 
-    @property
-    def stored(self) -> int:
-        """How many rows ever landed here."""
-        return self._log.header.rows_before + self.rows
+    def can_hold(self, length: int) -> bool:
+        """Return whether a message of this length could be held now."""
+        return len(self._held) < self.hold_limit
 
-    def hold(self, buf: bytes | bytearray | memoryview, length: int) -> int:
-        """Keep an inbound QoS 2 message; durable after `sync()`.
+    def hold(self, key: int, buf: bytes | bytearray | memoryview, length: int) -> None:
+        """Keep an inbound QoS 2 message under its packet id; durable after `sync()`.
 
         Raises:
-            SlotsFull: the broker has more in flight than it was told to.
+            StoreFull: `hold_limit` messages are held.
+            UsageError: no packet id, or one under which a message is held.
         """
-        if self._free:
-            slot = self._free.pop()
-        elif self._unused < min(self.slots, MOST_IN_ENTRY):
-            slot = self._unused
-            self._unused += 1
-        else:
-            raise SlotsFull(f"more than {self.slots} QoS 2 messages are in flight")
-        packet = bytes(buf[:length])
-        self._ordinal += 1
-        self._held[slot] = Held(packet, self.level, self.time_us, self._ordinal)
-        self._append(HELD, self.level, slot, self.time_us, packet)
-        return slot
+        held = self._held
+        if len(held) >= self.hold_limit:
+            raise StoreFull(f"{self.hold_limit} QoS 2 messages are held, which is the limit: raise --in-flight")
+        if key in held or not 0 < key <= MOST_HELD:
+            raise UsageError(f"key {key}: 1 to {MOST_HELD}, and none that is held")
+        packet = bytes(memoryview(buf)[:length])
+        held[key] = Held(packet, self.level, self.time_us)
+        self._append(HELD, self.level, key, self.time_us, packet)
 
-    def mark(self, slot: int, value: int) -> None:
-        """Note a state byte with a held message; durable after `sync()`."""
-        self._held[slot].mark = value
-        self._append(MARKED, self.level, slot, self.time_us, bytes((value,)))
+    def held(self) -> list[int]:
+        """Return the packet ids of the held messages, oldest first."""
+        return list(self._held)
 
-    def release(self, slot: int) -> None:
-        """Hand a held message over: it is a row now; durable after `sync()`."""
-        del self._held[slot]
-        self._append(RELEASED, self.level, slot, self.time_us)
-        self._free.append(slot)
+    def held_length(self, key: int) -> int:
+        """Return how many bytes a held message has, 0: there is none with this packet id."""
+        held = self._held.get(key)
+        return len(held.packet) if held else 0
+
+    def read_held(self, key: int, offset: int, buf: bytearray | memoryview, at: int, n: int) -> None:
+        """Copy n bytes of a held message, from offset, to buf[at:at+n]."""
+        buf[at : at + n] = self._held[key].packet[offset : offset + n]
+
+    def discard(self, key: int) -> None:
+        """Release a held message: it is handed over, which means that it is a row now; durable after `sync()`."""
+        del self._held[key]
+        self._append(RELEASED, self.level, key, self.time_us)
         if not self.rows:
             self.first_row_at = time.monotonic()
         self.rows += 1
@@ -256,7 +255,7 @@ class LandingStore:
         if self._run:
             self._end_run()
         if self._reserve_bytes and self._log.pending_bytes:
-            disk = os.fstatvfs(self._lock)
+            disk = os.fstatvfs(self._locks[0])
             if disk.f_bavail * disk.f_frsize < self._reserve_bytes + self._log.pending_bytes:
                 raise DiskFull(
                     f"less than {self._reserve_bytes >> 20} MB are free for {self.directory}; "
@@ -269,39 +268,17 @@ class LandingStore:
     def idle(self) -> None:
         """Do nothing: sealing is the collector's."""
 
-    def take(self) -> int:
-        """Nothing is queued."""
-        return -1
-
     def append(self, buf: bytes | bytearray | memoryview, length: int) -> int:
         """Refuse: a collector publishes nothing."""
-        raise LandingError("a landing store keeps what arrives; it queues nothing to send")
+        raise LandingError("a landing store keeps what arrives; it stores nothing to send")
 
-    def is_open(self, slot: int) -> bool:
-        """Tell whether a slot holds a message."""
-        return slot in self._held
+    def begin(self, length: int) -> bool:
+        """Refuse, see `append`."""
+        raise LandingError("a landing store keeps what arrives; it stores nothing to send")
 
-    is_held = is_open
-
-    def old(self, slot: int) -> bool:
-        """Tell whether a held message is from before this mount."""
-        return self._held[slot].old
-
-    def seq_of(self, slot: int) -> int:
-        """Return the place of a held message in the order of arrival, since the mount."""
-        return self._held[slot].ordinal
-
-    def length_of(self, slot: int) -> int:
-        """Return the length of a held message."""
-        return len(self._held[slot].packet)
-
-    def mark_of(self, slot: int) -> int:
-        """Return the state byte of a held message."""
-        return self._held[slot].mark
-
-    def read(self, slot: int, offset: int, buf: bytearray | memoryview, at: int, n: int) -> None:
-        """Copy a part of a held message."""
-        buf[at : at + n] = self._held[slot].packet[offset : offset + n]
+    def write_note(self, note: bytes) -> None:
+        """Refuse: it is the broker's session that counts here, whichever it is."""
+        raise LandingError("a landing store keeps no note: make its session with remember=False")
 
     # --- what the collector asks --------------------------------------------------------------------------------
 
@@ -335,13 +312,18 @@ class LandingStore:
         self._run.clear()
         self._run_bytes = 0
 
-    def _append(self, kind: int, level: int, slot: int, time_us: int, body: bytes = b"") -> None:
+    def _append(self, kind: int, level: int, number: int, time_us: int, body: bytes = b"") -> None:
         if self._run:
             self._end_run()
-        self._log.append(kind, level, slot, time_us, body)
+        self._log.append(kind, level, number, time_us, body)
 
     @property
-    def held(self) -> int:
+    def stored(self) -> int:
+        """How many rows ever landed here."""
+        return self._log.header.rows_before + self.rows
+
+    @property
+    def held_count(self) -> int:
         """How many QoS 2 messages wait for their PUBREL."""
         return len(self._held)
 
@@ -373,11 +355,7 @@ class LandingStore:
         self._log.sync()  # into the reserve, if need be
         old = self._log.header
         header = Header(self.collector, old.number + 1, secrets.randbits(32), self.stored, self.boot, self._log.end)
-        entries = []
-        for slot, held in self._held.items():
-            entries.append(packed(HELD, held.level, slot, held.time_us, held.packet))
-            if held.mark:
-                entries.append(packed(MARKED, held.level, slot, held.time_us, bytes((held.mark,))))
+        entries = [packed(HELD, held.level, key, held.time_us, held.packet) for key, held in self._held.items()]
         log = LandingLog.create(self.directory, header, entries)
         self._log.close()
         self._log = log
@@ -386,9 +364,9 @@ class LandingStore:
         return True
 
     @property
-    def lock_handle(self) -> int:
-        """The open lock file: whoever has inherited it holds the directory too."""
-        return self._lock
+    def lock_handles(self) -> list[int]:
+        """The open lock files: whoever has inherited them holds the directory too."""
+        return list(self._locks)
 
     def log_path(self, number: int) -> Path:
         """Return the name of a log."""
@@ -403,6 +381,4 @@ class LandingStore:
     def close(self) -> None:
         """Let go of the directory; what was not synced is forgotten."""
         self._log.close()
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
+        self._release_locks()

@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from . import fleet, java, session, stream, verdict
+from . import fleet, java, session, stream
 
 
 def make_archive() -> Path:
@@ -28,7 +28,6 @@ def make_archive() -> Path:
         options = f"{session.ON_ONE_MACHINE[session.JVM_OPTIONS]} -XX:ArchiveClassesAtExit={made}"
         spark = session.make(session.LOCAL, Path(name) / "spark.log", {session.JVM_OPTIONS: options})
         stream.start(spark, str(landing), out, f"{out}/checkpoint").awaitTermination()
-        verdict.audited(spark, out).collect()
         gateway: Any = spark.sparkContext._gateway
         spark.stop()
         gateway.shutdown()

@@ -17,7 +17,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from . import schemas
+import pyarrow.parquet as pq
+
+from . import schemas, summary
 from .storage import Storage
 
 FORMAT_FILE = "format.json"
@@ -37,10 +39,21 @@ class Commit:
     stream_batch: int
     files: dict[str, list[str]] = field(default_factory=dict)
     rows: dict[str, int] = field(default_factory=dict)
-    state: dict[str, dict[str, str]] = field(default_factory=dict)  # bucket -> {"intervals": file, "boots": file}
+    state: dict[str, dict[str, str]] = field(default_factory=dict)  # bucket -> {"intervals": file, ...}
     read: dict[str, int] = field(default_factory=dict)  # collector -> segment
     stream_read: dict[str, int] = field(default_factory=dict)  # the same, of this stream: another begins anew
+    summary: dict[str, Any] = field(default_factory=summary.empty)  # of the fleet, with this batch: see summary.py
+    kept_from: str | None = None  # of a compaction: the day before which it deleted readings for their age
     whole: bool = False  # compacted: it stands for all batches up to it
+
+    def state_files(self, kind: str, settled: bool = True) -> list[str]:
+        """Return the files of a kind of state; an audit's settled files have keys that go on behind a dot."""
+        return [
+            file
+            for files in self.state.values()
+            for key, file in files.items()
+            if key == kind or (settled and key.partition(".")[0] == kind)
+        ]
 
 
 class Output:
@@ -80,20 +93,30 @@ class Output:
         """
         storage = self.storage
         if storage.exists(FORMAT_FILE):
-            found = storage.read_json(FORMAT_FILE)
-            if found.get("format") != schemas.FORMAT:
-                raise OutputError(
-                    f"{storage.uri} has table format {found.get('format')}, this program writes {schemas.FORMAT}: give another"
-                    " --out (all tables can be made again from the landing), or use the version that wrote it"
-                )
-            if found["buckets"] != buckets:
-                raise OutputError(
-                    f"{storage.uri} was begun with {found['buckets']} buckets: run with --buckets {found['buckets']}"
-                )
+            found = self.check_format()
+            if found != buckets:
+                raise OutputError(f"{storage.uri} was begun with {found} buckets: run with --buckets {found}")
             return
         if storage.list(COMMITS):
             raise OutputError(f"{storage.uri} has commits but no {FORMAT_FILE}: restore it, or give another --out")
         storage.write_json(FORMAT_FILE, {"format": schemas.FORMAT, "buckets": buckets})
+
+    def check_format(self) -> int:
+        """Return the buckets of an output that is there.
+
+        Raises:
+            OutputError: there is none, or it was written by another format.
+        """
+        storage = self.storage
+        if not storage.exists(FORMAT_FILE):
+            raise OutputError(f"{storage.uri} has no tables yet: run python -m tools.pipeline.run first")
+        found = storage.read_json(FORMAT_FILE)
+        if found.get("format") != schemas.FORMAT:
+            raise OutputError(
+                f"{storage.uri} has table format {found.get('format')}, this program writes {schemas.FORMAT}: give another"
+                " --out (all tables can be made again from the landing), or use the version that wrote it"
+            )
+        return int(found["buckets"])
 
     def stream_id(self, checkpoint: Storage) -> str:
         """Return the id of the stream that a checkpoint belongs to: a fresh one for a fresh checkpoint."""
@@ -139,10 +162,19 @@ class Output:
 
     def rows(self, table: str) -> int:
         """Return how many rows a table has."""
-        return sum(commit.rows.get(table, 0) for commit in self.commits())
+        found = sum(commit.rows.get(table, 0) for commit in self.commits())
+        if table == "quarantine":
+            for name in self.files("held"):
+                with self.storage.fs.open_input_file(self.storage.path(name)) as file:
+                    found += pq.read_metadata(file).num_rows
+        return found
+
+    def kept_from(self) -> str | None:
+        """Return the day before which readings were deleted for their age, None where none were."""
+        return max((commit.kept_from for commit in self.commits() if commit.kept_from), default=None)
 
     def write(self, commit: Commit) -> None:
-        """Make a batch count. Files of its directories that it does not name are deleted first.
+        """Make a batch count. Files in its files' directories that it does not name are a cut-off attempt's: they are deleted.
 
         Raises:
             OutputError: there is such a batch, so those files are another run's.
@@ -152,8 +184,7 @@ class Output:
                 f"batch {commit.batch} of {self.storage.uri} was committed by another run meanwhile: let one run work at a time"
             )
         named = {name for names in commit.files.values() for name in names}
-        for table in schemas.TABLES:
-            directory = f"{table}/batch={commit.batch}"
+        for directory in {name.rsplit("/", 1)[0] for name in named}:
             for name in self.storage.list(directory):
                 if f"{directory}/{name}" not in named:
                     self.storage.delete(f"{directory}/{name}")
@@ -183,16 +214,16 @@ class Output:
                     self.storage.delete(full)
 
     def files(self, table: str) -> list[str]:
-        """Return the files of a table, over all commits; of the state (`intervals`, `boots`), those of the last."""
+        """Return the files of a table, over all commits; of the state (`audit`, `intervals`, ...), those of the last."""
         if table in schemas.STATE:
             latest = self.latest()
-            return [files[table] for files in latest.state.values()] if latest else []
+            return latest.state_files(table) if latest else []
         return [name for commit in self.commits() for name in commit.files.get(table, [])]
 
     def read(self, spark: Any, table: str) -> Any:
-        """Return a table as a DataFrame: exactly what is committed."""
+        """Return a table as a DataFrame: exactly what is committed. What is held counts as quarantine as long as it is."""
         schema = schemas.spark_schema(schemas.TABLES.get(table) or schemas.STATE[table])
-        files = self.files(table)
+        files = self.files(table) + (self.files("held") if table == "quarantine" else [])
         if not files:
             return spark.createDataFrame([], schema)
         return spark.read.schema(schema).parquet(*[self.storage.address(name) for name in files])
@@ -200,3 +231,8 @@ class Output:
 
 def _name(batch: int) -> str:
     return f"{COMMITS}/{batch:09d}.json"
+
+
+def bucket_of(file: str) -> int:
+    """Return the bucket that a table's file belongs to: the first number in its name."""
+    return int(file.rsplit("/", 1)[-1].split("-")[1].split(".", maxsplit=1)[0])

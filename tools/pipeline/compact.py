@@ -1,16 +1,21 @@
-"""`python -m tools.pipeline.compact --out DIR`: the small files of many batches into few large ones.
+"""`python -m tools.pipeline.compact --out DIR`: the small files of many batches into few large ones, and what is old deleted.
 
-A stream leaves a file per bucket, table and batch. This job of its own writes the rows of all batches so far into one
-file per bucket and table, and puts one commit in the place of many. Readers find the old files or the new ones, never
-both: that commit takes the last one's name by one rename, and what came before it no longer counts. Only then the old
-files go; with `--retire` also the segments in the landing that are in the tables. The stream may run meanwhile: it only
-adds commits behind.
+A stream leaves a file per bucket, table, day and batch. This job of its own writes the rows of a bucket's files of a day
+into one, where there are more than one of them, and puts one commit in the place of many: days that are compact already
+are left as they are. Readers find the old files or the new ones, never both: that commit takes the last one's name by
+one rename, and what came before it no longer counts. Only then the old files go. The stream may run meanwhile: it only adds
+commits behind.
+
+`--keep-days N` also lets go of readings, duplicates and quarantine that arrived more than N days ago; the audit of all
+time stays. `--retire LANDING` deletes segments that are in the tables, with `--keep-raw-days N` only those that were
+sealed more than N days ago.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import datetime
 import sys
 import uuid
 from collections.abc import Iterator
@@ -20,10 +25,12 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tools import command
 from tools.command import ended
+from tools.landing import segments
 
 from . import schemas, source
-from .commits import Commit, Output, OutputError
+from .commits import Commit, Output, OutputError, bucket_of
 from .files import parquet_writer, table_of
 from .storage import Storage, StorageError
 
@@ -31,24 +38,27 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ROWS = 131_072
+MOST_PARTS = 256
+AGING = ("readings", "prints", "duplicates", "quarantine")
+"""The tables that `--keep-days` applies to: events and ties are few, and date what is kept."""
 
 
 class Merge:
-    """A task's work: one bucket of one table; it travels to the executors."""
+    """A task's work: some files of one bucket, table and day; it travels to the executors."""
 
     def __init__(self, out: Storage, batch: int):
         self.out, self.batch = out, batch
 
     def __call__(self, items: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Merge the files named in `items` (bucket, table, file); yield a row per file written."""
-        work: dict[tuple[int, str], list[str]] = {}
+        work: dict[tuple[int, str, str], list[str]] = {}
         for batch in items:
-            for which, table, file, _ in zip(*(column.to_pylist() for column in batch.columns), strict=True):
-                work.setdefault((which, table), []).append(file)
-        for (which, table), files in work.items():
-            name = f"{table}/batch={self.batch}/compact-{which:04d}-{uuid.uuid4().hex[:8]}.parquet"
+            for which, table, file in zip(*(column.to_pylist() for column in batch.columns[:3]), strict=True):
+                work.setdefault((which, table, day_of(file)), []).append(file)
+        for (which, table, day), files in work.items():
+            name = f"{table}/day={day}/batch={self.batch}/compact-{which:04d}-{uuid.uuid4().hex[:8]}.parquet"
             rows = self._merge(table, sorted(files), name)
-            yield pa.record_batch([[which], [table], [name], [rows]], schema=schemas.DONE)
+            yield pa.record_batch([[which], [table], [name], [rows], [None]], schema=schemas.DONE)
 
     def _merge(self, table: str, files: list[str], name: str) -> int:
         """Write the rows of some files as one, a part of each at a time; return how many."""
@@ -73,61 +83,150 @@ class Merge:
         return total
 
 
-def bucket_of(file: str) -> int:
-    """Return the bucket that a table's file belongs to: the first number in its name."""
-    return int(file.rsplit("/", 1)[-1].split("-")[1].split(".", maxsplit=1)[0])
+def day_of(file: str) -> str:
+    """Return the day that a table's file holds the arrivals of: YYYY-MM-DD."""
+    return file.split("/day=", 1)[1].split("/", 1)[0]
 
 
-def compact(spark: SparkSession, out: str) -> Commit | None:
-    """Merge all batches into one; return its commit, or None where there is nothing to merge."""
+def compact(spark: SparkSession | None, out: str, keep_from: str | None = None) -> Commit | None:
+    """Merge what is not compact yet, let go of what is older than a day; return the commit, None where nothing is to do.
+
+    Args:
+        spark: None where nothing is to be merged: see `scattered`.
+        out: the output directory.
+        keep_from: the first day (YYYY-MM-DD) whose readings, duplicates and quarantine are kept.
+    """
     output = Output(out)
     commits = output.commits()
-    if len(commits) < 2:
+    if not commits:
         return None
     last = commits[-1]
-    old = {table: output.files(table) for table in schemas.TABLES}
-    items = [(bucket_of(file), table, file, 0) for table, files in old.items() for file in files]
-    frame = spark.createDataFrame(items, schemas.spark_schema(schemas.DONE))
-    parts = max(1, len({(which, table) for which, table, *_ in items}))
-    merge = Merge(output.storage, last.batch)
-    done = frame.repartition(parts, "bucket", "table").mapInArrow(merge, schemas.spark_schema(schemas.DONE)).collect()
-    merged = replace(last, files={}, rows={}, whole=True)
-    for row in sorted(done):
-        merged.files.setdefault(row.table, []).append(row.file)
-        merged.rows[row.table] = merged.rows.get(row.table, 0) + row.rows
+    old = {table: [name for commit in commits for name in commit.files.get(table, [])] for table in schemas.TABLES}
+    rows = {table: sum(commit.rows.get(table, 0) for commit in commits) for table in schemas.TABLES}
+    gone = [file for table in AGING if keep_from for file in old[table] if day_of(file) < keep_from]
+    kept = {table: [file for file in files if file not in set(gone)] for table, files in old.items()}
+    items = scattered(kept)
+    if len(commits) < 2 and not gone and not items:
+        return None
+    for file in gone:
+        rows[file.split("/", 1)[0]] -= _rows(output.storage, file)
+    merged = replace(last, files=kept, rows=rows, whole=True)
+    told = [one for one in (output.kept_from(), keep_from if gone else None) if one]
+    merged.kept_from = max(told, default=None)
+    if items and spark is not None:
+        frame = spark.createDataFrame(items, schemas.spark_schema(schemas.DONE))
+        parts = min(MOST_PARTS, len({(which, table) for which, table, *_ in items}))
+        merge = Merge(output.storage, last.batch)
+        parted = frame.repartition(parts, "bucket", "table")
+        done = parted.mapInArrow(merge, schemas.spark_schema(schemas.DONE)).collect()
+        replaced = {file for _, _, file, *_ in items}
+        merged.files = {table: [file for file in files if file not in replaced] for table, files in kept.items()}
+        for row in sorted(done):
+            merged.files[row.table].append(row.file)
+    merged.files = {table: files for table, files in merged.files.items() if files}
     output.replace(merged, [file for files in old.values() for file in files])
     return merged
 
 
-def retire(landing: str, last: Commit) -> int:
-    """Delete the segments that the stream of the last commit has read, but each collector's last; return how many.
+def scattered(files: dict[str, list[str]]) -> list[tuple[int, str, str, int, None]]:
+    """Return the files of those buckets and days that have more than one: as rows of DONE."""
+    groups: dict[tuple[int, str, str], list[str]] = {}
+    for table, names in files.items():
+        for file in names:
+            groups.setdefault((bucket_of(file), table, day_of(file)), []).append(file)
+    return [
+        (which, table, file, 0, None) for (which, table, _), some in groups.items() if len(some) > 1 for file in some
+    ]
 
-    Not those that an earlier stream has read: what lies there now may be others under the same numbers.
+
+def _rows(storage: Storage, file: str) -> int:
+    with storage.fs.open_input_file(storage.path(file)) as source:
+        return int(pq.read_metadata(source).num_rows)
+
+
+def orphans(output: Output) -> list[str]:
+    """Return the files of the tables that belong to no commit: left by attempts that were cut off."""
+    commits = output.commits()
+    if not commits:
+        return []
+    named = {name for commit in commits for names in commit.files.values() for name in names}
+    found = []
+    for table in schemas.TABLES:
+        for name in output.storage.list(table, recursive=True):
+            file = f"{table}/{name}"
+            batch = int(file.split("/batch=", 1)[1].split("/", 1)[0]) if "/batch=" in file else 0
+            if file not in named and batch <= commits[-1].batch:
+                found.append(file)
+    return found
+
+
+def retired(landing: Storage, last: Commit, sealed_before_s: float | None = None) -> list[segments.Segment]:
+    """Return the segments that the stream of the last commit has read, but each collector's last.
+
+    Not those that an earlier stream has read: what lies there now may be others under the same numbers. With
+    `sealed_before_s`, only those that were sealed before that moment (Unix time).
     """
+    found = []
+    for collector, numbers in source.latest(landing).items():
+        for number, name in sorted(numbers.items()):
+            old = sealed_before_s is None or landing.modified_s(name) < sealed_before_s
+            if number < min(last.stream_read.get(collector, 0), max(numbers)) and old:
+                found.append(segments.Segment(collector, number, name))
+    return found
+
+
+def retire(landing: str, last: Commit, sealed_before_s: float | None = None) -> int:
+    """Delete the segments that `retired` returns; return how many."""
     directory = Storage(landing)
-    count = 0
-    for collector, numbers in source.latest(directory).items():
-        for number, name in numbers.items():
-            if number < min(last.stream_read.get(collector, 0), max(numbers)):
-                directory.delete(name)
-                count += 1
-    return count
+    found = retired(directory, last, sealed_before_s)
+    for segment in found:
+        directory.delete(segment.path)
+    return len(found)
 
 
-def main() -> int:
+def lost_by(found: list[segments.Segment]) -> str:
+    """Return what can't be done any more once some segments are deleted."""
+    to: dict[str, int] = {}
+    for segment in found:
+        to[segment.collector] = max(segment.number, to.get(segment.collector, 0))
+    what = ", ".join(f"{segments.file_name(collector, number)}" for collector, number in sorted(to.items()))
+    return (
+        f"From now on the tables can't be made again for what is in the segments up to {what}: not after a damaged or lost"
+        " output, not by a later version that reads a payload in another way, and not with another number of buckets. Topics,"
+        " QoS, properties and payloads of what was read are gone but for the quarantine."
+    )
+
+
+def main(argv: list[str] | None = None) -> int:
     """Compact an output directory."""
     from . import java, session
 
     parser = argparse.ArgumentParser(prog="python -m tools.pipeline.compact", description=__doc__.split("\n")[0])
     parser.add_argument("--out", nargs="?", help="the output directory of the pipeline")
     parser.add_argument(
+        "--keep-days",
+        type=command.number(int, 1),
+        metavar="N",
+        help="delete readings that arrived more than N days ago",
+    )
+    parser.add_argument(
         "--retire", metavar="LANDING", help="also delete the segments of this landing that are in the tables"
     )
+    parser.add_argument(
+        "--keep-raw-days",
+        type=command.number(int, 1),
+        metavar="N",
+        help="with --retire: but not those sealed within N days",
+    )
+    parser.add_argument("--dry-run", action="store_true", help="say what would be done")
     parser.add_argument("--master", help="Spark master (default: spark-submit's, or this machine)")
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
     if not options.out:
         print("compact: --out is missing: say which tables, `make compact OUT=tables`", file=sys.stderr)
         return 2
+    now = datetime.datetime.now(datetime.UTC)
+    keep_from = str((now - datetime.timedelta(days=options.keep_days)).date()) if options.keep_days else None
+    sealed_before_s = now.timestamp() - 86_400 * options.keep_raw_days if options.keep_raw_days else None
     with contextlib.ExitStack() as stack:
         try:
             output = Output(options.out)
@@ -136,18 +235,42 @@ def main() -> int:
             before = output.latest()
             if before is None:
                 raise OutputError(f"{options.out} has no batches: run python -m tools.pipeline.run first")
+            output.check_format()
+            gone = retired(Storage(options.retire), before, sealed_before_s) if options.retire else []
+            if options.dry_run:
+                return _told(output, keep_from, gone)
             stack.enter_context(output.alone("compaction"))
-            spark = session.make(options.master, session.log_file(output.storage))
-            stack.callback(spark.stop)
+            spark = None
+            if scattered({table: output.files(table) for table in schemas.TABLES}):
+                spark = session.make(options.master, session.log_file(output.storage))
+                stack.callback(spark.stop)
         except (OutputError, StorageError, source.LandingError, java.JavaNotFound) as error:
             print(f"compact: {error}", file=sys.stderr)
             return 2
         files = sum(len(output.files(table)) for table in schemas.TABLES)
-        merged = compact(spark, options.out)
+        merged = compact(spark, options.out, keep_from)
         after = sum(map(len, merged.files.values())) if merged else files
         print(f"{files} files are {after} now")
+        cut_off = orphans(output)
+        for file in cut_off:
+            output.storage.delete(file)
+        if cut_off:
+            print(f"{len(cut_off)} files of attempts that were cut off deleted")
         if options.retire:
-            print(f"{retire(options.retire, before)} segments retired")
+            print(f"{retire(options.retire, before, sealed_before_s)} segments retired")
+            if gone:
+                print(lost_by(gone))
+    return 0
+
+
+def _told(output: Output, keep_from: str | None, gone: list[segments.Segment]) -> int:
+    files = {table: output.files(table) for table in schemas.TABLES}
+    old = [file for table in AGING if keep_from for file in files[table] if day_of(file) < keep_from]
+    print(
+        f"{len(scattered(files))} files would be joined, {len(old)} deleted for their age, {len(gone)} segments retired"
+    )
+    if gone:
+        print(lost_by(gone))
     return 0
 
 

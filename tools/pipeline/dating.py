@@ -11,11 +11,9 @@ from __future__ import annotations
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
+from .ledger import AHEAD_US, DRIFT, JUMP_US, SET_SINCE_US
+
 BOOT = ["device", "life", "boot"]
-JUMP_US = 1_000_000
-DRIFT = 1e-3  # of the uptime between two ties: no crystal is as bad as that
-SET_SINCE_US = 1_577_836_800_000_000  # a clock before 2020 was never set
-AHEAD_US = 86_400_000_000  # nor was one that is a day ahead of the arrival
 
 
 def plausible(clock_us: Column, arrival: Column) -> Column:

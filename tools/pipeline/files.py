@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 GOING_ON = ("seq", "arrival", "time", "segment", "row", "lo", "hi")
+WITH_BOUNDS = ("device", "boot", "seq", "arrival", "missing", "twice", "absent")
 DICTIONARY = pa.dictionary(pa.int32(), pa.string())
 
 
@@ -33,6 +34,6 @@ def parquet_writer(stream: Any, schema: pa.Schema) -> pq.ParquetWriter:
         compression_level=1,
         use_dictionary=[field.name for field in schema if field.type in {DICTIONARY, pa.string()}],
         column_encoding={name: "DELTA_BINARY_PACKED" for name in GOING_ON if name in schema.names},
-        write_statistics=[name for name in ("device", "boot", "seq", "arrival") if name in schema.names],
+        write_statistics=[name for name in WITH_BOUNDS if name in schema.names],
         store_schema=False,
     )

@@ -81,13 +81,26 @@ def publish(fleet: Fleet, first: int, count: int) -> Messages:
     return Messages(device, boot, ordinal + 1, up_ms, captured, in_boot == 0, clock)
 
 
+def in_order(device: np.ndarray, arrival_us: np.ndarray) -> np.ndarray:
+    """Return arrivals of messages, by device and then in order, so that none comes before the one in front of it."""
+    if not len(device):
+        return arrival_us
+    begins = np.concatenate(([True], device[1:] != device[:-1]))
+    since = arrival_us - arrival_us.min()
+    step = (
+        int(since.max()) + 1
+    )  # a device's part of the scale: as far as the slice reaches, however many devices there are
+    if step * int(begins.sum()) >= 1 << 63:
+        raise OverflowError(f"{begins.sum()} devices over {step / 1e6:.0f} s: write the fleet in shorter slices")
+    base = (np.cumsum(begins) - 1) * step
+    return np.maximum.accumulate(since + base) - base + arrival_us.min()
+
+
 def deliver(fleet: Fleet, messages: Messages, rng: np.random.Generator) -> Delivery:
     """Let all messages arrive, each device's in order, some of them again a little later."""
     delay = (rng.lognormal(3.5, 1.0, len(messages)) * 1000).astype(np.int64)
     arrival = messages.captured_us + delay
-    # In order per device: not before the message in front of it.
-    base = messages.device * (1 << 52)
-    arrival = np.maximum.accumulate(arrival - BEGIN_US + base) - base + BEGIN_US
+    arrival = in_order(messages.device, arrival)
     again = np.flatnonzero(rng.random(len(messages)) < fleet.duplicates)
     late = arrival[again] + (rng.random(len(again)) * 3e6).astype(np.int64)
     message = np.concatenate((np.arange(len(messages)), again))
@@ -157,17 +170,30 @@ def rows(
 
 
 def write(
-    fleet: Fleet, landing: Path, messages: int, per_segment: int = 524_288, buckets: int = segments.BUCKETS
+    fleet: Fleet,
+    landing: Path,
+    messages: int,
+    per_segment: int = 524_288,
+    buckets: int = segments.BUCKETS,
+    begin: int = 0,
 ) -> int:
-    """Write `messages` messages of a faultless fleet with duplicates as a landing; return the rows."""
+    """Write `messages` messages of a faultless fleet with duplicates as segments of a landing; return the rows.
+
+    Args:
+        begin: what each device has published before, from 0: so that a landing goes on. The segments go on anyway.
+    """
     landing.mkdir(parents=True, exist_ok=True)
-    rng = np.random.default_rng(fleet.seed)
-    per_device = messages // fleet.devices
+    rng = np.random.default_rng([fleet.seed, begin])
+    end = begin + messages // fleet.devices
     step = max(1, per_segment // fleet.devices)
+    there = [segment for segment in segments.find_segments(landing) if segment.collector == "fleet"]
+    number = max((segment.number for segment in there), default=0)
     total = 0
-    for number, first in enumerate(range(0, per_device, step), 1):
-        some = publish(fleet, first, min(step, per_device - first))
-        table = rows(fleet, some, deliver(fleet, some, rng), payloads(fleet, some, rng), "fleet", number, total)
+    for first in range(begin, end, step):
+        number += 1
+        some = publish(fleet, first, min(step, end - first))
+        before = (number << 32) if there else total  # numbers of the collector's rows only have to rise
+        table = rows(fleet, some, deliver(fleet, some, rng), payloads(fleet, some, rng), "fleet", number, before)
         segments.write_segment(landing, "fleet", number, table, buckets, sync=False)
         total += table.num_rows
     return total
@@ -179,11 +205,20 @@ def main() -> int:
     parser.add_argument("--landing", type=Path, required=True)
     parser.add_argument("--devices", type=int, default=1000)
     parser.add_argument("--messages", type=int, default=500_000)
+    parser.add_argument("--interval", type=float, default=1.0, metavar="SECONDS", help="between a device's messages")
+    parser.add_argument("--boot-every", type=int, default=2000, metavar="MESSAGES")
+    parser.add_argument("--begin", type=int, default=0, metavar="N", help="go on: each device has published N messages")
     parser.add_argument("--duplicates", type=float, default=0.01)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-    fleet = Fleet(devices=options.devices, duplicates=options.duplicates, seed=options.seed)
-    print(f"{write(fleet, options.landing, options.messages):,} rows in {options.landing}")
+    fleet = Fleet(
+        devices=options.devices,
+        interval_ms=round(1000 * options.interval),
+        boot_every=options.boot_every,
+        duplicates=options.duplicates,
+        seed=options.seed,
+    )
+    print(f"{write(fleet, options.landing, options.messages, begin=options.begin):,} rows in {options.landing}")
     return 0
 
 

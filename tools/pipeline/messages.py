@@ -1,7 +1,8 @@
-"""Rows of a segment to rows of the tables: parse, tell lives apart, drop duplicates, count.
+"""Rows of a segment to rows of the tables: parse, place in a life, compare, count.
 
-Everything that needs to see a device's messages in order happens here. It is Arrow and numpy on a row group at a time, with
-Python loops only over boot messages and bad payloads.
+It is Arrow and numpy on a row group at a time, with Python loops only over bad payloads and over devices whose lives are not
+plain (placing.py). What comes out does not depend on how the rows fell into batches: the tests hold every split of small
+histories against one batch.
 
 It does not know Spark nor files: a function from (state, rows) to (tables, state), tested as such.
 """
@@ -16,19 +17,22 @@ import pyarrow.compute as pc
 
 from tools.landing import segments
 
-from . import delays, intervals, lives, schemas, senml
+from . import delays, intervals, lives, placing, prints, schemas, senml
 from .files import table_of
 from .parts import ends
-from .state import State, pack, unpack
+from .state import State, Waiting, unpack
 
 TIE_TOLERANCE_US = 1_000_000
 """A clock that moves by more than this against the uptime has been set anew."""
-EVENT_LABELS = ("first", "cause", "dropped", "doubt_first", "doubt_last")
+EVENT_LABELS = ("first", "cause", "dropped", "doubt_first", "doubt_last", "since")
+WITH_DAY = {name: schemas.TABLES[name].append(schemas.ORIGIN[0]) for name in ("prints", "undelivered")}
+"""Tables that lie by the day of their arrival without having it as a column."""
+FAR_BACK = 1000
+"""Numbers: no board's newest message is so far behind the one before it."""
 
 
 def process(state: State, rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
     """Take some rows of a segment, in landing order, into the state; yield (table name, rows to write)."""
-    arrival = rows["arrival"].combine_chunks()
     payload = rows["payload"].combine_chunks()
     topic = _encoded(rows["topic"])
     packs, bad = _read(payload, topic)
@@ -44,23 +48,38 @@ def process(state: State, rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
     if not agree.all():
         bad += [(row, "another device than the topic's") for row in place.to_numpy()[~agree].tolist()]
         messages = messages.filter(pa.array(agree))
-        place = messages["row"].combine_chunks()
-        device_name = messages["device"].combine_chunks()
-
     if messages.num_rows:
-        origin = {"arrival": arrival, "collector": _encoded(rows["collector"])}
-        origin |= {name: rows[name].combine_chunks() for name in ("segment", "row")}
-        new = _Messages(state, messages, place, device_name, origin)
-        bad += new.refused
-        yield from new.tables(packs.records)
+        whole = payload if messages.num_rows == len(payload) else payload.take(messages["row"].combine_chunks())
+        batch = _Batch(state, rows, topic, payload, messages, packs.records, prints.of(whole))
+        bad += batch.bad
+        yield from batch.tables()
+        yield from batch.overflowed()
     if bad:
-        bad.sort()
-        at = pa.array([row for row, _ in bad], pa.int64())
-        reasons = pa.array([reason for _, reason in bad], pa.string())
-        columns = [reasons, topic.dictionary.take(topic.indices.take(at)), payload.take(at)]
-        columns += [rows[field.name].combine_chunks().take(at) for field in schemas.ORIGIN]
-        yield "quarantine", table_of(columns, schemas.QUARANTINE)
+        yield from _quarantine(state, rows, topic, payload, bad)
     _note_progress(state, rows)
+
+
+def _quarantine(
+    state: State, rows: pa.Table, topic: pa.DictionaryArray, payload: pa.Array, bad: list[tuple[int, str]]
+) -> Iterator[tuple[str, pa.Table]]:
+    """Yield the messages that can't be used, but those that are in quarantine already: of a log that is read again."""
+    bad.sort()
+    at = pa.array([row for row, _ in bad], pa.int64())
+    reasons = pa.array([reason for _, reason in bad], pa.string())
+    origin = [rows[field.name].combine_chunks().take(at) for field in schemas.ORIGIN]
+    payload = payload.take(at)
+    columns = [reasons, topic.dictionary.take(topic.indices.take(at)), payload, *origin]
+    table = table_of(columns, schemas.QUARANTINE)
+    again = _read_before(state, _encoded(rows["collector"].take(at)), *(table[name] for name in ("segment", "row")))
+    if again.any():
+        where = zip(*(table[name].to_pylist() for name in ("collector", "segment", "row")), strict=True)
+        kept = [
+            not (is_again and state.is_in_quarantine(one, its_print))
+            for is_again, one, its_print in zip(again.tolist(), where, prints.of(payload).tolist(), strict=True)
+        ]
+        table = table.filter(pa.array(kept))
+    if table.num_rows:
+        yield "quarantine", table
 
 
 def _read(payload: pa.Array, topic: pa.DictionaryArray) -> tuple[senml.Packs, list[tuple[int, str]]]:
@@ -78,8 +97,17 @@ def _read(payload: pa.Array, topic: pa.DictionaryArray) -> tuple[senml.Packs, li
         messages.append(_moved(found, at))
         records.append(_moved(readings, at))
         bad += [(int(at[row]), reason) for row, reason in packs.bad]
-    together = pa.concat_tables(messages).sort_by("row")
-    return senml.Packs(together, pa.concat_tables(records), bad), bad
+    return senml.Packs(_by_row(pa.concat_tables(messages)), pa.concat_tables(records), bad), bad
+
+
+def _by_row(table: pa.Table) -> pa.Table:
+    """Return a table by its column `row`. Most labels are in no message of a batch: their columns cost nothing."""
+    order = pa.array(np.argsort(table["row"].to_numpy(), kind="stable"))
+    columns = [
+        pa.nulls(len(table), column.type) if column.null_count == len(table) else column.take(order)
+        for column in table.columns
+    ]
+    return pa.table(columns, schema=table.schema)
 
 
 def _moved(table: pa.Table, at: np.ndarray) -> pa.Table:
@@ -132,78 +160,226 @@ def _encoded(column: pa.ChunkedArray) -> pa.DictionaryArray:
     return column.unify_dictionaries().combine_chunks()
 
 
-class _Messages:
-    """The messages of a batch that have an identity, sorted by it, and what became of each."""
+def _read_before(
+    state: State, encoded: pa.DictionaryArray, segment: pa.ChunkedArray, row: pa.ChunkedArray
+) -> np.ndarray:
+    """Return for some rows whether this place of a collector's log was read before."""
+    read = [state.read.get(name, (0, -1)) for name in encoded.dictionary.to_pylist()]
+    read_segment = np.array([one for one, _ in read], dtype=np.int64)[encoded.indices.to_numpy()]
+    read_row = np.array([one for _, one in read], dtype=np.int64)[encoded.indices.to_numpy()]
+    segments_of, rows_of = segment.to_numpy(), row.to_numpy()
+    return (segments_of < read_segment) | ((segments_of == read_segment) & (rows_of <= read_row))
+
+
+class _Batch:
+    """The messages of a batch that have an identity, and what became of each.
+
+    Attributes:
+        bad: (row, reason) of those for quarantine.
+    """
 
     def __init__(
-        self, state: State, messages: pa.Table, place: pa.Array, device_name: pa.Array, origin: dict[str, pa.Array]
+        self,
+        state: State,
+        rows: pa.Table,
+        topic: pa.DictionaryArray,
+        payload: pa.Array,
+        messages: pa.Table,
+        records: pa.Table,
+        printed: np.ndarray,
     ):
-        self.state = state
-        self.origin = origin
-        self.messages = messages
-        self.place = place.to_numpy()
-        self.device = state.device_numbers(device_name)
-        boot = messages["boot"].to_numpy()
-        seq = messages["seq"].to_numpy()
-        self.life = lives.lives_of(state, self.device, boot, seq, messages)
-        self._keep_replays(boot, seq)
-        self.refused = self._refuse_lives_beyond_the_last()
-        boot = self.messages["boot"].to_numpy()
-        seq = self.messages["seq"].to_numpy()
-        self.uptime = self.messages["uptime"].combine_chunks()
-        group = state.groups(pack(self.device, self.life, boot))
-        codes = intervals.encode(group, seq)
+        self.state, self.messages, self.records = state, messages, records
+        self.rows, self.topic, self.payload = rows, topic, payload
+        self.collector = _encoded(rows["collector"])
+        self.origin = {"arrival": rows["arrival"].combine_chunks(), "collector": self.collector}
+        self.origin |= {name: rows[name].combine_chunks() for name in ("segment", "row")}
+        self.own = len(rows)  # rows from here on were held
+        self.place = messages["row"].to_numpy()
+        self.device = state.device_numbers(messages["device"].combine_chunks())
+        self.printed = printed
+        asked = self._asked()
+        placed, compared = placing.place(state, asked)
+        self.life = placed.life
+        self.bad = [(int(self.place[at]), reason) for at, reason in placed.refused]
+        self.no_room = [(what, reason) for what, reason in placed.overflowed if isinstance(what, Waiting)]
+        self.bad += [(int(self.place[at]), reason) for at, reason in placed.overflowed if not isinstance(at, Waiting)]
+        if not placed.life.all() or placed.released:
+            self._leave_out(placed)
+        self._compare(compared)
 
-        # Sorted by identity, a message's copies stand together, first come first.
-        order = np.argsort(codes, kind="stable")
-        codes = codes[order]
-        self.order, self.codes = order, codes
-        first = np.ones(len(codes), dtype=bool)
-        first[1:] = codes[1:] != codes[:-1]
-        known = state.seen.contains(codes)
-        new = first & ~known
+    def _asked(self) -> placing.Messages:
+        """Return what placing asks of the messages."""
+        table, at = self.messages, self.place
+        origin = np.stack(
+            [
+                self.collector.indices.to_numpy()[at],
+                self.origin["segment"].to_numpy()[at],
+                self.origin["row"].to_numpy()[at],
+            ],
+            axis=1,
+        ).astype(np.int64)
+        return placing.Messages(
+            self.device,
+            table["life"].to_numpy(),
+            table["boot"].to_numpy(),
+            table["seq"].to_numpy(),
+            pc.fill_null(table["first"], -1).to_numpy(),
+            self.printed,
+            self.collector.dictionary.to_pylist(),
+            origin,
+        )
+
+    def _leave_out(self, placed: placing.Placed) -> None:
+        """Leave out what has no place, hold what waits for one, and take in what has found its own."""
+        state = self.state
+        again = _read_before(state, self.collector, self.rows["segment"], self.rows["row"])
+        for at, device, one in placed.held:
+            waiting = self._waiting(at, one)
+            where = (waiting.collector, waiting.segment, waiting.row)
+            if not (again[self.place[at]] and state.is_in_quarantine(where, waiting.print)):
+                state.held.setdefault(device, []).append(waiting)
+        # What was held arrives behind the message that showed its life.
+        order = self.place.astype(np.float64)
+        found: list[tuple[Waiting, int, float]] = []
+        for n, (behind, what, life) in enumerate(placed.released, 1):
+            moment = self.place[behind] + n / (len(placed.released) + 1)
+            if isinstance(what, Waiting):
+                found.append((what, life, moment))
+            else:
+                self.life[what], order[what] = life, moment
+        kept = np.flatnonzero(self.life > 0)
+        self.messages = self.messages.take(pa.array(kept))
+        self.place, self.device, self.life = self.place[kept], self.device[kept], self.life[kept]
+        self.printed, order = self.printed[kept], order[kept]
+        if found:
+            order = np.concatenate((order, self._take_in(found)))
+        sorting = np.argsort(order, kind="stable")
+        self.messages = self.messages.take(pa.array(sorting))
+        self.place, self.device, self.life = self.place[sorting], self.device[sorting], self.life[sorting]
+        self.printed = self.printed[sorting]
+
+    def _waiting(self, at: int, one: lives.Held) -> Waiting:
+        place, message = int(self.place[at]), one.message
+        topic = self.topic.dictionary[self.topic.indices[place].as_py()].as_py()
+        arrival_us = self.origin["arrival"][place].value
+        return Waiting(
+            *(message.identity, message.boot, message.seq, message.first, message.print, one.reason),
+            *(topic, self.payload[place].as_py(), arrival_us, *message.where),
+        )
+
+    def _take_in(self, found: list[tuple[Waiting, int, float]]) -> np.ndarray:
+        """Add messages that were held; return where they belong among the others."""
+        what = [one for one, _, _ in found]
+        payload = pa.array([one.payload for one in what], pa.binary())
+        packs, _ = _read(payload, pa.array([one.topic for one in what], pa.string()).dictionary_encode())
+        at = np.arange(self.own, self.own + len(what))
+        messages = _moved(packs.messages, at)
+        self.messages = pa.concat_tables([self.messages, messages]).combine_chunks()
+        self.records = pa.concat_tables([self.records, _moved(packs.records, at)]).combine_chunks()
+        self.place = np.concatenate((self.place, at))
+        self.device = np.concatenate((self.device, self.state.device_numbers(messages["device"].combine_chunks())))
+        self.life = np.concatenate((self.life, np.array([life for _, life, _ in found], dtype=np.int64)))
+        self.printed = np.concatenate((self.printed, prints.of(payload)))
+        more = {
+            "arrival": pa.array([one.arrival_us for one in what], pa.int64()).cast(schemas.MOMENT),
+            "collector": pa.array([one.collector for one in what], pa.string()),
+            "segment": pa.array([one.segment for one in what], pa.int64()),
+            "row": pa.array([one.row for one in what], pa.int64()),
+        }
+        own = self.origin
+        names = pa.chunked_array([own["collector"].cast(pa.string()), more.pop("collector")])
+        self.origin = {
+            "arrival": pa.concat_arrays([own["arrival"], more["arrival"]]),
+            "collector": _encoded(names),
+            "segment": pa.concat_arrays([own["segment"], more["segment"]]),
+            "row": pa.concat_arrays([own["row"], more["row"]]),
+        }
+        return np.array([moment for _, _, moment in found])
+
+    def _compare(self, compared: placing.Comparison | None) -> None:
+        """Tell new messages from copies, and copies from others under the same identity."""
+        state, messages = self.state, self.messages
+        boot, seq = messages["boot"].to_numpy(), messages["seq"].to_numpy()
+        self.uptime = messages["uptime"].combine_chunks()
+        if compared is None:
+            compared = placing.Comparison(state, self.device, self.life, boot, seq, self.printed)
+        order = self.order = compared.order
+        new = self.new = compared.first & ~compared.known
+        self.copy = ~new & compared.same
+        for wrong, reason in (
+            (~new & compared.lost, lives.NOT_COMPARED),
+            (~new & ~compared.same & ~compared.lost, lives.REUSED),
+        ):
+            self.bad += [(int(row), reason) for row in self.place[order[wrong]]]
+        groups = state.groups(compared.keys)
+        codes = intervals.encode(groups[compared.which], compared.seq)
         highest_before = self._highest(codes)
-        self.arrival_us = origin["arrival"].cast(pa.int64()).to_numpy()[self.place[order]]
-
-        # A copy has its original's uptime; another message under the same identity has not.
-        up = pc.fill_null(self.uptime, -1.0).to_numpy()[order]
-        original = np.maximum.accumulate(np.where(first, np.arange(len(codes)), 0))
-        compared = ~first & ~known
-        reused = compared & (up != up[original])
-        self.refused += [
-            (int(row), "identity reused: another message has this device, boot and seq")
-            for row in self.place[order[reused]]
-        ]
-        self.copy = ~new & ~reused
-        self.compared = compared
-        self.new = new
+        self.arrival_us = self.origin["arrival"].cast(pa.int64()).to_numpy()[self.place[order]]
         self.reordered = new & (self._overtaken(codes, order) | (codes < highest_before))
         state.seen = state.seen.union(codes[new])
-        self.group = intervals.group_of(codes)
+        self.group, self.seq = intervals.group_of(codes), compared.seq
+        state.prints.add(compared.keys[compared.which[new]], compared.seq[new], self.printed[order[new]])
+        self.returned = self._returned(boot, seq)
 
-    def _keep_replays(self, boot: np.ndarray, seq: np.ndarray) -> None:
-        """Give a replayed row to the life that has it already, whatever life is in force now."""
-        state, device = self.state, self.device
-        if not state.life:
+    def _returned(self, boot: np.ndarray, seq: np.ndarray) -> np.ndarray:
+        """Return for each message, in identity order, whether its device went back with it; note the newest messages.
+
+        A device's newest message is the one that arrived last, of those that are no copies.
+        """
+        state = self.state
+        state.make_room()
+        position = np.empty(len(self.order), dtype=np.int64)
+        position[self.order] = np.arange(len(self.order))
+        at = np.sort(self.order[self.new])
+        at = at[np.argsort(self.device[at], kind="stable")]
+        device = self.device[at]
+        begins = np.ones(len(at), dtype=bool)
+        begins[1:] = device[1:] != device[:-1]
+        arrival = self.arrival_us[position[at]]
+        newest = arrival >= state.fronts[0][device]
+        if not (newest & (begins | (np.diff(arrival, prepend=0) >= 0))).all():
+            highest = 0
+            fronts = state.fronts[0][device].tolist()
+            for n, (is_first, its_arrival) in enumerate(zip(begins.tolist(), arrival.tolist(), strict=True)):
+                highest = fronts[n] if is_first else highest
+                newest[n] = its_arrival >= highest
+                highest = max(highest, its_arrival)
+            at, device, arrival = at[newest], device[newest], arrival[newest]
+            begins = np.ones(len(at), dtype=bool)
+            begins[1:] = device[1:] != device[:-1]
+        returned = np.zeros(len(self.order), dtype=bool)
+        if not len(at):
+            return returned
+        first = np.flatnonzero(begins)
+        before = state.fronts[:, device[first]]
+        now = (arrival, self.life[at], boot[at], seq[at])
+        last = []
+        for column, of_front in zip(now, before, strict=True):
+            previous = np.empty_like(column)
+            previous[1:] = column[:-1]
+            previous[first] = of_front
+            last.append(previous)
+        back = now[1] < last[1]
+        back |= (now[1] == last[1]) & ((now[2] < last[2]) | (now[3] < last[3] - FAR_BACK))
+        back[first[before[0] == 0]] = False  # nothing came of these devices before
+        returned[position[at[back]]] = True
+        ends = np.append(first[1:] - 1, len(at) - 1)
+        state.fronts[:, device[ends]] = np.stack([column[ends] for column in now])
+        return returned
+
+    def overflowed(self) -> Iterator[tuple[str, pa.Table]]:
+        """Yield the messages for which there is no room among those held."""
+        if not self.no_room:
             return
-        for at in np.flatnonzero(self._replayed(np.arange(len(device)))).tolist():
-            for one in range(state.life.get(int(device[at]), 1), 0, -1):
-                key = pack(int(device[at]), one, int(boot[at]))
-                place = np.searchsorted(state.keys, key)
-                if place < len(state.keys) and state.keys[place] == key:
-                    code = intervals.encode(np.array([place]), seq[at : at + 1])
-                    if state.seen.contains(code)[0]:
-                        self.life[at] = one
-                        break
-
-    def _refuse_lives_beyond_the_last(self) -> list[tuple[int, str]]:
-        """Leave out the messages of a device that began anew too often; return their rows, with the reason."""
-        beyond = self.life > lives.MOST_LIVES
-        refused = self.place[beyond].tolist()
-        if refused:
-            self.messages = self.messages.filter(pa.array(~beyond))
-            self.place, self.device, self.life = self.place[~beyond], self.device[~beyond], self.life[~beyond]
-        return [(row, "its device's counters began again too often: the id is not its own") for row in refused]
+        rows = [
+            (reason, one.topic, one.payload, one.arrival_us, one.collector, one.segment, one.row)
+            for one, reason in self.no_room
+        ]
+        arrays = [
+            pa.array(column, pa.int64()).cast(kind.type) if kind.type == schemas.MOMENT else pa.array(column, kind.type)
+            for column, kind in zip(zip(*rows, strict=True), schemas.QUARANTINE, strict=True)
+        ]
+        yield "quarantine", table_of(arrays, schemas.QUARANTINE)
 
     def _highest(self, codes: np.ndarray) -> np.ndarray:
         """Return for each message the highest code of its group before this batch, 0 where there is none."""
@@ -223,13 +399,15 @@ class _Messages:
         later = np.minimum.accumulate(place[::-1])[::-1]
         return np.concatenate((later[1:] < place[:-1], [False]))
 
-    def tables(self, records: pa.Table) -> Iterator[tuple[str, pa.Table]]:
+    def tables(self) -> Iterator[tuple[str, pa.Table]]:
         """Yield what is to be written."""
         if not len(self.place):
             return
-        order, new = self.order, self.new
+        order, new, records = self.order, self.new, self.records
         chosen = order[new]
         yield "readings", self._readings(records, chosen)
+        yield "prints", self._prints(chosen)
+        yield from self._undelivered(chosen)
         events = self._events(chosen, records)
         if events.num_rows:
             yield "events", events
@@ -238,7 +416,8 @@ class _Messages:
             yield "ties", ties
         if self.copy.any():
             yield "duplicates", self._duplicates()
-        yield "tally", self._tally(records)
+        if (new | self.copy).any():
+            yield "tally", self._tally(records)
 
     def _key(self, messages: np.ndarray) -> list[pa.Array]:
         """Return the key columns and seq of some messages."""
@@ -315,17 +494,40 @@ class _Messages:
         replay = self._replayed(which)
         cause = pa.array(np.where(replay, "replay", "resend").tolist(), pa.string())
         uptime = self.uptime.take(pa.array(which))
-        compared = pa.array(self.compared[self.copy])
-        return table_of([*self._key(which), cause, uptime, compared, *origin], schemas.DUPLICATES)
+        return table_of([*self._key(which), cause, uptime, *origin], schemas.DUPLICATES)
+
+    def _prints(self, chosen: np.ndarray) -> pa.Table:
+        names = pa.array(self.state.devices, pa.string())
+        device, life, boot = unpack(self.state.keys[self.group[self.new]])
+        columns = [
+            pa.DictionaryArray.from_arrays(pa.array(device.astype(np.int32)), names),
+            *(pa.array(life.astype(np.int32)), pa.array(boot), pa.array(self.seq[self.new])),
+            *(pa.array(self.printed[chosen]), pa.array(self.arrival_us[self.new]).cast(schemas.MOMENT)),
+        ]
+        return table_of(columns, WITH_DAY["prints"])
+
+    def _undelivered(self, chosen: np.ndarray) -> Iterator[tuple[str, pa.Table]]:
+        """Yield what the boards say of numbers that they gave up."""
+        rows = []
+        for reason in senml.GIVEN_UP:
+            label = self.messages[f"{reason}_seqs"].combine_chunks()
+            if label.null_count == len(label):
+                continue
+            told = chosen[_is_valid(label)[chosen]]
+            for at, text in zip(told.tolist(), label.take(pa.array(told)).to_pylist(), strict=True):
+                rows += [(at, reason, lo, hi) for lo, hi in senml.ranges(text) or ()]
+        if rows:
+            places, reasons, lows, highs = zip(*rows, strict=True)
+            messages = np.array(places)
+            columns = [*self._key(messages), pa.array(reasons, pa.string()), pa.array(lows), pa.array(highs)]
+            columns.append(self.origin["arrival"].take(pa.array(self.place[messages])))
+            yield "undelivered", table_of(columns, WITH_DAY["undelivered"])
 
     def _replayed(self, messages: np.ndarray) -> np.ndarray:
         """Return for each message whether this very row of a collector's log was read before."""
         _, encoded, segment, row = self._origin(messages)
-        read = [self.state.read.get(name, (0, -1)) for name in encoded.dictionary.to_pylist()]
-        read_segment = np.array([one for one, _ in read], dtype=np.int64)[encoded.indices.to_numpy()]
-        read_row = np.array([one for _, one in read], dtype=np.int64)[encoded.indices.to_numpy()]
-        segment, row = segment.to_numpy(), row.to_numpy()
-        return (segment < read_segment) | ((segment == read_segment) & (row <= read_row))
+        was_held = self.place[messages] >= self.own
+        return _read_before(self.state, encoded, segment, row) & ~was_held
 
     def _tally(self, records: pa.Table) -> pa.Table:
         order, new = self.order, self.new
@@ -365,6 +567,7 @@ class _Messages:
                 pa.array(count(self.copy & ~replay)),
                 pa.array(count(replay)),
                 pa.array(count(self.reordered)),
+                pa.array(count(self.returned)),
                 pa.array(first_arrival).cast(schemas.MOMENT),
                 pa.array(last_arrival).cast(schemas.MOMENT),
                 pa.array(base),

@@ -29,7 +29,7 @@ def merge_tallies(tallies: list[pa.Table]) -> pa.Table:
     starts = np.searchsorted(inverse[order], np.arange(len(groups)))
     sums = {
         name: np.add.reduceat(table[name].to_numpy()[order], starts)
-        for name in ("delivered", "readings", "resent", "replayed", "reordered")
+        for name in ("delivered", "readings", "resent", "replayed", "reordered", "returns")
     }
     arrivals = {name: table[name].cast(pa.int64()).to_numpy()[order] for name in ("first_arrival", "last_arrival")}
     steps = table["steps"].combine_chunks()

@@ -1,162 +1,176 @@
 """`python -m tools.pipeline.report --out DIR`: one HTML page about a fleet, whole in itself and readable offline.
 
-Spark reduces the tables to what a page can show (`collect`), plotly draws it, and the audit's rows go along as a table to
-search. All figures stand in the page once more as JSON (`id="facts"`), which is what the tests hold against the tables.
+It is made of the sums that go on from batch to batch and of the worst of the audit's rows, without Spark and without a look
+at the readings; plotly draws it, and the audit's rows go along as a table to search. All figures stand in the page once
+more as JSON (`id="facts"`), which is what the tests hold against the tables.
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
 import html
 import json
 import sys
-from typing import TYPE_CHECKING, Any
+from functools import reduce
+from typing import Any
 
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F  # noqa: N812
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from tools.command import ended
 
-from . import audit
-from .commits import Output
+from . import schemas, verdict
+from .books import Books, as_of_one_commit
+from .commits import Output, OutputError
+from .ledger import CONNECTS, WEAR
+from .storage import StorageError
+from .verdict import Verdict
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-# Readings of a board's health message (firmware/app/health.py).
-WEAR = "wear"  # erases of its most worn sector
-CONNECTS = "connects"  # connections since the boot
-MOST_COUNTED = 1 << 31  # a board's counter says no more; another reading may have the same name
 ERASES_RATED = 100_000
-STEPS = (1, 10, 60, 600, 3600, 21_600, 86_400)
-MOST_STEPS = 400
 MOST_ROWS = 5_000
 MOST_DEVICES = 2_500
-SUMS = ("published", "delivered", "resent", "replayed", "missing", "dropped", "in_doubt", "unexplained", "late")
-HEALTH = ("healthy", "late", "dropped by policy", "in doubt", "missing", "twice")
-COLOURS = ("#3b8f5a", "#d9b23c", "#d98c3c", "#8a6fc2", "#c8423b", "#7d1f6b")
+GIVEN_UP = ("refused", "expired", "dropped", "damaged")
+SUMS = ("published", "delivered", "resent", "replayed", "missing", *GIVEN_UP, "in_doubt", "unexplained", "late")
+HEALTH = ("healthy", "late", "given up by the board", "in doubt", "silent", "missing", "twice")
+MISSING = HEALTH.index("missing")
+COLOURS = ("#3b8f5a", "#d9b23c", "#d98c3c", "#8a6fc2", "#5b6b7a", "#c8423b", "#7d1f6b")
 
 
-def devices(audited: DataFrame, late_share: float = 0.01) -> DataFrame:
-    """Return the audit by device, with its health: an index into HEALTH, the worst that is so."""
-    return (
-        audited.groupBy("device")
-        .agg(
-            F.count("*").alias("boots"),
-            F.max("life").alias("lives"),
-            *[F.sum(name).alias(name) for name in SUMS],
-            F.max("last_arrival").alias("last_arrival"),
-        )
-        .withColumn(
-            "health",
-            F.when(F.col("unexplained") > 0, 4)
-            .when(F.col("in_doubt") > 0, 3)
-            .when(F.col("dropped") > 0, 2)
-            .when(F.col("late") > late_share * F.col("delivered"), 1)
-            .otherwise(0),
-        )
+def devices(lives: pa.Table, silence: verdict.Silence, late_share: float = 0.01) -> pa.Table:
+    """Return the sums by device, with its health: an index into HEALTH, the worst that is so."""
+    sums = [(name, "sum") for name in ("boots", *SUMS, "twice", "absent", "told_uptime", "reconnects")]
+    found = lives.group_by("device", use_threads=False).aggregate(
+        [
+            *sums,
+            ("life", "max"),
+            ("first_arrival", "min"),
+            ("last_arrival", "max"),
+            ("erases_first", "min"),
+            ("erases", "max"),
+        ]
     )
+    names = {name: name.removesuffix("_sum") for name in found.column_names}
+    names |= {name: name.removesuffix("_min").removesuffix("_max") for name in names if name.endswith(("_min", "_max"))}
+    found = found.rename_columns([names[name] for name in found.column_names]).rename_columns({"life": "lives"})
+    late = pc.greater(found["late"], pc.multiply(pc.cast(found["delivered"], pa.float64()), late_share))
+    health = pc.case_when(
+        pc.make_struct(
+            pc.greater(pc.add(found["twice"], found["absent"]), 0),
+            pc.greater(found["unexplained"], 0),
+            pa.array(silence.of(found)),
+            pc.greater(found["in_doubt"], 0),
+            pc.greater(reduce(pc.add, [found[name] for name in GIVEN_UP]), 0),
+            late,
+        ),
+        *(pa.scalar(code, pa.int32()) for code in reversed(range(len(HEALTH)))),
+    ).combine_chunks()
+    return found.append_column("health", health)
 
 
-def over_time(readings: DataFrame, step_s: int) -> DataFrame:
-    """Return how many messages arrived in each stretch of time: at (epoch seconds), messages, readings."""
-    at = (F.floor(F.unix_micros("arrival") / (step_s * 1_000_000)) * step_s).alias("at")
-    return (
-        readings.groupBy(at)
-        .agg(F.count_if(F.col("index") == 0).alias("messages"), F.count("*").alias("readings"))
-        .orderBy("at")
-    )
+def collect(output: Output, found: Verdict) -> dict[str, Any]:
+    """Return all that the page shows, as plain values. Its size does not grow with the fleet."""
+    told = as_of_one_commit(output, lambda books: _collected(books, found))
+    if told is None:
+        raise OutputError(f"{output.storage.uri} has no batches: run python -m tools.pipeline.run first")
+    return told
 
 
-def delay_histogram(audited: DataFrame) -> DataFrame:
-    """Return how many messages were how long on their way: octave (log2 of ms), messages."""
-    return (
-        audited.select(F.inline("delay_octaves"))
-        .groupBy("octave")
-        .agg(F.sum("messages").alias("messages"))
-        .orderBy("octave")
-    )
-
-
-def own_figures(readings: DataFrame) -> DataFrame:
-    """Return what boards tell of themselves: per device erases, the days they took, and reconnects."""
-    told = (
-        readings.where(F.col("name").isin(WEAR, CONNECTS) & F.col("value").between(0, MOST_COUNTED))
-        .groupBy(audit.BOOT)
-        .agg(
-            F.min(F.when(F.col("name") == WEAR, F.col("value"))).alias("erases_first"),
-            F.max(F.when(F.col("name") == WEAR, F.col("value"))).alias("erases"),
-            F.max(F.when(F.col("name") == CONNECTS, F.col("value"))).alias("connects"),
-            F.max("uptime").alias("uptime"),
-        )
-    )
-    return told.groupBy("device").agg(
-        F.max("erases").alias("erases"),
-        (F.max("erases") - F.min("erases_first")).alias("erases_seen"),
-        (F.sum("uptime") / 86_400).alias("days"),
-        F.sum(F.greatest(F.col("connects") - 1, F.lit(0))).cast("long").alias("reconnects"),
-    )
-
-
-def collect(spark: SparkSession, out: str) -> dict[str, Any]:
-    """Return all that the page shows, as plain values."""
-    from . import session
-
-    output = Output(out)
-    audited = spark.read.parquet(output.storage.address("audit"))
-    readings = output.read(spark, "readings")
-    rows = {table: output.rows(table) for table in ("readings", "quarantine", "tally")}
-    with session.small_frames(spark, rows["readings"] < session.SMALL_ROWS):
-        total = audited.agg(
-            F.countDistinct("device").alias("devices"),
-            F.count("*").alias("boots"),
-            *[F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in (*SUMS, "reordered", "clock_jumps")],
-            (F.unix_micros(F.max("last_arrival")) - F.unix_micros(F.min("first_arrival"))).alias("span_us"),
-        ).collect()[0]
-        span_s = (total.span_us or 0) / 1e6
-        step_s = next((step for step in STEPS if span_s / step <= MOST_STEPS), STEPS[-1])
-        health = devices(audited).orderBy(F.desc("health"), F.desc("missing"), "device").limit(MOST_DEVICES).collect()
-        time = over_time(readings, step_s).collect()
-        histogram = delay_histogram(audited).collect()
-        causes = (
-            audited.groupBy(F.coalesce("cause", F.lit("not told")).alias("cause")).count().orderBy("cause").collect()
-        )
-        ranges = audit.missing(audited).orderBy(F.desc("messages"), "device", "lo").limit(MOST_ROWS).collect()
-        own = own_figures(readings).orderBy("device").collect()
-        reasons = (
-            output.read(spark, "quarantine")
-            .groupBy("reason")
-            .count()
-            .orderBy(F.desc("count"), "reason")
-            .limit(50)
-            .collect()
-        )
-        worst = audited.orderBy(F.desc("missing"), *audit.BOOT).limit(MOST_ROWS).collect()
+def _collected(books: Books, found: Verdict) -> dict[str, Any]:
+    summary = books.commit.summary
+    by_device: dict[str, list[dict[str, Any]]] = {}
+    for (device, _, _), row in found.adjusted.items():
+        by_device.setdefault(device, []).append(row)
+    worst, own = None, None
+    for name in books.commit.state_files("lives"):
+        storage = books.output.storage
+        with storage.fs.open_input_file(storage.path(name)) as file:
+            lives = pq.read_table(
+                file, columns=[one for one in schemas.LIVES.names if one != "doubts"], use_threads=False
+            )
+        some = devices(lives, found.silence)
+        worst = _first(worst, some, [("health", "descending"), ("missing", "descending"), ("device", "ascending")])
+        tells = some.filter(pc.or_(some["erases"].is_valid(), some["reconnects"].is_valid()))
+        own = _first(own, tells, [("erases", "descending"), ("reconnects", "descending"), ("device", "ascending")])
+    totals = {**found.totals, "batches": books.commit.batch, "silent": found.silent}
+    span_us = (summary["last_arrival_us"] or 0) - (summary["first_arrival_us"] or 0)
+    order = [("missing", "descending"), ("device", "ascending"), ("life", "ascending"), ("boot", "ascending")]
+    columns = [*COLUMNS, "twice", "absent"]
+    # All boots with something amiss come first; of the others only the devices' newest are looked at.
+    listed = books.worst("audit", columns, order, MOST_ROWS, verdict.BAD).to_pylist()
+    listed += books.worst("audit", columns, order, MOST_ROWS, ~verdict.BAD, settled=False).to_pylist()
+    rows = [found.adjusted.get((row["device"], row["life"], row["boot"]), row) for row in listed[:MOST_ROWS]]
+    time = summary["time"]
     return {
-        "totals": {
-            **{key: value for key, value in total.asDict().items() if key != "span_us"},
-            **rows,
-            "span_s": span_s,
+        "totals": {**totals, "span_s": span_us / 1e6},
+        "verdict": {"line": found.line, "status": found.status},
+        "devices": [_corrected(row, by_device) for row in _plain_rows(worst)],
+        "over_time": {
+            "step_s": time["step_s"],
+            "at": [int(at) for at in time["messages"]],
+            "messages": list(time["messages"].values()),
         },
-        "devices": [_plain(row) for row in health],
-        "over_time": {"step_s": step_s, "at": [r.at for r in time], "messages": [r.messages for r in time]},
-        "delays": {"octave": [r.octave for r in histogram], "messages": [r.messages for r in histogram]},
-        "causes": {row.cause: row["count"] for row in causes},
-        "missing": [_plain(row) for row in ranges],
-        "own": [_plain(row) for row in own],
-        "quarantine": {row.reason: row["count"] for row in reasons},
-        "audit": [_plain(row) for row in worst],
+        "delays": {
+            "octave": sorted(int(octave) for octave in summary["octaves"]),
+            "messages": [summary["octaves"][key] for key in sorted(summary["octaves"], key=int)],
+        },
+        "causes": dict(sorted(summary["causes"].items())),
+        "missing": _longest_ranges(books.output),
+        "own": [_own(row) for row in sorted(_plain_rows(own), key=lambda row: row["device"])],
+        "quarantine": dict(sorted(summary["reasons"].items(), key=lambda item: (-item[1], item[0]))[:50]),
+        "audit": [{name: _plain(row[name]) for name in columns} for row in rows],
     }
 
 
-def _plain(row: Any) -> dict[str, Any]:
-    found = row.asDict()
-    for key, value in found.items():
-        if hasattr(value, "isoformat"):
-            found[key] = value.isoformat(sep=" ", timespec="seconds")
-    for name in ("missing_ranges", "delay_octaves"):
-        found.pop(name, None)
-    return found
+def _first(found: pa.Table | None, more: pa.Table, order: list[tuple[str, str]]) -> pa.Table:
+    """Return the first rows of two tables in an order."""
+    both = more if found is None else pa.concat_tables([found, more])
+    return both.sort_by(order).slice(0, MOST_DEVICES)
+
+
+def _longest_ranges(output: Output) -> list[dict[str, Any]]:
+    """Return the longest ranges of the table `missing`."""
+    order = [("messages", "descending"), ("device", "ascending"), ("lo", "ascending")]
+    longest = verdict.MISSING.empty_table()
+    storage = output.storage
+    with storage.fs.open_input_file(storage.path(verdict.FILES["missing"])) as file:
+        for batch in pq.ParquetFile(file).iter_batches(use_threads=False):
+            longest = pa.concat_tables([longest, pa.Table.from_batches([batch]).cast(verdict.MISSING)])
+            longest = longest.sort_by(order).slice(0, MOST_ROWS)
+    return longest.to_pylist()
+
+
+def _corrected(row: dict[str, Any], adjusted: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
+    """Return a device's row with what its own counter says put in."""
+    for name in ("told_uptime", "reconnects", "erases_first", "erases"):
+        del row[name]
+    told = adjusted.get(row["device"])
+    if told and row["boots"] == len(told):
+        row |= {name: sum(one[name] for one in told) for name in ("published", "missing", "unexplained")}
+        row["health"] = max(row["health"] if row["health"] != MISSING else 0, MISSING if row["unexplained"] else 0)
+    return row
+
+
+def _own(row: dict[str, Any]) -> dict[str, Any]:
+    """Return what a board tells of itself: erases, the days they took, and reconnects."""
+    erases, first = row["erases"], row["erases_first"]
+    return {
+        "device": row["device"],
+        "erases": erases,
+        "erases_seen": None if erases is None else erases - first,
+        "days": row["told_uptime"] / 86_400,
+        "reconnects": None if row["reconnects"] is None else int(row["reconnects"]),
+    }
+
+
+def _plain_rows(table: pa.Table | None) -> list[dict[str, Any]]:
+    rows = table.to_pylist() if table is not None else []
+    return [{key: _plain(value) for key, value in row.items()} for row in rows]
+
+
+def _plain(value: Any) -> Any:
+    return value.isoformat(sep=" ", timespec="seconds") if isinstance(value, datetime.datetime) else value
 
 
 def years_left(own: dict[str, Any]) -> float | None:
@@ -245,7 +259,7 @@ def figures(facts: dict[str, Any]) -> dict[str, Any]:
                 x=[one["messages"] for one in ranges],
                 y=[one["device"] for one in ranges],
                 orientation="h",
-                marker_color=COLOURS[4],
+                marker_color=COLOURS[MISSING],
                 text=[f"boot {one['boot']}: {one['lo']:,} to {one['hi']:,}" for one in ranges],
                 textposition="none",
                 hovertemplate="%{y}, %{text}<extra></extra>",
@@ -304,13 +318,15 @@ EMPTY = {
     "reconnects": f"No board publishes a reading named {CONNECTS}.",
 }
 COLUMNS = ["device", "boot", "life", "cause", "first_seq", "last_seq", "published", "delivered", "resent", "replayed"]
-COLUMNS += ["missing", "dropped", "in_doubt", "unexplained", "reordered", "late", "delay_p50_ms", "delay_p99_ms"]
+COLUMNS += ["missing", *GIVEN_UP, "in_doubt", "unexplained", "suspect", "reordered", "returns", "late"]
+COLUMNS += ["delay_p50_ms", "delay_p99_ms"]
 COLUMNS += ["clock_jumps", "dated_by", "last_arrival"]
 STYLE = """
 body{font:15px/1.45 system-ui,sans-serif;color:#222;background:#f6f6f4;margin:0 auto;padding:1.5rem;max-width:76rem}
 h1{font-size:1.5rem;margin:0 0 .2rem}h2{font-size:1.05rem;margin:0}p{margin:.2rem 0 .6rem;color:#666}
 .tiles{display:flex;flex-wrap:wrap;gap:.7rem;margin:1rem 0}.tile{background:#fff;border:1px solid #ddd;border-radius:6px;
 padding:.5rem .9rem;min-width:7rem}.tile b{display:block;font-size:1.3rem;font-variant-numeric:tabular-nums}
+p.bad{color:#c8423b;font-weight:600}p.good{color:#3b8f5a;font-weight:600}
 .bad b{color:#c8423b}.plots{display:grid;grid-template-columns:repeat(auto-fill,minmax(26rem,1fr));gap:.9rem;
 align-items:start}
 section{background:#fff;border:1px solid #ddd;border-radius:6px;padding:.8rem 1rem;min-width:0;overflow:hidden}
@@ -356,6 +372,7 @@ def page(facts: dict[str, Any], title: str) -> str:
         ("duplicates removed", total["resent"] + total["replayed"], False),
         ("readings", total["readings"], False),
         ("in quarantine", total["quarantine"], total["quarantine"] > 0),
+        ("silent", total["silent"], total["silent"] > 0),
     ]
     drawn = figures(facts)
     empty = {
@@ -396,6 +413,7 @@ def page(facts: dict[str, Any], title: str) -> str:
 <link rel="icon" href="data:,"><style>{STYLE}</style>
 <script>{get_plotlyjs()}</script></head><body>
 <h1>{html.escape(title)}</h1><p>What was published, and what became of it.</p>
+<p id="verdict" class="{"bad" if facts["verdict"]["status"] else "good"}">{html.escape(facts["verdict"]["line"])}</p>
 <div class="tiles">{shown}</div>
 <div class="plots">{"".join(sections)}</div>
 <section style="margin-top:.9rem"><h2>The audit, boot by boot</h2>
@@ -406,34 +424,30 @@ def page(facts: dict[str, Any], title: str) -> str:
 """
 
 
-def write(spark: SparkSession, out: str, name: str = "report.html", title: str = "flashmqtt: delivery report") -> str:
+def write(output: Output, found: Verdict, name: str = "report.html", title: str = "flashmqtt: delivery report") -> str:
     """Write the page into the output directory; return its path."""
-    storage = Output(out).storage
-    with storage.create(name) as file:
-        file.write(page(collect(spark, out), title).encode())
-    return storage.path(name)
+    text = page(collect(output, found), title)
+    with output.storage.create(name) as file:
+        file.write(text.encode())
+    return output.storage.path(name)
 
 
-def main() -> int:
+def main(argv: list[str] | None = None) -> int:
     """Write the page of an output directory."""
-    from . import session
-
     parser = argparse.ArgumentParser(prog="python -m tools.pipeline.report", description=__doc__.split("\n")[0])
     parser.add_argument("--out", nargs="?", help="the output directory of the pipeline")
-    parser.add_argument("--master", help="Spark master (default: spark-submit's, or this machine)")
-    options = parser.parse_args()
+    verdict.add_options(parser)
+    options = parser.parse_args(argv)
     if not options.out:
         print("report: --out is missing: say which tables, `make report OUT=tables`", file=sys.stderr)
         return 2
-    output = Output(options.out)
-    if not output.storage.exists("audit"):
-        print(f"report: {options.out} has no audit yet: run python -m tools.pipeline.run first", file=sys.stderr)
-        return 2
-    spark = session.make(options.master, session.log_file(output.storage))
     try:
-        print(write(spark, options.out))
-    finally:
-        spark.stop()
+        output = Output(options.out)
+        output.check_format()
+        print(write(output, verdict.judge(output, verdict.expectations(options))))
+    except (OutputError, StorageError, OSError, ValueError) as error:
+        print(f"report: {error}", file=sys.stderr)
+        return 2
     return 0
 
 

@@ -1,16 +1,15 @@
 """`python -m tools.pipeline.run --landing DIR --out DIR`: segments to tables, the audit, and whether it is clean.
 
-Exit status: 0 where every message that was published is in the tables once, 1 where one is missing or twice, 2 where the
-pipeline could not run (the text says why and what to do).
+Exit status: 0 where every message that was published is in the tables once, could be read, and every board still talks; 1
+where not (the last line says all that is wrong), 2 where the pipeline could not run (the text says why and what to do).
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import math
-import signal
+import re
 import sys
 import tomllib
 from pathlib import Path
@@ -19,13 +18,15 @@ from typing import TYPE_CHECKING, Any
 from tools.command import ended
 from tools.landing import segments
 
+from . import verdict
+from .commits import Output, OutputError
 from .storage import Storage, StorageError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-    from pyspark.sql.streaming import StreamingQuery
 
     from .commits import Commit
+    from .metrics import Metrics
 
 
 STOPPED = "stopped; batches that were told are in the tables, the next run goes on behind them"
@@ -49,7 +50,6 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--landing", help="where the collector seals its segments: a path, s3a://, hdfs://")
     parser.add_argument("--out", help="where the tables go: a path, s3a://, hdfs://")
     parser.add_argument("--checkpoint", help="Spark's checkpoint (default: OUT/checkpoint)")
-    parser.add_argument("--expected", help="JSON of what the boards' own counters say they published")
     parser.add_argument("--master", help="Spark master (default: spark-submit's, or this machine)")
     parser.add_argument("--conf", action="append", default=[], metavar="KEY=VALUE", help="a Spark setting")
     parser.add_argument(
@@ -62,6 +62,16 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--late-after", type=float, default=60.0, metavar="SECONDS", help="a delay that the audit calls late"
     )
+    verdict.add_options(parser)
+    parser.add_argument(
+        "--prove-every",
+        type=float,
+        default=600.0,
+        metavar="SECONDS",
+        help="with --follow: audit, missing ranges and report at this interval (and on SIGUSR1); 0: on demand only",
+    )
+    parser.add_argument("--metrics-port", type=int, default=0, metavar="P", help="figures for Prometheus; 0: none")
+    parser.add_argument("--metrics-address", default="127.0.0.1", metavar="A")
     parser.add_argument("--no-report", action="store_true", help="leave the HTML page out")
     options = parser.parse_args(argv)
     if options.config:
@@ -75,7 +85,14 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
             raise ConfigurationError(f"--{name} is missing: give it, or put it into the file that --config names")
     if not all("=" in one for one in options.conf):
         raise ConfigurationError("--conf takes KEY=VALUE")
-    for name, least in (("buckets", 1), ("segments_per_batch", 1), ("follow", 0.1), ("late_after", 0)):
+    for name, least in (
+        ("buckets", 1),
+        ("segments_per_batch", 1),
+        ("follow", 0.1),
+        ("late_after", 0),
+        ("silent_after", 0),
+        ("prove_every", 0),
+    ):
         value = getattr(options, name)
         if value is not None and not (isinstance(value, int | float) and least <= value < math.inf):
             raise ConfigurationError(f"--{name.replace('_', '-')} has to be a number, at least {least}")
@@ -99,9 +116,9 @@ def main(argv: list[str] | None = None) -> int:
     """Run the pipeline; return the exit status."""
     from pyspark.errors import PySparkException
 
-    from . import commits, java, session, source
+    from . import java, session, source
 
-    named = (commits.OutputError, source.LandingError, StorageError)
+    named = (OutputError, source.LandingError, StorageError)
     try:
         options = arguments(argv)
     except ConfigurationError as error:
@@ -110,19 +127,28 @@ def main(argv: list[str] | None = None) -> int:
     with contextlib.ExitStack() as stack:
         try:
             settings = dict(one.split("=", 1) for one in options.conf)
-            expected = json.loads(Path(options.expected).read_text()) if options.expected else None
-            output = commits.Output(options.out)
+            verdict.expectations(options)
+            output = Output(options.out)
             found = source.latest(Storage(options.landing))
             stack.enter_context(output.alone())
             log = session.log_file(output.storage)
+            metrics = None
+            if options.metrics_port:
+                from .metrics import Metrics, PortInUse
+
+                metrics = Metrics(options.out)
+                try:
+                    metrics.serve(options.metrics_port, options.metrics_address)
+                except PortInUse as error:
+                    raise ConfigurationError(str(error)) from error
             print(f"  {sum(map(len, found.values())):,} segments in {options.landing}; Spark starts", flush=True)
             spark = session.make(options.master, log, settings)
             stack.callback(spark.stop)
-        except (*named, java.JavaNotFound, OSError, ValueError) as error:
+        except (*named, ConfigurationError, java.JavaNotFound, OSError, ValueError) as error:
             print(f"pipeline: {error}", file=sys.stderr)
             return 2
         try:
-            return _run(spark, options, expected)
+            return _run(spark, options, output, metrics)
         except named as error:
             print(f"pipeline: {error}", file=sys.stderr)
             return 2
@@ -131,8 +157,13 @@ def main(argv: list[str] | None = None) -> int:
             return 2
 
 
-def _run(spark: SparkSession, options: argparse.Namespace, expected: dict[str, Any] | None) -> int:
-    from . import report, stream, verdict
+def _run(spark: SparkSession, options: argparse.Namespace, output: Output, metrics: Metrics | None) -> int:
+    from . import follow, report, stream
+
+    def told(commit: Commit) -> None:
+        tell(commit)
+        if metrics:
+            metrics.committed_batch(commit)
 
     checkpoint = options.checkpoint or f"{options.out.rstrip('/')}/checkpoint"
     query = stream.start(
@@ -143,13 +174,25 @@ def _run(spark: SparkSession, options: argparse.Namespace, expected: dict[str, A
         options.buckets,
         options.segments_per_batch,
         options.follow,
-        tell,
+        told,
+        options.late_after,
     )
-    until_ended(query)
-    status = verdict.judge(spark, options.out, expected, options.late_after)
-    if not options.no_report:
-        print(f"  report: {report.write(spark, options.out)}", flush=True)
-    return status
+    proofs = None
+    if options.follow:
+        proofs = follow.Proofs(
+            output,
+            Storage(options.landing),
+            lambda: verdict.expectations(options, now=True),
+            options.prove_every,
+            not options.no_report,
+            metrics,
+        )
+    follow.until_ended(query, proofs)
+    found = verdict.judge(output, verdict.expectations(options))
+    verdict.print_audit(found)
+    if not options.no_report and found.batch:
+        print(f"  report: {report.write(output, found)}", flush=True)
+    return found.status
 
 
 def tell(commit: Commit) -> None:
@@ -158,32 +201,52 @@ def tell(commit: Commit) -> None:
     print(f"  batch {commit.batch}: {', '.join(rows)}", flush=True)
 
 
-def until_ended(query: StreamingQuery) -> None:
-    """Wait for the stream's end. Ctrl-C and SIGTERM end it between two calls: in the middle of one, py4j loses its place.
-
-    Raises:
-        KeyboardInterrupt: so it ended.
-    """
-    asked: list[int] = []
-    before = {
-        number: signal.signal(number, lambda number, _: asked.append(number))
-        for number in (signal.SIGINT, signal.SIGTERM)
-    }
-    try:
-        while not query.awaitTermination(1):
-            if asked:
-                query.stop()
-                raise KeyboardInterrupt
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+OURS = ("tools.", "pyarrow.lib.")
+LONGEST_CAUSE = 2000
 
 
 def cause(error: Exception) -> str:
-    """Return the last line of a Python failure inside Spark, or the beginning of Spark's own text."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    ours = [line for line in lines if line.startswith(("tools.", "pyarrow.lib.")) and ": " in line]
-    return ours[-1].split(": ", 1)[1] if ours else (lines[0] if lines else repr(error))
+    """Return the words of a Python failure inside Spark, or the beginning of Spark's own text.
+
+    Spark gives a worker's failure as its traceback within texts of its own, once or more: the last line of the last
+    traceback that is at the margin begins the failure's own text, which goes on to the next empty line or Java frame.
+    """
+    lines = [line.rstrip() for line in str(error).splitlines()]
+    found = ""
+    for n, line in enumerate(lines):
+        if "Traceback (most recent call last)" not in line:
+            continue
+        begins = line.strip().startswith("Traceback")
+        margin = len(line) - len(line.lstrip()) if begins else 0
+        at = next(
+            (
+                k
+                for k in range(n + 1, len(lines))
+                if not lines[k].strip() or len(lines[k]) - len(lines[k].lstrip()) <= margin
+            ),
+            None,
+        )
+        if at is None or not re.match(r"\s*[A-Za-z_][\w.]*(: |$)", lines[at]):
+            continue
+        text = [lines[at].strip()]
+        for more in lines[at + 1 :]:
+            if not more.strip() or re.match(r"\s*(at |JVM stacktrace|Caused by|Traceback|\.\.\. )", more):
+                break
+            text.append(more.strip())
+        found = " ".join(text)
+    if found:
+        kind, _, words = found.partition(": ")
+        return (words if words and kind.startswith(OURS) else found)[:LONGEST_CAUSE]
+    crashed = next((line.strip() for line in lines if "Python worker exited unexpectedly" in line), "")
+    if crashed:
+        return (
+            "a Python worker ended without a word: killed, perhaps for want of memory. Give it more"
+            " (spark.executor.memoryOverhead on a cluster), or fewer cores"
+        )
+    ours = [line.strip() for line in lines if line.strip().startswith(OURS) and ": " in line]
+    if ours:
+        return ours[-1].split(": ", 1)[1]
+    return next((line.strip() for line in lines if line.strip()), repr(error))
 
 
 if __name__ == "__main__":

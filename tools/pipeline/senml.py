@@ -5,9 +5,10 @@ refuses (it refuses a block for one bad row), the batch is halved until the culp
 Python's `json`, one at a time, which also knows the reason. So a bad payload costs time in proportion to how
 rare it is, and can neither stop the batch nor lend its rows to a neighbour: rows out are checked against rows in.
 
-A pack's first record carries the message's identity in labels of ours: `boot`, `seq`, `up` (uptime, s); the device is
-the base name up to its last "/". Boot messages add `first`, `cause`, `dropped`; in-doubt windows `doubt_first`,
-`doubt_last`. Unknown labels are ignored, unless they end in "_" (§4.4: must be understood).
+A pack's first record carries the message's identity in labels of ours: `life`, `boot`, `seq`, `up` (uptime, s); the device
+is the base name up to its last "/". Boot messages add `first`, `cause`, `dropped`, `since`; in-doubt windows `doubt_first`,
+`doubt_last`; what a board gave up stands in `refused_seqs` and the like, as ranges of numbers ("5-8,12"). Unknown labels
+are ignored, unless they end in "_" (§4.4: must be understood).
 """
 
 from __future__ import annotations
@@ -23,10 +24,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
 
+from .schemas import LARGEST
+
 CORE = {
     "bn": pa.string(),
     "boot": pa.int64(),
     "seq": pa.int64(),
+    "life": pa.int64(),
     "up": pa.float64(),
     "n": pa.string(),
     "u": pa.string(),
@@ -49,12 +53,20 @@ LABELS = CORE | {
     "dropped": pa.int64(),
     "doubt_first": pa.int64(),
     "doubt_last": pa.int64(),
+    "since": pa.int64(),
+    "refused_seqs": pa.string(),
+    "expired_seqs": pa.string(),
+    "dropped_seqs": pa.string(),
+    "damaged_seqs": pa.string(),
 }
+GIVEN_UP = ("refused", "expired", "dropped", "damaged")
 VERSION = 10
 ABSOLUTE_S = 2.0**28  # §4.5.3: smaller times are relative to now
 LATEST_S = 253_402_300_799.0  # the end of the year 9999
-LARGEST = 2**31 - 1  # of boot and seq
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9\-:./_]*")  # §4.5.1
+REST_OF_NAME = re.compile(r"[A-Za-z0-9\-:./_]*")  # what follows the device
+BASE64URL = re.compile(r"[A-Za-z0-9_-]*={0,2}")
+RANGE = re.compile(r"[0-9]{1,10}(-[0-9]{1,10})?")
 MOST_BRACKETS = 256  # Arrow's reader recurses: a payload of nothing but "[" would take its stack
 SMALLEST_BLOCK = 32
 
@@ -72,6 +84,9 @@ MESSAGES = pa.schema(
         pa.field("dropped", pa.int64()),
         pa.field("doubt_first", pa.int64()),
         pa.field("doubt_last", pa.int64()),
+        pa.field("since", pa.int64()),
+        pa.field("life", pa.int64(), nullable=False),  # what the board says, 0 for nothing
+        *[pa.field(f"{reason}_seqs", pa.string()) for reason in GIVEN_UP],
     ]
 )
 RECORDS = pa.schema(
@@ -289,6 +304,20 @@ def _encodable(value: str) -> bool:
     return True
 
 
+def ranges(text: str) -> list[tuple[int, int]] | None:
+    """Return the ranges of numbers that a text lists ("5-8,12,40-41"), None where it is no such list; "" lists none."""
+    found = []
+    for one in text.split(",") if text else ():
+        if not RANGE.fullmatch(one):
+            return None
+        first, _, last = one.partition("-")
+        lo, hi = int(first), int(last or first)
+        if not 1 <= lo <= hi <= LARGEST:
+            return None
+        found.append((lo, hi))
+    return found
+
+
 class _Fields:
     """The columns of a struct array by label, null where the label was not read."""
 
@@ -340,11 +369,17 @@ def _resolve(rows: np.ndarray, packs: pa.ListArray) -> tuple[pa.Table, pa.Table,
     boot = pc.fill_null(heads["boot"], 0).to_numpy()
     seq = pc.fill_null(heads["seq"], 0).to_numpy()
     reasons.where((boot < 0) | (boot > LARGEST) | (seq < 1) | (seq > LARGEST), "boot or seq out of range")
-    for label in ("first", "dropped", "doubt_first", "doubt_last"):
+    for label in ("life", "first", "dropped", "doubt_first", "doubt_last", "since"):
         if heads.has(label):
             told_number = pc.fill_null(heads[label], 1).to_numpy()
-            least = 0 if label == "dropped" else 1
+            least = 0 if label in {"dropped", "life"} else 1
             reasons.where((told_number < least) | (told_number > LARGEST), f"{label} out of range")
+    for reason in GIVEN_UP:
+        label = f"{reason}_seqs"
+        if heads.has(label):
+            texts = pc.dictionary_encode(pc.fill_null(heads[label], ""))
+            legible = np.array([ranges(one) is not None for one in texts.dictionary.to_pylist()], dtype=bool)
+            reasons.where(~legible[texts.indices.to_numpy()], f"{label} is no list of ranges")
     up = heads["up"]
     up_number = pc.fill_null(up, 0.0).to_numpy(zero_copy_only=False)
     with np.errstate(invalid="ignore"):
@@ -368,30 +403,50 @@ def _resolve(rows: np.ndarray, packs: pa.ListArray) -> tuple[pa.Table, pa.Table,
         relative = np.where(absolute | ~(np.abs(time) < ABSOLUTE_S), 0.0, time)
         time_us = np.where(absolute, np.rint(np.where(absolute, time, 0.0) * 1e6), 0).astype(np.int64)
     moment = pa.array(time_us, mask=~absolute)
-    uptime = pa.array(up_number[parent] + relative, mask=~_valid(up)[parent])
+    first_of = starts if not single else parent
+    first_of = np.minimum(first_of, len(flat) - 1)
+    # `up` is the uptime at the message's own moment: that is `bt`, whatever the first record's `t` adds to it.
+    own_us, dated = time_us[first_of], absolute[first_of]
+    if heads.has("bt") and heads.has("t"):
+        head_bt = pc.fill_null(heads["bt"], 0.0).to_numpy()
+        with np.errstate(invalid="ignore"):
+            tells = (head_bt >= ABSOLUTE_S) & (head_bt <= LATEST_S)
+        own_us = np.where(tells, np.rint(np.where(tells, head_bt, 0.0) * 1e6).astype(np.int64), own_us)
+        dated |= tells
+    # A record's uptime is as far from the message's as its time is.
+    behind = np.where(absolute, (time_us - own_us[parent]) / 1e6, relative)
+    uptime = pa.array(up_number[parent] + behind, mask=~_valid(up)[parent] | (absolute & ~dated[parent]))
 
-    # Values.
-    value, valued = _sum(fields["v"], base("bv"), only_with_first=True)
-    total, summed = _sum(fields["s"], base("bs"))
+    # Values (§4.5.4): a base value or base sum that stands alone is added to 0.
+    is_head = np.zeros(len(flat), dtype=bool)
+    is_head[first_of] = ~_valid(fields["n"])[first_of]  # a first record without a name may hold the identity alone
+    others = [_valid(fields[label]) for label in ("vs", "vb", "vd") if fields.has(label)]
+    several = sum((other.astype(np.int8) for other in others), _valid(fields["v"]).astype(np.int8))
+    reasons.where(_any(parent, several > 1, len(packs)), "several values in one record")
+    alone = (several == 0) & ~(is_head & ~_valid(fields["s"]))
+    value, valued = _sum(fields["v"], base("bv"), _valid(fields["v"]) | alone)
+    total, summed = _sum(fields["s"], base("bs"), _valid(fields["s"]) | (several > 0) | ~is_head)
     with np.errstate(invalid="ignore"):
         finite = np.isfinite(value) & np.isfinite(total)
     reasons.where(_any(parent, ~finite, len(packs)), "a value is not finite")
-    others = [_valid(fields[label]) for label in ("vs", "vb", "vd") if fields.has(label)]
-    kinds = valued.astype(np.int8) + sum(other.astype(np.int8) for other in others)
-    reasons.where(_any(parent, kinds > 1, len(packs)), "several values in one record")
-    name = _names(base("bn"), fields["n"], device, parent)
-    is_reading = (kinds > 0) | summed
+    is_reading = (several > 0) | valued | summed
+    reasons.where(_any(parent, ~is_reading & ~is_head, len(packs)), "a record without a value")
+    if fields.has("vd"):
+        reasons.where(_any(parent, ~_decodable(fields["vd"]), len(packs)), "vd is not base64url")
+    name, below = _names(base("bn"), fields["n"], device, parent)
     encoded = pc.dictionary_encode(pc.fill_null(name, ""))
-    allowed = np.array([bool(NAME.fullmatch(text)) for text in encoded.dictionary.to_pylist()], dtype=bool)
-    reasons.where(
-        _any(parent, is_reading & ~allowed[encoded.indices.to_numpy()], len(packs)), "a name that SenML forbids"
-    )
+    texts = encoded.dictionary.to_pylist()
+    index = encoded.indices.to_numpy()
+    allowed = np.array([bool(NAME.fullmatch(text)) for text in texts], dtype=bool)[index]
+    if below is None or below.any():
+        rest = np.array([bool(REST_OF_NAME.fullmatch(text)) for text in texts], dtype=bool)[index]
+        allowed |= rest if below is None else rest & below
+    reasons.where(_any(parent, is_reading & ~allowed, len(packs)), "a name that SenML forbids")
     unit = fields["u"]
     if fields.has("bu"):
         unit = pc.coalesce(unit, base("bu"))
 
     good = reasons.good()
-    first_of = starts if not single else parent
     messages = pa.table(
         [
             pa.array(rows),
@@ -399,12 +454,15 @@ def _resolve(rows: np.ndarray, packs: pa.ListArray) -> tuple[pa.Table, pa.Table,
             pa.array(boot),
             pa.array(seq),
             up,
-            moment if single else moment.take(pa.array(np.minimum(first_of, len(flat) - 1))),
+            pa.array(own_us, mask=~dated),
             heads["first"],
             heads["cause"],
             heads["dropped"],
             heads["doubt_first"],
             heads["doubt_last"],
+            heads["since"],
+            pc.fill_null(heads["life"], 0),
+            *[heads[f"{reason}_seqs"] for reason in GIVEN_UP],
         ],
         schema=MESSAGES,
     )
@@ -472,24 +530,37 @@ def _carried(column: pa.Array, start: np.ndarray) -> pa.Array:
     return column.take(pa.array(np.maximum(last, 0), mask=last < start))
 
 
-def _sum(one: pa.Array, other: pa.Array, only_with_first: bool = False) -> tuple[np.ndarray, np.ndarray]:
+def _sum(one: pa.Array, other: pa.Array, wanted: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
     """Add a field and its base field; return the sums (0 where there are none) and where there are any.
 
-    §4.1: a base value or base sum is added to what the record has, a lone base value makes no measurement.
+    §4.5.3, §4.5.4: where one of the two is missing it counts as 0. `wanted`: the records that may have a sum at all.
     """
     valid = _valid(one)
     total = one.to_numpy(zero_copy_only=False) if one.null_count == 0 else pc.fill_null(one, 0.0).to_numpy()
     if other.null_count < len(other):
-        base_valid = _valid(other)
-        if only_with_first:
-            base_valid = base_valid & valid
+        base_valid = _valid(other) if wanted is None else _valid(other) & wanted
         total = total + np.where(base_valid, pc.fill_null(other, 0.0).to_numpy(), 0.0)
         valid = valid | base_valid
     return total, valid
 
 
-def _names(bn: pa.Array, n: pa.Array, device: pa.Array, parent: np.ndarray) -> pa.Array:
-    """Return each record's name without its device: what bn + n leaves behind "<device>/"."""
+def _decodable(column: pa.Array) -> np.ndarray:
+    """Return where a field is missing or base64url (RFC 4648 §5; padding should not be there, and may)."""
+    encoded = pc.dictionary_encode(pc.fill_null(column, ""))
+    good = [
+        BASE64URL.fullmatch(text) is not None
+        and len(text.rstrip("=")) % 4 != 1
+        and (text[-1:] != "=" or len(text) % 4 == 0)
+        for text in encoded.dictionary.to_pylist()
+    ]
+    return np.array(good, dtype=bool)[encoded.indices.to_numpy()]
+
+
+def _names(bn: pa.Array, n: pa.Array, device: pa.Array, parent: np.ndarray) -> tuple[pa.Array, np.ndarray | None]:
+    """Return each record's name without its device: what bn + n leaves behind "<device>/"; and where it is one of those.
+
+    None stands for all of them. Another name is whole.
+    """
     encoded = pc.dictionary_encode(pc.fill_null(bn, ""))
     if all(text.endswith("/") and text.count("/") == 1 for text in encoded.dictionary.to_pylist()):
         plain = True
@@ -498,15 +569,13 @@ def _names(bn: pa.Array, n: pa.Array, device: pa.Array, parent: np.ndarray) -> p
                 pc.all(pc.equal(pc.binary_join_element_wise(device.take(pa.array(parent)), "", "/"), bn)).as_py()
             )
         if plain:
-            return n
+            return n, None
     full = pc.binary_join_element_wise(pc.fill_null(bn, ""), pc.fill_null(n, ""), "")
     prefix = pc.binary_join_element_wise(device.take(pa.array(parent)), "", "/")
-    length = pc.binary_length(prefix).to_numpy()
-    trimmed = [
-        name[size:] if name.startswith(start) else name
-        for name, start, size in zip(full.to_pylist(), prefix.to_pylist(), length.tolist(), strict=True)
-    ]
-    return pa.array(trimmed, pa.string())
+    pairs = list(zip(full.to_pylist(), prefix.to_pylist(), strict=True))
+    below = np.array([name.startswith(start) for name, start in pairs], dtype=bool)
+    trimmed = [name[len(start) :] if name.startswith(start) else name for name, start in pairs]
+    return pa.array(trimmed, pa.string()), below
 
 
 def write(records: list[dict[str, Any]]) -> bytes:

@@ -1,41 +1,74 @@
-"""What a bucket remembers from batch to batch: which messages were seen, as intervals, and which boots began a life.
+"""What a bucket remembers from batch to batch: which numbers were seen, as intervals, which lives its devices have had,
+each device's newest message, and what is held.
 
 It is loaded from the files of the last commit and written anew by each batch that changes it.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections import Counter
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from . import intervals, schemas
+from .prints import Nothing, Past, Prints, of
 
 LIFE_BITS, BOOT_BITS = 10, 31
 
 
-class State:
-    """What a bucket remembers: intervals and boots by device and life, and how far each collector's log was read."""
+class Waiting(NamedTuple):
+    """A message that is held: what placing asks of it, why it is held, and the row of the landing."""
 
-    def __init__(self) -> None:
+    identity: int
+    boot: int
+    seq: int
+    first: int | None
+    print: int
+    reason: str
+    topic: str
+    payload: bytes
+    arrival_us: int
+    collector: str
+    segment: int
+    row: int
+
+
+class State:
+    """What a bucket remembers. A device has a number here, by the order in which it was first met."""
+
+    def __init__(self, past: Past | None = None) -> None:
         self.devices: list[str] = []
         self.number: dict[str, int] = {}
         self.keys = np.zeros(
             0, dtype=np.int64
         )  # packed (device, life, boot), sorted: an interval group's number is its place
         self.seen = intervals.EMPTY
-        self.life: dict[int, int] = {}  # device -> life, where it is not 1
-        self.boots: dict[
-            int, dict[tuple[int, int], tuple[int, float | None]]
-        ] = {}  # device -> (life, boot) -> (seq, up)
+        self.lives = np.zeros(0, dtype=np.int64)  # packed (device, life), sorted
+        self.identities = np.zeros(0, dtype=np.int64)  # of each life: what its board calls it, 0 where it says nothing
+        self.fronts = np.zeros((4, 0), dtype=np.int64)  # of each device's newest message: arrival, life, boot, seq
+        self.held: dict[int, list[Waiting]] = {}  # by device, oldest first
+        self.past = past or Nothing()
+        self.prints = Prints(self.past, self.keys_of)
+        self.quarantined: set[tuple[tuple[str, int, int], int]] | None = None
         self.read: dict[str, tuple[int, int]] = {}  # collector -> (segment, row)
         self.reading: dict[str, tuple[int, int]] = {}  # the same, with the segment that is being read
 
     def settle(self) -> None:
         """A segment is at its end: its rows have been read (a bucket's row groups in it are in no order of rows)."""
         self.read |= self.reading
+
+    def is_in_quarantine(self, where: tuple[str, int, int], its_print: int) -> bool:
+        """Return whether an earlier batch put this row of a collector's log into quarantine. It is asked for replays only."""
+        if self.quarantined is None:
+            self.quarantined = set()
+            for load in self.past.quarantine():
+                table = load()
+                rows = zip(*(table[name].to_pylist() for name in ("collector", "segment", "row")), strict=True)
+                self.quarantined.update(zip(rows, of(table["payload"].combine_chunks()).tolist(), strict=True))
+        return (where, its_print) in self.quarantined
 
     # Devices and groups.
 
@@ -65,14 +98,37 @@ class State:
             self.keys = known
         return np.searchsorted(self.keys, distinct)[inverse]
 
-    def extent(self, device: int, life: int, boots: range) -> tuple[int, int] | None:
-        """Return the lowest and highest sequence number seen in some boots of a life, None where there is none."""
-        first = np.searchsorted(self.keys, pack(device, life, boots.start))
-        last = np.searchsorted(self.keys, pack(device, life, boots.stop))
-        a, b = np.searchsorted(self.seen.lo, [first << intervals.SEQ_BITS, last << intervals.SEQ_BITS])
-        if a == b:
-            return None
-        return int(intervals.seq_of(self.seen.lo[a:b]).min()), int(intervals.seq_of(self.seen.hi[a:b]).max())
+    def spans(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the lowest and the highest number seen of each key."""
+        groups = np.arange(len(self.keys))
+        first = np.searchsorted(self.seen.lo, groups << intervals.SEQ_BITS)
+        last = np.searchsorted(self.seen.lo, (groups + 1) << intervals.SEQ_BITS) - 1
+        return intervals.seq_of(self.seen.lo[first]), intervals.seq_of(self.seen.hi[last])
+
+    def keys_of(self, table: pa.Table) -> np.ndarray:
+        """Return the packed keys of a table's rows."""
+        device = self.device_numbers(table["device"].combine_chunks())
+        return pack(device, table["life"].to_numpy().astype(np.int64), table["boot"].to_numpy())
+
+    # Lives.
+
+    def lives_of(self, device: int) -> list[tuple[int, int]]:
+        """Return the lives of a device: (number, identity)."""
+        a, b = np.searchsorted(self.lives, [device << LIFE_BITS, (device + 1) << LIFE_BITS])
+        numbers = self.lives[a:b] & ((1 << LIFE_BITS) - 1)
+        return list(zip(numbers.tolist(), self.identities[a:b].tolist(), strict=True))
+
+    def add_lives(self, device: np.ndarray, life: np.ndarray, identity: np.ndarray) -> None:
+        """Take over lives that have begun."""
+        lives = np.concatenate((self.lives, (device << LIFE_BITS) | life))
+        order = np.argsort(lives, kind="stable")
+        self.lives, self.identities = lives[order], np.concatenate((self.identities, identity))[order]
+
+    def make_room(self) -> None:
+        """Have a front for each device."""
+        lacking = len(self.devices) - self.fronts.shape[1]
+        if lacking > 0:
+            self.fronts = np.concatenate((self.fronts, np.zeros((4, lacking), dtype=np.int64)), axis=1)
 
     # To and from tables.
 
@@ -87,9 +143,6 @@ class State:
         lo, hi = intervals.encode(group, table["lo"].to_numpy()), intervals.encode(group, table["hi"].to_numpy())
         order = np.argsort(lo)
         self.seen = intervals.Intervals(lo[order], hi[order])
-        later = life > 1
-        for number, which in zip(device[later].tolist(), life[later].tolist(), strict=True):
-            self.life[number] = max(which, self.life.get(number, 1))
 
     def intervals_table(self) -> pa.Table:
         """Return the intervals as a table."""
@@ -100,27 +153,57 @@ class State:
         columns += [pa.array(intervals.seq_of(self.seen.lo)), pa.array(intervals.seq_of(self.seen.hi))]
         return pa.table(columns, schema=schemas.INTERVALS)
 
-    def load_boots(self, table: pa.Table) -> None:
-        """Take over the boots of an earlier batch."""
+    def load_lives(self, table: pa.Table) -> None:
+        """Take over the lives of earlier batches."""
         if not table.num_rows:
             return
-        device = self.device_numbers(table["device"].combine_chunks()).tolist()
-        rest = [table[name].to_pylist() for name in ("life", "boot", "seq", "uptime")]
-        for number, life, boot, seq, uptime in zip(device, *rest, strict=True):
-            self.boots.setdefault(number, {})[life, boot] = (seq, uptime)
-            if life > self.life.get(number, 1):
-                self.life[number] = life
+        device = self.device_numbers(table["device"].combine_chunks())
+        life = table["life"].to_numpy().astype(np.int64)
+        self.add_lives(device, life, table["identity"].to_numpy())
+        self.make_room()
+        arrival = pc.fill_null(table["arrival"].cast(pa.int64()), 0).to_numpy()
+        is_front = arrival > 0
+        boot, seq = (pc.fill_null(table[name], 0).to_numpy() for name in ("boot", "seq"))
+        self.fronts[:, device[is_front]] = np.stack([one[is_front] for one in (arrival, life, boot, seq)])
 
-    def boots_table(self) -> pa.Table:
-        """Return the boots as a table."""
-        rows = [
-            (self.devices[device], life, boot, seq, uptime)
-            for device, boots in self.boots.items()
-            for (life, boot), (seq, uptime) in boots.items()
+    def lives_table(self) -> pa.Table:
+        """Return the lives as a table, each device's newest message in the row of its life."""
+        self.make_room()
+        device, life = self.lives >> LIFE_BITS, self.lives & ((1 << LIFE_BITS) - 1)
+        arrival, its_life, boot, seq = self.fronts[:, device] if len(device) else self.fronts
+        other = (its_life != life) | (arrival == 0)
+        names = pa.array(self.devices, pa.string()).take(pa.array(device))
+        columns = [names, pa.array(life.astype(np.int32)), pa.array(self.identities)]
+        columns += [pa.array(boot, mask=other), pa.array(seq, mask=other)]
+        columns += [pa.array(arrival, mask=other).cast(schemas.MOMENT)]
+        return pa.table(columns, schema=schemas.IDENTITIES)
+
+    def held_reasons(self) -> Counter[str]:
+        """Return how many messages are held, by the reason."""
+        return Counter(one.reason for held in self.held.values() for one in held)
+
+    def load_held(self, table: pa.Table) -> None:
+        """Take over what earlier batches held."""
+        device = self.device_numbers(table["device"].combine_chunks()).tolist() if table.num_rows else []
+        columns = [table[name] for name in Waiting._fields if name != "arrival_us"]
+        columns.insert(Waiting._fields.index("arrival_us"), table["arrival"].cast(pa.int64()))
+        rows = zip(*[column.to_pylist() for column in columns], strict=True)
+        for number, row in zip(device, rows, strict=True):
+            self.held.setdefault(number, []).append(Waiting(*row))
+
+    def held_table(self) -> pa.Table:
+        """Return what is held as a table."""
+        rows = [(self.devices[device], *one) for device, held in self.held.items() for one in held]
+        columns = list(zip(*rows, strict=True)) or [()] * (1 + len(Waiting._fields))
+        by_name = dict(zip(("device", *Waiting._fields), columns, strict=True))
+        by_name["arrival"] = by_name.pop("arrival_us")
+        arrays = [
+            pa.array(by_name[field.name], pa.int64()).cast(field.type)
+            if field.type == schemas.MOMENT
+            else pa.array(by_name[field.name], field.type)
+            for field in schemas.HELD
         ]
-        columns = list(zip(*rows, strict=True)) or [()] * len(schemas.BOOTS)
-        arrays = [pa.array(column, field.type) for column, field in zip(columns, schemas.BOOTS, strict=True)]
-        return pa.table(arrays, schema=schemas.BOOTS)
+        return pa.table(arrays, schema=schemas.HELD)
 
 
 def pack(device: Any, life: Any, boot: Any) -> Any:

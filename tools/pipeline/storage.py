@@ -71,6 +71,13 @@ class Storage:
         found = self.fs.get_file_info(pafs.FileSelector(base, allow_not_found=True, recursive=recursive))
         return sorted(info.path[len(base) + 1 :] for info in found if info.type == pafs.FileType.File)
 
+    def modified_s(self, name: str) -> float:
+        """Return when a file was last written (Unix time)."""
+        info = self.fs.get_file_info(self.path(name))
+        if info.type == pafs.FileType.NotFound:
+            raise FileNotFoundError(f"{self.uri}/{name} is not there")
+        return float(info.mtime.timestamp())
+
     def delete(self, name: str) -> None:
         """Delete a file."""
         self.fs.delete_file(self.path(name))

@@ -7,6 +7,8 @@ segments, and both give the same tables.
 
 from __future__ import annotations
 
+import copy
+import json
 import uuid
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
@@ -15,7 +17,7 @@ import pyarrow as pa
 
 from tools.landing import segments
 
-from . import schemas, source, task
+from . import schemas, source, summary, task
 from .commits import Commit, Output
 from .storage import Storage
 
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming import StreamingQuery
 
 SEGMENTS_PER_BATCH = 64
+LATE_AFTER_S = 60.0
+"""A delay that the audit calls late."""
 
 
 class Work:
@@ -37,8 +41,10 @@ class Work:
         batch: int,
         before: Commit | None,
         chosen: list[segments.Segment],
+        late_after_s: float,
     ):
         self.landing, self.out, self.buckets, self.batch = landing, out, buckets, batch
+        self.late_after_s = late_after_s
         self.paths = [segment.path for segment in chosen]
         self.state = before.state if before else {}
         self.read = {collector: (number, 1 << 62) for collector, number in (before.read if before else {}).items()}
@@ -48,7 +54,17 @@ class Work:
         for batch in numbers:
             for which in batch.column(0).to_pylist():
                 state = self.state.get(str(which), {})
-                done = task.run(self.out, self.landing, which, self.buckets, self.batch, state, self.read, self.paths)
+                done = task.run(
+                    self.out,
+                    self.landing,
+                    which,
+                    self.buckets,
+                    self.batch,
+                    state,
+                    self.read,
+                    self.paths,
+                    self.late_after_s,
+                )
                 columns = list(zip(*done, strict=True)) or [()] * len(schemas.DONE)
                 arrays = [pa.array(column, kind.type) for column, kind in zip(columns, schemas.DONE, strict=True)]
                 yield pa.record_batch(arrays, schema=schemas.DONE)
@@ -62,6 +78,7 @@ def run_batch(
     buckets: int,
     stream: str,
     stream_batch: int,
+    late_after_s: float = LATE_AFTER_S,
 ) -> Commit:
     """Take each collector's segments up to `end`, those that this stream has not read yet, as one batch: a task a bucket.
 
@@ -73,16 +90,24 @@ def run_batch(
     if before:
         commit.state = {key: dict(files) for key, files in before.state.items()}
         commit.read = dict(before.read)
+        commit.summary = copy.deepcopy(before.summary)
         commit.stream_read = dict(before.stream_read) if before.stream == stream else {}
     chosen = source.between(source.latest(landing), commit.stream_read, end)
     for segment in chosen:
         commit.stream_read[segment.collector] = segment.number
         commit.read[segment.collector] = max(segment.number, commit.read.get(segment.collector, 0))
-    work = Work(landing, output.storage, buckets, commit.batch, before, chosen)
+    work = Work(landing, output.storage, buckets, commit.batch, before, chosen, late_after_s)
     tasks = spark.range(0, buckets, 1, buckets)
     for row in sorted(tasks.mapInArrow(work, schemas.spark_schema(schemas.DONE)).collect()):
-        if row.table.startswith("state/"):
-            commit.state.setdefault(str(row.bucket), {})[row.table.removeprefix("state/")] = row.file
+        if row.table == "summary":
+            summary.add(commit.summary, json.loads(row.told))
+        elif row.table.startswith("state/"):
+            kind = row.table.removeprefix("state/")
+            files = commit.state.setdefault(str(row.bucket), {})
+            if row.file:
+                files[kind] = row.file
+            else:
+                del files[kind]  # nothing is left of a settled file
         else:
             commit.files.setdefault(row.table, []).append(row.file)
             commit.rows[row.table] = commit.rows.get(row.table, 0) + row.rows
@@ -90,12 +115,14 @@ def run_batch(
     return commit
 
 
-def once(spark: SparkSession, landing: str, out: str, buckets: int = segments.BUCKETS) -> Commit:
+def once(
+    spark: SparkSession, landing: str, out: str, buckets: int = segments.BUCKETS, late_after_s: float = LATE_AFTER_S
+) -> Commit:
     """Take all that is in a landing as one batch, without a checkpoint: for a landing that no longer grows."""
     output, directory = Output(out), Storage(landing)
     output.prepare(buckets)
     end = {collector: max(numbers) for collector, numbers in source.latest(directory).items()}
-    return run_batch(spark, end, directory, output, buckets, uuid.uuid4().hex, 0)
+    return run_batch(spark, end, directory, output, buckets, uuid.uuid4().hex, 0, late_after_s)
 
 
 def start(
@@ -107,6 +134,7 @@ def start(
     segments_per_batch: int = SEGMENTS_PER_BATCH,
     every_s: float | None = None,
     told: Callable[[Commit], None] = lambda _: None,
+    late_after_s: float = LATE_AFTER_S,
 ) -> StreamingQuery:
     """Start the stream: through what is there now, or, with `every_s`, for ever at that interval; `told` hears of each batch.
 
@@ -129,7 +157,7 @@ def start(
             source.check_numbers(source.latest(directory), before.stream_read, Storage(checkpoint))
         end = source.reached(row.path for row in batch.collect())
         # In this session and not in the batch's clone of it: Spark keeps Python workers for each session apart.
-        told(run_batch(spark, end, directory, output, buckets, stream, number))
+        told(run_batch(spark, end, directory, output, buckets, stream, number, late_after_s))
 
     writer = (
         source.names(spark, directory, segments_per_batch)

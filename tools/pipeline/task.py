@@ -1,38 +1,51 @@
 """One task's work: a device bucket's new rows, from segments to tables, and the bucket's state.
 
 One process per bucket and batch; memory follows the row group, not the batch. What it writes has names of its own for each
-attempt; nothing counts until the driver has put those names into the batch's commit (commits.py).
+attempt; nothing counts until the driver has put those names into the batch's commit (commits.py). Rows lie by the day of
+their arrival. When they are written they are read back (readback.py), and the bucket's audit goes on by them (ledger.py).
 
 It does not know Spark.
 """
 
 from __future__ import annotations
 
+import json
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tools.landing import segments
 
-from . import schemas
+from . import ledger, schemas, summary
+from .commits import Output, bucket_of
 from .files import parquet_writer
 from .messages import process
-from .parts import merge_tallies, merge_ties
+from .parts import merge_ties
+from .readback import read_back
 from .state import State
 from .storage import Storage
 
+DAY_US = 86_400_000_000
+MOST_OPEN = 64
+"""Files of a task that are open at a time: a batch may hold the messages of many days."""
+SETTLED = "audit."
+"""What the keys of a bucket's settled files begin with, in a commit's state; the rest is a number."""
+
 
 class Done(NamedTuple):
-    """A file that a task wrote."""
+    """A file that a task wrote; or, of table `summary`, what the bucket adds to the fleet's sums (no file)."""
 
     bucket: int
     table: str
     file: str
     rows: int
+    told: str | None = None
 
 
 def run(
@@ -44,33 +57,116 @@ def run(
     state_files: dict[str, str],
     read: dict[str, tuple[int, int]],
     paths: Iterable[str],
+    late_after_s: float = 60.0,
 ) -> list[Done]:
     """Do one bucket's part of a batch; return the files written. Attempts don't see each other's files."""
-    state = State()
+    state = State(_Past(storage, bucket))
     state.read = dict(read)
-    if "intervals" in state_files:
-        state.load_intervals(_load(storage, state_files["intervals"], schemas.INTERVALS))
-    if "boots" in state_files:
-        state.load_boots(_load(storage, state_files["boots"], schemas.BOOTS))
-    attempt = uuid.uuid4().hex[:8]
-    name = f"bucket-{bucket:04d}-{attempt}.parquet"
-    gathered: dict[str, list[pa.Table]] = {"tally": [], "ties": []}
+    for kind, load in (
+        ("intervals", state.load_intervals),
+        ("identities", state.load_lives),
+        ("held", state.load_held),
+    ):
+        if kind in state_files:
+            load(_load(storage, state_files[kind], schemas.STATE[kind]))
+    held_before = state.held_reasons()
+    known, seen_before = state.keys, state.seen
+    name = f"bucket-{bucket:04d}-{uuid.uuid4().hex[:8]}"
+    brought, told = ledger.Batch(), summary.empty()
+    ties: list[pa.Table] = []
     with _Writers(storage, bucket, batch, name) as writers:
         for segment in _in_order(landing, paths, bucket, buckets):
             for rows in segment:
+                summary.add_topics(told, rows["topic"].unify_dictionaries().combine_chunks())
                 for table, found in process(state, rows):
-                    if table in gathered:
-                        gathered[table].append(found)
-                    else:
-                        writers.write(table, found)
+                    brought.take(table, found)
+                    _count(told, table, found)
+                    if table == "ties":
+                        ties.append(found)
+                    elif table in schemas.TABLES:
+                        writers.write_by_day(table, found)
             state.settle()
-        for table, merge in (("tally", merge_tallies), ("ties", merge_ties)):
-            if gathered[table]:
-                writers.write(table, merge(gathered[table]))
-        if writers.wrote_any or not state_files:
+        if ties:
+            writers.write_by_day("ties", merge_ties(ties))
+        writers.close()
+        held = state.held_reasons()
+        if writers.done or held != held_before or not state_files:
+            files = {
+                table: [one.file for one in writers.done if one.table == table] for table in ("readings", "events")
+            }
+            brought.checked = read_back(storage, files, state, known, seen_before)
+            made = ledger.update(state, known, _kept(storage, state_files), brought, late_after_s)
+            summary.add(told, made.summary)
+            summary.add_held(told, held_before, held)
             writers.write("state/intervals", state.intervals_table())
-            writers.write("state/boots", state.boots_table())
-    return writers.done
+            writers.write("state/identities", state.lives_table())
+            if held or held_before:
+                writers.write("state/held", state.held_table())
+            writers.write("state/audit", made.newest)
+            writers.write("state/lives", made.lives)
+            _settle(writers, state_files, made)
+    return [*writers.done, Done(bucket, "summary", "", 0, json.dumps(told))]
+
+
+def _count(told: summary.Summary, table: str, rows: pa.Table) -> None:
+    """Count what the report shows of some rows of a table."""
+    if table == "quarantine":
+        summary.add_reasons(told, rows["reason"])
+    elif table == "readings":
+        # A row a message: its readings stand together.
+        first = np.ones(rows.num_rows, dtype=bool)
+        if rows.num_rows:
+            seq, place = rows["seq"].to_numpy(), rows["row"].to_numpy()
+            first[1:] = (seq[1:] != seq[:-1]) | (place[1:] != place[:-1])
+        summary.add_arrivals(told, rows["arrival"].cast(pa.int64()).to_numpy()[first])
+
+
+def _kept(storage: Storage, state_files: dict[str, str]) -> ledger.Kept:
+    """Return a bucket's audit as the last commit has it."""
+    if "audit" not in state_files:
+        return ledger.Kept(schemas.AUDIT.empty_table(), schemas.LIVES.empty_table())
+
+    def load(name: str, columns: list[str]) -> pa.Table:
+        with storage.fs.open_input_file(storage.path(state_files[name])) as file:
+            schema = pa.schema([schemas.AUDIT.field(one) for one in columns])
+            return pq.read_table(file, columns=columns, use_threads=False).cast(schema)
+
+    return ledger.Kept(
+        load("audit", schemas.AUDIT.names),
+        _load(storage, state_files["lives"], schemas.LIVES).cast(schemas.LIVES),
+        sorted(key for key in state_files if key.startswith(SETTLED)),
+        load,
+    )
+
+
+def _settle(writers: _Writers, state_files: dict[str, str], made: ledger.Update) -> None:
+    """Write the settled files that a batch makes or changes."""
+    for key, rows in made.settled.items():
+        if rows is None:
+            writers.done.append(Done(writers.bucket, f"state/{key}", "", 0))
+        else:
+            writers.write(f"state/{key}", rows)
+    if made.spilled is not None:
+        numbers = [int(key.removeprefix(SETTLED)) for key in state_files if key.startswith(SETTLED)]
+        writers.write(f"state/{SETTLED}{max(numbers, default=0) + 1:06d}", made.spilled)
+
+
+class _Past:
+    """What the commits so far hold for a bucket; asked for only where a batch brings a copy of what came before it."""
+
+    def __init__(self, storage: Storage, bucket: int):
+        self.storage, self.bucket = storage, bucket
+
+    def _files(self, table: str, columns: tuple[str, ...]) -> list[Callable[[], pa.Table]]:
+        names = [name for name in Output(self.storage.uri).files(table) if bucket_of(name) == self.bucket]
+        fields = pa.schema([schemas.TABLES[table].field(name) for name in columns])
+        return [partial(_load, self.storage, name, fields) for name in reversed(names)]
+
+    def prints(self) -> Sequence[Callable[[], pa.Table]]:
+        return self._files("prints", ("device", "life", "boot", "seq", "print"))
+
+    def quarantine(self) -> Sequence[Callable[[], pa.Table]]:
+        return self._files("quarantine", ("payload", "collector", "segment", "row"))
 
 
 def _load(storage: Storage, name: str, schema: pa.Schema) -> pa.Table:
@@ -120,29 +216,55 @@ class _Writers:
 
     def __init__(self, storage: Storage, bucket: int, batch: int, name: str):
         self.storage, self.bucket, self.batch, self.name = storage, bucket, batch, name
-        self.open: dict[str, tuple[Any, pq.ParquetWriter, int]] = {}
+        self.open: dict[tuple[str, str], tuple[str, Any, pq.ParquetWriter, int]] = {}
         self.done: list[Done] = []
-        self.wrote_any = False
 
     def __enter__(self) -> _Writers:
         return self
 
-    def write(self, table: str, rows: pa.Table) -> None:
-        self.wrote_any = True
-        if table not in self.open:
-            file = f"{table}/batch={self.batch}/{self.name}"
+    def write_by_day(self, table: str, rows: pa.Table) -> None:
+        """Write some rows to the files of the days on which they arrived."""
+        day = rows["arrival"].cast(pa.int64()).to_numpy() // DAY_US
+        days = np.unique(day).tolist()
+        for one in days:
+            chosen = rows if len(days) == 1 else rows.filter(pa.array(day == one))
+            if "arrival" not in schemas.TABLES[table].names:
+                chosen = chosen.drop_columns(["arrival"])
+            self.write(table, chosen, f"day={np.datetime64(one, 'D')}/")
+
+    def write(self, table: str, rows: pa.Table, where: str = "") -> None:
+        """Write some rows to the file of a table, or of a part of it."""
+        key = table, where
+        if key not in self.open:
+            if len(self.open) >= MOST_OPEN:
+                self._finish(next(iter(self.open)))
+            directory, _, part = table.partition(".")
+            again = sum(one.table == table and f"/{where}" in one.file for one in self.done)
+            name = "-".join(filter(None, [self.name, part, f"{again + 1}" if again else ""]))
+            if directory.startswith("state/"):  # flat: these go, and an empty directory a batch would stay
+                file = f"{directory}/{self.batch:09d}-{name}.parquet"
+            else:
+                file = f"{directory}/{where}batch={self.batch}/{name}.parquet"
             context = self.storage.create(file)
-            stream = context.__enter__()
-            writer = parquet_writer(stream, rows.schema)
-            self.open[table] = (context, writer, 0)
-        context, writer, count = self.open[table]
+            self.open[key] = file, context, parquet_writer(context.__enter__(), rows.schema), 0
+        file, context, writer, count = self.open[key]
         writer.write_table(rows)
-        self.open[table] = (context, writer, count + rows.num_rows)
+        self.open[key] = file, context, writer, count + rows.num_rows
+
+    def close(self) -> None:
+        """Finish all files that are open: they have their names then."""
+        for key in list(self.open):
+            self._finish(key)
+
+    def _finish(self, key: tuple[str, str]) -> None:
+        file, context, writer, count = self.open.pop(key)
+        writer.close()
+        context.__exit__(None, None, None)
+        self.done.append(Done(self.bucket, key[0], file, count))
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        for table, (context, writer, count) in self.open.items():
-            if kind is None:
-                writer.close()
+        if kind is None:
+            self.close()
+            return
+        for _, context, _, _ in self.open.values():
             context.__exit__(kind, error, trace)
-            if kind is None:
-                self.done.append(Done(self.bucket, table, f"{table}/batch={self.batch}/{self.name}", count))

@@ -1,98 +1,478 @@
-"""What the audit comes to: made, written beside the tables, held against the tables themselves, and printed."""
+"""`python -m tools.pipeline.verdict --out DIR`: what became of everything that was published, and whether that is all of it.
+
+It reads the audit that each batch leaves (ledger.py) and starts no Spark, so it is made at any moment, also beside a
+run that follows. Exit status: 0 where every message that was published is in the tables once, every message could be read,
+and every board still talks; 1 where not, with all that is wrong in the last line; 2 where there is nothing to read.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import argparse
+import datetime
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
-from . import audit, session
-from .commits import Output
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+from tools.command import ended
+
+from . import schemas
+from .books import Books, as_of_one_commit
+from .commits import Output, OutputError
+from .storage import StorageError
 
 MOST_ROWS = 40
+MOST_NAMED = 5
 LONGEST_NAME = 60
 WHOLE = "Every message that was published is in the tables, once."
-LOST = "NOT every message that was published is in the tables once."
+LOST = "NOT every message that was published is in the tables once:"
+BUT = "Every message that is known of is in the tables, once, BUT:"
+NOTHING = "NOTHING was collected:"
+
+SILENT_TIMES = 10
+"""A board is silent that has said nothing for so many of its own mean intervals,"""
+SILENT_LEAST_S = 600.0
+"""but for so long at least."""
+FEW = 3
+"""Messages from which a board's mean interval is told."""
+
+RETURNS = 3
+"""A device whose newest message went back to an older life, boot or number so often is two boards under one id: one board's does
+so once or twice, where messages were held up on the way."""
+
+ACCEPTABLE = ("quarantine", "silent", "given-up")
+GIVEN_UP = ("refused", "expired", "dropped", "damaged")
+MISSING = pa.schema([*schemas.KEY, *schemas.RANGE, pa.field("messages", pa.int64(), nullable=False)])
+FILES = {"missing": "missing/missing.parquet", "verdict": "verdict.json"}
+BAD = (pc.field("missing") > 0) | (pc.field("twice") > 0) | (pc.field("absent") > 0)
+"""Boots with something amiss: where a settled file has none, its bounds say so, and it is not read."""
+PRINTED = ("device", "life", "boot", "published", "delivered", "resent", "replayed", "missing", "twice", "absent")
 
 
-def audited(
-    spark: SparkSession, out: str, expected: dict[str, Any] | None = None, late_after_s: float = 60.0
-) -> DataFrame:
-    """Make the audit and write it beside the tables, with the missing ranges; return it."""
-    output = Output(out)
-    tables = [output.read(spark, name) for name in ("tally", "intervals", "events", "ties")]
-    boots = audit.extents(audit.per_boot(audit.facts(*tables, audit.expected_facts(spark, expected))))
-    found = audit.audit(boots, late_after_s)
-    address = {name: output.storage.address(name) for name in ("audit", "missing")}
-    tallied = output.rows("tally")
-    with session.small_frames(spark, tallied < session.SMALL_ROWS):
-        found.coalesce(1).write.mode("overwrite").parquet(address["audit"])
-        found = spark.read.schema(found.schema).parquet(address["audit"])
-        audit.missing(found).coalesce(1).write.mode("overwrite").parquet(address["missing"])
+@dataclass(frozen=True)
+class Expectations:
+    """What a fleet is held against, beside its own numbers.
+
+    Attributes:
+        boards: what the boards' own counters say: `{device: {"boots": [{"boot", "first", "last"}, ...]}}`.
+        silent_after_s: a board that has said nothing for so long is silent; None: by its own mean interval; 0: none is.
+        as_of_s: the moment that silence is told at (Unix time); None: the newest arrival of any board.
+        topics: filters that something has to have matched.
+        accept: of ACCEPTABLE, what is told but changes nothing.
+    """
+
+    boards: dict[str, Any] = field(default_factory=dict)
+    silent_after_s: float | None = None
+    as_of_s: float | None = None
+    topics: tuple[str, ...] = ()
+    accept: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Silence:
+    """When a board is silent: what it usually does, against when it was last heard."""
+
+    as_of_us: int = 0
+    after_s: float | None = None
+
+    def of(self, devices: pa.Table) -> np.ndarray:
+        """Return which devices are silent, of a table of `delivered`, `first_arrival` and `last_arrival`."""
+        messages = devices["delivered"].to_numpy()
+        first, last = (devices[name].cast(pa.int64()).to_numpy() for name in ("first_arrival", "last_arrival"))
+        quiet_s = (self.as_of_us - last) / 1e6
+        if self.after_s is not None:
+            return np.full(len(last), self.after_s > 0) & (quiet_s > self.after_s)
+        interval_s = (last - first) / 1e6 / np.maximum(messages - 1, 1)
+        return (messages >= FEW) & (quiet_s > np.maximum(SILENT_TIMES * interval_s, SILENT_LEAST_S))
+
+
+@dataclass
+class Verdict:
+    """What it comes to.
+
+    Attributes:
+        totals: sums over the fleet.
+        problems: all that is wrong, a text each: what is in the last line.
+        accepted: what would be wrong, but was accepted.
+        rows: the boots that are shown.
+        adjusted: rows of the audit that the boards' own counters change, by (device, life, boot).
+        unknown: boots of a told board that it knows nothing of: (device, boot, messages).
+    """
+
+    batch: int
+    totals: dict[str, int]
+    problems: list[str] = field(default_factory=list)
+    accepted: list[str] = field(default_factory=list)
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    adjusted: dict[tuple[str, int, int], dict[str, Any]] = field(default_factory=dict)
+    unknown: list[tuple[str, int, int]] = field(default_factory=list)
+    silent: int = 0
+    silence: Silence = field(default_factory=Silence)
+    lost: bool = False
+    nothing: bool = False
+
+    @property
+    def status(self) -> int:
+        """The exit status."""
+        return int(bool(self.problems))
+
+    @property
+    def line(self) -> str:
+        """The last line: everything that is wrong, or that nothing is."""
+        told = f" (accepted: {'; '.join(self.accepted)})" if self.accepted else ""
+        if not self.problems:
+            return WHOLE + told
+        head = NOTHING if self.nothing else LOST if self.lost else BUT
+        return f"{head} {'; '.join(self.problems)}.{told}"
+
+
+def judge(output: Output, expected: Expectations | None = None) -> Verdict:
+    """Judge an output as of its newest commit; write `missing` and `verdict.json` beside the tables."""
+    wanted = expected or Expectations()
+    found = as_of_one_commit(output, lambda books: _judged(books, wanted))
+    if found is None:
+        found = Verdict(0, {}, nothing=True)
+        found.problems.append(
+            "there is not one segment in the landing. Is a collector running on it, and does its --topic match what the boards"
+            " publish to?"
+        )
+    told = {"batch": found.batch, "status": found.status, "line": found.line, "totals": found.totals}
+    told |= {"problems": found.problems, "accepted": found.accepted, "silent": found.silent, "at": _now()}
+    output.storage.write_json(FILES["verdict"], told)
     return found
 
 
-def judge(spark: SparkSession, out: str, expected: dict[str, Any] | None, late_after_s: float = 60.0) -> int:
-    """Make the audit, hold it against the tables themselves, print it, and return the exit status."""
-    output = Output(out)
-    found = audited(spark, out, expected, late_after_s)
-    inside = audit.check(output.read(spark, "readings"), output.read(spark, "events"))
-    readings = output.rows("readings")
-    with session.small_frames(spark, readings < session.SMALL_ROWS):
-        rows = found.join(inside, audit.BOOT, "full").orderBy(audit.BOOT).collect()
-    print_audit(rows, output.rows("quarantine"))
-    unknown = [row for row in rows if row.published is None]
-    for row in unknown[:MOST_ROWS]:
-        print(
-            f"  {_shown(row.device)} boot {row.boot}: {row.in_tables} messages of a boot that its board knows nothing of"
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+def _judged(books: Books, wanted: Expectations) -> Verdict:
+    commit = books.commit
+    found = Verdict(commit.batch, dict(commit.summary["totals"]))
+    totals = found.totals
+    if wanted.boards:
+        _hold_against_counters(books, wanted.boards, found)
+    _write_missing(books, found)
+    given_up = {name: totals[name] for name in GIVEN_UP if totals[name]}
+    left = totals["missing"] - sum(given_up.values())
+    if given_up and not left and "given-up" in wanted.accept:
+        found.accepted.append(f"{totals['missing']:,} given up by their boards ({_listed(given_up)})")
+    elif totals["missing"]:
+        reasons = given_up | {"in doubt": totals["in_doubt"], "without a reason": totals["unexplained"]}
+        told = {name: count for name, count in reasons.items() if count}
+        split = f" ({_listed(told)})" if len(told) > 1 or given_up else ""
+        found.problems.append(f"{totals['missing']:,} missing{split}")
+    lost = {
+        "twice": f"{totals['twice']:,} rows twice in the tables",
+        "absent": f"{totals['absent']:,} that were taken are not in the tables",
+    }
+    found.problems += [text for name, text in lost.items() if totals[name]]
+    if found.unknown:
+        found.problems.append(f"{len(found.unknown)} boots that their boards know nothing of")
+    found.lost = bool(found.problems)
+    if totals["suspect"]:
+        found.problems.append(
+            f"{totals['suspect']:,} jump{_s(totals['suspect'])} of a counter ({_named(_jumped(books))})"
         )
-    missing = sum(row.missing or 0 for row in rows)
-    twice = sum(row.twice or 0 for row in rows)
-    absent = sum(max(0, (row.published or 0) - (row.missing or 0) - (row.in_tables or 0)) for row in rows)
-    bad = bool(missing or twice or absent or unknown)
-    print("  " + (LOST if bad else WHOLE), flush=True)
-    return int(bad)
+    if shared := _shared(books):
+        found.problems.append(f"{len(shared):,} id{_s(len(shared))} that two boards have ({_named(shared)})")
+    quarantine = totals["quarantine"]
+    if not totals["delivered"]:
+        found.nothing = not quarantine
+        found.lost = bool(quarantine)
+        found.problems.append(
+            f"all {quarantine:,} messages are in quarantine"
+            if quarantine
+            else "there was no message in what the collector landed"
+        )
+    elif quarantine:
+        text = f"{quarantine:,} in quarantine"
+        if "quarantine" in wanted.accept:
+            found.accepted.append(text)
+        else:
+            found.problems.append(text)
+            found.lost = True
+    found.problems += [f"nothing matched the topic {topic}" for topic in wanted.topics if not _matched(books, topic)]
+    newest_us = commit.summary["last_arrival_us"] or 0
+    as_of_us = newest_us if wanted.as_of_s is None else int(wanted.as_of_s * 1e6)
+    found.silence = Silence(as_of_us, wanted.silent_after_s)
+    names, found.silent = _silent(books, found.silence)
+    if found.silent:
+        text = f"{found.silent:,} silent ({_named(names, found.silent)})"
+        (found.accepted if "silent" in wanted.accept else found.problems).append(text)
+    found.rows = _rows(books, found)
+    return found
 
 
-def _shown(device: str) -> str:
+def _s(count: int) -> str:
+    return "" if count == 1 else "s"
+
+
+def _listed(counts: dict[str, int]) -> str:
+    return ", ".join(f"{count:,} {name}" for name, count in counts.items())
+
+
+def _named(names: list[str], count: int = 0) -> str:
+    """Return the first of some devices' names for a sentence; `count`: how many there are, if not all are in `names`."""
+    more = max(count, len(names)) > min(len(names), MOST_NAMED)
+    return ", ".join(map(shown, names[:MOST_NAMED])) + (", ..." if more else "")
+
+
+def _jumped(books: Books) -> list[str]:
+    """Return the devices whose numbers have a gap that no board can have lost."""
+    found = (batch.column(0).to_pylist() for batch in books.rows("lives", ["device"], pc.field("suspect") > 0))
+    return sorted({name for names in found for name in names})
+
+
+def _shared(books: Books) -> list[str]:
+    """Return the ids that two boards have."""
+    returns: Counter[str] = Counter()
+    for batch in books.rows("lives", ["device", "returns"], pc.field("returns") > 0):
+        for name, count in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+            returns[name] += count
+    return sorted(name for name, count in returns.items() if count >= RETURNS)
+
+
+def _hold_against_counters(books: Books, boards: dict[str, Any], found: Verdict) -> None:
+    """Correct the audit by what the boards' own counters say: what they call published, and what they know nothing of."""
+    names = [*schemas.AUDIT.names[: schemas.AUDIT.names.index("begun")]]
+    where = pc.field("device").isin(list(boards)) & (pc.field("life") == 1)
+    rows = {(row["device"], row["boot"]): row for row in books.all("audit", names, where).to_pylist()}
+    for device, told in boards.items():
+        for boot in told["boots"]:
+            row = rows.pop((device, boot["boot"]), None)
+            new = _by_counter(device, boot, row)
+            for name in ("published", "missing", "unexplained"):
+                found.totals[name] += new[name] - (row[name] if row else 0)
+            if row is None:
+                found.totals["boots"] += 1
+            found.adjusted[device, 1, boot["boot"]] = new
+    found.unknown += [(device, boot, row["in_tables"]) for (device, boot), row in sorted(rows.items())]
+
+
+def _by_counter(device: str, boot: dict[str, int], row: dict[str, Any] | None) -> dict[str, Any]:
+    """Return a boot's row of the audit, given the first and the last number that its board says it published."""
+    first, last = boot["first"], boot["last"]
+    if row is None:
+        row = dict.fromkeys(schemas.AUDIT.names, 0) | {"device": device, "life": 1, "boot": boot["boot"]}
+        row |= {"cause": None, "first_arrival": None, "last_arrival": None, "delay_octaves": [], "missing_ranges": []}
+        row |= {"first_seq": first, "last_seq": first - 1, "dated_by": "arrival"}
+        row |= dict.fromkeys(("delay_p50_ms", "delay_p90_ms", "delay_p99_ms"))
+    ranges = [(one["lo"], one["hi"]) for one in row["missing_ranges"]]
+    ranges += [(first, row["first_seq"] - 1), (row["last_seq"] + 1, last)]
+    cut = [(max(lo, first), min(hi, last)) for lo, hi in sorted(ranges)]
+    kept = [{"lo": lo, "hi": hi} for lo, hi in cut if lo <= hi]
+    missing = sum(one["hi"] - one["lo"] + 1 for one in kept)
+    return row | {
+        "first_seq": first,
+        "last_seq": last,
+        "published": last - first + 1,
+        "missing": missing,
+        "unexplained": max(0, missing - row["dropped"] - row["in_doubt"]),
+        "missing_ranges": kept,
+        "open": False,
+    }
+
+
+def _write_missing(books: Books, found: Verdict) -> None:
+    """Write the missing ranges as a table: device, life, boot, lo, hi, messages."""
+    columns = ["device", "life", "boot", "missing_ranges"]
+    with books.output.storage.create(FILES["missing"]) as stream, pq.ParquetWriter(stream, MISSING) as writer:
+        for batch in books.rows("audit", columns, pc.field("missing") > 0):
+            writer.write_table(_ranges(batch, found.adjusted))
+        writer.write_table(_ranges(_batch_of(found.adjusted.values(), columns), {}))
+
+
+def _batch_of(rows: Iterable[dict[str, Any]], columns: list[str]) -> pa.RecordBatch:
+    schema = pa.schema([schemas.AUDIT.field(name) for name in columns])
+    return pa.RecordBatch.from_pylist([{name: row[name] for name in columns} for row in rows], schema)
+
+
+def _ranges(batch: pa.RecordBatch, but: dict[tuple[str, int, int], Any]) -> pa.Table:
+    if but:
+        keys = zip(*(batch.column(n).to_pylist() for n in range(3)), strict=True)
+        batch = batch.filter(pa.array([key not in but for key in keys], pa.bool_()))
+    ranges = batch.column("missing_ranges")
+    at = pc.list_parent_indices(ranges)
+    flat = ranges.flatten()
+    lo, hi = pc.struct_field(flat, "lo"), pc.struct_field(flat, "hi")
+    arrays = [*(batch.column(n).take(at) for n in range(3)), lo, hi, pc.add(pc.subtract(hi, lo), 1)]
+    return pa.table([one.cast(kind.type) for one, kind in zip(arrays, MISSING, strict=True)], schema=MISSING)
+
+
+def _matched(books: Books, topic: str) -> bool:
+    """Return whether a message's topic matched a filter. Topics are counted without their devices: those are looked up."""
+    levels = topic.split("/")
+    for shape in books.commit.summary["topics"]:
+        if not matches(levels, shape.split("/")):
+            continue
+        device = levels[1] if len(levels) > 1 and shape.count("/+/") else "+"
+        if device in {"+", "#"}:
+            return True
+        if next(books.rows("lives", ["device"], pc.field("device") == device), None) is not None:
+            return True
+    return False
+
+
+def matches(wanted: list[str], levels: list[str]) -> bool:
+    """Return whether a topic filter (§4.7) matches a topic, in which `+` stands for any text."""
+    for n, one in enumerate(wanted):
+        if one == "#":
+            return True
+        if n >= len(levels) or (one != "+" and one != levels[n] and levels[n] != "+"):
+            return False
+    return len(wanted) == len(levels)
+
+
+def _silent(books: Books, silence: Silence) -> tuple[list[str], int]:
+    """Return the boards that have been silent for longest, and how many are."""
+    count = 0
+    longest: list[tuple[datetime.datetime, str]] = []
+    for name in books.commit.state_files("lives"):
+        table = _lives(books, name)
+        silent = table.filter(pa.array(silence.of(table)))
+        count += silent.num_rows
+        some = silent.sort_by("last_arrival").slice(0, MOST_NAMED)
+        longest += zip(some["last_arrival"].to_pylist(), some["device"].to_pylist(), strict=True)
+    return [name for _, name in sorted(longest)[:MOST_NAMED]], count
+
+
+def _lives(books: Books, name: str) -> pa.Table:
+    """Return when the devices of a bucket were heard, and how often."""
+    storage = books.output.storage
+    columns = ["device", "first_arrival", "last_arrival", "delivered"]
+    with storage.fs.open_input_file(storage.path(name)) as file:
+        table = pq.read_table(file, columns=columns, use_threads=False)
+    sums = [("first_arrival", "min"), ("last_arrival", "max"), ("delivered", "sum")]
+    found = table.group_by("device", use_threads=False).aggregate(sums)
+    return found.rename_columns({f"{name}_{how}": name for name, how in sums})
+
+
+def _rows(books: Books, found: Verdict) -> list[dict[str, Any]]:
+    """Return the boots that are shown: all of a small fleet, of a larger one those with losses."""
+    small = found.totals["boots"] <= MOST_ROWS
+    order = [("device", "ascending"), ("life", "ascending"), ("boot", "ascending")]
+    most = MOST_ROWS + len(found.adjusted)
+    rows = books.worst("audit", list(PRINTED), order, most, None if small else BAD).to_pylist()
+    of = {(row["device"], row["life"], row["boot"]): row for row in rows}
+    of |= {key: row for key, row in found.adjusted.items() if small or row["missing"] or key in of}
+    return [of[key] for key in sorted(of) if small or any(of[key][one] for one in ("missing", "twice", "absent"))][
+        :MOST_ROWS
+    ]
+
+
+def shown(device: str) -> str:
     """Return a device's name as it may stand on a terminal: boards choose them."""
     name = device if len(device) <= LONGEST_NAME else device[: LONGEST_NAME - 1] + "…"
     return "".join(one if one.isprintable() else repr(one)[1:-1] for one in name)
 
 
-def print_audit(rows: list[Any], quarantined: int) -> None:
-    """Print the audit for a person."""
+def print_audit(found: Verdict) -> None:
+    """Print the audit and the verdict for a person."""
     header = ("device", "boot", "published", "delivered", "duplicates removed", "missing", "twice in tables")
     lines: list[tuple[str, ...]] = [header]
-    shown = rows if len(rows) <= MOST_ROWS else [row for row in rows if row.missing or row.twice][:MOST_ROWS]
-    for row in shown:
-        boot = f"{row.boot}" if row.life == 1 else f"{row.boot} (life {row.life})"
-        numbers = (row.published, row.delivered, (row.resent or 0) + (row.replayed or 0), row.missing, row.twice)
-        lines.append((_shown(row.device), boot, *[f"{number or 0:,}" for number in numbers]))
-    totals = [
-        sum(value or 0 for value in column)
-        for column in zip(
-            *[(r.published, r.delivered, (r.resent or 0) + (r.replayed or 0), r.missing, r.twice) for r in rows],
-            strict=True,
-        )
-    ] or [0] * 5
-    lines.append(
-        (f"{len({row.device for row in rows})} devices", f"{len(rows)} boots", *[f"{total:,}" for total in totals])
-    )
+
+    def figures(row: dict[str, Any]) -> list[str]:
+        told = [row.get(name, 0) for name in ("published", "delivered", "missing", "twice")]
+        return [f"{one:,}" for one in (*told[:2], row.get("resent", 0) + row.get("replayed", 0), *told[2:])]
+
+    for row in found.rows:
+        boot = f"{row['boot']}" if row["life"] == 1 else f"{row['boot']} (life {row['life']})"
+        lines.append((shown(row["device"]), boot, *figures(row)))
+    totals = found.totals
+    lines.append((f"{totals.get('devices', 0):,} devices", f"{totals.get('boots', 0):,} boots", *figures(totals)))
     widths = [max(len(line[n]) for line in lines) for n in range(len(header))]
     print()
     for n, line in enumerate(lines):
         if n in {1, len(lines) - 1}:
             print("  " + "  ".join("-" * width for width in widths))
+        cells = [
+            text.ljust(w) if k < 2 else text.rjust(w) for k, (text, w) in enumerate(zip(line, widths, strict=True))
+        ]
+        print("  " + "  ".join(cells))
+    if len(found.rows) < totals.get("boots", 0):
+        print(f"  (of {totals['boots']:,} boots only those with losses are shown, at most {MOST_ROWS})")
+    if totals.get("quarantine"):
         print(
-            "  "
-            + "  ".join(
-                text.ljust(w) if k < 2 else text.rjust(w) for k, (text, w) in enumerate(zip(line, widths, strict=True))
-            )
+            f"  {totals['quarantine']:,} messages could not be read: they are in the table quarantine, with the reason"
         )
-    if len(shown) < len(rows):
-        print(f"  (of {len(rows):,} boots only those with losses are shown, at most {MOST_ROWS})")
-    if quarantined:
-        print(f"  {quarantined:,} messages could not be read: they are in the table quarantine, with the reason")
-    print(flush=True)
+    print()
+    for device, number, messages in found.unknown[:MOST_ROWS]:
+        print(f"  {shown(device)} boot {number}: {messages} messages of a boot that its board knows nothing of")
+    print("  " + found.line, flush=True)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say what a fleet is held against."""
+    parser.add_argument("--expected", help="JSON of what the boards' own counters say they published")
+    parser.add_argument(
+        "--silent-after",
+        type=float,
+        metavar="SECONDS",
+        help=f"a board is silent that has said nothing for so long; 0: none is (default: {SILENT_TIMES} of its mean intervals,"
+        f" at least {SILENT_LEAST_S:.0f} s)",
+    )
+    parser.add_argument(
+        "--as-of",
+        choices=("newest", "now"),
+        help="told at the newest arrival, or now (default: newest; with --follow now)",
+    )
+    parser.add_argument(
+        "--expect-topic",
+        action="append",
+        default=[],
+        metavar="FILTER",
+        help="something has to have matched it; may be repeated",
+    )
+    parser.add_argument(
+        "--accept", action="append", default=[], choices=ACCEPTABLE, help="told, but no reason for exit status 1"
+    )
+
+
+def expectations(options: argparse.Namespace, now: bool = False) -> Expectations:
+    """Return what the options say.
+
+    Raises:
+        OSError, ValueError: the file of `--expected` can't be read.
+    """
+    boards = json.loads(Path(options.expected).read_text()) if options.expected else {}
+    as_of = time.time() if options.as_of == "now" or (now and options.as_of is None) else None
+    return Expectations(boards, options.silent_after, as_of, tuple(options.expect_topic), tuple(options.accept))
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Judge an output; return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m tools.pipeline.verdict", description=__doc__.split("\n")[0])
+    parser.add_argument("--out", nargs="?", help="the output directory of the pipeline")
+    add_options(parser)
+    parser.add_argument("--report", action="store_true", help="write the HTML page, too")
+    options = parser.parse_args(argv)
+    if not options.out:
+        print("verdict: --out is missing: say which tables, `make verdict OUT=tables`", file=sys.stderr)
+        return 2
+    try:
+        output = Output(options.out)
+        output.check_format()
+        found = judge(output, expectations(options))
+    except (OutputError, StorageError, OSError, ValueError) as error:
+        print(f"verdict: {error}", file=sys.stderr)
+        return 2
+    print_audit(found)
+    if options.report:
+        from . import report
+
+        print(f"  report: {report.write(output, found)}")
+    return found.status
+
+
+if __name__ == "__main__":
+    sys.exit(ended(main, stopped="stopped"))

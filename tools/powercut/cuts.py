@@ -5,13 +5,13 @@ An id names a case and replays it alone: script/operation/model/variant, and aft
 
 from flashmqtt.errors import FlashMqttError, StoreFull
 from flashmqtt.flash.block import BlockRegion
-from flashmqtt.journal.journal import Journal
 from tools.flashsim.nor import NorFlash, PowerCut, Random
 
-from .model import Driver, Lost, Model, body_of
+from .model import DROP_OLDEST, Driver, Lost, Model, drain, look, mount
 from .scripts import SCRIPTS
 
-SLOTS = 8
+# The chip's manners and what it programs at once.
+GEOMETRIES = {"rp2": ("rp2", 256), "page64": ("esp32", 64), "page32": ("esp32", 32), "esp32": ("esp32", 1)}
 
 
 class Recorder(NorFlash):
@@ -59,10 +59,11 @@ def variants_of(kind, count):
 class Script:
     """A script, run once."""
 
-    def __init__(self, name, personality="rp2", only=-1):
+    def __init__(self, name, geometry="rp2", only=-1):
         self.name, self.sectors, self.policy, before, what = next(s for s in SCRIPTS if s[0] == name)
+        personality, page_bytes = GEOMETRIES[geometry]
         self.flash = Recorder(self.sectors * 4096, personality)
-        self.region = BlockRegion(self.flash)
+        self.region = BlockRegion(self.flash, page_bytes=page_bytes)
         model = Model()
         if before is None:  # the very first mount is part of it
             self.flash.record(model, only)
@@ -79,7 +80,7 @@ class Script:
 
     def mount(self):
         """Mount the journal."""
-        return Journal(self.region, SLOTS, self.policy)
+        return mount(self.region, self.policy)
 
     def cut(self, step, fault, variant):
         """Bring back the moment, cut the operation, switch on again; return the model of that moment."""
@@ -106,67 +107,89 @@ class Script:
         journal = self.mount()
         if journal.boot <= model.boot:
             raise Lost("boot %d after boot %d" % (journal.boot, model.boot))
-        if journal.dropped < model.dropped and self.policy != 1:
-            raise Lost("dropped %d, was %d" % (journal.dropped, model.dropped))
-        # Before anything is drained: store, and boot again.
-        later = None
+        seen = look(journal)
+        model.check(journal, *seen)
+        model.settle(journal, *seen)
+        # Before anything is taken out: store, finish, mark, hold, and boot again without a clean end.
+        driver = Driver(journal, model, 1)
+        for length in (33, 300):
+            try:
+                driver.append(length)
+            except StoreFull:
+                if self.policy == DROP_OLDEST:
+                    raise
+        window = driver.window()
+        if window:
+            driver.finish(window[-1])
+            driver.mark(window[0])
+            driver.sync()
         try:
-            seq = journal.next_seq
-            journal.append(body_of(seq, 33), 33)
-            later = seq
+            driver.hold(99, 50)
         except StoreFull:
-            pass
-        if self.policy == 1 and journal.dropped != model.dropped:
-            forgive(model, journal)
-        if later:
-            model.queued[later] = 33
-            model.stored += 1
-        journal = self.mount()
-        if self.policy == 1:
-            forgive(model, journal)
-        driver = Driver(journal, model)
-        messages, held = driver.drain()
-        model.check(journal, messages, held)
-        journal.flush()
-        if flash.violations:
-            raise Lost(str(flash.violations[:3]))
-        # Empty now, and it has to stay so; then once around.
-        model = Model()
-        model.stored = journal.stored
-        driver = Driver(journal, model)
+            if not model.messages and not model.held:
+                raise
+        driver.write_note(b"after a cut.")
+        self._again(driver)
+        driver.generation = 2
+        for seq in driver.window():
+            driver.finish(seq)
+        if model.held:
+            driver.discard(driver.journal.held()[0])
+        self._again(driver)
+        # Empty it; it has to stay so; then once around.
+        while driver.window():
+            for seq in driver.window():
+                driver.finish(seq)
+        for key in list(model.held):
+            driver.discard(key)
+        driver.flush()
+        self._again(driver)
         for i in range(self.sectors * 17 if thorough else 3):
             driver.append(200)
             if i % 5:
-                driver.take()
-                driver.release(driver.opened()[0])
+                for seq in driver.window():
+                    driver.finish(seq)
         driver.flush()
-        journal = self.mount()
-        driver = Driver(journal, model)
-        messages, held = driver.drain()
-        model.check(journal, messages, held)
+        journal = self._again(driver)
+        model.check(journal, *drain(journal))
         if flash.violations:
             raise Lost(str(flash.violations[:3]))
 
+    def _again(self, driver):
+        """Mount without a clean end, and check."""
+        journal = self.mount()
+        if journal.boot != driver.model.boot + 1:
+            raise Lost("boot %d after %d" % (journal.boot, driver.model.boot))
+        seen = look(journal)
+        driver.model.check(journal, *seen)
+        driver.model.settle(journal, *seen)
+        driver.use(journal)
+        if self.flash.violations:
+            raise Lost(str(self.flash.violations[:3]))
+        return journal
 
-def forgive(model, journal):
-    """Dropping the oldest: what is missing must be the oldest, and counted."""
-    slack = journal.dropped - model.dropped
-    for seq in sorted(model.queued)[: slack + SLOTS]:
-        if seq not in model.marks:
-            model.may_queued[seq] = model.queued.pop(seq)
+
+BREAKS = (
+    AssertionError,
+    FlashMqttError,
+    PowerCut,
+    RuntimeError,
+    IndexError,
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+)
 
 
-BREAKS = (Lost, FlashMqttError, PowerCut, IndexError, ValueError, KeyError, TypeError, AttributeError)
-
-
-def run_script(name, count, pairs, pair_count, only=None, personality="rp2", share=(0, 1)):
+def run_script(name, count, pairs, pair_count, only=None, geometry="rp2", share=(0, 1)):
     """Cut a script at every operation (of its share); return (cuts, list of (id, what broke)).
 
     count: variants of each fault model. pairs: after every so many cuts the recovery is cut too, everywhere; 0: never.
     only: the id of one case; what it breaks is raised.
     """
-    script = Script(name, personality)
-    prefix = name if personality == "rp2" else name + "@" + personality
+    script = Script(name, geometry)
+    prefix = name if geometry == "rp2" else name + "@" + geometry
     cuts = 0
     broken = []
     for at in range(share[0], len(script.steps), share[1]):

@@ -1,35 +1,69 @@
-"""What a store has promised so far, as plain lists and dictionaries, and the check of a mounted journal against it.
+"""What a store has promised so far, as plain dictionaries, and the check of a mounted journal against it.
 
-must    a message that was stored, and not released: it has to be there, whole, in order
-may     one that was being stored when the power went, or whose release was not durable yet: there, whole, or not
-gone    one whose release was durable: it must never come back
+must    a message that was stored and is not finished: it is there, whole, in order
+may     one that was being stored when the power went, or whose finish was not durable yet: there, whole, or not
+gone    one that is durably finished, or that a mount did not find: it never comes back
+
+What a mount says is final: what it shows is firm from then on, and what it does not show never appears again. A body depends on
+its generation, so that an old message under a sequence that was given anew is seen.
 """
+
+from flashmqtt.errors import StoreFull
+from flashmqtt.flash.ram import RamRegion
+from flashmqtt.journal.journal import Journal
+
+REFUSE, DROP_OLDEST, DROP_NEWEST = 0, 1, 2
+WINDOW = 32
+NO_NOTE = b"\xff" * 12
+DAMAGED = -2  # one that was being stored: `Model.settle`
+GONE = -1  # the length of a message whose body the policy dropped while its mark keeps it
+_bodies: dict = {}
 
 
 class Lost(AssertionError):
     """The journal broke a promise."""
 
 
-def body_of(seq, length):
-    """Return the bytes that a message with this sequence has."""
-    return bytes((seq * 31 + i * 7 + (i >> 8)) & 0xFF for i in range(length))
+def body_of(seq, length, generation=0):
+    """Return the bytes that a message (or a held one: its key) of this generation has."""
+    key = (seq, length, generation)
+    body = _bodies.get(key)
+    if body is None:
+        if len(_bodies) > 20:  # MicroPython has 192 KB
+            _bodies.clear()
+        body = _bodies[key] = bytes((seq * 31 + generation * 101 + i * 7 + (i >> 8)) & 0xFF for i in range(length))
+    return body
+
+
+def mount(region, policy=REFUSE):
+    """Mount a journal."""
+    return Journal(region, policy)
+
+
+def longest(region):
+    """Return the length of a message that always finds room, where the policy may drop others for it."""
+    pages = region.sector_bytes // 256 - 1
+    return (region.sectors - (4 if region.sectors > 5 else 3)) * pages * 232
 
 
 class Model:
-    """One store's promises. `inflight` is what the power may interrupt."""
+    """One store's promises."""
 
     def __init__(self):
-        self.queued = {}  # sequence: length, stored and not released
-        self.held = {}
-        self.may_queued = {}
-        self.may_held = {}
-        self.marks = {}
-        self.may_marks = {}
-        self.released = {}  # not durable yet: sequence: (held, length)
-        self.stored = 0
-        self.stored_more = 0  # how many more there may be
         self.boot = 0
+        self.next_seq = 1
+        self.messages = {}  # sequence: (length, generation), stored and not durably finished
+        self.pending = None  # (sequence, length, generation) that is being stored
+        self.finished = {}  # sequence: 1, finished, not durable yet
+        self.marks = {}  # sequence: 1 marked for sure; 2: may be marked or not; absent: not marked
+        self.held = {}  # key: (length, generation)
+        self.may_held = {}  # key: (length, generation) that is being stored
+        self.discarded = {}  # key: 1, discarded, not durable yet
         self.dropped = 0
+        self.dropped_more = 0  # counted, not durable yet
+        self.may_drop = {}  # sequence: 1, the policy is about to drop it
+        self.note = (NO_NOTE,)  # what it may be
+        self.damaged = 0  # at most so many may be counted
 
     def copy(self):
         """Return a snapshot."""
@@ -38,200 +72,357 @@ class Model:
             setattr(other, name, dict(value) if isinstance(value, dict) else value)
         return other
 
-    def durable(self):
-        """Every release so far is on flash."""
-        for seq in self.released:
-            self.may_queued.pop(seq, None)
-            self.may_held.pop(seq, None)
-        self.released = {}
+    def freeze(self):
+        """Return the promises as a tuple that can be compared and hashed."""
+        return (
+            self.boot,
+            self.next_seq,
+            tuple(sorted(self.messages.items())),
+            self.pending,
+            tuple(sorted(self.finished)),
+            tuple(sorted(self.marks.items())),
+            tuple(sorted(self.held.items())),
+            tuple(sorted(self.may_held.items())),
+            tuple(sorted(self.discarded)),
+            self.dropped,
+            self.dropped_more,
+            tuple(sorted(self.may_drop)),
+            self.note,
+            self.damaged,
+        )
 
-    def release(self, seq, held):
-        """A release that is not durable yet."""
-        length = (self.held if held else self.queued).pop(seq)
-        (self.may_held if held else self.may_queued)[seq] = length
-        self.released[seq] = 1
+    @staticmethod
+    def thaw(frozen):
+        """Return the model that `freeze` saw."""
+        m = Model()
+        m.boot, m.next_seq, messages, m.pending, finished, marks, held, may_held, discarded = frozen[:9]
+        m.messages, m.marks, m.held, m.may_held = dict(messages), dict(marks), dict(held), dict(may_held)
+        m.finished, m.discarded = dict.fromkeys(finished, 1), dict.fromkeys(discarded, 1)
+        m.dropped, m.dropped_more, may_drop, m.note, m.damaged = frozen[9:]
+        m.may_drop = dict.fromkeys(may_drop, 1)
+        return m
+
+    def written(self):
+        """A record was written: finishes, marks and drops before it are durable."""
+        for seq in self.finished:
+            self.messages.pop(seq, None)
+            self.marks.pop(seq, None)
+        self.finished = {}
+        for seq, mark in list(self.marks.items()):
+            if mark == 2:
+                raise Lost("a mark of %d that nobody settled" % seq)
+
+    def flushed(self):
+        """A flush or a clean end: how many of the newest were dropped is durable."""
+        self.dropped += self.dropped_more
+        self.dropped_more = 0
 
     def check(self, journal, messages, held):
-        """Compare with what a journal gave: lists of (sequence, body, mark), queued in the order they came."""
-        for name, got, must, may in (
-            ("queued", messages, self.queued, self.may_queued),
-            ("held", held, self.held, self.may_held),
-        ):
-            seqs = [seq for seq, _, _ in got]
-            if len(set(seqs)) != len(seqs):
-                raise Lost("%s: twice the same: %s" % (name, seqs))
-            missing = [seq for seq in must if seq not in seqs]
-            if missing:
-                raise Lost("%s: missing %s; there are %s" % (name, missing, seqs))
-            for seq, body, mark in got:
-                length = must.get(seq, may.get(seq))
-                if length is None:
-                    raise Lost("%s: %d came back, or never was" % (name, seq))
-                if body != body_of(seq, length):
-                    raise Lost("%s: %d has other bytes" % (name, seq))
-                if mark != self.marks.get(seq, 0) and mark != self.may_marks.get(seq, 0):
-                    raise Lost("%s: %d has mark %d" % (name, seq, mark))
-        if not self.stored <= journal.stored <= self.stored + self.stored_more:
-            raise Lost("stored is %d, not %d..%d" % (journal.stored, self.stored, self.stored + self.stored_more))
+        """Compare with what a journal shows: [(sequence, body or None, marked)] in order, and {key: body}."""
+        self._check_messages(journal, messages)
+        for key, body in held.items():
+            allowed = [body_of(key, *what[key]) for what in (self.held, self.may_held) if key in what]
+            if body not in allowed:
+                raise Lost("held: %d came back, never was, or has other bytes (%d)" % (key, len(body)))
+        for key in self.held:
+            if key not in held and key not in self.discarded:
+                raise Lost("held: missing %d; there are %s" % (key, sorted(held)))
+        if bytes(journal.note) not in self.note:
+            raise Lost("note is %s, not one of %s" % (journal.note, self.note))
+        if not 0 <= journal.damaged <= self.damaged:
+            raise Lost("damaged is %d, not %d" % (journal.damaged, self.damaged))
+        if journal.next_seq > 1 and journal.fresh:
+            raise Lost("fresh, and next is %d" % journal.next_seq)
+
+    def _check_messages(self, journal, messages):
+        p = self.pending
+        if journal.next_seq != self.next_seq and not (p and journal.next_seq == p[0] + 1):
+            raise Lost("next is %d, not %d" % (journal.next_seq, self.next_seq))
+        seqs = [seq for seq, _, _ in messages]
+        if seqs != sorted(set(seqs)):
+            raise Lost("out of order, or twice: %s" % seqs)
+        for seq, body, marked in messages:
+            if p and seq == p[0]:
+                length, generation = p[1:]
+            elif seq in self.messages:
+                length, generation = self.messages[seq]
+            else:
+                raise Lost("%d came back, or never was" % seq)
+            mark = self.marks.get(seq, 0)
+            if mark != 2 and bool(marked) != bool(mark):
+                raise Lost("%d is %smarked" % (seq, "" if marked else "not "))
+            if body is None and (length == DAMAGED or (p and seq == p[0] and not marked)):
+                continue  # the sector that was being opened has no header: its records only tell how far the sequences had gone
+            if body is None and marked and (length == GONE or seq in self.may_drop):
+                continue
+            if length == GONE or body != body_of(seq, length, generation):
+                raise Lost("%d has other bytes (%s, not %d)" % (seq, body and len(body), length))
+        there = set(seqs)
+        missing = [seq for seq in self.messages if seq not in there and seq not in self.finished]
+        if [seq for seq in missing if seq not in self.may_drop]:
+            raise Lost("missing %s; there are %s" % (sorted(missing)[:9], seqs[:40]))
+        if p and journal.next_seq == p[0] + 1 and p[0] not in there:
+            raise Lost("%d is lost, and its sequence is used" % p[0])
+        low, high = self.dropped + len(missing), self.dropped + len(missing) + self.dropped_more
+        if p and (p[0], None, False) in messages:  # that header would have told the count
+            low = self.dropped
+        high += len([seq for seq in self.may_drop if seq in self.finished and seq not in there])
+        if (
+            journal.worn
+        ):  # it dropped them for a write that then found no sector: they are there again after the next mount
+            high += len(self.may_drop)
+        if not low <= journal.dropped <= high:
+            raise Lost("dropped is %d, not %d..%d" % (journal.dropped, low, high))
 
     def settle(self, journal, messages, held):
         """After a check: what is there is there, what is not is gone."""
-        lengths = {seq: len(body) for seq, body, _ in messages}
-        self.queued = lengths
-        self.held = {seq: len(body) for seq, body, _ in held}
-        self.may_queued = {}
-        self.may_held = {}
-        self.released = {}
-        self.marks = {seq: mark for seq, _, mark in messages + held if mark}
-        self.may_marks = {}
-        self.stored = journal.stored
-        self.stored_more = 0
-        self.dropped = journal.dropped
+        known = self.messages
+        p = self.pending
+        if p:
+            known[p[0]] = p[1:]
+            if (p[0], None, False) in messages:
+                self.damaged += 1
+        self.messages = {
+            seq: known[seq] if body is not None else (GONE if marked else DAMAGED, 0) for seq, body, marked in messages
+        }
+        self.marks = {seq: 1 for seq, _, marked in messages if marked}
+        old, new = self.held, self.may_held
+        self.held = {
+            key: new[key] if key in new and body == body_of(key, *new[key]) else old[key] for key, body in held.items()
+        }
+        self.pending = None
+        self.may_held, self.finished, self.discarded, self.may_drop = {}, {}, {}, {}
+        self.next_seq = journal.next_seq
+        self.dropped, self.dropped_more = journal.dropped, 0
+        self.note = (bytes(journal.note),)
         self.boot = journal.boot
 
 
 class Driver:
-    """Does things to a journal and tells the model, in that order."""
+    """Does things to a journal and tells the model, in that order. `generation` goes into every body."""
 
-    def __init__(self, journal, model):
-        self.journal = journal
+    def __init__(self, journal, model, generation=0):
+        self.generation = generation
         self.model = model
-        self.slots = journal.slots  # as it was asked for: a mount makes more where more are open
-        model.boot = journal.boot
+        self.use(journal)
 
-    def _wrote(self):
-        j = self.journal
-        if not j._unsaid and not j._pending_n:
-            self.model.durable()
+    def use(self, journal):
+        """Go on with another mount of it."""
+        self.journal = journal
+        self.model.boot = journal.boot
+        journal.on_drop = self._dropping
+
+    def _dropping(self, first, end):
+        m = self.model
+        for seq in m.messages:
+            if first <= seq < end:
+                m.may_drop[seq] = 1
+
+    def _dropped(self):
+        """What the policy has dropped is gone; what was marked stays, without its body."""
+        m, j = self.model, self.journal
+        for seq in m.may_drop:
+            if seq in m.finished:
+                continue
+            if m.marks.get(seq) and j.is_marked(seq):
+                m.messages[seq] = (GONE, 0)
+            else:
+                del m.messages[seq]
+                m.dropped += 1
+        m.may_drop = {}
+        if j.dropped != m.dropped + m.dropped_more:
+            raise Lost("dropped is %d, not %d" % (j.dropped, m.dropped + m.dropped_more))
 
     def append(self, length, piece=0):
-        """Store a message, in pieces if wanted."""
+        """Store a message, in pieces if wanted; return its sequence, 0 where the policy drops it."""
         j, m = self.journal, self.model
-        seq = j.next_seq
-        body = body_of(seq, length)
-        m.may_queued[seq] = length
-        m.stored_more = 1
-        before = j.dropped
-        if piece:
-            j.begin(length)
-            for at in range(0, length, piece):
-                j.extend(body[at : at + piece], min(piece, length - at))
-            got = j.commit()
-        else:
-            got = j.append(body, length)
-        m.stored_more = 0
-        self.follow_drops(before)
-        if got == 0:
-            del m.may_queued[seq]
+        seq = m.next_seq
+        if j.next_seq != seq:
+            raise Lost("next is %d, not %d" % (j.next_seq, seq))
+        body = body_of(seq, length, self.generation)
+        try:
+            if piece:
+                got = seq if j.begin(length) else 0
+                for at in range(0, length if got else 0, piece):
+                    if at + piece >= length:  # the last one may be written at once
+                        m.pending = (seq, length, self.generation)
+                    j.extend(body[at : at + piece], min(piece, length - at))
+                if got:
+                    got = j.commit()
+            else:
+                m.pending = (seq, length, self.generation)
+                got = j.append(body, length)
+        except StoreFull:
+            m.pending = None
+            if m.may_drop or j.next_seq != seq:
+                raise Lost("dropped something, and StoreFull all the same") from None
+            raise
+        m.pending = None
+        if got == 0 and j.policy == DROP_NEWEST:
+            m.dropped_more += 1
             return 0
-        if got != seq:
-            raise Lost("append returned %d, not %d" % (got, seq))
-        del m.may_queued[seq]
-        m.queued[seq] = length
-        m.stored += 1
-        self._wrote()
+        if got != seq or j.next_seq != seq + 1:
+            raise Lost("append returned %d, not %d; next is %d" % (got, seq, j.next_seq))
+        self._dropped()
+        m.messages[seq] = (length, self.generation)
+        m.next_seq = seq + 1
+        self.written()
         return seq
 
-    def follow_drops(self, before):
-        """The policy may drop the oldest that were not taken."""
-        j, m = self.journal, self.model
-        n = j.dropped - before
-        if n and j.policy == 1:
-            taken = [j.seq_of(slot) for slot in range(j.slots) if j._slot_state[slot]]
-            for seq in [seq for seq in sorted(m.queued) if seq not in taken][:n]:
-                m.may_queued[seq] = m.queued.pop(seq)
-        m.dropped = j.dropped
+    def written(self):
+        """A write has returned: what was said before it is durable."""
+        m = self.model
+        for seq in list(m.marks):
+            if self.journal.is_marked(seq):
+                m.marks[seq] = 1
+            else:
+                del m.marks[seq]
+        m.written()
 
-    def hold(self, length):
-        """Store an inbound message."""
-        j, m = self.journal, self.model
-        seq = j.next_seq
-        m.may_held[seq] = length
-        slot = j.hold(body_of(seq, length), length)
-        del m.may_held[seq]
-        m.held[seq] = length
-        self._wrote()
-        return slot
+    def finish(self, seq):
+        """Finish a message."""
+        self.model.finished[seq] = 1
+        self.journal.finish(seq)
 
-    def take(self):
-        """Take the next; it must be the oldest that is not open."""
-        j, m = self.journal, self.model
-        slot = j.take()
-        if slot >= 0:
-            seq = j.seq_of(slot)
-            opened = [j.seq_of(s) for s in range(j.slots) if j.is_open(s) and s != slot]
-            first = min(s for s in m.queued if s not in opened)
-            if seq != first:
-                raise Lost("took %d before %d" % (seq, first))
-            if content(j, slot) != body_of(seq, m.queued[seq]):
-                raise Lost("took %d with other bytes" % seq)
-        elif m.queued and j.waiting and j._free_slot() >= 0 and j._window_n < j._span:
-            raise Lost("nothing to take, and %d wait" % j.waiting)
-        return slot
+    def mark(self, seq):
+        """Mark a message; `sync` makes it durable."""
+        if not self.model.marks.get(seq):
+            self.model.marks[seq] = 2
+        self.journal.mark(seq)
 
-    def mark(self, slot, value):
-        """Mark an open message."""
-        j, m = self.journal, self.model
-        seq = j.seq_of(slot)
-        m.may_marks[seq] = value
-        j.mark(slot, value)
-        m.marks[seq] = value
-        del m.may_marks[seq]
-        self._wrote()
+    def unmark(self, seq):
+        """Take the mark back."""
+        if self.model.marks.get(seq):
+            self.model.marks[seq] = 2
+        self.journal.unmark(seq)
 
-    def release(self, slot):
-        """Release an open message."""
-        j, m = self.journal, self.model
-        seq = j.seq_of(slot)
-        m.release(seq, j.is_held(slot))
-        j.release(slot)
-        self._wrote()
+    def sync(self):
+        """Make marks and discards durable."""
+        m = self.model
+        dirty = m.discarded or [seq for seq, mark in m.marks.items() if mark == 2 and seq not in m.finished]
+        self.journal.sync()
+        if dirty:
+            self.written()
+        self._discarded()
+
+    def _discarded(self):
+        m = self.model
+        for key in m.discarded:
+            del m.held[key]
+        m.discarded = {}
 
     def flush(self):
-        """Make releases durable."""
+        """Make everything durable."""
         self.journal.flush()
-        self.model.durable()
+        self.written()
+        self.model.flushed()
+        self._discarded()
 
     def close(self):
         """End cleanly."""
         self.journal.close()
-        self.model.durable()
+        self.written()
+        self.model.flushed()
+        self._discarded()
 
-    def opened(self, held=False):
-        """Return the open slots of queued (or held) messages, by age."""
-        j = self.journal
-        slots = [s for s in range(j.slots) if j.is_open(s) and j.is_held(s) == held]
-        return sorted(slots, key=j.seq_of)
+    def hold(self, key, length):
+        """Store an inbound message."""
+        j, m = self.journal, self.model
+        m.may_held[key] = (length, self.generation)
+        try:
+            j.hold(key, body_of(key, length, self.generation), length)
+        except StoreFull:
+            del m.may_held[key]
+            raise
+        m.held[key] = m.may_held.pop(key)
+        m.discarded.pop(key, None)
+        self.written()
 
-    def drain(self):
-        """Take, read and release everything; return (queued, held) as lists of (sequence, body, mark)."""
-        j = self.journal
-        messages: list[tuple] = []
-        held: list[tuple] = []
-        for slot in range(j.slots):
-            if j.is_open(slot):
-                (held if j.is_held(slot) else messages).append((j.seq_of(slot), content(j, slot), j.mark_of(slot)))
-                j.release(slot)
-        last = 0
-        waiting = j.waiting
-        while True:
-            slot = j.take()
-            if slot < 0:
-                break
-            waiting -= 1
-            if j.seq_of(slot) <= last:
-                raise Lost("took %d after %d" % (j.seq_of(slot), last))
-            last = j.seq_of(slot)
-            messages.append((last, content(j, slot), j.mark_of(slot)))
-            j.release(slot)
-        if waiting or j.waiting:
-            raise Lost("waiting was off by %d, and is %d" % (waiting, j.waiting))
-        return messages, held
+    def discard(self, key):
+        """Forget an inbound message; `sync` makes it durable."""
+        self.model.discarded[key] = 1
+        self.journal.discard(key)
+
+    def write_note(self, note):
+        """Write the note."""
+        m = self.model
+        m.note += (note,)
+        self.journal.write_note(note)
+        m.note = (note,)
+        self.written()
+
+    def window(self):
+        """Return the unfinished messages that may be in flight, oldest first."""
+        return window(self.journal)
 
 
-def content(journal, slot):
-    """Return a message's bytes."""
-    buf = bytearray(journal.length_of(slot) + 2)
-    n = journal.length_of(slot)
-    journal.read(slot, 0, buf, 1, n)
+def window(journal):
+    """Return the unfinished messages that may be in flight, oldest first."""
+    j = journal
+    return [seq for seq in range(j.low, min(j.next_seq, j.low + WINDOW)) if not j.is_finished(seq)]
+
+
+def see(journal):
+    """Return (messages, held) as `Model.check` wants them; only the window is shown."""
+    j = journal
+    return [(seq, content(j, seq), j.is_marked(seq)) for seq in window(j)], held_of(j)
+
+
+def drain(journal):
+    """Read and finish everything; return (messages, held) as `Model.check` wants them."""
+    j = journal
+    messages: list[tuple] = []
+    while j.low < j.next_seq:
+        low = j.low
+        for seq in window(j):
+            messages.append((seq, content(j, seq), j.is_marked(seq)))
+            j.finish(seq)
+        if j.low == low:
+            raise Lost("low stays at %d" % low)
+    held = held_of(j)
+    for key in held:
+        j.discard(key)
+    if j.low != j.next_seq or j.held():
+        raise Lost("low is %d of %d, held %s" % (j.low, j.next_seq, j.held()))
+    return messages, held
+
+
+def content(journal, seq):
+    """Return a message's bytes; None: it has none any more."""
+    n = journal.length(seq)
+    if not n:
+        return None
+    buf = bytearray(n + 2)
+    journal.read(seq, 0, buf, 1, n)
     return bytes(buf[1 : n + 1])
+
+
+def held_of(journal):
+    """Return {key: body} of what is held."""
+    found = {}
+    for key in journal.held():
+        n = journal.held_length(key)
+        buf = bytearray(n)
+        journal.read_held(key, 0, buf, 0, n)
+        found[key] = bytes(buf)
+    return found
+
+
+def look(journal):
+    """Return what a journal holds, from a mount of a copy of its region."""
+    region = journal.region
+    cells = bytearray(region.sectors * region.sector_bytes)
+    region.read(0, cells)
+    return drain(mount(RamRegion(region.sectors, region.sector_bytes, region.page_bytes, cells)))
+
+
+def remount(driver):
+    """Switch off and on without a cut; check, and go on."""
+    model = driver.model
+    journal = mount(driver.journal.region, driver.journal.policy)
+    if journal.boot != model.boot + 1 and not journal.worn:
+        raise Lost("boot %d after %d" % (journal.boot, model.boot))
+    seen = look(journal)
+    model.check(journal, *seen)
+    model.settle(journal, *seen)
+    driver.use(journal)

@@ -3,6 +3,10 @@
 A script is (name, sectors, policy, what it does before the cuts begin, what is cut). `d` is a model.Driver.
 """
 
+from flashmqtt.errors import StoreFull
+
+from .model import remount
+
 
 def nothing(d):
     """Begin with an empty journal."""
@@ -24,22 +28,18 @@ def run(n, length=100, window=4):
     def do(d):
         for _ in range(n):
             d.append(length)
-            d.take()
-            if len(d.opened()) >= window:
-                d.release(d.opened()[0])
+            if len(d.window()) >= window:
+                d.finish(d.window()[0])
 
     return do
 
 
 def qos1(d):
     """QoS 1, acknowledged in order, with a window, across a change of sector."""
-    for i in range(40):
+    for _ in range(80):
         d.append(100)
-        if i % 3 == 0:
-            d.take()
-            d.take()
-        while len(d.opened()) > 4:
-            d.release(d.opened()[0])
+        while len(d.window()) > 4:
+            d.finish(d.window()[0])
     d.flush()
 
 
@@ -47,81 +47,107 @@ def out_of_turn(d):
     """Acknowledgements out of turn; the oldest of all comes last."""
     for _ in range(8):
         d.append(60)
-        d.take()
     for i in (3, 1, 5, 2, 3):
-        d.release(d.opened()[i])
+        d.finish(d.window()[i])
         d.append(30)
     d.flush()
-    d.take()
     for _ in range(30):
         d.append(90)
-        d.take()
-        d.release(d.opened()[-1])
-    d.release(d.opened()[0])
+        if d.window()[-1] == d.journal.next_seq - 1:
+            d.finish(d.window()[-1])
+    d.finish(d.window()[0])
     d.flush()
 
 
 def qos2(d):
     """QoS 2, both roles: PUBREC seen is a mark; an inbound message is held."""
-    for slot in d.opened():
-        d.release(slot)
+    for seq in d.window():
+        d.finish(seq)
     held = []
-    for i in range(24):
-        d.append(100)
-        d.mark(d.take(), 1)
+    for i in range(40):
+        seq = d.append(100)
+        d.mark(seq)
+        d.sync()
         if i % 4 == 0:
-            held.append(d.hold(70))
+            d.hold(1 + i % 7, 70)
+            held.append(1 + i % 7)
         if i % 4 == 3:
-            d.release(held.pop(0))
+            d.discard(held.pop(0))
+        if i % 5 == 2:
+            d.unmark(d.window()[-1])
         if i > 3:
-            d.release(d.opened()[0])
+            d.finish(d.window()[0])
     d.flush()
 
 
 def full(d):
     """Store until there is no more room, go on as far as a full store can, drain a little, store again."""
-    from flashmqtt.errors import StoreFull
 
     def until_full():
-        while True:
-            seq = d.journal.next_seq
+        for _ in range(200):
             try:
                 d.append(220)
             except StoreFull:
-                d.model.may_queued.pop(seq, None)
-                d.model.stored_more = 0
                 return
 
     until_full()
-    for _ in range(20):
-        slot = d.take()
-        if slot < 0:
-            break
-        d.mark(slot, 9)
-        if len(d.opened()) > 6:
-            d.release(d.opened()[0])
+    for i in range(20):
+        window = d.window()
+        d.mark(window[0])
+        d.sync()
+        if i % 5 == 1:
+            d.write_note(b"%012d" % i)
+        if i % 7 == 3:
+            d.hold(i, 200)
+        if i > 6:
+            d.finish(window[0])
+            d.flush()
     until_full()
-    d.flush()
-    for slot in d.opened():
-        d.release(slot)
     for _ in range(20):
-        d.take()
-        d.release(d.opened()[0])
+        d.finish(d.window()[0])
     until_full()
 
 
 def stuck(d):
-    """One message is never acknowledged, one inbound is never released, the others go round and round."""
-    d.append(50)
-    d.take()
-    d.hold(40)
+    """An inbound message is never released, and the queue goes round and round; at last one goes on that is slow."""
+    d.hold(7, 40)
     d.append(600)
-    d.take()
-    for _ in range(75):
+    d.append(50)
+    for _ in range(30):
         d.append(200)
-        d.take()
-        d.release(d.opened()[-1])
-    d.mark(d.opened()[0], 3)
+        d.finish(d.window()[-1])
+    d.mark(d.window()[0])
+    d.sync()
+    d.finish(d.window()[0])
+    d.finish(d.window()[0])
+    for _ in range(60):
+        d.append(200)
+        d.finish(d.window()[0])
+
+
+def holds(d):
+    """Many inbound messages, long and short, replaced and discarded in any order, while the queue is full."""
+    for _ in range(120):
+        try:
+            d.append(220)
+        except StoreFull:
+            break
+    for i in range(8):
+        if 1 + i % 6 in d.model.held:
+            d.discard(1 + i % 6)
+            if i % 2:
+                d.sync()
+        d.hold(1 + i % 6, (20, 300, 90)[i % 3])
+        if i % 5 == 4:
+            d.discard(d.journal.held()[1])
+            d.sync()
+    while d.window():
+        for seq in d.window():
+            d.finish(seq)
+        d.flush()
+    for _ in range(60):
+        d.append(220)
+        d.finish(d.window()[0])
 
 
 def pieces(d):
@@ -131,38 +157,51 @@ def pieces(d):
     d.journal.begin(900)
     d.journal.extend(bytes(500), 500)
     d.append(100)
-    d.take()
-    d.take()
-    d.release(d.opened()[0])
-    d.hold(500)
+    for seq in d.window()[:-1]:
+        d.finish(seq)
+    d.hold(3, 500)
     d.append(300, 100)
-    d.release(d.opened()[0])
-    d.append(0)
-    d.append(244)
-    d.append(245)
+    d.finish(d.window()[0])
+    for length in (1, 231, 232, 233, 464):
+        d.append(length)
     d.flush()
 
 
 def drops(d):
-    """Nobody takes anything, and the oldest make room."""
-    d.take()
+    """Nobody acknowledges anything, and the oldest make room."""
     for _ in range(60):
         d.append(200)
-    d.take()
+    d.finish(d.window()[1])
+    d.append(3000)
     for _ in range(20):
         d.append(200)
 
 
+def newest(d):
+    """What finds no room is dropped and counted."""
+    for _ in range(50):
+        d.append(200)
+    d.append(3000)
+    d.flush()
+    for _ in range(20):
+        d.finish(d.window()[0])
+    d.append(200)
+
+
 def in_flight(d):
-    """A full window waits for a link that stays away, and the oldest behind it make room."""
+    """A full window with marks waits for a link that stays away, and the oldest make room."""
     for _ in range(8):
         d.append(200)
-        d.take()
+    d.mark(2)
+    d.mark(5)
+    d.sync()
+    d.mark(6)
+    d.finish(3)
     for _ in range(75):
         d.append(200)
-    for slot in d.opened():
-        d.release(slot)
-    d.take()
+    d.flush()
+    for seq in d.window():
+        d.finish(seq)
     for _ in range(20):
         d.append(200)
 
@@ -171,9 +210,8 @@ def duty(d):
     """Clean ends, as before deep sleeps: the next boot goes on in the same sector."""
     for i in range(4):
         d.append(100)
-        slot = d.take()
         if i % 2:
-            d.release(slot)
+            d.finish(d.window()[0])
         d.journal.idle()
         d.close()
         remount(d)
@@ -186,47 +224,32 @@ def duty(d):
 
 def unclean(d):
     """Boots without clean ends: each begins a sector, and the chain must not grow."""
-    for i in range(8):
+    for i in range(5):
         d.append(100)
         if i % 3 == 1:
-            d.mark(d.take(), 5)
+            d.mark(d.window()[0])
+            d.sync()
+        d.finish(d.window()[-1])
         remount(d)
-
-
-def remount(d):
-    """Switch off and on again."""
-    d.journal = type(d.journal)(d.journal.region, 8, d.journal.policy)
-    d.model.boot = d.journal.boot
-    if d.model.released:  # the model's own view after a restart without a cut
-        messages, held = look(d.journal)
-        d.model.check(d.journal, messages, held)
-        d.model.settle(d.journal, messages, held)
-
-
-def look(journal):
-    """Return what a journal holds, from a mount of a copy of its region."""
-    from flashmqtt.flash.ram import RamRegion
-
-    from .model import Driver, Model
-
-    region = journal.region
-    cells = bytearray(region.sectors * region.sector_bytes)
-    region.read(0, cells)
-    copied = RamRegion(region.sectors, region.sector_bytes, region.page_bytes, cells)
-    return Driver(type(journal)(copied, 8), Model()).drain()
+    for seq in d.window()[:-1]:
+        d.finish(seq)
+    for _ in range(6):
+        remount(d)
 
 
 SCRIPTS = (
     ("first", 4, 0, None, lambda d: d.append(10)),
-    ("qos1", 5, 0, nothing, qos1),
-    ("turned", 4, 0, run(100), qos1),
-    ("turn", 5, 0, nothing, out_of_turn),
-    ("qos2", 5, 0, run(40), qos2),
-    ("full", 4, 0, nothing, full),
-    ("stuck", 5, 0, nothing, stuck),
-    ("pieces", 6, 0, run(30), pieces),
-    ("drops", 4, 1, nothing, drops),
+    ("qos1", 6, 0, nothing, qos1),
+    ("turned", 6, 0, run(250), qos1),
+    ("turn", 6, 0, nothing, out_of_turn),
+    ("qos2", 6, 0, run(100), qos2),
+    ("full", 6, 0, nothing, full),
+    ("stuck", 6, 0, nothing, stuck),
+    ("holds", 6, 0, nothing, holds),
+    ("pieces", 8, 0, run(30), pieces),
+    ("drops", 5, 1, nothing, drops),
+    ("newest", 5, 2, nothing, newest),
     ("in-flight", 6, 1, nothing, in_flight),
     ("duty", 4, 0, run(20), duty),
-    ("unclean", 5, 0, fill(40), unclean),
+    ("unclean", 9, 0, fill(10), unclean),
 )

@@ -8,44 +8,41 @@ import random
 
 from flashmqtt.errors import StoreFull, StoreWorn
 from flashmqtt.flash.block import BlockRegion
-from flashmqtt.journal.journal import Journal
 from tools.flashsim.nor import MODELS, NorFlash, PowerCut, Random
 
-from .model import Driver, Lost, Model
-from .scripts import look
+from .cuts import GEOMETRIES
+from .model import DROP_NEWEST, DROP_OLDEST, REFUSE, Driver, Lost, Model, look, mount, remount
 
 worn: list[int] = []  # lives that ended so
 
 
-def soak(life, steps, personality="rp2", bad=0, slots=8, dies=False):
+def soak(life, steps, geometry="rp2", bad=0, dies=False, policy=REFUSE):
     """Live one life of so many calls; return the number of power cuts in it. Raises Lost.
 
-    bad: how many of 8 sectors are so from the beginning. dies: one more sector becomes bad at some time.
+    bad: how many of 10 sectors are so from the beginning. dies: one more sector becomes bad at some time.
     """
     rng = random.Random(life)
-    sectors = rng.choice((4, 4, 5, 6, 8))
+    sectors = rng.choice((4, 5, 6, 8, 12))
+    if bad:
+        sectors = 10
+    personality, page_bytes = GEOMETRIES[geometry]
     flash = NorFlash(sectors * 4096, personality)
     flash._rng = Random(life)
-    region = BlockRegion(flash)
+    region = BlockRegion(flash, page_bytes=page_bytes)
     model = Model()
-    driver = Driver(Journal(region, slots), model)
+    driver = Driver(mount(region, policy), model)
     cuts = 0
-    if bad:
-        sectors = 8
-        flash = NorFlash(sectors * 4096, personality)
-        flash._rng = Random(life)
-        region = BlockRegion(flash)
-        driver.journal = Journal(region, slots)
-        for sector in rng.sample(range(1, sectors), bad):
-            flash.set_bad(sector, rng.choice(("erase", "program", "both")))
+    for sector in rng.sample(range(1, sectors), bad):
+        flash.set_bad(sector, rng.choice(("erase", "program", "both")))
     rate = rng.choice((30, 100, 400))
     dies_at = rng.randrange(steps) if dies else -1
     for step in range(steps):
+        driver.generation = step
         if step == dies_at:
             flash.set_bad(rng.randrange(sectors), rng.choice(("erase", "program", "both")))
         if driver.journal.worn:  # the end of its life: everything can still be read
-            messages, held = look(driver.journal)
-            model.check(driver.journal, messages, held)
+            seen = look(driver.journal)
+            model.check(driver.journal, *seen)
             worn.append(life)
             break
         if not flash._cut_operation and rng.random() < 0.5:
@@ -60,16 +57,19 @@ def soak(life, steps, personality="rp2", bad=0, slots=8, dies=False):
             if rng.random() < 0.5:
                 flash.arm(flash.operations + rng.randrange(1, 9), rng.choice(MODELS), rng.randrange(10000))
             try:
-                journal = Journal(region, slots)
+                journal = mount(region, policy)
                 break
             except PowerCut:
                 cuts += 1
         if journal.boot <= model.boot and not journal.worn:
             raise Lost("boot %d after %d" % (journal.boot, model.boot))
-        messages, held = look(journal)
-        model.check(journal, messages, held)
-        model.settle(journal, messages, held)
-        driver.journal = journal
+        seen = look(journal)
+        model.check(journal, *seen)
+        if journal.worn:  # nothing can be made firm any more
+            worn.append(life)
+            break
+        model.settle(journal, *seen)
+        driver.use(journal)
         if flash.violations:
             raise Lost(str(flash.violations[:3]))
     return cuts
@@ -77,39 +77,40 @@ def soak(life, steps, personality="rp2", bad=0, slots=8, dies=False):
 
 def act(driver, rng):
     """Do one thing."""
-    journal, model = driver.journal, driver.model
+    model = driver.model
+    journal = driver.journal
     dice = rng.random()
-    opened = driver.opened()
+    window = driver.window()
     try:
-        if dice < 0.35:
-            seq = journal.next_seq
-            length = rng.choice((1, 30, 100, 100, 100, 220, 244, 400))
-            if rng.random() < 0.02:
-                length = rng.choice((1500, 5000))
-            try:
-                driver.append(length, rng.choice((0, 0, 0, 50, 300)) if length > 100 else 0)
-            except (StoreFull, StoreWorn):
-                model.may_queued.pop(seq, None)
-                model.stored_more = 0
-        elif dice < 0.6:
-            driver.take()
-        elif dice < 0.82:
-            if opened:
-                driver.release(opened[0 if rng.random() < 0.7 else rng.randrange(len(opened))])
-        elif dice < 0.88:
-            if opened:
-                driver.mark(rng.choice(opened), rng.randrange(1, 256))
+        if dice < 0.4:
+            store(driver, rng)
+        elif dice < 0.7:
+            if window:
+                driver.finish(window[0 if rng.random() < 0.7 else rng.randrange(len(window))])
+        elif dice < 0.8:
+            if window:
+                seq = rng.choice(window)
+                body = model.messages[seq][0] > 0  # without one, the mark is what keeps it
+                (driver.unmark if body and journal.is_marked(seq) and rng.random() < 0.5 else driver.mark)(seq)
+            if rng.random() < 0.7:
+                driver.sync()
+        elif dice < 0.85:
+            if len(model.held) < 6 or rng.random() < 0.1:
+                try:
+                    key = rng.choice([key for key in range(1, 60) if key not in journal.held()][:9])
+                    driver.hold(key, rng.choice((10, 100, 500)))
+                except StoreFull:
+                    if not model.held and not model.messages:
+                        raise
         elif dice < 0.91:
-            seq = journal.next_seq
-            try:
-                if len(driver.opened(True)) < 3 and journal._free_slot() >= 0:
-                    driver.hold(rng.choice((10, 100, 500)))
-            except (StoreFull, StoreWorn):
-                model.may_held.pop(seq, None)
-        elif dice < 0.94:
-            held = driver.opened(True)
-            if held:
-                driver.release(rng.choice(held))
+            if model.held:
+                driver.discard(
+                    rng.choice(sorted(k for k in model.held if k not in model.discarded) or sorted(model.held))
+                )
+            if rng.random() < 0.5:
+                driver.sync()
+        elif dice < 0.93:
+            driver.write_note(b"%012d" % rng.randrange(1000))
         elif dice < 0.96:
             driver.flush()
         elif dice < 0.98:
@@ -117,18 +118,23 @@ def act(driver, rng):
         else:
             if rng.random() < 0.6:
                 driver.close()
-            remounted(driver)
+            remount(driver)
     except StoreWorn:
-        pass
+        if not journal.worn:
+            raise
 
 
-def remounted(driver):
-    """Switch off and on."""
-    model = driver.model
-    journal = Journal(driver.journal.region, driver.slots)
-    if journal.boot != model.boot + 1 and not journal.worn:
-        raise Lost("boot %d after %d" % (journal.boot, model.boot))
-    messages, held = look(journal)
-    model.check(journal, messages, held)
-    model.settle(journal, messages, held)
-    driver.journal = journal
+def store(driver, rng):
+    """Store a message, mostly a short one."""
+    length = rng.choice((1, 30, 100, 100, 100, 220, 232, 400))
+    if rng.random() < 0.02:
+        length = rng.choice((1500, 5000))
+    piece = rng.choice((0, 0, 0, 50, 300)) if length > 100 else 0
+    try:
+        driver.append(length, piece)
+    except StoreFull:
+        if driver.journal.policy == DROP_NEWEST:
+            raise
+        few = driver.journal.region.sectors < 8  # where held messages may keep outgoing ones out
+        if driver.journal.policy == DROP_OLDEST and length <= 400 and not (few and driver.model.held):
+            raise

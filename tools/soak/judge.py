@@ -29,6 +29,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tools.landing.segments import find_segments
+from tools.pipeline import verdict
 from tools.soak.samples import Sample, Wear
 
 FLAT_ERRORS = 4.0
@@ -127,7 +128,7 @@ def uneven(wear: dict[str, Wear]) -> list[str]:
 
 def missing(tables: Path) -> int:
     """Return how many messages the audit misses."""
-    return pc.sum(pq.read_table(tables / "audit", columns=["missing"])["missing"]).as_py() or 0
+    return pc.sum(pq.read_table(tables / verdict.FILES["missing"], columns=["messages"])["messages"]).as_py() or 0
 
 
 @dataclass(frozen=True)

@@ -104,7 +104,7 @@ def network_strength():
     return
 
 
-def journal_region(sectors):
+def journal_region(sectors, feed=None):
     """Return the whole simulated chip."""
     global _flash
     _flash = FileNorFlash(
@@ -135,6 +135,10 @@ def led(on):
 def watchdog(timeout_ms):
     """There is no watchdog; feeding nothing is allowed."""
     return lambda: None
+
+
+def watchdog_off():
+    """There is none."""
 
 
 def sleep(duration_ms):

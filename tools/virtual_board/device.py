@@ -1,6 +1,6 @@
 """A virtual board on a serial port: MicroPython's REPL on a pty, for mpremote and for people.
 
-    python -m tools.virtual_board.device --port rp2 --directory build/board
+    python -m tools.virtual_board.device --board pico_w --directory build/board
 
 The board is a process (`power_on.py` on the unix port); this supervisor stands between its pty and the one that it
 offers, and does what hardware does: start it again after a reset, with the cause of the reset; make a soft reset of
@@ -27,6 +27,7 @@ from pathlib import Path
 from tools.flashsim.tear import tear
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+BOARDS = ("pico_w", "pico2_w", "w5500_evb_pico", "esp32", "esp32_s3", "esp32_c3")
 HEAP = "512K"  # words are twice as long as on a board, and the simulated chip lives in it too
 POWER_ON, WATCHDOG_RESET = 1, 3
 CTRL_C = b"\x03"
@@ -41,26 +42,28 @@ class Device:
 
     Args:
         directory: the board's own; made if missing, its flash is kept.
-        port: "rp2" (a Pico W) or "esp32".
+        board: "rp2" (a Pico W), or another of `power_on.BOARDS`.
         wifi: "network:password" that the radio finds.
         environment: further variables for the board's process (FLASHMQTT_HASTE, FLASHMQTT_FLASH_TIME, ...).
 
     Attributes:
         path: the serial port's path, for mpremote.
         resets: how often the board has started, by what ("power-on", "hard", "soft", "watchdog").
+        started_at: where in `console` the last start begins.
         heard: how many bytes came in through the port.
     """
 
-    def __init__(self, directory: Path, port: str = "rp2", wifi: str = "", environment: dict[str, str] | None = None):
+    def __init__(self, directory: Path, board: str = "rp2", wifi: str = "", environment: dict[str, str] | None = None):
         self.directory = directory
         self.resets: list[str] = []
+        self.started_at = 0
         self.heard = 0
         self.console = bytearray()
         directory.mkdir(parents=True, exist_ok=True)
         self._environment = {
             **os.environ,
             "MICROPYPATH": f"{ROOT}:{ROOT / 'firmware'}",
-            "FLASHMQTT_PORT": port,
+            "FLASHMQTT_BOARD": board,
             "FLASHMQTT_WIFI": wifi,
             "FLASHMQTT_WIRED": WIRED,
             "TERM": "dumb",
@@ -154,6 +157,7 @@ class Device:
         )
         os.close(slave)
         self._inner = inner
+        self.started_at = len(self.console)
         self.resets.append(how)
         # A board that was in the raw REPL comes back to it: ask for it, and keep the friendly one's banner to ourselves.
         self._swallow = b"" if self._raw else None
@@ -290,16 +294,16 @@ def main() -> int:
     """Run a board until Ctrl-C."""
     parser = argparse.ArgumentParser(prog="python -m tools.virtual_board.device", description=__doc__.splitlines()[0])
     parser.add_argument("--directory", type=Path, default=ROOT / "build" / "board", help="where its flash is kept")
-    parser.add_argument("--port", choices=("rp2", "esp32"), default="rp2")
+    parser.add_argument("--board", choices=BOARDS, default="pico_w", help="which one it is")
     parser.add_argument("--wifi", default="", help="NETWORK:PASSWORD that its radio finds")
     arguments = parser.parse_args()
-    with Device(arguments.directory.resolve(), arguments.port, arguments.wifi) as device:
-        name = "ESP32" if arguments.port == "esp32" else "Pico W"
-        print(f"A virtual {name} is on {device.path}; Ctrl-C switches it off. From another terminal:", flush=True)
-        print(f"  .venv/bin/mpremote connect {device.path}", flush=True)
+    board = arguments.board
+    with Device(arguments.directory.resolve(), "rp2" if board == "pico_w" else board, arguments.wifi) as device:
         print(
-            f"  make deploy BOARD={'esp32' if arguments.port == 'esp32' else 'pico_w'} PORT={device.path}", flush=True
+            f"A virtual board, {board}, is on {device.path}; Ctrl-C switches it off. From another terminal:", flush=True
         )
+        print(f"  .venv/bin/mpremote connect {device.path}", flush=True)
+        print(f"  make deploy PORT={device.path}", flush=True)
         try:
             signal.pause()
         except KeyboardInterrupt:

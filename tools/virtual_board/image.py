@@ -52,7 +52,8 @@ def laid_out(files: dict[str, Path], target: Path) -> Path:
         DeployFailed: mpy-cross refused a file; the text says which and why.
     """
     texts = [name.encode() + path.read_bytes() for name, path in files.items()]
-    texts += [(ROOT / "tools" / "deploy" / name).read_bytes() for name in ("build.py", "shrink.py")]
+    texts += [path.read_bytes() for path in sorted((ROOT / "tools" / "deploy").glob("*.py"))]
+    texts += [" ".join(sorted(packing.public_names())).encode()]
     image = target / hashlib.sha256(b"".join(texts)).hexdigest()[:16]
     if image.exists():
         return image

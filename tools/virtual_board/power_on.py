@@ -14,14 +14,21 @@ import vfs
 from collections import namedtuple
 
 from tools.flashsim.nor import FileNorFlash
-from tools.virtual_board.hardware import esp32, machine, network, rp2
+from tools.virtual_board.hardware import dht, ds18x20, esp32, machine, neopixel, network, onewire, rp2, with_ethernet
 
 CAUSE, SCRATCH, WATCHDOG = 0, 4, 8
-SCRATCH0 = 0x4005800C
-# Storage of stock images: the Pico W's 848 KB; the ESP32's 2 MB on 4 MB of flash.
-PORTS = {
-    "rp2": (848 * 1024, 256, "Raspberry Pi Pico W with RP2040"),
-    "esp32": (2048 * 1024, 32, "Generic ESP32 module with ESP32"),
+SCRATCH0 = (0x4005800C, 0x400D800C)  # RP2040, RP2350
+CHIP_ID = 0x40000000
+RP2350 = 4 << 12
+# kind -> port, file system of its stock image, page, name, registers that are not 0. The file systems: 848 KB of a Pico W,
+# 2,560 KB of a Pico 2 W, 1,408 KB of a W5500-EVB-Pico, 2 MB of an ESP32 with 4 MB.
+BOARDS = {
+    "rp2": ("rp2", 848 * 1024, 256, "Raspberry Pi Pico W with RP2040", {}),
+    "pico2_w": ("rp2", 2560 * 1024, 256, "Raspberry Pi Pico 2 W with RP2350", {CHIP_ID: RP2350}),
+    "w5500_evb_pico": ("rp2", 1408 * 1024, 256, "W5500-EVB-Pico with RP2040", {}),
+    "esp32": ("esp32", 2048 * 1024, 32, "Generic ESP32 module with ESP32", {}),
+    "esp32_s3": ("esp32", 2048 * 1024, 32, "Generic ESP32S3 module with ESP32S3", {}),
+    "esp32_c3": ("esp32", 2048 * 1024, 32, "Generic ESP32C3 module with ESP32C3", {}),
 }
 
 
@@ -32,11 +39,13 @@ class _Registers(dict):
         super().__init__()
         self._wires = wires
         wires.seek(SCRATCH)
-        super().__setitem__(SCRATCH0, int.from_bytes(wires.read(4), "little"))
+        mark = int.from_bytes(wires.read(4), "little")
+        for address in SCRATCH0:
+            super().__setitem__(address, mark)
 
     def __setitem__(self, address, value):
         super().__setitem__(address, value)
-        if address == SCRATCH0:
+        if address in SCRATCH0:
             self._wires.seek(SCRATCH)
             self._wires.write(value.to_bytes(4, "little"))
 
@@ -46,12 +55,18 @@ class _Clock:
 
     haste = int(os.getenv("FLASHMQTT_HASTE") or 1)
 
+    unix_s = ms = 0  # the clock is the host's: setting it changes nothing
+
     @classmethod
     def sleep_ms(cls, ms):
         time.sleep_ms(ms // cls.haste)
 
+    @staticmethod
+    def mktime(date):
+        return time.mktime(date)
 
-def _wire_machine(port):
+
+def _wire_machine(port, registers):
     wires = open("wires.bin", "r+b", buffering=0)
     simulated = machine.simulated
     simulated.cause = wires.read(1)[0]
@@ -59,7 +74,9 @@ def _wire_machine(port):
     simulated.id = (os.getenv("FLASHMQTT_BOARD_ID") or "e66164084373532b").encode()[:16]
     simulated.id = bytes(int(simulated.id[i : i + 2], 16) for i in range(0, len(simulated.id), 2))
     simulated.registers = _Registers(wires)
-    simulated.registers["chip"] = "rp2040" if port == "rp2" else port
+    simulated.registers["chip"] = port
+    for address in registers:
+        simulated.registers[address] = registers[address]
 
     def on_reset(how):
         causes = {"rp2": {"reset": 3, "deep-sleep": 3}, "esp32": {"reset": 5, "deep-sleep": 4}}
@@ -78,11 +95,10 @@ def _wire_machine(port):
 
 
 def _wire_flash(port, size, page):
-    personality = "rp2" if port == "rp2" else "esp32"
     device = FileNorFlash(
         "flash.bin",
         size,
-        personality,
+        port,
         intent="flash.intent",
         time_scale=float(os.getenv("FLASHMQTT_FLASH_TIME") or 0),
     )
@@ -117,11 +133,13 @@ class _Sys:
         return getattr(self._real, name)
 
 
-def _wire(port):
-    size, page, name = PORTS[port]
-    _wire_machine(port)
+def _wire(kind):
+    port, size, page, name, registers = BOARDS[kind]
+    _wire_machine(port, registers)
+    if kind.startswith("w5500"):
+        with_ethernet(network)
     joined = os.getenv("FLASHMQTT_WIFI")
-    if joined:
+    if joined and hasattr(network, "WLAN"):
         ssid, _, password = joined.partition(":")
         network.simulated.access_points[ssid] = password
     _wire_flash(port, size, page)
@@ -130,6 +148,10 @@ def _wire(port):
             del sys.modules[module]
     sys.modules["machine"] = machine
     sys.modules["network"] = network
+    sys.modules["dht"] = dht
+    sys.modules["ds18x20"] = ds18x20
+    sys.modules["onewire"] = onewire
+    sys.modules["neopixel"] = neopixel
     sys.modules[port] = rp2 if port == "rp2" else esp32
     sys.modules["sys"] = _Sys(sys, port, name)
     sys.path[:] = ["", ".frozen", "/lib"]
@@ -150,7 +172,7 @@ def _run(name):
         sys.print_exception(error)
 
 
-_wire(os.getenv("FLASHMQTT_PORT") or "rp2")
+_wire(os.getenv("FLASHMQTT_BOARD") or "rp2")
 print(
     os.getenv("FLASHMQTT_WIRED") or "", end=""
 )  # from here on it is a board; whoever comes earlier waits (`device.py`)

@@ -62,14 +62,14 @@ class PowerCuts:
     torn: list[str] = field(default_factory=list)
 
 
-def inspect(image: bytes, slots: int) -> tuple[int, int]:
+def inspect(image: bytes) -> tuple[int, int]:
     """Return (boot number, messages ever stored) of the journal in an image, leaving the image as it is.
 
     Raises:
         StoreError: the image holds no journal that can be mounted.
     """
     region = RamRegion(len(image) // SECTOR_BYTES, page_bytes=PAGE_BYTES, cells=bytearray(image))
-    journal = Journal(region, slots=slots)
+    journal = Journal(region)
     # Mounting counted as one more boot.
     return journal.boot - 1, journal.stored
 
@@ -185,7 +185,7 @@ class VirtualBoard:
         """Read from the flash which messages the boot that has just ended had stored."""
         if not self.flash.exists():
             return
-        boot, stored = inspect(self.flash.read_bytes(), self._settings.get("window", 8) + 24)
+        boot, stored = inspect(self.flash.read_bytes())
         known = self.boots[-1].last if self.boots else 0
         if self.boots and self.boots[-1].boot == boot:
             self.boots[-1].last = stored  # this start never got as far as to count as a boot

@@ -110,6 +110,10 @@ class Flow:
     received_in: str = ""  # in this connection: if it ended then, the sender may never have got it
     released: bool = False  # PUBREL sent
     resent_in: str = ""
+    first_sent_us: int = 0  # when the message was first sent: in an earlier flow, where the answer to that one was lost
+
+    def __post_init__(self) -> None:
+        self.first_sent_us = self.first_sent_us or self.packet["time_us"]
 
     def row(self, ended_us: int | None) -> dict[str, Any]:
         """Return the flow as a row."""
@@ -135,6 +139,7 @@ class Audit:
         self.flows: list[dict[str, Any]] = []
         self.violations: list[dict[str, Any]] = []
         self.open: dict[tuple[str, int], Flow] = {}  # by the sender's direction and the packet id
+        self.done: dict[tuple[str, int], Flow] = {}  # the last one that was answered, by the same key
         self.connection = ""
         self.seen_in: dict[str, int] = {}  # packets in this connection by direction
         self.ended = False
@@ -188,6 +193,9 @@ class Audit:
         step = "PUBLISH+DUP" if packet["dup"] else "PUBLISH"
         if flow is None:
             flow = self.open[key] = Flow(packet)
+            done = self.done.get(key)
+            if packet["dup"] and done is not None and done.packet["checksum"] == packet["checksum"]:
+                flow.first_sent_us = done.first_sent_us  # its answer was captured, and lost with the connection
         elif flow.packet["checksum"] != packet["checksum"]:
             self.violation(packet, "MQTT-2.3.1-2", f"packet id {key[1]} carries another message while it is in flight")
             self.flows.append(flow.row(None))
@@ -199,7 +207,7 @@ class Audit:
                 self.violation(packet, "MQTT-4.3.3-1", f"PUBLISH {key[1]} is sent again after its PUBREC")
             elif flow.resent_in != self.connection and self.connection not in flow.connections:
                 later = [other for other in self._sent(key[0]) if other.resent_in == self.connection]
-                if any(other.packet["time_us"] > flow.packet["time_us"] for other in later):
+                if any(other.first_sent_us > flow.first_sent_us for other in later):
                     self.violation(packet, "MQTT-4.6.0-1", f"PUBLISH {key[1]} is resent behind a later one")
                 flow.resent_in = self.connection
             elif packet["level"] == 5:
@@ -229,7 +237,8 @@ class Audit:
         elif kind == "PUBCOMP" and not flow.released:
             self.violation(packet, "MQTT-4.3.3-2", f"PUBCOMP {number} before its PUBREL")
         else:
-            del self.open[flow.packet["direction"], number]
+            key = (flow.packet["direction"], number)
+            self.done[key] = self.open.pop(key)
             self.flows.append(flow.row(packet["time_us"]))
 
     def _release(self, packet: dict[str, Any], flow: Flow | None) -> None:
@@ -244,7 +253,7 @@ class Audit:
     def _forget(self) -> None:
         for flow in self.open.values():
             self.flows.append(flow.row(None))
-        self.open = {}
+        self.open, self.done = {}, {}
 
     def end(self) -> None:
         """The captures are at their end: what is open stays open."""

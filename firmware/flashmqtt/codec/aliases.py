@@ -3,7 +3,7 @@
 So a packet that is stored and sent again on another connection must carry its topic; an alias is for what is sent once.
 """
 
-from flashmqtt.errors import ProtocolError, TopicAliasInvalid
+from flashmqtt.errors import MalformedPacket
 
 
 class InboundAliases:
@@ -16,12 +16,12 @@ class InboundAliases:
     def note(self, alias, topic):
         """Take note of a received alias: `topic` is what stood beside it, empty where the alias stands for one set before."""
         if not 0 < alias <= self.maximum:  # [MQTT-3.3.2-9] [MQTT-3.3.2-10]
-            raise TopicAliasInvalid(alias)
+            raise MalformedPacket("topic alias %d: 1 to %d" % (alias, self.maximum), 0x94)
         if topic:
             if self._topics.get(alias) != topic:
                 self._topics[alias] = topic
         elif alias not in self._topics:
-            raise ProtocolError("topic alias never set", alias)
+            raise MalformedPacket("topic alias %d was never set" % alias, 0x82)
 
     def topic(self, alias):
         """Return the topic name that a noted alias stands for."""

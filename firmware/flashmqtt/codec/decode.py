@@ -1,17 +1,20 @@
 """Packets that a server sends, out of a stream of bytes (chapters 2 and 3 of 3.1.1 and 5; 3.1's sections 2 and 3).
 
 One buffer of a fixed size, filled by the caller (`room`, `received`) and read in place (`next`). A length field only ever
-compares, it never allocates. `next` has four outcomes: a packet's type; 0, need more; MalformedPacket; PacketTooLarge. After an
+compares, it never allocates. `next` has three outcomes: a packet's type; 0, need more; MalformedPacket. After an
 error the same error comes again, whatever arrives: no byte behind a malformed packet is ever taken for a packet.
 
-It knows no session: whether a packet may come now, and what it answers, is decided above.
+A PUBLISH that is longer than the buffer is read by `chunks.py`. It knows no session: whether a packet may come now, and what it
+answers, is decided above.
 """
 
-from flashmqtt.errors import BufferTooSmall, MalformedPacket, PacketTooLarge
+from flashmqtt.errors import BufferTooSmall, MalformedPacket
 from flashmqtt.fast import copy
 
 from .quick import plain_end, same
 from .utf8 import text_kind
+
+LONG = 16  # no packet type: what `next` may return for a PUBLISH longer than the buffer
 
 # The flags of a server's packets by type (§2.2.2) [MQTT-2.2.2-1] [MQTT-2.1.3-1] [MQTT-3.6.1-1]; FF: none, or for another look.
 _FLAGS = b"\xff\xff\x00\xff\x00\x00\x02\x00\xff\x00\xff\x00\xff\x00\xff\xff"
@@ -29,24 +32,35 @@ class Decoder:
     payload_start _end      PUBLISH: the payload, or the chunk of it that is here
     payload_offset          PUBLISH: where in the payload that chunk lies
     payload_total           PUBLISH: how long the payload is
-    more                    PUBLISH: whether further chunks follow, each as a PUBLISH with the same fields
+    more                    PUBLISH: whether further chunks follow, each as a PUBLISH with the same fields (see `__init__`)
+    headless                PUBLISH: whether it is passed over, as its head is longer than the buffer
     codes_start _end        SUBACK, level 5's UNSUBACK: a result per filter, in their order [MQTT-3.9.3-1] [MQTT-3.11.3-1]
     properties_start _end   level 5: the properties, checked
     topic_alias             level 5, PUBLISH: 0 where there is none
 
+    at end                  what was received and not read lies in buffer[at:end]
+
     Spans, and views on them, are valid until the next call of `next` or `room`.
     """
 
-    def __init__(self, size, level=4, stream=False):
-        """Make the buffer of `size` bytes. A PUBLISH larger than it comes in chunks where `stream` is set, or else is refused."""
+    def __init__(self, size, level=4, stream=0):
+        """Make the buffer of `size` bytes.
+
+        A PUBLISH that is larger comes in chunks where `stream` is PUBLISH (or true). Where it is `LONG`, `next` returns that for
+        such a PUBLISH, also for one whose head does not fit: of that one come no chunks, and its topic may be cut (`headless`).
+        Where `stream` is 0, it is refused.
+        """
         self.buffer = bytearray(size)
+        self._size = size
         self.level = level
         self.packet_type = self.packet_id = self.code = self.qos = self.topic_alias = 0
         self.dup = self.retain = self.session_present = False
         self.topic_start = self.topic_end = self.payload_start = self.payload_end = 0
         self.codes_start = self.codes_end = self.properties_start = self.properties_end = 0
         self._head = 0x30  # the first byte of the last PUBLISH: qos, dup and retain
-        self._stream = stream
+        self._stream = 3 if stream is True else stream
+        self._chunks_module = None
+        self.headless = False
         self._streamed = False  # is the packet returned last a streamed PUBLISH?
         self._level5_module = None
         self._whole = view = memoryview(self.buffer)
@@ -58,12 +72,12 @@ class Decoder:
 
     def reset(self):
         """Forget what a network connection left behind; a new one starts."""
-        self._at = 0  # where the next packet starts
-        self._end = 0  # where the received bytes end
+        self.at = 0  # where the next packet starts
+        self.end = 0  # where the received bytes end
         self._need = 0  # how long that packet is, where it is known and the packet incomplete
         self.more = False
         if self._streamed:
-            self._end_stream()
+            self._chunks().end(self)
         self.aliases = None  # level 5: aliases.InboundAliases, where CONNECT allows the server topic aliases
 
     def room(self):
@@ -72,67 +86,90 @@ class Decoder:
         Bytes left of an incomplete packet move so that they end where one of eight ready-made views starts: a new view would
         cost an allocation a read. Only a packet that then would not fit moves to the very front.
         """
-        if self._at == self._end and not self.more:
-            self._at = self._end = 0
+        if self.more:
+            return self._chunks().room(self)
+        if self.at == self.end:
+            self.at = self.end = 0
             return self._whole
-        left = self._end - self._at
+        left = self.end - self.at
         size = len(self.buffer)
-        if self.more:  # the head of a streamed PUBLISH stays
-            at = self._head_end
-            end = at + left
-            window = self._whole[end:]
+        step = size // 8 or 1
+        i = (left + step - 1) // step
+        end = i * step
+        at = end - left
+        if end < size and at + self._need <= size:
+            window = self._windows[i]
         else:
-            step = size // 8 or 1
-            i = (left + step - 1) // step
-            end = i * step
-            at = end - left
-            if end < size and at + self._need <= size:
-                window = self._windows[i]
-            else:
-                at = 0
-                end = left
-                window = self._whole[left:]
-        if left and at != self._at:
-            copy(self.buffer, at, self.buffer, self._at, left)
-        self._at = at
-        self._end = end
+            at = 0
+            end = left
+            window = self._whole[left:]
+        if left and at != self.at:
+            copy(self.buffer, at, self.buffer, self.at, left)
+        self.at = at
+        self.end = end
         return window
+
+    def read_from(self, sock):
+        """Receive from a socket; return 0: it ends here, 1: all that there was, 2: as much as fits, None: nothing is here yet."""
+        if self.at != self.end or self.more:
+            n = sock.readinto(self.room())
+        else:
+            self.at = self.end = 0
+            n = sock.readinto(self._whole)
+        if n:
+            self.end = n = self.end + n
+            n = 2 if n == self._size else 1
+        return n
 
     def received(self, n):
         """Take note of n more bytes at the front of what `room` returned."""
-        self._end += n
+        self.end += n
 
     def feed(self, packet):
         """Receive these bytes; they must fit the room."""
         n = len(packet)
         room = self.room()
         if n > len(room):
-            raise BufferTooSmall(n)
+            raise BufferTooSmall("%d bytes, room for %d" % (n, len(room)))
         room[:n] = packet
-        self._end += n
+        self.end += n
 
     def next(self):
         """Return the type of the next packet, with its fields set, or 0: more bytes are needed.
 
         Raises:
-            MalformedPacket: no conforming server sends this.
-            PacketTooLarge: the packet, or the head of a streamed PUBLISH, does not fit in the buffer.
+            MalformedPacket: no conforming server sends this; or, with reason 0x95, the packet, or the head of a streamed PUBLISH,
+                does not fit in the buffer.
         """
+        at = self.at
+        left = self.end - at
+        if not left and not self._streamed:
+            return 0
+        buf = self.buffer
+        if (
+            left > 3 and buf[at] == 0x40 and buf[at + 1] == 2 and self.level != 5 and not self._streamed
+        ):  # PUBACK, most often
+            self.packet_id = left = buf[at + 2] << 8 | buf[at + 3]
+            if left:
+                self.at = at + 4
+                self.packet_type = 4
+                return 4
+        return self._next(buf, at, self.end)
+
+    def _next(self, buf, at, end):
+        """Do what `next` does, with any packet. (A function with so many locals has its frame on the heap, which takes time.)"""
         if self._streamed:
             if self.more:
-                return self._next_chunk()
-            self._end_stream()
-        buf = self.buffer
-        at = self._at
-        end = self._end
-        if at == end:
-            return 0
+                return self._chunks().go_on(self)
+            self._chunks().end(self)
+            if at == end:
+                return 0
         head = buf[at]
         packet_type = head >> 4
         if packet_type == 3:
             # QoS 3 [MQTT-3.3.1-4], DUP at QoS 0 [MQTT-3.3.1-2]
             if head & 6 == 6 or head & 14 == 8:
-                raise MalformedPacket("flags", head)
+                raise MalformedPacket("flags of PUBLISH 0x%02x" % head)
         elif _FLAGS[packet_type] != head & 15:
             self._check_flags(packet_type, head & 15)
         body = at + 2
@@ -161,31 +198,33 @@ class Decoder:
             if after - at <= len(buf):
                 return 0
             if packet_type != 3 or not self._stream:
-                raise PacketTooLarge(after - at)
+                raise self.beyond(after - at, after)
             # The same chunks, however the bytes come: the first is a full buffer.
             if at or end < len(buf):
                 return 0
-        else:
-            end = after
+            return self._chunks().begin(self, body, after)
         if packet_type != 3:
             self.packet_type = packet_type
             if 3 < packet_type < 8:  # PUBACK, PUBREC, PUBREL, PUBCOMP (§3.4 to 3.7)
-                body = self._read_id(buf, body, after)
-                if self.level == 5:
-                    self._level5().read_reason(self, buf, body, after)
-                elif body != after:
-                    raise MalformedPacket("length")
+                if n == 2 and self.level != 5 and (buf[body] or buf[body + 1]):
+                    self.packet_id = buf[body] << 8 | buf[body + 1]
+                else:
+                    body = self._read_id(buf, body, after)
+                    if self.level == 5:
+                        self._level5().read_reason(self, buf, body, after)
+                    elif body != after:
+                        raise MalformedPacket("length")
             else:
                 self._other(buf, body, after)
-            self._at = after
+            self.at = after
             return packet_type
-        # PUBLISH (§3.3), of which buf[body:end] is here
+        # PUBLISH (§3.3)
         start = body + 2
-        topic_end = start + (buf[body] << 8) + buf[body + 1] if start <= end else start
+        topic_end = start + (buf[body] << 8) + buf[body + 1] if start <= after else start
         qos = head >> 1 & 3
         body = topic_end + 2 if qos else topic_end
-        if body > end:
-            raise self.beyond(body, after)
+        if body > after:
+            raise MalformedPacket("length")
         n = topic_end - start
         if n != self._topic_length or not same(buf, start, self.topic, n):  # else it is as good as it was the last time
             # UTF-8 [MQTT-3.3.2-1], no U+0000 [MQTT-1.5.3-2], no wildcards [MQTT-3.3.2-2]
@@ -198,30 +237,23 @@ class Decoder:
         if qos:
             packet_id = buf[topic_end] << 8 | buf[topic_end + 1]
             if not packet_id:  # [MQTT-2.3.1-1]; 5: [MQTT-2.2.1-3]
-                raise MalformedPacket("packet_id")
+                raise MalformedPacket("packet_id 0")
         self.packet_id = packet_id
         self.packet_type = 3
         self.topic_start = start
         self.topic_end = topic_end
         if self.level == 5:
-            body = self._level5().read_topic(self, buf, body, end, after)
+            body = self._level5().read_topic(self, buf, body, after, after)
         elif not n:  # [MQTT-4.7.3-1]
             raise MalformedPacket("topic")
-        if end < after:
-            if body == end:
-                raise PacketTooLarge(after)
-            self._head_end = body
-            self._streamed = self.more = True
-            self.payload_offset = 0
-            self.payload_total = after - body
         if head != self._head:  # mostly it is the same
             self._head = head
             self.qos = qos
             self.dup = head & 8 > 0
             self.retain = head & 1 > 0
-        if body != self.payload_start or end != self.payload_end:
-            self._place(body, end)
-        self._at = end
+        if body != self.payload_start or after != self.payload_end:
+            self._place(body, after)
+        self.at = after
         return 3
 
     def know_topic(self, topic):
@@ -237,38 +269,27 @@ class Decoder:
             self._viewed = False
             del self.payload
 
-    def _end_stream(self):
-        """Let the next packet be no chunk."""
-        self._streamed = False
-        del self.payload_offset, self.payload_total
-
     def beyond(self, at, after):
         """Return the error for a field that ends at `at`, not here: in the packet, but not in the buffer?"""
-        return PacketTooLarge(after) if at <= after else MalformedPacket("length")
+        if at > after:
+            return MalformedPacket("length")
+        return MalformedPacket("%d bytes, the buffer has %d" % (after, len(self.buffer)), 0x95)
 
-    def _next_chunk(self):
-        """Go on with a streamed PUBLISH: as much as fits behind its head, or its last bytes."""
-        offset = self.payload_offset + self.payload_end - self.payload_start
-        n = len(self.buffer) - self._head_end
-        left = self.payload_total - offset
-        n = min(n, left)
-        at = self._at
-        if self._end - at < n:
-            return 0
-        self._at = at + n
-        self._place(at, at + n)
-        self.payload_offset = offset
-        if n == left:
-            self.more = False
-        return 3
+    def _chunks(self):
+        """Return the module that reads a PUBLISH which is longer than the buffer, imported by the first one."""
+        if self._chunks_module is None:
+            from . import chunks
+
+            self._chunks_module = chunks
+        return self._chunks_module
 
     def _read_id(self, buf, at, end):
         """Read a packet id; return the position behind it."""
         if at + 2 > end:
-            raise MalformedPacket("packet_id")
+            raise MalformedPacket("packet_id 0")
         self.packet_id = buf[at] << 8 | buf[at + 1]
         if not self.packet_id:  # [MQTT-2.3.1-1]; 5: [MQTT-2.2.1-3]
-            raise MalformedPacket("packet_id")
+            raise MalformedPacket("packet_id 0")
         return at + 2
 
     def _level5(self):
@@ -286,7 +307,7 @@ class Decoder:
         # DISCONNECT [MQTT-3.14.1-1], AUTH [MQTT-3.15.1-1]
         if packet_type > 13 and not flags and self.level == 5:
             return
-        raise MalformedPacket("flags", packet_type, flags)  # [MQTT-2.2.2-2]
+        raise MalformedPacket("flags %d of packet type %d" % (flags, packet_type))  # [MQTT-2.2.2-2]
 
     def _other(self, buf, at, end):
         """Read what is neither PUBLISH nor its acknowledgement."""
@@ -305,11 +326,11 @@ class Decoder:
             self.session_present = flags == 1 and level != 3  # 3.1 leaves the byte unused
             # [MQTT-3.2.2-4]; 5: [MQTT-3.2.2-1] [MQTT-3.2.2-6]
             if level != 3 and (flags > 1 or (flags and code)):
-                raise MalformedPacket("flags")
+                raise MalformedPacket("flags of CONNACK 0x%02x" % flags)
             if level != 5 or (at == end and code == 1):  # a server without level 5 says so in its own words (§3.1.2.2)
                 self.properties_start = self.properties_end = end
                 if at != end or code > 5:
-                    raise MalformedPacket("code")
+                    raise MalformedPacket("code %d in CONNACK" % code)
             else:
                 self._level5().read_connack(self, buf, at, end)
         elif packet_type > 13:  # DISCONNECT, AUTH
@@ -324,7 +345,7 @@ class Decoder:
             self.codes_end = end
             while at < end and level != 5:
                 if buf[at] > 2 and buf[at] != 0x80:  # [MQTT-3.9.3-2]
-                    raise MalformedPacket("code", buf[at])
+                    raise MalformedPacket("code 0x%02x in SUBACK" % buf[at])
                 at += 1
 
     def __getattr__(self, name):

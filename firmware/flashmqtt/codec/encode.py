@@ -5,11 +5,11 @@ bytes, so a `str` is refused. Levels 3, 4 and 5 differ by parameters only; `prop
 its length (`properties.pack` makes it), None for an empty one.
 
 PUBLISH and the acknowledgements allocate nothing. Outcomes: the next position; BufferTooSmall (the bytes behind `pos` are then
-undefined, nothing outside the buffer was touched); InvalidTopic; InvalidPacket, the caller's other mistakes. It knows no
+undefined, nothing outside the buffer was touched); InvalidTopic; UsageError, the caller's other mistakes. It knows no
 session: who makes packet ids, and what the peer's limits are, is decided above.
 """
 
-from flashmqtt.errors import BufferTooSmall, InvalidPacket, InvalidTopic
+from flashmqtt.errors import BufferTooSmall, InvalidTopic, UsageError
 from flashmqtt.fast import copy
 
 from .quick import plain_end, put_message
@@ -35,30 +35,34 @@ def put_publish(
         or topic_length > 65535
         or not (topic_length or (level == 5 and properties))
     ):
-        raise InvalidTopic(bytes(topic))
+        raise InvalidTopic("not a topic name: %r" % bytes(topic[:40]))
     if isinstance(payload, str):  # its length would count characters
-        raise InvalidPacket("payload")
+        raise UsageError("bytes, not str")
     payload_length = payload if head_only else len(payload)
     n = topic_length + payload_length + 2
     if qos:
         if not 0 < qos < 3 or not 0 < packet_id < 65536:  # [MQTT-3.3.1-4] [MQTT-2.3.1-1]; 5: [MQTT-2.2.1-3]
-            raise InvalidPacket("packet_id", qos, packet_id)
+            raise outside("packet_id", packet_id, 1, 65535) if 0 < qos < 3 else outside("qos", qos, 0, 2)
         n += 2
     elif dup or packet_id:  # [MQTT-3.3.1-2] [MQTT-2.3.1-5]; 5: [MQTT-2.2.1-2]
-        raise InvalidPacket("dup", dup, packet_id)
+        raise UsageError("DUP or packet_id at QoS 0")
     head = 0x30 | dup << 3 | qos << 1 | (1 if retain else 0)  # whatever is true: a 2 would be another QoS
     if not head_only and level != 5:
-        if pos + n + (1 if n < 128 else _length_bytes(n)) >= len(buf):
-            raise BufferTooSmall(n + 5)
-        return put_message(buf, pos, head, n, topic, topic_length, packet_id, payload, payload_length)
+        pos = put_message(buf, pos, topic, payload, head | packet_id << 8)
+        if not pos:
+            raise _too_small(n + 5, buf)
+        return pos
     if level == 5:
         n += _property_bytes(5, properties)
     if n > 268435455:
-        raise InvalidPacket("length", n)
+        raise outside("length", n, 0, 268435455)
     here = payload_length if head_only else 0
     if pos + n - here + _length_bytes(n) >= len(buf):
-        raise BufferTooSmall(n + 5)
-    pos = put_message(buf, pos, head, n, topic, topic_length, packet_id, b"", 0)
+        raise _too_small(n + 5, buf)
+    buf[pos] = head
+    pos = _put_binary(buf, put_length(buf, pos + 1, n), topic)
+    if qos:
+        pos = _put_id(buf, pos, packet_id)
     if level == 5:
         pos = _put_properties(buf, pos, properties)
     if not head_only:
@@ -85,13 +89,13 @@ def put_ack(buf, pos, packet_type, packet_id, level=4, code=0, properties=None, 
     repeated PUBREL alone.
     """
     if not 0 < packet_id < 65536:
-        raise InvalidPacket("packet_id", packet_id)
+        raise outside("packet_id", packet_id, 1, 65535)
     # PUBREL's flags are 0010 [MQTT-3.6.1-1], the others' are 0.
     head = packet_type << 4 | dup << 3 | (2 if packet_type == 6 else 0)
     if level == 5 and (code or properties):
         return put_reason(buf, pos, head, packet_id, code, properties)
     if pos + 4 > len(buf):
-        raise BufferTooSmall(4)
+        raise _too_small(4, buf)
     buf[pos] = head
     buf[pos + 1] = 2
     buf[pos + 2] = packet_id >> 8
@@ -143,28 +147,28 @@ def put_connect(
     n = len(name) + 6 + _property_bytes(level, properties) + _check_text(client_id)
     if level == 3:
         if not 0 < len(client_id) < 24:  # 3.1, section 3.1: 1 to 23 characters
-            raise InvalidPacket("client_id")
+            raise outside("client_id", len(client_id), 1, 23)
     elif level == 4:
         if not client_id and not clean:  # [MQTT-3.1.3-7]
-            raise InvalidPacket("clean")
+            raise UsageError("no client_id: set clean")
     elif level != 5:
-        raise InvalidPacket("level", level)
+        raise outside("level", level, 3, 5)
     if not 0 <= keep_alive_s < 65536:
-        raise InvalidPacket("keep_alive_s", keep_alive_s)
+        raise outside("keep_alive_s", keep_alive_s, 0, 65535)
     # Without a will its bits stay 0: [MQTT-3.1.2-11] [MQTT-3.1.2-13] [MQTT-3.1.2-15]; 5: [MQTT-3.1.2-11] [MQTT-3.1.2-13]
     if will_topic is not None:
         if will_qos not in (0, 1, 2):  # [MQTT-3.1.2-14]; 5: [MQTT-3.1.2-12]
-            raise InvalidPacket("will_qos", will_qos)
+            raise outside("will_qos", will_qos, 0, 2)
         flags |= 4 | will_qos << 3 | (32 if will_retain else 0)
         if not will_topic or text_kind(will_topic, 0, len(will_topic)):
-            raise InvalidTopic(bytes(will_topic))
+            raise InvalidTopic("not a topic name: %r" % bytes(will_topic[:40]))
         n += _check_binary(will_topic) + _check_binary(will_payload) + _property_bytes(level, will_properties)
     if user is not None:
         flags |= 128
         n += _check_text(user)
     if password is not None:
         if user is None and level != 5:  # [MQTT-3.1.2-22]
-            raise InvalidPacket("password")
+            raise UsageError("password without user")
         flags |= 64
         n += _check_binary(password)
     pos = _put_start(buf, pos, 0x10, n)
@@ -205,9 +209,9 @@ def put_disconnect(buf, pos, level=4, code=0, properties=None):
 def _put_start(buf, pos, head, n):
     """Put a fixed header (§2.2) after checking that the whole packet fits, so that what follows need not check."""
     if n > 268435455:
-        raise InvalidPacket("length", n)
+        raise outside("length", n, 0, 268435455)
     if pos + n + _length_bytes(n) >= len(buf):
-        raise BufferTooSmall(n + 5)
+        raise _too_small(n + 5, buf)
     buf[pos] = head
     return put_length(buf, pos + 1, n)
 
@@ -220,6 +224,16 @@ def put_length(buf, pos, n):
         pos += 1
     buf[pos] = n
     return pos + 1
+
+
+def _too_small(n, buf):
+    """Return the error for a packet of about n bytes."""
+    return BufferTooSmall("%d bytes, not all of them fit in the buffer of %d" % (n, len(buf)))
+
+
+def outside(name, value, least, most):
+    """Return the error for an argument, or its length, that is outside its range."""
+    return UsageError("%s %d: %d to %d" % (name, value, least, most))
 
 
 def _length_bytes(n):
@@ -257,13 +271,15 @@ def _put_binary(buf, pos, value):
 
 
 def _check_binary(value):
-    if isinstance(value, str) or len(value) > 65535:
-        raise InvalidPacket("value")
+    if isinstance(value, str):
+        raise UsageError("bytes, not str")
+    if len(value) > 65535:
+        raise outside("length", len(value), 0, 65535)
     return len(value) + 2
 
 
 def _check_text(value):
     n = _check_binary(value)
     if text_kind(value, 0, n - 2) < 0:  # [MQTT-1.5.3-1] [MQTT-1.5.3-2]; 5: [MQTT-1.5.4-1] [MQTT-1.5.4-2]
-        raise InvalidPacket("value", bytes(value))
+        raise UsageError("not UTF-8: %r" % bytes(value[:40]))
     return n

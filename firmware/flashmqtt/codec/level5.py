@@ -4,7 +4,7 @@ Functions over a Decoder, which imports this module with the first packet that n
 its module loaded allocates.
 """
 
-from flashmqtt.errors import MalformedPacket, ProtocolError, TopicAliasInvalid
+from flashmqtt.errors import MalformedPacket
 
 from .properties import check, find
 from .reasons import check_code
@@ -23,9 +23,9 @@ def read_properties(decoder, buf, at, end, after):
             break
         shift += 7
         if shift > 21:
-            raise MalformedPacket("length")
+            raise MalformedPacket("length of properties")
     if shift and not byte:  # [MQTT-1.5.5-1]
-        raise MalformedPacket("length")
+        raise MalformedPacket("length of properties")
     decoder.properties_start = at
     at += n
     decoder.properties_end = at
@@ -44,12 +44,12 @@ def read_topic(decoder, buf, at, end, after):
     named = decoder.topic_end > decoder.topic_start
     if alias:
         if decoder.aliases is None:  # CONNECT allowed the server none
-            raise TopicAliasInvalid(alias)
+            raise MalformedPacket("topic alias %d: none was allowed" % alias, 0x94)
         decoder.aliases.note(alias, decoder.topic if named else b"")
         if not named:
             decoder.know_topic(decoder.aliases.topic(alias))
     elif not named:  # [MQTT-4.7.3-1] (§3.3.2.1)
-        raise ProtocolError("topic")
+        raise MalformedPacket("no topic and no alias", 0x82)
     return at
 
 
@@ -67,7 +67,7 @@ def read_reason(decoder, buf, at, end):
 def read_tail(decoder, buf, at, end):
     """Read properties that end with the packet."""
     if read_properties(decoder, buf, at, end, end) != end:
-        raise MalformedPacket("length")
+        raise MalformedPacket("length of properties")
 
 
 def read_connack(decoder, buf, at, end):
@@ -80,7 +80,7 @@ def read_results(decoder, buf, at, end):
     """Read a SUBACK's or UNSUBACK's properties, check its reason codes, and return where these start."""
     at = read_properties(decoder, buf, at, end, end)
     if at == end:
-        raise MalformedPacket("code")
+        raise MalformedPacket("no reason codes")
     for i in range(at, end):
         check_code(decoder.packet_type, buf[i])
     return at
@@ -90,6 +90,6 @@ def read_goodbye(decoder, buf, at, end):
     """Read a server's DISCONNECT (§3.14) or AUTH (§3.15)."""
     read_reason(decoder, buf, at, end)
     if decoder.code in (0x04, 0x19):  # a client's
-        raise MalformedPacket("code", decoder.code)
+        raise MalformedPacket("reason code 0x%02x from a server" % decoder.code)
     if decoder.packet_type == 14 and find(buf, decoder.properties_start, decoder.properties_end, 0x11) >= 0:
-        raise ProtocolError("session expiry")  # [MQTT-3.14.2-2]
+        raise MalformedPacket("session expiry from a server", 0x82)  # [MQTT-3.14.2-2]

@@ -1,6 +1,6 @@
-"""The control packet types (§2.2.1) and the protocol levels (§3.1.2.2), and the named error of a refused CONNECT."""
+"""The control packet types (§2.2.1) and the protocol levels (§3.1.2.2), and the error of a refused CONNECT."""
 
-from flashmqtt import errors
+from flashmqtt.errors import ConnectRefused
 
 CONNECT = 1
 CONNACK = 2
@@ -26,19 +26,19 @@ SUBSCRIPTION_REFUSED = 0x80  # a SUBACK's result codes from here on are refusals
 
 
 def connect_error(code, level):
-    """Return the error to raise for a CONNACK whose code is not 0: always a ConnectRefused, with `code` and `level`."""
+    """Return the ConnectRefused to raise for a CONNACK whose code is not 0."""
     if level == LEVEL_5 and code >= 0x80:  # a server without level 5 answers with the older code 1
-        from .reasons import connect_error_class
+        from .reasons import name
 
-        refused = connect_error_class(code)
+        meaning = name(code).lower().replace("_", " ")
     elif 0 < code < 6:
-        refused = (
-            errors.UnacceptableProtocolVersion,
-            errors.IdentifierRejected,
-            errors.ServerUnavailable,
-            errors.BadUserNameOrPassword,
-            errors.NotAuthorized,
+        meaning = (
+            "unacceptable protocol version",
+            "client id rejected",
+            "server unavailable",
+            "bad user name or password",
+            "not authorized",
         )[code - 1]
     else:
-        refused = errors.ConnectRefused
-    return refused(code, level)
+        meaning = "unknown code"
+    return ConnectRefused(code, level, meaning)

@@ -7,7 +7,7 @@ Only level 5 imports this module. Four-byte values can be integers of 2^30 and m
 `pack` do, at connect time and where the application asks; `check` and `find` do not.
 """
 
-from flashmqtt.errors import InvalidPacket, MalformedPacket, ProtocolError
+from flashmqtt.errors import MalformedPacket, UsageError
 
 from .utf8 import text_kind
 
@@ -64,8 +64,7 @@ def check(packet_type, buf, at, end):
 
     Raises:
         MalformedPacket: an unknown property, one that this packet may not carry, a value that runs
-            past the end, text that is not UTF-8.
-        ProtocolError: a property twice, or a value that the standard excludes.
+            past the end, text that is not UTF-8; with reason 0x82: a property twice, or a value that the standard excludes.
     """
     alias = low = high = 0  # the properties seen, as bits; in two halves, so that neither is an allocated integer
     while at < end:
@@ -75,16 +74,16 @@ def check(packet_type, buf, at, end):
         # Every identifier is one byte so far: a longer Variable Byte Integer is none of them.
         kind = _TABLE[row] if row < len(_TABLE) else 0
         if not (kind and (_TABLE[row + 1] << 8 | _TABLE[row + 2]) >> packet_type & 1):
-            raise MalformedPacket("property", packet_type, identifier)
+            raise MalformedPacket("property 0x%02x in packet type %d" % (identifier, packet_type))
         if identifier < 0x18:
             bit = 1 << identifier
             if low & bit and (identifier != 0x0B or packet_type != 3):  # a PUBLISH may match several subscriptions
-                raise ProtocolError("property twice", identifier)
+                raise _twice(identifier)
             low |= bit
         elif identifier != 0x26:
             bit = 1 << (identifier - 0x18)
             if high & bit:
-                raise ProtocolError("property twice", identifier)
+                raise _twice(identifier)
             high |= bit
         start = at
         at = _after(kind & 15, buf, at, end)
@@ -93,17 +92,21 @@ def check(packet_type, buf, at, end):
             while not buf[i]:
                 i += 1
                 if i == at:  # a topic alias: [MQTT-3.3.2-8]
-                    raise ProtocolError("property is 0", identifier)
+                    raise MalformedPacket("property 0x%02x is 0" % identifier, 0x82)
         if kind == 1:
             if buf[start] > 1:
-                raise ProtocolError("property is neither 0 nor 1", identifier)
+                raise MalformedPacket("property 0x%02x: %d, not 0 or 1" % (identifier, buf[start]), 0x82)
         elif identifier == 0x23:
             alias = buf[start] << 8 | buf[start + 1]
         elif identifier == 8 and text_kind(buf, start + 2, at):  # [MQTT-3.3.2-14]
-            raise ProtocolError("wildcard in the response topic")
+            raise MalformedPacket("wildcard in the response topic", 0x82)
     if low >> 0x15 & 3 == 2:  # §3.1.2.11.10
-        raise ProtocolError("authentication data without method")
+        raise MalformedPacket("authentication data without method", 0x82)
     return alias
+
+
+def _twice(identifier):
+    return MalformedPacket("property 0x%02x twice" % identifier, 0x82)
 
 
 def _after(kind, buf, at, end):
@@ -115,10 +118,10 @@ def _after(kind, buf, at, end):
         while at < end and buf[at] > 127:
             n -= 1
             if not n:
-                raise MalformedPacket("fifth length byte")
+                raise MalformedPacket("integer of five bytes")
             at += 1
         if n < 4 and at < end and not buf[at]:  # [MQTT-1.5.5-1]
-            raise MalformedPacket("length")
+            raise MalformedPacket("integer with a byte too many")
         at += 1
     else:
         while True:
@@ -189,37 +192,52 @@ def pack(packet_type, properties):
     A list of (identifier, value) does as well, and keeps its order, which a dict does not on MicroPython.
 
     Raises:
-        InvalidPacket: not a property of that packet, or not a value of that property.
+        UsageError: not a property of that packet, or not a value of that property.
     """
     block = bytearray()
-    for identifier, value in properties.items() if isinstance(properties, dict) else properties:
-        kind = _TABLE[identifier * 3] & 15 if 0 < identifier < 0x2B else 0
-        many = identifier in (SUBSCRIPTION_IDENTIFIER, USER_PROPERTY) and isinstance(value, list)
-        for one in value if many else (value,):
-            block.append(identifier)
-            if not kind:
-                raise InvalidPacket("property", identifier)
-            if kind < _VARINT:
-                if not 0 <= one < 1 << 8 * kind:
-                    raise InvalidPacket("property", identifier, one)
+    try:
+        for identifier, value in properties.items() if isinstance(properties, dict) else properties:
+            many = identifier in (SUBSCRIPTION_IDENTIFIER, USER_PROPERTY) and isinstance(value, list)
+            for one in value if many else (value,):
+                _pack(block, identifier, one)
+    except (TypeError, ValueError):
+        raise UsageError("properties: a dict or a list of pairs, not %r" % (properties,))
+    try:
+        check(packet_type, block, 0, len(block))
+    except MalformedPacket as error:
+        raise UsageError(error.args[0])
+    return bytes(block)
+
+
+def _pack(block, identifier, one):
+    """Append a property to a block."""
+    kind = _TABLE[identifier * 3] & 15 if isinstance(identifier, int) and 0 < identifier < 0x2B else 0
+    if not kind:
+        raise UsageError("no property %r" % (identifier,))
+    block.append(identifier)
+    try:
+        if kind < _VARINT:
+            if 0 <= one < 1 << 8 * kind:
                 block.extend(one.to_bytes(kind, "big"))
-            elif kind == _VARINT:
-                if not 0 <= one < 1 << 28:
-                    raise InvalidPacket("property", identifier, one)
+                return
+        elif kind == _VARINT:
+            if 0 <= one < 1 << 28:
                 while one > 127:
                     block.append(one & 127 | 128)
                     one >>= 7
                 block.append(one)
-            elif kind == _PAIR:
-                _append(block, one[0])
-                _append(block, one[1])
-            else:
-                _append(block, one)
-    try:
-        check(packet_type, block, 0, len(block))
-    except MalformedPacket as error:
-        raise InvalidPacket(*error.args)
-    return bytes(block)
+                return
+        elif kind == _PAIR:
+            name, value = one
+            _append(block, name)
+            _append(block, value)
+            return
+        else:
+            _append(block, one)
+            return
+    except (TypeError, AttributeError, ValueError):
+        pass
+    raise UsageError("property 0x%02x can't be %r" % (identifier, one))
 
 
 def _append(block, value):
@@ -227,7 +245,7 @@ def _append(block, value):
         value = value.encode()
     n = len(value)
     if n > 65535:
-        raise InvalidPacket("longer than 65535")
+        raise UsageError("%d bytes: 65535 at most" % n)
     block.append(n >> 8)
     block.append(n & 255)
     block.extend(value)

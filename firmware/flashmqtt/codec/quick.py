@@ -2,11 +2,12 @@
 
     plain_end(buf, start, end)      position of the first byte that is not ASCII, or is 0 or a wildcard; `end` where there is none
     same(buf, start, other, n)      is buf[start:start+n] == other[0:n]?
-    put_message(buf, pos, head, n, topic, topic_length, packet_id, payload, payload_length)
-                                    a PUBLISH: fixed header with Remaining Length n, topic, packet id (0: none), payload
+    put_message(buf, pos, topic, payload, head)
+                                    position behind a PUBLISH of levels 3 and 4 that begins at pos, 0 where it does not fit;
+                                    head: its first byte | packet id << 8 (0: none)
 
-Nothing is checked here: the callers have compared every range with its buffer. `put_message` halves what a PUBLISH costs: 26,100
-instructions with bytecode and two calls of `flashmqtt.fast.copy`, 12,000 so, for 84 bytes of topic and payload.
+Nothing else is checked here: the callers have compared every range with its buffer. `put_message` halves what a PUBLISH costs:
+26,100 instructions with bytecode and two calls of `flashmqtt.fast.copy`, 12,000 so, for 84 bytes of topic and payload.
 """
 
 try:

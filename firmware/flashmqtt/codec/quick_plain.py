@@ -16,23 +16,28 @@ def same(buf, start, other, n):
     return buf[start : start + n] == other[:n]
 
 
-def put_message(buf, pos, head, n, topic, topic_length, packet_id, payload, payload_length):
-    """Put a PUBLISH; return the position behind it."""
-    buf[pos] = head
+def put_message(buf, pos, topic, payload, head):
+    """Put a PUBLISH; return the position behind it, 0 where it does not fit."""
+    length = len(topic)
+    n = length + len(payload) + (4 if head > 255 else 2)
+    if pos + n + (2 if n < 128 else 3 if n < 16384 else 4 if n < 2097152 else 5) > len(buf):
+        return 0
+    buf[pos] = head & 255
     pos += 1
     while n > 127:
         buf[pos] = n & 127 | 128
         n >>= 7
         pos += 1
     buf[pos] = n
-    buf[pos + 1] = topic_length >> 8
-    buf[pos + 2] = topic_length & 255
+    buf[pos + 1] = length >> 8
+    buf[pos + 2] = length & 255
     pos += 3
-    buf[pos : pos + topic_length] = topic
-    pos += topic_length
-    if packet_id:
-        buf[pos] = packet_id >> 8
-        buf[pos + 1] = packet_id & 255
+    buf[pos : pos + length] = topic
+    pos += length
+    if head > 255:
+        buf[pos] = head >> 16
+        buf[pos + 1] = head >> 8 & 255
         pos += 2
-    buf[pos : pos + payload_length] = payload
-    return pos + payload_length
+    end = pos + len(payload)
+    buf[pos:end] = payload
+    return end

@@ -1,9 +1,9 @@
-"""Reason codes of level 5 (§2.4): their names, the packets that may carry them, and the errors of a refused CONNECT.
+"""Reason codes of level 5 (§2.4): their names, and the packets that may carry them.
 
 Only level 5 imports this module, and only for a code other than 0.
 """
 
-from flashmqtt import errors
+from flashmqtt.errors import MalformedPacket
 
 SUCCESS = 0x00
 GRANTED_QOS_1 = 0x01
@@ -71,7 +71,7 @@ def check_code(packet_type, code):
     """Return the code, or raise MalformedPacket where a packet of this `packet_type` may not carry it."""
     if code in _ALLOWED[packet_type]:
         return code
-    raise errors.MalformedPacket("reason code", packet_type, code)
+    raise MalformedPacket("reason code 0x%02x in packet type %d" % (code, packet_type))
 
 
 def name(code):
@@ -80,80 +80,3 @@ def name(code):
         if key[0] != "_" and value == code:
             return key
     return hex(code)
-
-
-class ServerRefused(errors.ConnectRefused):
-    """0x80, 0x83: unspecified or implementation specific; the properties may have a Reason String."""
-
-
-class ServerSawBadPacket(errors.ConnectRefused):
-    """0x81, 0x82: the server could not parse our CONNECT, or found it against the rules."""
-
-
-class ServerBusy(errors.ConnectRefused):
-    """0x89: try again later."""
-
-
-class Banned(errors.ConnectRefused):
-    """0x8A: this client has been banned by administrative action."""
-
-
-class BadAuthenticationMethod(errors.ConnectRefused):
-    """0x8C: the authentication method is not supported, or not the one in use."""
-
-
-class WillTopicInvalid(errors.ConnectRefused):
-    """0x90: the will's topic is well-formed but not accepted."""
-
-
-class ConnectTooLarge(errors.ConnectRefused):
-    """0x95: our CONNECT exceeded the server's maximum packet size."""
-
-
-class QuotaExceeded(errors.ConnectRefused):
-    """0x97: a limit of the implementation or the administrator was exceeded."""
-
-
-class WillPayloadInvalid(errors.ConnectRefused):
-    """0x99: the will's payload is not what its Payload Format Indicator says."""
-
-
-class RetainNotSupported(errors.ConnectRefused):
-    """0x9A: the server keeps no retained messages, and the will asked for it."""
-
-
-class QosNotSupported(errors.ConnectRefused):
-    """0x9B: the server does not support the will's QoS."""
-
-
-class UseAnotherServer(errors.ConnectRefused):
-    """0x9C, 0x9D: go elsewhere, for now or for good; the Server Reference may say where."""
-
-
-class ConnectionRateExceeded(errors.ConnectRefused):
-    """0x9F: connections come too fast."""
-
-
-def connect_error_class(code):
-    """Return the class of the error for a CONNACK with this code, 0x80 or more."""
-    return {
-        0x81: ServerSawBadPacket,
-        0x82: ServerSawBadPacket,
-        0x84: errors.UnacceptableProtocolVersion,
-        0x85: errors.IdentifierRejected,
-        0x86: errors.BadUserNameOrPassword,
-        0x87: errors.NotAuthorized,
-        0x88: errors.ServerUnavailable,
-        0x89: ServerBusy,
-        0x8A: Banned,
-        0x8C: BadAuthenticationMethod,
-        0x90: WillTopicInvalid,
-        0x95: ConnectTooLarge,
-        0x97: QuotaExceeded,
-        0x99: WillPayloadInvalid,
-        0x9A: RetainNotSupported,
-        0x9B: QosNotSupported,
-        0x9C: UseAnotherServer,
-        0x9D: UseAnotherServer,
-        0x9F: ConnectionRateExceeded,
-    }.get(code, ServerRefused)

@@ -4,10 +4,10 @@ For tests, the wire audit, and a collector that wants to look at both directions
 `decode`, whose functions it uses; allocations are not counted here.
 """
 
-from flashmqtt.errors import InvalidPacket, InvalidTopic, MalformedPacket, ProtocolError
+from flashmqtt.errors import InvalidTopic, MalformedPacket
 
 from .decode import Decoder
-from .encode import _property_bytes, _put_id, _put_properties, _put_start, put_reason
+from .encode import _property_bytes, _put_id, _put_properties, _put_start, outside, put_reason
 from .level5 import read_properties, read_reason
 from .topics import check_filter, is_shared
 from .utf8 import text_kind
@@ -79,7 +79,7 @@ class ServerDecoder(Decoder):
             raise MalformedPacket("CONNECT")
         level = buf[at - 4]
         if (name, level) not in ((b"MQIsdp", 3), (b"MQTT", 4), (b"MQTT", 5)):
-            raise MalformedPacket("protocol", name, level)
+            raise MalformedPacket("protocol %r %d" % (name, level))
         flags = buf[at - 3]
         has_will = flags & 4
         # [MQTT-3.1.2-3], [MQTT-3.1.2-11] [MQTT-3.1.2-13] [MQTT-3.1.2-14] [MQTT-3.1.2-15] [MQTT-3.1.2-22]
@@ -136,7 +136,7 @@ class ServerDecoder(Decoder):
             try:
                 check_filter(filter_)
             except InvalidTopic as error:
-                raise MalformedPacket(*error.args)
+                raise MalformedPacket(error.args[0])
             if self.packet_type == 10:
                 self.filters.append(filter_)
                 continue
@@ -145,12 +145,12 @@ class ServerDecoder(Decoder):
             options = buf[self._cursor]
             self._cursor += 1
             if options & 3 == 3 or options > (0x2E if self.level == 5 else 2):
-                raise MalformedPacket("options", options)
+                raise MalformedPacket("options 0x%02x" % options)
             if options & 4 and is_shared(filter_):  # [MQTT-3.8.3-4]
-                raise ProtocolError("no local on a shared subscription")
+                raise MalformedPacket("no local on a shared subscription", 0x82)
             self.filters.append((filter_, options))
         if not self.filters:
-            raise ProtocolError("no filter")
+            raise MalformedPacket("no filter", 0x82)
 
 
 def put_connack(buf, pos, session_present, code, level=4, properties=None):
@@ -173,7 +173,7 @@ def put_unsuback(buf, pos, packet_id, codes=b"", level=4, properties=None):
 
 def _put_codes(buf, pos, head, packet_id, codes, level, properties):
     if not 0 < packet_id < 65536:
-        raise InvalidPacket("packet id", packet_id)
+        raise outside("packet_id", packet_id, 1, 65535)
     pos = _put_start(buf, pos, head, 2 + len(codes) + _property_bytes(level, properties))
     pos = _put_id(buf, pos, packet_id)
     if level == 5:

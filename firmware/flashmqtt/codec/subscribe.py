@@ -4,9 +4,9 @@ In a file of its own, as a board that only publishes needs neither them nor the 
 `properties` are what they are for `encode`, whose functions it uses, and so are the outcomes.
 """
 
-from flashmqtt.errors import InvalidPacket
+from flashmqtt.errors import UsageError
 
-from .encode import _property_bytes, _put_binary, _put_id, _put_properties, _put_start
+from .encode import _property_bytes, _put_binary, _put_id, _put_properties, _put_start, outside
 from .topics import check_filter, is_shared
 
 
@@ -21,7 +21,7 @@ def put_subscribe(buf, pos, packet_id, filters, level=4, dup=False, properties=N
         check_filter(filter_)
         # [MQTT-3-8.3-4]; 5: QoS 3, Retain Handling 3, bits 7-6 [MQTT-3.8.3-5], No Local if shared [MQTT-3.8.3-4]
         if options & 3 == 3 or not 0 <= options <= (0x2E if level == 5 else 2) or (options & 4 and is_shared(filter_)):
-            raise InvalidPacket("options", options)
+            raise UsageError("options 0x%02x for %r" % (options, bytes(filter_)))
         n += len(filter_) + 3
     pos = _put_filters(buf, pos, 0x82, packet_id, n, level, dup, properties)
     for filter_, options in filters:
@@ -45,7 +45,7 @@ def put_unsubscribe(buf, pos, packet_id, filters, level=4, dup=False, properties
 
 def _put_filters(buf, pos, head, packet_id, n, level, dup, properties):
     if not n or not 0 < packet_id < 65536:  # [MQTT-3.8.3-3] [MQTT-3.10.3-2]; 5: [MQTT-3.8.3-2]; [MQTT-2.3.1-1]
-        raise InvalidPacket("filters", packet_id)
+        raise outside("packet_id", packet_id, 1, 65535) if n else UsageError("no filter")
     pos = _put_start(buf, pos, head | dup << 3, n + 2 + _property_bytes(level, properties))
     pos = _put_id(buf, pos, packet_id)
     return _put_properties(buf, pos, properties) if level == 5 else pos

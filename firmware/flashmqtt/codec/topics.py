@@ -23,7 +23,7 @@ def check_topic(topic):
     """
     n = len(topic)
     if not 0 < n < 65536 or text_kind(topic, 0, n):
-        raise InvalidTopic(bytes(topic))
+        raise InvalidTopic("not a topic name: %r" % bytes(topic[:40]))
 
 
 def check_filter(filter_):
@@ -36,7 +36,7 @@ def check_filter(filter_):
     n = len(filter_)
     kind = text_kind(filter_, 0, n) if 0 < n < 65536 and not isinstance(filter_, str) else -1
     if kind < 0 or not _is_filter(filter_, _share_end(filter_), n, kind):
-        raise InvalidTopic(filter_)
+        raise InvalidTopic("not a topic filter: %r" % (filter_[:40],))
 
 
 def _is_filter(filter_, start, n, wild):

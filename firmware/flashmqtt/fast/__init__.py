@@ -12,6 +12,14 @@ steady state of the layers above can run under `micropython.heap_lock()`. This p
     put_crc32(buf, start, end, at, seed)    buf[at:at+4] = crc32(buf[start:end], seed), least significant byte first
     crc32_matches(buf, start, end, at, seed) -> bool     is that what stands at buf[at:at+4]?
 
+Without any check, for a caller that has compared every range with its buffer (the journal's inner loop: a check costs more than
+the work):
+
+    raw_copy(dst, src, n, at, start)        dst[at:at+n] = src[start:start+n]
+    raw_fill(dst, n, value, start)          every byte of dst[start:start+n] = value
+    raw_run(dst, src, n, at, start, laid) -> bool    lay where laid is 1, else equal
+    raw_crc32(buf, seed, n, start, at, put) -> bool    put_crc32 of buf[start:start+n] where put is 1, or else crc32_matches
+
 The CRC is the one of zlib and Ethernet; `seed` is what zlib.crc32 takes as its second argument (0..2^30-1 here, so that it is
 no heap object either). Buffers are bytes, bytearrays or memoryviews of bytes. A range that leaves its buffer raises IndexError
 and changes nothing: native code would otherwise write over somebody else's memory.
@@ -21,6 +29,30 @@ are bound here, against the rule that a package's first file holds only a docstr
 """
 
 try:
-    from .native import copy, crc32_matches, equal, fill, is_blank, lay, put_crc32
+    from .native import (
+        copy,
+        crc32_matches,
+        equal,
+        fill,
+        is_blank,
+        lay,
+        put_crc32,
+        raw_copy,
+        raw_crc32,
+        raw_fill,
+        raw_run,
+    )
 except (ImportError, SyntaxError, ValueError):  # CPython; no native emitter; compiled for another processor
-    from .plain import copy, crc32_matches, equal, fill, is_blank, lay, put_crc32  # noqa: F401
+    from .plain import (  # noqa: F401
+        copy,
+        crc32_matches,
+        equal,
+        fill,
+        is_blank,
+        lay,
+        put_crc32,
+        raw_copy,
+        raw_crc32,
+        raw_fill,
+        raw_run,
+    )

@@ -28,7 +28,8 @@ def _check(a, at, b, start, n):
 
 
 @micropython.viper
-def _copy(to: ptr8, of: ptr8, n: int, at: int, start: int):
+def raw_copy(to: ptr8, of: ptr8, n: int, at: int, start: int):
+    """Copy; nothing is checked."""
     to = ptr8(int(to) + at)
     of = ptr8(int(of) + start)
     if int(to) > int(of):  # the two may overlap: from the end
@@ -60,7 +61,7 @@ def _copy(to: ptr8, of: ptr8, n: int, at: int, start: int):
 
 
 @micropython.viper
-def _run(to: ptr8, of: ptr8, n: int, at: int, start: int, lay: int) -> bool:
+def raw_run(to: ptr8, of: ptr8, n: int, at: int, start: int, lay: int) -> bool:
     """Go through two ranges: are they equal; or lay one over the other, as flash is programmed, while that may be."""
     to = ptr8(int(to) + at)
     of = ptr8(int(of) + start)
@@ -93,7 +94,8 @@ def _run(to: ptr8, of: ptr8, n: int, at: int, start: int, lay: int) -> bool:
 
 
 @micropython.viper
-def _fill(to: ptr8, n: int, value: int, start: int):
+def raw_fill(to: ptr8, n: int, value: int, start: int):
+    """Fill; nothing is checked."""
     to = ptr8(int(to) + start)
     value = (value & 0xFF) * 0x01010101
     if int(to) & 3 == 0:
@@ -108,7 +110,9 @@ def _fill(to: ptr8, n: int, value: int, start: int):
 
 
 @micropython.viper
-def _crc32(of: ptr8, crc: uint, table: ptr32, n: int, start: int, at: int, put: int) -> bool:
+def raw_crc32(of: ptr8, crc: uint, n: int, start: int, at: int, put: int) -> bool:
+    """Put or compare a CRC; nothing is checked."""
+    table = ptr32(_TABLE)
     end = ptr8(int(of) + at)
     of = ptr8(int(of) + start)
     crc = uint(table[16] ^ crc)
@@ -135,25 +139,25 @@ def copy(dst, at, src, start, n):
     """dst[at:at+n] = src[start:start+n]."""
     if at < 0 or start < 0 or n < 0 or at + n > len(dst) or start + n > len(src):  # not _check: the codec's inner call
         raise IndexError
-    _copy(dst, src, n, at, start)
+    raw_copy(dst, src, n, at, start)
 
 
 def equal(a, at, b, start, n):
     """Return whether a[at:at+n] == b[start:start+n]."""
     _check(a, at, b, start, n)
-    return _run(a, b, n, at, start, 0)
+    return raw_run(a, b, n, at, start, 0)
 
 
 def lay(dst, at, src, start, n):
     """dst[at:at+n] &= src[start:start+n], until a byte that is not FF would change; return whether none would."""
     _check(dst, at, src, start, n)
-    return _run(dst, src, n, at, start, 1)
+    return raw_run(dst, src, n, at, start, 1)
 
 
 def fill(dst, start, end, value):
     """Set every byte of dst[start:end]."""
     _check(dst, start, dst, start, end - start)
-    _fill(dst, end - start, value, start)
+    raw_fill(dst, end - start, value, start)
 
 
 def is_blank(buf, start, end):
@@ -164,13 +168,13 @@ def is_blank(buf, start, end):
         if buf[start] != 0xFF:
             return False
         start += 1
-    return start == end or _run(buf, buf, end - head, head - 4, head, 0)
+    return start == end or raw_run(buf, buf, end - head, head - 4, head, 0)
 
 
 def _checked_crc32(buf, start, end, at, seed, put):
     _check(buf, start, buf, start, end - start)
     _check(buf, at, buf, at, 4)
-    return _crc32(buf, seed, _TABLE, end - start, start, at, put)
+    return raw_crc32(buf, seed, end - start, start, at, put)
 
 
 def put_crc32(buf, start, end, at, seed):

@@ -65,3 +65,27 @@ def crc32_matches(buf, start, end, at, seed):
     _check(buf, start, end - start)
     _check(buf, at, 4)
     return bytes(memoryview(buf)[at : at + 4]) == crc32(memoryview(buf)[start:end], seed).to_bytes(4, "little")
+
+
+def raw_copy(dst, src, n, at, start):
+    """dst[at:at+n] = src[start:start+n]."""
+    dst[at : at + n] = bytes(memoryview(src)[start : start + n])
+
+
+def raw_fill(dst, n, value, start):
+    """Set dst[start:start+n]."""
+    dst[start : start + n] = bytes([value]) * n
+
+
+def raw_crc32(buf, seed, n, start, at, put):
+    """Write, or compare, the CRC of buf[start:start+n] at buf[at:at+4]."""
+    crc = crc32(memoryview(buf)[start : start + n], seed).to_bytes(4, "little")
+    if put:
+        buf[at : at + 4] = crc
+        return True
+    return buf[at : at + 4] == crc
+
+
+def raw_run(dst, src, n, at, start, laid):
+    """Do what `lay` does where laid is 1, else what `equal` does."""
+    return lay(dst, at, src, start, n) if laid else equal(dst, at, src, start, n)

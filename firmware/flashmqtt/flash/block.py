@@ -13,7 +13,7 @@ A buffer to program must lie in RAM (a bytearray): the flash can't be read while
 """
 
 from flashmqtt.errors import UsageError
-from flashmqtt.fast import equal, is_blank, lay
+from flashmqtt.fast import equal, is_blank, raw_run
 
 from .region import Region
 
@@ -57,6 +57,7 @@ class BlockRegion(Region):
         self._device = device
         self._first = first
         self.reads_blank = not encrypted
+        self._bytes = count * sector_bytes
         self._before = bytearray(256)
         self._after = bytearray(256)
 
@@ -74,32 +75,58 @@ class BlockRegion(Region):
     def read(self, offset, buf):
         """Fill buf from offset; a buffer that stays inside a sector costs one call and no memory."""
         n = len(buf)
-        self._check(offset, n, 1)
         size = self.sector_bytes
-        if offset % size + n <= size:
-            self._raw(self._block(offset // size), buf, offset % size)
+        at = offset % size
+        if offset < 0 or offset + n > self._bytes:
+            self._check(offset, n, 1)
+        if at + n <= size:
+            self._raw(self._block(offset // size), buf, at)
             return
-        at = 0
+        done = 0
         view = memoryview(buf)
-        while at < n:
-            part = min(n - at, size - offset % size)
-            self._raw(self._block(offset // size), view[at : at + part], offset % size)
-            at += part
+        while done < n:
+            part = min(n - done, size - offset % size)
+            self._raw(self._block(offset // size), view[done : done + part], offset % size)
+            done += part
             offset += part
 
-    def program(self, offset, buf):
+    def program(self, offset, buf, again=False):
         """Clear bits; see `region`."""
         n = len(buf)
-        self._check_program(offset, n)
         size = self.sector_bytes
-        block = self._block(offset // size)
         at = offset % size
+        if (
+            not 0 < n <= 256
+            or n > size - at
+            or offset < 0
+            or (offset | n) % self.page_bytes
+            or offset + n > self._bytes
+        ):
+            self._check_program(offset, n)
+        block = self._block(offset // size)
+        window = at if at < size - 256 else size - 256  # a shorter read would be a slice, and that is memory
+        device = self._device
+        before = self._before
         try:
-            if self.reads_blank:
-                self._check_blank(block, at, buf, n, offset)
-            self._device.writeblocks(block, buf, at)
-            if not self._verified(block, at, buf, n):
-                self._fail("program", offset, "reads back otherwise")
+            if self.reads_blank and not again:
+                device.readblocks(block, before, window)
+                if not raw_run(before, buf, n if n < 256 else 256, at - window, 0, 1):
+                    self._not_blank(offset)
+                if n > 256:
+                    self._check_blank(block, at, n, offset)
+            device.writeblocks(block, buf, at)
+            if not again:
+                after = self._after
+                device.readblocks(block, after, window)
+                if not raw_run(
+                    after,
+                    before if self.reads_blank else buf,
+                    n if n < 256 else 256,
+                    at - window,
+                    at - window if self.reads_blank else 0,
+                    0,
+                ) or (n > 256 and not self._verified(block, at, buf, n)):
+                    self._fail("program", offset, "reads back otherwise")
         except OSError as error:
             self._fail("program", offset, error)
 
@@ -117,12 +144,8 @@ class BlockRegion(Region):
 
     # Reads go through windows of 256 bytes that end inside the sector, since a shorter one would be a slice, and that is memory.
 
-    def _check_blank(self, block, at, buf, n, offset):
-        """Keep in `_before` what the first 256 bytes will read afterwards; the rest has to be blank."""
-        window = min(at, self.sector_bytes - 256)
-        self._raw(block, self._before, window)
-        if not lay(self._before, at - window, buf, 0, min(n, 256)):
-            self._not_blank(offset)
+    def _check_blank(self, block, at, n, offset):
+        """All beyond the first 256 bytes has to be blank."""
         done = 256
         while done < n:
             window = min(at + done, self.sector_bytes - 256)
@@ -133,16 +156,13 @@ class BlockRegion(Region):
             done += 256
 
     def _verified(self, block, at, buf, n):
-        done = 0
+        """Return whether all beyond the first 256 bytes reads back."""
+        done = 256
         while done < n:
             part = min(n - done, 256)
             window = min(at + done, self.sector_bytes - 256)
             self._raw(block, self._after, window)
-            start = at + done - window
-            if done == 0 and self.reads_blank:
-                if not equal(self._after, start, self._before, start, part):
-                    return False
-            elif not equal(self._after, start, buf, done, part):
+            if not equal(self._after, at + done - window, buf, done, part):
                 return False
             done += 256
         return True

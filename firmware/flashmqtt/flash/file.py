@@ -2,14 +2,30 @@
 
 The file is made blank where it does not exist. Each program and erase is synced to the disk before it returns, which is what
 stands for the flash's own durability; the operating system reports what it could not write, so nothing is read back.
+
+Two programs that write one file destroy each other's messages, so the second region on a file is refused while the first is
+open, in the same process, too. CPython takes a lock (flock). MicroPython has none on unix, so it asks Linux which processes have
+the file open for writing: unlike a lock file, that answer can't be stale after a crash or a reboot. What this does not find: a
+CPython process that opens a file after a MicroPython process did; processes of another user or container (MicroPython). A
+board runs one program, and elsewhere than on Linux MicroPython has nobody to ask: nothing is checked there.
 """
 
+import gc
 import os
 
-from flashmqtt.errors import FlashFailed, StoreForeign
+from flashmqtt.errors import FlashFailed, StoreError, StoreForeign
 from flashmqtt.fast import copy, fill, is_blank, lay
 
 from .region import Region
+
+try:
+    from fcntl import LOCK_EX, LOCK_NB, flock
+except ImportError:  # MicroPython, Windows
+    flock = None  # type: ignore[assignment]
+
+
+class StoreInUse(StoreError):
+    """Another region, in this process or another one, has the file open. (It stands here, as no board needs it.)"""
 
 
 class FileRegion(Region):
@@ -22,6 +38,7 @@ class FileRegion(Region):
 
     Raises:
         StoreForeign: the file is there with another size, and not blank.
+        StoreInUse: another region, here or in another process, has the file open. `close` gives it free.
     """
 
     def __init__(
@@ -41,6 +58,11 @@ class FileRegion(Region):
         except OSError:
             open(self.path, "wb").close()
             self._file = open(self.path, "r+b")
+        if self._is_shared():
+            gc.collect()  # a region that nobody refers to any more is closed now
+            if self._is_shared():
+                self._file.close()
+                raise StoreInUse("%s is open in another region or process: close that first" % self.path)
         have = self._file.seek(0, 2)
         if have == size:
             return
@@ -53,8 +75,20 @@ class FileRegion(Region):
             self._file.write(self._window)
         self._flush()
 
+    def _is_shared(self):
+        """Return whether somebody else has the file open for writing; take the lock on it where there is one."""
+        if flock is not None:
+            try:
+                flock(self._file.fileno(), LOCK_EX | LOCK_NB)
+            except BlockingIOError:
+                return True
+            except OSError:
+                pass  # a file system without locks
+            return False
+        return _writers(self.path) > 1
+
     def close(self):
-        """Close the file."""
+        """Close the file: another region may open it now."""
         self._file.close()
 
     def _blank(self, offset, n):
@@ -78,11 +112,20 @@ class FileRegion(Region):
         if self._file.readinto(buf) != len(buf):
             raise FlashFailed("%s: short" % self.path)
 
-    def program(self, offset, buf):
+    def program(self, offset, buf, again=False):
         """Clear bits; see `region`."""
         n = len(buf)
         self._check_program(offset, n)
         window = self._window
+        if again:
+            self._file.seek(offset)
+            old = bytearray(n)
+            self._file.readinto(old)
+            for i in range(n):
+                old[i] &= buf[i]
+            self._write(offset, old, n)
+            self._flush()
+            return
         first = min(256, n)
         if n > 256 and not self._blank(offset + 256, n - 256):
             self._not_blank(offset)
@@ -116,3 +159,42 @@ class FileRegion(Region):
             self._flush()
         except OSError as error:
             raise FlashFailed("%s: %s" % (self.path, error))
+
+
+def _writers(path):
+    """Return how many descriptors of this machine's processes write to a file, as far as Linux tells MicroPython."""
+    writers = 0
+    try:
+        inode, device = os.stat(path)[1:3]
+        if inode:  # a board's file system has none
+            for process in os.ilistdir("/proc"):  # type: ignore[attr-defined]  # a list of all would take 12 KB
+                if process[0].isdigit():
+                    writers += _descriptors("/proc/%s/" % process[0], inode, device)
+    except (AttributeError, OSError):  # no ilistdir, or no /proc
+        pass
+    return writers
+
+
+def _descriptors(process, inode, device):
+    """Return how many descriptors of one process write to that file."""
+    writers = 0
+    try:
+        for descriptor in os.ilistdir(process + "fd"):  # type: ignore[attr-defined]
+            writers += _writes_to(process, descriptor[0], inode, device)
+    except OSError:  # another user's, or gone
+        pass
+    return writers
+
+
+def _writes_to(process, descriptor, inode, device):
+    """Return whether a process's descriptor is open for writing to that file."""
+    try:
+        if os.stat(process + "fd/" + descriptor)[1:3] != (inode, device):
+            return False
+        with open(process + "fdinfo/" + descriptor) as told:
+            for line in told:
+                if line.startswith("flags:"):
+                    return int(line[6:].strip(), 8) & 3 != 0
+    except OSError:
+        pass  # closed meanwhile
+    return False

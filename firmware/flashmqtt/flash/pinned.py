@@ -26,7 +26,7 @@ A fingerprint allocates nothing; a mount takes about 3 KB for a moment. This mod
 import os
 from array import array
 
-from flashmqtt.errors import PinsLost, PinsRefused
+from flashmqtt.errors import StoreError
 from flashmqtt.fast import copy, crc32_matches, equal, is_blank, put_crc32
 
 from .block import BlockRegion
@@ -35,17 +35,28 @@ _MAP = "/map"
 _MAGIC = b"FMP1"
 
 
+class PinsRefused(StoreError):
+    """Blocks can't be reserved by files here: no littlefs on that device, no room, or somebody else's files in the way."""
+
+
+class PinsLost(StoreError):
+    """The files that reserved the store's blocks are gone, replaced or moved; nothing was written to what is not ours."""
+
+
 class _Witness:
     """The device as littlefs sees it in a look: read-only, and each block that is read leaves its mark."""
 
-    def __init__(self, device, blocks):
+    def __init__(self, device, blocks, feed):
         self._device = device
+        self._feed = feed
         self.seen = bytearray(blocks)
         self.block = -1  # what was read since it was last set to -1; -2: several
         self.looking = False
 
     def readblocks(self, n, buf, off=0):
-        """Read, and remember where."""
+        """Read, and remember where. A look reads hundreds of times: each feeds the watchdog."""
+        if self._feed:
+            self._feed()
         if self.looking:
             self.block = n if self.block in (-1, n) else -2
         else:
@@ -66,8 +77,8 @@ class _Witness:
 class _Look:
     """A fresh, read-only mount of the file system, to ask where the pinned files lie."""
 
-    def __init__(self, device, mount):
-        self._witness = _Witness(device, device.ioctl(4, 0))
+    def __init__(self, device, mount, feed):
+        self._witness = _Witness(device, device.ioctl(4, 0), feed)
         try:
             self._fs = mount(self._witness)
         except (OSError, ValueError) as error:
@@ -158,7 +169,7 @@ def _unpacked(content):
     return blocks
 
 
-def pin(device, directory, count, root="", mount=_littlefs):
+def pin(device, directory, count, root="", mount=_littlefs, feed=None):
     """Make the files that reserve `count` blocks, and the map; an interrupted or damaged pinning is completed.
 
     Args:
@@ -167,6 +178,7 @@ def pin(device, directory, count, root="", mount=_littlefs):
         count: how many blocks.
         root: where that file system is mounted ("" for "/", as on boards).
         mount: makes a littlefs object of a block device.
+        feed: called at least once a file, of which there may be hundreds, a tenth of a second each: feed the watchdog here.
 
     Raises:
         PinsRefused: no littlefs there, no room, or files of somebody else in that directory.
@@ -175,7 +187,7 @@ def pin(device, directory, count, root="", mount=_littlefs):
     if count < 1 or count > 999:
         raise PinsRefused("1 to 999 blocks")
     try:
-        mount(_Witness(device, device.ioctl(4, 0)))
+        mount(_Witness(device, device.ioctl(4, 0), feed))
     except (OSError, ValueError) as error:
         raise PinsRefused("no littlefs here: %s" % error)
     made = []
@@ -185,6 +197,8 @@ def pin(device, directory, count, root="", mount=_littlefs):
         except OSError:
             os.mkdir(root + directory)
         for sector in range(count):
+            if feed:
+                feed()
             path = _name(root + directory, sector)
             try:
                 have = os.stat(path)[6]
@@ -195,8 +209,8 @@ def pin(device, directory, count, root="", mount=_littlefs):
             if have:
                 raise PinsRefused("%s is somebody else's" % path)
             made.append(path)
-            _fill(path, size)
-        look = _Look(device, mount)
+            _fill(path, size, feed)
+        look = _Look(device, mount, feed)
         blocks = [look.block_of(_name(directory, sector), size) for sector in range(count)]
         if len(set(blocks)) != count:
             raise PinsRefused("two files in one block")
@@ -205,6 +219,8 @@ def pin(device, directory, count, root="", mount=_littlefs):
         os.rename(root + directory + _MAP + ".new", root + directory + _MAP)
     except (OSError, PinsLost) as error:
         for path in made:
+            if feed:
+                feed()
             try:
                 os.remove(path)
             except OSError:
@@ -212,28 +228,30 @@ def pin(device, directory, count, root="", mount=_littlefs):
         raise PinsRefused("can't pin %d blocks: %s" % (count, error))
 
 
-def open_or_pin(device, directory, count, root="", page_bytes=0, encrypted=None, mount=_littlefs):
+def open_or_pin(device, directory, count, root="", page_bytes=0, encrypted=None, mount=_littlefs, feed=None):
     """Return the pinned region; make it where nothing was ever kept (the first start, or a power cut in the midst of it).
 
     Once there is a map, or a file with anything in it, what is missing is an error and not a new beginning.
 
     Args:
-        device, directory, count, root, mount: see `pin`.
+        device, directory, count, root, mount, feed: see `pin`.
         page_bytes, encrypted: see `BlockRegion`.
 
     Raises:
         PinsLost, PinsRefused: see `PinnedFiles` and `pin`.
     """
-    if _Look(device, mount).nothing_to_lose(directory):
-        pin(device, directory, count, root, mount)
-    return PinnedFiles(device, directory, page_bytes, encrypted, mount)
+    if _Look(device, mount, feed).nothing_to_lose(directory):
+        pin(device, directory, count, root, mount, feed)
+    return PinnedFiles(device, directory, page_bytes, encrypted, mount, feed)
 
 
-def _fill(path, size):
+def _fill(path, size, feed):
     blank = b"\xff" * 256
     with open(path, "wb") as file:
         for _ in range(size // 256):
             file.write(blank)
+            if feed:
+                feed()
 
 
 class PinnedFiles(BlockRegion):
@@ -242,6 +260,7 @@ class PinnedFiles(BlockRegion):
     Args:
         device, directory, mount: as they were for `pin`.
         page_bytes, encrypted: see `BlockRegion`.
+        feed: called while files are looked for, now or later.
 
     Raises:
         PinsLost: the files are gone, replaced or moved; here, or at any later program or erase.
@@ -254,10 +273,12 @@ class PinnedFiles(BlockRegion):
         page_bytes: int = 0,
         encrypted: "bool | None" = None,
         mount=_littlefs,
+        feed=None,
     ) -> None:
         self._directory = directory
         self._mount = mount
-        look = _Look(device, mount)
+        self._feed = feed
+        look = _Look(device, mount, feed)
         blocks = _unpacked(look.content(directory + _MAP))
         super().__init__(device, 0, len(blocks), page_bytes, encrypted)
         self._blocks = blocks
@@ -284,7 +305,7 @@ class PinnedFiles(BlockRegion):
         self._sector = -1
         super().erase(sector)
 
-    def program(self, offset, buf):
+    def program(self, offset, buf, again=False):
         """Clear bits, if the sector is still ours; see `region`."""
         self._check_program(offset, len(buf))
         sector = offset // self.sector_bytes
@@ -293,7 +314,7 @@ class PinnedFiles(BlockRegion):
         if sector != self._sector or not self._marked or not equal(self._now, 0, self._head, 0, 16):
             self._guard(sector)
             self._know(sector, self._now)
-        super().program(offset, buf)
+        super().program(offset, buf, again)
         if offset % self.sector_bytes < 16:
             self._raw(block, self._now, 0)
             self._know(sector, self._now)
@@ -309,7 +330,7 @@ class PinnedFiles(BlockRegion):
         self._take_print()
         if equal(self._chain, 256, self._print, 0, 4) and self._checked[sector]:
             return
-        look = _Look(self._device, self._mount)
+        look = _Look(self._device, self._mount, self._feed)
         if not equal(self._chain, 256, self._print, 0, 4):
             for other in range(self.sectors):
                 self._checked[other] = 0
@@ -332,6 +353,8 @@ class PinnedFiles(BlockRegion):
         window = self._after
         i = 0
         while i < len(self._metadata):
+            if self._feed:
+                self._feed()
             at = 0
             while at < self.sector_bytes:
                 self._raw(self._metadata[i], window, at)

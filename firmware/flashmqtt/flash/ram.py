@@ -28,10 +28,14 @@ class RamRegion(Region):
         self._check(offset, len(buf), 1)
         copy(buf, 0, self.cells, offset, len(buf))
 
-    def program(self, offset, buf):
+    def program(self, offset, buf, again=False):
         """Clear bits; see `region`."""
         n = len(buf)
         self._check_program(offset, n)
+        if again:
+            for i in range(n):
+                self.cells[offset + i] &= buf[i]
+            return
         if n > 256 and not is_blank(self.cells, offset + 256, offset + n):
             self._not_blank(offset)
         first = min(n, 256)

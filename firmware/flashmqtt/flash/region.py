@@ -3,7 +3,8 @@
     sector_bytes, sectors, page_bytes     geometry; a program starts and ends on multiples of page_bytes
     reads_blank                           False where erased flash does not read as FF (an encrypted partition)
     read(offset, buf)                     fills all of buf
-    program(offset, buf)                  clears bits; FF leaves a byte as it is; stays inside one sector
+    program(offset, buf[, again])         clears bits; FF leaves a byte as it is; stays inside one sector. again: the same
+                                          bytes were programmed there before, maybe cut short; nothing is checked or read back
     erase(sector)                         sets all bits
 
 `program` keeps NOR rules: a byte that is not FF takes no second value (FlashFailed, and nothing was written), and beyond the

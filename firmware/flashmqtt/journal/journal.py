@@ -1,720 +1,1056 @@
-"""The journal as a store: append, take, mark, release, and what survives of it. FORMAT.md has the bytes.
+"""The journal: messages on flash that survive a power cut at any moment. FORMAT.md has the bytes.
 
-The promise: when `append`, `hold`, `mark` or `commit` returns, what it wrote outlives a power cut at any later moment; a
-release is durable with the next write or `flush`. A message costs one page program. Messages come out in the order they went in.
+The idea: one program stores a message, and every record says which messages are finished, so nothing has to be written for a
+release alone. Outgoing messages have sequences; only those from `low` to `low` + 31, the window, can be in flight, so they are
+found by `sequence & 31` and nothing is ever copied. A sector's header is a checkpoint: recovery reads the headers and one sector.
 
-Acknowledgements ride along: every record says up to where everything is done, and names up to three messages that finished out
-of turn. Only where nothing is written for long does a record of its own say so.
+The promise: when `append`, `commit`, `hold`, `write_note` or `sync` returns, what it wrote outlives a power cut at any later
+moment. `finish` is durable with any later write, or `flush`.
 
-What it does not know: MQTT. A record is bytes, a mark is a number.
+What it does not know: MQTT. A message is bytes, a mark is a bit, a key is a number.
 """
 
 import sys
+from array import array
+from struct import pack_into
 
 from flashmqtt import journal
-from flashmqtt.compat import const
-from flashmqtt.errors import FlashFailed, StoreCorrupt, StoreError, StoreExhausted, StoreFull, StoreWorn, UsageError
-from flashmqtt.fast import copy
+from flashmqtt.compat import TYPE_CHECKING, const
+from flashmqtt.errors import (
+    FlashFailed,
+    StoreCorrupt,
+    StoreError,
+    StoreForeign,
+    StoreFull,
+    StoreWorn,
+    UsageError,
+)
+from flashmqtt.fast import raw_copy, raw_crc32, raw_fill
 
-from .log import put_finished, put_u32
-from .ring import Ring
+if TYPE_CHECKING:
+    from typing import Any  # noqa: TID251
 
 # The format's numbers, as tools/journal/layout.py has them (a test compares): private constants cost nothing on a board.
 _PAGE = const(256)
-_HEADER = const(64)
-_NO_SECTOR = const(0xFFFF)
-_RECORD = const(12)
-_BODY_MAX = const(244)
-_TYPE = const(0x0F)
-_FIRST = const(0x40)
-_LAST = const(0x80)
-_QUEUED = const(1)
+_HEADER = const(76)
+_RECORD = const(24)
+_BODY_MAX = const(232)
+_MESSAGE = const(1)
 _HELD = const(2)
-_MOVED = const(3)
-_MARK = const(4)
-_DONE = const(5)
-_CLOSE = const(8)
-_SEQ_LIMIT = const(0x3FFFFFFF)
-_OPENED = const(1)
-_AGAIN = const(2)
-_EXPLICIT = const(4)
-_HOLD = const(8)
-_SEAL = const(32)
-_ANY = const(0xFF)  # states of a slot: all but free
+_STATE = const(3)
+_NOTE = const(5)
+_TYPE = const(15)
+_LAST = const(0x80)
+_NONE = const(0xFFFF)
+_SEQUENCE_LIMIT = const(0x3FFFFFFF)
+_WINDOW = const(32)
+_FREE = const(0)
+_CHAINED = const(1)
+_BAD = const(2)
+# So many sectors are free after a record of this kind was written; for an outgoing message: `_reserve`.
+_FOR_HELD = const(2)
+_FOR_STATE = const(1)
 
 REFUSE = 0
 DROP_OLDEST = 1
 DROP_NEWEST = 2
 
-# A third of the journal's code is needed once a boot: compiled, it is loaded then and does not stay in a board's memory. From
-# source it is loaded now and stays, as compiling takes far more memory than that.
+MAGIC = b"fmqj"
+START_FIELDS = "<4s4BI"  # for `struct`: a header's first 12 bytes, and bytes 24 to 59
+PLACE_FIELDS = "<6I4HI"
+
+
+def get_u16(buf, at):
+    """Return two bytes as a number."""
+    return buf[at] | buf[at + 1] << 8
+
+
+def get_u32(buf, at):
+    """Return four bytes as a number."""
+    return buf[at] | buf[at + 1] << 8 | buf[at + 2] << 16 | buf[at + 3] << 24
+
+
+def stage_record(out, i, seed, kind, key, seq, state, buf, start, n):
+    """Put a record into a page's bytes."""
+    pack_into("<2BHI", out, i + 4, n, kind, key, seq)
+    raw_copy(out, state, 12, i + 12, 0)
+    raw_copy(out, buf, n, i + _RECORD, start)
+    raw_crc32(out, seed, n + 20, i + 4, i, 1)
+
+
+# Recovery is needed once a boot. Compiled, it is loaded then and does not stay in memory; from source it is loaded now, as
+# compiling takes more memory than it.
 _COMPILED = __file__.endswith(".mpy")
 if not _COMPILED:
     from . import recovery  # noqa: F401
 
-_NONE = b""
-_RIDES = const(3)  # with one record
-_PENDING = const(12)  # finished out of turn and not yet on flash
-_USABLE_MIN = const(3)
-_ENTRIES_MAX = const(15)
-_UNSAID = const(32)  # released since low was last said
 
-
-class Journal(Ring):
-    """A store on a region of flash, mounted. A blank region becomes an empty journal; any other content is never overwritten.
+class Journal:
+    """A store on a region of flash, mounted. A blank region becomes an empty journal; other content is never overwritten.
 
     Args:
-        region: see `flash.region`; sectors of up to 32 KB, pages of up to 256 bytes.
-        slots: how many messages may be open at once, both ways: the session's window and the inbound QoS 2 messages. At most 89
-            in sectors of 4 KB; from 59 on, fewer than 32 may be finished before the oldest is.
+        region: see `flash.region`; 4 sectors or more of 1 to 32 KB, pages of up to 256 bytes.
         policy: when it is full, `REFUSE` (StoreFull), `DROP_OLDEST` or `DROP_NEWEST`; what is dropped is counted.
         wipe: make it empty whatever it holds, as `format` does.
+        feed: called before each access to the flash during the mount, which may take seconds: feed the watchdog here.
 
     Attributes:
-        next_seq: the sequence number that the next message will get, 1 to 2^30 - 1; they rise for the journal's whole life.
-        stored: how many messages were ever appended, exact across power cuts.
-        dropped: how many of them the policy dropped.
+        next_seq: the sequence of the next message, 1 to 2^30 - 1. low: the oldest message that is not finished, or next_seq.
+        dropped: messages dropped by the policy. damaged: messages lost to damage of the flash.
         boot: how many times it was mounted, 1 for the first.
-        fresh: whether nothing was ever appended: the broker can't know of any message.
+        fresh: whether nothing was ever stored: the broker can't know of any message.
         worn: whether too few sectors still work to store anything more.
+        stored: how many messages were ever stored. waiting: how many of them are not finished.
+        wear: how often the newest sector has been erased; the ring keeps the others close to it.
+        note: the session's 12 bytes, FF where none were written.
+        on_drop: None, or called with (first, end) before the policy drops the messages first to end - 1; it may mark some.
 
     Raises:
-        UsageError, StoreEncrypted: no journal can be on such a region, or not with so many slots.
-        StoreForeign, StoreVersion: something else is there, or a journal of another size or version.
-        StoreCorrupt: a journal damaged in its middle. StoreWorn: no sector takes an erase.
+        UsageError: no journal can be on such a region.
+        StoreForeign: encrypted flash, something else, or a journal of another size or version.
+        StoreCorrupt: a journal none of whose sectors can be read. StoreWorn: no sector takes an erase.
     """
 
-    def __init__(self, region, slots: int = 16, policy: int = REFUSE, wipe: bool = False) -> None:
-        super().__init__(region, slots)
+    WINDOW = 32
+
+    def __init__(self, region, policy: int = REFUSE, wipe: bool = False, feed=None) -> None:
+        size = region.sector_bytes
+        if (
+            _PAGE % region.page_bytes
+            or size & (size - 1)
+            or not 1024 <= size <= 0x8000
+            or not 4 <= region.sectors < _NONE
+        ):
+            raise UsageError("a journal needs pages of up to 256 bytes, 4 sectors or more of 1 to 32 KB")
+        if not region.reads_blank:
+            raise StoreForeign("no journal on encrypted flash")
+        self.region = region
         self.policy = policy
-        self.fresh = False
-        self.closed = False
-        self._boot_seq = 1  # the first sequence of this boot
-        self._pending = [0] * _PENDING  # finished sequences to be named; negative: it has a place of its own
-        self._unsaid = 0
-        self._said_dropped = 0
-        self._piece_sector = self._piece_offset = self._piece_seq = self._piece_kind = 0
-        self._first = 0  # where the copy of a message begins
-        self._found_seq = self._found_sector = self._found_offset = self._found_length = 0
-        self._small = bytearray(8)  # the body of a mark, open, close or mount record
-        self._done_body = bytearray(4 + 4 * _PENDING)  # of a done record, which may have to go before any of those
-        self._chunk_length = self._chunk_done = 0
+        self.on_drop = None
+        self.fresh = self.worn = self.closed = False
+        self.next_seq = self.low = self.floor = 1
+        self.dropped = self.damaged = self.boot = 0
+        self.note = bytearray(12)
+        raw_fill(self.note, 12, 0xFF, 0)
+        self._state = bytearray(12)  # low, finished and marked, as every record has them
+        self._state[0] = 1
+        self._unsynced = self._unsaid = False  # is there something for `sync`, for `flush`?
+        self._busy = False
+        self._said = 0  # of dropped and damaged, on flash
+        self._counts = bytearray(8)
+        # Sectors.
+        n = region.sectors
+        self._sector_bytes = size
+        self._use = bytearray(n)
+        self._seqs = array("i", [0] * n)  # sector sequences: the seeds of the records' CRCs
+        self._first = array("i", [0] * n)  # the first message that begins there or later
+        self._after = array("H", [_NONE] * n)  # the next sector on the chain
+        self._ends = array("H", [0] * n)  # where its records end; the head's: `_end`
+        self._head = self._tail = self._prev = _NONE
+        self._end = self._prev_end = self._prev_seq = self._ring_seq = self._erases = self._new_erases = 0
+        self._chain = self._bad = 0  # how many sectors
+        self.hold_limit = 128 if size >= 4096 else 40  # held messages that an opening can list
+        self._reserve = 3 if n > 5 else 2  # free after an outgoing message; the third is kept for inbound ones
+        self._free = n  # neither on the chain nor bad
+        self._head_top = 0  # the sequence behind the last message in the head
+        self._head_held = False  # has a held message been written there?
+        self._spoiled = False  # the head's next place took no program: leave it
+        self._ahead = -1  # a sector erased in advance
+        self._new_tail = 0  # what `_chain_from` found
+        self._keep_head = False
+        self._rotating = False  # is a sector opened for held messages only?
+        self._carried = 0  # where in a new sector the held messages that go along end; 0: none do
+        # One page in, one page out.
+        self._page = bytearray(_PAGE)
+        self._page_at = -1
+        self._out = bytearray(_PAGE)  # FF where nothing is to be programmed
+        raw_fill(self._out, _PAGE, 0xFF, 0)
+        self._offset_mask = max(region.page_bytes, 16) - 1  # of what is programmed at once
+        self._views: "dict" = {} if self._offset_mask == 255 else {_PAGE: self._out}  # of `_out`, by length
+        self._sector = self._at = self._size = 0  # the record read last
+        self._length = self._kind = self._key = self._seq = 0
+        self._skipped = 0  # what type something showed that is no whole record, before one that is
+        # The window: where the bodies are, by `sequence & 31`.
+        self._places = array("i", [0] * _WINDOW)
+        self._lengths = array("i", [0] * _WINDOW)
+        self._located = 1  # bodies below this one were looked for
+        self._cursor_sector = self._cursor_at = 0  # from here on the others are looked for
+        self._read_seq = self._read_from = self._read_place = self._read_piece = 0  # where the last `read` came to
+        self._piece = self._left = 0  # of a message in pieces: the next piece, bytes to come
+        self._begun_place = self._begun_length = self._fill = 0
+        self._part: "Any" = b""  # the bytes that are not written yet, made for the first such message
+        self._held: "Any" = None  # `held.Held`, once there was a held message
         from .recovery import Recovery
 
-        recovery = Recovery(self)
-        if wipe:
-            recovery.wipe()
-        else:
-            recovery.run()
+        if feed is not None:
+            from flashmqtt.flash.fed import FedRegion
+
+            self.region = FedRegion(region, feed)
+        Recovery(self).run(wipe)
+        self.region = region
         if _COMPILED:
             del sys.modules["flashmqtt.journal.recovery"], journal.recovery
 
     @staticmethod
-    def format(region, slots: int = 16, policy: int = REFUSE) -> "Journal":
-        """Make a region an empty journal, whatever it holds, and mount it. Cut short, it is to be called again.
+    def format(region, policy: int = REFUSE) -> "Journal":
+        """Make a region an empty journal, whatever it holds, and mount it. Cut short, it is to be called again."""
+        return Journal(region, policy, True)
 
-        Args:
-            region, slots, policy: see the class.
-        """
-        return Journal(region, slots, policy, True)
+    def __getattr__(self, name):
+        """Work out what is asked for rarely. (With a property in its class, each store to an object takes ten times as long.)"""
+        if name == "stored":
+            return self.next_seq - 1
+        if name == "wear":
+            return self._erases
+        if name == "waiting":
+            n = self.next_seq - self.low
+            for seq in range(self.low + 1, min(self.next_seq, self.low + _WINDOW)):
+                if self._state[4 + (seq >> 3 & 3)] & 1 << (seq & 7):
+                    n -= 1
+            return n
+        raise AttributeError(name)
 
-    # --- storing ---
+    # --- outgoing messages ---
 
     def append(self, buf, length: int) -> int:
-        """Store an outgoing message, buf[:length], durably; return its sequence, or 0 if the policy dropped it.
+        """Store buf[:length] durably; return its sequence, or 0 if the policy dropped it.
 
         Raises:
-            UsageError: buf is not as long.
-            StoreFull: no room, and the policy is to refuse; or dropping the oldest does not help, because what is open does not
-                fit into one sector (of 4 KB: 11 messages of 111 to 244 bytes, or 15 shorter ones).
-            StoreWorn: too few sectors left that work. StoreExhausted: a thousand million messages were stored.
+            UsageError: no bytes, or more than buf has; or called from a callback in the middle of another write.
+            StoreFull: no room, and the policy is to refuse; or longer than the whole store takes.
+            StoreWorn: too few sectors left that work. StoreError: a thousand million messages were stored.
         """
-        self._abandon()
-        seq = self._new_seq(buf, length)
-        try:
-            if length <= _BODY_MAX:
-                self._write(_QUEUED | _FIRST | _LAST, seq, buf, 0, length, True)
-                self.next_seq = seq + 1
-            else:
-                self.begin(length)
-                self._extend(buf, length, _LAST)
-        except StoreFull:
+        if length > _BODY_MAX:
+            if not self.begin(length):
+                return 0
+            self.extend(buf, length)
+            return self.commit()
+        if not 0 < length <= len(buf):
+            raise UsageError("%d bytes of %d" % (length, len(buf)))
+        seq = self.next_seq
+        if seq >= _SEQUENCE_LIMIT:
+            raise StoreError("every sequence is used: format() begins anew")
+        if (self._left or self._piece) and not self._busy:
             self._abandon()
+            seq = self.next_seq
+        try:
+            place = self._write(_MESSAGE | _LAST, 0, seq, buf, 0, length, self._reserve)
+        except StoreFull:
             if self.policy != DROP_NEWEST:
                 raise
             self.dropped += 1
+            self._unsaid = True
             return 0
-        self._stored()
+        self._stored(seq, place, length)
         return seq
 
-    def begin(self, length: int) -> None:
-        """Begin an outgoing message of `length` bytes that comes in pieces; it exists when `commit` returns.
+    def begin(self, length: int) -> bool:
+        """Begin a message of `length` bytes that comes in pieces; it exists when `commit` returns.
 
-        The next `append` or `begin`, or a power cut, abandons what was not committed.
+        The next `append` or `begin`, or a power cut, abandons what is not complete. Return False if the policy dropped it.
 
         Raises:
-            StoreFull: it is longer than the whole store. StoreExhausted: as for `append`.
+            UsageError, StoreFull, StoreWorn, StoreError: as for `append`.
         """
+        if length < 1:
+            raise UsageError("a message of %d bytes" % length)
+        if self.next_seq >= _SEQUENCE_LIMIT:
+            raise StoreError("every sequence is used: format() begins anew")
+        self._guard()
         self._abandon()
-        seq = self._new_seq(_NONE, 0)
-        # Said before anything is dropped for it.
-        if length > (self.sectors_usable - 2) * (self._sector_bytes // _PAGE * _BODY_MAX - _HEADER - _SEAL):
-            raise StoreFull("%d bytes are more than it holds" % length)
-        self._chunk = seq
-        self._chunk_length = length
-        self._chunk_done = 0
-        self.next_seq = self._chunk + 1
+        if self.worn:
+            raise StoreWorn("%d bad sectors" % self._bad)
+        most = self._longest()
+        if length > most or not (self._may_drop_for(length) or self._has_room(length, self._reserve)):
+            if self.policy != DROP_NEWEST:
+                raise StoreFull("%d bytes; %d at most, %d messages wait" % (length, most, self.waiting))
+            self.dropped += 1
+            self._unsaid = True
+            return False
+        self._left = self._begun_length = length
+        self._fill = 0
+        if not self._part:
+            self._part = bytearray(_BODY_MAX)
+        return True
 
     def extend(self, buf, n: int) -> None:
         """Add the next piece, buf[:n].
 
         Raises:
             UsageError: nothing was begun, it is longer than was said, or buf is not as long.
-            StoreFull, StoreWorn: as for `append`.
         """
-        if not self._chunk or not 0 <= n <= min(len(buf), self._chunk_length - self._chunk_done):
+        if self._left < 0:
+            return  # refused: see below
+        if not 0 <= n <= min(len(buf), self._left):
             raise UsageError("extend: not begun, or too long")
-        self._extend(buf, n, 0)
+        done = 0
+        while done < n:
+            # Short pieces are put together: a record that is not full would take a page, too, and `begin` reckoned without it.
+            fill = self._fill
+            part = min(n - done, _BODY_MAX - fill)
+            raw_copy(self._part, buf, part, fill, done)
+            fill += part
+            last = part == self._left
+            if last or fill == _BODY_MAX:
+                kind = _MESSAGE | _LAST if last else _MESSAGE
+                try:
+                    place = self._write(kind, self._piece, self.next_seq, self._part, 0, fill, self._reserve)
+                except StoreFull:  # a sector turned out to be bad
+                    if self.policy != DROP_NEWEST:
+                        raise
+                    self.dropped += 1
+                    self._unsaid = True
+                    self._left = -1
+                    return
+                if not self._piece:
+                    self._begun_place = place
+                self._piece += 1
+                fill = 0
+            self._fill = fill
+            self._left -= part
+            done += part
 
     def commit(self) -> int:
-        """End the message, which is durable now; return its sequence.
+        """End the message, which is durable now; return its sequence, or 0 if the policy dropped it after all.
 
         Raises:
             UsageError: not all of it is there.
         """
-        seq = self._chunk
-        if not seq or self._chunk_done != self._chunk_length:
-            raise UsageError("commit: not all of it is there")
-        self._write(_QUEUED | _LAST | (0 if self._chunk_length else _FIRST), seq, _NONE, 0, 0, True)
-        self._stored()
+        if self._left < 0:
+            self._abandon()
+            return 0
+        if self._left or not self._piece:
+            raise UsageError("commit: %d bytes are missing" % self._left)
+        self._piece = 0
+        seq = self.next_seq
+        self._stored(seq, self._begun_place, self._begun_length)
         return seq
 
-    def hold(self, buf, length: int) -> int:
-        """Store an inbound message, buf[:length], durably; return its slot, open until released, across power cuts too.
-
-        Raises:
-            UsageError: buf is not as long. StoreFull: no room, or no slot.
-        """
-        slot = self._free_slot()
-        if slot < 0:
-            raise StoreFull("no slot")
-        seq = self._new_seq(buf, length)
-        done = 0
-        flags = _HELD | _FIRST
-        try:
-            while True:
-                n = min(length - done, _BODY_MAX)
-                if done + n == length:
-                    flags |= _LAST
-                offset = self._write(flags, seq, buf, done, n, True)
-                self.next_seq = seq + 1
-                if flags & _FIRST:
-                    self._fill_slot(slot, _OPENED | _EXPLICIT | _HOLD, seq, self._head, offset, length)
-                if flags & _LAST:
-                    return slot
-                flags = _HELD
-                done += n
-        except StoreError:
-            if done:  # its first pieces are there, and say nothing without the last
-                self._slot_state[slot] = 0
-            raise
-
-    def _new_seq(self, buf, length):
-        """Return the sequence for a message that is buf[:length]."""
-        if not 0 <= length <= len(buf):
-            raise UsageError("%d bytes of %d" % (length, len(buf)))
-        if self.next_seq >= _SEQ_LIMIT:
-            raise StoreExhausted("every sequence number is used")
-        return self.next_seq
-
-    def _stored(self):
-        self._chunk = 0
-        self.stored += 1
-        self._backlog += 1
-        self._queued += 1
-        self.fresh = False
-
     def _abandon(self):
-        """A message in pieces that was not committed does not exist."""
-        if self._chunk:
-            self._chunk = 0
-            self._settle()
+        """Forget a message that is not complete: its sequence is given anew, and begins in the head or later."""
+        if self._piece and not self._left:  # complete: a reader would find it
+            self.commit()
+        elif self._piece:
+            for sector in range(self.region.sectors):
+                self._first[sector] = min(self._first[sector], self.next_seq)
+        self._piece = self._left = 0
 
-    def _extend(self, buf, n, last):
-        done = 0
-        while done < n:
-            part = min(n - done, _BODY_MAX)
-            kind = _QUEUED
-            if not self._chunk_done:
-                kind |= _FIRST
-            if last and done + part == n:
-                kind |= _LAST
-            self._write(kind, self._chunk, buf, done, part, True)
-            done += part
-            self._chunk_done += part
-
-    # --- taking ---
-
-    @property
-    def waiting(self) -> int:
-        """How many messages are queued and not taken."""
-        return self._queued + self._again
-
-    def take(self) -> int:
-        """Open the next queued message; return its slot, or -1 if nothing waits or no slot is free.
-
-        -1 also where so many finished out of turn (32) that the oldest has to move out of their way, and there is no room for it.
+    def length(self, seq: int) -> int:
+        """Return how long a message in the window is; 0 if its body is gone: dropped, or damaged.
 
         Raises:
-            StoreCorrupt: what is stored can't be read.
+            UsageError: not in the window, low <= seq < min(next_seq, low + 32).
         """
-        if self._again:
-            slot = self._eldest(_AGAIN, -1)
-            self._slot_state[slot] = _OPENED | _EXPLICIT
-            self._again -= 1
-            return slot
-        if not self._queued:
-            return -1
-        slot = self._free_slot()
-        if slot < 0 or not self._next():
-            return -1
-        self._fill_slot(slot, _OPENED, self._found_seq, self._found_sector, self._found_offset, self._found_length)
-        self._enter(self._found_seq, 0)
-        self._queued -= 1
-        return slot
+        if seq >= self._located or seq < self.low:
+            if not 0 <= seq - self.low < _WINDOW or seq >= self.next_seq:
+                self._outside(seq)
+            self._locate(seq)
+        return self._lengths[seq & 31]
 
-    def _next(self):
-        """Move the cursor behind the next message that waits; return False if there is none, or no room in the window."""
-        while True:
-            if self._window_n >= self._span and not self._unblock():
-                return False
-            sector = self._cursor_sector
-            offset = self._find(sector, self._cursor_offset, self._limit(sector))
-            if offset < 0:
-                if sector == self._head:
-                    return False
-                self._cursor_sector = self._after[sector]
-                self._cursor_offset = _HEADER
-                continue
-            behind = offset + self._size
-            seq = self._seq
-            length = -1
-            if self._kind & (_TYPE | _FIRST) == _QUEUED | _FIRST:
-                length = self._length if self._kind & _LAST else self._total(sector, offset, seq)
-            self._cursor_offset = behind  # only now, as what is read may fail, and has to keep its turn
-            if length < 0:
-                continue
-            self._cursor_seq = seq + 1
-            slot = self._slot_of(seq)
-            if slot >= 0:  # marked before the last mount, and open since; or moved
-                self._enter(seq, 1 if self._slot_state[slot] & _EXPLICIT else 0)
-            elif self._forget_early(seq):
-                self._enter(seq, 1)
-            else:
-                self._found_seq = seq
-                self._found_sector = sector
-                self._found_offset = offset
-                self._found_length = length
-                return True
-
-    def _total(self, sector, offset, seq):
-        """Return the length of a message in pieces; -1 if its last piece never came."""
-        self._begin_pieces(sector, offset, seq)
-        total = 0
-        while self._next_piece():
-            total += self._length
-            if self._kind & _LAST:
-                return total
-        return -1
-
-    def _begin_pieces(self, sector, offset, seq):
-        """Go to the first piece of a message."""
-        self._piece_sector = sector
-        self._piece_offset = offset
-        self._piece_seq = seq
-        self._piece_kind = 0
-
-    def _next_piece(self):
-        """Read the next piece; False if another message of the queue, or the log's end, comes first."""
-        sector = self._piece_sector
-        offset = self._piece_offset
-        while True:
-            offset = self._find(sector, offset, self._limit(sector))
-            if offset < 0:
-                if sector == self._head:
-                    return False
-                sector = self._after[sector]
-                offset = _HEADER
-                continue
-            offset += self._size
-            kind = self._kind & _TYPE
-            self._piece_kind = self._piece_kind or kind
-            if kind != self._piece_kind:
-                continue
-            if self._seq == self._piece_seq:
-                self._piece_sector = sector
-                self._piece_offset = offset
-                return True
-            if kind == _QUEUED:
-                return False
-
-    def is_open(self, slot: int) -> bool:
-        """Return whether the slot is handed out: by `take` or `hold`, and not yet released."""
-        return self._slot_state[slot] & _OPENED != 0
-
-    def is_held(self, slot: int) -> bool:
-        """Return whether the slot's message is an inbound one."""
-        return self._slot_state[slot] & _HOLD != 0
-
-    def seq_of(self, slot: int) -> int:
-        """Return the sequence of the slot's message."""
-        return self._slot_seq[slot]
-
-    def length_of(self, slot: int) -> int:
-        """Return how many bytes the slot's message has."""
-        return self._slot_length[slot]
-
-    def mark_of(self, slot: int) -> int:
-        """Return the mark of the slot's message, 0 if it has none."""
-        return self._slot_mark[slot]
-
-    def old(self, slot: int) -> bool:
-        """Return whether the slot's message was stored before this mount, so that it may have been sent before."""
-        return self._slot_seq[slot] < self._boot_seq
-
-    def read(self, slot: int, offset: int, buf, at: int, n: int) -> None:
-        """Copy n bytes of the slot's message, from an offset on, to buf[at:at+n].
+    def read(self, seq: int, offset: int, buf, at: int, n: int) -> None:
+        """Copy n bytes of a message, from an offset on, to buf[at:at+n].
 
         Raises:
-            UsageError: not bytes of that message. StoreCorrupt: a piece of it can't be read.
+            UsageError: not bytes of that message. StoreCorrupt: it can't be read any more; `length` is 0 from now on.
         """
-        if not self._slot_state[slot] or offset < 0 or n < 0 or offset + n > self._slot_length[slot]:
+        if offset < 0 or n < 0 or offset + n > self.length(seq) or not 0 <= at <= len(buf) - n:
             raise UsageError("read: not of this message")
-        self._begin_pieces(self._slot_sector[slot], self._slot_offset[slot], self._slot_seq[slot])
+        if seq != self._read_seq or offset < self._read_from:
+            self._begin_read(seq, self._places[seq & 31])
+        if not self._copy_pieces(_MESSAGE, seq, offset, buf, at, n):
+            self._read_seq = self._lengths[seq & 31] = 0
+            raise StoreCorrupt("message %d can't be read" % seq)
+
+    def _begin_read(self, seq, place):
+        self._read_seq = seq
+        self._read_place = place
+        self._read_from = self._read_piece = 0
+
+    def _copy_pieces(self, kind, ident, offset, buf, at, n):
+        """Copy bytes of the message whose piece `_read_piece` at `_read_place` begins with its byte `_read_from`."""
+        size = self._sector_bytes
+        sector = self._read_place // size
+        place = self._read_place % size
         while n:
-            if not self._next_piece():
-                raise StoreCorrupt("message %d has lost a piece" % self._slot_seq[slot])
-            part = min(self._length - offset, n)
-            if part > 0:
-                copy(buf, at, self._page, self._body + offset, part)
+            if not self._next(sector, place):
+                return False
+            sector = self._sector
+            place = self._at + self._size
+            if self._kind & _TYPE != kind:
+                continue
+            message = kind == _MESSAGE
+            if (self._seq if message else self._key) != ident:
+                continue
+            if (self._key if message else self._seq) != self._read_piece:
+                return False
+            skip = offset - self._read_from
+            if skip < self._length:
+                self._read_place = sector * size + self._at
+                part = min(self._length - skip, n)
+                raw_copy(buf, self._page, part, at, (self._at + _RECORD + skip) & 255)
                 at += part
                 n -= part
-                offset = 0
-            else:
-                offset -= self._length
+                if not n:
+                    break
+                offset += part
+            self._read_from += self._length
+            self._read_piece += 1
+        return True
 
-    # --- finishing ---
+    def finish(self, seq: int) -> None:
+        """A message of the window is done: delivered, or given up. Durable with any later write, or `flush`."""
+        if not 0 <= seq - self.low < _WINDOW or seq >= self.next_seq:
+            self._outside(seq)
+        state = self._state
+        bit = 1 << (seq & 7)
+        i = 4 + (seq >> 3 & 3)
+        if not self._lengths[seq & 31] and self.floor <= seq < self._located and not (state[i] | state[i + 4]) & bit:
+            self.damaged += 1
+        state[i] |= bit
+        self._unsaid = True
+        if seq == self.low:
+            self._advance()
 
-    def mark(self, slot: int, value: int) -> None:
-        """Give the slot's message a state byte, `value` 1 to 255, durably: a power cut brings it back open and with its mark."""
-        if not self.is_open(slot):
-            raise UsageError("mark: not open")
-        put_u32(self._small, 0, value)
-        self._write(_MARK, self._slot_seq[slot], self._small, 0, 4, False)
-        self._slot_mark[slot] = value
+    def _advance(self):
+        """Move low over all that is finished, or was dropped."""
+        state = self._state
+        seq = self.low
+        while seq < self.next_seq:
+            bit = 1 << (seq & 7)
+            i = 4 + (seq >> 3 & 3)
+            if not state[i] & bit and (seq >= self.floor or state[i + 4] & bit):
+                break
+            state[i] &= ~bit
+            state[i + 4] &= ~bit
+            seq += 1
+        self.low = seq
+        state[0] = seq & 255
+        state[1] = seq >> 8 & 255
+        state[2] = seq >> 16 & 255
+        state[3] = seq >> 24
 
-    def release(self, slot: int) -> None:
-        """The slot's message is done: gone from RAM now, from flash with the next write or `flush`.
+    def is_finished(self, seq: int) -> bool:
+        """Return whether a message is done; of those in the window, and below."""
+        if seq < self.low:
+            return True
+        bit = 1 << (seq & 7)
+        i = seq >> 3 & 3
+        state = self._state
+        return state[4 + i] & bit != 0 or (seq < self.floor and not state[8 + i] & bit)
 
-        A power cut before that brings it back; `old` then tells that it may have been sent.
+    def mark(self, seq: int) -> None:
+        """Set the bit of a message of the window; durable after `sync`, or any other write."""
+        if not 0 <= seq - self.low < _WINDOW or seq >= self.next_seq:
+            self._outside(seq)
+        self._state[8 + (seq >> 3 & 3)] |= 1 << (seq & 7)
+        self._unsynced = True
+
+    def unmark(self, seq: int) -> None:
+        """Clear it again."""
+        if not 0 <= seq - self.low < _WINDOW or seq >= self.next_seq:
+            self._outside(seq)
+        self._state[8 + (seq >> 3 & 3)] &= ~(1 << (seq & 7))
+        self._unsynced = True
+
+    def is_marked(self, seq: int) -> bool:
+        """Return the bit of a message of the window."""
+        return self._state[8 + (seq >> 3 & 3)] & 1 << (seq & 7) != 0
+
+    def _outside(self, seq):
+        raise UsageError("%d is not in the window from %d" % (seq, self.low))
+
+    # --- held messages: `held.py` does the work ---
+
+    def hold(self, key: int, buf, length: int) -> None:
+        """Store an inbound message buf[:length] under its key (1 to 65,535), durably; it is kept until `discard`.
+
+        Raises:
+            UsageError: as for `append`, or the key is in use. StoreFull: no room, or `hold_limit` are held. StoreWorn.
         """
-        if not self.is_open(slot):
-            raise UsageError("release: not open")
-        state = self._slot_state[slot]
-        seq = self._slot_seq[slot]
-        self._slot_state[slot] = 0
-        self._slot_mark[slot] = 0
-        early = seq >= self._cursor_seq
-        if early and not state & _HOLD:  # the cursor will come upon it
-            self._early[self._early_n] = seq
-            self._early_n += 1
-        if state & _EXPLICIT:
-            self._pend(-seq)
-        elif early or not self._leave(seq):
-            self._pend(seq)
-        self._unsaid += 1
-        if (self._unsaid >= _UNSAID or self._pending_n == _PENDING) and not self.worn and not self.closed:
-            try:
-                self.flush()
-            except StoreWorn:
-                pass  # it is resent after the next boot, as all that a worn store can do
+        if not 0 < length <= len(buf):
+            raise UsageError("%d bytes of %d" % (length, len(buf)))
+        self._load_held().hold(key, buf, length)
 
-    def _pend(self, seq):
-        low = self._low()
-        n = 0
-        for i in range(self._pending_n):  # what low has passed need not be named
-            if self._pending[i] < 0 or self._pending[i] >= low:
-                self._pending[n] = self._pending[i]
-                n += 1
-        if n < _PENDING:
-            self._pending[n] = seq
-            n += 1
-        self._pending_n = n
+    def hold_begin(self, key: int, length: int) -> None:
+        """Begin an inbound message of `length` bytes, to be held under `key`, that comes in pieces: held when all are there.
+
+        The next `hold_begin`, or a power cut, abandons what is not complete.
+
+        Raises:
+            UsageError, StoreFull, StoreWorn: as for `hold`.
+        """
+        self._load_held().begin(key, length)
+
+    def hold_extend(self, buf, start: int, n: int) -> None:
+        """Add the next piece, buf[start:start+n]; the message is held, and durable, when all of it is there.
+
+        Raises:
+            StoreFull: outgoing messages took the room meanwhile. StoreWorn.
+        """
+        self._held.extend(buf, start, n)
+
+    def hold_abandon(self) -> None:
+        """Forget a message that is not complete."""
+        if self._held is not None:
+            self._held.abandon()
+
+    def longest_hold(self) -> int:
+        """Return how long a held message may be: what a quarter of the sectors takes, for there may be others."""
+        return (self.region.sectors >> 2) * (self._sector_bytes // _PAGE - 1) * _BODY_MAX
+
+    def _load_held(self):
+        if self._held is None:
+            from .held import Held
+
+            self._held = Held(self)
+        return self._held
+
+    def can_hold(self, length: int) -> bool:
+        """Return whether a held message of this length would find room now; what holding takes is loaded by then."""
+        if self.worn or self._load_held().count >= self.hold_limit:
+            return False
+        return self._fits(length, _FOR_HELD) > 0
+
+    def held(self) -> "list":
+        """Return the keys of the held messages, oldest first."""
+        return [] if self._held is None else self._held.order()
+
+    def held_length(self, key: int) -> int:
+        """Return how long the message held under this key is, 0 if there is none."""
+        return 0 if self._held is None else self._held.length(key)
+
+    def read_held(self, key: int, offset: int, buf, at: int, n: int) -> None:
+        """Copy n bytes of the message held under this key, from an offset on, to buf[at:at+n].
+
+        Raises:
+            UsageError: not bytes of it. StoreCorrupt: it can't be read any more.
+        """
+        if self._held is None:
+            raise UsageError("%d is not held" % key)
+        self._held.read(key, offset, buf, at, n)
+
+    def discard(self, key: int) -> None:
+        """The message held under this key is done; durable after `sync` or `flush`."""
+        if self._held is not None:
+            self._held.discard(key)
+
+    # --- durability ---
+
+    def write_note(self, note) -> None:
+        """Store the session's note, 12 bytes, durably."""
+        if len(note) != 12:
+            raise UsageError("a note has 12 bytes")
+        raw_copy(self.note, note, 12, 0, 0)
+        self._write(_NOTE, 0, self.next_seq, self.note, 0, 12, _FOR_STATE)
 
     def sync(self) -> None:
-        """Nothing to do: every call here is durable when it returns."""
+        """Make marks and discards durable, in one write; nothing is written where there are none."""
+        held = self._held
+        if held is not None and held.pending:
+            held.write_released()
+        elif self._unsynced:
+            self._write_state(0)
 
     def flush(self) -> None:
-        """Make the releases, and the count of what was dropped, durable."""
-        if not self._unsaid and self.dropped == self._said_dropped:
-            return
-        self._say()
-
-    def _say(self):
-        """Write what is done as a record of its own."""
-        n = self._pending_n
-        put_u32(self._done_body, 0, self.dropped)
-        for i in range(n):
-            put_finished(self._done_body, 4 + 4 * i, self._pending[i])
-        self._write(_DONE, self._low(), self._done_body, 0, 4 + 4 * n, False)
-        self._pending_n = 0
-        self._unsaid = 0
-        self._said_dropped = self.dropped
+        """Make finishes, and the counts of what was dropped and damaged, durable, too."""
+        self.sync()
+        if self._unsaid or self.damaged + self.dropped != self._said:
+            self._write_state(0)
 
     def idle(self) -> None:
         """A good moment for slow work: erase the next sector, if it will be needed soon."""
         if self._ahead < 0 and not self.worn and 2 * self._end > self._sector_bytes:
             try:
-                self._erased()
+                self._ahead = self._erase_next()
             except StoreWorn:
                 pass
 
     def close(self) -> None:
         """End cleanly, as before a deep sleep: the next mount goes on in the same sector, without an erase."""
-        if self.worn or self.closed:
-            return
-        self.flush()
-        if self._spoiled or self._end + 2 * _PAGE > self._sector_bytes:  # both in one sector
-            self._advance(False)
-        put_u32(self._small, 0, self._ahead & _NO_SECTOR)  # -1 becomes that
-        put_u32(self._small, 4, self._ahead_erases)
-        self._write(_CLOSE | _FIRST, self._low(), self._small, 0, 8, False)
-        self._write(_CLOSE | _LAST, self._low(), self._small, 0, 8, False)
-        self.closed = True
+        if not self.worn and not self.closed:
+            self.flush()
+            self._write_state(_LAST)
+            self.closed = True
+
+    def _write_state(self, flags):
+        n = 0
+        if self.damaged + self.dropped != self._said:
+            pack_into("<2I", self._counts, 0, self.dropped, self.damaged)
+            n = 8
+        self._write(_STATE | flags, 0, self.next_seq, self._counts, 0, n, _FOR_STATE)
+        self._said = self.damaged + self.dropped
+
+    # --- room ---
+
+    def _stored(self, seq, place, length):
+        if seq == self._located and seq - self.low < _WINDOW:
+            self._places[seq & 31] = place
+            self._lengths[seq & 31] = length
+            self._located = seq + 1
+            self._cursor_sector = self._head
+            self._cursor_at = self._end
+        self.next_seq = seq + 1
+        self.fresh = False
+
+    def _longest(self):
+        """Return how long a message may be: it finds room then, if everything else may be dropped."""
+        pages = self._sector_bytes // _PAGE - 1
+        sectors = self.region.sectors - self._bad - self._reserve - 1
+        return (sectors * pages if sectors > 0 else pages >> 1) * _BODY_MAX
+
+    def _may_drop_for(self, length):
+        """Return whether a long message finds room once everything is dropped that may be."""
+        if self.policy != DROP_OLDEST:
+            return False
+        stays = 0 if self._held is None else self._held.sectors()
+        sectors = length // _BODY_MAX // (self._sector_bytes // _PAGE - 1) + 1
+        return not stays or self.region.sectors - self._bad - stays - 1 - sectors >= self._reserve
+
+    def _fits(self, length, need):
+        """Return whether a message of this length fits without dropping anything: 2 says only if the head is left for it."""
+        pages = self._sector_bytes // _PAGE - 1
+        pieces = (length + _BODY_MAX - 1) // _BODY_MAX
+        in_head = 0
+        if not self._spoiled and self._free >= need:
+            in_head = (self._sector_bytes - self._end) // _PAGE
+            if pieces == 1 and (self._end & 255) + _RECORD + length <= _PAGE:
+                in_head += 1
+        if pieces <= in_head:
+            return 1
+        sectors = self.region.sectors - self._bad - self._chain_from(max(self.low, self.floor), need > _FOR_HELD) - need
+        pieces += (self._carried + 255) // _PAGE
+        if sectors - (0 if self._keep_head else 1) >= (pieces - in_head + pages - 1) // pages:
+            return 1
+        return 0 if self._keep_head or sectors < (pieces + pages - 1) // pages else 2
+
+    def _has_room(self, length, need):
+        """Return whether a message of this length fits; see that it does."""
+        fits = self._fits(length, need)
+        if fits == 2:
+            self._spoiled = True
+        return fits > 0
+
+    def _chain_from(self, floor, carry):
+        """Return how many sectors of the chain are still needed; set `_new_tail`, `_keep_head` and `_carried`.
+
+        carry: held messages may go along into the new sector.
+        """
+        tail = self._tail
+        chain = self._chain
+        held = self._held
+        self._carried = 0
+        while tail != self._head and self._first[self._after[tail]] <= floor:
+            if held is not None and held.lies_in(tail):
+                end = held.carried_end(tail, self._carried) if carry else 0
+                if not end or end + held.list_bytes() + (_RECORD if self._rotating else _PAGE) > self._sector_bytes:
+                    break
+                self._carried = end
+            tail = self._after[tail]
+            chain -= 1
+        self._new_tail = tail
+        self._keep_head = self._head_top > floor or (self._head_held and held is not None and held.count > 0)
+        return chain if self._keep_head else chain - 1
+
+    def _make_room(self, need, message):
+        """See that a new sector leaves `need` free ones; return how many others stay on the chain.
+
+        Raises:
+            StoreFull: not even by what the policy allows to drop. StoreWorn: too few sectors left.
+        """
+        usable = self.region.sectors - self._bad
+        while True:
+            floor = self.low if self.low > self.floor else self.floor
+            chain = self._chain_from(floor, self._rotating or (message and 2 * self._chain > usable))
+            if usable - chain - 1 < need and message:
+                chain = self._chain_from(floor, True)
+            if usable - chain - 1 >= need:
+                return chain
+            if usable < 4 or need == _FOR_STATE:
+                self.worn = True
+                raise StoreWorn("%d of %d sectors left" % (usable, self.region.sectors))
+            tail = self._new_tail
+            end = self._first[self._after[tail]] if tail != self._head else self.next_seq
+            # Dropping helps if room is found once nothing but held messages, and what is under way in pieces, is left.
+            stays = 0 if self._held is None else self._held.sectors()
+            if self._piece:
+                stays += 1
+            may_drop = self.policy == DROP_OLDEST and floor < self.next_seq and usable - stays - 1 >= need
+            if (
+                message
+                and end <= floor
+                and tail != self._head
+                and (may_drop or not self._held.lies_in(self._after[tail]))
+                and self._held.can_carry(tail)
+            ):
+                self._rotate()
+            elif message and may_drop and floor < end <= self.next_seq:
+                self._drop(floor, end, tail)
+            else:
+                raise StoreFull("%d sectors, %d messages wait" % (usable, self.waiting))
+
+    def _rotate(self):
+        """Open a sector for the tail's held messages alone: with them the outgoing message would not fit."""
+        self._rotating = True
+        try:
+            tail = self._tail
+            self._end = self._open(_STATE, 0, self.next_seq, b"", 0, 0, _FOR_STATE) + _RECORD
+        finally:
+            self._rotating = False
+        if self._tail == tail:
+            raise StoreFull("held messages fill sector %d" % tail)
+
+    def _drop(self, first, end, tail):
+        """Give up the bodies of the oldest sector's messages."""
+        window_end = self.low + _WINDOW
+        if self.on_drop:
+            self.on_drop(first, end)
+        for seq in range(first, end):
+            if seq >= window_end:
+                self.dropped += end - seq
+                break
+            if not (self._state[4 + (seq >> 3 & 3)] | self._state[8 + (seq >> 3 & 3)]) & 1 << (seq & 7):
+                self.dropped += 1
+        for seq in range(self.low, min(end, window_end)):
+            self._lengths[seq & 31] = 0
+        self.floor = end
+        if self._located < end:
+            self._located = end
+            self._cursor_sector = tail
+            self._cursor_at = 0
+        self._advance()
+
+    # --- reading ---
+
+    def _load(self, at):
+        """Have the page that begins at an offset of the region in `_page`."""
+        if at != self._page_at:
+            self._page_at = -1
+            self.region.read(at, self._page)
+            self._page_at = at
+
+    def _look(self, sector, at):
+        """Read the record at an offset of a sector; return False if no whole one is there."""
+        i = at & 255
+        place = sector * self._sector_bytes + at - i
+        if place != self._page_at:
+            self._load(place)
+        page = self._page
+        if i > _PAGE - _RECORD:
+            return False
+        n = page[i + 4]
+        if i + n > _PAGE - _RECORD or not raw_crc32(page, self._seqs[sector], n + 20, i + 4, i, 0):
+            return False
+        self._sector = sector
+        self._at = at
+        self._length = n
+        self._size = (_RECORD + 3 + n) & -4
+        self._kind = page[i + 5]
+        self._key = page[i + 6] | page[i + 7] << 8
+        self._seq = page[i + 8] | page[i + 9] << 8 | page[i + 10] << 16 | page[i + 11] << 24
+        return True
+
+    def _find(self, sector, at, end):
+        """Read the next whole record of a sector, from an offset on; return False if there is none before `end`."""
+        if not at:
+            self._load(sector * self._sector_bytes)
+            at = _HEADER + 4 * (self._page[7] & 63)
+        while at < end:
+            if self._look(sector, at):
+                return True
+            # A damaged record may still say how long it is, but for one bit; else what follows is looked for on the next page.
+            i = at & 255
+            page = self._page
+            written = 0
+            for j in range(i + 4, i + 8 if i <= _PAGE - _RECORD else 0):
+                if page[j] != 0xFF:
+                    written += 1
+            if written > 1:
+                message = page[i + 5] & _TYPE == _MESSAGE or not page[i + 6] | page[i + 7]
+                self._skipped = _MESSAGE if message else _HELD  # only a held one has a key, whatever its type reads
+                n = page[i + 4]
+                bit = 256
+                while bit:
+                    size = (_RECORD + 3 + (n ^ bit & 255)) & -4
+                    if i + size <= _PAGE - _RECORD and self._look(sector, at + size):
+                        return True
+                    bit >>= 1
+            at += _PAGE - i
+        return False
+
+    def _next(self, sector, at):
+        """Read the next whole record from a place on the chain on; return False at its end."""
+        while True:
+            head = sector == self._head
+            if self._find(sector, at, self._end if head else self._ends[sector]):
+                return True
+            if head:
+                return False
+            sector = self._after[sector]
+            at = 0
+
+    def _locate(self, wanted):
+        """Find the bodies up to a message of the window."""
+        window_end = self.low + _WINDOW
+        while self._located <= wanted:
+            seq = found = self._located
+            sector = self._cursor_sector
+            at = self._cursor_at
+            begun = piece = total = place = 0
+            self._skipped = 0
+            while True:
+                if not self._next(sector, at):
+                    found = self.next_seq  # nothing more: what is missing was damaged
+                    place = -1
+                    break
+                sector = self._sector
+                at = self._at + self._size
+                if self._skipped:  # what was begun may have lost a piece, or its beginning
+                    self._skipped = 0
+                    begun = 0
+                if self._kind & _TYPE != _MESSAGE or self._seq < seq:
+                    continue
+                if not self._key:
+                    begun = self._seq
+                    piece = total = 0
+                    place = sector * self._sector_bytes + self._at
+                elif begun != self._seq or piece != self._key:
+                    begun = 0
+                    continue
+                piece += 1
+                total += self._length
+                if self._kind & _LAST:
+                    found = begun
+                    break
+            for lost in range(seq, min(found, window_end)):
+                self._lengths[lost & 31] = 0
+            if place >= 0 and found < window_end:
+                self._places[found & 31] = place
+                self._lengths[found & 31] = total
+                found += 1
+                self._cursor_sector = sector
+                self._cursor_at = at
+            self._located = min(found, window_end)
 
     # --- writing ---
 
-    def _write(self, kind, seq, buf, start, n, data):
-        """Program one record at the end of the log; return its offset in the head.
-
-        data: it takes room that is kept back when the store is nearly full.
-        """
-        if self.worn:
-            raise StoreWorn("no sector left")
+    def _guard(self):
+        if self._busy:
+            raise UsageError("called from a callback (a timer's?) in the middle of another call of this store")
         if self.closed:
             raise UsageError("closed: only the next mount may write")
-        delta = 255
-        count = 0
-        if kind & _TYPE < _DONE:  # a message, or its mark
-            delta = self._below(seq)
-            count = min(self._pending_n, _RIDES, (_BODY_MAX - n) // 4)
+
+    def _write(self, kind, key, seq, buf, start, n, need):
+        """Write one record, into the next sector where the head has no room; return its place.
+
+        Every call costs a board a tenth of a program, so the usual case is written out here.
+        """
+        if self._busy or self.closed:
+            self._guard()
+        self._busy = True
+        try:
+            at = self._end
+            i = at & 255
+            if i + n > _BODY_MAX:
+                at += _PAGE - i
+            if at + n > self._sector_bytes - _RECORD or self._free < need or self._spoiled:
+                at = self._open(kind, key, seq, buf, start, n, need)
+            else:
+                out = self._out
+                i = at & self._offset_mask
+                pack_into("<2BHI", out, i + 4, n, kind, key, seq)
+                raw_copy(out, self._state, 12, i + 12, 0)
+                raw_copy(out, buf, n, i + _RECORD, start)
+                raw_crc32(out, self._seqs[self._head], n + 20, i + 4, i, 1)
+                try:
+                    self._program(self._head * self._sector_bytes + at - i, i, _RECORD + n)
+                except FlashFailed:
+                    self._spoiled = True
+                    at = self._open(kind, key, seq, buf, start, n, need)
+        finally:
+            self._busy = False
+        self._end = at + (_RECORD + 3 + n & -4)
+        if kind & _TYPE == _MESSAGE:
+            self._head_top = seq + 1
+        elif kind & _TYPE == _HELD:
+            self._head_held = True
+        self._unsynced = self._unsaid = False
+        return self._head * self._sector_bytes + at
+
+    def _put(self, sector, at, kind, key, seq, buf, start, n, again=False):
+        """Program a record.
+
+        Raises:
+            FlashFailed: the flash did not take it.
+        """
+        i = at & self._offset_mask
+        stage_record(self._out, i, self._seqs[sector], kind, key, seq, self._state, buf, start, n)
+        self._program(sector * self._sector_bytes + at - i, i, _RECORD + n, again)
+
+    def _program(self, place, i, n, again=False):
+        """Program out[i:i+n] to a place that begins with out[0]; all of `_out` is FF again afterwards."""
+        self._page_at = -1
+        try:
+            self.region.program(place, self._view(i + n) if self._views else self._out, again)
+        finally:
+            raw_fill(self._out, n, 0xFF, i)
+
+    def _view(self, n):
+        """Return the part of `_out` that is programmed for n bytes, where that is not all of it."""
+        n = (n + self._offset_mask) & ~self._offset_mask
+        view = self._views.get(n)
+        if view is None:
+            view = self._views[n] = memoryview(self._out)[:n]
+        return view
+
+    def _erase_next(self):
+        """Erase the sector that comes next, and return it; -1 if it was bad, or none is free."""
+        sector = self._head
+        n = self.region.sectors
+        for _ in range(n):
+            sector = sector + 1 if sector + 1 < n else 0
+            if self._use[sector] == _FREE:
+                break
+        else:
+            self.worn = True
+            raise StoreWorn("no sector left")
+        if sector == self._ahead:
+            return sector
+        # The count stands in the old header; where that is gone, the sector is about as old as the head.
+        self._load(sector * self._sector_bytes)
+        page = self._page
+        end = _HEADER - 4 + 4 * (page[7] & 63)
+        whole = page[0] == 0x66 and end < _PAGE and raw_crc32(page, 0, end, 0, end, 0)
+        self._new_erases = get_u32(page, 44) + 1 if whole else self._erases
+        self._page_at = -1
+        try:
+            self.region.erase(sector)
+        except FlashFailed:
+            self._retire(sector)
+            return -1
+        return sector
+
+    def _retire(self, sector):
+        """Use a sector no more in this boot; the next one tries it again."""
+        self._use[sector] = _BAD
+        self._seqs[sector] = 0
+        self._bad += 1
+        self._free -= 1
+        self._ahead = -1
+        if self.region.sectors - self._bad < 4:
+            self.worn = True
+
+    def _open(self, kind, key, seq, buf, start, n, need):
+        """Open the next sector with this record as its first; return where in the sector it stands."""
         while True:
-            offset = self._room((_RECORD + 4 * count + n + 3) & -4, data)
-            count = min(count, self._pending_n)  # none, if that opened a sector
+            target = self._erase_next()  # before anything is dropped for it, as it may turn out to be bad
+            if target < 0:
+                continue
+            self._ahead = target
+            chain = self._make_room(need, kind & _TYPE == _MESSAGE)
+            if self._ahead != target:  # taken to rotate
+                continue
+            held = self._held
+            tail = self._new_tail
+            old = self._head
+            keep = self._keep_head
+            prev = prev_end = prev_seq = 0
+            if keep:
+                prev = old
+                prev_end = self._end
+                prev_seq = self._seqs[old]
+            elif chain:
+                prev = self._prev
+                prev_end = self._prev_end
+                prev_seq = self._prev_seq
+            else:
+                tail = target
+                prev = _NONE
+            self._ring_seq += 1
+            self._seqs[target] = self._ring_seq
             try:
-                end = self._stage(self._head, offset, kind, delta, seq, buf, start, n, self._pending, count)
-                self._program(self._head)
+                at = end = 0
+                if held is not None and held.count:
+                    end = held.put_opening(target)
+                at = self._stage_header(self._ring_seq, tail, prev, prev_end, prev_seq)
+                self._program(target * self._sector_bytes, 0, at)
+                at = max(at, end)
+                if (at & 255) + _RECORD + n > _PAGE:
+                    at = (at | 255) + 1
+                self._put(target, at, kind, key, seq, buf, start, n)
                 break
             except FlashFailed:
-                if self._left >= 0:
-                    self._unopen()
-                else:
-                    self._spoiled = True
-        if self._left >= 0:
-            self._confirm()
-            self._unsaid = 0
-        self._end = end
-        if count:
-            self._pending_n -= count
-            for i in range(self._pending_n):
-                self._pending[i] = self._pending[i + count]
-        if delta != 255 and not self._pending_n:
-            self._unsaid = 0
-        return offset
-
-    def _below(self, seq):
-        """Return how far low is below a message, as its records say it; 255: nothing is said."""
-        delta = seq - self._low()
-        return delta if 0 <= delta < 255 else 255
-
-    def _room(self, size, data):
-        """Return where in the head a record of so many bytes goes; opens the next sector if it has to."""
-        if self._left < 0 and (self._spoiled or (data and self.sectors_usable - self._chain < 2)):
-            self._advance(data)
-        offset = self._fit(self._end, size)
-        if offset < 0:
-            self._advance(data)
-            offset = self._fit(self._end, size)
-        return offset
-
-    def _advance(self, data):
-        """Open the next sector, making room for it where the policy allows.
-
-        Two sectors stay free behind every one opened for data, one behind any other: so a recovery, and the state of what is
-        being sent, always find room.
-        """
-        while True:
-            self._settle()
-            self._erased()  # now, as it may find a bad sector, and then there is one less
-            usable = self.sectors_usable
-            chain = self._count(self._oldest())
-            if usable - chain - 1 >= 2:
-                self._open(self._end, False)
-                return
-            # Near the end. First what keeps the oldest sector from reuse: if it stayed where it is, the journal would turn
-            # in the last few sectors for ever, and wear them out.
-            if self._blocks_dead_sectors() and self._relieve(chain):
-                continue
-            # Then what is live in the head moves along, so that the chain grows no longer.
-            if usable - chain >= (2 if data else 1) and self._carry(-1, _HEADER) <= self._sector_bytes // 2:
-                self._open(_HEADER, True)
-                return
-            if not data:
-                if usable - chain - 1 >= 1:
-                    self._open(self._end, False)
-                    return
-                self.worn = True
-                raise StoreWorn("no sector left")
-            if usable < _USABLE_MIN:
-                raise StoreWorn("no sector left")
-            if not self._relieve(chain):
-                raise StoreFull("%d sectors, %d messages" % (usable, self.waiting))
-
-    def _blocks_dead_sectors(self):
-        """Whether nothing but messages with a slot keeps the oldest sector, and nothing at all the one after it."""
-        oldest = self._oldest()
-        if oldest == self._head or oldest == self._cursor_sector:
-            return False
-        after = self._after[oldest]
-        if after == self._head or after == self._cursor_sector:
-            return False
-        return self._eldest(_ANY, after) < 0
-
-    def _relieve(self, chain):
-        """Empty the oldest sector; return False if nothing can be done.
-
-        A few messages that are taken move to the head. What waits stays, unless the policy is to drop it.
-        """
-        oldest = self._oldest()
-        if oldest == self._head or self._left >= 0:
-            return False
-        waits = self._cursor_sector == oldest
-        if waits and (self.policy != DROP_OLDEST or not self._queued):
-            return False
-        moved = moves = self._eldest(_ANY, oldest) >= 0
-        most = self._most_moved()
-        at = self._moved_end(oldest)
-        if moves and at > most:
-            return False
-        # Where it can, the opening replaces the head, so that as many sectors stay free: the next one may be bad, and nothing is
-        # free again before a header says what has moved. With one free sector only it has to: one is kept for a recovery.
-        half = self._sector_bytes // 2
-        tight = self.sectors_usable - chain < 2
-        along = at + self._carry(-1, _HEADER) <= most
-        if moves and tight and (self.sectors_usable == chain or not along):
-            return False
-        if moves:
-            self._open(_HEADER if along else self._end, along)
-            self._say()
-            # By age: the power may go between two of them, and what has moved is taken first.
-            for _ in range(self.slots):
-                slot = self._eldest(_ANY, oldest)
-                if slot < 0 or not self._move(slot, False):
-                    break
-            if tight:  # a header that says what is the oldest sector now
-                self._open(_HEADER, True)
-                self._say()
-        if waits:
-            while self._queued and self._cursor_sector == oldest and self._next():
-                self._queued -= 1
-                self.dropped += 1
-                self._enter(self._found_seq, 1)
-                self._settle()
-                moved = True
-        # What has moved leaves little room, and the next opening has to take it along.
-        if moves and not tight and at > half:
-            self._open(_HEADER, True)
-            self._say()
-        return moved
-
-    def _most_moved(self):
-        """Return where in a new sector the messages may end that move there: half of it has to stay free.
-
-        More may move where all that have a slot fit into one sector: what then is oldest can be dropped, or is dead.
-        """
-        half = self._sector_bytes // 2
-        if self.policy != DROP_OLDEST and not self._blocks_dead_sectors():
-            return half
-        most = self._sector_bytes - 3 * _PAGE
-        if self._moved_end(-1) > most or self._put_table(-1, 0) > _ENTRIES_MAX:
-            return half
-        return most
-
-    def _moved_end(self, sector):
-        """Return where in a new sector the messages of one (-1: of all) that have a slot would end; its end: they don't fit."""
-        at = 2 * _PAGE  # behind the opening
-        for slot in range(self.slots):
-            if self._slot_state[slot] and (sector < 0 or self._slot_sector[slot] == sector):
-                at = self._copy(slot, at, False)
-                if at < 0:
-                    return self._sector_bytes
+                self._retire(target)
+                if held is not None and held.count:
+                    held.carry_back()
+        # The opening counts: what is older than its tail is free.
+        use = self._use
+        sector = self._tail
+        while sector != tail and sector != old and sector != _NONE:
+            use[sector] = _FREE
+            sector = self._after[sector]
+        if keep:
+            self._ends[old] = self._end
+        elif old != _NONE:
+            use[old] = _FREE
+        if prev != _NONE:
+            self._after[prev] = target
+        use[target] = _CHAINED
+        if use[self._cursor_sector] != _CHAINED:
+            self._cursor_sector = tail
+            self._cursor_at = 0
+        self._tail = tail
+        self._head = target
+        self._chain = chain + 1
+        self._free = self.region.sectors - self._bad - self._chain
+        self._prev = prev
+        self._prev_end = prev_end
+        self._prev_seq = prev_seq
+        self._first[target] = self.next_seq + (1 if self._piece else 0)
+        self._erases = self._new_erases
+        self._said = self.damaged + self.dropped
+        self._head_top = 0
+        self._head_held = self._carried > 0
+        self._spoiled = False
+        self._ahead = -1
+        self.worn = self.region.sectors - self._bad < 4
+        if self._held is not None:
+            self._held.pending = 0
         return at
 
-    def _unblock(self):
-        """The first message of a full window moves out of the way; return False if there is no room for that."""
-        if self.worn or self.closed or self._chain + 2 > self.sectors_usable:
-            return False
-        try:
-            return self._move(self._slot_of(self._low()), True)
-        except (StoreFull, StoreWorn):
-            return False
+    def _open_after_cut(self):
+        """Leave the head of an unclean end: nobody acts on what was found before the next sector says it, too."""
+        at = self._open(_STATE, 0, self.next_seq, b"", 0, 0, _FOR_STATE)
+        self._end = at + _RECORD
 
-    def _move(self, slot, data):
-        """Copy a message into the head, all of it into one sector; from now on it has a place of its own."""
-        while self._spoiled or self._copy(slot, self._end, False) < 0:
-            if data:
-                if not self._spoiled and self._end < self._sector_bytes // 2:
-                    return False  # too long for this
-                self._advance(True)
-            elif self._spoiled:
-                self._open(_HEADER, True)  # what has moved before it goes along
-            else:
-                return False
-            self._say()
-        try:
-            self._copy(slot, self._end, True)
-        except FlashFailed:
-            self._spoiled = True
-            return self._move(slot, data)
-        seq = self._slot_seq[slot]
-        self._slot_sector[slot] = self._head
-        self._slot_offset[slot] = self._first
-        if not self._slot_state[slot] & _EXPLICIT:
-            self._slot_state[slot] |= _EXPLICIT
-            if seq < self._cursor_seq:
-                self._leave(seq)
-        return True
-
-    def _copy(self, slot, at, write):
-        """Copy a message's pieces to the head from an offset on, or only measure; return where they end, or -1."""
-        seq = self._slot_seq[slot]
-        kind = _HELD if self._slot_state[slot] & _HOLD else _MOVED
-        self._begin_pieces(self._slot_sector[slot], self._slot_offset[slot], seq)
-        while self._next_piece():
-            size = (_RECORD + self._length + 3) & -4
-            at = self._fit(at, size)
-            if at < 0:
-                break
-            flags = self._kind & (_FIRST | _LAST)
-            if write:
-                if flags & _FIRST:
-                    self._first = at
-                # Low has to be said: what is moved is taken first after a power cut, and what is older must be done by then.
-                delta = self._below(seq)
-                self._stage(self._head, at, kind | flags, delta, seq, self._page, self._body, self._length)
-                self._program(self._head)
-                self._end = at + size
-            at += size
-            if flags & _LAST:
-                return at
-        return -1
+    def _stage_header(self, seq, tail, prev, prev_end, prev_seq):
+        """Put a sector's header into `_out`; return where it ends."""
+        out = self._out
+        held = 0 if self._held is None else self._held.put_places(out)
+        continued = 1 if self._piece else 0
+        size = self._sector_bytes
+        shift = 0
+        while size > 1:
+            size >>= 1
+            shift += 1
+        pack_into(START_FIELDS, out, 0, MAGIC, 2, 0xFD, shift, held | continued << 7, seq)
+        raw_copy(out, self._state, 12, 12, 0)
+        pack_into(
+            PLACE_FIELDS,
+            out,
+            24,
+            self.next_seq + continued,
+            self.floor,
+            self.dropped,
+            self.damaged,
+            self.boot,
+            self._new_erases,
+            self.region.sectors,
+            tail,
+            prev,
+            prev_end,
+            prev_seq,
+        )
+        raw_copy(out, self.note, 12, 60, 0)
+        end = _HEADER + 4 * held
+        raw_crc32(out, 0, end - 4, 0, end - 4, 1)
+        return end

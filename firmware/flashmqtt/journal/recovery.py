@@ -1,60 +1,36 @@
-"""Mounting: what a journal was when the power went. FORMAT.md, "Recovery".
+"""Mounting: what a journal was when the power went. FORMAT.md, "Recovery", "First mount" and "Damage".
 
-The idea: read every header once, then the head sector once, then the window; decide from that one reading only, since cells
-that a power cut caught may read otherwise the next time. After an unclean end the head is left for good: it is sealed, what is
-believed of its last record (all others are firm) is written anew into the next sector, and nothing acts on it before that is
-confirmed. If the power goes meanwhile, the next recovery finds the same sealed head and erases the same next sector: no number
-of cuts can leave two sectors that both claim to be the head.
+The idea: the newest sector that counts states everything but the bodies of messages. Its header and its last record are
+programmed again, the same bytes, so that no marginal cell can read differently the next time; then the next sector is
+opened, or, after a clean end, a record is written behind it. Until that record is whole nobody acts on what was found.
 
-What it does not know: how messages are used afterwards (`journal`). It is needed once a boot, and does not stay in memory.
+It is needed once a boot, and does not stay in memory. What it does not know: where bodies lie (`journal` looks for them later).
 """
 
 from struct import unpack_from
 
 from flashmqtt.compat import const
-from flashmqtt.errors import FlashFailed, StoreCorrupt, StoreForeign, StoreVersion, StoreWorn
-from flashmqtt.fast import copy, crc32_matches, is_blank
+from flashmqtt.errors import FlashFailed, StoreCorrupt, StoreForeign, StoreWorn
+from flashmqtt.fast import copy, crc32_matches, is_blank, raw_fill
 
-from .log import ENTRY_FIELDS, HEADER_FIELDS, MAGIC, get_u16, get_u32, put_u32
+from .journal import MAGIC, PLACE_FIELDS, get_u16, get_u32, stage_record
 
-# The format's numbers, as tools/journal/layout.py has them (a test compares): private constants cost nothing on a board.
-_VERSION = const(1)
-_SEQ_LIMIT = const(0x3FFFFFFF)
+# The format's numbers: see `journal`.
 _PAGE = const(256)
-_H_CRC = const(60)
-_HEADER = const(64)
-_NO_SECTOR = const(0xFFFF)
-_RECORD = const(12)
-_TYPE = const(0x0F)
-_FIRST = const(0x40)
-_LAST = const(0x80)
-_QUEUED = const(1)
+_HEADER = const(76)
+_RECORD = const(24)
+_MESSAGE = const(1)
 _HELD = const(2)
-_MOVED = const(3)
-_MARK = const(4)
-_DONE = const(5)
-_TABLE = const(6)
-_OPEN = const(7)
-_CLOSE = const(8)
-_MOUNT = const(9)
-_ENTRY = const(12)
-_E_EXPLICIT = const(1)
-_E_HELD = const(2)
-_E_DONE = const(4)
-_ENTRIES_MAX = const(15)
-_SEAL = const(32)
-_FREE = const(0)
+_STATE = const(3)
+_RELEASED = const(4)
+_NOTE = const(5)
+_LIST = const(6)
+_TYPE = const(15)
+_MOUNT = const(0x40)
+_LAST = const(0x80)
+_NONE = const(0xFFFF)
 _CHAINED = const(1)
-_RETIRED = const(2)
-_OPENED = const(1)
-_AGAIN = const(2)
-_EXPLICIT = const(4)
-_HOLD = const(8)
-
-_WORD = const(4)  # of a seal
-_SEAL_BITS = const(0x2A5A3C96)
-_CLOSE_SIZE = const(_RECORD + 8)
-_OPEN_SIZE = const(_RECORD + 4)
+_VOIDED = const(64)  # sector sequences that a mount record makes void
 
 
 class Recovery:
@@ -62,467 +38,519 @@ class Recovery:
 
     def __init__(self, journal):
         self.j = journal
-        self.region = journal.region
-        # What each sector's header states as its sequence (0: blank) and its opening's end, whether it is whole or not.
-        self._claims = [0] * self.region.sectors
-        self._openings = [0] * self.region.sectors
-        self._other_version = -1
-        self._places: "tuple[int, ...]" = ()  # low's, and the sectors that the header names
-        self._stopped = _HEADER  # where reading the head stopped
-        self._sealed = False
-        self._ahead = _NO_SECTOR  # what a clean end says of the sector erased in advance
-        self._ahead_erases = 0
-        self._begin_replay()
+        n = journal.region.sectors
+        self._sectors = n
+        self._prevs = [_NONE] * n  # what the headers say of the sector before: place, end, sequence
+        self._prev_ends = [0] * n
+        self._prev_seqs = [0] * n
+        self._continued = bytearray(n)
+        self._shown = [-1] * n  # the sequence that a header shows, whole or not; -1: blank
+        # One reading of the head's header and of its last whole record: cells that a cut caught may read otherwise the next time.
+        self._header = bytearray(_PAGE)
+        self._last = bytearray(_PAGE)
+        self._last_at = self._end = 0
+        self._mounts = 0
+        self._magic = False  # does any sector begin as a journal's does?
+        self._places = []  # of held messages: (key, place), oldest first
 
-    def _begin_replay(self):
-        """Know nothing of the head."""
-        self._low = 0
-        self._explicit = {}  # sequence: (sector, offset, held)
-        self._marks = {}
-        self._done = set()
-        self._last = self._end = _HEADER  # where the last record stands, and where it ends
-        self._piece = self._first = 0  # sequence of a message in pieces; where a held or moved one begins
-        self._confirmed = self._clean = False
+    def run(self, wipe):
+        """Mount; with `wipe` make it empty first."""
+        j = self.j
+        if wipe:
+            self._wipe()
+        else:
+            self._read_headers()
+            head = self._newest()
+            while head >= 0:
+                if self._confirm(head):
+                    self._go_on(head)
+                    return
+                j._seqs[head] = 0  # it counted in one reading, and not in the next
+                head = self._newest()
+            self._check_foreign()
+            j._ring_seq = 0
+        self._begin()
 
-    def run(self):
-        """Mount."""
-        prevs = self._read_headers()
-        head = self._newest()
-        if head is None:
-            self._begin_anew()
-            return
-        self._check_newer(head)
-        self._chain(head, prevs)
-        self._place()
-        self._go_on()
-
-    # --- the headers ---
+    # --- headers ---
 
     def _read_headers(self):
-        """Read each header once; return each sector's predecessor."""
         j = self.j
-        header = bytearray(_HEADER)
-        prevs = [_NO_SECTOR] * self.region.sectors
-        for sector in range(self.region.sectors):
-            self.region.read(sector * j._sector_bytes, header)
-            j._seqs[sector] = 0
-            if is_blank(header, 0, _HEADER):
+        page = j._page
+        version = -1
+        for sector in range(self._sectors):
+            j._load(sector * j._sector_bytes)
+            end = _HEADER - 4 + 4 * (page[7] & 63)
+            if is_blank(page, 0, _HEADER):
                 continue
-            fields = unpack_from(HEADER_FIELDS, header)
-            magic, version, complement, _, shift, seq = fields[:6]
-            self._claims[sector] = seq
-            self._openings[sector] = fields[18]
-            if magic != MAGIC:
+            self._shown[sector] = get_u32(page, 8)
+            if get_u32(page, 0) != get_u32(MAGIC, 0):
                 continue
-            if version != _VERSION:
-                if version ^ complement == 0xFF:
-                    self._other_version = version
-            elif crc32_matches(header, 0, _H_CRC, _H_CRC, 0):
-                if fields[20] != self.region.sectors or shift != j._sector_shift:
-                    raise StoreForeign("a journal of %d sectors" % fields[20])
-                j._seqs[sector] = seq
-                prevs[sector] = fields[16]
-        return prevs
+            self._magic = True
+            if page[4] ^ page[5] == 0xFF and page[4] != 2:
+                version = page[4]
+            elif end <= _PAGE - 4 and crc32_matches(page, 0, end, end, 0):
+                if get_u16(page, 48) != self._sectors or 1 << page[6] != j._sector_bytes:
+                    raise StoreForeign("a journal of %d sectors of %d bytes" % (get_u16(page, 48), 1 << page[6]))
+                j._seqs[sector] = get_u32(page, 8)
+                j._first[sector] = get_u32(page, 24)
+                self._continued[sector] = page[7] >> 7
+                self._prevs[sector] = get_u16(page, 52)
+                self._prev_ends[sector] = get_u16(page, 54)
+                self._prev_seqs[sector] = get_u32(page, 56)
+        if version >= 0 and not any(j._seqs):
+            raise StoreForeign("the journal on this flash has version %d, this code reads version 2" % version)
 
     def _newest(self):
-        """Return the newest sector whose opening counts, replayed; None if there is none."""
+        """Return the sector that counts with the highest sequence, -1: there is none."""
         j = self.j
-        passed = []
-        while True:
-            head = -1
-            for sector in range(self.region.sectors):
-                if j._seqs[sector] and (head < 0 or j._seqs[sector] > j._seqs[head]) and sector not in passed:
-                    head = sector
-            if head < 0:
-                return None
-            j._ring_seq = j._seqs[head]
-            if self._replay(head):
-                return head
-            passed.append(head)
-
-    def _check_newer(self, head):
-        """Refuse the journal if a sector newer than the head was in use: its header or its first record is damaged.
-
-        A cut leaves one record behind an opening that does not count, so two are no cut's work. A torn program leaves more bits
-        set than it should, and so does a torn erase: what a torn header says of its opening's end is never too low, and a
-        sequence that is not the true one fits no record.
-        """
-        j = self.j
-        newest = j._seqs[head]
-        for sector in range(self.region.sectors):
-            seq = j._seqs[sector]
-            if 0 < seq <= newest or not self._claims[sector]:
+        head = -1
+        below = 0x3FFFFFFF
+        asked = 0
+        while asked < 5:
+            sector = self._highest(below)
+            if sector < 0:
+                break
+            below = j._seqs[sector]
+            j._ring_seq = max(j._ring_seq, below)
+            if not self._counts(sector):
+                j._seqs[sector] = 0  # an opening that was cut
                 continue
-            for seed in self._claims[sector], newest + 1:
-                if newest < seed <= _SEQ_LIMIT:
-                    j._seqs[sector] = seed
-                    if self._whole(sector, _HEADER, j._sector_bytes, self._openings[sector]) > 1:
-                        j._damaged(sector)
-            j._seqs[sector] = seq
+            asked += 1
+            if head < 0:
+                head = sector
+            elif j._seqs[head] <= below + _VOIDED * self._mounts:
+                for other in range(self._sectors):
+                    if j._seqs[other] > below:
+                        j._seqs[other] = 0  # opened before a mount went on in this one, behind its clean end
+                head = sector
+        return head
 
-    def _whole(self, sector, offset, end, opening_end):
-        """Return how many whole records stand between two places and can't be of an opening."""
+    def _highest(self, below):
+        """Return the sector with the highest sequence below a number, of those not on the chain; -1: there is none."""
+        found = -1
+        seqs = self.j._seqs
+        for sector in range(self._sectors):
+            if 0 < seqs[sector] < below and not self.j._use[sector] and (found < 0 or seqs[sector] > seqs[found]):
+                found = sector
+        return found
+
+    def _counts(self, sector):
+        """Return whether a whole record stands behind a header that was not there before it; count its mount records."""
         j = self.j
-        n = 0
-        while offset < end:
-            if j._look(sector, offset) and (offset >= opening_end or j._delta != 255 or j._kind & _TYPE >= _OPEN):
-                n += 1
-            offset += 4 if offset % _PAGE or not is_blank(j._page, 0, _PAGE) else _PAGE
-        return n
+        at = 0
+        counts = False
+        self._mounts = 0
+        while j._find(sector, at, j._sector_bytes):
+            at = j._at + j._size
+            state = j._kind & _TYPE == _STATE
+            counts = counts or state or not j._kind & _MOUNT
+            if state and j._kind & _MOUNT:
+                self._mounts += 1
+        return counts
 
     # --- the head ---
 
-    def _replay(self, head):
-        """Read the sector; return whether its opening counts."""
+    def _go_on(self, head):
         j = self.j
-        j._load(head, 0)
-        page = j._page
-        if not j._is_header():
-            return False
-        self._begin_replay()
-        fields = unpack_from(HEADER_FIELDS, page)
-        j.next_seq, self._low, j.stored, j.dropped, j._backlog, j.boot, j._erases = fields[6:13]
-        self._places = fields[13:20]
-        opening_end = self._places[5]
-        j.sectors_usable = self.region.sectors - fields[21]
-        j._pinned = bytearray(_PAGE)
-        j._pinned_number = -1
-        offset = _HEADER
-        while offset < j._sector_bytes - _SEAL:
-            if not j._look(head, offset):
-                at = offset % _PAGE
-                if at == 0 or (at <= _PAGE - _RECORD and not is_blank(j._page, at, at + _RECORD)):
-                    break
-                offset += _PAGE - at
-                continue
-            kind = j._kind & _TYPE
-            if offset >= opening_end:
-                self._confirmed = True
-                self._last = offset
-                copy(j._pinned, 0, j._page, 0, _PAGE)  # the only reading of what may be firm or not
-                j._pinned_number = j._page_number
-            size = j._size
-            self._apply(head, offset, kind, offset >= opening_end)
-            offset += size
-            self._end = offset
-            if j._kind == _CLOSE | _FIRST and not self._goes_on_behind(head, offset):
-                offset = max(offset, j._fit(offset, _OPEN_SIZE))  # where a torn record may stand
-                break
-        self._stopped = offset
-        self._sealed = self._seals(head) > 0
-        return self._end >= opening_end and (self._confirmed or self._sealed)
-
-    def _goes_on_behind(self, head, offset):
-        """Return whether a mount went on behind a clean end, whose second record may read as it likes."""
-        j = self.j
-        self._ahead = get_u16(j._page, j._body)
-        self._ahead_erases = get_u32(j._page, j._body + 4)
-        self._clean = j._look(head, offset - _CLOSE_SIZE) and j._kind == _CLOSE | _LAST
-        offset = j._fit(offset, _OPEN_SIZE)
-        if offset < 0:
-            self._clean = False
-            return False
-        if j._look(head, offset):
-            self._clean = False
-            return True
-        self._clean = self._clean and is_blank(j._page, offset % _PAGE, offset % _PAGE + _RECORD)
-        return False
-
-    def _apply(self, sector, offset, kind, counts):
-        """Take over what the record just read says. In an opening only the table counts: the header knows the rest."""
-        j = self.j
-        seq = j._seq
-        page = j._page
-        body = j._body
-        if kind == _TABLE:
-            for at in range(body, body + j._length, _ENTRY):
-                self._entry(at)
+        page = self._header
+        first, j.floor, j.dropped, j.damaged, j.boot, j._erases, _, tail = unpack_from(PLACE_FIELDS, page, 24)[:8]
+        j.next_seq = first - (page[7] >> 7)
+        copy(j._state, 0, page, 12, 12)
+        copy(j.note, 0, page, 60, 12)
+        places = [
+            get_u16(page, at) * j._sector_bytes + 4 * get_u16(page, at + 2)
+            for at in range(72, 72 + 4 * (page[7] & 63), 4)
+        ]
+        j._head = head
+        j._prev = self._prevs[head]
+        j._prev_end = self._prev_ends[head]
+        j._prev_seq = self._prev_seqs[head]
+        self._chain(head, tail)
+        self._take_places(places)
+        boot = j.boot
+        clean = self._replay(head)
+        j._ring_seq = max(j._ring_seq, j._seqs[head] + _VOIDED * (j.boot - boot))
+        self._rescue(head)
+        self._list_held()
+        j.low = get_u32(j._state, 0)
+        j.next_seq = max(j.next_seq, j.low)
+        j._advance()
+        j.fresh = j.next_seq == 1 and not self._places and is_blank(j.note, 0, 12)
+        self._place_cursor()
+        if clean and self._mount_behind():
             return
-        if not counts:
-            return
-        for at in range(body - 4 * j._rides, body, 4):
-            self._finish(get_u32(page, at))
-        if j._delta != 255:
-            self._low = max(self._low, seq - j._delta)
-        if kind <= _HELD:
-            j.next_seq = max(j.next_seq, seq + 1)
-        if kind == _QUEUED:
-            if j._kind & _FIRST or not self._piece:  # or it began in the sector before
-                self._piece = seq
-            if j._kind & _LAST and self._piece == seq:
-                j.stored += 1
-                j._backlog += 1
-        elif kind <= _MOVED:
-            if j._kind & _FIRST:
-                self._first = offset
-            if j._kind & _LAST and self._first:  # else it began in the sector before, and the table knows it
-                self._explicit[seq] = sector, self._first, kind == _HELD
-                self._first = 0
-        elif kind == _MARK:
-            self._marks[seq] = page[body]
-        elif kind == _DONE:
-            self._low = max(self._low, seq)
-            j.dropped = get_u32(page, body)
-            for at in range(body + 4, body + j._length, 4):
-                self._finish(get_u32(page, at))
-        elif kind == _MOUNT:
-            j.boot = get_u32(page, body)
-
-    def _entry(self, at):
-        """Take over an entry of a table."""
-        seq, sector, offset, mark, flags = unpack_from(ENTRY_FIELDS, self.j._page, at)
-        if flags & _E_DONE:
-            self._done.add(seq)
-            return
-        if flags & _E_EXPLICIT:
-            self._explicit[seq] = sector, offset, flags & _E_HELD
-        if mark:
-            self._marks[seq] = mark
-
-    def _finish(self, seq):
-        """A message was named as finished, maybe not for the first time."""
-        explicit = seq >> 31
-        seq &= _SEQ_LIMIT
-        known = self._explicit.pop(seq, None)
-        if not known[2] if known else not explicit:
-            self._done.add(seq)
-        self._marks.pop(seq, None)
-
-    # --- what is alive, and where ---
-
-    def _chain(self, head, prevs):
-        """Follow the sectors back to the tail that the head names."""
-        j = self.j
-        j._ring_seq = max(j._seqs)
-        j._head = sector = head
-        _, _, j._tail, j._prev, j._prev_end, _, j._prev_seq = self._places
-        j._use[head] = _CHAINED
-        while sector != j._tail:
-            before = prevs[sector]
-            if before >= self.region.sectors or not 0 < j._seqs[before] < j._seqs[sector]:
-                j._damaged(sector)
-            j._use[before] = _CHAINED
-            j._after[before] = sector
-            sector = before
-        j._chain = j._count(j._tail)
-        # Behind the place where the records end stands a torn one at most, and nothing whole.
-        page_end = (self._stopped // _PAGE + 1) * _PAGE
-        whole = self._whole(head, self._stopped + 4, min(page_end, j._sector_bytes), 0) > 0
-        for offset in range(page_end, j._sector_bytes, _PAGE):
-            j._load(head, offset)
-            whole = whole or not is_blank(j._page, 0, _PAGE if offset < j._sector_bytes - _PAGE else _PAGE - _SEAL)
-        if whole:
-            j._damaged(head)
-
-    def _place(self):
-        """Find the window, and fill the slots."""
-        j = self.j
-        j._end = self._end
-        j.next_seq = max(j.next_seq, self._low)  # a message that was begun, and of which nothing was written
-        j._cursor_sector, j._cursor_offset = self._places[:2]
-        wanted = {seq for seq in self._marks if seq >= self._low and seq not in self._explicit}
-        places = {}
-        cursor = None
-        j._queued = 1  # so that the cursor looks for messages
-        while True:
-            before = j._cursor_sector, j._cursor_offset
-            found = j._next()
-            seq = j._found_seq
-            if found and seq < self._low:
-                j._backlog -= 1
-                continue
-            if cursor is None:
-                cursor = before
-            if not found or not wanted:
-                break
-            if seq in wanted:
-                wanted.remove(seq)
-                places[seq] = (j._found_sector, j._found_offset, j._found_length)
-        if wanted:
-            raise StoreCorrupt("message %d is marked, and missing" % min(wanted))
-        j._cursor_sector, j._cursor_offset = cursor
-        j._cursor_seq = self._low
-        for seq in self._done:
-            if seq >= self._low:
-                if j._early_n == len(j._early):
-                    j._damaged(j._head)
-                j._early[j._early_n] = seq
-                j._early_n += 1
-        j._queued = j._backlog - j._early_n - len(places)
-        if len(self._explicit) + len(places) > j.slots:
-            j._make_slots(len(self._explicit) + len(places))
-        slot = 0
-        for seq in sorted(list(self._explicit) + list(places)):
-            mark = self._marks.get(seq, 0)
-            if seq in places:
-                sector, offset, length = places[seq]
-                state = _OPENED
-            else:
-                sector, offset, held = self._explicit[seq]
-                length = j._total(sector, offset, seq)
-                if length < 0:
-                    continue  # an inbound message whose last piece never came
-                state = _EXPLICIT | (_HOLD | _OPENED if held else _OPENED if mark else _AGAIN)
-                if state & _AGAIN:
-                    j._again += 1
-                if not held and seq >= self._low:
-                    j._queued -= 1  # its first place is still before the cursor
-            j._fill_slot(slot, state, seq, sector, offset, length)
-            j._slot_mark[slot] = mark
-            slot += 1
-        j._boot_seq = j.next_seq
-        j._said_dropped = j.dropped
-        j.fresh = j.next_seq == 1
-
-    # --- going on ---
-
-    def _go_on(self):
-        """Write the first record of this boot."""
-        j = self.j
         j.boot += 1
-        if not (self._clean and not self._sealed and self._mount()):
-            try:
-                self._leave()
-            except StoreWorn:
-                j.worn = True
-                return  # what is stored can still be read; recovery's one reading stays
-        j._pinned = None
-        j._pinned_number = j._page_number = -1
-
-    def _mount(self):
-        """Go on behind a clean end."""
-        j = self.j
         try:
-            self._put(_MOUNT)
-        except FlashFailed:  # something is there that did not read so before
+            j._open_after_cut()
+        except StoreWorn:
+            j.worn = True
+
+    def _replay(self, head):
+        """Take over what the head's records say; return whether the last one is a clean end."""
+        j = self.j
+        at = 0
+        clean = False
+        begun: "dict" = {}  # key: (place, pieces) of held messages
+        j._skipped = 0
+        while j._find(head, at, self._end):
+            at = j._at + j._size
+            page = j._page
+            body = (j._at & 255) + _RECORD
+            kind = j._kind & _TYPE
+            copy(j._state, 0, page, body - 12, 12)
+            clean = False
+            if j._skipped:
+                j.damaged += len(begun) or j._skipped == _HELD
+                begun = {}
+                j._skipped = 0
+            if kind == _MESSAGE:
+                j._head_top = j._seq + 1
+                if j._kind & _LAST:
+                    j.next_seq = max(j.next_seq, j._seq + 1)
+            elif kind == _HELD:
+                j._head_held = True
+                if j._kind & _MOUNT:  # carried: the header, or a list, names it
+                    continue
+                if not j._seq:
+                    begun[j._key] = head * j._sector_bytes + j._at, 0
+                place, piece = begun.get(j._key, (0, -1))
+                if piece != j._seq:
+                    begun.pop(j._key, None)
+                elif j._kind & _LAST:
+                    self._place(j._key, place)
+                else:
+                    begun[j._key] = place, piece + 1
+            else:
+                j.next_seq = max(j.next_seq, j._seq)
+                if kind == _STATE:
+                    clean = j._kind & _LAST != 0
+                    if j._kind & _MOUNT:
+                        j.boot += 1
+                    if j._length == 8:
+                        j.dropped = get_u32(page, body)
+                        j.damaged = get_u32(page, body + 4)
+                elif kind == _LIST:
+                    self._take_places(
+                        [
+                            get_u16(page, i) * j._sector_bytes + 4 * get_u16(page, i + 2)
+                            for i in range(body, body + j._length, 4)
+                        ]
+                    )
+                elif kind == _RELEASED:
+                    for i in range(body, body + j._length, 2):
+                        self._forget(get_u16(page, i))
+                elif kind == _NOTE:
+                    copy(j.note, 0, page, body, 12)
+        j._end = at
+        j._said = j.dropped + j.damaged
+        return clean
+
+    def _take_places(self, places):
+        """Take over what an opening lists."""
+        for place in places:
+            key = self._key_at(place)
+            if key:
+                self._place(key, place)
+            else:
+                self.j.damaged += 1
+
+    def _place(self, key, place):
+        """A held message is complete: it takes the place of an older one with its key."""
+        for i in range(len(self._places)):
+            if self._places[i][0] == key:
+                self._places[i] = key, place
+                return
+        self._places.append((key, place))
+
+    def _forget(self, key):
+        self._places = [held for held in self._places if held[0] != key]
+
+    def _confirm(self, head):
+        """Program the header and the last whole record again, from the bytes whose CRC was right: they are firm from now on.
+
+        Return False if the sector does not count in this reading.
+        """
+        j = self.j
+        page = self._header
+        j.region.read(head * j._sector_bytes, page)
+        end = _HEADER - 4 + 4 * (page[7] & 63)
+        if end > _PAGE - 4 or not crc32_matches(page, 0, end, end, 0):
             return False
-        if self._ahead != _NO_SECTOR and self._ahead == j._behind(j._head):
-            j._ahead = self._ahead
-            j._ahead_erases = self._ahead_erases
+        counts = False
+        self._end = end + 4
+        while j._find(head, self._end, j._sector_bytes):
+            self._last_at = j._at
+            self._end = j._at + j._size
+            copy(self._last, 0, j._page, j._at & 255, _RECORD + j._length)
+            counts = counts or j._kind & _TYPE == _STATE or not j._kind & _MOUNT
+        if not counts:
+            return False
+        for at in 0, self._last_at:
+            i = at & 255
+            start = i & j._offset_mask
+            page = self._last if at else self._header
+            n = _RECORD + page[4] if at else _HEADER + 4 * (page[7] & 63)
+            copy(j._out, start, page, 0, n)
+            try:
+                j._program(head * j._sector_bytes + at - start, start, n, True)
+            except FlashFailed:
+                pass  # it was read whole, and the next sector says it all again
         return True
 
-    def _put(self, kind):
-        """Write the first record of a boot."""
-        j = self.j
-        offset = j._fit(j._end, _OPEN_SIZE)
-        put_u32(j._small, 0, j.boot)
-        j._stage(j._head, offset, kind, 255, j._low(), j._small, 0, 4)
-        j._program(j._head)
-        j._end = offset + _OPEN_SIZE
+    # --- the chain ---
 
-    def _leave(self):
-        """Leave the head for the next sector."""
+    def _chain(self, head, tail):
+        """Link the sectors from the head back to the tail; a damaged header costs its sector only."""
         j = self.j
-        self._seal(j._head)
-        carry_from = self._last if self._confirmed else self._end
-        j._settle()
-        j._erased()  # now, as it may find a bad sector, and then there is one less
-        room = j.sectors_usable - j._count(j._oldest())
-        limit = half = j._sector_bytes // 2
-        if room <= 2:
-            # All that leaves a page for the record that confirms, and as many as a table takes that the first page can't hold.
-            pages = (j._put_table(-1, 0) + _ENTRIES_MAX - 1) // _ENTRIES_MAX
-            limit = j._sector_bytes - (pages + 1 if pages > 1 else 1) * _PAGE
-            if room == 2:  # there is another way, and the next recovery would have to do all of it again
-                limit = max(half, min(limit, j._sector_bytes - 5 * _PAGE))
-        replace = j._carry(-1, _HEADER) <= limit
-        if not replace and room < 2:
-            raise StoreWorn("no sector to go on in")
-        while True:
-            j._open(_HEADER if replace else carry_from, replace)
-            try:
-                self._put(_OPEN)
-                j._confirm()
-                return
-            except FlashFailed:
-                j._unopen()
+        sector = head
+        j._use[head] = _CHAINED
+        j._chain = 1
+        while sector != tail:
+            before = self._prevs[sector]
+            linked = before < self._sectors and 0 < j._seqs[before] == self._prev_seqs[sector]
+            if not linked:
+                before = self._highest(self._prev_seqs[sector]) if j._first[sector] > j.floor else -1
+                if before < 0:
+                    break
+            j._use[before] = _CHAINED
+            j._after[before] = sector
+            j._ends[before] = self._prev_ends[sector] if linked else j._sector_bytes
+            j._chain += 1
+            sector = before
+        j._tail = sector
+        j._free = self._sectors - j._chain
 
-    def _seals(self, sector):
-        """Return how many seals a sector has, and have its last page loaded."""
+    def _rescue(self, head):
+        """A sector newer than the head has records, and no whole header: they say how far the sequences had gone.
+
+        An opening that was cut leaves one record at most, so two are needed.
+        """
         j = self.j
-        j._load(sector, j._sector_bytes - 1)
+        size = j._sector_bytes
+        for sector in range(self._sectors):
+            if j._use[sector] or j._seqs[sector] or self._shown[sector] < 0:
+                continue  # a blank place for a header: there never was one
+            for seq in self._shown[sector], j._seqs[head] + 1, j._ring_seq + 1:
+                if seq <= j._seqs[head] or seq > 0x3FFFFFFF:
+                    continue
+                j._seqs[sector] = seq
+                start = _HEADER
+                while start < _PAGE and not j._look(
+                    sector, start
+                ):  # how many held messages it lists may be damaged, too
+                    start += 4
+                if self._count_records(sector, start) > 1:
+                    j._ring_seq = max(j._ring_seq, seq)
+                    at = start
+                    while j._find(sector, at, size):
+                        at = j._at + j._size
+                        self._take_rescued()
+                    j._seqs[sector] = 0
+                    break
+                j._seqs[sector] = 0
+
+    def _count_records(self, sector, at):
+        j = self.j
         n = 0
-        for at in range(_PAGE - _SEAL, _PAGE, _WORD):
-            if get_u32(j._page, at) == j._seqs[sector] ^ _SEAL_BITS:
+        while j._find(sector, at, j._sector_bytes):
+            at = j._at + j._size
+            if j._kind & _TYPE == _STATE or not j._kind & _MOUNT:
                 n += 1
         return n
 
-    def _seal(self, sector):
-        """Make sure that every later recovery knows that this sector was left."""
+    def _take_rescued(self):
+        """Take over what a record says, but for its message."""
         j = self.j
-        for at in range(_PAGE - _SEAL, _PAGE, _WORD):
-            j._page_number = -1
-            if self._seals(sector) > 1:
-                return
-            if is_blank(j._page, at, at + _WORD):
-                place = j._sector_bytes - _PAGE + at
-                put_u32(j._out, j._claim(sector, place, _WORD), j._seqs[sector] ^ _SEAL_BITS)
-                try:
-                    j._program(sector)
-                    return
-                except FlashFailed:
-                    pass
+        body = (j._at & 255) + _RECORD
+        kind = j._kind & _TYPE
+        if j._kind & _MOUNT and kind != _STATE:
+            return  # carried
+        copy(j._state, 0, j._page, body - 12, 12)
+        if kind == _MESSAGE:
+            j.next_seq = max(j.next_seq, j._seq + (j._kind >> 7))
+        elif kind != _HELD:
+            j.next_seq = max(j.next_seq, j._seq)
+        elif not j._seq:
+            j.damaged += 1
+        if kind == _RELEASED:
+            for i in range(body, body + j._length, 2):
+                self._forget(get_u16(j._page, i))
+        elif kind == _NOTE:
+            copy(j.note, 0, j._page, body, 12)
+
+    # --- held messages ---
+
+    def _key_at(self, place):
+        """Return the key of the held message that begins at a place, 0: there is none."""
+        j = self.j
+        sector = place // j._sector_bytes
+        if (
+            sector < self._sectors
+            and j._use[sector] == _CHAINED
+            and j._look(sector, place % j._sector_bytes)
+            and j._kind & _TYPE == _HELD
+            and not j._seq
+        ):
+            return j._key
+        return 0
+
+    def _list_held(self):
+        """List the held messages that are whole."""
+        j = self.j
+        if not self._places:
+            return
+        from .held import Held
+
+        j._held = held = Held(j)
+        for key, place in self._places:
+            sector = place // j._sector_bytes
+            at = place % j._sector_bytes
+            length = piece = 0
+            j._skipped = 0
+            while j._next(sector, at) and not j._skipped:
+                sector = j._sector
+                at = j._at + j._size
+                if j._kind & _TYPE == _HELD and j._key == key:
+                    if j._seq != piece:
+                        j._skipped = 1
+                        break
+                    piece += 1
+                    length += j._length
+                    if j._kind & _LAST:
+                        held.add(key, place, length)
+                        break
+            if j._skipped and not held.length(key):
+                j.damaged += 1
+
+    # --- going on ---
+
+    def _place_cursor(self):
+        """Begin to look for bodies in the last sector where the oldest needed one may begin."""
+        j = self.j
+        for sector in range(self._sectors):
+            if self._continued[sector] and j._use[sector] == _CHAINED and self._begins_anew(sector):
+                j._first[sector] -= 1
+        j._located = max(j.low, j.floor)
+        for seq in range(j.low, min(j.floor, j.low + 32)):
+            j._lengths[seq & 31] = 0
+        sector = j._tail
+        while sector != j._head and j._first[j._after[sector]] <= j._located:
+            sector = j._after[sector]
+        j._cursor_sector = sector
+        j._cursor_at = 0
+
+    def _begins_anew(self, sector):
+        """Return whether the message that was under way when a sector was opened was given up, and begins anew there or later."""
+        j = self.j
+        seq = j._first[sector] - 1
+        at = 0
+        while j._next(sector, at):
+            sector = j._sector
+            at = j._at + j._size
+            if j._kind & _TYPE == _MESSAGE and j._seq >= seq:
+                if j._seq > seq or (j._kind & _LAST and j._key):
+                    return False
+                if not j._key:
+                    return True
+        return seq == j.next_seq
+
+    def _mount_behind(self):
+        """Write a mount record behind a clean end; return False if it has no room, or does not get there."""
+        j = self.j
+        at = j._end
+        if (at & 255) + _RECORD > _PAGE:
+            at = (at | 255) + 1
+        if at + _RECORD > j._sector_bytes:
+            return False
+        i = at & 255
+        start = i & j._offset_mask
+        place = j._head * j._sector_bytes + at - i
+        # An attempt before this one may have left some of the same bytes.
+        stage_record(j._out, start, j._seqs[j._head], _STATE | _MOUNT, 0, j.next_seq, j._state, b"", 0, 0)
+        j._load(place)
+        for k in range(_RECORD):
+            if j._page[i + k] & j._out[start + k] != j._out[start + k]:
+                raw_fill(j._out, _RECORD, 0xFF, start)
+                return False
+        try:
+            j._program(place + i - start, start, _RECORD, True)
+        except FlashFailed:
+            return False
+        j._page_at = -1
+        if not j._look(j._head, at):
+            return False
+        j._end = at + _RECORD
+        j._ring_seq += _VOIDED
+        j.boot += 1
+        return True
 
     # --- an empty region ---
 
-    def _begin_anew(self):
-        """Make the first sector of a region that holds nothing.
-
-        A first sector whose making was cut short is recognised, and left aside: the next one is taken.
-        """
+    def _begin(self):
+        """Make the first header and record: always the same bytes, so an interrupted attempt is simply repeated."""
         j = self.j
-        if self._other_version >= 0:
-            raise StoreVersion("version %d" % self._other_version)
-        first = -1
-        for sector in range(self.region.sectors):
-            for offset in range(0, j._sector_bytes, _PAGE):
-                j._load(sector, offset)
-                if is_blank(j._page, 0, _PAGE):
-                    continue
-                if offset == j._sector_bytes - _PAGE and is_blank(j._page, 0, _PAGE - _SEAL) and j._use[sector]:
-                    continue
-                if offset or first >= 0 or not self._is_torn_beginning():
-                    raise StoreForeign("sector %d, offset %d: not a journal, and not blank" % (sector, offset))
-                j._use[sector] = _RETIRED
-            if first < 0 and j._use[sector] == _FREE:
-                first = sector
-        if first < 0:
-            raise StoreForeign("no blank sector")
-        self._begin(first)
-
-    def _is_torn_beginning(self):
-        """Return whether the page could be what is left of our own first header."""
-        page = self.j._page
-        magic = get_u32(MAGIC, 0)
-        return is_blank(page, _HEADER + _OPEN_SIZE, _PAGE) and get_u32(page, 0) & magic == magic
-
-    def _begin(self, first):
-        """Open the first sector of a journal."""
-        j = self.j
-        j._ring_seq = max(first, *j._seqs)
-        j._ahead = first
+        seq = j._ring_seq = j._ring_seq + 1
         j.boot = 1
         j.fresh = True
-        j._open(_HEADER, False)
-        self._put(_OPEN)
-        j._confirm()
-        for sector in range(first):
-            j._use[sector] = _FREE
-        j._settle()
-
-    def wipe(self):
-        """Erase a region, whatever it holds, and begin anew. A sector that will not erase is left alone."""
-        j = self.j
-        for sector in range(self.region.sectors - 1, -1, -1):
+        for sector in range(self._sectors):
+            if j._use[sector]:
+                continue
+            j._seqs[sector] = seq
             try:
-                self.region.erase(sector)
+                end = j._stage_header(seq, sector, _NONE, 0, 0)
+                j._program(sector * j._sector_bytes, 0, end, True)
+                j._put(sector, end, _STATE, 0, 1, b"", 0, 0, True)
+            except FlashFailed:
+                pass
+            j._load(sector * j._sector_bytes)
+            if crc32_matches(j._page, 0, _HEADER - 4, _HEADER - 4, 0) and j._look(sector, _HEADER):
+                j._head = j._tail = j._cursor_sector = sector
+                j._end = j._cursor_at = _HEADER + _RECORD
+                j._use[sector] = _CHAINED
+                j._chain = 1
+                j._free -= 1
+                j._first[sector] = 1
+                j._prev = _NONE
+                return
+            j._retire(sector)
+        raise StoreWorn("no sector takes a program")
+
+    def _check_foreign(self):
+        """Raise unless the region is blank, or an interrupted first mount."""
+        j = self.j
+        first = bytearray(_PAGE)
+        j.boot = 1
+        for sector in range(self._sectors):
+            j._seqs[sector] = 1
+            n = j._stage_header(1, sector, _NONE, 0, 0)
+            stage_record(j._out, n, 1, _STATE, 0, 1, j._state, b"", 0, 0)
+            n += _RECORD
+            copy(first, 0, j._out, 0, n)
+            raw_fill(j._out, n, 0xFF, 0)
+            for at in range(0, j._sector_bytes, _PAGE):
+                j._load(sector * j._sector_bytes + at)
+                page = j._page
+                if is_blank(page, n if at == 0 else 0, _PAGE) and (
+                    at or all([page[i] & first[i] == first[i] for i in range(n)])
+                ):
+                    continue
+                if self._magic:
+                    raise StoreCorrupt("no sector of this journal can be read")
+                raise StoreForeign("sector %d, offset %d: not a journal, and not blank" % (sector, at))
+
+    def _wipe(self):
+        """Erase the region. Where a sector can't be erased, the sequences go on behind what it shows."""
+        j = self.j
+        for sector in range(self._sectors - 1, -1, -1):
+            try:
+                j.region.erase(sector)
             except FlashFailed:
                 j._retire(sector)
+        j._page_at = -1
         try:
             self._read_headers()
         except StoreForeign:
             pass
-        first = j._behind(_NO_SECTOR)
-        if first < 0:
-            raise StoreWorn("no sector takes an erase")
-        self._begin(first)
+        j._ring_seq = max(j._seqs)
+        for sector in range(self._sectors):
+            j._seqs[sector] = 0

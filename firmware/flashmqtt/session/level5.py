@@ -6,11 +6,12 @@ assigned. It knows the properties of CONNECT, CONNACK and PUBLISH; the flows the
 
 from flashmqtt.codec.aliases import InboundAliases, OutboundAliases
 from flashmqtt.codec.encode import put_publish, put_publish_head
-from flashmqtt.codec.packets import CONNACK, CONNECT
+from flashmqtt.codec.packets import CONNACK, CONNECT, DISCONNECT
 from flashmqtt.codec.properties import (
     ASSIGNED_CLIENT_IDENTIFIER,
     MAXIMUM_PACKET_SIZE,
     MAXIMUM_QOS,
+    MESSAGE_EXPIRY_INTERVAL,
     RECEIVE_MAXIMUM,
     RETAIN_AVAILABLE,
     SERVER_KEEP_ALIVE,
@@ -19,6 +20,7 @@ from flashmqtt.codec.properties import (
     SUBSCRIPTION_IDENTIFIERS_AVAILABLE,
     TOPIC_ALIAS_MAXIMUM,
     check,
+    find,
     pack,
     unpack,
 )
@@ -28,10 +30,19 @@ from flashmqtt.codec.reasons import (
     RETAIN_NOT_SUPPORTED,
     SUBSCRIPTION_IDENTIFIERS_NOT_SUPPORTED,
 )
-from flashmqtt.errors import BufferTooSmall
+from flashmqtt.compat import TYPE_CHECKING, const
+from flashmqtt.errors import BufferTooSmall, InvalidTopic, UsageError
 from flashmqtt.fast import copy
 
-from .subscriptions import DECLINED
+if TYPE_CHECKING:
+    from typing import Any  # noqa: TID251
+
+_CLIENT_CODES = b"\x00\x04\x80\x81\x82\x83\x90\x93\x94\x95\x96\x97\x98\x99"  # of its DISCONNECT (5, section 3.14.2.1)
+_EXPIRED = const(10)
+_STAMPED = const(8)  # `expiry.py`
+_STAMP_BYTES = const(12)
+_HEAD_BYTES = const(64)
+_REFUSED = const(7)  # what is reported: `connection.py`
 
 
 class Level5:
@@ -49,7 +60,11 @@ class Level5:
         self.alias_maximum = alias_maximum
         self.properties = properties or {}
         self.will_properties = pack(0, will_properties) if will_properties else None
-        self.granted = {}  # what CONNACK said: a dict from property to value
+        self._first = bytearray(1)
+        self.expiry: "Any" = None  # counts Message Expiry Intervals down: `expiry.Expiry`
+        self._interval: "int | None" = None  # what the message that is put now has left
+        self.granted: dict = {}  # what CONNACK said: a dict from property to value
+        self.answer: dict = {}  # the properties of the last packet that refused something
         self._outbound = OutboundAliases(0)
         self._packet_limit = 1 << 28
         self._qos_limit = 2
@@ -62,7 +77,7 @@ class Level5:
         properties = dict(self.properties)
         properties[SESSION_EXPIRY_INTERVAL] = self.expiry_s
         # Every unacknowledged inbound message may have to be held.
-        properties[RECEIVE_MAXIMUM] = max(1, session.hold_limit)
+        properties[RECEIVE_MAXIMUM] = min(session.store.hold_limit, 65535)
         if not session.chunks:
             properties[MAXIMUM_PACKET_SIZE] = len(decoder.buffer)
         if self.alias_maximum:
@@ -77,12 +92,98 @@ class Level5:
         session.quota = min(session.window, granted.get(RECEIVE_MAXIMUM, 65535))  # [MQTT-3.3.4-7] [MQTT-4.9.0-1]
         self._packet_limit = granted.get(MAXIMUM_PACKET_SIZE, 1 << 28)
         self._qos_limit = granted.get(MAXIMUM_QOS, 2)
+        session.qos_limit = min(session.max_qos, self._qos_limit or 2)
         self._retain = granted.get(RETAIN_AVAILABLE, 1)
         if SERVER_KEEP_ALIVE in granted:  # 5: [MQTT-3.1.2-21] [MQTT-3.2.2-21]
             connection.keep_alive_ms = granted[SERVER_KEEP_ALIVE] * 1000
         if ASSIGNED_CLIENT_IDENTIFIER in granted:  # it is ours from now on: the session is kept under it
             connection.client_id = granted[ASSIGNED_CLIENT_IDENTIFIER].encode()
         self._outbound = OutboundAliases(min(granted.get(TOPIC_ALIAS_MAXIMUM, 0), 16))
+
+    def refused(self, packet):
+        """Keep the properties of a packet that refuses something: a reason string, for example."""
+        try:
+            self.answer = unpack(packet.buffer, packet.properties_start, packet.properties_end)
+        except MemoryError:  # it is only for people
+            self.answer = {}
+
+    def goodbye(self, code, expiry_s):
+        """Return the properties of a DISCONNECT with this reason, and (None: the CONNECT's) this session expiry.
+
+        Raises:
+            UsageError: not a reason that a client may give; or a session is to be kept that CONNECT said would not be.
+        """
+        if code not in _CLIENT_CODES:
+            raise UsageError("reason code %r in a client's DISCONNECT" % (code,))
+        if expiry_s is None:
+            return None
+        if expiry_s and not self.expiry_s:  # 5, section 3.14.2.2.2
+            raise UsageError("expiry_s %d: the session was to end with the connection" % expiry_s)
+        return pack(DISCONNECT, {SESSION_EXPIRY_INTERVAL: expiry_s})
+
+    def stamp(self, session, block):
+        """Return what the store is to keep behind a PUBLISH with these properties: when it was published, if it can expire."""
+        if find(block, 0, len(block), MESSAGE_EXPIRY_INTERVAL) < 0:
+            return b""
+        return self._load_expiry(session).stamp()
+
+    def _load_expiry(self, session):
+        if self.expiry is None:
+            from .expiry import Expiry
+
+            self.expiry = Expiry(session.store)
+        return self.expiry
+
+    def outgoing(self, session, seq, n):
+        """Return how many bytes of a stored message of n bytes are its packet; 0: it is not to be sent, which is reported.
+
+        So where the server said that it would refuse it, or where it has expired.
+        """
+        first = self._first
+        store = session.store
+        store.read(seq, 0, first, 0, 1)
+        head = first[0]
+        self._interval = None
+        if head & _STAMPED:
+            n -= _STAMP_BYTES
+            left = self._load_expiry(session).left(seq, n, self._interval_of(store, seq, n))
+            if left <= 0:
+                if head & 2 or seq >= session.dup_to:
+                    session.load_undelivered().set_aside(_EXPIRED, seq, 0)
+                    return 0
+                left = 1
+            self._interval = left
+        code = self.objection(head, n)
+        if code:
+            session.load_undelivered().set_aside(_REFUSED, seq, code)
+            return 0
+        return n
+
+    def _interval_of(self, store, seq, n):
+        """Return the interval with which a stored message was published."""
+        from .expiry import interval_at
+
+        head = bytearray(n if n < _HEAD_BYTES else _HEAD_BYTES)
+        while True:
+            store.read(seq, 0, head, 0, len(head))
+            at = interval_at(head, 0, len(head))
+            if at or len(head) == n:
+                break
+            head = bytearray(min(n, 4 * len(head)))  # a long topic, or many properties
+        return head[at] << 24 | head[at + 1] << 16 | head[at + 2] << 8 | head[at + 3]
+
+    def put_interval(self, buf, at, end, dup):
+        """The stored bytes are in the output, from buf[at] to `end`: make them what is sent today."""
+        left = self._interval
+        if left is not None:
+            from .expiry import interval_at
+
+            buf[at] = (buf[at] & ~_STAMPED) | (8 if dup else 0)
+            at = interval_at(buf, at, end)
+            if at:  # or else its properties are longer than the output, and it goes with the whole interval
+                for i in range(3, -1, -1):
+                    buf[at + i] = left & 255
+                    left >>= 8
 
     def objection(self, head, length):
         """Return the reason code with which the server would refuse a PUBLISH with this first byte and length; 0: none.
@@ -91,52 +192,61 @@ class Level5:
         """
         if length > self._packet_limit:
             return PACKET_TOO_LARGE
-        if (head >> 1 & 3) > self._qos_limit:
+        if head & 6 and not self._qos_limit:  # QoS 2 where it takes 1 goes out at 1
             return QOS_NOT_SUPPORTED
         return RETAIN_NOT_SUPPORTED if head & 1 and not self._retain else 0
 
-    def together(self, entries):
+    def together(self, entries, now_ms):
         """Return those of these subscriptions that one SUBSCRIBE can ask for: the properties are the whole packet's.
 
-        One with an identifier, where the server said that it takes none, is declined (5, section 3.2.2.3.12).
+        One that is longer than the server takes, or with an identifier the server said that it takes none, is declined (5,
+        sections 3.2.2.3.6 and 3.2.2.3.12).
         """
         found: list = []
+        room = 0
         for entry in entries:
             block = entry.properties
+            n = len(entry.filter) + 3
+            rest = (len(block) if block else 0) + 11  # what a SUBSCRIBE has besides filters, at most
+            if n + rest > self._packet_limit:
+                entry.decline(PACKET_TOO_LARGE, now_ms)
+                continue
             if block and not self.granted.get(SUBSCRIPTION_IDENTIFIERS_AVAILABLE, 1):
                 if SUBSCRIPTION_IDENTIFIER in unpack(block, 0, len(block)):
-                    entry.state = DECLINED
-                    entry.code = SUBSCRIPTION_IDENTIFIERS_NOT_SUPPORTED
+                    entry.decline(SUBSCRIPTION_IDENTIFIERS_NOT_SUPPORTED, now_ms)
                     continue
-            if not found or found[0].properties == block:
+            if not found:
+                room = self._packet_limit - rest
+            if (not found or found[0].properties == block) and n <= room:
                 found.append(entry)
+                room -= n
         return found
 
-    def put_unstored(self, session, topic, payload, retain, properties):
-        """Do what the session's `put_unstored` does: with an alias where the server allows one [MQTT-3.2.2-17] [MQTT-3.2.2-18].
+    def put_unstored(self, output, topic, payload, retain, properties):
+        """Do what the output's `put_unstored` does: with an alias where the server allows one [MQTT-3.2.2-17] [MQTT-3.2.2-18].
 
         What the server would refuse is not sent, and done with: it is QoS 0. (With its topic, not with an alias, it must not be
         longer than the server takes.)
         """
-        out = session.out
-        at = session.out_end
+        if not topic:  # or else an alias might give it one
+            raise InvalidTopic("no topic")
         properties = properties or b""
         n = len(payload)
         aliases = self._outbound
+        end = output.end
         try:
             if len(topic) + n + len(properties) + 11 > self._packet_limit:
-                n += put_publish_head(out, at, topic, n, 0, retain, False, 0, 5, properties) - at
+                n += put_publish_head(output.buf, end, topic, n, 0, retain, False, 0, 5, properties) - end
             if self.objection(1 if retain else 0, n):
                 return True
             alias = aliases.alias(topic)
             if alias:
                 properties += aliases.properties(abs(alias))
-            end = put_publish(out, at, b"" if alias > 0 else topic, payload, 0, retain, False, 0, 5, properties)
+            output.put(put_publish, b"" if alias > 0 else topic, payload, 0, retain, False, 0, 5, properties)
         except BufferTooSmall:
             return False
         if alias < 0:  # not before the topic is known to be one, and to fit
             aliases.note(topic)
-        session.out_end = end
         return True
 
     def resolve(self, packet, message):

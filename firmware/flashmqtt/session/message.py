@@ -18,7 +18,10 @@ class Message:
 
     offset          where this part begins
     total           how long the whole is
-    more            whether further parts follow, each as a message of its own; after a lost connection it begins again at 0
+    more            whether further parts follow, each as a message of its own
+
+    A message that begins at offset 0 begins anew: below QoS 2 after a lost connection, at QoS 2 only after a reboot. (There a
+    lost connection changes nothing; a part whose handler failed is handed over again.)
     """
 
     def __init__(self):

@@ -1,148 +1,242 @@
 """A store in RAM, for programs that need no power safety and for tests: the store's contract in its shortest form.
 
-It knows no MQTT. `limit` bounds how many records may wait, and what is full is refused. A record takes the memory of one that was
-released, where that is long enough: in steady state nothing is allocated.
+It knows no MQTT: a message is bytes with a sequence number, a held one is bytes with a key. When `limit` messages are unfinished,
+the next one is refused. A message takes the memory of a finished one, where that is long enough: in steady state nothing is
+allocated.
 """
 
-from flashmqtt.errors import StoreFull
-from flashmqtt.fast import copy
+from flashmqtt.compat import TYPE_CHECKING, const
+from flashmqtt.errors import StoreFull, UsageError
+from flashmqtt.fast import copy, raw_copy
+
+if TYPE_CHECKING:
+    from typing import Any  # noqa: TID251
+
+_FINISHED = const(1)
+_MARKED = const(2)
+_SPARES = const(8)
+_SPARE_BYTES = const(2048)  # a longer body is not kept
+
+_len = len  # a builtin's name costs a board 5 us at every use, a global one
 
 
 class RamStore:
-    """Records with rising numbers: queued, taken into slots, marked, released. Gone with the process.
+    """Messages numbered 1, 2, 3 ...: appended, read, marked, finished; and held ones, by key. Gone with the process.
 
     Its calls are those of `Journal`, and mean the same but for the durability.
 
     Args:
-        slots: how many records may be open at once.
-        limit: how many may wait; one more is refused with StoreFull.
+        limit: how many messages may lie between the oldest unfinished one and the next; one more is refused with StoreFull.
+        hold_limit: how many may be held at once.
+        longest: how long a held message may be that comes in pieces.
     """
 
-    fresh = True  # a client that starts with this must start clean at the broker
+    WINDOW = 32
+    volatile = True  # a session over it knows nothing of an earlier run of the program
+    fresh = True
+    worn = False
     boot = 1
+    dropped = damaged = 0
+    on_drop = None
 
-    def __init__(self, slots=16, limit=100):
-        self.slots = slots
+    def __init__(self, limit=100, hold_limit=40, longest=32768):
         self.limit = limit
-        self.next_seq = 1
-        self.stored = 0
-        self.dropped = 0
-        self._bodies = {}  # seq -> bytearray, not shorter than the record
-        self._lengths = {}  # seq -> length of the record
-        self._spare = []  # bodies of released records
-        self._queue = []  # seqs, oldest first
-        self._seqs = [0] * slots
-        self._marks = bytearray(slots)
-        self._held = bytearray(slots)
-        self._pending = bytearray()
+        self.hold_limit = hold_limit
+        self.longest = longest
+        self.next_seq = self.low = 1
+        self.note = b"\xff" * 12
+        self._bodies: list = [None] * limit  # by seq % limit; not shorter than the message
+        self._lengths = [0] * limit
+        self._flags = bytearray(32)  # by seq & 31, of the messages from `low` on
+        self._spares: list = [None] * _SPARES  # bodies of finished messages
+        self._spare_count = 0
+        self._keys: list = []  # of held messages, oldest first
+        self._held: list = []
+        self._held_lengths: list = []
+        self._pieces = bytearray()
+        self._begun: "Any" = None  # a held message that comes in pieces: its key, its body
+        self._begun_done = 0
 
-    @property
-    def waiting(self):
-        """How many queued records nobody has taken yet."""
-        return len(self._queue)
+    # --- outgoing ---
 
     def append(self, buf, length):
-        """Queue a record; return its number."""
-        if len(self._queue) >= self.limit:
-            raise StoreFull(self.limit)
-        self.stored += 1
-        seq = self._keep(buf, length)
-        self._queue.append(seq)
+        """Store buf[:length]; return its sequence number.
+
+        Raises:
+            StoreFull: `limit` messages are unfinished.
+        """
+        seq = self.next_seq
+        limit = self.limit
+        if seq - self.low >= limit:
+            raise StoreFull("%d messages wait: deliver some, or raise limit" % limit)
+        at = seq % limit
+        self._bodies[at] = self._copy(buf, length)
+        self._lengths[at] = length
+        self.next_seq = seq + 1
         return seq
 
-    def _keep(self, buf, length):
-        """Copy a record; return its number."""
-        spare = self._spare
-        body = spare.pop() if spare else b""
-        if len(body) < length:
+    def _copy(self, buf, length):
+        """Return a body with these bytes: a spare one where that is long enough."""
+        n = self._spare_count
+        body = None
+        if length > _len(buf):
+            raise UsageError("%d bytes of %d" % (length, len(buf)))
+        if n:
+            self._spare_count = n = n - 1
+            body = self._spares[n]
+        if body is None or _len(body) < length:
             body = bytearray(length)
-        copy(body, 0, buf, 0, length)
-        seq = self.next_seq
-        self.next_seq = seq + 1
-        self._bodies[seq] = body
-        self._lengths[seq] = length
-        return seq
+        raw_copy(body, buf, length, 0, 0)
+        return body
 
     def begin(self, length):
-        """Start a queued record that comes in pieces."""
-        self._pending = bytearray()
+        """Start a message that comes in pieces: all room is made here.
+
+        Raises:
+            StoreFull: see `append`.
+        """
+        if self.next_seq - self.low >= self.limit:
+            raise StoreFull("%d messages wait: deliver some, or raise limit" % self.limit)
+        self._pieces = bytearray()
+        return True
 
     def extend(self, buf, n):
-        """Add a piece to it."""
-        self._pending += memoryview(buf)[:n]
+        """Add buf[:n] to it."""
+        self._pieces += memoryview(buf)[:n]
 
     def commit(self):
-        """Queue it; return its number."""
-        return self.append(self._pending, len(self._pending))
+        """Store it; return its sequence number."""
+        pieces = self._pieces
+        self._pieces = bytearray()
+        return self.append(pieces, len(pieces))
 
-    def hold(self, buf, length):
-        """Store a record that is open at once and never queued; return its slot."""
-        slot = self._free_slot()
-        if slot < 0:
-            raise StoreFull(self.slots)
-        self._open(slot, self._keep(buf, length), 1)
-        return slot
+    def length(self, seq):
+        """Return how many bytes a message from low on has."""
+        return self._lengths[seq % self.limit]
 
-    def take(self):
-        """Open the oldest queued record; return its slot, or -1."""
-        slot = self._free_slot() if self._queue else -1
-        if slot >= 0:
-            self._open(slot, self._queue.pop(0), 0)
-        return slot
+    def read(self, seq, offset, buf, at, n):
+        """Copy n bytes of it, from offset, to buf[at:at+n]."""
+        copy(buf, at, self._bodies[seq % self.limit], offset, n)
 
-    def _free_slot(self):
-        for slot in range(self.slots):
-            if not self._seqs[slot]:
-                return slot
-        return -1
+    def finish(self, seq):
+        """The message is done: forget it."""
+        at = seq % self.limit
+        body = self._bodies[at]
+        if body is not None:
+            self._bodies[at] = None
+            n = self._spare_count
+            if n < _SPARES:
+                self._spares[n] = body
+                self._spare_count = n + 1
+        flags = self._flags
+        low = self.low
+        if seq != low:
+            flags[seq & 31] |= _FINISHED
+            return
+        flags[seq & 31] = 0
+        low += 1
+        while flags[low & 31] & _FINISHED:
+            flags[low & 31] = 0
+            low += 1
+        self.low = low
 
-    def _open(self, slot, seq, held):
-        self._seqs[slot] = seq
-        self._marks[slot] = 0
-        self._held[slot] = held
+    def is_finished(self, seq):
+        """Return whether a message in the window is done."""
+        return self._flags[seq & 31] & _FINISHED != 0
 
-    def is_open(self, slot):
-        """Return whether the slot holds a record."""
-        return self._seqs[slot] != 0
+    def mark(self, seq):
+        """Mark a message in the window: its PUBREC was seen."""
+        self._flags[seq & 31] |= _MARKED
 
-    def is_held(self, slot):
-        """Return whether the slot's record was held, not queued."""
-        return bool(self._held[slot])
+    def unmark(self, seq):
+        """Take the mark back."""
+        self._flags[seq & 31] &= ~_MARKED
 
-    def seq_of(self, slot):
-        """Return the number of the slot's record."""
-        return self._seqs[slot]
+    def is_marked(self, seq):
+        """Return whether a message in the window is marked."""
+        return self._flags[seq & 31] & _MARKED != 0
 
-    def length_of(self, slot):
-        """Return the length of the slot's record."""
-        return self._lengths[self._seqs[slot]]
+    # --- inbound ---
 
-    def mark_of(self, slot):
-        """Return the slot's mark, 0 where none was set."""
-        return self._marks[slot]
+    def can_hold(self, length):
+        """Return whether a message of this length could be held now."""
+        return len(self._keys) < self.hold_limit
 
-    def old(self, slot):
-        """Return whether the record is older than this mount: never, in RAM."""
-        return False
+    def hold(self, key, buf, length):
+        """Hold buf[:length] until `discard`; key is its packet id.
 
-    def read(self, slot, offset, buf, at, n):
-        """Copy n bytes of the record, from offset, to buf[at:at+n]."""
-        copy(buf, at, self._bodies[self._seqs[slot]], offset, n)
+        Raises:
+            StoreFull: `hold_limit` messages are held.
+        """
+        if len(self._keys) >= self.hold_limit:
+            raise StoreFull("%d messages are held, which is the limit" % self.hold_limit)
+        self._held.append(self._copy(buf, length))
+        self._held_lengths.append(length)
+        self._keys.append(key)
 
-    def mark(self, slot, value):
-        """Set the slot's mark, 1..255."""
-        self._marks[slot] = value
+    def hold_begin(self, key, length):
+        """Begin a held message of `length` bytes that comes in pieces: all room is made here.
 
-    def release(self, slot):
-        """Forget the record."""
-        seq = self._seqs[slot]
-        self._seqs[slot] = 0
-        del self._lengths[seq]
-        body = self._bodies.pop(seq)
-        if len(self._spare) < self.slots:
-            self._spare.append(body)
+        Raises:
+            StoreFull: `hold_limit` messages are held, or there is no memory for this one.
+        """
+        if len(self._keys) >= self.hold_limit:
+            raise StoreFull("%d messages are held, which is the limit" % self.hold_limit)
+        try:
+            self._begun = (key, bytearray(length))
+        except MemoryError:
+            raise StoreFull("no memory for %d bytes to hold" % length)
+        self._begun_done = 0
+
+    def hold_extend(self, buf, start, n):
+        """Add buf[start:start+n]; the message is held when all of it is there."""
+        key, body = self._begun
+        copy(body, self._begun_done, buf, start, n)
+        self._begun_done += n
+        if self._begun_done == len(body):
+            self._begun = None
+            self._held.append(body)
+            self._held_lengths.append(len(body))
+            self._keys.append(key)
+
+    def hold_abandon(self):
+        """Forget a message that is not complete."""
+        self._begun = None
+
+    def longest_hold(self):
+        """Return how long a held message may be."""
+        return self.longest
+
+    def held(self):
+        """Return the keys of the held messages, oldest first."""
+        return list(self._keys)
+
+    def held_length(self, key):
+        """Return how many bytes the held message has, 0 where there is none with this key."""
+        keys = self._keys
+        return self._held_lengths[keys.index(key)] if key in keys else 0
+
+    def read_held(self, key, offset, buf, at, n):
+        """Copy n bytes of a held message, from offset, to buf[at:at+n]."""
+        copy(buf, at, self._held[self._keys.index(key)], offset, n)
+
+    def discard(self, key):
+        """The held message is done: forget it."""
+        at = self._keys.index(key)
+        self._keys.pop(at)
+        self._held_lengths.pop(at)
+        body = self._held.pop(at)
+        if self._spare_count < _SPARES and len(body) <= _SPARE_BYTES:
+            self._spares[self._spare_count] = body
+            self._spare_count += 1
+
+    # --- the note, and durability ---
+
+    def write_note(self, note):
+        """Keep these 12 bytes as `note`."""
+        self.note = bytes(note)
 
     def sync(self):
         """Nothing to do: RAM is as durable as it gets."""
 
-    flush = idle = sync
+    flush = idle = close = sync

@@ -1,72 +1,70 @@
-"""The session: what is in flight, both ways, across any number of network connections (3.1.1 and 5, sections 4.1 to 4.4).
+"""The session: what is in flight, across any number of network connections (3.1.1 and 5, sections 4.1 to 4.4).
 
-It knows no socket, no clock and no handshake; `connection.py` feeds it decoded packets and the time, and takes bytes from `out`.
 It lasts as long as its store does, and longer than any connection [MQTT-4.1.0-1] [MQTT-4.1.0-2];
-5: [MQTT-4.1.0-1] [MQTT-3.1.2-23].
-What it promises rests on the order of three things: a message is in the store before `publish` returns; `settle` makes the store
-durable before any byte of `out` leaves; and an acknowledgement is put into `out` only after what it acknowledges is stored.
-The flows themselves are data: see `flows.py`.
+5: [MQTT-4.1.0-1] [MQTT-3.1.2-23]. It knows no socket, no clock and no handshake; `connection.py` feeds it decoded packets and the
+time. It knows nothing of inbound QoS 2 (`inbound.py`), subscriptions (`subscriptions.py`), messages longer than a buffer
+(`pieces.py`) and level 5 (`level5.py`) but when to load or to ask these modules.
 
-A record in the store is a whole PUBLISH packet, so that a resend copies bytes and sets DUP. One more record, held for the store's
-lifetime, is the session's own note (its first byte is 0, which no packet's is): it says that the broker's side of this session
-began with this store, and its mark keeps a small number for the client (the backoff's step). Without the note, a broker that
-claims to know the session holds ids of an earlier life and is told to forget them first.
+A stored message is a whole PUBLISH packet, so that sending it again copies bytes and sets DUP. Its sequence number in the store
+says everything else: the packet id is (seq - 1) % 65535 + 1. The window is the range of 32 messages from the oldest unfinished
+one on; only they may be in flight, so their packet ids are unique and `seq & 31` finds their state. `cursor` is the next message
+to be sent (again) on this connection: a new connection sets it to the oldest unfinished one. Below `dup_to`, a PUBLISH may have
+been sent before to the broker's session of today. The flows themselves are data: see `flows.py`.
+
+What it promises rests on the order of three things: a message is in the store before `publish` returns; the output makes the
+store durable before an acknowledgement leaves; and an acknowledgement is put only after what it acknowledges is stored or taken.
 """
 
-from flashmqtt.codec.encode import put_ack, put_length, put_publish, put_publish_head
+from flashmqtt.codec.encode import put_publish
 from flashmqtt.codec.quick import put_message
 from flashmqtt.compat import TYPE_CHECKING, const, ticks_diff
-from flashmqtt.errors import BufferTooSmall, InboundWindowFull, ProtocolViolation, StoreFull, StoreWorn, UsageError
-from flashmqtt.fast import copy
+from flashmqtt.errors import ProtocolError, StoreCorrupt, StoreWorn, UsageError
+from flashmqtt.fast import put_crc32
+from flashmqtt.output import Output
 
-from .flows import TRANSITIONS
+from .flows import SENDER
 from .message import Message
 
 if TYPE_CHECKING:
     from typing import Any  # noqa: TID251
 
 # Packet types, a level and a code: `codec/packets.py`.
-_PUBLISH = const(3)
 _PUBACK = const(4)
 _PUBREC = const(5)
 _PUBREL = const(6)
 _PUBCOMP = const(7)
-_SUBACK = const(9)
 _LEVEL_5 = const(5)
 
-# States and actions: `flows.py`.
+# States, actions and columns: `flows.py`.
 _NONE = const(0)
+_AWAIT_PUBACK = const(1)
 _AWAIT_PUBREC = const(2)
 _AWAIT_PUBCOMP = const(3)
-_HELD = const(4)
-_IGNORE = const(0)
-_DONE = const(2)
-_REMEMBER = const(3)
-_PUT_PUBREL = const(4)
-_HOLD = const(5)
-_PUT_PUBREC = const(6)
-_HAND_OVER = const(7)
-_PUT_PUBCOMP = const(8)
-_COLUMNS = const(5)
-
-# What a call reports to the caller; connection.py passes them on.
 _NOTHING = const(0)
-_MESSAGE = const(3)  # session.message is to be taken; say `taken()` when it is
-_DELIVERED = const(4)  # session.handle was acknowledged for good
-_IN_DOUBT = const(6)  # session.handle was past PUBREC when the broker lost the session; the policy was applied
-_REFUSED = const(7)  # 5: session.handle was refused with session.code, and is done with
+_DONE = const(2)
+_MARK = const(3)
+_PUT_PUBREL = const(4)
+_REFUSED_COLUMN = const(6)
+_PUBREL_COLUMN = const(3)
 
-# A slot's flags, above its state.
-_STATE = const(0x0F)
-_SENT = const(0x10)  # a PUBLISH of it may have left: the next one has DUP
-_DUE = const(0x20)  # to be sent (again) on this connection
-_LOST = const(0x40)  # the broker lost the session: in doubt, or held without a PUBREL to come
+# What is reported to the caller: `connection.py`.
+_DELIVERED = const(4)
+_IN_DOUBT = const(6)
+_REFUSED = const(7)
+_DAMAGED = const(9)
 
-# Marks of a record.
-_PUBREC_SEEN = const(1)
-_ANEW = const(2)  # was past PUBREC when the broker lost the session: published anew
+_STATE = const(3)
+_DOUBTFUL = const(4)  # beside a state: the broker may have lost the session in a CONNACK that never arrived
+_ASIDE = const(8)  # beside a state: not to be sent any more; finished as soon as its report was handed over
 
+_WINDOW = const(32)  # messages from the oldest unfinished one on that may be in flight
 _ACK_BYTES = const(8)  # room that one acknowledgement may need
+_BLANK = const(0xFF)
+_SUSPICIOUS_MS = const(
+    5000
+)  # a connection that we end says something about a message that was unanswered for this long
+_RETRIES = const(4)  # so many timed retries of the oldest message, then the connection is made anew
+_ORPHAN = const(1)  # what `handed` is where the message has no acknowledgement, or its connection is gone
 
 
 class Session:
@@ -75,146 +73,176 @@ class Session:
     Args:
         store: a journal, or a RamStore.
         level: 3, 4 or 5.
-        window: how many messages may be in flight to the broker. The store's other slots hold inbound QoS 2 messages.
+        window: how many messages may be in flight to the broker, 1 to 32.
         out_bytes: size of the output buffer. A longer message goes out in pieces.
-        packet_bytes: the longest PUBLISH that is encoded at one go, and the longest inbound QoS 2 message.
-        retry_ms: resend on a live connection after this time: level 3's rule (default 20 s), off at level 4, refused at 5 (Q5).
+        packet_bytes: the longest PUBLISH that is encoded at one go.
+        retry_ms: send again on a live connection after this time: level 3's rule (20 s by default), off at 4, refused at 5 (Q5).
         republish: what becomes of a message past PUBREC when the broker lost the session: True to publish it anew (it may then
             arrive twice), False to drop it (it may then be lost). Reported as IN_DOUBT either way.
         remember: keep the note. A receiver that publishes nothing (the collector) needs none.
+        max_qos: the highest QoS that the broker takes, 1 or 2: what is published at a higher one goes out at this one.
+        refuse_after: how many failed trials make a message refused: see `suspect.py`. 0: none is ever set aside.
+
+    Attributes:
+        downgraded: how many QoS 2 messages the broker answered by PUBACK: it took them at QoS 1.
     """
 
     def __init__(
-        self, store, level=4, window=8, out_bytes=1024, packet_bytes=1024, retry_ms=None, republish=True, remember=True
+        self,
+        store,
+        level=4,
+        window=8,
+        out_bytes=1024,
+        packet_bytes=1024,
+        retry_ms=None,
+        republish=True,
+        remember=True,
+        max_qos=2,
+        refuse_after=5,
     ):
         if level == _LEVEL_5 and retry_ms:
-            raise UsageError("level 5 resends on a new connection only [MQTT-4.4.0-1]")
-        if window >= store.slots:
-            raise UsageError("a window of %d needs a store of more slots than %d" % (window, store.slots))
+            raise UsageError("level 5 has no timed retries: leave retry_ms out")  # [MQTT-4.4.0-1]
+        if not 0 < window <= _WINDOW:
+            raise UsageError("window %d: 1 to 32 messages may be in flight" % window)
+        if (max_qos != 1 and max_qos != 2) or not 0 <= refuse_after < _BLANK:
+            raise UsageError("max_qos %r: 1 or 2; refuse_after %r: 0 to 254" % (max_qos, refuse_after))
         self.store = store
         self.level = level
-        self.window = window
-        self.quota = window  # what the broker allows of it (5: Receive Maximum)
-        self.five: "Any" = None  # what level 5 adds
+        self.window = self.quota = window  # quota: what the broker allows of it (5: Receive Maximum)
         self.retry_ms = (20000 if level == 3 else 0) if retry_ms is None else retry_ms
         self.republish = republish
-        self.remember = remember
-        # How many inbound QoS 2 messages can be held: in the slots that neither the window nor the note needs.
-        self.hold_limit = store.slots - window - (1 if remember else 0)
-        self.out = bytearray(out_bytes)
-        self.out_end = 0
-        self.message = Message()
-        self.chunks = False  # whether a message longer than the decoder's buffer comes in pieces
+        # A store that is gone with the program has no note to keep: what the broker has is taken as it is.
+        self._stranger = getattr(store, "volatile", False)  # may the broker's session be an earlier life's?
+        self.remember = remember and not self._stranger
+        self.adopted: "Any" = None  # it is: `adopted.Adopted`
+        self._direct = True  # `store_message` may put a message itself
+        self.max_qos = self.qos_limit = max_qos  # qos_limit: what the broker allows of it (5: Maximum QoS)
+        self.refuse_after = refuse_after
+        self.output = Output(out_bytes, level, self.sync)
+        self.scratch = bytearray(packet_bytes)
+        self._longest = packet_bytes - 16  # topic and payload that are encoded there
+        self._topic: "Any" = None  # of the last message: valid bytes that nobody can change
+        self._first = bytearray(1)
+        self.busy = False  # a publish, or a step of the connection, is under way
+        # What is in flight.
+        self.cursor = store.low
+        self.dup_to = store.next_seq
+        self.flight = 0  # unfinished messages below the cursor
+        self.states = bytearray(_WINDOW)
+        self.sent_ms = [0] * _WINDOW
+        self.partial = 0  # the message that is in the output in part, 0: none
+        self.partial_at = self.partial_length = 0
+        self.downgraded = 0
+        self.suspect: "Any" = None  # tries messages that the broker may not take, one at a time: `suspect.Suspect`
+        self._unanswered = 0  # the first unanswered message when the last connection ended
+        self._waited_ms = 0  # how long the oldest one had waited for its answer when that was last looked at
+        self._error = None  # what ended this connection, None: we did
+        self._stuck = self._stuck_ms = 0  # with timed retries: the oldest message, and since when it is
+        self.undelivered: "Any" = None  # what is known of messages that were not delivered: `undelivered.Undelivered`
+        # What is reported.
         self.handle = 0
         self.code = 0
-        self.online = False
-        self.acknowledged = False  # has the broker acknowledged a message of ours on this connection?
+        self.reports = []  # event, handle, code, event, ...
+        self.proved = False  # has the broker acknowledged a message of ours on this connection?
+        # What is received.
+        self.message = Message()
+        self.chunks = False  # whether a message longer than the decoder's buffer comes in pieces
+        self.oversize = 0  # how many such messages were passed over
+        self.long: "Any" = None
+        self.handed = 0  # the packet type that acknowledges the message handed over, 0: none is, or it needs none
+        self.handed_id = 0
+        self.pending_ack = 0  # the packet type of an acknowledgement that had no room, 0: none
+        self.urgent = False  # something comes before the next packet: an acknowledgement, a report, a held message
+        self.unsynced = False  # a held message was discarded, and that is not durable
+        self.inbound: "Any" = None
+        self.waiting: "Any" = None  # what could not be handed over at once: a `waiting.WaitingRoom`, made by the face
         self.subscriptions = []
         self.requests: "Any" = None  # makes them: `subscriptions.Requests`, for whoever subscribes
         self.request_id = 0  # of the SUBSCRIBE or UNSUBSCRIBE in flight, 0: none
         self.wants_request = False
-        self.left_out = False  # an inbound QoS 2 message was not answered: no slot was free to hold it
-        self.scratch = bytearray(packet_bytes)
-        self._handed = bytearray()  # the buffer for held messages, made when the first one is handed over
-        self.sending = {}  # packet id -> slot
-        self.holding = {}
-        # A dict that never holds more than its first table does allocates nothing.
-        for i in range(store.slots + 1):
-            self.sending[i] = self.holding[i] = 0
-        for i in range(store.slots + 1):
-            self.sending.pop(i)
-            self.holding.pop(i)
-        self._states = bytearray(store.slots)
-        self._sent_ms = [0] * store.slots
-        self._due = 0  # how many slots are flagged _DUE
-        self._dues = []  # which: see `_oldest`
-        self.ready = True  # `pump` may have something to put
-        self.lost = 0  # how many slots are flagged _LOST
-        self._losts = []
-        self._stalled = -1  # a slot that was taken but whose packet id is still in flight for another message
-        self.partial = -1  # the slot whose PUBLISH is in the output in part
-        self._partial_at = 0
-        self.untaken = -1  # the packet type that `taken` has to put, 0: nothing to put, -1: nothing to take
-        self._untaken_id = 0
-        self.promised = False  # what the output says has to be durable before it leaves
-        self._flush_due = False  # a release has to be durable, too
-        # The topic of the last QoS 0 message on this connection, where the same object is the same valid bytes.
-        self._topic: "Any" = None
-        self._most = out_bytes - 7  # of topic and payload in the output
-        self._last_taken = 0
-        self._gap_from = self._gap_to = 0  # numbers that the store skipped: dropped by its policy
-        self._note = -1
-        self._begun = False
-        self._adopt()
-        self._begun = self._note >= 0
-
-    # --- what a mount brings back ---
-
-    def _adopt(self):
-        """Take over what the store kept: the note, the messages past PUBREC, the inbound ones that wait for PUBREL."""
-        store = self.store
-        level = self.level
-        for slot in range(store.slots):
-            if store.is_open(slot):
-                store.read(slot, 0, self.scratch, 0, 2)
-                if not self.scratch[0]:
-                    self._note = slot
-                    level = self.scratch[1]
-                elif store.is_held(slot):
-                    self._show_held(slot)
-                    self.holding[self._untaken_id] = slot
-                    self._states[slot] = _HELD
-                else:
-                    self.sending[_id_of(store.seq_of(slot))] = slot
-                    if store.mark_of(slot) == _PUBREC_SEEN:
-                        self._states[slot] = _AWAIT_PUBCOMP | _SENT
-                    else:
-                        self._states[slot] = self.scratch[0] >> 1 & 3 | _SENT
-        if (level == _LEVEL_5) != (self.level == _LEVEL_5):
+        self.five: "Any" = None  # what level 5 adds
+        # The note.
+        self.note = store.note
+        if self.note[0] != _BLANK and (self.note[0] == _LEVEL_5) != (level == _LEVEL_5):
             # Level 5's PUBLISH has another layout. What is stored has to go out as it was stored.
-            if self.pending():
-                raise UsageError("messages of level %d are stored" % level)
-            old = self._note
-            self._note = -1
-            self.settle_down()
-            store.release(old)
+            if store.low != store.next_seq:
+                raise UsageError("messages of level %d are stored: deliver them first" % self.note[0])
+            self.note = b"\xff" * 12
+        if store.held():
+            self.load_inbound()
+        store.on_drop = self._dropping
+        # Which ones were dropped or damaged is not known; nor what the broker has of one that lost its body in its flow.
+        lossy = store.dropped + store.damaged > 0
+        low = store.low
+        if lossy and low > 1:
+            self.load_undelivered().note(1, low - 1)
+        for seq in range(low, min(store.next_seq, low + _WINDOW)):
+            if lossy if store.is_finished(seq) else store.is_marked(seq) and not store.length(seq):
+                self.load_undelivered().note(seq, seq)
+        if self.note[0] != _BLANK and self.note[2] != _BLANK:
+            from .suspect import remembered
 
-    def is_settled(self):
-        """Return whether the broker's side of the session is known to have begun with this store."""
-        return self._begun or not self.remember
+            remembered(self)
 
-    def settle_down(self):
-        """Write the note: the broker knows nothing of an earlier life any more."""
-        self._begun = True
-        if self._note < 0 and self.remember:
-            self.scratch[0] = 0
-            self.scratch[1] = self.level
-            try:
-                self._note = self.store.hold(self.scratch, 2)
-            except (StoreFull, StoreWorn):
-                pass  # a board that was offline until its store was full has to deliver first: the next connection tries again
+    def load_undelivered(self):
+        """Return what deals with messages that are not delivered, loaded when it is first needed."""
+        if self.undelivered is None:
+            from .undelivered import Undelivered
+
+            self.undelivered = Undelivered(self)
+        return self.undelivered
+
+    def _dropping(self, first, end):
+        self.load_undelivered().dropping(first, end)
+
+    def load_inbound(self):
+        """Return what deals with inbound QoS 2, loaded when it is first needed, with what the store needs to hold messages.
+
+        Early, if it can be: a module that is loaded in the middle of a connection may not find the memory in one piece.
+        """
+        if self.inbound is None:
+            from .inbound import Inbound
+
+            self.inbound = Inbound(self)
+            self.store.can_hold(1)
+        return self.inbound
+
+    def load_long(self):
+        """Return what deals with messages longer than the input buffer, loaded with the first one."""
+        if self.long is None:
+            from .long import Long
+
+            self.long = Long(self)
+        return self.long
+
+    # --- the note: level, backoff step, failed trials and sequence & 255 of a suspect (FF: there is none), CRCs of the client id
+    # and of the broker's address ---
+
+    def has_note(self, client_id, broker):
+        """Return whether the broker's side of the session is known to have begun with this store, for this id and broker."""
+        return not self.remember or (self.note[0] != _BLANK and self.note[4:] == _crc(client_id) + _crc(broker))
+
+    def write_note(self, client_id, broker):
+        """Take note of that: this broker knows nothing of an earlier life of this client id any more."""
+        if not self.has_note(client_id, broker):
+            self.replace_note(bytes((self.level, self.kept_step(), _BLANK, _BLANK)) + _crc(client_id) + _crc(broker))
 
     def kept_step(self):
         """Return a number from 0 to 254 that survives power cuts: the step that the backoff had reached."""
-        mark = self.store.mark_of(self._note) if self._note >= 0 else 0
-        return mark - 1 if mark else 0
+        return 0 if self.note[0] == _BLANK else self.note[1]
 
     def keep_step(self, value):
         """Let `kept_step` return this number from now on."""
-        if self._note >= 0 and value != self.kept_step():
-            self._mark(self._note, value + 1)
+        if self.note[0] != _BLANK and value != self.note[1]:
+            self.replace_note(self.note[:1] + bytes((value,)) + self.note[2:])
 
-    def _mark(self, slot, value):
-        """Mark a record durably. A worn store takes no mark; what it holds goes out all the same, twice if the power is cut."""
+    def replace_note(self, note):
+        """Write a note."""
+        self.note = note
         try:
-            self.store.mark(slot, value)
+            self.store.write_note(note)
         except StoreWorn:
-            pass
-
-    def fit(self, packet_bytes):
-        """Be able to hold a received packet of this size."""
-        if len(self.scratch) < packet_bytes:
-            self.scratch = bytearray(packet_bytes)
+            pass  # it takes nothing any more; what it holds goes out all the same
 
     # --- the application's side ---
 
@@ -222,411 +250,458 @@ class Session:
         """Store a QoS 1 or 2 message; return its handle, which `delivered` takes. 0: the store's policy dropped it.
 
         When this returns, the message is in the store [S1]; `pump` sends it when its turn comes.
+
+        Raises:
+            UsageError: another publish is under way, whose caller this call interrupts (from a timer, say). Nothing is harmed.
         """
+        if self.busy:
+            self.interrupted()
+        self.busy = True
+        self._topic = None
+        try:
+            return self.store_message(topic, payload, qos, retain, properties, -1)
+        finally:
+            self.busy = False
+
+    def interrupted(self):
+        """Refuse a call that interrupts another one.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError("called from a timer in the middle of another call: let the timer set a flag instead")
+
+    def store_message(self, topic, payload, qos, retain, properties, now_ms):
+        """Do what `publish` does, for a caller that has set `busy`; and put the message at once, where now_ms is not -1."""
+        if qos == 2 and self.max_qos == 1:
+            qos = 1
         store = self.store
-        packet_id = (store.next_seq - 1) % 65535 + 1  # never 0, and the same after a power cut [MQTT-2.3.1-1]
-        # Unused [MQTT-2.3.1-2]: `pump` waits for one that is still in flight. 5: [MQTT-4.3.2-1] [MQTT-4.3.3-1]
-        n = len(payload)
+        scratch = self.scratch
+        # Never 0, and the same after a power cut [MQTT-2.3.1-1]. Unused [MQTT-2.3.1-2]: the window is shorter than 65,535.
+        # 5: [MQTT-4.3.2-1] [MQTT-4.3.3-1]
+        packet_id = (store.next_seq - 1) % 65535 + 1
+        n = 0
         # QoS and DUP 0: 5: [MQTT-4.3.2-2] [MQTT-4.3.3-2]
-        if n + len(topic) + 16 < len(self.scratch) and not properties:
-            n = put_publish(self.scratch, 0, topic, payload, qos, retain, False, packet_id, self.level)
-            self.ready = True
-            return store.append(self.scratch, n)
-        head = put_publish_head(self.scratch, 0, topic, n, qos, retain, False, packet_id, self.level, properties)
-        store.begin(head + n)
-        store.extend(self.scratch, head)
-        store.extend(payload, n)
-        self.ready = True
-        return store.commit()
+        if topic is self._topic and 0 < qos < 3 and not properties:  # a quarter of the work: nothing is to be checked
+            head = 0x31 if retain else 0x30
+            n = put_message(scratch, 0, topic, payload, head | qos << 1 | packet_id << 8)
+        if not n:
+            if properties or len(topic) + len(payload) > self._longest:
+                from .pieces import publish
 
-    def put_again(self, topic, payload, retain):
-        """Do what `put_unstored` does where it has done so before: with the topic of the last time, and so on this connection.
-
-        Return False where that is not so, or there is no room. A quarter of the instructions: nothing has to be checked.
-        """
-        if topic is not self._topic or self.partial >= 0:
-            return False
-        n = len(payload)
-        length = len(topic)
-        at = self.out_end
-        if at + n + length > self._most:
-            return False
-        self.out_end = put_message(self.out, at, 0x31 if retain else 0x30, n + length + 2, topic, length, 0, payload, n)
-        return True
+                return publish(self, topic, payload, qos, retain, properties)
+            n = put_publish(scratch, 0, topic, payload, qos, retain, False, packet_id, self.level)
+            if self.level != _LEVEL_5 and isinstance(topic, bytes):
+                self._topic = topic
+        seq = store.append(scratch, n)
+        if seq and seq == self.cursor and now_ms >= 0:
+            output = self.output
+            if (
+                output.limit - output.end >= n
+                and self.flight < self.quota
+                and seq - store.low < _WINDOW
+                and self._direct
+                and packet_id != self.request_id
+            ):
+                output.put_copy(scratch, n)
+                slot = seq & 31
+                self.states[slot] = SENDER[qos] >> 4  # from NONE
+                self.sent_ms[slot] = now_ms
+                self.flight += 1
+                self.cursor = self.dup_to = seq + 1
+        return seq
 
     def put_unstored(self, topic, payload, retain=False, properties=None):
         """Put a QoS 0 message straight into the output [MQTT-4.3.1-1]; return False where it has no room (now, or ever)."""
-        if self.partial >= 0:
+        output = self.output
+        if output.room() <= 0:
             return False
         if self.five:
-            return self.five.put_unstored(self, topic, payload, retain, properties)
-        try:
-            self.out_end = put_publish(self.out, self.out_end, topic, payload, 0, retain, False, 0, self.level)
-        except BufferTooSmall:
-            return False
-        self._topic = topic if isinstance(topic, bytes) else None
-        return True
-
-    def put_unstored_head(self, topic, n, retain=False, properties=None):
-        """Put the head of a QoS 0 message whose payload of n bytes follows by `put_piece`; return False: not now."""
-        if self.partial >= 0 or self.out_end:
-            return False
-        self.out_end = put_publish_head(self.out, 0, topic, n, 0, retain, False, 0, self.level, properties)
-        return True
-
-    def put_piece(self, payload, at):
-        """Put as much of the payload, from `at`, as there is room for; return where the rest begins."""
-        n = min(len(self.out) - self.out_end, len(payload) - at)
-        copy(self.out, self.out_end, payload, at, n)
-        self.out_end += n
-        return at + n
+            put = self.five.put_unstored(output, topic, payload, retain, properties)
+        else:
+            put = output.put_unstored(topic, payload, retain)
+        if self.suspect:
+            self.suspect.disturb()
+        return put
 
     def delivered(self, handle):
         """Return whether the broker has acknowledged this message for good.
 
-        After a reboot that is only known for handles below the first message taken, or once nothing waits.
+        Not so where it was dropped, refused, damaged or in doubt.
+        Of a message that was finished before the last reboot it is not known. It is taken to be delivered, but where the store
+        ever dropped or damaged one: this may be that one.
         """
-        if self._gap_from <= handle <= self._gap_to or (handle > self._last_taken and self.store.waiting):
+        if not self.is_done(handle):
             return False
+        return handle > 0 and not (self.undelivered and self.undelivered.has(handle))
+
+    def is_done(self, handle):
+        """Return whether nothing more will happen to this message, whatever became of it."""
         store = self.store
-        slot = self.sending.get(_id_of(handle), -1)
-        if slot < 0 or store.seq_of(slot) != handle:
-            slot = self._stalled
-        return (slot < 0 or store.seq_of(slot) != handle) and 0 < handle < store.next_seq
+        low = store.low
+        return handle < low or (handle < store.next_seq and handle - low < _WINDOW and store.is_finished(handle))
 
     def is_waiting(self):
         """Return whether any answer of the broker is awaited."""
-        return bool(self.sending or self.request_id)
+        return self.flight > 0 or self.request_id > 0 or self.suspect is not None or self.adopted is not None
 
     def pending(self):
         """Return how many outgoing messages are stored and not acknowledged."""
-        return self.store.waiting + len(self.sending) + (self._stalled >= 0)
+        store = self.store
+        low = store.low
+        n = store.next_seq - low
+        for seq in range(low, low + min(n, _WINDOW)):
+            if store.is_finished(seq):
+                n -= 1
+        return n
 
     def subscribe(self, filter_, options, handler=None, properties=None):
         """Ask for a subscription, now or as soon as there is a connection; return its entry, whose state tells.
 
         Raises:
-            InvalidTopic, InvalidPacket, BufferTooSmall: no SUBSCRIBE can ask for it.
+            InvalidTopic, UsageError, BufferTooSmall: no SUBSCRIBE can ask for it.
         """
+        entry = self.load_requests().want(filter_, options, handler, properties)
+        if options & 3 == 2:
+            self.load_inbound()
+        return entry
+
+    def unsubscribe(self, filter_, properties=None):
+        """Ask for the end of a subscription, one of an earlier life also; return its entry, whose state tells.
+
+        Raises:
+            InvalidTopic, BufferTooSmall: no UNSUBSCRIBE can ask for it.
+        """
+        from .several import unwant
+
+        return unwant(self, filter_, properties)
+
+    def load_requests(self):
+        """Return what makes SUBSCRIBE and UNSUBSCRIBE, loaded when it is first needed."""
         if self.requests is None:
             from .subscriptions import Requests
 
             self.requests = Requests(self)
-        return self.requests.want(filter_, options, handler, properties)
-
-    def unsubscribe(self, filter_):
-        """Ask for the end of a subscription; return its entry (or None), which is gone once the broker agreed."""
-        return self.requests.unwant(filter_) if self.requests else None
+        return self.requests
 
     # --- a connection begins and ends ---
 
-    def connected(self, present, restore):
-        """The broker accepted the connection: does it still know the session [MQTT-3.1.2-4]? restore: subscribe again.
+    def lost(self):
+        """The broker has no session of ours: what the old one carried begins anew (5: [MQTT-3.2.2-5]), and that is durable.
 
-        Where it does not, the flows of the old session are over, and what they carried begins anew (5: [MQTT-3.2.2-5]).
+        A message past PUBREC is in doubt. Of a held message ours is the only copy: its PUBREL will never come.
         """
-        self.online = self.ready = True
-        self.out_end = self.lost = 0
+        store = self.store
+        low = store.low
+        for seq in range(low, min(store.next_seq, low + _WINDOW)):
+            if not store.is_finished(seq) and store.is_marked(seq) and not self.states[seq & 31] & _ASIDE:
+                self.load_undelivered().doubt(seq)
+        self.dup_to = store.low  # to a broker that forgot us it is a first delivery
+        self._stranger = False
+        self.adopted = None
+        if self.inbound:
+            self.inbound.lost()
+        if self.waiting:
+            self.waiting.connected(True)
+        if self.reports:
+            try:
+                store.flush()
+            except StoreWorn:
+                pass
+
+    def connected(self, restore, doubtful):
+        """The broker accepted the connection. Does it still know the session [MQTT-3.1.2-4]? `lost` was called if not.
+
+        Args:
+            restore: subscribe again.
+            doubtful: an earlier CONNECT was never answered: the session that the broker knows may have begun with that one.
+        """
         if self.requests:
             self.requests.connected(restore)
-        states = self._states
-        self._due = 0
-        self._dues.clear()
-        self._losts.clear()
-        for slot in self.sending.values():
-            state = states[slot] & (_STATE | _SENT | _LOST)
-            if not present and state & _STATE == _AWAIT_PUBCOMP:
-                state |= _LOST
-                if self.republish:
-                    self._mark(slot, _ANEW)  # at once: the next CONNACK would say that the session is there
-            if state & _LOST:
-                self.lost += 1
-            else:
-                # Sent again in the order of publishing [MQTT-4.6.0-1]; to a broker that forgot us it is a first delivery.
-                state = (state if present else state & _STATE) | _DUE
-                self._due += 1
-            states[slot] = state
-        for slot in self.holding.values():
-            if not present:
-                states[slot] |= _LOST
-            if states[slot] & _LOST:
-                self.lost += 1
+        if self.inbound:
+            self.inbound.connected()
+        if self.waiting:
+            self.waiting.connected(False)
+        # Sent again in the order of publishing [MQTT-4.6.0-1].
+        store = self.store
+        self.cursor = low = store.low
+        self.flight = 0
+        states = self.states
+        for i in range(_WINDOW):
+            states[i] = SENDER[(states[i] & _STATE) << 3] >> 4 | (states[i] & (_DOUBTFUL | _ASIDE))
+        if doubtful:
+            for seq in range(low, min(store.next_seq, low + _WINDOW)):
+                if not store.is_finished(seq) and store.is_marked(seq):
+                    states[seq & 31] |= _DOUBTFUL
+        if self._stranger:
+            if self.adopted is None:
+                from .adopted import Adopted
+
+                self.adopted = Adopted(self)
+            self.adopted.connected()
+        self._direct = self.five is None and self.adopted is None
+        self._error = None
+        self._stuck = self._waited_ms = 0
+        if self.suspect:
+            self.suspect.connected()
+
+    def failed(self, error):
+        """This connection is about to end, by this error. (What we end ourselves has none.)"""
+        self._error = error
+        if self.suspect:
+            self.suspect.ended(error)
+
+    def _look_for_suspect(self):
+        """A connection has ended while messages were in flight. Is it twice in a row that the same one is the first of them?
+
+        Where the program ends the connection (a board that sleeps), the second time may be after a reset.
+        """
+        low = self.store.low
+        if low < self.cursor and (self._error or self._waited_ms >= _SUSPICIOUS_MS):
+            if low == self._unanswered or not self._error:
+                from .suspect import found
+
+                found(self, low, low == self._unanswered)
+            self._unanswered = low
 
     def disconnected(self):
-        """The network connection is gone: what was in the output is gone, what was not taken is not acknowledged."""
-        self.online = self.acknowledged = self.left_out = False
-        self.out_end = self.request_id = 0
-        self.partial = self.untaken = -1
-        self._topic = None
-        if self._flush_due:
-            self.settle()  # or else what was handed over could come a second time after a power cut, however much later
-
-    def recover(self):
-        """Report one message after another that the lost session left behind; NOTHING when there is none."""
-        if not self.lost:
-            return _NOTHING
-        slot = self._oldest(_LOST, self._losts)
-        if self._states[slot] & _STATE == _HELD:
-            # The broker will never send its PUBREL; ours is the only copy, and it was not handed over yet.
-            self._show_held(slot)
-            self.untaken = 0
-            return _MESSAGE
-        self.handle = self.store.seq_of(slot)
-        if self._states[slot] == _LOST:  # 5: it was never sent
-            self._forget(self.sending, _id_of(self.handle))
-            return _REFUSED
-        self.lost -= 1
-        if self.republish:
-            self._states[slot] = _AWAIT_PUBREC | _DUE
-            self._due += 1
-        else:
-            self._states[slot] = _NONE
-            self._forget(self.sending, _id_of(self.handle))
-        return _IN_DOUBT
+        """The network connection is gone, and what was in the output with it. What was not taken is not acknowledged."""
+        if self.suspect:
+            self.suspect.ended(None)
+        elif self.flight > 0 and self.refuse_after:
+            self._look_for_suspect()
+        self.flight = 0
+        self.output.clear()
+        self.proved = False
+        self.request_id = self.partial = self.pending_ack = 0
+        # A message of QoS 2 that a handler works on must not come again once that is done; one of QoS 1 will.
+        self.handed = _ORPHAN if self.handed and self.handed != _PUBACK else 0
+        if self.inbound:
+            self.inbound.disconnected()
+        if self.long:
+            self.long.disconnected()
+        if self.waiting:
+            self.waiting.disconnected()
+        if self.unsynced:
+            self.sync()  # or else what was handed over could come a second time after a power cut, however much later
 
     # --- out ---
 
-    def has_room(self):
-        """Return whether an acknowledgement fits into the output now: not inside a message that is there in part."""
-        return self.partial < 0 and len(self.out) - self.out_end >= _ACK_BYTES
+    def sync(self):
+        """Make durable what was marked and discarded: nothing that promises it leaves before [MQTT-4.3.2-1] [MQTT-4.3.3-1].
 
-    def settle(self):
-        """Make durable what the bytes in the output promise: nothing leaves before this [MQTT-4.3.2-1] [MQTT-4.3.3-1].
-
-        An acknowledgement of ours may say that a message is stored, a PUBREL that its PUBREC was seen, a PUBCOMP that the
-        held message is released: were that forgotten, a new message with its id would be taken for a repetition.
+        A worn store makes nothing durable any more; what it holds goes out all the same, twice if the power is cut.
         """
-        self.store.sync()  # where the store fails, what is to be durable stays so: the next attempt to write comes here again
-        if self._flush_due:
-            try:
-                self.store.flush()
-            except StoreWorn:
-                pass  # see `_mark`
-        self._flush_due = self.promised = False
+        try:
+            self.store.sync()
+        except StoreWorn:
+            pass
+        self.unsynced = False
 
     def pump(self, now_ms):
-        """Put into the output what may go out: requests, resends in order, then new messages as far as the window allows.
+        """Put into the output what may go out: requests, and stored messages in order as far as the window allows.
 
-        Only new messages wait for the window [MQTT-3.3.4-8] [MQTT-4.9.0-2] [MQTT-4.9.0-3]. Nothing expires here, neither what
-        was sent [MQTT-4.3.3-7] nor what is held [MQTT-4.3.3-13]: that is the broker's to do.
+        Only PUBLISH packets wait for the window [MQTT-3.3.4-8] [MQTT-4.9.0-2] [MQTT-4.9.0-3]. What was sent at QoS 2 does not
+        expire [MQTT-4.3.3-7], nor what is held [MQTT-4.3.3-13]; for the rest see `expiry.py`.
         """
-        if not self.online or self.lost or (self.partial >= 0 and not self._continue(now_ms)):
+        if self.partial:
+            from .pieces import go_on
+
+            go_on(self, now_ms)
+        if not self.output.limit:
             return
         if self.wants_request and not self.request_id:
             self.requests.put(now_ms)
         store = self.store
-        sending = self.sending
-        while self._due:
-            if len(sending) - self._due >= self.quota or not self._put(self._oldest(_DUE, self._dues), now_ms):
-                return
-        while len(sending) < self.quota:
-            slot = self._stalled
-            if slot < 0:
-                slot = store.take()
-                if slot < 0:
-                    self.ready = False
-                    return
-            seq = store.seq_of(slot)
-            packet_id = (seq - 1) % 65535 + 1
-            if packet_id in sending or packet_id == self.request_id:
-                self.ready = False
-                self._stalled = slot  # 65 535 messages ago, and still in flight: wait for it
-                return
-            self._stalled = -1
-            if seq - self._last_taken > 1 and self._last_taken:
-                self._gap_from = self._last_taken + 1
-                self._gap_to = seq - 1
-            self._last_taken = seq
-            sending[packet_id] = slot
-            self._states[slot] = (_DUE | _SENT) if store.old(slot) else _DUE
-            self._due += 1
-            if not self._put(slot, now_ms):
-                self._dues.clear()
-                return
-        self.ready = False  # until an answer comes
+        seq = self.cursor
+        low = store.low
+        seq = max(seq, low)  # the store's policy may have dropped some
+        end = store.next_seq
+        if end - low > _WINDOW:
+            end = low + _WINDOW
+        while seq < end and self.flight < self.quota:
+            if not store.is_finished(seq) and not self._put(seq, now_ms):
+                break
+            seq += 1
+        self.cursor = seq
 
-    def _put(self, slot, now_ms):
-        """Put a slot's next packet; return False where it has to wait for room."""
-        state = self._states[slot]
-        out = self.out
-        at = self.out_end
-        room = len(out) - at
-        if state & _STATE == _AWAIT_PUBCOMP:
+    def has_more(self):
+        """Return whether `pump` may have something to put, once there is room."""
+        if self.partial or (self.wants_request and not self.request_id):
+            return True
+        store = self.store
+        cursor = self.cursor
+        return cursor != store.next_seq and self.flight < self.quota and cursor - store.low < _WINDOW
+
+    def _put(self, seq, now_ms):
+        """Put a message's next packet; return False where it has to wait for room."""
+        slot = seq & 31
+        if self.states[slot] & _ASIDE:
+            return True
+        store = self.store
+        output = self.output
+        room = output.limit - output.end
+        packet_id = (seq - 1) % 65535 + 1
+        if store.is_marked(seq):
             if room < _ACK_BYTES:
                 return False
-            self.promised = True
             # After PUBREC never PUBLISH again [MQTT-4.3.3-1]; only 3.1 sets DUP on a PUBREL.
-            packet_id = _id_of(self.store.seq_of(slot))
-            self.out_end = put_ack(out, at, _PUBREL, packet_id, self.level, 0, None, self.level == 3)
+            output.put_ack(_PUBREL, packet_id, 0, self.level == 3)
+            column = _PUBREL_COLUMN
         else:
-            n = self.store.length_of(slot)
-            if n > room:
-                if at:
-                    return (
-                        False  # whole packets share a write; one that is longer than the output goes alone, in pieces
-                    )
-                n = room
-                self.partial = slot
-                self._partial_at = n
-            self.store.read(slot, 0, out, at, n)
-            self.promised = True
+            n = store.length(seq)
+            try:
+                if not n:
+                    raise StoreCorrupt
+                if self.five:
+                    n = self.five.outgoing(self, seq, n)
+                    if not n:
+                        return True
+                if self.adopted and not self.adopted.may_go(seq, now_ms):
+                    return False
+                if packet_id == self.request_id or (n > room and (output.end or room <= 0)):
+                    return False
+                at = output.end
+                column = output.put_stored(store, seq, 0, n if n < room else room, seq < self.dup_to) >> 1 & 3
+            except StoreCorrupt:  # found now, or only when it was to be read
+                self.load_undelivered().set_aside(_DAMAGED, seq, 0)
+                return True
             if self.five:
-                code = self.five.objection(out[at], self.store.length_of(slot))
-                if code:
-                    return self._object(slot, code)
-            if not state & _STATE:
-                state |= out[at] >> 1 & 3  # QoS 1 awaits PUBACK, QoS 2 awaits PUBREC
-            if state & _SENT:
-                out[at] |= 8  # DUP: it may have been sent before [MQTT-3.3.1-1] [MQTT-2.3.1-3]
-            self.out_end = at + n
-        self._states[slot] = state & _STATE | _SENT
-        self._sent_ms[slot] = now_ms
-        self._due -= 1
+                self.five.put_interval(output.buf, at, output.end, seq < self.dup_to)
+            if column > self.qos_limit:
+                column = 1
+                output.buf[at] ^= 6  # QoS 2 becomes 1
+            if n > room:  # whole packets share a write; one that is longer than the output goes alone, in pieces
+                output.shut()
+                self.partial = seq
+                self.partial_at = room
+                self.partial_length = n
+        state = self.states[slot]
+        self.states[slot] = SENDER[(state & _STATE) << 3 | column] >> 4 | (state & _DOUBTFUL)
+        self.sent_ms[slot] = now_ms
+        self.flight += 1
+        if seq >= self.dup_to:
+            self.dup_to = seq + 1
         return True
 
-    def _object(self, slot, code):
-        """Do not send what the server said it would refuse: `recover` reports it."""
-        self.partial = -1
-        self._due -= 1
-        self.lost += 1
-        self._states[slot] = _LOST
-        self.code = code
-        return False
+    def report_later(self, event, handle, code):
+        """Let `report` return this event in its turn."""
+        self.reports.extend((event, handle, code))
+        self.urgent = True
 
-    def _continue(self, now_ms):
-        """Put the next piece of a long message; return whether it is whole now."""
-        slot = self.partial
-        self._sent_ms[slot] = now_ms  # the answer can't come before the last piece has left
-        n = self.store.length_of(slot) - self._partial_at
-        room = len(self.out) - self.out_end
-        if n > room:
-            n = room
-        else:
-            self.partial = -1
-        self.store.read(slot, self._partial_at, self.out, self.out_end, n)
-        self._partial_at += n
-        self.out_end += n
-        return self.partial < 0
+    def report(self):
+        """Return the next report's event, with `handle` and `code`; there is one."""
+        reports = self.reports
+        event = reports.pop(0)
+        self.handle = reports.pop(0)
+        self.code = reports.pop(0)
+        return event
 
-    def _oldest(self, flag, order):
-        """Return the slot with this flag whose record is the oldest; there is one.
-
-        All slots are looked at once, into `order`, the newest first: of 65,536 slots (a collector's) many may have the flag.
-        """
-        states = self._states
-        while True:
-            if not order:
-                order.extend([slot for slot in range(len(states)) if states[slot] & flag])
-                order.sort(key=self.store.seq_of, reverse=True)
-            if states[order[-1]] & flag:
-                return order[-1]
-            order.pop()
+    def state_of(self, seq):
+        """Return the state of an unfinished message in the window; of one not yet sent again on this connection, its last one."""
+        if seq < self.cursor:
+            return self.states[seq & 31] & _STATE
+        store = self.store
+        if store.is_marked(seq):
+            return _AWAIT_PUBCOMP
+        if seq >= self.dup_to or not store.length(seq):
+            return _NONE
+        try:
+            store.read(seq, 0, self._first, 0, 1)
+        except StoreCorrupt:
+            return _NONE
+        return self._first[0] >> 1 & 3
 
     # --- in ---
 
-    def receive(self, packet, now_ms):
-        """Take in one decoded PUBLISH of QoS 2, acknowledgement, SUBACK or UNSUBACK; return what is to be reported.
-
-        (`show` is for the other PUBLISH packets.)
+    def acknowledged(self, packet, now_ms):
+        """Take in a PUBACK, PUBREC or PUBCOMP; return what is to be reported.
 
         Raises:
-            ProtocolViolation: an acknowledgement that does not belong to the flow its id is in.
+            ProtocolError: it does not belong to the flow that its id is in.
         """
-        kind = packet.packet_type
-        if kind >= _SUBACK:
-            # Another id: the answer to a request that was repeated (3.1).
-            return self.requests.answered(packet) if packet.packet_id == self.request_id else _NOTHING
+        # Most often it is a PUBACK where one is awaited, and all that the table says is: done.
+        if packet.packet_type == _PUBACK and self.level != _LEVEL_5 and not self.undelivered:
+            store = self.store
+            seq = store.low
+            seq += (packet.packet_id - seq) % 65535
+            states = self.states
+            if seq < self.cursor and states[seq & 31] == _AWAIT_PUBACK:
+                self.flight -= 1
+                states[seq & 31] = _NONE
+                store.finish(seq)
+                self.proved = True
+                self.handle = seq
+                return _DELIVERED
+        return self._acknowledged(packet, now_ms)
+
+    def _acknowledged(self, packet, now_ms):
+        """Do what `acknowledged` does, as the table says."""
+        if self.adopted and self.adopted.completed(packet):
+            return _NOTHING
+        store = self.store
         packet_id = packet.packet_id
-        ids = self.holding if kind == _PUBLISH or kind == _PUBREL else self.sending
-        slot = ids.get(packet_id, -1)
-        state = self._states[slot] & _STATE if slot >= 0 else _NONE
-        action = TRANSITIONS[state * _COLUMNS + kind - _PUBLISH]
-        if action == _DONE or action == _REMEMBER:
-            self.acknowledged = True
-            self.handle = self.store.seq_of(slot)
-            # A PUBREC that refuses ends the flow, too (5, section 4.3.3).
-            if action == _DONE or (self.level == _LEVEL_5 and packet.code >= 0x80):
-                self._forget(ids, packet_id)
-                return self._verdict(packet)
-            self._mark(slot, _PUBREC_SEEN)
-            self._due -= self._states[slot] >> 5 & 1
-            self._states[slot] = _AWAIT_PUBCOMP | _SENT
-            self._sent_ms[slot] = now_ms
-            self._acknowledge(_PUBREL, packet_id)
+        low = store.low
+        column = packet.packet_type
+        seq = low + (packet_id - low) % 65535
+        slot = seq & 31
+        states = self.states
+        if seq < self.cursor:
+            state = states[slot]
+        elif seq < self.dup_to and seq - low < _WINDOW and not store.is_finished(seq):
+            state = self.state_of(seq) | (states[slot] & _DOUBTFUL)
+        else:
+            state = _NONE
+        if column == _PUBREC and packet.code >= 0x80:
+            column = _REFUSED_COLUMN
+        step = SENDER[(state & _STATE) << 3 | column]
+        action = step & 15
+        if action == _DONE:
+            if seq < self.cursor:
+                self.flight -= 1
+            states[slot] = step >> 4
+            self.proved = True
+            self.handle = seq
+            if self.level == _LEVEL_5 and packet.code >= 0x80 and column != _PUBCOMP:
+                self.code = packet.code
+                self.five.refused(packet)
+                self.load_undelivered().put_aside(_REFUSED, seq)
+                return _REFUSED
+            store.finish(seq)
+            if column == _PUBACK and state & _STATE == _AWAIT_PUBREC:
+                self.downgraded += 1
+            if self.level == _LEVEL_5 or self.undelivered or state > _STATE:
+                return self._verdict(packet, seq, state)
+            return _DELIVERED
+        if action == _MARK:
+            self.proved = True
+            store.mark(seq)
+            if seq >= self.cursor:
+                return _NOTHING  # its PUBREL goes out in its turn
+            states[slot] = step >> 4
+            self.sent_ms[slot] = now_ms
+            self.output.put_ack(_PUBREL, packet_id)
         elif action == _PUT_PUBREL:
-            if slot >= 0 and self._states[slot] & _DUE:  # this one is the PUBREL that was due
-                self._states[slot] &= ~_DUE
-                self._due -= 1
-                self._sent_ms[slot] = now_ms
-            self._acknowledge(_PUBREL, packet_id, state)
-        elif action == _HOLD:
-            self._hold(packet)
-        elif action == _PUT_PUBREC:
-            self._acknowledge(_PUBREC, packet_id)
-        elif action == _HAND_OVER:
-            self._show_held(slot)
-            self.untaken = _PUBCOMP
-            return _MESSAGE
-        elif action == _PUT_PUBCOMP:
-            self._acknowledge(_PUBCOMP, packet_id, state)
-        elif action != _IGNORE:
-            raise ProtocolViolation("packet type %d in state %d" % (kind, state), packet_id)
+            if not state & _STATE:  # 5: "packet identifier not found"
+                self.output.put_ack(_PUBREL, packet_id, 0x92)
+            elif seq < self.cursor:
+                self.output.put_ack(_PUBREL, packet_id)
+        elif action:
+            if self.suspect:
+                self.suspect.answered_wrong(seq)
+            raise ProtocolError("packet type %d in state %d of packet id %d" % (packet.packet_type, state, packet_id))
         return _NOTHING
 
-    def taken(self):
-        """The application has taken the message: acknowledge it [MQTT-4.3.2-2] [MQTT-4.3.3-2] [MQTT-4.5.0-2].
+    def _verdict(self, packet, seq, state):
+        """Return what the end of a flow is to be reported as, where it was no refusal. 5: [MQTT-4.4.0-2]
 
-        5: [MQTT-4.3.2-4] [MQTT-3.3.4-1]
+        PUBCOMP's one code, 0x92, says that an earlier one was lost, and the message passed on (5, section 3.7.2.1); or that the
+        broker lost the session, where that is possible.
         """
-        kind = self.untaken
-        if kind > _PUBACK or not kind:
-            self._forget(self.holding, self._untaken_id)
-            self._flush_due = True
-        self.untaken = -1
-        if kind > 0:
-            self._acknowledge(kind, self._untaken_id)
-        if self.left_out and not self.holding:
-            raise InboundWindowFull(self.store.slots)
-
-    def took(self, kind):
-        """The application has taken the message, but its connection is gone; `kind` is what `untaken` was meanwhile.
-
-        A message of QoS 2 must not come again: it is forgotten now, and its PUBREL, when it is repeated, finds an unknown id.
-        """
-        if kind > _PUBACK or not kind:
-            self.untaken = 0
-            self.taken()
-            self.settle()
-
-    def _verdict(self, packet):
-        """Return what the end of a flow is to be reported as; a refusal is an end, too. 5: [MQTT-4.4.0-2]
-
-        Not so a PUBCOMP: its one code, 0x92, says that an earlier one was lost, and the message passed on (5, section 3.7.2.1).
-        """
-        if self.level == _LEVEL_5:
-            self.code = packet.code
-            if self.code >= 0x80 and packet.packet_type != _PUBCOMP:
-                return _REFUSED
-        return _DELIVERED
-
-    def _forget(self, ids, packet_id):
-        """Release a slot: its flow is over."""
-        self.ready = True
-        slot = ids.pop(packet_id)
-        self._due -= self._states[slot] >> 5 & 1
-        self.lost -= self._states[slot] >> 6 & 1
-        self._states[slot] = _NONE
-        self.store.release(slot)
-
-    def _acknowledge(self, kind, packet_id, state=_HELD):
-        """Put an acknowledgement behind those before it [MQTT-4.6.0-2] [MQTT-4.6.0-3] [MQTT-4.6.0-4].
-
-        It has the id of its PUBLISH [MQTT-2.3.1-6]; 5: [MQTT-2.2.1-5].
-        """
-        self.promised = True
-        # 5: "packet identifier not found", where it is not
-        code = 0x92 if state == _NONE and self.level == _LEVEL_5 else 0
-        self.out_end = put_ack(self.out, self.out_end, kind, packet_id, self.level, code)
+        code = self.code = packet.code if self.level == _LEVEL_5 else 0
+        if packet.packet_type == _PUBCOMP and state & _DOUBTFUL and (code or self.level != _LEVEL_5):
+            self.load_undelivered().note(seq, seq)
+        return _DELIVERED if self.delivered(seq) else _IN_DOUBT
 
     def show(self, packet):
         """Let the message be what lies in the decoder's buffer; `taken` will acknowledge it.
@@ -646,101 +721,77 @@ class Session:
         message.dup = packet.dup
         if packet.topic_alias:
             self.five.resolve(packet, message)
-        self._untaken_id = packet.packet_id
-        self.untaken = _PUBACK if packet.qos else -1
+        self.handed_id = packet.packet_id
+        self.handed = _PUBACK if packet.qos else 0
         if self.chunks:
             message.offset = packet.payload_offset
             message.total = packet.payload_total
             message.more = packet.more
             if packet.more:
-                self.untaken = -1  # the last chunk's acknowledgement is the message's
+                self.handed = 0  # the last chunk's acknowledgement is the message's
 
-    def _hold(self, packet):
-        """Store an inbound QoS 2 message, whole and not handed over, and only then answer it [MQTT-4.3.3-2]."""
-        store = self.store
-        # One that is left out leaves out all later ones, so that their order holds; the next connection brings them again.
-        if self.left_out or len(self.holding) >= self.hold_limit:
-            self.left_out = True
-            if self.five or not self.holding:  # 5: more than the Receive Maximum that we told [MQTT-3.3.4-9]
-                raise InboundWindowFull(store.slots)
-            return  # not answered
-        if packet.topic_alias:
-            self.fit(2 * len(packet.buffer))  # with its topic it may be longer than what came
-        scratch = self.scratch
-        if packet.topic_alias:
-            n = self.five.put_held(scratch, packet)
-        else:
-            start = packet.topic_start - 2
-            n = packet.payload_end - start
-            scratch[0] = _PUBLISH << 4 | 2 << 1 | (1 if packet.retain else 0)
-            at = put_length(scratch, 1, n)
-            copy(scratch, at, packet.buffer, start, n)
-            n += at
-        try:
-            slot = store.hold(scratch, n)
-        except (StoreFull, StoreWorn):
-            self.left_out = True  # until the store has room: see `connection.check`
-            return
-        self.holding[packet.packet_id] = slot
-        self._states[slot] = _HELD
-        self._acknowledge(_PUBREC, packet.packet_id)
+    def taken(self):
+        """The application has taken the message: acknowledge it [MQTT-4.3.2-2] [MQTT-4.3.3-2] [MQTT-4.5.0-2].
 
-    def _show_held(self, slot):
-        """Let the message be a held one, read into a buffer of its own: handlers may publish meanwhile."""
-        length = self.store.length_of(slot)
-        if len(self._handed) < length:
-            self._handed = bytearray(max(length, len(self.scratch)))
-        buf = self._handed
-        self.store.read(slot, 0, buf, 0, length)
-        at = 1
-        while buf[at] & 0x80:
-            at += 1
-        at += 3
-        message = self.message
-        message.buffer = message.topic_buffer = buf
-        message.topic_start = at
-        message.topic_end = at = at + (buf[at - 2] << 8 | buf[at - 1])
-        self._untaken_id = buf[at] << 8 | buf[at + 1]
-        at += 2
-        if self.level == _LEVEL_5:
-            n = shift = 0
-            while True:
-                n |= (buf[at] & 0x7F) << shift
-                shift += 7
-                at += 1
-                if not buf[at - 1] & 0x80:
-                    break
-            message.properties_start = at
-            message.properties_end = at = at + n
-        message.payload_start = at
-        message.payload_end = length
-        message.offset = 0
-        message.total = length - at
-        message.more = False
-        message.qos = 2
-        message.retain = bool(buf[0] & 1)
-        message.dup = False
+        5: [MQTT-4.3.2-4] [MQTT-3.3.4-1]. At QoS 2 it is discarded at once, connection or not: it must not come again.
+        """
+        kind = self.handed
+        self.handed = 0
+        if kind != _PUBACK and kind:
+            self.inbound.taken()
+        if kind > _ORPHAN:
+            if self.waiting and kind == _PUBACK and self.waiting.owing:
+                self.waiting.defer()
+                return
+            output = self.output
+            if output.limit - output.end < _ACK_BYTES:
+                self.pending_ack = kind
+                self.urgent = True
+            elif kind == _PUBACK:
+                output.put_puback(self.handed_id)
+            else:
+                output.put_ack(kind, self.handed_id)
+
+    def not_taken(self):
+        """The application has not taken the message: it will come again."""
+        self.handed = 0
 
     # --- time ---
 
     def overdue_ms(self, now_ms):
-        """Return how long the oldest unanswered packet has waited for its answer, and mark what is to be retried (Q5)."""
-        oldest = 0
-        for slot in range(len(self._states) if self.sending else 0):
-            state = self._states[slot] & (_STATE | _DUE)
-            if _NONE < state < _HELD:  # sent, and not due to be sent again
-                age = ticks_diff(now_ms, self._sent_ms[slot])
-                if self.retry_ms and age >= self.retry_ms:
-                    self._states[slot] |= _DUE
-                    self._due += 1
-                    self._dues.clear()
-                    self.ready = True
-                elif age > oldest:
-                    oldest = age
-        if self.request_id:
-            oldest = max(oldest, self.requests.overdue_ms(now_ms))
+        """Return how long the oldest unanswered packet has waited for its answer; send again what is to be retried (Q5)."""
+        oldest = self.requests.overdue_ms(now_ms) if self.requests else 0
+        if self.suspect:
+            oldest = max(oldest, self.suspect.tick(now_ms))
+        if self.adopted:
+            oldest = max(oldest, self.adopted.overdue_ms(now_ms))
+        states = self.states
+        retry_ms = self.retry_ms
+        if self.flight:
+            if retry_ms:  # each retry begins the wait for its answer anew, but not for ever
+                low = self.store.low
+                if low != self._stuck:
+                    self._stuck = low
+                    self._stuck_ms = now_ms
+                elif ticks_diff(now_ms, self._stuck_ms) >= _RETRIES * retry_ms:
+                    oldest = max(oldest, ticks_diff(now_ms, self._stuck_ms))
+            for seq in range(self.store.low, self.cursor):
+                slot = seq & 31
+                if states[slot] & _STATE:
+                    age = ticks_diff(now_ms, self.sent_ms[slot])
+                    if retry_ms and age >= retry_ms and seq != self.partial:
+                        if self._put(seq, now_ms):
+                            self.flight -= 1  # it was in flight before
+                    elif age > oldest:
+                        oldest = age
+        self._waited_ms = oldest
         return oldest
 
 
-def _id_of(seq):
-    return (seq - 1) % 65535 + 1
+def _crc(octets):
+    """Return the CRC-32 of these bytes, as bytes."""
+    n = len(octets)
+    buf = bytearray(n + 4)
+    buf[:n] = octets
+    put_crc32(buf, 0, n, n, 0)
+    return bytes(buf[n:])

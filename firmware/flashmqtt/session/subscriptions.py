@@ -1,7 +1,9 @@
 """Subscriptions: what a session asks its broker to send (3.1.1 and 5, sections 3.8 to 3.11).
 
 One SUBSCRIBE or UNSUBSCRIBE is in flight at a time, for all that is wanted or not wanted by then. Restored is what a lost session
-takes with it. It knows the session that it belongs to, into whose output it writes, and keeps handlers without calling them.
+takes with it. What the broker refused is asked for again: with every new connection, and after 10 s, 20 s and so on up to an
+hour, as a broker may refuse because it is busy, or because somebody is about to grant the right. It knows the session that it
+belongs to and its output, and keeps handlers without calling them.
 
 A board that only publishes never imports this, nor what it imports: 2.4 KB of `.mpy`.
 """
@@ -9,13 +11,16 @@ A board that only publishes never imports this, nor what it imports: 2.4 KB of `
 from flashmqtt.codec.quick import same
 from flashmqtt.codec.subscribe import put_subscribe, put_unsubscribe
 from flashmqtt.codec.topics import covers
-from flashmqtt.compat import const, ticks_diff
-from flashmqtt.errors import BufferTooSmall, ProtocolViolation, SubscriptionRefused
+from flashmqtt.compat import const, ticks_add, ticks_diff
+from flashmqtt.errors import BufferTooSmall, ProtocolError, Refused
 
 _SUBACK = const(9)
 _LEVEL_5 = const(5)
 _REFUSED = const(0x80)  # from here on, a SUBACK's code is a refusal
 _SUBSCRIBED = const(5)  # what the session reports
+_AGAIN_MS = const(10000)  # until a refused subscription is asked for again, doubled every time
+_LONGEST_MS = const(3600000)
+_DOUBLINGS = const(9)
 
 # States of a subscription.
 _WANTED = const(0)
@@ -24,6 +29,7 @@ GRANTED = const(2)
 DECLINED = const(3)
 _UNWANTED = const(4)
 _UNASKED = const(5)
+ENDED = const(6)
 
 
 class Subscription:
@@ -33,9 +39,12 @@ class Subscription:
         self.filter = filter_
         self.options = options  # QoS; 5: with the other option bits
         self.handler = handler  # belongs to the face
+        self.awaited = False  # so does this: it is an `async def` function
         self.properties = properties  # 5: SUBSCRIBE's, packed
         self.state = _WANTED
-        self.code = 0  # the granted QoS, or the refusal
+        self.code = 0  # the granted QoS, or the refusal; of one that has ended, UNSUBACK's reason
+        self.refusals = 0  # how often it was refused in a row
+        self.again_ms = 0  # when a refused one is asked for again
 
     def takes(self, message):
         """Return whether there is a handler and the filter covers the message's topic."""
@@ -48,15 +57,27 @@ class Subscription:
             return True
         return covers(filter_, message.topic_buffer, start, start + n)
 
+    def decline(self, code, now_ms):
+        """The broker refuses it; it is asked for again some time later."""
+        self.state = DECLINED
+        self.code = code
+        self.again_ms = ticks_add(now_ms, min(_AGAIN_MS << min(self.refusals, _DOUBLINGS), _LONGEST_MS))
+        self.refusals += 1
+
+    def result(self):
+        """Return what the broker answered: the QoS granted, or a reason code, from 0x80 on a refusal. None: nothing yet."""
+        return self.code if self.state == GRANTED or self.state == DECLINED or self.state == ENDED else None
+
     def granted(self):
-        """Return the QoS that was granted, None: there is no answer yet.
+        """Return what `result` returns, where that is no refusal.
 
         Raises:
-            SubscriptionRefused: by the broker.
+            Refused: by the broker.
         """
-        if self.state == DECLINED:
-            raise SubscriptionRefused(str(self.filter, "utf-8"), self.code)
-        return self.code if self.state == GRANTED else None
+        code = self.result()
+        if code is not None and code >= _REFUSED:
+            raise Refused("filter " + str(self.filter, "utf-8"), code)
+        return code
 
 
 class Requests:
@@ -74,26 +95,33 @@ class Requests:
         """Do what the session's `subscribe` does."""
         session = self._session
         n = put_subscribe(session.scratch, 0, 1, ((filter_, options),), session.level, False, properties)
-        if n > len(session.out):
-            raise BufferTooSmall(n)
-        session.wants_request = session.ready = True
+        if n > session.output.size:
+            raise BufferTooSmall("SUBSCRIBE of %d bytes: buffer_bytes has %d" % (n, session.output.size))
+        entry = self.entry(filter_)
+        entry.options = options
+        entry.handler = handler
+        entry.awaited = False
+        entry.properties = properties
+        entry.state = _WANTED
+        entry.refusals = 0
+        self.changed()
+        return entry
+
+    def entry(self, filter_):
+        """Return the subscription with this filter, a new one where there is none."""
+        session = self._session
+        session.wants_request = True
         for entry in session.subscriptions:
             if entry.filter == filter_:
-                entry.options, entry.handler, entry.properties, entry.state = options, handler, properties, _WANTED
                 return entry
-        entry = Subscription(filter_, options, handler, properties)
+        entry = Subscription(filter_, 0, None)
         session.subscriptions.append(entry)
         return entry
 
-    def unwant(self, filter_):
-        """Do what the session's `unsubscribe` does."""
-        session = self._session
-        for entry in session.subscriptions:
-            if entry.filter == filter_:
-                session.wants_request = session.ready = True
-                entry.state = _UNWANTED
-                return entry
-        return None
+    def changed(self):
+        """Handlers are others now: what waits may be claimed."""
+        if self._session.waiting:
+            self._session.waiting.changed()
 
     def connected(self, restore):
         """The broker accepted a connection; restore: ask for what it had granted, too."""
@@ -101,40 +129,41 @@ class Requests:
         for entry in session.subscriptions:
             if entry.state == _UNASKED:
                 entry.state = _UNWANTED
-            elif entry.state == _ASKED or (entry.state == GRANTED and restore):
+            elif entry.state == _ASKED or entry.state == DECLINED or (entry.state == GRANTED and restore):
                 entry.state = _WANTED
         session.wants_request = bool(session.subscriptions)
 
     def put(self, now_ms):
         """Put one SUBSCRIBE for all that is wanted, or one UNSUBSCRIBE for all that is not; or repeat the last (3.1)."""
         session = self._session
+        output = session.output
         dup = session.request_id != 0
         if not dup:
             self._asked = [entry for entry in session.subscriptions if entry.state == _WANTED]
             if session.five:
-                self._asked = session.five.together(self._asked)
+                self._asked = session.five.together(self._asked, now_ms)
             self._put = put_subscribe
             if not self._asked:
-                self._asked = [entry for entry in session.subscriptions if entry.state == _UNWANTED]
+                unwanted = [entry for entry in session.subscriptions if entry.state == _UNWANTED]
+                self._asked = [entry for entry in unwanted if entry.properties == unwanted[0].properties]
                 self._put = put_unsubscribe
                 if not self._asked:
                     session.wants_request = False
                     return
-            while not session.request_id or session.request_id in session.sending:
+            low = session.store.low
+            # An id that no message in flight has, nor will have soon.
+            while not session.request_id or (session.request_id - low) % 65535 < 64:
                 self._last_id = session.request_id = self._last_id % 65535 + 1
-        properties = None
+        properties = self._asked[0].properties
         while True:
             what = [entry.filter for entry in self._asked]
             if self._put is put_subscribe:
                 what = [(entry.filter, entry.options) for entry in self._asked]
-                properties = self._asked[0].properties
             try:
-                session.out_end = self._put(
-                    session.out, session.out_end, session.request_id, what, session.level, dup, properties
-                )
+                output.put(self._put, session.request_id, what, session.level, dup, properties)
                 break
             except BufferTooSmall:
-                if session.out_end:
+                if output.end:
                     if not dup:
                         session.request_id = 0
                     return  # when the output is empty again
@@ -153,24 +182,43 @@ class Requests:
         if (kind == _SUBACK) != (self._put is put_subscribe) or (
             count != len(asked) and (kind == _SUBACK or session.level == _LEVEL_5)
         ):
-            raise ProtocolViolation("%d results for %d filters" % (count, len(asked)))  # [MQTT-3.8.4-5]
+            raise ProtocolError("%d results for %d filters" % (count, len(asked)))  # [MQTT-3.8.4-5]
         session.request_id = 0
-        session.wants_request = session.ready = True
+        session.wants_request = True
+        if session.five:
+            session.five.refused(packet)
         for i in range(len(asked)):
             entry = asked[i]
             # One that was asked for otherwise meanwhile has its next request to come.
+            code = packet.buffer[packet.codes_start + i] if count else 0
             if entry.state == _ASKED:
-                entry.code = packet.buffer[packet.codes_start + i]
-                entry.state = DECLINED if entry.code >= _REFUSED else GRANTED
+                if code >= _REFUSED:
+                    entry.decline(code, self._put_ms)
+                else:
+                    entry.code = code
+                    entry.state = GRANTED
+                    entry.refusals = 0
             elif entry.state == _UNASKED:
+                entry.code = code
+                entry.state = ENDED
                 session.subscriptions.remove(entry)
+                self.changed()
         return _SUBSCRIBED
 
     def overdue_ms(self, now_ms):
-        """Return how long the request has waited for its answer; or repeat it, where that is level 3's (Q5)."""
+        """Return how long the request has waited for its answer; or repeat it, where that is level 3's (Q5).
+
+        Where none is in flight, ask again for what was refused some time ago.
+        """
         session = self._session
+        if not session.request_id:
+            for entry in session.subscriptions:
+                if entry.state == DECLINED and ticks_diff(now_ms, entry.again_ms) >= 0:
+                    entry.state = _WANTED
+                    session.wants_request = True
+            return 0
         age = ticks_diff(now_ms, self._put_ms)
-        if session.level == 3 and session.retry_ms and age >= session.retry_ms and session.has_room():
+        if session.level == 3 and session.retry_ms and age >= session.retry_ms and session.output.room() > 0:
             self.put(now_ms)
             return 0
         return age

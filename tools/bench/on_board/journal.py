@@ -17,13 +17,13 @@ def used():
 def main(path):
     """Print `name value` lines."""
     before = used()
-    journal = Journal(FileRegion(path, 512, 4096, 256), slots=16)
+    journal = Journal(FileRegion(path, 512, 4096, 256))
     message = bytearray(100)
     out = bytearray(100)
     for _ in range(10):
         journal.append(message, 100)
     at_10 = used()
-    while journal.waiting < 10_000:
+    while journal.next_seq - journal.low < 10_000:
         journal.append(message, 100)
     print("growth", used() - at_10)
     print("heap", at_10 - before)
@@ -41,9 +41,10 @@ def main(path):
 
 
 def cycle(journal, message, out):
-    """Store, take, read, mark, acknowledge."""
+    """Store, read, mark, acknowledge the oldest."""
     journal.append(message, 100)
-    slot = journal.take()
-    journal.read(slot, 0, out, 0, 100)
-    journal.mark(slot, 1)
-    journal.release(slot)
+    seq = journal.low
+    journal.read(seq, 0, out, 0, 100)
+    journal.mark(seq)
+    journal.sync()
+    journal.finish(seq)

@@ -1,7 +1,7 @@
 """MicroPython's hardware modules without hardware: `machine`, `network`, `rp2`, `esp32`, for tests and the virtual board.
 
 Each fake has the names and the signatures of the port's own module, as far as the boards use them; a test compares them with the
-ports' type stubs. What a test sets and looks at lies in `simulated`, an object in each fake. `load_board("rp2040")` imports a
+ports' type stubs. What a test sets and looks at lies in `simulated`, an object in each fake. `load_board("rp2")` imports a
 board's `board.py` on top of them, with a clock that only moves when somebody sleeps; it runs on both interpreters.
 """
 
@@ -11,7 +11,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-FAKES = ("machine", "network", "rp2", "esp32")
+FAKES = ("machine", "network", "rp2", "esp32", "neopixel")
 
 
 class Clock:
@@ -64,11 +64,32 @@ class _MicroPython:
         return value
 
 
-def load_board(name, **simulated):
+def with_ethernet(network):
+    """Make the fake of `network` that of an image with an Ethernet chip and no radio."""
+    from tools.virtual_board.hardware import wiznet
+
+    del network.WLAN
+    network.WIZNET5K = wiznet.WIZNET5K
+    network.simulated = wiznet.simulated
+
+
+class _Implementation:
+    def __init__(self, machine):
+        self._machine = machine
+
+
+class _Sys:
+    def __init__(self, machine):
+        self.implementation = _Implementation(machine)
+
+
+def load_board(name, machine="", ethernet=False, **simulated):
     """Import boards/NAME/board.py afresh on the fakes; return it, with the fakes as its attributes.
 
     Args:
-        name: "rp2040" or "esp32".
+        name: "rp2" or "esp32".
+        machine: what `sys.implementation._machine` says there.
+        ethernet: an image without Wi-Fi, with a WIZNET5K.
         simulated: what `machine.simulated` is to hold before the board's module runs.
     """
     package = __name__
@@ -83,18 +104,27 @@ def load_board(name, **simulated):
     for key, value in simulated.items():
         setattr(modules["machine"].simulated, key, value)
     modules["machine"].simulated.clock = clock
+    if machine and sys.implementation.name == "micropython":
+        modules["sys"] = _Sys(machine)
+    elif machine:  # CPython's own is needed to import anything
+        sys.implementation._machine = machine  # type: ignore[attr-defined]
+    if ethernet:
+        with_ethernet(modules["network"])
     saved = {key: sys.modules.get(key) for key in modules}
     path = "boards." + name + ".board"
-    sys.modules.pop(path, None)
-    sys.modules.update(modules)
+    loaded = sys.modules
+    loaded.pop(path, None)
+    loaded.update(modules)
     try:
         __import__(path)
-        board: Any = sys.modules[path]
+        board: Any = loaded[path]
     finally:
+        if hasattr(sys.implementation, "_machine") and sys.implementation.name != "micropython":
+            del sys.implementation._machine
         for key, module in saved.items():
             if module is None:
-                sys.modules.pop(key, None)
+                loaded.pop(key, None)
             else:
-                sys.modules[key] = module
+                loaded[key] = module
     board.clock_module = clock
     return board

@@ -5,6 +5,8 @@ HARD_RESET = 2
 WDT_RESET = 3
 DEEPSLEEP_RESET = 4
 SOFT_RESET = 5
+_WATCHDOG_CLEAR = (0x4005B000, 0x400DB000)  # RP2040, RP2350
+_WATCHDOG_ENABLE = 1 << 30
 
 
 class Simulated:
@@ -18,7 +20,8 @@ class Simulated:
         sleeps: milliseconds of every `lightsleep`.
         fed: how often a watchdog was fed; `watchdog_ms` its timeout, 0 while there is none.
         on_reset: called with "reset" or "deep-sleep" before the program ends.
-        on_feed: called when a watchdog is started or fed.
+        on_feed: called when a watchdog is started, fed or stopped.
+        timers: those that run; `tick()` calls each of them once.
         clock: the module `time` of the board, moved by sleeping.
         i2c: address -> {register: bytes} of the chips on the bus.
     """
@@ -34,6 +37,7 @@ class Simulated:
         self.watchdog_left = 0
         self.on_reset = None
         self.on_feed = None
+        self.timers = []
         self.clock = None
         self.id = b"\xe6\x61\x64\x08\x43\x2b\x1c\x2f"
         self.lightsleep_returns_at_once = False
@@ -45,6 +49,11 @@ class Simulated:
         if self.on_reset:
             self.on_reset(how)
         raise SystemExit(how)
+
+    def tick(self):
+        """Let every timer that runs call its callback."""
+        for timer in list(self.timers):
+            timer.callback(timer)
 
     def passed(self, ms):
         """Let time pass; a watchdog that is not fed in time ends the program, or hangs the chip."""
@@ -67,6 +76,10 @@ class Memory32:
 
     def __setitem__(self, address, value):
         simulated.registers[address] = value
+        if address in _WATCHDOG_CLEAR and value & _WATCHDOG_ENABLE:
+            simulated.watchdog_ms = 0
+            if simulated.on_feed:
+                simulated.on_feed()
 
 
 mem32 = Memory32()
@@ -137,7 +150,7 @@ class WDT:
     """The watchdog."""
 
     def __init__(self, *, id=0, timeout=5000):
-        if timeout > 8388 and simulated.registers.get("chip", "rp2040") == "rp2040":
+        if timeout > 8388 and simulated.registers.get("chip", "rp2") == "rp2":
             raise ValueError("timeout exceeds 8388")
         simulated.watchdog_ms = timeout
         self.feed()
@@ -148,6 +161,25 @@ class WDT:
         simulated.watchdog_left = simulated.watchdog_ms
         if simulated.on_feed:
             simulated.on_feed()
+
+
+class Timer:
+    """A timer; `Simulated.tick` is what makes it run out."""
+
+    def __init__(self, id=-1):
+        if id != -1 and simulated.registers.get("chip", "rp2") == "rp2":
+            raise ValueError("Timer doesn't exist")
+        self.callback = None
+
+    def init(self, *, mode=1, period=-1, callback=None):
+        """Start."""
+        self.callback = callback
+        simulated.timers.append(self)
+
+    def deinit(self):
+        """Stop."""
+        if self in simulated.timers:
+            simulated.timers.remove(self)
 
 
 class RTC:

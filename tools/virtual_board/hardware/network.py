@@ -101,6 +101,10 @@ class WLAN:
             return STAT_WRONG_PASSWORD
         return STAT_CONNECTING if self._left > 0 else STAT_GOT_IP
 
+    def ifconfig(self, configs=None):
+        """Return (address, mask, gateway, name server); zeros until it has joined."""
+        return ("127.0.0.1", "255.0.0.0", "127.0.0.1", "127.0.0.1") if self.isconnected() else ("0.0.0.0",) * 4
+
     def config(self, param=None, *, pm=None, mac=None, ssid=None):
         """Take a setting."""
         return

@@ -1,0 +1,74 @@
+"""Does the `board.py` on this board keep the contract, `boards/board.pyi`? `mpremote run boards/check.py`.
+
+It calls everything but `reset`, `sleep` and `watchdog`, which would end it, and joins no network. Each line is a function; a
+line with WRONG says what the contract asks for.
+"""
+
+import sys
+
+CAUSES = ("power-on", "brown-out", "watchdog", "reset", "deep-sleep", "unknown")
+wrong = 0
+
+
+def tell(name, value, fits, asked):
+    """Print what a function gave, and whether the contract allows it."""
+    global wrong
+    if not fits:
+        wrong += 1
+    print("%-20s %s %r%s" % (name, "ok   " if fits else "WRONG", value, "" if fits else ": it has to be " + asked))
+
+
+def optional_integer(value):
+    """Return whether a value is a whole number or None."""
+    return value is None or isinstance(value, int)
+
+
+def check(board):
+    """Call what can be called, and print a line for each."""
+    for name in ("reset", "sleep", "watchdog", "watchdog_off", "network_up", "network_down"):
+        found = getattr(board, name, None)
+        tell(name, "there" if found else "missing", callable(found), "a function")
+    tell("MODEL", board.MODEL, isinstance(board.MODEL, str) and board.MODEL, "a text")
+    ident = board.unique_id()
+    tell(
+        "unique_id", ident, isinstance(ident, str) and ident and not set(ident) - set("0123456789abcdef"), "hex digits"
+    )
+    cause = board.reset_cause()
+    tell("reset_cause", cause, cause in CAUSES, "one of " + ", ".join(CAUSES))
+    tell("network_up", board.network_up("", "", ""), True, "")
+    problem = board.network_problem()
+    tell("network_problem", problem, isinstance(problem, str), "a text")
+    tell("network_strength", board.network_strength(), optional_integer(board.network_strength()), "dBm or None")
+    supply = board.supply_millivolts()
+    tell("supply_millivolts", supply, optional_integer(supply), "a whole number or None")
+    clock = board.clock()
+    tell("clock", clock, clock is None or clock > 1700000000, "None until it is set, then seconds since 1970")
+    before = int(clock or 1800000000)
+    board.set_clock(before)
+    tell("set_clock", board.clock(), abs((board.clock() or 0) - before) < 5, "the time that was set")
+    board.led(True)
+    board.led(False)
+    tell("led", "switched", True, "")
+    for sensor in board.sensors():
+        value = sensor.read()
+        fits = value is None or isinstance(value, (int, float))
+        tell("sensor " + sensor.name, value, fits and isinstance(sensor.unit, str), "a number or None, with a unit")
+    region = board.journal_region(16)
+    shape = (region.sectors, region.sector_bytes, region.page_bytes)
+    tell(
+        "journal_region",
+        shape,
+        region.sectors >= 4 and region.sector_bytes % region.page_bytes == 0,
+        "4 sectors or more",
+    )
+    page = bytearray(region.page_bytes)
+    region.read(0, page)
+    tell("region.read", "%d bytes" % len(page), True, "")
+
+
+if __name__ == "__main__":
+    sys.path.append("/lib")
+    import board
+
+    check(board)
+    print("the board keeps the contract" if not wrong else "%d wrong" % wrong)

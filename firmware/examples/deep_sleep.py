@@ -1,0 +1,31 @@
+"""Deep sleep: wake, measure, send what the network allows, sleep. What was not sent waits in flash for a later wake."""
+
+import gc
+
+gc.threshold(4096)
+
+from time import ticks_diff, ticks_ms
+
+import board
+from flashmqtt.client import Client
+from flashmqtt.journal.journal import DROP_OLDEST, Journal
+
+HOST = "broker.local"
+PORT = 1883
+DEVICE = "meadow-1"
+AWAKE_MS = 20_000
+SLEEP_MS = 600_000
+
+store = Journal(board.journal_region(64), policy=DROP_OLDEST)
+client = Client(HOST, PORT, client_id=DEVICE, store=store)
+for sensor in board.sensors():
+    client.publish(DEVICE + "/" + sensor.name, str(sensor.read()), qos=1)
+client.start()
+begin = ticks_ms()
+while client.pending and ticks_diff(ticks_ms(), begin) < AWAKE_MS:
+    board.network_up("my Wi-Fi", "its password", "AT")
+    client.poll(100)
+print("woke, cause", board.reset_cause(), "left", client.pending)
+client.disconnect()
+store.close()  # a clean end: the next mount reads less
+board.sleep(SLEEP_MS)  # the end of it is a reset

@@ -1,0 +1,45 @@
+"""A file of any size out: in parts of 1 KB that the journal takes, each with its place in the file as its topic's end.
+
+The journal is smaller than the file, so no more than a hundred parts wait in it at once. A reset in the middle goes on where the
+next part was noted; a part that is published twice has the same topic and the same content.
+"""
+
+import gc
+
+gc.threshold(4096)
+
+import os
+
+import board
+from flashmqtt.client import Client
+from flashmqtt.journal.journal import Journal
+
+HOST = "broker.local"
+PORT = 1883
+DEVICE = "camera-1"
+NAME = "picture.bin"
+PART = 1024
+
+client = Client(HOST, PORT, client_id=DEVICE, store=Journal(board.journal_region(64)), window=32)
+client.start()
+try:
+    with open(NAME + ".at") as file:
+        at = int(file.read())
+except (OSError, ValueError):
+    at = 0
+size = os.stat(NAME)[6]
+part = bytearray(PART)
+with open(NAME, "rb") as source:
+    source.seek(at)
+    while at < size:
+        n = source.readinto(part)
+        client.publish("%s/file/%s/%d/%d" % (DEVICE, NAME, size, at), memoryview(part)[:n], qos=1)
+        at += n
+        while client.pending > 100 or (at == size and client.pending):
+            board.network_up("my Wi-Fi", "its password", "AT")
+            client.poll(100)
+        if at % (64 * PART) == 0:
+            with open(NAME + ".at", "w") as file:
+                file.write(str(at))
+print("sent", size)
+client.disconnect()

@@ -1,0 +1,45 @@
+"""Home Assistant: the sensors announce themselves (MQTT discovery), and show "unavailable" when the board is gone."""
+
+import gc
+
+gc.threshold(4096)
+
+import json
+
+import board
+from flashmqtt.client import Client
+from flashmqtt.journal.journal import DROP_OLDEST, Journal
+
+HOST = "broker.local"
+PORT = 1883
+DEVICE = "greenhouse-1"
+STATUS = DEVICE + "/status"
+
+
+def announce(session_present):
+    client.publish(STATUS, "online", retain=True)
+    for sensor in board.sensors():
+        about = {
+            "name": sensor.name,
+            "unique_id": DEVICE + "-" + sensor.name,
+            "state_topic": DEVICE + "/" + sensor.name,
+            "availability_topic": STATUS,
+            "device": {"identifiers": [DEVICE], "name": DEVICE, "model": board.MODEL},
+        }
+        if sensor.unit == "Cel":
+            about["unit_of_measurement"], about["device_class"] = "°C", "temperature"
+        topic = "homeassistant/sensor/" + DEVICE + "/" + sensor.name + "/config"
+        client.publish(topic, json.dumps(about), retain=True)
+
+
+store = Journal(board.journal_region(64), policy=DROP_OLDEST)
+client = Client(
+    HOST, PORT, client_id=DEVICE, store=store, user="board", password="its password", will=(STATUS, "offline", 1, True)
+)
+client.on_connect = announce
+client.start()
+while True:
+    board.network_up("my Wi-Fi", "its password", "AT")
+    for sensor in board.sensors():
+        client.publish(DEVICE + "/" + sensor.name, str(sensor.read()), qos=1)
+    client.poll(10_000)

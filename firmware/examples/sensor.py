@@ -1,0 +1,22 @@
+"""Sensor to broker: every reading is in flash before `publish` returns, and arrives once, whatever fails meanwhile."""
+
+import gc
+
+gc.threshold(4096)  # or the garbage of importing leaves a heap full of holes
+
+import board
+from flashmqtt.client import Client
+from flashmqtt.journal.journal import DROP_OLDEST, Journal
+
+HOST = "broker.local"
+PORT = 1883
+DEVICE = "greenhouse-1"
+
+store = Journal(board.journal_region(64), policy=DROP_OLDEST)
+client = Client(HOST, PORT, client_id=DEVICE, store=store)
+client.start()  # connects in the background, and again whenever the link is lost
+while True:
+    board.network_up("my Wi-Fi", "its password", "AT")
+    for sensor in board.sensors():
+        client.publish(DEVICE + "/" + sensor.name, str(sensor.read()), qos=2)
+    client.poll(10_000)

@@ -1,0 +1,46 @@
+"""asyncio: one task measures, one takes commands, one keeps the network, and the client's own does the rest."""
+
+import gc
+
+gc.threshold(4096)
+
+import asyncio
+
+import board
+from flashmqtt.aio import Client
+from flashmqtt.journal.journal import DROP_OLDEST, Journal
+
+HOST = "broker.local"
+PORT = 1883
+DEVICE = "greenhouse-1"
+interval_s = 10
+
+
+async def network():
+    while True:
+        board.network_up("my Wi-Fi", "its password", "AT")
+        await asyncio.sleep(1)
+
+
+async def measure(client):
+    while True:
+        for sensor in board.sensors():
+            await client.publish(DEVICE + "/" + sensor.name, str(sensor.read()), qos=1)
+        await asyncio.sleep(interval_s)
+
+
+async def commands(client):
+    global interval_s
+    await client.subscribe(DEVICE + "/interval", 1)
+    async for message in client:  # acknowledged when the loop comes back for the next
+        interval_s = max(1, int(message.payload))
+        await client.publish(DEVICE + "/interval/now", str(interval_s), qos=1)
+
+
+async def main():
+    client = Client(HOST, PORT, client_id=DEVICE, store=Journal(board.journal_region(64), policy=DROP_OLDEST))
+    client.start()
+    await asyncio.gather(network(), measure(client), commands(client))
+
+
+asyncio.run(main())

@@ -1,0 +1,39 @@
+"""TLS with a CA of your own: copy its certificate beside this file, `mpremote cp ca.pem :`.
+
+A certificate is valid between two dates, so the clock is set first; a Pico W starts in 2021 at every reset.
+"""
+
+import gc
+
+gc.threshold(4096)
+
+import time
+
+import board
+from flashmqtt import tls
+from flashmqtt.client import Client
+from flashmqtt.journal.journal import DROP_OLDEST, Journal
+
+HOST = "broker.local"
+PORT = 8883
+DEVICE = "greenhouse-1"
+
+while not board.network_up("my Wi-Fi", "its password", "AT"):
+    time.sleep(1)
+if board.clock() is None:
+    import ntptime
+
+    ntptime.settime()
+store = Journal(board.journal_region(64), policy=DROP_OLDEST)
+client = Client(
+    *(HOST, PORT, DEVICE, store),
+    tls=tls.context(ca="ca.pem"),
+    user=DEVICE,
+    password="its password",
+)
+client.start()
+while True:
+    for sensor in board.sensors():
+        client.publish(DEVICE + "/" + sensor.name, str(sensor.read()), qos=2)
+    client.poll(10_000)
+    board.network_up("my Wi-Fi", "its password", "AT")

@@ -1,0 +1,170 @@
+"""Certificates and keys from files, in the forms that people have them in, into an SSLContext.
+
+Most boards' mbedTLS reads DER only, and says "invalid cert" of everything else. So PEM is taken apart here, line by line (a
+bundle may be longer than a board's heap), and what is wrong is said with the file's name. It is needed once a context, and
+does not stay in memory. It knows no socket.
+"""
+
+import sys
+
+from .errors import UsageError
+
+_HOSTED = sys.implementation.name != "micropython"
+
+_BEGIN = b"-----BEGIN "
+_END = b"-----END "
+_SEQUENCE = 0x30  # DER's first byte
+_ENCRYPTED = "ENCRYPTED"  # in the label, or in the headers, of a key with a pass phrase
+
+
+def trust(tls, source):
+    """Take the CA certificates of a source."""
+    name = _name(source, "ca")
+    number = 0
+    for label, der in _blocks(source, name):
+        if label == "DER" or ("CERTIFICATE" in label and "REQUEST" not in label):
+            number += 1
+            try:
+                tls.load_verify_locations(cadata=der[: _der_length(der)])  # openssl may have put more behind it
+            except (OSError, ValueError, MemoryError) as error:
+                raise UsageError(
+                    "%s: certificate %d in it can't be used: %s. Is it damaged, or the memory used up? "
+                    "The one that signs the broker's will do" % (name, number, _text(error))
+                )
+    if not number:
+        raise UsageError("%s: no certificate in it, neither PEM (-----BEGIN CERTIFICATE-----) nor DER" % name)
+
+
+def identify(tls, cert, key, password):
+    """Take this client's certificate and key."""
+    cert_name = _name(cert, "cert")
+    key_name = _name(key, "key")
+    certificates = [der for label, der in _blocks(cert, cert_name) if label == "CERTIFICATE" or label == "DER"]
+    if not certificates:
+        raise UsageError("%s: no certificate in it, neither PEM (-----BEGIN CERTIFICATE-----) nor DER" % cert_name)
+    keys = [(label, der) for label, der in _blocks(key, key_name) if "PRIVATE KEY" in label or label == "DER"]
+    if not keys:
+        raise UsageError("%s: no private key in it, neither PEM (-----BEGIN PRIVATE KEY-----) nor DER" % key_name)
+    label, der = keys[0]
+    if _HOSTED:
+        from .hosted import load_chain
+
+        if _ENCRYPTED in label and not password:
+            raise UsageError("%s: the key has a pass phrase: give password=..." % key_name)
+    elif _ENCRYPTED in label:
+        raise UsageError(
+            "%s: the key has a pass phrase, which MicroPython's TLS can't take; remove it: "
+            "openssl pkey -in %s -out plain.pem" % (key_name, key_name)
+        )
+    try:
+        if _HOSTED:
+            load_chain(tls, certificates, key, label, der, password)
+        elif len(certificates) == 1:
+            tls.load_cert_chain(certificates[0], der)
+        else:
+            tls.load_cert_chain(_pem(certificates), der)
+    except (OSError, ValueError, MemoryError) as error:
+        text = _text(error)
+        # mbedTLS says which of the two it did not take; OpenSSL finds out that they don't belong together.
+        name = key_name if "key" in text else cert_name if "cert" in text else "%s and %s" % (cert_name, key_name)
+        if len(certificates) > 1 and not _HOSTED:
+            text += "; it holds %d certificates: most boards take one, ours, and the broker has to know the others"
+            text %= len(certificates)
+        raise UsageError("%s: can't be used: %s" % (name, text))
+
+
+def _pem(certificates):
+    """Return certificates as PEM: the only way to give a chain to mbedTLS, on the ports whose mbedTLS reads PEM."""
+    from binascii import b2a_base64
+
+    text = b""
+    for der in certificates:
+        text += _BEGIN + b"CERTIFICATE-----\n" + b2a_base64(der) + _END + b"CERTIFICATE-----\n"
+    return text
+
+
+def _name(source, what):
+    """Return what an error calls this source."""
+    return source if isinstance(source, str) else what
+
+
+def _text(error):
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _blocks(source, name):
+    """Yield (label, DER) for what a source holds; the label of what is DER already is "DER".
+
+    Raises:
+        UsageError: the file can't be read; a block is cut off, or no base64.
+    """
+    if isinstance(source, str):
+        try:
+            file = open(source, "rb")
+        except OSError as error:
+            raise UsageError("%s: can't be read: %s" % (name, _text(error)))
+    else:
+        from io import BytesIO
+
+        file = BytesIO(source)  # type: ignore[assignment]
+    try:
+        start = file.read(6)
+        if len(start) > 1 and start[0] == _SEQUENCE and _der_length(start) == file.seek(0, 2):
+            file.seek(0)
+            yield "DER", file.read()
+            return
+        file.seek(0)
+        while True:
+            line = file.readline()
+            if not line:
+                return
+            at = line.find(_BEGIN)
+            if at >= 0:
+                label = str(line[at + len(_BEGIN) :].split(b"-----")[0], "utf-8")
+                yield _block(file, label, name)
+    finally:
+        file.close()
+
+
+def _block(file, label, name):
+    """Return the block that begins behind this place: its label, with what its headers say, and its bytes."""
+    from binascii import a2b_base64
+
+    der = bytearray()
+    rest = b""
+    while True:
+        line = file.readline()
+        if not line or _BEGIN in line:
+            raise UsageError("%s: the block %s has no end: the file is cut off" % (name, label))
+        if line.startswith(_END):
+            break
+        if b":" in line:  # a header; those of a key that openssl encrypted in the old way say so
+            if b"ENCRYPTED" in line:
+                label = "%s %s" % (_ENCRYPTED, label)
+            continue
+        rest += line.strip()
+        whole = len(rest) & -4
+        try:
+            der += a2b_base64(rest[:whole])
+        except ValueError as error:
+            raise UsageError("%s: the block %s is no base64: %s" % (name, label, error))
+        rest = rest[whole:]
+    # EC PARAMETERS is no sequence, and neither is a key that openssl encrypted in the old way; nobody reads them here.
+    plain = "CERTIFICATE" in label or (label.endswith("PRIVATE KEY") and not label.startswith(_ENCRYPTED))
+    if rest or not der or (plain and not (der[0] == _SEQUENCE and 0 < _der_length(der) <= len(der))):
+        raise UsageError("%s: the block %s is damaged" % (name, label))
+    return label, bytes(der)  # MicroPython's ssl takes no bytearray
+
+
+def _der_length(der):
+    """Return how many bytes a DER value has, by its first ones."""
+    n = der[1]
+    if n < 0x80:
+        return n + 2
+    size = n & 0x7F
+    if size > 4 or len(der) < size + 2:
+        return -1
+    n = 0
+    for byte in der[2 : size + 2]:
+        n = n << 8 | byte
+    return n + size + 2

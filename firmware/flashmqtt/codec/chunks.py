@@ -1,0 +1,157 @@
+"""A PUBLISH that is longer than the decoder's buffer: its head stays in the buffer, its payload goes through behind it.
+
+Functions over a Decoder, which imports this module with the first such packet, and keeps it. The chunks are the same, however the
+bytes come: the first is what a full buffer holds, the others fill it behind the head, the last is the rest. Where the head is as
+long as the buffer or longer (a long topic, level 5's properties), nothing is kept but the packet id and as much of the topic as
+half the buffer holds, and the chunks are empty: `headless`. Nothing is allocated but a view a read.
+"""
+
+from flashmqtt.compat import const
+from flashmqtt.errors import MalformedPacket
+from flashmqtt.fast import copy
+
+from .utf8 import text_kind
+
+_LONG = const(16)  # decode.LONG
+_TOO_LONG = const(0x95)
+
+
+def begin(decoder, body, after):
+    """Take in the head of a PUBLISH of `after` bytes, whose first ones fill the buffer; body: where its length field ends."""
+    buf = decoder.buffer
+    end = len(buf)
+    head = buf[0]
+    start = body + 2
+    if start > end:
+        raise decoder.beyond(start, after)
+    topic_end = start + (buf[body] << 8) + buf[body + 1]
+    body = topic_end + 2 if head & 6 else topic_end
+    if body > after:
+        raise decoder.beyond(body, after)
+    decoder.packet_id = 0
+    decoder.packet_type = 3
+    decoder.topic_start = start
+    decoder.topic_end = topic_end
+    if decoder._topic_length >= 0:
+        decoder._topic_length = -1
+        del decoder.topic
+    decoder.headless = body >= end
+    if not decoder.headless:
+        if head & 6:
+            decoder.packet_id = _packet_id(buf[topic_end] << 8 | buf[topic_end + 1])
+        _check_topic(buf, start, topic_end)
+        if decoder.level == 5:
+            try:
+                body = decoder._level5().read_topic(decoder, buf, body, end, after)
+                decoder.headless = body == end
+            except MalformedPacket as error:
+                if error.reason != _TOO_LONG:
+                    raise
+                decoder.headless = True
+        elif start == topic_end:  # [MQTT-4.7.3-1]
+            raise MalformedPacket("topic")
+    if decoder.headless:
+        if decoder._stream != _LONG:
+            raise decoder.beyond(after, after)
+        _cut(decoder, buf, start, topic_end, body, after)
+    else:
+        decoder._head_end = body
+        decoder.payload_total = after - body
+        decoder._place(body, end)
+    decoder._streamed = decoder.more = True
+    decoder.payload_offset = 0
+    decoder._head = head
+    decoder.qos = head >> 1 & 3
+    decoder.dup = head & 8 > 0
+    decoder.retain = head & 1 > 0
+    decoder.at = end
+    return decoder._stream
+
+
+def _packet_id(packet_id):
+    if not packet_id:  # [MQTT-2.3.1-1]; 5: [MQTT-2.2.1-3]
+        raise MalformedPacket("packet_id 0")
+    return packet_id
+
+
+def _check_topic(buf, start, end):
+    # UTF-8 [MQTT-3.3.2-1], no U+0000 [MQTT-1.5.3-2], no wildcards [MQTT-3.3.2-2]
+    if text_kind(buf, start, end):
+        raise MalformedPacket("topic")
+
+
+def _cut(decoder, buf, start, topic_end, body, after):
+    """Keep what fits in half the buffer of a head that does not fit in the whole."""
+    end = len(buf)
+    keep = end >> 1
+    if topic_end > keep:
+        while keep > start and buf[keep] & 0xC0 == 0x80:  # not in the middle of a character
+            keep -= 1
+        decoder.topic_end = keep
+    _check_topic(buf, start, decoder.topic_end)
+    decoder._id_at = topic_end - end  # from the bytes to come on
+    if buf[0] & 6 and topic_end < end:
+        decoder.packet_id = buf[topic_end] << 8
+        if topic_end + 1 < end:
+            decoder.packet_id = _packet_id(decoder.packet_id | buf[topic_end + 1])
+    decoder.topic_alias = 0
+    decoder.properties_start = decoder.properties_end = 0
+    decoder._head_end = keep if keep > start else start
+    decoder._left = after - end
+    decoder.payload_total = after - body
+    decoder._place(end, end)
+
+
+def go_on(decoder):
+    """Return the next chunk of a PUBLISH, as much as fits behind its head, or its last bytes; 0: it is not whole yet."""
+    if decoder.headless:
+        left = decoder._left
+    else:
+        offset = decoder.payload_offset + decoder.payload_end - decoder.payload_start
+        left = decoder.payload_total - offset
+    n = min(len(decoder.buffer) - decoder._head_end, left)
+    at = decoder.at
+    if decoder.end - at < n:
+        return 0
+    decoder.at = at + n
+    if decoder.headless:
+        _pass(decoder, at, n)
+    else:
+        decoder._place(at, at + n)
+        decoder.payload_offset = offset
+    if n == left:
+        decoder.more = False
+        if decoder.qos:
+            _packet_id(decoder.packet_id)
+    return decoder._stream
+
+
+def _pass(decoder, at, n):
+    """Pass over n bytes; the packet id may be among them."""
+    buf = decoder.buffer
+    decoder._left -= n
+    where = decoder._id_at
+    if decoder.qos:
+        if 0 <= where < n:
+            decoder.packet_id |= buf[at + where] << 8
+        if 0 <= where + 1 < n:
+            decoder.packet_id |= buf[at + where + 1]
+    decoder._id_at = where - n
+    decoder._place(at, at)
+
+
+def room(decoder):
+    """Do what `Decoder.room` does: the head stays."""
+    at = decoder._head_end
+    left = decoder.end - decoder.at
+    if left and at != decoder.at:
+        copy(decoder.buffer, at, decoder.buffer, decoder.at, left)
+    decoder.at = at
+    decoder.end = at + left
+    return decoder._whole[at + left :]
+
+
+def end(decoder):
+    """Let the next packet be no chunk."""
+    decoder._streamed = decoder.headless = False
+    del decoder.payload_offset, decoder.payload_total

@@ -1,0 +1,105 @@
+"""What the client does with messages that waited: hands them over, tries a handler again, lets go of what nobody claims.
+
+Loaded with the first such message: a program whose handlers are there in time, and do not fail, never needs it. It knows the
+client's handlers; what waits, in which order, and when it is acknowledged is `session/waiting.py`.
+"""
+
+from .compat import const, ticks_ms
+from .session.waiting import WaitingRoom
+
+# Who takes a message, and a state: `session/waiting.py`.
+_HANDLERS = const(1)
+_REST = const(2)
+_LEFT = const(2)
+
+_ERRORS = const(8)  # how many errors of handlers are kept for `poll`
+
+
+class Deferred(WaitingRoom):
+    """The messages of a client that wait; the arguments are the client's, and the waiting room's."""
+
+    def __init__(self, client, limit, limit_bytes, attempts, clean, keeps_unclaimed, unclaimed_ms):
+        super().__init__(client.session, limit, limit_bytes, attempts, clean)
+        self._client = client
+        self._keeps_unclaimed = keeps_unclaimed
+        self._unclaimed_ms = unclaimed_ms
+
+    def serve(self, now_ms):
+        """Hand over what waited and is claimed now, and let go of what nobody claims; return how many were handed over."""
+        client = self._client
+        rest = client.on_message
+        if not self.due(now_ms, rest is not None):
+            return 0
+        handled = 0
+        failed = len(client.errors)
+        while len(client.errors) == failed:
+            message = self.next(now_ms, _HANDLERS | _REST if rest else _HANDLERS)
+            if not message:
+                break
+            if not self.begin(message):
+                continue
+            handled += 1
+            try:
+                takers = self.claims(message)
+                for entry in takers:
+                    if entry not in message.finished:
+                        client.run(entry.handler, message)
+                        message.finished += (entry,)
+                if not takers:
+                    client.run(rest, message)
+            except BaseException as error:
+                self.failed_with(message, error)
+                if not isinstance(error, Exception):
+                    raise
+            else:
+                self.finish(message)
+        self.let_go(now_ms)
+        return handled
+
+    def let_go(self, now_ms):
+        """Report what nobody has claimed for too long, and acknowledge it where that is the policy."""
+        client = self._client
+        while True:
+            message = self.expired(now_ms, self._unclaimed_ms)
+            if not message:
+                return
+            self.unclaimed += 1
+            message.reported = True
+            left = message.state == _LEFT or message.in_pieces  # only its topic is here
+            if left or self.begin(message):
+                client.call(client.on_unclaimed, message)
+                if not self._keeps_unclaimed:
+                    self.finish(message)
+                elif not left:
+                    self.put_back(message, now_ms)
+
+    def failed_now(self, error, finished):
+        """A handler raised, after so many that have finished, for the message that came just now."""
+        client = self._client
+        now_ms = ticks_ms()
+        try:
+            message = self.refuse(None, now_ms, isinstance(error, Exception), finished)
+        except MemoryError as full:
+            message = None
+            client.session.not_taken()
+            client.link.fail(full, now_ms)  # the broker sends it again
+        self.tell(error, message or client.connection.message)
+
+    def failed_with(self, message, error):
+        """A handler raised for a message that waited."""
+        self.refuse(message, ticks_ms(), isinstance(error, Exception))
+        self.tell(error, message)
+
+    def tell(self, error, message):
+        """Tell `on_error` what a handler raised, or keep it for `poll`."""
+        client = self._client
+        if not isinstance(error, Exception):
+            return
+        if client.on_error:
+            try:
+                client.run(client.on_error, error, message)
+                return
+            except Exception as another:
+                error = another
+        if len(client.errors) < _ERRORS:
+            client.errors.append(error)

@@ -1,0 +1,315 @@
+"""Held messages of a journal: inbound ones that are stored until they are handed over. FORMAT.md, "Record", type 2.
+
+A header lists where each one lies, so that recovery finds them; where only they keep the oldest sector from reuse, they are
+carried into the next one that is opened. A journal that never held a message does not load this module.
+It knows no MQTT: a key is a number.
+"""
+
+from array import array
+from struct import pack_into
+
+from flashmqtt.compat import const
+from flashmqtt.errors import StoreCorrupt, StoreError, StoreFull, StoreWorn, UsageError
+from flashmqtt.fast import copy
+
+_PAGE = const(256)
+_HEADER = const(76)
+_RECORD = const(24)
+_BODY_MAX = const(232)
+_HELD = const(2)
+_RELEASED = const(4)
+_CARRIED = const(0x40)
+_LAST = const(0x80)
+_FOR_HELD = const(2)
+_FOR_STATE = const(1)
+_LIST = const(6)
+_IN_HEADER = const(40)
+_IN_LIST = const(58)
+
+
+def _end_of(length, at):
+    """Return where a message would end whose first piece is written at an offset or behind."""
+    while length > 0:
+        n = min(length, _BODY_MAX)
+        if (at & 255) + _RECORD + n > _PAGE:
+            at = (at | 255) + 1
+        at += (_RECORD + 3 + n) & -4
+        length -= n
+    return at
+
+
+class Held:
+    """Where the held messages lie, oldest first."""
+
+    def __init__(self, journal):
+        self._journal = journal
+        self.count = 0
+        self.pending = 0  # discarded, and not yet on flash
+        most = journal.hold_limit
+        self._keys = array("H", [0] * most)
+        self._places = array("i", [0] * most)
+        self._lengths = array("i", [0] * most)
+        self._released = bytearray(2 * _IN_HEADER)
+        self._buffer = bytearray(0)  # for what is carried into a new sector
+        self._before = array("i", self._places)  # while a sector is opened
+        # A message that comes in pieces: its key (0: none), how long it is, how much of it is written, and the next piece.
+        self._begun = self._begun_length = self._begun_done = 0
+        self._begun_piece = bytearray(0)
+        self._begun_fill = 0
+
+    def _find(self, key):
+        for i in range(self.count):
+            if self._keys[i] == key:
+                return i
+        return -1
+
+    def order(self):
+        """Return the keys of those that are complete."""
+        return [self._keys[i] for i in range(self.count) if self._keys[i] != self._begun]
+
+    def length(self, key):
+        """Return a length, 0: not held."""
+        i = self._find(key)
+        return self._lengths[i] if i >= 0 and key != self._begun else 0
+
+    def hold(self, key, buf, length):
+        """Write the pieces; the message is held when the last one is there."""
+        self._prepare(key, length)
+        try:
+            self._write(key, buf, length)
+        except StoreError:
+            self.remove(key)
+            raise
+        self._journal.fresh = False
+
+    def _prepare(self, key, length):
+        """See that a message can be written."""
+        if not 0 < key < 65536 or self._find(key) >= 0:
+            raise UsageError("key %d" % key)
+        journal = self._journal
+        if self.count == journal.hold_limit:
+            raise StoreFull("%d messages are held" % self.count)
+        journal._guard()
+        if journal.worn:
+            raise StoreWorn("%d bad sectors" % journal._bad)
+        if self.pending:  # or else the record of an earlier discard of this key would stand behind it
+            self.write_released()
+        # What begins in a sector has to fit into a new one, behind its header and lists, when it is carried.
+        size = journal._sector_bytes
+        if _end_of(length, journal._end) > size - (4 * _PAGE if size >= 4096 else _PAGE // 2):
+            journal._spoiled = True
+        if not journal._has_room(length, _FOR_HELD):
+            raise StoreFull("no room for %d bytes to hold" % length)
+
+    # --- in pieces ---
+
+    def begin(self, key, length):
+        """Begin a message that comes in pieces; it is held when the last one is there."""
+        self.abandon()
+        self._prepare(key, length)
+        self._begun_piece = bytearray(_BODY_MAX)
+        self._begun = key
+        self._begun_length = length
+        self._begun_done = self._begun_fill = 0
+
+    def extend(self, buf, start, n):
+        """Add n bytes from a place in buf: a record for each 232 of them, and one for the rest."""
+        piece = self._begun_piece
+        while n:
+            fill = self._begun_fill
+            part = min(n, _BODY_MAX - fill)
+            copy(piece, fill, buf, start, part)
+            start += part
+            n -= part
+            self._begun_fill = fill = fill + part
+            done = self._begun_done
+            left = self._begun_length - done - fill
+            if fill == _BODY_MAX or left <= 0:
+                key = self._begun
+                place = self._journal._write(
+                    _HELD if left > 0 else _HELD | _LAST, key, done // _BODY_MAX, piece, 0, fill, _FOR_HELD
+                )
+                if not done:
+                    self.add(key, place, self._begun_length)
+                self._begun_done = done + fill
+                self._begun_fill = 0
+                if left <= 0:
+                    self._begun = 0
+                    self._journal.fresh = False
+
+    def abandon(self):
+        """Forget what is not complete."""
+        key = self._begun
+        self._begun = 0
+        if key and self._find(key) >= 0:
+            self.discard(key)
+
+    def can_carry(self, sector):
+        """Return whether the messages that begin in a sector find room in a new one, all together."""
+        end = self.carried_end(sector, 0)
+        return end + self.list_bytes() + _RECORD <= self._journal._sector_bytes
+
+    def _write(self, key, buf, length):
+        """Write all pieces. The message is listed from its first piece on, so that its sector stays on the chain."""
+        done = piece = 0
+        while done < length:
+            n = min(length - done, _BODY_MAX)
+            at = self._journal._write(
+                _HELD if done + n < length else _HELD | _LAST, key, piece, buf, done, n, _FOR_HELD
+            )
+            if not piece:
+                self.add(key, at, length)
+            piece += 1
+            done += n
+
+    def add(self, key, place, length):
+        """Take note of one; it takes the place of an older one with its key."""
+        i = self._find(key)
+        if i < 0:
+            i = self.count
+            self.count += 1
+        self._keys[i] = key
+        self._places[i] = place
+        self._lengths[i] = length
+
+    def remove(self, key):
+        """Forget one; return whether it was there."""
+        i = self._find(key)
+        if i < 0:
+            return False
+        self.count -= 1
+        for j in range(i, self.count):
+            self._keys[j] = self._keys[j + 1]
+            self._places[j] = self._places[j + 1]
+            self._lengths[j] = self._lengths[j + 1]
+        return True
+
+    def discard(self, key):
+        """Forget one; `write_released` makes it durable."""
+        if self.pending == _IN_HEADER:
+            self.write_released()
+        if self.remove(key):
+            self._released[2 * self.pending] = key & 255
+            self._released[2 * self.pending + 1] = key >> 8
+            self.pending += 1
+
+    def write_released(self):
+        """Make discards durable."""
+        journal = self._journal
+        journal._write(_RELEASED, 0, journal.next_seq, self._released, 0, 2 * self.pending, _FOR_STATE)
+        self.pending = 0
+
+    def read(self, key, offset, buf, at, n):
+        """Copy bytes of one."""
+        i = self._find(key)
+        if i < 0 or offset < 0 or n < 0 or offset + n > self._lengths[i] or not 0 <= at <= len(buf) - n:
+            raise UsageError("read_held: not of this message")
+        journal = self._journal
+        journal._begin_read(0, self._places[i])
+        if not journal._copy_pieces(_HELD, key, offset, buf, at, n):
+            raise StoreCorrupt("the message held for %d can't be read" % key)
+
+    def lies_in(self, sector):
+        """Return whether a held message begins in a sector."""
+        size = self._journal._sector_bytes
+        for i in range(self.count):
+            if self._places[i] // size == sector:
+                return True
+        return False
+
+    def carried_end(self, sector, at):
+        """Return where in a new sector a copy of what begins in this one ends, if it begins at `at` (0: behind the header)."""
+        at = at or _HEADER + 4 * min(self.count, _IN_HEADER)
+        for i in range(self.count):
+            if self._places[i] // self._journal._sector_bytes == sector:
+                if self._keys[i] == self._begun:
+                    return self._journal._sector_bytes  # it can't be copied yet
+                at = _end_of(self._lengths[i], at)
+        return at
+
+    def sectors(self):
+        """Return how many sectors the held messages keep when nothing else is left: those that they fill, and one.
+
+        In a small region they may not find together.
+        """
+        journal = self._journal
+        if journal.region.sectors < 8:
+            return len({self._places[i] // journal._sector_bytes for i in range(self.count)})
+        end = _HEADER + 4 * min(self.count, _IN_HEADER)
+        for i in range(self.count):
+            end = _end_of(self._lengths[i], end)
+        return (end + self.list_bytes() + _PAGE) // journal._sector_bytes + (1 if self.count else 0)
+
+    def list_bytes(self):
+        """Return how many bytes the lists take that don't fit into a header, at most."""
+        return (self.count - _IN_HEADER + _IN_LIST - 1) // _IN_LIST * _PAGE if self.count > _IN_HEADER else 0
+
+    def put_opening(self, target):
+        """Write what an opening has of held messages, behind the place of the header to come; return where it ends.
+
+        Copied is what begins in sectors that leave the chain. Listed is what the header has no room for.
+        """
+        journal = self._journal
+        for i in range(self.count):
+            self._before[i] = self._places[i]
+        at = _HEADER + 4 * min(self.count, _IN_HEADER)
+        sector = journal._tail
+        while journal._carried and sector != journal._new_tail:
+            for i in range(self.count):
+                if self._places[i] // journal._sector_bytes == sector:
+                    at = self._copy(i, target, at)
+            sector = journal._after[sector]
+        first = _IN_HEADER
+        while first < self.count:
+            n = min(self.count - first, _IN_LIST)
+            body = bytearray(4 * n)
+            for i in range(n):
+                self._put_place(body, 4 * i, first + i)
+            if (at & 255) + _RECORD + 4 * n > _PAGE:
+                at = (at | 255) + 1
+            journal._put(target, at, _LIST | _CARRIED, 0, 0, body, 0, 4 * n)
+            at += _RECORD + 4 * n
+            first += n
+        return at
+
+    def _copy(self, i, target, at):
+        """Copy one to a sector; return where it ends. What can't be read any more is not."""
+        journal = self._journal
+        n = self._lengths[i]
+        if len(self._buffer) < n:
+            self._buffer = bytearray(n)
+        try:
+            self.read(self._keys[i], 0, self._buffer, 0, n)
+        except StoreCorrupt:
+            n = 0
+        done = piece = 0
+        first = at
+        while done < n:
+            part = min(n - done, _BODY_MAX)
+            if (at & 255) + _RECORD + part > _PAGE:
+                at = (at | 255) + 1
+            if not piece:
+                first = at
+            kind = _HELD | _CARRIED if done + part < n else _HELD | _CARRIED | _LAST
+            journal._put(target, at, kind, self._keys[i], piece, self._buffer, done, part)
+            at += (_RECORD + 3 + part) & -4
+            piece += 1
+            done += part
+        self._places[i] = target * journal._sector_bytes + first
+        return at
+
+    def carry_back(self):
+        """The sector could not be opened: all lies where it lay."""
+        for i in range(self.count):
+            self._places[i] = self._before[i]
+
+    def put_places(self, out):
+        """Write the places that a header lists; return how many."""
+        n = min(self.count, _IN_HEADER)
+        for i in range(n):
+            self._put_place(out, 72 + 4 * i, i)
+        return n
+
+    def _put_place(self, buf, at, i):
+        size = self._journal._sector_bytes
+        pack_into("<2H", buf, at, self._places[i] // size, self._places[i] % size // 4)

@@ -1,0 +1,439 @@
+"""Inbound QoS 2: a message is held in the store from its PUBLISH to its PUBREL, and handed over once (3.1.1, 5: section 4.3.3).
+
+Loaded with the first such message, or where the store holds one. It knows the session, in whose name it answers, and its store;
+what a handler does with a message it does not know.
+
+A held message is stored as a whole PUBLISH packet under its packet id. Bit 3 of its first byte (DUP, which says nothing about it)
+says that its layout is level 5's: the session may be of another level when it is handed over.
+
+Where the store has no room for a message, it is not answered, and neither are those behind it, so that their order holds. Once
+the store can hold it, the connection is made anew, and the broker sends it again.
+"""
+
+from flashmqtt.codec.encode import put_length
+from flashmqtt.compat import const, ticks_diff
+from flashmqtt.errors import StoreCorrupt, StoreFull, StoreWorn
+from flashmqtt.fast import copy, equal
+
+from .flows import RECEIVER
+
+# Packet types and a level: `codec/packets.py`. An event: `connection.py`.
+_PUBREC = const(5)
+_PUBREL = const(6)
+_PUBCOMP = const(7)
+_LEVEL_5 = const(5)
+_NOTHING = const(0)
+_MESSAGE = const(3)
+
+# Actions and columns: `flows.py`.
+_HOLD = const(5)
+_PUT_PUBREC = const(6)
+_PUT_PUBCOMP = const(8)
+_HAND_OVER_FIRST = const(9)
+_COLUMNS = const(3)
+_PUBLISH_COLUMN = const(0)
+_REPEATED_COLUMN = const(1)
+_PUBREL_COLUMN = const(2)
+
+_HEAD = const(0x34)  # PUBLISH of QoS 2
+_LAYOUT_5 = const(8)
+_ORPHAN = const(1)  # `session.handed` of a message that has no acknowledgement to come
+_PIECE = const(64)
+_HEAD_BYTES = const(7)  # the fixed header and the length of the topic, at most
+_LENGTH_BYTES = const(4)  # the length of the properties, at most
+_PATIENCE_MS = const(10000)  # how long what is left out waits for the held messages before it at most
+
+
+class Inbound:
+    """What a session holds."""
+
+    def __init__(self, session):
+        self._session = session
+        self._store = session.store
+        self._handed = bytearray()  # the buffer for held messages, made when the first one is handed over
+        self._piece = bytearray(_PIECE)
+        self._held = len(session.store.held())  # how many
+        self._key = 0  # of the message that is handed over
+        self._orphans = []  # keys of the messages whose PUBREL will never come
+        self._resumed = []  # (key, what acknowledges it) of long messages that have waited
+        self.again = False  # the decoder's packet has to be taken in once more
+        self._left = 0  # bytes of the first message that was left unanswered on this connection, 0: none was
+        self._left_ms = 0
+        self._left_key = 0  # where the message that waits under its packet id is in its way
+        self._progress = True  # something was held since the last restart
+        self._awaited = []  # packet ids that were answered by PUBREC on this connection, and not yet released
+        self._unheard = []  # those held since an earlier one, of which the broker has said nothing on this one
+        self._awaited_ms = self._unheard_ms = 0  # since when the first of these is owed something
+        self._restart_awaited = self._restart_unheard = False  # since now
+
+    def receive(self, packet, now_ms):
+        """Take in a PUBLISH of QoS 2 or a PUBREL; return what is to be reported."""
+        session = self._session
+        key = packet.packet_id
+        length = self._store.held_length(key)
+        column = _PUBREL_COLUMN
+        waiting = session.waiting and session.waiting.held(key)
+        self._note_heard(key)
+        if packet.packet_type == _PUBREL:
+            if waiting:
+                waiting.owed = True  # PUBCOMP follows when it is taken
+                return _NOTHING
+        else:
+            n = self._put_record(packet)
+            column = _PUBLISH_COLUMN
+            try:
+                if length and self._is_held(key, length, n):
+                    column = _REPEATED_COLUMN
+            except StoreCorrupt:  # this one takes its place; without DUP it is another one
+                self._discard(key, 0 if packet.dup else 1)
+                length = 0
+        action = RECEIVER[(_COLUMNS if length else 0) + column] & 15
+        if action == _HOLD:
+            self._hold(key, n, now_ms)
+        elif action == _PUT_PUBREC:
+            self._acknowledge(_PUBREC, key, 0)
+        elif action == _PUT_PUBCOMP:
+            # 5: "packet identifier not found"
+            self._acknowledge(_PUBCOMP, key, 0x92)
+        elif action == _HAND_OVER_FIRST and waiting:
+            self._leave(n, now_ms)
+            self._left_key = key
+        elif action == _HAND_OVER_FIRST:
+            if not self._hand_over(key, _ORPHAN):
+                return self.receive(packet, now_ms)
+            self.again = session.urgent = True
+            return _MESSAGE
+        else:
+            return self._hand_over(key, _PUBCOMP)
+        return _NOTHING
+
+    def _acknowledge(self, kind, key, code):
+        if kind == _PUBREC:
+            if not self._awaited:
+                self._restart_awaited = True
+            self._awaited.append(key)
+        self._session.output.put_ack(kind, key, code)
+
+    def _note_heard(self, key):
+        """The broker sent something of this flow."""
+        awaited = self._awaited
+        if awaited and key in awaited:
+            if awaited[0] == key:
+                self._restart_awaited = True
+            awaited.remove(key)
+        if self._unheard and key in self._unheard:
+            self._unheard.remove(key)
+            self._restart_unheard = True
+
+    # --- from PUBLISH to PUBREL ---
+
+    def _put_record(self, packet):
+        """Write a received PUBLISH into the scratch, as it is held; return its length."""
+        session = self._session
+        scratch = session.scratch
+        need = len(packet.buffer)
+        if packet.topic_alias:  # with its topic it may be longer than what came
+            need *= 2
+        if len(scratch) < need:
+            scratch = session.scratch = bytearray(need)
+        if packet.topic_alias:
+            n = session.five.put_held(scratch, packet)
+        else:
+            start = packet.topic_start - 2
+            n = packet.payload_end - start
+            scratch[0] = _HEAD | (1 if packet.retain else 0)
+            at = put_length(scratch, 1, n)
+            copy(scratch, at, packet.buffer, start, n)
+            n += at
+        if session.level == _LEVEL_5:
+            scratch[0] |= _LAYOUT_5
+        return n
+
+    def _is_held(self, key, length, n):
+        """Return whether the held message has the topic and payload of the record in the scratch.
+
+        Its properties may differ: a server counts the Message Expiry Interval down, and sets topic aliases (5, section 3.3.2.3).
+        It may have been held at another level, with the other layout.
+        """
+        store = self._store
+        scratch = self._session.scratch
+        piece = self._piece
+        store.read_held(key, 0, piece, 0, min(length, _HEAD_BYTES))
+        start = topic_start(piece)
+        other = topic_start(scratch)
+        size = 2 + (piece[start - 2] << 8 | piece[start - 1])
+        end = start + size  # behind the topic and the packet id
+        other_end = other + 2 + (scratch[other - 2] << 8 | scratch[other - 1])
+        if piece[0] & _LAYOUT_5:
+            store.read_held(key, end, piece, 0, min(length - end, _LENGTH_BYTES))
+            end += properties_end(piece, 0)
+        if scratch[0] & _LAYOUT_5:
+            other_end = properties_end(scratch, other_end)
+        return (
+            length - end == n - other_end
+            and self._same(key, start - 2, other - 2, size)  # the topic with its length
+            and self._same(key, end, other_end, n - other_end)
+        )
+
+    def _same(self, key, at, other, n):
+        """Return whether n bytes of the held message are those of the scratch from `other` on."""
+        piece = self._piece
+        scratch = self._session.scratch
+        while n:
+            part = min(n, _PIECE)
+            self._store.read_held(key, at, piece, 0, part)
+            if not equal(piece, 0, scratch, other, part):
+                return False
+            at += part
+            other += part
+            n -= part
+        return True
+
+    def _hold(self, key, n, now_ms):
+        """Store a message, whole and not handed over, and only then answer it [MQTT-4.3.3-2]."""
+        store = self._store
+        if not self._left and store.can_hold(n):
+            try:
+                store.hold(key, self._session.scratch, n)
+            except (StoreFull, StoreWorn):
+                pass
+            else:
+                self._held += 1
+                self._progress = True
+                self._acknowledge(_PUBREC, key, 0)
+                return
+        self._leave(n, now_ms)
+
+    def _leave(self, n, now_ms):
+        """Leave a message of n bytes unanswered."""
+        if not self._left:  # 5: only where the server sends more than the Receive Maximum that we told [MQTT-3.3.4-9]
+            self._left = n
+            self._left_ms = now_ms
+
+    def wants_restart(self, now_ms):
+        """Return whether the connection has to be made anew, for what was left unanswered to come again and be held."""
+        left = self._left
+        if not left or not self._store.can_hold(left):
+            return False
+        if self._left_key and self._session.waiting.held(self._left_key):
+            return False
+        if (self._held or not self._progress) and ticks_diff(now_ms, self._left_ms) < _PATIENCE_MS:
+            return False
+        self._progress = False
+        return True
+
+    # --- handing over ---
+
+    def lost(self):
+        """The broker has no session: hand over what is held, one message after the other."""
+        self._orphans = self._store.held()
+        self._session.urgent = True
+
+    def next(self, packet, now_ms):
+        """Hand over a message whose PUBREL will never come, or take in once more the packet that told so."""
+        if self._session.long and self._session.long.key:
+            event = self._next_piece()
+            if event:
+                return event
+        while self._resumed:
+            key, answer = self._resumed.pop(0)
+            if self._store.held_length(key) and self._hand_over(key, answer):
+                return _MESSAGE
+        orphans = self._orphans
+        waiting = self._session.waiting
+        while orphans:
+            if waiting and waiting.held(orphans[0]):
+                pass
+            elif self._store.held_length(orphans[0]) and self._hand_over(orphans[0], _ORPHAN):
+                self._session.urgent = True
+                return _MESSAGE
+            orphans.pop(0)
+        if self.again:
+            self.again = False
+            return self.receive(packet, now_ms)
+        return _NOTHING
+
+    def _hand_over(self, key, answer):
+        """Let the message be a held one, read into a buffer of its own: handlers may publish meanwhile.
+
+        One that can't be read any more is counted and given up, and its flow ends.
+        """
+        session = self._session
+        store = self._store
+        if session.unsynced:  # one handed over before must not come again, whatever happens in this one's handler
+            session.sync()
+        length = store.held_length(key)
+        if session.chunks and length > len(session.scratch):
+            self._key = key
+            try:
+                return session.load_long().hand_over(key, answer)
+            except StoreCorrupt:
+                session.long.key = 0
+                self._discard(key, 1)
+                if answer != _ORPHAN:
+                    self._acknowledge(answer, key, 0)
+                return _NOTHING
+        if len(self._handed) < length:
+            self._handed = bytearray(max(length, len(session.scratch)))
+        buf = self._handed
+        try:
+            store.read_held(key, 0, buf, 0, length)
+        except StoreCorrupt:
+            self._discard(key, 1)
+            if answer != _ORPHAN:
+                self._acknowledge(answer, key, 0)
+            return _NOTHING
+        self._key = session.handed_id = key
+        session.handed = answer
+        _show(session.message, buf, length)
+        return _MESSAGE
+
+    def load(self, message):
+        """Read a held message that waited into a buffer of its own; return False where it can't be read any more."""
+        length = self._store.held_length(message.packet_id)
+        buf = bytearray(length)
+        try:
+            self._store.read_held(message.packet_id, 0, buf, 0, length)
+        except StoreCorrupt:
+            self._store.damaged += 1
+            return False
+        _show(message, buf, length)
+        return True
+
+    def _next_piece(self):
+        """Hand over the next piece of a long message; give it up where it can't be read any more."""
+        long = self._session.long
+        self._key = key = long.key
+        try:
+            return long.next_piece()
+        except StoreCorrupt:
+            answer = long.give_up()
+            self._discard(key, 1)
+            if answer != _ORPHAN:
+                self._acknowledge(answer, key, 0)
+            return _NOTHING
+
+    def taken(self):
+        """The application has taken the message that was handed over: it must not come again."""
+        if self._session.long and self._session.long.key and not self._session.long.taken():
+            return
+        self._discard(self._key, 0)
+
+    def resume(self, key, owed):
+        """Hand over a long message that has waited, from its first piece on."""
+        self._resumed.append((key, _PUBCOMP if owed else _ORPHAN))
+        self._session.urgent = True
+
+    def discard(self, key):
+        """The application has taken a message that waited."""
+        if self._store.held_length(key):
+            self._discard(key, 0)
+
+    def _discard(self, key, damaged):
+        """Discard a held message, and count it where it is damaged."""
+        store = self._store
+        if damaged:
+            store.damaged += 1
+        store.discard(key)
+        self._held -= 1
+        self._session.unsynced = True
+
+    # --- for `long.py` ---
+
+    def is_leaving(self):
+        """Return whether a message was left unanswered: what is behind it is left so, too."""
+        return self._left > 0
+
+    def leave(self, n, now_ms, key):
+        """Leave a message of n bytes unanswered, so that it comes again; key: of one held whose PUBREL never comes, or 0."""
+        if not self._left:
+            self._left = n
+            self._left_ms = now_ms
+        if key:
+            self._orphans.append(key)
+            self._session.urgent = True
+
+    def held_one(self):
+        """Another message is held."""
+        self._held += 1
+        self._progress = True
+
+    def give_up(self, key):
+        """A held message can't be read any more: discard and count it."""
+        self._discard(key, 1)
+
+    # --- connections ---
+
+    def connected(self):
+        """The broker accepted a connection: it has something to say about every message that is held."""
+        waiting = self._session.waiting
+        self._unheard = [key for key in self._store.held() if not (waiting and waiting.held(key))]
+        self._restart_unheard = True
+
+    def disconnected(self):
+        """The network connection is gone, and what was left unanswered on it."""
+        self.again = False
+        self._left = self._left_key = 0
+        self._resumed = [(key, _ORPHAN) for key, _ in self._resumed]
+        self._awaited.clear()
+        self._unheard.clear()
+
+    def overdue_ms(self, now_ms, response_ms):
+        """Return how long the broker owes the next step of a flow.
+
+        A flow that it does not go on with on a new connection either, it does not know any more: its message is handed over.
+        """
+        if self._restart_unheard:
+            self._restart_unheard = False
+            self._unheard_ms = now_ms
+        elif self._unheard and response_ms and ticks_diff(now_ms, self._unheard_ms) >= response_ms:
+            self._orphans += self._unheard
+            self._unheard = []
+            self._session.urgent = True
+        if self._restart_awaited:
+            self._restart_awaited = False
+            self._awaited_ms = now_ms
+        return ticks_diff(now_ms, self._awaited_ms) if self._awaited else 0
+
+
+def _show(message, buf, length):
+    """Let the message be what a held PUBLISH of this length says."""
+    at = topic_start(buf)
+    message.buffer = message.topic_buffer = buf
+    message.topic_start = at
+    at += buf[at - 2] << 8 | buf[at - 1]
+    message.topic_end = at
+    at += 2  # the packet id
+    message.properties_start = at
+    if buf[0] & _LAYOUT_5:
+        end = properties_end(buf, at)
+        while buf[at] & 0x80:
+            at += 1
+        message.properties_start = at + 1
+        at = end
+    message.properties_end = message.payload_start = at
+    message.payload_end = length
+    message.offset = 0
+    message.total = length - at
+    message.more = False
+    message.qos = 2
+    message.retain = bool(buf[0] & 1)
+    message.dup = False
+
+
+def topic_start(buf):
+    """Return where the topic of the PUBLISH in buf begins."""
+    at = 1
+    while buf[at] & 0x80:
+        at += 1
+    return at + 3
+
+
+def properties_end(buf, at):
+    """Return where the properties end whose length is at `at`."""
+    n = shift = 0
+    while buf[at] & 0x80:
+        n |= (buf[at] & 0x7F) << shift
+        shift += 7
+        at += 1
+    return at + 1 + (n | buf[at] << shift)

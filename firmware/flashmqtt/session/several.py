@@ -1,0 +1,67 @@
+"""Subscriptions that end, and several at a time (3.1.1 and 5, sections 3.8 and 3.10): what most programs never ask for.
+
+Loaded with the first such call. It knows the session and its requests; what comes of it is theirs.
+"""
+
+from flashmqtt.codec.subscribe import put_unsubscribe
+from flashmqtt.compat import const
+from flashmqtt.errors import BufferTooSmall, UsageError
+
+_UNWANTED = const(4)  # a subscription's state: `subscriptions.py`
+
+
+class Several:
+    """Entries that were asked for together, to be waited for like one."""
+
+    def __init__(self, entries):
+        self._entries = entries
+
+    def result(self):
+        """Return what the broker answered for each, None: not everything yet."""
+        results = self.granted()
+        return None if None in results else results
+
+    def granted(self):
+        """Return what the broker answered for each, a refusal as its code, from 0x80 on; None where it did not answer."""
+        return [entry.result() for entry in self._entries]
+
+
+def want(session, filters, options, handler, properties):
+    """Ask for several subscriptions; filters: a list of filters, or of pairs of a filter and its own options."""
+    entries = []
+    for filter_ in filters:
+        its = options
+        if isinstance(filter_, (list, tuple)):
+            filter_, its = filter_
+        entries.append(session.subscribe(_octets(filter_), its, handler, properties))
+    return Several(entries)
+
+
+def unwant(session, filter_, properties):
+    """Ask for the end of a subscription, or of a list of them; return what can be waited for.
+
+    Raises:
+        InvalidTopic, BufferTooSmall: no UNSUBSCRIBE can ask for it.
+    """
+    if properties and not isinstance(properties, bytes):
+        from flashmqtt.codec.properties import pack
+
+        if session.level != 5:
+            raise UsageError("properties need level 5, not %d" % session.level)
+        properties = pack(10, properties)
+    if isinstance(filter_, (list, tuple)):
+        return Several([unwant(session, one, properties) for one in filter_])
+    filter_ = _octets(filter_)
+    n = put_unsubscribe(session.scratch, 0, 1, (filter_,), session.level, False, properties)
+    if n > session.output.size:
+        raise BufferTooSmall("UNSUBSCRIBE of %d bytes: buffer_bytes has %d" % (n, session.output.size))
+    requests = session.load_requests()
+    entry = requests.entry(filter_)  # one that we know nothing of may be one of an earlier life
+    entry.properties = properties
+    entry.state = _UNWANTED
+    requests.changed()
+    return entry
+
+
+def _octets(text):
+    return text.encode() if isinstance(text, str) else text

@@ -1,0 +1,141 @@
+"""What becomes of messages that are not delivered: they are finished, reported, and never called delivered (R5).
+
+Loaded with the first such message. It knows the session that it belongs to and its store; why a message is not delivered others
+know.
+
+A message that is set aside (refused, expired, damaged) is finished only after its report was handed over. So no power cut loses
+the report: what a handler stored is durable before the message is finished. At worst it is set aside, and reported, a second
+time.
+"""
+
+from flashmqtt.compat import const
+from flashmqtt.errors import StoreWorn
+
+# States and events: `flows.py`, `connection.py`.
+_NONE = const(0)
+_AWAIT_PUBREC = const(2)
+_AWAIT_PUBCOMP = const(3)
+_IN_DOUBT = const(6)
+_DAMAGED = const(9)
+_DROPPED = const(11)
+
+_STATE = const(3)
+_ASIDE = const(8)
+_WINDOW = const(32)
+_RANGES = const(8)  # how many ranges of undelivered messages are told apart
+_REPORTS = const(64)  # so many reports wait at most where there is no connection on which to hand them over
+
+
+class Undelivered:
+    """The messages of a session that are finished, or will be, and were not delivered."""
+
+    def __init__(self, session):
+        self._session = session
+        self.ranges = []  # first, last, first, last, ...
+        self._aside = []  # message, event, message, ...: to be finished as soon as their reports were handed over
+
+    def note(self, first, last):
+        """Take note that these messages were not delivered, though they are, or will be, finished."""
+        ranges = self.ranges
+        if ranges and ranges[-2] <= first <= ranges[-1] + 1:
+            ranges[-1] = max(last, ranges[-1])
+            return
+        if len(ranges) >= 2 * _RANGES:  # the two oldest become one: rather call a delivered message undelivered
+            ranges[2] = min(ranges[0], ranges[2])
+            ranges[3] = max(ranges[1], ranges[3])
+            del ranges[:2]
+        ranges.append(first)
+        ranges.append(last)
+
+    def has(self, handle):
+        """Return whether this message was not delivered."""
+        ranges = self.ranges
+        for i in range(0, len(ranges), 2):
+            if ranges[i] <= handle <= ranges[i + 1]:
+                return True
+        return False
+
+    def doubt(self, seq):
+        """The broker lost the session with a message past PUBREC: publish it anew, or drop it, as the program chose."""
+        session = self._session
+        store = session.store
+        session.states[seq & 31] = _NONE
+        if session.republish and store.length(seq):
+            store.unmark(seq)
+        else:
+            self.note(seq, seq)
+            store.finish(seq)
+        session.report_later(_IN_DOUBT, seq, 0)
+
+    def set_aside(self, event, seq, code):
+        """Send a message no more, report this event, and finish the message once its report was handed over."""
+        session = self._session
+        if not session.states[seq & 31] & _ASIDE:
+            self.put_aside(event, seq)
+            session.report_later(event, seq, code)
+
+    def put_aside(self, event, seq):
+        """Do the same for a message whose report is handed over now."""
+        session = self._session
+        session.states[seq & 31] = _ASIDE
+        self.note(seq, seq)
+        self._aside.extend((seq, event))
+        session.urgent = True
+
+    def reported(self):
+        """All reports were handed over: finish what was set aside. That, and how many these were, is durable at once."""
+        aside = self._aside
+        if not aside:
+            return
+        self._aside = []
+        session = self._session
+        store = session.store
+        for i in range(0, len(aside), 2):
+            seq = aside[i]
+            if session.states[seq & 31] & _ASIDE:  # or else the store's policy has dropped it meanwhile
+                session.states[seq & 31] = _NONE
+                store.finish(seq)
+                if aside[i + 1] != _DAMAGED and aside[i + 1] != _IN_DOUBT:  # the store counts itself what it lost
+                    store.dropped += 1
+        try:
+            store.flush()
+        except StoreWorn:
+            pass
+
+    def dropping(self, first, end):
+        """The store's policy is about to drop the messages from first to before end.
+
+        Of one that was sent at QoS 2 the broker may have half: its flow goes on without a body, from PUBREL.
+        """
+        session = self._session
+        store = session.store
+        states = session.states
+        window_end = min(end, store.low + _WINDOW)
+        for seq in range(first, window_end):
+            slot = seq & 31
+            if states[slot] & _ASIDE:
+                states[slot] = _NONE
+            elif not store.is_finished(seq):
+                state = session.state_of(seq)
+                if state != _AWAIT_PUBCOMP:
+                    self.note(seq, seq)
+                if state >= _AWAIT_PUBREC:
+                    store.mark(seq)
+                else:
+                    if seq < session.cursor:
+                        session.flight -= 1
+                        states[slot] = _NONE
+                    self._dropped(seq, seq)
+        if end > window_end:
+            first = max(first, window_end)
+            self.note(first, end - 1)
+            self._dropped(first, end - 1)
+
+    def _dropped(self, first, last):
+        """Report these messages as dropped; in one report with the ones right before them."""
+        session = self._session
+        reports = session.reports
+        if reports and reports[-3] == _DROPPED and reports[-1] == first - 1:
+            reports[-1] = last
+        elif len(reports) < 3 * _REPORTS:
+            session.report_later(_DROPPED, first, last)

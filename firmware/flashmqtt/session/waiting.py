@@ -1,0 +1,512 @@
+"""Messages that can't be handed over now: nobody has claimed them yet, or who claimed them is busy (3.1.1 and 5, section 4.6).
+
+Loaded with the first such message. A message of QoS 0 or 1 waits as a copy in RAM, within bounds; one of QoS 2 is in the store
+anyway, and only its place in the order waits here. None is acknowledged before it was taken. What comes behind flows on, but for
+two orders that are kept: messages with a common handler are handed over in the order in which they came, and PUBACKs leave in the
+order of their PUBLISH packets [MQTT-4.6.0-2], so that a message behind a waiting one may be done and its PUBACK still owed.
+
+Where there is no room, a message of QoS 0 is dropped and counted. One of QoS 1 is left unanswered, as are those that come to wait
+behind it; once there is room the connection is made anew, and the broker sends them again.
+
+What waits outlives its network connection. The broker then sends it again with DUP and the same packet id, since it had no
+answer; that is no second message, and it is not handed over a second time.
+
+It knows who claims a message (a subscription with a handler; the rest goes to one taker of the face's), and calls nobody.
+"""
+
+from flashmqtt.compat import const, ticks_add, ticks_diff
+from flashmqtt.fast import copy, equal
+
+from .message import Message
+
+_PUBACK = const(4)
+_PUBCOMP = const(7)
+_ORPHAN = const(1)  # `session.handed` of a message that has no acknowledgement to come
+_ACK_BYTES = const(8)
+_PATIENCE_MS = const(10000)  # how long what was left unanswered waits for progress before the connection is made anew
+_RETRY_MS = const(1000)  # until a handler that failed is called again, doubled every time
+_DOUBLINGS = const(6)
+_PAUSES = const(50)  # a program that takes nothing for so long does not hold up what is behind
+
+# States of a waiting message.
+WAITING = const(0)
+BUSY = const(1)  # a handler or the program has it
+LEFT = const(2)  # left unanswered: only its topic is here
+DONE = const(3)  # taken; its acknowledgement is owed, or its connection is gone
+
+# Who is asked for: `next`.
+HANDLERS = const(1)
+REST = const(2)
+
+
+class Waiting(Message):
+    """A message that waits, and then the one that is handed over; `failures` says how often its handler failed."""
+
+    def __init__(self, message, packet_id, owed, now_ms, whole):
+        self.kind = self.qos = message.qos  # kind: what is to be done about it; nothing (0) about a piece of a message
+        self.retain = message.retain
+        self.dup = message.dup
+        self.in_pieces = message.more or message.offset > 0  # it is long, and held in the store
+        self.more = False
+        self.offset = 0
+        self.topic_length = message.topic_end - message.topic_start
+        self.total = self.length = message.payload_end - message.payload_start
+        self.packet_id = packet_id
+        self.owed = owed  # its acknowledgement is awaited on this connection
+        self.state = WAITING if whole or self.qos == 2 else LEFT
+        self.since_ms = self.due_ms = now_ms
+        self.failures = 0
+        self.finished = ()  # subscriptions whose handlers have finished with it, where another one's failed
+        self.takers = None  # subscriptions whose handlers claim it, None: not known
+        self.reported = False  # nobody claimed it, and that was said
+        self.touched = False  # the program has looked at it
+        self.repeated = False  # it was handed over twice, as it may have been lost the first time
+        self.resumed = False  # it is done, and a connection since has not brought it again
+        n = self.topic_length
+        start = message.properties_start
+        properties = message.properties_end - start if whole else 0
+        size = self.length if whole else 0
+        # Where it is not whole, its topic alone is kept.
+        self.buffer = self.topic_buffer = buf = bytearray(n + properties + size)
+        copy(buf, 0, message.topic_buffer, message.topic_start, n)
+        self.topic_start = 0
+        self.topic_end = self.properties_start = n
+        if properties:
+            copy(buf, n, message.buffer, start, properties)
+        n += properties
+        self.properties_end = self.payload_start = n
+        if size:
+            copy(buf, n, message.buffer, message.payload_start, size)
+        self.payload_end = n + size
+
+    def __getattr__(self, name):
+        """Make what is asked for, and take note that the program looks at the message."""
+        self.touched = True
+        return Message.__getattr__(self, name)
+
+
+class Receipt:
+    """What is left of a message of QoS 1 that is done: enough to know it again, and to acknowledge it in its turn."""
+
+    def __init__(self, message, packet_id, owed):
+        self.kind = 1
+        self.state = DONE
+        self.packet_id = packet_id
+        self.owed = owed
+        self.topic_length = message.topic_end - message.topic_start
+        self.length = message.payload_end - message.payload_start
+        self.resumed = False
+
+
+class WaitingRoom:
+    """The messages of a session that wait, oldest first.
+
+    Args:
+        session: whose messages they are.
+        limit: how many of QoS 0 and 1 may wait at once.
+        limit_bytes: their bytes together; a longer message waits alone.
+        attempts: how often a message's handler may fail before the message is let go.
+        clean: the broker keeps no session: what is left unanswered would never come again.
+    """
+
+    def __init__(self, session, limit, limit_bytes, attempts, clean):
+        self._session = session
+        self.limit = limit
+        self.limit_bytes = limit_bytes
+        self.attempts = attempts
+        self.clean = clean
+        self.entries = []
+        self.bytes = 0  # of the copies
+        self.owing = 0  # how many messages of QoS 1 are owed a PUBACK on this connection
+        self.rest = False  # somebody takes what no handler claims
+        self.missed = self.unclaimed = self.failed = 0
+        self._look = True  # something changed that may let a message be handed over
+        self._looked_ms = 0
+        self._left = False  # something was left unanswered on this connection
+        self._left_ms = 0
+        self._overflow = False  # and not everything that was has an entry
+        self.skipping = False  # the first piece of a message was not handed over: the others are not, either
+        self._pauses = 0  # since a message was taken
+        self._pieces_failed = 0  # how often a handler failed with a message in pieces
+        self._progress = True  # something was taken since the connection was last made anew for it
+
+    # --- who claims what ---
+
+    def changed(self):
+        """Handlers or subscriptions are others now."""
+        self._look = True
+        for entry in self.entries:
+            if entry.state != DONE:
+                entry.takers = None
+
+    def claims(self, message):
+        """Return the subscriptions whose handlers claim a message."""
+        found = []
+        for subscription in self._session.subscriptions:
+            if subscription.takes(message):
+                found.append(subscription)
+        return found
+
+    def _takers(self, entry):
+        takers = entry.takers
+        if takers is None:
+            takers = entry.takers = self.claims(entry)
+        return takers
+
+    def stops(self, message):
+        """Return whether a message that came just now has to wait behind others."""
+        if self.skipping or (message.qos == 1 and (self._overflow or (self.owing and self._count() >= 2 * self.limit))):
+            return True
+        takers = self.claims(message)
+        for entry in self.entries:
+            if entry.state != DONE and _common(takers, self._takers(entry)):
+                return True
+        return False
+
+    def due(self, now_ms, rest):
+        """Return whether it is time to look for messages that can be handed over; rest: somebody takes the rest."""
+        if self._look or rest != self.rest or ticks_diff(now_ms, self._looked_ms) >= 100:
+            self._look = False
+            self.rest = rest
+            self._looked_ms = now_ms
+            return True
+        return False
+
+    def next(self, now_ms, kinds):
+        """Return the first message that can be handed over: with HANDLERS, or to who takes the REST. None: there is none."""
+        blocked: list = []
+        rest_blocked = False
+        for entry in self.entries:
+            if entry.state == DONE:
+                continue
+            takers = self._takers(entry)
+            stopped = _common(takers, blocked) if takers else rest_blocked
+            if (
+                not stopped
+                and entry.state == WAITING
+                and kinds & (HANDLERS if takers else REST)
+                and ticks_diff(now_ms, entry.due_ms) >= 0
+            ):
+                return entry
+            if takers:
+                blocked += takers
+            elif entry.state != BUSY:  # several tasks may each have one of the rest
+                rest_blocked = True
+        return None
+
+    def expired(self, now_ms, after_ms):
+        """Return a message that nobody has claimed for so long, and that was not reported; None: there is none."""
+        if not self.rest:
+            for entry in self.entries:
+                if (
+                    (entry.state == WAITING or entry.state == LEFT)
+                    and not entry.reported
+                    and ticks_diff(now_ms, entry.since_ms) >= after_ms
+                    and not self._takers(entry)
+                ):
+                    return entry
+        return None
+
+    def gives_time(self):
+        """Return whether a program with tasks is to be given time: half of the room is taken, and it still takes messages."""
+        if 2 * self.bytes <= self.limit_bytes and 2 * self._count() <= self.limit:
+            return False
+        self._pauses += 1
+        return self._pauses <= _PAUSES
+
+    # --- in ---
+
+    def add(self, now_ms):
+        """Let the message that is handed over wait; return its entry, None: it was dropped, or left unanswered."""
+        session = self._session
+        message = session.message
+        owed = session.handed > _ORPHAN
+        session.handed = 0
+        qos = message.qos
+        if qos == 2 and (
+            message.more or message.offset
+        ):  # it is in the store: from the first piece on, when its turn comes
+            session.long.pause()
+            owed = session.long.owed()
+        else:
+            self.skipping = message.more
+            if message.more:
+                return None  # its last piece tells what becomes of the whole
+        entry = None
+        self._look = True
+        try:
+            # A message in pieces can't wait; and behind one that comes again only with another connection none must wait.
+            whole = qos < 2 and not message.offset and not (qos and self._left) and self._fits(message)
+            if whole or qos == 2 or (qos and not self.clean and self._count() < 2 * self.limit):
+                entry = Waiting(message, session.handed_id, owed, now_ms, whole)
+        except MemoryError:
+            pass
+        if not entry or entry.state == LEFT:
+            given_up = message.offset and self._pieces_failed >= self.attempts
+            if not qos or (qos == 1 and (self.clean or given_up)):
+                self._pieces_failed = 0
+                if given_up:
+                    self.failed += 1
+                else:
+                    self.missed += 1
+                if qos and owed:
+                    self._append(Receipt(message, session.handed_id, True))
+                    self.flush()
+                return None
+            if not self._left:
+                self._left = True
+                self._left_ms = now_ms
+            if not entry:
+                self._overflow = True
+                return None
+        self._append(entry)
+        if qos < 2:
+            self.bytes += len(entry.buffer)
+        return None if entry.state == LEFT else entry
+
+    def add_piece(self, now_ms):
+        """Let a piece of a long message wait, whose program has tasks; return it. Its message is acknowledged by who called."""
+        message = self._session.message
+        entry = Waiting(message, 0, False, now_ms, True)
+        entry.kind = 0
+        entry.in_pieces = False
+        entry.more = message.more
+        entry.offset = message.offset
+        entry.total = message.total
+        self.bytes += len(entry.buffer)
+        self._look = True
+        self._append(entry)
+        return entry
+
+    def withdraw(self, piece):
+        """Nobody takes the piece: forget it."""
+        if piece in self.entries:
+            self.entries.remove(piece)
+            self.bytes -= len(piece.buffer)
+
+    def _append(self, entry):
+        if entry.owed and entry.kind == 1:
+            self.owing += 1
+        self.entries.append(entry)
+
+    def _fits(self, message):
+        n = message.topic_end - message.topic_start + message.payload_end - message.payload_start
+        n += message.properties_end - message.properties_start
+        return not self.bytes or (self._count() < self.limit and self.bytes + n <= self.limit_bytes)
+
+    def _count(self):
+        """Return how many messages of QoS 0 and 1 have a place here."""
+        n = 0
+        for entry in self.entries:
+            if entry.kind < 2:
+                n += 1
+        return n
+
+    def defer(self):
+        """Take note of a message that was taken, and whose PUBACK has to wait for those before it."""
+        session = self._session
+        self._append(Receipt(session.message, session.handed_id, True))
+
+    def came_again(self):
+        """Return whether the message that is handed over is one that waits, or is done and was not acknowledged.
+
+        The broker sends it with DUP and the packet id that it had, which no other message can have before it is acknowledged.
+        """
+        session = self._session
+        message = session.message
+        if not message.dup or message.more or message.offset:
+            return False
+        for entry in self.entries:
+            if (
+                entry.kind == 1
+                and entry.packet_id == session.handed_id
+                and entry.topic_length == message.topic_end - message.topic_start
+                and entry.length == message.payload_end - message.payload_start
+                and entry.state != LEFT
+                and (entry.state == DONE or _same(entry, message))
+            ):
+                session.handed = 0
+                if not entry.owed:
+                    entry.owed = True
+                    self.owing += 1
+                    self.flush()
+                return True
+        return False
+
+    def held(self, key):
+        """Return the message of QoS 2 that waits under this packet id, or None."""
+        for entry in self.entries:
+            if entry.kind == 2 and entry.packet_id == key and entry.state != DONE:
+                return entry
+        return None
+
+    # --- out ---
+
+    def begin(self, entry):
+        """Let this message be the one that is handed over; return False where it can't be read any more, and is let go."""
+        if entry.in_pieces:
+            self.entries.remove(entry)
+            self._session.inbound.resume(entry.packet_id, entry.owed)
+            return False
+        if entry.kind == 2 and not self._session.load_inbound().load(entry):
+            self.finish(entry)
+            return False
+        entry.state = BUSY
+        entry.touched = False
+        return True
+
+    def put_back(self, entry, due_ms):
+        """Let a message that was handed over wait again, not to be handed over before due_ms."""
+        entry.state = WAITING
+        entry.due_ms = due_ms
+        self._look = True
+
+    def refuse(self, entry, now_ms, counts, finished=0):
+        """A handler failed with a message: it waits and is tried again later, or is let go, after as many failures as allowed.
+
+        Return it; None where it could not wait.
+
+        Args:
+            entry: the message, if it has waited, None: the one that came just now.
+            now_ms: the time.
+            counts: False where the handler was only interrupted.
+            finished: how many handlers have finished with it, if it came just now.
+        """
+        if not entry:
+            message = self._session.message
+            if counts and (message.more or message.offset):
+                self._pieces_failed += 1
+            entry = self.add(now_ms)
+            if not entry:
+                return None
+            entry.finished = tuple(self.claims(entry)[:finished])
+        if counts:
+            entry.failures += 1
+            if entry.in_pieces:  # each time it is another entry
+                entry.failures = self._pieces_failed
+            if entry.failures >= self.attempts or not entry.kind:
+                if entry.kind == entry.qos:
+                    self.failed += 1
+                if entry.in_pieces:
+                    self._pieces_failed = 0
+                self.finish(entry)
+                return entry
+        self.put_back(entry, ticks_add(now_ms, _RETRY_MS << min(max(entry.failures - 1, 0), _DOUBLINGS)))
+        return entry
+
+    def finish(self, entry):
+        """A message was taken, or is let go: acknowledge it when its turn comes, at QoS 2 at once."""
+        self._progress = self._look = True
+        self._pauses = 0
+        if entry not in self.entries:
+            return  # the program disconnected meanwhile
+        if entry.kind == 2:
+            self._session.load_inbound().discard(entry.packet_id)
+        else:
+            self.bytes -= len(entry.buffer)
+            if entry.kind:
+                self.entries[self.entries.index(entry)] = Receipt(entry, entry.packet_id, entry.owed)
+        entry.state = DONE
+        if self._left and not self._overflow:
+            self._left = False
+            for other in self.entries:
+                if other.state == LEFT:
+                    self._left = True
+        self.flush()
+
+    def flush(self):
+        """Put the acknowledgements whose turn has come, as far as there is room."""
+        session = self._session
+        output = session.output
+        entries = self.entries
+        first = True  # no message of QoS 1 before this one is owed its PUBACK
+        i = 0
+        while i < len(entries):
+            entry = entries[i]
+            qos = entry.kind
+            if entry.state != DONE or (qos == 1 and not (entry.owed and first)):
+                if qos == 1 and entry.owed:
+                    first = False
+                i += 1
+                continue
+            if entry.owed and qos:
+                if output.limit - output.end < _ACK_BYTES:
+                    session.urgent = True
+                    return
+                output.put_ack(_PUBACK if qos == 1 else _PUBCOMP, entry.packet_id)
+                if qos == 1:
+                    self.owing -= 1
+            entries.pop(i)
+
+    # --- connections ---
+
+    def disconnected(self):
+        """The network connection is gone: nothing is owed on it any more, and what was left unanswered comes again."""
+        kept = []
+        for entry in self.entries:
+            if entry.state == LEFT:
+                self.bytes -= len(entry.buffer)
+            else:
+                entry.owed = False
+                kept.append(entry)
+        self.entries = kept
+        self.owing = 0
+        self._left = self._overflow = False
+        self.flush()
+
+    def connected(self, lost):
+        """The broker accepted a connection; lost: it has no session, and sends nothing again."""
+        kept = []
+        for entry in self.entries:
+            if entry.state == DONE:
+                if lost or entry.resumed:
+                    continue
+                entry.resumed = True
+            kept.append(entry)
+        self.entries = kept
+
+    def clear(self):
+        """Forget what waits: the program disconnects, and the broker, or the store, still has it."""
+        kept = []
+        for entry in self.entries:
+            if entry.state == BUSY or entry.state == DONE:
+                kept.append(entry)
+            elif entry.kind < 2:
+                self.bytes -= len(entry.buffer)
+        self.entries = kept
+        self.owing = 0
+
+    def wants_restart(self, now_ms):
+        """Return whether the connection has to be made anew, for what was left unanswered to come again."""
+        if not self._left or self.clean:
+            return False
+        waiting = 0
+        claimed = self._overflow
+        for entry in self.entries:
+            if entry.state == LEFT:
+                claimed = claimed or self.rest or len(self._takers(entry)) > 0
+            elif entry.kind < 2:
+                waiting += 1
+        if not claimed or 2 * waiting > self.limit or 2 * self.bytes > self.limit_bytes:
+            return False
+        if not self._progress and ticks_diff(now_ms, self._left_ms) < _PATIENCE_MS:
+            return False
+        self._progress = False
+        return True
+
+
+def _common(some, others):
+    """Return whether two messages have a common taker; the rest, which no handler claims, has one taker."""
+    if not some or not others:
+        return not some and not others
+    for one in some:
+        if one in others:
+            return True
+    return False
+
+
+def _same(entry, message):
+    """Return whether a waiting copy has this topic and payload."""
+    return equal(entry.buffer, 0, message.topic_buffer, message.topic_start, entry.topic_length) and equal(
+        entry.buffer, entry.payload_start, message.buffer, message.payload_start, entry.length
+    )

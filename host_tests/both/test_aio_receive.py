@@ -1,0 +1,484 @@
+"""Receiving with asyncio: nothing that the program is slow to take, or fails with, stops anything else (Q3, Q4, R4)."""
+
+import sys
+
+import pytest
+
+if sys.implementation.name == "micropython" and ".frozen" not in sys.path:
+    sys.path.insert(0, ".frozen")  # where asyncio is
+
+import asyncio
+
+from flashmqtt.compat import ticks_diff, ticks_ms
+from flashmqtt.errors import ConnectionLost
+from flashmqtt.session.ram import RamStore
+from loopback import Loopback
+from test_aio import PATIENCE_S, client, cut, run, until
+from wire import id_of, publish, pubrel
+
+
+def acknowledged(broker):
+    """Return the packet ids of the PUBACKs and PUBCOMPs, in the order in which they came."""
+    return [id_of(one) for one in broker.packets if one[0] >> 4 in (4, 7)]
+
+
+class Retaining(Loopback):
+    """Sends messages before and behind every SUBACK."""
+
+    def __init__(self, before, behind):
+        super().__init__()
+        self.before = before
+        self.behind = behind
+
+    def take(self, one):
+        if one[0] >> 4 == 8:
+            self.give(*self.before)
+        super().take(one)
+        if one[0] >> 4 == 8:
+            self.give(*self.behind)
+
+
+@pytest.mark.req("R4", "Q7")
+@pytest.mark.parametrize("qos", [0, 1])
+def test_retained_messages_wait_for_the_loop_and_hold_up_no_answer(qos):
+    async def case(broker):
+        async with client(broker) as mqtt:
+            assert await mqtt.subscribe("a/#", 1) == 1
+            assert await mqtt.subscribe("b", 1) == 1
+            assert await mqtt.delivered(await mqtt.publish("c", "x", 1))
+            seen = []
+            async for message in mqtt:
+                seen.append(message.payload)
+                if len(seen) == 60:
+                    break
+            assert seen == [b"%d" % (i % 30) for i in range(60)]
+        assert broker.connects == 1
+
+    kept = [publish(b"a/b", b"%d" % i, qos, i + 1, retain=1) for i in range(30)]
+    run(case, Retaining(kept[:15], kept[15:]))
+
+
+@pytest.mark.req("Q3", "R4")
+@pytest.mark.parametrize("waited_for", [False, True])
+def test_what_waited_at_the_broker_is_taken_by_a_loop_that_begins_later(waited_for):
+    async def case(broker):
+        async with client(broker) as mqtt:
+            broker.give(publish(b"a", b"1", 1, 1), publish(b"a", b"2", 2, 2), publish(b"a", b"3"), pubrel(2))
+            await asyncio.sleep(0.1)
+            await mqtt.subscribe("a", 2)
+            assert acknowledged(broker) == []
+            seen = []
+            while len(seen) < 3:
+                if waited_for:
+                    message = await asyncio.wait_for(mqtt.__anext__(), PATIENCE_S)
+                else:
+                    message = await mqtt.__anext__()
+                seen.append(message.payload)
+                assert await mqtt.delivered(await mqtt.publish("b", "x", 1), PATIENCE_S)
+                assert await mqtt.subscribe("c", 1, None, PATIENCE_S) == 1
+            assert sorted(seen) == [b"1", b"2", b"3"]
+            if waited_for:
+                with pytest.raises(asyncio.TimeoutError):
+                    await asyncio.wait_for(mqtt.__anext__(), 0.05)
+            else:
+                broker.give(publish(b"a", b"4"))
+                await mqtt.__anext__()
+            await until(lambda: sorted(acknowledged(broker)) == [1, 2])
+            assert broker.connects == 1
+
+    run(case)
+
+
+@pytest.mark.req("Q3")
+def test_a_wait_that_is_over_when_a_message_comes_loses_nothing():
+    async def case(broker):
+        async with client(broker) as mqtt:
+            await mqtt.subscribe("a", 1)
+            seen = []
+            given = turns = 0
+            while len(seen) < 200:
+                if given - len(seen) < 3 and given < 200:
+                    given += 1
+                    broker.give(publish(b"a", b"%d" % given, 1, given))
+                turns += 1
+                try:
+                    message = await asyncio.wait_for(mqtt.__anext__(), 0.001 * (turns % 3))
+                except asyncio.TimeoutError:  # noqa: UP041  # MicroPython's is another one
+                    continue
+                seen.append(int(message.payload))
+            assert seen == list(range(1, 201))
+
+    run(case)
+
+
+@pytest.mark.req("Q3")
+def test_a_message_that_its_waiting_task_lost_comes_again():
+    async def case(broker):
+        async with client(broker) as mqtt:
+            await mqtt.subscribe("a", 1)
+            broker.give(publish(b"a", b"1", 1, 1), publish(b"a", b"2", 1, 2))
+            await asyncio.create_task(mqtt.__anext__())  # what MicroPython's wait_for does, and then drops the result
+            message = await mqtt.__anext__()
+            assert message.payload == b"1"
+            message = await mqtt.__anext__()
+            assert message.payload == b"2"
+            await until(lambda: acknowledged(broker) == [1])
+
+    run(case)
+
+
+@pytest.mark.req("Q3", "R4")
+def test_a_message_whose_loop_ended_with_an_error_comes_again():
+    async def case(broker):
+        async with client(broker) as mqtt:
+            await mqtt.subscribe("a", 1)
+
+            async def consumer():
+                async for message in mqtt:
+                    raise ValueError(message.payload)
+
+            broker.give(publish(b"a", b"1", 1, 1))
+            with pytest.raises(ValueError):
+                await asyncio.create_task(consumer())
+            message = await mqtt.__anext__()
+            assert message.payload == b"1" and message.failures == 1
+            assert acknowledged(broker) == []
+
+    run(case)
+
+
+@pytest.mark.req("R4")
+def test_iteration_ends_when_the_program_disconnects_and_begins_again_with_a_connection():
+    async def case(broker):
+        mqtt = client(broker)
+        seen = []
+
+        async def consumer():
+            async for message in mqtt:
+                seen.append(message.payload)  # noqa: PERF401
+            return "ended"
+
+        early = asyncio.create_task(consumer())
+        await mqtt.connect()
+        other = asyncio.create_task(consumer())
+        broker.give(publish(b"a", b"1"))
+        await until(lambda: seen)
+        await mqtt.disconnect()
+        assert await early == "ended" and await other == "ended" and await consumer() == "ended"
+        await mqtt.connect()
+        again = asyncio.create_task(consumer())
+        broker.give(publish(b"a", b"2"))
+        await until(lambda: len(seen) == 2)
+        await mqtt.disconnect()
+        assert await again == "ended" and seen == [b"1", b"2"]
+
+    run(case)
+
+
+@pytest.mark.req("R4", "Q6")
+@pytest.mark.clause("MQTT-4.6.0-2", "5:MQTT-4.6.0-2")
+def test_a_slow_async_handler_holds_up_only_its_own_messages():
+    async def case(broker):
+        async with client(broker) as mqtt:
+            gate = asyncio.Event()
+            seen = []
+
+            async def slow(message):
+                await gate.wait()
+                seen.append(message.payload)
+
+            class Device:
+                async def quick(self, message):
+                    await mqtt.delivered(await mqtt.publish("echo", message.payload, 1))
+                    seen.append(message.payload)
+
+            await mqtt.subscribe("slow", 2, slow)
+            await mqtt.subscribe("quick", 2, Device().quick)
+            await mqtt.subscribe("plain", 2, lambda m: seen.append(m.payload))
+            broker.give(publish(b"slow", b"s1", 1, 1), publish(b"slow", b"s2", 1, 2))
+            broker.give(
+                publish(b"quick", b"q1", 1, 3), publish(b"quick", b"q2", 2, 4), pubrel(4), publish(b"plain", b"p", 1, 5)
+            )
+            await until(lambda: len(seen) == 3)
+            assert sorted(seen) == [b"p", b"q1", b"q2"] and seen.index(b"q1") < seen.index(b"q2")
+            await until(lambda: acknowledged(broker) == [4])
+            gate.set()
+            await until(lambda: len(acknowledged(broker)) == 5)
+            assert acknowledged(broker) == [4, 1, 2, 3, 5] and seen[3:] == [b"s1", b"s2"]
+
+    run(case)
+
+
+@pytest.mark.req("R4", "R5")
+def test_a_poisoned_message_is_let_go_and_the_client_lives():
+    async def case(broker):
+        async with client(broker, attempts=2) as mqtt:
+            errors = []
+            seen = []
+
+            async def on_error(error, message):
+                await asyncio.sleep(0)
+                errors.append((type(error), message and message.payload))
+
+            async def fail(message):
+                if message.payload == b"poison":
+                    raise ValueError("mine")
+                seen.append(message.payload)
+
+            mqtt.on_error = on_error
+            mqtt.on_message = fail
+            broker.give(
+                publish(b"a", b"poison", 2, 1), pubrel(1), publish(b"a", b"next", 1, 2), publish(b"a", b"poison")
+            )
+            await until(lambda: len(errors) == 3)
+            await until(lambda: sorted(acknowledged(broker)) == [1, 2])
+            assert seen == [b"next"] and mqtt.failed == 2
+            assert errors == [(ValueError, b"poison")] * 3
+
+            async def on_delivered(handle):
+                raise KeyError(handle)
+
+            mqtt.on_delivered = on_delivered
+            handle = await mqtt.publish("b", "x", 1)
+            assert await mqtt.delivered(handle)
+            await until(lambda: len(errors) == 4)
+            assert errors[3] == (KeyError, None) and broker.connects == 1
+
+    run(case)
+
+
+@pytest.mark.req("R4")
+def test_an_error_that_nobody_takes_goes_to_the_event_loop():
+    async def case(broker):
+        told = []
+        loop = asyncio.get_event_loop()
+        loop.set_exception_handler(lambda loop, context: told.append(type(context["exception"])))
+
+        async with client(broker, attempts=1) as mqtt:
+
+            def fail(message):
+                raise ValueError("mine")
+
+            await mqtt.subscribe("a", 1, fail)
+            broker.give(publish(b"a", b"x", 1, 1))
+            await until(lambda: acknowledged(broker) == [1])
+            assert told == [ValueError] and mqtt.failed == 1 and mqtt.connected
+        loop.set_exception_handler(None)
+
+    run(case)
+
+
+@pytest.mark.req("Q3", "Q4")
+def test_a_message_that_was_taken_while_the_link_was_gone_does_not_come_twice():
+    async def case(broker):
+        async with client(broker) as mqtt:
+            broker.present = 1
+            await mqtt.subscribe("a", 1)
+            broker.give(publish(b"a", b"1", 1, 1), publish(b"a", b"2", 1, 2))
+            seen = []
+            async for message in mqtt:
+                seen.append(message.payload)
+                if len(seen) == 1:
+                    await cut(broker, mqtt)
+                    await until(lambda: mqtt.connected and broker.connects == 2)
+                    broker.give(
+                        publish(b"a", b"1", 1, 1, dup=1), publish(b"a", b"2", 1, 2, dup=1), publish(b"a", b"3", 1, 3)
+                    )
+                if len(seen) == 3:
+                    break
+            assert seen == [b"1", b"2", b"3"]
+        await until(lambda: acknowledged(broker) == [1, 2, 3])
+
+    run(case)
+
+
+@pytest.mark.req("R4")
+def test_disconnect_cancels_handlers_and_what_they_had_comes_again():
+    async def case(broker):
+        store = RamStore()
+        mqtt = client(broker, store=store)
+        await mqtt.connect()
+        began = []
+
+        async def work(message):
+            began.append(message.payload)
+            await asyncio.sleep(PATIENCE_S)
+
+        await mqtt.subscribe("#", 2, work)
+        broker.give(publish(b"a", b"1", 2, 1), pubrel(1), publish(b"a", b"2", 1, 2))
+        await until(lambda: began == [b"1"])
+        await mqtt.disconnect()
+        assert store.held() == [1] and acknowledged(broker) == [] and mqtt.session.waiting.entries == []
+        broker.present = 1
+        seen = []
+        await mqtt.subscribe("#", 2, lambda m: seen.append(m.payload))
+        await mqtt.connect()
+        broker.give(pubrel(1), publish(b"a", b"2", 1, 2, dup=1))
+        await until(lambda: len(acknowledged(broker)) == 2)
+        assert seen == [b"1", b"2"]
+        await mqtt.disconnect()
+
+    run(case)
+
+
+@pytest.mark.req("R4")
+def test_neither_a_long_message_nor_disconnect_stands_in_the_way_of_other_tasks():
+    if sys.implementation.name == "micropython":
+        pytest.skip("what fills the system's buffers does not fit into this heap")
+
+    async def case(broker):
+        worst = 0
+
+        async def beat():
+            nonlocal worst
+            while True:
+                begin = ticks_ms()
+                await asyncio.sleep(0.005)
+                worst = max(worst, ticks_diff(ticks_ms(), begin))
+
+        mqtt = client(broker, timeout_s=1)
+        await mqtt.connect()
+        broker.deaf = True
+        beating = asyncio.create_task(beat())
+        await mqtt.publish("a", b"x" * 10000000)
+        await mqtt.disconnect()
+        beating.cancel()
+        # A client that waits inside a call does so for the timeout_s after which it gives up.
+        assert worst < 900
+        broker.deaf = False
+
+    run(case)
+
+
+@pytest.mark.req("Q0")
+def test_long_messages_and_short_ones_at_once_are_all_whole():
+    async def case(broker):
+        async with client(broker, buffer_bytes=128) as mqtt:
+            tasks = [asyncio.create_task(mqtt.publish("a", b"%d" % i * 3000)) for i in range(1, 6)]
+            tasks += [asyncio.create_task(mqtt.publish("b", b"short", i % 2)) for i in range(10)]
+            for task in tasks:
+                await task
+            await mqtt.drain(PATIENCE_S)
+            await until(lambda: len(broker.of(3)) == 15)
+            long = sorted([one[-3000:] for one in broker.of(3) if len(one) > 3000])
+            assert long == [b"%d" % i * 3000 for i in range(1, 6)]
+            assert broker.connects == 1
+
+    run(case)
+
+
+@pytest.mark.req("W11")
+def test_lists_of_filters_have_lists_of_results():
+    async def case(broker):
+        async with client(broker) as mqtt:
+            assert await mqtt.subscribe([("a", 2), "b"], 1) == [2, 1]
+            assert len(broker.of(8)) == 1
+            assert await mqtt.unsubscribe(["a", "b", "c"]) == [0, 0, 0]
+            assert await mqtt.unsubscribe("of an earlier life") == 0
+            assert mqtt.session.subscriptions == []
+
+    run(case)
+
+
+@pytest.mark.req("R4", "R5")
+def test_what_nobody_claims_is_reported_and_dropped():
+    async def case(broker):
+        async with client(broker, unclaimed_s=0.2) as mqtt:
+            told = []
+
+            async def on_unclaimed(message):
+                told.append(message.payload)
+
+            mqtt.on_unclaimed = on_unclaimed
+            broker.give(publish(b"a", b"1", 1, 1))
+            await until(lambda: acknowledged(broker) == [1])
+            await until(lambda: told == [b"1"])
+            assert mqtt.unclaimed == 1
+
+    run(case)
+
+
+@pytest.mark.req("B4")
+@pytest.mark.parametrize("turns", range(8))
+def test_a_socket_that_another_task_closes_at_any_moment_ends_no_client(turns):
+    async def case(broker):
+        async with client(broker) as mqtt:
+            broker.present = 1
+            await mqtt.subscribe("a", 0, lambda m: None)
+            broker.give(publish(b"a", b"x"))  # so that the task comes out of its wait, and goes into the next
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            mqtt.link.fail(ConnectionLost("what a write in another task may find"), ticks_ms())
+            await until(lambda: mqtt.connected and broker.connects == 2)
+            assert await mqtt.delivered(await mqtt.publish("b", "x", 1), PATIENCE_S)
+
+    run(case)
+
+
+@pytest.mark.req("R4", "W13")
+@pytest.mark.parametrize(
+    ("qos", "way"), [(qos, way) for qos in (0, 1, 2) for way in ("loop", "handler", "async handler")]
+)
+def test_a_long_message_comes_in_pieces_to_whoever_takes_them(qos, way):
+    long = b"0123456789" * 60
+
+    async def case(broker):
+        async with client(broker, buffer_bytes=256, chunks=True, store=RamStore()) as mqtt:
+            seen = []
+
+            def note(message):
+                if message.offset == 0:
+                    seen.append(b"")
+                seen[-1] += message.payload
+
+            async def note_later(message):
+                await asyncio.sleep(0.001)
+                note(message)
+
+            await mqtt.subscribe("a", 2, {"loop": None, "handler": note, "async handler": note_later}[way])
+            if way == "loop":
+
+                async def consumer():
+                    async for message in mqtt:
+                        note(message)
+
+                task = asyncio.create_task(consumer())
+                await asyncio.sleep(0)
+            broker.give(publish(b"a", long, qos, 1), publish(b"a", b"short", 1, 2))
+            if qos == 2:
+                await until(lambda: broker.of(5))
+                broker.give(pubrel(1))
+            await until(lambda: len(seen) == 2 and len(seen[0] + seen[1]) == 605)
+            await until(lambda: sorted(acknowledged(broker)) == ([1, 2] if qos else [2]))
+            assert sorted(seen) == [long, b"short"] and broker.connects == 1
+            if way == "loop":
+                task.cancel()
+
+    run(case)
+
+
+@pytest.mark.req("R4", "W13")
+@pytest.mark.parametrize("qos", [1, 2])
+def test_a_long_message_that_nobody_claims_yet_holds_up_nothing_and_comes_to_who_claims_it(qos):
+    long = b"0123456789" * 60
+
+    async def case(broker):
+        async with client(broker, buffer_bytes=256, chunks=True, store=RamStore()) as mqtt:
+            broker.present = 1
+            broker.give(publish(b"a", long, qos, 1))
+            if qos == 2:
+                await until(lambda: broker.of(5))
+                broker.give(pubrel(1))
+            await asyncio.sleep(0.1)
+            assert await mqtt.subscribe("b", 1) == 1
+            assert await mqtt.delivered(await mqtt.publish("c", "x", 1))
+            assert acknowledged(broker) == []
+            seen = []
+            await mqtt.subscribe("a", 2, lambda m: seen.append(m.payload))
+            if qos == 1:
+                await until(lambda: broker.connects == 2 and mqtt.connected)
+                broker.give(publish(b"a", long, qos, 1, dup=1))
+            await until(lambda: acknowledged(broker) == [1])
+            assert b"".join(seen) == long
+
+    run(case)

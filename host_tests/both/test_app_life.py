@@ -1,0 +1,63 @@
+"""A device's life: as long as its sequence numbers, whatever was wiped, lost or cut off."""
+
+import pytest
+
+from app.life import life_of
+
+
+class Facts(dict):
+    """A state that no file keeps; it can refuse to be saved."""
+
+    full = False
+
+    def save(self, **changes):
+        if self.full:
+            raise OSError(28)
+        self.update(changes)
+
+
+def numbers(*found):
+    """Return a source of random bytes that gives these numbers."""
+    left = list(found)
+    return lambda n: left.pop(0).to_bytes(n, "big")
+
+
+@pytest.mark.req("P4")
+def test_life_stays_as_long_as_the_journal_has_its_numbers():
+    state = Facts()
+    assert life_of(state, 0, numbers(40)) == (10, 1)
+    assert life_of(state, 1, numbers()) == (10, 1)
+    assert life_of(state, 1000000, numbers()) == (10, 1)
+
+
+@pytest.mark.req("P4")
+def test_life_begins_anew_with_the_journal():
+    state = Facts()
+    life_of(state, 0, numbers(40))
+    assert life_of(state, 500, numbers()) == (10, 1)
+    assert life_of(state, 0, numbers(80)) == (20, 1)  # wiped
+    assert life_of(state, 0, numbers(120)) == (30, 1)  # cut off before its first message
+    assert life_of(state, 1, numbers()) == (30, 1)
+
+
+@pytest.mark.req("P4")
+def test_lost_state_begins_a_life_that_says_where():
+    state = Facts()
+    assert life_of(state, 500, numbers(40)) == (10, 501)
+    assert life_of(state, 501, numbers()) == (10, 501)
+    assert life_of(Facts(life="x", since=1), 7, numbers(40)) == (10, 8)
+    # The journal of a shorter life lies there now: it has not got to where this one began.
+    assert life_of(state, 20, numbers(80)) == (20, 21)
+
+
+def test_life_is_never_0_and_a_small_integer_on_a_board():
+    assert life_of(Facts(), 0, numbers(0)) == (1, 1)
+    assert life_of(Facts(), 0, numbers(0xFFFFFFFF)) == (0x3FFFFFFF, 1)
+    assert 0 < life_of(Facts(), 0)[0] < 1 << 30
+
+
+def test_life_that_cannot_be_kept_is_none():
+    state = Facts()
+    state.full = True
+    assert life_of(state, 0, numbers(40)) == (0, 0)
+    assert state == {}

@@ -1,0 +1,134 @@
+"""What was not delivered is named by its number in the health message, until that is acknowledged (R5, APPLICATION.md)."""
+
+import gc
+from json import loads
+
+import pytest
+
+from app.application import Application
+from app.configuration import check
+from app.health import records
+from app.outcomes import Outcomes
+from loopback import Loopback
+from test_app_worn import Board, Facts
+from wire import packet
+
+
+@pytest.mark.req("R5")
+def test_ranges_are_told_until_a_message_that_has_them_is_acknowledged():
+    outcomes = Outcomes()
+    for seq in (7, 8, 9, 12):
+        outcomes.add("refused", seq, seq)
+    outcomes.add("dropped", 1, 5)
+    assert outcomes.labels() == {"refused_seqs": "7-9,12", "dropped_seqs": "1-5"} and outcomes.news
+    outcomes.told(20)
+    outcomes.add("refused", 13, 13)  # not in the message that is under way
+    assert outcomes.news and outcomes.labels()["refused_seqs"] == "7-9,12,13"
+    outcomes.delivered(19)
+    assert outcomes.labels()["dropped_seqs"] == "1-5"
+    outcomes.delivered(20)
+    assert outcomes.labels() == {"refused_seqs": "13"}
+    outcomes.told(0)  # it was not stored
+    assert outcomes.news
+    outcomes.told(21)
+    outcomes.delivered(21)
+    assert outcomes.labels() == {} and not outcomes.news
+    assert outcomes.counts == {"refused": 5, "expired": 0, "dropped": 5, "damaged": 0}
+
+
+@pytest.mark.req("R5")
+def test_no_more_than_the_newest_32_ranges_are_kept():
+    outcomes = Outcomes()
+    for seq in range(1, 101, 2):
+        outcomes.add("expired", seq, seq)
+        if seq == 21:
+            outcomes.told(500)
+    assert outcomes.labels()["expired_seqs"].split(",") == [str(seq) for seq in range(37, 101, 2)]
+    outcomes.delivered(500)
+    assert outcomes.labels()["expired_seqs"].split(",") == [str(seq) for seq in range(37, 101, 2)]
+    assert outcomes.counts["expired"] == 50
+
+
+class Refusing(Loopback):
+    """A level 5 broker that refuses what some topics carry."""
+
+    def __init__(self, refused):
+        super().__init__()
+        self.refused = refused
+        self.healths = []
+        self.seqs = []  # of what it refused
+
+    def take(self, one):
+        kind = one[0] >> 4
+        if kind == 1:
+            self.connects += 1
+            self.give(b"\x20\x03\0\0\0")
+        elif kind == 3 and one[0] & 6:
+            at = 1
+            while one[at] > 127:
+                at += 1
+            end = at + 3 + (one[at + 1] << 8 | one[at + 2])
+            topic = one[at + 3 : end]
+            payload = loads(one[end + 3 :])
+            code = b""
+            if any([topic.endswith(name) for name in self.refused]):  # noqa: C419
+                code = b"\x87"
+                self.seqs.append(payload[0]["seq"])
+            elif topic.endswith(b"health"):
+                self.healths.append(payload)
+            self.give(packet(0x40, one[end : end + 2], code))
+        elif kind == 8:
+            self.give(packet(0x90, one[2:4], b"\0", b"\1"))
+        elif kind == 12:
+            self.give(b"\xd0\0")
+
+
+def running(refused):
+    gc.collect()  # a simulated flash in one piece
+    broker = Refusing(refused)
+    settings = {"broker": "127.0.0.1", "port": broker.port, "level": 5, "interval_ms": 100000, "health_s": 0}
+    application = Application(Board(broker), check(settings), Facts())
+    application.client._feed = application.client.link.feed = broker
+    return broker, application
+
+
+def turns(application, condition):
+    for _ in range(2000):
+        if condition():
+            return
+        application.turn(20)
+    raise AssertionError("waited in vain")
+
+
+@pytest.mark.req("R5")
+def test_refused_messages_are_named_at_once():
+    broker, application = running([b"readings"])
+    for _ in range(5):
+        application.publish("readings", 1, application.sample(application.groups[0]))
+    turns(application, lambda: broker.seqs and not application.client.pending)
+    assert broker.seqs == [1, 2, 3, 4, 5]
+    told = set()
+    for payload in broker.healths:
+        for piece in payload[0].get("refused_seqs", "").split(","):
+            first, _, last = piece.partition("-")
+            told.update(range(int(first), int(last or first) + 1))
+    assert told == {1, 2, 3, 4, 5}
+    assert {"n": "refused", "v": 5} in records(application) and {"n": "expired", "v": 0} in records(application)
+    application.client.disconnect()
+    broker.close()
+
+
+@pytest.mark.req("R5")
+def test_a_broker_that_refuses_the_health_message_too_is_not_told_without_end():
+    broker, application = running([b"readings", b"health"])
+    application.publish("readings", 1, application.sample(application.groups[0]))
+    turns(application, lambda: len(broker.seqs) >= 2 and not application.client.pending)
+    for _ in range(20):
+        application.turn(5)
+    assert len(broker.seqs) <= 4
+    broker.refused = []
+    application._tell(records(application))
+    turns(application, lambda: broker.healths)
+    assert broker.healths[-1][0]["refused_seqs"].startswith("1")
+    application.client.disconnect()
+    broker.close()

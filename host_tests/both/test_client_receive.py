@@ -1,0 +1,422 @@
+"""Receiving with the blocking client: what nobody can take now waits unacknowledged, and stops nothing else (Q3, Q4, R4, R6)."""
+
+import pytest
+
+from flashmqtt.client import Client
+from flashmqtt.compat import ticks_diff, ticks_ms
+from flashmqtt.errors import Refused, UsageError
+from flashmqtt.session.ram import RamStore
+from flashmqtt.simple import MQTTClient
+from loopback import Loopback
+from test_client import connected, until
+from wire import id_of, publish, pubrel, split, text
+
+
+def acknowledged(broker):
+    """Return the packet ids of the PUBACKs and PUBCOMPs, in the order in which they came."""
+    return [id_of(one) for one in broker.packets if one[0] >> 4 in (4, 7)]
+
+
+def turn(broker, mqtt, n=3):
+    """Let both sides process what is there."""
+    for _ in range(n):
+        broker()
+        mqtt.poll(5)
+    broker()
+
+
+@pytest.mark.req("Q0", "Q3", "Q4", "R4")
+def test_what_waited_at_the_broker_is_handed_over_though_its_handler_comes_after_connect():
+    broker, mqtt = connected()
+    broker.give(
+        publish(b"a/1", b"one", 1, 1),
+        publish(b"a/2", b"two", 2, 2),
+        publish(b"a/3", b"three"),
+        publish(b"a/4", b"four", 1, 3),
+        pubrel(2),
+    )
+    turn(broker, mqtt)
+    assert acknowledged(broker) == []
+    seen = []
+    assert mqtt.subscribe("a/#", 2, lambda m: seen.append((m.topic, m.payload, m.qos))) == 2
+    until(broker, mqtt, lambda: len(acknowledged(broker)) == 3)
+    assert sorted(seen) == [("a/1", b"one", 1), ("a/2", b"two", 2), ("a/3", b"three", 0), ("a/4", b"four", 1)]
+    assert seen[0][1] == b"one" and seen.index(("a/1", b"one", 1)) < seen.index(("a/4", b"four", 1))
+    assert sorted(acknowledged(broker)) == [1, 2, 3]
+    assert broker.connects == 1 and mqtt.session.waiting.entries == [] and mqtt.session.waiting.bytes == 0
+    mqtt.disconnect()
+
+
+@pytest.mark.req("Q3", "R4")
+def test_setting_on_message_claims_what_waits():
+    broker, mqtt = connected()
+    broker.give(publish(b"a", b"1", 1, 1), publish(b"a", b"2", 1, 2))
+    turn(broker, mqtt)
+    seen = []
+    mqtt.on_message = lambda m: seen.append(m.payload)
+    until(broker, mqtt, lambda: acknowledged(broker) == [1, 2])
+    assert seen == [b"1", b"2"]
+    mqtt.disconnect()
+
+
+@pytest.mark.req("Q3", "R4")
+def test_what_was_received_while_nobody_claimed_it_is_kept_over_a_lost_link_and_comes_once():
+    broker, mqtt = connected()
+    broker.present = 1
+    broker.give(publish(b"a", b"1", 1, 1), publish(b"a", b"2", 2, 2), pubrel(2))
+    turn(broker, mqtt)
+    broker.drop()
+    until(broker, mqtt, lambda: broker.connects == 2)
+    broker.give(publish(b"a", b"1", 1, 1, dup=1), pubrel(2), publish(b"a", b"3", 1, 3))
+    turn(broker, mqtt)
+    assert acknowledged(broker) == []
+    seen = []
+    mqtt.subscribe("a", 2, lambda m: seen.append(m.payload))
+    until(broker, mqtt, lambda: len(acknowledged(broker)) == 3)
+    turn(broker, mqtt)
+    assert sorted(seen) == [b"1", b"2", b"3"] and sorted(acknowledged(broker)) == [1, 2, 3]
+    mqtt.disconnect()
+
+
+@pytest.mark.req("Q3", "Q8")
+def test_what_waited_is_handed_over_though_the_broker_lost_the_session():
+    broker, mqtt = connected()
+    broker.give(publish(b"a", b"1", 1, 1), publish(b"a", b"2", 2, 2), pubrel(2))
+    turn(broker, mqtt)
+    broker.drop()
+    until(broker, mqtt, lambda: broker.connects == 2)
+    seen = []
+    mqtt.on_message = lambda m: seen.append(m.payload)
+    until(broker, mqtt, lambda: len(seen) == 2)
+    broker.give(publish(b"a", b"new", 1, 1))  # an id of the broker's new session
+    until(broker, mqtt, lambda: acknowledged(broker) == [1])
+    assert seen == [b"1", b"2", b"new"]
+    mqtt.disconnect()
+
+
+@pytest.mark.req("Q3", "R4")
+@pytest.mark.clause("MQTT-4.6.0-2", "5:MQTT-4.6.0-2")
+def test_what_comes_behind_an_unclaimed_message_is_handed_over_and_acknowledged_in_its_turn():
+    broker, mqtt = connected()
+    broker.present = 1
+    seen = []
+    mqtt.subscribe("b", 2, lambda m: seen.append(m.payload))
+    broker.give(publish(b"a", b"1", 1, 1), publish(b"b", b"2", 1, 2), publish(b"b", b"3", 2, 3), pubrel(3))
+    until(broker, mqtt, lambda: len(seen) == 2)
+    assert mqtt.subscribe("c", 1) == 1
+    assert mqtt.publish("d", "x", 1) and mqtt.drain(30)
+    assert seen == [b"2", b"3"] and acknowledged(broker) == [3]
+    # Its PUBACK is owed; the broker sends it again with the next connection, and its handler does not run again.
+    broker.drop()
+    until(broker, mqtt, lambda: broker.connects == 2)
+    broker.give(publish(b"a", b"1", 1, 1, dup=1), publish(b"b", b"2", 1, 2, dup=1), publish(b"b", b"4", 1, 4))
+    until(broker, mqtt, lambda: len(seen) == 3)
+    assert acknowledged(broker) == [3]
+    mqtt.subscribe("a", 1, lambda m: seen.append(m.payload))
+    until(broker, mqtt, lambda: len(acknowledged(broker)) == 4)
+    assert acknowledged(broker) == [3, 1, 2, 4] and seen == [b"2", b"3", b"4", b"1"]
+    mqtt.disconnect()
+
+
+@pytest.mark.req("R4", "R5")
+@pytest.mark.parametrize("qos", [0, 1, 2])
+def test_what_nobody_claims_is_reported_counted_and_dropped(qos):
+    broker, mqtt = connected(unclaimed_s=0.3)
+    told = []
+    mqtt.on_unclaimed = lambda m: told.append((m.topic, m.payload, m.qos))
+    broker.give(publish(b"a", b"1", qos, 1))
+    if qos == 2:
+        until(broker, mqtt, lambda: broker.of(5))
+        broker.give(pubrel(1))
+    turn(broker, mqtt)
+    assert told == [] and acknowledged(broker) == []
+    until(broker, mqtt, lambda: told)
+    turn(broker, mqtt)
+    assert told == [("a", b"1", qos)] and acknowledged(broker) == ([1] if qos else [])
+    assert mqtt.unclaimed == 1 and mqtt.session.waiting.entries == [] and not mqtt.session.store.held()
+    mqtt.disconnect()
+
+
+@pytest.mark.req("R4", "R5")
+@pytest.mark.parametrize("qos", [1, 2])
+def test_what_nobody_claims_may_be_kept_for_whoever_comes_later(qos):
+    broker, mqtt = connected(unclaimed_s=0.1, unclaimed="keep")
+    told = []
+    mqtt.on_unclaimed = lambda m: told.append(m.payload)
+    broker.give(publish(b"a", b"1", qos, 1))
+    if qos == 2:
+        until(broker, mqtt, lambda: broker.of(5))
+        broker.give(pubrel(1))
+    until(broker, mqtt, lambda: told)
+    begin = ticks_ms()
+    while ticks_diff(ticks_ms(), begin) < 400:
+        mqtt.poll(20)
+    assert told == [b"1"] and acknowledged(broker) == [] and mqtt.unclaimed == 1
+    seen = []
+    mqtt.subscribe("a", 2, lambda m: seen.append(m.payload))
+    until(broker, mqtt, lambda: acknowledged(broker) == [1])
+    assert seen == [b"1"]
+    mqtt.disconnect()
+
+
+@pytest.mark.req("R4")
+def test_a_program_that_only_publishes_is_not_stopped_by_what_it_never_takes():
+    broker, mqtt = connected(unclaimed_s=0.2, waiting=4, buffer_bytes=256)
+    broker.present = 1
+    for i in range(20):
+        broker.give(publish(b"a", b"x" * 50, 1, i + 1), publish(b"b", b"y" * 50))
+        assert mqtt.publish("c", "z", 1)
+        turn(broker, mqtt, 1)
+    assert mqtt.drain(30)
+    assert len(mqtt.session.waiting.entries) <= 8 and mqtt.session.waiting.bytes <= 2048 + 60
+    until(broker, mqtt, lambda: mqtt.unclaimed >= 4)
+    assert mqtt.missed > 0
+    mqtt.disconnect()
+
+
+@pytest.mark.req("Q3", "R4")
+def test_what_no_more_could_wait_comes_again_in_order_once_there_is_room():
+    broker, mqtt = connected(waiting=4)
+    broker.present = 1
+    for i in range(1, 11):
+        broker.give(publish(b"a", b"%d" % i, 1, i))
+    turn(broker, mqtt)
+    assert len(mqtt.session.waiting.entries) == 8  # four wait, four are known to be left unanswered
+    assert mqtt.publish("d", "x", 1) and mqtt.drain(30) and broker.connects == 1
+    seen = []
+    mqtt.subscribe("a", 1, lambda m: seen.append(m.payload))
+    while broker.connects < 5 and len(acknowledged(broker)) < 10:
+        connects = broker.connects
+        until(broker, mqtt, lambda n=connects: broker.connects > n or len(acknowledged(broker)) == 10)
+        if broker.connects > connects:  # what was not acknowledged is sent again
+            for i in range(1, 11):
+                if i not in acknowledged(broker):
+                    broker.give(publish(b"a", b"%d" % i, 1, i, dup=1))
+    assert seen == [b"%d" % i for i in range(1, 11)]
+    assert acknowledged(broker) == list(range(1, 11)) and broker.connects == 2
+    mqtt.disconnect()
+
+
+@pytest.mark.req("Q0", "R5")
+def test_what_no_more_could_wait_at_qos_0_is_counted():
+    broker, mqtt = connected(waiting=4)
+    broker.give(*[publish(b"a", b"%d" % i) for i in range(10)])
+    turn(broker, mqtt)
+    seen = []
+    mqtt.on_message = lambda m: seen.append(m.payload)
+    until(broker, mqtt, lambda: len(seen) == 4)
+    assert seen == [b"0", b"1", b"2", b"3"] and mqtt.missed == 6
+    mqtt.disconnect()
+
+
+@pytest.mark.req("R4", "R5")
+def test_without_a_session_at_the_broker_nothing_is_left_unanswered():
+    broker, mqtt = connected(waiting=2, clean=True)
+    broker.give(*[publish(b"a", b"%d" % i, 1, i) for i in range(1, 6)])
+    turn(broker, mqtt)
+    seen = []
+    mqtt.on_message = lambda m: seen.append(m.payload)
+    until(broker, mqtt, lambda: len(acknowledged(broker)) == 5)
+    assert acknowledged(broker) == [1, 2, 3, 4, 5] and seen == [b"1", b"2"] and mqtt.missed == 3
+    assert broker.connects == 1
+    mqtt.disconnect()
+
+
+@pytest.mark.req("R4", "R5")
+@pytest.mark.parametrize("qos", [1, 2])
+def test_a_message_whose_handler_always_fails_is_let_go_and_stops_no_other_handler(qos):
+    broker, mqtt = connected(attempts=3)
+    errors = []
+    seen = []
+    ran = []
+
+    def poisoned(message):
+        ran.append(message.payload)
+        if message.payload == b"poison":
+            raise ValueError("mine")
+
+    mqtt.on_error = lambda error, message: errors.append((type(error), message.topic, message.failures))
+    mqtt.subscribe("a", 2, poisoned)
+    mqtt.subscribe("b", 2, lambda m: seen.append(m.payload))
+    broker.give(publish(b"a", b"poison", qos, 1))
+    if qos == 2:
+        until(broker, mqtt, lambda: broker.of(5))
+        broker.give(pubrel(1))
+    broker.give(publish(b"a", b"next", 1, 2), publish(b"b", b"other", 0))
+    until(broker, mqtt, lambda: seen)
+    assert seen == [b"other"] and b"next" not in ran  # the order of a handler's messages is kept
+    until(broker, mqtt, lambda: len(acknowledged(broker)) == 2)
+    assert ran == [b"poison"] * 3 + [b"next"]
+    assert errors == [(ValueError, "a", n) for n in (1, 2, 3)] and mqtt.failed == 1
+    assert acknowledged(broker) == [1, 2] and broker.connects == 1 and not mqtt.session.store.held()
+    mqtt.disconnect()
+
+
+@pytest.mark.req("R4")
+def test_of_several_handlers_only_the_one_that_failed_is_called_again():
+    broker, mqtt = connected()
+    ran = []
+
+    def second(message):
+        ran.append(2)
+        if len(ran) == 2:
+            raise ValueError("mine")
+
+    mqtt.on_error = lambda error, message: None
+    mqtt.subscribe("a/#", 1, lambda m: ran.append(1))
+    mqtt.subscribe("a/+", 1, second)
+    mqtt.subscribe("+/b", 1, lambda m: ran.append(3))
+    broker.give(publish(b"a/b", b"x", 1, 1))
+    until(broker, mqtt, lambda: acknowledged(broker))
+    assert ran == [1, 2, 2, 3]
+    mqtt.disconnect()
+
+
+@pytest.mark.req("Q1", "R4")
+def test_what_a_handler_raises_does_not_come_out_of_publish():
+    broker, mqtt = connected()
+
+    def fail(message):
+        raise ValueError("mine")
+
+    mqtt.on_message = fail
+    broker.give(publish(b"a", b"x"))
+    begin = ticks_ms()
+    handles = 0
+    while not mqtt.errors:
+        assert ticks_diff(ticks_ms(), begin) < 30000
+        mqtt.link.stepped_ms -= 100
+        handles += mqtt.publish("b", "y", 2) > 0
+        broker()
+    assert mqtt.drain(30)
+    assert len({id_of(one[3:]) for one in broker.of(3)}) == handles
+    with pytest.raises(ValueError):
+        mqtt.poll(0)
+    assert mqtt.failed == 1 and mqtt.connected
+    mqtt.disconnect()
+
+
+@pytest.mark.req("R4")
+def test_what_other_handlers_raise_is_reported_and_ends_no_connection():
+    broker, mqtt = connected()
+    errors = []
+    mqtt.on_error = lambda error, message: errors.append((type(error), message))
+
+    def fail(handle):
+        raise ValueError("mine")
+
+    mqtt.on_delivered = fail
+    mqtt.publish("a", "x", 1)
+    assert mqtt.drain(30)
+    assert errors == [(ValueError, None)] and broker.connects == 1 and mqtt.connected
+
+    def fail_too(error, message):
+        raise KeyError("on_error's own")
+
+    mqtt.on_error = fail_too
+    mqtt.publish("a", "x", 1)
+    assert mqtt.drain(30)
+    with pytest.raises(KeyError):
+        mqtt.poll(0)
+    mqtt.disconnect()
+
+
+async def asynchronous(message):
+    raise AssertionError("ran")
+
+
+@pytest.mark.req("R4")
+def test_an_async_handler_is_refused():
+    broker, mqtt = connected()
+    with pytest.raises(UsageError):
+        mqtt.subscribe("a", 1, asynchronous)
+    assert mqtt.session.subscriptions == []
+    mqtt.on_message = asynchronous
+    broker.give(publish(b"a", b"x", 1, 1))
+    with pytest.raises(UsageError):
+        until(broker, mqtt, lambda: False)
+    assert acknowledged(broker) == []
+    mqtt.disconnect()
+
+
+@pytest.mark.req("Q4", "B4")
+def test_a_release_that_never_comes_is_noticed_by_time_and_the_message_is_handed_over():
+    store = RamStore()
+    broker, mqtt = connected(store=store, response_s=1)
+    broker.present = 1
+    seen = []
+    mqtt.subscribe("#", 2, lambda m: seen.append(m.payload))
+    broker.give(publish(b"a", b"x", 2, 5))
+    until(broker, mqtt, lambda: broker.of(5))
+    broker.give(pubrel(6))  # as some brokers do: the release of another id
+    until(broker, mqtt, lambda: broker.connects == 2)
+    assert seen == []
+    broker.give(pubrel(6))
+    until(broker, mqtt, lambda: seen)
+    turn(broker, mqtt)
+    assert seen == [b"x"] and not store.held() and broker.connects == 2
+    mqtt.disconnect()
+
+
+@pytest.mark.req("W11")
+def test_several_filters_are_asked_for_by_one_packet_with_a_result_each():
+    broker, mqtt = connected()
+    seen = []
+    assert mqtt.subscribe([("a", 0), ("b", 2), "c"], 1, lambda m: seen.append(m.topic)) == [0, 2, 1]
+    (request,) = broker.of(8)
+    assert request[4:] == text(b"a") + b"\0" + text(b"b") + b"\2" + text(b"c") + b"\1"
+    broker.give(publish(b"a", b"x"), publish(b"c", b"x"))
+    until(broker, mqtt, lambda: seen == ["a", "c"])
+    broker.granted = 0x80
+    assert mqtt.subscribe(["d", "e"]) == [0x80, 0x80]
+    with pytest.raises(Refused):
+        mqtt.subscribe("d")
+    assert mqtt.unsubscribe(["a", "b", "of an earlier life"]) == [0, 0, 0]
+    assert split(broker.of(10)[0])[0][4:] == text(b"a") + text(b"b") + text(b"of an earlier life")
+    assert mqtt.unsubscribe("c") == 0
+    assert [one.filter for one in mqtt.session.subscriptions] == [b"d", b"e"]
+    mqtt.disconnect()
+    assert mqtt.subscribe(["x"]) == [None] and mqtt.unsubscribe("x") is None
+
+
+@pytest.mark.req("R4")
+def test_a_program_for_umqtt_simple_gets_what_came_before_its_callback_was_set():
+    broker = Loopback()
+    mqtt = MQTTClient("me", "127.0.0.1", broker.port, feed=broker)
+    mqtt.connect(False)
+    broker.give(publish(b"a", b"1", 1, 7))
+    for _ in range(3):
+        mqtt.check_msg()
+    assert broker.of(4) == []
+    seen = []
+    mqtt.set_callback(lambda topic, payload: seen.append((topic, payload)))
+    while not broker.of(4):
+        mqtt.check_msg()
+        broker()
+    assert seen == [(b"a", b"1")]
+    mqtt.disconnect()
+
+
+@pytest.mark.req("R4")
+@pytest.mark.parametrize("options", [{"unclaimed": "lose"}, {"attempts": 0}, {"waiting": 0}])
+def test_settings_that_can_not_hold_are_refused(options):
+    with pytest.raises(UsageError):
+        Client("127.0.0.1", 1, "me", **options)
+
+
+@pytest.mark.req("R4")
+def test_what_the_program_disconnected_from_is_forgotten_and_comes_again():
+    broker, mqtt = connected()
+    broker.give(publish(b"a", b"1", 1, 1), publish(b"a", b"2", 2, 2), pubrel(2))
+    turn(broker, mqtt)
+    mqtt.disconnect()
+    assert mqtt.session.waiting.entries == [] and mqtt.session.waiting.bytes == 0 and mqtt.session.store.held() == [2]
+    broker.present = 1
+    seen = []
+    mqtt.on_message = lambda m: seen.append(m.payload)
+    mqtt.connect()
+    assert seen == []
+    broker.give(publish(b"a", b"1", 1, 1, dup=1), pubrel(2))
+    until(broker, mqtt, lambda: len(acknowledged(broker)) == 2)
+    assert seen == [b"1", b"2"]
+    mqtt.disconnect()

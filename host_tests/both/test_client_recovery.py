@@ -1,0 +1,247 @@
+"""What a client promises when links, stores and timers behave badly (Q4, R4, R6, S6): each test is a defect of an old core."""
+
+import sys
+
+import pytest
+
+from flashmqtt.backoff import Backoff
+from flashmqtt.client import Client
+from flashmqtt.errors import StoreWorn, UsageError
+from flashmqtt.session.ram import RamStore
+from flashmqtt.simple import MQTTClient
+from loopback import Loopback
+from test_client import connected, until
+from wire import CutStore, publish, pubrel
+
+
+@pytest.mark.req("Q4", "R4")
+def test_a_handler_that_finished_does_not_run_again_though_its_answers_filled_the_output_and_the_link_was_lost():
+    broker, mqtt = connected(buffer_bytes=1024)
+    broker.present = 1
+    ran = []
+
+    def handler(message):
+        ran.append(message.payload)
+        broker.drop()
+        for i in range(10):
+            mqtt.publish("status", b"z" * (91 if i < 9 else 101))
+
+    mqtt.on_message = handler
+    broker.give(publish(b"t", b"open valve", 2, 1))
+    until(broker, mqtt, lambda: broker.of(5))
+    broker.give(pubrel(1))
+    until(broker, mqtt, lambda: broker.connects == 2)
+    broker.give(pubrel(1))
+    until(broker, mqtt, lambda: broker.of(7))
+    assert ran == [b"open valve"]
+    mqtt.disconnect()
+
+
+@pytest.mark.req("Q4")
+def test_a_handler_left_by_an_interrupt_has_not_taken_its_message():
+    broker, mqtt = connected()
+    seen = []
+
+    def handler(message):
+        seen.append(message.payload)
+        if len(seen) == 1:
+            raise KeyboardInterrupt
+
+    mqtt.on_message = handler
+    broker.give(publish(b"t", b"x", 1, 5))
+    with pytest.raises(KeyboardInterrupt):
+        until(broker, mqtt, lambda: False)
+    assert not broker.of(4)
+    until(broker, mqtt, lambda: broker.of(4))
+    assert seen == [b"x", b"x"] and mqtt.failed == 0
+    mqtt.disconnect()
+
+
+@pytest.mark.req("S6", "R4")
+def test_a_worn_store_does_not_raise_out_of_disconnect():
+    store = CutStore()
+    broker, mqtt = connected(store=store)
+    broker.answers_publish = False
+    mqtt.publish("t", "x", qos=1)
+    store.worn = True
+    with pytest.raises(StoreWorn):
+        mqtt.publish("t", "x", qos=1)
+    broker.give(publish(b"t", b"x", 2, 1))  # can't be held: not answered, and no reason to end the connection
+    for _ in range(5):
+        mqtt.poll(10)
+    assert mqtt.connected
+    mqtt.disconnect()
+    assert not mqtt.connected
+
+
+@pytest.mark.req("Q4", "R4")
+def test_what_a_full_store_left_unanswered_comes_without_a_delay():
+    broker, mqtt = connected(store=RamStore(hold_limit=1), backoff=Backoff(base_ms=100000, cap_ms=100000))
+    broker.present = 1
+    seen = []
+    mqtt.on_message = lambda message: seen.append(message.payload)
+    broker.give(publish(b"t", b"1", 2, 1), publish(b"t", b"2", 2, 2))
+    until(broker, mqtt, lambda: broker.of(5))
+    broker.give(pubrel(1))
+    until(broker, mqtt, lambda: broker.connects == 2)
+    broker.give(publish(b"t", b"2", 2, 2, dup=1), pubrel(2))
+    until(broker, mqtt, lambda: len(seen) == 2)
+    assert seen == [b"1", b"2"] and mqtt.link.backoff.step == 0
+    mqtt.disconnect()
+
+
+class Hesitant:
+    """A socket that now and then takes nothing, as TLS does, or only a part; it keeps what it was offered."""
+
+    def __init__(self):
+        self.offers = []
+        self.stream = b""
+        self.turns = 0
+
+    def write(self, buf, start, n):
+        self.turns += 1
+        self.offers.append(n)
+        if self.turns % 3:
+            return None
+        taken = n if self.turns % 2 else (n + 1) // 2
+        self.stream += bytes(buf[start : start + taken])
+        return taken
+
+    def readinto(self, room):
+        return None
+
+    def close(self):
+        pass
+
+
+@pytest.mark.req("W13")
+def test_a_write_that_took_nothing_is_repeated_with_the_same_length():
+    mqtt = Client("127.0.0.1", 1, "me", buffer_bytes=256, keep_alive_s=0)
+    connection = mqtt.connection
+    connection.start(0)
+    connection.decoder.feed(b"\x20\x02\0\0")
+    while connection.process(0):
+        pass
+    connection.output.taken(connection.output.offer(), 0)
+    link = mqtt.link
+    link.sock = sock = Hesitant()
+    link._state = 3
+    expected = b""
+    for i in range(60):
+        payload = b"%d" % i * (1 + i % 7)
+        mqtt.publish("t", payload)
+        expected += publish(b"t", payload)
+        if i % 4 == 3:
+            while not link.write(0):
+                pass
+    while not link.write(0):
+        pass
+    assert sock.stream == expected
+    for i in range(len(sock.offers) - 1):
+        if (i + 1) % 3:
+            assert sock.offers[i + 1] == sock.offers[i]
+
+
+@pytest.mark.req("R4", "S1")
+@pytest.mark.parametrize("qos", [0, 1])
+def test_a_publish_that_interrupts_a_publish_or_a_step_is_refused_and_harms_nothing(qos):
+    broker, mqtt = connected()
+    refused = []
+
+    class Interrupting:
+        def __init__(self, sock):
+            self.sock = sock
+
+        def __getattr__(self, name):
+            return getattr(self.sock, name)
+
+        def write(self, buf, start, n):
+            n = self.sock.write(buf, start, n)
+            try:
+                mqtt.publish("alarm", "from a timer", qos)
+            except UsageError as error:
+                refused.append(error)
+            return n
+
+        def readinto(self, room):
+            try:
+                mqtt.publish("alarm", "from a timer", qos)
+            except UsageError as error:
+                refused.append(error)
+            return self.sock.readinto(room)
+
+    sock = mqtt.link.sock
+    mqtt.link.sock = Interrupting(sock)
+    mqtt.publish("t", "reading", qos)
+    n = len(refused)
+    assert n
+    mqtt.poll(0)
+    assert len(refused) > n
+    mqtt.link.sock = sock
+    mqtt.publish("t", "after", qos)
+    until(broker, mqtt, lambda: len(broker.of(3)) == 2)
+    assert [one[-5:] for one in broker.of(3)] == [b"ading", b"after"]
+    assert mqtt.drain(2)
+    mqtt.disconnect()
+
+
+@pytest.mark.req("R4", "S1")
+def test_a_publish_from_a_scheduled_callback_in_the_middle_of_another_is_refused():
+    if sys.implementation.name != "micropython":
+        return  # CPython has no scheduled callbacks
+    import micropython
+
+    ended = []
+
+    def tick(_):
+        try:
+            mqtt.publish("alarm", "from a timer", qos=1)
+            ended.append(0)
+        except UsageError:
+            ended.append(1)
+
+    class Scheduling(RamStore):
+        scheduled = 0
+
+        def append(self, buf, length):
+            if not self.scheduled:
+                self.scheduled = 1
+                micropython.schedule(tick, 0)
+                for _ in range(10):
+                    pass
+            return super().append(buf, length)
+
+    mqtt = Client("127.0.0.1", 1, "me", store=Scheduling())
+    assert mqtt.publish("t", "reading", qos=1) == 1
+    assert mqtt.publish("t", "after", qos=1) == 2
+    assert ended == [1] and mqtt.pending == 2
+
+
+@pytest.mark.req("Q1", "R5")
+def test_umqtts_publish_does_not_wait_for_a_message_that_the_flash_lost():
+    broker = Loopback()
+    store = RamStore()
+    mqtt = MQTTClient("me", "127.0.0.1", broker.port, store=store, feed=broker)
+    mqtt.connect()
+    append = store.append
+
+    def lossy(buf, n):
+        seq = append(buf, n)
+        store._lengths[seq % store.limit] = 0
+        return seq
+
+    store.append = lossy
+    session = mqtt._client.session
+    session.window = session.quota = 0  # it goes out with the next connection at the earliest
+    feeds = broker.feeds
+
+    def feed():
+        broker()
+        session.quota = 8
+        assert broker.feeds < feeds + 100, "waits in vain"
+
+    mqtt._client._feed = feed
+    mqtt.publish(b"t", b"x", qos=1)
+    assert not session.pending()
+    mqtt.disconnect()
+    broker.close()

@@ -1,0 +1,144 @@
+"""The blocking client and brokers that do not take a message: they close the connection on it, or never answer it (R3)."""
+
+import pytest
+
+from flashmqtt.backoff import Backoff
+from flashmqtt.client import Client
+from flashmqtt.compat import ticks_diff, ticks_ms
+from flashmqtt.errors import Refused
+from loopback import Loopback
+from wire import puback
+
+PATIENCE_S = 60  # for what has to happen, on a busy machine
+
+
+class Picky(Loopback):
+    """A broker that does not take what `refuses(packet)` says, and then does what `refusal(self)` does."""
+
+    def __init__(self, refuses, refusal):
+        super().__init__()
+        self.refuses = refuses
+        self.refusal = refusal
+        self.tries = 0
+
+    def take(self, one):
+        if one[0] >> 4 == 3 and self.refuses(one):
+            self.tries += 1
+            self.present = 1
+            self.refusal(self)
+        else:
+            super().take(one)
+            self.present = 1
+
+    def give(self, *packets):
+        if self.link:  # or else it has just closed the connection
+            super().give(*packets)
+
+
+def client(broker, **options):
+    options.setdefault("refuse_after", 2)
+    mqtt = Client(
+        "127.0.0.1",
+        broker.port,
+        "me",
+        feed=broker,
+        backoff=Backoff(base_ms=20, cap_ms=100, lasting_ms=50),
+        timeout_s=PATIENCE_S,
+        **options,
+    )
+    mqtt.reports = []
+    mqtt.on_refused = lambda handle, code: mqtt.reports.append((handle, code))
+    mqtt.connect()
+    return mqtt
+
+
+def until(mqtt, condition):
+    begin = ticks_ms()
+    while not condition():
+        assert ticks_diff(ticks_ms(), begin) < PATIENCE_S * 1000, "waited in vain"
+        mqtt.poll(20)
+
+
+def outcome(mqtt, bad, good):
+    """Let one be refused and the other delivered."""
+    until(mqtt, lambda: mqtt.session.is_done(bad) and mqtt.session.is_done(good))
+    assert mqtt.delivered(good)
+    with pytest.raises(Refused):
+        mqtt.delivered(bad)
+    assert not mqtt.delivered(bad) and not mqtt.pending
+    mqtt.disconnect()
+
+
+@pytest.mark.req("R3")
+def test_a_broker_that_closes_the_connection_on_qos_2_gets_the_rest():
+    broker = Picky(lambda one: one[0] & 4, lambda broker: broker.drop())
+    mqtt = client(broker)
+    bad = mqtt.publish("a", "exactly once", qos=2)
+    good = mqtt.publish("a", "at least once", qos=1)
+    outcome(mqtt, bad, good)
+    assert mqtt.reports == [(bad, 0x100)]
+    broker.close()
+
+
+@pytest.mark.req("R3")
+def test_max_qos_1_serves_such_a_broker_at_once():
+    broker = Picky(lambda one: one[0] & 4, lambda broker: broker.drop())
+    mqtt = client(broker, max_qos=1)
+    handle = mqtt.publish("a", "exactly once, if that can be", qos=2)
+    until(mqtt, lambda: mqtt.delivered(handle))
+    assert broker.tries == 0 and broker.connects == 1
+    mqtt.disconnect()
+    broker.close()
+
+
+@pytest.mark.req("R3")
+def test_a_broker_that_closes_the_connection_in_the_middle_of_a_long_message_gets_the_rest():
+    broker = Picky(lambda one: False, None)
+    broker.longest = 3000
+    mqtt = client(broker)
+    bad = mqtt.publish("a", b"x" * 30000, qos=1)
+    good = mqtt.publish("a", "short", qos=1)
+    outcome(mqtt, bad, good)
+    assert mqtt.reports == [(bad, 0x100)]
+    broker.close()
+
+
+@pytest.mark.req("R3")
+def test_a_broker_that_never_answers_a_message_gets_the_rest():
+    broker = Picky(lambda one: one[-1:] == b"!", lambda broker: None)
+    mqtt = client(broker, response_s=6, refuse_after=1)
+    bad = mqtt.publish("a", "no!", qos=1)
+    good = mqtt.publish("a", "yes", qos=1)
+    outcome(mqtt, bad, good)
+    assert mqtt.reports == [(bad, 0x101)]
+    broker.close()
+
+
+@pytest.mark.req("R3")
+def test_a_broker_that_is_killed_in_the_middle_of_every_connection_refuses_nothing():
+    seen = []
+
+    def third(one):
+        seen.append(one)
+        return len(seen) % 3 == 0
+
+    broker = Picky(third, lambda broker: broker.drop())
+    mqtt = client(broker)
+    handles = [mqtt.publish("a", "x%d" % i, qos=1) for i in range(7)]
+    until(mqtt, lambda: not mqtt.pending)
+    assert broker.tries >= 3 and not mqtt.reports
+    assert all(mqtt.delivered(handle) for handle in handles)
+    mqtt.disconnect()
+    broker.close()
+
+
+@pytest.mark.req("R3", "Q2")
+def test_a_broker_that_answers_qos_2_by_puback_is_sent_each_message_once():
+    broker = Picky(lambda one: True, None)
+    broker.refusal = lambda broker: broker.give(puback(broker.tries))
+    mqtt = client(broker)
+    for i in range(5):
+        mqtt.publish("a", "x%d" % i, qos=2)
+    assert mqtt.drain(PATIENCE_S) and broker.tries == 5 and mqtt.downgraded == 5
+    mqtt.disconnect()
+    broker.close()

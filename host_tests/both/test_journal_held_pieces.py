@@ -1,0 +1,189 @@
+"""Held messages that come in pieces, beside all else that a journal does: random histories against a model, with power cuts."""
+
+import sys
+
+import pytest
+
+from flashmqtt.errors import StoreFull, UsageError
+from flashmqtt.flash.block import BlockRegion
+from flashmqtt.journal.journal import DROP_NEWEST, DROP_OLDEST, REFUSE, Journal
+from tools.flashsim.nor import NorFlash, PowerCut, Random
+
+ROUNDS = 12 if sys.implementation.name == "micropython" else 40
+BODY = bytearray((i * 37 + (i >> 6)) & 255 for i in range(9000))
+
+
+def content(salt, n):
+    """Return the bytes that a message of this number has."""
+    return BODY[salt % 100 : salt % 100 + n]
+
+
+class History:
+    """A journal and what it must hold."""
+
+    def __init__(self, sectors, policy, seed):
+        self.flash = NorFlash(sectors * 4096, "esp32", seed=seed)
+        self.policy = policy
+        self.random = Random(seed)
+        self.held = {}  # key: (salt, length) of what is complete
+        self.open = None  # key, salt, length, done
+        self.doubtful = None  # a key whose last step a power cut may have caught
+        self.refused = 0
+        self.held_pieces = 0
+        self.journal = None
+        self.mount()
+
+    def mount(self):
+        self.journal = Journal(BlockRegion(self.flash), self.policy)
+        self.open = None
+
+    def step(self):
+        what = self.random.below(20)
+        journal = self.journal
+        if what < 8:
+            self.store(20 + self.random.below(500))
+        elif what < 12:
+            for _ in range(self.random.below(4)):
+                if journal.low < journal.next_seq:
+                    journal.finish(journal.low)
+        elif what < 13:
+            self.hold_whole()
+        elif what < 15 and self.held:
+            key = list(self.held)[self.random.below(len(self.held))]
+            self.doubtful = (key, self.held.pop(key))
+            journal.discard(key)
+            journal.sync()
+            self.doubtful = None
+        elif what < 16 and self.open and self.random.below(4) == 0:
+            journal.hold_abandon()
+            self.open = None
+        elif self.open:
+            self.go_on()
+        else:
+            self.begin()
+
+    def store(self, n):
+        try:
+            self.journal.append(content(n, n), n)
+        except StoreFull:
+            self.refused += 1
+            assert self.journal.waiting or self.held or self.open
+
+    def free_key(self):
+        key = 1 + self.random.below(6)
+        return 0 if key in self.held or (self.open and self.open[0] == key) else key
+
+    def hold_whole(self):
+        key = self.free_key()
+        n = 20 + self.random.below(600)
+        if key and self.journal.can_hold(n):
+            self.doubtful = (key, (n, n))
+            try:
+                self.journal.hold(key, content(n, n), n)
+            except StoreFull:
+                return
+            self.held[key] = (n, n)
+            self.doubtful = None
+
+    def begin(self):
+        key = self.free_key()
+        n = 300 + self.random.below(6500)
+        if key and n <= self.journal.longest_hold() and self.journal.can_hold(n):
+            try:
+                self.journal.hold_begin(key, n)
+            except StoreFull:
+                return
+            self.open = [key, n, n, 0]
+
+    def go_on(self):
+        key, salt, length, done = self.open
+        n = min(1 + self.random.below(900), length - done)
+        last = done + n == length
+        if last:
+            self.doubtful = (key, (salt, length))
+        try:
+            self.journal.hold_extend(content(salt, length), done, n)
+        except StoreFull:
+            self.journal.hold_abandon()
+            self.open = self.doubtful = None
+            return
+        self.open[3] += n
+        if last:
+            self.open = self.doubtful = None
+            self.held[key] = (salt, length)
+            self.held_pieces += 1
+
+    def check(self):
+        journal = self.journal
+        found = set(journal.held())
+        assert found == set(self.held), (found, self.held)
+        for key in self.held:
+            salt, length = self.held[key]
+            assert journal.held_length(key) == length
+            got = bytearray(length)
+            journal.read_held(key, 0, got, 0, length)
+            assert got == content(salt, length)
+        assert journal.damaged == 0 and self.flash.violations == []
+
+    def cut(self, steps):
+        """Cut the power some operations later, and mount again."""
+        self.flash.arm(self.flash.operations + 1 + self.random.below(30), "prefix", self.random.below(200))
+        try:
+            for _ in range(steps):
+                self.step()
+            self.flash.power_up()
+        except PowerCut:
+            self.flash.power_up()
+            if self.doubtful:
+                key, what = self.doubtful
+                self.doubtful = None
+                self.held.pop(key, None)
+                self.mount()
+                if self.journal.held_length(key):
+                    self.held[key] = what
+                return
+        self.mount()
+
+
+CASES = [(sectors, policy) for sectors in (5, 8, 16) for policy in (REFUSE, DROP_OLDEST, DROP_NEWEST)]
+
+
+@pytest.mark.req("R2", "S2")
+@pytest.mark.parametrize("sectors,policy", CASES)
+def test_what_is_held_is_whole_and_what_is_not_complete_is_gone(sectors, policy):
+    pieces = 0
+    for seed in range(1, ROUNDS + 1):
+        history = History(sectors, policy, seed * 31 + sectors)
+        for _ in range(6):
+            for _ in range(25):
+                history.step()
+            history.check()
+            history.cut(20)
+            history.check()
+        pieces += history.held_pieces
+        # A journal that held pieces takes outgoing messages again once they are taken.
+        for key in list(history.held):
+            history.journal.discard(key)
+        history.journal.hold_abandon()
+        history.journal.sync()
+        while history.journal.low < history.journal.next_seq:
+            history.journal.finish(history.journal.low)
+        for _ in range(40):
+            history.journal.append(content(1, 200), 200)
+            history.journal.finish(history.journal.low)
+    assert pieces > ROUNDS // 2
+
+
+@pytest.mark.req("R2")
+def test_what_is_not_complete_is_not_held_and_its_key_is_taken():
+    journal = Journal(BlockRegion(NorFlash(8 * 4096)))
+    journal.hold_begin(7, 600)
+    journal.hold_extend(BODY, 0, 500)
+    assert journal.held() == [] and journal.held_length(7) == 0
+    with pytest.raises(UsageError):
+        journal.hold(7, BODY, 10)
+    journal.hold_begin(7, 10)  # the first one is abandoned
+    journal.hold_extend(BODY, 5, 10)
+    got = bytearray(10)
+    journal.read_held(7, 0, got, 0, 10)
+    assert journal.held() == [7] and got == BODY[5:15]

@@ -1,0 +1,684 @@
+"""What lost connections, lost sessions, full stores and power cuts at bad moments do to a session (Q2 to Q8, R4, S5).
+
+Each test is a defect that an earlier core had. Packets are written by hand: see `wire.py`.
+"""
+
+import pytest
+
+from flashmqtt.connection import CONNECTED, DAMAGED, DELIVERED, IN_DOUBT, MESSAGE, RESTART
+from flashmqtt.errors import ConnectionLost, StoreCorrupt, StoreFull, UsageError
+from flashmqtt.output import Output
+from flashmqtt.session.level5 import Level5
+from flashmqtt.session.ram import RamStore
+from flashmqtt.session.session import Session
+from wire import (
+    CutStore,
+    Peer,
+    connack,
+    connected,
+    in_flight,
+    packet,
+    past_pubrec,
+    peer,
+    puback,
+    pubcomp,
+    publish,
+    pubrec,
+    pubrel,
+)
+
+
+def reboot(life, level=4, client_id=b"me", **options):
+    """Cut the power; return the peer of the next life."""
+    session = Session(life.session.store.cut(), level, life.session.window)
+    return Peer(session, client_id=client_id, **options)
+
+
+def payloads(broker):
+    return [message[1] for message in broker.messages]
+
+
+# --- a CONNACK that never arrives ---
+
+
+def unanswered(broker):
+    """Connect, and lose the CONNACK that said that the session was lost."""
+    broker.drop()
+    broker.connection.start(broker.now)
+    broker.took()
+    broker.drop()
+
+
+@pytest.mark.req("Q8")
+def test_after_an_unanswered_connect_a_message_past_pubrec_is_in_doubt():
+    broker = past_pubrec()
+    unanswered(broker)
+    assert broker.connect(1) == [pubrel(2)]  # never PUBLISH again: the session may be the old one after all
+    broker.give(pubcomp(2))
+    assert broker.handled[-1] == (IN_DOUBT, broker.handle)
+    assert not broker.session.delivered(broker.handle) and not broker.session.pending()
+
+
+@pytest.mark.req("Q8")
+def test_doubt_outlives_further_connections_and_ends_with_the_flow():
+    broker = past_pubrec()
+    unanswered(broker)
+    broker.connect(1)
+    broker.drop()
+    broker.connect(1)
+    broker.give(pubcomp(2))
+    assert broker.handled[-1] == (IN_DOUBT, broker.handle)
+    for _ in range(32):  # the next message in the same place is none of its business
+        handle = broker.session.publish(b"a", b"y", 2)
+        broker.took()
+        broker.give(pubrec(handle), pubcomp(handle))
+        assert broker.handled[-1] == (DELIVERED, handle) and broker.session.delivered(handle)
+
+
+@pytest.mark.req("Q8", "W12")
+@pytest.mark.parametrize("code, event", [(0, DELIVERED), (0x92, IN_DOUBT)])
+def test_level_5_tells_whether_a_message_in_doubt_was_delivered(code, event):
+    session = Session(RamStore(), 5, 4)
+    session.write_note(b"me", b"")
+    broker = Peer(session, five=Level5())
+
+    def connect(present):
+        broker.connection.start(broker.now)
+        broker.took()
+        broker.give(packet(0x20, bytes([present, 0]), b"\0"))
+
+    connect(0)
+    handle = session.publish(b"a", b"x", 2)
+    broker.took()
+    broker.give(packet(0x50, b"\0\1"))
+    broker.took()
+    unanswered(broker)
+    connect(1)
+    broker.took()
+    broker.give(packet(0x70, b"\0\1", bytes([code]) if code else b""))
+    assert broker.handled[-1] == (event, handle)
+    assert session.delivered(handle) == (event == DELIVERED)
+
+
+@pytest.mark.req("Q4", "Q8")
+@pytest.mark.parametrize("doubtful", [False, True])
+def test_a_new_message_with_the_id_of_a_held_one_is_not_swallowed(doubtful):
+    broker = connected()
+    broker.give(publish(b"t", b"old command", 2, 1))
+    assert broker.took() == [pubrec(1)]
+    if doubtful:
+        unanswered(broker)
+    else:
+        broker.drop()
+    broker.connect(1)
+    broker.give(publish(b"t", b"old command", 2, 1, dup=1))
+    assert broker.took() == [pubrec(1)] and not broker.messages  # the same bytes: a repetition
+    broker.give(publish(b"t", b"NEW COMMAND", 2, 1))  # the broker has forgotten the old one: ours is the only copy
+    assert payloads(broker) == [b"old command"]
+    assert broker.took() == [pubrec(1)]
+    broker.give(pubrel(1))
+    assert payloads(broker) == [b"old command", b"NEW COMMAND"]
+    assert broker.took() == [pubcomp(1)] and not broker.session.store.held()
+
+
+@pytest.mark.req("Q4", "Q8")
+def test_the_old_message_comes_again_where_its_handler_failed_and_the_new_one_is_not_lost():
+    broker = connected()
+    broker.give(publish(b"t", b"old", 2, 1))
+    broker.took()
+
+    def fail(message):
+        raise ValueError("no")
+
+    broker.on_message = fail
+    with pytest.raises(ValueError):
+        broker.give(publish(b"t", b"new", 2, 1))
+    broker.on_message = None
+    broker.drop()
+    broker.connect(1)
+    broker.give(publish(b"t", b"new", 2, 1, dup=1), pubrel(1))
+    assert payloads(broker)[-2:] == [b"old", b"new"]
+
+
+@pytest.mark.req("Q4", "Q8", "S1")
+def test_power_that_goes_as_a_lost_session_is_reported_loses_nothing():
+    broker = connected(CutStore())
+    handle = broker.session.publish(b"a", b"x", 2)
+    broker.took()
+    broker.give(pubrec(handle), publish(b"t", b"old command", 2, 1))
+    broker.took()
+    broker.drop()
+    broker.connection.start(broker.now)
+    broker.took()
+    broker.connection.decoder.feed(connack(0))
+    assert broker.connection.process(broker.now) == CONNECTED
+    after = reboot(broker)
+    assert after.connect(1) == [publish(b"a", b"x", 2, handle, dup=1)]  # not PUBREL: the broker never heard of it
+    after.give(publish(b"t", b"NEW COMMAND", 2, 1), pubrel(1))
+    assert payloads(after) == [b"old command", b"NEW COMMAND"]
+
+
+# --- what was handed over ---
+
+
+@pytest.mark.req("Q4", "R4")
+def test_a_message_that_was_taken_does_not_come_again_though_its_pubcomp_had_no_room():
+    broker = connected(out_bytes=64, packet_bytes=64)
+    broker.give(publish(b"t", b"open valve", 2, 1))
+    broker.took()
+
+    def fill(message):
+        while broker.session.put_unstored(b"s", b"z" * 10):
+            pass
+
+    broker.on_message = fill
+    connection = broker.connection
+    connection.decoder.feed(pubrel(1))
+    assert connection.process(broker.now) == MESSAGE
+    fill(None)
+    broker.session.taken()
+    broker.drop()  # nothing of the output has left
+    broker.on_message = None
+    broker.connect(1)
+    broker.give(pubrel(1))
+    assert not broker.messages and broker.took() == [pubcomp(1)]
+
+
+@pytest.mark.req("Q4", "R4")
+def test_no_message_is_handed_over_before_the_last_ones_acknowledgement_is_put():
+    broker = connected(out_bytes=64, packet_bytes=64)
+    broker.give(publish(b"t", b"1", 2, 1), publish(b"t", b"2", 2, 2))
+    broker.took()
+    seen = []
+
+    def fill(message):
+        seen.append(message.payload)
+        while broker.session.put_unstored(b"s", b"z"):
+            pass
+
+    broker.on_message = fill
+    broker.give(pubrel(1), publish(b"t", b"3", 1, 3), pubrel(2))
+    assert seen == [b"1", b"3", b"2"]
+    acks = [one for one in broker.took() if one[0] >> 4 != 3]
+    assert acks == [pubcomp(1), puback(3), pubcomp(2)]
+
+
+@pytest.mark.req("Q4", "S1")
+@pytest.mark.parametrize("qos", [0, 1, 2])
+def test_power_that_goes_in_a_handler_does_not_bring_back_the_message_before(qos):
+    broker = connected(CutStore())
+    broker.give(publish(b"t", b"open valve", 2, 1), publish(b"t", b"close valve", 2, 2))
+    broker.took()
+    stores = []
+
+    def handler(message):
+        stores.append(broker.session.store.cut())  # the power goes here
+
+    broker.on_message = handler
+    broker.give(pubrel(1), pubrel(2) if qos == 2 else publish(b"t", b"x", qos, 9 if qos else 0))
+    after = Peer(Session(stores[1], 4, 4))
+    after.connect(1)
+    after.give(pubrel(1), pubrel(2))
+    assert payloads(after) == [b"close valve"]
+
+
+# --- the store is full ---
+
+
+@pytest.mark.req("Q4", "R4", "S5")
+def test_a_full_store_delivers_and_receives():
+    store = CutStore(limit=20, hold_limit=1)
+    broker = connected(store)
+    broker.drop()
+    with pytest.raises(StoreFull):
+        while True:
+            broker.session.publish(b"t", b"x", 1)
+    sent = broker.connect(1)
+    broker.give(publish(b"c", b"1", 2, 1), publish(b"c", b"2", 2, 2), publish(b"c", b"3", 2, 3))
+    acked = 0
+    while sent:
+        for one in sent:
+            if one[0] >> 4 == 3:
+                broker.give(puback(one[5] << 8 | one[6]))
+                acked += 1
+        sent = broker.took()
+    assert acked == 20 and not broker.session.pending() and RESTART not in broker.events
+    for i in (1, 2, 3):
+        broker.give(pubrel(i))
+        assert payloads(broker)[-1] == b"%d" % i
+        if i < 3:
+            assert broker.events[-1] == RESTART  # at once, and no error
+            broker.drop()
+            broker.connect(1)
+            broker.give(*[publish(b"c", b"%d" % n, 2, n, dup=1) for n in range(i + 1, 4)])
+    assert len(broker.messages) == 3
+
+
+@pytest.mark.req("Q4", "R4")
+def test_a_store_that_says_it_can_hold_and_can_not_does_not_make_connections_without_end():
+    class Lying(RamStore):
+        def hold(self, key, buf, length):
+            raise StoreFull
+
+    broker = connected(Lying())
+    broker.give(publish(b"t", b"x", 2, 1))
+    assert broker.events[-1] == RESTART
+    for _ in range(3):
+        broker.drop()
+        broker.connect(1)
+        broker.give(publish(b"t", b"x", 2, 1, dup=1))
+        broker.process()
+        assert broker.events[-1] != RESTART
+    broker.now += 10000
+    broker.process()
+    assert broker.events[-1] == RESTART
+
+
+@pytest.mark.req("Q4", "R4")
+@pytest.mark.parametrize("window", [20, 40])
+def test_a_burst_of_qos_2_messages_arrives_in_one_connection(window):
+    broker = connected()
+    waiting = [(i, b"%d" % i) for i in range(1, 101)]
+    flying = 0
+    while len(broker.messages) < 100:
+        while waiting and flying < window:
+            broker.give(publish(b"t", waiting[0][1], 2, waiting.pop(0)[0]))
+            flying += 1
+        for one in broker.took():
+            if one[0] == 0x50:
+                broker.give(b"\x62" + one[1:])
+            else:
+                flying -= 1
+    assert payloads(broker) == [b"%d" % i for i in range(1, 101)]
+    assert RESTART not in broker.events
+
+
+# --- what the policy drops ---
+
+
+@pytest.mark.req("S5", "R5")
+@pytest.mark.parametrize("sent", [0, 6])
+def test_a_dropped_message_is_never_delivered(sent):
+    store = CutStore(limit=20, policy="oldest")
+    broker = peer(store, window=4)
+    session = broker.session
+    handles = [session.publish(b"t", b"%03d" % i, 1) for i in range(sent)]
+    if sent:
+        broker.connect(1)
+        broker.drop()
+    handles += [session.publish(b"t", b"%03d" % i, 1) for i in range(sent, 200)]
+    got = []
+    sent = broker.connect(1)
+    while sent:
+        for one in sent:
+            got.append(int(one[-3:]))
+            broker.give(puback(one[5] << 8 | one[6]))
+        sent = broker.took()
+    assert not session.pending() and 0 < len(got) <= 20
+    assert [i for i, handle in enumerate(handles) if session.delivered(handle)] == sorted(set(got))
+    assert store.dropped == 200 - len(got)
+
+
+@pytest.mark.req("S5", "Q2")
+def test_the_flow_of_a_message_that_was_dropped_behind_its_publish_is_completed():
+    store = CutStore(limit=8, policy="oldest")
+    broker = connected(store)
+    handle = broker.session.publish(b"t", b"x", 2)
+    assert len(broker.took()) == 1
+    broker.drop()
+    for i in range(12):
+        broker.session.publish(b"t", b"%d" % i, 1)
+    assert broker.connect(1)[0] == pubrel(handle)  # its body is gone, and the broker may hold its id
+    broker.give(pubcomp(handle))
+    assert not broker.session.delivered(handle)
+
+
+@pytest.mark.req("S5", "Q1")
+def test_messages_in_flight_that_are_dropped_leave_the_window():
+    store = CutStore(limit=8, policy="oldest")
+    broker = connected(store, window=4)
+    for i in range(7):
+        broker.session.publish(b"t", b"%d" % i, 1)
+    assert len(broker.took()) == 4
+    handles = [broker.session.publish(b"t", b"new %d" % i, 1) for i in range(3)]
+    assert store.dropped == 4
+    sent = broker.took()
+    while sent:
+        broker.give(*[puback(one[5] << 8 | one[6]) for one in sent])
+        sent = broker.took()
+    assert not broker.session.pending() and all(broker.session.delivered(handle) for handle in handles)
+
+
+@pytest.mark.req("S5")
+def test_drop_newest_drops_long_messages_too():
+    store = CutStore(limit=3, policy="newest")
+    session = Session(store, packet_bytes=64)
+    assert [session.publish(b"t", b"x", 1) for _ in range(3)] == [1, 2, 3]
+    assert session.publish(b"t", b"x", 1) == 0
+    assert session.publish(b"t", b"y" * 400, 1) == 0
+    assert store.dropped == 2 and session.pending() == 3
+
+
+@pytest.mark.req("S2", "R5")
+def test_a_message_that_the_flash_lost_is_reported_and_passed_over():
+    store = RamStore()
+    broker = connected(store)
+    broker.drop()
+    handles = [broker.session.publish(b"t", b"%d" % i, 1) for i in range(3)]
+    store._lengths[handles[1] % store.limit] = 0
+    assert broker.connect(1) == [publish(b"t", b"0", 1, handles[0]), publish(b"t", b"2", 1, handles[2])]
+    broker.process()
+    assert broker.handled[-1] == (DAMAGED, handles[1])
+    broker.give(puback(handles[0]), puback(handles[2]))
+    assert [broker.session.delivered(handle) for handle in handles] == [True, False, True]
+    assert not broker.session.pending()
+
+
+class RottenStore(RamStore):
+    """Its flash rots between looking for a message and reading it: `rotten` has the messages, or the keys of the held ones."""
+
+    def __init__(self):
+        super().__init__()
+        self.rotten = []
+        self.rots_at = 0  # from this byte on
+
+    def read(self, seq, offset, buf, at, n):
+        if seq in self.rotten and offset + n > self.rots_at:
+            self._lengths[seq % self.limit] = 0
+            raise StoreCorrupt("message %d can't be read" % seq)
+        super().read(seq, offset, buf, at, n)
+
+    def read_held(self, key, offset, buf, at, n):
+        if key in self.rotten and offset + n > self.rots_at:
+            raise StoreCorrupt("the message held for %d can't be read" % key)
+        super().read_held(key, offset, buf, at, n)
+
+
+@pytest.mark.req("S2", "R5")
+@pytest.mark.parametrize("qos", [1, 2])
+def test_a_message_that_can_not_be_read_when_it_is_to_be_sent_is_reported_and_passed_over(qos):
+    store = RottenStore()
+    broker = connected(store)
+    handles = [broker.session.publish(b"t", b"%d" % i, qos) for i in range(3)]
+    store.rotten = [handles[1]]
+    assert broker.took() == [publish(b"t", b"0", qos, handles[0]), publish(b"t", b"2", qos, handles[2])]
+    broker.process()
+    assert broker.handled[-1] == (DAMAGED, handles[1])
+    for answer in (puback,) if qos == 1 else (pubrec, pubcomp):
+        broker.give(answer(handles[0]), answer(handles[2]))
+    assert [broker.session.delivered(handle) for handle in handles] == [True, False, True]
+    assert not broker.session.pending() and not broker.session.is_waiting()
+
+
+@pytest.mark.req("S2", "R5")
+@pytest.mark.parametrize("qos", [1, 2])
+def test_a_message_that_can_not_be_read_when_it_is_to_be_sent_again_is_reported_and_passed_over(qos):
+    store = RottenStore()
+    broker = connected(store)
+    handles = [broker.session.publish(b"t", b"%d" % i, qos) for i in range(3)]
+    broker.took()
+    broker.drop()
+    store.rotten = [handles[0]]
+    first = broker.connect(1)
+    assert first == [publish(b"t", b"1", qos, handles[1], 1), publish(b"t", b"2", qos, handles[2], 1)]
+    broker.process()
+    assert broker.handled[-1] == (DAMAGED, handles[0])
+
+
+@pytest.mark.req("S2", "R5")
+def test_level_3_gives_up_a_message_that_can_not_be_read_when_it_is_to_be_repeated():
+    store = RottenStore()
+    broker = in_flight(1, store, level=3)
+    store.rotten = [broker.handle]
+    broker.now += 20000
+    broker.connection.check(broker.now)
+    broker.process()
+    assert broker.handled[-1] == (DAMAGED, broker.handle) and not broker.session.is_waiting()
+
+
+@pytest.mark.req("S2", "R5")
+def test_a_long_message_that_can_not_be_read_to_its_end_ends_the_connection_and_is_passed_over():
+    store = RottenStore()
+    broker = connected(store, out_bytes=64, packet_bytes=64)
+    handles = [broker.session.publish(b"t", b"y" * 500, 1), broker.session.publish(b"t", b"x", 1)]
+    store.rotten = [handles[0]]
+    store.rots_at = 100
+    with pytest.raises(ConnectionLost):
+        broker.took()
+    broker.drop()
+    assert broker.connect(1) == [publish(b"t", b"x", 1, handles[1])]
+    broker.process()
+    assert broker.handled[-1] == (DAMAGED, handles[0])
+
+
+@pytest.mark.req("S2", "R5")
+def test_an_acknowledgement_of_a_message_that_can_not_be_read_is_no_error():
+    for qos, answer in ((1, puback), (2, pubrec)):
+        store = RottenStore()
+        broker = connected(store, window=1)
+        handles = [broker.session.publish(b"t", b"%d" % i, qos) for i in range(2)]
+        broker.took()
+        broker.session.dup_to = handles[1] + 1  # as after a mount: both may have been sent
+        store.rotten = handles[1:]
+        broker.give(answer(handles[1]))
+        broker.took()
+        broker.give(puback(handles[0])) if qos == 1 else broker.give(pubrec(handles[0]), pubcomp(handles[0]))
+        broker.took()
+        broker.process()
+        assert broker.handled[-1] == (DAMAGED, handles[1]) and not broker.session.pending()
+
+
+@pytest.mark.req("S2", "R5")
+def test_a_held_message_that_can_not_be_read_is_counted_and_its_flow_ended():
+    store = RottenStore()
+    broker = connected(store)
+    broker.give(*[publish(b"t", b"%d" % i, 2, i) for i in (7, 8, 9)])
+    broker.took()
+    store.rotten = [8]
+    broker.give(pubrel(7), pubrel(8), pubrel(9))
+    assert broker.took() == [pubcomp(7), pubcomp(8), pubcomp(9)]
+    assert payloads(broker) == [b"7", b"9"] and store.damaged == 1 and not store.held()
+
+
+@pytest.mark.req("Q4", "R5")
+def test_a_held_message_that_can_not_be_read_and_comes_again_is_held_anew():
+    store = RottenStore()
+    broker = connected(store)
+    broker.give(publish(b"t", b"once", 2, 7))
+    broker.drop()
+    broker.connect(1)
+    store.rotten = [7]
+    broker.give(publish(b"t", b"once", 2, 7, 1))
+    store.rotten = []
+    broker.give(pubrel(7))
+    assert broker.took() == [pubrec(7), pubcomp(7)] and payloads(broker) == [b"once"]
+    assert not store.damaged  # nothing was lost
+
+
+@pytest.mark.req("Q4", "R5")
+@pytest.mark.parametrize("rots_at", [0, 8])
+def test_a_held_message_that_can_not_be_read_does_not_keep_back_a_new_one_with_its_id(rots_at):
+    store = RottenStore()
+    broker = connected(store)
+    broker.give(publish(b"t", b"old", 2, 7))
+    store.rotten = [7]
+    store.rots_at = rots_at  # at 8 it is seen to be another one
+    broker.give(publish(b"t", b"newer", 2, 7), publish(b"t", b"0"))
+    store.rotten = []
+    broker.give(pubrel(7))
+    assert broker.took() == [pubrec(7), pubrec(7), pubcomp(7)]
+    assert payloads(broker) == [b"0", b"newer"] and store.damaged == 1
+
+
+@pytest.mark.req("Q8", "R5")
+def test_held_messages_of_a_lost_session_that_can_not_be_read_are_passed_over():
+    store = RottenStore()
+    broker = connected(store)
+    broker.give(*[publish(b"t", b"%d" % i, 2, i) for i in (7, 8, 9)])
+    broker.drop()
+    store.rotten = [7, 8]
+    broker.connect(0)
+    broker.give(publish(b"t", b"0"))
+    assert payloads(broker) == [b"9", b"0"] and store.damaged == 2 and not store.held()
+
+
+@pytest.mark.req("Q2", "R5")
+def test_a_message_that_was_dropped_in_its_flow_is_in_doubt_after_a_power_cut_too():
+    life = connected(CutStore(4, policy="oldest"))
+    handles = [life.session.publish(b"t", b"%d" % i, 2) for i in range(3)]
+    life.offered()  # PUBLISH is under way, and never arrives
+    life.connection.pump(life.now)
+    life.drop()
+    handles += [life.session.publish(b"t", b"%d" % i, 2) for i in range(3, 6)]
+    life = reboot(life)
+    assert life.connect(1)[:3] == [pubrel(handle) for handle in handles[:3]]
+    for handle in handles[:3]:
+        life.give(pubcomp(handle))
+        assert life.handled[-1] == (IN_DOUBT, handle) and not life.session.delivered(handle)
+
+
+@pytest.mark.req("R5")
+def test_many_undelivered_messages_are_never_called_delivered():
+    broker = connected(republish=False)
+    session = broker.session
+    lost = []
+    for i in range(30):
+        handle = session.publish(b"t", b"x", 2)
+        broker.took()
+        broker.give(pubrec(handle))
+        broker.took()
+        if i % 2:
+            broker.give(pubcomp(handle))
+        else:
+            lost.append(handle)
+            broker.drop()
+            broker.connect(0)
+    assert not any(session.delivered(handle) for handle in lost)
+    assert len(session.undelivered.ranges) <= 16 and session.delivered(lost[-1] - 1)
+
+
+@pytest.mark.req("S2", "R5")
+@pytest.mark.parametrize(("dropped", "damaged"), [(0, 0), (1, 0), (0, 1)])
+def test_what_was_finished_before_a_mount_is_delivered_only_where_nothing_was_lost(dropped, damaged):
+    life = connected(CutStore())
+    handles = [life.session.publish(b"t", b"%d" % i, 1) for i in range(4)]
+    life.took()
+    life.give(puback(handles[0]), puback(handles[2]))
+    life.session.store.flush()
+    store = life.session.store.cut()
+    store.dropped = dropped
+    store.damaged = damaged
+    life = Peer(Session(store), b"me")
+    assert [life.session.delivered(handle) for handle in handles[::2]] == [not dropped + damaged] * 2
+    life.connect(1)
+    life.give(puback(handles[1]), puback(handles[3]))
+    assert [life.session.delivered(handle) for handle in handles[1::2]] == [True, True]
+    assert [life.session.delivered(handle) for handle in handles[::2]] == [not dropped + damaged] * 2
+
+
+# --- another life, another broker ---
+
+
+@pytest.mark.req("W8", "Q8")
+@pytest.mark.parametrize("change", ["client_id", "broker"])
+def test_another_client_id_or_broker_is_made_to_forget_an_earlier_life(change):
+    broker = peer(CutStore(), settled=False, broker=b"one:1883")
+    broker.connect(0)
+    after = reboot(broker, broker=b"one:1883")
+    assert after.connect(1) == [] and after.events == [CONNECTED]
+    other = {"client_id": b"other"} if change == "client_id" else {}
+    after = reboot(after, broker=b"two:1883" if change == "broker" else b"one:1883", **other)
+    after.connect(1)
+    assert after.events == [RESTART]
+    after.drop()
+    after.connect(0)
+    assert after.connect_packet[9] & 2 == 2 and after.events == [RESTART] * 2
+    after.drop()
+    after.connect(0)
+    assert after.connect_packet[9] & 2 == 0 and after.events[-1] == CONNECTED
+
+
+@pytest.mark.req("Q8")
+@pytest.mark.parametrize("level", [3, 4])
+def test_what_was_in_flight_to_another_broker_is_in_doubt_and_what_is_held_is_handed_over(level):
+    broker = past_pubrec(CutStore(), level=level)
+    broker.give(publish(b"t", b"held", 2, 7))
+    broker.took()
+    after = reboot(broker, level=level, broker=b"another:1883")
+    for present in (1, 0, 0)[level == 3 :]:
+        after.connect(present)
+        if after.events[-1] == RESTART:
+            after.drop()
+    assert (IN_DOUBT, broker.handle) in after.handled and payloads(after) == [b"held"]
+
+
+@pytest.mark.req("Q4")
+@pytest.mark.parametrize("first, then", [(4, 5), (5, 4)])
+def test_a_held_message_keeps_its_layout_over_a_change_of_level(first, then):
+    def start(session):
+        broker = Peer(session, five=Level5() if session.level == 5 else None)
+        for _ in range(3):
+            broker.connection.start(broker.now)
+            broker.took()
+            broker.give(packet(0x20, b"\0\0", b"\0" if session.level == 5 else b""))
+            if broker.events[-1] != RESTART:
+                break
+            broker.drop()
+        return broker
+
+    broker = start(Session(CutStore(), first, 4))
+    payload = b'{"id":"7","do":"reboot"}'
+    properties = b"\x03\x03\0\0" if first == 5 else b""
+    broker.give(packet(0x34, b"\0\1t\0\7", properties, payload))
+    assert len(broker.took()) == 1
+    after = start(Session(broker.session.store.cut(), then, 4))
+    assert [message[:2] for message in after.messages] == [("t", payload)]
+    assert not after.session.store.held()
+
+
+# --- the output ---
+
+
+@pytest.mark.req("W13")
+def test_a_write_is_offered_again_with_its_length_until_some_of_it_was_taken():
+    output = Output(64, 4, lambda: None)
+    output.open()
+    output.put_copy(b"x" * 20, 20)
+    assert output.offer() == 20
+    output.taken(0, 0)
+    output.put_copy(b"y" * 10, 10)
+    assert output.offer() == 20  # TLS has encrypted these 20, and takes any repetition for them
+    output.taken(20, 5)
+    assert output.start == 20 and output.offer() == 10 and output.sent_ms == 5
+    output.taken(4, 6)
+    assert output.offer() == 6
+    output.taken(6, 7)
+    assert output.offer() == 0 and output.start == output.end == 0
+
+
+# --- one call interrupts another ---
+
+
+@pytest.mark.req("R4", "S1")
+@pytest.mark.parametrize("long", [False, True])
+def test_a_publish_that_interrupts_another_is_refused_and_harms_nothing(long):
+    class Interrupted(RamStore):
+        refused = 0
+
+        def append(self, buf, length):
+            try:
+                session.publish(b"alarm", b"from a timer", 1)
+            except UsageError:
+                self.refused += 1
+            return super().append(buf, length)
+
+    session = Session(Interrupted(), packet_bytes=64)
+    broker = Peer(session)
+    payload = b"reading" * (20 if long else 1)
+    session.publish(b"t", payload, 1)
+    assert session.store.refused == 1
+    assert broker.connect(0) == [publish(b"t", payload, 1, 1)]
+    assert session.publish(b"t", b"after", 1) == 2  # also after one that was refused for another reason
+    with pytest.raises(UsageError):
+        session.publish(b"#", b"x", 1)
+    assert session.publish(b"t", b"after", 1) == 3

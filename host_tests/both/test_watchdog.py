@@ -1,0 +1,254 @@
+"""The watchdog is fed in what takes long: by the chip's own clock, its data sheet's longest times, from any power cut on.
+
+What a TLS handshake feeds is in `host_tests/client/test_tls.py`, as it takes a broker.
+"""
+
+import sys
+
+import pytest
+
+import flashmqtt.link
+from flashmqtt.backoff import Backoff
+from flashmqtt.client import Client
+from flashmqtt.flash.block import BlockRegion
+from flashmqtt.journal.journal import Journal
+from tools.flashsim.nor import NorFlash, PowerCut
+from tools.virtual_board import hardware
+
+ON_MICROPYTHON = sys.implementation.name == "micropython"
+BITES_MS = 8388  # a Pico's watchdog at its longest
+READ_MS = 1  # of a page, and what a program does with it: measured on the chip, 0.3
+SECTOR = 4096
+
+if ON_MICROPYTHON:
+    import gc
+
+    import vfs
+
+    from flashmqtt.flash.pinned import open_or_pin
+
+
+class Watchdog:
+    """Keeps the longest time between two feeds, by the clock of a simulated chip."""
+
+    def __init__(self, flash):
+        self.flash = flash
+        self.feeds = self.longest_ms = 0
+        self._fed_ms = self._now()
+
+    def _now(self):
+        return self.flash.worst_ms + self.flash.reads * READ_MS
+
+    def __call__(self):
+        now = self._now()
+        self.longest_ms = max(self.longest_ms, now - self._fed_ms)
+        self._fed_ms = now
+        self.feeds += 1
+
+
+def _mount(flash, expected_ms):
+    """Mount; return the journal."""
+    dog = Watchdog(flash)
+    journal = Journal(BlockRegion(flash), feed=dog)
+    dog()
+    assert dog.longest_ms < expected_ms, dog.longest_ms
+    assert dog.feeds > 2
+    return journal
+
+
+def _use(journal, n, at=0):
+    """Store n messages of several lengths, with finishes, marks and held ones between them; tell how far it came."""
+    body = bytearray(700)
+    for i in range(at, at + n):
+        journal.append(body, 20 + i * 37 % 600)
+        if i % 3:
+            journal.finish(journal.low)
+        if i % 7 == 0 and not journal.held_length(1 + i % 5):
+            journal.hold(1 + i % 5, body, 100)
+        elif i % 7 == 3:
+            journal.discard(1 + (i - 3) % 5)
+            journal.sync()
+
+
+# The largest chips come first: later MicroPython's heap has no such room in one piece.
+
+
+class Board:
+    """A chip with stock firmware's file system on it."""
+
+    def __init__(self, sectors):
+        try:
+            vfs.umount("/watched")
+        except (OSError, PowerCut):
+            pass
+        gc.collect()
+        self.flash = NorFlash(sectors * SECTOR)
+        vfs.VfsLfs2.mkfs(self.flash, progsize=256)
+        self.mount()
+
+    def mount(self):
+        try:
+            vfs.umount("/watched")
+        except (OSError, PowerCut):
+            pass
+        gc.collect()
+        vfs.mount(vfs.VfsLfs2(self.flash, progsize=256), "/watched")
+
+    def replug(self):
+        self.flash.dead = True
+        try:
+            vfs.umount("/watched")
+        except (OSError, PowerCut):
+            pass
+        gc.collect()
+        self.flash = self.flash.replugged()
+        self.mount()
+
+    def open(self, count):
+        """Do what a board's `journal_region` does; the file system's own mount, before any program runs, does not count."""
+        dog = Watchdog(self.flash)
+        region = open_or_pin(self.flash, "/journal", count, "/watched", 256, feed=dog)
+        dog()
+        assert dog.longest_ms < BITES_MS // 2, dog.longest_ms
+        return region, dog
+
+
+@pytest.mark.req("B4")
+def test_a_first_pinning_feeds_and_so_does_the_next_start():
+    if not ON_MICROPYTHON:
+        pytest.skip("VfsLfs2 is MicroPython's")
+    board = Board(22)
+    region, dog = board.open(13)
+    assert dog.feeds > 13
+    board.replug()
+    region, dog = board.open(13)
+    assert dog.feeds > 13
+    dog = Watchdog(board.flash)
+    Journal(region, feed=dog)
+    dog()
+    assert dog.longest_ms < BITES_MS // 2
+
+
+@pytest.mark.req("B4")
+def test_a_first_pinning_feeds_from_whatever_power_cut_it_starts_again():
+    if not ON_MICROPYTHON:
+        pytest.skip("VfsLfs2 is MicroPython's")
+    count = 6
+    board = Board(20)
+    before = board.flash.operations
+    board.open(count)
+    end = board.flash.operations - before
+    for i in range(1, end + 1):
+        board = region = None
+        board = Board(20)
+        board.flash.arm(board.flash.operations + i, "prefix", i * 7)
+        try:
+            board.open(count)
+        except PowerCut:
+            pass
+        board.replug()
+        region = board.open(count)[0]
+        assert region.sectors == count
+
+
+@pytest.mark.req("B4")
+def test_a_mount_of_the_largest_blank_region_feeds():
+    _mount(NorFlash((12 if ON_MICROPYTHON else 400) * SECTOR), 500)
+
+
+@pytest.mark.req("B4")
+@pytest.mark.parametrize("model", ["prefix", "bits"])
+def test_a_mount_feeds_from_whatever_power_cut_it_starts(model):
+    flash = NorFlash(10 * SECTOR)
+    _use(_mount(flash, 2000), 60)
+    start = flash.snapshot()
+    operations = flash.operations
+    _use(Journal(BlockRegion(flash)), 40, 60)
+    end = flash.operations - operations
+    flash.restore(start)
+    for i in range(1, end, 1 if ON_MICROPYTHON else 2):
+        flash.restore(start)
+        flash.arm(flash.operations + i, model, i)
+        with pytest.raises(PowerCut):
+            _use(Journal(BlockRegion(flash)), 40, 60)
+        flash.power_up()
+        _mount(flash, 2000)
+
+
+@pytest.mark.req("B4")
+def test_the_journal_drives_the_region_itself_once_it_is_mounted():
+    flash = NorFlash(8 * SECTOR)
+    region = BlockRegion(flash)
+    dog = Watchdog(flash)
+    journal = Journal(region, feed=dog)
+    feeds = dog.feeds
+    journal.append(b"message", 7)
+    assert journal.region is region and dog.feeds == feeds
+
+
+# --- the look-up of a name ---
+
+
+class _Resolver:
+    """A module `socket` whose look-up takes some ticks of a timer, and then fails."""
+
+    SOCK_STREAM = 1
+
+    def __init__(self, machine, ticks):
+        self.machine = machine
+        self.ticks = ticks
+
+    def getaddrinfo(self, *_arguments):
+        for _ in range(self.ticks):
+            self.machine.simulated.tick()
+        raise OSError(-6)
+
+
+def _look_up(host, ticks, machine):
+    """Attempt a connection; return how often the watchdog was fed meanwhile."""
+    client = Client(host, client_id="a", backoff=Backoff(base_ms=100000))
+    feeds = []
+    client.link.feed = lambda: feeds.append(1)
+    original = flashmqtt.link.socket
+    flashmqtt.link.socket = _Resolver(machine, ticks)
+    try:
+        client.link.start(0)
+        for _ in range(3):
+            client.link.step(0)
+    finally:
+        flashmqtt.link.socket = original
+    assert isinstance(client.link.error, OSError)
+    return len(feeds)
+
+
+@pytest.mark.req("B4")
+def test_a_look_up_is_guarded_by_a_timer_for_so_long_as_it_may_take():
+    board = hardware.load_board("rp2")
+    sys.modules["machine"] = machine = board.machine
+    try:
+        assert _look_up("broker.local", 28, machine) == 29  # 14 s: two name servers that do not answer
+        assert machine.simulated.timers == []
+        assert _look_up("broker.local", 1000, machine) == 41  # it hangs: the watchdog is to bite
+        assert machine.simulated.timers == []
+        assert _look_up("192.0.2.1", 28, machine) == 0  # nothing to look up
+    finally:
+        del sys.modules["machine"]
+        sys.modules.pop("flashmqtt.guard", None)
+
+
+@pytest.mark.req("B4")
+def test_without_a_timer_the_look_up_begins_with_a_full_watchdog():
+    board = hardware.load_board("rp2")
+    machine = board.machine
+    machine.simulated.registers["chip"] = "other"
+
+    class Bare:
+        def Timer(self, _number):  # noqa: N802
+            raise ValueError("no such timer")
+
+    sys.modules["machine"] = Bare()
+    try:
+        assert _look_up("broker.local", 28, machine) == 1
+    finally:
+        del sys.modules["machine"]
+        sys.modules.pop("flashmqtt.guard", None)

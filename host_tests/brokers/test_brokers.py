@@ -1,0 +1,180 @@
+"""The client against a real mosquitto, in every scenario of `make brokers`; and whether the judge finds who is wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import binascii
+
+import pytest
+
+from tools.broker import find_mosquitto
+from tools.brokers import __main__ as command
+from tools.brokers import page
+from tools.brokers.device import body
+from tools.brokers.judge import Got, Message, Observed, judge
+from tools.brokers.kinds import Amqtt, Certificate, Mosquitto, NotHere
+from tools.brokers.runner import Case, all_cases, run_broker
+from tools.brokers.scenarios import SCENARIOS
+from tools.faults import packets as p
+from tools.proxy import DOWN, UP, Seen
+
+WORKERS = 6
+# amqtt stands in where there is no mosquitto: what `make run` needs of it is tested here, too.
+CASES = [*all_cases("mosquitto"), *all_cases("amqtt", scenarios=("qos", "retained", "kill"))]
+
+
+@pytest.fixture(scope="module")
+def verdicts(request, tmp_path_factory):
+    """Return case's id -> verdict, and why connections ended, for the selected cases; a broker's run beside each other."""
+    wanted = {
+        str(item.callspec.params["case"])
+        for item in request.session.items
+        if "verdicts" in getattr(item, "fixturenames", ())
+    }
+    directory = tmp_path_factory.mktemp("brokers")
+    certificate = Certificate.make(directory)
+    found = {}
+    for kind in (Mosquitto, Amqtt):
+        cases = [case for case in CASES if case.broker == kind.name and str(case) in wanted]
+        cases = [case for case in cases if certificate or not case.scenario.secure]
+        if cases and (kind is Amqtt or find_mosquitto()):
+
+            def report(case, verdict, seen):
+                found[str(case)] = (verdict, seen.ended)
+
+            asyncio.run(run_broker(kind, cases, directory / kind.name, certificate, WORKERS, report))
+    return found
+
+
+@pytest.mark.req("Q0", "Q1", "Q2", "Q3", "Q4", "Q6", "Q7", "Q8", "B4")
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_client_does_its_part(case, verdicts):
+    if str(case) not in verdicts:
+        pytest.skip("needs mosquitto, and openssl for TLS")
+    verdict, ended = verdicts[str(case)]
+    assert verdict.ours == [], ended
+
+
+# --- the judge -------------------------------------------------------------------------------------------------
+
+HELLO = [(UP, p.connect("b", clean=False)), (DOWN, p.connack())]
+IN = Message(1, 2, 60, acknowledged=True)
+OUT = Message(101, 2, 60)
+
+
+def pub(number, qos, packet_id, dup=False, retain=False):
+    return p.publish("t", body(number, 60), qos, packet_id, dup=dup, retain=retain)
+
+
+def got(number, qos=2, retain=False, content=None):
+    content = body(number, 60) if content is None else content
+    return Got(number, qos, retain, len(content), binascii.crc32(content))
+
+
+def observed(packets, **more):
+    trace = [Seen(direction, content, len(content), 1, 0) for direction, content in [*HELLO, *packets]]
+    return Observed(4, trace=trace, **more)
+
+
+DOWN_FLOW = [(DOWN, pub(1, 2, 7)), (UP, p.ack(p.PUBREC, 7)), (DOWN, p.ack(p.PUBREL, 7)), (UP, p.ack(p.PUBCOMP, 7))]
+UP_FLOW = [(UP, pub(101, 2, 9)), (DOWN, p.ack(p.PUBREC, 9)), (UP, p.ack(p.PUBREL, 9)), (DOWN, p.ack(p.PUBCOMP, 9))]
+INBOUND = {"sent_in": {1: IN}}
+OUTBOUND = {"sent_out": {101: OUT}}
+TWICE = [body(101, 60)] * 2
+
+
+@pytest.mark.parametrize(
+    ("seen", "ours", "theirs"),
+    [
+        (observed(DOWN_FLOW, got=[got(1)], **INBOUND), "", ""),
+        (observed([], **INBOUND), "", "in: never sends what was acknowledged to its publisher"),
+        (observed(DOWN_FLOW, **INBOUND), "in: not handed over", ""),
+        (observed(DOWN_FLOW[:2], **INBOUND), "", "in: no PUBREL follows PUBREC"),
+        (observed(DOWN_FLOW[:1], **INBOUND), "in: not handed over", ""),
+        (observed(DOWN_FLOW, oversize=[60], **INBOUND), "", ""),
+        (observed(DOWN_FLOW, oversize=[61], **INBOUND), "in: not handed over", ""),
+        (observed(DOWN_FLOW, got=[got(1)] * 2, **INBOUND), "in: handed over twice at QoS 2", ""),
+        (observed(DOWN_FLOW * 2, got=[got(1)] * 2, **INBOUND), "", "in: sends at QoS 2 as a new message once more"),
+        (observed(DOWN_FLOW, got=[got(1, content=b"1;")], **INBOUND), "in: other content", ""),
+        (
+            observed(
+                [(DOWN, p.publish("t", b"1;", 1, 7)), (UP, p.ack(p.PUBACK, 7))], got=[got(1, content=b"1;")], **INBOUND
+            ),
+            "",
+            "in: other content",
+        ),
+        (observed(DOWN_FLOW, got=[got(1, retain=True)], **INBOUND), "in: arrives with RETAIN", ""),
+        (observed([], got=[got(5)]), "in: sent by nobody", ""),
+        (observed([], strays=["u"]), "handed over messages of other topics", ""),
+        (observed(DOWN_FLOW, prefix="case/", strays=["t"]), "", "sends messages of topics that were not asked for"),
+        (
+            observed([(DOWN, pub(1, 1, 7))], got=[got(1)], sent_in={1: IN, 2: Message(2, 1, 60, True)}),
+            "in: not sent by the broker, which waits for answers to earlier ones",
+            "",
+        ),
+        (observed(UP_FLOW, arrived=TWICE[:1], delivered={101}, **OUTBOUND), "", ""),
+        (observed(UP_FLOW, delivered={101}, **OUTBOUND), "", "out: acknowledged and never passed on"),
+        (observed(UP_FLOW, arrived=TWICE, delivered={101}, **OUTBOUND), "", "out: passed on twice at QoS 2"),
+        (observed(UP_FLOW * 2, arrived=TWICE, delivered={101}, **OUTBOUND), "out: sent twice at QoS 2", ""),
+        (
+            observed(UP_FLOW, arrived=TWICE[:1], left=1, **OUTBOUND),
+            "out: not called delivered, though acknowledged",
+            "",
+        ),
+        (observed(UP_FLOW[:1], arrived=TWICE[:1], left=1, **OUTBOUND), "", "out: leaves without an answer"),
+        (observed([], left=1, **OUTBOUND), "out: never sent", ""),
+        (
+            observed([UP_FLOW[0], (DOWN, p.ack(p.PUBACK, 9))], arrived=TWICE[:1], delivered={101}, **OUTBOUND),
+            "",
+            "answers a QoS 2 PUBLISH by PUBACK",
+        ),
+        (
+            observed([(UP, p.subscribe(1, [("t", 2)])), (DOWN, p.suback(1, [1]))]),
+            "",
+            "grants QoS 1 where QoS 2 is asked for",
+        ),
+        (observed([(UP, b"\x36\x00")]), "the client sent what is malformed", ""),
+        (observed([(DOWN, b"\x36\x00")]), "", "the broker sent what is malformed"),
+        (observed([], uncleared=[b"x"]), "", "an empty retained message does not clear"),
+        (observed([], failures=["board connect: it failed"]), "board connect: it failed", ""),
+        (Observed(4, refusal=("ConnectRefused", 5)), "", ""),
+        (Observed(4, refusal=("OSError", 0)), "a refusal ends in OSError", ""),
+        (Observed(4, refusal=("", 0)), "a refusal ends in a connection", ""),
+        (Observed(4, **INBOUND), "in: not handed over", ""),
+    ],
+)
+def test_judge_finds_what_is_wrong_and_with_whom(seen, ours, theirs):
+    verdict = judge(seen)
+    for found, wanted in ((verdict.ours, ours), (verdict.theirs, theirs)):
+        assert [text[: len(wanted)] for text in found[:1]] == ([wanted] if wanted else [])
+
+
+def test_case_is_found_by_its_id():
+    assert [Case.parse(str(case)) for case in CASES[:5]] == CASES[:5]
+    with pytest.raises(ValueError, match="mosquitto/4/client/cpy/nothing"):
+        Case.parse("mosquitto/4/client/cpy/nothing")
+
+
+def test_broker_that_can_not_be_had_is_told(monkeypatch, capsys):
+    def provide():
+        raise NotHere("nobody has it")
+
+    monkeypatch.setattr(Mosquitto, "provide", provide)
+    assert command.main(["--brokers", "mosquitto"]) == 0
+    assert "NOT RUN: mosquitto: nobody has it" in capsys.readouterr().out
+
+
+def test_table_tells_failures_and_what_the_broker_does(tmp_path):
+    results = page.Results()
+    results.add_broker("mosquitto", "2.0", "Debian", (4,))
+    for seen in (observed(DOWN_FLOW, **INBOUND), observed([], **INBOUND)):
+        results.add(Case("mosquitto", 4, "aio", "mpy", SCENARIOS["qos"]), judge(seen))
+    table = page.table(results)
+    assert "| every QoS, both ways | **1 of 2 failed** (1) |" in table
+    assert "1. in: never sends what was acknowledged to its publisher (mosquitto at level 4)" in table
+    assert results.failing == ["mosquitto/4/aio/mpy/qos"]
+    kept = tmp_path / "page.md"
+    kept.write_text(f"before\n{page.BEGIN}\nold\n{page.END}\nafter\n")
+    page.write(kept, results)
+    assert table in kept.read_text() and "old" not in kept.read_text()
+    assert kept.read_text().startswith("before\n") and kept.read_text().endswith("\nafter\n")

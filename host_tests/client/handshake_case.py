@@ -1,0 +1,45 @@
+"""A TLS handshake on MicroPython: prints what happened in which order, one letter each. Arguments: port and a dict of options.
+
+r, w: a record was read, or written; s: the handshake stopped before a record; f: the watchdog was fed.
+"""
+
+import sys
+
+from flashmqtt import handshake
+from flashmqtt.backoff import Backoff
+from flashmqtt.client import Client
+from flashmqtt.tls import context
+
+HEADER = 5
+seen = []
+
+
+class Watched(handshake.Steps):
+    """Steps that are written down."""
+
+    def readinto(self, buf):
+        wanted = len(buf)
+        n = super().readinto(buf)
+        if wanted == HEADER and self.shaking:
+            seen.append("r" if n else "s")
+        return n
+
+    def write(self, buf):
+        n = super().write(buf)
+        if self.shaking:
+            seen.append("w" if n else "s")
+        return n
+
+
+handshake.Steps = Watched
+mqtt = Client(
+    "localhost",
+    int(sys.argv[1]),
+    "steps",
+    tls=context(**eval(sys.argv[2])),
+    backoff=Backoff(base_ms=20, cap_ms=50),
+    feed=lambda: seen.append("f"),
+)
+mqtt.connect(30)
+print("".join(seen))
+mqtt.disconnect()

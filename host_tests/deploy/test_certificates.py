@@ -1,0 +1,172 @@
+"""TLS in config.toml: what is named there is checked before anything is copied; what is dangerous is warned of by name."""
+
+import shutil
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from app.configuration import ConfigurationError
+from host_tests.client.test_tls import make_ca, make_certificate, openssl
+from tools.broker import Broker, find_mosquitto, free_port
+from tools.deploy import certificates
+from tools.deploy.__main__ import main
+from tools.deploy.certificates import CA, CERT, KEY, Tls
+from tools.deploy.errors import DeployFailed
+from tools.virtual_board.device import Device
+
+MPREMOTE = str(Path(sys.executable).parent / "mpremote")
+
+pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("made")
+    make_ca(folder, "ca")
+    make_certificate(folder, "board", "ca", 30, "board")
+    make_certificate(folder, "good", "ca", 30)
+    make_ca(folder, "other")
+    openssl(folder, "ec", "-in", "board.key", "-aes256", "-passout", "pass:secret", "-out", "locked.key")
+    openssl(folder, "x509", "-in", "ca.crt", "-outform", "DER", "-out", "ca.der")
+    (folder / "bundle.pem").write_text("# Our CA\nIssuer: somebody\n" + (folder / "ca.crt").read_text() + "\nend\n")
+    openssl(folder, "req", "-new", "-key", "ca.key", "-subj", "/CN=old", "-out", "old.csr")
+    (folder / "old.ext").write_text("basicConstraints=CA:TRUE\n")
+    openssl(
+        folder,
+        *("x509", "-req", "-in", "old.csr", "-signkey", "ca.key", "-days", "-1", "-extfile", "old.ext"),
+        *("-out", "old.crt"),
+    )
+    return folder
+
+
+def test_text_around_a_certificate_and_der_are_made_what_a_board_reads(made):
+    assert certificates.authority(made / "bundle.pem") == certificates.authority(made / "ca.crt")
+    assert certificates.authority(made / "ca.der") == certificates.authority(made / "ca.crt")
+
+
+@pytest.mark.req("B3")
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("nowhere.pem", ["broker.ca", "nowhere.pem", "can't be read"]),
+        ("ca.key", ["broker.ca", "ca.key", "no PEM block", "CERTIFICATE"]),
+        ("board.crt", ["broker.ca", "not the certificate of an authority"]),
+        ("old.crt", ["broker.ca", "expired"]),
+    ],
+)
+def test_unsuitable_authority_is_named(made, name, words):
+    with pytest.raises(ConfigurationError) as raised:
+        certificates.authority(made / name)
+    assert all(word in str(raised.value) for word in words), raised.value
+
+
+@pytest.mark.req("B3")
+@pytest.mark.parametrize(
+    ("cert", "key", "words"),
+    [
+        ("board.crt", "locked.key", ["broker.key", "locked.key", "pass phrase", "openssl pkey"]),
+        ("board.crt", "good.key", ["board.crt", "good.key", "don't belong together"]),
+        ("board.crt", "board.crt", ["broker.key", "board.crt", "PRIVATE KEY"]),
+    ],
+)
+def test_unsuitable_identity_is_named(made, cert, key, words):
+    with pytest.raises(ConfigurationError) as raised:
+        certificates.identity(made / cert, made / key)
+    assert all(word in str(raised.value) for word in words), raised.value
+
+
+@pytest.fixture
+def listener(made):
+    """A server that only shakes hands; yields its port."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(made / "good.crt", made / "good.key")
+    server = socket.create_server(("127.0.0.1", 0))
+
+    def serve():
+        while True:
+            try:
+                plain, _ = server.accept()
+            except OSError:
+                return
+            try:
+                context.wrap_socket(plain, server_side=True).close()
+            except OSError:
+                plain.close()
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    yield server.getsockname()[1]
+    server.shutdown(socket.SHUT_RDWR)
+    server.close()
+    thread.join()
+
+
+@pytest.mark.req("B3")
+def test_public_broker_needs_no_file_and_the_board_gets_the_root_that_vouches_for_it(made, listener, monkeypatch):
+    monkeypatch.setenv("SSL_CERT_FILE", str(made / "ca.crt"))  # the machine trusts it
+    assert certificates.files(Tls(True), "localhost", listener)[CA].split() == (made / "ca.crt").read_bytes().split()
+
+
+@pytest.mark.req("B3")
+def test_broker_that_no_authority_vouches_for_is_named(made, listener, monkeypatch):
+    monkeypatch.setenv("SSL_CERT_FILE", str(made / "other.crt"))
+    with pytest.raises(DeployFailed, match=r"localhost:\d+ was refused .*ca = "):
+        certificates.files(Tls(True), "localhost", listener)
+    with pytest.raises(DeployFailed, match=r"can't look at localhost:\d+"):
+        certificates.files(Tls(True), "localhost", free_port())
+
+
+@pytest.mark.req("B3")
+@pytest.mark.parametrize(
+    ("host", "user", "on", "said"),
+    [
+        ("8.8.8.8", "me", False, "PlainPassword: 8.8.8.8"),
+        ("broker.example.invalid", "me", False, "PlainPassword: broker.example.invalid"),
+        ("8.8.8.8", "", False, "PlainInternet: 8.8.8.8"),
+        ("8.8.8.8", "me", True, None),
+        ("192.168.1.10", "me", False, None),
+        ("127.0.0.1", "me", False, None),
+        ("broker.local", "me", False, None),
+        ("broker", "me", False, None),
+    ],
+)
+def test_password_that_crosses_the_internet_readable_is_warned_of(host, user, on, said):
+    warned = certificates.warnings({"broker": host, "user": user, "broker_password": ""}, Tls(on))
+    assert [text.startswith(said) for text in warned] == ([True] if said else [])
+
+
+@pytest.mark.skipif(find_mosquitto() is None, reason="needs mosquitto")
+@pytest.mark.req("B1", "B3")
+def test_deployed_board_shows_its_certificate_and_delivers(made, tmp_path, capsys, monkeypatch):
+    monkeypatch.delenv("FLASHMQTT_BROKER_PASSWORD", raising=False)
+    monkeypatch.delenv("FLASHMQTT_WIFI_PASSWORD", raising=False)
+    port = free_port()
+    lines = (
+        f"listener {port} 127.0.0.1\ncafile {made}/ca.crt\ncertfile {made}/good.crt\nkeyfile {made}/good.key\n"
+        "require_certificate true\nuse_identity_as_username true\n"
+    )
+    for name in ("ca.crt", "board.crt", "board.key"):
+        shutil.copy(made / name, tmp_path)
+    (tmp_path / "config.toml").write_text(
+        f'[wifi]\nssid = "home"\n[broker]\nhost = "localhost"\nport = {port}\ntls = true\n'
+        'ca = "ca.crt"\ncert = "board.crt"\nkey = "board.key"\n'
+        "[readings]\ninterval_s = 0.2\nhealth_s = 0\n[journal]\nkib = 64\n[device]\nwatchdog_s = 0\n"
+    )
+    (tmp_path / "config.local.toml").write_text('[wifi]\npassword = "secret-word"\n')
+    wifi = "home:secret-word"
+    with Broker(tmp_path / "broker", kind="mosquitto", extra=lines), Device(tmp_path / "device", wifi=wifi) as device:
+        words = ["deploy", "--port", device.path, "--board", "pico_w", "--config", str(tmp_path), "--timeout", "60"]
+        status = main(words)
+        said = "".join(capsys.readouterr())
+        assert status == 0 and "delivered" in said, said
+        listed = subprocess.run(
+            [MPREMOTE, "connect", device.path, "ls", ":/tls"], capture_output=True, text=True, timeout=60, check=False
+        )
+    assert {line.split()[-1] for line in listed.stdout.splitlines()[1:]} == {
+        Path(path).name for path in (CA, CERT, KEY)
+    }

@@ -1,0 +1,126 @@
+"""What `make release` builds: the same bytes each time, installed by the real mip and by pip."""
+
+import functools
+import http.server
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+import flashmqtt
+from tools.deploy import release
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+MICROPYTHON = str(Path(sys.executable).parent / "micropython")
+SOURCES = ("boards", "firmware", "tools", ".gitignore", "LICENSE", "README.md", "pyproject.toml")
+PROGRAM = """
+from flashmqtt.client import Client
+client = Client('127.0.0.1', client_id='first')
+print('handle', client.publish('a/b', 'stored', qos=1) > 0, client.pending)
+"""
+
+
+@pytest.fixture(scope="module")
+def dist(tmp_path_factory):
+    target = tmp_path_factory.mktemp("release") / "dist"
+    release.release(target, say=lambda line: None)
+    return target
+
+
+@pytest.fixture
+def file_server(dist):
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *words):
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(dist)))
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def run(*words, **options):
+    ran = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False, **options)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    return ran.stdout
+
+
+@pytest.mark.req("B1")
+def test_same_sources_in_another_folder_give_the_same_bytes(dist, tmp_path):
+    copy = tmp_path / "copy"
+    for name in SOURCES:
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(ROOT / name, copy / name)
+    environment = {**os.environ, "PYTHONPATH": f"{copy}:{copy / 'firmware'}", "PYTHONDONTWRITEBYTECODE": "1"}
+    run(sys.executable, "-m", "tools.deploy.release", "--into", str(tmp_path / "dist"), cwd=copy, env=environment)
+    assert (tmp_path / "dist/SHA256SUMS").read_text() == (dist / "SHA256SUMS").read_text()
+    assert "OK" in run("sha256sum", "--check", "SHA256SUMS", cwd=tmp_path / "dist")
+
+
+@pytest.mark.req("B1")
+@pytest.mark.parametrize("processor", ["mpy6-x64", "mpy6-any"])
+def test_real_mip_installs_from_a_file_server(file_server, tmp_path, processor):
+    library = str(tmp_path / "lib")
+    install = f"import mip; mip.install('{file_server}/mip/{processor}', target={library!r})"
+    assert "Done" in run(MICROPYTHON, "-c", install)
+    environment = {**os.environ, "MICROPYPATH": f"{library}:.frozen"}
+    assert run(MICROPYTHON, "-c", PROGRAM, env=environment).split() == ["handle", "True", "1"]
+
+
+@pytest.mark.req("B1")
+def test_real_mip_installs_from_a_github_url(file_server, tmp_path):
+    """The addresses that mip makes of `github:` are asked of the file server, which stands in for GitHub."""
+    library = str(tmp_path / "lib")
+    install = (
+        "import mip, requests\n"
+        "get = requests.get\n"
+        "def from_here(url, **options):\n"
+        "    base = 'https://raw.githubusercontent.com/somebody/flashmqtt/mip/'\n"
+        "    assert url.startswith(base), url\n"
+        f"    return get('{file_server}/mip/' + url[len(base):], **options)\n"
+        "requests.get = from_here\n"
+        f"mip.install('github:somebody/flashmqtt/mpy6-x64', version='mip', target={library!r})\n"
+    )
+    assert "Done" in run(MICROPYTHON, "-c", install)
+    environment = {**os.environ, "MICROPYPATH": f"{library}:.frozen"}
+    assert run(MICROPYTHON, "-c", PROGRAM, env=environment).split() == ["handle", "True", "1"]
+
+
+@pytest.mark.req("B1")
+@pytest.mark.parametrize("pattern", ["*.whl", "flashmqtt-?.?.?.tar.gz"])
+def test_pip_installs_the_client_for_cpython(dist, tmp_path, pattern):
+    (package,) = dist.glob(pattern)
+    target = tmp_path / "site"
+    words = ["--no-index", "--no-deps", "--no-build-isolation", "--disable-pip-version-check", "--target", str(target)]
+    run(sys.executable, "-m", "pip", "install", "--quiet", *words, str(package))
+    assert (target / "flashmqtt/py.typed").exists()
+    assert not (target / "tools").exists()
+    program = PROGRAM + f"import flashmqtt\nassert flashmqtt.__file__.startswith({str(target)!r})\n"
+    environment = {**os.environ, "PYTHONPATH": str(target)}
+    assert run(sys.executable, "-c", program, cwd=tmp_path, env=environment).split() == ["handle", "True", "1"]
+    (metadata,) = target.glob("flashmqtt-*.dist-info/METADATA")
+    assert f"\nVersion: {flashmqtt.__version__}\n" in metadata.read_text()
+
+
+@pytest.mark.req("B1")
+def test_newest_entry_of_the_changelog_is_this_version():
+    newest = re.search(r"^## (\S+)", (ROOT / "firmware/CHANGELOG.md").read_text(), re.MULTILINE)
+    assert newest and newest[1] == flashmqtt.__version__
+
+
+@pytest.mark.req("B1")
+def test_page_about_installing_names_every_processor_and_the_wheel(dist):
+    page = (ROOT / "firmware/INSTALLING.md").read_text()
+    assert set(re.findall(r"^\| `(mpy6-\w+)` ", page, re.MULTILINE)) == {path.name for path in (dist / "mip").iterdir()}
+    (wheel,) = dist.glob("*.whl")
+    assert f"dist/{wheel.name}`" in page

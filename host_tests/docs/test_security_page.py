@@ -1,0 +1,101 @@
+"""The broker's rules on the page about security hold what the page says, at a real mosquitto."""
+
+import re
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import paho.mqtt.client as paho
+import pytest
+
+from tools.broker import Broker, find_mosquitto
+
+PAGE = (Path(__file__).resolve().parents[2] / "firmware/SECURITY.md").read_text()
+RULES = next(block for block in re.findall(r"^```\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL) if "pattern" in block)
+PASSWD = Path(find_mosquitto() or "/").parent.parent / "bin/mosquitto_passwd"
+EVERYTHING = ("flashmqtt/#", "flashmqtt-live/#", "flashmqtt-commands/#")
+NAMES = ("board-1", "board-2", "collector", "operator")
+
+pytestmark = pytest.mark.skipif(find_mosquitto() is None, reason="needs mosquitto")
+
+
+class Account:
+    """Somebody at the broker, listening to everything that the rules let through."""
+
+    def __init__(self, port, name):
+        self.got = []
+        self.client = paho.Client(paho.CallbackAPIVersion.VERSION2, client_id=name)
+        self.client.username_pw_set(name, "secret-" + name)
+        self.client.on_message = lambda client, data, message: self.got.append((message.topic, bytes(message.payload)))
+        ready = threading.Event()
+        self.client.on_connect = lambda client, *_: client.subscribe([(topic, 1) for topic in (*EVERYTHING, own)])
+        self.client.on_subscribe = lambda *_: ready.set()
+        own = f"flashmqtt-commands/{name}"
+        self.client.connect("127.0.0.1", port)
+        self.client.loop_start()
+        assert ready.wait(30)
+
+    def stop(self):
+        self.client.disconnect()
+        self.client.loop_stop()
+
+
+def publish(port, name, topic, payload):
+    """Publish with somebody's account; the broker may end the connection where that is forbidden."""
+    over = threading.Event()
+    client = paho.Client(paho.CallbackAPIVersion.VERSION2, client_id=name + "-once")
+    client.username_pw_set(name, "secret-" + name)
+    client.on_connect = lambda *_: client.publish(topic, payload, qos=1)
+    client.on_publish = client.on_disconnect = lambda *_: over.set()
+    client.connect("127.0.0.1", port)
+    client.loop_start()
+    assert over.wait(30)
+    client.disconnect()
+    client.loop_stop()
+
+
+@pytest.fixture
+def accounts(tmp_path):
+    (tmp_path / "acl").write_text(RULES)
+    (tmp_path / "passwords").touch(0o600)
+    for name in NAMES:
+        subprocess.run([PASSWD, "-b", tmp_path / "passwords", name, "secret-" + name], check=True, capture_output=True)
+    extra = f"allow_anonymous false\npassword_file {tmp_path}/passwords\nacl_file {tmp_path}/acl"
+    with Broker(tmp_path / "broker", kind="mosquitto", extra=extra) as broker:
+        found = {name: Account(broker.port, name) for name in NAMES}
+        yield broker.port, found
+        for account in found.values():
+            account.stop()
+
+
+@pytest.mark.req("B3")
+def test_device_uses_its_own_topics_only_and_only_operators_command(accounts):
+    port, found = accounts
+    board, stranger, collector, operator = (found[name] for name in NAMES)
+    for name, topic, payload in (
+        ("board-1", "flashmqtt/board-1/readings", b"mine"),
+        ("board-2", "flashmqtt/board-1/readings", b"forged"),
+        ("board-2", "flashmqtt-commands/board-1", b"forged command"),
+        ("collector", "flashmqtt-commands/board-1", b"not the collector's"),
+        ("board-1", "flashmqtt-live/board-1/status", b"online"),
+        ("operator", "flashmqtt/board-1/readings", b"not the operator's"),
+        ("operator", "flashmqtt-commands/board-1", b"command"),
+        ("operator", "flashmqtt-commands/board-2", b"last"),
+        ("board-1", "flashmqtt/board-1/readings", b"last"),
+    ):
+        publish(port, name, topic, payload)
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline and not (
+        (("flashmqtt-commands/board-2", b"last") in stranger.got)
+        and all(("flashmqtt/board-1/readings", b"last") in one.got for one in (collector, operator))
+    ):
+        time.sleep(0.02)
+    assert set(board.got) == {("flashmqtt-commands/board-1", b"command")}
+    assert set(stranger.got) == {("flashmqtt-commands/board-2", b"last")}
+    assert collector.got == [("flashmqtt/board-1/readings", b"mine"), ("flashmqtt/board-1/readings", b"last")]
+    assert set(operator.got) == {
+        ("flashmqtt/board-1/readings", b"mine"),
+        ("flashmqtt/board-1/readings", b"last"),
+        ("flashmqtt-live/board-1/status", b"online"),
+    }

@@ -1,0 +1,197 @@
+"""Compaction, retention, and making the tables again. Without Spark, but for one run of the command."""
+
+import datetime
+import os
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tools.pipeline import compact, ledger, remake, report, stream, task, verdict
+from tools.pipeline.commits import Output
+from tools.pipeline.storage import Storage
+
+DAY_US = 86_400_000_000
+BEGIN = datetime.datetime.fromtimestamp(1_790_000_000, datetime.UTC).date()
+
+
+def day(number):
+    return str(BEGIN + datetime.timedelta(days=number))
+
+
+@pytest.fixture
+def out(tmp_path):
+    return tmp_path / "out"
+
+
+class Days:
+    """A landing that brings a batch a day, of one stream."""
+
+    def __init__(self, local, landing, out):
+        self.local, self.landing, self.out = local, landing, out
+        self.output = Output(str(out))
+        self.output.prepare(2)
+        self.seq = 0
+
+    def take(self, days=1, batches=1):
+        for _ in range(days):
+            for _ in range(batches):
+                for device in "ab":
+                    self.landing.message(device, 1, self.seq + 1, arrival_us=self.landing.arrival_us)
+                self.seq += 1
+                self.landing.seal()
+                end = {"c": self.landing.number}
+                directory = Storage(str(self.landing.directory))
+                stream.run_batch(self.local, end, directory, self.output, 2, "one stream", self.landing.number)
+            self.landing.arrival_us += DAY_US
+
+    def readings(self):
+        paths = [self.output.storage.path(name) for name in self.output.files("readings")]
+        return sorted(
+            (row["device"], row["seq"])
+            for path in paths
+            for row in pq.read_table(path, columns=["device", "seq"], partitioning=None).to_pylist()
+        )
+
+
+@pytest.fixture
+def days(local, landing, out):
+    return Days(local, landing, out)
+
+
+@pytest.mark.req("P3", "P7")
+def test_compaction_joins_what_is_not_compact_and_leaves_the_rest(local, days, out):
+    days.take(days=3, batches=3)
+    before = days.readings()
+    assert len(before) == 18
+    assert len(days.output.files("readings")) == 9 * len({*map(compact.bucket_of, days.output.files("readings"))})
+    assert compact.compact(local, str(out)).whole
+    assert days.readings() == before
+    old = set(days.output.files("readings"))
+    assert {compact.day_of(name) for name in old} == {day(0), day(1), day(2)}
+    days.take(days=1, batches=2)
+    compact.compact(local, str(out))
+    new = set(days.output.files("readings"))
+    assert old < new
+    assert {compact.day_of(name) for name in new - old} == {day(3)}
+    assert len(days.readings()) == 22
+    assert {path.name for path in (out / "readings").rglob("*.parquet")} == {name.split("/")[-1] for name in new}
+    assert compact.compact(local, str(out)) is None
+    assert days.output.rows("readings") == 22
+    assert verdict.judge(days.output).line == verdict.WHOLE
+
+
+def test_files_of_a_cut_off_attempt_are_found_and_those_of_a_batch_under_way_are_not(local, days, out):
+    days.take(days=2)
+    (name, *_) = days.output.files("readings")
+    for batch in (1, 2, 3):  # the third is under way
+        path = out / "readings" / f"day={day(9)}" / f"batch={batch}" / "bucket-0000-cutoff.parquet"
+        path.parent.mkdir(parents=True)
+        path.write_bytes((out / name).read_bytes())
+    assert len(compact.orphans(days.output)) == 2
+
+
+@pytest.mark.req("P4", "P7")
+def test_old_days_go_and_the_audit_of_all_time_stays(local, days, out):
+    days.take(days=5)
+    compact.compact(local, str(out))
+    merged = compact.compact(None, str(out), keep_from=day(3))
+    assert {compact.day_of(name) for name in days.output.files("readings")} == {day(3), day(4)}
+    assert (merged.kept_from, days.output.rows("readings")) == (day(3), 4)
+    assert not (out / "readings" / f"day={day(0)}").exists() or not list(
+        (out / "readings" / f"day={day(0)}").rglob("*.parquet")
+    )
+    found = verdict.judge(days.output)
+    assert (found.line, found.totals["delivered"]) == (verdict.WHOLE, 10)
+    days.take(days=1)
+    assert verdict.judge(days.output).totals["delivered"] == 12
+    assert days.output.kept_from() == day(3)
+    assert compact.compact(None, str(out), keep_from=day(1)).kept_from == day(3)
+
+
+def test_raw_data_is_retired_by_age_and_what_that_makes_impossible_is_told(local, days, out, capsys):
+    days.take(days=4)
+    for number in (1, 2):
+        path = days.landing.directory / f"c-{number:09d}.parquet"
+        os.utime(path, (1_000_000, 1_000_000))
+    arguments = ["--out", str(out), "--retire", str(days.landing.directory), "--keep-raw-days", "30"]
+    assert compact.main([*arguments, "--dry-run"]) == 0
+    assert "2 segments retired" in capsys.readouterr().out
+    assert len(list(days.landing.directory.iterdir())) == 4
+    landing = Storage(str(days.landing.directory))
+    assert compact.retire(landing.uri, days.output.latest(), 2_000_000) == 2
+    assert [one.number for one in compact.retired(landing, days.output.latest())] == [3]  # the last one stays
+    assert "the tables can't be made again for what is in the segments up to c-000000003.parquet" in compact.lost_by(
+        compact.retired(landing, days.output.latest())
+    )
+    gone = remake.lacking(landing, days.output.latest().read)
+    assert gone == {"c": [1, 2]}
+    assert remake.told(gone) == "2 of c, from c-000000001.parquet to c-000000002.parquet"
+    assert remake.main(["--landing", landing.uri, "--out", str(out), "--to", str(out.parent / "new")]) == 2
+    assert "the raw data does not go back to the beginning: 2 of c" in capsys.readouterr().err
+
+
+def test_commands_on_the_tables_come_to_the_same_ones_again(local, days, out, capsys):
+    """The one with Spark: join, make again from the raw data."""
+    days.take(days=2, batches=2)
+    assert compact.main(["--out", str(out)]) == 0
+    assert "files are" in capsys.readouterr().out
+    new = out.parent / "new"
+    assert (
+        remake.main(["--landing", str(days.landing.directory), "--out", str(out), "--to", str(new), "--buckets", "4"])
+        == 0
+    )
+    printed = capsys.readouterr().out
+    assert verdict.WHOLE in printed
+    assert f"{new} holds what {out} holds" in printed
+    assert Output(str(new)).check_format() == 4
+    assert remake.main(["--landing", str(days.landing.directory), "--out", str(out), "--to", str(new)]) == 2
+    assert "has tables already" in capsys.readouterr().err
+
+
+def test_a_batch_of_many_days_has_few_files_open(landing, out, monkeypatch):
+    monkeypatch.setattr(task, "MOST_OPEN", 3)
+    for number in range(40):
+        for device in "ab":
+            landing.message(device, 1, number + 1, arrival_us=landing.arrival_us + (number * 7 % 5) * DAY_US)
+    landing.seal()
+    storage = Storage(str(out))
+    done = task.run(storage, Storage(str(landing.directory)), 0, 1, 1, {}, {}, ["c-000000001.parquet"])
+    files = [one.file for one in done if one.table == "readings"]
+    assert len(files) == len(set(files))
+    rows = pa.concat_tables([pq.read_table(storage.path(name), partitioning=None) for name in files])
+    assert rows.num_rows == 80
+    for name in files:
+        arrival = pq.read_table(storage.path(name), partitioning=None)["arrival"].to_pylist()
+        assert {str(one.date()) for one in arrival} == {compact.day_of(name)}
+
+
+@pytest.mark.req("P7")
+def test_page_and_verdict_read_no_settled_file_of_healthy_boots(local, landing, out, monkeypatch):
+    monkeypatch.setattr(ledger, "SETTLED_ROWS", 4)
+    output = Output(str(out))
+    output.prepare(2)
+    seq = 0
+    for number in range(1, 30):
+        seq += 2 if number == 7 else 1  # one is lost in boot 6
+        for device in "ab":
+            landing.message(device, number, seq)
+        landing.seal()
+        stream.run_batch(local, {"c": number}, Storage(str(landing.directory)), output, 1, "s", number)
+    settled = [
+        name for name in output.latest().state_files("audit") if name not in output.latest().state_files("audit", False)
+    ]
+    assert len(settled) > 5
+    assert verdict.judge(output).line == f"{verdict.LOST} 2 missing."
+    (bad,) = [name for name in settled if 6 in pq.read_table(output.storage.path(name))["boot"].to_pylist()]
+    for name in settled:
+        if name != bad:
+            path = out / name
+            size = path.stat().st_size
+            footer = int.from_bytes(path.read_bytes()[-8:-4], "little") + 8
+            path.write_bytes(b"PAR1" + b"\0" * (size - footer - 4) + path.read_bytes()[-footer:])  # bounds without rows
+    found = verdict.judge(output)
+    assert found.line == f"{verdict.LOST} 2 missing."
+    facts = report.collect(output, found)
+    assert [(row["device"], row["boot"]) for row in facts["audit"][:2]] == [("a", 6), ("b", 6)]
+    assert facts["totals"]["boots"] == 58

@@ -1,0 +1,37 @@
+"""The generated fleets: as many devices as are asked for, in order, and landings that go on."""
+
+import numpy as np
+import pytest
+
+from tools.pipeline import fleet, stream, verdict
+from tools.pipeline.commits import Output
+
+
+@pytest.mark.parametrize("devices", [2047, 2048, 5000, 300_000])
+def test_each_device_arrives_in_order_however_many_there_are(devices):
+    made = fleet.Fleet(devices=devices, duplicates=0.0)
+    messages = fleet.publish(made, 7, 3)
+    delivery = fleet.deliver(made, messages, np.random.default_rng(1))
+    assert len(delivery.message) == 3 * devices
+    arrived = np.empty(len(messages), dtype=np.int64)
+    arrived[delivery.message] = delivery.arrival_us
+    late_s = (arrived - messages.captured_us) / 1e6
+    assert late_s.min() > 0
+    assert late_s.max() < 60
+    assert (np.diff(arrived.reshape(devices, 3)) >= 0).all()
+
+
+def test_more_than_the_scale_holds_is_named():
+    device = np.repeat(np.arange(3), 2)
+    with pytest.raises(OverflowError, match="shorter slices"):
+        fleet.in_order(device, np.array([0, 1 << 62, 0, 1, 0, 1]))
+
+
+def test_landing_that_goes_on_comes_to_what_one_written_at_once_does(local, tmp_path):
+    made = fleet.Fleet(devices=30, boot_every=10)
+    for begin in (0, 20, 40):
+        fleet.write(made, tmp_path / "days", 600, begin=begin)
+    stream.once(local, str(tmp_path / "days"), str(tmp_path / "out"), 2)
+    found = verdict.judge(Output(str(tmp_path / "out")))
+    assert found.line == verdict.WHOLE
+    assert (found.totals["delivered"], found.totals["boots"]) == (1800, 180)

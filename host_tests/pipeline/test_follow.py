@@ -1,0 +1,200 @@
+"""A run that goes on: what fails in a worker, the proofs beside it and what it tells Prometheus. Without Spark."""
+
+import json
+import re
+import signal
+import socket
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from tools.pipeline import compact, follow, metrics, run, stream, verdict
+from tools.pipeline.commits import Output
+from tools.pipeline.storage import Storage
+
+
+class Query:
+    """A stream that goes on for some seconds; each of them does something."""
+
+    def __init__(self, *seconds):
+        self.seconds = list(seconds)
+        self.stopped = False
+
+    def awaitTermination(self, _):  # noqa: N802
+        if not self.seconds:
+            return True
+        self.seconds.pop(0)()
+        return False
+
+    def stop(self):
+        self.stopped = True
+
+
+@pytest.fixture
+def out(tmp_path):
+    return tmp_path / "out"
+
+
+@pytest.fixture
+def figures(out):
+    return metrics.Metrics(str(out))
+
+
+@pytest.fixture
+def proofs(landing, out, figures):
+    output = Output(str(out))
+    output.prepare(2)
+    return follow.Proofs(
+        output, Storage(str(landing.directory)), lambda: verdict.Expectations(silent_after_s=0), 0, True, figures
+    )
+
+
+def taken(local, landing, out, figures):
+    figures.committed_batch(stream.once(local, str(landing.directory), str(out), 2))
+
+
+def value(figures, name, out, **labels):
+    return figures.registry.get_sample_value(metrics.PREFIX + name, {"out": str(out), **labels})
+
+
+@pytest.mark.req("P8")
+def test_proof_is_made_on_demand_beside_the_stream_and_on_schedule(local, landing, out, proofs, figures, capsys):
+    for seq in (1, 2, 4):
+        landing.message("a", 1, seq)
+    landing.seal()
+
+    def work():
+        taken(local, landing, out, figures)
+
+    def close_the_gap():
+        landing.message("a", 1, 3)
+        landing.seal()
+        work()
+        proofs.every_s = 1e-9  # from now on its turn has always come
+
+    query = Query(work, lambda: signal.raise_signal(signal.SIGUSR1), close_the_gap)
+    follow.until_ended(query, proofs)
+    lines = [line.split(": ", 1)[1] for line in capsys.readouterr().out.splitlines()]
+    assert lines == [f"{verdict.LOST} 1 missing.", verdict.WHOLE]
+    assert not query.stopped
+    assert (out / "report.html").exists()
+    assert verdict.WHOLE in (out / "report.html").read_text()
+
+
+def test_proof_that_fails_is_told_and_the_stream_goes_on(local, landing, out, proofs, figures, capsys, monkeypatch):
+    monkeypatch.setattr(verdict, "judge", lambda *_: 1 / 0)
+    proofs.every_s = 1e-9
+    follow.until_ended(Query(lambda: None, lambda: None), proofs)
+    assert capsys.readouterr().err.splitlines() == ["  proof failed: ZeroDivisionError: division by zero"] * 2
+    assert value(figures, "verdict", out) == -1
+
+
+def test_sigterm_stops_the_stream_between_two_calls(proofs):
+    query = Query(lambda: signal.raise_signal(signal.SIGTERM))
+    with pytest.raises(KeyboardInterrupt):
+        follow.until_ended(query, proofs)
+    assert query.stopped
+
+
+@pytest.mark.req("P8")
+def test_metrics_tell_rows_lag_quarantine_and_missing(local, landing, out, proofs, figures):
+    for seq in (1, 2, 5):
+        landing.message("a", 1, seq)
+    landing.raw("flashmqtt/a/readings", b"{")
+    landing.seal()
+    proofs.measure_lag()
+    assert value(figures, "waiting_segments", out) == 1
+    assert value(figures, "lag_seconds", out) >= 0
+    taken(local, landing, out, figures)
+    proofs.measure_lag()
+    assert value(figures, "waiting_segments", out) == value(figures, "lag_seconds", out) == 0
+    assert value(figures, "rows_total", out, table="readings") == 3
+    assert value(figures, "rows_total", out, table="quarantine") == value(figures, "quarantine_messages", out) == 1
+    assert value(figures, "missing_messages", out) == 2
+    assert value(figures, "batches_total", out) == 1
+    assert value(figures, "last_arrival_seconds", out) == pytest.approx(landing.arrival_us / 1e6)
+    proofs.prove()
+    assert value(figures, "verdict", out) == 1
+    assert value(figures, "last_proof_seconds", out) > 0
+    port = figures.serve(0, "127.0.0.1")
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
+        text = answer.read().decode()
+    assert f'flashmqtt_pipeline_missing_messages{{out="{out}"}} 2.0' in text
+
+
+def test_port_that_is_taken_is_named_before_spark_starts(landing, out, capsys):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        arguments = ["--landing", str(landing.directory), "--out", str(out), "--metrics-port", str(port)]
+        assert run.main(arguments) == 2
+    assert f"can't offer figures at 127.0.0.1:{port}: " in capsys.readouterr().err
+
+
+WORKER = """Job aborted due to stage failure: Task 0 in stage 3.0 failed 1 times, most recent failure: Lost task 0.0 in stage 3.0
+(TID 3) (localhost executor driver): org.apache.spark.api.python.PythonException: Traceback (most recent call last):
+  File "/x/pyspark/worker.py", line 3500, in main
+    process()
+  File "/x/tools/pipeline/task.py", line 12, in run
+    raise {kind}({text!r})
+{kind}: {text}
+
+\tat org.apache.spark.api.python.BasePythonRunner$ReaderIterator.handlePythonException(PythonRunner.scala:581)
+Caused by: java.lang.RuntimeException: something of Spark's: about nothing
+\tat java.base/java.lang.Thread.run(Thread.java:840)
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "told"),
+    [
+        ("tools.landing.segments.SegmentError", "c-1.parquet: is damaged", "c-1.parquet: is damaged"),
+        ("pyarrow.lib.ArrowInvalid", "not a Parquet file: x", "not a Parquet file: x"),
+        (
+            "OSError",
+            "[Errno 28] No space left on device: '/t/x'",
+            "OSError: [Errno 28] No space left on device: '/t/x'",
+        ),
+        ("MemoryError", "", "MemoryError"),
+        ("KeyError", "'tally'", "KeyError: 'tally'"),
+        ("ValueError", "the first line\nand the second", "ValueError: the first line and the second"),
+    ],
+)
+def test_failure_in_a_worker_comes_out_with_its_own_words(kind, text, told):
+    said = WORKER.format(kind=kind, text=text).replace(f"{kind}: \n", f"{kind}\n")
+    assert run.cause(Exception(said)) == told
+
+
+def test_worker_that_was_killed_is_told_as_such():
+    said = "Lost task: org.apache.spark.SparkException: Python worker exited unexpectedly (crashed)\n\tat x"
+    assert run.cause(Exception(said)).startswith(
+        "a Python worker ended without a word: killed, perhaps for want of memory"
+    )
+
+
+def test_failure_of_sparks_own_keeps_its_first_line():
+    assert (
+        run.cause(Exception("[PATH_NOT_FOUND] Path does not exist: x.\nand more"))
+        == "[PATH_NOT_FOUND] Path does not exist: x."
+    )
+
+
+@pytest.mark.req("P8")
+def test_commands_of_the_kubernetes_page_are_taken_as_they_stand(monkeypatch):
+    """The manifests are not tried, but what they start has these options."""
+    text = (Path(follow.__file__).parent / "KUBERNETES.md").read_text()
+    found = {
+        json.loads(command)[-1]: json.loads(told)
+        for command, told in re.findall(r"command: (\[.*\])\n\s*args: (\[.*\])", text)
+    }
+    assert set(found) == {"tools.pipeline.run", "tools.pipeline.compact", "tools.pipeline.verdict"}
+    options = run.arguments(found["tools.pipeline.run"])
+    assert (options.follow, options.prove_every, options.metrics_port) == (30, 600, 9105)
+    reached = []
+    for main, name in ((compact.main, "tools.pipeline.compact"), (verdict.main, "tools.pipeline.verdict")):
+        monkeypatch.setattr(f"{name}.Output", lambda uri: reached.append(uri) or 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            main(found[name])
+    assert reached == ["s3a://fleet/tables"] * 2
+    for name in re.findall(r"flashmqtt_pipeline_(\w+)", text):
+        assert name in {one.name.removeprefix(metrics.PREFIX) for one in metrics.Metrics("x").registry.collect()}

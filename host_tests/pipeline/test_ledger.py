@@ -1,0 +1,407 @@
+"""The audit that goes on from batch to batch, without Spark: held against what was planted, and against one batch."""
+
+import random
+from itertools import pairwise
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+from host_tests.pipeline.planted import fleet
+from host_tests.pipeline.test_lives import generated, joined
+from tools.pipeline import delays, intervals, ledger, schemas, summary
+from tools.pipeline.messages import process
+from tools.pipeline.state import State
+
+KEY = ("device", "life", "boot")
+
+
+class Books:
+    """A bucket's state and audit, taken from batch to batch as a task does it, without files."""
+
+    def __init__(self, landing):
+        self.landing = landing
+        self.state = State()
+        self.newest, self.lives = schemas.AUDIT.empty_table(), schemas.LIVES.empty_table()
+        self.settled = {}
+        self.summary = summary.empty()
+        self.loaded = []
+        self.touched = 0
+
+    def take(self, rows):
+        """Take some rows as one batch."""
+        known = self.state.keys
+        brought = ledger.Batch()
+        written = {"readings": [], "events": []}
+        self.landing.rows = rows
+        self.landing.number += 1
+        for table, found in process(self.state, self.landing.table()):
+            brought.take(table, found)
+            if table in written:
+                written[table].append(found)
+        self.state.settle()
+        self.landing.rows = []
+        brought.checked = self.checked(written)
+        kept = ledger.Kept(self.newest, self.lives, sorted(self.settled), self.load)
+        made = ledger.update(self.state, known, kept, brought)
+        for name, table in made.settled.items():
+            del self.settled[name]
+            if table is not None:
+                self.settled[name] = table
+        if made.spilled is not None:
+            self.settled[f"audit.{len(self.loaded) + len(self.settled)}"] = made.spilled
+        self.newest, self.lives, self.touched = made.newest, made.lives, made.touched
+        summary.add(self.summary, made.summary)
+        return made
+
+    def checked(self, written):
+        """Return what a read-back would find: each message once."""
+        found = {}
+        seen = set()
+        for part in written["readings"] + written["events"]:
+            for key, seq in zip(ledger.keys_of(self.state, part).tolist(), part["seq"].to_pylist(), strict=True):
+                if (key, seq) not in seen:
+                    seen.add((key, seq))
+                    found[key] = (found.get(key, (0, 0))[0] + 1, 0)
+        return found
+
+    def load(self, name, columns):
+        self.loaded.append(name)
+        return self.settled[name].select(columns)
+
+    def rows(self):
+        """Return the audit, by identity."""
+        table = pa.concat_tables([self.newest, *self.settled.values()])
+        return {tuple(row[name] for name in KEY): row for row in table.to_pylist()}
+
+
+@pytest.fixture
+def books(landing):
+    return Books(landing)
+
+
+def rows_of(landing, messages):
+    for m in messages:
+        landing.raw(f"flashmqtt/{m.device}/{m.kind}", m.payload, m.dup)
+    rows, landing.rows = landing.rows, []
+    return rows
+
+
+def figures(books, *names):
+    return {key[1:] if key[0] == "a" else key: tuple(row[name] for name in names) for key, row in books.rows().items()}
+
+
+def ranges(books):
+    return sorted((*key, one["lo"], one["hi"]) for key, row in books.rows().items() for one in row["missing_ranges"])
+
+
+def messages(landing, *told):
+    """Return the rows of some messages of board `a`: (boot, seq, labels)."""
+    for boot, seq, labels in told:
+        landing.message("a", boot, seq, kind="boot" if "first" in labels or "cause" in labels else "readings", **labels)
+    rows, landing.rows = landing.rows, []
+    return rows
+
+
+@pytest.mark.req("P4")
+def test_boots_end_where_the_next_begins_and_holes_are_losses(landing, books):
+    books.take(
+        messages(landing, (1, 1, {"first": 1, "cause": "power"}), (1, 2, {}), (1, 3, {}), (1, 6, {}), (1, 8, {}))
+    )
+    assert ranges(books) == [("a", 1, 1, 4, 5), ("a", 1, 1, 7, 7)]
+    assert figures(books, "open") == {(1, 1): (True,)}
+    books.take(messages(landing, (3, 12, {"first": 11, "cause": "watchdog"})))
+    assert ranges(books) == [("a", 1, 1, 4, 5), ("a", 1, 1, 7, 7), ("a", 1, 1, 9, 10), ("a", 1, 3, 11, 11)]
+    names = ("cause", "first_seq", "last_seq", "published", "missing", "unexplained", "open")
+    assert figures(books, *names) == {
+        (1, 1): ("power", 1, 10, 10, 5, 5, False),
+        (1, 3): ("watchdog", 11, 12, 2, 1, 1, True),
+    }
+    assert books.summary["totals"]["missing"] == 6
+
+
+@pytest.mark.req("P4")
+def test_losses_are_split_into_dropped_in_doubt_and_unexplained(landing, books):
+    books.take(messages(landing, *[(1, seq, {}) for seq in range(2, 5)], *[(1, seq, {}) for seq in range(15, 20)]))
+    books.take(messages(landing, (1, 1, {"first": 1, "dropped": 2}), (1, 20, {"dropped": 5})))
+    windows = [(9, 11), (10, 11), (9, 9)]  # they may overlap: the same messages again
+    told = [
+        {"doubt_first": lo, "doubt_last": hi} | ({} if n else {"first": 21, "dropped": 5})
+        for n, (lo, hi) in enumerate(windows)
+    ]
+    books.take(messages(landing, *[(2, 21 + n, labels) for n, labels in enumerate(told)]))
+    assert figures(books, "missing", "dropped", "in_doubt", "unexplained") == {
+        (1, 1): (10, 3, 3, 4),
+        (1, 2): (0, 0, 0, 0),
+    }
+
+
+@pytest.mark.req("P4")
+@pytest.mark.parametrize("lost", range(1, 6))
+def test_what_is_lost_at_the_beginning_of_the_first_boot_is_missing(landing, books, lost):
+    books.take(messages(landing, *[(1, seq, {}) for seq in range(lost + 1, 9)]))
+    assert ranges(books) == [("a", 1, 1, 1, lost)]
+    assert figures(books, "first_seq", "published", "missing", "unexplained") == {(1, 1): (1, 8, lost, lost)}
+    books.take(messages(landing, (1, 1, {"first": 1})))  # late
+    assert books.summary["totals"]["missing"] == lost - 1
+
+
+@pytest.mark.req("P4")
+def test_lost_first_boots_are_missing_until_a_message_of_theirs_comes(landing, books):
+    books.take(messages(landing, (3, 20, {"first": 20}), (3, 21, {}), (4, 22, {"first": 22})))
+    assert ranges(books) == [("a", 1, 3, 1, 19)]
+    books.take(messages(landing, (1, 5, {})))
+    assert ranges(books) == [("a", 1, 1, 1, 4), ("a", 1, 1, 6, 19)]
+    assert figures(books, "first_seq", "published", "missing") == {
+        (1, 1): (1, 19, 18),
+        (1, 3): (20, 2, 0),
+        (1, 4): (22, 1, 0),
+    }
+    assert books.summary["totals"]["missing"] == books.lives["missing"].to_pylist()[0] == 18
+
+
+@pytest.mark.req("P4")
+def test_life_that_began_in_the_middle_of_the_numbers_says_so(landing, books):
+    landing.message("a", 5, 103, life=77)
+    landing.message("a", 5, 104, life=77)
+    rows, landing.rows = landing.rows, []
+    books.take(rows)
+    assert ranges(books) == [("a", 1, 5, 1, 102)]
+    landing.message("a", 6, 105, life=77, kind="boot", first=105, since=102)
+    rows, landing.rows = landing.rows, []
+    books.take(rows)
+    assert ranges(books) == [("a", 1, 5, 102, 102)]
+    assert books.summary["totals"]["published"] == 4
+
+
+@pytest.mark.req("P4")
+def test_counter_that_jumped_is_a_suspect_and_no_thousand_million_losses(landing, books):
+    far = 1_000_000_000
+    books.take(messages(landing, *[(1, seq, {}) for seq in (1, 2, 4, far, far + 1)]))
+    assert ranges(books) == [("a", 1, 1, 3, 3)]
+    assert figures(books, "published", "delivered", "missing", "suspect", "absent") == {(1, 1): (6, 5, 1, 1, 0)}
+    assert books.lives["suspect"].to_pylist() == [1]
+
+
+@pytest.mark.req("P4")
+def test_each_missing_number_has_the_reason_that_its_board_gave_or_is_a_loss(landing, books):
+    books.take(messages(landing, (1, 1, {"first": 1, "dropped": 0}), (1, 2, {}), (1, 30, {})))
+    assert figures(books, "missing", "unexplained") == {(1, 1): (27, 27)}
+    named = {
+        "refused_seqs": "2-4,8",  # 2 arrived all the same
+        "expired_seqs": "8-9",  # 8 has a reason already
+        "dropped_seqs": "12-13",
+        "damaged_seqs": "14",
+        "doubt_first": 14,
+        "doubt_last": 16,
+    }
+    names = ("missing", "refused", "expired", "dropped", "damaged", "in_doubt", "unexplained")
+    books.take(messages(landing, (2, 31, {"first": 31, "dropped": 6, **named})))
+    assert figures(books, *names)[1, 1] == (27, 3, 1, 2, 1, 2, 18)
+    books.take(messages(landing, (2, 32, named), (2, 33, {"refused_seqs": "20-22,24"})))  # told again, and more
+    assert figures(books, *names)[1, 1] == (27, 7, 1, 2, 1, 2, 14)
+    books.take(messages(landing, (3, 34, {"first": 34, "dropped": 12})))
+    # Of the six that were dropped by count in boot 2 none is missing there.
+    assert figures(books, *names) == {(1, 1): (27, 7, 1, 2, 1, 2, 14), (1, 2): (0,) * 7, (1, 3): (0,) * 7}
+    assert books.lives["refused_ranges"].to_pylist() == [
+        [{"lo": lo, "hi": hi} for lo, hi in ((2, 4), (8, 8), (20, 22), (24, 24))]
+    ]
+    totals = books.summary["totals"]
+    assert [totals[name] for name in names] == [27, 7, 1, 2, 1, 2, 14]
+
+
+def test_reasons_are_taken_away_in_order_and_never_twice():
+    rng = random.Random(3)
+    for _ in range(300):
+
+        def some(most):
+            marks = sorted(rng.sample(range(1, 60), 2 * rng.randint(0, most)))
+            return [(marks[n], marks[n + 1]) for n in range(0, len(marks), 2)]
+
+        left, windows = some(4), some(4)
+        found = {n for lo, hi in ledger._without(left, windows) for n in range(lo, hi + 1)}
+        outside = {n for lo, hi in windows for n in range(lo, hi + 1)}
+        assert found == {n for lo, hi in left for n in range(lo, hi + 1)} - outside
+
+
+@pytest.mark.req("P4")
+@pytest.mark.parametrize("seed", range(3))
+def test_audit_does_not_depend_on_how_messages_fell_into_batches(landing, seed, monkeypatch):
+    rounds = generated(seed, 60)
+    one = Books(landing)
+    one.take(joined(rounds))
+    monkeypatch.setattr(ledger, "SETTLED_ROWS", 20)
+    for cuts in ([*range(1, len(rounds))], *([cut] for cut in range(1, len(rounds)))):
+        books = Books(landing)
+        for begin, end in pairwise([0, *cuts, len(rounds)]):
+            books.take(joined(rounds[begin:end]))
+        rows, whole = books.rows(), one.rows()
+        for name in schemas.AUDIT.names:
+            if not name.startswith(
+                ("delay_", "late", "base_us", "steps", "counts", "ties")
+            ):  # these are right to a step
+                assert {key: row[name] for key, row in rows.items()} == {
+                    key: row[name] for key, row in whole.items()
+                }, name
+        assert {**books.summary["totals"], "late": 0} == {**one.summary["totals"], "late": 0}
+    suspected = {key[:2] for key, row in one.rows().items() if row["suspect"]}
+    missing = {(row["device"], row["life"]): set() for row in one.lives.to_pylist()}
+    for *key, _, lo, hi in ranges(one):
+        if tuple(key) not in suspected:
+            missing[tuple(key)] |= set(range(lo, hi + 1))
+    assert len(suspected) < len(missing) / 2
+    seen = {key: set() for key in missing}
+    for row in one.state.intervals_table().to_pylist():
+        if (row["device"], row["life"]) not in suspected:
+            seen[row["device"], row["life"]] |= set(range(row["lo"], row["hi"] + 1))
+    for key in missing.keys() - suspected:
+        assert missing[key] == set(range(1, max(seen[key]) + 1)) - seen[key]
+
+
+@pytest.mark.req("P4", "P7")
+def test_late_message_of_an_old_boot_takes_it_out_of_its_settled_file(landing, books, monkeypatch):
+    monkeypatch.setattr(ledger, "SETTLED_ROWS", 4)
+    for boot in range(1, 20):
+        books.take(messages(landing, (boot, 3 * boot, {}), (boot, 3 * boot + 2, {})))
+        assert books.newest.num_rows <= 6
+        assert books.touched == min(boot, 2)
+    assert len(books.settled) >= 4
+    assert books.loaded == []
+    assert books.summary["totals"]["missing"] == 2 + 19  # 1 and 2, which nothing ever came of
+    books.take(messages(landing, (5, 16, {})))
+    assert figures(books, "missing")[1, 5] == (0,)
+    assert sum(value for (value,) in figures(books, "missing").values()) == books.summary["totals"]["missing"] == 20
+    assert len(books.rows()) == books.newest.num_rows + sum(one.num_rows for one in books.settled.values()) == 19
+    assert books.summary["totals"]["boots"] == 19
+    assert books.lives["missing"].to_pylist() == [20]
+
+
+@pytest.mark.req("P4")
+def test_window_in_doubt_reaches_back_to_settled_boots(landing, books, monkeypatch):
+    monkeypatch.setattr(ledger, "SETTLED_ROWS", 4)
+    for boot in range(1, 12):
+        books.take(messages(landing, (boot, 3 * boot, {}), (boot, 3 * boot + 2, {})))
+    books.take(messages(landing, (12, 36, {"first": 36, "doubt_first": 8, "doubt_last": 14})))
+    doubted = {key[2]: row["in_doubt"] for key, row in books.rows().items() if row["in_doubt"]}
+    assert doubted == {3: 1, 4: 1}  # their messages 10 and 13; 7 is outside
+    assert books.summary["totals"]["in_doubt"] == 2
+
+
+@pytest.mark.req("P4")
+def test_delays_need_a_clock_and_are_right_to_a_step(landing, books):
+    for seq in range(1, 101):
+        late_us = 100_000 + (0 if seq <= 60 else 10_000 if seq <= 95 else 100_000_000)
+        landing.message("a", 1, seq, up=float(seq), arrival_us=1_790_000_000_000_000 + seq * 1_000_000 + late_us)
+    rows, landing.rows = landing.rows, []
+    books.take(rows)
+    assert figures(books, "delay_p50_ms", "late", "dated_by") == {(1, 1): (None, 0, "arrival")}
+    landing.message("a", 1, 101, up=101.0, bt=1_790_000_101, arrival_us=1_790_000_101_100_000)
+    rows, landing.rows = landing.rows, []
+    books.take(rows)
+    ((p50, p90, p99, late, by),) = figures(
+        books, "delay_p50_ms", "delay_p90_ms", "delay_p99_ms", "late", "dated_by"
+    ).values()
+    assert p50 == pytest.approx(100.0, abs=1)
+    assert p90 == pytest.approx(110, rel=0.01)
+    assert p99 == pytest.approx(100_100, rel=0.03)
+    assert (late, by) == (5, "clock")
+    assert sum(books.summary["octaves"].values()) == 101
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_percentiles_of_weighted_values_are_those_of_the_values_written_out(seed):
+    rng = np.random.default_rng(seed)
+    boots = 5
+    boot = np.sort(rng.integers(0, boots, 12))
+    value = rng.integers(0, 50, 12).astype(float)
+    order = np.lexsort((value, boot))
+    value, weight = value[order], rng.integers(1, 5, 12)
+    for share in (0.01, 0.5, 0.6, 0.99, 1.0):
+        found = delays.percentile(boot, value, weight, boots, share)
+        for n in range(boots):
+            written = np.repeat(value[boot == n], weight[boot == n])
+            if len(written):
+                assert found[n] == np.quantile(written, share, method="inverted_cdf")
+            else:
+                assert np.isnan(found[n])
+
+
+COMPARED = ("first_seq", "last_seq", "published", "delivered", "resent", "reordered", "missing", "clock_jumps")
+
+
+@pytest.mark.req("P4")
+@pytest.mark.parametrize("seed", range(100, 124))
+def test_generated_fleets_come_out_of_the_audit_as_they_were_planted(landing, seed, monkeypatch):
+    monkeypatch.setattr(ledger, "SETTLED_ROWS", 2)
+    planted, truth = fleet(seed)
+    rows = rows_of(landing, planted)
+    rng = random.Random(seed)
+    cuts = sorted({0, len(rows), *rng.sample(range(len(rows)), rng.choice((0, 3, 20)))})
+    books = Books(landing)
+    for begin, end in pairwise(cuts):
+        books.take(rows[begin:end])
+    expected = {}
+    for key, first in truth.first.items():
+        last, lost = truth.last[key], truth.missing[key]
+        told = (last - first + 1, truth.delivered[key], truth.resent[key], truth.reordered[key], len(lost))
+        expected[key] = (first, last, *told, truth.jumps[key])
+    found = books.rows()
+    assert {key: tuple(row[name] for name in COMPARED) for key, row in found.items()} == expected
+    for name in summary.TOTALS:
+        assert books.summary["totals"][name] == sum(row[name] for row in found.values()), name
+    assert books.summary["totals"]["boots"] == len(found)
+    assert books.summary["totals"]["devices"] == len({key[0] for key in found})
+    assert books.summary["totals"]["twice"] == books.summary["totals"]["absent"] == 0
+    for row in books.lives.to_pylist():
+        own = [one for key, one in found.items() if key[:2] == (row["device"], row["life"])]
+        for name in ("published", "delivered", "missing", "late"):
+            assert row[name] == sum(one[name] for one in own)
+        assert row["boots"] == len(own)
+        assert row["last_arrival"] == max(one["last_arrival"] for one in own)
+
+
+def test_what_boards_tell_of_themselves_is_kept_by_boot_and_device(landing, books):
+    def health(boot, seq, up, wear, connects):
+        landing.raw(
+            "flashmqtt/a/health",
+            b'[{"bn":"a/","boot":%d,"seq":%d,"up":%d,"n":"wear","v":%r},{"n":"connects","v":%r}]'
+            % (boot, seq, up, wear, connects),
+        )
+        rows, landing.rows = landing.rows, []
+        books.take(rows)
+
+    health(1, 1, 600, 1000, 2)
+    health(1, 2, 86_400, 1010, 4)
+    health(1, 3, 90_000, 1e300, -1)  # nothing that a board's counter can say
+    health(2, 4, 86_400, 1100, 2)
+    (row,) = books.lives.to_pylist()
+    assert (row["erases_first"], row["erases"], row["told_uptime"], row["reconnects"]) == (1000, 1100, 172_800, 4)
+
+
+def test_summary_does_not_grow_with_time_or_texts():
+    found = summary.empty()
+    for hour in range(0, 24 * 365 * 3, 7):
+        summary.add_arrivals(found, np.array([hour * 3_600_000_000], dtype=np.int64))
+        more = summary.empty()
+        more["causes"] = {f"cause {hour}": 1}
+        summary.add(found, more)
+    assert len(found["time"]["messages"]) <= summary.MOST_STEPS + 2
+    assert sum(found["time"]["messages"].values()) == len(range(0, 24 * 365 * 3, 7)) == sum(found["causes"].values())
+    assert len(found["causes"]) <= 4 * summary.MOST_TEXTS
+
+
+def test_gaps_are_all_numbers_that_are_not_in_the_intervals():
+    rng = random.Random(5)
+    state = State()
+    state.keys = np.arange(5) << 20
+    seen = {n: sorted(rng.sample(range(10, 60), rng.randint(1, 30))) for n in range(5)}
+    codes = np.concatenate([intervals.encode(np.full(len(s), n), np.array(s)) for n, s in seen.items()])
+    state.seen = intervals.EMPTY.union(codes)
+    places, first, last = np.array([0, 2, 3]), np.array([5, 10, 9]), np.array([70, 60, 59])
+    first = np.minimum(first, [seen[n][0] for n in places])
+    of, lo, hi = ledger._gaps(state, places, first, last)
+    for n, place in enumerate(places.tolist()):
+        found = {k for a, b in zip(lo[of == n], hi[of == n], strict=True) for k in range(a, b + 1)}
+        assert found == set(range(first[n], last[n] + 1)) - set(seen[place])
+    assert pc.sum(pa.array(hi - lo + 1)).as_py() > 0

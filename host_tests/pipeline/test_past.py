@@ -1,0 +1,163 @@
+"""What a batch finds of those before it, in files: prints, quarantine, what is held. Without Spark."""
+
+from collections import Counter
+
+import pyarrow.parquet as pq
+import pytest
+
+from host_tests.pipeline.test_verdict import taken
+from tools.pipeline import compact, lives, prints, schemas, task, verdict
+
+
+@pytest.fixture
+def out(tmp_path):
+    return tmp_path / "out"
+
+
+def rows(output, table):
+    """Return a table's rows as they count; of quarantine also what is held."""
+    names = output.files(table) + (output.files("held") if table == "quarantine" else [])
+    columns = schemas.TABLES[table].names
+    found = []
+    for name in names:
+        with output.storage.fs.open_input_file(output.storage.path(name)) as file:
+            found += pq.read_table(file, columns=columns).to_pylist()
+    return found
+
+
+def counted(output, table):
+    return Counter(map(repr, rows(output, table)))
+
+
+def odd_messages(landing):
+    """Land what is stored, what is refused in every way, and what is held."""
+    landing.message("a", 1, 1, kind="boot", life=5)
+    for seq in (2, 3):
+        landing.message("a", 1, seq, life=5)
+    landing.message("a", 1, 2, value=9, life=5)  # another payload
+    landing.message("a", 1, 2_000_000_000, life=5)  # a jump
+    landing.raw("flashmqtt/a/readings", b"{")
+    landing.raw("flashmqtt/b/readings", landing.rows[0][4])
+    landing.message("old", 1, 1, kind="boot")
+    landing.message("old", 1, 2)
+    landing.message("old", 1, 2, value=9)
+
+
+@pytest.mark.req("P3", "P5")
+def test_lost_checkpoint_repeats_nothing(local, landing, out):
+    odd_messages(landing)
+    landing.seal()
+    output = taken(local, landing, out)
+    before = {name: counted(output, name) for name in ("readings", "events", "quarantine", "prints", "ties")}
+    told = verdict.judge(output)
+    assert sum(before["quarantine"].values()) == told.totals["quarantine"] == output.rows("quarantine") == 5
+    assert output.files("held")
+    landing.message("a", 1, 4, life=5)
+    landing.message("old", 1, 3)
+    landing.seal()
+    for _ in range(2):  # each time as a stream of its own, which has read nothing yet
+        output = taken(local, landing, out)
+        assert counted(output, "quarantine") == before["quarantine"]
+        assert not before["readings"] - counted(output, "readings")
+        assert sum(counted(output, "readings").values()) == sum(before["readings"].values()) + 2
+    found = verdict.judge(output)
+    assert found.totals["quarantine"] == 5
+    assert found.totals["twice"] == found.totals["absent"] == 0
+    assert found.line == told.line
+
+
+@pytest.mark.req("P3")
+def test_conflict_and_copy_are_told_after_many_batches_and_a_compaction(local, landing, out):
+    day_us = 86_400_000_000
+    for seq in range(1, 6):
+        landing.message("a", 1, seq, life=5, arrival_us=landing.arrival_us + 80 * day_us)
+        landing.seal()
+        output = taken(local, landing, out)
+    compact.compact(local, str(out))
+    landing.message("a", 1, 1, life=5)
+    landing.message("a", 1, 1, value=2, life=5)
+    landing.seal()
+    output = taken(local, landing, out)
+    assert [row["reason"] for row in rows(output, "quarantine")] == [lives.REUSED]
+    causes = Counter(row["cause"] for row in rows(output, "duplicates") if row["segment"] == 6)
+    assert causes == {"resend": 1}
+    assert verdict.judge(output).line == f"{verdict.LOST} 1 in quarantine."
+
+
+@pytest.mark.req("P3")
+def test_what_is_held_counts_as_quarantine_until_it_finds_its_life(local, landing, out):
+    for seq in (1, 2, 3):
+        landing.message("a", 1, seq, kind="boot" if seq == 1 else "readings")
+    for seq in (2, 3):
+        landing.message("a", 1, seq, value=7)  # wiped; the boot message is late
+    landing.seal()
+    output = taken(local, landing, out)
+    assert verdict.judge(output).line == f"{verdict.LOST} 2 in quarantine."
+    assert sum(output.latest().summary["reasons"].values()) == 2
+    assert [row["reason"] for row in rows(output, "quarantine")] == [lives.REUSED] * 2
+    landing.message("a", 1, 1, kind="boot", up=0.7)
+    landing.seal()
+    output = taken(local, landing, out)
+    found = verdict.judge(output)
+    assert (found.status, found.line) == (0, verdict.WHOLE)
+    assert output.latest().summary["reasons"] == {}
+    assert rows(output, "quarantine") == []
+    assert {(row["life"], row["seq"], row["value"]) for row in rows(output, "readings")} == {
+        (1, 2, 1.0),
+        (1, 3, 1.0),
+        (2, 2, 7.0),
+        (2, 3, 7.0),
+    }
+
+
+@pytest.mark.req("P3")
+def test_file_that_a_compaction_replaces_meanwhile_is_looked_for_again(local, landing, out, monkeypatch):
+    for seq in (1, 2):
+        landing.message("a", 1, seq, life=5)
+        landing.seal()
+        taken(local, landing, out)
+    listed = prints.Prints._find_in_files
+    overtaken = []
+
+    def find(self, *arguments):
+        if not overtaken:
+            overtaken.append(True)
+            compact.compact(local, str(out))
+        return listed(self, *arguments)
+
+    monkeypatch.setattr(prints.Prints, "_find_in_files", find)
+    landing.message("a", 1, 1, life=5)
+    landing.message("a", 1, 2, life=5)
+    landing.seal()
+    output = taken(local, landing, out)
+    assert overtaken
+    assert rows(output, "quarantine") == []
+    assert verdict.judge(output).line == verdict.WHOLE
+
+
+def test_prints_that_are_too_many_to_keep_are_read_again_and_found(local, landing, out, monkeypatch):
+    monkeypatch.setattr(prints, "MOST_KEPT", 4)
+    for batch in range(4):
+        for seq in range(1, 4):
+            landing.message("a", 1, 3 * batch + seq, life=5)
+        landing.seal()
+        output = taken(local, landing, out)
+    for seq in (11, 1, 5, 8, 3):
+        landing.message("a", 1, seq, life=5)
+        landing.message("a", 1, seq, value=2, life=5)
+    landing.seal()
+    output = taken(local, landing, out)
+    assert [row["reason"] for row in rows(output, "quarantine")] == [lives.REUSED] * 5
+
+
+def test_prints_are_read_for_copies_of_earlier_batches_only(local, landing, out, monkeypatch):
+    read = []
+    load = task._load
+    monkeypatch.setattr(task, "_load", lambda storage, name, schema: read.append(name) or load(storage, name, schema))
+    for batch in range(3):
+        for seq in range(1, 4):
+            landing.message("a", 1, 3 * batch + seq, life=5)
+        landing.message("a", 1, 3 * batch + 3, life=5)
+        landing.seal()
+    taken(local, landing, out)
+    assert [name for name in read if name.startswith("prints/")] == []

@@ -1,0 +1,354 @@
+"""What is said at the end of a run: about everything, and read beside whatever else goes on. Without Spark."""
+
+import json
+import time
+
+import pyarrow.parquet as pq
+import pytest
+
+from tools.pipeline import books, readback, stream, task, verdict
+from tools.pipeline.commits import Output, OutputError
+
+SECOND_US = 1_000_000
+DAY_US = 86_400 * SECOND_US
+
+
+@pytest.fixture
+def out(tmp_path):
+    return tmp_path / "out"
+
+
+def taken(local, landing, out, **more):
+    """Take what the landing holds as one batch; return the output."""
+    stream.once(local, str(landing.directory), str(out), 2, **more)
+    return Output(str(out))
+
+
+def fill(landing, device="a", seqs=range(1, 6), boot=1, every_s=0.001):
+    for seq in seqs:
+        landing.message(device, boot, seq, arrival_us=landing.arrival_us + int(every_s * SECOND_US))
+
+
+def missing(out):
+    table = pq.read_table(out / verdict.FILES["missing"])
+    return sorted(tuple(row.values()) for row in table.to_pylist())
+
+
+@pytest.mark.req("P6")
+def test_clean_run_says_so(local, landing, out, capsys):
+    fill(landing)
+    landing.seal()
+    told = verdict.Expectations({"a": {"boots": [{"boot": 1, "first": 1, "last": 5}]}})
+    found = verdict.judge(taken(local, landing, out), told)
+    assert (found.status, found.line) == (0, verdict.WHOLE)
+    verdict.print_audit(found)
+    assert capsys.readouterr().out.splitlines()[-1].strip() == verdict.WHOLE
+    assert json.loads((out / "verdict.json").read_text())["line"] == verdict.WHOLE
+
+
+@pytest.mark.req("P4")
+def test_missing_message_is_found_with_and_without_the_boards_own_counters(local, landing, out, capsys):
+    landing.message("a", 1, 1, kind="boot")
+    fill(landing, seqs=(2, 3, 5))
+    landing.message("a", 2, 8, kind="boot")
+    fill(landing, seqs=(9,), boot=2)
+    landing.seal()
+    output = taken(local, landing, out)
+    found = verdict.judge(output)
+    assert found.status == 1
+    assert found.line == f"{verdict.LOST} 3 missing."
+    verdict.print_audit(found)
+    printed = capsys.readouterr().out
+    assert [line.split() for line in printed.splitlines() if line.strip().startswith("a ")] == [
+        ["a", "1", "7", "4", "0", "3", "0"],
+        ["a", "2", "2", "2", "0", "0", "0"],
+    ]
+    assert missing(out) == [("a", 1, 1, 4, 4, 1), ("a", 1, 1, 6, 7, 2)]
+    boots = [
+        {"boot": 1, "first": 1, "last": 7},
+        {"boot": 2, "first": 8, "last": 11},
+        {"boot": 3, "first": 12, "last": 12},
+    ]
+    found = verdict.judge(output, verdict.Expectations({"a": {"boots": boots}}))
+    assert found.line == f"{verdict.LOST} 6 missing."
+    assert missing(out) == [("a", 1, 1, 4, 4, 1), ("a", 1, 1, 6, 7, 2), ("a", 1, 2, 10, 11, 2), ("a", 1, 3, 12, 12, 1)]
+    found = verdict.judge(output, verdict.Expectations({"a": {"boots": boots[1:2]}}))
+    assert found.unknown == [("a", 1, 4)]
+    assert "1 boots that their boards know nothing of" in found.line
+
+
+@pytest.mark.req("P6")
+def test_landing_without_a_segment_is_no_proof(local, landing, out):
+    Output(str(out)).prepare(2)
+    found = verdict.judge(Output(str(out)))
+    assert found.status == 1
+    assert found.line.startswith(f"{verdict.NOTHING} there is not one segment in the landing. Is a collector running")
+
+
+@pytest.mark.req("P6")
+def test_segments_without_a_message_are_no_proof(local, landing, out):
+    landing.seal()
+    found = verdict.judge(taken(local, landing, out))
+    assert found.status == 1
+    assert found.line == f"{verdict.NOTHING} there was no message in what the collector landed."
+
+
+@pytest.mark.req("P6", "P5")
+def test_all_in_quarantine_is_no_proof_whatever_is_accepted(local, landing, out):
+    for _ in range(3):
+        landing.raw("flashmqtt/a/readings", b"{")
+    landing.seal()
+    output = taken(local, landing, out)
+    for accept in ((), ("quarantine",)):
+        found = verdict.judge(output, verdict.Expectations(accept=accept))
+        assert found.status == 1
+        assert found.line == f"{verdict.LOST} all 3 messages are in quarantine."
+
+
+@pytest.mark.req("P6", "P5")
+def test_a_message_in_quarantine_is_named_and_can_be_accepted(local, landing, out):
+    fill(landing)
+    landing.raw("flashmqtt/a/readings", b"{")
+    landing.seal()
+    output = taken(local, landing, out)
+    found = verdict.judge(output)
+    assert (found.status, found.line) == (1, f"{verdict.LOST} 1 in quarantine.")
+    found = verdict.judge(output, verdict.Expectations(accept=("quarantine",)))
+    assert (found.status, found.line) == (0, f"{verdict.WHOLE} (accepted: 1 in quarantine)")
+    assert output.latest().summary["reasons"] != {}
+
+
+@pytest.mark.req("P4")
+def test_missing_numbers_are_told_by_their_reasons_and_given_up_ones_can_be_accepted(local, landing, out):
+    for seq in (1, 2, 6):
+        landing.message("a", 1, seq)
+    landing.message("a", 1, 7, refused_seqs="3", expired_seqs="4")
+    landing.seal()
+    output = taken(local, landing, out)
+    accepting = verdict.Expectations(accept=("given-up",))
+    found = verdict.judge(output, accepting)
+    assert (found.status, found.line) == (
+        1,
+        f"{verdict.LOST} 3 missing (1 refused, 1 expired, 1 without a reason).",
+    )
+    landing.message("a", 1, 5)
+    landing.seal()
+    output = taken(local, landing, out)
+    found = verdict.judge(output)
+    assert (found.status, found.line) == (1, f"{verdict.LOST} 2 missing (1 refused, 1 expired).")
+    found = verdict.judge(output, accepting)
+    assert (found.status, found.line) == (
+        0,
+        f"{verdict.WHOLE} (accepted: 2 given up by their boards (1 refused, 1 expired))",
+    )
+
+
+@pytest.mark.req("P4")
+def test_two_boards_under_one_id_and_a_counter_that_jumped_are_named(local, landing, out):
+    for seq in range(1, 6):
+        landing.message("twins", 1, seq, life=11)
+        landing.message("twins", 1, seq, life=22, up=seq / 7)
+        landing.message("once", 1, seq, life=33)
+    for seq in range(1, 3):  # wiped
+        landing.message("once", 1, seq, life=44)
+        landing.message("far", 1, 1_000_000_000 * (seq - 1) + 1, life=55)
+    landing.message("far", 1, 1_000_000_002, life=55)
+    landing.seal()
+    found = verdict.judge(taken(local, landing, out))
+    assert (found.status, found.line) == (
+        1,
+        f"{verdict.BUT} 1 jump of a counter (far); 1 id that two boards have (twins).",
+    )
+
+
+@pytest.mark.req("P6")
+def test_silent_board_is_told_by_its_own_interval_against_the_newest_arrival(local, landing, out):
+    begun = landing.arrival_us
+    fill(landing, "often", range(1, 31), every_s=60)
+    landing.arrival_us = begun
+    fill(landing, "rarely", range(1, 4), every_s=3000)
+    landing.arrival_us = begun
+    fill(landing, "once", (1,))
+    landing.arrival_us = begun
+    fill(landing, "on", range(1, 200), every_s=60)  # the fleet goes on for three hours
+    landing.seal()
+    output = taken(local, landing, out)
+    found = verdict.judge(output)
+    assert (found.status, found.line) == (1, f"{verdict.BUT} 1 silent (often).")
+    found = verdict.judge(output, verdict.Expectations(silent_after_s=7200))
+    assert found.line == f"{verdict.BUT} 2 silent (once, often)."
+    assert verdict.judge(output, verdict.Expectations(silent_after_s=0)).status == 0
+    found = verdict.judge(output, verdict.Expectations(silent_after_s=7200, accept=("silent",)))
+    assert (found.status, found.line) == (0, f"{verdict.WHOLE} (accepted: 2 silent (once, often))")
+    found = verdict.judge(output, verdict.Expectations(as_of_s=begun / 1e6 + 365 * 86_400))
+    assert found.line == f"{verdict.BUT} 3 silent (often, rarely, on)."  # of one message no interval can be told
+
+
+@pytest.mark.req("P6")
+def test_topic_that_matched_nothing_is_named(local, landing, out):
+    fill(landing)
+    landing.seal()
+    output = taken(local, landing, out)
+    assert output.latest().summary["topics"] == {"flashmqtt/+/readings": 5}
+    topics = ("flashmqtt/#", "plant2/#", "flashmqtt/a/readings", "flashmqtt/b/readings", "flashmqtt/+/health", "#")
+    found = verdict.judge(output, verdict.Expectations(topics=topics))
+    unmatched = [one for one in topics if f"nothing matched the topic {one}" in found.problems]
+    assert unmatched == ["plant2/#", "flashmqtt/b/readings", "flashmqtt/+/health"]
+    assert found.status == 1
+    assert found.line.startswith(verdict.BUT)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "topic", "fits"),
+    [
+        ("#", "a/b", True),
+        ("a/#", "a/b/c", True),
+        ("a/+/c", "a/+/c", True),
+        ("a/x/c", "a/+/c", True),
+        ("a/+", "a/+/c", False),
+        ("a/+/c/d", "a/+/c", False),
+        ("b/#", "a/+/c", False),
+    ],
+)
+def test_filter_matches_topics_without_their_devices(wanted, topic, fits):
+    assert verdict.matches(wanted.split("/"), topic.split("/")) is fits
+
+
+def test_a_fleet_of_many_boots_shows_those_with_losses(local, landing, out, capsys):
+    for device in range(60):
+        fill(landing, f"d{device:02}", (1, 2, 3) if device % 20 else (1, 3))
+    landing.seal()
+    found = verdict.judge(taken(local, landing, out))
+    assert [row["device"] for row in found.rows] == ["d00", "d20", "d40"]
+    verdict.print_audit(found)
+    printed = capsys.readouterr().out
+    assert "60 devices" in printed
+    assert "of 60 boots only those with losses are shown" in printed
+
+
+def test_device_writes_nothing_but_its_name_on_the_terminal(capsys):
+    row = dict.fromkeys(verdict.PRINTED, 0) | {"device": "a\n\x1b[2J" + "x" * 100, "life": 1, "boot": 1}
+    verdict.print_audit(verdict.Verdict(1, {}, rows=[row]))
+    line = capsys.readouterr().out.splitlines()[3]
+    assert line.split()[0] == r"a\n\x1b[2J" + "x" * 53 + "…"
+
+
+@pytest.mark.req("P3")
+def test_row_that_is_written_twice_is_seen_when_it_is_read_back(local, landing, out, monkeypatch):
+    written = task._Writers.write_by_day
+
+    def twice(self, table, rows):
+        written(self, table, rows)
+        if table == "readings":
+            written(self, table, rows.slice(1, 2))
+
+    fill(landing)
+    landing.seal()
+    monkeypatch.setattr(task._Writers, "write_by_day", twice)
+    found = verdict.judge(taken(local, landing, out))
+    assert found.line == f"{verdict.LOST} 2 rows twice in the tables."
+
+
+@pytest.mark.req("P3")
+def test_row_of_an_earlier_batch_is_seen_when_it_is_written_again(local, landing, out, monkeypatch):
+    fill(landing)
+    landing.seal()
+    output = taken(local, landing, out)
+    old = pq.read_table(output.storage.path(output.files("readings")[0]), partitioning=None)
+    written = task._Writers.write_by_day
+
+    def again(self, table, rows):
+        written(self, table, rows)
+        if table == "readings" and rows.num_rows:
+            written(self, table, old.slice(0, 1).cast(rows.schema))
+
+    fill(landing, seqs=(6, 7))
+    landing.seal()
+    monkeypatch.setattr(task._Writers, "write_by_day", again)
+    found = verdict.judge(taken(local, landing, out))
+    assert found.line == f"{verdict.LOST} 1 rows twice in the tables."
+
+
+@pytest.mark.req("P3")
+def test_message_that_is_not_written_is_seen_when_it_is_read_back(local, landing, out, monkeypatch):
+    written = task._Writers.write_by_day
+    monkeypatch.setattr(
+        task._Writers,
+        "write_by_day",
+        lambda self, table, rows: written(self, table, rows.slice(1) if table == "readings" else rows),
+    )
+    fill(landing)
+    landing.seal()
+    found = verdict.judge(taken(local, landing, out))
+    assert found.line == f"{verdict.LOST} 1 that were taken are not in the tables."
+
+
+@pytest.mark.req("P3")
+def test_pack_that_is_cut_between_two_reads_is_not_there_twice(local, landing, out, monkeypatch):
+    monkeypatch.setattr(readback, "ROWS", 3)
+    for seq in (1, 2, 3):
+        records = ",".join(f'{{"n":"x{n}","v":{n}}}' for n in range(4))
+        landing.raw("flashmqtt/a/readings", f'[{{"bn":"a/","boot":1,"seq":{seq},"up":{seq}}},{records}]'.encode())
+    landing.seal()
+    output = taken(local, landing, out)
+    assert output.rows("readings") == 12
+    assert verdict.judge(output).line == verdict.WHOLE
+
+
+@pytest.mark.req("P4")
+def test_verdict_is_made_beside_a_run_that_deletes_what_it_reads(local, landing, out, monkeypatch):
+    fill(landing)
+    landing.seal()
+    output = taken(local, landing, out)
+    told = books.Books.rows
+    overtaken = []
+
+    def rows(self, *arguments):
+        if not overtaken:
+            for number in (1, 2):  # two batches are committed just now, and the state that was to be read is gone
+                fill(landing, seqs=(5 + number,))
+                landing.seal()
+                overtaken.append(number)
+            taken(local, landing, out)
+            taken(local, landing, out)
+        return told(self, *arguments)
+
+    monkeypatch.setattr(books.Books, "rows", rows)
+    found = verdict.judge(output)
+    assert (found.batch, found.line) == (3, verdict.WHOLE)
+    assert found.totals["delivered"] == 7
+
+
+def test_verdict_as_a_command(local, landing, out, capsys):
+    assert verdict.main(["--out", str(out)]) == 2
+    assert "has no tables yet: run python -m tools.pipeline.run first" in capsys.readouterr().err
+    fill(landing)
+    landing.seal()
+    taken(local, landing, out)
+    assert verdict.main(["--out", str(out), "--report"]) == 0
+    printed = capsys.readouterr().out
+    assert verdict.WHOLE in printed
+    assert (out / "report.html").exists()
+    assert verdict.main(["--out", str(out), "--as-of", "now", "--silent-after", "60"]) == int(
+        time.time() > landing.arrival_us / 1e6 + 60
+    )
+    (out / "format.json").write_text('{"format": 0, "buckets": 2}')
+    with pytest.raises(OutputError, match="table format 0"):
+        Output(str(out)).check_format()
+
+
+@pytest.mark.req("P4")
+def test_batches_one_by_one_come_to_what_one_batch_comes_to(local, landing, out, tmp_path):
+    for number in range(6):
+        fill(landing, "a", range(number * 10 + 1, number * 10 + 9), boot=number // 2 + 1)
+        fill(landing, "b", range(number * 5 + 1, number * 5 + 6))
+        landing.arrival_us += DAY_US
+        landing.seal()
+        taken(local, landing, out)
+    whole = taken(local, landing, tmp_path / "whole")
+    one, many = whole.latest(), Output(str(out)).latest()
+    # The stream was not the same, so each batch but the first read all that was there before: replays.
+    ours = {**many.summary["totals"], "replayed": 0}
+    assert ours == one.summary["totals"]
+    assert many.summary["causes"] == one.summary["causes"]
+    assert len({name.split("/")[1] for name in whole.files("readings")}) == 6

@@ -1,0 +1,20 @@
+"""The tables of the flows in firmware/DESIGN.md are those of the code."""
+
+from __future__ import annotations
+
+import pytest
+
+from tools.check import flows
+
+
+@pytest.mark.req("Q1", "Q2", "Q4")
+def test_the_document_shows_the_flows_of_the_code():
+    assert flows.is_current()
+
+
+@pytest.mark.req("Q2")
+def test_a_changed_table_is_noticed(monkeypatch):
+    changed = bytearray(flows.SENDER)
+    changed[2 * 8 + 5] = 0
+    monkeypatch.setattr(flows, "SENDER", bytes(changed))
+    assert not flows.is_current()

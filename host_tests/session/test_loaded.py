@@ -1,0 +1,85 @@
+"""Parts of the library that a program does not use are not loaded: five programs, and exactly what each loads on MicroPython.
+
+They run against a broker (`tools/bench/on_board/programs.py`), once with every module by itself, once as `make deploy` packs
+them.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tools.broker import Broker
+from tools.check import size
+from tools.deploy import build
+
+MICROPYTHON = Path(sys.executable).parent / "micropython"
+
+BASE = {"", "compat", "errors", "fast"}
+CODEC = {"codec", "codec.decode", "codec.encode", "codec.quick", "codec.utf8"}
+CLIENT = {"backoff", "client", "connection", "link", "output", "session"} | {
+    f"session.{name}" for name in ("flows", "message", "session")
+}
+JOURNAL = {"flash", "flash.block", "flash.region", "journal", "journal.journal", "journal.recovery"}
+SUBSCRIPTIONS = {"codec.subscribe", "codec.topics", "session.subscriptions"}
+INBOUND = {"journal.held", "session.inbound", "session.several"}
+LEVEL_5 = {"codec.aliases", "codec.level5", "codec.packets", "codec.properties", "codec.reasons", "session.level5"}
+
+LOADED = {
+    "publisher": BASE | CODEC | CLIENT | JOURNAL,
+    "subscriber": BASE | CODEC | CLIENT | SUBSCRIPTIONS | {"session.ram"},
+    "client": BASE | CODEC | CLIENT | JOURNAL | SUBSCRIPTIONS | INBOUND,
+    "aio_ram": BASE | CODEC | CLIENT | SUBSCRIPTIONS | {"aio", "deferred", "session.ram", "session.waiting"},
+    "level5": BASE | CODEC | CLIENT | JOURNAL | SUBSCRIPTIONS | INBOUND | LEVEL_5 | {"session.pieces"},
+}
+PACKED = {
+    "publisher": {"", "errors", "codec", "codec.encode", "client"}
+    | {"flash", "flash.block", "journal", "journal.journal", "journal.recovery"},
+    "subscriber": {"", "errors", "codec", "codec.encode", "client", "session", "session.ram", "session.subscriptions"},
+    "aio_ram": {
+        "",
+        "errors",
+        "codec",
+        "codec.encode",
+        "client",
+        "session",
+        "session.ram",
+        "session.subscriptions",
+        "aio",
+        "deferred",
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory) -> dict[bool, Path]:
+    """The library, as it is written and packed."""
+    base = tmp_path_factory.mktemp("loaded")
+    folders = {plain: base / ("plain" if plain else "packed") for plain in (True, False)}
+    library = {f"{path[:-3]}.mpy": source for path, source in build.library().items()}
+    for plain, folder in folders.items():
+        for path, content in build.packed(library, "x64", plain).items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_bytes(content)
+    return folders
+
+
+def loaded(folder: Path, scratch: Path, name: str) -> set[str]:
+    with Broker(scratch / "broker", kind="mosquitto") as broker:  # one that knows no session of an earlier run
+        names = size.run_program(MICROPYTHON, folder, name, str(broker.port)).split()
+    assert len(names) == len(set(names)), "a module was loaded twice"
+    return {module.removeprefix("flashmqtt").removeprefix(".") for module in names}
+
+
+@pytest.mark.req("B2")
+@pytest.mark.parametrize("name", LOADED)
+def test_a_program_loads_exactly_what_it_uses(folders, tmp_path, name):
+    assert loaded(folders[True], tmp_path, name) == LOADED[name]
+
+
+@pytest.mark.req("B2")
+@pytest.mark.parametrize("name", PACKED)
+def test_packed_a_program_loads_few_modules(folders, tmp_path, name):
+    assert loaded(folders[False], tmp_path, name) == PACKED[name]

@@ -1,0 +1,179 @@
+# mypy: ignore-errors
+"""Programs as people write them, against a real broker; `programs.py NAME FOLDER PORT` prints which of our modules one loaded.
+
+`publisher`: QoS 0, 1 and 2 out of a journal, and a reconnect. `subscriber`: QoS 0 and 1 coming in, no store. `client`: what
+both do, and QoS 2 coming in. `aio_ram`: asyncio, QoS 0 and 1 both ways, no journal. `level5`: QoS 0, 1 and 2 both ways at
+level 5, with a property, and a journal. `programs.py heap FOLDER NAME...` prints the heap that importing these modules takes.
+"""
+
+import gc
+import os
+import sys
+
+import vfs
+
+LOADED = []
+FOLDER = sys.argv[2]  # with the library, compiled
+
+
+class Noting:
+    """A file system that notes which modules are loaded: one may leave again, as the recovery does."""
+
+    def mount(self, *_):
+        """Be mounted."""
+
+    def umount(self):
+        """Be unmounted."""
+
+    def stat(self, path):
+        """Tell what a path is."""
+        return os.stat(FOLDER + "/" + path.lstrip("/"))
+
+    def open(self, path, mode):
+        """Open a module's file."""
+        name = path.strip("/")[:-4].replace("/", ".")
+        LOADED.append(name[:-9] if name.endswith(".__init__") else name)
+        return open(FOLDER + "/" + path.lstrip("/"), mode)
+
+
+def journal():
+    """Return a journal in memory, on a block device as a board has it."""
+    from chip import Memory
+
+    from flashmqtt.flash.block import BlockRegion
+    from flashmqtt.journal.journal import Journal
+
+    return Journal(BlockRegion(Memory("")))
+
+
+def drop_link(port, client_id):
+    """Make the broker end the connection of a client: another one comes with its name."""
+    import socket
+
+    link = socket.socket()
+    link.connect(socket.getaddrinfo("127.0.0.1", port)[0][-1])
+    link.write(
+        b"\x10" + bytes((12 + len(client_id), 0, 4)) + b"MQTT\x04\x00\x00\x3c" + bytes((0, len(client_id))) + client_id
+    )
+    link.read(4)
+    link.close()
+
+
+def send(port, packets):
+    """Connect as somebody else, and send."""
+    import socket
+
+    link = socket.socket()
+    link.connect(socket.getaddrinfo("127.0.0.1", port)[0][-1])
+    link.write(b"\x10\x10\x00\x04MQTT\x04\x02\x00\x3c\x00\x04peer" + packets)
+    link.read(8)  # CONNACK and PUBACK
+    link.close()
+
+
+def published(port, client_id):
+    """Return a client that has published, lost its connection, and published again."""
+    from flashmqtt.client import Client
+
+    client = Client("127.0.0.1", port, client_id, journal())
+    client.connect(10)
+    for qos in (0, 1, 2):
+        client.publish("size/out", b"x", qos)
+    if not client.drain(10):
+        raise OSError("not delivered")
+    connections = []
+    client.on_connect = connections.append
+    drop_link(port, client_id)
+    client.publish("size/out", b"y", 1)
+    while not connections or client.pending:
+        client.poll(100)
+    return client
+
+
+def publisher(port):
+    """Send."""
+    published(port, b"size-publisher").disconnect()
+
+
+def received(client, topic, most, properties=None):
+    """Subscribe, send to oneself at each QoS, and end."""
+    came = []
+    client.subscribe(topic, most, lambda message: came.append(message.qos))
+    for qos in range(most + 1):
+        client.publish(topic, b"x", qos, properties=properties)
+    while len(came) <= most or client.pending:
+        client.poll(100)
+    if sorted(came) != list(range(most + 1)):
+        raise OSError(came)
+    client.unsubscribe(topic)
+    client.disconnect()
+
+
+def both(port):
+    """Send and receive."""
+    received(published(port, b"size-client"), "size/in", 2)
+
+
+def subscriber(port):
+    """Receive; the messages come from another client."""
+    from flashmqtt.client import Client
+
+    client = Client("127.0.0.1", port, b"size-subscriber")
+    client.connect(10)
+    came = []
+    client.on_message = lambda message: came.append(message.qos)
+    client.subscribe("size/sub", 1)
+    send(port, b"\x30\x0b\x00\x08size/subx\x32\x0d\x00\x08size/sub\x00\x01x")
+    while len(came) < 2:
+        client.poll(100)
+    client.disconnect()
+
+
+def level5(port):
+    """Send and receive at level 5."""
+    from flashmqtt.client import Client
+
+    client = Client("127.0.0.1", port, b"size-level5", journal(), level=5)
+    client.connect(10)
+    received(client, "size/five", 2, {3: "text/plain"})
+
+
+def aio_ram(port):
+    """Send and receive with asyncio."""
+    import asyncio
+
+    from flashmqtt.aio import Client
+
+    async def main():
+        async with Client("127.0.0.1", port, b"size-aio") as client:
+            await client.subscribe("size/aio", 1)
+            for qos in (0, 1):
+                await client.publish("size/aio", b"x", qos)
+            count = 0
+            async for _ in client:
+                count += 1
+                if count == 2:
+                    break
+
+    asyncio.run(main())
+
+
+def heap(names):
+    """Print the heap that importing these modules takes, all of them kept."""
+    gc.collect()
+    before = gc.mem_alloc()
+    kept = [__import__(name, None, None, ("*",)) for name in names]
+    gc.collect()
+    print(gc.mem_alloc() - before - 4 * len(kept))
+
+
+vfs.mount(Noting(), "/packed")
+sys.path.insert(0, "/packed")
+if sys.argv[1] == "heap":
+    if "flashmqtt.aio" in sys.argv[3:]:
+        import asyncio  # noqa: F401  # the firmware's own
+    heap(sys.argv[3:])
+else:
+    {"publisher": publisher, "subscriber": subscriber, "client": both, "aio_ram": aio_ram, "level5": level5}[
+        sys.argv[1]
+    ](int(sys.argv[3]))
+    print(" ".join(sorted(LOADED)))

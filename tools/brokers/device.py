@@ -1,0 +1,256 @@
+"""The board's side of the scenarios, with either face, on MicroPython and on CPython: does what its input says.
+
+Its first line is a JSON object with the client's settings (see `make_client`), every further one a JSON list: a verb and its
+arguments. It answers each by one line, and tells on lines of their own what happens meanwhile, all of them JSON lists:
+
+    ["done", result]  ["failed", class, text, code]       the answer
+    ["got", number, qos, retain, length, crc]             the program was handed this message
+    ["delivered", number]  ["refused", number, code]      what became of one that was published
+    ["oversize", length]                            a long message was passed over
+    ["ended", class, text]                                a connection ended, or an attempt to make one
+
+Between two commands the client lives on. A program is written in the order that comes naturally: connect, subscribe, receive.
+"""
+
+import asyncio
+import binascii
+import gc
+import json
+import select
+import sys
+
+from flashmqtt.backoff import Backoff
+from flashmqtt.compat import ticks_add, ticks_diff, ticks_ms
+from flashmqtt.session.subscriptions import GRANTED
+
+ANSWER_S = 30
+PATTERN = bytes(range(256)) * 4
+
+
+def body(number, size):
+    """Return a message's payload: its number and a semicolon, filled up to a size."""
+    text = b"%d;" % number
+    return text + (PATTERN * ((size - len(text)) // len(PATTERN) + 1))[: max(0, size - len(text))]
+
+
+# CPython's own reads ahead: what lies in its buffer no poller sees.
+_input = sys.stdin if sys.implementation.name == "micropython" else open(0, "rb", buffering=0)  # noqa: SIM115
+
+
+def say(*words):
+    """Tell the runner."""
+    print(json.dumps(words))
+    try:
+        sys.stdout.flush()
+    except AttributeError:  # MicroPython does not buffer
+        pass
+
+
+def make_client(kind, settings):
+    """Return a client of this class as the settings have it."""
+    store = None
+    if settings["journal"]:
+        from flashmqtt.flash.file import FileRegion
+        from flashmqtt.journal.journal import Journal
+
+        store = Journal(FileRegion(settings["journal"], settings["sectors"], page_bytes=256, sync=False))
+    tls = None
+    if settings["ca"]:
+        from flashmqtt.tls import context
+
+        tls = context(ca=settings["ca"])
+    return kind(
+        settings["host"],
+        settings["port"],
+        client_id=settings["client_id"],
+        store=store,
+        level=settings["level"],
+        user=settings["user"],
+        password=settings["password"],
+        keep_alive_s=settings["keep_alive_s"],
+        buffer_bytes=settings["buffer_bytes"],
+        chunks=settings["chunks"],
+        tls=tls,
+        timeout_s=ANSWER_S,
+        backoff=Backoff(base_ms=50, cap_ms=200, lasting_ms=100),
+    )
+
+
+class Blocking:
+    """The blocking face; its coroutines never wait for anything but the client."""
+
+    def __init__(self, settings, take):
+        from flashmqtt.client import Client
+
+        self.client = make_client(Client, settings)
+        self._take = take
+
+    async def turn(self):
+        """Let the client work for a moment."""
+        self.client.poll(20)
+
+    async def connect(self):
+        """Connect."""
+        return self.client.connect(ANSWER_S)
+
+    async def subscribe(self, topic, qos):
+        """Subscribe; messages go to the handler."""
+        return self.client.subscribe(topic, qos, self._take)
+
+    async def publish(self, *arguments):
+        """Publish; return the handle."""
+        return self.client.publish(*arguments)
+
+    async def disconnect(self):
+        """Disconnect."""
+        self.client.disconnect()
+
+
+class Tasks:
+    """The asyncio face; messages are taken by `async for`."""
+
+    def __init__(self, settings, take):
+        from flashmqtt.aio import Client
+
+        self.client = make_client(Client, settings)
+        self._take = take
+        self._taking = None
+
+    async def turn(self):
+        """Let the client's task work for a moment."""
+        await asyncio.sleep(0.01)
+
+    async def connect(self):
+        """Connect."""
+        return await self.client.connect(ANSWER_S)
+
+    async def subscribe(self, topic, qos):
+        """Subscribe, and take messages from now on."""
+        granted = await self.client.subscribe(topic, qos)
+        if self._taking is None:
+            self._taking = asyncio.create_task(self._receive())
+        return granted
+
+    async def _receive(self):
+        try:
+            async for message in self.client:
+                self._take(message)
+        except Exception as error:
+            say("ended", type(error).__name__, "async for: %s" % error)
+
+    async def publish(self, *arguments):
+        """Publish; return the handle."""
+        return await self.client.publish(*arguments)
+
+    async def disconnect(self):
+        """Disconnect."""
+        await self.client.disconnect()
+
+
+class Board:
+    """One life of a board."""
+
+    def __init__(self, settings):
+        self.crc = self.number = 0
+        self.numbers: dict[int, int] = {}  # handle -> number
+        self.publishing = 0
+        self.face = (Tasks if settings["face"] == "aio" else Blocking)(settings, self.take)
+        self.client = client = self.face.client
+        client.on_delivered = lambda handle: say("delivered", self.numbers.get(handle, self.publishing))
+        client.on_refused = lambda handle, code: say("refused", self.numbers.get(handle, self.publishing), code)
+        client.on_oversize = lambda topic, length: say("oversize", length)
+        self._fail = client.link.fail
+        client.link.fail = self.fail
+
+    def fail(self, error, now_ms):
+        """Tell why a connection ended."""
+        say("ended", type(error).__name__, str(error))
+        self._fail(error, now_ms)
+
+    def take(self, message):
+        """Take a message, or a part of a long one."""
+        view = message.view
+        if not message.offset:
+            head = bytes(view[:12])
+            self.crc = 0
+            self.number = int(head.split(b";")[0]) if b";" in head else 0
+        self.crc = binascii.crc32(view, self.crc)
+        if not message.more:
+            say(
+                "got",
+                message.topic,
+                self.number,
+                message.qos,
+                bool(message.retain),
+                message.offset + len(view),
+                self.crc,
+            )
+
+    async def do(self, verb, arguments):
+        """Do what a line says; return the result."""
+        face = self.face
+        if verb == "publish":
+            topic, numbers, qos, size, retain = arguments
+            for number in numbers:
+                self.publishing = number
+                payload = body(number, size) if size else b""
+                self.numbers[await face.publish(topic, payload, qos[number % len(qos)], retain)] = number
+                if len(numbers) > 1:
+                    await face.turn()
+            return None
+        if verb == "settle":  # until there is a connection whose subscriptions stand
+            deadline = ticks_add(ticks_ms(), ANSWER_S * 1000)
+            while not (
+                self.client.connected and all(one.state == GRANTED for one in self.client.session.subscriptions)
+            ):
+                if ticks_diff(deadline, ticks_ms()) < 0:
+                    raise RuntimeError("no connection with granted subscriptions")
+                await face.turn()
+            return None
+        if verb == "drain":
+            deadline = ticks_add(ticks_ms(), arguments[0] * 1000)
+            while self.client.pending and ticks_diff(deadline, ticks_ms()) > 0:
+                await face.turn()
+            return self.client.pending
+        return await getattr(face, verb)(*arguments)
+
+    async def live(self):
+        """Do what the input says until it ends."""
+        poller = select.poll()
+        poller.register(_input, 1)
+        while True:
+            if not poller.poll(0):
+                await self.face.turn()
+                continue
+            line = _input.readline()
+            if not line:
+                return
+            verb, *arguments = json.loads(line)
+            try:
+                result = await self.do(verb, arguments)
+            except Exception as error:
+                say("failed", type(error).__name__, str(error), getattr(error, "code", 0))
+            else:
+                say("done", result)
+
+
+def main():
+    """Live once."""
+    settings = json.loads(_input.readline())
+    gc.collect()
+    if settings["face"] == "aio":
+
+        async def live():
+            await Board(settings).live()
+
+        asyncio.run(live())
+        return
+    coroutine = Board(settings).live()
+    try:
+        coroutine.send(None)  # nothing in it waits for a loop
+    except StopIteration:
+        pass
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""Build what is published, reproducibly: `make release` writes `dist/`.
+
+| in dist/ | for |
+|---|---|
+| `mip/mpy6-armv6m/package.json` and its files | boards, by mip: one folder for each processor, `any` without machine code |
+| `flashmqtt-VERSION-mip.tar.gz` | the same folders, to be unpacked on a file server or a branch |
+| `flashmqtt-VERSION.tar.gz`, `...-py3-none-any.whl` | CPython: sdist and wheel, the same codec, session and client, with types |
+| `SHA256SUMS` | `sha256sum --check` |
+
+The version is `flashmqtt.__version__`. The same sources give the same bytes: nothing here depends on the clock, the machine or
+the folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import hashlib
+import io
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+from flashmqtt import __version__
+from tools.command import ended
+from tools.deploy import package
+from tools.deploy.build import MPY_VERSION, library, packed
+from tools.deploy.errors import DeployFailed
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+# mpy-cross's name of each processor that has an emitter for our native code, and boards that have it. "": no machine code.
+PROCESSORS = {
+    "": "every board, slower",
+    "armv6m": "RP2040: Pico, Pico W",
+    "armv7emsp": "RP2350: Pico 2, Pico 2 W",
+    "xtensawin": "ESP32, ESP32-S2, ESP32-S3",
+    "rv32imc": "ESP32-C3, ESP32-C6",
+    "x64": "MicroPython on a PC",
+}
+EPOCH = 315532800  # 1980: the oldest time that a zip file, and so a wheel, can hold
+
+
+def folder(march: str) -> str:
+    """Return the name of a processor's folder."""
+    return f"mpy{MPY_VERSION}-{march or 'any'}"
+
+
+def write_mip(target: Path, march: str) -> None:
+    """Write the mip package for one processor into a folder."""
+    files = {f"{name[:-3]}.mpy": source for name, source in library(bool(march)).items()}
+    contents = packed(files, march)
+    for name, content in contents.items():
+        path = target / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    (target / "package.json").write_text(package.text(sorted(contents)))
+
+
+def write_archive(target: Path, base: Path, prefix: str) -> None:
+    """Write a folder as .tar.gz whose bytes depend on the files' names and contents only."""
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+        for path in sorted(path for path in base.rglob("*") if path.is_file()):
+            entry = tarfile.TarInfo(f"{prefix}/{path.relative_to(base)}")
+            entry.size = path.stat().st_size
+            entry.mtime = EPOCH
+            archive.addfile(entry, io.BytesIO(path.read_bytes()))
+    with target.open("wb") as file, gzip.GzipFile("", "wb", 9, file, mtime=EPOCH) as zipped:
+        zipped.write(content.getvalue())
+
+
+def write_python_packages(target: Path) -> None:
+    """Write sdist and wheel.
+
+    Raises:
+        DeployFailed: the build failed.
+    """
+    command = [sys.executable, "-m", "hatchling", "build", "-d", str(target)]
+    environment = {**os.environ, "SOURCE_DATE_EPOCH": str(EPOCH)}
+    ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    if ran.returncode:
+        raise DeployFailed(f"hatchling build failed:\n{ran.stdout}{ran.stderr}")
+
+
+def write_checksums(target: Path) -> None:
+    """Write SHA256SUMS for every file below a folder."""
+    lines = [
+        f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.relative_to(target)}\n"
+        for path in sorted(target.rglob("*"))
+        if path.is_file()
+    ]
+    (target / "SHA256SUMS").write_text("".join(lines))
+
+
+def release(target: Path, say=print) -> None:
+    """Build everything into a folder; what is in it goes.
+
+    Raises:
+        DeployFailed: something could not be built; the folder is then as it was.
+    """
+    scratch = target.with_name(target.name + ".new")
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir(parents=True)
+    for march, boards in PROCESSORS.items():
+        write_mip(scratch / "mip" / folder(march), march)
+        say(f"release: mip/{folder(march):15} {boards}")
+    write_archive(scratch / f"flashmqtt-{__version__}-mip.tar.gz", scratch / "mip", f"flashmqtt-{__version__}-mip")
+    write_python_packages(scratch)
+    write_checksums(scratch)
+    shutil.rmtree(target, ignore_errors=True)
+    scratch.rename(target)
+    for path in sorted(target.iterdir()):
+        if path.is_file():
+            say(f"release: {path.name}")
+
+
+def main() -> int:
+    """Run the command; return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m tools.deploy.release", description=__doc__.splitlines()[0])
+    parser.add_argument("--into", type=Path, default=ROOT / "dist", help="the folder (default: dist)")
+    arguments = parser.parse_args()
+    try:
+        release(arguments.into)
+    except DeployFailed as error:
+        print(f"release: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(ended(main, stopped="stopped; dist/ is as it was"))

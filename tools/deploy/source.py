@@ -1,0 +1,325 @@
+"""A module of a program that is packed: its text, its tree, what each name in it means, and the edits that are wanted.
+
+Every edit replaces the text of a node that Python's own parser found, and keeps the number of its lines. `places` tells apart
+what a name may be: a module's own (global), an attribute, a parameter, a keyword of a call, a local. It knows no program: what
+the modules have to do with each other is for `shrink`, `bundle` and `names`.
+"""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+SCOPES = (*FUNCTIONS, ast.ClassDef, *COMPREHENSIONS)
+LOOKING_GLASS = ("globals", "locals", "vars", "eval", "exec")
+
+GLOBAL, ATTRIBUTE, MEMBER, PARAMETER, KEYWORD, LOCAL = "global", "attribute", "member", "parameter", "keyword", "local"
+
+
+@dataclass(eq=False)
+class Scope:
+    """A module, class, function or comprehension.
+
+    Attributes:
+        node: what makes it.
+        outer: the scope around it; None: it is the module.
+        bound: the names that it binds, and at how many places.
+        parameters: those of them that are parameters.
+        declared: names that it declares global.
+        modules: names that it binds to modules by an import, and the modules' absolute names.
+    """
+
+    node: ast.AST
+    outer: Scope | None
+    bound: Counter[str]
+    parameters: tuple[str, ...] = ()
+    declared: set[str] = field(default_factory=set)
+    modules: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def is_class(self) -> bool:
+        """Return whether it is a class's body."""
+        return isinstance(self.node, ast.ClassDef)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a name stands.
+
+    Attributes:
+        start, end: in the encoded text.
+        name: as it is written.
+        kind: GLOBAL; ATTRIBUTE: of an object or a class; MEMBER: an attribute that is another module's global; PARAMETER;
+            KEYWORD: of a call; LOCAL.
+        scope: the one that binds it (of a PARAMETER), or in which it stands.
+        node: the syntax it belongs to.
+        module: whose global a MEMBER is.
+    """
+
+    start: int
+    end: int
+    name: str
+    kind: str
+    scope: Scope
+    node: ast.AST
+    module: str = ""
+
+
+class Source:
+    """One module. Its edits take effect in `edited`.
+
+    Attributes:
+        package: the package that its relative imports begin in.
+        bindings: its globals, and at how many places they are bound.
+        constants: those of them that are known to be integers: filled by whoever finds them.
+    """
+
+    def __init__(self, name: str, text: str, is_package: bool):
+        self.name = name
+        self.text = text
+        self.package = name if is_package else name.rpartition(".")[0]
+        self.tree = ast.parse(text)
+        self.bindings = Counter(bound_in(self.tree.body))
+        self.bindings.update(  # functions that assign a global
+            name for node in ast.walk(self.tree) if isinstance(node, ast.Global) for name in node.names
+        )
+        self.constants: dict[str, int] = {}
+        self.edits: list[tuple[int, int, str]] = []
+        self._content = text.encode()
+        starts = itertools.accumulate((len(line) for line in self._content.splitlines(True)), initial=0)
+        self._starts = list(starts)
+        self.looks_at_itself = any(
+            isinstance(node, ast.Name) and node.id in LOOKING_GLASS for node in ast.walk(self.tree)
+        )
+
+    def origin(self, node: ast.ImportFrom) -> str:
+        """Return the absolute name of the module that a `from ... import` names."""
+        if not node.level:
+            return node.module or ""
+        base = self.package.split(".")
+        base = base[: len(base) - node.level + 1]
+        return ".".join([*base, *([node.module] if node.module else [])])
+
+    def span(self, node) -> tuple[int, int]:
+        """Return where a node lies in the encoded text."""
+        return self._starts[node.lineno - 1] + node.col_offset, self._starts[node.end_lineno - 1] + node.end_col_offset
+
+    def replace(self, node, text: str) -> None:
+        """Put a text in a node's place, which keeps its lines."""
+        start, end = self.span(node)
+        self.edits.append((start, end, text + "\n" * (node.end_lineno - node.lineno)))
+
+    def rename(self, place: Place, name: str) -> None:
+        """Put another name in a place."""
+        self.edits.append((place.start, place.end, name))
+
+    def edited(self) -> str:
+        """Return the text with all edits made; of two, one inside the other, the outer one counts."""
+        content = self._content
+        pieces, at = [], 0
+        for start, end, text in sorted(self.edits, key=lambda edit: (edit[0], -edit[1])):
+            if start >= at:
+                pieces += [content[at:start], text.encode()]
+                at = end
+        return b"".join([*pieces, content[at:]]).decode()
+
+    # --- what the names mean ---
+
+    def imports(self, modules: Iterable[str] = ()) -> Iterator[tuple[ast.Import | ast.ImportFrom, Scope]]:
+        """Yield each import with the scope that it binds its names in."""
+        self._modules = set(modules)
+        for node, scope in self._walk():
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                yield node, scope
+
+    def places(self, modules: Iterable[str] = ()) -> list[Place]:
+        """Return every place of a name but those in imports, annotations and f-strings.
+
+        Args:
+            modules: the program's; what is asked of one of them by its name is a MEMBER.
+        """
+        self._modules = set(modules)
+        return [place for node, scope in self._walk() for place in self._places_of(node, scope)]
+
+    def handed_on(self, modules: Iterable[str]) -> set[str]:
+        """Return the program's modules that the code has as objects of which it can't be said what is asked of them."""
+        followed: set[ast.AST] = set()
+        found = set()
+        self._modules = set(modules)
+        for node, scope in list(self._walk()):
+            if isinstance(node, ast.Attribute) and self._module_of(node.value, scope):
+                followed.update(ast.walk(node.value))
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node not in followed:
+                found.add(self._package_of(node, scope))
+        return found & self._modules
+
+    def _walk(self) -> Iterator[tuple[ast.AST, Scope]]:
+        top = Scope(self.tree, None, self.bindings)
+        self._note_modules(top, self.tree.body)
+        for node in self.tree.body:
+            yield from self._visit(node, top)
+
+    def _note_modules(self, scope: Scope, body: Iterable[ast.AST]) -> None:
+        for node in own(body):
+            if isinstance(node, ast.Import):
+                for alias in node.names:
+                    if alias.asname or "." not in alias.name:
+                        scope.modules[alias.asname or alias.name] = alias.name
+                    else:
+                        scope.modules.setdefault(alias.name.partition(".")[0], alias.name.partition(".")[0])
+            elif isinstance(node, ast.ImportFrom):
+                for alias in node.names:
+                    scope.modules[alias.asname or alias.name] = f"{self.origin(node)}.{alias.name}"
+            elif isinstance(node, ast.Global):
+                scope.declared.update(node.names)
+
+    def _visit(self, node: ast.AST, scope: Scope) -> Iterator[tuple[ast.AST, Scope]]:
+        yield node, scope
+        outside: list[ast.AST] = []
+        inside: list[ast.AST] = []
+        if isinstance(node, FUNCTIONS):
+            outside = [*getattr(node, "decorator_list", ()), *node.args.defaults]
+            outside += [default for default in node.args.kw_defaults if default]
+            inside = [node.body] if isinstance(node, ast.Lambda) else list(node.body)
+            parameters = tuple(argument.arg for argument in arguments_of(node))
+            inner = Scope(node, scope, Counter(parameters) + Counter(bound_in(inside)), parameters)
+        elif isinstance(node, ast.ClassDef):
+            outside = [*node.decorator_list, *node.bases, *(keyword.value for keyword in node.keywords)]
+            inside = list(node.body)
+            inner = Scope(node, scope, Counter(bound_in(inside)))
+        elif isinstance(node, COMPREHENSIONS):
+            inside = list(ast.iter_child_nodes(node))
+            inner = Scope(node, scope, Counter(bound_in(inside)))
+        elif isinstance(node, ast.AnnAssign):
+            outside = [node.target, *([node.value] if node.value else [])]
+        elif not isinstance(node, ast.JoinedStr):
+            outside = list(ast.iter_child_nodes(node))
+        for child in outside:
+            yield from self._visit(child, scope)
+        if inside:
+            self._note_modules(inner, inside)
+            if not isinstance(node, COMPREHENSIONS):
+                inner.bound.subtract({name: inner.bound[name] for name in inner.declared})
+            for child in inside:
+                yield from self._visit(child, inner)
+
+    def _places_of(self, node: ast.AST, scope: Scope) -> Iterator[Place]:
+        if isinstance(node, ast.Name):
+            kind, owner = resolved(node.id, scope)
+            yield Place(*self.span(node), node.id, kind, owner, node)
+        elif isinstance(node, ast.Attribute):
+            _, end = self.span(node)
+            of = self._module_of(node.value, scope)
+            yield Place(end - len(node.attr.encode()), end, node.attr, MEMBER if of else ATTRIBUTE, scope, node, of)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield self._word(node, rb"(?:async\s+)?(?:def|class)\s+", node.name, scope)
+        elif isinstance(node, ast.ExceptHandler) and node.name:
+            start = self.span(node.type)[1] if node.type else self.span(node)[0]
+            yield self._word(node, rb"\)*\s+as\s+", node.name, scope, start)
+        elif isinstance(node, ast.Global):
+            start, end = self.span(node)
+            for name in node.names:
+                found = re.search(rb"\b" + name.encode() + rb"\b", self._content[start:end])
+                assert found
+                yield Place(start + found.start(), start + found.end(), name, GLOBAL, scope, node)
+        elif isinstance(node, ast.keyword) and node.arg:
+            start = self.span(node)[0]
+            yield Place(start, start + len(node.arg.encode()), node.arg, KEYWORD, scope, node)
+        if isinstance(node, FUNCTIONS):
+            for argument in arguments_of(node):
+                start = self.span(argument)[0]
+                yield Place(start, start + len(argument.arg.encode()), argument.arg, PARAMETER, scope, node)
+
+    def _word(self, node, before: bytes, name: str, scope: Scope, start: int | None = None) -> Place:
+        start = self.span(node)[0] if start is None else start
+        found = re.compile(before).match(self._content, start)
+        assert found, (self.name, node.lineno)
+        kind, owner = resolved(name, scope)
+        return Place(found.end(), found.end() + len(name.encode()), name, kind, owner, node)
+
+    def _module_of(self, node: ast.expr, scope: Scope) -> str:
+        """Return the module of the program that an expression always is."""
+        if isinstance(node, ast.Attribute):
+            found = self._package_of(node.value, scope)
+            found = f"{found}.{node.attr}" if found else ""
+        else:
+            found = self._package_of(node, scope)
+        return found if found in self._modules else ""
+
+    def _package_of(self, node: ast.expr, scope: Scope) -> str:
+        if isinstance(node, ast.Attribute):
+            found = self._package_of(node.value, scope)
+            return f"{found}.{node.attr}" if found else ""
+        if isinstance(node, ast.Name):
+            at: Scope | None = scope
+            while at:
+                if at.bound[node.id] or not at.outer:
+                    return at.modules.get(node.id, "")
+                at = at.outer
+        return ""
+
+
+def arguments_of(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> list[ast.arg]:
+    """Return a function's parameters."""
+    found = node.args
+    rest = [one for one in (found.vararg, found.kwarg) if one]
+    return [*found.posonlyargs, *found.args, *found.kwonlyargs, *rest]
+
+
+def resolved(name: str, scope: Scope) -> tuple[str, Scope]:
+    """Return what kind of name it is where it stands in a scope, and the scope that binds it."""
+    at = scope
+    while at.outer:
+        if name in at.declared:
+            break
+        if at.bound[name] > 0 and (at is scope or not at.is_class):
+            return (ATTRIBUTE if at.is_class else PARAMETER if name in at.parameters else LOCAL), at
+        at = at.outer
+    while at.outer:
+        at = at.outer
+    return GLOBAL, at
+
+
+def bound_in(body: Iterable[ast.AST]) -> Iterator[str]:
+    """Yield the names that statements bind in their own scope, once for each place."""
+    for node in body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            for alias in node.names:
+                yield alias.asname or alias.name.partition(".")[0]
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store | ast.Del):
+            yield node.id
+        elif isinstance(node, ast.ExceptHandler) and node.name:
+            yield node.name
+        if not isinstance(node, SCOPES):
+            yield from bound_in(ast.iter_child_nodes(node))
+
+
+def own(body: Iterable[ast.AST]) -> Iterator[ast.AST]:
+    """Yield all nodes of a scope, without those of the scopes inside it."""
+    for node in body:
+        yield node
+        if not isinstance(node, SCOPES):
+            yield from own(ast.iter_child_nodes(node))
+
+
+def words(tree: ast.AST) -> Iterator[str]:
+    """Yield every name in a piece of code."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            yield node.id
+        elif isinstance(node, ast.Attribute):
+            yield node.attr
+
+
+def parsed(texts: Mapping[str, str]) -> dict[str, Source]:
+    """Return a program's modules, parsed: absolute name -> source; a package's own source is under the package's name."""
+    packages = {name.rpartition(".")[0] for name in texts}
+    return {name: Source(name, text, name in packages) for name, text in texts.items()}

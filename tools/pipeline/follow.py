@@ -1,0 +1,126 @@
+"""A run that goes on: waiting for its end, and proving meanwhile, on a schedule and on demand (SIGUSR1).
+
+A proof reads what is committed and stops nothing. One that fails is told and tried again at its next turn.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from . import report, source, verdict
+from .commits import Output
+from .metrics import Metrics
+from .storage import Storage
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming import StreamingQuery
+
+LOOK_EVERY_S = 5.0
+"""How often the landing is looked at for what waits."""
+
+
+class Proofs:
+    """Proofs beside a stream.
+
+    Args:
+        expectations: what to hold the fleet against, asked for each time: the moment goes on.
+        every_s: the schedule; 0 for proofs on demand only.
+        page: whether the report is written, too.
+    """
+
+    def __init__(
+        self,
+        output: Output,
+        landing: Storage,
+        expectations: Callable[[], verdict.Expectations],
+        every_s: float,
+        page: bool,
+        metrics: Metrics | None = None,
+    ):
+        self.output, self.landing, self.expectations, self.page = output, landing, expectations, page
+        self.every_s = every_s
+        self.metrics = metrics
+        self.asked = False
+        self._next = time.monotonic() + every_s
+        self._look = 0.0
+        self._reported: tuple[int, str] | None = None
+
+    def tick(self) -> None:
+        """Do what is due: called about once a second."""
+        now = time.monotonic()
+        if self.metrics and now >= self._look:
+            self._look = now + LOOK_EVERY_S
+            self.measure_lag()
+        if self.asked or (self.every_s and now >= self._next):
+            self.asked = False
+            self._next = now + self.every_s
+            self.prove()
+
+    def prove(self) -> verdict.Verdict | None:
+        """Make the audit's verdict, the table of missing ranges and the report, and print the verdict."""
+        try:
+            found = verdict.judge(self.output, self.expectations())
+            if self.page and found.batch and self._reported != (found.batch, found.line):
+                report.write(self.output, found)
+                self._reported = found.batch, found.line
+        except Exception as error:  # must not end the stream
+            print(f"  proof failed: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+            found = None
+        if self.metrics:
+            self.metrics.proof(found)
+        if found is not None:
+            print(f"  {time.strftime('%H:%M:%S')} batch {found.batch}: {found.line}", flush=True)
+        return found
+
+    def measure_lag(self) -> None:
+        """Set how much waits in the landing, and for how long."""
+        if self.metrics is None:
+            return
+        with suppress(OSError, source.LandingError):  # the stream names what is wrong with them
+            latest = self.output.latest()
+            read = latest.stream_read if latest else {}
+            found = source.latest(self.landing)
+            waiting = [
+                name
+                for collector, names in found.items()
+                for number, name in names.items()
+                if number > read.get(collector, 0)
+            ]
+            oldest = min((self.landing.modified_s(name) for name in waiting), default=None)
+            self.metrics.waiting.set(len(waiting))
+            self.metrics.lag.set(0 if oldest is None else max(0.0, time.time() - oldest))
+
+
+def until_ended(query: StreamingQuery, proofs: Proofs | None = None) -> None:
+    """Wait for the stream's end. Ctrl-C and SIGTERM end it between two calls: in the middle of one, py4j loses its place.
+
+    Raises:
+        KeyboardInterrupt: so it ended.
+    """
+    asked: list[int] = []
+
+    def prove(*_: object) -> None:
+        if proofs:
+            proofs.asked = True
+
+    handlers: dict[int, Callable[..., object]] = dict.fromkeys(
+        (signal.SIGINT, signal.SIGTERM), lambda number, _: asked.append(number)
+    )
+    if proofs:
+        handlers[signal.SIGUSR1] = prove
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        while not query.awaitTermination(1):
+            if asked:
+                query.stop()
+                raise KeyboardInterrupt
+            if proofs:
+                proofs.tick()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

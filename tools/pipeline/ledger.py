@@ -1,0 +1,625 @@
+"""The delivery audit, kept boot by boot: a batch's work on it follows the boots that the batch touched.
+
+A sequence number is the message's ordinal over the device's life, gapless over its boots. So what a boot published
+ends where the next one begins, a hole is a loss, and late data closes it again. Only the end of a device's newest boot is
+open: what was published after its last message can't be known until the next one comes.
+
+A boot's row depends on its own messages, on the beginning of the next boot, and on the windows that its life calls in
+doubt. So a batch makes anew the rows of the boots it brought something for, of the boots before them, and of those that
+a new window covers. The rows of each device's newest boots lie in one file, which is written anew; older ones are
+*settled* in files of a few thousand rows, and a late message takes its boot out of its file. The sums over the fleet go
+on by the difference between a row and the one in its place.
+
+It does not know Spark nor files: functions from (state, rows, what the batch brought) to rows, tested as such.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from . import delays, intervals, schemas, summary
+from .lives import MOST_GAP
+from .parts import ends, merge_tallies
+from .state import BOOT_BITS, State, pack
+
+NEWEST = 2
+"""Boots of a device that stay in the file that each batch writes anew: the open one, and the one that it ends."""
+SETTLED_ROWS = 16_384
+"""Rows that make a settled file worth writing."""
+
+JUMP_US = 1_000_000
+DRIFT = 1e-3  # of the uptime between two ties: no crystal is as bad as that
+SET_SINCE_US = 1_577_836_800_000_000  # a clock before 2020 was never set
+AHEAD_US = 86_400_000_000  # nor was one that is a day ahead of the arrival
+
+SHARES = (0.5, 0.9, 0.99)
+WEAR = "wear"  # erases of a board's most worn sector, in its health message (firmware/app/health.py)
+CONNECTS = "connects"  # connections since the boot
+MOST_COUNTED = 1 << 31  # a board's counter says no more; another reading may have the same name
+
+OWN = ("erases_first", "erases", "connects", "told_uptime")
+
+
+@dataclass
+class Batch:
+    """What a batch brought for a bucket, gathered from the tables of `messages.process`."""
+
+    tallies: list[pa.Table] = field(default_factory=list)
+    events: list[pa.Table] = field(default_factory=list)
+    ties: list[pa.Table] = field(default_factory=list)
+    own: list[pa.Table] = field(default_factory=list)
+    given_up: list[pa.Table] = field(default_factory=list)
+    checked: dict[int, tuple[int, int]] = field(default_factory=dict)  # packed key -> in the files, there already
+
+    def take(self, table: str, rows: pa.Table) -> None:
+        """Note what the audit needs of some rows of a table."""
+        if table == "tally":
+            self.tallies.append(rows)
+        elif table == "ties":
+            self.ties.append(rows)
+        elif table == "undelivered":
+            self.given_up.append(rows.select(schemas.UNDELIVERED.names))
+        elif table == "events":
+            told = pc.or_(rows["first"].is_valid(), rows["cause"].is_valid())
+            for name in ("dropped", "doubt_first", "since"):
+                told = pc.or_(told, rows[name].is_valid())
+            self.events.append(rows.filter(told))
+        elif table == "readings":
+            names = rows["name"].combine_chunks()
+            if not pa.types.is_dictionary(names.type):
+                names = names.dictionary_encode()
+            wanted = [n for n, name in enumerate(names.dictionary.to_pylist()) if name in {WEAR, CONNECTS}]
+            if not wanted:
+                return
+            at = np.flatnonzero(np.isin(pc.fill_null(names.indices, -1).to_numpy(), wanted))
+            chosen = rows.select(["device", "life", "boot", "name", "value", "uptime"]).take(pa.array(at))
+            value = chosen["value"]
+            told = pc.and_kleene(pc.greater_equal(value, 0), pc.less_equal(value, MOST_COUNTED))
+            self.own.append(chosen.filter(told))
+
+
+@dataclass
+class Kept:
+    """A bucket's audit as it lies in files: `settled` by name, read only where a batch reaches back to it."""
+
+    newest: pa.Table
+    lives: pa.Table
+    settled: list[str] = field(default_factory=list)
+    load: Callable[[str, list[str]], pa.Table] = lambda name, columns: schemas.AUDIT.empty_table()
+
+
+@dataclass
+class Update:
+    """What a batch makes of a bucket's audit."""
+
+    newest: pa.Table
+    lives: pa.Table
+    settled: dict[str, pa.Table | None]  # rows in the place of a settled file's; None where none are left
+    spilled: pa.Table | None  # rows for a settled file of their own
+    summary: dict[str, Any]  # what it adds to the fleet's sums
+    touched: int  # boots whose rows were made anew
+
+
+def keys_of(state: State, table: pa.Table) -> np.ndarray:
+    """Return the packed key of each row."""
+    if not table.num_rows:
+        return np.zeros(0, dtype=np.int64)
+    device = table["device"].combine_chunks()
+    if pa.types.is_dictionary(device.type):
+        numbers = state.device_numbers(device.dictionary)
+        device = numbers[device.indices.to_numpy()]
+    else:
+        device = state.device_numbers(device)
+    return np.asarray(pack(device, table["life"].to_numpy().astype(np.int64), table["boot"].to_numpy()), dtype=np.int64)
+
+
+def update(state: State, known: np.ndarray, kept: Kept, batch: Batch, late_after_s: float = 60.0) -> Update:
+    """Take a batch into a bucket's audit.
+
+    Args:
+        state: the bucket's state, with the batch in it.
+        known: the packed keys of the boots that were known before the batch.
+        kept: the audit so far.
+        batch: what the batch brought.
+        late_after_s: a delay that the audit calls late.
+    """
+    tallies = [one.cast(schemas.TALLY) for one in batch.tallies]
+    events = _together(batch.events, schemas.EVENTS)
+    event_keys = keys_of(state, events)
+    told_of = _Told(state, kept.lives, events, event_keys, _together(batch.given_up, schemas.UNDELIVERED))
+    changed = np.unique(np.concatenate([keys_of(state, one) for one in tallies] or [np.zeros(0, np.int64)]))
+    wanted = _reached(state, known, np.searchsorted(state.keys, changed), told_of.new)
+    after = wanted + 1
+    after = after[after < len(state.keys)]
+    context = np.setdiff1d(after[np.isin(after - 1, wanted)], wanted)
+    context = context[_same_life(state.keys, context, context - 1)]
+
+    old, old_keys = kept.newest, keys_of(state, kept.newest)
+    settled: dict[str, pa.Table | None] = {}
+    needed = state.keys[np.concatenate((wanted, context))]
+    if len(kept.settled):
+        lacking = np.setdiff1d(needed[np.isin(needed, known)], old_keys)
+        for name in kept.settled if len(lacking) else ():
+            found = np.isin(keys_of(state, kept.load(name, ["device", "life", "boot"])), lacking)
+            if found.any():
+                rows = kept.load(name, schemas.AUDIT.names)
+                settled[name] = rows.filter(pa.array(~found)) if not found.all() else None
+                old = pa.concat_tables([old, rows.filter(pa.array(found))])
+        old_keys = keys_of(state, old)
+    order = np.argsort(old_keys, kind="stable")
+    old, old_keys = old.take(pa.array(order)), old_keys[order]
+
+    again = np.isin(old_keys, state.keys[wanted])
+    before = old.filter(pa.array(again))
+    rest, rest_keys = old.filter(pa.array(~again)), old_keys[~again]
+    made = _rows(state, wanted, before, old_keys[again], rest, rest_keys, tallies, events, event_keys, told_of, batch,
+                 late_after_s)  # fmt: skip
+    lives, devices = _lives(state, kept.lives, before, made, told_of)
+    told = summary.of(made, 1)
+    summary.add(told, summary.of(before, -1))
+    told["totals"]["boots"] = len(wanted) - before.num_rows
+    told["totals"]["devices"] = devices
+
+    both = pa.concat_tables([rest, made])
+    all_keys = np.concatenate((rest_keys, state.keys[wanted]))
+    order = np.argsort(all_keys, kind="stable")
+    both, all_keys = both.take(pa.array(order)), all_keys[order]
+    old_boots = _older(all_keys)
+    spilled = None
+    if np.count_nonzero(old_boots) >= SETTLED_ROWS:
+        spilled, both = both.filter(pa.array(old_boots)), both.filter(pa.array(~old_boots))
+    return Update(both, lives, settled, spilled, told, len(wanted))
+
+
+def _same_life(keys: np.ndarray, some: np.ndarray, others: np.ndarray) -> np.ndarray:
+    return (keys[some] >> BOOT_BITS) == (keys[others] >> BOOT_BITS)
+
+
+def _reached(state: State, known: np.ndarray, changed: np.ndarray, windows: list[tuple[int, int, int]]) -> np.ndarray:
+    """Return the places in `state.keys` whose rows a batch changes."""
+    before = changed[changed > 0] - 1
+    before = before[_same_life(state.keys, before, before + 1)]
+    # A boot that comes to stand before the first of its life takes over the numbers from 1 on.
+    after = changed[(changed + 1 < len(state.keys)) & ~np.isin(state.keys[changed], known)] + 1
+    after = after[_same_life(state.keys, after, after - 1)]
+    found = [changed, before, after]
+    for life, lo, hi in windows:
+        a, b = np.searchsorted(state.keys, [life << BOOT_BITS, (life + 1) << BOOT_BITS])
+        lowest = intervals.seq_of(state.seen.lo[np.searchsorted(state.seen.lo, np.arange(a, b) << intervals.SEQ_BITS)])
+        # One more on either side: a boot may have begun before the lowest of its messages that came.
+        first, last = np.searchsorted(lowest, [lo, hi], side="right")
+        found.append(np.arange(max(a, a + first - 2), min(b, a + last + 1)))
+    return np.unique(np.concatenate(found))
+
+
+def _older(keys: np.ndarray) -> np.ndarray:
+    """Return which of some sorted keys are not of their device's newest boots."""
+    if len(keys) <= NEWEST:
+        return np.zeros(len(keys), dtype=bool)
+    life = keys >> BOOT_BITS
+    same = np.zeros(len(keys), dtype=bool)
+    same[:-NEWEST] = life[NEWEST:] == life[:-NEWEST]
+    return same
+
+
+def _together(tables: list[pa.Table], schema: pa.Schema) -> pa.Table:
+    return pa.concat_tables([one.cast(schema) for one in tables]) if tables else schema.empty_table()
+
+
+class _Told:
+    """What the boards of a bucket say of their lives' numbers, by packed (device, life): earlier batches' and this one's.
+
+    Attributes:
+        ranges: for each of schemas.REASONS, ranges of numbers, joined where they overlap.
+        since: the numbers that lives began with, where that is not 1.
+        new: ranges that this batch told, whatever the reason: (life, lo, hi).
+    """
+
+    def __init__(self, state: State, lives: pa.Table, events: pa.Table, event_keys: np.ndarray, given_up: pa.Table):
+        self.ranges: dict[str, dict[int, list[tuple[int, int]]]] = {reason: {} for reason in schemas.REASONS}
+        self.since: dict[int, int] = {}
+        self.new: list[tuple[int, int, int]] = []
+        if lives.num_rows:
+            for reason, of in self.ranges.items():
+                column = lives[f"{reason}_ranges"]
+                some = lives.filter(pc.greater(pc.list_value_length(column), 0))
+                if some.num_rows:
+                    windows = some[f"{reason}_ranges"].to_pylist()
+                    for key, own in zip(_life_keys(state, some).tolist(), windows, strict=True):
+                        of[key] = [(one["lo"], one["hi"]) for one in own]
+            some = lives.filter(lives["since"].is_valid())
+            if some.num_rows:
+                self.since = dict(zip(_life_keys(state, some).tolist(), some["since"].to_pylist(), strict=True))
+        if events.num_rows:
+            self._take_events(events, event_keys >> BOOT_BITS)
+        if given_up.num_rows:
+            rows = [given_up[name].to_pylist() for name in ("reason", "lo", "hi")]
+            for key, reason, lo, hi in zip(_life_keys(state, given_up).tolist(), *rows, strict=True):
+                self._add(reason, key, lo, hi)
+
+    def _take_events(self, events: pa.Table, life: np.ndarray) -> None:
+        told = pc.and_(events["doubt_first"].is_valid(), events["doubt_last"].is_valid()).combine_chunks()
+        at = np.flatnonzero(told.to_numpy(zero_copy_only=False))
+        some = events.take(pa.array(at, pa.int64()))
+        pairs = zip(some["doubt_first"].to_pylist(), some["doubt_last"].to_pylist(), strict=True)
+        for key, (lo, hi) in zip(life[at].tolist(), pairs, strict=True):
+            if lo <= hi:
+                self._add("in_doubt", key, lo, hi)
+        at = np.flatnonzero(events["since"].is_valid().combine_chunks().to_numpy(zero_copy_only=False))
+        for key, since in zip(
+            life[at].tolist(), events["since"].take(pa.array(at, pa.int64())).to_pylist(), strict=True
+        ):
+            if self.since.get(key) != since:
+                self.since[key] = max(since, self.since.get(key, 1))
+                self.new.append((key, 1, 1))
+
+    def _add(self, reason: str, key: int, lo: int, hi: int) -> None:
+        windows = self.ranges[reason].setdefault(key, [])
+        at = bisect_right(windows, (lo, schemas.LARGEST)) - 1
+        if at >= 0 and hi <= windows[at][1]:
+            return  # told again: a board repeats what is not acknowledged
+        joined: list[tuple[int, int]] = []
+        for one, other in sorted([*windows, (lo, hi)]):
+            if joined and one <= joined[-1][1] + 1:
+                joined[-1] = (joined[-1][0], max(other, joined[-1][1]))
+            else:
+                joined.append((one, other))
+        self.ranges[reason][key] = joined
+        self.new.append((key, lo, hi))
+
+    def explain(self, life: np.ndarray, lo: np.ndarray, hi: np.ndarray) -> np.ndarray:
+        """Return for each range of missing numbers how many of them have each reason, the first that they have."""
+        found = np.zeros((len(life), len(self.ranges)), dtype=np.int64)
+        concerned = set().union(*self.ranges.values())
+        if not concerned:
+            return found
+        for at in np.flatnonzero(np.isin(life, np.fromiter(concerned, np.int64))).tolist():
+            left = [(int(lo[at]), int(hi[at]))]
+            for n, of in enumerate(self.ranges.values()):
+                windows = of.get(int(life[at]))
+                if windows:
+                    before = sum(last - first + 1 for first, last in left)
+                    left = _without(left, windows)
+                    found[at, n] = before - sum(last - first + 1 for first, last in left)
+        return found
+
+
+def _without(ranges: list[tuple[int, int]], windows: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return what some ranges leave outside some windows; both sorted and disjoint."""
+    found = []
+    for first, last in ranges:
+        for lo, hi in windows[max(0, bisect_right(windows, (first, schemas.LARGEST)) - 1) :]:
+            if lo > last:
+                break
+            if hi < first:
+                continue
+            if lo > first:
+                found.append((first, lo - 1))
+            first = hi + 1
+        if first <= last:
+            found.append((first, last))
+    return found
+
+
+def _life_keys(state: State, lives: pa.Table) -> np.ndarray:
+    device = state.device_numbers(lives["device"].combine_chunks())
+    return np.asarray(pack(device, lives["life"].to_numpy().astype(np.int64), 0) >> BOOT_BITS, dtype=np.int64)
+
+
+def _rows(
+    state: State,
+    wanted: np.ndarray,
+    before: pa.Table,
+    before_keys: np.ndarray,
+    rest: pa.Table,
+    rest_keys: np.ndarray,
+    tallies: list[pa.Table],
+    events: pa.Table,
+    event_keys: np.ndarray,
+    told_of: _Told,
+    batch: Batch,
+    late_after_s: float,
+) -> pa.Table:
+    """Return the audit's rows of the boots at some places of `state.keys`, in their order."""
+    if not len(wanted):
+        return schemas.AUDIT.empty_table()
+    keys = state.keys[wanted]
+    merged = merge_tallies([before.select(schemas.TALLY.names).cast(schemas.TALLY), *tallies]).cast(schemas.TALLY)
+    merged = merged.take(pa.array(np.argsort(keys_of(state, merged), kind="stable")))
+    told = _told(keys, before, before_keys, events, event_keys)
+    ties = _Ties(state, keys, before, before_keys, batch.ties)
+    own = _own(state, keys, before, before_keys, batch.own)
+
+    # What is known of the boot after each: from its own row, if it is made anew too, or from the one that is there.
+    begun = np.concatenate((told["begun"], _numbers(rest, "begun")))
+    dropped = np.concatenate((told["dropped_before"], _numbers(rest, "dropped_before")))
+    of = np.concatenate((keys, rest_keys))
+    order = np.argsort(of, kind="stable")
+    of, begun, dropped = of[order], begun[order], dropped[order]
+    follows = wanted + 1 < len(state.keys)
+    follows[follows] = _same_life(state.keys, wanted[follows], wanted[follows] + 1)
+    next_at = np.minimum(wanted + 1, len(state.keys) - 1)
+    place = np.minimum(np.searchsorted(of, state.keys[next_at]), len(of) - 1)
+    lowest_of_next = _lowest(state, next_at)
+    next_first = np.where(follows, np.fmin(begun[place], lowest_of_next), np.nan)
+    next_dropped = np.where(follows, dropped[place], np.nan)
+
+    lowest, highest = _lowest(state, wanted), _highest(state, wanted)
+    first = np.fmin(told["begun"], lowest).astype(np.int64)
+    opens = wanted == 0
+    opens[~opens] = ~_same_life(state.keys, wanted[~opens], wanted[~opens] - 1)
+    since = np.array([told_of.since.get(key, 1) for key in (keys[opens] >> BOOT_BITS).tolist()], dtype=np.int64)
+    first[opens] = np.minimum(first[opens], since)  # numbers run from 1 on: what is below the first that came was lost
+    last = np.fmax(np.fmax(next_first - 1, highest), first - 1).astype(np.int64)
+    place_of, lo, hi = _gaps(state, wanted, first, last)
+    size = hi - lo + 1
+    far = size > MOST_GAP
+    suspect = np.bincount(place_of[far], minlength=len(keys))
+    unreal = np.bincount(place_of[far], weights=size[far], minlength=len(keys)).astype(np.int64)
+    place_of, lo, hi, size = place_of[~far], lo[~far], hi[~far], size[~far]
+    missing = np.bincount(place_of, weights=size, minlength=len(keys)).astype(np.int64)
+    reasons = np.zeros((len(keys), len(schemas.REASONS)), dtype=np.int64)
+    np.add.at(reasons, place_of, told_of.explain(keys[place_of] >> BOOT_BITS, lo, hi))
+    explained = dict(zip(schemas.REASONS, reasons.T, strict=True))
+    # What the board counts as dropped (refused and expired ones, too) without naming it explains as many more.
+    declared = np.where(np.isnan(next_dropped), told["dropped_after"], next_dropped) - told["dropped_before"]
+    declared = np.nan_to_num(np.fmax(declared, 0)).astype(np.int64)
+    unnamed = declared - explained["refused"] - explained["expired"] - explained["dropped"]
+    unexplained = missing - reasons.sum(axis=1)
+    explained["dropped"] = explained["dropped"] + np.clip(unnamed, 0, unexplained)
+    unexplained = missing - sum(explained.values())
+
+    checked = np.array([batch.checked.get(key, (0, 0)) for key in keys.tolist()], dtype=np.int64).reshape(-1, 2)
+    at = np.searchsorted(keys, before_keys)
+    for column, name in enumerate(("in_tables", "twice")):
+        checked[at, column] += before[name].to_numpy()
+    published = last - first + 1 - unreal
+    absent = np.maximum(0, published - missing - checked[:, 0])
+
+    one_each = pa.array(np.arange(len(keys) + 1, dtype=np.int32))
+    bins = pa.StructArray.from_arrays(
+        [merged[name].combine_chunks() for name in ("base_us", "steps", "counts")], names=["base_us", "steps", "counts"]
+    )
+    offset_us = pa.array(ties.offset_us, mask=~ties.any)
+    figures = delays.figures(pa.ListArray.from_arrays(one_each, bins), offset_us, late_after_s, SHARES)
+    ranges = pa.StructArray.from_arrays([pa.array(lo), pa.array(hi)], fields=list(schemas.RANGE))
+    offsets = np.searchsorted(place_of, np.arange(len(keys) + 1)).astype(np.int32)
+    columns: dict[str, Any] = {name: merged[name] for name in schemas.TALLY.names}
+    columns |= {
+        "cause": told["cause"],
+        "first_seq": first,
+        "last_seq": last,
+        "published": published,
+        "missing": missing,
+        **explained,
+        "unexplained": unexplained,
+        "suspect": suspect,
+        "missing_ranges": pa.ListArray.from_arrays(pa.array(offsets), ranges),
+        "in_tables": checked[:, 0],
+        "twice": checked[:, 1],
+        "absent": absent,
+        "late": figures.field("late"),
+        **{f"delay_p{round(100 * s)}_ms": _rounded(figures.field(f"p{round(100 * s)}")) for s in SHARES},
+        "delay_octaves": figures.field("octaves"),
+        "clock_jumps": ties.jumps,
+        "dated_by": pa.array(np.where(ties.any, "clock", "arrival").tolist()),
+        "open": ~follows,
+        **{name: _whole(told[name]) for name in ("begun", "cause_seq", "dropped_before", "dropped_after")},
+        "ties": ties.kept,
+        **own,
+    }
+    arrays = [_cast(columns[one.name], one.type) for one in schemas.AUDIT]
+    return pa.table(arrays, schema=schemas.AUDIT)
+
+
+def _cast(column: Any, kind: pa.DataType) -> pa.Array:
+    if isinstance(column, pa.ChunkedArray):
+        column = column.combine_chunks()
+    if isinstance(column, np.ndarray):
+        column = pa.array(column)
+    return column if column.type == kind else column.cast(kind)
+
+
+def _rounded(column: pa.Array) -> pa.Array:
+    return pc.round(column, 3)
+
+
+def _whole(column: np.ndarray) -> pa.Array:
+    """Return numbers, null where they are not known. Sequence numbers and counters are far below 2^53."""
+    unknown = np.isnan(column)
+    return pa.array(np.where(unknown, 0, column).astype(np.int64), mask=unknown)
+
+
+def _numbers(table: pa.Table, name: str) -> np.ndarray:
+    """Return a column as floats, NaN where it is null."""
+    column = table[name].combine_chunks()
+    return pc.fill_null(column.cast(pa.float64(), safe=False), np.nan).to_numpy(zero_copy_only=False)
+
+
+def _lowest(state: State, places: np.ndarray) -> np.ndarray:
+    """Return the lowest number seen of the boots at some places; every boot that is known has one."""
+    return intervals.seq_of(state.seen.lo[np.searchsorted(state.seen.lo, places << intervals.SEQ_BITS)])
+
+
+def _highest(state: State, places: np.ndarray) -> np.ndarray:
+    return intervals.seq_of(state.seen.hi[np.searchsorted(state.seen.lo, (places + 1) << intervals.SEQ_BITS) - 1])
+
+
+def _gaps(
+    state: State, places: np.ndarray, first: np.ndarray, last: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the numbers between `first` and `last` of each boot that were not seen: (which boot, lo, hi), in order."""
+    a = np.searchsorted(state.seen.lo, places << intervals.SEQ_BITS)
+    b = np.searchsorted(state.seen.lo, (places + 1) << intervals.SEQ_BITS)
+    count = b - a
+    of = np.repeat(np.arange(len(places)), count + 1)
+    ends_at = np.cumsum(count + 1)
+    begins_at = ends_at - (count + 1)
+    lo, hi = np.empty(len(of), dtype=np.int64), np.empty(len(of), dtype=np.int64)
+    within = np.ones(len(of), dtype=bool)
+    within[begins_at] = False
+    source = np.repeat(a - begins_at, count + 1) + np.arange(len(of)) - 1
+    lo[within] = intervals.seq_of(state.seen.hi[source[within]]) + 1
+    lo[begins_at] = first
+    within[:] = True
+    within[ends_at - 1] = False
+    hi[within] = intervals.seq_of(state.seen.lo[source[within] + 1]) - 1
+    hi[ends_at - 1] = last
+    real = lo <= hi
+    return of[real], lo[real], hi[real]
+
+
+def _told(
+    keys: np.ndarray, before: pa.Table, before_keys: np.ndarray, events: pa.Table, event_keys: np.ndarray
+) -> dict[str, Any]:
+    """Return what each boot's events told, earlier batches' and this one's."""
+    found: dict[str, Any] = {}
+    at, old_at = np.searchsorted(keys, event_keys), np.searchsorted(keys, before_keys)
+    for name, source, reduce in (
+        ("begun", "first", np.fmin),
+        ("dropped_before", "dropped", np.fmin),
+        ("dropped_after", "dropped", np.fmax),
+    ):
+        column = np.full(len(keys), np.nan)
+        column[old_at] = _numbers(before, name)
+        reduce.at(column, at, _numbers(events, source))
+        found[name] = column
+    # The cause is that of the lowest message that tells one.
+    cause = pa.chunked_array([*before["cause"].chunks, *events["cause"].chunks], pa.string()).combine_chunks()
+    seq = np.concatenate((_numbers(before, "cause_seq"), _numbers(events, "seq")))
+    of = np.concatenate((old_at, at))
+    valid = np.flatnonzero(cause.is_valid().to_numpy(zero_copy_only=False))
+    valid = valid[np.lexsort((seq[valid], of[valid]))]
+    boots, first = np.unique(of[valid], return_index=True)
+    chosen = np.full(len(keys), -1)
+    chosen[boots] = valid[first]
+    unknown = chosen < 0
+    found["cause"] = cause.take(pa.array(np.where(unknown, 0, chosen), mask=unknown))
+    found["cause_seq"] = np.full(len(keys), np.nan)
+    found["cause_seq"][boots] = seq[valid[first]]
+    return found
+
+
+class _Ties:
+    """Where the uptime of some boots met the calendar."""
+
+    def __init__(self, state: State, keys: np.ndarray, before: pa.Table, before_keys: np.ndarray, new: list[pa.Table]):
+        table = _together(new, schemas.TIES)
+        offset, uptime = table["offset_us"].to_numpy(), table["uptime"].to_numpy()
+        clock_us = offset + (uptime * 1e6).astype(np.int64)
+        arrival = table["arrival"].cast(pa.int64()).to_numpy()
+        right = (clock_us > SET_SINCE_US) & (clock_us < arrival + AHEAD_US)
+        flat = before["ties"].combine_chunks().flatten()
+        counts = pc.list_value_length(before["ties"].combine_chunks()).to_numpy()
+        place = np.concatenate(
+            (
+                np.repeat(np.searchsorted(keys, before_keys), counts),
+                np.searchsorted(keys, keys_of(state, table)[right]),
+            )
+        ).astype(np.int64)
+
+        def both(name: str, of_new: np.ndarray) -> np.ndarray:
+            return np.concatenate((pc.struct_field(flat, name).to_numpy(zero_copy_only=False), of_new[right]))
+
+        seq, offset, uptime = both("seq", table["seq"].to_numpy()), both("offset_us", offset), both("uptime", uptime)
+        order = np.lexsort((seq, place))
+        place, seq, offset, uptime = place[order], seq[order], offset[order], uptime[order]
+        other = place[1:] != place[:-1]
+        moved = np.abs(np.diff(offset)) > JUMP_US + np.diff(uptime) * DRIFT * 1e6
+        self.jumps = np.bincount(place[1:][moved & ~other], minlength=len(keys)).astype(np.int64)
+        # Of a stretch without a jump its two ends are kept: a message that comes late is compared with those.
+        stays = ends(other | moved) if len(place) else np.zeros(0, dtype=bool)
+        place, seq, offset, uptime = place[stays], seq[stays], offset[stays], uptime[stays]
+        bounds = np.searchsorted(place, np.arange(len(keys) + 1))
+        self.any = np.diff(bounds) > 0
+        self.offset_us = np.zeros(len(keys), dtype=np.int64)
+        self.offset_us[self.any] = offset[bounds[1:][self.any] - 1]
+        rows = pa.StructArray.from_arrays(
+            [pa.array(seq), pa.array(offset), pa.array(uptime)], names=["seq", "offset_us", "uptime"]
+        )
+        self.kept = pa.ListArray.from_arrays(pa.array(bounds.astype(np.int32)), rows)
+
+
+def _own(
+    state: State, keys: np.ndarray, before: pa.Table, before_keys: np.ndarray, new: list[pa.Table]
+) -> dict[str, pa.Array]:
+    """Return what boards told of themselves: the least and the most erases, connections, and until when."""
+    found = {name: np.full(len(keys), np.nan) for name in OWN}
+    at = np.searchsorted(keys, before_keys)
+    for name in OWN:
+        found[name][at] = _numbers(before, name)
+    for table in new:
+        places = np.searchsorted(keys, keys_of(state, table))
+        value, uptime = table["value"].to_numpy(), _numbers(table, "uptime")
+        is_wear = pc.equal(table["name"].cast(pa.string()), WEAR).to_numpy()
+        np.fmin.at(found["erases_first"], places[is_wear], value[is_wear])
+        np.fmax.at(found["erases"], places[is_wear], value[is_wear])
+        np.fmax.at(found["connects"], places[~is_wear], value[~is_wear])
+        np.fmax.at(found["told_uptime"], places, uptime)
+    return {name: pa.array(column, from_pandas=True) for name, column in found.items()}
+
+
+def _lives(state: State, lives: pa.Table, before: pa.Table, made: pa.Table, told_of: _Told) -> tuple[pa.Table, int]:
+    """Return the rows by device and life, and how many devices are new: sums go on by the difference of the rows."""
+    old_keys = _life_keys(state, lives) if lives.num_rows else np.zeros(0, dtype=np.int64)
+    made_keys = keys_of(state, made) >> BOOT_BITS
+    before_keys = keys_of(state, before) >> BOOT_BITS
+    keys = np.union1d(old_keys, made_keys)
+    at_old, at_made, at_before = (np.searchsorted(keys, one) for one in (old_keys, made_keys, before_keys))
+    columns: dict[str, Any] = {}
+    for one in schemas.LIVES:
+        if one.type == pa.int64() and not one.nullable:
+            column = np.zeros(len(keys), dtype=np.int64)
+            column[at_old] = lives[one.name].to_numpy()
+            np.add.at(column, at_made, 1 if one.name == "boots" else made[one.name].to_numpy())
+            np.subtract.at(column, at_before, 1 if one.name == "boots" else before[one.name].to_numpy())
+            columns[one.name] = column
+    for name, reduce in (("first_arrival", np.minimum), ("last_arrival", np.maximum)):
+        far = np.iinfo(np.int64).max if reduce is np.minimum else np.iinfo(np.int64).min
+        column = np.full(len(keys), far)
+        column[at_old] = lives[name].cast(pa.int64()).to_numpy()
+        reduce.at(column, at_made, made[name].cast(pa.int64()).to_numpy())
+        columns[name] = pa.array(column).cast(schemas.MOMENT)
+    for name, choose in (("erases_first", np.fmin), ("erases", np.fmax)):
+        column = np.full(len(keys), np.nan)
+        column[at_old] = _numbers(lives, name)
+        choose.at(column, at_made, _numbers(made, name))
+        columns[name] = pa.array(column, from_pandas=True)
+
+    def sums(name: str, of: str, less: float) -> np.ndarray:
+        column = np.full(len(keys), np.nan)
+        column[at_old] = _numbers(lives, name)
+        told = np.maximum(_numbers(made, of) - less, 0)
+        again = np.maximum(_numbers(before, of) - less, 0)
+        tells = np.unique(at_made[~np.isnan(told)])
+        column[tells] = np.nan_to_num(column[tells])
+        np.add.at(column, at_made, np.nan_to_num(told))
+        np.subtract.at(column, at_before, np.nan_to_num(again))
+        return column
+
+    columns["told_uptime"] = np.nan_to_num(sums("told_uptime", "told_uptime", 0))
+    columns["reconnects"] = pa.array(sums("reconnects", "connects", 1), from_pandas=True)
+    listed = keys.tolist()
+    for reason, of in told_of.ranges.items():
+        windows = [[{"lo": lo, "hi": hi} for lo, hi in of.get(key, ())] for key in listed] if of else [[]] * len(listed)
+        columns[f"{reason}_ranges"] = pa.array(windows, pa.list_(schemas.RANGE))
+    columns["since"] = pa.array([told_of.since.get(key) for key in listed] if told_of.since else [None] * len(listed))
+    device, life, _ = unpack_lives(keys)
+    columns["device"] = pa.array(state.devices, pa.string()).take(pa.array(device))
+    columns["life"] = pa.array(life.astype(np.int32))
+    devices = len(np.unique(device)) - len(np.unique(unpack_lives(old_keys)[0]))
+    return pa.table([_cast(columns[one.name], one.type) for one in schemas.LIVES], schema=schemas.LIVES), devices
+
+
+def unpack_lives(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the device and the life of packed (device, life), and nothing for a boot."""
+    from .state import unpack
+
+    return unpack(keys << BOOT_BITS)

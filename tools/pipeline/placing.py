@@ -1,0 +1,296 @@
+"""Which life each message of a batch belongs to, for all devices of a bucket at once.
+
+Nearly always the answer is plain, and numpy sees that for a whole batch: every message tells a life that is known, or its
+device has had one life only and all of the batch lies in line in it. The devices for which it is not plain go through
+`lives.Device`, message by message. Both come to the same, so the rules stand there alone; here stand conditions
+under which they have nothing to decide.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from . import intervals, lives
+from .state import BOOT_BITS, LIFE_BITS, State, Waiting, pack, unpack
+
+ONE_LIFE = (1 << LIFE_BITS) - 1
+
+
+@dataclass
+class Messages:
+    """Messages in the order of their arrival: parallel arrays."""
+
+    device: np.ndarray
+    identity: np.ndarray  # 0 where the message tells none
+    boot: np.ndarray
+    seq: np.ndarray
+    first: np.ndarray  # of a boot message: what its boot began with; else -1
+    print: np.ndarray
+    collector: list[str]  # names
+    origin: np.ndarray  # of each: number in `collector`, segment, row
+
+
+@dataclass
+class Placed:
+    """What becomes of the messages: a life, 0 where there is none."""
+
+    life: np.ndarray
+    refused: list[tuple[int, str]] = field(default_factory=list)
+    held: list[tuple[int, int, lives.Held]] = field(default_factory=list)  # (place, device, what)
+    released: list[tuple[int, Waiting | int, int]] = field(default_factory=list)  # (behind which, what, life)
+    overflowed: list[tuple[Waiting | int, str]] = field(default_factory=list)
+
+
+class Comparison:
+    """Messages by identity, held against those under the same identity.
+
+    Attributes:
+        order: the messages sorted by identity; copies in the order of their arrival. The others are in this order.
+        first: is it the first of its identity in this batch? known: was it there before?
+        same: has it the print of the one that was first? lost: is that one's print gone?
+        keys: the packed keys that occur. which: for each message the place of its key there.
+    """
+
+    def __init__(
+        self, state: State, device: np.ndarray, life: np.ndarray, boot: np.ndarray, seq: np.ndarray, prints: np.ndarray
+    ):
+        packed = pack(device, life, boot)
+        self.keys, which = np.unique(packed, return_inverse=True)
+        codes = intervals.encode(which, seq)
+        order = self.order = np.argsort(codes, kind="stable")
+        codes = codes[order]
+        self.which, self.seq = which[order], seq[order]
+        self.first = np.ones(len(codes), dtype=bool)
+        self.first[1:] = codes[1:] != codes[:-1]
+        self.known = seen(state, self.keys, self.which, self.seq)
+        self.same, self.lost = self.first & ~self.known, np.zeros(len(codes), dtype=bool)
+        if not self.same.all():
+            self._compare(state, prints[order])
+
+    def _compare(self, state: State, prints: np.ndarray) -> None:
+        """Hold the prints of copies against those of what they repeat."""
+        at = np.flatnonzero(~self.same)
+        begins = np.flatnonzero(self.first)
+        original = prints[begins[np.searchsorted(begins, at, side="right") - 1]]
+        known = self.known[at]
+        there = np.ones(len(at), dtype=bool)
+        if known.any():
+            before = at[known]
+            original[known], there[known] = state.prints.find(self.keys[self.which[before]], self.seq[before])
+        self.lost[at] = ~there
+        self.same[at] = there & (original == prints[at])
+
+    def spans(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the lowest and the highest number of each key in this batch."""
+        begins = np.searchsorted(self.which, np.arange(len(self.keys)))
+        ends = np.searchsorted(self.which, np.arange(len(self.keys)), side="right") - 1
+        return self.seq[begins], self.seq[ends]
+
+
+def seen(state: State, keys: np.ndarray, which: np.ndarray, seq: np.ndarray) -> np.ndarray:
+    """Return for each message, of key `keys[which]`, whether its number was seen in earlier batches."""
+    if not len(state.keys):
+        return np.zeros(len(seq), dtype=bool)
+    at = np.minimum(np.searchsorted(state.keys, keys), len(state.keys) - 1)
+    there = state.keys[at] == keys
+    return there[which] & state.seen.contains(intervals.encode(at[which], seq))
+
+
+def place(state: State, messages: Messages) -> tuple[Placed, Comparison | None]:
+    """Place messages; note lives that begin. Return also their comparison, where nothing but plain devices was met."""
+    life, plain, new = _plain(state, messages)
+    chosen = plain[messages.device]
+    compared = None
+    if chosen.any():
+        some = messages if chosen.all() else _part(messages, chosen)
+        compared = Comparison(state, some.device, life[chosen], some.boot, some.seq, some.print)
+        doubtful = _out_of_line(state, some, compared, life[chosen])
+        if len(doubtful):
+            plain[doubtful] = False
+            chosen = plain[messages.device]
+    beginning = new[plain[new]]
+    first_identity = np.zeros(len(state.devices), dtype=np.int64)
+    first_identity[messages.device[::-1]] = messages.identity[::-1]
+    if len(beginning):
+        state.add_lives(beginning, np.ones(len(beginning), dtype=np.int64), first_identity[beginning])
+    if chosen.all():
+        return Placed(life), compared
+    found = Placed(np.where(chosen, life, 0))
+    _one_by_one(state, messages, np.flatnonzero(~chosen), found)
+    return found, None
+
+
+def _part(messages: Messages, which: np.ndarray) -> Messages:
+    names = ("device", "identity", "boot", "seq", "first", "print", "origin")
+    return Messages(**{name: getattr(messages, name)[which] for name in names}, collector=messages.collector)
+
+
+def _plain(state: State, messages: Messages) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return each message's life as far as it is plain, for each device whether it is, and which devices are new."""
+    devices, device, identity = len(state.devices), messages.device, messages.identity
+    its_device = state.lives >> LIFE_BITS
+    count = np.bincount(its_device, minlength=devices)
+    last_life, last_identity = np.zeros(devices, dtype=np.int64), np.zeros(devices, dtype=np.int64)
+    last_life[its_device] = state.lives & ONE_LIFE
+    last_identity[its_device] = state.identities
+    plain = np.ones(devices, dtype=bool)
+    for number in state.held:
+        plain[number] = False
+    life = np.where(identity == last_identity[device], last_life[device], 0)
+    tells = identity > 0
+    if not tells.all():
+        anonymous = np.zeros(devices, dtype=bool)
+        anonymous[device[~tells]] = True
+        plain[device[tells]] &= ~anonymous[device[tells]]  # some of its messages tell a life, some don't
+        plain &= ~anonymous | (count == 0) | ((count == 1) & (last_identity == 0))
+    others = np.flatnonzero(tells & (life == 0) & (count[device] > 1))
+    if len(others):  # an older life's, in most cases
+        index = np.argsort(state.identities + (its_device << 31), kind="stable")
+        known = (state.identities + (its_device << 31))[index]
+        wanted = identity[others] + (device[others] << 31)
+        at = np.minimum(np.searchsorted(known, wanted), len(known) - 1)
+        life[others] = np.where(known[at] == wanted, (state.lives & ONE_LIFE)[index[at]], 0)
+    unknown = np.flatnonzero(life == 0)
+    first = np.full(devices, -1, dtype=np.int64)
+    first[device[unknown[::-1]]] = identity[unknown[::-1]]
+    fresh = (count[device[unknown]] == 0) & (identity[unknown] == first[device[unknown]])
+    plain[device[unknown[~fresh]]] = False
+    life[unknown[fresh]] = 1
+    return life, plain, np.flatnonzero((first >= 0) & (count == 0))
+
+
+def _out_of_line(state: State, messages: Messages, compared: Comparison, life: np.ndarray) -> np.ndarray:
+    """Return the devices among some that are plain so far for which there is something to decide."""
+    found = []
+    anonymous = messages.identity == 0
+    order = compared.order
+    if anonymous.any():
+        conflict = ~compared.same & anonymous[order]
+        found.append(messages.device[order[conflict]])
+        found.append(_overlapping(state, messages, compared, anonymous))
+    if int(messages.seq.max()) > lives.MOST_GAP:
+        found.append(_far(state, messages, life))
+    return np.unique(np.concatenate(found)) if found else np.zeros(0, dtype=np.int64)
+
+
+def _overlapping(state: State, messages: Messages, compared: Comparison, anonymous: np.ndarray) -> np.ndarray:
+    """Return the devices that tell no life and whose boots, those of this batch included, do not follow one another in line."""
+    keys = np.union1d(state.keys, compared.keys)
+    lo, hi = np.full(len(keys), np.iinfo(np.int64).max), np.zeros(len(keys), dtype=np.int64)
+    if len(state.keys):
+        at = np.searchsorted(keys, state.keys)
+        lo[at], hi[at] = state.spans()
+    at = np.searchsorted(keys, compared.keys)
+    batch_lo, batch_hi = compared.spans()
+    lo[at], hi[at] = np.minimum(lo[at], batch_lo), np.maximum(hi[at], batch_hi)
+    # A boot message claims the numbers from the boot's first on.
+    tells = np.flatnonzero(messages.first[compared.order] >= 0)
+    claimed = lo.copy()
+    begins = messages.first[compared.order[tells]]
+    seq = compared.seq[tells]
+    start = np.where((begins >= 1) & (begins < seq), begins, seq)
+    place_of = at[compared.which[tells]]
+    np.minimum.at(claimed, place_of, start)
+    late = np.zeros(len(keys), dtype=bool)
+    late[place_of[start > lo[place_of]]] = True  # a number of the boot is below the one that it says it began with
+    same_life = (keys[1:] >> BOOT_BITS) == (keys[:-1] >> BOOT_BITS)
+    late[1:] |= same_life & (hi[:-1] >= claimed[1:])
+    device, _, _ = unpack(keys[late])
+    mine = np.zeros(len(state.devices), dtype=bool)
+    mine[messages.device[anonymous]] = True
+    return device[mine[device]]
+
+
+def _far(state: State, messages: Messages, life: np.ndarray) -> np.ndarray:
+    """Return the devices with a number that may be suspiciously far ahead."""
+    key = (messages.device << LIFE_BITS) | life
+    keys, which = np.unique(key, return_inverse=True)
+    highest, lowest = np.zeros(len(keys), dtype=np.int64), np.full(len(keys), np.iinfo(np.int64).max)
+    np.maximum.at(highest, which, messages.seq)
+    np.minimum.at(lowest, which, messages.seq)
+    before = np.zeros(len(keys), dtype=np.int64)
+    if len(state.keys):
+        its_life = state.keys >> BOOT_BITS
+        at = np.minimum(np.searchsorted(keys, its_life), len(keys) - 1)
+        mine = keys[at] == its_life
+        np.maximum.at(before, at[mine], state.spans()[1][mine])
+    reference = np.where(before > 0, before, lowest)
+    return keys[highest > reference + lives.MOST_GAP] >> LIFE_BITS
+
+
+def _one_by_one(state: State, messages: Messages, rows: np.ndarray, found: Placed) -> None:
+    """Take some messages, all those of their devices, through `lives.Device`."""
+    device = messages.device[rows]
+    order = np.argsort(device, kind="stable")
+    rows, device = rows[order], device[order]
+    numbers, begins = np.unique(device, return_index=True)
+    bounds = [*begins.tolist(), len(rows)]
+    known = _known(state, messages, rows, numbers)
+    lo, hi = state.spans() if len(state.keys) else (state.keys, state.keys)
+    firsts = messages.first[rows].tolist()
+    fields = zip(
+        rows.tolist(),
+        messages.identity[rows].tolist(),
+        messages.boot[rows].tolist(),
+        messages.seq[rows].tolist(),
+        [None if one < 0 else one for one in firsts],
+        messages.print[rows].tolist(),
+        [(messages.collector[c], segment, row) for c, segment, row in messages.origin[rows].tolist()],
+        strict=True,
+    )
+    begun = []
+    for n, number in enumerate(numbers.tolist()):
+        mine = []
+        for one, identity in state.lives_of(number):
+            a, b = np.searchsorted(state.keys, [pack(number, one, 0), pack(number, one + 1, 0)])
+            boots = (state.keys[a:b] & ((1 << BOOT_BITS) - 1)).tolist()
+            spans = dict(zip(boots, zip(lo[a:b].tolist(), hi[a:b].tolist(), strict=True), strict=True))
+            mine.append(lives.Life(one, identity, spans))
+        held = [lives.Held(_message(one), one.reason, one) for one in state.held.get(number, ())]
+        told = lives.Device(mine, held, known.get(number, {}))
+        before = len(mine)
+        for _ in range(bounds[n], bounds[n + 1]):
+            at, *rest = next(fields)
+            message = lives.Message(*rest)
+            verdict = told.take(at, message)
+            found.life[at] = verdict.life
+            if verdict.reason:
+                found.refused.append((at, verdict.reason))
+        begun += [(number, life.number, life.identity) for life in told.lives[before:]]
+        found.released += [(at, one.tag, life) for at, one, life in told.released]
+        found.overflowed += [(one.tag, one.reason) for one in told.overflowed]
+        state.held[number] = [one.tag for one in told.held if isinstance(one.tag, Waiting)]
+        found.held += [(one.tag, number, one) for one in told.held if not isinstance(one.tag, Waiting)]
+        if not state.held[number]:
+            del state.held[number]
+    if begun:
+        state.add_lives(*np.array(begun, dtype=np.int64).T)
+
+
+def _message(one: Waiting) -> lives.Message:
+    return lives.Message(one.identity, one.boot, one.seq, one.first, one.print, (one.collector, one.segment, one.row))
+
+
+def _known(
+    state: State, messages: Messages, rows: np.ndarray, numbers: np.ndarray
+) -> dict[int, dict[tuple[int, int, int], int | None]]:
+    """Return the prints of what was seen under the numbers that some devices will ask for, by device."""
+    waiting = [(number, one.boot, one.seq) for number in numbers.tolist() for one in state.held.get(number, ())]
+    asked = np.array(waiting, dtype=np.int64).reshape(-1, 3).T
+    device = np.concatenate((messages.device[rows], asked[0]))
+    boot = np.concatenate((messages.boot[rows], asked[1]))
+    seq = np.concatenate((messages.seq[rows], asked[2]))
+    count = np.bincount(state.lives >> LIFE_BITS, minlength=len(state.devices))
+    found: dict[int, dict[tuple[int, int, int], int | None]] = {}
+    for life in range(1, int(count[numbers].max(initial=0)) + 1):
+        some = np.flatnonzero(count[device] >= life)
+        packed = pack(device[some], life, boot[some])
+        hits = some[seen(state, packed, np.arange(len(packed)), seq[some])]
+        keys = pack(device[hits], life, boot[hits])
+        prints, there = state.prints.find(keys, seq[hits])
+        columns = (device[hits], boot[hits], seq[hits], prints, there)
+        for number, its_boot, its_seq, its_print, is_there in zip(*(one.tolist() for one in columns), strict=True):
+            found.setdefault(number, {})[life, its_boot, its_seq] = its_print if is_there else None
+    return found

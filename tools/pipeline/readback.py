@@ -1,0 +1,104 @@
+"""What a batch wrote, read back: every message that the state calls seen is in the files, once.
+
+It looks at the files under their final names and believes nothing that the batch counted: the numbers found there are
+held against the intervals before and after the batch. So the cost follows what is new, and by induction all of the
+tables are right where each batch was. `python -m tools.pipeline.check` is the other check, which reads everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from . import intervals
+from .state import State, pack
+from .storage import Storage
+
+ROWS = 131_072
+
+
+def read_back(
+    storage: Storage, files: dict[str, list[str]], state: State, known: np.ndarray, before: intervals.Intervals
+) -> dict[int, tuple[int, int]]:
+    """Return for each boot, by packed key: the messages in some files, and the rows in them that were there already.
+
+    Args:
+        storage: where the files are.
+        files: of the tables `readings` and `events`.
+        state: with the batch in it.
+        known: the keys that the groups of `before` are places in.
+        before: what was seen before the batch.
+    """
+    moved = np.searchsorted(state.keys, known)
+    lo = intervals.encode(moved[intervals.group_of(before.lo)], intervals.seq_of(before.lo))
+    hi = intervals.encode(moved[intervals.group_of(before.hi)], intervals.seq_of(before.hi))
+    earlier = intervals.Intervals(lo, hi)
+    size = len(state.keys)
+    twice = np.zeros(size, dtype=np.int64)
+    found = [_distinct(_codes(storage, names, state), earlier, twice) for names in files.values()]
+    total = intervals.EMPTY
+    for one in found:
+        total = _joined(total, one)
+    count = np.zeros(size, dtype=np.int64)
+    np.add.at(count, intervals.group_of(total.lo), total.hi - total.lo + 1)
+    here = np.flatnonzero(count + twice)
+    return dict(
+        zip(state.keys[here].tolist(), zip(count[here].tolist(), twice[here].tolist(), strict=True), strict=True)
+    )
+
+
+def _codes(storage: Storage, names: Iterable[str], state: State) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield the codes and the places in the pack of the rows of some files, a part at a time."""
+    for name in names:
+        with storage.fs.open_input_file(storage.path(name)) as source:
+            file = pq.ParquetFile(source, read_dictionary=["device"])
+            columns = ["device", "life", "boot", "seq", *(["index"] if "index" in file.schema_arrow.names else [])]
+            for batch in file.iter_batches(ROWS, columns=columns, use_threads=False):
+                device = batch.column(0)
+                if not pa.types.is_dictionary(device.type):
+                    device = device.dictionary_encode()
+                index = device.indices.to_numpy()
+                life, boot, seq = (batch.column(n).to_numpy() for n in (1, 2, 3))
+                changes = (np.diff(index) != 0) | (np.diff(life) != 0) | (np.diff(boot) != 0)
+                begins = np.concatenate(([0], np.flatnonzero(changes) + 1))
+                numbers = state.device_numbers(device.dictionary)
+                keys = pack(numbers[index[begins]], life[begins].astype(np.int64), boot[begins])
+                groups = np.repeat(np.searchsorted(state.keys, keys), np.diff(np.concatenate((begins, [len(seq)]))))
+                place = batch.column(4).to_numpy() if len(columns) == 5 else np.zeros(len(seq), dtype=np.int32)
+                yield intervals.encode(groups, seq), place
+
+
+def _distinct(
+    parts: Iterator[tuple[np.ndarray, np.ndarray]], earlier: intervals.Intervals, twice: np.ndarray
+) -> intervals.Intervals:
+    """Return the messages in some rows; count in `twice` the rows that are there already, here or in an earlier batch."""
+    found = intervals.EMPTY
+    end = (-1, -1)  # the last row: its message's other rows may come with the next part
+    for codes, place in parts:
+        if not (np.diff(codes) > 0).all():
+            order = np.lexsort((place, codes))
+            codes, place = codes[order], place[order]
+        same = codes[1:] == codes[:-1]
+        again = np.concatenate(([False], same & (place[1:] == place[:-1])))
+        first = np.concatenate(([True], ~same))
+        goes_on = codes[0] == end[0] and place[0] > end[1]
+        repeated = found.contains(codes) & ~(goes_on & (codes == end[0])) | earlier.contains(codes)
+        np.add.at(twice, intervals.group_of(codes[again | repeated]), 1)
+        end = int(codes[-1]), int(place[-1])
+        new = first & ~found.contains(codes) & ~earlier.contains(codes)
+        found = found.union(codes[new])
+    return found
+
+
+def _joined(one: intervals.Intervals, other: intervals.Intervals) -> intervals.Intervals:
+    """Return the union of two sets of intervals."""
+    if not len(one.lo) or not len(other.lo):
+        return one if len(one.lo) else other
+    lo, hi = np.concatenate((one.lo, other.lo)), np.concatenate((one.hi, other.hi))
+    order = np.argsort(lo, kind="stable")
+    lo, hi = lo[order], np.maximum.accumulate(hi[order])
+    begins = np.concatenate(([True], lo[1:] > hi[:-1] + 1))
+    return intervals.Intervals(lo[begins], hi[np.concatenate((begins[1:], [True]))])

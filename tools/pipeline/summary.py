@@ -1,0 +1,144 @@
+"""The fleet in a few numbers: sums over all boots, which go on from batch to batch by what each adds.
+
+Integers only, so that what was added can be taken away again when a boot's row changes. Their size does not grow with
+the fleet nor with time: the stretches of the arrivals get longer, and rare texts are counted together.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+STEPS = (1, 10, 60, 600, 3600, 21_600, 86_400, 604_800, 2_419_200)
+MOST_STEPS = 400
+MOST_TEXTS = 50
+OTHERS = "(others)"
+
+TOTALS = (
+    *("published", "delivered", "readings", "resent", "replayed", "missing", "refused", "expired"),
+    *("dropped", "damaged", "in_doubt", "unexplained", "suspect"),
+    *("late", "reordered", "returns", "clock_jumps", "in_tables", "twice", "absent"),
+)
+
+Summary = dict[str, Any]
+
+
+def empty() -> Summary:
+    """Return the summary of nothing."""
+    return {
+        "totals": dict.fromkeys((*TOTALS, "boots", "devices", "quarantine"), 0),
+        "octaves": {},
+        "causes": {},
+        "reasons": {},
+        "topics": {},  # without the device: flashmqtt/+/readings
+        "time": {"step_s": STEPS[0], "messages": {}},
+        "first_arrival_us": None,
+        "last_arrival_us": None,
+    }
+
+
+def of(audit: pa.Table, sign: int = 1) -> Summary:
+    """Return what some rows of the audit come to, times `sign`; without boots and devices, which their maker counts."""
+    found = empty()
+    if not audit.num_rows:
+        return found
+    for name in TOTALS:
+        found["totals"][name] = sign * (pc.sum(audit[name]).as_py() or 0)
+    flat = audit["delay_octaves"].combine_chunks().flatten()
+    octave = pc.struct_field(flat, "octave").to_numpy()
+    if len(octave):
+        counts = np.bincount(octave, weights=pc.struct_field(flat, "messages").to_numpy())
+        found["octaves"] = {str(n): sign * int(count) for n, count in enumerate(counts) if count}
+    for one in pc.value_counts(audit["cause"]).to_pylist():
+        found["causes"][one["values"] or "not told"] = sign * one["counts"]
+    if sign > 0:
+        found["first_arrival_us"] = pc.min(audit["first_arrival"].cast(pa.int64())).as_py()
+        found["last_arrival_us"] = pc.max(audit["last_arrival"].cast(pa.int64())).as_py()
+    return found
+
+
+def add(into: Summary, more: Summary) -> None:
+    """Add to a summary."""
+    for name, value in more["totals"].items():
+        into["totals"][name] = into["totals"].get(name, 0) + value
+    for part in ("octaves", "causes", "reasons", "topics"):
+        into[part] = _bounded(_sum(into[part], more[part]), part)
+    for name, choose in (("first_arrival_us", min), ("last_arrival_us", max)):
+        told = [one[name] for one in (into, more) if one[name] is not None]
+        into[name] = choose(told) if told else None
+    into["time"] = _joined(into["time"], more["time"])
+
+
+def add_arrivals(into: Summary, arrival_us: np.ndarray) -> None:
+    """Count the arrivals of some messages."""
+    if not len(arrival_us):
+        return
+    first, last = int(arrival_us.min()) // 1_000_000, int(arrival_us.max()) // 1_000_000
+    step_s = _step(last - first)
+    at, counts = np.unique(arrival_us // (step_s * 1_000_000) * step_s, return_counts=True)
+    told = {"step_s": step_s, "messages": dict(zip(map(str, at.tolist()), counts.tolist(), strict=True))}
+    into["time"] = _joined(into["time"], told)
+
+
+def add_reasons(into: Summary, reasons: pa.ChunkedArray) -> None:
+    """Count messages in quarantine."""
+    found = {one["values"]: one["counts"] for one in pc.value_counts(reasons.cast(pa.string())).to_pylist()}
+    into["reasons"] = _bounded(_sum(into["reasons"], found), "reasons")
+    into["totals"]["quarantine"] += len(reasons)
+
+
+def add_held(into: Summary, before: dict[str, int], after: dict[str, int]) -> None:
+    """Count messages that are held, which count as quarantine, by reason: those of before have gone on or are there still."""
+    found = _sum(dict(after), {reason: -count for reason, count in before.items()})
+    into["reasons"] = _bounded(_sum(into["reasons"], found), "reasons")
+    into["totals"]["quarantine"] += sum(found.values())
+
+
+def add_topics(into: Summary, topic: pa.DictionaryArray) -> None:
+    """Count messages by the shape of their topics."""
+    shapes = pc.replace_substring_regex(topic.dictionary, r"^([^/]*)/.*/([^/]*)$", r"\1/+/\2")
+    counts = np.bincount(topic.indices.to_numpy(), minlength=len(shapes))
+    found = dict(zip(*_by_text(shapes, counts), strict=True))
+    into["topics"] = _bounded(_sum(into["topics"], found), "topics")
+
+
+def _by_text(texts: pa.Array, counts: np.ndarray) -> tuple[list[str], list[int]]:
+    encoded = texts.dictionary_encode()
+    totals = np.bincount(encoded.indices.to_numpy(), weights=counts, minlength=len(encoded.dictionary))
+    return encoded.dictionary.to_pylist(), totals.astype(np.int64).tolist()
+
+
+def _sum(one: dict[str, int], other: dict[str, int]) -> dict[str, int]:
+    found = {key: one.get(key, 0) + other.get(key, 0) for key in {**one, **other}}
+    return {key: value for key, value in found.items() if value}
+
+
+def _bounded(counts: dict[str, int], part: str) -> dict[str, int]:
+    """Keep the most frequent texts; a text that a later row takes away again leaves its place in `OTHERS` as it is."""
+    if part == "octaves" or len(counts) <= 4 * MOST_TEXTS:
+        return counts
+    ranked = sorted(counts.items(), key=lambda item: (item[0] == OTHERS, -abs(item[1]), item[0]))
+    kept = dict(ranked[: 2 * MOST_TEXTS])
+    kept[OTHERS] = kept.get(OTHERS, 0) + sum(count for _, count in ranked[2 * MOST_TEXTS :])
+    return kept
+
+
+def _step(span_s: float) -> int:
+    return next((step for step in STEPS if span_s / step <= MOST_STEPS), STEPS[-1])
+
+
+def _joined(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """Return two counts by stretch of time as one, in stretches so long that there are not too many."""
+    at = [int(key) for part in (one, other) for key in part["messages"]]
+    if not at:
+        return one
+    step_s = max(one["step_s"], other["step_s"], _step(max(at) - min(at)))
+    messages: dict[str, int] = {}
+    for part in (one, other):
+        for key, count in part["messages"].items():
+            place = str(int(key) // step_s * step_s)
+            messages[place] = messages.get(place, 0) + count
+    return {"step_s": step_s, "messages": {key: messages[key] for key in sorted(messages, key=int)}}

@@ -1,0 +1,727 @@
+"""Power cuts under an adversary: each bit that a cut operation touched is marginal; how it reads is chosen anew at each boot.
+
+The real journal runs on a region whose contents are *units*: what one program wrote, a header or a record, each firm or not.
+A program that is cut leaves its unit marginal; an erase that is cut leaves all units of its sector so; the same bytes again,
+or a whole erase, make firm. At each boot each marginal unit that is read is, by the adversary's choice, one of
+    whole, blank, garbled (one of its bits reads 1), and with more readings: without its first bytes, or any of its bits at 1.
+A byte that was programmed to another value than before, marginal or not, is a violation: `no second value`.
+
+`enumerate_plan` takes every cut of every operation of every program of a plan, every reading, again and again up to a number of
+cuts. What is the same flash with the same promises is done once. One run of the journal gives the cuts at all its operations:
+what a cut would leave is noted as the operation passes. `sample_chain` takes random chains on larger journals.
+"""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import os
+import random
+import time
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from flashmqtt.errors import FlashMqttError, StoreFull
+from flashmqtt.flash.region import Region
+
+from .model import DROP_OLDEST, REFUSE, WINDOW, Driver, Lost, Model, longest, look, mount, see
+
+WHOLE, BLANK, GARBLED, HEADLESS = range(4)
+READINGS = 3  # the first three are enumerated
+_intern: dict = {}
+
+
+class SecondValue(AssertionError):
+    """A byte was programmed to a second value between two erases."""
+
+
+class PowerCut(BaseException):
+    """The power went."""
+
+
+class Cells(Region):
+    """A region of units. A sector is a tuple of (offset, content, firm), a state is a tuple of sectors.
+
+    skip: kinds of units ("header", "record") that a second program of the same bytes does not make firm: a mutation.
+    pulse: an erase that was cut also leaves cells marginal that read 1 before: a second program does not mend them.
+    """
+
+    skip: tuple = ()
+    pulse = False
+
+    def load(self, state, path=(), model=None, rng=None):
+        """Take a state, and the adversary's choices as far as they are made; `model` is copied at each operation."""
+        size = self.sector_bytes
+        self.state = list(state)
+        self.image = image = bytearray(b"\xff" * (size * self.sectors))
+        self.open: list[list] = [[] for _ in range(self.sectors)]
+        for sector, units in enumerate(state):
+            for offset, content, firm in units:
+                if firm == 1:
+                    at = sector * size + offset
+                    image[at : at + len(content)] = content
+                else:
+                    self.open[sector].append((offset, content))
+        self.path = list(path)
+        self.chosen = 0
+        self.model = model
+        self.rng = rng
+        self.operations = 0
+        self.children = None
+        self.cut_at = -1
+
+    def clone(self):
+        """Return a copy, as it is in the middle of a boot."""
+        other = Cells(self.sectors, self.sector_bytes, self.page_bytes)
+        other.__dict__.update(self.__dict__)
+        other.state = list(self.state)
+        other.image = bytearray(self.image)
+        other.open = [list(units) for units in self.open]
+        other.path = list(self.path)
+        return other
+
+    def choose(self, n):
+        """Return the adversary's next choice."""
+        if self.rng:
+            return self.rng.randrange(n)
+        if self.chosen == len(self.path):
+            self.path.append(0)
+        self.chosen += 1
+        return self.path[self.chosen - 1]
+
+    def read(self, offset, buf):
+        """Fill buf; the adversary decides about what is read for the first time."""
+        n = len(buf)
+        size = self.sector_bytes
+        for sector in range(offset // size, (offset + n - 1) // size + 1):
+            if self.open[sector]:
+                start = offset - sector * size
+                for unit in [u for u in self.open[sector] if u[0] < start + n and start < u[0] + len(u[1])]:
+                    self._decide(sector, unit)
+        buf[:] = self.image[offset : offset + n]
+
+    def _decide(self, sector, unit):
+        self.open[sector].remove(unit)
+        offset, content = unit
+        reading = self.choose(5 if self.rng else READINGS)
+        if reading == BLANK:
+            return
+        shown = bytearray(content)
+        if reading == GARBLED:
+            at = len(shown) - 1
+            while shown[at] == 0xFF:
+                at -= 1
+            shown[at] |= shown[at] + 1  # its lowest 0
+        elif reading == HEADLESS:
+            shown[:8] = b"\xff" * 8
+        elif reading > HEADLESS:
+            rng = self.rng
+            kind = rng.randrange(3)
+            for i in range(len(shown)):
+                if kind == 0 or rng.random() < 0.1:
+                    shown[i] |= rng.getrandbits(8) & (rng.getrandbits(8) if kind == 1 else 0xFF)
+        at = sector * self.sector_bytes + offset
+        self.image[at : at + len(shown)] = shown
+
+    def _passes(self, sector, cut):
+        """An operation: note what a cut of it leaves, or cut it."""
+        if self.children is not None:
+            state = list(self.state)
+            state[sector] = cut
+            self.children.append((tuple(state), self.model.freeze()))
+        if self.operations == self.cut_at:
+            self.state[sector] = cut
+            raise PowerCut
+        self.operations += 1
+
+    def program(self, offset, buf, again=False):
+        """Clear bits."""
+        self._check_program(offset, len(buf))
+        content = bytes(buf)
+        start = offset + len(content) - len(content.lstrip(b"\xff"))
+        content = content.strip(b"\xff")
+        if not content:
+            return
+        size = self.sector_bytes
+        sector, start = start // size, start % size
+        units = self.state[sector]
+        same = None
+        alone = True
+        for unit in units:
+            at, old, _firm = unit
+            if at < start + len(content) and start < at + len(old):
+                for i in range(max(at, start), min(at + len(old), start + len(content))):
+                    if old[i - at] != content[i - start] != 0xFF:
+                        raise SecondValue(
+                            "byte %d of sector %d: %02x over %02x" % (i, sector, content[i - start], old[i - at])
+                        )
+                if at == start and old == content:
+                    same = unit
+                else:
+                    alone = False
+        if same is None:
+            cut, done = (*units, (start, content, 0)), (*units, (start, content, 1))
+        else:
+            cut = units
+            kind = "header" if start == 0 else "record"
+            done = units
+            at = sector * size + start
+            whole = self.image[at : at + len(content)] == content
+            if same[2] == 0 and not (whole and kind in self.skip):
+                done = tuple((start, content, 1) if unit is same else unit for unit in units)
+        cut, done = _intern.setdefault(cut, cut), _intern.setdefault(done, done)
+        self._passes(sector, cut)
+        self.state[sector] = done
+        if same is None or done is not units or same[2] == 1:
+            at = sector * size + start
+            if alone:
+                self.image[at : at + len(content)] = content
+            else:
+                for i, byte in enumerate(content):
+                    if byte != 0xFF:
+                        self.image[at + i] = byte
+            self.open[sector] = [u for u in self.open[sector] if u != (start, content)]
+
+    def erase(self, sector):
+        """Set all bits of a sector."""
+        self._check(sector * self.sector_bytes, 1, 1)
+        if sector in self._needed():
+            raise Lost("erases sector %d, which the head's header needs" % sector)
+        cut = tuple((offset, content, -1 if self.pulse else 0) for offset, content, _ in self.state[sector])
+        self._passes(sector, _intern.setdefault(cut, cut))
+        self.state[sector] = ()
+        self.open[sector] = []
+        size = self.sector_bytes
+        self.image[sector * size : (sector + 1) * size] = b"\xff" * size
+
+    def _needed(self):
+        """Return the sectors that the header of the newest firm sector has on its chain."""
+        headers: dict = {}
+        records: dict = {}
+        for sector, units in enumerate(self.state):
+            firm = {at: content for at, content, how in units if how == 1}
+            if len(firm.get(0, b"")) >= 70:  # the last bytes of its CRC may be FF
+                headers[sector] = firm[0]
+            # A record's CRC may begin with FF.
+            records[sector] = [(at, content[5 - at % 4]) for at, content in sorted(firm.items()) if at]
+        counting = {
+            int.from_bytes(header[8:12], "little"): sector
+            for sector, header in headers.items()
+            if any(kind & 0x4F != 0x42 for _, kind in records[sector])
+        }
+        head = -1
+        void_to = 0
+        for sequence, sector in sorted(counting.items()):
+            if sequence > void_to:
+                head = sector
+                void_to = sequence + 64 * len([kind for _, kind in records[sector] if kind & 0x4F == 0x43])
+        found = []
+        tail = headers[head][50] | headers[head][51] << 8 if head >= 0 else -1
+        while head in headers and tail not in found:
+            found.append(head)
+            head = headers[head][52] | headers[head][53] << 8
+            if len(found) > self.sectors:
+                raise Lost("the chain has a ring")
+        return found
+
+    def next_path(self, fixed=0):
+        """Return the choices of the next run with the same beginning, whose first `fixed` ones stay, or None."""
+        path = self.path[: self.chosen]
+        while len(path) > fixed and path[-1] == READINGS - 1:
+            path.pop()
+        if len(path) == fixed:
+            return None
+        path[-1] += 1
+        return path
+
+
+SHORT_BODY, LONG_BODY = 130, 300  # a page takes one; and a piece of 232 with one of 68
+
+
+def step(driver, letter, policy=REFUSE):
+    """Do one thing; what can't be done now is left out. a A: append; f g: finish the oldest, the newest; m: mark; ..."""
+    journal = driver.journal
+    if letter in "aA":
+        try:
+            driver.append(SHORT_BODY if letter == "a" else LONG_BODY)
+        except StoreFull:
+            fits = letter == "a" or longest(journal.region) >= LONG_BODY
+            if policy == DROP_OLDEST and fits and (journal.region.sectors > 7 or not journal.held()):
+                raise
+    elif letter in "fg":
+        window = driver.window()
+        if window:
+            driver.finish(window[0 if letter == "f" else -1])
+    elif letter in "mM":
+        window = [seq for seq in driver.window() if not journal.is_marked(seq)]
+        if window:
+            driver.mark(window[0])
+            if letter == "m":
+                driver.sync()
+    elif letter == "n":
+        driver.write_note(b"%012d" % driver.generation)
+    elif letter == "u":
+        driver.flush()
+    elif letter in "hH":
+        key = next(key for key in itertools.count(1) if key not in journal.held())
+        try:
+            driver.hold(key, 40 if letter == "h" else 250)
+        except StoreFull:
+            if not journal.held() and journal.low == journal.next_seq:
+                raise
+    elif letter in "dD":
+        held = journal.held()
+        if held:
+            driver.discard(held[0])
+            if letter == "D":
+                driver.sync()
+    elif letter == "i":
+        journal.idle()
+    elif letter == "c":
+        driver.close()
+        again(driver)
+    elif letter == "r":
+        again(driver)
+
+
+def again(driver):
+    """Mount again without a cut, in the same reading of the flash."""
+    journal = mount(driver.journal.region, driver.journal.policy)
+    check(journal, driver.model)
+    driver.use(journal)
+
+
+def check(journal, model):
+    """Check a mounted journal: what it says is final from now on."""
+    if journal.boot <= model.boot:
+        raise Lost("boot %d after %d" % (journal.boot, model.boot))
+    if journal.worn:
+        raise Lost("worn")
+    seen = see(journal) if journal.next_seq - journal.low <= WINDOW else look(journal)
+    model.check(journal, *seen)
+    model.settle(journal, *seen)
+
+
+def work_on(driver, policy=REFUSE):
+    """The journal must go on: everything out, and then around its ring."""
+    for seq in driver.window():
+        driver.finish(seq)
+    for key in driver.journal.held():
+        driver.discard(key)
+    driver.flush()
+    for _ in range(driver.journal.region.sectors * 4):
+        driver.append(SHORT_BODY)
+        driver.finish(driver.window()[0])
+    driver.flush()
+    if see(driver.journal) != ([], {}):
+        raise Lost("not empty")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is enumerated: programs of up to `steps` of these `letters`, up to `cuts` cuts, after a start without cuts.
+
+    programs: one alphabet and length for each boot; the last repeats.
+    """
+
+    name: str
+    sectors: int = 4
+    page: int = 256
+    start: str = ""
+    letters: tuple = ("afu",)
+    steps: tuple = (2,)
+    cuts: int = 5
+    policy: int = REFUSE
+    sector_bytes: int = 1024
+
+
+@dataclass
+class RunStats:
+    """What was enumerated."""
+
+    states: list = field(default_factory=list)  # distinct ones after each cut
+    boots: int = 0
+    cuts: int = 0
+    broken: list = field(default_factory=list)
+    seconds: float = 0.0
+
+
+BREAKS = (AssertionError, FlashMqttError, RecursionError, IndexError, ValueError, KeyError, TypeError, AttributeError)
+
+
+def clone_journal(journal, region):
+    """Return a copy of a mounted journal on a copy of its region."""
+    other = object.__new__(type(journal))
+    for name, value in journal.__dict__.items():
+        if isinstance(value, (bytearray, array)):
+            value = value[:]
+        elif isinstance(value, list):
+            if any(not isinstance(item, (int, type(None), memoryview)) for item in value):
+                raise TypeError(name)
+            value = [None if isinstance(item, memoryview) else item for item in value]  # views are made anew
+        elif isinstance(value, dict):  # views of `_out`, which are made anew
+            value = {key: other.__dict__["_out"] for key, item in value.items() if item is journal._out}
+        elif hasattr(value, "_journal"):
+            value = clone_journal(value, region)
+            value._journal = other
+        elif name != "_journal" and not isinstance(value, (int, bytes, type(None), Region)) and not callable(value):
+            raise TypeError(name)
+        other.__dict__[name] = value
+    if hasattr(other, "region"):
+        other.region = region
+    return other
+
+
+def canonical(units):
+    """Return a sector's units without what has no influence: how often it was erased, and so its header's CRC."""
+    known = _canonical.get(units)
+    if known is None:
+        known = _canonical[units] = tuple(
+            (offset, content[:44] + content.ljust(76 + 4 * (content[7] & 63), b"\xff")[48:-4], firm)
+            if offset == 0 and len(content) >= 70
+            else (offset, content, firm)
+            for offset, content, firm in units
+        )
+    return known
+
+
+_canonical: dict = {}
+
+
+def start_state(plan):
+    """Run the start of a plan; return (state, promises)."""
+    region = Cells(plan.sectors, plan.sector_bytes, plan.page)
+    region.load(((),) * plan.sectors)
+    model = Model()
+    if plan.start:
+        driver = Driver(mount(region, plan.policy), model)
+        for letter in plan.start:
+            step(driver, letter, plan.policy)
+    return tuple(region.state), model.freeze()
+
+
+class Case:
+    """One state, and everything that a boot can do there."""
+
+    def __init__(self, plan, state, frozen, level, last, whole):
+        self.plan, self.state, self.frozen, self.level = plan, state, frozen, level
+        self.last, self.whole = last, whole
+        self.letters = plan.letters[min(level, len(plan.letters) - 1)]
+        self.steps = 0 if last else plan.steps[min(level, len(plan.steps) - 1)]
+        self.children: list = []
+        self.boots = 0
+
+    def run(self):
+        """Mount in every reading, and run every program. Raises Lost."""
+        path: list | None = []
+        while path is not None:
+            self.boots += 1
+            model = Model.thaw(self.frozen)
+            region = Cells(self.plan.sectors, self.plan.sector_bytes, self.plan.page)
+            region.load(self.state, path, model)
+            region.children = None if self.last else self.children
+            try:
+                journal = mount(region, self.plan.policy)
+                check(journal, model)
+                driver = Driver(journal, model, self.level + 1)
+                if self.whole:
+                    work_on(driver, self.plan.policy)
+            except BREAKS as error:
+                self._fail(region, "", error)
+            self._go(driver, "")
+            path = region.next_path()
+
+    def _fail(self, region, program, error):
+        text = "%s, cut %d: readings %s, program %r: %r"
+        raise Lost(text % (self.plan.name, self.level, region.path[: region.chosen], program, error)) from error
+
+    def _go(self, driver, program):
+        """Do every next step from here, in every reading."""
+        if len(program) == self.steps:
+            return
+        before = driver.journal.region
+        for letter in self.letters:
+            path: list | None = list(before.path[: before.chosen])
+            while path is not None:
+                self.boots += 1
+                region = before.clone()
+                region.path = path
+                region.model = model = driver.model.copy()
+                other = Driver(clone_journal(driver.journal, region), model, driver.generation)
+                try:
+                    step(other, letter, self.plan.policy)
+                except BREAKS as error:
+                    self._fail(region, program + letter, error)
+                self._go(other, program + letter)
+                path = region.next_path(before.chosen)
+
+
+_work: dict = {}
+
+
+def _chunk(numbers):
+    """Run a share of a level's states; a process of the pool does this."""
+    plan, level, states = _work["plan"], _work["level"], _work["states"]
+    last = level == plan.cuts
+    seen = _work.setdefault("seen", set())
+    found, broken = [], []
+    boots = cuts = 0
+    for number in numbers:
+        state, frozen = states[number]
+        case = Case(plan, state, frozen, level, last, last and (number % 8 == 0 or len(states) < 10000))
+        try:
+            case.run()
+        except Lost as error:
+            broken.append((number, str(error)))
+        boots += case.boots
+        cuts += len(case.children)
+        for state, frozen in case.children:
+            key = hash((tuple(map(canonical, state)), frozen))
+            if key not in seen:
+                seen.add(key)
+                found.append((state, frozen))
+        if len(broken) > 3:
+            break
+    return boots, cuts, found, broken
+
+
+def enumerate_plan(plan, jobs=0, limit_s=0.0, progress=None):
+    """Enumerate a plan; return RunStats. It ends with the level in which something broke."""
+    began = time.monotonic()
+    stats = RunStats()
+    states = [start_state(plan)]
+    jobs = jobs or os.cpu_count() or 1
+    for level in range(plan.cuts + 1):
+        stats.states.append(len(states))
+        _work.clear()
+        _work.update(plan=plan, level=level, states=states)
+        size = max(1, min(100, len(states) // (jobs * 4)))
+        shares = [range(i, min(i + size, len(states))) for i in range(0, len(states), size)]
+        merged: dict = {}
+        results: Iterable
+        if jobs == 1 or len(states) < 20:  # a fork of a process with threads can hang
+            pool, results = None, (_chunk(share) for share in shares)
+        else:
+            pool = multiprocessing.get_context("fork").Pool(jobs)
+            results = pool.imap_unordered(_chunk, shares)
+        for boots, cuts, found, broken in results:
+            stats.boots += boots
+            stats.cuts += cuts
+            for state, frozen in found:
+                key = hash((tuple(map(canonical, state)), frozen))
+                if key not in merged:
+                    state = tuple(_intern.setdefault(s, s) for s in state)
+                    merged[key] = (state, _intern.setdefault(frozen, frozen))
+            for number, text in broken:
+                stats.broken.append((level, states[number], text))
+            if stats.broken or (limit_s and time.monotonic() - began > limit_s):
+                break
+        if pool:
+            pool.terminate()
+            pool.join()
+        if stats.broken or (limit_s and time.monotonic() - began > limit_s):
+            break
+        states = list(merged.values())
+    stats.seconds = time.monotonic() - began
+    return stats
+
+
+# --- what is enumerated ---
+
+RICH = "aAfgmuhDcn"
+PLANS = (
+    # Every chain of five cuts in the first mount and the mounts after it, with every device page.
+    *(Plan("first-%d" % page, 4, page, letters=("",), steps=(0,)) for page in (256, 64, 32, 1)),
+    # As the model had it: a message, a finish, a flush; five cuts of two steps, four of three.
+    Plan("two-steps", 4, letters=("afu",), steps=(2,), cuts=5),
+    Plan("three-steps", 4, letters=("afu",), steps=(3,), cuts=4),
+    *(Plan("two-steps-%d" % page, 5, page, letters=("afu",), steps=(2,), cuts=3) for page in (64, 32, 1)),
+    # Everything that a program does, two steps of it, and then five cuts, four of them in the recoveries from the one before.
+    Plan("recoveries", 5, letters=(RICH, ""), steps=(2, 0), cuts=5),
+    # The same, with a step between the cuts.
+    Plan("steps-between", 5, letters=(RICH, "af"), steps=(2, 1), cuts=4),
+    Plan("any-step", 5, letters=(RICH,), steps=(1,), cuts=3),
+    # A ring that is nearly full, with a held message in its tail; and one that drops the oldest.
+    Plan("full", 6, start="AAAAmhf", letters=("aAfmhD", "afu"), steps=(1, 1), cuts=5),
+    Plan("drop", 5, start="AAAA", policy=DROP_OLDEST, letters=("aAfm", "af"), steps=(1,), cuts=4),
+    Plan("held", 5, start="ah", letters=("hHDc", "aD"), steps=(1,), cuts=4),
+    # Clean ends.
+    Plan("clean", 4, letters=("acf",), steps=(2,), cuts=3),
+    Plan("clean-between", 4, letters=("ac",), steps=(1,), cuts=5),
+    Plan("clean-five", 5, letters=("ac", "", "a"), steps=(2, 0, 1), cuts=5),
+)
+SHORT_PLANS = ("first-256", "two-steps-64", "two-steps-1", "full")
+
+
+# --- mutations: the check must be able to fail ---
+
+
+class Mutation:
+    """Leaves one rule out, while it is entered."""
+
+    def __init__(self, name):
+        self.name = name
+
+    def __enter__(self):
+        from flashmqtt.journal import journal as module
+
+        self.journal = journal = module.Journal
+        self.saved = opened, written = journal._open, journal._write
+        patched: dict = {}
+        if self.name == "header":  # the head's header is not programmed again
+            Cells.skip = ("header",)
+        elif self.name == "record":  # the last record is not programmed again
+            Cells.skip = ("record",)
+        elif self.name == "supersede":  # a head without messages stays on the chain
+
+            def keeps(self, *args):
+                self._head_top = 1 << 29
+                return opened(self, *args)
+
+            patched["_open"] = keeps
+        elif self.name == "free":  # a sector is freed by the word of a later record
+
+            def frees(self, *args):
+                place = written(self, *args)
+                while self._tail != self._head and self._first[self._after[self._tail]] <= self.low:
+                    self._use[self._tail] = 0
+                    self._chain -= 1
+                    self._free += 1
+                    self._tail = self._after[self._tail]
+                return place
+
+            patched["_write"] = frees
+        elif self.name == "one":  # one sector stays free behind a message
+
+            def writes(self, kind, *args):
+                return written(self, kind, *(*args[:-1], 1 if kind & 15 == 1 else args[-1]))
+
+            patched["_write"] = writes
+        for name, method in patched.items():
+            setattr(journal, name, method)
+        return self
+
+    def __exit__(self, *error):
+        Cells.skip = ()
+        for name, method in zip(("_open", "_write"), self.saved, strict=True):
+            setattr(self.journal, name, method)
+
+
+MUTATIONS = ("header", "record", "supersede", "free", "one")
+
+
+# --- random chains on larger journals ---
+
+
+def sample_chain(seed, sectors=0, cuts=0):
+    """Run one random chain of cuts; return (cuts, boots). Raises Lost. A chain is its seed."""
+    rng = random.Random(seed)
+    sectors = sectors or rng.choice((4, 5, 6, 16, 24, 40, 64))
+    sector_bytes = rng.choice((1024, 1024, 1024, 2048, 4096))
+    page = (256, 64, 32, 1)[seed % 4]
+    policy = rng.choice((REFUSE, REFUSE, DROP_OLDEST))
+    region = Cells(sectors, sector_bytes, page)
+    state: tuple = ((),) * sectors
+    frozen = Model().freeze()
+    letters = rng.choice(("aaaf", "aaafffu", "aaAAffggmMuhHdDnic", "aaaaaaaaaaaafffg", "aAhHdDm", "aaaffmmcri"))
+    total = boots = 0
+    for turn in range(cuts or rng.choice((5, 6, 8, 12))):
+        model = Model.thaw(frozen)
+        region.load(state, (), model, rng)
+        program = [rng.choice(letters) for _ in range(rng.choice((0, 1, 2, 3, 6, 40, 300 if turn == 0 else 12)))]
+        region.cut_at = rng.randrange(6) if rng.random() < 0.6 else rng.randrange(6 + len(program) * 2)
+        boots += 1
+        try:
+            journal = mount(region, policy)
+            check(journal, model)
+            driver = Driver(journal, model, turn + 1)
+            for letter in program:
+                step(driver, letter, policy)
+        except PowerCut:
+            total += 1
+        except BREAKS as error:
+            raise Lost("chain %d, boot %d: %r" % (seed, boots, error)) from error
+        state, frozen = tuple(region.state), model.freeze()
+    model = Model.thaw(frozen)
+    region.load(state, (), model, rng)
+    try:
+        journal = mount(region, policy)
+        check(journal, model)
+        driver = Driver(journal, model, 99)
+        while driver.window():
+            work_out(driver)
+        work_on(driver, policy)
+    except BREAKS as error:
+        raise Lost("chain %d, last boot: %r" % (seed, error)) from error
+    return total, boots + 1
+
+
+def work_out(driver):
+    """Finish what is in the window."""
+    for seq in driver.window():
+        driver.finish(seq)
+
+
+def first_mount(seed):
+    """Cut first mounts, one after the other, as the adversary likes; there must be a journal at the end. Return the cuts."""
+    rng = random.Random(seed)
+    sectors = rng.choice((4, 5, 16))
+    region = Cells(sectors, rng.choice((1024, 4096)), (256, 64, 32, 1)[seed % 4])
+    state: tuple = ((),) * sectors
+    cuts = 0
+    try:
+        for _ in range(rng.choice((1, 2, 4, 5, 8, 12))):
+            region.load(state, (), Model(), rng)
+            region.cut_at = rng.randrange(5)
+            try:
+                mount(region)
+            except PowerCut:
+                cuts += 1
+            state = tuple(region.state)
+        region.load(state, (), Model(), rng)
+        journal = mount(region)
+        if not journal.fresh or journal.next_seq != 1:
+            raise Lost("not an empty journal")
+        journal.append(b"first", 5)
+        region.load(tuple(region.state), (), Model(), rng)
+        if see(mount(region))[0] != [(1, b"first", False)]:
+            raise Lost("the first message is lost")
+    except BREAKS as error:
+        raise Lost("first mount %d: %r" % (seed, error)) from error
+    return cuts
+
+
+def first_mount_on_chip(seed):
+    """The same on the simulated chip and its models; return the cuts."""
+    from flashmqtt.flash.block import BlockRegion
+    from tools.flashsim import nor
+
+    from .cuts import GEOMETRIES
+
+    rng = random.Random(seed)
+    personality, page = tuple(GEOMETRIES.values())[seed % 4]
+    flash = nor.NorFlash(4096 * rng.choice((4, 5)), personality, seed=seed)
+    region = BlockRegion(flash, page_bytes=page)
+    cuts = 0
+    try:
+        for _ in range(rng.choice((1, 2, 4, 5, 8))):
+            flash.arm(
+                flash.operations + 1 + rng.randrange(5),
+                rng.choice(("bits", "bits", "weak", "prefix")),
+                rng.randrange(10000),
+            )
+            try:
+                mount(region)
+            except nor.PowerCut:
+                cuts += 1
+            flash.power_up()
+        journal = mount(region)
+        if not journal.fresh or journal.next_seq != 1 or flash.violations:
+            raise Lost("not an empty journal, or %s" % flash.violations[:1])
+        journal.append(b"first", 5)
+        if see(mount(region))[0] != [(1, b"first", False)]:
+            raise Lost("the first message is lost")
+    except BREAKS as error:
+        raise Lost("first mount on the chip %d: %r" % (seed, error)) from error
+    return cuts
