@@ -4,7 +4,7 @@ import json
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tools.pipeline import senml
@@ -183,10 +183,8 @@ PAYLOADS = st.one_of(
 )
 
 
-@pytest.mark.xfail(
-    strict=False, reason="KNOWN DEFECT: an empty last record is let through beside other packs, refused alone"
-)
 @pytest.mark.req("P5")
+@example([b'[{"bn": "dev/", "boot": 1, "seq": 7, "up": 2.5}, {}]', b"[]"])
 @settings(max_examples=60, deadline=None)
 @given(st.lists(PAYLOADS, max_size=12))
 def test_any_payloads_come_out_as_rows_or_as_reasons_the_same_alone_as_in_company(payloads):

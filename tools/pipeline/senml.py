@@ -419,7 +419,8 @@ def _resolve(rows: np.ndarray, packs: pa.ListArray) -> tuple[pa.Table, pa.Table,
 
     # Values (§4.5.4): a base value or base sum that stands alone is added to 0.
     is_head = np.zeros(len(flat), dtype=bool)
-    is_head[first_of] = ~_valid(fields["n"])[first_of]  # a first record without a name may hold the identity alone
+    heads_at = starts[counts > 0]
+    is_head[heads_at] = ~_valid(fields["n"])[heads_at]  # a first record without a name may hold the identity alone
     others = [_valid(fields[label]) for label in ("vs", "vb", "vd") if fields.has(label)]
     several = sum((other.astype(np.int8) for other in others), _valid(fields["v"]).astype(np.int8))
     reasons.where(_any(parent, several > 1, len(packs)), "several values in one record")
