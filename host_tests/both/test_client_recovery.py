@@ -142,6 +142,34 @@ def test_a_write_that_took_nothing_is_repeated_with_the_same_length():
             assert sock.offers[i + 1] == sock.offers[i]
 
 
+class Shut:
+    """A socket that takes nothing until it is opened."""
+
+    def __init__(self, sock):
+        self.sock = sock
+        self.opened = False
+
+    def __getattr__(self, name):
+        return getattr(self.sock, name)
+
+    def write(self, buf, start, n):
+        return self.sock.write(buf, start, n) if self.opened else None
+
+
+@pytest.mark.req("Q4", "B2")
+def test_a_qos_0_message_behind_a_stored_one_that_is_half_way_out_waits_for_nothing_but_room():
+    broker, mqtt = connected(buffer_bytes=256)
+    mqtt.link.sock = sock = Shut(mqtt.link.sock)
+    mqtt.publish("t", b"long" * 5000, qos=1)
+    sock.opened = True
+    feeds = broker.feeds  # the client feeds each time it waits
+    mqtt.publish("t", b"next" * 500)
+    assert broker.feeds == feeds
+    until(broker, mqtt, lambda: len(broker.of(3)) == 2)
+    assert [one[-4:] for one in broker.of(3)] == [b"long", b"next"]
+    mqtt.disconnect()
+
+
 @pytest.mark.req("R4", "S1")
 @pytest.mark.parametrize("qos", [0, 1])
 def test_a_publish_that_interrupts_a_publish_or_a_step_is_refused_and_harms_nothing(qos):

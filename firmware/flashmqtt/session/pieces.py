@@ -109,8 +109,7 @@ class Sending:
                 self._at = 0
             else:  # a stored message is half-way out
                 self._session.pump(now_ms)
-                continue
-            self.moved = True
+            self.moved = output.end > 0
             if self._at == n:
                 output.open()
                 return True
