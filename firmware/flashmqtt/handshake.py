@@ -28,6 +28,7 @@ class Steps(IOBase):
     def __init__(self, sock):
         self._sock = sock
         self._stopped = False  # is this record's refusal behind us?
+        self._failed = 0  # what a write ended with
         self.shaking = self.moved = True
         self.wants = _POLLOUT
 
@@ -42,6 +43,8 @@ class Steps(IOBase):
             n = self._sock.readinto(buf)
         except OSError as error:  # an exception must not fly through mbedTLS
             return -(error.errno or _EIO)
+        if n == 0 and self._failed:
+            return -self._failed
         if n is not None and self.shaking:
             self._stopped = False
             self.moved = True
@@ -57,7 +60,9 @@ class Steps(IOBase):
         try:
             n = self._sock.write(buf)
         except OSError as error:
-            return -(error.errno or _EIO)
+            self._failed = error.errno or _EIO
+            # A peer that refuses the handshake says why, and closes: the reason lies before us, and is read next.
+            n = len(buf) if self.shaking else -self._failed
         if n is not None and self.shaking:
             self._stopped = False
             self.moved = True
