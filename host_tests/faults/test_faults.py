@@ -133,6 +133,23 @@ def test_a_broker_that_publishes_past_its_pubrel_is_told_apart():
 CONNECT, CONNACK = p.connect("me", 4, clean=False), p.connack(4, 1)
 
 
+@pytest.mark.req("Q2", "R3")
+@pytest.mark.parametrize(
+    ("store", "present", "packets", "problem"),
+    [
+        ("ram", 1, [("up", REL), ("down", COMP), ("up", FIRST)], ""),
+        ("ram", 1, [("up", REL), ("down", COMP), ("up", FIRST), ("up", REL)], "without a PUBREC"),
+        ("ram", 0, [("up", REL)], "without a PUBREC"),
+        ("journal", 1, [("up", REL)], "without a PUBREC"),
+    ],
+)
+def test_only_a_device_that_does_not_know_its_session_clears_an_id_by_pubrel(store, present, packets, problem):
+    trace = _wire((1, "up", CONNECT), (1, "down", p.connack(4, present)), *((1, *packet) for packet in packets))
+    problems = audit(Case(4, 2, "out", store=store), trace).problems
+    assert bool(problems) == bool(problem), problems
+    assert problem in "".join(problems)
+
+
 @pytest.mark.parametrize(
     ("connack_passes", "delivered", "doubtful", "problem"),
     [

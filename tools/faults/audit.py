@@ -4,7 +4,8 @@ Every packet has to be well-formed; beyond that these rules hold over all connec
 
     a message keeps its packet id; sent again on a later connection it has DUP, on the first connection nothing has it
     on one connection no message goes out twice (levels 4 and 5), and they go out in the order of their numbers
-    after PUBREL no PUBLISH of that message follows; PUBREL only follows a PUBREC that came
+    after PUBREL no PUBLISH of that message follows; PUBREL only follows a PUBREC that came, but for an id of a session that the
+        broker knows and a device without a journal does not: before its first message there, that clears the id
     no more messages are unacknowledged than the window allows
     PUBACK, PUBREC and PUBCOMP answer packets that came, each of them once
 
@@ -65,6 +66,8 @@ class _Ledger:
     came: Counter = field(default_factory=Counter)  # (kind, id) of what came down on this connection
     answered: Counter = field(default_factory=Counter)
     past_pubrel: set[int] = field(default_factory=set)  # the broker's ids, until a PUBCOMP passed
+    joined: bool = False  # a CONNACK passed
+    unknown: set[int] = field(default_factory=set)  # ids that the device has not used, and the broker may hold
 
     def wrong(self, text: str) -> None:
         self.wire.problems.append(f"wire, connection {self.connection}: {text}")
@@ -86,6 +89,8 @@ class _Ledger:
         elif packet.kind == p.PUBLISH and packet.qos:
             self.published(packet)
         elif packet.kind == p.PUBREL:
+            if packet.packet_id in self.unknown:
+                return
             if packet.packet_id not in self.received:
                 self.wrong(f"PUBREL {packet.packet_id} without a PUBREC")
             self.released.add(packet.packet_id)
@@ -103,6 +108,7 @@ class _Ledger:
 
     def published(self, packet: p.Packet) -> None:
         number, packet_id = int(packet.payload.split(b";")[0]), packet.packet_id
+        self.unknown.discard(packet_id)
         known = self.ids.get(number)
         if known is not None and not packet.dup:
             self.wrong(f"message {number} again without DUP")
@@ -128,7 +134,12 @@ class _Ledger:
             if self.case.level > 3 and not packet.session_present:
                 self.wire.forgot |= self.accepted and not self.clean
                 self.ids, self.released, self.received = {}, set(), set()  # all is published anew
+                self.unknown = set()
             self.accepted = True
+            if passed and not self.joined:
+                self.joined = True
+                if self.case.store == "ram" and not self.clean and (packet.session_present or self.case.level == 3):
+                    self.unknown = set(range(1, 65536))
         elif packet.kind == p.PUBREL:
             self.past_pubrel.add(packet.packet_id)
         elif packet.kind == p.PUBLISH and packet.dup and packet.packet_id in self.past_pubrel:

@@ -78,7 +78,7 @@ FULL = (
         _cases("4", "12", window=8, count=12, store="journal"),
         ("rst",),
         BORDERS,
-        heap=os.environ.get("FLASHMQTT_FAULTS_HEAP", "128K"),
+        heap=os.environ.get("FLASHMQTT_FAULTS_HEAP", "144K"),
     ),
     Suite("in the journal", _cases("345", "12", store="journal"), ("fin", "rst")),
     Suite("both ways at once", _cases("345", "12", ("both",)), ("rst",), BORDERS),
