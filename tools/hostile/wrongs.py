@@ -172,8 +172,12 @@ def _wrongs() -> list[Wrong]:
     add("ones", "malformed", b"\xff" * 300)
     # Lengths.
     add("a fifth length byte", "malformed", b"\x30\xff\xff\xff\xff\x01")
-    add("a length of 268,435,455", "malformed", b"\x30\xff\xff\xff\x7f\x00\x01abad")
-    add("a message longer than the buffer", "malformed", lambda s: _bad(s, b"bad" * 3000))
+    # Level 5 announces how much it takes; at 3 and 4 a long message is read through, and its end is awaited.
+    endless = b"\x30\xff\xff\xff\x7f\x00\x01abad"
+    add("a length of 268,435,455, over what was announced", "malformed", endless, levels="5")
+    add("a length of 268,435,455", "partial", endless, ("silence",), levels="34")
+    add("a message longer than was announced", "malformed", lambda s: _bad(s, b"bad" * 3000), levels="5")
+    add("a message longer than the buffer", "tolerated", lambda s: _bad(s, b"bad" * 3000), levels="34")
     add("an acknowledgement longer than the buffer", "malformed", p.packet(0x40, bytes(5000)))
     add("half a message, then the end", "lost", lambda s: _bad(s, b"bad" * 50)[:80], ("close", "fin"))
     add("half a message, then a reset", "lost", lambda s: _bad(s, b"bad" * 50)[:80], ("close", "rst"))
