@@ -24,7 +24,7 @@ os.environ.setdefault("PYTHONPATH", f"{ROOT}:{ROOT / 'firmware'}")
 os.environ.setdefault("PYTHONUNBUFFERED", "1")
 # What was started in the background (`nohup make test &`) ignores Ctrl-C, and so would the programs to which tests send it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-HEAP = os.environ.get("FLASHMQTT_TEST_HEAP", "768K")
+HEAP = os.environ.get("FLASHMQTT_TEST_HEAP", "1M")
 DEADLINE_S = 600
 
 

@@ -143,7 +143,7 @@ SCENARIOS = {
             ),
             settings={"sectors": 768},
             heap="16M",
-            wait_s=60,
+            wait_s=150,
         ),
         Scenario(
             "long-in",
@@ -159,7 +159,7 @@ SCENARIOS = {
             ),
             settings={"chunks": True, "sectors": ROOMY, "buffer_bytes": 8192},  # amqtt sends them at QoS 2
             heap="4M",
-            wait_s=60,
+            wait_s=150,
         ),
         Scenario(
             "long-in-2",
@@ -175,7 +175,7 @@ SCENARIOS = {
             ),
             settings={"chunks": True, "sectors": ROOMY, "buffer_bytes": 8192},
             heap="4M",
-            wait_s=60,
+            wait_s=150,
         ),
         Scenario(
             "password",
