@@ -20,6 +20,7 @@ from .connection import (
     CONNECTED,
     DAMAGED,
     DELIVERED,
+    DISCONNECTED,
     DROPPED,
     EXPIRED,
     IN_DOUBT,
@@ -82,12 +83,12 @@ class Client:
     `async for` from the first time that a task asks for one.
 
     Handlers, each may be None, and each may be a plain function or an `async def` one, which is awaited:
-    `on_connect(session_present)`, `on_delivered(handle)`, `on_in_doubt(handle)`, `on_refused(handle, code)`,
-    `on_damaged(handle)`, `on_expired(handle)`, `on_dropped(first, last)`, `on_oversize(topic, length)`, `on_message(message)`,
-    `on_error(error, message)`, `on_unclaimed(message)`, and a subscription's `handler(message)`. While an `async def` handler
-    works on a message, the next one for it waits; other handlers go on. What a handler raises goes to `on_error`; where that is
-    None, to the event loop's exception handler, which prints it. The client lives on, and the message is tried again as it is
-    there.
+    `on_connect(session_present)`, `on_disconnect(error)`, `on_delivered(handle)`, `on_in_doubt(handle)`,
+    `on_refused(handle, code)`, `on_damaged(handle)`, `on_expired(handle)`, `on_dropped(first, last)`,
+    `on_oversize(topic, length)`, `on_message(message)`, `on_error(error, message)`, `on_unclaimed(message)`, and a
+    subscription's `handler(message)`. While an `async def` handler works on a message, the next one for it waits; other
+    handlers go on. What a handler raises goes to `on_error`; where that is None, to the event loop's exception handler, which
+    prints it. The client lives on, and the message is tried again as it is there.
 
     With `chunks`, nothing else is read while the program works on a piece of a message: it must not wait for an answer then.
 
@@ -114,7 +115,7 @@ class Client:
         self.link = blocking.link
         self.timeout_s = blocking.timeout_s
         self.on_connect = self.on_delivered = self.on_in_doubt = self.on_refused = self.on_damaged = None
-        self.on_oversize = None
+        self.on_oversize = self.on_disconnect = None
         self.on_expired = self.on_dropped = None
         self.on_message = self.on_error = self.on_unclaimed = None
         self._task: "asyncio.Task | None" = None
@@ -427,6 +428,8 @@ class Client:
                     self._call(self.on_refused, session.handle, session.code)
                 elif event == CONNECTED:
                     self._call(self.on_connect, self.connection.session_present)
+                elif event == DISCONNECTED:
+                    self._call(self.on_disconnect, link.error)
                 elif event == IN_DOUBT:
                     self._call(self.on_in_doubt, session.handle)
                 elif event == OVERSIZE:

@@ -14,6 +14,7 @@ from .connection import (
     CONNECTED,
     DAMAGED,
     DELIVERED,
+    DISCONNECTED,
     DROPPED,
     EXPIRED,
     IN_DOUBT,
@@ -124,6 +125,9 @@ class Client:
         unclaimed, unclaimed_s: what becomes of a message that nobody has claimed for unclaimed_s seconds: "drop" acknowledges
             it, "keep" lets it wait on. `on_unclaimed` is called and `unclaimed` counts either way.
         attempts: how often a handler may fail with a message before the message is let go.
+        log: called with one line of text for every change and every error, such as `print`: connecting, and why not, and when
+            it tries again; connected, lost; stored, delivered, or what else became of a message. It must not call this object.
+            None costs nothing; else `talk.py` is loaded.
 
     Handlers:
         on_message(message): a `Message` that no subscription's own handler covers; acknowledged when the handler has returned.
@@ -131,6 +135,8 @@ class Client:
             says how often it has failed: at `attempts`, it is let go now.
         on_unclaimed(message): see unclaimed.
         on_connect(session_present): the broker accepted a connection; True where it still knew the session.
+        on_disconnect(error): that connection has ended, and not by `disconnect`; error is None where the client makes it anew by
+            itself. Called by `poll` only; until then `on_connect` for the next connection waits, too.
         on_delivered(handle): the broker has acknowledged the message for good.
         on_in_doubt(handle): see republish.
         on_refused(handle, code): the broker did not take the message; it is not sent again. `code` is level 5's reason code;
@@ -206,6 +212,7 @@ class Client:
         unclaimed="drop",
         unclaimed_s=60,
         attempts=5,
+        log=None,
     ):
         keeps = unclaimed == "keep"
         if attempts < 1 or waiting < 1 or not (keeps or unclaimed == "drop"):
@@ -245,7 +252,7 @@ class Client:
         self.link = Link(self.connection, host, port, backoff or Backoff(), tls, server_name, int(timeout_s * 1000))
         self.on_message = self.on_connect = self.on_delivered = self.on_in_doubt = self.on_refused = None
         self.on_damaged = self.on_expired = self.on_dropped = self.on_oversize = None
-        self.on_error = self.on_unclaimed = None
+        self.on_error = self.on_unclaimed = self.on_disconnect = None
         self.timeout_s = timeout_s
         self._waiting = (waiting, waiting_bytes or buffer_bytes * 8, attempts, clean, keeps, int(unclaimed_s * 1000))
         self.errors: list = []  # what handlers raised, for `poll`
@@ -262,6 +269,11 @@ class Client:
         self._polled_events = 0
         self._topic = self._topic_bytes = b""  # of the last message, as it was given and as bytes
         self._refusals = {}
+        self._loss: list = []  # for `poll`, and then in `errors`: why a connection ended; session_present, if there is a new one
+        if log:
+            from .talk import Talk
+
+            Talk(self, log)
 
     # --- connecting ---
 
@@ -518,7 +530,7 @@ class Client:
         if timeout_ms <= 0:
             handled = self._work()
             if self.errors:
-                raise self.errors.pop(0)
+                self._raise()
             return handled
         deadline = ticks_add(ticks_ms(), timeout_ms)
         link = self.link
@@ -531,11 +543,22 @@ class Client:
         while True:
             handled = self._work()
             if self.errors:
-                raise self.errors.pop(0)
+                self._raise()
             left = ticks_diff(deadline, ticks_ms())
             if handled or left <= 0:
                 return handled
             self._wait(left)
+
+    def _raise(self):
+        """Raise the first error of a handler; or tell of a connection that ended."""
+        error = self.errors.pop(0)
+        if error is not self._loss:
+            raise error
+        told = error[:]
+        error.clear()
+        self.call(self.on_disconnect, told[0])
+        if len(told) > 1:
+            self.call(self.on_connect, told[1])
 
     def _work(self):
         """Handle the events there are, without waiting, and not for ever; return how many of them were messages."""
@@ -570,8 +593,12 @@ class Client:
         """Call the handler of a less frequent event."""
         session = self.session
         handle = session.handle
+        loss = self._loss
         if event == CONNECTED:
-            self.call(self.on_connect, self.connection.session_present)
+            if loss:
+                loss[1:] = (self.connection.session_present,)
+            else:
+                self.call(self.on_connect, self.connection.session_present)
         elif event == IN_DOUBT:
             self.call(self.on_in_doubt, handle)
         elif event == DAMAGED:
@@ -585,6 +612,10 @@ class Client:
             self.call(self.on_expired, handle)
         elif event == DROPPED:
             self.call(self.on_dropped, handle, session.code)
+        elif event == DISCONNECTED and self.on_disconnect:
+            if not loss:
+                self.errors.append(loss)
+            loss[:] = (self.link.error,)
 
     def note_refusal(self):
         """Keep what the broker refused, for `delivered`: a few, as there may be nobody who asks."""

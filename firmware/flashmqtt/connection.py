@@ -63,6 +63,7 @@ RESTART = const(8)
 DAMAGED = const(9)
 EXPIRED = const(10)
 DROPPED = const(11)
+DISCONNECTED = const(12)  # the link's: a connection that was CONNECTED has ended
 OVERSIZE = const(15)
 
 # Packet types, and a level: `codec/packets.py`.

@@ -10,7 +10,18 @@ between which the caller has its turn; one step may take seconds on a slow chip 
 import socket
 
 from .compat import TYPE_CHECKING, const, ticks_add, ticks_diff
-from .connection import CLOSED, CLOSING, CONNECTED, DELIVERED, MESSAGE, NOTHING, OPEN, OUTPUT, RESTART
+from .connection import (
+    CLOSED,
+    CLOSING,
+    CONNECTED,
+    DELIVERED,
+    DISCONNECTED,
+    MESSAGE,
+    NOTHING,
+    OPEN,
+    OUTPUT,
+    RESTART,
+)
 from .errors import (
     CLOSED_BY_PEER,
     ConnectionLost,
@@ -46,6 +57,8 @@ _READS = const(4)  # so many reads make a turn
 _READ_OUT = const(5)  # this one took what there was
 _SENDING_MS = const(5)
 _BATCH_MS = const(2)  # delay before refilling the window after a write, to batch writes
+_NEAR_MS = const(16000)  # the longest delay while no broker can feel our attempts, or this one never took us
+_REFUSED = const(111)  # ECONNREFUSED: a host's own answer, so the network is there
 
 
 class Link:
@@ -91,9 +104,9 @@ class Link:
         self._stuck = False
         self._stuck_ms = 0
         self._unproved = False  # this connection has yet to show that it works
-        step = connection.session.kept_step()
-        if step:
-            backoff.step = step
+        self.reported = False  # CONNECTED was returned, and DISCONNECTED not yet
+        if self._is_known():
+            backoff.step = max(backoff.step, self._session.kept_step())
 
     def is_open(self):
         """Return whether the broker has accepted the connection and it still stands."""
@@ -108,6 +121,7 @@ class Link:
     def stop(self):
         """Close the socket and stay closed [MQTT-3.14.4-1]; 5: [MQTT-3.14.4-2]."""
         self._state = _STOPPED
+        self.reported = False
         self._close()
 
     def fail(self, error, now_ms):
@@ -126,7 +140,14 @@ class Link:
         if self._state == _UP:
             connection.put_error_disconnect(error)
         state = connection.state
-        delay = self.backoff.ended(ticks_diff(now_ms, self._opened_ms) if state >= OPEN else 0)
+        backoff = self.backoff
+        # An attempt that ends before a socket is connecting (no network, no such name) reaches no broker. And a person who sets
+        # up a client must not wait for minutes, whether the mistake was in the network or at the broker.
+        near = self._state == _DOWN and error.args[:1] != (_REFUSED,)
+        if near or not (self.connects or self._is_known()):
+            while backoff.step and backoff.limit_ms() > _NEAR_MS:
+                backoff.step -= 1
+        delay = backoff.ended(ticks_diff(now_ms, self._opened_ms) if state >= OPEN else 0)
         self._retry_at(ticks_add(now_ms, delay))  # before what the store may raise: the next step goes on from here
         try:
             if state == CLOSING:
@@ -135,7 +156,8 @@ class Link:
             pass
         finally:
             self._close()
-        self._keep_step()
+        if not near:
+            self._keep_step()
 
     def step(self, now_ms):
         """Advance without waiting; return the next event, NOTHING when there is none until `sock` is ready or time passes.
@@ -207,6 +229,9 @@ class Link:
     def _connect(self, now_ms):
         """Advance the connection attempt."""
         state = self._state
+        if self.reported:
+            self.reported = False
+            return DISCONNECTED
         if state == _STOPPED:
             self.wait_ms = _IDLE_MS
         elif state == _DOWN:
@@ -269,6 +294,7 @@ class Link:
                     self._opened_ms = now_ms
                     self._unproved = True
                     self.error = None
+                    self.reported = True
                     self.connects += 1
                 return event
 
@@ -369,10 +395,16 @@ class Link:
         self.backoff.step = 0
         self._keep_step()
 
+    def _is_known(self):
+        """Return whether the store's note is about this client id at this broker: the step in it is only good for these."""
+        session = self._session
+        return session.remember and session.has_note(self.connection.client_id, self.connection.broker)
+
     def _keep_step(self):
         """Keep the step over a reboot. Its first values are not worth a write: such an outage is over in seconds."""
-        step = self.backoff.step
-        self.connection.session.keep_step(step if step > 2 else 0)
+        if self._is_known():
+            step = self.backoff.step
+            self._session.keep_step(step if step > 2 else 0)
 
     def _close(self):
         self._unproved = self._stuck = False

@@ -225,7 +225,7 @@ class Session:
     def write_note(self, client_id, broker):
         """Take note of that: this broker knows nothing of an earlier life of this client id any more."""
         if not self.has_note(client_id, broker):
-            self.replace_note(bytes((self.level, self.kept_step(), _BLANK, _BLANK)) + _crc(client_id) + _crc(broker))
+            self.replace_note(bytes((self.level, 0, _BLANK, _BLANK)) + _crc(client_id) + _crc(broker))
 
     def kept_step(self):
         """Return a number from 0 to 254 that survives power cuts: the step that the backoff had reached."""

@@ -1,0 +1,196 @@
+"""What a client says to its `log`: one line for each change of state and for each error, once, in plain words.
+
+    client = Client("broker.local", log=print)
+
+Loaded only for a client with a log: it puts itself before the calls of the client's parts that it has something to say of, so
+that a client without one does nothing more than before. It knows the client and its link; what the board says of its network is
+in `board.py`.
+"""
+
+from .compat import TYPE_CHECKING, const, ticks_diff
+from .errors import FlashMqttError, StoreError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .client import Client
+
+# Events: `connection.py`.
+_CONNECTED = const(2)
+_MESSAGE = const(3)
+_DELIVERED = const(4)
+_SUBSCRIBED = const(5)
+_IN_DOUBT = const(6)
+_REFUSED = const(7)
+_DAMAGED = const(9)
+_EXPIRED = const(10)
+_DROPPED = const(11)
+_OVERSIZE = const(15)
+
+_STOPPED = const(0)  # a state: `link.py`
+_DECLINED = const(3)  # a state: `session/subscriptions.py`
+
+# What the network's errors mean, by number; what stacks disagree about is worded so that each of them is right.
+_MEANINGS = {
+    12: "no memory for it",
+    101: "no network",
+    103: "the connection was ended",
+    104: "closed by the peer",
+    110: "no answer",
+    111: "nobody listens there",
+    113: "no way there",
+    114: "no network",
+    116: "no answer",
+    118: "no way there",
+    128: "no network",
+}
+# And the codes of `on_refused` that are ours: `session/suspect.py`.
+_CODES = {0x100: "the broker closes the connection on it", 0x101: "the broker does not answer it"}
+_CODES[0x102] = "the broker answers it with the wrong packet"
+
+
+class Talk:
+    """Says what happens to a client.
+
+    Args:
+        client: the blocking client; `aio`'s has one inside.
+        log: is called with each line. What it raises goes where the errors of handlers go.
+    """
+
+    def __init__(self, client: "Client", log: "Callable[[str], object]") -> None:
+        self._client = client
+        self._log = log
+        self._link = link = client.link
+        self._session = session = client.session
+        self._trying = False  # an attempt is under way, or its connection
+        self._repeated = False  # the attempt before this one failed
+        self._declined: "dict[bytes, int]" = {}  # filter -> how often that it was refused was said
+        self._error: "Exception | None" = None  # of `log`
+        self._begin = link.start
+        self._end = link.stop
+        self._next = link.step
+        self._ended = link.fail
+        self._connect = link._open
+        self._keep = session.store_message
+        link.start = self._start  # type: ignore[method-assign]
+        link.stop = self._stop  # type: ignore[method-assign]
+        link.step = client._step = self._step  # type: ignore[method-assign]
+        link.fail = self._fail  # type: ignore[method-assign]
+        link._open = self._open  # type: ignore[method-assign]
+        session.store_message = client._store = self._store  # type: ignore[method-assign]
+
+    def _say(self, text):
+        try:
+            self._log(text)
+        except Exception as error:
+            self._error = error
+
+    def _start(self, now_ms):
+        link = self._link
+        stopped = link._state == _STOPPED
+        self._begin(now_ms)
+        wait_ms = ticks_diff(link._since_ms, now_ms)
+        if stopped and wait_ms > 0:
+            self._say("broker: connecting in %.1f s, as there was no connection before the restart" % (wait_ms / 1000))
+
+    def _stop(self):
+        if self._link.reported:
+            self._say("broker: disconnected")
+        self._trying = self._repeated = False
+        self._end()
+
+    def _open(self, now_ms):
+        link = self._link
+        if not (self._trying or self._repeated):
+            name = str(self._client.connection.client_id, "utf-8")
+            self._say("broker: connecting to %s:%d as %s" % (link.host, link.port, name or "a client without an id"))
+        self._trying = True
+        self._connect(now_ms)
+
+    def _fail(self, error, now_ms):
+        link = self._link
+        was_open = link.reported
+        self._ended(error, now_ms)
+        if not self._trying:
+            return
+        self._trying = False
+        self._repeated = not was_open
+        text = "broker: %s: %s" % ("connection lost" if was_open else "not connected", words(link.error))
+        if link._state != _STOPPED and not isinstance(error, StoreError):
+            text += "; again in %.1f s" % (ticks_diff(link._since_ms, now_ms) / 1000)
+        self._say(text)
+
+    def _step(self, now_ms):
+        client = self._client
+        if self._error:
+            error, self._error = self._error, None
+            client.call(_raise, error)
+        client.connection.reports_delivered = True
+        event = self._next(now_ms)
+        if event == _DELIVERED:
+            self._say("delivered %d" % self._session.handle)
+        elif event > _MESSAGE or event == _CONNECTED:
+            self._tell(event, now_ms)
+        return event
+
+    def _tell(self, event, now_ms):
+        session = self._session
+        handle = session.handle
+        code = session.code
+        if event == _CONNECTED:
+            self._repeated = False
+            present = self._client.connection.session_present
+            self._say("broker: connected, %s" % ("the session goes on" if present else "a new session"))
+        elif event == _SUBSCRIBED:
+            self._tell_declined(now_ms)
+        elif event == _IN_DOUBT:
+            self._say("in doubt %d: the broker lost the session, and may have the message or not" % handle)
+        elif event == _REFUSED:
+            self._say("refused %d: %s" % (handle, _CODES.get(code) or "the broker answers 0x%02x" % code))
+        elif event == _DAMAGED:
+            self._say("damaged %d: the flash lost the message, which is not sent" % handle)
+        elif event == _EXPIRED:
+            self._say("expired %d: its time was over before it could be sent" % handle)
+        elif event == _DROPPED:
+            self._say("dropped %s: the store is full" % (handle if handle == code else "%d to %d" % (handle, code)))
+        elif event == _OVERSIZE:
+            topic = session.long.topic
+            self._say("over-long: %d bytes to %s; buffer_bytes is too small" % (handle, topic))
+
+    def _tell_declined(self, now_ms):
+        """Say which subscriptions the broker has just refused."""
+        for entry in self._session.subscriptions:
+            name = bytes(entry.filter)
+            if entry.state == _DECLINED and self._declined.get(name) != entry.refusals:
+                self._declined[name] = entry.refusals
+                wait_s = ticks_diff(entry.again_ms, now_ms) // 1000
+                text = "refused: to subscribe to %s: the broker answers 0x%02x; again in %d s"
+                self._say(text % (str(name, "utf-8"), entry.code, wait_s))
+
+    def _store(self, topic, payload, qos, retain, properties, now_ms):
+        try:
+            handle = self._keep(topic, payload, qos, retain, properties, now_ms)
+        except StoreError as error:
+            self._say("not stored: %s: %s" % (str(topic, "utf-8"), words(error)))
+            raise
+        text = "%s: %s, QoS %d, %d bytes"
+        what = "stored %d" % handle if handle else "dropped, as the store is full"
+        self._say(text % (what, str(topic, "utf-8"), qos, len(payload)))
+        return handle
+
+
+def words(error: "BaseException | None") -> str:
+    """Return an error's text in plain words."""
+    text = str(error)
+    if isinstance(error, OSError):
+        number = error.args[0] if error.args else 0
+        if not isinstance(number, int):  # MicroPython's unix port has "[addrinfo error -2]"
+            number = -2 if "addrinfo" in text else 0
+        meaning = "the name is not known, or there is no network" if number < 0 else _MEANINGS.get(number)
+        return "%s (OSError %d)" % (meaning, number) if meaning else "OSError " + text
+    name = type(error).__name__
+    return text if text and isinstance(error, FlashMqttError) else "%s: %s" % (name, text) if text else name
+
+
+def _raise(error):
+    raise error
