@@ -280,7 +280,7 @@ class Connection:
                     return event
             else:
                 break
-        if session.cursor != session.store.next_seq or session.wants_request:
+        if session.cursor != session.store.next_seq or session.wants_request or session.partial:
             session.pump(now_ms)
             if session.urgent:
                 return self._urgent(now_ms)

@@ -10,7 +10,7 @@ from flashmqtt.errors import StoreWorn, UsageError
 from flashmqtt.session.ram import RamStore
 from flashmqtt.simple import MQTTClient
 from loopback import Loopback
-from test_client import connected, until
+from test_client import PATIENCE_S, connected, until
 from wire import CutStore, publish, pubrel
 
 
@@ -167,6 +167,19 @@ def test_a_qos_0_message_behind_a_stored_one_that_is_half_way_out_waits_for_noth
     assert broker.feeds == feeds
     until(broker, mqtt, lambda: len(broker.of(3)) == 2)
     assert [one[-4:] for one in broker.of(3)] == [b"long", b"next"]
+    mqtt.disconnect()
+
+
+@pytest.mark.req("Q4", "B2")
+def test_a_stored_message_that_is_half_way_out_goes_on_as_soon_as_there_is_room():
+    broker, mqtt = connected(buffer_bytes=256)
+    mqtt.link.sock = sock = Shut(mqtt.link.sock)
+    mqtt.publish("t", b"long" * 5000, qos=1)
+    sock.opened = True
+    feeds = broker.feeds
+    assert mqtt.drain(PATIENCE_S)
+    assert broker.feeds - feeds < 10
+    assert [len(one) for one in broker.of(3)] == [20009]
     mqtt.disconnect()
 
 
