@@ -74,6 +74,23 @@ def test_messages_stored_before_there_is_a_connection_go_out_in_order():
     mqtt.disconnect()
 
 
+@pytest.mark.req("S5", "Q6")
+@pytest.mark.parametrize("qos", [1, 2])
+def test_a_long_message_stored_before_there_is_a_connection_goes_out_without_a_pause_between_its_pieces(qos):
+    broker = Loopback()
+    mqtt = client(broker, buffer_bytes=128)
+    payload = b"0123456789" * 500
+    for present in (0, 1):  # 1: also behind the PUBREL that clears its id, at QoS 2
+        broker.present = present
+        mqtt.publish("a", payload, qos)
+        mqtt.connect()
+        begin = ticks_ms()
+        assert mqtt.drain(PATIENCE_S)
+        assert ticks_diff(ticks_ms(), begin) < 5000  # it has 40 pieces
+        mqtt.disconnect()
+    assert [one[-5000:] for one in broker.of(3)] == [payload] * 2
+
+
 @pytest.mark.req("Q6")
 def test_a_window_larger_than_the_output_is_filled_before_any_answer_comes():
     broker = Loopback()
