@@ -118,6 +118,29 @@ def test_what_comes_behind_an_unclaimed_message_is_handed_over_and_acknowledged_
     mqtt.disconnect()
 
 
+@pytest.mark.req("Q3", "Q4", "R4")
+def test_another_message_under_the_id_of_one_that_is_done_is_handed_over_though_it_has_dup():
+    """RabbitMQ numbers what it sends again anew with every connection."""
+    broker, mqtt = connected()
+    broker.present = 1
+    seen = []
+    mqtt.subscribe("b/+", 1, lambda m: seen.append((m.topic, m.payload)))
+    broker.give(publish(b"a", b"1", 1, 2), publish(b"b/1", b"one", 1, 3), publish(b"b/1", b"two", 1, 4))
+    until(broker, mqtt, lambda: len(seen) == 2)
+    broker.drop()  # and with it what came behind
+    until(broker, mqtt, lambda: broker.connects == 2)
+    broker.give(
+        publish(b"a", b"1", 1, 1, dup=1),
+        publish(b"b/1", b"one", 1, 2, dup=1),
+        publish(b"b/1", b"six", 1, 3, dup=1),
+        publish(b"b/2", b"two", 1, 4, dup=1),
+    )
+    until(broker, mqtt, lambda: ("b/1", b"six") in seen and ("b/2", b"two") in seen)
+    mqtt.subscribe("a", 1, lambda m: None)
+    until(broker, mqtt, lambda: acknowledged(broker) == [1, 2, 3, 4])
+    mqtt.disconnect()
+
+
 @pytest.mark.req("R4", "R5")
 @pytest.mark.parametrize("qos", [0, 1, 2])
 def test_what_nobody_claims_is_reported_counted_and_dropped(qos):

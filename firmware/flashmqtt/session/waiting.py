@@ -14,6 +14,8 @@ answer; that is no second message, and it is not handed over a second time.
 It knows who claims a message (a subscription with a handler; the rest goes to one taker of the face's), and calls nobody.
 """
 
+from binascii import crc32
+
 from flashmqtt.compat import const, ticks_add, ticks_diff
 from flashmqtt.fast import copy, equal
 
@@ -95,6 +97,7 @@ class Receipt:
         self.owed = owed
         self.topic_length = message.topic_end - message.topic_start
         self.length = message.payload_end - message.payload_start
+        self.crc = _crc(message)
         self.resumed = False
 
 
@@ -310,7 +313,8 @@ class WaitingRoom:
     def came_again(self):
         """Return whether the message that is handed over is one that waits, or is done and was not acknowledged.
 
-        The broker sends it with DUP and the packet id that it had, which no other message can have before it is acknowledged.
+        The broker sends it with DUP and the packet id that it had, which no other message can have before it is acknowledged. But
+        some brokers number anew what they send again (RabbitMQ), so that the content decides, or its CRC.
         """
         session = self._session
         message = session.message
@@ -323,7 +327,7 @@ class WaitingRoom:
                 and entry.topic_length == message.topic_end - message.topic_start
                 and entry.length == message.payload_end - message.payload_start
                 and entry.state != LEFT
-                and (entry.state == DONE or _same(entry, message))
+                and (entry.crc == _crc(message) if entry.state == DONE else _same(entry, message))
             ):
                 session.handed = 0
                 if not entry.owed:
@@ -503,6 +507,11 @@ def _common(some, others):
         if one in others:
             return True
     return False
+
+
+def _crc(message):
+    topic = memoryview(message.topic_buffer)[message.topic_start : message.topic_end]
+    return crc32(memoryview(message.buffer)[message.payload_start : message.payload_end], crc32(topic))
 
 
 def _same(entry, message):
