@@ -66,6 +66,9 @@ _SLOW_MS = const(20)  # pause after a message, where many wait: time for the pro
 _UNCLAIMED_MS = const(500)  # a piece of a message that nobody claims for so long must not hold up what is behind
 _BUSY = const(1)  # a state: somebody has it
 
+# What a handler that is called here may raise; CancelledError, which is no Exception, is its own then.
+_RAISED = (Exception, asyncio.CancelledError)
+
 # What the blocking client answers for.
 _ASKED = "connected error pending oversize downgraded client_id granted answer unclaimed failed missed".split()
 
@@ -475,8 +478,8 @@ class Client:
                     if not later and _awaits(handler, message):
                         self._awaited = handler
                         later = True
-            except Exception as error:
-                self._load_waiting().failed_now(error, finished)
+            except _RAISED as error:
+                self._load_waiting().failed_now(_exception(error), finished)
         if not later:
             session.taken()
             return True
@@ -545,11 +548,11 @@ class Client:
                         message.finished += (entry,)
                 if not takers and self.on_message:
                     await _finished(self.on_message(message))
-            except asyncio.CancelledError:
-                waiting.put_back(message, ticks_ms())
-                raise
-            except Exception as error:
-                waiting.failed_with(message, error)
+            except _RAISED as error:
+                if _is_cancelled(error, self._closed):
+                    waiting.put_back(message, ticks_ms())
+                    raise
+                waiting.failed_with(message, _exception(error))
             else:
                 waiting.finish(message)
             self.link.flush(ticks_ms())
@@ -566,8 +569,8 @@ class Client:
                 result = handler(*arguments)
                 if type(result) is COROUTINE:
                     self._tasks.append((asyncio.create_task(self._await(result)), None))
-            except Exception as error:
-                self._note_error(error, None)
+            except _RAISED as error:
+                self._note_error(_exception(error), None)
 
     async def _await(self, coroutine):
         try:
@@ -590,8 +593,8 @@ class Client:
                 if type(result) is COROUTINE:
                     self._tasks.append((asyncio.create_task(self._tell_loop(result)), None))
                 return
-            except Exception as another:
-                error = another
+            except _RAISED as another:
+                error = _exception(another)
         _print(error)
 
     async def _tell_loop(self, coroutine):
@@ -601,6 +604,19 @@ class Client:
             _print(error)
         finally:
             self._ended()
+
+
+def _exception(error):
+    """Return what a handler raised as an Exception."""
+    return error if isinstance(error, Exception) else FlashMqttError("a handler raised %r" % error)
+
+
+def _is_cancelled(error, closed):
+    """Return whether the task that caught this was cancelled: by the program's disconnect, or (CPython) by anybody."""
+    if isinstance(error, Exception):
+        return False
+    cancelling = getattr(asyncio.current_task(), "cancelling", None)
+    return closed or (cancelling is not None and cancelling() > 0)
 
 
 def _awaits(handler, message):

@@ -482,3 +482,43 @@ def test_a_long_message_that_nobody_claims_yet_holds_up_nothing_and_comes_to_who
             assert b"".join(seen) == long
 
     run(case)
+
+
+@pytest.mark.req("R4")
+@pytest.mark.parametrize("way", ["plain", "awaited"])
+def test_a_handler_that_raises_cancelled_error_is_one_that_fails(way):
+    def plain(message):
+        raise asyncio.CancelledError  # as `future.result()` does, where somebody cancelled the future
+
+    async def awaited(message):
+        await asyncio.sleep(0)
+        raise asyncio.CancelledError
+
+    async def case(broker):
+        failed = []
+        mqtt = client(broker, attempts=2)
+        mqtt.on_error = lambda error, message: failed.append((message.payload, message.failures))
+        async with mqtt:
+            await mqtt.subscribe("a", 2, plain if way == "plain" else awaited)
+            broker.give(publish(b"a", b"1", 1, 1), publish(b"a", b"0"))
+            await until(lambda: len(failed) == 3)
+            assert sorted(failed) == [(b"0", 1), (b"1", 1), (b"1", 2)]
+            assert await mqtt.delivered(await mqtt.publish("b", "x", 1), PATIENCE_S)
+            assert acknowledged(broker) == [1] and mqtt.failed == 2 and broker.connects == 1
+
+    run(case)
+
+
+@pytest.mark.req("R4")
+def test_a_handler_for_no_message_that_raises_cancelled_error_ends_nothing():
+    async def case(broker):
+        def cancelled(*arguments):
+            raise asyncio.CancelledError
+
+        mqtt = client(broker)
+        mqtt.on_connect = mqtt.on_delivered = mqtt.on_error = cancelled
+        async with mqtt:
+            for _ in range(2):
+                assert await mqtt.delivered(await mqtt.publish("b", "x", 1), PATIENCE_S)
+
+    run(case)
