@@ -2,6 +2,8 @@
 
 import pytest
 
+from flashmqtt.backoff import Backoff
+from flashmqtt.client import Client
 from flashmqtt.connection import DELIVERED
 from flashmqtt.errors import DeadlineExpired
 from flashmqtt.session.ram import RamStore
@@ -88,11 +90,34 @@ def test_a_durable_store_that_is_fresh_still_makes_the_broker_forget():
     assert broker.connect(1) == [b"\xe0\x00"]
 
 
+@pytest.mark.req("Q8", "R3")
+@pytest.mark.parametrize("silent", [False, True])
+def test_a_broker_that_does_not_answer_the_clearing_gets_the_message_after_some_connections(silent):
+    class Broker(Loopback):
+        def take(self, one):
+            if one[0] >> 4 == 6 and not self.of(3):
+                self.packets.append(one)
+                if not silent:
+                    self.drop()
+            else:
+                super().take(one)
+
+    broker = Broker()
+    broker.present = 1
+    client = Client(
+        "127.0.0.1", broker.port, "me", feed=broker, response_s=1, refuse_after=3, backoff=Backoff(20, 40, 50)
+    )
+    client.connect()
+    handles = [client.publish("a", "x", 2), client.publish("a", "y", 1)]
+    assert client.drain(60) and [client.delivered(handle) for handle in handles] == [True, True]
+    assert len(broker.of(6)) == 4 and broker.connects == 4  # three of them were in vain
+    client.disconnect()
+    broker.close()
+
+
 @pytest.mark.req("Q8")
 @pytest.mark.parametrize("level", [4, 5])
 def test_a_client_without_a_store_gets_what_waited_for_it(level):
-    from flashmqtt.client import Client
-
     class Keeps(Loopback):
         def take(self, one):
             super().take(one)

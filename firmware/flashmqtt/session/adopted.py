@@ -4,7 +4,8 @@ Loaded where a session without a durable store resumes what an earlier run of th
 queued messages, and packet ids. An id that the broker still holds for a QoS 2 message of the earlier run would make it take a new
 message for a duplicate. So before the first QoS 2 message under each id goes out, a PUBREL for that id ends whatever the broker
 holds there: it passes the old message on, or says that there is none. Both are answered by PUBCOMP; only then the new message is
-sent.
+sent. Where a broker closes the connection on such a PUBREL, or does not answer it, on as many connections in a row as make a
+message refused (`suspect.py`), the message goes out without.
 """
 
 from flashmqtt.compat import const, ticks_diff
@@ -25,16 +26,19 @@ class Adopted:
         self._asked = 0  # the message for whose id a PUBREL is out
         self._asked_ms = 0
         self._free = 0  # the message whose id is free
+        self._vain = 0  # how many connections in a row ended before the PUBCOMP
         # What this session sends itself is acknowledged, or sent again under its id: every id is cleared once.
 
-    def connected(self):
-        """A connection begins: what was out on the last one is gone."""
+    def connected(self, error):
+        """A connection begins: what was out on the last one, which ended by this error (None: by us), is gone."""
+        if self._asked and error:
+            self._vain += 1
         self._asked = 0
 
     def may_go(self, seq, now_ms):
         """Return whether a message's id is free; ask for it where that is not known."""
         session = self._session
-        if seq > _IDS or seq == self._free or seq < session.dup_to:
+        if seq > _IDS or seq == self._free or seq < session.dup_to or 0 < session.refuse_after <= self._vain:
             return True
         session.store.read(seq, 0, self._first, 0, 1)
         if not self._first[0] & _QOS_2 or session.qos_limit < 2:
@@ -50,7 +54,7 @@ class Adopted:
         if packet.packet_type != _PUBCOMP or not self._asked or packet.packet_id != self._asked:
             return False
         self._free = self._asked
-        self._asked = 0
+        self._asked = self._vain = 0
         return True
 
     def overdue_ms(self, now_ms):

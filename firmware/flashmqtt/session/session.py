@@ -438,7 +438,7 @@ class Session:
                 from .adopted import Adopted
 
                 self.adopted = Adopted(self)
-            self.adopted.connected()
+            self.adopted.connected(self._error)
         self._direct = self.five is None and self.adopted is None
         self._error = None
         self._stuck = self._waited_ms = 0
