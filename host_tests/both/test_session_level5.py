@@ -672,6 +672,30 @@ def test_a_subscribe_longer_than_the_server_takes_is_declined_and_others_are_spl
     assert [entry.granted() for entry in short] == [1, 1, 1]
 
 
+@pytest.mark.req("W12", "R3")
+def test_an_unsubscribe_longer_than_the_server_takes_is_refused_here_and_others_are_split():
+    broker = connected(properties=b"\x27\x00\x00\x00\x28")  # 40 bytes at most
+    session = broker.session
+    short = [session.unsubscribe(b"%d" % i * 12) for i in range(3)]
+    long = session.unsubscribe(b"x" * 40)
+    asked = 0
+    for _ in range(6):
+        for request in broker.took():
+            assert request[0] == 0xA2 and len(request) <= 40
+            count = sum(request.count(b"%d" % i * 12) for i in range(3))
+            asked += count
+            broker.give(packet(0xB0, number(id_of(request)), b"\0", b"\0" * count))
+    assert asked == 3
+    with pytest.raises(Refused) as raised:
+        long.granted()
+    assert raised.value.code == 0x95
+    assert [entry.granted() for entry in short] == [0, 0, 0]
+    assert session.subscriptions == [] and broker.took() == []
+    broker.now += 3600000
+    session.overdue_ms(broker.now)
+    assert broker.took() == []  # nor is it asked for, later
+
+
 @pytest.mark.req("W12")
 def test_what_the_server_says_with_a_refusal_reaches_the_program():
     text_ = b"\x1f" + text(b"no such topic")

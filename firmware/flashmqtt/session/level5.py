@@ -197,7 +197,7 @@ class Level5:
         return RETAIN_NOT_SUPPORTED if head & 1 and not self._retain else 0
 
     def together(self, entries, now_ms):
-        """Return those of these subscriptions that one SUBSCRIBE can ask for: the properties are the whole packet's.
+        """Return those that one SUBSCRIBE, or UNSUBSCRIBE, can ask for: the properties are the whole packet's.
 
         One that is longer than the server takes, or with an identifier the server said that it takes none, is declined (5,
         sections 3.2.2.3.6 and 3.2.2.3.12).

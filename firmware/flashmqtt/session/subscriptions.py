@@ -58,8 +58,8 @@ class Subscription:
         return covers(filter_, message.topic_buffer, start, start + n)
 
     def decline(self, code, now_ms):
-        """The broker refuses it; it is asked for again some time later."""
-        self.state = DECLINED
+        """The broker refuses it; it is asked for again some time later. Its end is not."""
+        self.state = ENDED if self.state == _UNWANTED else DECLINED
         self.code = code
         self.again_ms = ticks_add(now_ms, min(_AGAIN_MS << min(self.refusals, _DOUBLINGS), _LONGEST_MS))
         self.refusals += 1
@@ -144,8 +144,12 @@ class Requests:
                 self._asked = session.five.together(self._asked, now_ms)
             self._put = put_subscribe
             if not self._asked:
-                unwanted = [entry for entry in session.subscriptions if entry.state == _UNWANTED]
-                self._asked = [entry for entry in unwanted if entry.properties == unwanted[0].properties]
+                self._asked = unwanted = [entry for entry in session.subscriptions if entry.state == _UNWANTED]
+                if session.five:
+                    self._asked = session.five.together(unwanted, now_ms)
+                    for entry in unwanted:
+                        if entry.state == ENDED:
+                            self._end(entry)
                 self._put = put_unsubscribe
                 if not self._asked:
                     session.wants_request = False
@@ -201,9 +205,12 @@ class Requests:
             elif entry.state == _UNASKED:
                 entry.code = code
                 entry.state = ENDED
-                session.subscriptions.remove(entry)
-                self.changed()
+                self._end(entry)
         return _SUBSCRIBED
+
+    def _end(self, entry):
+        self._session.subscriptions.remove(entry)
+        self.changed()
 
     def overdue_ms(self, now_ms):
         """Return how long the request has waited for its answer; or repeat it, where that is level 3's (Q5).
