@@ -214,6 +214,21 @@ class Client:
         attempts=5,
         log=None,
     ):
+        numbers = (
+            port,
+            keep_alive_s,
+            window,
+            buffer_bytes,
+            timeout_s,
+            response_s,
+            refuse_after,
+            waiting,
+            unclaimed_s,
+            attempts,
+        )
+        for number in numbers:
+            if not _isinstance(number, (int, float)):
+                raise UsageError("%r: a number is needed" % (number,))
         keeps = unclaimed == "keep"
         if attempts < 1 or waiting < 1 or not (keeps or unclaimed == "drop"):
             raise UsageError("unclaimed %r, waiting %r, attempts %r" % (unclaimed, waiting, attempts))
@@ -231,7 +246,7 @@ class Client:
             store, level, window, buffer_bytes, buffer_bytes, retry_ms, republish, True, max_qos, refuse_after
         )
         if will:
-            if len(will) != 4 or will[2] not in (0, 1, 2):
+            if not _isinstance(will, (tuple, list)) or len(will) != 4 or will[2] not in (0, 1, 2):
                 raise UsageError("will %r: (topic, payload, qos, retain)" % (will,))
             will = (octets(will[0]), octets(will[1]), will[2], will[3])
             put_publish(self.session.scratch, 0, will[0], b"")  # or InvalidTopic
@@ -482,6 +497,8 @@ class Client:
 
     def want(self, filter_, qos, handler, properties):
         """Ask for a subscription, or a list of them, as soon as there is a connection; return what can be waited for."""
+        if handler and not callable(handler):
+            raise UsageError("handler %r: a function is needed" % (handler,))
         if properties:
             from .codec.properties import pack
 

@@ -139,3 +139,87 @@ def test_a_disconnect_says_what_a_client_may_say():
 def test_limits_that_are_none_are_refused(options):
     with pytest.raises(UsageError):
         client(**options)
+
+
+@pytest.mark.req("W9", "S6")
+@pytest.mark.parametrize("level", [4, 5])
+def test_a_qos_that_is_none_is_refused_and_stores_nothing(level):
+    mqtt = client(level=level)
+    for _ in range(2):  # another topic than the last one, and the same
+        for qos in (3, -1, "1", b"1", None, (1,), len):
+            if qos is not None:
+                with pytest.raises(UsageError):
+                    mqtt.publish("a", b"x", qos)
+            with pytest.raises(UsageError):
+                mqtt.subscribe("a", qos)
+            with pytest.raises(UsageError):
+                mqtt.subscribe([("b", 1), ("a", qos)])
+        assert mqtt.pending == 0 and mqtt.session.subscriptions == []
+    with pytest.raises(UsageError):
+        mqtt.publish("b", b"x", 1.5)
+
+
+@pytest.mark.req("W9", "W11")
+def test_a_list_with_a_filter_that_is_none_asks_for_nothing():
+    mqtt = client()
+    for wrong in (5, None, "a/#/b", "", b"\xff", ("b",), ("b", 1, 2), {}, "x" * 2000):
+        with pytest.raises(UsageError):
+            mqtt.subscribe(["a", wrong])
+        with pytest.raises(UsageError):
+            mqtt.unsubscribe(["a", wrong])
+        if not isinstance(wrong, tuple):
+            with pytest.raises(UsageError):
+                mqtt.unsubscribe(wrong)
+    assert mqtt.session.subscriptions == []
+
+
+@pytest.mark.req("W11")
+def test_a_handler_that_can_not_be_called_is_refused():
+    mqtt = client()
+    for handler in ("print", 5, [print]):
+        with pytest.raises(UsageError):
+            mqtt.subscribe("a", 1, handler)
+    assert mqtt.session.subscriptions == []
+    mqtt.subscribe("a", 1, print)
+
+
+@pytest.mark.req("W11")
+def test_a_filter_that_the_program_changes_later_stays_what_it_was():
+    mqtt = client()
+    filter_ = bytearray(b"a/b")
+    mqtt.subscribe(filter_, 1)
+    filter_[0] = 0x23
+    assert mqtt.session.subscriptions[0].filter == b"a/b"
+
+
+@pytest.mark.req("W10")
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"port": "1883"},
+        {"keep_alive_s": "60"},
+        {"window": "8"},
+        {"window": None},
+        {"buffer_bytes": "1024"},
+        {"timeout_s": None},
+        {"response_s": "30"},
+        {"refuse_after": None},
+        {"waiting": "64"},
+        {"unclaimed_s": None},
+        {"attempts": "5"},
+        {"will": 5},
+        {"will": {"topic": "a"}},
+    ],
+)
+def test_options_that_are_no_numbers_are_refused(options):
+    port = options.pop("port", 1)
+    with pytest.raises(UsageError):
+        Client("127.0.0.1", port, "me", **options)
+
+
+@pytest.mark.req("W12")
+def test_a_reason_that_is_no_number_is_refused():
+    mqtt = client(level=5)
+    for code in ("4", None, 4.5, -1, 256, (4,)):
+        with pytest.raises(UsageError):
+            mqtt.disconnect(code=code, expiry_s=60)

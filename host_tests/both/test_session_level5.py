@@ -181,6 +181,14 @@ def test_a_refused_subscription_has_its_reason():
     assert entry.state == DECLINED and entry.code == 0x87
 
 
+@pytest.mark.req("W12", "Q0")
+def test_a_topic_in_a_bytearray_has_its_alias():
+    broker = connected(properties=b"\x22\x00\x01")
+    for _ in range(2):
+        broker.session.put_unstored(bytearray(b"a"), b"x")
+    assert broker.took() == [publish(b"a", b"x", properties=b"\x23\0\1"), publish(b"", b"x", properties=b"\x23\0\1")]
+
+
 @pytest.mark.req("W12")
 def test_topic_aliases_of_the_server_are_resolved():
     broker = connected(alias_maximum=5)

@@ -41,7 +41,7 @@ class OutboundAliases:
 
         If negative, it is a new one: send it beside the topic, and `note` that it was.
         """
-        alias = self._aliases.get(topic, 0)
+        alias = self._aliases.get(bytes(topic), 0)
         if not alias and len(self._aliases) < self.maximum:
             return -1 - len(self._aliases)
         return alias

@@ -41,8 +41,10 @@ def put_publish(
     payload_length = payload if head_only else len(payload)
     n = topic_length + payload_length + 2
     if qos:
-        if not 0 < qos < 3 or not 0 < packet_id < 65536:  # [MQTT-3.3.1-4] [MQTT-2.3.1-1]; 5: [MQTT-2.2.1-3]
-            raise outside("packet_id", packet_id, 1, 65535) if 0 < qos < 3 else outside("qos", qos, 0, 2)
+        if not isinstance(qos, int) or not 0 < qos < 3:  # [MQTT-3.3.1-4]
+            raise outside("qos", qos, 0, 2)
+        if not 0 < packet_id < 65536:  # [MQTT-2.3.1-1]; 5: [MQTT-2.2.1-3]
+            raise outside("packet_id", packet_id, 1, 65535)
         n += 2
     elif dup or packet_id:  # [MQTT-3.3.1-2] [MQTT-2.3.1-5]; 5: [MQTT-2.2.1-2]
         raise UsageError("DUP or packet_id at QoS 0")
@@ -233,7 +235,7 @@ def _too_small(n, buf):
 
 def outside(name, value, least, most):
     """Return the error for an argument, or its length, that is outside its range."""
-    return UsageError("%s %d: %d to %d" % (name, value, least, most))
+    return UsageError("%s %r: %d to %d" % (name, value, least, most))
 
 
 def _length_bytes(n):

@@ -20,8 +20,13 @@ def put_subscribe(buf, pos, packet_id, filters, level=4, dup=False, properties=N
     for filter_, options in filters:
         check_filter(filter_)
         # [MQTT-3-8.3-4]; 5: QoS 3, Retain Handling 3, bits 7-6 [MQTT-3.8.3-5], No Local if shared [MQTT-3.8.3-4]
-        if options & 3 == 3 or not 0 <= options <= (0x2E if level == 5 else 2) or (options & 4 and is_shared(filter_)):
-            raise UsageError("options 0x%02x for %r" % (options, bytes(filter_)))
+        if (
+            not isinstance(options, int)
+            or options & 3 == 3
+            or not 0 <= options <= (0x2E if level == 5 else 2)
+            or (options & 4 and is_shared(filter_))
+        ):
+            raise UsageError("options %r for %r" % (options, bytes(filter_)))
         n += len(filter_) + 3
     pos = _put_filters(buf, pos, 0x82, packet_id, n, level, dup, properties)
     for filter_, options in filters:

@@ -113,7 +113,7 @@ class Level5:
         Raises:
             UsageError: not a reason that a client may give; or a session is to be kept that CONNECT said would not be.
         """
-        if code not in _CLIENT_CODES:
+        if not isinstance(code, int) or not 0 <= code < 256 or code not in _CLIENT_CODES:
             raise UsageError("reason code %r in a client's DISCONNECT" % (code,))
         if expiry_s is None:
             return None

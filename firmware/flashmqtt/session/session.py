@@ -282,7 +282,9 @@ class Session:
         packet_id = (store.next_seq - 1) % 65535 + 1
         n = 0
         # QoS and DUP 0: 5: [MQTT-4.3.2-2] [MQTT-4.3.3-2]
-        if topic is self._topic and 0 < qos < 3 and not properties:  # a quarter of the work: nothing is to be checked
+        if (
+            topic is self._topic and (qos == 1 or qos == 2) and not properties
+        ):  # a quarter of the work: nothing is to be checked
             head = 0x31 if retain else 0x30
             n = put_message(scratch, 0, topic, payload, head | qos << 1 | packet_id << 8)
         if not n:

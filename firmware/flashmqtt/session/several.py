@@ -3,6 +3,7 @@
 Loaded with the first such call. It knows the session and its requests; what comes of it is theirs.
 """
 
+from flashmqtt.arguments import check_octets
 from flashmqtt.codec.subscribe import put_unsubscribe
 from flashmqtt.compat import const
 from flashmqtt.errors import BufferTooSmall, UsageError
@@ -27,14 +28,23 @@ class Several:
 
 
 def want(session, filters, options, handler, properties):
-    """Ask for several subscriptions; filters: a list of filters, or of pairs of a filter and its own options."""
-    entries = []
+    """Ask for several subscriptions; filters: a list of filters, or of pairs of a filter and its own options.
+
+    Raises:
+        InvalidTopic, UsageError, BufferTooSmall: no SUBSCRIBE can ask for one of them: then none is asked for.
+    """
+    requests = session.load_requests()
+    pairs = []
     for filter_ in filters:
         its = options
         if isinstance(filter_, (list, tuple)):
+            if len(filter_) != 2:
+                raise UsageError("%r: a filter, or a pair (filter, qos)" % (filter_,))
             filter_, its = filter_
-        entries.append(session.subscribe(_octets(filter_), its, handler, properties))
-    return Several(entries)
+        filter_ = _octets(filter_)
+        requests.check(filter_, its, properties)
+        pairs.append((filter_, its))
+    return Several([session.subscribe(filter_, its, handler, properties) for filter_, its in pairs])
 
 
 def unwant(session, filter_, properties):
@@ -49,19 +59,26 @@ def unwant(session, filter_, properties):
         if session.level != 5:
             raise UsageError("properties need level 5, not %d" % session.level)
         properties = pack(10, properties)
-    if isinstance(filter_, (list, tuple)):
-        return Several([unwant(session, one, properties) for one in filter_])
-    filter_ = _octets(filter_)
-    n = put_unsubscribe(session.scratch, 0, 1, (filter_,), session.level, False, properties)
-    if n > session.output.size:
-        raise BufferTooSmall("UNSUBSCRIBE of %d bytes: buffer_bytes has %d" % (n, session.output.size))
+    several = isinstance(filter_, (list, tuple))
+    filters = [_octets(one) for one in filter_] if several else [_octets(filter_)]
+    for one in filters:
+        n = put_unsubscribe(session.scratch, 0, 1, (one,), session.level, False, properties)
+        if n > session.output.size:
+            raise BufferTooSmall("UNSUBSCRIBE of %d bytes: buffer_bytes has %d" % (n, session.output.size))
     requests = session.load_requests()
-    entry = requests.entry(filter_)  # one that we know nothing of may be one of an earlier life
-    entry.properties = properties
-    entry.state = _UNWANTED
+    entries = []
+    for one in filters:
+        entry = requests.entry(one)  # one that we know nothing of may be one of an earlier life
+        entry.properties = properties
+        entry.state = _UNWANTED
+        entries.append(entry)
     requests.changed()
-    return entry
+    return Several(entries) if several else entries[0]
 
 
 def _octets(text):
-    return text.encode() if isinstance(text, str) else text
+    if isinstance(text, str):
+        return text.encode()
+    if not isinstance(text, (bytes, bytearray)):
+        check_octets(text)
+    return text

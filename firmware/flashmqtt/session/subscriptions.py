@@ -93,10 +93,7 @@ class Requests:
 
     def want(self, filter_, options, handler, properties):
         """Do what the session's `subscribe` does."""
-        session = self._session
-        n = put_subscribe(session.scratch, 0, 1, ((filter_, options),), session.level, False, properties)
-        if n > session.output.size:
-            raise BufferTooSmall("SUBSCRIBE of %d bytes: buffer_bytes has %d" % (n, session.output.size))
+        self.check(filter_, options, properties)
         entry = self.entry(filter_)
         entry.options = options
         entry.handler = handler
@@ -107,10 +104,22 @@ class Requests:
         self.changed()
         return entry
 
+    def check(self, filter_, options, properties):
+        """See that a SUBSCRIBE can ask for this.
+
+        Raises:
+            InvalidTopic, UsageError, BufferTooSmall: it can't.
+        """
+        session = self._session
+        n = put_subscribe(session.scratch, 0, 1, ((filter_, options),), session.level, False, properties)
+        if n > session.output.size:
+            raise BufferTooSmall("SUBSCRIBE of %d bytes: buffer_bytes has %d" % (n, session.output.size))
+
     def entry(self, filter_):
         """Return the subscription with this filter, a new one where there is none."""
         session = self._session
         session.wants_request = True
+        filter_ = bytes(filter_)  # the program may change a bytearray
         for entry in session.subscriptions:
             if entry.filter == filter_:
                 return entry
