@@ -163,6 +163,21 @@ def test_same_identity_with_another_payload_is_a_named_conflict_whenever_it_come
     assert len(in_tables(found)) == 5
 
 
+@pytest.mark.req("P4")
+def test_message_in_quarantine_is_no_sign_of_life_of_its_boot():
+    first, other = payload(1, 1, identity=5), payload(1, 1, identity=5, value=2)
+    late = payload(1, 1, identity=6, device="b")
+    for cuts in ([], [1], [2], [1, 2]):
+        landing = Landing(None)
+        for device, one in (("a", first), ("a", other), ("b", late)):
+            landing.raw(f"flashmqtt/{device}/readings", one)
+        rows = landing.rows
+        parts = [rows[begin:end] for begin, end in itertools.pairwise([0, *cuts, 3])]
+        tables, _ = work_parts(landing, parts, range(1, len(parts) + 1), reload=True)
+        heard = [row["last_arrival"] for row in tables["tally"] if row["device"] == "a"]
+        assert [one.timestamp() for one in heard] == [rows[0][1] / 1e6]
+
+
 @pytest.mark.req("P3", "P4")
 @pytest.mark.parametrize("identity", [0, 5])
 def test_every_order_of_a_small_history_gives_the_same_in_all_splits(identity):
@@ -191,6 +206,24 @@ def test_counter_that_jumps_far_is_a_suspect_until_another_message_is_there(iden
     found = assert_batches_make_no_difference(rows)
     assert found["intervals"] == {("a", 1, 1): {1, 2, 3, far, far + 1, far + 2}}
     assert not found["quarantine"]
+
+
+@pytest.mark.req("P3", "P4")
+@pytest.mark.parametrize("identity", [0, 5])
+def test_two_payloads_under_one_number_far_ahead_are_a_conflict_once_it_is_confirmed(identity):
+    far = 1_000_000_000
+    rows = landed(
+        [
+            payload(1, 1, identity=identity),
+            payload(1, far, identity=identity),
+            payload(1, far, identity=identity, value=2),
+            payload(1, far + 1, identity=identity),
+        ]
+    )
+    found = assert_batches_make_no_difference(rows)
+    assert found["intervals"] == {("a", 1, 1): {1, far, far + 1}}
+    assert reasons(found) == {"identity reused": 1}
+    assert not found["held"]
 
 
 @pytest.mark.req("P4")

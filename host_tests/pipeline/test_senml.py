@@ -127,7 +127,7 @@ def test_whole_numbers_that_came_as_floats_are_whole_numbers():
         (b'[{"bn":"d/","boot":1,"seq":1,"zz":' + b"[" * 50_000 + b"]" * 50_000 + b"}]", "nested too deeply"),
         (b'[]},{"p":[]', "Extra data"),
         (b'[]}\n{"p":[]', "Extra data"),
-        (b'[{"bn":"d/","boot":1,"seq":1,"v":NaN,"n":"x"}]', "not finite"),
+        (b'[{"bn":"d/","boot":1,"seq":1,"v":NaN,"n":"x"}]', "not JSON: NaN"),
         (b'[{"bn":"d/","boot":1,"seq":1,"v":1e999,"n":"x"}]', "not finite"),
         (b'[{"bn":"d/","boot":1,"seq":1,"v":"1","n":"x"}]', "v is not a number"),
         (b'[{"bn":"d/","boot":1,"seq":1,"v":true,"n":"x"}]', "v is not a number"),
@@ -168,6 +168,41 @@ def test_bad_payload_is_named_and_its_neighbours_are_read(payload, reason):
     assert packs.messages["seq"].to_pylist() == list(range(1, 101))
     assert packs.records["value"].to_pylist() == list(range(1, 101))
     assert packs.messages["row"].to_pylist() == packs.records["row"].to_pylist() == [n for n in range(101) if n != 50]
+
+
+UNKNOWN = b'[{"bn":"d/","boot":1,"seq":8,"up":1,"zz":3,"n":"a","v":1}]'
+EVERY_LABEL = (
+    b'[{"bn":"d/","boot":1,"seq":9,"up":1,"bt":1,"bu":"x","bv":1,"bs":2,"bver":10,"t":1,"ut":3,"s":1,"vd":"AA","n":"a"}]'
+)
+
+
+@pytest.mark.req("P3", "P5")
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b'[{"bn":"d/","boot":1,"seq":1,"n":"a","v":1,"zz":NaN}]',
+        b'[{"bn":"d/","boot":1,"seq":1,"up":2},{"n":"a","v":1,"up":Infinity}]',
+        b'[{"bn":"d/","boot":1,"seq":1,"up":2,"n":"a","v":1,"s":-Infinity}]',
+        b'[{"bn":"d/","boot":1,"seq":1,"up":2,"n":"a","v":1e400}]',
+        b'[{"bn":"d/","boot":1,"seq":1,"up":Infinity,"n":"a","v":1}]',
+        b'[{"bn":"d/","boot":1,"seq":1,"up":2,"n":"a","v":1}],"q":1',
+        b'[{"bn":"d/","boot":1,"seq":1,"up":2,"n":"a","v":1}] , "q":[1]',
+        b'[{"bn":"d/","boot":1,"seq":1,"up":2,"n":"a","v":-0,"s":-0.0}]',
+        b'[{"bn":"d/","boot":1,"seq":1,"up":2,"v":1}]',
+        b'[{"bn":"d/","boot":1,"seq":1,"up":2,"n":"Inf_NaN","vs":"],\\"a_\\":"}]',
+    ],
+)
+def test_what_becomes_of_a_payload_does_not_go_by_its_company(payload):
+    """Two readers take payloads, the quick one and, where that refuses one of a block, the strict one."""
+
+    def becomes(*others):
+        packs = read(payload, *others)
+        mine = [[one for one in part.to_pylist() if one["row"] == 0] for part in (packs.messages, packs.records)]
+        return repr(mine), dict(packs.bad).get(0)
+
+    alone = becomes()
+    for others in ([UNKNOWN], [EVERY_LABEL], [b"{"], [UNKNOWN, b"{"], [b"{"] * 40):
+        assert becomes(*others) == alone
 
 
 NUMBERS = st.one_of(st.integers(-(2**60), 2**60), st.floats(), st.booleans(), st.none(), st.text(max_size=3))

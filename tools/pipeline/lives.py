@@ -103,7 +103,7 @@ class Device:
 
     Attributes:
         released: held messages that found their life, as (place of the message that brought it about, held, life).
-        overflowed: held messages for which there was no room.
+        overflowed: held messages that go to quarantine for good: there was no room, or another has their number.
     """
 
     def __init__(self, lives: list[Life], held: list[Held], known: dict[tuple[int, int, int], int | None]):
@@ -210,6 +210,10 @@ class Device:
                 key = (life.number, one.message.boot, one.message.seq)
                 if self.known.get(key, one.message.print) == one.message.print:
                     self._release(place, one, life)
+                else:
+                    self.held.remove(one)
+                    self._forget(one)
+                    self.overflowed.append(one._replace(reason=REUSED))
             return Verdict(life.number)
         self._put(life, message)
         return Verdict(life.number)

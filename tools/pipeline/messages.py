@@ -530,10 +530,15 @@ class _Batch:
         return _read_before(self.state, encoded, segment, row) & ~was_held
 
     def _tally(self, records: pa.Table) -> pa.Table:
-        order, new = self.order, self.new
+        # A message that goes to quarantine counts for no boot.
+        taken = self.new | self.copy
+        order, new, copy, reordered, returned, group, arrival_us = (
+            one if taken.all() else one[taken]
+            for one in (self.order, self.new, self.copy, self.reordered, self.returned, self.group, self.arrival_us)
+        )
         replay = np.zeros(len(order), dtype=bool)
-        replay[self.copy] = self._replayed(order[self.copy])
-        groups, inverse = np.unique(self.group, return_inverse=True)
+        replay[copy] = self._replayed(order[copy])
+        groups, inverse = np.unique(group, return_inverse=True)
         size = len(groups)
 
         def count(flags: np.ndarray) -> np.ndarray:
@@ -543,13 +548,13 @@ class _Batch:
         per_row = np.bincount(row, minlength=int(self.place.max()) + 1)
         readings = np.bincount(inverse[new], weights=per_row[self.place[order[new]]], minlength=size).astype(np.int64)
         starts = np.searchsorted(inverse, np.arange(size))
-        first_arrival = np.minimum.reduceat(self.arrival_us, starts)
-        last_arrival = np.maximum.reduceat(self.arrival_us, starts)
+        first_arrival = np.minimum.reduceat(arrival_us, starts)
+        last_arrival = np.maximum.reduceat(arrival_us, starts)
         # Arrival less uptime (or less the board's own time, where it tells no uptime).
         time_us = pc.fill_null(self.messages["time_us"], 0).to_numpy()
         up_us = np.rint(pc.fill_null(self.uptime, 0.0).to_numpy() * 1e6).astype(np.int64)
         moment = np.where(_is_valid(self.uptime), up_us, time_us)[order]
-        lag = self.arrival_us - moment
+        lag = arrival_us - moment
         far = np.iinfo(np.int64).max
         base = np.minimum.reduceat(np.where(new, lag, far), starts)
         base = np.where(base == far, 0, base)
@@ -564,10 +569,10 @@ class _Batch:
                 pa.array(boot),
                 pa.array(count(new)),
                 pa.array(readings),
-                pa.array(count(self.copy & ~replay)),
+                pa.array(count(copy & ~replay)),
                 pa.array(count(replay)),
-                pa.array(count(self.reordered)),
-                pa.array(count(self.returned)),
+                pa.array(count(reordered)),
+                pa.array(count(returned)),
                 pa.array(first_arrival).cast(schemas.MOMENT),
                 pa.array(last_arrival).cast(schemas.MOMENT),
                 pa.array(base),

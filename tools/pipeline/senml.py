@@ -67,6 +67,9 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9\-:./_]*")  # §4.5.1
 REST_OF_NAME = re.compile(r"[A-Za-z0-9\-:./_]*")  # what follows the device
 BASE64URL = re.compile(r"[A-Za-z0-9_-]*={0,2}")
 RANGE = re.compile(r"[0-9]{1,10}(-[0-9]{1,10})?")
+# What Arrow's reader takes where unknown labels are ignored, and JSON or SenML do not: a label that must be understood,
+# numbers that are none, more behind the pack. It may stand in a text, too: a payload that has it is read one by one.
+STRICTLY = rb'_"|NaN|Inf|\][ \t\r]*,[ \t\r]*"'
 MOST_BRACKETS = 256  # Arrow's reader recurses: a payload of nothing but "[" would take its stack
 SMALLEST_BLOCK = 32
 
@@ -126,7 +129,7 @@ def read(payloads: pa.Array) -> Packs:
     bad: list[tuple[int, str]] = []
     fields = CORE | _labels_in_use(payloads)
     packs = _parse_block(payloads, fields, unexpected="error") if len(payloads) else None
-    if packs is not None:
+    if packs is not None and _all_finite(packs):
         parts.append((rows, packs))
     else:
         _parse(payloads, rows, parts, bad)
@@ -184,13 +187,24 @@ def _parse_block(payloads: pa.Array, fields: dict[str, pa.DataType], unexpected:
     return packs.chunk(0) if packs.num_chunks == 1 else packs.combine_chunks()
 
 
+def _all_finite(packs: pa.ListArray) -> bool:
+    """Return whether no number is NaN or infinite: Arrow's reader takes those, which JSON does not have."""
+    records = packs.flatten()
+    for n, field in enumerate(records.type):
+        if pa.types.is_floating(field.type):
+            with np.errstate(invalid="ignore"):
+                if not math.isfinite(pc.sum(pc.struct_field(records, n), min_count=0).as_py()):
+                    return False
+    return True
+
+
 def _parse(
     payloads: pa.Array, rows: np.ndarray, parts: list[tuple[np.ndarray, pa.Array]], bad: list[tuple[int, str]]
 ) -> None:
     """Parse with every label, halving where the reader refuses, and one by one where little is left."""
     suspicious = pc.or_(
         pc.greater(pc.add(pc.count_substring(payloads, "["), pc.count_substring(payloads, "{")), MOST_BRACKETS),
-        pc.match_substring(payloads, b'_"'),
+        pc.match_substring_regex(payloads, STRICTLY),
     )
     if pc.any(suspicious).as_py():
         _parse_one_by_one(payloads.filter(suspicious), rows[suspicious.to_numpy(zero_copy_only=False)], parts, bad)
@@ -538,6 +552,7 @@ def _sum(one: pa.Array, other: pa.Array, wanted: np.ndarray | None = None) -> tu
     """
     valid = _valid(one)
     total = one.to_numpy(zero_copy_only=False) if one.null_count == 0 else pc.fill_null(one, 0.0).to_numpy()
+    total = total + 0.0  # so that there is one zero: whether "-0" keeps its sign goes by the reader
     if other.null_count < len(other):
         base_valid = _valid(other) if wanted is None else _valid(other) & wanted
         total = total + np.where(base_valid, pc.fill_null(other, 0.0).to_numpy(), 0.0)
@@ -570,7 +585,7 @@ def _names(bn: pa.Array, n: pa.Array, device: pa.Array, parent: np.ndarray) -> t
                 pc.all(pc.equal(pc.binary_join_element_wise(device.take(pa.array(parent)), "", "/"), bn)).as_py()
             )
         if plain:
-            return n, None
+            return pc.fill_null(n, "") if n.null_count else n, None
     full = pc.binary_join_element_wise(pc.fill_null(bn, ""), pc.fill_null(n, ""), "")
     prefix = pc.binary_join_element_wise(device.take(pa.array(parent)), "", "/")
     pairs = list(zip(full.to_pylist(), prefix.to_pylist(), strict=True))
