@@ -169,6 +169,7 @@ def test_a_batch_of_many_days_has_few_files_open(landing, out, monkeypatch):
 @pytest.mark.req("P7")
 def test_page_and_verdict_read_no_settled_file_of_healthy_boots(local, landing, out, monkeypatch):
     monkeypatch.setattr(ledger, "SETTLED_ROWS", 4)
+    monkeypatch.setattr(ledger, "FULL_ROWS", 4)
     output = Output(str(out))
     output.prepare(2)
     seq = 0

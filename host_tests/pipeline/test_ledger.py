@@ -27,7 +27,7 @@ class Books:
         self.settled = {}
         self.summary = summary.empty()
         self.loaded = []
-        self.touched = 0
+        self.touched = self.spilled = 0
 
     def take(self, rows):
         """Take some rows as one batch."""
@@ -50,7 +50,8 @@ class Books:
             if table is not None:
                 self.settled[name] = table
         if made.spilled is not None:
-            self.settled[f"audit.{len(self.loaded) + len(self.settled)}"] = made.spilled
+            self.spilled += 1
+            self.settled[f"audit.{self.spilled:06d}"] = made.spilled
         self.newest, self.lives, self.touched = made.newest, made.lives, made.touched
         summary.add(self.summary, made.summary)
         return made
@@ -262,6 +263,7 @@ def test_audit_does_not_depend_on_how_messages_fell_into_batches(landing, seed, 
 @pytest.mark.req("P4", "P7")
 def test_late_message_of_an_old_boot_takes_it_out_of_its_settled_file(landing, books, monkeypatch):
     monkeypatch.setattr(ledger, "SETTLED_ROWS", 4)
+    monkeypatch.setattr(ledger, "FULL_ROWS", 4)
     for boot in range(1, 20):
         books.take(messages(landing, (boot, 3 * boot, {}), (boot, 3 * boot + 2, {})))
         assert books.newest.num_rows <= 6
@@ -277,9 +279,30 @@ def test_late_message_of_an_old_boot_takes_it_out_of_its_settled_file(landing, b
     assert books.lives["missing"].to_pylist() == [20]
 
 
+@pytest.mark.req("P4", "P7")
+def test_settled_files_are_joined_until_they_are_full(landing, books, monkeypatch):
+    monkeypatch.setattr(ledger, "SETTLED_ROWS", 4)
+    monkeypatch.setattr(ledger, "FULL_ROWS", 16)
+    written = 0
+    for boot in range(1, 200):
+        before = dict(books.settled)
+        books.take(messages(landing, (boot, 3 * boot, {}), (boot, 3 * boot + 2, {})))
+        written += sum(one.num_rows for name, one in books.settled.items() if before.get(name) is not one)
+        assert books.newest.num_rows <= 6
+        sizes = [one.num_rows for _, one in sorted(books.settled.items())]
+        assert all(one >= 16 for one in sizes[:-2])
+        assert all(one < 32 for one in sizes)
+    assert len(books.rows()) == books.newest.num_rows + sum(one.num_rows for one in books.settled.values()) == 199
+    assert written <= 3 * 199
+    books.take(messages(landing, (100, 301, {})))
+    assert figures(books, "missing")[1, 100] == (0,)
+    assert books.summary["totals"]["missing"] == 2 + 199 - 1 == books.lives["missing"].to_pylist()[0]
+
+
 @pytest.mark.req("P4")
 def test_window_in_doubt_reaches_back_to_settled_boots(landing, books, monkeypatch):
     monkeypatch.setattr(ledger, "SETTLED_ROWS", 4)
+    monkeypatch.setattr(ledger, "FULL_ROWS", 4)
     for boot in range(1, 12):
         books.take(messages(landing, (boot, 3 * boot, {}), (boot, 3 * boot + 2, {})))
     books.take(messages(landing, (12, 36, {"first": 36, "doubt_first": 8, "doubt_last": 14})))

@@ -172,7 +172,7 @@ def test_bad_payload_is_named_and_its_neighbours_are_read(payload, reason):
 
 UNKNOWN = b'[{"bn":"d/","boot":1,"seq":8,"up":1,"zz":3,"n":"a","v":1}]'
 EVERY_LABEL = (
-    b'[{"bn":"d/","boot":1,"seq":9,"up":1,"bt":1,"bu":"x","bv":1,"bs":2,"bver":10,"t":1,"ut":3,"s":1,"vd":"AA","n":"a"}]'
+    b'[{"bn":"d/","boot":1,"seq":9,"up":1,"bt":1,"bu":"x","bv":1,"bs":2,"bver":10,"t":1,"ut":3,"s":1,"vd":"AA"}]'
 )
 
 

@@ -7,7 +7,7 @@ open: what was published after its last message can't be known until the next on
 A boot's row depends on its own messages, on the beginning of the next boot, and on the windows that its life calls in
 doubt. So a batch makes anew the rows of the boots it brought something for, of the boots before them, and of those that
 a new window covers. The rows of each device's newest boots lie in one file, which is written anew; older ones are
-*settled* in files of a few thousand rows, and a late message takes its boot out of its file. The sums over the fleet go
+*settled* in files of some thousand rows, and a late message takes its boot out of its file. The sums over the fleet go
 on by the difference between a row and the one in its place.
 
 It does not know Spark nor files: functions from (state, rows, what the batch brought) to rows, tested as such.
@@ -31,8 +31,10 @@ from .state import BOOT_BITS, State, pack
 
 NEWEST = 2
 """Boots of a device that stay in the file that each batch writes anew: the open one, and the one that it ends."""
-SETTLED_ROWS = 16_384
-"""Rows that make a settled file worth writing."""
+SETTLED_ROWS = 1024
+"""Rows that make a settled file worth writing: up to so many of a bucket's old boots are written anew by each batch."""
+FULL_ROWS = 16_384
+"""A settled file of so many rows is joined with others no more."""
 
 JUMP_US = 1_000_000
 DRIFT = 1e-3  # of the uptime between two ties: no crystal is as bad as that
@@ -175,7 +177,28 @@ def update(state: State, known: np.ndarray, kept: Kept, batch: Batch, late_after
     spilled = None
     if np.count_nonzero(old_boots) >= SETTLED_ROWS:
         spilled, both = both.filter(pa.array(old_boots)), both.filter(pa.array(~old_boots))
+        spilled = _with_smaller(spilled, kept, settled)
     return Update(both, lives, settled, spilled, told, len(wanted))
+
+
+def _with_smaller(spilled: pa.Table, kept: Kept, settled: dict[str, pa.Table | None]) -> pa.Table:
+    """Return rows for a settled file, joined with those of the newest files that are no larger; these go.
+
+    So there are few small files, and a row is written anew once for each time that its file's size doubles.
+    """
+    for name in reversed(kept.settled):
+        if spilled.num_rows >= FULL_ROWS:
+            break
+        rows = settled[name] if name in settled else kept.load(name, ["boot"])
+        if rows is None:
+            continue
+        if rows.num_rows >= FULL_ROWS or rows.num_rows > spilled.num_rows:
+            break
+        if name not in settled:
+            rows = kept.load(name, schemas.AUDIT.names)
+        spilled = pa.concat_tables([rows, spilled])
+        settled[name] = None
+    return spilled
 
 
 def _same_life(keys: np.ndarray, some: np.ndarray, others: np.ndarray) -> np.ndarray:
