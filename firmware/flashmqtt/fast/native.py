@@ -97,7 +97,10 @@ def raw_run(to: ptr8, of: ptr8, n: int, at: int, start: int, lay: int) -> bool:
 def raw_fill(to: ptr8, n: int, value: int, start: int):
     """Fill; nothing is checked."""
     to = ptr8(int(to) + start)
-    value = (value & 0xFF) * 0x01010101
+    value = (
+        value & 0xFF
+    ) * 0x0101  # no wider: frozen, it would be read from a misaligned place (host_tests/deploy/test_image.py)
+    value |= value << 16
     if int(to) & 3 == 0:
         while n > 3:
             ptr32(to)[0] = value
