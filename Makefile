@@ -17,7 +17,7 @@ PYTEST_ARGS ?=
 .DEFAULT_GOAL := help
 .PHONY: help setup run test check bench requirements dump \
 	soak powercut faults hostile brokers fuzz clauses size vectors collect collector-kills pipeline cluster report verdict check-tables wire-audit compact \
-	deploy monitor backup wipe wakes virtual-board powercut-board format
+	deploy monitor backup wipe wakes virtual-board powercut-board image format
 
 help: ## List the targets, and in parentheses what they take, with the defaults
 	@awk 'BEGIN {FS = ":.*## "} /^##@ / {printf "\n%s\n", substr($$0, 5)} /^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -52,6 +52,9 @@ dump: setup ## Show what is in a journal (FROM=auto: the board's; FROM=/dev/ttyA
 
 virtual-board: setup ## A virtual Pico W on a serial port, for mpremote and deploy (WIFI=network:password that its radio finds; BOARD=esp32, pico2_w ...)
 	@$(PY) -m tools.virtual_board.device $(if $(filter-out auto,$(BOARD)),--board $(BOARD)) $(if $(WIFI),--wifi "$(WIFI)")
+
+image: setup ## A MicroPython image with flashmqtt frozen (BOARD=pico_w MICROPYTHON=path; boards/IMAGES.md tells of APP=1 JOURNAL=1 NODRIVERS=1 ROMFS=KB MANIFEST=file USER_C_MODULES=file OUT=folder)
+	@$(PY) -m tools.deploy.image --board "$(BOARD)" --micropython "$(MICROPYTHON)" $(if $(APP),--app) $(if $(JOURNAL),--journal) $(if $(NODRIVERS),--no-drivers) $(if $(ROMFS),--romfs $(ROMFS)) $(if $(MANIFEST),--manifest "$(MANIFEST)") $(if $(USER_C_MODULES),--user-c-modules "$(USER_C_MODULES)") $(if $(OUT),--output "$(OUT)")
 
 ##@ Behind the broker
 

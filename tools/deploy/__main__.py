@@ -22,6 +22,7 @@ from app.configuration import ConfigurationError
 from tools.command import ended, folder, number
 from tools.deploy import build, certificates, configuration, ports
 from tools.deploy.errors import DeployFailed
+from tools.deploy.image import digest, texts
 from tools.deploy.link import BoardSaid, Link
 from tools.deploy.trace import explained
 
@@ -43,8 +44,12 @@ _PROBE = """
 import sys, os
 s = os.statvfs('/')
 i = sys.implementation
+try:
+ from flashmqtt_image import DIGEST as d
+except ImportError:
+ d = ''
 print(repr({'platform': sys.platform, 'machine': getattr(i, '_machine', ''), 'version': tuple(i.version[:3]), 'name': i.name,
- 'mpy': getattr(i, '_mpy', 0), 'free': s[0] * s[3], 'files': os.listdir('/')}))
+ 'mpy': getattr(i, '_mpy', 0), 'free': s[0] * s[3], 'files': os.listdir('/'), 'frozen': d}))
 """
 _TREE = """
 import os, hashlib
@@ -130,6 +135,23 @@ def present(link: Link) -> dict[str, str]:
     return dict(line.rsplit(" ", 1) for line in listed.splitlines() if line.startswith("/"))
 
 
+def files_of(found: dict, board: str, march: str, arguments: argparse.Namespace) -> dict[str, bytes]:
+    """Return the files that belong on this board: all, or only main.py where an image of ours has the others frozen.
+
+    Raises:
+        DeployFailed: the image has something else frozen, which no file can replace: MicroPython looks there before /lib.
+    """
+    if not found["frozen"]:
+        return dict(build.image(board, march, arguments.plain, arguments.board_file))
+    if arguments.board_file or found["frozen"] != digest(texts(board, bool(march), application=True)):
+        raise DeployFailed(
+            "The board's image has flashmqtt frozen, and not this application in this state; files do not replace that. "
+            f"Make it anew (make image BOARD={board or '...'} APP=1, boards/IMAGES.md), or put stock MicroPython on the board."
+        )
+    say("frozen", "the library, the application and board.py are in the board's image")
+    return {"/main.py": (ROOT / "firmware" / "main.py").read_bytes()}
+
+
 def plan(image: dict[str, bytes], there: dict[str, str]) -> tuple[list[str], list[str]]:
     """Return (paths to copy, paths of ours to remove); main.py is last."""
     from hashlib import sha256
@@ -201,9 +223,11 @@ def deploy(arguments: argparse.Namespace) -> None:
         foreign = insist(link, lambda: strangers(link, found))
         if not foreign:
             quiet_board(link, found)  # first of all: a watchdog that was started gives us seconds
-        image = {**build.image(board, march, arguments.plain, arguments.board_file), **wanted}
+        image = {**files_of(found, board, march, arguments), **wanted}
         there = present(link)
         copy, remove = plan(image, there)
+        if "/board.mpy" in there and "/board.mpy" not in image:
+            remove.append("/board.mpy")  # it would be imported instead of the frozen one
         if "board.py" in found["files"] and "board.py" not in foreign:
             remove.append("/board.py")  # or it would be imported instead of /board.mpy
         size = sum(len(image[name]) for name in copy)
