@@ -98,17 +98,17 @@ def _blocks(source, name):
     Raises:
         UsageError: the file can't be read; a block is cut off, or no base64.
     """
-    if isinstance(source, str):
-        try:
-            file = open(source, "rb")
-        except OSError as error:
-            raise UsageError("%s: can't be read: %s" % (name, _text(error)))
-    else:
-        from io import BytesIO
-
-        file = BytesIO(source)  # type: ignore[assignment]
     try:
-        start = file.read(6)
+        if isinstance(source, str):
+            file = open(source, "rb")
+        else:
+            from io import BytesIO
+
+            file = BytesIO(source)  # type: ignore[assignment]
+        start = file.read(6)  # MicroPython opens a directory
+    except (OSError, TypeError) as error:
+        raise UsageError("%s: can't be read: %s" % (name, _text(error)))
+    try:
         if len(start) > 1 and start[0] == _SEQUENCE and _der_length(start) == file.seek(0, 2):
             file.seek(0)
             yield "DER", file.read()

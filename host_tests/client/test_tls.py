@@ -213,6 +213,7 @@ def test_certificates_are_taken_in_the_forms_people_have_them_in(interpreter, op
     ("options", "named"),
     [
         ({"ca": "nowhere.pem"}, "nowhere.pem: can't be read: "),
+        ({"ca": "."}, "/.: can't be read: "),
         ({"ca": "page.html"}, "page.html: no certificate in it"),
         ({"ca": "empty.pem"}, "empty.pem: no certificate in it"),
         ({"ca": "board.key"}, "board.key: no certificate in it"),
@@ -317,3 +318,13 @@ def test_tls_without_a_ca_has_to_be_spelled_out():
 
     with pytest.raises(UsageError):
         context()
+
+
+@pytest.mark.req("W13")
+def test_a_ca_that_is_no_name_and_no_bytes_is_refused():
+    from flashmqtt.errors import UsageError
+    from flashmqtt.tls import context
+
+    for ca in (["ca.pem"], True, 5):
+        with pytest.raises(UsageError):
+            context(ca=ca)
