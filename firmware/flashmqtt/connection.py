@@ -134,7 +134,7 @@ class Connection:
         self.user = user
         self.password = password
         self.will = will
-        self.response_ms = response_ms
+        self.response_ms = session.response_ms = response_ms
         self.clean = clean
         # 5: the broker is told Maximum Packet Size, and one that sends more all the same is wrong.
         self.decoder = Decoder(buffer_bytes, session.level, _LONG if chunks or session.level != _LEVEL_5 else 0)

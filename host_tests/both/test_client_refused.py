@@ -115,6 +115,17 @@ def test_a_broker_that_never_answers_a_message_gets_the_rest():
 
 
 @pytest.mark.req("R3")
+def test_a_broker_that_answers_under_a_wrong_id_gets_the_rest_though_an_answer_may_take_a_short_time_only():
+    broker = Picky(lambda one: one[-1:] == b"!", lambda broker: broker.give(puback(500)))
+    mqtt = client(broker, response_s=3)
+    bad = mqtt.publish("a", "no!", qos=1)
+    good = mqtt.publish("a", "yes", qos=1)
+    outcome(mqtt, bad, good)
+    assert mqtt.reports == [(bad, 0x101)]
+    broker.close()
+
+
+@pytest.mark.req("R3")
 def test_a_broker_that_is_killed_in_the_middle_of_every_connection_refuses_nothing():
     seen = []
 

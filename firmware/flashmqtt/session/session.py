@@ -133,6 +133,7 @@ class Session:
         self.partial = 0  # the message that is in the output in part, 0: none
         self.partial_at = self.partial_length = 0
         self.downgraded = 0
+        self.response_ms = 0  # how long an answer may take before the connection is made anew, 0: for ever
         self.suspect: "Any" = None  # tries messages that the broker may not take, one at a time: `suspect.Suspect`
         self._unanswered = 0  # the first unanswered message when the last connection ended
         self._waited_ms = 0  # how long the oldest one had waited for its answer when that was last looked at

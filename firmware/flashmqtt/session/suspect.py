@@ -16,7 +16,8 @@ so the broker has read all that came before, the message goes out, alone in flig
 - the broker closes the connection (FIN, RST; 5: a DISCONNECT whose reason is not the server's own), some of the message has left,
   and nothing else was sent since: no QoS 0 message, and no SUBSCRIBE or UNSUBSCRIBE that is unanswered; or
 - the broker answers it with the wrong packet; or
-- the broker answers the PINGREQ behind it, and another one 5 s later, and the connection ends, for whatever reason.
+- the broker answers the PINGREQ behind it, and another one 5 s later (or a third of the time that an answer may take, where
+  that is less), and the connection ends, for whatever reason.
 
 Nothing else counts: no lost link (then no PINGRESP comes, and no FIN), no refused CONNECT, no shutdown that level 5 tells of,
 nothing that this side ends earlier. A restart of the broker can count once; on the next connection the message is acknowledged,
@@ -104,6 +105,7 @@ class Suspect:
         self._stage = _IDLE
         self._since_ms = 0
         self._begun = False  # is `_since_ms` set?
+        self._silent_ms = min(_SILENT_MS, session.response_ms // 3 or _SILENT_MS)
         self._short = False  # did the last trial end before its message went out?
         self._quota = 0  # the session's
         self._marked = False  # is the message past PUBREC?
@@ -170,7 +172,7 @@ class Suspect:
             if age >= _SETTLE_MS and not self._session.request_id and self._ping():
                 self._stage = _ASKING
                 self._since_ms = now_ms
-        elif stage == _HEARD and age >= _SILENT_MS and self._session.flight and self._ping():
+        elif stage == _HEARD and age >= self._silent_ms and self._session.flight and self._ping():
             self._stage = _ASKED
         self._go_on(now_ms)
         return 0
