@@ -32,6 +32,12 @@ from .connection import (
 )
 from .errors import ConnectionLost, DeadlineExpired, FlashMqttError
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any  # noqa: TID251
+
+    from .session.message import Message
+
 _POLLOUT = const(4)
 
 try:
@@ -39,7 +45,7 @@ try:
 
     _io_queue = _core._io_queue
 
-    def _ready(link):
+    def _ready(link: "Any") -> "Any":
         """Wait until the link's socket is ready; not so where another task has found it dead before this runs."""
         sock = link.polled
         if sock is not None:
@@ -51,14 +57,14 @@ try:
 except (ImportError, AttributeError):  # CPython
     from .hosted import ready
 
-    async def _ready(link):  # type: ignore[misc]
+    async def _ready(link: "Any") -> None:  # type: ignore[misc]
         if link.polled is not None:
             await ready(link.polled, link.events & _POLLOUT)
 
-    async def _wait_for_ms(awaitable, ms):
+    async def _wait_for_ms(awaitable: "Any", ms: int) -> None:
         await asyncio.wait_for(awaitable, ms / 1000)
 
-    async def _sleep_ms(ms):
+    async def _sleep_ms(ms: int) -> None:
         await asyncio.sleep(ms / 1000)
 
 
@@ -104,15 +110,27 @@ class Client:
         pending: int
         downgraded: int
         client_id: str
-        granted: dict
-        answer: dict
+        granted: "dict[int, Any]"
+        answer: "dict[int, Any]"
         unclaimed: int
         failed: int
         missed: int
+        on_message: "Callable[[Message], Any] | None"
+        on_error: "Callable[[Exception, Message | None], Any] | None"
+        on_unclaimed: "Callable[[Message], Any] | None"
+        on_connect: "Callable[[bool], Any] | None"
+        on_disconnect: "Callable[[Exception | None], Any] | None"
+        on_delivered: "Callable[[int], Any] | None"
+        on_in_doubt: "Callable[[int], Any] | None"
+        on_refused: "Callable[[int, int], Any] | None"
+        on_expired: "Callable[[int], Any] | None"
+        on_dropped: "Callable[[int, int], Any] | None"
+        on_damaged: "Callable[[int], Any] | None"
+        on_oversize: "Callable[[Any, int], Any] | None"
 
-    def __init__(self, *arguments, **options):
+    def __init__(self, *arguments: "Any", **options: "Any") -> None:
         self._blocking = blocking = _Blocking(*arguments, **options)
-        blocking.call = self._call  # type: ignore[method-assign]
+        blocking.call = self._call  # type: ignore[method-assign, assignment]
         self.session = blocking.session
         self.connection = blocking.connection
         self.link = blocking.link
@@ -121,18 +139,18 @@ class Client:
         self.on_oversize = self.on_disconnect = None
         self.on_expired = self.on_dropped = None
         self.on_message = self.on_error = self.on_unclaimed = None
-        self._task: "asyncio.Task | None" = None
-        self._tasks: list = []  # (task, message) of handlers that are awaited; message None: of one for no message
+        self._task: "asyncio.Task[Any] | None" = None
+        self._tasks: "list[Any]" = []  # (task, message) of handlers that are awaited; message None: of one for no message
         self._stopping = False
         self._closed = False  # the program disconnected: iteration has ended
         self._failure = None  # what ended the task
         self._progress = asyncio.Event()  # something happened that somebody may wait for
         self._arrived = asyncio.Event()  # a message may be there for `async for`
-        self._held: list = []  # (task, message) that iterate: who has what
+        self._held: "list[Any]" = []  # (task, message) that iterate: who has what
         self._iterated = False
-        self._awaited = None  # an `on_message` that is known to be an `async def` function
+        self._awaited: "Any" = None  # an `on_message` that is known to be an `async def` function
 
-    def __getattr__(self, name):
+    def __getattr__(self, name: str) -> "Any":
         """Answer for what the blocking client has."""
         if name in _ASKED:
             return getattr(self._blocking, name)
@@ -140,16 +158,16 @@ class Client:
 
     # --- connecting ---
 
-    async def __aenter__(self):
+    async def __aenter__(self) -> "Client":
         await self.connect()
         return self
 
-    async def __aexit__(self, kind, error, trace):
+    async def __aexit__(self, kind: int, error: "Any", trace: "Any") -> None:
         if kind is None:  # a loop that was left in good order is done with its last message
             self._settle(asyncio.current_task())
         await self.disconnect()
 
-    def start(self):
+    def start(self) -> None:
         """Connect as soon as that is possible; return at once."""
         self.link.start(ticks_ms())
         if self._task is None:
@@ -157,7 +175,7 @@ class Client:
             self._failure = None
             self._task = asyncio.create_task(self._run())
 
-    async def connect(self, timeout_s=None):
+    async def connect(self, timeout_s: "float | None" = None) -> bool:
         """Connect; return whether the broker still knew the session. From now on the task reconnects by itself.
 
         Raises:
@@ -169,12 +187,12 @@ class Client:
         await self._until(self.link.is_open, timeout_s, self._connect_failed)
         return self.connection.session_present
 
-    def _connect_failed(self):
+    def _connect_failed(self) -> None:
         error = self.link.error
         if isinstance(error, FlashMqttError) and error.refusal:
             raise error
 
-    async def disconnect(self, code=0, expiry_s=None):
+    async def disconnect(self, code: int = 0, expiry_s: "int | None" = None) -> None:
         """End the connection in good order and stay disconnected; stored messages wait. Iteration ends.
 
         What the program has not taken is not acknowledged: the broker, or the store, keeps it. `async def` handlers that are at
@@ -220,7 +238,14 @@ class Client:
 
     # --- sending ---
 
-    async def publish(self, topic, payload, qos=0, retain=False, properties=None):
+    async def publish(
+        self,
+        topic: "str | bytes | bytearray | memoryview",
+        payload: "str | bytes | bytearray | memoryview",
+        qos: int = 0,
+        retain: bool = False,
+        properties: "dict[int, Any] | list[tuple[int, Any]] | None" = None,
+    ) -> int:
         """Publish; return a handle for `delivered` (0 at QoS 0, and where the store's policy dropped the message).
 
         At QoS 1 and 2 the message is stored when this returns, connected or not.
@@ -235,7 +260,7 @@ class Client:
         if properties:
             from .session.pieces import packed
 
-            properties = packed(session.level, properties)
+            properties = packed(session.level, properties)  # type: ignore[assignment]
         if qos:
             handle = session.publish(topic, payload, qos, retain, properties)
         elif self.connection.state == OPEN and not session.put_unstored(topic, payload, retain, properties):
@@ -244,7 +269,7 @@ class Client:
         await _sleep_ms(0)
         return handle
 
-    async def _send(self, topic, payload, retain, properties):
+    async def _send(self, topic: "Any", payload: "Any", retain: bool, properties: "Any") -> None:
         """Send a QoS 0 message that does not fit behind what is in the output, or never would, in pieces."""
         from .session.pieces import Sending
 
@@ -255,7 +280,7 @@ class Client:
         except BaseException as error:
             sending.failed(error)
 
-    async def delivered(self, handle, timeout_s=None):
+    async def delivered(self, handle: int, timeout_s: "float | None" = None) -> bool:
         """Wait until the broker has acknowledged the message with this handle for good; for ever where no time is given.
 
         Return True; or False, as soon as that can't happen any more: dropped, damaged or in doubt.
@@ -267,7 +292,7 @@ class Client:
         await self._until(lambda: blocking.delivered(handle) or self.session.is_done(handle), timeout_s or 0)
         return blocking.delivered(handle)
 
-    async def drain(self, timeout_s=0):
+    async def drain(self, timeout_s: float = 0) -> None:
         """Wait until every stored message is delivered; for ever where timeout_s is 0.
 
         Raises:
@@ -277,7 +302,14 @@ class Client:
 
     # --- receiving ---
 
-    async def subscribe(self, filter_, qos=0, handler=None, timeout_s=None, properties=None):
+    async def subscribe(
+        self,
+        filter_: "str | bytes | list[Any] | tuple[Any, ...]",
+        qos: int = 0,
+        handler: "Callable[[Message], Any] | None" = None,
+        timeout_s: "float | None" = None,
+        properties: "dict[int, Any] | list[tuple[int, Any]] | None" = None,
+    ) -> "Any":
         """Subscribe; return the QoS granted (None: not connected now, it will be asked for).
 
         Args:
@@ -289,7 +321,12 @@ class Client:
         self._serve()
         return await self._ask(asked, timeout_s)
 
-    async def unsubscribe(self, filter_, timeout_s=None, properties=None):
+    async def unsubscribe(
+        self,
+        filter_: "str | bytes | list[Any] | tuple[Any, ...]",
+        timeout_s: "float | None" = None,
+        properties: "dict[int, Any] | list[tuple[int, Any]] | None" = None,
+    ) -> "Any":
         """End the subscription of filter_, also one of an earlier life of this client; return the broker's reason code.
 
         Args:
@@ -297,17 +334,17 @@ class Client:
         """
         return await self._ask(self.session.unsubscribe(filter_, properties), timeout_s)
 
-    async def _ask(self, asked, timeout_s):
+    async def _ask(self, asked: "Any", timeout_s: "float | None") -> "Any":
         link = self.link
         if link.is_open():
             link.flush(ticks_ms())
             await self._until(lambda: asked.result() is not None or not link.is_open(), timeout_s)
         return asked.granted()
 
-    def __aiter__(self):
+    def __aiter__(self) -> "Client":
         return self
 
-    async def __anext__(self):
+    async def __anext__(self) -> "Message":
         """Return the next message; the one that this task had before is acknowledged now.
 
         Several tasks may iterate: each message goes to one of them. `asyncio.wait_for(client.__anext__(), t)` may be used, and
@@ -335,7 +372,7 @@ class Client:
                 self._held.append((task, message))
                 return message
 
-    def _settle(self, task):
+    def _settle(self, task: "Any") -> None:
         """Acknowledge what this task had, and see what became of what tasks had that have ended."""
         held = self._held
         waiting = self.session.waiting
@@ -363,7 +400,7 @@ class Client:
 
     # --- the task ---
 
-    async def _until(self, condition, timeout_s, check=None):
+    async def _until(self, condition: "Any", timeout_s: "float | None", check: "Any" = None) -> None:
         """Wait for a condition that the task below brings about."""
         deadline_s = self.timeout_s if timeout_s is None else timeout_s
         begin = ticks_ms()
@@ -381,12 +418,12 @@ class Client:
             except asyncio.TimeoutError:
                 pass
 
-    def _tell(self):
+    def _tell(self) -> None:
         """Wake up whoever waits for progress."""
         self._progress.set()
         self._progress = asyncio.Event()
 
-    async def _run(self):
+    async def _run(self) -> None:
         try:
             await self._pump()
         except asyncio.CancelledError:
@@ -394,14 +431,14 @@ class Client:
         except Exception as error:  # the store failed: whoever waits is told
             self._fail(error)
 
-    def _fail(self, error):
+    def _fail(self, error: "Any") -> None:
         self._failure = error
         self.session.not_taken()
         self._arrived.set()
         self._tell()
         self.link.fail(error, ticks_ms())
 
-    async def _pump(self):
+    async def _pump(self) -> None:
         link = self.link
         session = self.session
         was = None
@@ -445,7 +482,7 @@ class Client:
                     self._call(self.on_dropped, session.handle, session.code)
                 self._tell()
 
-    async def _wait(self):
+    async def _wait(self) -> None:
         """Wait until the socket is ready, or the link has something to do."""
         link = self.link
         if link.polled is None:
@@ -456,7 +493,7 @@ class Client:
         except asyncio.TimeoutError:
             pass
 
-    def _take(self, message):
+    def _take(self, message: "Any") -> bool:
         """Let the message's handlers take it, as far as they are plain functions; return False where it has to wait."""
         session = self.session
         waiting = session.waiting
@@ -488,7 +525,7 @@ class Client:
             message.finished = tuple(session.waiting.claims(message)[:finished])
         return False
 
-    async def _take_piece(self):
+    async def _take_piece(self) -> None:
         """Let the program take a piece of a long message. Nothing is read meanwhile: the next piece needs its place."""
         session = self.session
         waiting = self._load_waiting()
@@ -513,12 +550,12 @@ class Client:
         else:
             session.taken()
 
-    def _load_waiting(self):
+    def _load_waiting(self) -> "Any":
         waiting = self._blocking.load_waiting()
         waiting.tell = self._note_error
         return waiting
 
-    def _serve(self):
+    def _serve(self) -> None:
         """Let handlers have what waited and is claimed now, tell who iterates, and let go of what nobody claims."""
         waiting = self.session.waiting
         if not waiting or not waiting.entries:
@@ -536,7 +573,7 @@ class Client:
         self._blocking.on_unclaimed = self.on_unclaimed
         waiting.let_go(now_ms)
 
-    async def _handle(self, message):
+    async def _handle(self, message: "Any") -> None:
         """Let the handlers of a message that waited take it."""
         waiting = self.session.waiting
         try:
@@ -562,7 +599,7 @@ class Client:
         finally:
             self._ended()
 
-    def _call(self, handler, *arguments):
+    def _call(self, handler: "Any", *arguments: "Any") -> None:
         """Call a handler that is for no message, where there is one; one that has to be awaited gets a task."""
         if handler:
             try:
@@ -572,7 +609,7 @@ class Client:
             except _RAISED as error:
                 self._note_error(_exception(error), None)
 
-    async def _await(self, coroutine):
+    async def _await(self, coroutine: "Any") -> None:
         try:
             await coroutine
         except Exception as error:
@@ -580,12 +617,12 @@ class Client:
         finally:
             self._ended()
 
-    def _ended(self):
+    def _ended(self) -> None:
         """The task of a handler ends."""
         this = asyncio.current_task()
         self._tasks = [one for one in self._tasks if one[0] is not this]
 
-    def _note_error(self, error, message):
+    def _note_error(self, error: "Any", message: "Any") -> None:
         """Tell `on_error`, or the event loop, what a handler raised."""
         if self.on_error:
             try:
@@ -597,7 +634,7 @@ class Client:
                 error = _exception(another)
         _print(error)
 
-    async def _tell_loop(self, coroutine):
+    async def _tell_loop(self, coroutine: "Any") -> None:
         try:
             await coroutine
         except Exception as error:  # of `on_error` itself
@@ -606,12 +643,12 @@ class Client:
             self._ended()
 
 
-def _exception(error):
+def _exception(error: "Any") -> "Any":
     """Return what a handler raised as an Exception."""
     return error if isinstance(error, Exception) else FlashMqttError("a handler raised %r" % error)
 
 
-def _is_cancelled(error, closed):
+def _is_cancelled(error: "Any", closed: "Any") -> "Any":
     """Return whether the task that caught this was cancelled: by the program's disconnect, or (CPython) by anybody."""
     if isinstance(error, Exception):
         return False
@@ -619,7 +656,7 @@ def _is_cancelled(error, closed):
     return closed or (cancelling is not None and cancelling() > 0)
 
 
-def _awaits(handler, message):
+def _awaits(handler: "Any", message: "Any") -> bool:
     """Call a handler; return whether it is an `async def` function, of which nothing has run."""
     result = handler(message)
     if result is None or type(result) is not COROUTINE:
@@ -628,13 +665,13 @@ def _awaits(handler, message):
     return True
 
 
-async def _finished(result):
+async def _finished(result: "Any") -> None:
     """Wait for a handler, where it is an `async def` one."""
     if type(result) is COROUTINE:
         await result
 
 
-def _result(task):
+def _result(task: "Any") -> "Any":
     """Return what a task that has ended returned, or the exception that ended it."""
     if hasattr(task, "data"):  # MicroPython
         return getattr(task.data, "value", None) if isinstance(task.data, StopIteration) else task.data
@@ -643,7 +680,7 @@ def _result(task):
     return getattr(task, "_exception", None) or task.result()  # `exception()` would take it for reported
 
 
-def _print(error):
+def _print(error: "Any") -> None:
     """Tell the event loop's exception handler."""
     context = {"message": "flashmqtt: a handler failed", "exception": error, "future": asyncio.current_task()}
     asyncio.get_event_loop().call_exception_handler(context)

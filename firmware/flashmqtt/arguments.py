@@ -1,10 +1,14 @@
 """What the faces need rarely: arguments that are to be looked at, and attributes that are worked out. Loaded when it is asked
 for."""
 
+from .compat import TYPE_CHECKING
 from .errors import UsageError
 
+if TYPE_CHECKING:
+    from typing import Any  # noqa: TID251
 
-def check_octets(text):
+
+def check_octets(text: str) -> None:
     """See that a payload, topic or the like is bytes.
 
     Raises:
@@ -15,14 +19,14 @@ def check_octets(text):
         raise UsageError("%s: give str, bytes, bytearray or a memoryview of bytes" % type(text).__name__)
 
 
-def goodbye(session, code, expiry_s):
+def goodbye(session: "Any", code: int, expiry_s: "int | None") -> "Any":
     """Return the properties of level 5's DISCONNECT."""
     if session.level != 5:
         raise UsageError("code and expiry_s need level 5, not %d" % session.level)
     return session.five.goodbye(code, expiry_s)
 
 
-def worked_out(client, name):
+def worked_out(client: "Any", name: str) -> "Any":
     """Return a rarely asked attribute of a client."""
     session = client.session
     if name == "oversize" or name == "downgraded":

@@ -6,8 +6,13 @@ accepts and drops everybody is not hammered. A caller that keeps `step` in its s
 that reboots again and again.
 """
 
+from .compat import TYPE_CHECKING
 
-def _random_below(n):
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def _random_below(n: int) -> int:
     from random import getrandbits
 
     return getrandbits(30) % n
@@ -24,14 +29,21 @@ class Backoff:
         random_below: takes n, returns a number from 0 to n - 1.
     """
 
-    def __init__(self, base_ms=500, cap_ms=120000, lasting_ms=5000, step=0, random_below=_random_below):
+    def __init__(
+        self,
+        base_ms: int = 500,
+        cap_ms: int = 120000,
+        lasting_ms: int = 5000,
+        step: int = 0,
+        random_below: "Callable[[int], int]" = _random_below,
+    ) -> None:
         self.base_ms = base_ms
         self.cap_ms = cap_ms
         self.lasting_ms = lasting_ms
         self.step = step
         self._random_below = random_below
 
-    def ended(self, lasted_ms):
+    def ended(self, lasted_ms: int) -> int:
         """A connection ended after lasted_ms (0: it never came about); return how many ms to wait before the next attempt."""
         if lasted_ms >= self.lasting_ms:
             self.step = 0
@@ -40,7 +52,7 @@ class Backoff:
             self.step += 1
         return self._random_below(limit + 1)
 
-    def limit_ms(self):
+    def limit_ms(self) -> int:
         """Return the longest delay at this step."""
         limit = self.base_ms
         for _ in range(self.step):

@@ -7,7 +7,11 @@ does not stay in memory. It knows no socket.
 
 import sys
 
+from .compat import TYPE_CHECKING
 from .errors import UsageError
+
+if TYPE_CHECKING:
+    from typing import Any  # noqa: TID251
 
 _HOSTED = sys.implementation.name != "micropython"
 
@@ -17,7 +21,7 @@ _SEQUENCE = 0x30  # DER's first byte
 _ENCRYPTED = "ENCRYPTED"  # in the label, or in the headers, of a key with a pass phrase
 
 
-def trust(tls, source):
+def trust(tls: "Any", source: "Any") -> None:
     """Take the CA certificates of a source."""
     name = _name(source, "ca")
     number = 0
@@ -35,7 +39,7 @@ def trust(tls, source):
         raise UsageError("%s: no certificate in it, neither PEM (-----BEGIN CERTIFICATE-----) nor DER" % name)
 
 
-def identify(tls, cert, key, password):
+def identify(tls: "Any", cert: "Any", key: "Any", password: "Any") -> None:
     """Take this client's certificate and key."""
     cert_name = _name(cert, "cert")
     key_name = _name(key, "key")
@@ -73,7 +77,7 @@ def identify(tls, cert, key, password):
         raise UsageError("%s: can't be used: %s" % (name, text))
 
 
-def _pem(certificates):
+def _pem(certificates: "Any") -> "Any":
     """Return certificates as PEM: the only way to give a chain to mbedTLS, on the ports whose mbedTLS reads PEM."""
     from binascii import b2a_base64
 
@@ -83,16 +87,16 @@ def _pem(certificates):
     return text
 
 
-def _name(source, what):
+def _name(source: "Any", what: str) -> "Any":
     """Return what an error calls this source."""
     return source if isinstance(source, str) else what
 
 
-def _text(error):
+def _text(error: "Any") -> "Any":
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def _blocks(source, name):
+def _blocks(source: "Any", name: str) -> "Any":
     """Yield (label, DER) for what a source holds; the label of what is DER already is "DER".
 
     Raises:
@@ -126,7 +130,7 @@ def _blocks(source, name):
         file.close()
 
 
-def _block(file, label, name):
+def _block(file: "Any", label: str, name: str) -> "Any":
     """Return the block that begins behind this place: its label, with what its headers say, and its bytes."""
     from binascii import a2b_base64
 
@@ -156,7 +160,7 @@ def _block(file, label, name):
     return label, bytes(der)  # MicroPython's ssl takes no bytearray
 
 
-def _der_length(der):
+def _der_length(der: "Any") -> "Any":
     """Return how many bytes a DER value has, by its first ones."""
     n = der[1]
     if n < 0x80:

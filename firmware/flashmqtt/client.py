@@ -36,8 +36,15 @@ from .errors import (
 from .link import Link
 from .session.session import Session
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any  # noqa: TID251
 
-async def _nothing():
+    from .session.level5 import Level5
+    from .session.message import Message
+
+
+async def _nothing() -> None:
     pass
 
 
@@ -48,7 +55,7 @@ _unstarted.close()
 try:
     from time import sleep_ms as _sleep_ms  # type: ignore[attr-defined]
 
-    def is_async(handler):
+    def is_async(handler: "Any") -> bool:
         """Return whether a handler is an `async def` function, as far as that can be told before it is called."""
         return type(handler) is type(_nothing)
 
@@ -174,46 +181,58 @@ class Client:
         pending: int
         oversize: int
         client_id: str
-        granted: dict
-        answer: dict
+        granted: "dict[int, Any]"
+        answer: "dict[int, Any]"
         downgraded: int
         unclaimed: int
         failed: int
         missed: int
+        on_message: "Callable[[Message], Any] | None"
+        on_error: "Callable[[Exception, Message | None], Any] | None"
+        on_unclaimed: "Callable[[Message], Any] | None"
+        on_connect: "Callable[[bool], Any] | None"
+        on_disconnect: "Callable[[Exception | None], Any] | None"
+        on_delivered: "Callable[[int], Any] | None"
+        on_in_doubt: "Callable[[int], Any] | None"
+        on_refused: "Callable[[int, int], Any] | None"
+        on_expired: "Callable[[int], Any] | None"
+        on_dropped: "Callable[[int, int], Any] | None"
+        on_damaged: "Callable[[int], Any] | None"
+        on_oversize: "Callable[[Any, int], Any] | None"
 
     def __init__(
         self,
-        host,
-        port=1883,
-        client_id=b"",
-        store=None,
-        level=4,
-        user=None,
-        password=None,
-        keep_alive_s=60,
-        will=None,
-        window=8,
-        buffer_bytes=1024,
-        clean=False,
-        tls=None,
-        server_name=None,
-        timeout_s=10,
-        response_s=30,
-        retry_ms=None,
-        republish=True,
-        backoff=None,
-        feed=None,
-        five=None,
-        chunks=False,
-        max_qos=2,
-        refuse_after=5,
-        waiting=64,
-        waiting_bytes=None,
-        unclaimed="drop",
-        unclaimed_s=60,
-        attempts=5,
-        log=None,
-    ):
+        host: "str | bytes",
+        port: int = 1883,
+        client_id: "str | bytes" = b"",
+        store: "Any" = None,
+        level: int = 4,
+        user: "str | bytes | None" = None,
+        password: "str | bytes | None" = None,
+        keep_alive_s: int = 60,
+        will: "tuple[Any, Any, int, bool] | None" = None,
+        window: int = 8,
+        buffer_bytes: int = 1024,
+        clean: bool = False,
+        tls: "Any" = None,
+        server_name: "str | None" = None,
+        timeout_s: float = 10,
+        response_s: float = 30,
+        retry_ms: "int | None" = None,
+        republish: bool = True,
+        backoff: "Backoff | None" = None,
+        feed: "Callable[[], object] | None" = None,
+        five: "Level5 | None" = None,
+        chunks: bool = False,
+        max_qos: int = 2,
+        refuse_after: int = 5,
+        waiting: int = 64,
+        waiting_bytes: "int | None" = None,
+        unclaimed: str = "drop",
+        unclaimed_s: float = 60,
+        attempts: int = 5,
+        log: "Callable[[str], object] | None" = None,
+    ) -> None:
         numbers = (
             port,
             keep_alive_s,
@@ -270,12 +289,12 @@ class Client:
         self.on_error = self.on_unclaimed = self.on_disconnect = None
         self.timeout_s = timeout_s
         self._waiting = (waiting, waiting_bytes or buffer_bytes * 8, attempts, clean, keeps, int(unclaimed_s * 1000))
-        self.errors: list = []  # what handlers raised, for `poll`
+        self.errors: "list[Any]" = []  # what handlers raised, for `poll`
         self._feed = self.link.feed = feed
         self._output = self.session.output
         # Bound once: to look a method up in an object with many attributes takes a board 20 us, an attribute 2.
-        self._store = self.session.store_message
-        self._put_again = self._output.put_again
+        self._store: "Any" = self.session.store_message
+        self._put_again: "Any" = self._output.put_again
         self._write_to = self._output.write_to
         self._step = self.link.step
         self._taken = self.session.taken
@@ -283,8 +302,9 @@ class Client:
         self._polled = None  # the socket that is registered there, and for what
         self._polled_events = 0
         self._topic = self._topic_bytes = b""  # of the last message, as it was given and as bytes
-        self._refusals = {}
-        self._loss: list = []  # for `poll`, and then in `errors`: why a connection ended; session_present, if there is a new one
+        self._refusals: "dict[Any, Any]" = {}
+        # For `poll`, and then in `errors`: why a connection ended; session_present, if there is a new one.
+        self._loss: "list[Any]" = []
         if log:
             from .talk import Talk
 
@@ -292,7 +312,7 @@ class Client:
 
     # --- connecting ---
 
-    def __getattr__(self, name):
+    def __getattr__(self, name: str) -> "Any":
         """Work out what is asked for rarely. (No properties: with one in its class, each store to an object is slow.)"""
         if name == "connected":
             return self.link.is_open()
@@ -306,11 +326,11 @@ class Client:
 
         return worked_out(self, name)
 
-    def start(self):
+    def start(self) -> None:
         """Connect as soon as that is possible, in the course of `poll` and `publish`; return at once."""
         self.link.start(ticks_ms())
 
-    def connect(self, timeout_s=None):
+    def connect(self, timeout_s: "float | None" = None) -> bool:
         """Connect within timeout_s; return whether the broker still knew the session. From now on `poll` and `publish` reconnect.
 
         Raises:
@@ -328,7 +348,7 @@ class Client:
             self._wait_step(deadline, error or "connect")
         return self.connection.session_present
 
-    def goodbye(self, code, expiry_s):
+    def goodbye(self, code: int, expiry_s: "int | None") -> "bytes | None":
         """Return the properties of level 5's DISCONNECT with this code and expiry_s, checked: see `disconnect`."""
         if not code and expiry_s is None:
             return None
@@ -336,7 +356,7 @@ class Client:
 
         return goodbye(self.session, code, expiry_s)
 
-    def disconnect(self, timeout_s=None, code=0, expiry_s=None):
+    def disconnect(self, timeout_s: "float | None" = None, code: int = 0, expiry_s: "int | None" = None) -> None:
         """End the connection in good order within timeout_s and stay disconnected. Stored messages wait for the next one.
 
         Args:
@@ -360,7 +380,7 @@ class Client:
         finally:
             self.stopped()
 
-    def stopped(self):
+    def stopped(self) -> None:
         """Close the socket and stay disconnected. What waits comes again with the next connection."""
         session = self.session
         self.link.stop()
@@ -373,7 +393,14 @@ class Client:
 
     # --- sending ---
 
-    def publish(self, topic, payload, qos=0, retain=False, properties=None):
+    def publish(
+        self,
+        topic: "str | bytes | bytearray | memoryview",
+        payload: "str | bytes | bytearray | memoryview",
+        qos: int = 0,
+        retain: bool = False,
+        properties: "dict[int, Any] | list[tuple[int, Any]] | None" = None,
+    ) -> int:
         """Publish; return a handle for `delivered` (0 at QoS 0, and where the store's policy dropped the message).
 
         Args:
@@ -402,7 +429,7 @@ class Client:
             if topic is self._topic and not properties:  # a str is made bytes once, not for every message
                 topic = self._topic_bytes
                 if not _isinstance(payload, _bytes):
-                    payload = payload.encode() if _isinstance(payload, _str) else octets(payload)
+                    payload = payload.encode() if _isinstance(payload, _str) else octets(payload)  # type: ignore[union-attr]
                 if qos:
                     handle = self._store(topic, payload, qos, retain, None, now_ms)
                 elif not self._put_again(topic, payload, retain):
@@ -426,7 +453,7 @@ class Client:
         self._work()
         return handle
 
-    def _publish(self, topic, payload, qos, retain, properties, now_ms):
+    def _publish(self, topic: "Any", payload: "Any", qos: int, retain: bool, properties: "Any", now_ms: int) -> int:
         """Store a message, or put it into the output, whose topic is another one than the last, or which has properties."""
         self._topic = topic
         self._topic_bytes = topic = octets(topic)
@@ -440,13 +467,13 @@ class Client:
         self._put_unstored(topic, payload, retain, properties)
         return 0
 
-    def _put_unstored(self, topic, payload, retain, properties):
+    def _put_unstored(self, topic: "Any", payload: "Any", retain: bool, properties: "Any") -> None:
         if self.connection.state == OPEN and not self.session.put_unstored(topic, payload, retain, properties):
             from .session.pieces import send
 
             send(self, topic, payload, retain, properties)
 
-    def delivered(self, handle):
+    def delivered(self, handle: int) -> bool:
         """Return whether the broker has acknowledged the message with this handle for good: PUBACK, or PUBCOMP.
 
         Never so for one that was dropped, damaged or in doubt. What was finished before the last reboot is taken to be delivered,
@@ -459,7 +486,7 @@ class Client:
             raise Refused("message %d" % handle, self._refusals.pop(handle))
         return self.session.delivered(handle)
 
-    def drain(self, timeout_s):
+    def drain(self, timeout_s: float) -> bool:
         """Wait, up to timeout_s, until every stored message is delivered; return whether that is so."""
         deadline = self._deadline(timeout_s)
         while self.session.pending():
@@ -470,7 +497,14 @@ class Client:
 
     # --- receiving ---
 
-    def subscribe(self, filter_, qos=0, handler=None, timeout_s=None, properties=None):
+    def subscribe(
+        self,
+        filter_: "str | bytes | list[Any] | tuple[Any, ...]",
+        qos: int = 0,
+        handler: "Callable[[Message], object] | None" = None,
+        timeout_s: "float | None" = None,
+        properties: "dict[int, Any] | list[tuple[int, Any]] | None" = None,
+    ) -> "Any":
         """Subscribe; return the QoS granted. The subscription is restored whenever the broker loses the session.
 
         Without a connection it is remembered, and None is returned. One that the broker refuses is remembered, too: it is asked
@@ -495,7 +529,7 @@ class Client:
             self._refuse_async()
         return self._ask(self.want(filter_, qos, handler, properties), timeout_s)
 
-    def want(self, filter_, qos, handler, properties):
+    def want(self, filter_: "Any", qos: int, handler: "Any", properties: "Any") -> "Any":
         """Ask for a subscription, or a list of them, as soon as there is a connection; return what can be waited for."""
         if handler and not callable(handler):
             raise UsageError("handler %r: a function is needed" % (handler,))
@@ -511,7 +545,12 @@ class Client:
             return want(self.session, filter_, qos, handler, properties)
         return self.session.subscribe(octets(filter_), qos, handler, properties)
 
-    def unsubscribe(self, filter_, timeout_s=None, properties=None):
+    def unsubscribe(
+        self,
+        filter_: "str | bytes | list[Any] | tuple[Any, ...]",
+        timeout_s: "float | None" = None,
+        properties: "dict[int, Any] | list[tuple[int, Any]] | None" = None,
+    ) -> "Any":
         """End the subscription of filter_, also one of an earlier life of this client; return the broker's reason code.
 
         That is 0, or at level 5 also 0x11: there was no such subscription. Without a connection it is remembered, asked for at
@@ -529,7 +568,7 @@ class Client:
         """
         return self._ask(self.session.unsubscribe(filter_, properties), timeout_s)
 
-    def _ask(self, asked, timeout_s):
+    def _ask(self, asked: "Any", timeout_s: "float | None") -> "Any":
         """Wait for the answer to what was asked, where there is a connection; return it."""
         link = self.link
         deadline = self._deadline(timeout_s)
@@ -539,7 +578,7 @@ class Client:
                 self._wait_step(deadline, "no answer to SUBSCRIBE or UNSUBSCRIBE")
         return asked.granted()
 
-    def poll(self, timeout_ms=0):
+    def poll(self, timeout_ms: int = 0) -> int:
         """Do what is to be done, waiting up to timeout_ms for the first message; return how many messages were handled.
 
         What a handler raises comes out here, where there is no `on_error`: see the class for what becomes of its message.
@@ -566,7 +605,7 @@ class Client:
                 return handled
             self._wait(left)
 
-    def _raise(self):
+    def _raise(self) -> None:
         """Raise the first error of a handler; or tell of a connection that ended."""
         error = self.errors.pop(0)
         if error is not self._loss:
@@ -577,7 +616,7 @@ class Client:
         if len(told) > 1:
             self.call(self.on_connect, told[1])
 
-    def _work(self):
+    def _work(self) -> "Any":
         """Handle the events there are, without waiting, and not for ever; return how many of them were messages."""
         link = self.link
         session = self.session
@@ -606,7 +645,7 @@ class Client:
                 self._report(event)
             now_ms = ticks_ms()
 
-    def _report(self, event):
+    def _report(self, event: "Any") -> None:
         """Call the handler of a less frequent event."""
         session = self.session
         handle = session.handle
@@ -634,13 +673,13 @@ class Client:
                 self.errors.append(loss)
             loss[:] = (self.link.error,)
 
-    def note_refusal(self):
+    def note_refusal(self) -> None:
         """Keep what the broker refused, for `delivered`: a few, as there may be nobody who asks."""
         if len(self._refusals) > 15:
             self._refusals.clear()
         self._refusals[self.session.handle] = self.session.code
 
-    def _dispatch(self, message):
+    def _dispatch(self, message: "Any") -> "Any":
         """Let the message's handlers take it; return _TAKEN, _WAITS, or _FAILED: and there is an error more to be raised."""
         session = self.session
         waiting = session.waiting
@@ -666,7 +705,7 @@ class Client:
         self._taken()  # at once: whatever becomes of the connection, a handler that has finished does not run again
         return _FAILED if len(self.errors) > errors else _TAKEN
 
-    def load_waiting(self):
+    def load_waiting(self) -> "Any":
         """Return where messages wait, loaded when it is first needed."""
         session = self.session
         if not session.waiting:
@@ -675,7 +714,7 @@ class Client:
             session.waiting = Deferred(self, *self._waiting)
         return session.waiting
 
-    def call(self, handler, argument, other=_ABSENT):
+    def call(self, handler: "Any", argument: "Any", other: "Any" = _ABSENT) -> None:
         """Call a handler that is for no message, where there is one."""
         if handler:
             try:
@@ -683,7 +722,7 @@ class Client:
             except Exception as error:
                 self.load_waiting().tell(error, None)
 
-    def run(self, handler, argument, other=_ABSENT):
+    def run(self, handler: "Any", argument: "Any", other: "Any" = _ABSENT) -> None:
         """Call a handler. What it publishes is sent when it has returned."""
         link = self.link
         link.handling = True
@@ -695,15 +734,15 @@ class Client:
             result.close()
             self._refuse_async()
 
-    def _refuse_async(self):
+    def _refuse_async(self) -> None:
         raise UsageError("async def handlers are for flashmqtt.aio")
 
     # --- waiting ---
 
-    def _deadline(self, timeout_s):
+    def _deadline(self, timeout_s: "float | None") -> "Any":
         return ticks_add(ticks_ms(), int((self.timeout_s if timeout_s is None else timeout_s) * 1000))
 
-    def _left(self, deadline, what):
+    def _left(self, deadline: "Any", what: "Any") -> "Any":
         left = ticks_diff(deadline, ticks_ms())
         if left <= 0:
             if isinstance(what, Exception):
@@ -711,7 +750,7 @@ class Client:
             raise DeadlineExpired(what)
         return left
 
-    def _wait_step(self, deadline, what):
+    def _wait_step(self, deadline: "Any", what: "Any") -> None:
         """Wait for something to happen and handle it; raise when the deadline has passed."""
         left = ticks_diff(deadline, ticks_ms())
         if left > 0:
@@ -720,7 +759,7 @@ class Client:
             self._left(deadline, what)
         self._work()
 
-    def _wait(self, left_ms):
+    def _wait(self, left_ms: int) -> None:
         """Wait until the socket is ready, the link has something to do, or the time is over."""
         link = self.link
         wait = link.wait_ms if link.wait_ms < left_ms else left_ms
@@ -749,7 +788,7 @@ class Client:
             self._poller.poll(wait)
 
 
-def octets(text):
+def octets(text: "Any") -> "Any":
     """Return the bytes of a str, or a bytes, bytearray or memoryview (of bytes) as it is.
 
     Raises:

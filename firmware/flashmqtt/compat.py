@@ -8,7 +8,7 @@ try:
     from micropython import const
 except ImportError:  # CPython
 
-    def const(value):
+    def const(value: int) -> int:
         """Return the value: on CPython a constant is a name like any other."""
         return value
 
@@ -18,15 +18,15 @@ try:
 except ImportError:  # CPython
     from time import monotonic_ns
 
-    def ticks_ms():
+    def ticks_ms() -> int:
         """Return milliseconds of a clock that never goes back; only differences mean anything."""
         return monotonic_ns() // 1_000_000
 
-    def ticks_diff(later, earlier):
+    def ticks_diff(later: int, earlier: int) -> int:
         """Return the milliseconds from one `ticks_ms` to another."""
         return later - earlier
 
-    def ticks_add(ticks, delta):
+    def ticks_add(ticks: int, delta: int) -> int:
         """Return the `ticks_ms` that lies delta milliseconds after another."""
         return ticks + delta
 

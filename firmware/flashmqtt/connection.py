@@ -41,7 +41,7 @@ leaves after one `store.sync()`: that is the whole of group commit.
 
 from .codec.decode import Decoder
 from .codec.encode import put_connect, put_disconnect, put_pingreq
-from .compat import const, ticks_diff
+from .compat import TYPE_CHECKING, const, ticks_diff
 from .errors import (
     CLOSED_BY_PEER,
     ConnectionLost,
@@ -50,6 +50,9 @@ from .errors import (
     ProtocolError,
     UsageError,
 )
+
+if TYPE_CHECKING:
+    from typing import Any  # noqa: TID251
 
 NOTHING = const(0)
 OUTPUT = const(1)
@@ -111,19 +114,19 @@ class Connection:
 
     def __init__(
         self,
-        session,
-        client_id,
-        keep_alive_s=60,
-        user=None,
-        password=None,
-        will=None,
-        buffer_bytes=1024,
-        response_ms=30000,
-        clean=False,
-        five=None,
-        chunks=False,
-        broker=b"",
-    ):
+        session: "Any",
+        client_id: "Any",
+        keep_alive_s: int = 60,
+        user: "Any" = None,
+        password: "Any" = None,
+        will: "Any" = None,
+        buffer_bytes: int = 1024,
+        response_ms: "Any" = 30000,
+        clean: bool = False,
+        five: "Any" = None,
+        chunks: bool = False,
+        broker: "Any" = b"",
+    ) -> None:
         if not 0 <= keep_alive_s < 65536:
             raise UsageError("keep_alive_s %d: 0 to 65535" % keep_alive_s)
         self.session = session
@@ -162,7 +165,7 @@ class Connection:
 
     # --- the connection's begin and end ---
 
-    def start(self, now_ms):
+    def start(self, now_ms: int) -> None:
         """Put CONNECT [MQTT-3.1.0-1]; what was left of an earlier network connection is forgotten."""
         session = self.session
         output = self.output
@@ -200,7 +203,7 @@ class Connection:
         self._unanswered = True
         self.state = CONNECTING
 
-    def disconnect(self, code=0, properties=None):
+    def disconnect(self, code: int = 0, properties: "bytes | bytearray | memoryview | None" = None) -> None:
         """Put DISCONNECT: the broker discards the will [MQTT-3.14.4-3]. Write the output, then close the socket.
 
         Nothing more is put [MQTT-3.14.4-2]; 5: [MQTT-3.14.4-1]. Level 5 may give another reason code, and properties.
@@ -208,13 +211,13 @@ class Connection:
         self._put_disconnect(code, properties)
         self.state = CLOSING
 
-    def put_error_disconnect(self, error):
+    def put_error_disconnect(self, error: "Any") -> None:
         """Put level 5's DISCONNECT with the reason that this error has, if it has one and there is room [MQTT-4.13.1-1]."""
         code = error.reason if isinstance(error, FlashMqttError) else 0  # others' reasons (ssl's, Unicode's) are texts
         if code and self.five and self.state == OPEN and self._put_disconnect(code):
             self.state = CLOSING
 
-    def _put_disconnect(self, code, properties=None):
+    def _put_disconnect(self, code: int, properties: "bytes | bytearray | memoryview | None" = None) -> "Any":
         output = self.output
         fits = output.room() >= _ACK_BYTES
         if fits:
@@ -222,14 +225,14 @@ class Connection:
         output.shut()
         return fits
 
-    def close(self):
+    def close(self) -> None:
         """The socket is closed, by whoever."""
         self.state = CLOSED
         self.session.disconnected()
 
     # --- in ---
 
-    def received(self, n, now_ms):
+    def received(self, n: int, now_ms: int) -> None:
         """Take note of n bytes in the decoder's room.
 
         Raises:
@@ -240,7 +243,7 @@ class Connection:
         self.decoder.received(n)
         self.received_ms = now_ms
 
-    def process(self, now_ms):
+    def process(self, now_ms: int) -> "Any":
         """Take in the received packets up to the next event; NOTHING: they are used up.
 
         Raises:
@@ -290,7 +293,7 @@ class Connection:
             return self._restart()
         return NOTHING
 
-    def _urgent(self, now_ms):
+    def _urgent(self, now_ms: int) -> "Any":
         """Do what comes before the next packet: put an acknowledgement that had no room, report, hand over what is held."""
         session = self.session
         output = self.output
@@ -309,7 +312,7 @@ class Connection:
             session.waiting.flush()
         return session.inbound.next(self.decoder, now_ms) if session.inbound else NOTHING
 
-    def _other(self, kind, now_ms):
+    def _other(self, kind: int, now_ms: int) -> "Any":
         """Take in a packet that is not the most frequent kind; return what is to be reported."""
         decoder = self.decoder
         session = self.session
@@ -336,12 +339,12 @@ class Connection:
         # A second CONNACK; AUTH, which we never asked for [MQTT-4.12.0-6] and never send [MQTT-4.12.0-7].
         raise ProtocolError("packet type %d" % kind)
 
-    def _handshake(self):
+    def _handshake(self) -> "Any":
         """Take in the packet that comes before all others."""
         kind = self.decoder.next() if self.state == CONNECTING else 0
         return self._accepted(kind) if kind else NOTHING
 
-    def _accepted(self, kind):
+    def _accepted(self, kind: int) -> "Any":
         """The first packet, which has to be a CONNACK [MQTT-3.2.0-1]."""
         decoder = self.decoder
         session = self.session
@@ -378,18 +381,18 @@ class Connection:
         self.state = OPEN
         return CONNECTED
 
-    def _restart(self):
+    def _restart(self) -> "Any":
         self.disconnect()
         return RESTART
 
-    def pump(self, now_ms):
+    def pump(self, now_ms: int) -> None:
         """Put into the output what may go out now."""
         if self.state == OPEN:
             self.session.pump(now_ms)
 
     # --- time ---
 
-    def keep_open(self, now_ms):
+    def keep_open(self, now_ms: int) -> None:
         """Say that we are alive although nothing is read: the application is busy with a message and must not lose the link."""
         half = self.keep_alive_ms >> 1
         if half and ticks_diff(now_ms, self.output.sent_ms) >= half:
@@ -397,7 +400,7 @@ class Connection:
         self.received_ms = self._scanned_ms = now_ms
         self._pinged = False
 
-    def ping(self):
+    def ping(self) -> "Any":
         """Put a PINGREQ, where there is room; return whether there was."""
         output = self.output
         fits = output.room() >= _ACK_BYTES
@@ -407,7 +410,7 @@ class Connection:
                 self.session.suspect.pings += 1
         return fits
 
-    def check(self, now_ms):
+    def check(self, now_ms: int) -> "Any":
         """Do what is due: PINGREQ, retries, deadlines. Call it when there is nothing to read; return for how long it can wait.
 
         Raises:

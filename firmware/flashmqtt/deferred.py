@@ -4,8 +4,11 @@ Loaded with the first such message: a program whose handlers are there in time, 
 client's handlers; what waits, in which order, and when it is acknowledged is `session/waiting.py`.
 """
 
-from .compat import const, ticks_ms
+from .compat import TYPE_CHECKING, const, ticks_ms
 from .session.waiting import WaitingRoom
+
+if TYPE_CHECKING:
+    from typing import Any  # noqa: TID251
 
 # Who takes a message, and a state: `session/waiting.py`.
 _HANDLERS = const(1)
@@ -18,13 +21,22 @@ _ERRORS = const(8)  # how many errors of handlers are kept for `poll`
 class Deferred(WaitingRoom):
     """The messages of a client that wait; the arguments are the client's, and the waiting room's."""
 
-    def __init__(self, client, limit, limit_bytes, attempts, clean, keeps_unclaimed, unclaimed_ms):
+    def __init__(
+        self,
+        client: "Any",
+        limit: int,
+        limit_bytes: int,
+        attempts: int,
+        clean: bool,
+        keeps_unclaimed: bool,
+        unclaimed_ms: int,
+    ) -> None:
         super().__init__(client.session, limit, limit_bytes, attempts, clean)
         self._client = client
         self._keeps_unclaimed = keeps_unclaimed
         self._unclaimed_ms = unclaimed_ms
 
-    def serve(self, now_ms):
+    def serve(self, now_ms: int) -> "Any":
         """Hand over what waited and is claimed now, and let go of what nobody claims; return how many were handed over."""
         client = self._client
         rest = client.on_message
@@ -56,7 +68,7 @@ class Deferred(WaitingRoom):
         self.let_go(now_ms)
         return handled
 
-    def let_go(self, now_ms):
+    def let_go(self, now_ms: int) -> None:
         """Report what nobody has claimed for too long, and acknowledge it where that is the policy."""
         client = self._client
         while True:
@@ -73,7 +85,7 @@ class Deferred(WaitingRoom):
                 elif not left:
                     self.put_back(message, now_ms)
 
-    def failed_now(self, error, finished):
+    def failed_now(self, error: "Any", finished: "Any") -> None:
         """A handler raised, after so many that have finished, for the message that came just now."""
         client = self._client
         now_ms = ticks_ms()
@@ -85,12 +97,12 @@ class Deferred(WaitingRoom):
             client.link.fail(full, now_ms)  # the broker sends it again
         self.tell(error, message or client.connection.message)
 
-    def failed_with(self, message, error):
+    def failed_with(self, message: "Any", error: "Any") -> None:
         """A handler raised for a message that waited."""
         self.refuse(message, ticks_ms(), isinstance(error, Exception))
         self.tell(error, message)
 
-    def tell(self, error, message):
+    def tell(self, error: "Any", message: "Any") -> None:
         """Tell `on_error` what a handler raised, or keep it for `poll`."""
         client = self._client
         if not isinstance(error, Exception):

@@ -18,7 +18,7 @@ class FlashMqttError(Exception):
     reason = 0
     refusal = False
 
-    def __init__(self, text="", reason=0):
+    def __init__(self, text: str = "", reason: int = 0) -> None:
         super().__init__(text)
         if reason:
             self.reason = reason
@@ -71,7 +71,7 @@ class ConnectRefused(FlashMqttError):
 
     refusal = True
 
-    def __init__(self, code, level=4, meaning="refused"):
+    def __init__(self, code: int, level: int = 4, meaning: str = "refused") -> None:
         super().__init__("%s (level %d, code 0x%02x)" % (meaning, level, code))
         self.code = code
         self.level = level
@@ -80,7 +80,7 @@ class ConnectRefused(FlashMqttError):
 class Refused(FlashMqttError):
     """The broker refused `what`, a subscription or (5) a message, and the connection goes on; `code` is its reason."""
 
-    def __init__(self, what, code):
+    def __init__(self, what: str, code: int) -> None:
         super().__init__("%s: code 0x%02x" % (what, code))
         self.code = code
 

@@ -9,7 +9,10 @@ knows no MQTT.
 
 from io import IOBase
 
-from .compat import const
+from .compat import TYPE_CHECKING, const
+
+if TYPE_CHECKING:
+    from typing import Any  # noqa: TID251
 
 _POLLIN = const(1)
 _POLLOUT = const(4)
@@ -25,14 +28,14 @@ class Steps(IOBase):
     moved       set where bytes moved: the handshake makes progress
     """
 
-    def __init__(self, sock):
+    def __init__(self, sock: "Any") -> None:
         self._sock = sock
         self._stopped = False  # is this record's refusal behind us?
         self._failed = 0  # what a write ended with
         self.shaking = self.moved = True
         self.wants = _POLLOUT
 
-    def readinto(self, buf):
+    def readinto(self, buf: "bytearray | memoryview") -> "Any":
         """Read like a socket; None where nothing has come, or the handshake is to stop here."""
         if self.shaking:
             self.wants = _POLLIN
@@ -50,7 +53,7 @@ class Steps(IOBase):
             self.moved = True
         return n
 
-    def write(self, buf):
+    def write(self, buf: "bytearray | memoryview") -> "int | None":
         """Write like a socket; None where nothing can be written, or the handshake is to stop here."""
         if self.shaking:
             self.wants = _POLLOUT
@@ -68,6 +71,6 @@ class Steps(IOBase):
             self.moved = True
         return n
 
-    def ioctl(self, _request, _argument):
+    def ioctl(self, _request: "Any", _argument: "Any") -> int:
         """Say yes: who waits polls the socket itself, and closes it."""
         return 0

@@ -7,6 +7,11 @@ import socket
 import ssl
 from time import sleep
 
+from .compat import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing import Any  # noqa: TID251
+
 _POLLIN = 1
 _POLLOUT = 4
 
@@ -14,39 +19,39 @@ _POLLOUT = 4
 class HostedSocket:
     """A non-blocking socket, plain or TLS, as MicroPython presents one."""
 
-    def __init__(self, family):
+    def __init__(self, family: "Any") -> None:
         self._socket = socket.socket(family, socket.SOCK_STREAM)
         self._socket.setblocking(False)
         self.shaking = self.moved = False  # see `handshake.Steps`, as `wants`
         self.wants = _POLLIN | _POLLOUT
         self.wake = None  # wakes the task that waits for this socket, see `ready`
 
-    def connect(self, address):
+    def connect(self, address: "Any") -> None:
         """Begin to connect."""
         self._socket.connect(address)
 
-    def setsockopt(self, *arguments):
+    def setsockopt(self, *arguments: "Any") -> None:
         """Pass on."""
         self._socket.setsockopt(*arguments)
 
-    def wrap(self, context, server_name):
+    def wrap(self, context: "Any", server_name: "Any") -> "Any":
         """Put TLS on top; the handshake happens with the first reads and writes."""
         self._socket = context.wrap_socket(self._socket, server_hostname=server_name, do_handshake_on_connect=False)
         self.shaking = True
         return self
 
-    def fileno(self):
+    def fileno(self) -> "Any":
         """Return the descriptor, for poll()."""
         return self._socket.fileno()
 
-    def readinto(self, buf):
+    def readinto(self, buf: "bytearray | memoryview") -> "Any":
         """Return how many bytes came, 0 at the end of the stream, None when there are none yet."""
         try:
             return self._try(self._socket.recv_into, buf)
         except ssl.SSLEOFError:
             return 0
 
-    def write(self, buf, start, n):
+    def write(self, buf: "bytearray | memoryview", start: int, n: int) -> "Any":
         """Return how many of the n bytes from `start` were taken, None when none can be taken now."""
         try:
             return self._try(self._socket.send, memoryview(buf)[start : start + n])
@@ -56,7 +61,7 @@ class HostedSocket:
             )  # why the peer hung up stands in the alert that it sent before
             raise
 
-    def _try(self, operation, argument):
+    def _try(self, operation: "Any", argument: "Any") -> "Any":
         try:
             if self.shaking:
                 self._socket.do_handshake()  # type: ignore[attr-defined]
@@ -70,25 +75,25 @@ class HostedSocket:
             self.wants = _POLLOUT
             return None
 
-    def close(self):
+    def close(self) -> None:
         """Close at once; who waits for it is woken."""
         if self.wake:
             self.wake()
         self._socket.close()
 
 
-def sleep_ms(ms):
+def sleep_ms(ms: int) -> None:
     """Sleep for so many milliseconds."""
     sleep(ms / 1000)
 
 
-def is_async(handler):
+def is_async(handler: "Any") -> bool:
     """Return whether a handler is an `async def` function, as far as that can be told before it is called."""
     code = getattr(handler, "__code__", None)
     return code is not None and code.co_flags & 0x80 > 0
 
 
-async def ready(sock, writing):
+async def ready(sock: "Any", writing: "Any") -> None:
     """Wait until the socket can be read (or written): what MicroPython's asyncio has built in."""
     import asyncio
 
@@ -97,7 +102,7 @@ async def ready(sock, writing):
     descriptor = sock.fileno()
     add, remove = (loop.add_writer, loop.remove_writer) if writing else (loop.add_reader, loop.remove_reader)
 
-    def wake():
+    def wake() -> None:
         """Let the loop forget the descriptor: once it is closed, the number may be another's."""
         sock.wake = None
         remove(descriptor)
@@ -113,7 +118,7 @@ async def ready(sock, writing):
             wake()
 
 
-def load_chain(tls, certificates, key, label, der, password):
+def load_chain(tls: "Any", certificates: "Any", key: "Any", label: str, der: "Any", password: "Any") -> None:
     """Load this client's certificates and key, which CPython takes from files only: what is no file becomes one for a moment.
 
     Args:
@@ -137,7 +142,7 @@ def load_chain(tls, certificates, key, label, der, password):
         tls.load_cert_chain(chain, key, password or "")  # without a password OpenSSL would ask the terminal for one
 
 
-def _pem_key(der):
+def _pem_key(der: "Any") -> "Any":
     """Return a DER key as PEM, whose label has to say of which kind it is."""
     from binascii import b2a_base64
 

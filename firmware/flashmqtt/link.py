@@ -73,7 +73,16 @@ class Link:
         timeout_ms: the deadline for TCP, and for a write without progress.
     """
 
-    def __init__(self, connection, host, port, backoff, tls=None, server_name=None, timeout_ms=10000):
+    def __init__(
+        self,
+        connection: "Any",
+        host: "Any",
+        port: int,
+        backoff: "Any",
+        tls: "Any" = None,
+        server_name: "Any" = None,
+        timeout_ms: "Any" = 10000,
+    ) -> None:
         self.connection = connection
         self._session = connection.session
         self._output = connection.output
@@ -108,23 +117,23 @@ class Link:
         if self._is_known():
             backoff.step = max(backoff.step, self._session.kept_step())
 
-    def is_open(self):
+    def is_open(self) -> bool:
         """Return whether the broker has accepted the connection and it still stands."""
         return self.connection.state == OPEN
 
-    def start(self, now_ms):
+    def start(self, now_ms: int) -> None:
         """Connect as soon as possible: at once, but after a reboot in the middle of an outage not before a random delay."""
         if self._state == _STOPPED:
             delay = self.backoff.ended(0) if self.backoff.step and not self.attempts else 0
             self._retry_at(ticks_add(now_ms, delay))
 
-    def stop(self):
+    def stop(self) -> None:
         """Close the socket and stay closed [MQTT-3.14.4-1]; 5: [MQTT-3.14.4-2]."""
         self._state = _STOPPED
         self.reported = False
         self._close()
 
-    def fail(self, error, now_ms):
+    def fail(self, error: "Any", now_ms: int) -> None:
         """End this connection; the next attempt follows after the backoff's delay."""
         self._session.failed(error)
         if self._tls and isinstance(error, (OSError, ValueError)):
@@ -159,7 +168,7 @@ class Link:
         if not near:
             self._keep_step()
 
-    def step(self, now_ms):
+    def step(self, now_ms: int) -> "Any":
         """Advance without waiting; return the next event, NOTHING when there is none until `sock` is ready or time passes.
 
         What the world or the peer does wrong ends the connection, not this call: see `error`. What the store or the caller
@@ -182,7 +191,7 @@ class Link:
             session.busy = False
         return NOTHING
 
-    def flush(self, now_ms):
+    def flush(self, now_ms: int) -> None:
         """Put what may go out and write it, as far as that needs no waiting; what fails ends the connection, not this call."""
         if self._state == _UP:
             try:
@@ -193,7 +202,7 @@ class Link:
             except (OSError, ConnectionLost) as error:
                 self.fail(error, now_ms)
 
-    def write(self, now_ms):
+    def write(self, now_ms: int) -> bool:
         """Write what is in the output; return whether all of it left."""
         output = self._output
         while output.end:
@@ -216,7 +225,7 @@ class Link:
                 self._shaking = None
         return True
 
-    def _shake(self, now_ms):
+    def _shake(self, now_ms: int) -> "Any":
         """A step of TLS's handshake is done, which may have taken seconds: return what to poll for, for the next one."""
         if self.feed:
             self.feed()
@@ -226,7 +235,7 @@ class Link:
             self._stuck_ms = now_ms
         return shaking.wants
 
-    def _connect(self, now_ms):
+    def _connect(self, now_ms: int) -> "Any":
         """Advance the connection attempt."""
         state = self._state
         if self.reported:
@@ -242,7 +251,7 @@ class Link:
             self._try_open(now_ms)
         return NOTHING
 
-    def _pump(self, now_ms):
+    def _pump(self, now_ms: int) -> "Any":
         process = self._process
         output = self._output
         # Nothing to process is left of the last step: look for more at once.
@@ -298,7 +307,7 @@ class Link:
                     self.connects += 1
                 return event
 
-    def _check(self, now_ms):
+    def _check(self, now_ms: int) -> "Any":
         """Do what is due; return for how long nothing will be."""
         if self._unproved and self._session.proved:
             self._prove()
@@ -312,7 +321,7 @@ class Link:
                 self._prove()
         return wait
 
-    def _open(self, now_ms):
+    def _open(self, now_ms: int) -> None:
         self.attempts += 1
         guard = self._guard() if self.feed and not self.host.replace(".", "").isdigit() else None
         try:
@@ -346,7 +355,7 @@ class Link:
         self.events = _POLLOUT
         self.wait_ms = self.timeout_ms
 
-    def _guard(self):
+    def _guard(self) -> "Any":
         """Feed, and have a timer feed on while a name is looked up, where there is such a timer."""
         self.feed()
         try:
@@ -356,7 +365,7 @@ class Link:
         except (ImportError, ValueError, OSError):
             return None
 
-    def _try_open(self, now_ms):
+    def _try_open(self, now_ms: int) -> None:
         from select import poll
 
         poller = poll()
@@ -384,29 +393,29 @@ class Link:
         self.events = _POLLIN | _POLLOUT
         self.wait_ms = 0
 
-    def _retry_at(self, at_ms):
+    def _retry_at(self, at_ms: int) -> None:
         self._state = _DOWN
         self._since_ms = at_ms
         self.wait_ms = 0
 
-    def _prove(self):
+    def _prove(self) -> None:
         """This connection works, as it lasts or got a message through: the next outage begins with the shortest delay."""
         self._unproved = False
         self.backoff.step = 0
         self._keep_step()
 
-    def _is_known(self):
+    def _is_known(self) -> "Any":
         """Return whether the store's note is about this client id at this broker: the step in it is only good for these."""
         session = self._session
         return session.remember and session.has_note(self.connection.client_id, self.connection.broker)
 
-    def _keep_step(self):
+    def _keep_step(self) -> None:
         """Keep the step over a reboot. Its first values are not worth a write: such an outage is over in seconds."""
         if self._is_known():
             step = self.backoff.step
             self._session.keep_step(step if step > 2 else 0)
 
-    def _close(self):
+    def _close(self) -> None:
         self._unproved = self._stuck = False
         self._reads = 0
         self.drained = False

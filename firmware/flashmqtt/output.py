@@ -32,7 +32,7 @@ class Output:
         sync: called before bytes leave that promise something.
     """
 
-    def __init__(self, size, level, sync):
+    def __init__(self, size: int, level: int, sync: "Any") -> None:
         self.buf = bytearray(size)
         self.size = size
         self.limit = 0
@@ -44,26 +44,26 @@ class Output:
         self._promised = False
         self._offered = 0
 
-    def clear(self):
+    def clear(self) -> None:
         """The connection has ended, and what was left in the buffer is gone. Only CONNECT can be put before `open`."""
         self.start = self.end = self._offered = self.limit = 0
         self._promised = False
 
-    def open(self):
+    def open(self) -> None:
         """The broker has accepted the connection, or a packet that was here in part is whole: packets can be put."""
         self.limit = self.size
 
-    def shut(self):
+    def shut(self) -> None:
         """Take no packets: DISCONNECT is the last one, or a packet is here in part."""
         self.limit = 0
 
-    def room(self):
+    def room(self) -> "Any":
         """Return how many bytes can be put now; less than 1: none."""
         return self.limit - self.end
 
     # --- putting packets ---
 
-    def put(self, function, *arguments):
+    def put(self, function: "Any", *arguments: "Any") -> None:
         """Put a packet by one of the codec's functions: function(buf, end, *arguments) returns the new end.
 
         The caller has seen to it that packets can be put now (`room`), but for CONNECT.
@@ -73,7 +73,7 @@ class Output:
         """
         self.end = function(self.buf, self.end, *arguments)
 
-    def put_ack(self, packet_type, packet_id, code=0, dup=False):
+    def put_ack(self, packet_type: int, packet_id: int, code: int = 0, dup: bool = False) -> None:
         """Put an acknowledgement behind those before it [MQTT-4.6.0-2] [MQTT-4.6.0-3] [MQTT-4.6.0-4]; 8 bytes of room will do.
 
         It has the id of its PUBLISH [MQTT-2.3.1-6]; 5: [MQTT-2.2.1-5].
@@ -81,7 +81,7 @@ class Output:
         self._promised = True
         self.end = put_ack(self.buf, self.end, packet_type, packet_id, self.level, code, None, dup)
 
-    def put_puback(self, packet_id):
+    def put_puback(self, packet_id: int) -> None:
         """Put a PUBACK: what `put_ack` does, for the most frequent one."""
         self._promised = True
         end = self.end
@@ -92,13 +92,13 @@ class Output:
         buf[end + 3] = packet_id & 255
         self.end = end + 4
 
-    def put_copy(self, buf, n):
+    def put_copy(self, buf: "Any", n: int) -> None:
         """Put a packet that lies in buf[:n]. The caller has compared n with the room: nothing is checked here."""
         end = self.end
         raw_copy(self.buf, buf, n, end, 0)
         self.end = end + n
 
-    def put_stored(self, store, seq, offset, n, dup):
+    def put_stored(self, store: "Any", seq: int, offset: int, n: int, dup: bool) -> int:
         """Put n bytes of a stored PUBLISH from offset, which have room; return the first byte as it is stored."""
         end = self.end
         buf = self.buf
@@ -109,7 +109,9 @@ class Output:
         self.end = end + n
         return first
 
-    def put_again(self, topic, payload, retain):
+    def put_again(
+        self, topic: "bytes | bytearray | memoryview", payload: "bytes | bytearray | memoryview", retain: bool
+    ) -> bool:
         """Put a QoS 0 message whose topic is the object that the last one had: a quarter of the work, nothing is to be checked.
 
         Return False where it is another topic, or there is no room. Levels 3 and 4 only.
@@ -123,7 +125,9 @@ class Output:
         self.end = end
         return True
 
-    def put_unstored(self, topic, payload, retain):
+    def put_unstored(
+        self, topic: "bytes | bytearray | memoryview", payload: "bytes | bytearray | memoryview", retain: bool
+    ) -> bool:
         """Put a QoS 0 message [MQTT-4.3.1-1]; return False where it has no room (now, or ever). Levels 3 and 4 only."""
         try:
             self.end = put_publish(self.buf, self.end, topic, payload, 0, retain, False, 0, self.level)
@@ -134,7 +138,7 @@ class Output:
 
     # --- writing them ---
 
-    def write_to(self, sock, now_ms):
+    def write_to(self, sock: "Any", now_ms: int) -> bool:
         """Write all that is here, once; return whether all of it left. It is what `offer` and `taken` do, in one call."""
         if self._promised:
             self._sync()
@@ -151,7 +155,7 @@ class Output:
         self.taken(done, now_ms)
         return False
 
-    def offer(self):
+    def offer(self) -> int:
         """Return how many bytes to write, from buf[start]; 0: there are none. What they promise is durable now.
 
         Until some of them were taken, the answer stays the same: TLS has encrypted a write that it could not finish, and takes
@@ -165,7 +169,7 @@ class Output:
             self._offered = n = self.end - self.start
         return n
 
-    def taken(self, n, now_ms):
+    def taken(self, n: int, now_ms: int) -> None:
         """Take note that the first n bytes of the offer have left."""
         if n:
             self._offered = 0

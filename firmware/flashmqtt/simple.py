@@ -12,6 +12,7 @@ from .compat import TYPE_CHECKING, ticks_ms
 from .errors import ConnectionLost, ConnectRefused, Refused
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any  # noqa: TID251
 
 
@@ -34,17 +35,17 @@ class MQTTClient:
 
     def __init__(
         self,
-        client_id,
-        server,
-        port=0,
-        user=None,
-        password=None,
-        keepalive=0,
-        ssl=None,
-        ssl_params=None,
-        store=None,
-        **options,
-    ):
+        client_id: "str | bytes",
+        server: "str | bytes",
+        port: int = 0,
+        user: "str | bytes | None" = None,
+        password: "str | bytes | None" = None,
+        keepalive: int = 0,
+        ssl: "Any" = None,
+        ssl_params: "dict[str, Any] | None" = None,
+        store: "Any" = None,
+        **options: "Any",
+    ) -> None:
         if ssl is True:
             from .tls import context
 
@@ -52,27 +53,33 @@ class MQTTClient:
         self.client_id = client_id
         self.server = server
         self.port = port or (8883 if ssl else 1883)
-        self.cb = None
+        self.cb: "Callable[[bytes, bytes], object] | None" = None
         self.keepalive = keepalive
         self._options = options
         self._options.update(user=user, password=password, keep_alive_s=keepalive, tls=ssl or None, store=store)
-        self._will = None
+        self._will: "Any" = None
         self._unseen = 0  # messages that were handed over and not yet waited for
         self._client: "Any" = None
 
-    def __getattr__(self, name):
+    def __getattr__(self, name: str) -> "Any":
         """Answer for `sock`: the socket, None while there is no connection."""
         if name == "sock":
             return self._client.link.sock if self._client else None
         raise AttributeError(name)
 
-    def set_callback(self, f):
+    def set_callback(self, f: "Callable[[bytes, bytes], object] | None") -> None:
         """Call f(topic, msg), both bytes, for every message."""
         self.cb = f
         if self._client:
             self._client.on_message = self._on_message if f else None
 
-    def set_last_will(self, topic, msg, retain=False, qos=0):
+    def set_last_will(
+        self,
+        topic: "str | bytes | bytearray | memoryview",
+        msg: "str | bytes | bytearray | memoryview",
+        retain: bool = False,
+        qos: int = 0,
+    ) -> None:
         """Leave a message with the broker for the case that the connection is lost; before `connect`.
 
         Args:
@@ -81,7 +88,7 @@ class MQTTClient:
         """
         self._will = (topic, msg, qos, retain)
 
-    def connect(self, clean_session=True, timeout=None):
+    def connect(self, clean_session: bool = True, timeout: "float | None" = None) -> int:
         """Connect; return 1 where the broker still knew the session, else 0.
 
         Args:
@@ -117,16 +124,22 @@ class MQTTClient:
             raise
         return int(client.connection.session_present)
 
-    def disconnect(self):
+    def disconnect(self) -> None:
         """End the connection."""
         self._client.disconnect()
 
-    def ping(self):
+    def ping(self) -> None:
         """Send a PINGREQ now; with keepalive set it happens by itself."""
         self._client.connection.ping()
         self._client.link.flush(ticks_ms())
 
-    def publish(self, topic, msg, retain=False, qos=0):
+    def publish(
+        self,
+        topic: "str | bytes | bytearray | memoryview",
+        msg: "str | bytes | bytearray | memoryview",
+        retain: bool = False,
+        qos: int = 0,
+    ) -> None:
         """Publish; at QoS 1 and 2 wait for the acknowledgement as long as there is a connection.
 
         Args:
@@ -140,7 +153,7 @@ class MQTTClient:
             while client.connected and not client.session.is_done(handle):
                 client._wait_step(client._deadline(1), None)
 
-    def subscribe(self, topic, qos=0):
+    def subscribe(self, topic: "str | bytes | bytearray | memoryview", qos: int = 0) -> None:
         """Subscribe to a topic filter, str or bytes, at this QoS or less (qos: 0, 1 or 2).
 
         Raises:
@@ -153,19 +166,19 @@ class MQTTClient:
         except Refused as refused:
             raise MQTTException(refused.code)
 
-    def wait_msg(self):
+    def wait_msg(self) -> None:
         """Wait until one message was handed to the callback; the link is kept, and made again, meanwhile."""
         while not self._unseen:
             self._client.poll(1000)
         self._unseen -= 1
 
-    def check_msg(self):
+    def check_msg(self) -> None:
         """Hand over what has come, without waiting; from a callback: when that has returned."""
         if not self._client.link.handling:
             self._client.poll(0)
         self._unseen = 0
 
-    def _on_message(self, message):
+    def _on_message(self, message: "Any") -> None:
         # `publish` hands messages over too: the wait_msg that follows it must not wait for one that was handed over already.
         self._unseen += 1
         callback: "Any" = self.cb

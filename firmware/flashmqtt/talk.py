@@ -11,6 +11,9 @@ from .compat import TYPE_CHECKING, const, ticks_diff
 from .errors import FlashMqttError, StoreError
 
 if TYPE_CHECKING:
+    from typing import Any  # noqa: TID251
+
+if TYPE_CHECKING:
     from collections.abc import Callable
 
     from .client import Client
@@ -79,13 +82,13 @@ class Talk:
         link._open = self._open  # type: ignore[method-assign]
         session.store_message = client._store = self._store  # type: ignore[method-assign]
 
-    def _say(self, text):
+    def _say(self, text: str) -> None:
         try:
             self._log(text)
         except Exception as error:
             self._error = error
 
-    def _start(self, now_ms):
+    def _start(self, now_ms: int) -> None:
         link = self._link
         stopped = link._state == _STOPPED
         self._begin(now_ms)
@@ -93,13 +96,13 @@ class Talk:
         if stopped and wait_ms > 0:
             self._say("broker: connecting in %.1f s, as there was no connection before the restart" % (wait_ms / 1000))
 
-    def _stop(self):
+    def _stop(self) -> None:
         if self._link.reported:
             self._say("broker: disconnected")
         self._trying = self._repeated = False
         self._end()
 
-    def _open(self, now_ms):
+    def _open(self, now_ms: int) -> None:
         link = self._link
         if not (self._trying or self._repeated):
             name = str(self._client.connection.client_id, "utf-8")
@@ -107,7 +110,7 @@ class Talk:
         self._trying = True
         self._connect(now_ms)
 
-    def _fail(self, error, now_ms):
+    def _fail(self, error: "Any", now_ms: int) -> None:
         link = self._link
         was_open = link.reported
         self._ended(error, now_ms)
@@ -120,7 +123,7 @@ class Talk:
             text += "; again in %.1f s" % (ticks_diff(link._since_ms, now_ms) / 1000)
         self._say(text)
 
-    def _step(self, now_ms):
+    def _step(self, now_ms: int) -> "Any":
         client = self._client
         if self._error:
             error, self._error = self._error, None
@@ -133,7 +136,7 @@ class Talk:
             self._tell(event, now_ms)
         return event
 
-    def _tell(self, event, now_ms):
+    def _tell(self, event: "Any", now_ms: int) -> None:
         session = self._session
         handle = session.handle
         code = session.code
@@ -157,7 +160,7 @@ class Talk:
             topic = session.long.topic
             self._say("over-long: %d bytes to %s; buffer_bytes is too small" % (handle, topic))
 
-    def _tell_declined(self, now_ms):
+    def _tell_declined(self, now_ms: int) -> None:
         """Say which subscriptions the broker has just refused."""
         for entry in self._session.subscriptions:
             name = bytes(entry.filter)
@@ -167,7 +170,15 @@ class Talk:
                 text = "refused: to subscribe to %s: the broker answers 0x%02x; again in %d s"
                 self._say(text % (str(name, "utf-8"), entry.code, wait_s))
 
-    def _store(self, topic, payload, qos, retain, properties, now_ms):
+    def _store(
+        self,
+        topic: "bytes | bytearray | memoryview",
+        payload: "bytes | bytearray | memoryview",
+        qos: int,
+        retain: bool,
+        properties: "bytes | bytearray | memoryview | None",
+        now_ms: int,
+    ) -> "Any":
         try:
             handle = self._keep(topic, payload, qos, retain, properties, now_ms)
         except StoreError as error:
@@ -192,5 +203,5 @@ def words(error: "BaseException | None") -> str:
     return text if text and isinstance(error, FlashMqttError) else "%s: %s" % (name, text) if text else name
 
 
-def _raise(error):
+def _raise(error: "Any") -> None:
     raise error

@@ -8,7 +8,11 @@ that is why a handshake failed, the error says so.
 import ssl
 import sys
 
+from .compat import TYPE_CHECKING
 from .errors import ConnectionLost, UsageError
+
+if TYPE_CHECKING:
+    from typing import Any  # noqa: TID251
 
 _HOSTED = sys.implementation.name != "micropython"
 
@@ -19,7 +23,13 @@ class CertificateRefused(ConnectionLost):
     refusal = True
 
 
-def context(ca=None, cert=None, key=None, insecure=False, password=None):
+def context(
+    ca: "str | bytes | None" = None,
+    cert: "str | bytes | None" = None,
+    key: "str | bytes | None" = None,
+    insecure: bool = False,
+    password: "str | bytes | None" = None,
+) -> "ssl.SSLContext":
     """Return an SSLContext for a client.
 
     Args:
@@ -57,7 +67,7 @@ def context(ca=None, cert=None, key=None, insecure=False, password=None):
     return tls
 
 
-def explained(error):
+def explained(error: "Exception") -> "Exception | None":
     """Return a CertificateRefused, or a ConnectionLost, that says in words why a handshake failed; or the error itself."""
     text = str(error)
     # mbedTLS: -0x7200, no TLS record; -0x7280, the end of the stream.
@@ -67,7 +77,7 @@ def explained(error):
     return CertificateRefused(text) if text else error
 
 
-def _reason(error):
+def _reason(error: "Any") -> "Any":
     text = str(error)
     # mbedTLS gives names or the bare number (-0x7780: a fatal alert; -0x2700: not verified), OpenSSL sentences.
     if "ALERT" in text or "alert" in text or "30592" in text:
@@ -85,7 +95,7 @@ def _reason(error):
     return None
 
 
-def _dates():
+def _dates() -> "Any":
     if _year() < 2024:
         return (
             "the broker's certificate was refused because this board's clock is not set (year %d): set it first"
@@ -94,7 +104,7 @@ def _dates():
     return "the broker's certificate has expired, or is not valid yet"
 
 
-def _year():
+def _year() -> "Any":
     from time import localtime
 
     return localtime()[0]

@@ -104,14 +104,34 @@ def anchor(heading: str) -> str:
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
+def type_of(annotation: ast.expr | None) -> str:
+    """Return a type without quotes; "" where it says nothing."""
+    text = ast.unparse(annotation).replace("'", "") if annotation else ""
+    return "" if text in ("Any", "None") else text
+
+
+def parameters(arguments: ast.arguments) -> Iterator[str]:
+    """Yield each parameter but `self`, with its type and default value."""
+    defaults = [None] * (len(arguments.args) - len(arguments.defaults)) + list(arguments.defaults)
+    pairs = list(zip(arguments.args, defaults, strict=True))
+    rest = f"*{arguments.vararg.arg}" if arguments.vararg else "*"
+    star = [(ast.arg(rest), None)] if arguments.kwonlyargs or arguments.vararg else []
+    for one, default in (*pairs, *star, *zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)):
+        if one.arg in ("self", "cls"):
+            continue
+        kind = type_of(one.annotation)
+        text = f"{one.arg}: {kind}" if kind else one.arg
+        if default is not None:
+            text += f" = {ast.unparse(default)}" if kind else f"={ast.unparse(default)}"
+        yield text
+    if arguments.kwarg:
+        yield f"**{arguments.kwarg.arg}"
+
+
 def signature(function: Function, name: str) -> str:
-    """Return how a function is called; annotations are left out but where the file is an interface."""
-    arguments = ast.unparse(function.args)
-    if function.args.args and function.args.args[0].arg in ("self", "cls"):
-        arguments = arguments.partition(", ")[2]
-    shown = f"{name}({arguments})"
-    returns = f" -> {ast.unparse(function.returns)}" if function.returns else ""
-    shown += returns.replace("'", "")
+    """Return how a function is called, with its types."""
+    returns = type_of(function.returns)
+    shown = f"{name}({', '.join(parameters(function.args))})" + (f" -> {returns}" if returns else "")
     return f"await {shown}" if isinstance(function, ast.AsyncFunctionDef) else shown
 
 

@@ -263,9 +263,12 @@ def _inlined(program: _Program, kept: Collection[str]) -> dict[str, str]:
 
 
 def _for_boards(text: str) -> str:
-    """Return a module without what only CPython runs."""
+    """Return a module without what only CPython runs, or nobody: the names that types alone use."""
     lines = text.splitlines(True)
     for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING" and not node.orelse:
+            for i in range(node.lineno - 1, node.end_lineno or 0):
+                lines[i] = "\n"
         if not isinstance(node, ast.Try) or node.orelse or node.finalbody:
             continue
         if all(_CPYTHON.search(lines[handler.lineno - 1]) for handler in node.handlers):

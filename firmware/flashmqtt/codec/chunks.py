@@ -6,17 +6,20 @@ long as the buffer or longer (a long topic, level 5's properties), nothing is ke
 half the buffer holds, and the chunks are empty: `headless`. Nothing is allocated but a view a read.
 """
 
-from flashmqtt.compat import const
+from flashmqtt.compat import TYPE_CHECKING, const
 from flashmqtt.errors import MalformedPacket
 from flashmqtt.fast import copy
 
 from .utf8 import text_kind
 
+if TYPE_CHECKING:
+    from typing import Any  # noqa: TID251
+
 _LONG = const(16)  # decode.LONG
 _TOO_LONG = const(0x95)
 
 
-def begin(decoder, body, after):
+def begin(decoder: "Any", body: int, after: int) -> "Any":
     """Take in the head of a PUBLISH of `after` bytes, whose first ones fill the buffer; body: where its length field ends."""
     buf = decoder.buffer
     end = len(buf)
@@ -68,19 +71,19 @@ def begin(decoder, body, after):
     return decoder._stream
 
 
-def _packet_id(packet_id):
+def _packet_id(packet_id: int) -> int:
     if not packet_id:  # [MQTT-2.3.1-1]; 5: [MQTT-2.2.1-3]
         raise MalformedPacket("packet_id 0")
     return packet_id
 
 
-def _check_topic(buf, start, end):
+def _check_topic(buf: "bytearray | memoryview", start: int, end: int) -> None:
     # UTF-8 [MQTT-3.3.2-1], no U+0000 [MQTT-1.5.3-2], no wildcards [MQTT-3.3.2-2]
     if text_kind(buf, start, end):
         raise MalformedPacket("topic")
 
 
-def _cut(decoder, buf, start, topic_end, body, after):
+def _cut(decoder: "Any", buf: "bytearray | memoryview", start: int, topic_end: int, body: int, after: int) -> None:
     """Keep what fits in half the buffer of a head that does not fit in the whole."""
     end = len(buf)
     keep = end >> 1
@@ -102,7 +105,7 @@ def _cut(decoder, buf, start, topic_end, body, after):
     decoder._place(end, end)
 
 
-def go_on(decoder):
+def go_on(decoder: "Any") -> "Any":
     """Return the next chunk of a PUBLISH, as much as fits behind its head, or its last bytes; 0: it is not whole yet."""
     if decoder.headless:
         left = decoder._left
@@ -126,7 +129,7 @@ def go_on(decoder):
     return decoder._stream
 
 
-def _pass(decoder, at, n):
+def _pass(decoder: "Any", at: int, n: int) -> None:
     """Pass over n bytes; the packet id may be among them."""
     buf = decoder.buffer
     decoder._left -= n
@@ -140,7 +143,7 @@ def _pass(decoder, at, n):
     decoder._place(at, at)
 
 
-def room(decoder):
+def room(decoder: "Any") -> "Any":
     """Do what `Decoder.room` does: the head stays."""
     at = decoder._head_end
     left = decoder.end - decoder.at
@@ -151,7 +154,7 @@ def room(decoder):
     return decoder._whole[at + left :]
 
 
-def end(decoder):
+def end(decoder: "Any") -> None:
     """Let the next packet be no chunk."""
     decoder._streamed = decoder.headless = False
     del decoder.payload_offset, decoder.payload_total

@@ -8,11 +8,15 @@ A PUBLISH that is longer than the buffer is read by `chunks.py`. It knows no ses
 answers, is decided above.
 """
 
+from flashmqtt.compat import TYPE_CHECKING
 from flashmqtt.errors import BufferTooSmall, MalformedPacket
 from flashmqtt.fast import copy
 
 from .quick import plain_end, same
 from .utf8 import text_kind
+
+if TYPE_CHECKING:
+    from typing import Any  # noqa: TID251
 
 LONG = 16  # no packet type: what `next` may return for a PUBLISH longer than the buffer
 
@@ -43,7 +47,7 @@ class Decoder:
     Spans, and views on them, are valid until the next call of `next` or `room`.
     """
 
-    def __init__(self, size, level=4, stream=0):
+    def __init__(self, size: int, level: int = 4, stream: int = 0) -> None:
         """Make the buffer of `size` bytes.
 
         A PUBLISH that is larger comes in chunks where `stream` is PUBLISH (or true). Where it is `LONG`, `next` returns that for
@@ -59,10 +63,10 @@ class Decoder:
         self.codes_start = self.codes_end = self.properties_start = self.properties_end = 0
         self._head = 0x30  # the first byte of the last PUBLISH: qos, dup and retain
         self._stream = 3 if stream is True else stream
-        self._chunks_module = None
+        self._chunks_module: "Any" = None
         self.headless = False
         self._streamed = False  # is the packet returned last a streamed PUBLISH?
-        self._level5_module = None
+        self._level5_module: "Any" = None
         self._whole = view = memoryview(self.buffer)
         step = size // 8 or 1
         self._windows = [view[i:] for i in range(0, size, step)]
@@ -70,7 +74,7 @@ class Decoder:
         self._viewed = False  # does `payload` stand for the payload's place?
         self.reset()
 
-    def reset(self):
+    def reset(self) -> None:
         """Forget what a network connection left behind; a new one starts."""
         self.at = 0  # where the next packet starts
         self.end = 0  # where the received bytes end
@@ -80,7 +84,7 @@ class Decoder:
             self._chunks().end(self)
         self.aliases = None  # level 5: aliases.InboundAliases, where CONNECT allows the server topic aliases
 
-    def room(self):
+    def room(self) -> "Any":
         """Return the free part of the buffer, to be received into; `received` then tells how much of it was filled.
 
         Bytes left of an incomplete packet move so that they end where one of eight ready-made views starts: a new view would
@@ -109,7 +113,7 @@ class Decoder:
         self.end = end
         return window
 
-    def read_from(self, sock):
+    def read_from(self, sock: "Any") -> "int | None":
         """Receive from a socket; return 0: it ends here, 1: all that there was, 2: as much as fits, None: nothing is here yet."""
         if self.at != self.end or self.more:
             n = sock.readinto(self.room())
@@ -121,11 +125,11 @@ class Decoder:
             n = 2 if n == self._size else 1
         return n
 
-    def received(self, n):
+    def received(self, n: int) -> None:
         """Take note of n more bytes at the front of what `room` returned."""
         self.end += n
 
-    def feed(self, packet):
+    def feed(self, packet: "bytes | bytearray | memoryview") -> None:
         """Receive these bytes; they must fit the room."""
         n = len(packet)
         room = self.room()
@@ -134,7 +138,7 @@ class Decoder:
         room[:n] = packet
         self.end += n
 
-    def next(self):
+    def next(self) -> int:
         """Return the type of the next packet, with its fields set, or 0: more bytes are needed.
 
         Raises:
@@ -156,7 +160,7 @@ class Decoder:
                 return 4
         return self._next(buf, at, self.end)
 
-    def _next(self, buf, at, end):
+    def _next(self, buf: "bytearray | memoryview", at: int, end: int) -> int:
         """Do what `next` does, with any packet. (A function with so many locals has its frame on the heap, which takes time.)"""
         if self._streamed:
             if self.more:
@@ -256,12 +260,12 @@ class Decoder:
         self.at = after
         return 3
 
-    def know_topic(self, topic):
+    def know_topic(self, topic: "bytes | bytearray | memoryview") -> None:
         """Let these bytes stand for the topic name received last."""
         self.topic = topic
         self._topic_length = len(topic)
 
-    def _place(self, start, end):
+    def _place(self, start: int, end: int) -> None:
         """Let the payload, or its chunk, be at another place than the last one."""
         self.payload_start = start
         self.payload_end = end
@@ -269,13 +273,13 @@ class Decoder:
             self._viewed = False
             del self.payload
 
-    def beyond(self, at, after):
+    def beyond(self, at: int, after: int) -> "MalformedPacket":
         """Return the error for a field that ends at `at`, not here: in the packet, but not in the buffer?"""
         if at > after:
             return MalformedPacket("length")
         return MalformedPacket("%d bytes, the buffer has %d" % (after, len(self.buffer)), 0x95)
 
-    def _chunks(self):
+    def _chunks(self) -> "Any":
         """Return the module that reads a PUBLISH which is longer than the buffer, imported by the first one."""
         if self._chunks_module is None:
             from . import chunks
@@ -283,7 +287,7 @@ class Decoder:
             self._chunks_module = chunks
         return self._chunks_module
 
-    def _read_id(self, buf, at, end):
+    def _read_id(self, buf: "bytearray | memoryview", at: int, end: int) -> int:
         """Read a packet id; return the position behind it."""
         if at + 2 > end:
             raise MalformedPacket("packet_id 0")
@@ -292,7 +296,7 @@ class Decoder:
             raise MalformedPacket("packet_id 0")
         return at + 2
 
-    def _level5(self):
+    def _level5(self) -> "Any":
         """Return the module of what only level 5 has, imported by the first packet that needs it."""
         if self._level5_module is None:
             from . import level5
@@ -300,7 +304,7 @@ class Decoder:
             self._level5_module = level5
         return self._level5_module
 
-    def _check_flags(self, packet_type, flags):
+    def _check_flags(self, packet_type: int, flags: int) -> None:
         """Raise unless these flags are right for a packet whose flags `_FLAGS` does not settle."""
         if packet_type == 6 and flags == 10 and self.level == 3:  # 3.1: a repeated PUBREL
             return
@@ -309,7 +313,7 @@ class Decoder:
             return
         raise MalformedPacket("flags %d of packet type %d" % (flags, packet_type))  # [MQTT-2.2.2-2]
 
-    def _other(self, buf, at, end):
+    def _other(self, buf: "bytearray | memoryview", at: int, end: int) -> None:
         """Read what is neither PUBLISH nor its acknowledgement."""
         packet_type = self.packet_type
         level = self.level
@@ -348,7 +352,7 @@ class Decoder:
                     raise MalformedPacket("code 0x%02x in SUBACK" % buf[at])
                 at += 1
 
-    def __getattr__(self, name):
+    def __getattr__(self, name: str) -> "Any":
         """Make `topic` (bytes) and `payload` (a view) when they are first asked for.
 
         They then stay attributes like any other, as long as the same topic comes, and payloads lie in the same place: nothing is

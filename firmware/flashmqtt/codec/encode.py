@@ -9,16 +9,30 @@ undefined, nothing outside the buffer was touched); InvalidTopic; UsageError, th
 session: who makes packet ids, and what the peer's limits are, is decided above.
 """
 
+from flashmqtt.compat import TYPE_CHECKING
 from flashmqtt.errors import BufferTooSmall, InvalidTopic, UsageError
 from flashmqtt.fast import copy
 
 from .quick import plain_end, put_message
 from .utf8 import text_kind
 
+if TYPE_CHECKING:
+    from typing import Any  # noqa: TID251
+
 
 def put_publish(
-    buf, pos, topic, payload, qos=0, retain=False, dup=False, packet_id=0, level=4, properties=None, head_only=False
-):
+    buf: "bytearray | memoryview",
+    pos: int,
+    topic: "bytes | bytearray | memoryview",
+    payload: "bytes | bytearray | memoryview",
+    qos: int = 0,
+    retain: bool = False,
+    dup: bool = False,
+    packet_id: int = 0,
+    level: int = 4,
+    properties: "bytes | bytearray | memoryview | None" = None,
+    head_only: bool = False,
+) -> int:
     """Put a PUBLISH (§3.3).
 
     Args:
@@ -38,7 +52,7 @@ def put_publish(
         raise InvalidTopic("not a topic name: %r" % bytes(topic[:40]))
     if isinstance(payload, str):  # its length would count characters
         raise UsageError("bytes, not str")
-    payload_length = payload if head_only else len(payload)
+    payload_length: int = payload if head_only else len(payload)  # type: ignore[assignment]
     n = topic_length + payload_length + 2
     if qos:
         if not isinstance(qos, int) or not 0 < qos < 3:  # [MQTT-3.3.1-4]
@@ -74,17 +88,36 @@ def put_publish(
 
 
 def put_publish_head(
-    buf, pos, topic, payload_length, qos=0, retain=False, dup=False, packet_id=0, level=4, properties=None
-):
+    buf: "bytearray | memoryview",
+    pos: int,
+    topic: "bytes | bytearray | memoryview",
+    payload_length: int,
+    qos: int = 0,
+    retain: bool = False,
+    dup: bool = False,
+    packet_id: int = 0,
+    level: int = 4,
+    properties: "bytes | bytearray | memoryview | None" = None,
+) -> int:
     """Put a PUBLISH up to its payload, whose `payload_length` bytes the caller sends behind it: from a file, say.
 
     Args:
         topic, qos, retain, dup, packet_id, level: see `put_publish`.
     """
-    return put_publish(buf, pos, topic, payload_length, qos, retain, dup, packet_id, level, properties, True)
+    # With `head_only`, the number of bytes stands for them.
+    return put_publish(buf, pos, topic, payload_length, qos, retain, dup, packet_id, level, properties, True)  # type: ignore[arg-type]
 
 
-def put_ack(buf, pos, packet_type, packet_id, level=4, code=0, properties=None, dup=False):
+def put_ack(
+    buf: "bytearray | memoryview",
+    pos: int,
+    packet_type: int,
+    packet_id: int,
+    level: int = 4,
+    code: int = 0,
+    properties: "bytes | bytearray | memoryview | None" = None,
+    dup: bool = False,
+) -> int:
     """Put a PUBACK, PUBREC, PUBREL or PUBCOMP (§3.4 to 3.7), which `packet_type` says: 4, 5, 6 or 7.
 
     `packet_id` is the PUBLISH's; `code` is level 5's reason code, at the other levels it is not sent; `dup` is for level 3's
@@ -105,7 +138,14 @@ def put_ack(buf, pos, packet_type, packet_id, level=4, code=0, properties=None, 
     return pos + 4
 
 
-def put_reason(buf, pos, head, packet_id, code, properties=None):
+def put_reason(
+    buf: "bytearray | memoryview",
+    pos: int,
+    head: int,
+    packet_id: int,
+    code: int,
+    properties: "bytes | bytearray | memoryview | None" = None,
+) -> int:
     """Put a level 5 packet that is a packet id (none: 0), a reason code and properties, which are left out where empty."""
     n = 3 if packet_id else 1
     if properties:
@@ -118,21 +158,21 @@ def put_reason(buf, pos, head, packet_id, code, properties=None):
 
 
 def put_connect(
-    buf,
-    pos,
-    client_id,
-    level=4,
-    clean=True,
-    keep_alive_s=0,
-    user=None,
-    password=None,
-    will_topic=None,
-    will_payload=b"",
-    will_qos=0,
-    will_retain=False,
-    properties=None,
-    will_properties=None,
-):
+    buf: "bytearray | memoryview",
+    pos: int,
+    client_id: "Any",
+    level: int = 4,
+    clean: bool = True,
+    keep_alive_s: int = 0,
+    user: "Any" = None,
+    password: "Any" = None,
+    will_topic: "Any" = None,
+    will_payload: "Any" = b"",
+    will_qos: int = 0,
+    will_retain: bool = False,
+    properties: "bytes | bytearray | memoryview | None" = None,
+    will_properties: "Any" = None,
+) -> int:
     """Put a CONNECT (§3.1): the first packet, once [MQTT-3.1.0-1] [MQTT-3.1.0-2].
 
     Args:
@@ -196,19 +236,25 @@ def put_connect(
     return pos
 
 
-def put_pingreq(buf, pos):
+def put_pingreq(buf: "bytearray | memoryview", pos: int) -> int:
     """Put a PINGREQ (§3.12)."""
     return _put_start(buf, pos, 0xC0, 0)
 
 
-def put_disconnect(buf, pos, level=4, code=0, properties=None):
+def put_disconnect(
+    buf: "bytearray | memoryview",
+    pos: int,
+    level: int = 4,
+    code: int = 0,
+    properties: "bytes | bytearray | memoryview | None" = None,
+) -> int:
     """Put a DISCONNECT (§3.14) [MQTT-3.14.1-1]. Only level 5 has a code and properties; a mere 0 (normal) is left out."""
     if level == 5 and (code or properties):
         return put_reason(buf, pos, 0xE0, 0, code, properties)
     return _put_start(buf, pos, 0xE0, 0)
 
 
-def _put_start(buf, pos, head, n):
+def _put_start(buf: "bytearray | memoryview", pos: int, head: int, n: int) -> int:
     """Put a fixed header (§2.2) after checking that the whole packet fits, so that what follows need not check."""
     if n > 268435455:
         raise outside("length", n, 0, 268435455)
@@ -218,7 +264,7 @@ def _put_start(buf, pos, head, n):
     return put_length(buf, pos + 1, n)
 
 
-def put_length(buf, pos, n):
+def put_length(buf: "bytearray | memoryview", pos: int, n: int) -> int:
     """Put a Variable Byte Integer in as few bytes as possible [MQTT-1.5.5-1]; the Remaining Length is one (§2.2.3)."""
     while n > 127:
         buf[pos] = n & 127 | 128
@@ -228,21 +274,21 @@ def put_length(buf, pos, n):
     return pos + 1
 
 
-def _too_small(n, buf):
+def _too_small(n: int, buf: "bytearray | memoryview") -> "BufferTooSmall":
     """Return the error for a packet of about n bytes."""
     return BufferTooSmall("%d bytes, not all of them fit in the buffer of %d" % (n, len(buf)))
 
 
-def outside(name, value, least, most):
+def outside(name: str, value: "Any", least: int, most: int) -> "UsageError":
     """Return the error for an argument, or its length, that is outside its range."""
     return UsageError("%s %r: %d to %d" % (name, value, least, most))
 
 
-def _length_bytes(n):
+def _length_bytes(n: int) -> int:
     return 1 if n < 128 else 2 if n < 16384 else 3 if n < 2097152 else 4
 
 
-def _property_bytes(level, properties):
+def _property_bytes(level: int, properties: "bytes | bytearray | memoryview | None") -> int:
     """Return how many bytes the property block takes with its length: none below level 5."""
     if level != 5:
         return 0
@@ -250,7 +296,7 @@ def _property_bytes(level, properties):
     return n + _length_bytes(n)
 
 
-def _put_properties(buf, pos, properties):
+def _put_properties(buf: "bytearray | memoryview", pos: int, properties: "Any") -> int:
     """Put a property block with its length, 0 where there is none (5: [MQTT-2.2.2-1])."""
     n = len(properties) if properties else 0
     pos = put_length(buf, pos, n)
@@ -259,20 +305,20 @@ def _put_properties(buf, pos, properties):
     return pos + n
 
 
-def _put_id(buf, pos, value):
+def _put_id(buf: "bytearray | memoryview", pos: int, value: "Any") -> int:
     buf[pos] = value >> 8
     buf[pos + 1] = value & 255
     return pos + 2
 
 
-def _put_binary(buf, pos, value):
+def _put_binary(buf: "bytearray | memoryview", pos: int, value: "Any") -> int:
     n = len(value)
     pos = _put_id(buf, pos, n)
     copy(buf, pos, value, 0, n)
     return pos + n
 
 
-def _check_binary(value):
+def _check_binary(value: "Any") -> int:
     if isinstance(value, str):
         raise UsageError("bytes, not str")
     if len(value) > 65535:
@@ -280,7 +326,7 @@ def _check_binary(value):
     return len(value) + 2
 
 
-def _check_text(value):
+def _check_text(value: "Any") -> int:
     n = _check_binary(value)
     if text_kind(value, 0, n - 2) < 0:  # [MQTT-1.5.3-1] [MQTT-1.5.3-2]; 5: [MQTT-1.5.4-1] [MQTT-1.5.4-2]
         raise UsageError("not UTF-8: %r" % bytes(value[:40]))

@@ -4,13 +4,17 @@ Functions over a Decoder, which imports this module with the first packet that n
 its module loaded allocates.
 """
 
+from flashmqtt.compat import TYPE_CHECKING
 from flashmqtt.errors import MalformedPacket
 
 from .properties import check, find
 from .reasons import check_code
 
+if TYPE_CHECKING:
+    from typing import Any  # noqa: TID251
 
-def read_properties(decoder, buf, at, end, after):
+
+def read_properties(decoder: "Any", buf: "bytearray | memoryview", at: int, end: int, after: int) -> int:
     """Read a property block (§2.2.2) of a packet of which buf[at:end] is here; return the position behind it."""
     n = shift = 0
     while True:
@@ -36,7 +40,7 @@ def read_properties(decoder, buf, at, end, after):
     return at
 
 
-def read_topic(decoder, buf, at, end, after):
+def read_topic(decoder: "Any", buf: "bytearray | memoryview", at: int, end: int, after: int) -> int:
     """Read a PUBLISH's properties and settle its topic (§3.3.2.3.4); return the position behind them."""
     decoder.topic_alias = 0
     at = read_properties(decoder, buf, at, end, after)
@@ -53,7 +57,7 @@ def read_topic(decoder, buf, at, end, after):
     return at
 
 
-def read_reason(decoder, buf, at, end):
+def read_reason(decoder: "Any", buf: "bytearray | memoryview", at: int, end: int) -> None:
     """Read a reason code and properties up to the packet's end, each of which may be left out."""
     decoder.code = 0
     decoder.properties_start = decoder.properties_end = end
@@ -64,19 +68,19 @@ def read_reason(decoder, buf, at, end):
             read_tail(decoder, buf, at, end)
 
 
-def read_tail(decoder, buf, at, end):
+def read_tail(decoder: "Any", buf: "bytearray | memoryview", at: int, end: int) -> None:
     """Read properties that end with the packet."""
     if read_properties(decoder, buf, at, end, end) != end:
         raise MalformedPacket("length of properties")
 
 
-def read_connack(decoder, buf, at, end):
+def read_connack(decoder: "Any", buf: "bytearray | memoryview", at: int, end: int) -> None:
     """Read what follows a CONNACK's reason code."""
     check_code(2, decoder.code)
     read_tail(decoder, buf, at, end)
 
 
-def read_results(decoder, buf, at, end):
+def read_results(decoder: "Any", buf: "bytearray | memoryview", at: int, end: int) -> int:
     """Read a SUBACK's or UNSUBACK's properties, check its reason codes, and return where these start."""
     at = read_properties(decoder, buf, at, end, end)
     if at == end:
@@ -86,7 +90,7 @@ def read_results(decoder, buf, at, end):
     return at
 
 
-def read_goodbye(decoder, buf, at, end):
+def read_goodbye(decoder: "Any", buf: "bytearray | memoryview", at: int, end: int) -> None:
     """Read a server's DISCONNECT (§3.14) or AUTH (§3.15)."""
     read_reason(decoder, buf, at, end)
     if decoder.code in (0x04, 0x19):  # a client's

@@ -25,7 +25,7 @@ LEVEL_5 = 5  # 5.0, `MQTT`
 SUBSCRIPTION_REFUSED = 0x80  # a SUBACK's result codes from here on are refusals, at every level
 
 
-def connect_error(code, level):
+def connect_error(code: int, level: int) -> "ConnectRefused":
     """Return the ConnectRefused to raise for a CONNACK whose code is not 0."""
     if level == LEVEL_5 and code >= 0x80:  # a server without level 5 answers with the older code 1
         from .reasons import name

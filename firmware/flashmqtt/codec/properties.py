@@ -7,9 +7,13 @@ Only level 5 imports this module. Four-byte values can be integers of 2^30 and m
 `pack` do, at connect time and where the application asks; `check` and `find` do not.
 """
 
+from flashmqtt.compat import TYPE_CHECKING
 from flashmqtt.errors import MalformedPacket, UsageError
 
 from .utf8 import text_kind
+
+if TYPE_CHECKING:
+    from typing import Any  # noqa: TID251
 
 PAYLOAD_FORMAT_INDICATOR = 0x01
 MESSAGE_EXPIRY_INTERVAL = 0x02
@@ -59,7 +63,7 @@ _TABLE = (
 )
 
 
-def check(packet_type, buf, at, end):
+def check(packet_type: int, buf: "bytes | bytearray | memoryview", at: int, end: int) -> int:
     """Check the block buf[at:end] of a packet of this `packet_type`; return its topic alias, 0 if none.
 
     Raises:
@@ -105,11 +109,11 @@ def check(packet_type, buf, at, end):
     return alias
 
 
-def _twice(identifier):
+def _twice(identifier: int) -> "MalformedPacket":
     return MalformedPacket("property 0x%02x twice" % identifier, 0x82)
 
 
-def _after(kind, buf, at, end):
+def _after(kind: int, buf: "bytes | bytearray | memoryview", at: int, end: int) -> int:
     """Return the position behind a value of this kind that starts at `at`, checked."""
     if kind < _VARINT:
         at += kind
@@ -142,7 +146,7 @@ def _after(kind, buf, at, end):
     return at
 
 
-def find(buf, at, end, identifier):
+def find(buf: "bytes | bytearray | memoryview", at: int, end: int, identifier: int) -> "Any":
     """Return where the first value of the property with this identifier starts in a checked block buf[at:end], or -1."""
     while at < end:
         found = buf[at] == identifier
@@ -152,12 +156,12 @@ def find(buf, at, end, identifier):
     return -1
 
 
-def unpack(buf, at, end):
+def unpack(buf: "bytes | bytearray | memoryview", at: int, end: int) -> "dict[int, Any]":
     """Return a checked block buf[at:end] as a dict from identifier to value: int, str, or bytes.
 
     A User Property is a list of (name, value), the Subscription Identifier a list of int: both may occur several times.
     """
-    properties: dict = {}
+    properties: "dict[Any, Any]" = {}
     while at < end:
         identifier = buf[at]
         kind = _TABLE[identifier * 3] & 15
@@ -182,11 +186,11 @@ def unpack(buf, at, end):
     return properties
 
 
-def _text(buf, at, end):
+def _text(buf: "bytes | bytearray | memoryview", at: int, end: int) -> str:
     return str(bytes(buf[at + 2 : end]), "utf-8")
 
 
-def pack(packet_type, properties):
+def pack(packet_type: int, properties: "dict[int, Any] | list[tuple[int, Any]]") -> bytes:
     """Return the block of a dict such as `unpack` returns, after checking it for this `packet_type` (a will's: WILL).
 
     A list of (identifier, value) does as well, and keeps its order, which a dict does not on MicroPython.
@@ -209,7 +213,7 @@ def pack(packet_type, properties):
     return bytes(block)
 
 
-def _pack(block, identifier, one):
+def _pack(block: bytearray, identifier: int, one: "Any") -> None:
     """Append a property to a block."""
     kind = _TABLE[identifier * 3] & 15 if isinstance(identifier, int) and 0 < identifier < 0x2B else 0
     if not kind:
@@ -240,7 +244,7 @@ def _pack(block, identifier, one):
     raise UsageError("property 0x%02x can't be %r" % (identifier, one))
 
 
-def _append(block, value):
+def _append(block: bytearray, value: "Any") -> None:
     if isinstance(value, str):
         value = value.encode()
     n = len(value)

@@ -3,7 +3,7 @@
 _is_ascii = getattr(bytes, "isascii", None)  # CPython's
 
 
-def plain_end(buf, start, end):
+def plain_end(buf: "bytes | bytearray | memoryview", start: int, end: int) -> int:
     """Return where plain text ends, or a position before."""
     if _is_ascii is None:
         return start
@@ -11,12 +11,18 @@ def plain_end(buf, start, end):
     return end if _is_ascii(text) and 0 not in text and 43 not in text and 35 not in text else start
 
 
-def same(buf, start, other, n):
+def same(buf: "bytes | bytearray | memoryview", start: int, other: "bytes | bytearray | memoryview", n: int) -> bool:
     """Return whether the bytes are the same."""
     return buf[start : start + n] == other[:n]
 
 
-def put_message(buf, pos, topic, payload, head):
+def put_message(
+    buf: "bytearray | memoryview",
+    pos: int,
+    topic: "bytes | bytearray | memoryview",
+    payload: "bytes | bytearray | memoryview",
+    head: int,
+) -> int:
     """Put a PUBLISH; return the position behind it, 0 where it does not fit."""
     length = len(topic)
     n = length + len(payload) + (4 if head > 255 else 2)

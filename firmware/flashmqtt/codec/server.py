@@ -4,6 +4,7 @@ For tests, the wire audit, and a collector that wants to look at both directions
 `decode`, whose functions it uses; allocations are not counted here.
 """
 
+from flashmqtt.compat import TYPE_CHECKING
 from flashmqtt.errors import InvalidTopic, MalformedPacket
 
 from .decode import Decoder
@@ -11,6 +12,9 @@ from .encode import _property_bytes, _put_id, _put_properties, _put_start, outsi
 from .level5 import read_properties, read_reason
 from .topics import check_filter, is_shared
 from .utf8 import text_kind
+
+if TYPE_CHECKING:
+    from typing import Any  # noqa: TID251
 
 
 class ServerDecoder(Decoder):
@@ -27,10 +31,10 @@ class ServerDecoder(Decoder):
     will_topic: "bytes | None" = None
     user: "bytes | None" = None
     password: "bytes | None" = None
-    filters: "list" = []
+    filters: "list[Any]" = []
     _cursor = 0
 
-    def _check_flags(self, packet_type, flags):
+    def _check_flags(self, packet_type: int, flags: int) -> None:
         if packet_type in (8, 10):  # [MQTT-3.8.1-1] [MQTT-3.10.1-1]
             if flags == 2 or (flags == 10 and self.level == 3):
                 return
@@ -38,7 +42,7 @@ class ServerDecoder(Decoder):
             return
         super()._check_flags(packet_type, flags)
 
-    def _other(self, buf, at, end):
+    def _other(self, buf: "bytearray | memoryview", at: int, end: int) -> None:
         packet_type = self.packet_type
         if packet_type == 1:
             self._connect(buf, at, end)
@@ -52,7 +56,7 @@ class ServerDecoder(Decoder):
         else:
             super()._other(buf, at, end)
 
-    def _binary(self, buf, end):
+    def _binary(self, buf: "bytearray | memoryview", end: int) -> bytes:
         """Return the string of bytes at `self._cursor`, which moves behind it."""
         at = self._cursor
         start = at + 2
@@ -64,13 +68,13 @@ class ServerDecoder(Decoder):
         self._cursor = at
         return bytes(buf[start:at])
 
-    def _text(self, buf, end):
+    def _text(self, buf: "bytearray | memoryview", end: int) -> "Any":
         value = self._binary(buf, end)
         if text_kind(value, 0, len(value)) < 0:
             raise MalformedPacket("not UTF-8")
         return value
 
-    def _connect(self, buf, at, end):
+    def _connect(self, buf: "bytearray | memoryview", at: int, end: int) -> None:
         """Read a CONNECT (§3.1)."""
         self._cursor = at
         name = self._binary(buf, end)
@@ -116,7 +120,7 @@ class ServerDecoder(Decoder):
         if self._cursor != end:
             raise MalformedPacket("CONNECT's length")
 
-    def _will_properties(self, buf, end):
+    def _will_properties(self, buf: "bytearray | memoryview", end: int) -> None:
         start, stop = self.properties_start, self.properties_end
         self.packet_type = 0
         self._cursor = read_properties(self, buf, self._cursor, end, end)
@@ -124,7 +128,7 @@ class ServerDecoder(Decoder):
         self.will_properties = bytes(buf[self.properties_start : self.properties_end])
         self.properties_start, self.properties_end = start, stop
 
-    def _filters(self, buf, at, end):
+    def _filters(self, buf: "bytearray | memoryview", at: int, end: int) -> None:
         """Read a SUBSCRIBE (§3.8) or an UNSUBSCRIBE (§3.10)."""
         at = self._read_id(buf, at, end)
         if self.level == 5:
@@ -153,7 +157,14 @@ class ServerDecoder(Decoder):
             raise MalformedPacket("no filter", 0x82)
 
 
-def put_connack(buf, pos, session_present, code, level=4, properties=None):
+def put_connack(
+    buf: "bytearray | memoryview",
+    pos: int,
+    session_present: bool,
+    code: int,
+    level: int = 4,
+    properties: "bytes | bytearray | memoryview | None" = None,
+) -> "Any":
     """Put a CONNACK (§3.2)."""
     pos = _put_start(buf, pos, 0x20, 2 + _property_bytes(level, properties))
     buf[pos] = 1 if session_present else 0
@@ -161,17 +172,39 @@ def put_connack(buf, pos, session_present, code, level=4, properties=None):
     return _put_properties(buf, pos + 2, properties) if level == 5 else pos + 2
 
 
-def put_suback(buf, pos, packet_id, codes, level=4, properties=None):
+def put_suback(
+    buf: "bytearray | memoryview",
+    pos: int,
+    packet_id: int,
+    codes: "Any",
+    level: int = 4,
+    properties: "bytes | bytearray | memoryview | None" = None,
+) -> "Any":
     """Put a SUBACK (§3.9) with a result per filter."""
     return _put_codes(buf, pos, 0x90, packet_id, codes, level, properties)
 
 
-def put_unsuback(buf, pos, packet_id, codes=b"", level=4, properties=None):
+def put_unsuback(
+    buf: "bytearray | memoryview",
+    pos: int,
+    packet_id: int,
+    codes: "Any" = b"",
+    level: int = 4,
+    properties: "bytes | bytearray | memoryview | None" = None,
+) -> "Any":
     """Put an UNSUBACK (§3.11); level 5 has a result per filter."""
     return _put_codes(buf, pos, 0xB0, packet_id, codes if level == 5 else b"", level, properties)
 
 
-def _put_codes(buf, pos, head, packet_id, codes, level, properties):
+def _put_codes(
+    buf: "bytearray | memoryview",
+    pos: int,
+    head: int,
+    packet_id: int,
+    codes: "Any",
+    level: int,
+    properties: "bytes | bytearray | memoryview | None",
+) -> int:
     if not 0 < packet_id < 65536:
         raise outside("packet_id", packet_id, 1, 65535)
     pos = _put_start(buf, pos, head, 2 + len(codes) + _property_bytes(level, properties))
@@ -184,12 +217,14 @@ def _put_codes(buf, pos, head, packet_id, codes, level, properties):
     return pos
 
 
-def put_pingresp(buf, pos):
+def put_pingresp(buf: "bytearray | memoryview", pos: int) -> "Any":
     """Put a PINGRESP (§3.13)."""
     return _put_start(buf, pos, 0xD0, 0)
 
 
-def put_auth(buf, pos, code=0, properties=None):
+def put_auth(
+    buf: "bytearray | memoryview", pos: int, code: int = 0, properties: "bytes | bytearray | memoryview | None" = None
+) -> "Any":
     """Put an AUTH (5, §3.15)."""
     if code or properties:
         return put_reason(buf, pos, 0xF0, 0, code, properties)

@@ -4,13 +4,25 @@ In a file of its own, as a board that only publishes needs neither them nor the 
 `properties` are what they are for `encode`, whose functions it uses, and so are the outcomes.
 """
 
+from flashmqtt.compat import TYPE_CHECKING
 from flashmqtt.errors import UsageError
 
 from .encode import _property_bytes, _put_binary, _put_id, _put_properties, _put_start, outside
 from .topics import check_filter, is_shared
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
-def put_subscribe(buf, pos, packet_id, filters, level=4, dup=False, properties=None):
+
+def put_subscribe(
+    buf: "bytearray | memoryview",
+    pos: int,
+    packet_id: int,
+    filters: "Sequence[tuple[bytes | bytearray | memoryview, int]]",
+    level: int = 4,
+    dup: bool = False,
+    properties: "bytes | bytearray | memoryview | None" = None,
+) -> int:
     """Put a SUBSCRIBE (§3.8) with its `packet_id`; `dup` is for level 3's repetition alone.
 
     Args:
@@ -36,7 +48,15 @@ def put_subscribe(buf, pos, packet_id, filters, level=4, dup=False, properties=N
     return pos
 
 
-def put_unsubscribe(buf, pos, packet_id, filters, level=4, dup=False, properties=None):
+def put_unsubscribe(
+    buf: "bytearray | memoryview",
+    pos: int,
+    packet_id: int,
+    filters: "Sequence[bytes | bytearray | memoryview]",
+    level: int = 4,
+    dup: bool = False,
+    properties: "bytes | bytearray | memoryview | None" = None,
+) -> int:
     """Put an UNSUBSCRIBE (§3.10) of filters, with its `packet_id`; `dup` is for level 3's repetition alone, see `level`."""
     n = 0
     for filter_ in filters:
@@ -48,7 +68,16 @@ def put_unsubscribe(buf, pos, packet_id, filters, level=4, dup=False, properties
     return pos
 
 
-def _put_filters(buf, pos, head, packet_id, n, level, dup, properties):
+def _put_filters(
+    buf: "bytearray | memoryview",
+    pos: int,
+    head: int,
+    packet_id: int,
+    n: int,
+    level: int,
+    dup: bool,
+    properties: "bytes | bytearray | memoryview | None",
+) -> int:
     if not n or not 0 < packet_id < 65536:  # [MQTT-3.8.3-3] [MQTT-3.10.3-2]; 5: [MQTT-3.8.3-2]; [MQTT-2.3.1-1]
         raise outside("packet_id", packet_id, 1, 65535) if n else UsageError("no filter")
     pos = _put_start(buf, pos, head | dup << 3, n + 2 + _property_bytes(level, properties))

@@ -15,7 +15,7 @@ _DOLLAR = 0x24
 _SHARE = b"$share/"
 
 
-def check_topic(topic):
+def check_topic(topic: "bytes | bytearray | memoryview") -> None:
     """Raise InvalidTopic unless these bytes may be the topic of a PUBLISH.
 
     At least one byte and at most 65 535 [MQTT-4.7.3-1] [MQTT-4.7.3-3], UTF-8 without U+0000 [MQTT-4.7.3-2], and no wildcard
@@ -26,7 +26,7 @@ def check_topic(topic):
         raise InvalidTopic("not a topic name: %r" % bytes(topic[:40]))
 
 
-def check_filter(filter_):
+def check_filter(filter_: "bytes | bytearray | memoryview") -> None:
     """Raise InvalidTopic unless these bytes may be a topic filter.
 
     UTF-8 [MQTT-3.8.3-1] [MQTT-3.10.3-1]; `#` only as the last level and alone in it [MQTT-4.7.1-2] (5: [MQTT-4.7.1-1]), `+` only
@@ -39,7 +39,7 @@ def check_filter(filter_):
         raise InvalidTopic("not a topic filter: %r" % (filter_[:40],))
 
 
-def _is_filter(filter_, start, n, wild):
+def _is_filter(filter_: "bytes | bytearray | memoryview", start: int, n: int, wild: int) -> bool:
     if not 0 <= start < n:
         return False
     if wild:
@@ -53,12 +53,12 @@ def _is_filter(filter_, start, n, wild):
     return True
 
 
-def is_shared(filter_):
+def is_shared(filter_: "bytes | bytearray | memoryview") -> bool:
     """Return whether the filter asks for a shared subscription (`$share/name/filter`)."""
     return bytes(filter_[:7]) == _SHARE
 
 
-def _share_end(filter_):
+def _share_end(filter_: "bytes | bytearray | memoryview") -> int:
     """Return where the filter proper starts: 0 unless shared, -1 where the share name is missing or has wildcards."""
     for i in range(7):
         if i >= len(filter_) or filter_[i] != _SHARE[i]:
@@ -74,7 +74,7 @@ def _share_end(filter_):
     return -1
 
 
-def matches(filter_, topic):
+def matches(filter_: "bytes | bytearray | memoryview", topic: "bytes | bytearray | memoryview") -> bool:
     """Return whether a valid filter covers a valid topic name; both are bytes-like, neither is changed.
 
     A `+` or `#` at the front does not cover a topic that starts with `$` [MQTT-4.7.2-1]; `a/#` covers `a` too (§4.7.1.2). A
@@ -83,7 +83,9 @@ def matches(filter_, topic):
     return covers(filter_, topic, 0, len(topic))
 
 
-def covers(filter_, buf, start, end):
+def covers(
+    filter_: "bytes | bytearray | memoryview", buf: "bytes | bytearray | memoryview", start: int, end: int
+) -> bool:
     """Return what `matches` returns for the topic name in buf[start:end], which a Decoder's spans give without a copy."""
     n = len(filter_)
     i = _share_end(filter_)

@@ -9,10 +9,15 @@ What is plain ASCII passes by machine code where there is any (`quick`): 20 byte
 ASCII takes the bytecode below: a third of the size of doing both in viper.
 """
 
+from flashmqtt.compat import TYPE_CHECKING
+
 from .quick import plain_end
 
+if TYPE_CHECKING:
+    from typing import Any  # noqa: TID251
 
-def text_kind(buf, start, end):
+
+def text_kind(buf: "bytes | bytearray | memoryview", start: int, end: int) -> "Any":
     """Return what the module says of buf[start:end]; IndexError where that leaves the buffer."""
     if start < 0 or start > end or end > len(buf):  # a length field that lies must not read beyond the buffer
         raise IndexError

@@ -13,6 +13,11 @@ Counted on an emulated one: 256 bytes compared in 24 us instead of 153, the CRC 
 
 import micropython
 
+from flashmqtt.compat import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing import Any  # noqa: TID251
+
 # CRC-32 (reflected polynomial EDB88320) by half bytes: 64 bytes of table instead of 1024, two steps a byte; then FFFFFFFF,
 # which is no small integer. A bytearray, as it is read in words and a frozen constant may lie on any boundary.
 _TABLE = bytearray(
@@ -22,7 +27,9 @@ _TABLE = bytearray(
 )
 
 
-def _check(a, at, b, start, n):
+def _check(
+    a: "bytes | bytearray | memoryview", at: int, b: "bytes | bytearray | memoryview", start: int, n: int
+) -> None:
     if at < 0 or start < 0 or n < 0 or at + n > len(a) or start + n > len(b):
         raise IndexError
 
@@ -138,32 +145,34 @@ def raw_crc32(of: ptr8, crc: uint, n: int, start: int, at: int, put: int) -> boo
     return True
 
 
-def copy(dst, at, src, start, n):
+def copy(dst: "bytearray | memoryview", at: int, src: "bytes | bytearray | memoryview", start: int, n: int) -> None:
     """dst[at:at+n] = src[start:start+n]."""
     if at < 0 or start < 0 or n < 0 or at + n > len(dst) or start + n > len(src):  # not _check: the codec's inner call
         raise IndexError
     raw_copy(dst, src, n, at, start)
 
 
-def equal(a, at, b, start, n):
+def equal(
+    a: "bytes | bytearray | memoryview", at: int, b: "bytes | bytearray | memoryview", start: int, n: int
+) -> bool:
     """Return whether a[at:at+n] == b[start:start+n]."""
     _check(a, at, b, start, n)
     return raw_run(a, b, n, at, start, 0)
 
 
-def lay(dst, at, src, start, n):
+def lay(dst: "bytearray | memoryview", at: int, src: "bytes | bytearray | memoryview", start: int, n: int) -> bool:
     """dst[at:at+n] &= src[start:start+n], until a byte that is not FF would change; return whether none would."""
     _check(dst, at, src, start, n)
     return raw_run(dst, src, n, at, start, 1)
 
 
-def fill(dst, start, end, value):
+def fill(dst: "bytearray | memoryview", start: int, end: int, value: int) -> None:
     """Set every byte of dst[start:end]."""
     _check(dst, start, dst, start, end - start)
     raw_fill(dst, end - start, value, start)
 
 
-def is_blank(buf, start, end):
+def is_blank(buf: "bytes | bytearray | memoryview", start: int, end: int) -> bool:
     """Return whether every byte of buf[start:end] is FF: the first four are, and each other is as the one four before."""
     _check(buf, start, buf, start, end - start)
     head = start + 4
@@ -174,17 +183,17 @@ def is_blank(buf, start, end):
     return start == end or raw_run(buf, buf, end - head, head - 4, head, 0)
 
 
-def _checked_crc32(buf, start, end, at, seed, put):
+def _checked_crc32(buf: "bytearray | memoryview", start: int, end: int, at: int, seed: int, put: bool) -> "Any":
     _check(buf, start, buf, start, end - start)
     _check(buf, at, buf, at, 4)
     return raw_crc32(buf, seed, end - start, start, at, put)
 
 
-def put_crc32(buf, start, end, at, seed):
+def put_crc32(buf: "bytearray | memoryview", start: int, end: int, at: int, seed: int) -> None:
     """Write crc32(buf[start:end], seed) to buf[at:at+4]."""
     _checked_crc32(buf, start, end, at, seed, 1)
 
 
-def crc32_matches(buf, start, end, at, seed):
+def crc32_matches(buf: "bytes | bytearray | memoryview", start: int, end: int, at: int, seed: int) -> bool:
     """Return whether buf[at:at+4] is crc32(buf[start:end], seed)."""
     return _checked_crc32(buf, start, end, at, seed, 0)

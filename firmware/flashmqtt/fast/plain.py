@@ -6,39 +6,46 @@ docstring says what each function does.
 
 from binascii import crc32
 
+from flashmqtt.compat import TYPE_CHECKING
 
-def _check(buf, start, n):
+if TYPE_CHECKING:
+    from typing import Any  # noqa: TID251
+
+
+def _check(buf: "bytes | bytearray | memoryview", start: int, n: int) -> None:
     if start < 0 or n < 0 or start + n > len(buf):
         raise IndexError("range outside the buffer")
 
 
-def copy(dst, at, src, start, n):
+def copy(dst: "bytearray | memoryview", at: int, src: "bytes | bytearray | memoryview", start: int, n: int) -> None:
     """dst[at:at+n] = src[start:start+n]."""
     _check(dst, at, n)
     _check(src, start, n)
     dst[at : at + n] = bytes(memoryview(src)[start : start + n])  # a copy first: the two may overlap
 
 
-def equal(a, at, b, start, n):
+def equal(
+    a: "bytes | bytearray | memoryview", at: int, b: "bytes | bytearray | memoryview", start: int, n: int
+) -> bool:
     """Return whether a[at:at+n] == b[start:start+n]."""
     _check(a, at, n)
     _check(b, start, n)
     return bytes(memoryview(a)[at : at + n]) == bytes(memoryview(b)[start : start + n])
 
 
-def fill(dst, start, end, value):
+def fill(dst: "bytearray | memoryview", start: int, end: int, value: int) -> None:
     """Set every byte of dst[start:end]."""
     _check(dst, start, end - start)
     dst[start:end] = bytes([value & 0xFF]) * (end - start)
 
 
-def is_blank(buf, start, end):
+def is_blank(buf: "bytes | bytearray | memoryview", start: int, end: int) -> bool:
     """Return whether every byte of buf[start:end] is FF."""
     _check(buf, start, end - start)
     return bytes(memoryview(buf)[start:end]) == b"\xff" * (end - start)
 
 
-def lay(dst, at, src, start, n):
+def lay(dst: "bytearray | memoryview", at: int, src: "bytes | bytearray | memoryview", start: int, n: int) -> bool:
     """dst[at:at+n] &= src[start:start+n], until a byte that is not FF would change; return whether none would."""
     _check(dst, at, n)
     _check(src, start, n)
@@ -53,31 +60,31 @@ def lay(dst, at, src, start, n):
     return True
 
 
-def put_crc32(buf, start, end, at, seed):
+def put_crc32(buf: "bytearray | memoryview", start: int, end: int, at: int, seed: int) -> None:
     """Write crc32(buf[start:end], seed) to buf[at:at+4]."""
     _check(buf, start, end - start)
     _check(buf, at, 4)
     buf[at : at + 4] = crc32(memoryview(buf)[start:end], seed).to_bytes(4, "little")
 
 
-def crc32_matches(buf, start, end, at, seed):
+def crc32_matches(buf: "bytes | bytearray | memoryview", start: int, end: int, at: int, seed: int) -> bool:
     """Return whether buf[at:at+4] is crc32(buf[start:end], seed)."""
     _check(buf, start, end - start)
     _check(buf, at, 4)
     return bytes(memoryview(buf)[at : at + 4]) == crc32(memoryview(buf)[start:end], seed).to_bytes(4, "little")
 
 
-def raw_copy(dst, src, n, at, start):
+def raw_copy(dst: "bytearray | memoryview", src: "bytes | bytearray | memoryview", n: int, at: int, start: int) -> None:
     """dst[at:at+n] = src[start:start+n]."""
     dst[at : at + n] = bytes(memoryview(src)[start : start + n])
 
 
-def raw_fill(dst, n, value, start):
+def raw_fill(dst: "bytearray | memoryview", n: int, value: int, start: int) -> None:
     """Set dst[start:start+n]."""
     dst[start : start + n] = bytes([value]) * n
 
 
-def raw_crc32(buf, seed, n, start, at, put):
+def raw_crc32(buf: "Any", seed: int, n: int, start: int, at: int, put: int) -> bool:
     """Write, or compare, the CRC of buf[start:start+n] at buf[at:at+4]."""
     crc = crc32(memoryview(buf)[start : start + n], seed).to_bytes(4, "little")
     if put:
@@ -86,6 +93,8 @@ def raw_crc32(buf, seed, n, start, at, put):
     return buf[at : at + 4] == crc
 
 
-def raw_run(dst, src, n, at, start, laid):
+def raw_run(
+    dst: "bytearray | memoryview", src: "bytes | bytearray | memoryview", n: int, at: int, start: int, laid: int
+) -> bool:
     """Do what `lay` does where laid is 1, else what `equal` does."""
     return lay(dst, at, src, start, n) if laid else equal(dst, at, src, start, n)

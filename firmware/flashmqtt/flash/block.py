@@ -12,10 +12,14 @@ journal refuses such a region by name, as it programs a page in several steps.
 A buffer to program must lie in RAM (a bytearray): the flash can't be read while it is written.
 """
 
+from flashmqtt.compat import TYPE_CHECKING
 from flashmqtt.errors import UsageError
 from flashmqtt.fast import equal, is_blank, raw_run
 
 from .region import Region
+
+if TYPE_CHECKING:
+    from typing import Any  # noqa: TID251
 
 
 class BlockRegion(Region):
@@ -32,7 +36,7 @@ class BlockRegion(Region):
     """
 
     def __init__(
-        self, device, first: int = 0, count: int = 0, page_bytes: int = 0, encrypted: "bool | None" = None
+        self, device: "Any", first: int = 0, count: int = 0, page_bytes: int = 0, encrypted: "bool | None" = None
     ) -> None:
         blocks = device.ioctl(4, 0)
         sector_bytes = device.ioctl(5, 0)
@@ -61,18 +65,18 @@ class BlockRegion(Region):
         self._before = bytearray(256)
         self._after = bytearray(256)
 
-    def _block(self, sector):
+    def _block(self, sector: int) -> int:
         """Return the device's number for a sector."""
         return self._first + sector
 
-    def _raw(self, block, buf, at):
+    def _raw(self, block: int, buf: "bytearray | memoryview", at: int) -> None:
         """Read inside one block."""
         try:
             self._device.readblocks(block, buf, at)
         except OSError as error:
             self._fail("read", block * self.sector_bytes + at, error)
 
-    def read(self, offset, buf):
+    def read(self, offset: int, buf: "bytearray | memoryview") -> None:
         """Fill buf from offset; a buffer that stays inside a sector costs one call and no memory."""
         n = len(buf)
         size = self.sector_bytes
@@ -90,7 +94,7 @@ class BlockRegion(Region):
             done += part
             offset += part
 
-    def program(self, offset, buf, again=False):
+    def program(self, offset: int, buf: "bytes | bytearray | memoryview", again: bool = False) -> None:
         """Clear bits; see `region`."""
         n = len(buf)
         size = self.sector_bytes
@@ -130,7 +134,7 @@ class BlockRegion(Region):
         except OSError as error:
             self._fail("program", offset, error)
 
-    def erase(self, sector):
+    def erase(self, sector: int) -> None:
         """Set all bits of a sector."""
         self._check(sector * self.sector_bytes, 1, 1)
         block = self._block(sector)
@@ -144,7 +148,7 @@ class BlockRegion(Region):
 
     # Reads go through windows of 256 bytes that end inside the sector, since a shorter one would be a slice, and that is memory.
 
-    def _check_blank(self, block, at, n, offset):
+    def _check_blank(self, block: int, at: int, n: int, offset: int) -> None:
         """All beyond the first 256 bytes has to be blank."""
         done = 256
         while done < n:
@@ -155,7 +159,7 @@ class BlockRegion(Region):
                 self._not_blank(offset)
             done += 256
 
-    def _verified(self, block, at, buf, n):
+    def _verified(self, block: int, at: int, buf: "bytes | bytearray | memoryview", n: int) -> bool:
         """Return whether all beyond the first 256 bytes reads back."""
         done = 256
         while done < n:
@@ -167,7 +171,7 @@ class BlockRegion(Region):
             done += 256
         return True
 
-    def _is_blank(self, block):
+    def _is_blank(self, block: int) -> bool:
         at = 0
         while at < self.sector_bytes:
             window = min(at, self.sector_bytes - 256)

@@ -3,11 +3,16 @@
 Loaded where `Journal` is given `feed`; after the mount the journal goes on with the region itself.
 """
 
+from flashmqtt.compat import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing import Any  # noqa: TID251
+
 
 class FedRegion:
     """Another region, with the same geometry."""
 
-    def __init__(self, region, feed):
+    def __init__(self, region: "Any", feed: "Any") -> None:
         self.sectors = region.sectors
         self.sector_bytes = region.sector_bytes
         self.page_bytes = region.page_bytes
@@ -15,17 +20,17 @@ class FedRegion:
         self._region = region
         self._feed = feed
 
-    def read(self, offset, buf):
+    def read(self, offset: int, buf: "bytearray | memoryview") -> None:
         """Fill buf from offset."""
         self._feed()
         self._region.read(offset, buf)
 
-    def program(self, offset, buf, again=False):
+    def program(self, offset: int, buf: "bytes | bytearray | memoryview", again: bool = False) -> None:
         """Clear bits; see `region`."""
         self._feed()
         self._region.program(offset, buf, again)
 
-    def erase(self, sector):
+    def erase(self, sector: int) -> None:
         """Set all bits of a sector."""
         self._feed()
         self._region.erase(sector)

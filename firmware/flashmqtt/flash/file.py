@@ -13,10 +13,14 @@ board runs one program, and elsewhere than on Linux MicroPython has nobody to as
 import gc
 import os
 
+from flashmqtt.compat import TYPE_CHECKING
 from flashmqtt.errors import FlashFailed, StoreError, StoreForeign
 from flashmqtt.fast import copy, fill, is_blank, lay
 
 from .region import Region
+
+if TYPE_CHECKING:
+    from typing import Any  # noqa: TID251
 
 try:
     from fcntl import LOCK_EX, LOCK_NB, flock
@@ -50,7 +54,7 @@ class FileRegion(Region):
         self._window = bytearray(256)
         self._open()
 
-    def _open(self):
+    def _open(self) -> None:
         """Open the file, or make it; a creation that was interrupted goes on: what is there then is blank."""
         size = self.sectors * self.sector_bytes
         try:
@@ -75,7 +79,7 @@ class FileRegion(Region):
             self._file.write(self._window)
         self._flush()
 
-    def _is_shared(self):
+    def _is_shared(self) -> bool:
         """Return whether somebody else has the file open for writing; take the lock on it where there is one."""
         if flock is not None:
             try:
@@ -87,11 +91,11 @@ class FileRegion(Region):
             return False
         return _writers(self.path) > 1
 
-    def close(self):
+    def close(self) -> None:
         """Close the file: another region may open it now."""
         self._file.close()
 
-    def _blank(self, offset, n):
+    def _blank(self, offset: int, n: int) -> bool:
         self._file.seek(offset)
         while n > 0:
             got = self._file.readinto(self._window)
@@ -100,19 +104,19 @@ class FileRegion(Region):
             n -= got
         return True
 
-    def _flush(self):
+    def _flush(self) -> None:
         self._file.flush()  # MicroPython syncs here
         if self._sync and hasattr(os, "fsync"):
             os.fsync(self._file.fileno())
 
-    def read(self, offset, buf):
+    def read(self, offset: int, buf: "bytearray | memoryview") -> None:
         """Fill buf from offset."""
         self._check(offset, len(buf), 1)
         self._file.seek(offset)
         if self._file.readinto(buf) != len(buf):
             raise FlashFailed("%s: short" % self.path)
 
-    def program(self, offset, buf, again=False):
+    def program(self, offset: int, buf: "bytes | bytearray | memoryview", again: bool = False) -> None:
         """Clear bits; see `region`."""
         n = len(buf)
         self._check_program(offset, n)
@@ -145,11 +149,11 @@ class FileRegion(Region):
         except OSError as error:
             raise FlashFailed("%s: %s" % (self.path, error))
 
-    def _write(self, offset, buf, n):
+    def _write(self, offset: int, buf: "bytearray | memoryview", n: int) -> None:
         self._file.seek(offset)
         self._file.write(buf if n == len(buf) else memoryview(buf)[:n])
 
-    def erase(self, sector):
+    def erase(self, sector: int) -> None:
         """Set all bits of a sector."""
         self._check(sector * self.sector_bytes, 1, 1)
         fill(self._window, 0, 256, 0xFF)
@@ -161,7 +165,7 @@ class FileRegion(Region):
             raise FlashFailed("%s: %s" % (self.path, error))
 
 
-def _writers(path):
+def _writers(path: str) -> int:
     """Return how many descriptors of this machine's processes write to a file, as far as Linux tells MicroPython."""
     writers = 0
     try:
@@ -175,7 +179,7 @@ def _writers(path):
     return writers
 
 
-def _descriptors(process, inode, device):
+def _descriptors(process: str, inode: int, device: "Any") -> int:
     """Return how many descriptors of one process write to that file."""
     writers = 0
     try:
@@ -186,7 +190,7 @@ def _descriptors(process, inode, device):
     return writers
 
 
-def _writes_to(process, descriptor, inode, device):
+def _writes_to(process: str, descriptor: str, inode: int, device: "Any") -> bool:
     """Return whether a process's descriptor is open for writing to that file."""
     try:
         if os.stat(process + "fd/" + descriptor)[1:3] != (inode, device):

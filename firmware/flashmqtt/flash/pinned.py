@@ -26,10 +26,15 @@ A fingerprint allocates nothing; a mount takes about 3 KB for a moment. This mod
 import os
 from array import array
 
+from flashmqtt.compat import TYPE_CHECKING
 from flashmqtt.errors import StoreError
 from flashmqtt.fast import copy, crc32_matches, equal, is_blank, put_crc32
 
 from .block import BlockRegion
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any  # noqa: TID251
 
 _MAP = "/map"
 _MAGIC = b"FMP1"
@@ -46,14 +51,14 @@ class PinsLost(StoreError):
 class _Witness:
     """The device as littlefs sees it in a look: read-only, and each block that is read leaves its mark."""
 
-    def __init__(self, device, blocks, feed):
+    def __init__(self, device: "Any", blocks: "Any", feed: "Callable[[], object] | None") -> None:
         self._device = device
         self._feed = feed
         self.seen = bytearray(blocks)
         self.block = -1  # what was read since it was last set to -1; -2: several
         self.looking = False
 
-    def readblocks(self, n, buf, off=0):
+    def readblocks(self, n: int, buf: "bytearray | memoryview", off: int = 0) -> "Any":
         """Read, and remember where. A look reads hundreds of times: each feeds the watchdog."""
         if self._feed:
             self._feed()
@@ -63,11 +68,11 @@ class _Witness:
             self.seen[n] = 1
         return self._device.readblocks(n, buf, off)
 
-    def writeblocks(self, _n, _buf, _off=0):
+    def writeblocks(self, _n: int, _buf: "bytes | bytearray | memoryview", _off: int = 0) -> None:
         """Refuse: EROFS."""
         raise OSError(30)
 
-    def ioctl(self, op, arg):
+    def ioctl(self, op: int, arg: int) -> "Any":
         """Refuse an erase; don't hand on a start or stop that is not the device's."""
         if op == 6:
             raise OSError(30)
@@ -77,19 +82,19 @@ class _Witness:
 class _Look:
     """A fresh, read-only mount of the file system, to ask where the pinned files lie."""
 
-    def __init__(self, device, mount, feed):
+    def __init__(self, device: "Any", mount: "Any", feed: "Callable[[], object] | None") -> None:
         self._witness = _Witness(device, device.ioctl(4, 0), feed)
         try:
             self._fs = mount(self._witness)
         except (OSError, ValueError) as error:
             raise PinsLost("no littlefs here: %s" % error)
 
-    def metadata(self):
+    def metadata(self) -> "array[int]":
         """Return the blocks that the mount read: all the metadata there is."""
         seen = self._witness.seen
         return array("H", [n for n in range(len(seen)) if seen[n]])
 
-    def block_of(self, path, size):
+    def block_of(self, path: str, size: int) -> int:
         """Return the block of a one-block file, or raise PinsLost."""
         try:
             if self._fs.stat(path)[6] != size:
@@ -106,7 +111,7 @@ class _Look:
             raise PinsLost("%s: not in one data block" % path)
         return witness.block
 
-    def nothing_to_lose(self, directory):
+    def nothing_to_lose(self, directory: str) -> bool:
         """Return whether there is no map and no pinned file holds anything: before, or in the midst of, the first pinning."""
         fs = self._fs
         window = bytearray(256)
@@ -126,7 +131,7 @@ class _Look:
                         return False
         return True
 
-    def content(self, path):
+    def content(self, path: str) -> bytearray:
         """Return what is in a small file, or raise PinsLost."""
         try:
             with self._fs.open(path, "rb") as file:
@@ -135,18 +140,18 @@ class _Look:
             raise PinsLost("%s: gone (%s)" % (path, error))
 
 
-def _littlefs(device):
+def _littlefs(device: "Any") -> "Any":
     """Mount littlefs without hanging it into the file tree; its cache must hold an inline file of up to 512 bytes."""
     from vfs import VfsLfs2
 
     return VfsLfs2(device, readsize=128, progsize=128)
 
 
-def _name(directory, sector):
+def _name(directory: str, sector: int) -> str:
     return "%s/%03d" % (directory, sector)
 
 
-def _packed(blocks):
+def _packed(blocks: "Any") -> bytearray:
     """The map's bytes: magic, count, the block of each file, CRC; numbers in 16 bits, least significant byte first."""
     out = bytearray(_MAGIC)
     out += len(blocks).to_bytes(2, "little")
@@ -158,7 +163,7 @@ def _packed(blocks):
     return out
 
 
-def _unpacked(content):
+def _unpacked(content: "bytes | bytearray | memoryview") -> "array[int]":
     """Return the blocks of a map, or raise PinsLost."""
     end = len(content) - 4
     if end < 8 or content[:4] != _MAGIC or not crc32_matches(content, 0, end, end, 0):
@@ -169,7 +174,14 @@ def _unpacked(content):
     return blocks
 
 
-def pin(device, directory, count, root="", mount=_littlefs, feed=None):
+def pin(
+    device: "Any",
+    directory: str,
+    count: int,
+    root: str = "",
+    mount: "Any" = _littlefs,
+    feed: "Callable[[], object] | None" = None,
+) -> None:
     """Make the files that reserve `count` blocks, and the map; an interrupted or damaged pinning is completed.
 
     Args:
@@ -228,7 +240,16 @@ def pin(device, directory, count, root="", mount=_littlefs, feed=None):
         raise PinsRefused("can't pin %d blocks: %s" % (count, error))
 
 
-def open_or_pin(device, directory, count, root="", page_bytes=0, encrypted=None, mount=_littlefs, feed=None):
+def open_or_pin(
+    device: "Any",
+    directory: str,
+    count: int,
+    root: str = "",
+    page_bytes: int = 0,
+    encrypted: "bool | None" = None,
+    mount: "Any" = _littlefs,
+    feed: "Callable[[], object] | None" = None,
+) -> "PinnedFiles":
     """Return the pinned region; make it where nothing was ever kept (the first start, or a power cut in the midst of it).
 
     Once there is a map, or a file with anything in it, what is missing is an error and not a new beginning.
@@ -245,7 +266,7 @@ def open_or_pin(device, directory, count, root="", page_bytes=0, encrypted=None,
     return PinnedFiles(device, directory, page_bytes, encrypted, mount, feed)
 
 
-def _fill(path, size, feed):
+def _fill(path: str, size: int, feed: "Callable[[], object] | None") -> None:
     blank = b"\xff" * 256
     with open(path, "wb") as file:
         for _ in range(size // 256):
@@ -268,12 +289,12 @@ class PinnedFiles(BlockRegion):
 
     def __init__(
         self,
-        device,
+        device: "Any",
         directory: str,
         page_bytes: int = 0,
         encrypted: "bool | None" = None,
-        mount=_littlefs,
-        feed=None,
+        mount: "Any" = _littlefs,
+        feed: "Callable[[], object] | None" = None,
     ) -> None:
         self._directory = directory
         self._mount = mount
@@ -295,17 +316,17 @@ class PinnedFiles(BlockRegion):
         self._now = bytearray(16)
         self._marked = False  # do those bytes differ from what an erase leaves?
 
-    def _block(self, sector):
+    def _block(self, sector: int) -> int:
         return self._blocks[sector]
 
-    def erase(self, sector):
+    def erase(self, sector: int) -> None:
         """Set all bits of a sector, if it is still ours."""
         self._check(sector * self.sector_bytes, 1, 1)
         self._guard(sector)
         self._sector = -1
         super().erase(sector)
 
-    def program(self, offset, buf, again=False):
+    def program(self, offset: int, buf: "bytes | bytearray | memoryview", again: bool = False) -> None:
         """Clear bits, if the sector is still ours; see `region`."""
         self._check_program(offset, len(buf))
         sector = offset // self.sector_bytes
@@ -320,12 +341,12 @@ class PinnedFiles(BlockRegion):
             self._know(sector, self._now)
             self._marked = self._marked or not self.reads_blank
 
-    def _know(self, sector, head):
+    def _know(self, sector: int, head: "bytes | bytearray | memoryview") -> None:
         self._sector = sector
         copy(self._head, 0, head, 0, 16)
         self._marked = self.reads_blank and not is_blank(head, 0, 16)
 
-    def _guard(self, sector):
+    def _guard(self, sector: int) -> None:
         """Raise PinsLost unless the file system says today that the sector's block is ours."""
         self._take_print()
         if equal(self._chain, 256, self._print, 0, 4) and self._checked[sector]:
@@ -339,14 +360,14 @@ class PinnedFiles(BlockRegion):
             copy(self._print, 0, self._chain, 256, 4)
         self._find(look, sector)
 
-    def _find(self, look, sector):
+    def _find(self, look: "Any", sector: int) -> None:
         path = _name(self._directory, sector)
         block = look.block_of(path, self.sector_bytes)
         if block != self._blocks[sector]:
             raise PinsLost("%s: now in block %d, not %d: replaced" % (path, block, self._blocks[sector]))
         self._checked[sector] = 1
 
-    def _take_print(self):
+    def _take_print(self) -> None:
         """Leave in `_chain` the CRC over all metadata blocks, each step over 256 bytes and the CRC before."""
         chain = self._chain
         chain[256] = chain[257] = chain[258] = chain[259] = 0

@@ -23,12 +23,12 @@ class RamRegion(Region):
         self.cells = cells
         self._window = bytearray(256)
 
-    def read(self, offset, buf):
+    def read(self, offset: int, buf: "bytearray | memoryview") -> None:
         """Fill buf from offset."""
         self._check(offset, len(buf), 1)
         copy(buf, 0, self.cells, offset, len(buf))
 
-    def program(self, offset, buf, again=False):
+    def program(self, offset: int, buf: "bytes | bytearray | memoryview", again: bool = False) -> None:
         """Clear bits; see `region`."""
         n = len(buf)
         self._check_program(offset, n)
@@ -45,7 +45,7 @@ class RamRegion(Region):
         copy(self.cells, offset, self._window, 0, first)
         copy(self.cells, offset + first, buf, first, n - first)
 
-    def erase(self, sector):
+    def erase(self, sector: int) -> None:
         """Set all bits of a sector."""
         self._check(sector * self.sector_bytes, 1, 1)
         fill(self.cells, sector * self.sector_bytes, (sector + 1) * self.sector_bytes, 0xFF)

@@ -36,17 +36,17 @@ class Region:
         self.sector_bytes = sector_bytes
         self.page_bytes = page_bytes
 
-    def _check(self, offset, n, page):
+    def _check(self, offset: int, n: int, page: int) -> None:
         if offset < 0 or offset + n > self.sectors * self.sector_bytes or offset % page or n % page:
             raise UsageError("%d bytes at %d of the region" % (n, offset))
 
-    def _check_program(self, offset, n):
+    def _check_program(self, offset: int, n: int) -> None:
         self._check(offset, n, self.page_bytes)
         if not 0 < n <= self.sector_bytes - offset % self.sector_bytes:  # a program stays in one sector
             self._check(-1, n, 1)
 
-    def _fail(self, what, offset, error):
+    def _fail(self, what: str, offset: int, error: object) -> None:
         raise FlashFailed("%s at %d: %s" % (what, offset, error))
 
-    def _not_blank(self, offset):
+    def _not_blank(self, offset: int) -> None:
         self._fail("program", offset, "something else is there")

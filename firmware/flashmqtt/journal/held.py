@@ -8,9 +8,12 @@ It knows no MQTT: a key is a number.
 from array import array
 from struct import pack_into
 
-from flashmqtt.compat import const
+from flashmqtt.compat import TYPE_CHECKING, const
 from flashmqtt.errors import StoreCorrupt, StoreError, StoreFull, StoreWorn, UsageError
 from flashmqtt.fast import copy
+
+if TYPE_CHECKING:
+    from typing import Any  # noqa: TID251
 
 _PAGE = const(256)
 _HEADER = const(76)
@@ -27,7 +30,7 @@ _IN_HEADER = const(40)
 _IN_LIST = const(58)
 
 
-def _end_of(length, at):
+def _end_of(length: int, at: int) -> int:
     """Return where a message would end whose first piece is written at an offset or behind."""
     while length > 0:
         n = min(length, _BODY_MAX)
@@ -41,7 +44,7 @@ def _end_of(length, at):
 class Held:
     """Where the held messages lie, oldest first."""
 
-    def __init__(self, journal):
+    def __init__(self, journal: "Any") -> None:
         self._journal = journal
         self.count = 0
         self.pending = 0  # discarded, and not yet on flash
@@ -57,22 +60,22 @@ class Held:
         self._begun_piece = bytearray(0)
         self._begun_fill = 0
 
-    def _find(self, key):
+    def _find(self, key: int) -> "Any":
         for i in range(self.count):
             if self._keys[i] == key:
                 return i
         return -1
 
-    def order(self):
+    def order(self) -> "Any":
         """Return the keys of those that are complete."""
         return [self._keys[i] for i in range(self.count) if self._keys[i] != self._begun]
 
-    def length(self, key):
+    def length(self, key: int) -> "Any":
         """Return a length, 0: not held."""
         i = self._find(key)
         return self._lengths[i] if i >= 0 and key != self._begun else 0
 
-    def hold(self, key, buf, length):
+    def hold(self, key: int, buf: "bytes | bytearray | memoryview", length: int) -> None:
         """Write the pieces; the message is held when the last one is there."""
         self._prepare(key, length)
         try:
@@ -82,7 +85,7 @@ class Held:
             raise
         self._journal.fresh = False
 
-    def _prepare(self, key, length):
+    def _prepare(self, key: int, length: int) -> None:
         """See that a message can be written."""
         if not 0 < key < 65536 or self._find(key) >= 0:
             raise UsageError("key %d" % key)
@@ -103,7 +106,7 @@ class Held:
 
     # --- in pieces ---
 
-    def begin(self, key, length):
+    def begin(self, key: int, length: int) -> None:
         """Begin a message that comes in pieces; it is held when the last one is there."""
         self.abandon()
         self._prepare(key, length)
@@ -112,7 +115,7 @@ class Held:
         self._begun_length = length
         self._begun_done = self._begun_fill = 0
 
-    def extend(self, buf, start, n):
+    def extend(self, buf: "bytes | bytearray | memoryview", start: int, n: int) -> None:
         """Add n bytes from a place in buf: a record for each 232 of them, and one for the rest."""
         piece = self._begun_piece
         while n:
@@ -137,19 +140,19 @@ class Held:
                     self._begun = 0
                     self._journal.fresh = False
 
-    def abandon(self):
+    def abandon(self) -> None:
         """Forget what is not complete."""
         key = self._begun
         self._begun = 0
         if key and self._find(key) >= 0:
             self.discard(key)
 
-    def can_carry(self, sector):
+    def can_carry(self, sector: int) -> bool:
         """Return whether the messages that begin in a sector find room in a new one, all together."""
         end = self.carried_end(sector, 0)
         return end + self.list_bytes() + _RECORD <= self._journal._sector_bytes
 
-    def _write(self, key, buf, length):
+    def _write(self, key: int, buf: "bytes | bytearray | memoryview", length: int) -> None:
         """Write all pieces. The message is listed from its first piece on, so that its sector stays on the chain."""
         done = piece = 0
         while done < length:
@@ -162,7 +165,7 @@ class Held:
             piece += 1
             done += n
 
-    def add(self, key, place, length):
+    def add(self, key: int, place: int, length: int) -> None:
         """Take note of one; it takes the place of an older one with its key."""
         i = self._find(key)
         if i < 0:
@@ -172,7 +175,7 @@ class Held:
         self._places[i] = place
         self._lengths[i] = length
 
-    def remove(self, key):
+    def remove(self, key: int) -> bool:
         """Forget one; return whether it was there."""
         i = self._find(key)
         if i < 0:
@@ -184,7 +187,7 @@ class Held:
             self._lengths[j] = self._lengths[j + 1]
         return True
 
-    def discard(self, key):
+    def discard(self, key: int) -> None:
         """Forget one; `write_released` makes it durable."""
         if self.pending == _IN_HEADER:
             self.write_released()
@@ -193,13 +196,13 @@ class Held:
             self._released[2 * self.pending + 1] = key >> 8
             self.pending += 1
 
-    def write_released(self):
+    def write_released(self) -> None:
         """Make discards durable."""
         journal = self._journal
         journal._write(_RELEASED, 0, journal.next_seq, self._released, 0, 2 * self.pending, _FOR_STATE)
         self.pending = 0
 
-    def read(self, key, offset, buf, at, n):
+    def read(self, key: int, offset: int, buf: "bytearray | memoryview", at: int, n: int) -> None:
         """Copy bytes of one."""
         i = self._find(key)
         if i < 0 or offset < 0 or n < 0 or offset + n > self._lengths[i] or not 0 <= at <= len(buf) - n:
@@ -209,7 +212,7 @@ class Held:
         if not journal._copy_pieces(_HELD, key, offset, buf, at, n):
             raise StoreCorrupt("the message held for %d can't be read" % key)
 
-    def lies_in(self, sector):
+    def lies_in(self, sector: int) -> bool:
         """Return whether a held message begins in a sector."""
         size = self._journal._sector_bytes
         for i in range(self.count):
@@ -217,7 +220,7 @@ class Held:
                 return True
         return False
 
-    def carried_end(self, sector, at):
+    def carried_end(self, sector: int, at: int) -> "Any":
         """Return where in a new sector a copy of what begins in this one ends, if it begins at `at` (0: behind the header)."""
         at = at or _HEADER + 4 * min(self.count, _IN_HEADER)
         for i in range(self.count):
@@ -227,7 +230,7 @@ class Held:
                 at = _end_of(self._lengths[i], at)
         return at
 
-    def sectors(self):
+    def sectors(self) -> int:
         """Return how many sectors the held messages keep when nothing else is left: those that they fill, and one.
 
         In a small region they may not find together.
@@ -240,11 +243,11 @@ class Held:
             end = _end_of(self._lengths[i], end)
         return (end + self.list_bytes() + _PAGE) // journal._sector_bytes + (1 if self.count else 0)
 
-    def list_bytes(self):
+    def list_bytes(self) -> int:
         """Return how many bytes the lists take that don't fit into a header, at most."""
         return (self.count - _IN_HEADER + _IN_LIST - 1) // _IN_LIST * _PAGE if self.count > _IN_HEADER else 0
 
-    def put_opening(self, target):
+    def put_opening(self, target: "Any") -> int:
         """Write what an opening has of held messages, behind the place of the header to come; return where it ends.
 
         Copied is what begins in sectors that leave the chain. Listed is what the header has no room for.
@@ -272,7 +275,7 @@ class Held:
             first += n
         return at
 
-    def _copy(self, i, target, at):
+    def _copy(self, i: int, target: "Any", at: int) -> int:
         """Copy one to a sector; return where it ends. What can't be read any more is not."""
         journal = self._journal
         n = self._lengths[i]
@@ -298,18 +301,18 @@ class Held:
         self._places[i] = target * journal._sector_bytes + first
         return at
 
-    def carry_back(self):
+    def carry_back(self) -> None:
         """The sector could not be opened: all lies where it lay."""
         for i in range(self.count):
             self._places[i] = self._before[i]
 
-    def put_places(self, out):
+    def put_places(self, out: "Any") -> int:
         """Write the places that a header lists; return how many."""
         n = min(self.count, _IN_HEADER)
         for i in range(n):
             self._put_place(out, 72 + 4 * i, i)
         return n
 
-    def _put_place(self, buf, at, i):
+    def _put_place(self, buf: "bytes | bytearray | memoryview", at: int, i: int) -> None:
         size = self._journal._sector_bytes
         pack_into("<2H", buf, at, self._places[i] // size, self._places[i] % size // 4)

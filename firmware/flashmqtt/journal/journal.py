@@ -28,6 +28,7 @@ from flashmqtt.errors import (
 from flashmqtt.fast import raw_copy, raw_crc32, raw_fill
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any  # noqa: TID251
 
 # The format's numbers, as tools/journal/layout.py has them (a test compares): private constants cost nothing on a board.
@@ -60,17 +61,28 @@ START_FIELDS = "<4s4BI"  # for `struct`: a header's first 12 bytes, and bytes 24
 PLACE_FIELDS = "<6I4HI"
 
 
-def get_u16(buf, at):
+def get_u16(buf: "bytes | bytearray | memoryview", at: int) -> int:
     """Return two bytes as a number."""
     return buf[at] | buf[at + 1] << 8
 
 
-def get_u32(buf, at):
+def get_u32(buf: "bytes | bytearray | memoryview", at: int) -> int:
     """Return four bytes as a number."""
     return buf[at] | buf[at + 1] << 8 | buf[at + 2] << 16 | buf[at + 3] << 24
 
 
-def stage_record(out, i, seed, kind, key, seq, state, buf, start, n):
+def stage_record(
+    out: "Any",
+    i: int,
+    seed: int,
+    kind: int,
+    key: int,
+    seq: int,
+    state: "Any",
+    buf: "bytes | bytearray | memoryview",
+    start: int,
+    n: int,
+) -> None:
     """Put a record into a page's bytes."""
     pack_into("<2BHI", out, i + 4, n, kind, key, seq)
     raw_copy(out, state, 12, i + 12, 0)
@@ -113,7 +125,9 @@ class Journal:
 
     WINDOW = 32
 
-    def __init__(self, region, policy: int = REFUSE, wipe: bool = False, feed=None) -> None:
+    def __init__(
+        self, region: "Any", policy: int = REFUSE, wipe: bool = False, feed: "Callable[[], object] | None" = None
+    ) -> None:
         size = region.sector_bytes
         if (
             _PAGE % region.page_bytes
@@ -166,7 +180,7 @@ class Journal:
         self._out = bytearray(_PAGE)  # FF where nothing is to be programmed
         raw_fill(self._out, _PAGE, 0xFF, 0)
         self._offset_mask = max(region.page_bytes, 16) - 1  # of what is programmed at once
-        self._views: "dict" = {} if self._offset_mask == 255 else {_PAGE: self._out}  # of `_out`, by length
+        self._views: "dict[int, Any]" = {} if self._offset_mask == 255 else {_PAGE: self._out}  # of `_out`, by length
         self._sector = self._at = self._size = 0  # the record read last
         self._length = self._kind = self._key = self._seq = 0
         self._skipped = 0  # what type something showed that is no whole record, before one that is
@@ -192,11 +206,11 @@ class Journal:
             del sys.modules["flashmqtt.journal.recovery"], journal.recovery
 
     @staticmethod
-    def format(region, policy: int = REFUSE) -> "Journal":
+    def format(region: "Any", policy: int = REFUSE) -> "Journal":
         """Make a region an empty journal, whatever it holds, and mount it. Cut short, it is to be called again."""
         return Journal(region, policy, True)
 
-    def __getattr__(self, name):
+    def __getattr__(self, name: str) -> "Any":
         """Work out what is asked for rarely. (With a property in its class, each store to an object takes ten times as long.)"""
         if name == "stored":
             return self.next_seq - 1
@@ -212,7 +226,7 @@ class Journal:
 
     # --- outgoing messages ---
 
-    def append(self, buf, length: int) -> int:
+    def append(self, buf: "bytes | bytearray | memoryview", length: int) -> int:
         """Store buf[:length] durably; return its sequence, or 0 if the policy dropped it.
 
         Raises:
@@ -273,7 +287,7 @@ class Journal:
             self._part = bytearray(_BODY_MAX)
         return True
 
-    def extend(self, buf, n: int) -> None:
+    def extend(self, buf: "bytes | bytearray | memoryview", n: int) -> None:
         """Add the next piece, buf[:n].
 
         Raises:
@@ -326,7 +340,7 @@ class Journal:
         self._stored(seq, self._begun_place, self._begun_length)
         return seq
 
-    def _abandon(self):
+    def _abandon(self) -> None:
         """Forget a message that is not complete: its sequence is given anew, and begins in the head or later."""
         if self._piece and not self._left:  # complete: a reader would find it
             self.commit()
@@ -347,7 +361,7 @@ class Journal:
             self._locate(seq)
         return self._lengths[seq & 31]
 
-    def read(self, seq: int, offset: int, buf, at: int, n: int) -> None:
+    def read(self, seq: int, offset: int, buf: "bytearray | memoryview", at: int, n: int) -> None:
         """Copy n bytes of a message, from an offset on, to buf[at:at+n].
 
         Raises:
@@ -361,12 +375,14 @@ class Journal:
             self._read_seq = self._lengths[seq & 31] = 0
             raise StoreCorrupt("message %d can't be read" % seq)
 
-    def _begin_read(self, seq, place):
+    def _begin_read(self, seq: int, place: int) -> None:
         self._read_seq = seq
         self._read_place = place
         self._read_from = self._read_piece = 0
 
-    def _copy_pieces(self, kind, ident, offset, buf, at, n):
+    def _copy_pieces(
+        self, kind: int, ident: int, offset: int, buf: "bytes | bytearray | memoryview", at: int, n: int
+    ) -> bool:
         """Copy bytes of the message whose piece `_read_piece` at `_read_place` begins with its byte `_read_from`."""
         size = self._sector_bytes
         sector = self._read_place // size
@@ -411,7 +427,7 @@ class Journal:
         if seq == self.low:
             self._advance()
 
-    def _advance(self):
+    def _advance(self) -> None:
         """Move low over all that is finished, or was dropped."""
         state = self._state
         seq = self.low
@@ -456,12 +472,12 @@ class Journal:
         """Return the bit of a message of the window."""
         return self._state[8 + (seq >> 3 & 3)] & 1 << (seq & 7) != 0
 
-    def _outside(self, seq):
+    def _outside(self, seq: int) -> None:
         raise UsageError("%d is not in the window from %d" % (seq, self.low))
 
     # --- held messages: `held.py` does the work ---
 
-    def hold(self, key: int, buf, length: int) -> None:
+    def hold(self, key: int, buf: "bytes | bytearray | memoryview", length: int) -> None:
         """Store an inbound message buf[:length] under its key (1 to 65,535), durably; it is kept until `discard`.
 
         Raises:
@@ -481,7 +497,7 @@ class Journal:
         """
         self._load_held().begin(key, length)
 
-    def hold_extend(self, buf, start: int, n: int) -> None:
+    def hold_extend(self, buf: "bytes | bytearray | memoryview", start: int, n: int) -> None:
         """Add the next piece, buf[start:start+n]; the message is held, and durable, when all of it is there.
 
         Raises:
@@ -498,7 +514,7 @@ class Journal:
         """Return how long a held message may be: what a quarter of the sectors takes, for there may be others."""
         return (self.region.sectors >> 2) * (self._sector_bytes // _PAGE - 1) * _BODY_MAX
 
-    def _load_held(self):
+    def _load_held(self) -> "Any":
         if self._held is None:
             from .held import Held
 
@@ -511,7 +527,7 @@ class Journal:
             return False
         return self._fits(length, _FOR_HELD) > 0
 
-    def held(self) -> "list":
+    def held(self) -> "list[int]":
         """Return the keys of the held messages, oldest first."""
         return [] if self._held is None else self._held.order()
 
@@ -519,7 +535,7 @@ class Journal:
         """Return how long the message held under this key is, 0 if there is none."""
         return 0 if self._held is None else self._held.length(key)
 
-    def read_held(self, key: int, offset: int, buf, at: int, n: int) -> None:
+    def read_held(self, key: int, offset: int, buf: "bytearray | memoryview", at: int, n: int) -> None:
         """Copy n bytes of the message held under this key, from an offset on, to buf[at:at+n].
 
         Raises:
@@ -536,7 +552,7 @@ class Journal:
 
     # --- durability ---
 
-    def write_note(self, note) -> None:
+    def write_note(self, note: "bytes | bytearray | memoryview") -> None:
         """Store the session's note, 12 bytes, durably."""
         if len(note) != 12:
             raise UsageError("a note has 12 bytes")
@@ -572,7 +588,7 @@ class Journal:
             self._write_state(_LAST)
             self.closed = True
 
-    def _write_state(self, flags):
+    def _write_state(self, flags: int) -> None:
         n = 0
         if self.damaged + self.dropped != self._said:
             pack_into("<2I", self._counts, 0, self.dropped, self.damaged)
@@ -582,7 +598,7 @@ class Journal:
 
     # --- room ---
 
-    def _stored(self, seq, place, length):
+    def _stored(self, seq: int, place: int, length: int) -> None:
         if seq == self._located and seq - self.low < _WINDOW:
             self._places[seq & 31] = place
             self._lengths[seq & 31] = length
@@ -592,13 +608,13 @@ class Journal:
         self.next_seq = seq + 1
         self.fresh = False
 
-    def _longest(self):
+    def _longest(self) -> int:
         """Return how long a message may be: it finds room then, if everything else may be dropped."""
         pages = self._sector_bytes // _PAGE - 1
         sectors = self.region.sectors - self._bad - self._reserve - 1
         return (sectors * pages if sectors > 0 else pages >> 1) * _BODY_MAX
 
-    def _may_drop_for(self, length):
+    def _may_drop_for(self, length: int) -> bool:
         """Return whether a long message finds room once everything is dropped that may be."""
         if self.policy != DROP_OLDEST:
             return False
@@ -606,7 +622,7 @@ class Journal:
         sectors = length // _BODY_MAX // (self._sector_bytes // _PAGE - 1) + 1
         return not stays or self.region.sectors - self._bad - stays - 1 - sectors >= self._reserve
 
-    def _fits(self, length, need):
+    def _fits(self, length: int, need: int) -> int:
         """Return whether a message of this length fits without dropping anything: 2 says only if the head is left for it."""
         pages = self._sector_bytes // _PAGE - 1
         pieces = (length + _BODY_MAX - 1) // _BODY_MAX
@@ -623,14 +639,14 @@ class Journal:
             return 1
         return 0 if self._keep_head or sectors < (pieces + pages - 1) // pages else 2
 
-    def _has_room(self, length, need):
+    def _has_room(self, length: int, need: int) -> bool:
         """Return whether a message of this length fits; see that it does."""
         fits = self._fits(length, need)
         if fits == 2:
             self._spoiled = True
         return fits > 0
 
-    def _chain_from(self, floor, carry):
+    def _chain_from(self, floor: int, carry: bool) -> "Any":
         """Return how many sectors of the chain are still needed; set `_new_tail`, `_keep_head` and `_carried`.
 
         carry: held messages may go along into the new sector.
@@ -651,7 +667,7 @@ class Journal:
         self._keep_head = self._head_top > floor or (self._head_held and held is not None and held.count > 0)
         return chain if self._keep_head else chain - 1
 
-    def _make_room(self, need, message):
+    def _make_room(self, need: int, message: "Any") -> "Any":
         """See that a new sector leaves `need` free ones; return how many others stay on the chain.
 
         Raises:
@@ -688,7 +704,7 @@ class Journal:
             else:
                 raise StoreFull("%d sectors, %d messages wait" % (usable, self.waiting))
 
-    def _rotate(self):
+    def _rotate(self) -> None:
         """Open a sector for the tail's held messages alone: with them the outgoing message would not fit."""
         self._rotating = True
         try:
@@ -699,7 +715,7 @@ class Journal:
         if self._tail == tail:
             raise StoreFull("held messages fill sector %d" % tail)
 
-    def _drop(self, first, end, tail):
+    def _drop(self, first: int, end: int, tail: int) -> None:
         """Give up the bodies of the oldest sector's messages."""
         window_end = self.low + _WINDOW
         if self.on_drop:
@@ -721,14 +737,14 @@ class Journal:
 
     # --- reading ---
 
-    def _load(self, at):
+    def _load(self, at: int) -> None:
         """Have the page that begins at an offset of the region in `_page`."""
         if at != self._page_at:
             self._page_at = -1
             self.region.read(at, self._page)
             self._page_at = at
 
-    def _look(self, sector, at):
+    def _look(self, sector: int, at: int) -> bool:
         """Read the record at an offset of a sector; return False if no whole one is there."""
         i = at & 255
         place = sector * self._sector_bytes + at - i
@@ -749,7 +765,7 @@ class Journal:
         self._seq = page[i + 8] | page[i + 9] << 8 | page[i + 10] << 16 | page[i + 11] << 24
         return True
 
-    def _find(self, sector, at, end):
+    def _find(self, sector: int, at: int, end: int) -> bool:
         """Read the next whole record of a sector, from an offset on; return False if there is none before `end`."""
         if not at:
             self._load(sector * self._sector_bytes)
@@ -777,7 +793,7 @@ class Journal:
             at += _PAGE - i
         return False
 
-    def _next(self, sector, at):
+    def _next(self, sector: int, at: int) -> bool:
         """Read the next whole record from a place on the chain on; return False at its end."""
         while True:
             head = sector == self._head
@@ -788,7 +804,7 @@ class Journal:
             sector = self._after[sector]
             at = 0
 
-    def _locate(self, wanted):
+    def _locate(self, wanted: int) -> None:
         """Find the bodies up to a message of the window."""
         window_end = self.low + _WINDOW
         while self._located <= wanted:
@@ -833,13 +849,15 @@ class Journal:
 
     # --- writing ---
 
-    def _guard(self):
+    def _guard(self) -> None:
         if self._busy:
             raise UsageError("called from a callback (a timer's?) in the middle of another call of this store")
         if self.closed:
             raise UsageError("closed: only the next mount may write")
 
-    def _write(self, kind, key, seq, buf, start, n, need):
+    def _write(
+        self, kind: int, key: int, seq: int, buf: "bytes | bytearray | memoryview", start: int, n: int, need: int
+    ) -> int:
         """Write one record, into the next sector where the head has no room; return its place.
 
         Every call costs a board a tenth of a program, so the usual case is written out here.
@@ -876,7 +894,18 @@ class Journal:
         self._unsynced = self._unsaid = False
         return self._head * self._sector_bytes + at
 
-    def _put(self, sector, at, kind, key, seq, buf, start, n, again=False):
+    def _put(
+        self,
+        sector: int,
+        at: int,
+        kind: int,
+        key: int,
+        seq: int,
+        buf: "bytes | bytearray | memoryview",
+        start: int,
+        n: int,
+        again: bool = False,
+    ) -> None:
         """Program a record.
 
         Raises:
@@ -886,7 +915,7 @@ class Journal:
         stage_record(self._out, i, self._seqs[sector], kind, key, seq, self._state, buf, start, n)
         self._program(sector * self._sector_bytes + at - i, i, _RECORD + n, again)
 
-    def _program(self, place, i, n, again=False):
+    def _program(self, place: int, i: int, n: int, again: bool = False) -> None:
         """Program out[i:i+n] to a place that begins with out[0]; all of `_out` is FF again afterwards."""
         self._page_at = -1
         try:
@@ -894,7 +923,7 @@ class Journal:
         finally:
             raw_fill(self._out, n, 0xFF, i)
 
-    def _view(self, n):
+    def _view(self, n: int) -> "Any":
         """Return the part of `_out` that is programmed for n bytes, where that is not all of it."""
         n = (n + self._offset_mask) & ~self._offset_mask
         view = self._views.get(n)
@@ -902,7 +931,7 @@ class Journal:
             view = self._views[n] = memoryview(self._out)[:n]
         return view
 
-    def _erase_next(self):
+    def _erase_next(self) -> "Any":
         """Erase the sector that comes next, and return it; -1 if it was bad, or none is free."""
         sector = self._head
         n = self.region.sectors
@@ -929,7 +958,7 @@ class Journal:
             return -1
         return sector
 
-    def _retire(self, sector):
+    def _retire(self, sector: int) -> None:
         """Use a sector no more in this boot; the next one tries it again."""
         self._use[sector] = _BAD
         self._seqs[sector] = 0
@@ -939,7 +968,9 @@ class Journal:
         if self.region.sectors - self._bad < 4:
             self.worn = True
 
-    def _open(self, kind, key, seq, buf, start, n, need):
+    def _open(
+        self, kind: int, key: int, seq: int, buf: "bytes | bytearray | memoryview", start: int, n: int, need: int
+    ) -> int:
         """Open the next sector with this record as its first; return where in the sector it stands."""
         while True:
             target = self._erase_next()  # before anything is dropped for it, as it may turn out to be bad
@@ -1017,12 +1048,12 @@ class Journal:
             self._held.pending = 0
         return at
 
-    def _open_after_cut(self):
+    def _open_after_cut(self) -> None:
         """Leave the head of an unclean end: nobody acts on what was found before the next sector says it, too."""
         at = self._open(_STATE, 0, self.next_seq, b"", 0, 0, _FOR_STATE)
         self._end = at + _RECORD
 
-    def _stage_header(self, seq, tail, prev, prev_end, prev_seq):
+    def _stage_header(self, seq: int, tail: int, prev: int, prev_end: int, prev_seq: int) -> int:
         """Put a sector's header into `_out`; return where it ends."""
         out = self._out
         held = 0 if self._held is None else self._held.put_places(out)

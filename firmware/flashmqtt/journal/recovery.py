@@ -9,11 +9,14 @@ It is needed once a boot, and does not stay in memory. What it does not know: wh
 
 from struct import unpack_from
 
-from flashmqtt.compat import const
+from flashmqtt.compat import TYPE_CHECKING, const
 from flashmqtt.errors import FlashFailed, StoreCorrupt, StoreForeign, StoreWorn
 from flashmqtt.fast import copy, crc32_matches, is_blank, raw_fill
 
 from .journal import MAGIC, PLACE_FIELDS, get_u16, get_u32, stage_record
+
+if TYPE_CHECKING:
+    from typing import Any  # noqa: TID251
 
 # The format's numbers: see `journal`.
 _PAGE = const(256)
@@ -36,7 +39,7 @@ _VOIDED = const(64)  # sector sequences that a mount record makes void
 class Recovery:
     """One mount of one journal."""
 
-    def __init__(self, journal):
+    def __init__(self, journal: "Any") -> None:
         self.j = journal
         n = journal.region.sectors
         self._sectors = n
@@ -51,9 +54,9 @@ class Recovery:
         self._last_at = self._end = 0
         self._mounts = 0
         self._magic = False  # does any sector begin as a journal's does?
-        self._places = []  # of held messages: (key, place), oldest first
+        self._places: "list[Any]" = []  # of held messages: (key, place), oldest first
 
-    def run(self, wipe):
+    def run(self, wipe: bool) -> None:
         """Mount; with `wipe` make it empty first."""
         j = self.j
         if wipe:
@@ -73,7 +76,7 @@ class Recovery:
 
     # --- headers ---
 
-    def _read_headers(self):
+    def _read_headers(self) -> None:
         j = self.j
         page = j._page
         version = -1
@@ -100,7 +103,7 @@ class Recovery:
         if version >= 0 and not any(j._seqs):
             raise StoreForeign("the journal on this flash has version %d, this code reads version 2" % version)
 
-    def _newest(self):
+    def _newest(self) -> int:
         """Return the sector that counts with the highest sequence, -1: there is none."""
         j = self.j
         head = -1
@@ -125,7 +128,7 @@ class Recovery:
                 head = sector
         return head
 
-    def _highest(self, below):
+    def _highest(self, below: int) -> "Any":
         """Return the sector with the highest sequence below a number, of those not on the chain; -1: there is none."""
         found = -1
         seqs = self.j._seqs
@@ -134,7 +137,7 @@ class Recovery:
                 found = sector
         return found
 
-    def _counts(self, sector):
+    def _counts(self, sector: int) -> "Any":
         """Return whether a whole record stands behind a header that was not there before it; count its mount records."""
         j = self.j
         at = 0
@@ -150,7 +153,7 @@ class Recovery:
 
     # --- the head ---
 
-    def _go_on(self, head):
+    def _go_on(self, head: int) -> None:
         j = self.j
         page = self._header
         first, j.floor, j.dropped, j.damaged, j.boot, j._erases, _, tail = unpack_from(PLACE_FIELDS, page, 24)[:8]
@@ -185,12 +188,12 @@ class Recovery:
         except StoreWorn:
             j.worn = True
 
-    def _replay(self, head):
+    def _replay(self, head: int) -> "Any":
         """Take over what the head's records say; return whether the last one is a clean end."""
         j = self.j
         at = 0
         clean = False
-        begun: "dict" = {}  # key: (place, pieces) of held messages
+        begun: "dict[Any, Any]" = {}  # key: (place, pieces) of held messages
         j._skipped = 0
         while j._find(head, at, self._end):
             at = j._at + j._size
@@ -245,7 +248,7 @@ class Recovery:
         j._said = j.dropped + j.damaged
         return clean
 
-    def _take_places(self, places):
+    def _take_places(self, places: "Any") -> None:
         """Take over what an opening lists."""
         for place in places:
             key = self._key_at(place)
@@ -254,7 +257,7 @@ class Recovery:
             else:
                 self.j.damaged += 1
 
-    def _place(self, key, place):
+    def _place(self, key: int, place: int) -> None:
         """A held message is complete: it takes the place of an older one with its key."""
         for i in range(len(self._places)):
             if self._places[i][0] == key:
@@ -262,10 +265,10 @@ class Recovery:
                 return
         self._places.append((key, place))
 
-    def _forget(self, key):
+    def _forget(self, key: int) -> None:
         self._places = [held for held in self._places if held[0] != key]
 
-    def _confirm(self, head):
+    def _confirm(self, head: int) -> bool:
         """Program the header and the last whole record again, from the bytes whose CRC was right: they are firm from now on.
 
         Return False if the sector does not count in this reading.
@@ -299,7 +302,7 @@ class Recovery:
 
     # --- the chain ---
 
-    def _chain(self, head, tail):
+    def _chain(self, head: int, tail: int) -> None:
         """Link the sectors from the head back to the tail; a damaged header costs its sector only."""
         j = self.j
         sector = head
@@ -320,7 +323,7 @@ class Recovery:
         j._tail = sector
         j._free = self._sectors - j._chain
 
-    def _rescue(self, head):
+    def _rescue(self, head: int) -> None:
         """A sector newer than the head has records, and no whole header: they say how far the sequences had gone.
 
         An opening that was cut leaves one record at most, so two are needed.
@@ -349,7 +352,7 @@ class Recovery:
                     break
                 j._seqs[sector] = 0
 
-    def _count_records(self, sector, at):
+    def _count_records(self, sector: int, at: int) -> int:
         j = self.j
         n = 0
         while j._find(sector, at, j._sector_bytes):
@@ -358,7 +361,7 @@ class Recovery:
                 n += 1
         return n
 
-    def _take_rescued(self):
+    def _take_rescued(self) -> None:
         """Take over what a record says, but for its message."""
         j = self.j
         body = (j._at & 255) + _RECORD
@@ -380,7 +383,7 @@ class Recovery:
 
     # --- held messages ---
 
-    def _key_at(self, place):
+    def _key_at(self, place: int) -> "Any":
         """Return the key of the held message that begins at a place, 0: there is none."""
         j = self.j
         sector = place // j._sector_bytes
@@ -394,7 +397,7 @@ class Recovery:
             return j._key
         return 0
 
-    def _list_held(self):
+    def _list_held(self) -> None:
         """List the held messages that are whole."""
         j = self.j
         if not self._places:
@@ -424,7 +427,7 @@ class Recovery:
 
     # --- going on ---
 
-    def _place_cursor(self):
+    def _place_cursor(self) -> None:
         """Begin to look for bodies in the last sector where the oldest needed one may begin."""
         j = self.j
         for sector in range(self._sectors):
@@ -439,7 +442,7 @@ class Recovery:
         j._cursor_sector = sector
         j._cursor_at = 0
 
-    def _begins_anew(self, sector):
+    def _begins_anew(self, sector: int) -> bool:
         """Return whether the message that was under way when a sector was opened was given up, and begins anew there or later."""
         j = self.j
         seq = j._first[sector] - 1
@@ -454,7 +457,7 @@ class Recovery:
                     return True
         return seq == j.next_seq
 
-    def _mount_behind(self):
+    def _mount_behind(self) -> bool:
         """Write a mount record behind a clean end; return False if it has no room, or does not get there."""
         j = self.j
         at = j._end
@@ -486,7 +489,7 @@ class Recovery:
 
     # --- an empty region ---
 
-    def _begin(self):
+    def _begin(self) -> None:
         """Make the first header and record: always the same bytes, so an interrupted attempt is simply repeated."""
         j = self.j
         seq = j._ring_seq = j._ring_seq + 1
@@ -515,7 +518,7 @@ class Recovery:
             j._retire(sector)
         raise StoreWorn("no sector takes a program")
 
-    def _check_foreign(self):
+    def _check_foreign(self) -> None:
         """Raise unless the region is blank, or an interrupted first mount."""
         j = self.j
         first = bytearray(_PAGE)
@@ -538,7 +541,7 @@ class Recovery:
                     raise StoreCorrupt("no sector of this journal can be read")
                 raise StoreForeign("sector %d, offset %d: not a journal, and not blank" % (sector, at))
 
-    def _wipe(self):
+    def _wipe(self) -> None:
         """Erase the region. Where a sector can't be erased, the sequences go on behind what it shows."""
         j = self.j
         for sector in range(self._sectors - 1, -1, -1):

@@ -8,7 +8,10 @@ sent. Where a broker closes the connection on such a PUBREL, or does not answer 
 message refused (`suspect.py`), the message goes out without.
 """
 
-from flashmqtt.compat import const, ticks_diff
+from flashmqtt.compat import TYPE_CHECKING, const, ticks_diff
+
+if TYPE_CHECKING:
+    from typing import Any  # noqa: TID251
 
 _PUBREL = const(6)
 _PUBCOMP = const(7)
@@ -20,7 +23,7 @@ _ACK_BYTES = const(8)
 class Adopted:
     """Which ids of a session are known to be free at the broker."""
 
-    def __init__(self, session):
+    def __init__(self, session: "Any") -> None:
         self._session = session
         self._first = bytearray(1)
         self._asked = 0  # the message for whose id a PUBREL is out
@@ -29,13 +32,13 @@ class Adopted:
         self._vain = 0  # how many connections in a row ended before the PUBCOMP
         # What this session sends itself is acknowledged, or sent again under its id: every id is cleared once.
 
-    def connected(self, error):
+    def connected(self, error: "Any") -> None:
         """A connection begins: what was out on the last one, which ended by this error (None: by us), is gone."""
         if self._asked and error:
             self._vain += 1
         self._asked = 0
 
-    def may_go(self, seq, now_ms):
+    def may_go(self, seq: int, now_ms: int) -> bool:
         """Return whether a message's id is free; ask for it where that is not known."""
         session = self._session
         if seq > _IDS or seq == self._free or seq < session.dup_to or 0 < session.refuse_after <= self._vain:
@@ -49,7 +52,7 @@ class Adopted:
             self._asked_ms = now_ms
         return False
 
-    def completed(self, packet):
+    def completed(self, packet: "Any") -> bool:
         """Return whether a packet is the awaited PUBCOMP."""
         if packet.packet_type != _PUBCOMP or not self._asked or packet.packet_id != self._asked:
             return False
@@ -57,6 +60,6 @@ class Adopted:
         self._asked = self._vain = 0
         return True
 
-    def overdue_ms(self, now_ms):
+    def overdue_ms(self, now_ms: int) -> "Any":
         """Return for how long a PUBCOMP has been awaited."""
         return ticks_diff(now_ms, self._asked_ms) if self._asked else 0

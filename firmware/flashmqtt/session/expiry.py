@@ -15,7 +15,10 @@ import time
 from struct import pack, unpack_from
 
 from flashmqtt.codec.properties import MESSAGE_EXPIRY_INTERVAL, find
-from flashmqtt.compat import const, ticks_diff, ticks_ms
+from flashmqtt.compat import TYPE_CHECKING, const, ticks_diff, ticks_ms
+
+if TYPE_CHECKING:
+    from typing import Any  # noqa: TID251
 
 STAMP_BYTES = const(12)
 MARK = const(8)  # in a record's first byte
@@ -27,14 +30,14 @@ _SLACK_MS = const(10000)
 class Expiry:
     """The clocks, and what they say about a stored message."""
 
-    def __init__(self, store):
+    def __init__(self, store: "Any") -> None:
         self._store = store
         self._stamp = bytearray(STAMP_BYTES)
         self._uptime_ms = 0
         self._ticks = ticks_ms()
         self._time = int(time.time())
 
-    def uptime_s(self):
+    def uptime_s(self) -> int:
         """Return the seconds since this object was made; ticks wrap within days, and the clock may be set meanwhile."""
         ticks = ticks_ms()
         now = int(time.time())
@@ -47,16 +50,16 @@ class Expiry:
         self._uptime_ms += passed
         return self._uptime_ms // 1000
 
-    def clock_s(self):
+    def clock_s(self) -> "Any":
         """Return the calendar's time in seconds, 0 where it is not known."""
         now = int(time.time())
         return now if time.gmtime(now)[0] >= _YEAR else 0
 
-    def stamp(self):
+    def stamp(self) -> "Any":
         """Return what stands behind a packet in the store."""
         return pack("<III", self._store.boot, self.uptime_s(), self.clock_s())
 
-    def left(self, seq, n, interval):
+    def left(self, seq: int, n: int, interval: "Any") -> "Any":
         """Return how much of its interval a stored message of n bytes has left, 0 or less: it has expired."""
         stamp = self._stamp
         self._store.read(seq, n, stamp, 0, STAMP_BYTES)
@@ -71,7 +74,7 @@ class Expiry:
         return interval - waited if waited else max(interval, 1)
 
 
-def interval_at(buf, at, end):
+def interval_at(buf: "bytearray | memoryview", at: int, end: int) -> "Any":
     """Return where the interval stands in the PUBLISH that begins at buf[at], 0: not before `end`."""
     at += 1
     while buf[at] & 0x80:

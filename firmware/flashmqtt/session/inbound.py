@@ -11,11 +11,14 @@ the store can hold it, the connection is made anew, and the broker sends it agai
 """
 
 from flashmqtt.codec.encode import put_length
-from flashmqtt.compat import const, ticks_diff
+from flashmqtt.compat import TYPE_CHECKING, const, ticks_diff
 from flashmqtt.errors import StoreCorrupt, StoreFull, StoreWorn
 from flashmqtt.fast import copy, equal
 
 from .flows import RECEIVER
+
+if TYPE_CHECKING:
+    from typing import Any  # noqa: TID251
 
 # Packet types and a level: `codec/packets.py`. An event: `connection.py`.
 _PUBREC = const(5)
@@ -47,26 +50,26 @@ _PATIENCE_MS = const(10000)  # how long what is left out waits for the held mess
 class Inbound:
     """What a session holds."""
 
-    def __init__(self, session):
+    def __init__(self, session: "Any") -> None:
         self._session = session
         self._store = session.store
         self._handed = bytearray()  # the buffer for held messages, made when the first one is handed over
         self._piece = bytearray(_PIECE)
         self._held = len(session.store.held())  # how many
         self._key = 0  # of the message that is handed over
-        self._orphans = []  # keys of the messages whose PUBREL will never come
-        self._resumed = []  # (key, what acknowledges it) of long messages that have waited
+        self._orphans: "list[Any]" = []  # keys of the messages whose PUBREL will never come
+        self._resumed: "list[Any]" = []  # (key, what acknowledges it) of long messages that have waited
         self.again = False  # the decoder's packet has to be taken in once more
         self._left = 0  # bytes of the first message that was left unanswered on this connection, 0: none was
         self._left_ms = 0
         self._left_key = 0  # where the message that waits under its packet id is in its way
         self._progress = True  # something was held since the last restart
-        self._awaited = []  # packet ids that were answered by PUBREC on this connection, and not yet released
-        self._unheard = []  # those held since an earlier one, of which the broker has said nothing on this one
+        self._awaited: "list[Any]" = []  # packet ids that were answered by PUBREC on this connection, and not yet released
+        self._unheard: "list[Any]" = []  # those held since an earlier one, of which the broker has said nothing on this one
         self._awaited_ms = self._unheard_ms = 0  # since when the first of these is owed something
         self._restart_awaited = self._restart_unheard = False  # since now
 
-    def receive(self, packet, now_ms):
+    def receive(self, packet: "Any", now_ms: int) -> "Any":
         """Take in a PUBLISH of QoS 2 or a PUBREL; return what is to be reported."""
         session = self._session
         key = packet.packet_id
@@ -107,14 +110,14 @@ class Inbound:
             return self._hand_over(key, _PUBCOMP)
         return _NOTHING
 
-    def _acknowledge(self, kind, key, code):
+    def _acknowledge(self, kind: int, key: int, code: int) -> None:
         if kind == _PUBREC:
             if not self._awaited:
                 self._restart_awaited = True
             self._awaited.append(key)
         self._session.output.put_ack(kind, key, code)
 
-    def _note_heard(self, key):
+    def _note_heard(self, key: int) -> None:
         """The broker sent something of this flow."""
         awaited = self._awaited
         if awaited and key in awaited:
@@ -127,7 +130,7 @@ class Inbound:
 
     # --- from PUBLISH to PUBREL ---
 
-    def _put_record(self, packet):
+    def _put_record(self, packet: "Any") -> int:
         """Write a received PUBLISH into the scratch, as it is held; return its length."""
         session = self._session
         scratch = session.scratch
@@ -149,7 +152,7 @@ class Inbound:
             scratch[0] |= _LAYOUT_5
         return n
 
-    def _is_held(self, key, length, n):
+    def _is_held(self, key: int, length: int, n: int) -> "Any":
         """Return whether the held message has the topic and payload of the record in the scratch.
 
         Its properties may differ: a server counts the Message Expiry Interval down, and sets topic aliases (5, section 3.3.2.3).
@@ -175,7 +178,7 @@ class Inbound:
             and self._same(key, end, other_end, n - other_end)
         )
 
-    def _same(self, key, at, other, n):
+    def _same(self, key: int, at: int, other: "Any", n: int) -> bool:
         """Return whether n bytes of the held message are those of the scratch from `other` on."""
         piece = self._piece
         scratch = self._session.scratch
@@ -189,7 +192,7 @@ class Inbound:
             n -= part
         return True
 
-    def _hold(self, key, n, now_ms):
+    def _hold(self, key: int, n: int, now_ms: int) -> None:
         """Store a message, whole and not handed over, and only then answer it [MQTT-4.3.3-2]."""
         store = self._store
         if not self._left and store.can_hold(n):
@@ -204,13 +207,13 @@ class Inbound:
                 return
         self._leave(n, now_ms)
 
-    def _leave(self, n, now_ms):
+    def _leave(self, n: int, now_ms: int) -> None:
         """Leave a message of n bytes unanswered."""
         if not self._left:  # 5: only where the server sends more than the Receive Maximum that we told [MQTT-3.3.4-9]
             self._left = n
             self._left_ms = now_ms
 
-    def wants_restart(self, now_ms):
+    def wants_restart(self, now_ms: int) -> bool:
         """Return whether the connection has to be made anew, for what was left unanswered to come again and be held."""
         left = self._left
         if not left or not self._store.can_hold(left):
@@ -224,12 +227,12 @@ class Inbound:
 
     # --- handing over ---
 
-    def lost(self):
+    def lost(self) -> None:
         """The broker has no session: hand over what is held, one message after the other."""
         self._orphans = self._store.held()
         self._session.urgent = True
 
-    def next(self, packet, now_ms):
+    def next(self, packet: "Any", now_ms: int) -> "Any":
         """Hand over a message whose PUBREL will never come, or take in once more the packet that told so."""
         if self._session.long and self._session.long.key:
             event = self._next_piece()
@@ -253,7 +256,7 @@ class Inbound:
             return self.receive(packet, now_ms)
         return _NOTHING
 
-    def _hand_over(self, key, answer):
+    def _hand_over(self, key: int, answer: "Any") -> "Any":
         """Let the message be a held one, read into a buffer of its own: handlers may publish meanwhile.
 
         One that can't be read any more is counted and given up, and its flow ends.
@@ -288,7 +291,7 @@ class Inbound:
         _show(session.message, buf, length)
         return _MESSAGE
 
-    def load(self, message):
+    def load(self, message: "Any") -> bool:
         """Read a held message that waited into a buffer of its own; return False where it can't be read any more."""
         length = self._store.held_length(message.packet_id)
         buf = bytearray(length)
@@ -300,7 +303,7 @@ class Inbound:
         _show(message, buf, length)
         return True
 
-    def _next_piece(self):
+    def _next_piece(self) -> "Any":
         """Hand over the next piece of a long message; give it up where it can't be read any more."""
         long = self._session.long
         self._key = key = long.key
@@ -313,23 +316,23 @@ class Inbound:
                 self._acknowledge(answer, key, 0)
             return _NOTHING
 
-    def taken(self):
+    def taken(self) -> None:
         """The application has taken the message that was handed over: it must not come again."""
         if self._session.long and self._session.long.key and not self._session.long.taken():
             return
         self._discard(self._key, 0)
 
-    def resume(self, key, owed):
+    def resume(self, key: int, owed: "Any") -> None:
         """Hand over a long message that has waited, from its first piece on."""
         self._resumed.append((key, _PUBCOMP if owed else _ORPHAN))
         self._session.urgent = True
 
-    def discard(self, key):
+    def discard(self, key: int) -> None:
         """The application has taken a message that waited."""
         if self._store.held_length(key):
             self._discard(key, 0)
 
-    def _discard(self, key, damaged):
+    def _discard(self, key: int, damaged: "Any") -> None:
         """Discard a held message, and count it where it is damaged."""
         store = self._store
         if damaged:
@@ -340,11 +343,11 @@ class Inbound:
 
     # --- for `long.py` ---
 
-    def is_leaving(self):
+    def is_leaving(self) -> bool:
         """Return whether a message was left unanswered: what is behind it is left so, too."""
         return self._left > 0
 
-    def leave(self, n, now_ms, key):
+    def leave(self, n: int, now_ms: int, key: int) -> None:
         """Leave a message of n bytes unanswered, so that it comes again; key: of one held whose PUBREL never comes, or 0."""
         if not self._left:
             self._left = n
@@ -353,24 +356,24 @@ class Inbound:
             self._orphans.append(key)
             self._session.urgent = True
 
-    def held_one(self):
+    def held_one(self) -> None:
         """Another message is held."""
         self._held += 1
         self._progress = True
 
-    def give_up(self, key):
+    def give_up(self, key: int) -> None:
         """A held message can't be read any more: discard and count it."""
         self._discard(key, 1)
 
     # --- connections ---
 
-    def connected(self):
+    def connected(self) -> None:
         """The broker accepted a connection: it has something to say about every message that is held."""
         waiting = self._session.waiting
         self._unheard = [key for key in self._store.held() if not (waiting and waiting.held(key))]
         self._restart_unheard = True
 
-    def disconnected(self):
+    def disconnected(self) -> None:
         """The network connection is gone, and what was left unanswered on it."""
         self.again = False
         self._left = self._left_key = 0
@@ -378,7 +381,7 @@ class Inbound:
         self._awaited.clear()
         self._unheard.clear()
 
-    def overdue_ms(self, now_ms, response_ms):
+    def overdue_ms(self, now_ms: int, response_ms: int) -> "Any":
         """Return how long the broker owes the next step of a flow.
 
         A flow that it does not go on with on a new connection either, it does not know any more: its message is handed over.
@@ -396,7 +399,7 @@ class Inbound:
         return ticks_diff(now_ms, self._awaited_ms) if self._awaited else 0
 
 
-def _show(message, buf, length):
+def _show(message: "Any", buf: "bytearray | memoryview", length: int) -> None:
     """Let the message be what a held PUBLISH of this length says."""
     at = topic_start(buf)
     message.buffer = message.topic_buffer = buf
@@ -421,7 +424,7 @@ def _show(message, buf, length):
     message.dup = False
 
 
-def topic_start(buf):
+def topic_start(buf: "bytearray | memoryview") -> int:
     """Return where the topic of the PUBLISH in buf begins."""
     at = 1
     while buf[at] & 0x80:
@@ -429,7 +432,7 @@ def topic_start(buf):
     return at + 3
 
 
-def properties_end(buf, at):
+def properties_end(buf: "bytearray | memoryview", at: int) -> int:
     """Return where the properties end whose length is at `at`."""
     n = shift = 0
     while buf[at] & 0x80:

@@ -55,7 +55,13 @@ class Level5:
         will_properties: the will's (a dict): will delay, content type, ...
     """
 
-    def __init__(self, expiry_s=7 * 86400, alias_maximum=0, properties=None, will_properties=None):
+    def __init__(
+        self,
+        expiry_s: int = 7 * 86400,
+        alias_maximum: int = 0,
+        properties: "dict[int, Any] | None" = None,
+        will_properties: "dict[int, Any] | None" = None,
+    ) -> None:
         self.expiry_s = expiry_s
         self.alias_maximum = alias_maximum
         self.properties = properties or {}
@@ -63,14 +69,14 @@ class Level5:
         self._first = bytearray(1)
         self.expiry: "Any" = None  # counts Message Expiry Intervals down: `expiry.Expiry`
         self._interval: "int | None" = None  # what the message that is put now has left
-        self.granted: dict = {}  # what CONNACK said: a dict from property to value
-        self.answer: dict = {}  # the properties of the last packet that refused something
+        self.granted: "dict[int, Any]" = {}  # what CONNACK said: a dict from property to value
+        self.answer: "dict[int, Any]" = {}  # the properties of the last packet that refused something
         self._outbound = OutboundAliases(0)
         self._packet_limit = 1 << 28
         self._qos_limit = 2
         self._retain = True
 
-    def start(self, session, decoder):
+    def start(self, session: "Any", decoder: "Any") -> "Any":
         """A connection begins: return CONNECT's properties, which tell what we can take."""
         if self.alias_maximum:
             decoder.aliases = InboundAliases(self.alias_maximum)
@@ -84,7 +90,7 @@ class Level5:
             properties[TOPIC_ALIAS_MAXIMUM] = self.alias_maximum
         return pack(CONNECT, properties)
 
-    def accepted(self, session, connection):
+    def accepted(self, session: "Any", connection: "Any") -> None:
         """Take in what CONNACK allows us."""
         packet = connection.decoder
         check(CONNACK, packet.buffer, packet.properties_start, packet.properties_end)
@@ -100,14 +106,14 @@ class Level5:
             connection.client_id = granted[ASSIGNED_CLIENT_IDENTIFIER].encode()
         self._outbound = OutboundAliases(min(granted.get(TOPIC_ALIAS_MAXIMUM, 0), 16))
 
-    def refused(self, packet):
+    def refused(self, packet: "Any") -> None:
         """Keep the properties of a packet that refuses something: a reason string, for example."""
         try:
             self.answer = unpack(packet.buffer, packet.properties_start, packet.properties_end)
         except MemoryError:  # it is only for people
             self.answer = {}
 
-    def goodbye(self, code, expiry_s):
+    def goodbye(self, code: int, expiry_s: "int | None") -> "bytes | None":
         """Return the properties of a DISCONNECT with this reason, and (None: the CONNECT's) this session expiry.
 
         Raises:
@@ -121,20 +127,20 @@ class Level5:
             raise UsageError("expiry_s %d: the session was to end with the connection" % expiry_s)
         return pack(DISCONNECT, {SESSION_EXPIRY_INTERVAL: expiry_s})
 
-    def stamp(self, session, block):
+    def stamp(self, session: "Any", block: bytes) -> "Any":
         """Return what the store is to keep behind a PUBLISH with these properties: when it was published, if it can expire."""
         if find(block, 0, len(block), MESSAGE_EXPIRY_INTERVAL) < 0:
             return b""
         return self._load_expiry(session).stamp()
 
-    def _load_expiry(self, session):
+    def _load_expiry(self, session: "Any") -> "Any":
         if self.expiry is None:
             from .expiry import Expiry
 
             self.expiry = Expiry(session.store)
         return self.expiry
 
-    def outgoing(self, session, seq, n):
+    def outgoing(self, session: "Any", seq: int, n: int) -> int:
         """Return how many bytes of a stored message of n bytes are its packet; 0: it is not to be sent, which is reported.
 
         So where the server said that it would refuse it, or where it has expired.
@@ -159,7 +165,7 @@ class Level5:
             return 0
         return n
 
-    def _interval_of(self, store, seq, n):
+    def _interval_of(self, store: "Any", seq: int, n: int) -> int:
         """Return the interval with which a stored message was published."""
         from .expiry import interval_at
 
@@ -172,7 +178,7 @@ class Level5:
             head = bytearray(min(n, 4 * len(head)))  # a long topic, or many properties
         return head[at] << 24 | head[at + 1] << 16 | head[at + 2] << 8 | head[at + 3]
 
-    def put_interval(self, buf, at, end, dup):
+    def put_interval(self, buf: "bytearray | memoryview", at: int, end: int, dup: bool) -> None:
         """The stored bytes are in the output, from buf[at] to `end`: make them what is sent today."""
         left = self._interval
         if left is not None:
@@ -185,7 +191,7 @@ class Level5:
                     buf[at + i] = left & 255
                     left >>= 8
 
-    def objection(self, head, length):
+    def objection(self, head: int, length: int) -> "Any":
         """Return the reason code with which the server would refuse a PUBLISH with this first byte and length; 0: none.
 
         [MQTT-3.2.2-11] [MQTT-3.2.2-14] [MQTT-3.2.2-15]
@@ -196,13 +202,13 @@ class Level5:
             return QOS_NOT_SUPPORTED
         return RETAIN_NOT_SUPPORTED if head & 1 and not self._retain else 0
 
-    def together(self, entries, now_ms):
+    def together(self, entries: "Any", now_ms: int) -> "Any":
         """Return those that one SUBSCRIBE, or UNSUBSCRIBE, can ask for: the properties are the whole packet's.
 
         One that is longer than the server takes, or with an identifier the server said that it takes none, is declined (5,
         sections 3.2.2.3.6 and 3.2.2.3.12).
         """
-        found: list = []
+        found: "list[Any]" = []
         room = 0
         for entry in entries:
             block = entry.properties
@@ -222,7 +228,9 @@ class Level5:
                 room -= n
         return found
 
-    def put_unstored(self, output, topic, payload, retain, properties):
+    def put_unstored(
+        self, output: "Any", topic: "Any", payload: "bytes | bytearray | memoryview", retain: bool, properties: "Any"
+    ) -> bool:
         """Do what the output's `put_unstored` does: with an alias where the server allows one [MQTT-3.2.2-17] [MQTT-3.2.2-18].
 
         What the server would refuse is not sent, and done with: it is QoS 0. (With its topic, not with an alias, it must not be
@@ -249,13 +257,13 @@ class Level5:
             aliases.note(topic)
         return True
 
-    def resolve(self, packet, message):
+    def resolve(self, packet: "Any", message: "Any") -> None:
         """Let the message's topic be the one that a received alias stands for."""
         message.topic_buffer = topic = packet.topic
         message.topic_start = 0
         message.topic_end = len(topic)
 
-    def put_held(self, buf, packet):
+    def put_held(self, buf: "bytearray | memoryview", packet: "Any") -> int:
         """Write a received PUBLISH with an alias as a record that carries its topic; return the record's length."""
         start = packet.payload_start
         n = packet.payload_end - start

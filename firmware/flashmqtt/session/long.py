@@ -8,11 +8,14 @@ behind it would never come. It knows the session, in whose name it answers; of s
 """
 
 from flashmqtt.codec.encode import put_length, put_publish_head
-from flashmqtt.compat import const
+from flashmqtt.compat import TYPE_CHECKING, const
 from flashmqtt.errors import StoreCorrupt, StoreFull, StoreWorn
 from flashmqtt.fast import copy, equal
 
 from .inbound import properties_end, topic_start
+
+if TYPE_CHECKING:
+    from typing import Any  # noqa: TID251
 
 # Packet types, a level, and events: `codec/packets.py`, `connection.py`.
 _PUBREC = const(5)
@@ -42,7 +45,7 @@ class Long:
     key             of the held message that is being handed over in pieces, 0: none
     """
 
-    def __init__(self, session):
+    def __init__(self, session: "Any") -> None:
         self._session = session
         self._way = _NONE
         self.topic = ""
@@ -53,7 +56,7 @@ class Long:
         self._compared = 0  # where the payload begins of the held message that the one which comes in is compared with
         self._buf = bytearray(0)
 
-    def receive(self, packet, now_ms):
+    def receive(self, packet: "Any", now_ms: int) -> "Any":
         """Take in a chunk of a PUBLISH; return what is to be reported."""
         session = self._session
         way = self._way
@@ -85,7 +88,7 @@ class Long:
         session.output.put_ack(_PUBREC, packet.packet_id)
         return _NOTHING
 
-    def disconnected(self):
+    def disconnected(self) -> None:
         """The network connection is gone: what came in part comes again, from its begin.
 
         What was handed over in part goes on where it stopped: it is ours. Its PUBREL comes again, and finds nothing.
@@ -99,7 +102,7 @@ class Long:
 
     # --- passed over ---
 
-    def _passed(self, packet):
+    def _passed(self, packet: "Any") -> "Any":
         """The last byte of a message has been passed over: acknowledge it, or else it comes again, and report it."""
         session = self._session
         qos = packet.qos
@@ -116,7 +119,7 @@ class Long:
 
     # --- from PUBLISH to PUBREL ---
 
-    def _begin(self, packet, now_ms):
+    def _begin(self, packet: "Any", now_ms: int) -> "Any":
         """The first chunk of a message of QoS 2 is here: return what becomes of it."""
         session = self._session
         store = session.store
@@ -142,7 +145,7 @@ class Long:
             return self._leave(0, n, now_ms)
         return _HOLD
 
-    def _put_head(self, packet):
+    def _put_head(self, packet: "Any") -> int:
         """Write a PUBLISH's head into the scratch, as it is held; return its length."""
         session = self._session
         scratch = session.scratch
@@ -165,7 +168,7 @@ class Long:
         copy(scratch, at, packet.buffer, start, n)
         return at + n
 
-    def _is_head_of(self, key, length, packet):
+    def _is_head_of(self, key: int, length: int, packet: "Any") -> "Any":
         """Return whether the message held under this key has the topic and the length of the one that comes in."""
         start, end, self._compared = self._read_head(key, length)
         topic = packet.topic
@@ -176,7 +179,7 @@ class Long:
             and equal(self._buf, start, topic, 0, n)
         )
 
-    def _read_head(self, key, length):
+    def _read_head(self, key: int, length: int) -> "Any":
         """Read the head of a held message; return where in it the topic begins and ends, and where the payload begins."""
         store = self._session.store
         if not self._buf:
@@ -194,7 +197,7 @@ class Long:
             return self._read_head(key, length)
         return start, end, at
 
-    def _extend(self, packet, now_ms):
+    def _extend(self, packet: "Any", now_ms: int) -> "Any":
         """Hold the chunk; where the store has no room left for it, the message has to come again."""
         store = self._session.store
         try:
@@ -204,7 +207,7 @@ class Long:
             return self._leave(0, packet.payload_total, now_ms)
         return _HOLD
 
-    def _compare(self, packet, now_ms):
+    def _compare(self, packet: "Any", now_ms: int) -> "Any":
         """Compare the chunk with the message held; where they differ, that one's flow has ended, and this one must come again."""
         key = packet.packet_id
         at = packet.payload_start
@@ -221,14 +224,14 @@ class Long:
             return self._leave(key, packet.payload_total, now_ms)
         return _SAME
 
-    def _leave(self, key, n, now_ms):
+    def _leave(self, key: int, n: int, now_ms: int) -> "Any":
         """Leave the message unanswered; key: of another one that is held, whose PUBREL will never come, 0: of none."""
         self._session.inbound.leave(n, now_ms, key)
         return _LEAVE
 
     # --- handing over ---
 
-    def hand_over(self, key, answer):
+    def hand_over(self, key: int, answer: "Any") -> "Any":
         """Let the message be the first piece of a held one."""
         store = self._session.store
         self.key = key
@@ -237,7 +240,7 @@ class Long:
         self._topic_start, self._topic_end, self._payload = self._read_head(key, store.held_length(key))
         return self.next_piece()
 
-    def next_piece(self):
+    def next_piece(self) -> "Any":
         """Let the message be the next piece; the last one is answered.
 
         Raises:
@@ -274,7 +277,7 @@ class Long:
         message.dup = False
         return _MESSAGE
 
-    def taken(self):
+    def taken(self) -> bool:
         """The application has taken the piece; return whether it was the last one, and the message is to be discarded."""
         self._at += self._n
         self._session.urgent = True  # the next piece, or what was to come behind the last one
@@ -283,15 +286,15 @@ class Long:
         self.key = 0
         return True
 
-    def owed(self):
+    def owed(self) -> bool:
         """Return whether the broker awaits the acknowledgement."""
         return self._answer != _ORPHAN
 
-    def pause(self):
+    def pause(self) -> None:
         """The message has to wait; it is handed over from its first piece on, then."""
         self.key = 0
 
-    def give_up(self):
+    def give_up(self) -> "Any":
         """The rest of the message can't be read."""
         self.key = 0
         return self._answer

@@ -3,6 +3,11 @@
 What it shows is valid until the next message; take `topic` and `payload` (copies), or read `buffer` between the marks.
 """
 
+from flashmqtt.compat import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing import Any  # noqa: TID251
+
 
 class Message:
     """Where a message lies in a buffer: its topic, its payload, and at level 5 its properties.
@@ -24,7 +29,14 @@ class Message:
     lost connection changes nothing; a part whose handler failed is handed over again.)
     """
 
-    def __init__(self):
+    if TYPE_CHECKING:
+        topic: str
+        payload: bytes
+        topic_view: memoryview
+        view: memoryview
+        properties: "dict[int, Any]"
+
+    def __init__(self) -> None:
         self.buffer = self.topic_buffer = bytearray()  # not the same for a topic that came as an alias (5)
         self.topic_start = self.topic_end = 0
         self.payload_start = self.payload_end = 0
@@ -34,7 +46,7 @@ class Message:
         self.retain = False
         self.dup = False
 
-    def __getattr__(self, name):
+    def __getattr__(self, name: str) -> "Any":
         """Make what is asked for. (No properties: with one in its class, every store to an object takes five times as long.)"""
         if name == "topic":
             return str(self.topic_view, "utf-8")

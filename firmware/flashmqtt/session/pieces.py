@@ -5,16 +5,26 @@ flows it knows nothing. While a packet is in the output in part the output is sh
 """
 
 from flashmqtt.codec.encode import put_publish_head
-from flashmqtt.compat import const, ticks_ms
+from flashmqtt.compat import TYPE_CHECKING, const, ticks_ms
 from flashmqtt.errors import ConnectionLost, InvalidTopic, StoreCorrupt, UsageError
 from flashmqtt.fast import copy
+
+if TYPE_CHECKING:
+    from typing import Any  # noqa: TID251
 
 _LEVEL_5 = const(5)
 _STAMPED = const(8)  # `expiry.py`
 _TURN = const(16)  # so many buffers make a turn
 
 
-def publish(session, topic, payload, qos, retain, properties):
+def publish(
+    session: "Any",
+    topic: "bytes | bytearray | memoryview",
+    payload: "bytes | bytearray | memoryview",
+    qos: int,
+    retain: bool,
+    properties: "Any",
+) -> "Any":
     """Do what the session's `publish` does."""
     store = session.store
     scratch = session.scratch
@@ -35,7 +45,7 @@ def publish(session, topic, payload, qos, retain, properties):
     return store.commit()
 
 
-def go_on(session, now_ms):
+def go_on(session: "Any", now_ms: int) -> None:
     """Put the next piece of the message that is in the output in part; open the output when it is whole.
 
     Raises:
@@ -65,7 +75,13 @@ def go_on(session, now_ms):
         output.open()
 
 
-def send(client, topic, payload, retain, properties):
+def send(
+    client: "Any",
+    topic: "bytes | bytearray | memoryview",
+    payload: "bytes | bytearray | memoryview",
+    retain: bool,
+    properties: "Any",
+) -> None:
     """Send a QoS 0 message that does not fit behind what is in the output, or never would, in pieces: wait for each."""
     deadline = client._deadline(None)
     sending = Sending(client, topic, payload, retain, properties)
@@ -80,7 +96,14 @@ def send(client, topic, payload, retain, properties):
 class Sending:
     """A QoS 0 message that goes out in pieces: whoever waits for room calls `step` again and again."""
 
-    def __init__(self, client, topic, payload, retain, properties):
+    def __init__(
+        self,
+        client: "Any",
+        topic: "bytes | bytearray | memoryview",
+        payload: "bytes | bytearray | memoryview",
+        retain: bool,
+        properties: "Any",
+    ) -> None:
         self._session = client.session
         self._link = client.link
         self._connects = client.link.connects
@@ -88,7 +111,7 @@ class Sending:
         self._at = -1  # how much of the payload was put, -1: not even the head
         self.moved = True  # the last step put something
 
-    def step(self, now_ms):
+    def step(self, now_ms: int) -> bool:
         """Put and write what has room; return whether all of it was put, or its connection is gone."""
         output = self._session.output
         topic, payload, retain, properties = self._message
@@ -115,7 +138,7 @@ class Sending:
                 return True
         return False
 
-    def failed(self, error):
+    def failed(self, error: "Any") -> None:
         """Something was raised in a step, or while waiting for the next: raise it again, unless it is the network's doing."""
         if self._at < 0 and isinstance(error, UsageError):  # nothing of it was put
             raise error
@@ -125,12 +148,14 @@ class Sending:
             raise error
 
 
-def _put_piece(buf, pos, payload, at, n):
+def _put_piece(
+    buf: "bytearray | memoryview", pos: int, payload: "bytes | bytearray | memoryview", at: int, n: int
+) -> int:
     copy(buf, pos, payload, at, n)
     return pos + n
 
 
-def packed(level, properties):
+def packed(level: int, properties: "Any") -> bytes:
     """Return level 5's properties of a PUBLISH as bytes.
 
     Raises:

@@ -39,27 +39,27 @@ class RamStore:
     dropped = damaged = 0
     on_drop = None
 
-    def __init__(self, limit=100, hold_limit=40, longest=32768):
+    def __init__(self, limit: int = 100, hold_limit: int = 40, longest: int = 32768) -> None:
         self.limit = limit
         self.hold_limit = hold_limit
         self.longest = longest
         self.next_seq = self.low = 1
         self.note = b"\xff" * 12
-        self._bodies: list = [None] * limit  # by seq % limit; not shorter than the message
+        self._bodies: "list[Any]" = [None] * limit  # by seq % limit; not shorter than the message
         self._lengths = [0] * limit
         self._flags = bytearray(32)  # by seq & 31, of the messages from `low` on
-        self._spares: list = [None] * _SPARES  # bodies of finished messages
+        self._spares: "list[Any]" = [None] * _SPARES  # bodies of finished messages
         self._spare_count = 0
-        self._keys: list = []  # of held messages, oldest first
-        self._held: list = []
-        self._held_lengths: list = []
+        self._keys: "list[int]" = []  # of held messages, oldest first
+        self._held: "list[Any]" = []
+        self._held_lengths: "list[int]" = []
         self._pieces = bytearray()
         self._begun: "Any" = None  # a held message that comes in pieces: its key, its body
         self._begun_done = 0
 
     # --- outgoing ---
 
-    def append(self, buf, length):
+    def append(self, buf: "bytes | bytearray | memoryview", length: int) -> int:
         """Store buf[:length]; return its sequence number.
 
         Raises:
@@ -75,7 +75,7 @@ class RamStore:
         self.next_seq = seq + 1
         return seq
 
-    def _copy(self, buf, length):
+    def _copy(self, buf: "bytes | bytearray | memoryview", length: int) -> "Any":
         """Return a body with these bytes: a spare one where that is long enough."""
         n = self._spare_count
         body = None
@@ -89,7 +89,7 @@ class RamStore:
         raw_copy(body, buf, length, 0, 0)
         return body
 
-    def begin(self, length):
+    def begin(self, length: int) -> bool:
         """Start a message that comes in pieces: all room is made here.
 
         Raises:
@@ -100,25 +100,25 @@ class RamStore:
         self._pieces = bytearray()
         return True
 
-    def extend(self, buf, n):
+    def extend(self, buf: "bytes | bytearray | memoryview", n: int) -> None:
         """Add buf[:n] to it."""
         self._pieces += memoryview(buf)[:n]
 
-    def commit(self):
+    def commit(self) -> int:
         """Store it; return its sequence number."""
         pieces = self._pieces
         self._pieces = bytearray()
         return self.append(pieces, len(pieces))
 
-    def length(self, seq):
+    def length(self, seq: int) -> int:
         """Return how many bytes a message from low on has."""
         return self._lengths[seq % self.limit]
 
-    def read(self, seq, offset, buf, at, n):
+    def read(self, seq: int, offset: int, buf: "bytearray | memoryview", at: int, n: int) -> None:
         """Copy n bytes of it, from offset, to buf[at:at+n]."""
         copy(buf, at, self._bodies[seq % self.limit], offset, n)
 
-    def finish(self, seq):
+    def finish(self, seq: int) -> None:
         """The message is done: forget it."""
         at = seq % self.limit
         body = self._bodies[at]
@@ -140,29 +140,29 @@ class RamStore:
             low += 1
         self.low = low
 
-    def is_finished(self, seq):
+    def is_finished(self, seq: int) -> bool:
         """Return whether a message in the window is done."""
         return self._flags[seq & 31] & _FINISHED != 0
 
-    def mark(self, seq):
+    def mark(self, seq: int) -> None:
         """Mark a message in the window: its PUBREC was seen."""
         self._flags[seq & 31] |= _MARKED
 
-    def unmark(self, seq):
+    def unmark(self, seq: int) -> None:
         """Take the mark back."""
         self._flags[seq & 31] &= ~_MARKED
 
-    def is_marked(self, seq):
+    def is_marked(self, seq: int) -> bool:
         """Return whether a message in the window is marked."""
         return self._flags[seq & 31] & _MARKED != 0
 
     # --- inbound ---
 
-    def can_hold(self, length):
+    def can_hold(self, length: int) -> bool:
         """Return whether a message of this length could be held now."""
         return len(self._keys) < self.hold_limit
 
-    def hold(self, key, buf, length):
+    def hold(self, key: int, buf: "bytes | bytearray | memoryview", length: int) -> None:
         """Hold buf[:length] until `discard`; key is its packet id.
 
         Raises:
@@ -174,7 +174,7 @@ class RamStore:
         self._held_lengths.append(length)
         self._keys.append(key)
 
-    def hold_begin(self, key, length):
+    def hold_begin(self, key: int, length: int) -> None:
         """Begin a held message of `length` bytes that comes in pieces: all room is made here.
 
         Raises:
@@ -188,7 +188,7 @@ class RamStore:
             raise StoreFull("no memory for %d bytes to hold" % length)
         self._begun_done = 0
 
-    def hold_extend(self, buf, start, n):
+    def hold_extend(self, buf: "bytes | bytearray | memoryview", start: int, n: int) -> None:
         """Add buf[start:start+n]; the message is held when all of it is there."""
         key, body = self._begun
         copy(body, self._begun_done, buf, start, n)
@@ -199,28 +199,28 @@ class RamStore:
             self._held_lengths.append(len(body))
             self._keys.append(key)
 
-    def hold_abandon(self):
+    def hold_abandon(self) -> None:
         """Forget a message that is not complete."""
         self._begun = None
 
-    def longest_hold(self):
+    def longest_hold(self) -> int:
         """Return how long a held message may be."""
         return self.longest
 
-    def held(self):
+    def held(self) -> "list[int]":
         """Return the keys of the held messages, oldest first."""
         return list(self._keys)
 
-    def held_length(self, key):
+    def held_length(self, key: int) -> int:
         """Return how many bytes the held message has, 0 where there is none with this key."""
         keys = self._keys
         return self._held_lengths[keys.index(key)] if key in keys else 0
 
-    def read_held(self, key, offset, buf, at, n):
+    def read_held(self, key: int, offset: int, buf: "bytearray | memoryview", at: int, n: int) -> None:
         """Copy n bytes of a held message, from offset, to buf[at:at+n]."""
         copy(buf, at, self._held[self._keys.index(key)], offset, n)
 
-    def discard(self, key):
+    def discard(self, key: int) -> None:
         """The held message is done: forget it."""
         at = self._keys.index(key)
         self._keys.pop(at)
@@ -232,11 +232,11 @@ class RamStore:
 
     # --- the note, and durability ---
 
-    def write_note(self, note):
+    def write_note(self, note: "bytes | bytearray | memoryview") -> None:
         """Keep these 12 bytes as `note`."""
         self.note = bytes(note)
 
-    def sync(self):
+    def sync(self) -> None:
         """Nothing to do: RAM is as durable as it gets."""
 
     flush = idle = close = sync

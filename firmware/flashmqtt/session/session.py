@@ -89,17 +89,17 @@ class Session:
 
     def __init__(
         self,
-        store,
-        level=4,
-        window=8,
-        out_bytes=1024,
-        packet_bytes=1024,
-        retry_ms=None,
-        republish=True,
-        remember=True,
-        max_qos=2,
-        refuse_after=5,
-    ):
+        store: "Any",
+        level: int = 4,
+        window: int = 8,
+        out_bytes: int = 1024,
+        packet_bytes: int = 1024,
+        retry_ms: "int | None" = None,
+        republish: bool = True,
+        remember: bool = True,
+        max_qos: int = 2,
+        refuse_after: int = 5,
+    ) -> None:
         if level == _LEVEL_5 and retry_ms:
             raise UsageError("level 5 has no timed retries: leave retry_ms out")  # [MQTT-4.4.0-1]
         if not 0 < window <= _WINDOW:
@@ -143,7 +143,7 @@ class Session:
         # What is reported.
         self.handle = 0
         self.code = 0
-        self.reports = []  # event, handle, code, event, ...
+        self.reports: "list[Any]" = []  # event, handle, code, event, ...
         self.proved = False  # has the broker acknowledged a message of ours on this connection?
         # What is received.
         self.message = Message()
@@ -157,7 +157,7 @@ class Session:
         self.unsynced = False  # a held message was discarded, and that is not durable
         self.inbound: "Any" = None
         self.waiting: "Any" = None  # what could not be handed over at once: a `waiting.WaitingRoom`, made by the face
-        self.subscriptions = []
+        self.subscriptions: "list[Any]" = []
         self.requests: "Any" = None  # makes them: `subscriptions.Requests`, for whoever subscribes
         self.request_id = 0  # of the SUBSCRIBE or UNSUBSCRIBE in flight, 0: none
         self.wants_request = False
@@ -185,7 +185,7 @@ class Session:
 
             remembered(self)
 
-    def load_undelivered(self):
+    def load_undelivered(self) -> "Any":
         """Return what deals with messages that are not delivered, loaded when it is first needed."""
         if self.undelivered is None:
             from .undelivered import Undelivered
@@ -193,10 +193,10 @@ class Session:
             self.undelivered = Undelivered(self)
         return self.undelivered
 
-    def _dropping(self, first, end):
+    def _dropping(self, first: int, end: int) -> None:
         self.load_undelivered().dropping(first, end)
 
-    def load_inbound(self):
+    def load_inbound(self) -> "Any":
         """Return what deals with inbound QoS 2, loaded when it is first needed, with what the store needs to hold messages.
 
         Early, if it can be: a module that is loaded in the middle of a connection may not find the memory in one piece.
@@ -208,7 +208,7 @@ class Session:
             self.store.can_hold(1)
         return self.inbound
 
-    def load_long(self):
+    def load_long(self) -> "Any":
         """Return what deals with messages longer than the input buffer, loaded with the first one."""
         if self.long is None:
             from .long import Long
@@ -219,25 +219,25 @@ class Session:
     # --- the note: level, backoff step, failed trials and sequence & 255 of a suspect (FF: there is none), CRCs of the client id
     # and of the broker's address ---
 
-    def has_note(self, client_id, broker):
+    def has_note(self, client_id: "Any", broker: "Any") -> bool:
         """Return whether the broker's side of the session is known to have begun with this store, for this id and broker."""
         return not self.remember or (self.note[0] != _BLANK and self.note[4:] == _crc(client_id) + _crc(broker))
 
-    def write_note(self, client_id, broker):
+    def write_note(self, client_id: "Any", broker: "Any") -> None:
         """Take note of that: this broker knows nothing of an earlier life of this client id any more."""
         if not self.has_note(client_id, broker):
             self.replace_note(bytes((self.level, 0, _BLANK, _BLANK)) + _crc(client_id) + _crc(broker))
 
-    def kept_step(self):
+    def kept_step(self) -> "Any":
         """Return a number from 0 to 254 that survives power cuts: the step that the backoff had reached."""
         return 0 if self.note[0] == _BLANK else self.note[1]
 
-    def keep_step(self, value):
+    def keep_step(self, value: "Any") -> None:
         """Let `kept_step` return this number from now on."""
         if self.note[0] != _BLANK and value != self.note[1]:
             self.replace_note(self.note[:1] + bytes((value,)) + self.note[2:])
 
-    def replace_note(self, note):
+    def replace_note(self, note: "Any") -> None:
         """Write a note."""
         self.note = note
         try:
@@ -247,7 +247,7 @@ class Session:
 
     # --- the application's side ---
 
-    def publish(self, topic, payload, qos, retain=False, properties=None):
+    def publish(self, topic: "Any", payload: "Any", qos: int, retain: bool = False, properties: "Any" = None) -> "Any":
         """Store a QoS 1 or 2 message; return its handle, which `delivered` takes. 0: the store's policy dropped it.
 
         When this returns, the message is in the store [S1]; `pump` sends it when its turn comes.
@@ -264,7 +264,7 @@ class Session:
         finally:
             self.busy = False
 
-    def interrupted(self):
+    def interrupted(self) -> None:
         """Refuse a call that interrupts another one.
 
         Raises:
@@ -272,7 +272,9 @@ class Session:
         """
         raise UsageError("called from a timer in the middle of another call: let the timer set a flag instead")
 
-    def store_message(self, topic, payload, qos, retain, properties, now_ms):
+    def store_message(
+        self, topic: "Any", payload: "Any", qos: int, retain: bool, properties: "Any", now_ms: int
+    ) -> "Any":
         """Do what `publish` does, for a caller that has set `busy`; and put the message at once, where now_ms is not -1."""
         if qos == 2 and self.max_qos == 1:
             qos = 1
@@ -314,7 +316,7 @@ class Session:
                 self.cursor = self.dup_to = seq + 1
         return seq
 
-    def put_unstored(self, topic, payload, retain=False, properties=None):
+    def put_unstored(self, topic: "Any", payload: "Any", retain: bool = False, properties: "Any" = None) -> "Any":
         """Put a QoS 0 message straight into the output [MQTT-4.3.1-1]; return False where it has no room (now, or ever)."""
         output = self.output
         if output.room() <= 0:
@@ -327,7 +329,7 @@ class Session:
             self.suspect.disturb()
         return put
 
-    def delivered(self, handle):
+    def delivered(self, handle: "Any") -> bool:
         """Return whether the broker has acknowledged this message for good.
 
         Not so where it was dropped, refused, damaged or in doubt.
@@ -338,17 +340,17 @@ class Session:
             return False
         return handle > 0 and not (self.undelivered and self.undelivered.has(handle))
 
-    def is_done(self, handle):
+    def is_done(self, handle: "Any") -> "Any":
         """Return whether nothing more will happen to this message, whatever became of it."""
         store = self.store
         low = store.low
         return handle < low or (handle < store.next_seq and handle - low < _WINDOW and store.is_finished(handle))
 
-    def is_waiting(self):
+    def is_waiting(self) -> bool:
         """Return whether any answer of the broker is awaited."""
         return self.flight > 0 or self.request_id > 0 or self.suspect is not None or self.adopted is not None
 
-    def pending(self):
+    def pending(self) -> int:
         """Return how many outgoing messages are stored and not acknowledged."""
         store = self.store
         low = store.low
@@ -358,7 +360,13 @@ class Session:
                 n -= 1
         return n
 
-    def subscribe(self, filter_, options, handler=None, properties=None):
+    def subscribe(
+        self,
+        filter_: "bytes | bytearray | memoryview",
+        options: "Any",
+        handler: "Any" = None,
+        properties: "bytes | bytearray | memoryview | None" = None,
+    ) -> "Any":
         """Ask for a subscription, now or as soon as there is a connection; return its entry, whose state tells.
 
         Raises:
@@ -369,7 +377,7 @@ class Session:
             self.load_inbound()
         return entry
 
-    def unsubscribe(self, filter_, properties=None):
+    def unsubscribe(self, filter_: "Any", properties: "Any" = None) -> "Any":
         """Ask for the end of a subscription, one of an earlier life also; return its entry, whose state tells.
 
         Raises:
@@ -379,7 +387,7 @@ class Session:
 
         return unwant(self, filter_, properties)
 
-    def load_requests(self):
+    def load_requests(self) -> "Any":
         """Return what makes SUBSCRIBE and UNSUBSCRIBE, loaded when it is first needed."""
         if self.requests is None:
             from .subscriptions import Requests
@@ -389,7 +397,7 @@ class Session:
 
     # --- a connection begins and ends ---
 
-    def lost(self):
+    def lost(self) -> None:
         """The broker has no session of ours: what the old one carried begins anew (5: [MQTT-3.2.2-5]), and that is durable.
 
         A message past PUBREC is in doubt. Of a held message ours is the only copy: its PUBREL will never come.
@@ -412,7 +420,7 @@ class Session:
             except StoreWorn:
                 pass
 
-    def connected(self, restore, doubtful):
+    def connected(self, restore: "Any", doubtful: bool) -> None:
         """The broker accepted the connection. Does it still know the session [MQTT-3.1.2-4]? `lost` was called if not.
 
         Args:
@@ -448,13 +456,13 @@ class Session:
         if self.suspect:
             self.suspect.connected()
 
-    def failed(self, error):
+    def failed(self, error: "Any") -> None:
         """This connection is about to end, by this error. (What we end ourselves has none.)"""
         self._error = error
         if self.suspect:
             self.suspect.ended(error)
 
-    def _look_for_suspect(self):
+    def _look_for_suspect(self) -> None:
         """A connection has ended while messages were in flight. Is it twice in a row that the same one is the first of them?
 
         Where the program ends the connection (a board that sleeps), the second time may be after a reset.
@@ -467,7 +475,7 @@ class Session:
                 found(self, low, low == self._unanswered)
             self._unanswered = low
 
-    def disconnected(self):
+    def disconnected(self) -> None:
         """The network connection is gone, and what was in the output with it. What was not taken is not acknowledged."""
         if self.suspect:
             self.suspect.ended(None)
@@ -490,7 +498,7 @@ class Session:
 
     # --- out ---
 
-    def sync(self):
+    def sync(self) -> None:
         """Make durable what was marked and discarded: nothing that promises it leaves before [MQTT-4.3.2-1] [MQTT-4.3.3-1].
 
         A worn store makes nothing durable any more; what it holds goes out all the same, twice if the power is cut.
@@ -501,7 +509,7 @@ class Session:
             pass
         self.unsynced = False
 
-    def pump(self, now_ms):
+    def pump(self, now_ms: int) -> None:
         """Put into the output what may go out: requests, and stored messages in order as far as the window allows.
 
         Only PUBLISH packets wait for the window [MQTT-3.3.4-8] [MQTT-4.9.0-2] [MQTT-4.9.0-3]. What was sent at QoS 2 does not
@@ -528,7 +536,7 @@ class Session:
             seq += 1
         self.cursor = seq
 
-    def has_more(self):
+    def has_more(self) -> bool:
         """Return whether `pump` may have something to put, once there is room."""
         if self.partial or (self.wants_request and not self.request_id):
             return True
@@ -536,7 +544,7 @@ class Session:
         cursor = self.cursor
         return cursor != store.next_seq and self.flight < self.quota and cursor - store.low < _WINDOW
 
-    def _put(self, seq, now_ms):
+    def _put(self, seq: int, now_ms: int) -> bool:
         """Put a message's next packet; return False where it has to wait for room."""
         slot = seq & 31
         if self.states[slot] & _ASIDE:
@@ -587,12 +595,12 @@ class Session:
             self.dup_to = seq + 1
         return True
 
-    def report_later(self, event, handle, code):
+    def report_later(self, event: "Any", handle: "Any", code: int) -> None:
         """Let `report` return this event in its turn."""
         self.reports.extend((event, handle, code))
         self.urgent = True
 
-    def report(self):
+    def report(self) -> "Any":
         """Return the next report's event, with `handle` and `code`; there is one."""
         reports = self.reports
         event = reports.pop(0)
@@ -600,7 +608,7 @@ class Session:
         self.code = reports.pop(0)
         return event
 
-    def state_of(self, seq):
+    def state_of(self, seq: int) -> "Any":
         """Return the state of an unfinished message in the window; of one not yet sent again on this connection, its last one."""
         if seq < self.cursor:
             return self.states[seq & 31] & _STATE
@@ -617,7 +625,7 @@ class Session:
 
     # --- in ---
 
-    def acknowledged(self, packet, now_ms):
+    def acknowledged(self, packet: "Any", now_ms: int) -> "Any":
         """Take in a PUBACK, PUBREC or PUBCOMP; return what is to be reported.
 
         Raises:
@@ -638,7 +646,7 @@ class Session:
                 return _DELIVERED
         return self._acknowledged(packet, now_ms)
 
-    def _acknowledged(self, packet, now_ms):
+    def _acknowledged(self, packet: "Any", now_ms: int) -> "Any":
         """Do what `acknowledged` does, as the table says."""
         if self.adopted and self.adopted.completed(packet):
             return _NOTHING
@@ -695,7 +703,7 @@ class Session:
             raise ProtocolError("packet type %d in state %d of packet id %d" % (packet.packet_type, state, packet_id))
         return _NOTHING
 
-    def _verdict(self, packet, seq, state):
+    def _verdict(self, packet: "Any", seq: int, state: "Any") -> "Any":
         """Return what the end of a flow is to be reported as, where it was no refusal. 5: [MQTT-4.4.0-2]
 
         PUBCOMP's one code, 0x92, says that an earlier one was lost, and the message passed on (5, section 3.7.2.1); or that the
@@ -706,7 +714,7 @@ class Session:
             self.load_undelivered().note(seq, seq)
         return _DELIVERED if self.delivered(seq) else _IN_DOUBT
 
-    def show(self, packet):
+    def show(self, packet: "Any") -> None:
         """Let the message be what lies in the decoder's buffer; `taken` will acknowledge it.
 
         Below QoS 2 nothing is concluded from an id or from DUP [MQTT-3.3.1-3]; 5: [MQTT-4.3.2-5].
@@ -733,7 +741,7 @@ class Session:
             if packet.more:
                 self.handed = 0  # the last chunk's acknowledgement is the message's
 
-    def taken(self):
+    def taken(self) -> None:
         """The application has taken the message: acknowledge it [MQTT-4.3.2-2] [MQTT-4.3.3-2] [MQTT-4.5.0-2].
 
         5: [MQTT-4.3.2-4] [MQTT-3.3.4-1]. At QoS 2 it is discarded at once, connection or not: it must not come again.
@@ -755,13 +763,13 @@ class Session:
             else:
                 output.put_ack(kind, self.handed_id)
 
-    def not_taken(self):
+    def not_taken(self) -> None:
         """The application has not taken the message: it will come again."""
         self.handed = 0
 
     # --- time ---
 
-    def overdue_ms(self, now_ms):
+    def overdue_ms(self, now_ms: int) -> "Any":
         """Return how long the oldest unanswered packet has waited for its answer; send again what is to be retried (Q5)."""
         oldest = self.requests.overdue_ms(now_ms) if self.requests else 0
         if self.suspect:
@@ -791,7 +799,7 @@ class Session:
         return oldest
 
 
-def _crc(octets):
+def _crc(octets: "bytes | bytearray | memoryview") -> bytes:
     """Return the CRC-32 of these bytes, as bytes."""
     n = len(octets)
     buf = bytearray(n + 4)

@@ -5,8 +5,11 @@ Loaded with the first such call. It knows the session and its requests; what com
 
 from flashmqtt.arguments import check_octets
 from flashmqtt.codec.subscribe import put_unsubscribe
-from flashmqtt.compat import const
+from flashmqtt.compat import TYPE_CHECKING, const
 from flashmqtt.errors import BufferTooSmall, UsageError
+
+if TYPE_CHECKING:
+    from typing import Any  # noqa: TID251
 
 _UNWANTED = const(4)  # a subscription's state: `subscriptions.py`
 
@@ -14,20 +17,20 @@ _UNWANTED = const(4)  # a subscription's state: `subscriptions.py`
 class Several:
     """Entries that were asked for together, to be waited for like one."""
 
-    def __init__(self, entries):
+    def __init__(self, entries: "Any") -> None:
         self._entries = entries
 
-    def result(self):
+    def result(self) -> "Any":
         """Return what the broker answered for each, None: not everything yet."""
         results = self.granted()
         return None if None in results else results
 
-    def granted(self):
+    def granted(self) -> "Any":
         """Return what the broker answered for each, a refusal as its code, from 0x80 on; None where it did not answer."""
         return [entry.result() for entry in self._entries]
 
 
-def want(session, filters, options, handler, properties):
+def want(session: "Any", filters: "Any", options: "Any", handler: "Any", properties: "Any") -> "Any":
     """Ask for several subscriptions; filters: a list of filters, or of pairs of a filter and its own options.
 
     Raises:
@@ -47,7 +50,7 @@ def want(session, filters, options, handler, properties):
     return Several([session.subscribe(filter_, its, handler, properties) for filter_, its in pairs])
 
 
-def unwant(session, filter_, properties):
+def unwant(session: "Any", filter_: "Any", properties: "Any") -> "Any":
     """Ask for the end of a subscription, or of a list of them; return what can be waited for.
 
     Raises:
@@ -76,7 +79,7 @@ def unwant(session, filter_, properties):
     return Several(entries) if several else entries[0]
 
 
-def _octets(text):
+def _octets(text: "Any") -> "Any":
     if isinstance(text, str):
         return text.encode()
     if not isinstance(text, (bytes, bytearray)):

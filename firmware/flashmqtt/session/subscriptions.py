@@ -11,8 +11,11 @@ A board that only publishes never imports this, nor what it imports: 2.4 KB of `
 from flashmqtt.codec.quick import same
 from flashmqtt.codec.subscribe import put_subscribe, put_unsubscribe
 from flashmqtt.codec.topics import covers
-from flashmqtt.compat import const, ticks_add, ticks_diff
+from flashmqtt.compat import TYPE_CHECKING, const, ticks_add, ticks_diff
 from flashmqtt.errors import BufferTooSmall, ProtocolError, Refused
+
+if TYPE_CHECKING:
+    from typing import Any  # noqa: TID251
 
 _SUBACK = const(9)
 _LEVEL_5 = const(5)
@@ -35,7 +38,13 @@ ENDED = const(6)
 class Subscription:
     """A topic filter, what was asked for it and what the broker said."""
 
-    def __init__(self, filter_, options, handler, properties=None):
+    def __init__(
+        self,
+        filter_: "bytes | bytearray | memoryview",
+        options: "Any",
+        handler: "Any",
+        properties: "bytes | bytearray | memoryview | None" = None,
+    ) -> None:
         self.filter = filter_
         self.options = options  # QoS; 5: with the other option bits
         self.handler = handler  # belongs to the face
@@ -46,7 +55,7 @@ class Subscription:
         self.refusals = 0  # how often it was refused in a row
         self.again_ms = 0  # when a refused one is asked for again
 
-    def takes(self, message):
+    def takes(self, message: "Any") -> "Any":
         """Return whether there is a handler and the filter covers the message's topic."""
         if not self.handler:
             return False
@@ -57,18 +66,18 @@ class Subscription:
             return True
         return covers(filter_, message.topic_buffer, start, start + n)
 
-    def decline(self, code, now_ms):
+    def decline(self, code: int, now_ms: int) -> None:
         """The broker refuses it; it is asked for again some time later. Its end is not."""
         self.state = ENDED if self.state == _UNWANTED else DECLINED
         self.code = code
         self.again_ms = ticks_add(now_ms, min(_AGAIN_MS << min(self.refusals, _DOUBLINGS), _LONGEST_MS))
         self.refusals += 1
 
-    def result(self):
+    def result(self) -> "int | None":
         """Return what the broker answered: the QoS granted, or a reason code, from 0x80 on a refusal. None: nothing yet."""
         return self.code if self.state == GRANTED or self.state == DECLINED or self.state == ENDED else None
 
-    def granted(self):
+    def granted(self) -> "int | None":
         """Return what `result` returns, where that is no refusal.
 
         Raises:
@@ -83,15 +92,21 @@ class Subscription:
 class Requests:
     """A session's SUBSCRIBE and UNSUBSCRIBE packets, and what the broker answered."""
 
-    def __init__(self, session):
+    def __init__(self, session: "Any") -> None:
         self._session = session
         # Far from the ids of the messages, which follow next_seq.
         self._last_id = (session.store.next_seq + 32767) % 65535
-        self._asked = []  # the entries in the request that is in flight, in its order
-        self._put = put_subscribe
+        self._asked: "list[Any]" = []  # the entries in the request that is in flight, in its order
+        self._put: "Any" = put_subscribe
         self._put_ms = 0
 
-    def want(self, filter_, options, handler, properties):
+    def want(
+        self,
+        filter_: "bytes | bytearray | memoryview",
+        options: "Any",
+        handler: "Any",
+        properties: "bytes | bytearray | memoryview | None",
+    ) -> "Any":
         """Do what the session's `subscribe` does."""
         self.check(filter_, options, properties)
         entry = self.entry(filter_)
@@ -104,7 +119,12 @@ class Requests:
         self.changed()
         return entry
 
-    def check(self, filter_, options, properties):
+    def check(
+        self,
+        filter_: "bytes | bytearray | memoryview",
+        options: "Any",
+        properties: "bytes | bytearray | memoryview | None",
+    ) -> None:
         """See that a SUBSCRIBE can ask for this.
 
         Raises:
@@ -115,7 +135,7 @@ class Requests:
         if n > session.output.size:
             raise BufferTooSmall("SUBSCRIBE of %d bytes: buffer_bytes has %d" % (n, session.output.size))
 
-    def entry(self, filter_):
+    def entry(self, filter_: "bytes | bytearray | memoryview") -> "Any":
         """Return the subscription with this filter, a new one where there is none."""
         session = self._session
         session.wants_request = True
@@ -127,12 +147,12 @@ class Requests:
         session.subscriptions.append(entry)
         return entry
 
-    def changed(self):
+    def changed(self) -> None:
         """Handlers are others now: what waits may be claimed."""
         if self._session.waiting:
             self._session.waiting.changed()
 
-    def connected(self, restore):
+    def connected(self, restore: "Any") -> None:
         """The broker accepted a connection; restore: ask for what it had granted, too."""
         session = self._session
         for entry in session.subscriptions:
@@ -142,7 +162,7 @@ class Requests:
                 entry.state = _WANTED
         session.wants_request = bool(session.subscriptions)
 
-    def put(self, now_ms):
+    def put(self, now_ms: int) -> None:
         """Put one SUBSCRIBE for all that is wanted, or one UNSUBSCRIBE for all that is not; or repeat the last (3.1)."""
         session = self._session
         output = session.output
@@ -186,7 +206,7 @@ class Requests:
             if entry.state == _WANTED or entry.state == _UNWANTED:
                 entry.state += _ASKED - _WANTED
 
-    def answered(self, packet):
+    def answered(self, packet: "Any") -> "Any":
         """A SUBACK or UNSUBACK: each filter has its own result, and a refusal is no reason to end the connection."""
         session = self._session
         kind = packet.packet_type
@@ -217,11 +237,11 @@ class Requests:
                 self._end(entry)
         return _SUBSCRIBED
 
-    def _end(self, entry):
+    def _end(self, entry: "Any") -> None:
         self._session.subscriptions.remove(entry)
         self.changed()
 
-    def overdue_ms(self, now_ms):
+    def overdue_ms(self, now_ms: int) -> "Any":
         """Return how long the request has waited for its answer; or repeat it, where that is level 3's (Q5).
 
         Where none is in flight, ask again for what was refused some time ago.

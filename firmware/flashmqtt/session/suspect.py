@@ -29,8 +29,11 @@ answered, is in doubt instead of refused: the broker has it.
 from errno import ECONNRESET
 
 from flashmqtt.codec.encode import put_pingreq
-from flashmqtt.compat import const, ticks_diff
+from flashmqtt.compat import TYPE_CHECKING, const, ticks_diff
 from flashmqtt.errors import CLOSED_BY_PEER, ConnectionLost
+
+if TYPE_CHECKING:
+    from typing import Any  # noqa: TID251
 
 # What is reported: `connection.py`.
 _IN_DOUBT = const(6)
@@ -64,7 +67,7 @@ _NOBODY = const(0xFF)  # in the note
 _PING_BYTES = const(8)  # room for one, with a margin
 
 
-def remembered(session):
+def remembered(session: "Any") -> None:
     """The session's note has a suspect: is it still the oldest message?"""
     seq = session.store.low
     if session.refuse_after and seq < session.store.next_seq and seq & 255 == session.note[3]:
@@ -73,7 +76,7 @@ def remembered(session):
         _keep(session, _NOBODY, 0)
 
 
-def found(session, seq, again):
+def found(session: "Any", seq: int, again: bool) -> None:
     """A connection has ended with this message as the first unanswered one; again: as the one before."""
     if again:
         session.suspect = Suspect(session, seq, 0)
@@ -81,7 +84,7 @@ def found(session, seq, again):
         _keep(session, 0, seq)
 
 
-def _keep(session, trials, seq):
+def _keep(session: "Any", trials: "Any", seq: int) -> None:
     """Keep over power cuts how many trials of a message have failed; _NOBODY: no message is suspected."""
     note = session.note
     if note[0] != _NOBODY and (note[2] != trials or (note[3] != seq & 255 and trials != _NOBODY)):
@@ -97,7 +100,7 @@ class Suspect:
         trials: how many trials of it have failed already.
     """
 
-    def __init__(self, session, seq, trials):
+    def __init__(self, session: "Any", seq: int, trials: "Any") -> None:
         self._session = session
         self._seq = self._blamed = seq
         self._trials = trials
@@ -116,7 +119,7 @@ class Suspect:
 
     # --- what the session and the connection tell ---
 
-    def connected(self):
+    def connected(self) -> None:
         """A connection is accepted: a trial begins.
 
         Not so where the last one ended before its message went out: a link that is never up for long gets as far without.
@@ -132,16 +135,16 @@ class Suspect:
         self._begun = False
         self.pings = 0
 
-    def disturb(self):
+    def disturb(self) -> None:
         """The program has put a QoS 0 message: what the broker does next may be for that."""
         self._disturbed = True
         self._session.output.topic = None
 
-    def answered_wrong(self, seq):
+    def answered_wrong(self, seq: int) -> None:
         """The broker's answer to a message has the wrong packet type."""
         self._wrong = seq == self._seq
 
-    def pong(self, now_ms):
+    def pong(self, now_ms: int) -> None:
         """A PINGRESP has come."""
         self.pings -= 1
         if self.pings <= 0:
@@ -155,7 +158,7 @@ class Suspect:
                 self._stage = _SHOWN
             self._go_on(now_ms)
 
-    def tick(self, now_ms):
+    def tick(self, now_ms: int) -> "Any":
         """Do what is due; return how long the broker has been asked in vain whether it has read what went before a message."""
         if not self._begun:
             self._begun = True
@@ -177,7 +180,7 @@ class Suspect:
         self._go_on(now_ms)
         return 0
 
-    def ended(self, error):
+    def ended(self, error: "Any") -> None:
         """The connection ends, by this error, or (None) by us: was it the message's doing?"""
         if self._stage != _IDLE:
             code = self._verdict(error)
@@ -196,7 +199,7 @@ class Suspect:
 
     # --- the trial ---
 
-    def _ping(self):
+    def _ping(self) -> bool:
         output = self._session.output
         if output.room() < _PING_BYTES:
             return False
@@ -204,7 +207,7 @@ class Suspect:
         self.pings += 1
         return True
 
-    def _go_on(self, now_ms):
+    def _go_on(self, now_ms: int) -> None:
         """Put the next message when the one before is done, and a PINGREQ behind it."""
         session = self._session
         store = session.store
@@ -232,13 +235,13 @@ class Suspect:
         if self._stage == _PUT and not session.partial and self._ping():
             self._stage = _SENT
 
-    def _acquit(self):
+    def _acquit(self) -> None:
         """The broker has taken the message."""
         if self._trials and self._seq == self._blamed:
             self._trials = 0
             _keep(self._session, 0, self._seq + 1)
 
-    def _lift(self):
+    def _lift(self) -> None:
         """All that was in flight is done: there is no suspect any more."""
         session = self._session
         if self._stage != _IDLE:
@@ -246,7 +249,7 @@ class Suspect:
         session.suspect = None
         _keep(session, _NOBODY, 0)
 
-    def _verdict(self, error):
+    def _verdict(self, error: "Any") -> "Any":
         """Return the code with which this trial has failed, 0: it has not."""
         session = self._session
         if self._stage < _PUT or not session.flight:
@@ -260,7 +263,7 @@ class Suspect:
         left = not output.end or output.start or session.partial_at > output.end
         return 0 if self._disturbed or session.request_id or not left else self._closing(error)
 
-    def _closing(self, error):
+    def _closing(self, error: "Any") -> "Any":
         """Return the code with which the broker has closed the connection, 0: it has not, or for a reason of its own."""
         if isinstance(error, ConnectionLost):
             if error.args[:1] == (CLOSED_BY_PEER,):
@@ -271,7 +274,7 @@ class Suspect:
             return CLOSED
         return 0
 
-    def _set_aside(self, code):
+    def _set_aside(self, code: int) -> None:
         """The broker does not take the message."""
         session = self._session
         event = _IN_DOUBT if session.store.is_marked(self._seq) else _REFUSED

@@ -8,8 +8,11 @@ the report: what a handler stored is durable before the message is finished. At 
 time.
 """
 
-from flashmqtt.compat import const
+from flashmqtt.compat import TYPE_CHECKING, const
 from flashmqtt.errors import StoreWorn
+
+if TYPE_CHECKING:
+    from typing import Any  # noqa: TID251
 
 # States and events: `flows.py`, `connection.py`.
 _NONE = const(0)
@@ -29,12 +32,12 @@ _REPORTS = const(64)  # so many reports wait at most where there is no connectio
 class Undelivered:
     """The messages of a session that are finished, or will be, and were not delivered."""
 
-    def __init__(self, session):
+    def __init__(self, session: "Any") -> None:
         self._session = session
-        self.ranges = []  # first, last, first, last, ...
-        self._aside = []  # message, event, message, ...: to be finished as soon as their reports were handed over
+        self.ranges: "list[Any]" = []  # first, last, first, last, ...
+        self._aside: "list[Any]" = []  # message, event, message, ...: to be finished as soon as their reports were handed over
 
-    def note(self, first, last):
+    def note(self, first: int, last: "Any") -> None:
         """Take note that these messages were not delivered, though they are, or will be, finished."""
         ranges = self.ranges
         if ranges and ranges[-2] <= first <= ranges[-1] + 1:
@@ -47,7 +50,7 @@ class Undelivered:
         ranges.append(first)
         ranges.append(last)
 
-    def has(self, handle):
+    def has(self, handle: "Any") -> bool:
         """Return whether this message was not delivered."""
         ranges = self.ranges
         for i in range(0, len(ranges), 2):
@@ -55,7 +58,7 @@ class Undelivered:
                 return True
         return False
 
-    def doubt(self, seq):
+    def doubt(self, seq: int) -> None:
         """The broker lost the session with a message past PUBREC: publish it anew, or drop it, as the program chose."""
         session = self._session
         store = session.store
@@ -67,14 +70,14 @@ class Undelivered:
             store.finish(seq)
         session.report_later(_IN_DOUBT, seq, 0)
 
-    def set_aside(self, event, seq, code):
+    def set_aside(self, event: "Any", seq: int, code: int) -> None:
         """Send a message no more, report this event, and finish the message once its report was handed over."""
         session = self._session
         if not session.states[seq & 31] & _ASIDE:
             self.put_aside(event, seq)
             session.report_later(event, seq, code)
 
-    def put_aside(self, event, seq):
+    def put_aside(self, event: "Any", seq: int) -> None:
         """Do the same for a message whose report is handed over now."""
         session = self._session
         session.states[seq & 31] = _ASIDE
@@ -82,7 +85,7 @@ class Undelivered:
         self._aside.extend((seq, event))
         session.urgent = True
 
-    def reported(self):
+    def reported(self) -> None:
         """All reports were handed over: finish what was set aside. That, and how many these were, is durable at once."""
         aside = self._aside
         if not aside:
@@ -102,7 +105,7 @@ class Undelivered:
         except StoreWorn:
             pass
 
-    def dropping(self, first, end):
+    def dropping(self, first: int, end: int) -> None:
         """The store's policy is about to drop the messages from first to before end.
 
         Of one that was sent at QoS 2 the broker may have half: its flow goes on without a body, from PUBREL.
@@ -131,7 +134,7 @@ class Undelivered:
             self.note(first, end - 1)
             self._dropped(first, end - 1)
 
-    def _dropped(self, first, last):
+    def _dropped(self, first: int, last: "Any") -> None:
         """Report these messages as dropped; in one report with the ones right before them."""
         session = self._session
         reports = session.reports

@@ -16,10 +16,13 @@ It knows who claims a message (a subscription with a handler; the rest goes to o
 
 from binascii import crc32
 
-from flashmqtt.compat import const, ticks_add, ticks_diff
+from flashmqtt.compat import TYPE_CHECKING, const, ticks_add, ticks_diff
 from flashmqtt.fast import copy, equal
 
 from .message import Message
+
+if TYPE_CHECKING:
+    from typing import Any  # noqa: TID251
 
 _PUBACK = const(4)
 _PUBCOMP = const(7)
@@ -44,7 +47,7 @@ REST = const(2)
 class Waiting(Message):
     """A message that waits, and then the one that is handed over; `failures` says how often its handler failed."""
 
-    def __init__(self, message, packet_id, owed, now_ms, whole):
+    def __init__(self, message: "Any", packet_id: int, owed: "Any", now_ms: int, whole: "Any") -> None:
         self.kind = self.qos = message.qos  # kind: what is to be done about it; nothing (0) about a piece of a message
         self.retain = message.retain
         self.dup = message.dup
@@ -81,7 +84,7 @@ class Waiting(Message):
             copy(buf, n, message.buffer, message.payload_start, size)
         self.payload_end = n + size
 
-    def __getattr__(self, name):
+    def __getattr__(self, name: str) -> "Any":
         """Make what is asked for, and take note that the program looks at the message."""
         self.touched = True
         return Message.__getattr__(self, name)
@@ -90,7 +93,7 @@ class Waiting(Message):
 class Receipt:
     """What is left of a message of QoS 1 that is done: enough to know it again, and to acknowledge it in its turn."""
 
-    def __init__(self, message, packet_id, owed):
+    def __init__(self, message: "Any", packet_id: int, owed: "Any") -> None:
         self.kind = 1
         self.state = DONE
         self.packet_id = packet_id
@@ -112,13 +115,13 @@ class WaitingRoom:
         clean: the broker keeps no session: what is left unanswered would never come again.
     """
 
-    def __init__(self, session, limit, limit_bytes, attempts, clean):
+    def __init__(self, session: "Any", limit: int, limit_bytes: int, attempts: int, clean: bool) -> None:
         self._session = session
         self.limit = limit
         self.limit_bytes = limit_bytes
         self.attempts = attempts
         self.clean = clean
-        self.entries = []
+        self.entries: "list[Any]" = []
         self.bytes = 0  # of the copies
         self.owing = 0  # how many messages of QoS 1 are owed a PUBACK on this connection
         self.rest = False  # somebody takes what no handler claims
@@ -135,14 +138,14 @@ class WaitingRoom:
 
     # --- who claims what ---
 
-    def changed(self):
+    def changed(self) -> None:
         """Handlers or subscriptions are others now."""
         self._look = True
         for entry in self.entries:
             if entry.state != DONE:
                 entry.takers = None
 
-    def claims(self, message):
+    def claims(self, message: "Any") -> "Any":
         """Return the subscriptions whose handlers claim a message."""
         found = []
         for subscription in self._session.subscriptions:
@@ -150,13 +153,13 @@ class WaitingRoom:
                 found.append(subscription)
         return found
 
-    def _takers(self, entry):
+    def _takers(self, entry: "Any") -> "Any":
         takers = entry.takers
         if takers is None:
             takers = entry.takers = self.claims(entry)
         return takers
 
-    def stops(self, message):
+    def stops(self, message: "Any") -> bool:
         """Return whether a message that came just now has to wait behind others."""
         if self.skipping or (message.qos == 1 and (self._overflow or (self.owing and self._count() >= 2 * self.limit))):
             return True
@@ -166,7 +169,7 @@ class WaitingRoom:
                 return True
         return False
 
-    def due(self, now_ms, rest):
+    def due(self, now_ms: int, rest: "Any") -> bool:
         """Return whether it is time to look for messages that can be handed over; rest: somebody takes the rest."""
         if self._look or rest != self.rest or ticks_diff(now_ms, self._looked_ms) >= 100:
             self._look = False
@@ -175,9 +178,9 @@ class WaitingRoom:
             return True
         return False
 
-    def next(self, now_ms, kinds):
+    def next(self, now_ms: int, kinds: "Any") -> "Any":
         """Return the first message that can be handed over: with HANDLERS, or to who takes the REST. None: there is none."""
-        blocked: list = []
+        blocked: "list[Any]" = []
         rest_blocked = False
         for entry in self.entries:
             if entry.state == DONE:
@@ -197,7 +200,7 @@ class WaitingRoom:
                 rest_blocked = True
         return None
 
-    def expired(self, now_ms, after_ms):
+    def expired(self, now_ms: int, after_ms: int) -> "Any":
         """Return a message that nobody has claimed for so long, and that was not reported; None: there is none."""
         if not self.rest:
             for entry in self.entries:
@@ -210,7 +213,7 @@ class WaitingRoom:
                     return entry
         return None
 
-    def gives_time(self):
+    def gives_time(self) -> bool:
         """Return whether a program with tasks is to be given time: half of the room is taken, and it still takes messages."""
         if 2 * self.bytes <= self.limit_bytes and 2 * self._count() <= self.limit:
             return False
@@ -219,7 +222,7 @@ class WaitingRoom:
 
     # --- in ---
 
-    def add(self, now_ms):
+    def add(self, now_ms: int) -> "Any":
         """Let the message that is handed over wait; return its entry, None: it was dropped, or left unanswered."""
         session = self._session
         message = session.message
@@ -267,7 +270,7 @@ class WaitingRoom:
             self.bytes += len(entry.buffer)
         return None if entry.state == LEFT else entry
 
-    def add_piece(self, now_ms):
+    def add_piece(self, now_ms: int) -> "Any":
         """Let a piece of a long message wait, whose program has tasks; return it. Its message is acknowledged by who called."""
         message = self._session.message
         entry = Waiting(message, 0, False, now_ms, True)
@@ -281,23 +284,23 @@ class WaitingRoom:
         self._append(entry)
         return entry
 
-    def withdraw(self, piece):
+    def withdraw(self, piece: "Any") -> None:
         """Nobody takes the piece: forget it."""
         if piece in self.entries:
             self.entries.remove(piece)
             self.bytes -= len(piece.buffer)
 
-    def _append(self, entry):
+    def _append(self, entry: "Any") -> None:
         if entry.owed and entry.kind == 1:
             self.owing += 1
         self.entries.append(entry)
 
-    def _fits(self, message):
+    def _fits(self, message: "Any") -> bool:
         n = message.topic_end - message.topic_start + message.payload_end - message.payload_start
         n += message.properties_end - message.properties_start
         return not self.bytes or (self._count() < self.limit and self.bytes + n <= self.limit_bytes)
 
-    def _count(self):
+    def _count(self) -> int:
         """Return how many messages of QoS 0 and 1 have a place here."""
         n = 0
         for entry in self.entries:
@@ -305,12 +308,12 @@ class WaitingRoom:
                 n += 1
         return n
 
-    def defer(self):
+    def defer(self) -> None:
         """Take note of a message that was taken, and whose PUBACK has to wait for those before it."""
         session = self._session
         self._append(Receipt(session.message, session.handed_id, True))
 
-    def came_again(self):
+    def came_again(self) -> bool:
         """Return whether the message that is handed over is one that waits, or is done and was not acknowledged.
 
         The broker sends it with DUP and the packet id that it had, which no other message can have before it is acknowledged. But
@@ -337,7 +340,7 @@ class WaitingRoom:
                 return True
         return False
 
-    def held(self, key):
+    def held(self, key: int) -> "Any":
         """Return the message of QoS 2 that waits under this packet id, or None."""
         for entry in self.entries:
             if entry.kind == 2 and entry.packet_id == key and entry.state != DONE:
@@ -346,7 +349,7 @@ class WaitingRoom:
 
     # --- out ---
 
-    def begin(self, entry):
+    def begin(self, entry: "Any") -> bool:
         """Let this message be the one that is handed over; return False where it can't be read any more, and is let go."""
         if entry.in_pieces:
             self.entries.remove(entry)
@@ -359,13 +362,13 @@ class WaitingRoom:
         entry.touched = False
         return True
 
-    def put_back(self, entry, due_ms):
+    def put_back(self, entry: "Any", due_ms: int) -> None:
         """Let a message that was handed over wait again, not to be handed over before due_ms."""
         entry.state = WAITING
         entry.due_ms = due_ms
         self._look = True
 
-    def refuse(self, entry, now_ms, counts, finished=0):
+    def refuse(self, entry: "Any", now_ms: int, counts: "Any", finished: int = 0) -> "Any":
         """A handler failed with a message: it waits and is tried again later, or is let go, after as many failures as allowed.
 
         Return it; None where it could not wait.
@@ -398,7 +401,7 @@ class WaitingRoom:
         self.put_back(entry, ticks_add(now_ms, _RETRY_MS << min(max(entry.failures - 1, 0), _DOUBLINGS)))
         return entry
 
-    def finish(self, entry):
+    def finish(self, entry: "Any") -> None:
         """A message was taken, or is let go: acknowledge it when its turn comes, at QoS 2 at once."""
         self._progress = self._look = True
         self._pauses = 0
@@ -418,7 +421,7 @@ class WaitingRoom:
                     self._left = True
         self.flush()
 
-    def flush(self):
+    def flush(self) -> None:
         """Put the acknowledgements whose turn has come, as far as there is room."""
         session = self._session
         output = session.output
@@ -444,7 +447,7 @@ class WaitingRoom:
 
     # --- connections ---
 
-    def disconnected(self):
+    def disconnected(self) -> None:
         """The network connection is gone: nothing is owed on it any more, and what was left unanswered comes again."""
         kept = []
         for entry in self.entries:
@@ -458,7 +461,7 @@ class WaitingRoom:
         self._left = self._overflow = False
         self.flush()
 
-    def connected(self, lost):
+    def connected(self, lost: "Any") -> None:
         """The broker accepted a connection; lost: it has no session, and sends nothing again."""
         kept = []
         for entry in self.entries:
@@ -469,7 +472,7 @@ class WaitingRoom:
             kept.append(entry)
         self.entries = kept
 
-    def clear(self):
+    def clear(self) -> None:
         """Forget what waits: the program disconnects, and the broker, or the store, still has it."""
         kept = []
         for entry in self.entries:
@@ -480,7 +483,7 @@ class WaitingRoom:
         self.entries = kept
         self.owing = 0
 
-    def wants_restart(self, now_ms):
+    def wants_restart(self, now_ms: int) -> bool:
         """Return whether the connection has to be made anew, for what was left unanswered to come again."""
         if not self._left or self.clean:
             return False
@@ -499,7 +502,7 @@ class WaitingRoom:
         return True
 
 
-def _common(some, others):
+def _common(some: "Any", others: "Any") -> bool:
     """Return whether two messages have a common taker; the rest, which no handler claims, has one taker."""
     if not some or not others:
         return not some and not others
@@ -509,12 +512,12 @@ def _common(some, others):
     return False
 
 
-def _crc(message):
+def _crc(message: "Any") -> "Any":
     topic = memoryview(message.topic_buffer)[message.topic_start : message.topic_end]
     return crc32(memoryview(message.buffer)[message.payload_start : message.payload_end], crc32(topic))
 
 
-def _same(entry, message):
+def _same(entry: "Any", message: "Any") -> "Any":
     """Return whether a waiting copy has this topic and payload."""
     return equal(entry.buffer, 0, message.topic_buffer, message.topic_start, entry.topic_length) and equal(
         entry.buffer, entry.payload_start, message.buffer, message.payload_start, entry.length
