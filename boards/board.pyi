@@ -55,12 +55,14 @@ def reset_cause() -> str:
 def reset() -> NoReturn:
     """Start again, as after a press of the reset button."""
 
-def network_up(ssid: str, password: str, country: str) -> bool:
+def network_up(ssid: str, password: str, country: str, log: Callable[[str], object] | None = None) -> bool:
     """See that the network is up or on its way; return whether it is up now. To be called again and again.
 
     Args:
         ssid, password: of the Wi-Fi; "" where the board has none, or joins in its boot.py.
         country: two letters, or "": which channels may be used.
+        log: called with one line of text, such as `print`, for each change: joining, joined, lost; and for each attempt that failed:
+            why, and when the next one is. Each line begins with `network: `.
     """
 
 def network_problem() -> str:

@@ -19,6 +19,7 @@ from neopixel import NeoPixel
 LED_PINS = {"ESP32": 2}
 COLOURED_LED_PINS = {"ESP32S3": 48, "ESP32C3": 8, "ESP32C6": 8}
 _RETRY_MS = const(20000)
+_PATIENCE_MS = const(10000)
 _WATCHDOG_LEAST_MS = const(20000)
 _FEED_MS = const(1000)
 _CLOCK_IS_SET = const(2025)
@@ -30,6 +31,7 @@ _coloured = NeoPixel(Pin(COLOURED_LED_PINS[_chip], Pin.OUT), 1) if _chip in COLO
 _wlan = network.WLAN(network.STA_IF)
 _wanted = ""
 _asked = ticks_ms()
+_told = ""  # the state that the log heard of last
 _feed = None
 
 
@@ -55,8 +57,35 @@ def reset():
     machine.reset()
 
 
-def network_up(ssid, password, country):
+def network_up(ssid, password, country, log=None):
     """Ask the radio to join, again every 20 s while it has not; return whether it has."""
+    up = _join(ssid, password, country)
+    if log:
+        _tell(log, ssid, up)
+    return up
+
+
+def _tell(log, ssid, up):
+    """Say what has changed."""
+    global _told
+    problem = "" if up else network_problem()
+    told = "up" if up else "attempt %d" % _asked if problem else "joining"
+    if told == _told or (told == "joining" and _told[:1] == "a"):  # an attempt that follows a failed one
+        return
+    if up:
+        text = "joined %s, address %s" % (ssid or "it", _wlan.ifconfig()[0])
+    elif problem:
+        text = problem
+        if ssid:
+            text += "; again in %d s" % max(0, (_RETRY_MS + 500 - ticks_diff(ticks_ms(), _asked)) // 1000)
+    else:
+        what = "joining " + ssid if ssid else "waiting until boot.py has joined it"
+        text = "lost; " + what if _told else what
+    _told = told
+    log("network: " + text)
+
+
+def _join(ssid, password, country):
     global _wanted, _asked
     if _wlan.isconnected():
         return True
@@ -86,6 +115,12 @@ def network_problem():
         return "no such network in reach"
     if status in (network.STAT_ASSOC_FAIL, network.STAT_BEACON_TIMEOUT):
         return "the access point refuses, or is too far away"
+    if status == network.STAT_CONNECTING and ticks_diff(ticks_ms(), _asked) > _PATIENCE_MS:
+        try:
+            _wlan.status("rssi")  # raises where it has not joined
+            return "joined, but no address came (DHCP)"
+        except OSError:
+            pass
     return ""
 
 

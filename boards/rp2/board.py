@@ -46,6 +46,8 @@ _MARK_RESET = const(0x666C0001)
 _MARK_SLEEP = const(0x666C0002)
 _MARK_RUNNING = const(0x666C0003)
 
+_NO_ADDRESS = const(2)  # of the radio's status: joined, and DHCP has not answered
+_PATIENCE_MS = const(10000)
 _WATCHDOG_MOST_MS = const(8388)
 _SLICE_MS = const(2000)
 _RETRY_MS = const(20000)
@@ -57,6 +59,7 @@ _led = Pin("LED", Pin.OUT)
 _nic = network.WLAN(network.STA_IF) if _WIFI else network.WIZNET5K()  # type: ignore[attr-defined]
 _wanted: "str | None" = None
 _asked = ticks_ms()
+_told = ""  # the state that the log heard of last
 _millivolts = None
 _watchdog = None
 
@@ -93,8 +96,37 @@ def reset():
     machine.reset()
 
 
-def network_up(ssid, password, country):
+def network_up(ssid, password, country, log=None):
     """Ask the radio to join, again every 20 s while it has not, or the cable for an address; return whether it is there."""
+    up = _join(ssid, password, country)
+    if log:
+        _tell(log, ssid, up)
+    return up
+
+
+def _tell(log, ssid, up):
+    """Say what has changed."""
+    global _told
+    problem = "" if up else network_problem()
+    told = "up" if up else "attempt %d" % _asked if problem else "joining"
+    if told == _told or (told == "joining" and _told[:1] == "a"):  # an attempt that follows a failed one
+        return
+    if up:
+        text = "joined %s, address %s" % (ssid or "it", _nic.ifconfig()[0])
+    elif problem:
+        text = problem
+        if ssid or not _WIFI:
+            text += "; again in %d s" % max(0, (_RETRY_MS + 500 - ticks_diff(ticks_ms(), _asked)) // 1000)
+    else:
+        what = (
+            "joining " + ssid if ssid else "waiting until boot.py has joined it" if _WIFI else "waiting for an address"
+        )
+        text = "lost; " + what if _told else what
+    _told = told
+    log("network: " + text)
+
+
+def _join(ssid, password, country):
     global _wanted, _asked
     if _nic.isconnected():
         return True
@@ -130,6 +162,8 @@ def network_problem():
         return "no such network in reach"
     if status == network.STAT_CONNECT_FAIL:
         return "the access point refuses"
+    if status == _NO_ADDRESS and ticks_diff(ticks_ms(), _asked) > _PATIENCE_MS:
+        return "joined, but no address came (DHCP)"
     return ""
 
 

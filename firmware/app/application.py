@@ -97,9 +97,7 @@ class Application:
         self.client = self._connected_by(config)
         self.client.subscribe("flashmqtt-commands/" + self.device, 1, self._command)
         self._online = False  # is the network there, and the client told to connect?
-        self._problem = ""
         self._greeting = -1  # what is said next of what every connection hears; -1: nothing
-        self._delivered = False
         self.outcomes = None  # what was not delivered: `outcomes.Outcomes`
         self._doubt = None  # first and last number of messages that the broker may have, or not, or twice
         self._reboot_ms = 0
@@ -152,6 +150,7 @@ class Application:
             tls=tls,
             backoff=Backoff(cap_ms=config["awake_s"] * 250 if sleeping else config["longest_pause_s"] * 1000),
             feed=self._feed,
+            log=print,
         )
         client.on_connect = self._on_connect
         client.on_delivered = self._on_delivered
@@ -213,12 +212,8 @@ class Application:
         self.publish("boot", 1, [{"n": "start", "vs": self.cause}], self.beginning())
 
     def status(self):
-        """Print one line for whoever watches the console; before it, one that says what keeps the board from the broker."""
+        """Print one line for whoever watches the console."""
         journal = self.journal
-        if self._problem:
-            print("network:", self._problem)
-        elif self.client.error:
-            print("broker:", repr(self.client.error))
         print(
             "status",
             "stored=%d waiting=%d connects=%d dropped=%d"
@@ -233,9 +228,6 @@ class Application:
     def _on_delivered(self, handle):
         if self.outcomes:
             self.outcomes.delivered(handle)
-        if not self._delivered:
-            self._delivered = True
-            print("delivered", "the first message of boot %d" % self.journal.boot)
 
     def _on_in_doubt(self, handle):
         # The handle is the journal's sequence, which is the number that the message bears in its payload: see `publish`.
@@ -245,7 +237,6 @@ class Application:
     def _lost(self, kind, first, last):
         # Told now, while the client waits: it finishes these messages when this returns, so that no power cut loses their names.
         # (A health message that is refused itself is told with the next one, or this would never end.)
-        print(kind, "message %d" % first if first == last else "messages %d to %d" % (first, last))
         if self.outcomes is None:
             from .outcomes import Outcomes
 
@@ -357,7 +348,7 @@ class Application:
     def _network(self):
         """See that the network is there, and let the client connect only while it is."""
         config = self.config
-        up = self.board.network_up(config["ssid"], config["password"], config["country"])
+        up = self.board.network_up(config["ssid"], config["password"], config["country"], print)
         if up and config["tls"] and self.time.unix_ms() is None:
             # A certificate can't be judged without the time; but a network without a time server must not be a dead end.
             up = self._online or self.uptime.ms() > _CLOCK_PATIENCE_MS
@@ -368,9 +359,6 @@ class Application:
         elif self._online and not up:
             self.client.link.stop()
         self._online = up
-        self._problem = "" if up else self.board.network_problem()
-        if not up and not config["ssid"] and not self._problem:
-            self._problem = "not joined: the configuration names no ssid, and boot.py has joined none"
 
     def _time_learnt(self):
         self.board.set_clock(self.time.unix_ms() // 1000)

@@ -54,7 +54,7 @@ class Board:
     def led(self, on):
         pass
 
-    def network_up(self, ssid, password, country):
+    def network_up(self, ssid, password, country, log=None):
         return True
 
     def network_problem(self):

@@ -98,6 +98,76 @@ def test_radio_that_fails_says_why_and_is_restarted_after_a_while(name):
     assert ether.log[-1] == "connect home2"
 
 
+@pytest.mark.parametrize("name", BOTH)
+@pytest.mark.req("B4")
+def test_log_hears_of_each_change_once_and_of_each_failed_attempt(name):
+    board = load_board(name)
+    ether = board.network.simulated
+    said = []
+
+    def ask(times, password="right"):
+        del said[:]
+        for _ in range(times):
+            board.network_up("home", password, "", said.append)
+        return said
+
+    assert ask(3) == ["network: no such network in reach; again in 20 s"]
+    board.clock_module.sleep_ms(20001)
+    ether.access_points["home"] = "right"
+    assert ask(5) == ["network: joined home, address 127.0.0.1"]  # and not a second time that it is joining
+    del ether.access_points["home"]
+    assert ask(5) == ["network: no such network in reach; again in 20 s"]
+    board.network_down()
+    ether.access_points["home"] = "right"
+    assert ask(5) == ["network: joined home, address 127.0.0.1"]
+    board.network_down()
+    ether.questions = 3
+    assert ask(2) == ["network: lost; joining home"]
+    ask(1, "wrong")
+    board.network_down()
+    assert ask(2, "wrong") == ["network: wrong password; again in 20 s"]
+    board.clock_module.sleep_ms(15000)
+    assert ask(2, "wrong") == []
+    board.clock_module.sleep_ms(6000)
+    assert ask(2, "wrong") == ["network: wrong password; again in 20 s"]
+
+
+@pytest.mark.parametrize("name", BOTH)
+@pytest.mark.req("B4")
+def test_access_point_that_gives_no_address_is_named(name):
+    board = load_board(name)
+    ether = board.network.simulated
+    ether.access_points["home"] = "right"
+    ether.without_address = 2 if name == RP2040 else board.network.STAT_CONNECTING
+    said = []
+    for _ in range(4):
+        assert not board.network_up("home", "right", "", said.append)
+    assert said == ["network: joining home"]
+    board.clock_module.sleep_ms(11000)
+    assert not board.network_up("home", "right", "", said.append)
+    assert said[1:] == ["network: joined, but no address came (DHCP); again in 9 s"]
+
+
+@pytest.mark.req("B4")
+def test_log_hears_of_cable_and_of_a_network_that_boot_py_joins():
+    board = load_board(RP2040, ethernet=True)
+    cable = board.network.simulated
+    said = []
+    cable.cable = False
+    for _ in range(2):
+        board.network_up("", "", "", said.append)
+    cable.cable = True
+    board.clock_module.sleep_ms(20001)
+    for _ in range(5):
+        board.network_up("", "", "", said.append)
+    assert said == ["network: no cable; again in 20 s", "network: joined it, address 127.0.0.1"]
+    board = load_board(ESP32)
+    del said[:]
+    for _ in range(2):
+        board.network_up("", "", "", said.append)
+    assert said == ["network: waiting until boot.py has joined it"]
+
+
 @pytest.mark.req("B4", "B5")
 def test_pico_feeds_its_watchdog_through_a_long_sleep():
     board = load_board(RP2040)

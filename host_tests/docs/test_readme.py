@@ -120,14 +120,54 @@ def test_the_first_program_runs_on_a_board_by_the_commands_beside_it(tmp_path):
             running = subprocess.Popen(command, cwd=tmp_path, stdout=console, stderr=console)
         try:
             for _ in range(1200):
-                if got or running.poll() is not None:
+                if "delivered" in (tmp_path / "console").read_text() or running.poll() is not None:
                     break
                 time.sleep(0.05)
         finally:
             running.kill()
             running.wait()
-    assert got, (tmp_path / "console").read_text()
+    said = (tmp_path / "console").read_text()
+    assert got, said
     assert got[0] == ("greenhouse-1/chip_temperature", 2)
+    shown = shown_lines().replace("192.168.1.17", "127.0.0.1").replace("broker.local:1883", f"127.0.0.1:{broker.port}")
+    assert [
+        line for line in said.splitlines() if re.match("stored|network:|broker:|delivered", line)
+    ] == shown.splitlines()
+
+
+def shown_lines(number: int = 0) -> str:
+    """Return what the README says that the first program prints; or, with 1, when it can't connect."""
+    return re.findall(r"^```\n(.*?)^```", README[README.index("`log=print` makes") :], re.MULTILINE | re.DOTALL)[number]
+
+
+@pytest.mark.parametrize("name", ["README.md-1", "README.md-2", "README.md-3"])
+def test_the_first_programs_say_why_they_do_not_connect(name, tmp_path):
+    wrong, away = shown_lines(1).splitlines()
+    with Broker(tmp_path / "broker") as broker:
+        port = broker.port
+    (tmp_path / "first.py").write_text(PROGRAMS[name].replace(HOST, f'"127.0.0.1", {port}'))
+    mpremote = str(Path(sys.executable).parent / "mpremote")
+    for password, expected in (("another", wrong), ("its password", away)):
+        expected = expected.replace("broker.local:1883", f"127.0.0.1:{port}")
+        pattern = re.sub("[0-9.]+ s$", "[0-9.]+ s", re.escape(expected).replace("\\ ", " ").replace("\\.", "."))
+        with Device(tmp_path / password, wifi=f"my Wi-Fi:{password}") as device:
+            command = [mpremote, "connect", device.path, "mip", "install", str(ROOT / "firmware/package.json")]
+            subprocess.run(command, check=True, capture_output=True, cwd=ROOT)
+            command = [mpremote, "connect", device.path, "cp", str(ROOT / "boards/rp2/board.py"), ":board.py"]
+            subprocess.run(command, check=True, capture_output=True, cwd=ROOT)
+            with subprocess.Popen(
+                [mpremote, "connect", device.path, "run", str(tmp_path / "first.py")],
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            ) as running:
+                try:
+                    for _ in range(1200):
+                        if re.search(pattern, device.console.decode(errors="replace")):
+                            break
+                        time.sleep(0.05)
+                finally:
+                    running.kill()
+            assert re.search(pattern, device.console.decode(errors="replace")), bytes(device.console).decode()
 
 
 def test_a_journal_holds_as_many_messages_as_the_readme_says():

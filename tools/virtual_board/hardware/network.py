@@ -20,12 +20,14 @@ class Simulated:
     Attributes:
         access_points: name -> password.
         questions: how often `isconnected` says no after a `connect`.
+        without_address: the status once it has joined access points that give no address, None where they do.
         log: what was asked of the radio, in order.
     """
 
     def __init__(self):
         self.access_points = {}
         self.questions = 2
+        self.without_address = None
         self.log = []
         self.country = "XX"
 
@@ -90,16 +92,19 @@ class WLAN:
 
     def status(self, param=None):
         """Return how the joining stands, or the signal strength."""
+        ssid, password = self._network or ("", "")
         if param == "rssi":
+            if simulated.access_points.get(ssid) != password:
+                raise OSError("Wifi Not Connected")  # as the ESP32's
             return -61
         if self._network is None:
             return STAT_IDLE
-        ssid, password = self._network
         if ssid not in simulated.access_points:
             return STAT_NO_AP_FOUND
         if simulated.access_points[ssid] != password:
             return STAT_WRONG_PASSWORD
-        return STAT_CONNECTING if self._left > 0 else STAT_GOT_IP
+        joined = STAT_GOT_IP if simulated.without_address is None else simulated.without_address
+        return STAT_CONNECTING if self._left > 0 else joined
 
     def ifconfig(self, configs=None):
         """Return (address, mask, gateway, name server); zeros until it has joined."""

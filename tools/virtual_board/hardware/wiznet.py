@@ -53,6 +53,10 @@ class WIZNET5K:
             return False
         return self._active and self._asked and simulated.cable
 
+    def ifconfig(self):
+        """Return (address, mask, gateway, name server)."""
+        return ("127.0.0.1", "255.0.0.0", "127.0.0.1", "127.0.0.1")
+
     def status(self):
         """Return 0 without a link, else 1, or 2 where it is switched on."""
         return (2 if self._active else 1) if simulated.cable else 0
