@@ -61,8 +61,8 @@ def network_up(ssid: str, password: str, country: str, log: Callable[[str], obje
     Args:
         ssid, password: of the Wi-Fi; "" where the board has none, or joins in its boot.py.
         country: two letters, or "": which channels may be used.
-        log: called with one line of text, such as `print`, for each change: joining, joined, lost; and for each attempt that failed:
-            why, and when the next one is. Each line begins with `network: `.
+        log: called with one line of text, such as `print`, for each change: joining, joined, lost; and for each attempt that
+            failed: why, and when the next one is. Each line begins with `network: `.
     """
 
 def network_problem() -> str:

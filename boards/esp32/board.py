@@ -69,7 +69,7 @@ def _tell(log, ssid, up):
     """Say what has changed."""
     global _told
     problem = "" if up else network_problem()
-    told = "up" if up else "attempt %d" % _asked if problem else "joining"
+    told = "up" if up else "attempt " + str(_asked) if problem else "joining"
     if told == _told or (told == "joining" and _told[:1] == "a"):  # an attempt that follows a failed one
         return
     if up:

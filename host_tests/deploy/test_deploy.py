@@ -9,10 +9,12 @@ import re
 import signal
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 
 import pytest
+import serial
 
 from tools.broker import Broker
 from tools.deploy import __main__ as deploy
@@ -454,6 +456,102 @@ def test_monitor_shows_what_the_board_says_and_leaves_it_running(tmp_path):
         assert ticks == list(range(ticks[0], ticks[0] + 5)) and ticks[0] > 0
         since = len(device.console)
         device.wait_for(b"tick ", since=since)
+        assert device.resets == started
+
+
+class Terminal:
+    """A terminal of its own with a command in it."""
+
+    def __init__(self, *words: str):
+        self._master, slave = os.openpty()
+        self.before = termios.tcgetattr(slave)
+        self._process = subprocess.Popen(
+            ["setsid", "--ctty", *words], stdin=slave, stdout=slave, stderr=slave, cwd=ROOT
+        )
+        self._slave = slave
+        os.set_blocking(self._master, False)
+        self.said = ""
+
+    def until(self, text: str) -> None:
+        deadline = time.monotonic() + 60
+        while text not in self.said:
+            assert time.monotonic() < deadline and self._process.poll() is None, self.said
+            self._read()
+            time.sleep(0.02)
+
+    def _read(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            self.said += os.read(self._master, 65536).decode(errors="replace")
+
+    def press(self, keys: bytes) -> None:
+        os.write(self._master, keys)
+
+    def ended(self) -> int:
+        """Wait for the command's end; return its status."""
+        deadline = time.monotonic() + 60
+        while self._process.poll() is None and time.monotonic() < deadline:
+            self._read()
+            time.sleep(0.02)
+        status = self._process.wait(1)
+        self._read()
+        assert termios.tcgetattr(self._slave) == self.before
+        for descriptor in (self._master, self._slave):
+            os.close(descriptor)
+        return status
+
+
+TICKS = b"import time\nn = 0\nwhile True:\n    print('tick', n)\n    n += 1\n    time.sleep_ms(50)\n"
+
+
+@pytest.mark.parametrize("command", ["make", "python"])
+@pytest.mark.req("B3")
+def test_ctrl_c_in_a_terminal_ends_monitor_as_it_should_and_nothing_else(tmp_path, command):
+    with Device(tmp_path / "board") as device:
+        with Link(device.path) as link:
+            link.put("/main.py", TICKS)
+        device.power_cut()
+        device.wait_for(b"tick 2")
+        started = list(device.resets)
+        module = (sys.executable, "-m", "tools.deploy", "monitor", "--port", device.path)
+        terminal = Terminal(*(("make", "monitor", f"PORT={device.path}") if command == "make" else module))
+        terminal.until("tick ")
+        terminal.press(b"x\x03")
+        assert terminal.ended() == 0
+        assert not re.search("Traceback|Error|Interrupt|Stopped", terminal.said), terminal.said
+        device.wait_for(b"tick ", since=len(device.console))
+        assert device.resets == started
+
+
+@pytest.mark.parametrize("waits", [False, True])
+@pytest.mark.req("B3")
+def test_monitor_names_a_board_that_was_unplugged(tmp_path, waits):
+    with Device(tmp_path / "board") as device:
+        with Link(device.path) as link:
+            link.put("/main.py", TICKS)
+        device.power_cut()
+        device.wait_for(b"tick 2")
+        terminal = Terminal(sys.executable, "-m", "tools.deploy", "monitor", "--port", device.path)
+        terminal.until("tick ")
+        path = device.path
+    terminal.until(f"monitor: {path} went away: the board sleeps, or was unplugged; waiting for it")
+    if waits:
+        terminal.press(b"\x03")
+    assert terminal.ended() == (0 if waits else 1)
+    assert "Traceback" not in terminal.said, terminal.said
+    assert waits or f"monitor: {path} went away: was the board unplugged?" in terminal.said
+
+
+@pytest.mark.req("B3")
+def test_monitor_leaves_a_board_at_its_prompt_there(tmp_path):
+    with Device(tmp_path / "board") as device:
+        started = list(device.resets)
+        status, printed, complaints = run("monitor", "--port", device.path, "--for-a-while", "--timeout", "0.3")
+        assert (status, complaints) == (0, ""), printed
+        since = len(device.console)
+        port = serial.Serial(device.path)
+        port.write(b"print(6 * 7)\r\n")
+        device.wait_for(b"42", since=since)
+        port.close()
         assert device.resets == started
 
 

@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from app.configuration import ConfigurationError
 from tools.command import ended, folder, number
-from tools.deploy import build, certificates, configuration, ports
+from tools.deploy import build, certificates, configuration, ports, terminal
 from tools.deploy.errors import DeployFailed
 from tools.deploy.image import digest, texts
 from tools.deploy.link import BoardSaid, Link
@@ -382,11 +382,17 @@ def wait_for_delivery(link: Link, started: float, timeout_s: float) -> None:
 
 def monitor(arguments: argparse.Namespace) -> None:
     """Show what the board says, without disturbing it, until Ctrl-C; tracebacks as the repository has them, unless --plain."""
-    link = Link(ports.find(arguments.port))
-    link.reopen()
+    path = ports.find(arguments.port)
+    link = Link(path)
+
+    def away() -> None:
+        print(f"monitor: {path} went away: the board sleeps, or was unplugged; waiting for it", file=sys.stderr)
+
     try:
-        for line in link.lines(arguments.timeout if arguments.for_a_while else 0):
-            print(line if arguments.plain else explained(line), flush=True)
+        with terminal.ctrl_c_as_a_key() as link.waits:
+            link.reopen()
+            for line in link.lines(arguments.timeout if arguments.for_a_while else 0, away):
+                print(line if arguments.plain else explained(line), flush=True)
     except KeyboardInterrupt:
         pass
     finally:

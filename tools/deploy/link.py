@@ -94,6 +94,7 @@ class Link:
         self.path = path
         self._transport: _Transport | None = None
         self._folders: set[str] = set()  # that are there on the board
+        self.waits: Callable[[], object] = lambda: None  # called again and again while the console is watched
 
     def open(self) -> Link:
         """Open the port and stop what runs there, at a raw REPL.
@@ -231,6 +232,7 @@ class Link:
         deadline = time.monotonic() + REOPEN_S
         time.sleep(GOING_S)
         while True:
+            self.waits()
             try:
                 self._open()
                 return
@@ -246,17 +248,27 @@ class Link:
         except (TransportError, SerialException, OSError) as error:
             raise DeployFailed(f"The board on {self.path} does not come back to its REPL after a reset.") from error
 
-    def lines(self, timeout_s: float) -> Iterator[str]:
-        """Yield the console's lines as they come, until a time has passed in all (0: for ever)."""
+    def lines(self, timeout_s: float, away: Callable[[], object] = lambda: None) -> Iterator[str]:
+        """Yield the console's lines as they come, until a time has passed in all (0: for ever).
+
+        Args:
+            timeout_s: the time.
+            away: called when the port has gone; it is waited for.
+
+        Raises:
+            DeployFailed: the port does not come back.
+        """
         deadline = time.monotonic() + timeout_s
         pending = b""
         port = self._board.serial
         while not timeout_s or time.monotonic() < deadline:
+            self.waits()
             try:
                 waiting = port.inWaiting()
                 pending += port.read(waiting)
             except (SerialException, OSError):  # a deep sleep takes the port away
                 self.close()
+                away()
                 self.reopen()
                 port = self._board.serial
                 continue

@@ -68,7 +68,7 @@ def with_ethernet(network):
     """Make the fake of `network` that of an image with an Ethernet chip and no radio."""
     from tools.virtual_board.hardware import wiznet
 
-    wiznet.simulated.__init__()  # the cable of an earlier board is none of this one's
+    wiznet.simulated = wiznet.Simulated()  # the cable of an earlier board is none of this one's
     del network.WLAN
     network.WIZNET5K = wiznet.WIZNET5K
     network.simulated = wiznet.simulated
