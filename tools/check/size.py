@@ -47,6 +47,7 @@ PROGRAMS = {
     "TLS": ("flashmqtt.tls",),
     "asyncio": ("flashmqtt.aio",),
     "application": ("app.configuration", "app.application", "app.health", "app.discovery"),
+    "mqtt_as's calls": ("flashmqtt.mqtt_as",),
 }
 
 # What runs against a broker: `tools/bench/on_board/programs.py`. With a 32-bit interpreter, its heap there.

@@ -1,0 +1,252 @@
+"""mqtt_as's set-up over the durable asyncio client: a program written for it runs with the import changed.
+
+    from flashmqtt.mqtt_as import MQTTClient, config      # instead of: from mqtt_as import MQTTClient, config
+
+`MOVING_FROM_MQTT_AS.md` has what each key becomes. What is published at QoS 1 (or 2, which mqtt_as does not have) is stored
+first; `publish` waits for the acknowledgement, over any outage, as there; with a `store` it returns as soon as the message is
+in flash. Wi-Fi is joined by `board.py` where `config` names one. It knows the asyncio client and nothing below it.
+"""
+
+import asyncio
+
+from .aio import Client
+from .compat import TYPE_CHECKING, const, ticks_diff, ticks_ms
+from .errors import FlashMqttError, UsageError
+
+if TYPE_CHECKING:
+    from typing import Any  # noqa: TID251
+
+_JOIN_MS = const(60000)  # for Wi-Fi at the first connection
+
+
+async def _nothing(*_: object) -> None:
+    pass
+
+
+config: "dict[str, Any]" = {
+    "client_id": None,  # the chip's id
+    "server": None,
+    "port": 0,  # 1883, or 8883 with ssl
+    "user": "",
+    "password": "",
+    "keepalive": 60,
+    "ping_interval": 0,
+    "ssl": False,
+    "ssl_params": {},
+    "response_time": 10,
+    "clean_init": True,
+    "clean": True,
+    "max_repubs": 4,  # nothing asks for it: a message is sent again with every connection until it is acknowledged
+    "will": None,
+    "subs_cb": lambda *_: None,
+    "wifi_coro": _nothing,
+    "connect_coro": _nothing,
+    "ssid": None,
+    "wifi_pw": None,
+    "queue_len": 0,
+    "gateway": False,
+    "mqttv5": False,
+    "mqttv5_con_props": None,
+    "country": "",  # ours: for the radio
+}
+_DEFAULTS = dict(config)
+
+
+class Queue:
+    """Iterates over a client's messages as (topic, message, retained); with mqttv5 also their properties."""
+
+    def __init__(self, client: "MQTTClient") -> None:
+        self._client = client
+
+    def __aiter__(self) -> "Queue":
+        return self
+
+    async def __anext__(self) -> "tuple[Any, ...]":
+        return self._client.arguments_of(await self._client.__anext__())
+
+
+class MQTTClient(Client):
+    """A client with mqtt_as's signatures.
+
+    Args:
+        config: a dict with mqtt_as's keys, each of which may be missing but `server`; any other key is an argument of
+            `flashmqtt.client.Client`: store, window, buffer_bytes.
+
+    Attributes:
+        up, down: asyncio.Events, set at each connection's begin and end; the program clears them.
+        queue: `async for topic, msg, retained in client.queue`, with a `queue_len` above 0; no coroutines are called then.
+        REPUB_COUNT: how many messages were sent again, as a connection ended before their acknowledgement.
+
+    Raises:
+        UsageError: no server; `gateway`, which there is not.
+    """
+
+    DEBUG = False  # True: the client's log is printed
+    REPUB_COUNT = 0
+
+    def __init__(self, config: "dict[str, Any]") -> None:
+        options = dict(config)
+        given = {key: options.pop(key, _DEFAULTS[key]) for key in _DEFAULTS}
+        if not given["server"] or given["gateway"]:
+            raise UsageError("server %r, gateway %r" % (given["server"], given["gateway"]))
+        ssl = given["ssl"]
+        if ssl is True:
+            from .tls import context
+
+            params = dict(given["ssl_params"])
+            options["server_name"] = params.pop("server_hostname", None)
+            ssl = context(**params)
+        keep_alive_s = given["keepalive"]
+        if given["ping_interval"]:  # a ping goes out when seven eighths of the keep alive have passed
+            keep_alive_s = min(keep_alive_s or 65535, given["ping_interval"] * 8 // 7)
+        will = given["will"]
+        if will:
+            topic, message, retain, qos = (tuple(will) + (False, 0))[:4]
+            will = (topic, message, int(qos), retain)
+        if given["mqttv5"]:
+            options["level"] = 5
+            if given["mqttv5_con_props"]:
+                from .session.level5 import Level5
+
+                options["five"] = Level5(properties=given["mqttv5_con_props"])
+        if given["queue_len"]:
+            options.setdefault("waiting", max(given["queue_len"], 4))
+        if self.DEBUG:
+            options.setdefault("log", print)
+        super().__init__(
+            given["server"],
+            given["port"] or (8883 if ssl else 1883),
+            given["client_id"] or _own_id(),
+            user=given["user"] or None,
+            password=given["password"] if given["user"] else None,
+            keep_alive_s=keep_alive_s,
+            will=will,
+            tls=ssl or None,
+            clean=bool(given["clean"]),
+            response_s=given["response_time"],
+            **options,
+        )
+        self.up = asyncio.Event()
+        self.down = asyncio.Event()
+        self._given = given
+        self._waits = "store" not in options
+        self._joining: "Any" = None  # the task that keeps Wi-Fi joined
+        self._joined = False
+        self.on_connect = self._is_up
+        self.on_disconnect = self._is_down
+        if given["queue_len"]:
+            self.queue = Queue(self)
+        else:
+            self.on_message = self._hand_over
+        if given["clean_init"]:
+            self.connection._purge = not given[
+                "clean"
+            ]  # the broker forgets what was before, and keeps what is from now on
+        else:
+            self.connection.clean = False  # at first
+
+    def _is_up(self, session_present: bool) -> None:
+        given = self._given
+        self.connection.clean = bool(given["clean"])
+        session = self.session
+        self.REPUB_COUNT += max(0, session.dup_to - session.store.low)
+        self.up.set()
+        if not given["queue_len"]:
+            self._call(given["wifi_coro"], True)
+            self._call(given["connect_coro"], self)
+
+    def _is_down(self, error: "Exception | None") -> None:
+        self.down.set()
+        if not self._given["queue_len"]:
+            self._call(self._given["wifi_coro"], False)
+
+    def arguments_of(self, message: "Any") -> "tuple[Any, ...]":
+        """Return what mqtt_as tells of a message."""
+        told = (bytes(message.topic_view), bytes(message.payload), bool(message.retain))
+        return told + (message.properties,) if self._given["mqttv5"] else told
+
+    def _hand_over(self, message: "Any") -> None:
+        self._given["subs_cb"](*self.arguments_of(message))
+
+    async def connect(self, *, quick: bool = False) -> bool:  # type: ignore[override]
+        """Join Wi-Fi, where `config` names one, and connect; return whether the broker still knew the session.
+
+        Args:
+            quick: mqtt_as's; nothing is waited for that this could skip.
+
+        Raises:
+            OSError: no Wi-Fi, no broker, or it refused; nothing is tried any more.
+        """
+        if self._given["ssid"]:
+            await self._join()
+        try:
+            return await super().connect()
+        except FlashMqttError as error:
+            await self.disconnect()
+            raise OSError(-1, str(error))
+
+    async def _join(self) -> None:
+        import board  # type: ignore[import-not-found, unused-ignore]
+
+        if self._joining is None:
+            self._joining = asyncio.create_task(self._keep_joined(board))
+        begin = ticks_ms()
+        while not self._joined:
+            if ticks_diff(ticks_ms(), begin) > _JOIN_MS:
+                raise OSError(-1, "network: " + (board.network_problem() or "not joined"))
+            await asyncio.sleep(0.1)
+
+    async def _keep_joined(self, board: "Any") -> None:
+        given = self._given
+        log = print if self.DEBUG else None
+        while True:
+            self._joined = board.network_up(given["ssid"], given["wifi_pw"] or "", given["country"], log)
+            await asyncio.sleep(0.5)
+
+    async def publish(  # type: ignore[override]
+        self, topic: "Any", msg: "Any", retain: bool = False, qos: int = 0, properties: "dict[int, Any] | None" = None
+    ) -> int:
+        """Publish; at QoS 0 as soon as there is a connection. At QoS 1 and 2 wait for the acknowledgement, but with a `store`.
+
+        Args:
+            topic, msg: str or bytes.
+            retain: the broker keeps it as the topic's last value.
+            qos: 0, 1 or 2.
+            properties: level 5's, as a dict.
+        """
+        if not qos:
+            await self._until(self.link.is_open, 0)
+        handle = await super().publish(topic, msg, qos, retain, properties)
+        if handle and self._waits:
+            await self.delivered(handle)
+        return handle
+
+    def isconnected(self) -> bool:
+        """Return whether there is a connection."""
+        return self.connected
+
+    async def broker_up(self) -> bool:
+        """Return whether there is a connection: one that died is noticed by itself."""
+        return self.connected
+
+    def close(self) -> None:
+        """Close the socket and leave Wi-Fi: for the end of a program."""
+        self.link.stop()
+        if self._joining is not None:
+            import board  # type: ignore[import-not-found, unused-ignore]
+
+            board.network_down()
+
+    def dprint(self, msg: str, *args: object) -> None:
+        """Print msg % args, with DEBUG."""
+        if self.DEBUG:
+            print(msg % args)
+
+
+def _own_id() -> "str | bytes":
+    """Return the chip's id as text."""
+    try:
+        from machine import unique_id  # type: ignore[import-not-found, unused-ignore]
+    except ImportError:
+        return b""
+    return unique_id().hex()

@@ -1,0 +1,144 @@
+"""mqtt_as's programs with the import changed, on MicroPython against mosquitto, through an outage; and what each key becomes."""
+
+import difflib
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from flashmqtt.errors import UsageError
+from flashmqtt.mqtt_as import MQTTClient, config
+from flashmqtt.session.ram import RamStore
+from tools.broker import Broker
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAMS = Path(__file__).parent / "mqtt_as"
+MICROPYTHON = Path(sys.executable).parent / "micropython"
+LOCAL = """from flashmqtt.mqtt_as import config
+config["server"] = "127.0.0.1"
+config["port"] = %d
+config["client_id"] = "range"
+wifi_led = blue_led = lambda on: None
+"""
+
+
+def test_range_changes_a_third_of_its_lines_at_most():
+    before, after = ((PROGRAMS / f"range_{name}.py").read_text().splitlines()[1:] for name in ("before", "after"))
+    changed = sum(line.startswith("+ ") for line in difflib.ndiff(before, after))
+    assert 0 < changed <= len(before) / 3
+    assert changed == 1  # the import
+
+
+def until(condition, patience_s=60.0):
+    deadline = time.monotonic() + patience_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("program", ["range_after", "events_after"])
+@pytest.mark.req("B4", "Q1", "R4")
+def test_program_runs_through_an_outage(tmp_path, program):
+    import paho.mqtt.client as paho
+
+    broker = Broker(tmp_path / "broker", kind="mosquitto").start()
+    (tmp_path / "mqtt_local.py").write_text(LOCAL % broker.port)
+    (tmp_path / "program.py").write_text((PROGRAMS / f"{program}.py").read_text().replace("sleep(5)", "sleep(0.2)"))
+    got: list[str] = []
+    person = paho.Client(paho.CallbackAPIVersion.VERSION2, client_id="person", clean_session=False)
+    person.on_message = lambda _client, _data, message: got.append(message.payload.decode())
+    person.on_connect = lambda client, *_: client.subscribe("shed", 1)
+    person.reconnect_delay_set(1, 1)
+    person.connect("127.0.0.1", broker.port)
+    person.loop_start()
+    console = tmp_path / "console"
+    with console.open("w") as out:
+        board = subprocess.Popen(
+            [str(MICROPYTHON), "-X", "heapsize=512K", "program.py"],
+            cwd=tmp_path,
+            env={**os.environ, "MICROPYPATH": f".frozen:{tmp_path}:{ROOT / 'firmware'}"},
+            stdout=out,
+            stderr=out,
+        )
+    try:
+        until(lambda: len(got) > 2)
+        person.publish("foo_topic", "one", 1)
+        until(lambda: "message foo_topic one False" in console.read_text())
+        broker.stop()
+        until(lambda: "\ndown\n" in console.read_text())
+        time.sleep(1)
+        broker.start()
+        until(lambda: console.read_text().count("up\n") == 2 and person.is_connected())
+        heard = len(got)
+        until(lambda: len(got) > heard + 2)
+        person.publish("foo_topic", "two", 1)
+        until(lambda: "message foo_topic two False" in console.read_text())
+        assert board.poll() is None
+    except AssertionError as error:
+        raise AssertionError(console.read_text()) from error
+    finally:
+        board.kill()
+        board.wait()
+        person.loop_stop()
+        broker.stop()
+    texts = [text for text in got if text[0].isdigit()]
+    numbers = [int(text.split()[0]) for text in texts]
+    assert sorted(set(numbers)) == list(range(max(numbers) + 1))  # none is missing
+    if program == "range_after":
+        assert "outages: 1" in texts[-1] and "broker: connection lost" in console.read_text()  # DEBUG
+
+
+@pytest.mark.req("B4")
+def test_connect_raises_an_oserror_and_tries_no_more(tmp_path):
+    with Broker(tmp_path / "broker", kind="mosquitto") as broker:
+        port = broker.port
+    (tmp_path / "mqtt_local.py").write_text(LOCAL % port)
+    program = (PROGRAMS / "range_after.py").read_text()
+    (tmp_path / "program.py").write_text(program.replace("(config)", "(dict(config, timeout_s=1))"))
+    ran = subprocess.run(
+        [str(MICROPYTHON), "-X", "heapsize=512K", "program.py"],
+        cwd=tmp_path,
+        env={**os.environ, "MICROPYPATH": f".frozen:{tmp_path}:{ROOT / 'firmware'}"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert ran.stdout.endswith("no connection\n") and "broker: not connected" in ran.stdout
+
+
+def made(**changed):
+    return MQTTClient(dict(config, server="127.0.0.1", **changed))
+
+
+def test_each_key_becomes_what_the_page_says():
+    client = made(
+        client_id="me",
+        user="u",
+        password="p",
+        keepalive=120,
+        will=("t", "m", True, 1),
+        response_time=7,
+        store=RamStore(),
+    )
+    connection = client.connection
+    assert (connection.client_id, connection.user, connection.password) == (b"me", b"u", b"p")
+    assert (connection.keep_alive_s, connection.will, connection.response_ms) == (120, (b"t", b"m", 1, True), 7000)
+    assert client.link.port == 1883 and connection.clean and not connection._purge
+    assert made(ping_interval=7, keepalive=60).connection.keep_alive_s == 8
+    assert made(will=("t", "m")).connection.will == (b"t", b"m", 0, False)
+    assert made(mqttv5=True).session.level == 5
+    once = made(clean=False).connection  # clean_init: the session begins anew, and goes on from there
+    assert not once.clean and once._purge
+    always = made(clean=False, clean_init=False).connection
+    assert not always.clean and not always._purge
+
+
+def test_what_can_not_be_mapped_is_refused():
+    for changed in ({"server": None}, {"gateway": True}):
+        with pytest.raises(UsageError):
+            MQTTClient(dict(config, **{"server": "x", **changed}))
