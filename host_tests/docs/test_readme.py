@@ -171,7 +171,7 @@ def test_the_first_programs_say_why_they_do_not_connect(name, tmp_path):
 
 
 def test_a_journal_holds_as_many_messages_as_the_readme_says():
-    client = Client("broker.local", client_id="greenhouse-1", store=Journal(RamRegion(32, page_bytes=256)))
+    client = Client("broker.local", client_id="greenhouse-1", store=Journal(RamRegion(16, page_bytes=256)))
     with pytest.raises(StoreFull):
         for n in range(10_000):
             client.publish("greenhouse-1/chip_temperature", str(20 + n % 100 / 10), qos=2)
