@@ -1,36 +1,62 @@
 """umqtt.simple's calls over the durable client: a program written for it runs unchanged, and what it publishes at QoS 1 is kept.
 
     from flashmqtt.simple import MQTTClient      # instead of: from umqtt.simple import MQTTClient
+    from flashmqtt.robust import MQTTClient      # instead of: from umqtt.robust import MQTTClient
 
-What is better than it looks: `publish` at QoS 1 (and 2, which umqtt.simple does not have) stores the message first. When the link
-goes while it waits for the acknowledgement it returns all the same: the message is sent as soon as `check_msg`, `wait_msg` or
-`publish` have connected again, which they do by themselves. Give `store=` a journal and the message also survives a reset.
+What is better than it looks: `publish` at QoS 1 (and 2, which umqtt.simple does not have) stores the message first, and sends
+it again after the next connection. Give `store=` a journal and the message also survives a reset.
+
+A lost connection is an OSError, as with umqtt.simple: the first call that finds it lost raises it, once, and so does the first
+call after each failed attempt to connect again. A program that calls `connect` then is connected when that returns. One that
+goes on without is connected again by its next calls, with backoff, and its subscriptions are restored. It knows the client;
+what few programs ask for is in `ssl_params` and `sock`, which are loaded when they are needed.
 """
 
-from .client import Client
-from .compat import TYPE_CHECKING, ticks_ms
-from .errors import ConnectionLost, ConnectRefused, Refused
+from errno import ETIMEDOUT
+
+from .client import Client, octets
+from .compat import TYPE_CHECKING, const, ticks_add, ticks_diff, ticks_ms
+from .errors import ConnectionLost, ConnectRefused, DeadlineExpired, Refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any  # noqa: TID251
+
+    from .session.message import Message
+
+_SLICE_MS = const(200)  # how soon `wait_msg` says that the connection is lost
+_HELD_MS = const(1 << 28)
 
 
 class MQTTException(Exception):
     """The broker refused something; the argument is its code."""
 
 
+def outward(error: "BaseException | None") -> Exception:
+    """Return what this face raises for an error of the network (None: there is no connection): an OSError or MQTTException."""
+    if isinstance(error, ConnectRefused):
+        return MQTTException(error.code)
+    if isinstance(error, OSError):
+        return error
+    return OSError(ETIMEDOUT if isinstance(error, DeadlineExpired) else -1, str(error or "not connected"))
+
+
 class MQTTClient:
-    """A client with umqtt.simple's signatures; `store` and `ssl_params` are keywords of ours.
+    """A client with umqtt.simple's signatures; `store` and `options` are keywords of ours.
+
+    `user`, `pswd` and `keepalive` may be set until `connect` is called, also again. `sock` is None while there is no connection;
+    else its `setblocking`, `settimeout`, `close` and a poller's `register` do what they do to umqtt's socket.
 
     Args:
         client_id, server: str or bytes.
         port: 0 for 1883, or 8883 with ssl.
         user, password: str or bytes; None for none.
         keepalive: seconds; 0: a link that dies silently is noticed only where an answer is due.
+        ssl: an SSLContext; or True for what ssl_params say.
+        ssl_params: what `ssl.wrap_socket` took (see `flashmqtt.ssl_params`). Without a CA in it, the broker's certificate is not
+            checked, and a line says so.
         store: a `Journal`, so that messages survive a reset; None keeps them in RAM.
         options: what `flashmqtt.client.Client` takes besides.
-        ssl: an SSLContext, or True to have one made of ssl_params (see `flashmqtt.tls.context`).
     """
 
     def __init__(
@@ -46,25 +72,36 @@ class MQTTClient:
         store: "Any" = None,
         **options: "Any",
     ) -> None:
-        if ssl is True:
-            from .tls import context
-
-            ssl = context(**(ssl_params or {}))
         self.client_id = client_id
         self.server = server
         self.port = port or (8883 if ssl else 1883)
+        self.ssl = ssl
+        self.ssl_params = ssl_params
         self.cb: "Callable[[bytes, bytes], object] | None" = None
+        self.user = user
+        self.pswd = password
         self.keepalive = keepalive
         self._options = options
-        self._options.update(user=user, password=password, keep_alive_s=keepalive, tls=ssl or None, store=store)
+        options["store"] = store
         self._will: "Any" = None
         self._unseen = 0  # messages that were handed over and not yet waited for
+        self._op = 0  # the last one's first byte
+        self._pinging = False  # a PINGRESP ends `wait_msg`
+        self._limit_ms: "Any" = None  # how long `wait_msg` may take: see `sock`
+        self._error: "Any" = None  # why the connection was lost, or not made again, where nobody was told yet
+        self._retry_ms = 0  # when the link tries again
+        self._fail: "Any" = None
         self._client: "Any" = None
+        self._sock: "Any" = None
 
     def __getattr__(self, name: str) -> "Any":
-        """Answer for `sock`: the socket, None while there is no connection."""
+        """Answer for `sock`: what stands for the socket, None while there is no connection."""
         if name == "sock":
-            return self._client.link.sock if self._client else None
+            if not (self._client and self._client.connected):
+                return None
+            from .sock import sock
+
+            return sock(self)
         raise AttributeError(name)
 
     def set_callback(self, f: "Callable[[bytes, bytes], object] | None") -> None:
@@ -86,7 +123,7 @@ class MQTTClient:
             topic, msg: str or bytes.
             retain, qos: as for `publish`.
         """
-        self._will = (topic, msg, qos, retain)
+        self._will = (octets(topic), octets(msg), qos, retain)
 
     def connect(self, clean_session: bool = True, timeout: "float | None" = None) -> int:
         """Connect; return 1 where the broker still knew the session, else 0.
@@ -100,38 +137,81 @@ class MQTTClient:
         """
         client = self._client
         if client is None:
-            client = self._client = Client(
-                self.server, self.port, self.client_id, will=self._will, clean=clean_session, **self._options
-            )
-            client.on_message = self._on_message if self.cb else None
-        client.connection.clean = bool(clean_session)
-        client.link.stop()
-        client.start()
+            client = self._client = self._make()
+        connection = client.connection
+        connection.user = octets(self.user) if self.user else None
+        connection.password = octets(self.pswd) if self.user and self.pswd is not None else None
+        connection.keep_alive_s = self.keepalive
+        connection.will = self._will
+        connection.clean = bool(clean_session)
+        link = client.link
+        if link.sock:
+            link.stop()
+        link.error = self._error = None
+        link._retry_at(ticks_ms())  # at once: how often it is tried is the program's affair here
         deadline = client._deadline(timeout)
-        try:
-            while not client.connected:
-                client._wait_step(deadline, "connect")
-                if client.error:
-                    raise client.error
-        except ConnectRefused as refused:
-            client.link.stop()
-            raise MQTTException(refused.code)
-        except ConnectionLost as lost:
-            client.link.stop()
-            raise OSError(-1, str(lost))
-        except OSError:
-            client.link.stop()
-            raise
-        return int(client.connection.session_present)
+        while not link.is_open():
+            if not self._error and ticks_diff(deadline, ticks_ms()) <= 0:
+                self._error = DeadlineExpired("not connected in time")
+            if self._error:
+                link.stop()
+                link.error = self._error
+                self._report()
+            client._wait_step(deadline, None)
+        return int(connection.session_present)
+
+    def _make(self) -> Client:
+        """Return the client that the arguments describe."""
+        tls = self.ssl or None
+        params = self.ssl_params or {}
+        if tls and not hasattr(tls, "load_cert_chain"):
+            from .ssl_params import context
+
+            tls = context(params, self._options.get("log") or print)
+        client = Client(
+            _text(self.server),
+            self.port,
+            self.client_id,
+            keep_alive_s=self.keepalive,
+            will=self._will,
+            tls=tls,
+            server_name=_text(params.get("server_hostname")),
+            **self._options,
+        )
+        client.on_message = self._on_message if self.cb else None
+        self._fail = client.link.fail  # the log's, where there is one
+        client.link.fail = self._failed  # type: ignore[method-assign]
+        return client
+
+    def _failed(self, error: Exception, now_ms: int) -> None:
+        """Do what the link does when it fails, but try again only when the program was told why."""
+        link = self._client.link
+        self._fail(error, now_ms)
+        self._error = link.error
+        self._retry_ms = link._since_ms
+        link._since_ms = ticks_add(now_ms, _HELD_MS)
 
     def disconnect(self) -> None:
         """End the connection."""
-        self._client.disconnect()
+        if self._client:
+            self._client.disconnect()
 
     def ping(self) -> None:
-        """Send a PINGREQ now; with keepalive set it happens by itself."""
-        self._client.connection.ping()
-        self._client.link.flush(ticks_ms())
+        """Send a PINGREQ now; with keepalive set it happens by itself. Its answer ends a `wait_msg`, which returns None.
+
+        Raises:
+            OSError: there is no connection.
+        """
+        client = self._client
+        if client.session.busy:
+            return  # called from a timer, in the middle of another call: that one shows that we are alive
+        connection = client.connection
+        now_ms = ticks_ms()
+        if connection.ping():
+            self._pinging = connection._pinged = True
+            connection._pinged_ms = now_ms
+            client.link.flush(now_ms)
+        self._need()
 
     def publish(
         self,
@@ -146,40 +226,116 @@ class MQTTClient:
             topic, msg: str or bytes.
             retain: the broker keeps it as the topic's last value.
             qos: 0, 1 or 2; at 1 and 2 it is stored first, and sent later where there is no connection.
+
+        Raises:
+            OSError: the connection is lost. At QoS 0 the message is, too. At QoS 1 and 2 it is stored and will be sent:
+                published again, it comes twice.
         """
         client = self._client
         handle = client.publish(topic, msg, qos, retain)
-        if handle and not client.link.handling:
+        if client.link.handling:
+            return
+        if not qos:
+            self._need()
+            return
+        if handle:
             while client.connected and not client.session.is_done(handle):
                 client._wait_step(client._deadline(1), None)
+        self._report()
 
-    def subscribe(self, topic: "str | bytes | bytearray | memoryview", qos: int = 0) -> None:
+    def subscribe(self, topic: "str | bytes", qos: int = 0) -> None:
         """Subscribe to a topic filter, str or bytes, at this QoS or less (qos: 0, 1 or 2).
 
         Raises:
-            MQTTException: the broker refused. AssertionError: there is no callback yet.
+            OSError: there is no connection. MQTTException: the broker refused. AssertionError: there is no callback yet.
         """
         if self.cb is None:
             raise AssertionError("Subscribe callback is not set")
+        self._ask(self._client.subscribe, topic, qos)
+
+    def unsubscribe(self, topic: "str | bytes") -> None:
+        """End the subscription of a topic filter, str or bytes.
+
+        Raises:
+            OSError: there is no connection. MQTTException: the broker refused.
+        """
+        self._ask(self._client.unsubscribe, topic)
+
+    def _ask(self, ask: "Callable[..., object]", *arguments: object) -> None:
         try:
-            self._client.subscribe(topic, qos)
+            ask(*arguments)
         except Refused as refused:
             raise MQTTException(refused.code)
+        except ConnectionLost as lost:
+            raise outward(lost)
+        self._need()
 
-    def wait_msg(self) -> None:
-        """Wait until one message was handed to the callback; the link is kept, and made again, meanwhile."""
-        while not self._unseen:
-            self._client.poll(1000)
-        self._unseen -= 1
+    def wait_msg(self) -> "int | None":
+        """Wait until one message was handed to the callback, and return its first byte; or None: a `ping` was answered.
 
-    def check_msg(self) -> None:
-        """Hand over what has come, without waiting; from a callback: when that has returned."""
-        if not self._client.link.handling:
-            self._client.poll(0)
+        Raises:
+            OSError: the connection is lost, or could not be made again: once each time.
+        """
+        if self._limit_ms is not None:
+            from .sock import wait
+
+            return wait(self)
+        while True:
+            op = self._take(_SLICE_MS)
+            if op != 0:
+                return op
+
+    def check_msg(self) -> "int | None":
+        """Hand over what has come, without waiting; from a callback: when that has returned.
+
+        Return the first byte of the last message that was handed over, or None.
+
+        Raises:
+            OSError: as for `wait_msg`.
+        """
+        if self._client.link.handling:
+            return None
+        op = self._take(0)
         self._unseen = 0
+        return op or None
 
-    def _on_message(self, message: "Any") -> None:
+    def _take(self, timeout_ms: int) -> "int | None":
+        """Return a message's first byte, None for a PINGRESP that was asked for, or 0: nothing came in this time."""
+        client = self._client
+        client.poll(0 if self._unseen else timeout_ms)
+        if self._unseen:
+            self._unseen -= 1
+            return self._op
+        if self._pinging and not client.connection._pinged:
+            self._pinging = False
+            return None
+        if not client.link._state:  # stopped
+            self._need()
+        self._report()
+        return 0
+
+    def _report(self) -> None:
+        """Raise why the connection was lost, or could not be made again; once."""
+        error = self._error
+        if error:
+            self._error = None
+            self._client.link._since_ms = self._retry_ms
+            raise outward(error)
+
+    def _need(self) -> None:
+        """Raise why there is no connection, if there is none."""
+        link = self._client.link
+        if not (link.is_open() or link.handling):
+            self._report()
+            raise outward(link.error)
+
+    def _on_message(self, message: "Message") -> None:
         # `publish` hands messages over too: the wait_msg that follows it must not wait for one that was handed over already.
         self._unseen += 1
+        self._op = 0x30 | message.dup << 3 | message.qos << 1 | message.retain
         callback: "Any" = self.cb
         callback(bytes(message.topic_view), message.payload)
+
+
+def _text(name: "Any") -> "Any":
+    return str(name, "utf-8") if isinstance(name, bytes) else name

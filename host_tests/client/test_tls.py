@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -84,7 +85,7 @@ def ports(certificates, tmp_path_factory):
 
 def connect(interpreter: str, port: int, options: dict, program: str = "tls_case.py") -> str:
     """Run a program that connects; return what it printed."""
-    case = Path(__file__).with_name(program)
+    case = Path(__file__).parent / program
     python = [sys.executable] if interpreter == "cpython" else [str(MICROPYTHON), "-X", "heapsize=1M"]
     path = ".frozen:" + str(ROOT / "firmware")  # on MicroPython `ssl` is a frozen module
     ran = subprocess.run(
@@ -267,6 +268,66 @@ def test_a_key_of_another_certificate_is_named(files):
     printed = connect("cpython", 1, {"ca": f"{files}/ca.crt", "cert": f"{files}/board.crt", "key": f"{files}/good.key"})
     assert printed.startswith("UsageError "), printed
     assert "good.key" in printed
+
+
+NOT_CHECKED = "flashmqtt: the broker's certificate is not checked"
+
+
+@pytest.mark.req("R6")
+@pytest.mark.parametrize("interpreter", ["cpython", "micropython"])
+@pytest.mark.parametrize(
+    ("listener", "options", "outcome"),
+    [
+        ("localhost", {}, NOT_CHECKED),
+        ("elsewhere", {"server_hostname": "localhost"}, NOT_CHECKED),
+        ("expired", {"server_hostname": b"localhost", "server": b"127.0.0.1"}, NOT_CHECKED),
+        ("good", {"ssl": "module", "server_hostname": "localhost"}, NOT_CHECKED),
+        ("mutual", {"cert": "text:board.crt", "key": "text:board.key", "server_side": False}, NOT_CHECKED),
+        ("localhost", {"cert_reqs": 0}, "connected 2"),
+        ("localhost", {"insecure": True}, "connected 2"),
+        ("good", {"cadata": "stranger.crt", "cert_reqs": 0}, "connected 2"),
+        ("good", {"cadata": "text:ca.crt"}, "connected 2"),
+        ("good", {"cadata": "bytes:ca.crt", "cert_reqs": 2, "do_handshake": True}, "connected 2"),
+        ("good", {"cadata": "bytes:ca.der", "cert_reqs": 2}, "connected 2"),
+        ("good", {"ca_certs": "ca.crt", "cert_reqs": 2}, "connected 2"),
+        ("good", {"ssl": "context", "cadata": "bytes:ca.der"}, "connected 2"),
+        ("good", {"ssl": "native", "cadata": "bytes:ca.der"}, "connected 2"),
+        ("elsewhere", {"cadata": "ca.crt", "server_hostname": "elsewhere", "server": "127.0.0.1"}, "connected 2"),
+        ("mutual", {"cadata": "ca.der", "cert": "bytes:board.der", "key": "bytes:boardkey.der"}, "connected 2"),
+        ("mutual", {"ca_certs": "ca.crt", "certfile": "board.crt", "keyfile": "board.key"}, "connected 2"),
+        ("good", {"cadata": "text:stranger.crt"}, "OSError"),
+        ("elsewhere", {"cadata": "ca.crt"}, "OSError"),
+        ("mutual", {"cadata": "ca.crt"}, "OSError"),
+        ("good", {"ssl": "context", "cadata": "bytes:board.der"}, "OSError"),
+        ("good", {"cert_reqs": 2}, "UsageError TLS needs ca"),
+        ("good", {"server_side": True}, "UsageError ssl_params 'server_side': ca, ca_certs, cadata, cert"),
+        ("good", {"pin": "1234"}, "UsageError ssl_params 'pin': ca, ca_certs, cadata, cert"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "-".join(f"{k}_{v}" for k, v in value.items()),
+)
+def test_umqtts_arguments_for_tls_do_what_they_did(interpreter, listener, options, outcome, files, ports):
+    arguments = {}
+    for key, value in options.items():
+        if isinstance(value, str) and value.endswith((".crt", ".key", ".der")):
+            kind, _, name = value.rpartition(":")
+            arguments[key] = f"{kind}:{files}/{name}" if kind else f"{files}/{name}"
+        else:
+            arguments[key] = value
+    printed = connect(interpreter, ports[listener], arguments, "simple_tls_case.py")
+    assert printed.startswith(outcome), printed
+    assert printed.count(NOT_CHECKED) == (outcome == NOT_CHECKED), printed
+    assert outcome != NOT_CHECKED or printed.endswith("connected 2\n"), printed
+
+
+@pytest.mark.req("R6")
+@pytest.mark.parametrize("interpreter", ["cpython", "micropython"])
+def test_the_program_for_umqtt_with_tls_in_the_document_runs(interpreter, certificates, ports, tmp_path):
+    page = (ROOT / "firmware" / "MOVING_FROM_UMQTT_SIMPLE.md").read_text()
+    program = next(part for part in re.findall(r"^```python\n(.*?)^```", page, re.M | re.S) if "ssl_params" in part)
+    program = program.replace('"broker.example", user', f'"localhost", {ports["good"]}, user')
+    program = program.replace("broker.example", "localhost").replace("ca.pem", f"{certificates}/ca.crt")
+    (tmp_path / "program.py").write_text(program + "print('published')\n")
+    assert connect(interpreter, ports["good"], {}, str(tmp_path / "program.py")) == "published\n"
 
 
 @pytest.mark.req("B4")

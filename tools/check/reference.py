@@ -63,9 +63,11 @@ class Shown:
 
 
 PUBLIC = (
-    Shown("The three faces", "firmware/flashmqtt/client.py", ("Client",), ("put", "want", "note_refusal")),
+    Shown("The faces", "firmware/flashmqtt/client.py", ("Client",), ("put", "want", "note_refusal")),
     Shown("", "firmware/flashmqtt/aio.py", ("Client",)),
     Shown("", "firmware/flashmqtt/simple.py", ("MQTTClient", "MQTTException")),
+    Shown("", "firmware/flashmqtt/robust.py", ("MQTTClient",)),
+    Shown("", "firmware/flashmqtt/ssl_params.py", ("context",)),
     Shown("", "firmware/flashmqtt/mqtt_as.py", ("MQTTClient",)),
     Shown("What goes with them", "firmware/flashmqtt/session/message.py", ("Message",)),
     Shown("", "firmware/flashmqtt/session/level5.py", ("Level5",), methods=False),

@@ -44,7 +44,10 @@ PROGRAMS = {
     "pinned files": ("flashmqtt.flash.pinned",),
     "level 5": ("flashmqtt.session.level5",),
     "umqtt.simple's calls": ("flashmqtt.simple",),
+    "umqtt.robust's calls": ("flashmqtt.robust",),
+    "umqtt's socket": ("flashmqtt.sock",),
     "TLS": ("flashmqtt.tls",),
+    "umqtt's ssl_params": ("flashmqtt.ssl_params",),
     "asyncio": ("flashmqtt.aio",),
     "application": ("app.configuration", "app.application", "app.health", "app.discovery"),
     "mqtt_as's calls": ("flashmqtt.mqtt_as",),
@@ -69,7 +72,7 @@ for program, modules in names:
         try:
             __import__(name)
         except ImportError:
-            if name != "flashmqtt.tls":  # a unix port may be without
+            if name not in ("flashmqtt.tls", "flashmqtt.ssl_params"):  # a unix port may be without
                 raise
             continue
         print(program, name, used() - start, ",".join(sorted(m for m in sys.modules if m not in before)), sep="|")

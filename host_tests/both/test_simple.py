@@ -1,0 +1,390 @@
+"""umqtt.simple's and umqtt.robust's calls: what they return and raise when link, broker or program misbehave (R6)."""
+
+import pytest
+
+from flashmqtt import robust, simple
+from flashmqtt.backoff import Backoff
+from flashmqtt.compat import ticks_diff, ticks_ms
+from loopback import Loopback
+from wire import packet, publish
+
+PATIENCE_S = 30  # on a busy machine
+
+
+def made(face=simple, name="me", **options):
+    options.setdefault("backoff", Backoff(base_ms=20, cap_ms=100, lasting_ms=50))
+    broker = Loopback()
+    mqtt = face.MQTTClient(name, "127.0.0.1", broker.port, feed=broker, timeout_s=PATIENCE_S, **options)
+    mqtt.seen = []
+    mqtt.set_callback(lambda topic, payload: mqtt.seen.append((topic, payload)))
+    return broker, mqtt
+
+
+def connected(face=simple, **options):
+    broker, mqtt = made(face, **options)
+    mqtt.connect()
+    return broker, mqtt
+
+
+def again(broker, call):
+    """Call until it raises, while the broker works, too; return the error."""
+    begin = ticks_ms()
+    while ticks_diff(ticks_ms(), begin) < PATIENCE_S * 1000:
+        try:
+            call()
+        except Exception as error:
+            return error
+        if broker.listener:
+            broker()
+    raise AssertionError("raised nothing")
+
+
+def deliver(broker, mqtt):
+    """Look for messages until all that is stored is delivered."""
+    begin = ticks_ms()
+    while mqtt._client.pending:
+        assert ticks_diff(ticks_ms(), begin) < PATIENCE_S * 1000, "waited in vain"
+        broker()
+        mqtt.check_msg()
+
+
+@pytest.mark.req("R6")
+def test_the_first_byte_of_a_message_is_returned_and_none_where_nothing_came():
+    broker, mqtt = connected()
+    assert mqtt.check_msg() is None
+    broker.give(publish(b"a", b"1", 1, 7, retain=1))
+    while not mqtt.seen:
+        got = mqtt.check_msg()
+    assert got == 0x33 and mqtt.check_msg() is None
+    broker.give(publish(b"a", b"2"))
+    assert mqtt.wait_msg() == 0x30 and mqtt.seen == [(b"a", b"1"), (b"a", b"2")]
+    mqtt.disconnect()
+
+
+@pytest.mark.req("R6")
+def test_the_answer_to_a_ping_ends_a_wait():
+    for keepalive in (0, 60):
+        _, mqtt = connected(keepalive=keepalive)
+        mqtt.ping()
+        assert mqtt.wait_msg() is None
+        assert mqtt.check_msg() is None
+        mqtt.disconnect()
+
+
+@pytest.mark.req("R6", "B4")
+def test_a_closed_connection_is_an_os_error_once_and_connect_makes_it_again():
+    for call in ("wait_msg", "check_msg", "ping"):
+        broker, mqtt = connected()
+        mqtt.subscribe(b"a", 1)
+        broker.drop()
+        error = again(broker, getattr(mqtt, call))
+        assert isinstance(error, OSError), error
+        assert mqtt.connect() == 0
+        assert mqtt.check_msg() is None and mqtt.sock is not None and broker.connects == 2
+        mqtt.disconnect()
+
+
+@pytest.mark.req("R6")
+def test_a_closed_connection_is_error_minus_one():
+    broker, mqtt = connected()
+    broker.drop()
+    error = again(broker, mqtt.wait_msg)
+    assert type(error) is OSError and error.args[0] == -1
+    mqtt.disconnect()
+
+
+@pytest.mark.req("R6", "B4")
+def test_a_program_that_passes_over_the_error_is_connected_again():
+    broker, mqtt = connected()
+    mqtt.subscribe(b"a", 1)
+    broker.drop()
+    assert isinstance(again(broker, mqtt.check_msg), OSError)
+    while len(broker.of(8)) < 2:
+        broker()
+        mqtt.check_msg()
+    broker.give(publish(b"a", b"later", 0))
+    assert mqtt.wait_msg() == 0x30 and broker.connects == 2
+    mqtt.disconnect()
+
+
+@pytest.mark.req("R6", "B4")
+def test_each_failed_attempt_is_reported_once():
+    broker, mqtt = connected()
+    broker.close()
+    first = again(broker, mqtt.check_msg)
+    second = again(broker, mqtt.wait_msg)
+    assert isinstance(first, OSError) and isinstance(second, OSError) and second is not first
+    broker.open(broker.port)
+    while not mqtt._client.connected:
+        try:
+            broker()
+            mqtt.check_msg()
+        except OSError:
+            pass
+    mqtt.disconnect()
+    broker.close()
+
+
+@pytest.mark.req("R6", "S5")
+def test_what_was_published_at_qos_1_when_the_error_came_is_stored():
+    broker, mqtt = connected()
+    broker.answers_publish = False
+    mqtt._client.connection.response_ms = 100
+    error = again(broker, lambda: mqtt.publish(b"a", b"kept", qos=1))
+    assert isinstance(error, OSError) and mqtt._client.pending == 1
+    broker.answers_publish = True
+    mqtt.connect(False)
+    deliver(broker, mqtt)
+    assert len(broker.of(3)) == 2
+    mqtt.disconnect()
+
+
+@pytest.mark.req("R6")
+def test_what_could_not_be_sent_at_qos_0_is_said_every_time():
+    broker, mqtt = connected()
+    broker.close()
+    again(broker, lambda: mqtt.publish(b"a", b"1"))
+    for call in (lambda: mqtt.publish(b"a", b"2"), mqtt.ping, lambda: mqtt.subscribe(b"a")):
+        with pytest.raises(OSError):
+            call()
+    mqtt.disconnect()
+
+
+@pytest.mark.req("R6")
+def test_after_a_disconnect_every_call_says_that_there_is_no_connection():
+    broker, mqtt = connected()
+    mqtt.disconnect()
+    for call in (mqtt.check_msg, mqtt.wait_msg, mqtt.ping, lambda: mqtt.publish(b"a", b"1")):
+        with pytest.raises(OSError):
+            call()
+    mqtt.publish(b"a", b"stored", qos=1)
+    assert mqtt._client.pending == 1
+    mqtt.connect(False)
+    deliver(broker, mqtt)
+    mqtt.disconnect()
+
+
+@pytest.mark.req("R6")
+def test_a_disconnect_without_a_connection_does_nothing():
+    _, mqtt = made()
+    mqtt.disconnect()
+
+
+@pytest.mark.req("R6")
+def test_a_refused_connection_is_an_mqtt_exception_with_the_code():
+    broker, mqtt = made(name="me")
+    broker.code = 5
+    with pytest.raises(simple.MQTTException) as raised:
+        mqtt.connect()
+    assert raised.value.args == (5,) and str(raised.value) == "5"
+    broker.code = 0
+    assert mqtt.connect() == 0
+    mqtt.disconnect()
+
+
+@pytest.mark.req("R6")
+def test_no_answer_in_time_is_a_timeout():
+    from errno import ETIMEDOUT
+
+    broker, mqtt = made()
+    broker.deaf = True
+    with pytest.raises(OSError) as raised:
+        mqtt.connect(True, 0.05)
+    assert raised.value.args[0] == ETIMEDOUT
+    broker.close()
+
+
+@pytest.mark.req("R6")
+def test_connect_tries_at_once_also_after_a_reset_in_an_outage():
+    backoff = Backoff(base_ms=60000, cap_ms=60000)
+    backoff.step = 5  # as a journal would have kept it
+    _, mqtt = made(backoff=backoff)
+    begin = ticks_ms()
+    assert mqtt.connect() == 0
+    assert ticks_diff(ticks_ms(), begin) < 20000
+    mqtt.disconnect()
+
+
+@pytest.mark.req("R6")
+def test_a_packet_that_is_wrong_is_an_os_error():
+    broker, mqtt = connected()
+    broker.give(packet(0xF0))
+    assert isinstance(again(broker, mqtt.check_msg), OSError)
+    mqtt.disconnect()
+
+
+@pytest.mark.req("R6")
+def test_user_and_password_may_be_set_until_connect():
+    broker, mqtt = made()
+    mqtt.user = "me"
+    mqtt.pswd = b"secret"
+    mqtt.keepalive = 7
+    mqtt.connect()
+    assert broker.of(1)[0].endswith(b"\x00\x02me\x00\x06secret")
+    mqtt.disconnect()
+    mqtt.user = ""
+    mqtt.set_last_will("me/status", "off", qos=1)
+    mqtt.connect()
+    assert broker.of(1)[1].endswith(b"\x00\x09me/status\x00\x03off")
+    mqtt.disconnect()
+
+
+@pytest.mark.req("R6")
+def test_unsubscribe_ends_a_subscription():
+    broker, mqtt = connected()
+    mqtt.subscribe(b"a")
+    mqtt.unsubscribe("a")
+    assert len(broker.of(10)) == 1 and not mqtt._client.session.subscriptions
+    mqtt.disconnect()
+
+
+@pytest.mark.req("R6")
+def test_what_a_program_says_about_blocking_holds_for_the_next_wait():
+    broker, mqtt = connected()
+    mqtt.sock.setblocking(False)
+    assert mqtt.wait_msg() is None
+    mqtt.sock.settimeout(0.05)
+    with pytest.raises(OSError) as raised:
+        mqtt.wait_msg()
+    assert "no message" in str(raised.value)
+    broker.give(publish(b"a", b"1"))
+    mqtt.sock.settimeout(PATIENCE_S)
+    assert mqtt.wait_msg() == 0x30 and mqtt._limit_ms is None
+    mqtt.publish(b"a", b"1", qos=1)
+    assert mqtt.sock is mqtt.sock and mqtt._client.connected
+    mqtt.disconnect()
+
+
+@pytest.mark.req("R6")
+def test_a_program_may_poll_the_socket_and_close_it():
+    from select import poll
+
+    broker, mqtt = connected()
+    poller = poll()
+    poller.register(mqtt.sock, 1)
+    assert not poller.poll(0)
+    broker.give(publish(b"a", b"1"))
+    for _ in range(1000):
+        broker()
+        if poller.poll(10):
+            break
+    assert mqtt.check_msg() == 0x30
+    mqtt.sock.close()
+    assert mqtt.sock is None
+    with pytest.raises(OSError):
+        mqtt.check_msg()
+    broker()
+    assert broker.of(14) == [] and mqtt.connect() == 0
+    mqtt.disconnect()
+
+
+class Quick(robust.MQTTClient):
+    """What a program makes of umqtt.robust: other delays, a note of each error, a status when connected."""
+
+    DELAY = 0.01
+    notes: list = []
+
+    def log(self, in_reconnect, e):
+        self.notes.append(in_reconnect)
+        super().log(in_reconnect, e)
+
+    def connect(self, clean_session=True):
+        self.set_last_will(b"status", b"off", retain=True)
+        try:
+            return super().connect(clean_session)
+        finally:
+            self.publish(b"status", b"on", retain=True)
+
+
+class Face:
+    MQTTClient = Quick
+
+
+@pytest.mark.req("R6", "B4")
+@pytest.mark.parametrize("call", ["wait_msg", "check_msg", "ping", "publish", "publish 1", "subscribe"])
+def test_robust_connects_again_within_the_call_by_the_programs_own_connect(call):
+    Quick.notes = []
+    broker, mqtt = connected(Face)
+    assert mqtt.is_conn_issue() is False
+    broker()
+    broker.drop()
+    calls = {
+        "wait_msg": mqtt.wait_msg,
+        "check_msg": mqtt.check_msg,
+        "ping": mqtt.ping,
+        "publish": lambda: mqtt.publish(b"a", b"1"),
+        "publish 1": lambda: mqtt.publish(b"a", b"1", qos=1),
+        "subscribe": lambda: mqtt.subscribe(b"a"),
+    }
+    begin = ticks_ms()
+    take = broker.take
+
+    def greet(one):  # there is a message for whoever waits
+        take(one)
+        if call == "wait_msg" and one[0] >> 4 == 1:
+            broker.give(publish(b"a", b"1"))
+
+    broker.take = greet
+    while broker.connects < 2:
+        assert ticks_diff(ticks_ms(), begin) < PATIENCE_S * 1000
+        calls[call]()
+        broker()
+    deliver(broker, mqtt)
+    assert Quick.notes == [False]
+    mqtt.ping()
+    assert mqtt.wait_msg() in (None, 0x30)
+    assert len([body for body in broker.of(3) if body.endswith(b"on")]) == 2
+    mqtt.disconnect()
+
+
+@pytest.mark.req("R6", "B4")
+def test_robust_goes_on_trying_where_the_broker_is_away():
+    Quick.notes = []
+    broker, mqtt = connected(Face)
+    broker.close()
+    delays = []
+
+    def delay(i):
+        delays.append(i)
+        if i == 12:
+            broker.open(broker.port)
+
+    mqtt.delay = delay
+    while not delays:
+        mqtt.publish(b"a", b"1")
+    assert delays == list(range(1, 13)) and Quick.notes == [False] + [True] * 12
+    assert not mqtt.is_conn_issue() and broker.connects == 2
+    mqtt.disconnect()
+    broker.close()
+
+
+@pytest.mark.req("R6")
+def test_a_program_that_starts_before_its_broker_gets_there_with_robust():
+    Quick.notes = []
+    broker, mqtt = made(Face)
+    broker.close()
+    mqtt.delay = lambda i: broker.open(broker.port)
+    with pytest.raises(OSError):  # as with umqtt.robust: connected by what its own connect published
+        mqtt.connect()
+    assert not mqtt.is_conn_issue()
+    mqtt.disconnect()
+    broker.close()
+
+
+@pytest.mark.req("R6", "B4")
+def test_a_log_is_told_what_the_calls_raise():
+    lines = []
+    broker, mqtt = connected(log=lines.append)
+    broker.drop()
+    assert isinstance(again(broker, mqtt.check_msg), OSError)
+    mqtt.connect()
+    mqtt.disconnect()
+    assert [line.split(":")[1].strip().split(",")[0] for line in lines if "connect" in line] == [
+        "connecting to 127.0.0.1",
+        "connected",
+        "connection lost",
+        "connecting to 127.0.0.1",
+        "connected",
+        "disconnected",
+    ]
+    assert "again in " in lines[2]

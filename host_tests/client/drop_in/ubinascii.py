@@ -1,0 +1,3 @@
+"""Older programs name it so."""
+
+from binascii import hexlify  # noqa: F401

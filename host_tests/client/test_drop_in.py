@@ -1,0 +1,249 @@
+"""Programs of the shapes that are written for umqtt.simple and umqtt.robust, with the import changed and nothing else (R6).
+
+They run on MicroPython against mosquitto, which is killed and started again where a program has to live through that.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import paho.mqtt.client as paho
+import pytest
+
+from tools.broker import Broker, find_mosquitto
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAMS = Path(__file__).parent / "drop_in"
+MICROPYTHON = Path(sys.executable).parent / "micropython"
+PATIENCE_S = 60  # on a busy machine
+MESSAGE = "(b'drop_in', "
+
+pytestmark = [
+    pytest.mark.skipif(find_mosquitto() is None, reason="needs mosquitto"),
+    pytest.mark.skipif(not MICROPYTHON.exists(), reason="needs MicroPython"),
+]
+
+
+class Board:
+    """A program on MicroPython; `line` returns what it prints, line by line."""
+
+    def __init__(self, directory: Path, name: str, *arguments: object):
+        source = (PROGRAMS / f"{name}.py").read_text()
+        assert "flashmqtt" not in source
+        program = directory / f"{name}.py"
+        program.write_text(source.replace("umqtt.", "flashmqtt."))
+        path = f".frozen:{PROGRAMS}:{ROOT / 'firmware'}"
+        self.process = subprocess.Popen(
+            [str(MICROPYTHON), "-X", "heapsize=512K", str(program), *map(str, arguments)],
+            env={**os.environ, "MICROPYPATH": path},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self._lines: queue.Queue[str] = queue.Queue()
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        for line in self.process.stdout:
+            self._lines.put(line.rstrip("\n"))
+
+    def line(self) -> str:
+        return self._lines.get(timeout=PATIENCE_S)
+
+    def until(self, wanted: str) -> list[str]:
+        """Return the lines up to the wanted one, without messages: a broker that was killed sends some again."""
+        lines = []
+        while True:
+            line = self.line()
+            if line == wanted:
+                return lines
+            if not line.startswith(MESSAGE):
+                lines.append(line)
+            assert not line.startswith("Traceback"), [*lines, *self.rest()]
+
+    def past_messages(self) -> str:
+        """Return the first line that shows no message."""
+        while True:
+            line = self.line()
+            if not line.startswith(MESSAGE):
+                return line
+
+    def rest(self) -> list[str]:
+        """Return what it prints until it ends."""
+        self.process.wait(PATIENCE_S)
+        self._reader.join(PATIENCE_S)
+        return list(self._lines.queue)
+
+    def __enter__(self) -> Board:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.process.kill()
+        self.process.wait()
+        self._reader.join(PATIENCE_S)
+        self.process.stdout.close()
+
+
+class Peer:
+    """The other end: publishes, and keeps what it hears."""
+
+    def __init__(self, port: int):
+        self.heard: list[tuple[str, bytes]] = []
+        self._subscribed = threading.Event()
+        self._client = paho.Client(paho.CallbackAPIVersion.VERSION2, client_id="peer")
+        self._client.on_connect = lambda client, *_: client.subscribe("#", 1)
+        self._client.on_subscribe = lambda *_: self._subscribed.set()
+        self._client.on_message = lambda _, __, message: self.heard.append((message.topic, message.payload))
+        self._client.connect("127.0.0.1", port)
+        self._client.loop_start()
+        assert self._subscribed.wait(PATIENCE_S)
+
+    def publish(self, *payloads: bytes, topic: str = "drop_in") -> None:
+        for payload in payloads:
+            self._client.publish(topic, payload, 1).wait_for_publish(PATIENCE_S)
+
+    def publish_until(self, board: Board, payload: bytes) -> list[str]:
+        """Publish, again and again, until the board has printed it; return what it printed before."""
+        lines: list[str] = []
+        seen = threading.Thread(target=lambda: lines.extend(board.until(f"(b'drop_in', {payload!r})")))
+        seen.start()
+        while seen.is_alive():  # a broker that was killed may have forgotten the subscription, until it is restored
+            self.publish(payload)
+            seen.join(0.2)
+        return lines
+
+    def until(self, *wanted: tuple[str, bytes]) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while any(self.heard.count(one) < wanted.count(one) for one in wanted):
+            assert time.monotonic() < deadline, self.heard
+            time.sleep(0.02)
+
+    def __enter__(self) -> Peer:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._client.disconnect()
+        self._client.loop_stop()
+
+
+@pytest.fixture
+def broker(tmp_path):
+    with Broker(tmp_path / "broker", kind="mosquitto") as running:
+        yield running
+
+
+@pytest.mark.req("R6")
+def test_a_program_that_publishes_once(tmp_path, broker):
+    with Peer(broker.port) as peer, Board(tmp_path, "pub", broker.port, "pub") as board:
+        assert board.rest() == [] and board.process.returncode == 0
+        peer.until(("drop_in", b"hello"))
+
+
+@pytest.mark.req("R6")
+def test_a_program_that_publishes_when_a_button_is_pressed(tmp_path, broker):
+    with Peer(broker.port) as peer, Board(tmp_path, "pub_button", broker.port) as board:
+        assert board.line() == "Connected to 127.0.0.1"
+        peer.until(("drop_in", b"toggle"), ("drop_in", b"toggle"))
+        assert board.rest() == []
+
+
+@pytest.mark.req("R6")
+@pytest.mark.parametrize("how", ["wait", "check"])
+def test_a_program_that_prints_what_comes(tmp_path, broker, how):
+    with Peer(broker.port) as peer, Board(tmp_path, "sub", broker.port, how) as board:
+        assert board.line() == "subscribed"
+        peer.publish(b"1", b"2", b"end")
+        assert board.rest() == [f"(b'drop_in', b'{payload}')" for payload in ("1", "2", "end")]
+
+
+@pytest.mark.req("R6")
+def test_a_program_that_switches_a_lamp_and_disconnects_at_ctrl_c(tmp_path, broker):
+    with Peer(broker.port) as peer, Board(tmp_path, "sub_led", broker.port) as board:
+        assert board.line() == "subscribed"
+        peer.publish(b"on", b"toggle", b"toggle", b"off", b"end")
+        lamp = {"on": 0, "toggle": 1, "toggle ": 0, "off": 1}
+        shown = [f"b'drop_in' b'{payload.strip()}' {value}" for payload, value in lamp.items()]
+        assert board.rest() == [*shown, "disconnected"] and board.process.returncode == 0
+
+
+@pytest.mark.req("R6", "B4")
+def test_a_robust_program_lives_through_a_broker_that_is_killed(tmp_path, broker):
+    with Board(tmp_path, "sub_robust", broker.port) as board:
+        assert [board.line(), board.line()] == ["a new session", "subscribed"]
+        for i in range(3):
+            with Peer(broker.port) as peer:
+                tried = peer.publish_until(board, b"%d" % i)
+            assert all(line.startswith("mqtt reconnect: OSError(") for line in tried), tried
+            broker.kill()
+            assert board.past_messages().startswith("mqtt: OSError(")
+            assert board.line().startswith("mqtt reconnect: OSError(")
+            broker.start()
+
+
+@pytest.mark.req("R6", "B4")
+def test_a_robust_program_says_that_it_is_there_with_every_connection(tmp_path, broker):
+    with Board(tmp_path, "status_robust", broker.port) as board:
+        assert board.line() == "subscribed"
+        with Peer(broker.port) as peer:
+            peer.until(("status", b"Online"))
+        broker.kill()
+        assert board.line().startswith("mqtt: OSError(")
+        broker.start()
+        with Peer(broker.port) as peer:
+            peer.until(("status", b"Online"))
+            peer.publish_until(board, b"1")  # the subscription is restored, too, at some time
+
+
+@pytest.mark.req("R6", "B4")
+def test_a_robust_program_whose_connection_the_broker_ended_subscribes_again(tmp_path, broker):
+    with Board(tmp_path, "resubscribe_robust", broker.port) as board:
+        assert [board.line(), board.line()] == ["False", "(b'drop_in', b'message 1')"]
+        other = paho.Client(paho.CallbackAPIVersion.VERSION2, client_id="resubscribe")  # the broker ends the elder one
+        other.connect("127.0.0.1", broker.port)
+        other.loop_start()
+        while not other.is_connected():
+            time.sleep(0.01)
+        other.disconnect()
+        other.loop_stop()
+        assert board.line().startswith("mqtt: OSError(")
+        assert board.rest() == ["None", "(b'drop_in', b'message 3')"]
+
+
+@pytest.mark.req("R6", "B4")
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_program_that_starts_anew_after_an_error_gets_the_error(tmp_path, broker, moment):
+    if moment == "before":
+        broker.kill()
+    with Board(tmp_path, "restart", broker.port) as board:
+        if moment == "after":
+            assert board.line() == "Connected to the broker, subscribed to b'drop_in'"
+            with Peer(broker.port) as peer:
+                peer.until(("hello", b"Hello #1"))
+                peer.publish(b"1")
+                assert board.line() == "(b'drop_in', b'1')"
+                peer.until(("notification", b"received"))
+            broker.kill()
+        assert board.rest() == ["Failed to connect to MQTT broker. Reconnecting...", "reset"]
+
+
+@pytest.mark.req("R6", "B4")
+def test_a_program_that_connects_again_by_hand(tmp_path, broker):
+    with Board(tmp_path, "by_hand", broker.port) as board:
+        assert board.line() == "connected"
+        for payload in (b"1", b"2"):
+            broker.kill()
+            assert board.past_messages() == "lost"
+            assert board.line() == "not connected"
+            broker.start()
+            assert set(board.until("connected")) <= {"not connected"}
+            with Peer(broker.port) as peer:
+                peer.until(("status", b"online"))
+                peer.publish_until(board, payload)
