@@ -551,7 +551,7 @@ PLANS = (
     Plan("clean-between", 4, letters=("ac",), steps=(1,), cuts=5),
     Plan("clean-five", 5, letters=("ac", "", "a"), steps=(2, 0, 1), cuts=5),
 )
-SHORT_PLANS = ("first-256", "two-steps-64", "two-steps-1", "full")
+SHORT_PLANS = ("first-256", "two-steps-64", "two-steps-1", "full", "clean-five")
 
 
 # --- mutations: the check must be able to fail ---

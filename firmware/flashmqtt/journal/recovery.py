@@ -52,7 +52,8 @@ class Recovery:
         self._header = bytearray(_PAGE)
         self._last = bytearray(_PAGE)
         self._last_at = self._end = 0
-        self._mounts = 0
+        self._mounts = self._ends_clean = 0  # of the sector that was looked at last
+        self._void_to = 0  # what the next opening has to be beyond
         self._magic = False  # does any sector begin as a journal's does?
         self._places: "list[Any]" = []  # of held messages: (key, place), oldest first
 
@@ -119,6 +120,8 @@ class Recovery:
                 j._seqs[sector] = 0  # an opening that was cut
                 continue
             asked += 1
+            if self._ends_clean:
+                self._void_to = max(self._void_to, below + _VOIDED * (self._mounts + 1))
             if head < 0:
                 head = sector
             elif j._seqs[head] <= below + _VOIDED * self._mounts:
@@ -142,11 +145,12 @@ class Recovery:
         j = self.j
         at = 0
         counts = False
-        self._mounts = 0
+        self._mounts = self._ends_clean = 0
         while j._find(sector, at, j._sector_bytes):
             at = j._at + j._size
             state = j._kind & _TYPE == _STATE
             counts = counts or state or not j._kind & _MOUNT
+            self._ends_clean = state and j._kind & _LAST
             if state and j._kind & _MOUNT:
                 self._mounts += 1
         return counts
@@ -183,6 +187,8 @@ class Recovery:
         if clean and self._mount_behind():
             return
         j.boot += 1
+        # A mount record that was cut behind a clean end may read whole one day: what is opened now is beyond what it makes void.
+        j._ring_seq = max(j._ring_seq, self._void_to)
         try:
             j._open_after_cut()
         except StoreWorn:
