@@ -3,7 +3,6 @@
 Loaded with the first such call. It knows the session and its requests; what comes of it is theirs.
 """
 
-from flashmqtt.arguments import check_octets
 from flashmqtt.codec.subscribe import put_unsubscribe
 from flashmqtt.compat import TYPE_CHECKING, const
 from flashmqtt.errors import BufferTooSmall, UsageError
@@ -83,5 +82,7 @@ def _octets(text: "Any") -> "Any":
     if isinstance(text, str):
         return text.encode()
     if not isinstance(text, (bytes, bytearray)):
+        from flashmqtt.arguments import check_octets
+
         check_octets(text)
     return text
