@@ -250,6 +250,17 @@ def test_two_boards_under_one_id_return_again_and_again(kind):
     assert sum(outcome(landed([*other, *one]))["n_returns"].values()) <= 1
 
 
+@pytest.mark.req("P4")
+def test_boots_of_one_told_life_that_arrive_crosswise_are_no_returns():
+    first = [payload(1, seq, identity=5) for seq in range(1, 7)]
+    second = [payload(2, seq, identity=5) for seq in range(7, 13)]
+    found = assert_batches_make_no_difference(
+        landed([message for pair in zip(second, first, strict=True) for message in pair]), most=2
+    )
+    assert sum(found["n_returns"].values()) == 0
+    assert len(in_tables(found)) == 12
+
+
 def test_messages_of_several_collectors_are_no_returns():
     landing = Landing(None)
     for seq in range(1, 21):

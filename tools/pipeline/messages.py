@@ -360,7 +360,9 @@ class _Batch:
             previous[first] = of_front
             last.append(previous)
         back = now[1] < last[1]
-        back |= (now[1] == last[1]) & ((now[2] < last[2]) | (now[3] < last[3] - FAR_BACK))
+        # Two boards have not the same number for their life: where one is told, only faults on the way bring an older boot again.
+        unnamed = self.messages["life"].to_numpy()[at] == 0
+        back |= unnamed & (now[1] == last[1]) & ((now[2] < last[2]) | (now[3] < last[3] - FAR_BACK))
         back[first[before[0] == 0]] = False  # nothing came of these devices before
         returned[position[at[back]]] = True
         ends = np.append(first[1:] - 1, len(at) - 1)

@@ -106,8 +106,8 @@ TALLY = pa.schema(
         pa.field("resent", pa.int64(), nullable=False),
         pa.field("replayed", pa.int64(), nullable=False),
         pa.field("reordered", pa.int64(), nullable=False),
-        # How often the device's newest message went back to an older life or boot, or far back in its numbers: one board
-        # does so hardly ever, two under one id do it all the time.
+        # How often the device's newest message went back to an older life; where boards tell no life, also to an older boot,
+        # or far back in its numbers: one board does so hardly ever, two under one id do it all the time.
         pa.field("returns", pa.int64(), nullable=False),
         pa.field("first_arrival", MOMENT, nullable=False),
         pa.field("last_arrival", MOMENT, nullable=False),
