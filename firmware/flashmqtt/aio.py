@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any  # noqa: TID251
 
+    from .backoff import Backoff
+    from .session.level5 import Level5
     from .session.message import Message
 
 _POLLOUT = const(4)
@@ -128,7 +130,7 @@ class Client:
         on_damaged: "Callable[[int], Any] | None"
         on_oversize: "Callable[[Any, int], Any] | None"
 
-    def __init__(self, *arguments: "Any", **options: "Any") -> None:
+    def _begin(self, *arguments: "Any", **options: "Any") -> None:
         self._blocking = blocking = _Blocking(*arguments, **options)
         blocking.call = self._call  # type: ignore[method-assign, assignment]
         self.session = blocking.session
@@ -149,6 +151,45 @@ class Client:
         self._held: "list[Any]" = []  # (task, message) that iterate: who has what
         self._iterated = False
         self._awaited: "Any" = None  # an `on_message` that is known to be an `async def` function
+
+    if TYPE_CHECKING:  # `client.Client`'s; a board only passes on what it is given
+
+        def __init__(
+            self,
+            host: "str | bytes",
+            port: int = 1883,
+            client_id: "str | bytes" = b"",
+            store: "Any" = None,
+            level: int = 4,
+            user: "str | bytes | None" = None,
+            password: "str | bytes | None" = None,
+            keep_alive_s: int = 60,
+            will: "tuple[Any, Any, int, bool] | None" = None,
+            window: int = 8,
+            buffer_bytes: int = 1024,
+            clean: bool = False,
+            tls: "Any" = None,
+            server_name: "str | None" = None,
+            timeout_s: float = 10,
+            response_s: float = 30,
+            retry_ms: "int | None" = None,
+            republish: bool = True,
+            backoff: "Backoff | None" = None,
+            feed: "Callable[[], object] | None" = None,
+            five: "Level5 | None" = None,
+            chunks: bool = False,
+            max_qos: int = 2,
+            refuse_after: int = 5,
+            waiting: int = 64,
+            waiting_bytes: "int | None" = None,
+            unclaimed: str = "drop",
+            unclaimed_s: float = 60,
+            attempts: int = 5,
+            log: "Callable[[str], object] | None" = None,
+        ) -> None: ...
+
+    else:
+        __init__ = _begin
 
     def __getattr__(self, name: str) -> "Any":
         """Answer for what the blocking client has."""

@@ -51,7 +51,8 @@ def blocking() -> bool:
 
 
 async def several_tasks() -> None:
-    async with aio.Client("broker.local", client_id="typed") as client:
+    journal = Journal(FileRegion("journal.bin", 16))
+    async with aio.Client("broker.local", 1883, "typed", journal, keep_alive_s=30, five=Level5(), log=print) as client:
         await client.subscribe("commands/#", 1)
         await client.publish("typed/state", "here", retain=True)
         async for message in client:
@@ -75,6 +76,8 @@ from flashmqtt.flash.file import FileRegion
 from flashmqtt.simple import MQTTClient
 
 client = Client(1883, "broker.local")  # wrong
+Asynchronous(1883, "broker.local")  # wrong
+Asynchronous("broker.local", keepalive=60)  # wrong
 client.publish("topic", 21.5)  # wrong
 client.publish("topic", b"", qos="1")  # wrong
 client.subscribe("topic", handler=lambda: None)  # wrong

@@ -313,6 +313,12 @@ def test_api_reference_is_current():
     assert reference.PAGE.read_text() == reference.page(), f"run: {reference.WRITE}"
 
 
+def test_both_clients_are_made_with_the_same_arguments():
+    page = reference.page()
+    blocking, asynchronous = re.findall(r"^Client\(host:.*?\)\n```$", page, re.MULTILINE | re.DOTALL)
+    assert blocking == asynchronous
+
+
 def test_api_reference_names_every_argument():
     assert list(reference.unmentioned()) == []
 

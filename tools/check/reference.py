@@ -254,8 +254,9 @@ def parsed(path: Path) -> ast.Module:
 
 
 def constructor(node: ast.ClassDef) -> str:
-    """Return how an object is made."""
-    for function in node.body:
+    """Return how an object is made; where its types are for checkers only, as they say it."""
+    typed = [inner for one in node.body if isinstance(one, ast.If) for inner in one.body]
+    for function in (*node.body, *typed):
         if isinstance(function, ast.FunctionDef) and function.name == "__init__":
             return signature(function, node.name).partition(" -> ")[0]
     return f"{node.name}"
