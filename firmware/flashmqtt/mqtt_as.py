@@ -90,12 +90,14 @@ class MQTTClient(Client):
         if not given["server"] or given["gateway"]:
             raise UsageError("server %r, gateway %r" % (given["server"], given["gateway"]))
         ssl = given["ssl"]
-        if ssl is True:
-            from .tls import context
+        params = given["ssl_params"]
+        if ssl and not hasattr(ssl, "load_cert_chain"):
+            from .ssl_params import context
 
-            params = dict(given["ssl_params"])
-            options["server_name"] = params.pop("server_hostname", None)
-            ssl = context(**params)
+            ssl = context(params, options.get("log") or print)
+        name = params.get("server_hostname")
+        if name:
+            options["server_name"] = name if isinstance(name, str) else str(name, "utf-8")
         keep_alive_s = given["keepalive"]
         if given["ping_interval"]:  # a ping goes out when seven eighths of the keep alive have passed
             keep_alive_s = min(keep_alive_s or 65535, given["ping_interval"] * 8 // 7)

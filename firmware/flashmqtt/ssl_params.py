@@ -1,4 +1,4 @@
-"""What `ssl.wrap_socket` took, for `simple`'s `ssl=True, ssl_params={...}`; loaded with the first such connection.
+"""What `ssl.wrap_socket` took, for `ssl=True, ssl_params={...}` of `simple` and `mqtt_as`; loaded with the first such connection.
 
 | key | value |
 |---|---|

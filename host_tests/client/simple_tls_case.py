@@ -1,8 +1,9 @@
-"""One TLS connection with umqtt.simple's arguments, on either interpreter. Arguments: port and a dict of options.
+"""One TLS connection with umqtt.simple's arguments, or mqtt_as's, on either interpreter. Arguments: port and a dict of options.
 
 An option's value "text:file" stands for the file's text, "bytes:file" for its bytes.
 """
 
+import asyncio
 import ssl
 import sys
 
@@ -40,11 +41,30 @@ def context_of(kind, params):
     return context
 
 
+async def connect_as(config):
+    from flashmqtt.mqtt_as import MQTTClient
+
+    got = asyncio.Event()
+    config["subs_cb"] = lambda topic, msg, retained: msg == b"secret" and got.set()
+    client = MQTTClient(config)
+    await client.connect()
+    await client.subscribe("tls/#", 1)
+    await client.publish("tls/1", "x" * 900)
+    await client.publish("tls/2", "secret", qos=1)
+    await asyncio.wait_for(got.wait(), PATIENCE_S)
+    await client.disconnect()
+    print("connected")
+
+
 def main(port, options):
     server = options.pop("server", "localhost")
+    face = options.pop("face", "simple")
     kind = options.pop("ssl", True)
     params = {key: value_of(value) for key, value in options.items()}
     tls = context_of(kind, params)
+    if face == "mqtt_as":
+        asyncio.run(connect_as({"server": server, "port": port, "ssl": tls, "ssl_params": params}))
+        return
     got = []
     for i in range(1, 3):  # a program that connects again with a new client
         client = MQTTClient("tls", server, port, b"me", b"secret", 60, tls, params, backoff=None)

@@ -273,6 +273,18 @@ def test_a_key_of_another_certificate_is_named(files):
 NOT_CHECKED = "flashmqtt: the broker's certificate is not checked"
 
 
+def placed(options: dict, files: Path) -> dict:
+    """Return options with each file's name as its path."""
+    arguments = {}
+    for key, value in options.items():
+        if isinstance(value, str) and value.endswith((".crt", ".key", ".der")):
+            kind, _, name = value.rpartition(":")
+            arguments[key] = f"{kind}:{files}/{name}" if kind else f"{files}/{name}"
+        else:
+            arguments[key] = value
+    return arguments
+
+
 @pytest.mark.req("R6")
 @pytest.mark.parametrize("interpreter", ["cpython", "micropython"])
 @pytest.mark.parametrize(
@@ -306,17 +318,40 @@ NOT_CHECKED = "flashmqtt: the broker's certificate is not checked"
     ids=lambda value: value if isinstance(value, str) else "-".join(f"{k}_{v}" for k, v in value.items()),
 )
 def test_umqtts_arguments_for_tls_do_what_they_did(interpreter, listener, options, outcome, files, ports):
-    arguments = {}
-    for key, value in options.items():
-        if isinstance(value, str) and value.endswith((".crt", ".key", ".der")):
-            kind, _, name = value.rpartition(":")
-            arguments[key] = f"{kind}:{files}/{name}" if kind else f"{files}/{name}"
-        else:
-            arguments[key] = value
-    printed = connect(interpreter, ports[listener], arguments, "simple_tls_case.py")
+    printed = connect(interpreter, ports[listener], placed(options, files), "simple_tls_case.py")
     assert printed.startswith(outcome), printed
     assert printed.count(NOT_CHECKED) == (outcome == NOT_CHECKED), printed
     assert outcome != NOT_CHECKED or printed.endswith("connected 2\n"), printed
+
+
+@pytest.mark.req("R6")
+@pytest.mark.parametrize(
+    ("listener", "options", "outcome"),
+    [
+        ("localhost", {}, NOT_CHECKED),
+        ("good", {"ssl": "module", "server_hostname": "localhost"}, NOT_CHECKED),
+        ("localhost", {"cert_reqs": 0}, "connected"),
+        ("good", {"cadata": "text:ca.crt"}, "connected"),
+        ("good", {"cadata": "bytes:ca.der", "cert_reqs": 2}, "connected"),
+        ("good", {"ssl": "native", "cadata": "bytes:ca.der"}, "connected"),
+        ("elsewhere", {"cadata": "ca.crt", "server_hostname": "elsewhere", "server": "127.0.0.1"}, "connected"),
+        ("elsewhere", {"cadata": "ca.crt", "server_hostname": b"elsewhere", "server": "127.0.0.1"}, "connected"),
+        ("mutual", {"cadata": "ca.der", "cert": "bytes:board.der", "key": "bytes:boardkey.der"}, "connected"),
+        ("mutual", {"cadata": "ca.crt", "cert": "text:board.crt", "key": "text:board.key"}, "connected"),
+        ("good", {"cadata": "text:stranger.crt"}, "OSError"),
+        ("elsewhere", {"cadata": "ca.crt"}, "OSError"),
+        ("mutual", {"cadata": "ca.crt"}, "OSError"),
+        ("good", {"cert_reqs": 2}, "UsageError TLS needs ca"),
+        ("good", {"pin": "1234"}, "UsageError ssl_params 'pin': ca, ca_certs, cadata, cert"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "-".join(f"{k}_{v}" for k, v in value.items()),
+)
+def test_mqtt_as_takes_the_same_arguments_for_tls(listener, options, outcome, files, ports):
+    arguments = {**placed(options, files), "face": "mqtt_as"}
+    printed = connect("micropython", ports[listener], arguments, "simple_tls_case.py")
+    assert printed.startswith(outcome), printed
+    assert printed.count(NOT_CHECKED) == (outcome == NOT_CHECKED), printed
+    assert outcome != NOT_CHECKED or printed.endswith("connected\n"), printed
 
 
 @pytest.mark.req("R6")
