@@ -8,11 +8,12 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 RESULTS = Path(__file__).parent / "results.json"
 # The areas in the order in which they are measured, the cheap ones first, with the beginnings of their figures' names.
 AREAS = {
-    "proofs": ("powercut.", "faults.", "hostile.", "soak.", "collector_kills."),
+    "proofs": ("powercut.", "faults.", "hostile.", "soak.", "collector_kills.", "brokers."),
     "size": ("size.",),
     "codec": ("codec.",),
     "journal": ("journal.",),
     "wakes": ("wakes.",),
+    "deploy": ("first_reading_s",),
     "chip": ("chip.", "proxy32.", "proxy64."),
     "session": ("session.",),
     "collector": ("collector.",),

@@ -14,9 +14,10 @@ if TYPE_CHECKING:
 
 # What is told of each run: the numbers at the top of its file, in this order, where they are there.
 RUNS = {
-    "powercut": ("make powercut", ("cuts", "violations")),
+    "powercut": ("make powercut", ("cuts", "violations", "adversary_chains")),
     "faults": ("make faults", ("cases", "lost", "duplicates_qos2", "violations")),
     "hostile": ("make hostile", ("cases", "failing")),
+    "brokers": ("make brokers", ("scenarios", "failed")),
     "collector_kills": ("make collector-kills", ("kills", "published", "missing", "repeated")),
     "soak": (
         "make soak",

@@ -131,6 +131,7 @@ def run(bench) -> None:
             _cpu_and_heap(bench, broker.port, path)
             _receive_rate(bench, path)
             _silence(bench, broker.port, path)
+            _burst(bench, broker.port, path)
         _resume(bench, directory / "resume", path)
 
 
@@ -275,6 +276,24 @@ def _silence(bench, port: int, path: str) -> None:
         board.line()
         link.call(link.proxy.swallow)
         bench.figure("session.silent_link_keepalives", board.result()["keep_alives"])
+
+
+def _burst(bench, port: int, path: str) -> None:
+    """How many of 100 QoS 2 messages that come at once, more than the client has slots for, arrive in one connection."""
+    import paho.mqtt.client as paho
+
+    bench.progress("session: a burst of inbound QoS 2 messages")
+    board = Board(path, "flashmqtt", port, "burst", 100, 2)
+    board.line()
+    client = paho.Client(paho.CallbackAPIVersion.VERSION2)
+    client.max_inflight_messages_set(100)
+    client.connect("127.0.0.1", port)
+    client.loop_start()
+    for info in [client.publish("bench/in", b"x" * 64, 2) for _ in range(100)]:
+        info.wait_for_publish(30)
+    client.disconnect()
+    client.loop_stop()
+    bench.figure("session.inbound_qos2_burst", board.result()["received"])
 
 
 def _resume(bench, directory: Path, path: str) -> None:

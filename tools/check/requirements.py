@@ -1,8 +1,8 @@
 """Which tests prove which rule: `python -m tools.check.requirements [--list] [--write]`; exit status 1 where a rule is unproved.
 
 The rules are those of `host_tests/requirements.toml`; a test names those it proves with `@pytest.mark.req`.
-Nothing is run here: that the tests pass is what `make test` says. The README carries the result, chapter by chapter: `--write`
-puts it there, and without it a README that tells otherwise is an error, too.
+Nothing is run here: that the tests pass is what `make test` says. `host_tests/README.md` shows the result, chapter by chapter:
+`--write` puts it there. Without `--write`, a page that shows another result is an error.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tools.check.marks import ROOT
 from tools.command import ended
 
 RULES = ROOT / "host_tests" / "requirements.toml"
-README = ROOT / "README.md"
+PAGE = ROOT / "host_tests" / "README.md"
 PLACE = re.compile(r"(<!-- requirements -->\n).*?(<!-- /requirements -->)", re.DOTALL)
 CHAPTERS = {
     "W": "what goes over the wire",
@@ -43,7 +43,7 @@ def collect() -> tuple[Tests, Tests]:
 
 
 def result(rules: dict[str, dict[str, str]], cpython: Tests, micropython: Tests) -> str:
-    """Return the README's table: how many rules of each chapter are proved on which interpreter."""
+    """Return the page's table: how many rules of each chapter are proved on which interpreter."""
     lines = ["| rules | | proved on CPython | and on MicroPython | concern the host only |", "|---|---|---|---|---|"]
     both, host = rules["both"], rules["host"]
     for letter, title in [*CHAPTERS.items(), ("", "**all**")]:
@@ -61,7 +61,7 @@ def main() -> int:
     """Print the table; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tools.check.requirements", description=__doc__.splitlines()[0])
     parser.add_argument("--list", action="store_true", help="name the tests")
-    parser.add_argument("--write", action="store_true", help="put the result into the README")
+    parser.add_argument("--write", action="store_true", help="put the result into the page")
     arguments = parser.parse_args()
     rules = tomllib.loads(RULES.read_text())
     cpython, micropython = collect()
@@ -83,12 +83,12 @@ def main() -> int:
         print(f"tests name rules that do not exist: {', '.join(unknown)}")
     if unproved:
         print(f"unproved: {', '.join(unproved)}")
-    text = README.read_text()
+    text = PAGE.read_text()
     filled = PLACE.sub(lambda match: match[1] + result(rules, cpython, micropython) + match[2], text)
     if arguments.write:
-        README.write_text(filled)
+        PAGE.write_text(filled)
     elif filled != text:
-        print("the README tells otherwise: python -m tools.check.requirements --write")
+        print("host_tests/README.md tells otherwise: python -m tools.check.requirements --write")
     return 1 if unproved or unknown or (filled != text and not arguments.write) else 0
 
 

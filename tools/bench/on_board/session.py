@@ -223,6 +223,18 @@ def silence(client):
     return {"keep_alives": time.ticks_diff(time.ticks_ms(), begin) / 4000}
 
 
+def burst(client):
+    """How many of COUNT inbound messages that come at once arrive in one connection; the harness publishes at `ready`."""
+    from time import ticks_add
+
+    client.subscribe()
+    print("ready")
+    end = ticks_add(time.ticks_ms(), 20_000)
+    while client.received < COUNT and client.mqtt.link.connects == 1 and time.ticks_diff(end, time.ticks_ms()) > 0:
+        client.mqtt.poll(50)
+    return {"received": client.received}
+
+
 def resume(client):
     """Seconds from the broker's return to the first message delivered; the harness ends and starts the broker."""
     print("ready")
@@ -239,7 +251,7 @@ if NAME == "flashmqtt-aio":
     print(take_aio())
 else:
     print(
-        {"send": send, "take": take, "heap": heap, "silence": silence, "resume": resume}[WHAT](
+        {"send": send, "take": take, "heap": heap, "silence": silence, "resume": resume, "burst": burst}[WHAT](
             Simple() if NAME == "umqtt.simple" else Ours(NAME == "flashmqtt")
         )
     )
