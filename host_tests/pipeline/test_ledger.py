@@ -1,16 +1,16 @@
 """The audit that goes on from batch to batch, without Spark: held against what was planted, and against one batch."""
 
 import random
-from itertools import pairwise
+from itertools import combinations, pairwise
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from host_tests.pipeline.planted import fleet
+from host_tests.pipeline.planted import TIME_S, fleet
 from host_tests.pipeline.test_lives import generated, joined
-from tools.pipeline import delays, intervals, ledger, schemas, summary
+from tools.pipeline import delays, intervals, ledger, schemas, senml, summary, ties
 from tools.pipeline.messages import process
 from tools.pipeline.state import State
 
@@ -28,10 +28,11 @@ class Books:
         self.summary = summary.empty()
         self.loaded = []
         self.touched = self.spilled = 0
+        self.ties = []
 
     def take(self, rows):
         """Take some rows as one batch."""
-        known = self.state.keys
+        known, seen_before = self.state.keys, self.state.seen
         brought = ledger.Batch()
         written = {"readings": [], "events": []}
         self.landing.rows = rows
@@ -43,6 +44,8 @@ class Books:
         self.state.settle()
         self.landing.rows = []
         brought.checked = self.checked(written)
+        if brought.ties:
+            self.ties.append(ties.merge(self.state, known, seen_before, brought.ties))
         kept = ledger.Kept(self.newest, self.lives, sorted(self.settled), self.load)
         made = ledger.update(self.state, known, kept, brought)
         for name, table in made.settled.items():
@@ -382,6 +385,71 @@ def test_generated_fleets_come_out_of_the_audit_as_they_were_planted(landing, se
             assert row[name] == sum(one[name] for one in own)
         assert row["boots"] == len(own)
         assert row["last_arrival"] == max(one["last_arrival"] for one in own)
+
+
+CLOCKS = (0, 0, 0.4, 0.8, 1.6, 700, -90)
+"""What clocks say beside the true time: the same, creeping, set anew."""
+
+
+def clock_history(rng, name):
+    """Return (seq, payload, seconds that the clock less the uptime comes to, None where it told none) as they arrive."""
+    history = []
+    for seq in range(1, 8):
+        clock = None if rng.random() < 0.15 else rng.choice(CLOCKS)
+        head = {"bn": f"{name}/", "boot": 1, "seq": seq, "up": float(seq), "n": "load1", "v": 1}
+        if clock is not None:
+            head["bt"] = round(TIME_S + clock + seq, 3)
+        history.append((seq, senml.write([head]), clock))
+    history = rng.sample(history, rng.randint(3, 7))  # in any order, and some are lost
+    return [*history, rng.choice(history)]
+
+
+def clock_of(history):
+    """Return how often a clock jumped, and where it was set for the last time (None: never)."""
+    told = sorted({(seq, clock) for seq, clock in history if clock is not None})
+    set_at = [now for (_, one), (now, other) in pairwise(told) if abs(other - one) > 1.005]
+    return len(set_at), set_at[-1] if set_at else None
+
+
+@pytest.mark.req("P4")
+def test_clock_jumps_are_the_same_however_the_messages_fell_into_batches(landing):
+    rng = random.Random(120)
+    histories = {f"d{n}": clock_history(rng, f"d{n}") for n in range(60)}
+    expected = {name: clock_of([(seq, clock) for seq, _, clock in history]) for name, history in histories.items()}
+    rounds = []
+    for n in range(8):
+        for name, history in histories.items():
+            if n < len(history):
+                landing.raw(f"flashmqtt/{name}/readings", history[n][1])
+        rounds.append(landing.rows)
+        landing.rows = []
+    for cuts in [cuts for count in range(8) for cuts in combinations(range(1, 8), count)]:
+        books = Books(landing)
+        for begin, end in pairwise((0, *cuts, 8)):
+            books.take(joined(rounds[begin:end]))
+        assert {key[0]: row["clock_jumps"] for key, row in books.rows().items()} == {
+            name: jumps for name, (jumps, _) in expected.items()
+        }, cuts
+        told = {name: [] for name in histories}
+        for row in pa.concat_tables(books.ties).to_pylist():
+            told[row["device"]].append((row["seq"], row["offset_us"] / 1e6 - TIME_S))
+        assert {name: clock_of(one) for name, one in told.items()} == expected, cuts
+
+
+@pytest.mark.req("P4")
+def test_long_stretch_of_one_clock_leaves_few_ties_and_one_that_creeps_no_jump(landing):
+    for seq in range(1, 1001):
+        landing.message("a", 1, seq, up=float(seq), bt=round(TIME_S + seq, 3))
+        landing.message("b", 1, seq, up=float(seq), bt=round(TIME_S + seq * 1.01, 3))
+    rows, landing.rows = landing.rows, []
+    for cuts in ((0, 2000), (0, 500, 501, 1500, 2000)):
+        books = Books(landing)
+        for begin, end in pairwise(cuts):
+            books.take(rows[begin:end])
+        found = books.rows()
+        assert [found[name, 1, 1]["clock_jumps"] for name in "ab"] == [0, 0]
+        assert len(found["a", 1, 1]["ties"]) == 2
+        assert len(found["b", 1, 1]["ties"]) < 20
 
 
 def test_what_boards_tell_of_themselves_is_kept_by_boot_and_device(landing, books):

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from host_tests.pipeline.conftest import Landing
 from host_tests.pipeline.planted import fleet
 from tools.landing import segments
-from tools.pipeline import lives, schemas, senml, task
+from tools.pipeline import lives, schemas, senml, task, ties
 from tools.pipeline.messages import EVENT_LABELS, process
-from tools.pipeline.parts import merge_tallies, merge_ties
+from tools.pipeline.parts import merge_tallies
 from tools.pipeline.state import State
 from tools.pipeline.storage import Storage
 
@@ -350,5 +350,5 @@ def test_ties_of_a_batch_are_told_at_both_ends_of_what_they_say(landing):
             parts += [found for name, found in process(state, landing.table()) if name == "ties"]
             landing.rows = []
     assert sum(part.num_rows for part in parts) == 12
-    merged = merge_ties(parts).cast(schemas.TIES).to_pylist()
-    assert [(row["device"], row["seq"]) for row in merged] == [(name, seq) for name in "ab" for seq in (1, 3, 4, 6)]
+    merged = ties.merge(state, State().keys, State().seen, parts).to_pylist()
+    assert [(row["device"], row["seq"]) for row in merged] == [(name, seq) for name in "ba" for seq in (1, 3, 4, 6)]

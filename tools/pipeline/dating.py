@@ -11,7 +11,7 @@ from __future__ import annotations
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
-from .ledger import AHEAD_US, DRIFT, JUMP_US, SET_SINCE_US
+from .ties import AHEAD_US, DRIFT, JUMP_US, SET_SINCE_US
 
 BOOT = ["device", "life", "boot"]
 

@@ -24,9 +24,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from . import delays, intervals, schemas, summary
+from . import delays, intervals, schemas, summary, ties
 from .lives import MOST_GAP
-from .parts import ends, merge_tallies
+from .parts import merge_tallies
 from .state import BOOT_BITS, State, pack
 
 NEWEST = 2
@@ -35,11 +35,6 @@ SETTLED_ROWS = 1024
 """Rows that make a settled file worth writing: up to so many of a bucket's old boots are written anew by each batch."""
 FULL_ROWS = 16_384
 """A settled file of so many rows is joined with others no more."""
-
-JUMP_US = 1_000_000
-DRIFT = 1e-3  # of the uptime between two ties: no crystal is as bad as that
-SET_SINCE_US = 1_577_836_800_000_000  # a clock before 2020 was never set
-AHEAD_US = 86_400_000_000  # nor was one that is a day ahead of the arrival
 
 SHARES = (0.5, 0.9, 0.99)
 WEAR = "wear"  # erases of a board's most worn sector, in its health message (firmware/app/health.py)
@@ -357,7 +352,7 @@ def _rows(
     merged = merge_tallies([before.select(schemas.TALLY.names).cast(schemas.TALLY), *tallies]).cast(schemas.TALLY)
     merged = merged.take(pa.array(np.argsort(keys_of(state, merged), kind="stable")))
     told = _told(keys, before, before_keys, events, event_keys)
-    ties = _Ties(state, keys, before, before_keys, batch.ties)
+    clocks = _Ties(state, wanted, before, before_keys, batch.ties)
     own = _own(state, keys, before, before_keys, batch.own)
 
     # What is known of the boot after each: from its own row, if it is made anew too, or from the one that is there.
@@ -410,7 +405,7 @@ def _rows(
     bins = pa.StructArray.from_arrays(
         [merged[name].combine_chunks() for name in ("base_us", "steps", "counts")], names=["base_us", "steps", "counts"]
     )
-    offset_us = pa.array(ties.offset_us, mask=~ties.any)
+    offset_us = pa.array(clocks.offset_us, mask=~clocks.any)
     figures = delays.figures(pa.ListArray.from_arrays(one_each, bins), offset_us, late_after_s, SHARES)
     ranges = pa.StructArray.from_arrays([pa.array(lo), pa.array(hi)], fields=list(schemas.RANGE))
     offsets = np.searchsorted(place_of, np.arange(len(keys) + 1)).astype(np.int32)
@@ -431,11 +426,11 @@ def _rows(
         "late": figures.field("late"),
         **{f"delay_p{round(100 * s)}_ms": _rounded(figures.field(f"p{round(100 * s)}")) for s in SHARES},
         "delay_octaves": figures.field("octaves"),
-        "clock_jumps": ties.jumps,
-        "dated_by": pa.array(np.where(ties.any, "clock", "arrival").tolist()),
+        "clock_jumps": clocks.jumps,
+        "dated_by": pa.array(np.where(clocks.any, "clock", "arrival").tolist()),
         "open": ~follows,
         **{name: _whole(told[name]) for name in ("begun", "cause_seq", "dropped_before", "dropped_after")},
-        "ties": ties.kept,
+        "ties": clocks.kept,
         **own,
     }
     arrays = [_cast(columns[one.name], one.type) for one in schemas.AUDIT]
@@ -533,32 +528,27 @@ def _told(
 class _Ties:
     """Where the uptime of some boots met the calendar."""
 
-    def __init__(self, state: State, keys: np.ndarray, before: pa.Table, before_keys: np.ndarray, new: list[pa.Table]):
+    def __init__(
+        self, state: State, wanted: np.ndarray, before: pa.Table, before_keys: np.ndarray, new: list[pa.Table]
+    ):
         table = _together(new, schemas.TIES)
-        offset, uptime = table["offset_us"].to_numpy(), table["uptime"].to_numpy()
-        clock_us = offset + (uptime * 1e6).astype(np.int64)
-        arrival = table["arrival"].cast(pa.int64()).to_numpy()
-        right = (clock_us > SET_SINCE_US) & (clock_us < arrival + AHEAD_US)
+        keys = state.keys[wanted]
         flat = before["ties"].combine_chunks().flatten()
         counts = pc.list_value_length(before["ties"].combine_chunks()).to_numpy()
         place = np.concatenate(
-            (
-                np.repeat(np.searchsorted(keys, before_keys), counts),
-                np.searchsorted(keys, keys_of(state, table)[right]),
-            )
+            (np.repeat(np.searchsorted(keys, before_keys), counts), np.searchsorted(keys, keys_of(state, table)))
         ).astype(np.int64)
 
-        def both(name: str, of_new: np.ndarray) -> np.ndarray:
-            return np.concatenate((pc.struct_field(flat, name).to_numpy(zero_copy_only=False), of_new[right]))
+        def both(name: str) -> np.ndarray:
+            return np.concatenate((pc.struct_field(flat, name).to_numpy(zero_copy_only=False), table[name].to_numpy()))
 
-        seq, offset, uptime = both("seq", table["seq"].to_numpy()), both("offset_us", offset), both("uptime", uptime)
+        seq, offset, uptime = both("seq"), both("offset_us"), both("uptime")
         order = np.lexsort((seq, place))
         place, seq, offset, uptime = place[order], seq[order], offset[order], uptime[order]
-        other = place[1:] != place[:-1]
-        moved = np.abs(np.diff(offset)) > JUMP_US + np.diff(uptime) * DRIFT * 1e6
-        self.jumps = np.bincount(place[1:][moved & ~other], minlength=len(keys)).astype(np.int64)
-        # Of a stretch without a jump its two ends are kept: a message that comes late is compared with those.
-        stays = ends(other | moved) if len(place) else np.zeros(0, dtype=bool)
+        jumps = ties.jumped(offset, uptime) & (place[1:] == place[:-1])
+        self.jumps = np.bincount(place[1:][jumps], minlength=len(keys)).astype(np.int64)
+        apart = ~ties.unbroken(state.seen, intervals.encode(wanted[place], seq))
+        stays = ties.kept(offset, uptime, apart)
         place, seq, offset, uptime = place[stays], seq[stays], offset[stays], uptime[stays]
         bounds = np.searchsorted(place, np.arange(len(keys) + 1))
         self.any = np.diff(bounds) > 0

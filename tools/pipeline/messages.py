@@ -17,13 +17,10 @@ import pyarrow.compute as pc
 
 from tools.landing import segments
 
-from . import delays, intervals, lives, placing, prints, schemas, senml
+from . import delays, intervals, lives, placing, prints, schemas, senml, ties
 from .files import table_of
-from .parts import ends
 from .state import State, Waiting, unpack
 
-TIE_TOLERANCE_US = 1_000_000
-"""A clock that moves by more than this against the uptime has been set anew."""
 EVENT_LABELS = ("first", "cause", "dropped", "doubt_first", "doubt_last", "since")
 WITH_DAY = {name: schemas.TABLES[name].append(schemas.ORIGIN[0]) for name in ("prints", "undelivered")}
 """Tables that lie by the day of their arrival without having it as a column."""
@@ -413,9 +410,9 @@ class _Batch:
         events = self._events(chosen, records)
         if events.num_rows:
             yield "events", events
-        ties = self._ties(chosen)
-        if ties.num_rows:
-            yield "ties", ties
+        tied = self._ties(chosen)
+        if tied.num_rows:
+            yield "ties", tied
         if self.copy.any():
             yield "duplicates", self._duplicates()
         if (new | self.copy).any():
@@ -477,18 +474,19 @@ class _Batch:
         time = self.messages["time_us"].combine_chunks()
         if time.null_count == len(time):
             return schemas.TIES.empty_table()
-        tied = pc.and_(time.is_valid(), self.uptime.is_valid()).to_numpy(zero_copy_only=False)
-        messages = chosen[tied[chosen]]
-        clock = pc.fill_null(time, 0).to_numpy()[messages]
-        offset = clock - np.rint(pc.fill_null(self.uptime, 0.0).to_numpy()[messages] * 1e6).astype(np.int64)
-        # The first and the last of each stretch in which a boot's clock was not set: so that a message which comes late
-        # and tells of another time splits it.
-        group = self.group[self.new][tied[chosen]]
-        kept = ends((group[1:] != group[:-1]) | (np.abs(np.diff(offset)) > TIE_TOLERANCE_US))[: len(group)]
-        messages, offset = messages[kept], offset[kept]
+        clock_us, uptime = pc.fill_null(time, 0).to_numpy()[chosen], pc.fill_null(self.uptime, 0.0).to_numpy()[chosen]
+        tied = _is_valid(self.uptime)[chosen] & ties.plausible(clock_us, self.arrival_us[self.new])
+        at = np.flatnonzero(tied)
+        group, seq = self.group[self.new][at], self.seq[self.new][at]
+        offset = clock_us[at] - np.rint(uptime[at] * 1e6).astype(np.int64)
+        # Numbers that all came with these rows: no tie of another batch lies between such neighbours.
+        apart = (np.diff(group) != 0) | (np.diff(seq) != np.diff(at))
+        kept = ties.kept(offset, uptime[at], apart)
+        messages, offset = chosen[at[kept]], offset[kept]
         arrival = self.origin["arrival"].take(pa.array(self.place[messages]))
-        uptime = self.uptime.take(pa.array(messages))
-        return table_of([*self._key(messages), pa.array(offset), uptime, arrival], schemas.TIES)
+        return table_of(
+            [*self._key(messages), pa.array(offset), self.uptime.take(pa.array(messages)), arrival], schemas.TIES
+        )
 
     def _duplicates(self) -> pa.Table:
         which = self.order[self.copy]

@@ -10,9 +10,6 @@ from . import delays, schemas
 from .files import table_of
 from .state import pack
 
-SAME_TIE_US = 10_000
-"""Ties of a boot that lie closer together than this say the same: clock and uptime are told in milliseconds."""
-
 
 def merge_tallies(tallies: list[pa.Table]) -> pa.Table:
     """Return the tallies of a batch's parts as one row per boot: an audit's cost goes by rows and steps.
@@ -52,21 +49,3 @@ def merge_tallies(tallies: list[pa.Table]) -> pa.Table:
     columns += [pa.ListArray.from_arrays(offsets, pa.array((pairs % 4096).astype(np.int32)))]
     columns += [pa.ListArray.from_arrays(offsets, pa.array(counts))]
     return table_of(columns, schemas.TALLY)
-
-
-def merge_ties(ties: list[pa.Table]) -> pa.Table:
-    """Return the ties of a batch's parts without those between two that say the same in their boot."""
-    table = pa.concat_tables([one.cast(schemas.TIES) for one in ties]).combine_chunks()
-    table = table.sort_by([(name, "ascending") for name in ("device", "life", "boot", "seq")])
-    same = np.ones(len(table) - 1, dtype=bool)
-    for name in ("device", "life", "boot"):
-        column = table[name].combine_chunks()
-        same &= pc.equal(column[1:], column[:-1]).to_numpy(zero_copy_only=False)
-    same &= np.abs(np.diff(table["offset_us"].to_numpy())) <= SAME_TIE_US
-    table = table.filter(pa.array(ends(~same)))
-    return table_of([column.combine_chunks() for column in table.columns], schemas.TIES)
-
-
-def ends(breaks: np.ndarray) -> np.ndarray:
-    """Return which rows begin or end a stretch, given between which neighbours there is a break."""
-    return np.concatenate(([True], breaks)) | np.concatenate((breaks, [True]))

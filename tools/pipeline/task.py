@@ -22,11 +22,10 @@ import pyarrow.parquet as pq
 
 from tools.landing import segments
 
-from . import ledger, schemas, summary
+from . import ledger, schemas, summary, ties
 from .commits import Output, bucket_of
 from .files import parquet_writer
 from .messages import process
-from .parts import merge_ties
 from .readback import read_back
 from .state import State
 from .storage import Storage
@@ -73,7 +72,6 @@ def run(
     known, seen_before = state.keys, state.seen
     name = f"bucket-{bucket:04d}-{uuid.uuid4().hex[:8]}"
     brought, told = ledger.Batch(), summary.empty()
-    ties: list[pa.Table] = []
     with _Writers(storage, bucket, batch, name) as writers:
         for segment in _in_order(landing, paths, bucket, buckets):
             for rows in segment:
@@ -81,13 +79,12 @@ def run(
                 for table, found in process(state, rows):
                     brought.take(table, found)
                     _count(told, table, found)
-                    if table == "ties":
-                        ties.append(found)
-                    elif table in schemas.TABLES:
+                    if table in schemas.TABLES and table != "ties":
                         writers.write_by_day(table, found)
             state.settle()
-        if ties:
-            writers.write_by_day("ties", merge_ties(ties))
+        if brought.ties:
+            brought.ties = [ties.merge(state, known, seen_before, brought.ties)]
+            writers.write_by_day("ties", brought.ties[0])
         writers.close()
         held = state.held_reasons()
         if writers.done or held != held_before or not state_files:
