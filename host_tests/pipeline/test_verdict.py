@@ -94,15 +94,28 @@ def test_segments_without_a_message_are_no_proof(local, landing, out):
 
 
 @pytest.mark.req("P6", "P5")
-def test_all_in_quarantine_is_no_proof_whatever_is_accepted(local, landing, out):
+def test_all_in_quarantine_is_said_also_where_quarantine_is_accepted(local, landing, out):
     for _ in range(3):
         landing.raw("flashmqtt/a/readings", b"{")
     landing.seal()
     output = taken(local, landing, out)
-    for accept in ((), ("quarantine",)):
-        found = verdict.judge(output, verdict.Expectations(accept=accept))
-        assert found.status == 1
-        assert found.line == f"{verdict.LOST} all 3 messages are in quarantine."
+    told = "all 3 messages are in quarantine"
+    found = verdict.judge(output)
+    assert (found.status, found.line) == (1, f"{verdict.LOST} {told}.")
+    found = verdict.judge(output, verdict.Expectations(accept=("quarantine",)))
+    assert (found.status, found.line) == (0, f"{verdict.NONE_READ} (accepted: {told})")
+    other = verdict.Expectations(accept=("quarantine",), topics=("flashmqtt/+/boot",))
+    found = verdict.judge(output, other)
+    assert found.status == 1
+    assert found.line == f"{verdict.LOST} nothing matched the topic flashmqtt/+/boot. (accepted: {told})"
+
+
+@pytest.mark.req("P6")
+@pytest.mark.parametrize("accept", verdict.ACCEPTABLE)
+def test_nothing_collected_is_accepted_by_no_option(local, landing, out, accept):
+    landing.seal()
+    found = verdict.judge(taken(local, landing, out), verdict.Expectations(accept=(accept,)))
+    assert (found.status, found.nothing) == (1, True)
 
 
 @pytest.mark.req("P6", "P5")

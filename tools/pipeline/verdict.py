@@ -37,6 +37,7 @@ WHOLE = "Every message that was published is in the tables, once."
 LOST = "NOT every message that was published is in the tables once:"
 BUT = "Every message that is known of is in the tables, once, BUT:"
 NOTHING = "NOTHING was collected:"
+NONE_READ = "No message is in the tables: nothing but what is in quarantine was collected."
 
 SILENT_TIMES = 10
 """A board is silent that has said nothing for so many of its own mean intervals,"""
@@ -130,7 +131,7 @@ class Verdict:
         """The last line: everything that is wrong, or that nothing is."""
         told = f" (accepted: {'; '.join(self.accepted)})" if self.accepted else ""
         if not self.problems:
-            return WHOLE + told
+            return (WHOLE if self.totals.get("delivered") else NONE_READ) + told
         head = NOTHING if self.nothing else LOST if self.lost else BUT
         return f"{head} {'; '.join(self.problems)}.{told}"
 
@@ -186,21 +187,16 @@ def _judged(books: Books, wanted: Expectations) -> Verdict:
     if shared := _shared(books):
         found.problems.append(f"{len(shared):,} id{_s(len(shared))} that two boards have ({_named(shared)})")
     quarantine = totals["quarantine"]
-    if not totals["delivered"]:
-        found.nothing = not quarantine
-        found.lost = bool(quarantine)
-        found.problems.append(
-            f"all {quarantine:,} messages are in quarantine"
-            if quarantine
-            else "there was no message in what the collector landed"
+    if quarantine:
+        text = (
+            f"{quarantine:,} in quarantine" if totals["delivered"] else f"all {quarantine:,} messages are in quarantine"
         )
-    elif quarantine:
-        text = f"{quarantine:,} in quarantine"
-        if "quarantine" in wanted.accept:
-            found.accepted.append(text)
-        else:
-            found.problems.append(text)
-            found.lost = True
+        accepted = "quarantine" in wanted.accept
+        (found.accepted if accepted else found.problems).append(text)
+        found.lost |= not (accepted and totals["delivered"])
+    elif not totals["delivered"]:
+        found.nothing = True
+        found.problems.append("there was no message in what the collector landed")
     found.problems += [f"nothing matched the topic {topic}" for topic in wanted.topics if not _matched(books, topic)]
     newest_us = commit.summary["last_arrival_us"] or 0
     as_of_us = newest_us if wanted.as_of_s is None else int(wanted.as_of_s * 1e6)
