@@ -66,6 +66,31 @@ def test_lost_checkpoint_repeats_nothing(local, landing, out):
     assert found.line == told.line
 
 
+@pytest.mark.req("P3", "P4", "P5")
+def test_lost_checkpoint_brings_back_nothing_that_was_deleted_for_its_age(local, landing, out):
+    odd_messages(landing)
+    landing.message("old", 1, 1, kind="boot", up=0.7)  # wiped
+    landing.message("old", 1, 2, value=8)
+    landing.seal()
+    taken(local, landing, out)
+    landing.message("a", 1, 4, life=5, arrival_us=landing.arrival_us + 40 * 86_400_000_000)
+    landing.raw("flashmqtt/a/readings", b"}")
+    landing.seal()
+    output = taken(local, landing, out)
+    compact.compact(local, str(out), "2026-10-20")
+    tables = ("readings", "events", "quarantine", "prints", "ties", "duplicates")
+    before = {name: counted(output, name) for name in tables}
+    told = verdict.judge(output)
+    assert [row["seq"] for row in rows(output, "readings")] == [4]
+    for _ in range(2):
+        output = taken(local, landing, out)
+        found = {name: counted(output, name) for name in tables}
+        replayed = found.pop("duplicates") - before["duplicates"]
+        assert found == {name: before[name] for name in found}
+        assert all("'replay'" in row and "2026, 10, 3" in row for row in replayed)
+    assert verdict.judge(output).line == told.line
+
+
 @pytest.mark.req("P3")
 def test_conflict_and_copy_are_told_after_many_batches_and_a_compaction(local, landing, out):
     day_us = 86_400_000_000

@@ -30,6 +30,10 @@ FAR_BACK = 1000
 
 def process(state: State, rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
     """Take some rows of a segment, in landing order, into the state; yield (table name, rows to write)."""
+    _note_progress(state, rows)
+    rows = _not_forgotten(state, rows)
+    if not rows.num_rows:
+        return
     payload = rows["payload"].combine_chunks()
     topic = _encoded(rows["topic"])
     packs, bad = _read(payload, topic)
@@ -53,7 +57,18 @@ def process(state: State, rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
         yield from batch.overflowed()
     if bad:
         yield from _quarantine(state, rows, topic, payload, bad)
-    _note_progress(state, rows)
+
+
+def _not_forgotten(state: State, rows: pa.Table) -> pa.Table:
+    """Return some rows without those that were read before and whose like was deleted for its age since.
+
+    Nothing is left to compare them with, so they would be taken for others under their identities, or for a new life.
+    """
+    again = _read_before(state, _encoded(rows["collector"]), rows["segment"], rows["row"])
+    if not again.any():
+        return rows
+    forgotten = again & (rows["arrival"].cast(pa.int64()).to_numpy() < state.kept_from_us)
+    return rows.filter(pa.array(~forgotten)) if forgotten.any() else rows
 
 
 def _quarantine(

@@ -35,6 +35,9 @@ class Past(Protocol):
     def quarantine(self) -> Sequence[Callable[[], pa.Table]]:
         """Return the files of messages in quarantine."""
 
+    def kept_from_us(self) -> int:
+        """Return the moment before which all that arrived was deleted for its age (Unix time), 0 where nothing was."""
+
 
 class Nothing:
     """A past without batches."""
@@ -46,6 +49,10 @@ class Nothing:
     def quarantine(self) -> Sequence[Callable[[], pa.Table]]:
         """Return no files."""
         return ()
+
+    def kept_from_us(self) -> int:
+        """Return 0: nothing was deleted."""
+        return 0
 
 
 def _factors() -> np.ndarray:

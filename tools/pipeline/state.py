@@ -7,6 +7,7 @@ It is loaded from the files of the last commit and written anew by each batch th
 from __future__ import annotations
 
 from collections import Counter
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -59,6 +60,11 @@ class State:
     def settle(self) -> None:
         """A segment is at its end: its rows have been read (a bucket's row groups in it are in no order of rows)."""
         self.read |= self.reading
+
+    @cached_property
+    def kept_from_us(self) -> int:
+        """The moment before which all that arrived was deleted for its age. It is asked for replays only."""
+        return self.past.kept_from_us()
 
     def is_in_quarantine(self, where: tuple[str, int, int], its_print: int) -> bool:
         """Return whether an earlier batch put this row of a collector's log into quarantine. It is asked for replays only."""
