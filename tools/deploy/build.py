@@ -159,7 +159,13 @@ def public_names() -> frozenset[str]:
 
 
 def shrunk(modules: Mapping[str, str]) -> Shrunk:
-    """Return a program's modules, made smaller: absolute name -> text."""
+    """Return a program's modules, made smaller: absolute name -> text; the same ones once in a process, as that takes seconds."""
+    return _shrunk(tuple(modules.items()))
+
+
+@functools.lru_cache(maxsize=8)
+def _shrunk(pairs: tuple[tuple[str, str], ...]) -> Shrunk:
+    modules = dict(pairs)
     hosts = {module_name(path) for path in HOST_ONLY}
     outer = [name for name in modules if name.partition(".")[0] not in OURS or name in hosts]
     return shrink(modules, OPEN, public_names() | FOREIGN, GROUPS, outer, KNOWN)

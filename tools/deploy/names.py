@@ -108,7 +108,7 @@ class Names:
         self.globals = dict(self._shorten_globals(shorts[_MOST_PARAMETERS:]))
 
     def _read(self, name: str, module: Source) -> None:
-        for node in ast.walk(module.tree):
+        for node in module.nodes:
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 self._stays.add(node.value)
             elif isinstance(node, ast.JoinedStr):
@@ -309,7 +309,7 @@ class _Families:
         by_name: defaultdict[str, list[str]] = defaultdict(list)
         classes = []
         for module in modules.values():
-            for node in ast.walk(module.tree):
+            for node in module.nodes:
                 if isinstance(node, ast.ClassDef):
                     key = self._key(module, node)
                     self._head[key] = key
@@ -318,7 +318,7 @@ class _Families:
         for module, node, key in classes:
             aliases = {
                 alias.asname: alias.name
-                for one in ast.walk(module.tree)
+                for one in module.nodes
                 if isinstance(one, ast.ImportFrom)
                 for alias in one.names
                 if alias.asname

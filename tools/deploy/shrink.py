@@ -55,7 +55,7 @@ class _Program:
         self.asked: set[str] = set()  # in a way that can't be followed: their definitions stay
         self.definitions: list[tuple[Source, ast.Assign, str]] = []
         for module in self.modules.values():
-            for node in ast.walk(module.tree):
+            for node in module.nodes:
                 if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store | ast.Del):
                     self.untouchable.add(node.attr)  # `module.NAME = ...` from outside: no constant, then
                 elif isinstance(node, ast.JoinedStr):  # before Python 3.12, places inside an f-string are not told
@@ -120,7 +120,7 @@ class _Inliner(ast.NodeVisitor):
         self._modules: list[dict[str, str]] = [{}]  # names of our own modules, by scope
         self._uses: Counter[str] = Counter()
         self._used_before: Counter[str] = Counter(
-            node.id for node in ast.walk(module.tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
+            node.id for node in module.nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
         )
 
     def run(self) -> None:
@@ -248,7 +248,7 @@ def _inlined(program: _Program, kept: Collection[str]) -> dict[str, str]:
     program.find_constants()
     wanted: defaultdict[str, set[str]] = defaultdict(set)
     for module in program.modules.values():
-        for node in ast.walk(module.tree):
+        for node in module.nodes:
             if isinstance(node, ast.ImportFrom):
                 wanted[module.origin(node)].update(alias.name for alias in node.names)
     for module in program.modules.values():

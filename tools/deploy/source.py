@@ -8,6 +8,7 @@ the modules have to do with each other is for `shrink`, `bundle` and `names`.
 from __future__ import annotations
 
 import ast
+import functools
 import itertools
 import re
 from collections import Counter
@@ -17,6 +18,10 @@ from dataclasses import dataclass, field
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 SCOPES = (*FUNCTIONS, ast.ClassDef, *COMPREHENSIONS)
+# Tuples: looking into `A | B` takes twice as long, and these are asked a million times.
+_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+_IMPORTS = (ast.Import, ast.ImportFrom)
+_BINDS = (ast.Store, ast.Del)
 LOOKING_GLASS = ("globals", "locals", "vars", "eval", "exec")
 
 GLOBAL, ATTRIBUTE, MEMBER, PARAMETER, KEYWORD, LOCAL = "global", "attribute", "member", "parameter", "keyword", "local"
@@ -76,6 +81,7 @@ class Source:
 
     Attributes:
         package: the package that its relative imports begin in.
+        nodes: all of its tree.
         bindings: its globals, and at how many places they are bound.
         constants: those of them that are known to be integers: filled by whoever finds them.
     """
@@ -85,18 +91,17 @@ class Source:
         self.text = text
         self.package = name if is_package else name.rpartition(".")[0]
         self.tree = ast.parse(text)
+        self.nodes = list(ast.walk(self.tree))
         self.bindings = Counter(bound_in(self.tree.body))
         self.bindings.update(  # functions that assign a global
-            name for node in ast.walk(self.tree) if isinstance(node, ast.Global) for name in node.names
+            name for node in self.nodes if isinstance(node, ast.Global) for name in node.names
         )
         self.constants: dict[str, int] = {}
         self.edits: list[tuple[int, int, str]] = []
         self._content = text.encode()
         starts = itertools.accumulate((len(line) for line in self._content.splitlines(True)), initial=0)
         self._starts = list(starts)
-        self.looks_at_itself = any(
-            isinstance(node, ast.Name) and node.id in LOOKING_GLASS for node in ast.walk(self.tree)
-        )
+        self.looks_at_itself = any(isinstance(node, ast.Name) and node.id in LOOKING_GLASS for node in self.nodes)
 
     def origin(self, node: ast.ImportFrom) -> str:
         """Return the absolute name of the module that a `from ... import` names."""
@@ -134,8 +139,8 @@ class Source:
     def imports(self, modules: Iterable[str] = ()) -> Iterator[tuple[ast.Import | ast.ImportFrom, Scope]]:
         """Yield each import with the scope that it binds its names in."""
         self._modules = set(modules)
-        for node, scope in self._walk():
-            if isinstance(node, ast.Import | ast.ImportFrom):
+        for node, scope in self._walked:
+            if isinstance(node, _IMPORTS):
                 yield node, scope
 
     def places(self, modules: Iterable[str] = ()) -> list[Place]:
@@ -145,25 +150,26 @@ class Source:
             modules: the program's; what is asked of one of them by its name is a MEMBER.
         """
         self._modules = set(modules)
-        return [place for node, scope in self._walk() for place in self._places_of(node, scope)]
+        return [place for node, scope in self._walked for place in self._places_of(node, scope)]
 
     def handed_on(self, modules: Iterable[str]) -> set[str]:
         """Return the program's modules that the code has as objects of which it can't be said what is asked of them."""
         followed: set[ast.AST] = set()
         found = set()
         self._modules = set(modules)
-        for node, scope in list(self._walk()):
+        for node, scope in self._walked:
             if isinstance(node, ast.Attribute) and self._module_of(node.value, scope):
                 followed.update(ast.walk(node.value))
             elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node not in followed:
                 found.add(self._package_of(node, scope))
         return found & self._modules
 
-    def _walk(self) -> Iterator[tuple[ast.AST, Scope]]:
+    @functools.cached_property
+    def _walked(self) -> list[tuple[ast.AST, Scope]]:
+        """Every node with its scope; made once, as each step over a program asks for it."""
         top = Scope(self.tree, None, self.bindings)
         self._note_modules(top, self.tree.body)
-        for node in self.tree.body:
-            yield from self._visit(node, top)
+        return [found for node in self.tree.body for found in self._visit(node, top)]
 
     def _note_modules(self, scope: Scope, body: Iterable[ast.AST]) -> None:
         for node in own(body):
@@ -289,12 +295,12 @@ def resolved(name: str, scope: Scope) -> tuple[str, Scope]:
 def bound_in(body: Iterable[ast.AST]) -> Iterator[str]:
     """Yield the names that statements bind in their own scope, once for each place."""
     for node in body:
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        if isinstance(node, _DEFINITIONS):
             yield node.name
-        elif isinstance(node, ast.Import | ast.ImportFrom):
+        elif isinstance(node, _IMPORTS):
             for alias in node.names:
                 yield alias.asname or alias.name.partition(".")[0]
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store | ast.Del):
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, _BINDS):
             yield node.id
         elif isinstance(node, ast.ExceptHandler) and node.name:
             yield node.name
