@@ -56,6 +56,23 @@ def variants_of(kind, count):
         yield "weak", i
 
 
+def chosen(kind, at, count):
+    """Yield (model, variant) for the operation of this number: some of each model, or with 0 `some_of` them."""
+    return variants_of(kind, count) if count else some_of(kind, at)
+
+
+def some_of(kind, at):
+    """Yield (model, variant) for the operation of this number: done but not told, and torn, in another way each time."""
+    at %= 99  # `--replay` knows these variants
+    yield "unreported", 0
+    if kind == "erase":  # there are few
+        yield "nothing", 0
+        yield "bits", at
+        yield "weak", at
+    else:
+        yield (("bits", at), ("prefix", (at * 61 + 5) % 255 + 1), ("weak", at), ("nothing", 0))[at % 4]
+
+
 class Script:
     """A script, run once."""
 
@@ -185,7 +202,8 @@ BREAKS = (
 def run_script(name, count, pairs, pair_count, only=None, geometry="rp2", share=(0, 1)):
     """Cut a script at every operation (of its share); return (cuts, list of (id, what broke)).
 
-    count: variants of each fault model. pairs: after every so many cuts the recovery is cut too, everywhere; 0: never.
+    count, pair_count: variants of each fault model; 0: one after the other, an operation each.
+    pairs: after every so many cuts the recovery is cut too, everywhere; 0: never.
     only: the id of one case; what it breaks is raised.
     """
     script = Script(name, geometry)
@@ -196,7 +214,7 @@ def run_script(name, count, pairs, pair_count, only=None, geometry="rp2", share=
         step = script.steps[at]
         if only and only.split("/")[1] != str(at):
             continue
-        for fault, variant in variants_of(step[0], count):
+        for fault, variant in chosen(step[0], at, count):
             case = "%s/%d/%s/%d" % (prefix, at, fault, variant)
             if only and only.partition("+")[0] != case:
                 continue
@@ -251,7 +269,7 @@ def run_pairs(script, step, fault, variant, case, count, only):
     finally:
         flash.recording = False
     for at, second in enumerate(flash.steps):
-        for fault2, variant2 in variants_of(second[0], count):
+        for fault2, variant2 in chosen(second[0], at, count):
             pair = "%s+%d/%s/%d" % (case, at, fault2, variant2)
             if only and only != pair:
                 continue
