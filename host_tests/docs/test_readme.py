@@ -4,6 +4,7 @@ import contextlib
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import threading
@@ -140,8 +141,22 @@ def shown_lines(number: int = 0) -> str:
     return re.findall(r"^```\n(.*?)^```", README[README.index("`log=print` makes") :], re.MULTILINE | re.DOTALL)[number]
 
 
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """The folder of a Pico W that has the library by mip, and its board module."""
+    folder = tmp_path_factory.mktemp("installed")
+    with Device(folder) as device:
+        for words in (
+            ("mip", "install", str(ROOT / "firmware/package.json")),
+            ("cp", str(ROOT / "boards/rp2/board.py"), ":board.py"),
+        ):
+            mpremote = str(Path(sys.executable).parent / "mpremote")
+            subprocess.run([mpremote, "connect", device.path, *words], check=True, capture_output=True, cwd=ROOT)
+    return folder
+
+
 @pytest.mark.parametrize("name", ["README.md-1", "PROGRAMS.md-1", "PROGRAMS.md-2"])
-def test_the_first_programs_say_why_they_do_not_connect(name, tmp_path):
+def test_the_first_programs_say_why_they_do_not_connect(name, tmp_path, installed):
     wrong, away = shown_lines(1).splitlines()
     with Broker(tmp_path / "broker") as broker:
         port = broker.port
@@ -150,11 +165,8 @@ def test_the_first_programs_say_why_they_do_not_connect(name, tmp_path):
     for password, expected in (("another", wrong), ("its password", away)):
         expected = expected.replace("broker.local:1883", f"127.0.0.1:{port}")
         pattern = re.sub("[0-9.]+ s$", "[0-9.]+ s", re.escape(expected).replace("\\ ", " ").replace("\\.", "."))
+        shutil.copytree(installed, tmp_path / password)
         with Device(tmp_path / password, wifi=f"my Wi-Fi:{password}") as device:
-            command = [mpremote, "connect", device.path, "mip", "install", str(ROOT / "firmware/package.json")]
-            subprocess.run(command, check=True, capture_output=True, cwd=ROOT)
-            command = [mpremote, "connect", device.path, "cp", str(ROOT / "boards/rp2/board.py"), ":board.py"]
-            subprocess.run(command, check=True, capture_output=True, cwd=ROOT)
             with subprocess.Popen(
                 [mpremote, "connect", device.path, "run", str(tmp_path / "first.py")],
                 stdout=subprocess.DEVNULL,
