@@ -30,7 +30,9 @@ _EXPIRED = const(10)
 _DROPPED = const(11)
 _OVERSIZE = const(15)
 
-_STOPPED = const(0)  # a state: `link.py`
+# States: `link.py`.
+_STOPPED = const(0)
+_UP = const(3)
 _DECLINED = const(3)  # a state: `session/subscriptions.py`
 
 # What the network's errors mean, by number; what stacks disagree about is worded so that each of them is right.
@@ -66,6 +68,7 @@ class Talk:
         self._link = link = client.link
         self._session = session = client.session
         self._trying = False  # an attempt is under way, or its connection
+        self._tried_ms: "int | None" = None  # since when; None: it was said that its answer takes long
         self._repeated = False  # the attempt before this one failed
         self._declined: "dict[bytes, int]" = {}  # filter -> how often that it was refused was said
         self._error: "Exception | None" = None  # of `log`
@@ -108,19 +111,24 @@ class Talk:
             name = str(self._client.connection.client_id, "utf-8")
             self._say("broker: connecting to %s:%d as %s" % (link.host, link.port, name or "a client without an id"))
         self._trying = True
+        self._tried_ms = now_ms
         self._connect(now_ms)
 
     def _fail(self, error: "Any", now_ms: int) -> None:
         link = self._link
         was_open = link.reported
+        doubtful = link._state == _UP and not (link.connects or link._tls) and isinstance(error, FlashMqttError)
         self._ended(error, now_ms)
         if not self._trying:
             return
         self._trying = False
         self._repeated = not was_open
         text = "broker: %s: %s" % ("connection lost" if was_open else "not connected", words(link.error))
-        if link._state != _STOPPED and not isinstance(error, StoreError):
-            text += "; again in %.1f s" % (ticks_diff(link._since_ms, now_ms) / 1000)
+        if not isinstance(error, StoreError):
+            if doubtful and not error.refusal:
+                text += " (is it an MQTT port, without TLS?)"
+            if link._state != _STOPPED:
+                text += "; again in %.1f s" % (ticks_diff(link._since_ms, now_ms) / 1000)
         self._say(text)
 
     def _step(self, now_ms: int) -> "Any":
@@ -130,11 +138,22 @@ class Talk:
             client.call(_raise, error)
         client.connection.reports_delivered = True
         event = self._next(now_ms)
+        if self._tried_ms is not None and self._link._state == _UP:
+            self._tell_wait(now_ms)
         if event == _DELIVERED:
             self._say("delivered %d" % self._session.handle)
         elif event > _MESSAGE or event == _CONNECTED:
             self._tell(event, now_ms)
         return event
+
+    def _tell_wait(self, now_ms: int) -> None:
+        """Say how long an answer to CONNECT may take, when a quarter of that is over."""
+        limit_ms = self._client.connection.response_ms
+        left_ms = limit_ms - ticks_diff(now_ms, self._tried_ms)  # type: ignore[arg-type]
+        if left_ms * 4 < limit_ms * 3:
+            self._tried_ms = None
+            if not self._link.reported:
+                self._say("broker: no answer yet; waiting for up to %d s more" % (left_ms / 1000 + 0.5))
 
     def _tell(self, event: "Any", now_ms: int) -> None:
         session = self._session

@@ -17,7 +17,7 @@ from flashmqtt.errors import ConnectRefused, MalformedPacket, StoreFull, StoreWo
 from flashmqtt.session.ram import RamStore
 from flashmqtt.talk import words
 from loopback import Loopback
-from wire import CutStore, publish
+from wire import CutStore, puback, publish
 
 PATIENCE_S = 30  # for what has to happen, on a busy machine
 
@@ -110,6 +110,48 @@ def test_refusal_is_told_in_words_and_what_connect_raises_is_told_once():
     with pytest.raises(ConnectRefused):
         mqtt.connect()
     assert without_delay(lines[1:]) == ["broker: not connected: not authorized (level 4, code 0x05); again"]
+    mqtt.disconnect()
+
+
+@pytest.mark.req("B4")
+def test_long_wait_for_an_answer_is_told_and_its_end():
+    broker = Loopback()
+    broker.silent = True
+    lines = []
+    mqtt = client(broker, response_s=4, log=lines.append)
+    mqtt.start()
+    until(mqtt, lambda: len(lines) >= 2)
+    assert lines[1][:-8] == "broker: no answer yet; waiting for up to " and lines[1][-8:] in ("3 s more", "2 s more")
+    mqtt.connection.response_ms = 1
+    until(mqtt, lambda: len(lines) >= 3)
+    assert without_delay(lines[2:3]) == [
+        "broker: not connected: no CONNACK for 1 ms (is it an MQTT port, without TLS?); again"
+    ]
+    mqtt.disconnect()
+
+
+@pytest.mark.req("B4")
+@pytest.mark.parametrize("answer", [b"HTTP/1.0 400 Bad Request\r\n", b"\x15\x03\x03\x00\x02\x02\x32", puback(1), b""])
+def test_port_that_speaks_something_else_is_told(answer):
+    broker = Loopback()
+    broker.silent = True
+    lines = []
+    mqtt = client(broker, log=lines.append)
+    mqtt.start()
+    until(mqtt, lambda: broker.packets)
+    broker.give(answer)
+    broker.drop()
+    until(mqtt, lambda: len(lines) >= 2)
+    assert lines[1].startswith("broker: not connected: ")
+    assert lines[1].rpartition("; ")[0].endswith(" (is it an MQTT port, without TLS?)")
+    broker.silent = False
+    until(mqtt, lambda: mqtt.connected)
+    broker.silent = True
+    broker.drop()
+    n = len(broker.packets)
+    until(mqtt, lambda: len(broker.packets) > n)
+    broker.drop()  # it was the right port once
+    until(mqtt, lambda: "broker: not connected: closed by the peer; again" in without_delay(lines))
     mqtt.disconnect()
 
 
