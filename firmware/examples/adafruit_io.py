@@ -22,7 +22,7 @@ def complaint(message):
     print(message.topic, message.payload)  # "me/errors", "me/throttle"
 
 
-while not board.network_up("my Wi-Fi", "its password", "AT"):
+while not board.network_up("my Wi-Fi", "its password", "AT", log=print):
     time.sleep(1)
 if board.clock() is None:
     import ntptime
@@ -30,7 +30,9 @@ if board.clock() is None:
     ntptime.settime()
 store = Journal(board.journal_region(64), policy=DROP_OLDEST)
 context = tls.context(ca="ca.pem")  # DigiCert Global Root G2
-client = Client(HOST, PORT, "greenhouse-1", store, user=USER, password=KEY, max_qos=1, window=1, tls=context)
+client = Client(
+    *(HOST, PORT, "greenhouse-1", store), user=USER, password=KEY, max_qos=1, window=1, tls=context, log=print
+)
 client.subscribe(USER + "/errors", 0, complaint)
 client.subscribe(USER + "/throttle", 0, complaint)
 client.start()
@@ -38,4 +40,4 @@ while True:
     for sensor in board.sensors():
         client.publish(USER + "/feeds/" + sensor.name.replace("_", "-"), str(sensor.read()), qos=1)
     client.poll(INTERVAL_MS)
-    board.network_up("my Wi-Fi", "its password", "AT")
+    board.network_up("my Wi-Fi", "its password", "AT", log=print)

@@ -15,7 +15,7 @@ HOST = "broker.local"  # the device data endpoint: 0123456789abcd-ats.iot.eu-cen
 PORT = 8883
 DEVICE = "greenhouse-1"  # the thing's name; the policy allows this client id and these topics
 
-while not board.network_up("my Wi-Fi", "its password", "AT"):
+while not board.network_up("my Wi-Fi", "its password", "AT", log=print):
     time.sleep(1)
 if board.clock() is None:
     import ntptime
@@ -26,10 +26,11 @@ client = Client(
     *(HOST, PORT, DEVICE, store),
     max_qos=1,  # it closes the connection on a PUBLISH at QoS 2
     tls=tls.context(ca="ca.pem", cert="board.crt", key="board.key"),  # Amazon Root CA 1
+    log=print,
 )
 client.start()
 while True:
     for sensor in board.sensors():
         client.publish("dt/" + DEVICE + "/" + sensor.name, str(sensor.read()), qos=1)
     client.poll(10_000)
-    board.network_up("my Wi-Fi", "its password", "AT")
+    board.network_up("my Wi-Fi", "its password", "AT", log=print)

@@ -37,7 +37,7 @@ def password():
     return "SharedAccessSignature sr=" + resource + "&sig=" + signed + "&se=" + expiry
 
 
-while not board.network_up("my Wi-Fi", "its password", "AT"):
+while not board.network_up("my Wi-Fi", "its password", "AT", log=print):
     time.sleep(1)
 if board.clock() is None:
     import ntptime
@@ -46,9 +46,10 @@ if board.clock() is None:
 store = Journal(board.journal_region(64), policy=DROP_OLDEST)
 user = HOST + "/" + DEVICE + "/?api-version=2021-04-12"
 context = tls.context(ca="ca.pem")  # DigiCert Global Root G2
-client = Client(HOST, PORT, DEVICE, store, user=user, password=password(), max_qos=1, tls=context)
+client = Client(HOST, PORT, DEVICE, store, user=user, password=password(), max_qos=1, tls=context, log=print)
 client.start()
 while True:
     for sensor in board.sensors():
         client.publish("devices/" + DEVICE + "/messages/events/", '{"%s": %s}' % (sensor.name, sensor.read()), qos=1)
     client.poll(10_000)
+    board.network_up("my Wi-Fi", "its password", "AT", log=print)

@@ -26,9 +26,9 @@ def set_speed(message):
     client.publish(DEVICE + "/speed", message.payload, qos=2, retain=True)
 
 
-client = Client(HOST, PORT, client_id=DEVICE, store=Journal(board.journal_region(16)))
+client = Client(HOST, PORT, client_id=DEVICE, store=Journal(board.journal_region(16)), log=print)
 client.subscribe(DEVICE + "/set/speed", 2, set_speed)  # before connecting: what waits at the broker finds its handler
-client.start()
 while True:
-    board.network_up("my Wi-Fi", "its password", "AT")
+    if board.network_up("my Wi-Fi", "its password", "AT", log=print):
+        client.start()
     client.poll(1000)

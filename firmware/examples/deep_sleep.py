@@ -17,13 +17,13 @@ AWAKE_MS = 20_000
 SLEEP_MS = 600_000
 
 store = Journal(board.journal_region(64), policy=DROP_OLDEST)
-client = Client(HOST, PORT, client_id=DEVICE, store=store)
+client = Client(HOST, PORT, client_id=DEVICE, store=store, log=print)
 for sensor in board.sensors():
     client.publish(DEVICE + "/" + sensor.name, str(sensor.read()), qos=1)
-client.start()
 begin = ticks_ms()
 while client.pending and ticks_diff(ticks_ms(), begin) < AWAKE_MS:
-    board.network_up("my Wi-Fi", "its password", "AT")
+    if board.network_up("my Wi-Fi", "its password", "AT", log=print):
+        client.start()
     client.poll(100)
 print("woke, cause", board.reset_cause(), "left", client.pending)
 client.disconnect()

@@ -26,9 +26,9 @@ def take(message):
         client.publish(DEVICE + "/picture/got", str(message.total), qos=1)
 
 
-client = Client(HOST, PORT, client_id=DEVICE, chunks=True, buffer_bytes=2048)
+client = Client(HOST, PORT, client_id=DEVICE, chunks=True, buffer_bytes=2048, log=print)
 client.subscribe(DEVICE + "/picture", 1, take)
-client.start()
 while True:
-    board.network_up("my Wi-Fi", "its password", "AT")
+    if board.network_up("my Wi-Fi", "its password", "AT", log=print):
+        client.start()
     client.poll(1000)

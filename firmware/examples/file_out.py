@@ -20,8 +20,13 @@ DEVICE = "camera-1"
 NAME = "picture.bin"
 PART = 1024
 
-client = Client(HOST, PORT, client_id=DEVICE, store=Journal(board.journal_region(64)), window=32)
-client.start()
+
+def say(text):
+    if not text.startswith(("stored", "delivered")):  # a line for each of a thousand parts would take its time
+        print(text)
+
+
+client = Client(HOST, PORT, client_id=DEVICE, store=Journal(board.journal_region(64)), window=32, log=say)
 try:
     with open(NAME + ".at") as file:
         at = int(file.read())
@@ -36,7 +41,8 @@ with open(NAME, "rb") as source:
         client.publish("%s/file/%s/%d/%d" % (DEVICE, NAME, size, at), memoryview(part)[:n], qos=1)
         at += n
         while client.pending > 100 or (at == size and client.pending):
-            board.network_up("my Wi-Fi", "its password", "AT")
+            if board.network_up("my Wi-Fi", "its password", "AT", log=print):
+                client.start()
             client.poll(100)
         if at % (64 * PART) == 0:
             with open(NAME + ".at", "w") as file:

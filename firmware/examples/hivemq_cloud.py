@@ -15,7 +15,7 @@ HOST = "broker.local"  # the cluster's URL: 0123456789abcdef.s1.eu.hivemq.cloud
 PORT = 8883
 DEVICE = "greenhouse-1"
 
-while not board.network_up("my Wi-Fi", "its password", "AT"):
+while not board.network_up("my Wi-Fi", "its password", "AT", log=print):
     time.sleep(1)
 if board.clock() is None:
     import ntptime
@@ -28,10 +28,11 @@ client = Client(
     user="board",
     password="its password",
     tls=tls.context(ca="ca.pem"),  # ISRG Root X1
+    log=print,
 )
 client.start()
 while True:
     for sensor in board.sensors():
         client.publish(DEVICE + "/" + sensor.name, str(sensor.read()), qos=2)
     client.poll(10_000)
-    board.network_up("my Wi-Fi", "its password", "AT")
+    board.network_up("my Wi-Fi", "its password", "AT", log=print)

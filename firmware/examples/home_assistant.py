@@ -34,12 +34,17 @@ def announce(session_present):
 
 store = Journal(board.journal_region(64), policy=DROP_OLDEST)
 client = Client(
-    HOST, PORT, client_id=DEVICE, store=store, user="board", password="its password", will=(STATUS, "offline", 1, True)
+    *(HOST, PORT, DEVICE, store),
+    user="board",
+    password="its password",
+    will=(STATUS, "offline", 1, True),
+    log=print,
 )
 client.on_connect = announce
-client.start()
 while True:
-    board.network_up("my Wi-Fi", "its password", "AT")
     for sensor in board.sensors():
         client.publish(DEVICE + "/" + sensor.name, str(sensor.read()), qos=1)
-    client.poll(10_000)
+    for _ in range(10):
+        if board.network_up("my Wi-Fi", "its password", "AT", log=print):
+            client.start()
+        client.poll(1000)

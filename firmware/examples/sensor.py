@@ -13,10 +13,11 @@ PORT = 1883
 DEVICE = "greenhouse-1"
 
 store = Journal(board.journal_region(64), policy=DROP_OLDEST)
-client = Client(HOST, PORT, client_id=DEVICE, store=store)
-client.start()  # connects in the background, and again whenever the link is lost
+client = Client(HOST, PORT, client_id=DEVICE, store=store, log=print)
 while True:
-    board.network_up("my Wi-Fi", "its password", "AT")
     for sensor in board.sensors():
         client.publish(DEVICE + "/" + sensor.name, str(sensor.read()), qos=2)
-    client.poll(10_000)
+    for _ in range(10):  # seconds until the next reading
+        if board.network_up("my Wi-Fi", "its password", "AT", log=print):
+            client.start()  # connects in the background, and again whenever the link is lost
+        client.poll(1000)

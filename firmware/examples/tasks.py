@@ -16,9 +16,10 @@ DEVICE = "greenhouse-1"
 interval_s = 10
 
 
-async def network():
+async def network(client):
     while True:
-        board.network_up("my Wi-Fi", "its password", "AT")
+        if board.network_up("my Wi-Fi", "its password", "AT", log=print):
+            client.start()
         await asyncio.sleep(1)
 
 
@@ -38,9 +39,9 @@ async def commands(client):
 
 
 async def main():
-    client = Client(HOST, PORT, client_id=DEVICE, store=Journal(board.journal_region(64), policy=DROP_OLDEST))
-    client.start()
-    await asyncio.gather(network(), measure(client), commands(client))
+    store = Journal(board.journal_region(64), policy=DROP_OLDEST)
+    client = Client(HOST, PORT, client_id=DEVICE, store=store, log=print)
+    await asyncio.gather(network(client), measure(client), commands(client))
 
 
 asyncio.run(main())

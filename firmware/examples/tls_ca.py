@@ -18,7 +18,7 @@ HOST = "broker.local"
 PORT = 8883
 DEVICE = "greenhouse-1"
 
-while not board.network_up("my Wi-Fi", "its password", "AT"):
+while not board.network_up("my Wi-Fi", "its password", "AT", log=print):
     time.sleep(1)
 if board.clock() is None:
     import ntptime
@@ -30,10 +30,11 @@ client = Client(
     tls=tls.context(ca="ca.pem"),
     user=DEVICE,
     password="its password",
+    log=print,
 )
 client.start()
 while True:
     for sensor in board.sensors():
         client.publish(DEVICE + "/" + sensor.name, str(sensor.read()), qos=2)
     client.poll(10_000)
-    board.network_up("my Wi-Fi", "its password", "AT")
+    board.network_up("my Wi-Fi", "its password", "AT", log=print)

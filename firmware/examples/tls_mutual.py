@@ -18,7 +18,7 @@ HOST = "broker.local"
 PORT = 8883
 DEVICE = "greenhouse-1"
 
-while not board.network_up("my Wi-Fi", "its password", "AT"):
+while not board.network_up("my Wi-Fi", "its password", "AT", log=print):
     time.sleep(1)
 if board.clock() is None:
     import ntptime
@@ -26,10 +26,10 @@ if board.clock() is None:
     ntptime.settime()
 store = Journal(board.journal_region(64), policy=DROP_OLDEST)
 context = tls.context(ca="ca.pem", cert="board.crt", key="board.key")
-client = Client(HOST, PORT, DEVICE, store, tls=context)
+client = Client(HOST, PORT, DEVICE, store, tls=context, log=print)
 client.start()
 while True:
     for sensor in board.sensors():
         client.publish(DEVICE + "/" + sensor.name, str(sensor.read()), qos=1)
     client.poll(10_000)
-    board.network_up("my Wi-Fi", "its password", "AT")
+    board.network_up("my Wi-Fi", "its password", "AT", log=print)

@@ -184,6 +184,11 @@ def test_examples_are_short_and_each_has_a_test():
         assert text.startswith('"""'), name
 
 
+def test_each_example_says_what_happens():
+    for name, text in EXAMPLES.items():
+        assert text.count("log=") == 1 + text.count("network_up("), name  # the client's, and each one of the network
+
+
 @pytest.mark.req("B1")
 @pytest.mark.parametrize(("name", "qos"), [("sensor", 2), ("tasks", 1)])
 def test_sensors_reach_the_broker(tmp_path, name, qos):
@@ -195,6 +200,16 @@ def test_sensors_reach_the_broker(tmp_path, name, qos):
         person.wait(
             lambda got: {("greenhouse-1/load", qos), ("greenhouse-1/memory", qos)} <= {(t, q) for t, _, q in got}, said
         )
+        person.wait(lambda got: "\ndelivered 2\n" in said.read_text(), said)
+        lines = said.read_text().splitlines()
+        for line in (
+            "network: this machine's",
+            "broker: connecting to",
+            "broker: connected,",
+            "stored 1: greenhouse-1/load",
+            "delivered 1",
+        ):
+            assert sum(one.startswith(line) for one in lines) == 1, lines
         if name == "tasks":
             person.publish("greenhouse-1/interval", b"7", 1)
             person.wait(lambda got: ("greenhouse-1/interval/now", b"7", 1) in got, said)
