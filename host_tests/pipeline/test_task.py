@@ -38,6 +38,9 @@ class Written:
     def quarantine(self):
         return [lambda table=table: table for table in self.tables["quarantine"]]
 
+    def duplicates(self):
+        return []
+
     def kept_from_us(self):
         return 0
 

@@ -60,15 +60,20 @@ def process(state: State, rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
 
 
 def _not_forgotten(state: State, rows: pa.Table) -> pa.Table:
-    """Return some rows without those that were read before and whose like was deleted for its age since.
+    """Return some rows without those that were read before and were deleted for their age since, or are copies of such ones.
 
     Nothing is left to compare them with, so they would be taken for others under their identities, or for a new life.
     """
     again = _read_before(state, _encoded(rows["collector"]), rows["segment"], rows["row"])
-    if not again.any():
+    if not again.any() or not state.kept_from_us:
         return rows
-    forgotten = again & (rows["arrival"].cast(pa.int64()).to_numpy() < state.kept_from_us)
-    return rows.filter(pa.array(~forgotten)) if forgotten.any() else rows
+    arrival = rows["arrival"].cast(pa.int64())
+    forgotten = again & (arrival.to_numpy() < state.kept_from_us)
+    left = np.flatnonzero(again & ~forgotten)
+    columns = [*(rows[name] for name in ("collector", "segment", "row")), arrival]
+    places = zip(*(column.take(pa.array(left)).to_pylist() for column in columns), strict=True)
+    forgotten[left] = [place in state.dropped for place in places]
+    return rows.filter(pa.array(~forgotten))
 
 
 def _quarantine(

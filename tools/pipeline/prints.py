@@ -35,6 +35,9 @@ class Past(Protocol):
     def quarantine(self) -> Sequence[Callable[[], pa.Table]]:
         """Return the files of messages in quarantine."""
 
+    def duplicates(self) -> Sequence[Callable[[], pa.Table]]:
+        """Return the files of messages that were dropped."""
+
     def kept_from_us(self) -> int:
         """Return the moment before which all that arrived was deleted for its age (Unix time), 0 where nothing was."""
 
@@ -47,6 +50,10 @@ class Nothing:
         return ()
 
     def quarantine(self) -> Sequence[Callable[[], pa.Table]]:
+        """Return no files."""
+        return ()
+
+    def duplicates(self) -> Sequence[Callable[[], pa.Table]]:
         """Return no files."""
         return ()
 

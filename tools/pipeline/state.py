@@ -66,6 +66,16 @@ class State:
         """The moment before which all that arrived was deleted for its age. It is asked for replays only."""
         return self.past.kept_from_us()
 
+    @cached_property
+    def dropped(self) -> set[tuple[str, int, int, int]]:
+        """Where the messages lie that earlier batches dropped: collector, segment, row, arrival. It is asked for replays only."""
+        found: set[tuple[str, int, int, int]] = set()
+        for load in self.past.duplicates():
+            table = load()
+            columns = [table[name] for name in ("collector", "segment", "row")] + [table["arrival"].cast(pa.int64())]
+            found.update(zip(*(column.to_pylist() for column in columns), strict=True))
+        return found
+
     def is_in_quarantine(self, where: tuple[str, int, int], its_print: int) -> bool:
         """Return whether an earlier batch put this row of a collector's log into quarantine. It is asked for replays only."""
         if self.quarantined is None:

@@ -165,6 +165,9 @@ class _Past:
     def quarantine(self) -> Sequence[Callable[[], pa.Table]]:
         return self._files("quarantine", ("payload", "collector", "segment", "row"))
 
+    def duplicates(self) -> Sequence[Callable[[], pa.Table]]:
+        return self._files("duplicates", ("arrival", "collector", "segment", "row"))
+
     def kept_from_us(self) -> int:
         day = Output(self.storage.uri).kept_from()
         return int(np.datetime64(day, "us").astype(np.int64)) if day else 0
