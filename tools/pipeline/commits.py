@@ -11,7 +11,7 @@ from __future__ import annotations
 import fcntl
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -24,6 +24,8 @@ from .storage import Storage
 
 FORMAT_FILE = "format.json"
 COMMITS = "commits"
+DELTA_LOG = "_delta_log"
+"""The directory of a table's Delta log: see delta.py."""
 
 
 class OutputError(Exception):
@@ -45,6 +47,8 @@ class Commit:
     summary: dict[str, Any] = field(default_factory=summary.empty)  # of the fleet, with this batch: see summary.py
     kept_from: str | None = None  # of a compaction: the day before which it deleted readings for their age
     whole: bool = False  # compacted: it stands for all batches up to it
+    revision: int = 0  # of a whole one: how many have been made, with it
+    forgets: bool = False  # of a whole one: it has let go of devices' rows
 
     def state_files(self, kind: str, settled: bool = True) -> list[str]:
         """Return the files of a kind of state; an audit's settled files have keys that go on behind a dot."""
@@ -139,13 +143,14 @@ class Output:
         checkpoint.write_json(name, {"stream": stream, "out": self.storage.uri})
         return stream
 
-    def _numbers(self) -> list[int]:
+    def numbers(self) -> list[int]:
+        """Return the numbers of the commits that are there, also of those that a compacted one stands for."""
         return [int(name.removesuffix(".json")) for name in self.storage.list(COMMITS) if not name.startswith(".")]
 
     def commits(self) -> list[Commit]:
         """Return the commits that count: back to the last compacted one."""
         found: list[Commit] = []
-        for number in sorted(self._numbers(), reverse=True):
+        for number in sorted(self.numbers(), reverse=True):
             found.append(self.commit(number))
             if found[-1].whole:
                 break
@@ -155,9 +160,13 @@ class Output:
         """Read a commit."""
         return Commit(**self.storage.read_json(_name(batch)))
 
+    def commit_modified_s(self, batch: int) -> float:
+        """Return when a commit was written (Unix time)."""
+        return self.storage.modified_s(_name(batch))
+
     def latest(self) -> Commit | None:
         """Return the last commit."""
-        numbers = self._numbers()
+        numbers = self.numbers()
         return self.commit(max(numbers)) if numbers else None
 
     def rows(self, table: str) -> int:
@@ -191,12 +200,13 @@ class Output:
         self.storage.write_json(_name(commit.batch), asdict(commit))
         self._forget_states(commit)
 
-    def replace(self, whole: Commit, old: list[str]) -> None:
-        """Put a compacted commit in the place of all up to it, then delete their files."""
+    def replace(self, whole: Commit, old: list[str], then: Callable[[], None] = lambda: None) -> None:
+        """Put a compacted commit in the place of all up to it; `then` hears of it; then delete their files."""
         self.storage.write_json(_name(whole.batch), asdict(whole))
-        for number in self._numbers():
+        for number in self.numbers():
             if number < whole.batch:
                 self.storage.delete(_name(number))
+        then()
         named = {name for names in whole.files.values() for name in names}
         for name in old:
             if name not in named:
@@ -205,12 +215,12 @@ class Output:
     def _forget_states(self, commit: Commit) -> None:
         """Delete state files that neither this commit nor the one before it needs."""
         kept = {name for files in commit.state.values() for name in files.values()}
-        if (commit.batch - 1) in self._numbers():
+        if (commit.batch - 1) in self.numbers():
             kept |= {name for files in self.commit(commit.batch - 1).state.values() for name in files.values()}
         for kind in schemas.STATE:
             for name in self.storage.list(f"state/{kind}", recursive=True):
                 full = f"state/{kind}/{name}"
-                if full not in kept and "/." not in full:
+                if full not in kept and "/." not in full and not name.startswith(DELTA_LOG):
                     self.storage.delete(full)
 
     def files(self, table: str) -> list[str]:
@@ -236,3 +246,8 @@ def _name(batch: int) -> str:
 def bucket_of(file: str) -> int:
     """Return the bucket that a table's file belongs to: the first number in its name."""
     return int(file.rsplit("/", 1)[-1].split("-")[1].split(".", maxsplit=1)[0])
+
+
+def day_of(file: str) -> str:
+    """Return the day that a table's file holds the arrivals of: YYYY-MM-DD."""
+    return file.split("/day=", 1)[1].split("/", 1)[0]

@@ -30,7 +30,8 @@ from tools.command import ended
 from tools.landing import segments
 
 from . import schemas, source
-from .commits import Commit, Output, OutputError, bucket_of
+from .commits import DELTA_LOG, Commit, Output, OutputError, bucket_of, day_of
+from .delta import Delta
 from .files import parquet_writer, table_of
 from .storage import Storage, StorageError
 
@@ -39,8 +40,6 @@ if TYPE_CHECKING:
 
 ROWS = 131_072
 MOST_PARTS = 256
-AGING = ("readings", "prints", "duplicates", "quarantine")
-"""The tables that `--keep-days` applies to: events and ties are few, and date what is kept."""
 
 
 class Merge:
@@ -83,11 +82,6 @@ class Merge:
         return total
 
 
-def day_of(file: str) -> str:
-    """Return the day that a table's file holds the arrivals of: YYYY-MM-DD."""
-    return file.split("/day=", 1)[1].split("/", 1)[0]
-
-
 def compact(spark: SparkSession | None, out: str, keep_from: str | None = None) -> Commit | None:
     """Merge what is not compact yet, let go of what is older than a day; return the commit, None where nothing is to do.
 
@@ -101,16 +95,19 @@ def compact(spark: SparkSession | None, out: str, keep_from: str | None = None) 
     if not commits:
         return None
     last = commits[-1]
+    delta = Delta(output)
+    publish = delta.follow if delta.exist() else lambda: None
+    publish()  # before files go that a log still names, and so that it has all rows that are only moved now
     old = {table: [name for commit in commits for name in commit.files.get(table, [])] for table in schemas.TABLES}
     rows = {table: sum(commit.rows.get(table, 0) for commit in commits) for table in schemas.TABLES}
-    gone = [file for table in AGING if keep_from for file in old[table] if day_of(file) < keep_from]
+    gone = [file for table in schemas.AGING if keep_from for file in old[table] if day_of(file) < keep_from]
     kept = {table: [file for file in files if file not in set(gone)] for table, files in old.items()}
     items = scattered(kept)
     if len(commits) < 2 and not gone and not items:
         return None
     for file in gone:
         rows[file.split("/", 1)[0]] -= _rows(output.storage, file)
-    merged = replace(last, files=kept, rows=rows, whole=True)
+    merged = replace(last, files=kept, rows=rows, whole=True, revision=revision_of(commits) + 1, forgets=False)
     told = [one for one in (output.kept_from(), keep_from if gone else None) if one]
     merged.kept_from = max(told, default=None)
     if items and spark is not None:
@@ -124,8 +121,13 @@ def compact(spark: SparkSession | None, out: str, keep_from: str | None = None) 
         for row in sorted(done):
             merged.files[row.table].append(row.file)
     merged.files = {table: files for table, files in merged.files.items() if files}
-    output.replace(merged, [file for files in old.values() for file in files])
+    output.replace(merged, [file for files in old.values() for file in files], publish)
     return merged
+
+
+def revision_of(commits: list[Commit]) -> int:
+    """Return how many whole commits have been made, given those that count."""
+    return commits[0].revision if commits[0].whole else 0
 
 
 def scattered(files: dict[str, list[str]]) -> list[tuple[int, str, str, int, None]]:
@@ -155,7 +157,7 @@ def orphans(output: Output) -> list[str]:
         for name in output.storage.list(table, recursive=True):
             file = f"{table}/{name}"
             batch = int(file.split("/batch=", 1)[1].split("/", 1)[0]) if "/batch=" in file else 0
-            if file not in named and batch <= commits[-1].batch:
+            if file not in named and batch <= commits[-1].batch and not name.startswith(DELTA_LOG):
                 found.append(file)
     return found
 
@@ -265,7 +267,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _told(output: Output, keep_from: str | None, gone: list[segments.Segment]) -> int:
     files = {table: output.files(table) for table in schemas.TABLES}
-    old = [file for table in AGING if keep_from for file in files[table] if day_of(file) < keep_from]
+    old = [file for table in schemas.AGING if keep_from for file in files[table] if day_of(file) < keep_from]
     print(
         f"{len(scattered(files))} files would be joined, {len(old)} deleted for their age, {len(gone)} segments retired"
     )

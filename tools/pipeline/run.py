@@ -62,6 +62,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--late-after", type=float, default=60.0, metavar="SECONDS", help="a delay that the audit calls late"
     )
+    parser.add_argument("--no-delta", action="store_true", help="leave the Delta logs beside the tables as they are")
     verdict.add_options(parser)
     parser.add_argument(
         "--prove-every",
@@ -176,6 +177,7 @@ def _run(spark: SparkSession, options: argparse.Namespace, output: Output, metri
         options.follow,
         told,
         options.late_after,
+        not options.no_delta,
     )
     proofs = None
     if options.follow:

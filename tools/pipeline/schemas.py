@@ -265,6 +265,9 @@ TABLES = {
     "undelivered": UNDELIVERED,
 }
 
+AGING = ("readings", "prints", "duplicates", "quarantine")
+"""The tables that a retention by age applies to: events and ties are few, and date what is kept."""
+
 # What messages.process yields: the tables, and the counts that go into the audit.
 YIELDED = {**TABLES, "tally": TALLY}
 

@@ -19,6 +19,7 @@ from tools.landing import segments
 
 from . import schemas, source, summary, task
 from .commits import Commit, Output
+from .delta import Delta
 from .storage import Storage
 
 if TYPE_CHECKING:
@@ -122,7 +123,9 @@ def once(
     output, directory = Output(out), Storage(landing)
     output.prepare(buckets)
     end = {collector: max(numbers) for collector, numbers in source.latest(directory).items()}
-    return run_batch(spark, end, directory, output, buckets, uuid.uuid4().hex, 0, late_after_s)
+    commit = run_batch(spark, end, directory, output, buckets, uuid.uuid4().hex, 0, late_after_s)
+    Delta(output).follow()
+    return commit
 
 
 def start(
@@ -135,8 +138,11 @@ def start(
     every_s: float | None = None,
     told: Callable[[Commit], None] = lambda _: None,
     late_after_s: float = LATE_AFTER_S,
+    publish: bool = True,
 ) -> StreamingQuery:
     """Start the stream: through what is there now, or, with `every_s`, for ever at that interval; `told` hears of each batch.
+
+    With `publish`, the tables' Delta logs follow each commit, and first catch up where an earlier run was killed before they did.
 
     Raises:
         OutputError, StorageError, LandingError: see there.
@@ -148,6 +154,9 @@ def start(
     before = output.latest()
     if before and before.stream == stream:  # Spark hands over no name twice, so a batch may not come to see it
         source.check_numbers(found, before.stream_read, Storage(checkpoint))
+    delta = Delta(output) if publish else None
+    if delta:
+        delta.follow()
 
     def one(batch: DataFrame, number: int) -> None:
         before = output.latest()
@@ -157,7 +166,10 @@ def start(
             source.check_numbers(source.latest(directory), before.stream_read, Storage(checkpoint))
         end = source.reached(row.path for row in batch.collect())
         # In this session and not in the batch's clone of it: Spark keeps Python workers for each session apart.
-        told(run_batch(spark, end, directory, output, buckets, stream, number, late_after_s))
+        commit = run_batch(spark, end, directory, output, buckets, stream, number, late_after_s)
+        if delta:
+            delta.committed(commit)
+        told(commit)
 
     writer = (
         source.names(spark, directory, segments_per_batch)

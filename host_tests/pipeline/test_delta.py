@@ -1,0 +1,236 @@
+"""The Delta logs: what other engines read is what our commits say, also where a run was killed."""
+
+import json
+import shutil
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pytest
+from deltalake import DeltaTable
+
+from host_tests.pipeline import engines, killed
+from tools.pipeline import compact, delta, stream
+from tools.pipeline.commits import Output, OutputError
+from tools.pipeline.delta import Delta
+from tools.pipeline.storage import Storage
+
+DAY_US = 86_400_000_000
+OLD = {1, 2}
+
+
+@pytest.fixture
+def out(tmp_path):
+    return tmp_path / "out"
+
+
+class Batches:
+    """A landing that brings batches, each published as the stream does it."""
+
+    def __init__(self, local, landing, out):
+        self.local, self.landing, self.out = local, landing, out
+        self.output = Output(str(out))
+        self.output.prepare(2)
+        self.delta = Delta(self.output)
+        self.seq = 0
+
+    def commit(self):
+        self.seq += 1
+        for device in "ad":
+            self.landing.message(device, 1, self.seq, value=self.seq)
+        self.landing.raw("flashmqtt/a/readings", b"{%d" % self.seq)
+        self.landing.seal()
+        directory = Storage(str(self.landing.directory))
+        end = {"c": self.landing.number}
+        return stream.run_batch(self.local, end, directory, self.output, 2, "one", self.landing.number)
+
+    def take(self, count=1, days=0):
+        for _ in range(count):
+            self.delta.committed(self.commit())
+            self.landing.arrival_us += days * DAY_US
+
+
+@pytest.fixture
+def batches(local, landing, out):
+    return Batches(local, landing, out)
+
+
+def same(output, spark=None, tables=tuple(engines.COLUMNS)):
+    """Hold every engine's rows against what the commits say."""
+    for table in tables:
+        expected = engines.truth(output, table)
+        for name, read in engines.ENGINES.items():
+            if spark is not None or name != "Spark":
+                assert read(output, table, spark) == expected, (table, name)
+
+
+def versions(output):
+    return {name: DeltaTable(engines.directory(output, name)).version() for name in delta.DIRECTORIES}
+
+
+def actions(output, table, version=None):
+    directory = engines.directory(output, table)
+    version = DeltaTable(directory).version() if version is None else version
+    with open(f"{directory}/_delta_log/{version:020d}.json") as file:
+        return [json.loads(line) for line in file]
+
+
+@pytest.mark.req("P3", "P7")
+def test_every_engine_reads_what_was_committed_and_nothing_else(spark, batches, out):
+    batches.take(3)
+    (name, *_) = batches.output.files("readings")
+    stray = out / "readings" / name.split("/")[1] / "batch=9" / "bucket-0000-cutoff.parquet"
+    stray.parent.mkdir()
+    shutil.copy(out / name, stray)  # as a cut-off attempt leaves it
+    same(batches.output, spark)
+    assert len(engines.truth(batches.output, "readings")) == 6
+
+
+def test_rows_say_their_day_and_batch(batches):
+    batches.take(2, days=1)
+    frame = DeltaTable(engines.directory(batches.output, "readings")).to_pandas()
+    assert sorted(zip(frame["batch"], frame["day"].astype(str), frame["seq"], strict=True))[::2] == [
+        (1, "2026-09-21", 1),
+        (2, "2026-09-22", 2),
+    ]
+
+
+@pytest.mark.req("P3")
+def test_publishing_again_changes_nothing(batches):
+    batches.take(2)
+    before = versions(batches.output)
+    Delta(batches.output).follow()
+    Delta(batches.output).committed(batches.output.latest())
+    batches.delta.committed(batches.output.latest())
+    assert versions(batches.output) == before
+    (one,) = {
+        DeltaTable(engines.directory(batches.output, name)).transaction_version(delta.BATCH)
+        for name in ("readings", "audit")
+    }
+    assert one == 2
+
+
+def test_log_that_was_deleted_is_made_anew(batches, out):
+    batches.take(2)
+    shutil.rmtree(out / "readings" / "_delta_log")
+    batches.take(1)
+    Delta(batches.output).follow()
+    same(batches.output)
+
+
+def test_output_of_an_earlier_version_is_published_as_a_whole(local, batches, out):
+    for _ in range(3):
+        batches.commit()
+    assert not Delta(batches.output).exist()
+    compact.compact(local, str(out))
+    assert not Delta(batches.output).exist()  # nobody asked for Delta so far
+    Delta(batches.output).follow()
+    same(batches.output)
+
+
+@pytest.mark.req("P3", "P7")
+def test_compaction_moves_rows_and_retention_deletes_them(local, batches, out):
+    batches.take(2)
+    batches.landing.arrival_us += 3 * DAY_US
+    batches.take(2)
+    compact.compact(local, str(out))
+    same(batches.output)
+    found = actions(batches.output, "readings")
+    changes = {kind: {one[kind]["dataChange"] for one in found if kind in one} for kind in ("add", "remove")}
+    assert changes == {"add": {False}, "remove": {False}}
+    last = str(max(map(compact.day_of, batches.output.files("readings"))))
+    compact.compact(None, str(out), keep_from=last)
+    same(batches.output)
+    found = actions(batches.output, "readings")
+    assert {one["remove"]["dataChange"] for one in found if "remove" in one} == {True}
+    assert not [one for one in found if "add" in one]
+    batches.take(1)  # by a stream that went on meanwhile
+    same(batches.output)
+
+
+@pytest.mark.req("P3")
+def test_two_that_publish_at_once_come_to_the_same(local, batches, out, monkeypatch):
+    batches.take(1)
+    commit = batches.commit()
+    opened = Delta._open
+    asked = []
+
+    def open_and_be_overtaken(self, table):
+        found = opened(self, table)
+        if table == "readings" and not asked:
+            asked.append(table)
+            Delta(batches.output).follow()  # as a compaction does it
+        return found
+
+    monkeypatch.setattr(Delta, "_open", open_and_be_overtaken)
+    batches.delta.committed(commit)
+    assert asked
+    same(batches.output)
+    assert len(DeltaTable(engines.directory(batches.output, "readings")).file_uris()) == 4
+
+
+def test_log_names_no_device_and_bounds_the_arrivals(batches):
+    batches.take(1)
+    (one, *_) = [one["add"] for one in actions(batches.output, "readings") if "add" in one]
+    stats = json.loads(one["stats"])
+    assert (stats["numRecords"], sorted(stats["minValues"])) == (1, ["arrival"])
+    assert stats["minValues"]["arrival"] <= stats["maxValues"]["arrival"]
+    found = DeltaTable(engines.directory(batches.output, "readings")).to_pyarrow_dataset()
+    exact = pa.scalar(batches.landing.arrival_us - 2000, pa.timestamp("us", tz="UTC"))
+    assert found.to_table(filter=ds.field("arrival") == exact).num_rows == 1  # not pruned by rounded bounds
+
+
+def test_log_of_another_schema_is_named(batches, out):
+    batches.take(1)
+    log = out / "events" / "_delta_log"
+    shutil.rmtree(log)
+    shutil.copytree(out / "quarantine" / "_delta_log", log)
+    with pytest.raises(OutputError, match=r"events/_delta_log can't be brought up to date: it is of another schema"):
+        Delta(batches.output).follow()
+
+
+@pytest.mark.req("P3", "P7")
+def test_stream_catches_up_where_it_was_killed_between_commit_and_publication(
+    spark, batches, landing, out, monkeypatch
+):
+    monkeypatch.setattr(Delta, "committed", lambda *_: None)  # as if killed before it
+    for seq in (1, 2):
+        landing.message("a", 1, seq)
+        landing.seal()
+    checkpoint = str(out / "checkpoint")
+    stream.start(spark, str(landing.directory), str(out), checkpoint, 2, 1).awaitTermination()
+    assert len(batches.output.files("readings")) == 2
+    assert not Delta(batches.output).exist()
+    monkeypatch.undo()
+    stream.start(spark, str(landing.directory), str(out), checkpoint, 2).awaitTermination()
+    same(batches.output, spark)
+    landing.message("a", 1, 3)
+    landing.seal()
+    stream.start(spark, str(landing.directory), str(out), checkpoint, 2).awaitTermination()
+    same(batches.output, spark)
+    assert DeltaTable(engines.directory(batches.output, "readings")).version() == 2
+
+
+@pytest.mark.req("P3", "P7")
+@pytest.mark.timeout(900)
+def test_killed_at_every_moment_engines_read_whole_batches_and_the_next_run_catches_up(spark, tmp_path):
+    """Batches, compactions and retention, killed with -9 after each call that changes a file, from the commit on."""
+    output = Output(str(tmp_path / "out"))
+    moments = 0
+    for moments in killed.again_and_again(killed.publishing, tmp_path):
+        if not DeltaTable.is_deltatable(engines.directory(output, "readings")):
+            continue
+        read = [
+            engine(output, "readings", spark)
+            for name, engine in engines.ENGINES.items()
+            if name != "Spark" or moments % 4 == 0
+        ]
+        assert all(rows == read[0] for rows in read), moments
+        seqs = [row[3] for row in read[0]]
+        assert all(seqs.count(seq) == 2 for seq in seqs), moments  # both devices' readings of a batch, or none
+        committed = {row[3] for row in engines.truth(output, "readings")}
+        assert committed - {max(committed)} <= set(seqs) <= committed | OLD, (
+            moments
+        )  # behind by a batch, or by the retention
+    assert moments > 40
+    same(output, spark)
+    assert {row[3] for row in engines.truth(output, "readings")} == {3, 4}

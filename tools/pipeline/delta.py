@@ -1,0 +1,272 @@
+"""The tables as Delta tables, for engines that don't know our commits: a log beside each table, which follows them.
+
+A commit of ours counts for all tables at once; Delta has no such thing, so ours stays the truth. After each commit, the files
+that it names are registered in each table's `_delta_log` as they are; nothing is copied. Each Delta version carries the number of
+our commit as an application transaction id, and is written only on top of the version that was looked at: publishing again
+changes nothing, two processes that publish at once come to the same, and a run that was killed in between catches up at the next
+start. A log that is behind names files that are still there: they are deleted only after it has let go of them.
+
+A log is made from our commits alone: delete a `_delta_log`, and the next run makes it anew. It names no device: of a file's
+columns it holds the bounds of `arrival` only.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+
+from . import schemas
+from .commits import DELTA_LOG, Commit, Output, OutputError, day_of
+from .storage import Storage
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+DIRECTORIES = {name: name for name in schemas.TABLES} | {name: f"state/{name}" for name in ("audit", "lives", "held")}
+"""The Delta tables, by name: where they lie. What is held counts as quarantine as long as it is."""
+PARTITIONS = [pa.field("day", pa.date32()), pa.field("batch", pa.int64())]
+"""The tables' directories, day=YYYY-MM-DD/batch=N, as columns; the state's tables have none."""
+BATCH, REVISION = "flashmqtt.batch", "flashmqtt.revision"
+CONFIGURATION: dict[str, str | None] = {"delta.checkpointInterval": "20"}
+TRIES = 8
+READERS = 8
+
+
+class DeltaError(OutputError):
+    """A Delta log can't be written; the text says why and what to do."""
+
+
+class Delta:
+    """The Delta logs of an output."""
+
+    def __init__(self, output: Output):
+        self.output = output
+        self._before: Commit | None = None
+        self._first: tuple[int, float] | None = None
+
+    def exist(self) -> bool:
+        """Return whether an earlier run has made them."""
+        storage = self.output.storage
+        return any(storage.exists(f"{directory}/{DELTA_LOG}") for directory in DIRECTORIES.values())
+
+    def follow(self) -> None:
+        """Bring all logs to the newest commit, from wherever they are.
+
+        Raises:
+            DeltaError: a log can't be read or written.
+        """
+        self._before = None
+        latest = self.output.latest()
+        if latest is None:
+            return
+        first = self._first_commit()
+        for table in DIRECTORIES:
+            self._follow(table)
+        self._before, self._first = latest, first
+
+    def committed(self, commit: Commit) -> None:
+        """Register what a commit adds; look at all of them again only where others have been at work.
+
+        Raises:
+            DeltaError: see `follow`.
+        """
+        from deltalake.exceptions import CommitFailedError
+        from deltalake.exceptions import DeltaError as Failed
+
+        before = self._before
+        if before is None or commit.batch != before.batch + 1 or self._first != self._first_commit():
+            self.follow()
+            return
+        for table in DIRECTORIES:
+            if table in schemas.STATE:
+                old, new = set(before.state_files(table)), set(commit.state_files(table))
+            else:
+                old, new = set(), set(commit.files.get(table, []))
+            if old == new:
+                continue
+            try:
+                found = self._open(table)
+                if (found.transaction_version(BATCH) or 0) < commit.batch:
+                    self._write(table, found, sorted(new - old), sorted(old - new), commit.batch, None, lambda _: True)
+            except (CommitFailedError, FileNotFoundError):  # another process publishes, or a compaction was quicker
+                self.follow()
+                return
+            except (Failed, OSError, ValueError) as error:
+                raise self._told(table, error) from error
+        self._before = commit
+
+    def _first_commit(self) -> tuple[int, float]:
+        """Return what changes when a compaction has put one commit in the place of many."""
+        number = min(self.output.numbers())
+        return number, self.output.commit_modified_s(number)
+
+    def _follow(self, table: str) -> None:
+        from deltalake.exceptions import CommitFailedError
+        from deltalake.exceptions import DeltaError as Failed
+
+        for left in reversed(range(TRIES)):
+            try:
+                found = self._open(table)
+                # In this order: whoever has written meanwhile has taken this version's successor.
+                commits = self.output.commits()
+                self._reconcile(table, found, commits)
+                return
+            except (CommitFailedError, FileNotFoundError) as error:  # another process publishes, or compacts
+                if not left:
+                    raise self._told(table, error) from error
+            except (Failed, OSError, ValueError) as error:
+                raise self._told(table, error) from error
+            time.sleep(0.01)
+
+    def _reconcile(self, table: str, found: DeltaTable, commits: list[Commit]) -> None:
+        """Write the version that a table lacks, if it lacks one."""
+        last, first = commits[-1], commits[0]
+        revision = first.revision  # of the whole commit that it may be
+        told = found.transaction_version(BATCH), found.transaction_version(REVISION)
+        if table in schemas.STATE:
+            files, written = set(last.state_files(table)), {}
+        else:
+            written = {name: commit for commit in commits for name in commit.files.get(table, [])}
+            files = set(written)
+        present = set(pa.table(found.get_add_actions())["path"].to_pylist()) if told[0] is not None else set()
+        present = {f"{DIRECTORIES[table]}/{name}" for name in present}
+        adds, removes = sorted(files - present), sorted(present - files)
+        if not adds and not removes:
+            return
+        # A compaction moves rows and changes none, as far as they had been published.
+        moves = told[0] is not None and first.whole and first.batch <= told[0] and not first.forgets
+
+        def changes(name: str) -> bool:
+            if table in schemas.STATE or not moves:
+                return True
+            if name in written:
+                return written[name].batch > (told[0] or 0)
+            return table in schemas.AGING and day_of(name) < (first.kept_from or "")
+
+        self._write(table, found, adds, removes, last.batch, revision, changes)
+
+    def _write(
+        self,
+        table: str,
+        found: DeltaTable,
+        adds: list[str],
+        removes: list[str],
+        batch: int,
+        revision: int | None,
+        changes: Callable[[str], bool],
+    ) -> None:
+        from deltalake import CommitProperties, Transaction
+        from deltalake.transaction import RemoveAction
+
+        now_ms = int(time.time() * 1000)
+        actions: list[Any] = self._added(table, adds, changes)
+        actions += [
+            RemoveAction(self._inside(table, name), changes(name), now_ms, None, self._values(table, name))
+            for name in removes
+        ]
+        ids = [Transaction(BATCH, batch, now_ms)]
+        if revision is not None:
+            ids.append(Transaction(REVISION, revision, now_ms))
+        found.create_write_transaction(
+            actions,
+            "append",
+            found.schema(),
+            found.metadata().partition_columns,
+            commit_properties=CommitProperties({"flashmqttBatch": str(batch)}, 0, ids),
+        )
+
+    def _open(self, table: str) -> DeltaTable:
+        """Open a table; make it where it is not there yet."""
+        from deltalake import DeltaTable, Schema
+        from deltalake.exceptions import TableNotFoundError
+
+        directory = DIRECTORIES[table]
+        where = address(self.output.storage, directory)
+        fields = list(schemas.TABLES.get(table) or schemas.STATE[table])
+        partitions = [] if table in schemas.STATE else PARTITIONS
+        schema = Schema.from_arrow(pa.schema(fields + partitions))
+        try:
+            found = DeltaTable(where)
+        except TableNotFoundError:
+            by = [field.name for field in partitions]
+            DeltaTable.create(where, schema, "ignore", by, name=table, configuration=CONFIGURATION)
+            found = DeltaTable(where)
+        if found.schema() != schema:
+            raise ValueError("it is of another schema")
+        return found
+
+    def _added(self, table: str, names: list[str], changes: Callable[[str], bool]) -> list[Any]:
+        """Return the actions that register some files: their sizes, rows, and bounds of `arrival`."""
+        from deltalake.transaction import AddAction
+
+        storage = self.output.storage
+
+        def one(name: str) -> AddAction:
+            info = storage.fs.get_file_info(storage.path(name))
+            if info.type == pafs.FileType.NotFound:
+                raise FileNotFoundError(f"{storage.uri}/{name} is not there")
+            with storage.fs.open_input_file(storage.path(name)) as file:
+                stats = _stats(pq.read_metadata(file))
+            return AddAction(
+                self._inside(table, name),
+                info.size,
+                self._values(table, name),
+                int(info.mtime.timestamp() * 1000),
+                changes(name),
+                json.dumps(stats),
+            )
+
+        if len(names) < READERS:
+            return [one(name) for name in names]
+        with ThreadPoolExecutor(READERS) as pool:
+            return list(pool.map(one, names))
+
+    def _inside(self, table: str, name: str) -> str:
+        return name.removeprefix(f"{DIRECTORIES[table]}/")
+
+    def _values(self, table: str, name: str) -> dict[str, str | None]:
+        """Return a file's values of the partition columns: its directories say them."""
+        if table in schemas.STATE:
+            return {}
+        pairs = (part.partition("=") for part in name.split("/")[1:-1])
+        return {key: value for key, _, value in pairs}
+
+    def _told(self, table: str, error: Exception) -> DeltaError:
+        log = self.output.storage.address(f"{DIRECTORIES[table]}/{DELTA_LOG}")
+        return DeltaError(
+            f"the Delta log {log} can't be brought up to date: {error}. The tables themselves are whole. Delete that log, and the"
+            " next run makes it anew, or run with --no-delta"
+        )
+
+
+def address(storage: Storage, name: str = "") -> str:
+    """Return a name's path as deltalake takes it."""
+    if storage.local:
+        return storage.path(name)
+    return storage.address(name).replace("s3a://", "s3://", 1).replace("s3n://", "s3://", 1)
+
+
+def _stats(meta: Any) -> dict[str, Any]:
+    """Return a file's rows and the bounds of `arrival`, which Delta keeps in milliseconds."""
+    stats: dict[str, Any] = {"numRecords": meta.num_rows}
+    names = meta.schema.names
+    if "arrival" not in names:
+        return stats
+    at = [meta.row_group(n).column(names.index("arrival")).statistics for n in range(meta.num_row_groups)]
+    if at and all(one is not None and one.has_min_max for one in at):
+        stats["minValues"] = {"arrival": _milliseconds(min(one.min for one in at), 0)}
+        stats["maxValues"] = {"arrival": _milliseconds(max(one.max for one in at), 999)}
+    return stats
+
+
+def _milliseconds(moment: datetime.datetime, more_us: int) -> str:
+    rounded = moment + datetime.timedelta(microseconds=more_us)
+    return rounded.astimezone(datetime.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
