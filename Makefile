@@ -27,8 +27,8 @@ help: ## List the targets, and in parentheses what they take, with the defaults
 run: setup ## The main job: a virtual board under power cuts, a real broker, Spark, the audit (READINGS=1000 CUTS=20 LINKCUTS=10 KILLS=3 SEED=)
 	@$(PY) -m tools.run --readings $(READINGS) --cuts $(CUTS) --link-cuts $(LINKCUTS) --collector-kills $(KILLS) $(if $(SEED),--seed $(SEED))
 
-test: setup ## The tests, on CPython and on MicroPython (PYTEST_ARGS="host_tests/docs -x")
-	@$(PY) -m pytest $(PYTEST_ARGS)
+test: setup ## The tests, on CPython and on MicroPython, in several processes (PYTEST_ARGS="host_tests/docs -x"; "-n 0 ...": in one)
+	@$(PY) -m pytest -n auto $(PYTEST_ARGS)
 
 setup: ## Install what is needed, into .venv (the other targets do this themselves)
 	@$(PYTHON) tools/bootstrap.py

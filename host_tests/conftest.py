@@ -3,6 +3,9 @@
 On CPython the files in `both` are ordinary pytest files. For each case this plugin adds a second item, named
 `...@micropython`. The first such item of a file runs all that were selected from it in one MicroPython process
 (its start costs more than most cases), and each item reports its own outcome.
+
+`make test` runs on several processes (pytest-xdist). A file is one unit of work there, its twins another one, so that module
+fixtures are made once; where every case stands alone, each is a unit. Units that take long begin first.
 """
 
 from __future__ import annotations
@@ -26,6 +29,37 @@ os.environ.setdefault("PYTHONUNBUFFERED", "1")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 HEAP = os.environ.get("FLASHMQTT_TEST_HEAP", "1M")
 DEADLINE_S = 600
+# Most tests wait for something, many for time only: more processes than cores.
+WORKERS_A_CORE = 1.5
+MOST_WORKERS = 6
+TWIN = "@micropython"
+# Each case alone takes seconds, and shares nothing with the others of its file.
+CASE_BY_CASE = (
+    "host_tests/both/test_client_refused.py",
+    "host_tests/both/test_journal_powercut.py",
+    "host_tests/run/",
+)
+# The fixture `spark`: each process that asks for it starts one, which takes ten seconds and a gigabyte.
+WITH_SPARK = (
+    "host_tests/pipeline/test_dating.py",
+    "host_tests/pipeline/test_report.py",
+    "host_tests/pipeline/test_stream.py",
+    "host_tests/pipeline/test_wire.py",
+)
+# What takes longest begins first, or the others wait for it at the end.
+LONG = (
+    "host_tests/deploy/test_deploy.py",
+    "host_tests/brokers/",
+    "host_tests/soak/",
+    "host_tests/pipeline/",
+    "host_tests/deploy/test_shrink.py",
+    "host_tests/both/test_client_",
+    "host_tests/run/",
+    "host_tests/faults/",
+    "host_tests/hostile/",
+    "host_tests/deploy/",
+    "host_tests/collector/",
+)
 
 
 def micropython_command() -> str:
@@ -79,16 +113,51 @@ def _key(item: pytest.Function) -> str:
     return f"{item.originalname}/{index}"
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Return how many processes `-n auto` starts."""
+    return min(MOST_WORKERS, max(2, round(WORKERS_A_CORE * len(os.sched_getaffinity(0)))))
+
+
+def unit_of(nodeid: str) -> str:
+    """Return the unit of work that a test belongs to: all of it runs in one process, in order."""
+    path, _, name = nodeid.partition("::")
+    if name.endswith(TWIN):
+        return path + TWIN
+    if path in WITH_SPARK:
+        return WITH_SPARK[0]
+    return nodeid if path.startswith(CASE_BY_CASE) else path
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Put a MicroPython twin behind every case from `both`."""
+    """Put a MicroPython twin behind every case from `both`; on several processes, what takes long first."""
     result: list[pytest.Item] = []
     for item in items:
         result.append(item)
         if isinstance(item, pytest.Function) and item.path.parent == BOTH and "@" not in item.name:
             result.append(
-                MicroPythonItem.from_parent(item.parent, name=f"{item.name}@micropython", twin=item, key=_key(item))
+                MicroPythonItem.from_parent(item.parent, name=f"{item.name}{TWIN}", twin=item, key=_key(item))
             )
+    if hasattr(config, "workerinput"):
+        result.sort(key=lambda item: _turn(unit_of(item.nodeid)))
     items[:] = result
+
+
+def _turn(unit: str) -> int:
+    return next((turn for turn, begin in enumerate(LONG) if unit.startswith(begin)), len(LONG))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log):
+    """Return who hands out the units, in the order in which they were collected."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Units(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return unit_of(nodeid)
+
+    config.option.loadscopereorder = False
+    return Units(config, log)
 
 
 def _outcomes(item: MicroPythonItem) -> dict[str, tuple[str, str]]:

@@ -87,7 +87,7 @@ def main() -> int:
         passed &= report(f"mpy-cross {architecture}", started, cross_compile(architecture))
     if not arguments.no_tests:
         # The tests' own output is shown as it comes: CI reads their closing line.
-        passed &= subprocess.run([sys.executable, "-m", "pytest"], check=False, cwd=ROOT).returncode == 0
+        passed &= subprocess.run([sys.executable, "-m", "pytest", "-n", "auto"], check=False, cwd=ROOT).returncode == 0
     return 0 if passed else 1
 
 
