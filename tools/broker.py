@@ -18,9 +18,10 @@ from pathlib import Path
 from tools.bootstrap import find_mosquitto
 from tools.children import bound_to_this_process
 
-START_DEADLINE_S = 15.0
+START_DEADLINE_S = 60.0
 STOP_DEADLINE_S = 5.0
-SAVE_DEADLINE_S = 10.0
+SAVE_DEADLINE_S = 60.0
+SAVE_AGAIN_S = 0.3
 
 
 class BrokerFailed(Exception):
@@ -157,11 +158,15 @@ class Broker:
         # Twice: the first signal may find it before it has read what lies in its sockets, the second can't.
         for _ in range(2):
             before = _identity(database)
-            os.kill(self.pid, signal.SIGUSR1)
             deadline = time.monotonic() + SAVE_DEADLINE_S
+            again = 0.0
             while _identity(database) == before:
-                if time.monotonic() > deadline:
+                now = time.monotonic()
+                if now > deadline:
                     raise BrokerFailed(f"{self.kind} did not write {database}. Its log, {self.log}:\n{self._tail()}")
+                if now > again:  # mosquitto forgets a signal that comes just after it has written
+                    os.kill(self.pid, signal.SIGUSR1)
+                    again = now + SAVE_AGAIN_S
                 time.sleep(0.005)
 
     def __enter__(self) -> Broker:

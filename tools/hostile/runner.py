@@ -20,7 +20,7 @@ from tools.hostile.wrongs import WRONGS, Wrong
 LEVELS = "345"
 INTERPRETERS = ("mpy", "cpy")
 COUNT = 4
-CASE_S = 35.0
+CASE_S = 120.0
 # Where the broker falls silent, the client has to notice soon. In the other cases a busy machine must not look like silence.
 SILENT_KEEP_ALIVE_S, SILENT_RESPONSE_S = 2, 1
 KEEP_ALIVE_S, RESPONSE_S = 60, 20
