@@ -408,10 +408,15 @@ def test_pinning_is_refused_where_it_can_not_be():
     board = Board(16)
     files = {"/keep": _pattern(3000)}
     _write("/keep", files["/keep"])
-    with pytest.raises(PinsRefused):
+    with pytest.raises(PinsRefused) as refused:
         pin(board.flash, "/journal", 30, ROOT)  # no room
     assert os.listdir(ROOT + "/journal") == []
     assert board.fresh("/keep") == files["/keep"]
+    free = os.statvfs(ROOT + "/")[3]
+    assert str(refused.value) == "can't pin 30 blocks: %d are free; ask for fewer, or remove files" % free
+    pin(board.flash, "/journal", free - 2, ROOT)  # the file system needs some itself
+    for name in os.listdir(ROOT + "/journal"):
+        os.remove(ROOT + "/journal/" + name)
     _write("/journal/001", b"a note of somebody")
     with pytest.raises(PinsRefused):
         pin(board.flash, "/journal", 3, ROOT)

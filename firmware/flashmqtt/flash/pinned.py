@@ -26,7 +26,7 @@ A fingerprint allocates nothing; a mount takes about 3 KB for a moment. This mod
 import os
 from array import array
 
-from flashmqtt.compat import TYPE_CHECKING
+from flashmqtt.compat import TYPE_CHECKING, const
 from flashmqtt.errors import StoreError
 from flashmqtt.fast import copy, crc32_matches, equal, is_blank, put_crc32
 
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 _MAP = "/map"
 _MAGIC = b"FMP1"
+_NO_ROOM = const(28)  # ENOSPC
 
 
 class PinsRefused(StoreError):
@@ -237,7 +238,10 @@ def pin(
                 os.remove(path)
             except OSError:
                 pass
-        raise PinsRefused("can't pin %d blocks: %s" % (count, error))
+        why: "Any" = error
+        if error.args[0] == _NO_ROOM:
+            why = "%d are free; ask for fewer, or remove files" % os.statvfs(root + "/")[3]
+        raise PinsRefused("can't pin %d blocks: %s" % (count, why))
 
 
 def open_or_pin(
