@@ -150,7 +150,7 @@ class Application:
             tls=tls,
             backoff=Backoff(cap_ms=config["awake_s"] * 250 if sleeping else config["longest_pause_s"] * 1000),
             feed=self._feed,
-            log=print,
+            log=print if config["log"] else None,
         )
         client.on_connect = self._on_connect
         client.on_delivered = self._on_delivered
@@ -348,7 +348,8 @@ class Application:
     def _network(self):
         """See that the network is there, and let the client connect only while it is."""
         config = self.config
-        up = self.board.network_up(config["ssid"], config["password"], config["country"], print)
+        log = print if config["log"] else None
+        up = self.board.network_up(config["ssid"], config["password"], config["country"], log)
         if up and config["tls"] and self.time.unix_ms() is None:
             # A certificate can't be judged without the time; but a network without a time server must not be a dead end.
             up = self._online or self.uptime.ms() > _CLOCK_PATIENCE_MS

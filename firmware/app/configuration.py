@@ -40,6 +40,7 @@ KEYS: "dict[str, tuple]" = {
     "when_full": (str, "drop-oldest", ("refuse", "drop-oldest", "drop-newest")),
     "watchdog_s": (int, 0, 0, 120),
     "status_ms": (int, 10000, 50, 86400000),
+    "log": (bool, True, (False, True)),
     "stop_after": (int, 0, 0, 1 << 29),
 }
 SECRETS = ("password", "broker_password")
@@ -89,8 +90,8 @@ def check(given):
 def complaint(value, rule):
     """Return what a value has to be by a rule of KEYS, or "" where it is that."""
     kind = rule[0]
-    if not isinstance(value, kind) or isinstance(value, bool):
-        return "of type " + kind.__name__
+    if not isinstance(value, kind) or isinstance(value, bool) != (kind is bool):
+        return "true or false" if kind is bool else "of type " + kind.__name__
     if len(rule) == 3:
         return "" if value in rule[2] else "one of " + ", ".join(str(allowed) for allowed in rule[2])
     size = value if kind is int else len(value)

@@ -126,7 +126,7 @@ class Talk:
         text = "broker: %s: %s" % ("connection lost" if was_open else "not connected", words(link.error))
         if not isinstance(error, StoreError):
             if doubtful and not error.refusal:
-                text += " (is it an MQTT port, without TLS?)"
+                text += " (no MQTT port, or with TLS?)"
             if link._state != _STOPPED:
                 text += "; again in %.1f s" % (ticks_diff(link._since_ms, now_ms) / 1000)
         self._say(text)
@@ -166,13 +166,13 @@ class Talk:
         elif event == _SUBSCRIBED:
             self._tell_declined(now_ms)
         elif event == _IN_DOUBT:
-            self._say("in doubt %d: the broker lost the session, and may have the message or not" % handle)
+            self._say("in doubt %d: the broker lost the session, and may have it" % handle)
         elif event == _REFUSED:
             self._say("refused %d: %s" % (handle, _CODES.get(code) or "the broker answers 0x%02x" % code))
         elif event == _DAMAGED:
-            self._say("damaged %d: the flash lost the message, which is not sent" % handle)
+            self._say("damaged %d: the flash lost the message" % handle)
         elif event == _EXPIRED:
-            self._say("expired %d: its time was over before it could be sent" % handle)
+            self._say("expired %d: its time was over" % handle)
         elif event == _DROPPED:
             self._say("dropped %s: the store is full" % (handle if handle == code else "%d to %d" % (handle, code)))
         elif event == _OVERSIZE:

@@ -216,6 +216,17 @@ def test_board_keeps_sampling_while_the_broker_is_away(tmp_path):
     asyncio.run(tell())
 
 
+@pytest.mark.req("B2", "B4")
+def test_console_without_the_log_says_only_what_the_application_itself_does(tmp_path):
+    async def story(person, board):
+        await until(lambda: len(person.packs("readings")) > 1)
+        await until(lambda: "status stored=" in board.console.read_text())
+        said = {line.split()[0] for line in board.console.read_text().splitlines()}
+        assert {"boot", "status"} <= said and not {"network:", "broker:", "stored", "delivered"} & said
+
+    on_a_board(tmp_path, story, {"log": False, "status_ms": 200})
+
+
 @pytest.mark.parametrize(
     ("listens", "words"), [(False, "broker: "), (True, "broker: not connected: bad user name or password")]
 )

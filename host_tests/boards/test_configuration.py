@@ -54,6 +54,8 @@ def test_example_is_complete_and_valid(tmp_path):
         (GOOD + "[readings]\ninterval_s = nan\n", ["readings.interval_s", "nan", "from 0.01 to 86400"]),
         (GOOD + "[device]\nstatus_s = inf\n", ["device.status_s", "inf", "from 0.05 to 86400"]),
         (GOOD + "[journal]\nkib = 12\n", ["journal.kib", "12", "from 16 to 1600"]),
+        (GOOD + '[device]\nlog = "no"\n', ["device.log", "'no'", "true or false"]),
+        (GOOD + "[device]\nlog = 0\n", ["device.log", "0", "true or false"]),
         (GOOD + "[journal]\nkib = true\n", ["journal.kib", "True", "from 16 to 1600"]),
         (GOOD + '[device]\nid = "house+1"\n', ["device.id", "house+1", "topics"]),
         (GOOD + '[wifi]\nssid = "home"\n', ["no Wi-Fi password", "FLASHMQTT_WIFI_PASSWORD", "config.local.toml"]),

@@ -215,8 +215,8 @@ def frozen_heap(interpreter: Path, names: list[str]) -> int:
     return int(ran.stdout)
 
 
-def free_while_running(interpreter: Path, march: str) -> int:
-    """Run the application as a Pico W does, its journal in pinned files, against a broker.
+def free_while_running(interpreter: Path, march: str, log: bool = True) -> int:
+    """Run the application as a Pico W does, its journal in pinned files, against a broker; with its log, or without.
 
     The fake hardware (`tools.virtual_board`) lies in the same heap, which is made larger by what that takes.
     Return the least free heap that the board reported, after collection.
@@ -234,7 +234,14 @@ def free_while_running(interpreter: Path, march: str) -> int:
         listener.connect("127.0.0.1", broker.port)
         listener.subscribe("flashmqtt/+/health", 0)
         listener.loop_start()
-        config = {"broker": "127.0.0.1", "port": broker.port, "health_s": 1, "interval_ms": 500, "ssid": "home"}
+        config = {
+            "broker": "127.0.0.1",
+            "port": broker.port,
+            "health_s": 1,
+            "interval_ms": 500,
+            "ssid": "home",
+            "log": log,
+        }
         files = {path.strip("/"): content for path, content in build.image("pico_w", march).items()}
         files |= {"config.json": json.dumps(config).encode(), "boot.py": _BOOT.encode()}
         base = _run_board(interpreter, Path(scratch), files, "1M", lambda printed: b"base " in printed)
@@ -294,6 +301,7 @@ def measured(interpreter32: Path | None) -> dict:
         for name, value in heap32.items():
             result["programs"][name]["heap_32"] = value
         result["running_free_32"] = free_while_running(interpreter32, "x86")
+        result["running_free_32_without_log"] = free_while_running(interpreter32, "x86", log=False)
     return result
 
 
@@ -333,7 +341,7 @@ def tell(now: dict) -> None:
         free = now["running_free_32"]
         print(
             f"\nfree of a 200 KB heap (32 bit) while the application runs, its journal in pinned files: {free:,} bytes "
-            f"(wanted: {FREE_WANTED:,})"
+            f"(wanted: {FREE_WANTED:,}); without its log: {now['running_free_32_without_log']:,}"
         )
 
 

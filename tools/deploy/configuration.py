@@ -31,7 +31,12 @@ TABLES: dict[str, dict[str, tuple[str, float]]] = {
         "longest_pause_s": ("longest_pause_s", 1),
     },
     "wifi": {"ssid": ("ssid", 1), "password": ("password", 1), "country": ("country", 1)},
-    "device": {"id": ("device", 1), "watchdog_s": ("watchdog_s", 1), "status_s": ("status_ms", 1000)},
+    "device": {
+        "id": ("device", 1),
+        "watchdog_s": ("watchdog_s", 1),
+        "status_s": ("status_ms", 1000),
+        "log": ("log", 1),
+    },
     "readings": {"interval_s": ("interval_ms", 1000), "health_s": ("health_s", 1), "when_full": ("when_full", 1)},
     "journal": {"kib": ("sectors", 1 / 4)},
     "time": {"ntp": ("ntp", 1)},
