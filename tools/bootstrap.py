@@ -12,9 +12,13 @@ import fcntl
 import hashlib
 import os
 import platform
+import queue
+import re
 import shutil
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +26,8 @@ ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 STAMP = VENV / "flashmqtt-setup"
+LOG = VENV / "setup.log"
+TELL_S = 8.0
 OLDEST = (3, 11)
 REQUIREMENTS = [ROOT / "requirements.txt", ROOT / "requirements-dev.txt"]
 STUBS = {"rp2": "micropython-rp2-stubs", "esp32": "micropython-esp32-stubs"}
@@ -43,14 +49,78 @@ def say(text: str) -> None:
     print(f"setup: {text}", flush=True)
 
 
-def run(command: list[str], why: str, quiet: bool = True, **options) -> None:
-    """Run a command; raise SetupFailed with `why` and the end of what it printed where it fails."""
-    output = subprocess.PIPE if quiet else None
-    ran = subprocess.run(
-        command, check=False, stdout=output, stderr=subprocess.STDOUT if quiet else None, text=True, **options
+class Progress:
+    """How far a command is, from what it prints; of pip's lines, which packages and how many MB."""
+
+    def __init__(self) -> None:
+        self._started = time.monotonic()
+        self._packages = 0
+        self._mb = 0.0
+        self._doing = ""
+
+    def take(self, line: str) -> None:
+        """Note what a line says."""
+        if match := re.match(r"(?:Collecting|Requirement already satisfied:) (\S+)", line):
+            self._packages += 1
+            self._doing = match[1]
+        elif match := re.match(r" +(?:Downloading|Using cached) (\S+) \(([0-9.]+) (kB|MB|GB)\)", line):
+            self._mb += float(match[2]) * {"kB": 0.001, "MB": 1, "GB": 1000}[match[3]]
+            self._doing = f"{match[1]}, {match[2]} {match[3]}"
+        elif line.startswith("Installing collected packages: "):
+            self._doing = f"unpacking {line.count(',') + 1} packages"
+        elif line.strip():
+            self._doing = line.strip()
+
+    def text(self) -> str:
+        """Return it in one line."""
+        seconds = f"{time.monotonic() - self._started:.0f} s"
+        done = f"{self._packages} packages, {self._mb:.0f} MB, " if self._packages else ""
+        return f"  {done}{seconds}: {self._doing[:80]}"
+
+
+def run(command: list[str], why: str, **options) -> None:
+    """Run a command, and say every few seconds how far it is; raise SetupFailed with `why` and its last lines where it fails.
+
+    What it prints goes into LOG.
+    """
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", **options
     )
-    if ran.returncode:
-        tail = "\n".join((ran.stdout or "").strip().splitlines()[-12:])
+    lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+
+    def read() -> None:
+        for line in process.stdout or ():
+            lines.put(line)
+        lines.put(None)
+
+    threading.Thread(target=read, daemon=True).start()
+    printed = [f"$ {' '.join(map(str, command))}\n"]
+    progress = Progress()
+    due = time.monotonic() + TELL_S
+    try:
+        while True:
+            try:
+                line = lines.get(timeout=max(0.0, due - time.monotonic()))
+                if line is None:
+                    break
+                printed.append(line)
+                progress.take(line)
+            except queue.Empty:
+                pass
+            if time.monotonic() >= due:
+                say(progress.text())
+                due = time.monotonic() + TELL_S
+        status = process.wait()
+    except BaseException:
+        process.kill()
+        process.wait()
+        raise
+    finally:
+        if VENV.is_dir():
+            with LOG.open("a") as log:
+                log.writelines(printed)
+    if status:
+        tail = "".join(printed[1:][-12:]).strip()
         raise SetupFailed(f"{why}\n{tail}" if tail else why)
 
 
@@ -64,8 +134,11 @@ _apt_updated = False
 
 def apt(*arguments: str) -> bool:
     """Run apt-get without questions; return whether it succeeded."""
-    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    return subprocess.run([*APT, *arguments], capture_output=True, env=environment, check=False).returncode == 0
+    try:
+        run([*APT, *arguments], "apt-get failed", env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"})
+    except SetupFailed:
+        return False
+    return True
 
 
 def install_debian_package(*names: str) -> bool:
@@ -114,7 +187,8 @@ def make_venv() -> None:
 def pip(*arguments: str, why: str) -> None:
     """Run .venv's pip."""
     try:
-        run([str(PYTHON), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *arguments], why)
+        words = ["--progress-bar", "off", "--disable-pip-version-check", *arguments]
+        run([str(PYTHON), "-u", "-m", "pip", "install", *words], why)
     except SetupFailed as failed:
         if "Failed to establish a new connection" in str(failed) or "NameResolutionError" in str(failed):
             raise SetupFailed(UNREACHABLE) from None
@@ -133,10 +207,12 @@ def install_packages() -> None:
         "and check that PyPI can be reached.",
     )
     say("installing the pinned packages from PyPI (PySpark is 450 MB: this takes a few minutes the first time)")
+    say(f"what pip says goes into {LOG.relative_to(ROOT)}")
     files = [word for path in REQUIREMENTS for word in ("-r", str(path))]
     pip(*files, why="PyPI could not give the pinned packages; check that it can be reached, then run this again")
     lines = (ROOT / "requirements-stubs.txt").read_text().splitlines()
     for board, name in STUBS.items():
+        say(f"installing {name} from PyPI")
         line = next(line for line in lines if line.startswith(name))
         pip("--target", str(VENV / f"stubs-{board}"), "--upgrade", line, why=f"PyPI could not give {line}")
 

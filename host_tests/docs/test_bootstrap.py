@@ -1,5 +1,6 @@
 """Set-up on machines that lack something, twice at once, and cut short: what is said, and that it goes on."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -77,6 +78,32 @@ def test_make_finds_a_python_that_has_no_short_name(tmp_path):
         check=False,
     )
     assert shown.stdout.startswith(f"{tmp_path}/python3.11 tools/bootstrap.py"), shown.stderr
+
+
+PIP = """
+import time
+print("Collecting pyspark==4.0.0")
+print("  Downloading pyspark-4.0.0.tar.gz (434.1 MB)")
+print("Collecting py4j")
+print("  Downloading py4j-0.10.whl (203 kB)", flush=True)
+time.sleep(0.5)
+print("Installing collected packages: py4j, pyspark", flush=True)
+time.sleep(0.5)
+"""
+
+
+def test_what_takes_long_says_how_far_it_is(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(bootstrap, "TELL_S", 0.05)
+    monkeypatch.setattr(bootstrap, "VENV", tmp_path)
+    monkeypatch.setattr(bootstrap, "LOG", tmp_path / "setup.log")
+    bootstrap.run([sys.executable, "-c", PIP], "why")
+    said = capsys.readouterr().out
+    assert re.search("setup:   2 packages, 434 MB, [0-9]+ s: py4j-0.10.whl, 203 kB\n", said)
+    assert ": unpacking 2 packages\n" in said
+    assert "Collecting py4j\n" in (tmp_path / "setup.log").read_text()
+    with pytest.raises(bootstrap.SetupFailed, match=r"^why\nNo module") as failed:
+        bootstrap.run([sys.executable, "-c", "print('No module'); raise SystemExit(1)"], "why")
+    assert str(failed.value) == "why\nNo module"
 
 
 def test_unreachable_package_index_is_named(monkeypatch):
