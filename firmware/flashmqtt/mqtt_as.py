@@ -115,6 +115,7 @@ class MQTTClient(Client):
             options.setdefault("waiting", max(given["queue_len"], 4))
         if self.DEBUG:
             options.setdefault("log", print)
+        self._log = options.get("log")
         super().__init__(
             given["server"],
             given["port"] or (8883 if ssl else 1883),
@@ -200,9 +201,8 @@ class MQTTClient(Client):
 
     async def _keep_joined(self, board: "Any") -> None:
         given = self._given
-        log = print if self.DEBUG else None
         while True:
-            self._joined = board.network_up(given["ssid"], given["wifi_pw"] or "", given["country"], log)
+            self._joined = board.network_up(given["ssid"], given["wifi_pw"] or "", given["country"], self._log)
             await asyncio.sleep(0.5)
 
     async def publish(  # type: ignore[override]

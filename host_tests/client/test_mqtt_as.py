@@ -1,10 +1,12 @@
 """mqtt_as's programs with the import changed, on MicroPython against mosquitto, through an outage; and what each key becomes."""
 
+import asyncio
 import difflib
 import os
 import subprocess
 import sys
 import time
+import types
 from pathlib import Path
 
 import pytest
@@ -136,6 +138,22 @@ def test_each_key_becomes_what_the_page_says():
     assert not once.clean and once._purge
     always = made(clean=False, clean_init=False).connection
     assert not always.clean and not always._purge
+
+
+@pytest.mark.parametrize("debug", [False, True])
+def test_network_and_client_have_the_same_log(monkeypatch, debug):
+    lines: list[str] = []
+    board = types.ModuleType("board")
+    board.network_up = lambda ssid, password, country, log: log(f"network: {ssid} {password} {country}")
+    board.network_problem = lambda: "wrong password"
+    monkeypatch.setitem(sys.modules, "board", board)
+    monkeypatch.setattr("flashmqtt.mqtt_as._JOIN_MS", 1)
+    monkeypatch.setattr("flashmqtt.mqtt_as.print", lines.append, raising=False)
+    monkeypatch.setattr(MQTTClient, "DEBUG", debug)
+    client = made(ssid="home", wifi_pw="pw", **({} if debug else {"log": lines.append}))
+    with pytest.raises(OSError, match="network: wrong password"):
+        asyncio.run(client.connect())
+    assert lines == ["network: home pw "]
 
 
 def test_what_can_not_be_mapped_is_refused():
