@@ -73,9 +73,9 @@ class Progress:
 
     def text(self) -> str:
         """Return it in one line."""
-        seconds = f"{time.monotonic() - self._started:.0f} s"
         done = f"{self._packages} packages, {self._mb:.0f} MB, " if self._packages else ""
-        return f"  {done}{seconds}: {self._doing[:80]}"
+        doing = f": {self._doing[:80]}" if self._doing else ""
+        return f"  {done}{time.monotonic() - self._started:.0f} s{doing}"
 
 
 def run(command: list[str], why: str, **options) -> None:
