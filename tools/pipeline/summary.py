@@ -16,6 +16,8 @@ STEPS = (1, 10, 60, 600, 3600, 21_600, 86_400, 604_800, 2_419_200)
 MOST_STEPS = 400
 MOST_TEXTS = 50
 OTHERS = "(others)"
+FIRST_US, LAST_US = 1_577_836_800_000_000, 4_102_444_800_000_000
+"""An arrival before 2020 or after 2100 was told by a clock that was never set: it is counted apart."""
 
 TOTALS = (
     *("published", "delivered", "readings", "resent", "replayed", "missing", "refused", "expired"),
@@ -35,6 +37,7 @@ def empty() -> Summary:
         "reasons": {},
         "topics": {},  # without the device: flashmqtt/+/readings
         "time": {"step_s": STEPS[0], "messages": {}},
+        "undated": 0,  # messages that came at no time that can be
         "first_arrival_us": None,
         "last_arrival_us": None,
     }
@@ -70,10 +73,14 @@ def add(into: Summary, more: Summary) -> None:
         told = [one[name] for one in (into, more) if one[name] is not None]
         into[name] = choose(told) if told else None
     into["time"] = _joined(into["time"], more["time"])
+    into["undated"] = into.get("undated", 0) + more.get("undated", 0)
 
 
 def add_arrivals(into: Summary, arrival_us: np.ndarray) -> None:
     """Count the arrivals of some messages."""
+    dated = arrival_us[(arrival_us > FIRST_US) & (arrival_us < LAST_US)]
+    into["undated"] = into.get("undated", 0) + len(arrival_us) - len(dated)
+    arrival_us = dated
     if not len(arrival_us):
         return
     first, last = int(arrival_us.min()) // 1_000_000, int(arrival_us.max()) // 1_000_000

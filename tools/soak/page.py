@@ -7,12 +7,18 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from tools.pipeline.report import STYLE
 from tools.soak.samples import Sample
 
 KILLS = {"broker kill": "#c8423b", "collector kill": "#3f6fb0"}
 SHADES = ("#3f6fb0", "#b0703f", "#3b8f5a", "#8a6fc2", "#c8423b", "#6b7a90", "#d9b23c", "#7d1f6b", "#4fa3a5", "#a05195")
 MOST_POINTS = 1500
+STYLE = """
+body{font:15px/1.45 system-ui,sans-serif;color:#222;background:#f6f6f4;margin:0 auto;padding:1.5rem;max-width:76rem}
+h1{font-size:1.5rem;margin:0 0 .2rem}h2{font-size:1.05rem;margin:0}p{margin:.2rem 0 .6rem;color:#666}
+.plots{display:grid;grid-template-columns:repeat(auto-fill,minmax(26rem,1fr));gap:.9rem;align-items:start}
+section{background:#fff;border:1px solid #ddd;border-radius:6px;padding:.8rem 1rem;min-width:0;overflow:hidden}
+pre{overflow:auto;font-size:13px}
+"""
 PLAIN = {"displayModeBar": False, "responsive": True}
 
 
@@ -109,7 +115,7 @@ def page(title: str, lines: Sequence[str], drawn: dict[str, Any]) -> str:
     told = html.escape("\n".join(lines))
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{html.escape(title)}</title>
-<link rel="icon" href="data:,"><style>{STYLE}pre{{overflow:auto;font-size:13px}}</style>
+<link rel="icon" href="data:,"><style>{STYLE}</style>
 <script>{get_plotlyjs()}</script></head><body>
 <h1>{html.escape(title)}</h1>
 <section><pre>{told}</pre></section>
