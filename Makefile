@@ -16,7 +16,7 @@ PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help setup run test check bench requirements dump \
-	soak powercut faults hostile brokers fuzz clauses size vectors collect collector-kills pipeline cluster report verdict check-tables wire-audit compact \
+	soak powercut faults hostile brokers fuzz clauses size vectors collect collector-kills pipeline cluster report dashboard verdict check-tables wire-audit compact \
 	deploy monitor backup wipe wakes virtual-board powercut-board image format
 
 help: ## List the targets, and in parentheses what they take, with the defaults
@@ -66,6 +66,9 @@ pipeline: setup ## Run the Spark pipeline (ARGS="--landing landing --out tables"
 
 report: setup ## Write the fleet's HTML page (OUT=tables)
 	@$(PY) -m tools.pipeline.report --out $(OUT)
+
+dashboard: setup ## Serve the page beside a run that follows; it refreshes itself (OUT=tables PORT=9106)
+	@$(PY) -m tools.pipeline.dashboard --out $(OUT) $(if $(filter-out auto,$(PORT)),--port $(PORT))
 
 verdict: setup ## Is every message in the tables, once? Without Spark, also beside a run that follows (OUT=tables)
 	@$(PY) -m tools.pipeline.verdict --out $(OUT)

@@ -1,0 +1,206 @@
+"""The dashboard: the report's page from tables that grow, and nothing else of the disk."""
+
+import contextlib
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from host_tests.pipeline import browser
+from tools.pipeline import dashboard, stream, verdict
+from tools.pipeline.commits import Output
+
+pytestmark = pytest.mark.req("P9")
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def take(local, landing, tmp_path):
+    """Return what lands and commits some messages of some devices."""
+    out = tmp_path / "out"
+    seq = iter(range(1, 10_000))
+    Output(str(out)).prepare(2)
+
+    def taken(*devices, count=3, value=1.0):
+        for number in [next(seq) for _ in range(count)]:
+            for device in devices:
+                at = 1_790_000_000 + 60 * number
+                landing.message(device, 1, number, value, bt=at, arrival_us=at * 1_000_000)
+        landing.seal()
+        stream.once(local, str(landing.directory), str(out), 2)
+        return out
+
+    return taken
+
+
+@contextlib.contextmanager
+def serving(out, every_s=0.1):
+    """Serve an output; yield (dashboard, port). It looks only when it is told to."""
+    shown = dashboard.Dashboard(Output(str(out)), verdict.Expectations, every_s, "a fleet")
+    server = dashboard.Server("127.0.0.1", 0, shown)
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+    thread.start()
+    try:
+        yield shown, server.server_address[1]
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+        shown.store.close()
+
+
+def ask(port, path, method="GET", **headers):
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
+    try:
+        connection.request(method, path, headers=headers)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode(), answer
+    finally:
+        connection.close()
+
+
+def test_page_figures_and_values_are_served_and_follow_the_commits(take):
+    out = take("a", "b")
+    with serving(out) as (shown, port):
+        assert ask(port, "/facts.json")[0] == 503
+        assert "No batch" in ask(port, "/")[1]
+        shown.look()
+        status, page, answer = ask(port, "/")
+        assert (status, answer.headers["Content-Type"]) == (200, "text/html; charset=utf-8")
+        assert "a fleet" in page
+        facts = json.loads(ask(port, "/facts.json")[1])
+        assert f'"version":"{facts["version"]}"' in page
+        assert ask(port, f"/facts.json?v={facts['version']}")[:2] == (204, "")
+        shown.look()
+        assert ask(port, f"/facts.json?v={facts['version']}")[0] == 204
+        served = [ask(port, f"/report/{facts['chunks']}/{n:05d}.js") for n in range(facts["chunks"])]
+        assert all(status == 200 for status, _, _ in served)
+        told = [json.loads(text[len(f"flashmqtt({n},") : -2]) for n, (_, text, _) in enumerate(served)]
+        assert {key for one in told for key in one} == {"a", "b"}
+        take("c", value=5.0)
+        shown.look()
+        later = json.loads(ask(port, f"/facts.json?v={facts['version']}")[1])
+        assert later["totals"]["devices"] == 3
+        assert ask(port, "/", "HEAD")[1] == ""
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/x", "/report.html", "/report/series.sqlite", "/verdict.json", "/commits/000000001.json", "/format.json"),
+        *("/../format.json", "/report/../format.json", "/..%2fformat.json", "/%2e%2e/format.json", "/report/2/../../format.json"),
+        *("/report/3/00000.js", "/report/0/00000.js", "/report/2/00002.js", "/report/131072/00000.js", "/report/%D9%A2/00000.js"),
+        *("/report/2/00000.js/", "/report/2/00000.js%00", "/report/2/0000.js", "/facts.json/", "/../../../../etc/passwd"),
+    ],
+)  # fmt: skip
+def test_other_paths_are_not_there(take, path):
+    with serving(take("a")) as (shown, port):
+        shown.look()
+        status, text, _ = ask(port, path)
+        assert (status, text) == (404, "there is nothing here; the page is at /\n")
+
+
+def test_page_of_another_site_can_not_read_the_values(take):
+    with serving(take("a")) as (shown, port):
+        shown.look()
+        assert ask(port, "/facts.json", Host="evil.example")[0] == 403
+        assert ask(port, "/facts.json", Host=f"localhost:{port}")[0] == 200
+        answer = ask(port, "/")[2]
+        assert "Access-Control-Allow-Origin" not in answer.headers
+        assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
+        assert "frame-ancestors 'none'" in answer.headers["Content-Security-Policy"]
+
+
+def test_trouble_is_told_and_the_dashboard_goes_on(take, capsys, monkeypatch):
+    out = take("a")
+    with serving(out) as (shown, port):
+        shown.look()
+        with monkeypatch.context() as broken:
+            broken.setattr(Output, "latest", lambda _: 1 / 0)
+            shown.look()
+            shown.look()
+            assert ask(port, "/facts.json")[:2] == (503, "ZeroDivisionError: division by zero")
+        assert capsys.readouterr().err.count("division by zero") == 1
+        shown.look()
+        assert ask(port, "/facts.json")[0] == 200
+
+
+def test_page_refreshes_itself_and_keeps_search_and_place(take):
+    out = take(*(f"board-{n:02d}" for n in range(30)))
+    with browser.chromium() as found, serving(out) as (shown, port):
+        shown.look()
+        with browser.opened(found, f"http://127.0.0.1:{port}/") as page:
+            page.fill("#q", "board-1")
+            page.fill("#search", "device=board-1")
+            page.evaluate("scrollTo(0, 400)")
+            before = page.evaluate("[...document.querySelectorAll('.card .line')].map(one => one.getAttribute('d'))")
+            take(*(f"board-{n:02d}" for n in range(31)), value=77.5)
+            shown.look()
+            page.locator(".sensor b", has_text="77.5").nth(9).wait_for()
+            assert page.locator("#when").inner_text().startswith("31 devices")
+            assert page.evaluate("scrollY") == 400
+            assert page.input_value("#q") == "board-1"
+            assert page.locator(".pager span").first.inner_text() == "1-10 of 10"
+            assert page.locator("#told").inner_text().startswith("10 of 31 boots")
+            after = page.evaluate("[...document.querySelectorAll('.card .line')].map(one => one.getAttribute('d'))")
+            assert len(after) == len(before) == 10
+            assert not set(before) & set(after)
+
+
+def test_page_says_when_the_dashboard_is_gone(take):
+    out = take("a")
+    with browser.chromium() as found:
+        context = found.new_context()
+        page = context.new_page()
+        with serving(out) as (shown, port):
+            shown.look()
+            page.goto(f"http://127.0.0.1:{port}/")
+            page.wait_for_selector(".card .sensor")
+            assert page.locator("#stale").is_hidden()
+        page.wait_for_selector("#stale", state="visible")
+        assert "the dashboard does not answer" in page.locator("#stale").inner_text()
+
+
+def test_ctrl_c_ends_it_with_status_0(take):
+    out = take("a")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tools.pipeline.dashboard", "--out", str(out), "--port", "0", "--every", "0.1"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'firmware'}"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # noqa: PLW1509
+    )
+    try:
+        told = process.stdout.readline()
+        assert told.startswith("  http://127.0.0.1:")
+        port = int(told.split(":")[2].split("/")[0])
+        assert ask(port, "/")[0] == 200
+        process.send_signal(signal.SIGINT)
+        rest, errors = process.communicate(timeout=120)
+    finally:
+        process.kill()
+        process.wait()
+    assert (process.returncode, rest, errors) == (0, "\n  stopped\n", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ([], "--out is missing"),
+        (["--out", "{tmp}/none"], "has no tables yet: run python -m tools.pipeline.run first"),
+        (["--out", "{out}", "--port", "{port}"], "name another --port"),
+    ],
+)
+def test_what_can_not_be_served_is_told(take, tmp_path, capsys, arguments, told):
+    out = take("a")
+    with serving(out) as (_, port):
+        assert dashboard.main([one.format(tmp=tmp_path, out=out, port=port) for one in arguments]) == 2
+    assert told in capsys.readouterr().err
