@@ -1,6 +1,7 @@
 """A run that goes on: what fails in a worker, the proofs beside it and what it tells Prometheus. Without Spark."""
 
 import json
+import math
 import re
 import signal
 import socket
@@ -113,14 +114,31 @@ def test_metrics_tell_rows_lag_quarantine_and_missing(local, landing, out, proof
     assert value(figures, "rows_total", out, table="quarantine") == value(figures, "quarantine_messages", out) == 1
     assert value(figures, "missing_messages", out) == 2
     assert value(figures, "batches_total", out) == 1
-    assert value(figures, "last_arrival_seconds", out) == pytest.approx(landing.arrival_us / 1e6)
+    assert value(figures, "last_arrival_timestamp_seconds", out) == pytest.approx(landing.arrival_us / 1e6)
     proofs.prove()
     assert value(figures, "verdict", out) == 1
-    assert value(figures, "last_proof_seconds", out) > 0
+    assert value(figures, "unexplained_messages", out) == 2
+    assert value(figures, "proof_seconds_count", out) == 1
+    assert value(figures, "last_proof_timestamp_seconds", out) > 0
     port = figures.serve(0, "127.0.0.1")
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
         text = answer.read().decode()
     assert f'flashmqtt_pipeline_missing_messages{{out="{out}"}} 2.0' in text
+
+
+@pytest.mark.req("P8")
+def test_run_that_starts_anew_tells_what_is_in_the_tables_and_no_verdict_before_its_first_proof(
+    local, landing, out, proofs
+):
+    for seq in (1, 2, 5):
+        landing.message("a", 1, seq)
+    landing.seal()
+    stream.once(local, str(landing.directory), str(out), 2)
+    again = metrics.Metrics(str(out))
+    follow.Proofs(proofs.output, proofs.landing, proofs.expectations, 0, True, again)
+    assert value(again, "delivered_messages", out) == 3
+    assert value(again, "missing_messages", out) == 2
+    assert math.isnan(value(again, "verdict", out))
 
 
 def test_port_that_is_taken_is_named_before_spark_starts(landing, out, capsys):

@@ -492,6 +492,7 @@ class Collector:
             self._rotate()
         self.health.unsealed_rows.set(store.rows + self.sealer.rows_closed)
         self.health.held.set(store.held_count)
+        self.health.free_bytes.set(store.free_bytes())
         if self.sealer.failed:
             raise self.sealer.failed
         if settings.drain_s is not None and self.connects:

@@ -5,10 +5,11 @@ It knows no MQTT and no files; the collector sets the figures.
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, start_http_server
 
 PREFIX = "flashmqtt_collector_"
 GROUP_BUCKETS = (1, 3, 10, 30, 100, 300, 1000, 3000, 10000, 30000)
@@ -25,6 +26,7 @@ class Health:
     def __init__(self, client_id: str, quiet: bool = False) -> None:
         self._quiet = quiet
         self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
 
         def counter(name: str, text: str) -> Counter:
             return Counter(PREFIX + name, text, ["collector"], registry=self.registry).labels(client_id)
@@ -55,7 +57,11 @@ class Health:
         self.unsealed_rows = gauge("unsealed_rows", "Rows that are durable in a log but not yet in a segment.")
         self.unsealed_logs = gauge("unsealed_logs", "Closed logs that wait to be sealed.")
         self.held = gauge("held_messages", "QoS 2 messages that wait for their PUBREL.")
-        self.last_arrival = gauge("last_arrival_seconds", "When the last message arrived (Unix time).")
+        self.free_bytes = gauge("landing_free_bytes", "Bytes that are free for the landing.")
+        self.last_arrival = gauge(
+            "last_arrival_timestamp_seconds", "When the last message arrived (Unix time); NaN before the first."
+        )
+        self.last_arrival.set(math.nan)
         self.group = histogram("group_messages", "Messages that one sync made durable.", GROUP_BUCKETS)
         self.sync_seconds = histogram("sync_seconds", "How long one write and sync of the log took.", SECONDS_BUCKETS)
         self.seal_seconds = histogram("seal_seconds", "How long one segment took to seal.", SECONDS_BUCKETS)

@@ -254,16 +254,20 @@ class LandingStore:
         """
         if self._run:
             self._end_run()
-        if self._reserve_bytes and self._log.pending_bytes:
-            disk = os.fstatvfs(self._locks[0])
-            if disk.f_bavail * disk.f_frsize < self._reserve_bytes + self._log.pending_bytes:
-                raise DiskFull(
-                    f"less than {self._reserve_bytes >> 20} MB are free for {self.directory}; "
-                    "nothing more is acknowledged until there are"
-                )
+        needed = self._reserve_bytes + self._log.pending_bytes
+        if self._reserve_bytes and self._log.pending_bytes and self.free_bytes() < needed:
+            raise DiskFull(
+                f"less than {self._reserve_bytes >> 20} MB are free for {self.directory}; "
+                "nothing more is acknowledged until there are"
+            )
         self._log.sync()
 
     flush = sync
+
+    def free_bytes(self) -> int:
+        """Return how much more the disk holds."""
+        disk = os.fstatvfs(self._locks[0])
+        return disk.f_bavail * disk.f_frsize
 
     def idle(self) -> None:
         """Do nothing: sealing is the collector's."""

@@ -45,6 +45,8 @@ class Proofs:
         self.output, self.landing, self.expectations, self.page = output, landing, expectations, page
         self.every_s = every_s
         self.metrics = metrics
+        if metrics and (latest := output.latest()):
+            metrics.books(latest)
         self.asked = False
         self._next = time.monotonic() + every_s
         self._look = 0.0
@@ -63,6 +65,7 @@ class Proofs:
 
     def prove(self) -> verdict.Verdict | None:
         """Make the audit's verdict, the table of missing ranges and the report, and print the verdict."""
+        begun = time.monotonic()
         try:
             found = verdict.judge(self.output, self.expectations())
             if self.page and found.batch and self._reported != (found.batch, found.line):
@@ -72,6 +75,7 @@ class Proofs:
             print(f"  proof failed: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
             found = None
         if self.metrics:
+            self.metrics.proof_seconds.observe(time.monotonic() - begun)
             self.metrics.proof(found)
         if found is not None:
             print(f"  {time.strftime('%H:%M:%S')} batch {found.batch}: {found.line}", flush=True)
