@@ -16,7 +16,7 @@ PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help setup run test check bench requirements dump \
-	soak powercut faults hostile brokers fuzz clauses size vectors collect collector-kills pipeline cluster report dashboard verdict check-tables wire-audit compact \
+	soak powercut faults hostile brokers fuzz clauses size vectors collect collector-kills pipeline cluster report dashboard verdict check-tables wire-audit compact forget \
 	deploy monitor backup wipe wakes virtual-board powercut-board image format
 
 help: ## List the targets, and in parentheses what they take, with the defaults
@@ -78,6 +78,9 @@ check-tables: setup ## Hold all rows of a pipeline's tables against the audit (O
 
 compact: setup ## Join a pipeline's many small files (OUT=tables)
 	@$(PY) -m tools.pipeline.compact --out $(OUT)
+
+forget: setup ## Delete all that is known of a device, for good, and prove it (LANDING=landing OUT=tables DEVICE="NAME"; DRY=1: only look; YES=1: don't ask; ARGS="--devices FILE --search DIR")
+	@$(PY) -m tools.pipeline.forget --landing "$(LANDING)" --out "$(OUT)" $(if $(DEVICE),--device "$(DEVICE)") $(if $(DRY),--dry-run) $(if $(YES),--yes) $(ARGS)
 
 wire-audit: setup ## Audit captured MQTT traffic (ARGS="--captures DIR --out DIR")
 	@$(PY) -m tools.wire $(ARGS)

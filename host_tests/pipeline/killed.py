@@ -6,6 +6,7 @@ fork of a process that has used it.
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -14,7 +15,7 @@ from pathlib import Path
 
 DAY_US = 86_400_000_000
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["host_tests.pipeline.conftest", "deltalake", "tools.pipeline.compact", __name__])
+CONTEXT.set_forkserver_preload(["host_tests.pipeline.conftest", "deltalake", "tools.pipeline.forget", __name__])
 MOST = 1000
 
 
@@ -80,3 +81,30 @@ def publishing(home, step):
     compact.compact(None, str(home / "out"), keep_from=max(map(compact.day_of, output.files("readings"))))
     for file in compact.orphans(output):
         output.storage.delete(file)
+
+
+def forgetting(home, step):
+    """The command that forgets a device, on the landing and the output that are there."""
+    from deltalake import DeltaTable
+
+    from tools.landing.log import LandingLog
+    from tools.pipeline import forget
+    from tools.pipeline.commits import COMMITS
+    from tools.pipeline.storage import Storage
+
+    create = Storage.create
+
+    @contextlib.contextmanager
+    def created(self, name):
+        with create(self, name) as stream:
+            yield stream
+        # Not after what each run does anew before its commit, or at its end: it would never come further.
+        step(lambda: None, lambda: name.startswith((COMMITS, "c-")))()
+
+    Storage.create = created
+    Storage.delete = step(Storage.delete, lambda _, name: "/forget-" not in name)
+    LandingLog.write = step(LandingLog.write)
+    DeltaTable.create_write_transaction = step(DeltaTable.create_write_transaction)
+    DeltaTable.create_checkpoint = step(DeltaTable.create_checkpoint)
+    if forget.forget(str(home / "landing"), str(home / "out"), ["greenhouse-1"]).left:
+        raise SystemExit(1)

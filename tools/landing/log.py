@@ -282,26 +282,36 @@ class LandingLog:
             LandingStalled, DiskFull: there is none now, and nothing is left behind.
         """
         path = log_path(directory, header.number)
-        temporary = path.with_suffix(TEMPORARY)
-        start = header.encode()
-        block = cls._block(header.salt, len(start), entries) if entries else b""
         try:
-            with temporary.open("wb") as file:
-                file.write(start + block)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.rename(path)
-            sync_directory(directory)
+            end = cls.write(path, header, entries)
         except OSError as error:
-            for name in (temporary, path):
+            for name in (path.with_suffix(TEMPORARY), path):
                 with contextlib.suppress(
                     OSError
                 ):  # a read-only file system refuses that, too; the next mount removes it
                     name.unlink()
             raise stalled(path, error) from error
-        log = cls(path, header, len(start) + len(block))
+        log = cls(path, header, end)
         log._cut = False
         return log
+
+    @classmethod
+    def write(cls, path: Path, header: Header, entries: list[bytes]) -> int:
+        """Write a whole log of one block, in the place of one that is there; return where it ends.
+
+        Raises:
+            OSError: it could not be written.
+        """
+        temporary = path.with_suffix(TEMPORARY)
+        start = header.encode()
+        block = cls._block(header.salt, len(start), entries) if entries else b""
+        with temporary.open("wb") as file:
+            file.write(start + block)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.rename(path)
+        sync_directory(path.parent)
+        return len(start) + len(block)
 
     @staticmethod
     def _block(salt: int, end: int, pieces: list[Any]) -> bytes:

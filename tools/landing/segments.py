@@ -22,7 +22,7 @@ import sys
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -131,10 +131,24 @@ def write_segment(
     target = Path(directory) / file_name(collector, number)
     if target.exists():
         return target
+    temporary = target.with_name(f".{target.name}.tmp")
     try:
         table = table.select(SCHEMA.names).cast(SCHEMA)
     except (KeyError, pa.ArrowInvalid, ValueError) as error:
         raise SegmentError(f"{target.name}: {error}") from error
+    with open(temporary, "wb") as file:
+        write_rows(file, table, buckets, rows_per_group)
+        file.flush()
+        if sync:
+            os.fsync(file.fileno())
+    os.replace(temporary, target)
+    if sync:
+        sync_directory(target.parent)
+    return target
+
+
+def write_rows(stream: Any, table: pa.Table, buckets: int = BUCKETS, rows_per_group: int = ROWS_PER_GROUP) -> None:
+    """Write rows, in landing order and with the columns of SCHEMA, as a segment's bytes."""
     bucket = buckets_of(table["topic"], buckets)
     order = np.argsort(bucket, kind="stable")
     table = table.take(pa.array(order))
@@ -146,27 +160,22 @@ def write_segment(
         at += size
     layout = {"buckets": buckets, "groups": [which for which, _, _ in pieces]}
     schema = SCHEMA.with_metadata({LAYOUT_KEY: json.dumps(layout, separators=(",", ":")).encode()})
-    temporary = target.with_name(f".{target.name}.tmp")
-    with open(temporary, "wb") as file:
-        with pq.ParquetWriter(
-            file,
-            schema,
-            compression="zstd",
-            compression_level=1,
-            use_dictionary=["collector", "topic"],
-            write_statistics=["arrival", "row", "topic"],
-        ) as writer:
-            for _, first, rows in pieces:
-                writer.write_table(
-                    table.slice(first, rows).replace_schema_metadata(schema.metadata), row_group_size=rows
-                )
-        file.flush()
-        if sync:
-            os.fsync(file.fileno())
-    os.replace(temporary, target)
-    if sync:
-        sync_directory(target.parent)
-    return target
+    with pq.ParquetWriter(
+        stream,
+        schema,
+        compression="zstd",
+        compression_level=1,
+        use_dictionary=["collector", "topic"],
+        write_statistics=["arrival", "row", "topic"],
+    ) as writer:
+        for _, first, rows in pieces:
+            writer.write_table(table.slice(first, rows).replace_schema_metadata(schema.metadata), row_group_size=rows)
+
+
+def buckets_in(metadata: dict[bytes, bytes] | None) -> int:
+    """Return how many buckets a segment is laid out for, by its metadata; 1: for none."""
+    said = (metadata or {}).get(LAYOUT_KEY)
+    return int(json.loads(said)["buckets"]) if said else 1
 
 
 def find_segments(directory: str | os.PathLike[str]) -> list[Segment]:

@@ -20,7 +20,8 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from flashmqtt.errors import StoreFull, UsageError
@@ -366,6 +367,31 @@ class LandingStore:
         self.closed.append(old.number)
         self.rows = 0
         return True
+
+    def packets_held(self) -> list[tuple[bytes, int]]:
+        """Return the packets of the held messages, with the level of the session that each came over."""
+        return [(held.packet, held.level) for held in self._held.values()]
+
+    def forget_held(self, chosen: Callable[[bytes, int], bool]) -> int:
+        """Write the open log anew, without the held messages that `chosen` (packet, level) chooses; return how many they were.
+
+        It is for a log without rows: call `rotate` before. A released message leaves nothing behind, either.
+
+        Raises:
+            LandingStalled: the log stays as it was.
+        """
+        kept = {key: held for key, held in self._held.items() if not chosen(held.packet, held.level)}
+        gone = len(self._held) - len(kept)
+        header = replace(self._log.header, salt=secrets.randbits(32), mounts_before=self.boot)
+        entries = [packed(HELD, held.level, key, held.time_us, held.packet) for key, held in kept.items()]
+        path = self._log.path
+        try:
+            end = LandingLog.write(path, header, entries)
+        except OSError as error:
+            raise stalled(path, error) from error
+        self._log.close()
+        self._log, self._held = LandingLog(path, header, end), kept
+        return gone
 
     @property
     def lock_handles(self) -> list[int]:

@@ -158,11 +158,11 @@ class Output:
 
     def commit(self, batch: int) -> Commit:
         """Read a commit."""
-        return Commit(**self.storage.read_json(_name(batch)))
+        return Commit(**self.storage.read_json(name_of(batch)))
 
     def commit_modified_s(self, batch: int) -> float:
         """Return when a commit was written (Unix time)."""
-        return self.storage.modified_s(_name(batch))
+        return self.storage.modified_s(name_of(batch))
 
     def latest(self) -> Commit | None:
         """Return the last commit."""
@@ -188,7 +188,7 @@ class Output:
         Raises:
             OutputError: there is such a batch, so those files are another run's.
         """
-        if self.storage.exists(_name(commit.batch)):
+        if self.storage.exists(name_of(commit.batch)):
             raise OutputError(
                 f"batch {commit.batch} of {self.storage.uri} was committed by another run meanwhile: let one run work at a time"
             )
@@ -197,15 +197,15 @@ class Output:
             for name in self.storage.list(directory):
                 if f"{directory}/{name}" not in named:
                     self.storage.delete(f"{directory}/{name}")
-        self.storage.write_json(_name(commit.batch), asdict(commit))
+        self.storage.write_json(name_of(commit.batch), asdict(commit))
         self._forget_states(commit)
 
     def replace(self, whole: Commit, old: list[str], then: Callable[[], None] = lambda: None) -> None:
         """Put a compacted commit in the place of all up to it; `then` hears of it; then delete their files."""
-        self.storage.write_json(_name(whole.batch), asdict(whole))
+        self.storage.write_json(name_of(whole.batch), asdict(whole))
         for number in self.numbers():
             if number < whole.batch:
-                self.storage.delete(_name(number))
+                self.storage.delete(name_of(number))
         then()
         named = {name for names in whole.files.values() for name in names}
         for name in old:
@@ -239,7 +239,8 @@ class Output:
         return spark.read.schema(schema).parquet(*[self.storage.address(name) for name in files])
 
 
-def _name(batch: int) -> str:
+def name_of(batch: int) -> str:
+    """Return the name of a commit's file."""
     return f"{COMMITS}/{batch:09d}.json"
 
 

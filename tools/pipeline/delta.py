@@ -103,6 +103,31 @@ class Delta:
                 raise self._told(table, error) from error
         self._before = commit
 
+    def forget_history(self) -> None:
+        """Keep of each log the newest version only: what other writers noted of files that are gone goes, too.
+
+        Raises:
+            DeltaError: see `follow`.
+        """
+        from deltalake import DeltaTable
+        from deltalake.exceptions import DeltaError as Failed
+
+        storage = self.output.storage
+        for table, directory in DIRECTORIES.items():
+            log = f"{directory}/{DELTA_LOG}"
+            if not storage.exists(log):
+                continue
+            try:
+                found = DeltaTable(address(storage, directory))
+                newest = f"{found.version():020d}"
+                if f"{newest}.checkpoint.parquet" not in storage.list(log):
+                    found.create_checkpoint()
+                for name in storage.list(log, recursive=True):
+                    if not name.startswith((newest, "_last_checkpoint")):
+                        storage.delete(f"{log}/{name}")
+            except (Failed, OSError, ValueError) as error:
+                raise self._told(table, error) from error
+
     def _first_commit(self) -> tuple[int, float]:
         """Return what changes when a compaction has put one commit in the place of many."""
         number = min(self.output.numbers())

@@ -109,7 +109,11 @@ class Storage:
         with self.create(name) as file:
             file.write(json.dumps(value, indent=1, sort_keys=True).encode())
 
+    def read(self, name: str) -> bytes:
+        """Read a file."""
+        with self.fs.open_input_stream(self.path(name)) as stream:
+            return bytes(stream.read())
+
     def read_json(self, name: str) -> Any:
         """Read a JSON file."""
-        with self.fs.open_input_stream(self.path(name)) as stream:
-            return json.loads(stream.read())
+        return json.loads(self.read(name))

@@ -76,6 +76,17 @@ def add(into: Summary, more: Summary) -> None:
     into["undated"] = into.get("undated", 0) + more.get("undated", 0)
 
 
+def take_away(into: Summary, less: Summary) -> None:
+    """Take away from a summary what was added to it; but for the first and the last arrival, which only all rows tell."""
+    for name, value in less["totals"].items():
+        into["totals"][name] = into["totals"].get(name, 0) - value
+    for part in ("octaves", "causes", "reasons"):
+        into[part] = _sum(into[part], {key: -count for key, count in less[part].items()})
+    counts = {key: -count for key, count in less["time"]["messages"].items()}
+    into["time"] = _joined(into["time"], {**less["time"], "messages": counts})
+    into["time"]["messages"] = {key: count for key, count in into["time"]["messages"].items() if count > 0}
+
+
 def add_arrivals(into: Summary, arrival_us: np.ndarray) -> None:
     """Count the arrivals of some messages."""
     dated = arrival_us[(arrival_us > FIRST_US) & (arrival_us < LAST_US)]

@@ -1,0 +1,384 @@
+"""Forgetting devices: nothing names them any more, and all else is as if they had never been."""
+
+import base64
+import gzip
+import shutil
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable
+
+from flashmqtt.codec.packets import PUBLISH
+from host_tests.pipeline import engines, killed
+from host_tests.pipeline.conftest import Landing
+from tools.landing import segments
+from tools.landing.lock import LandingInUse
+from tools.landing.names import Names
+from tools.landing.store import LandingStore
+from tools.pipeline import byte_search, compact, forget, report, stream, verdict
+from tools.pipeline.books import Books
+from tools.pipeline.commits import Output
+from tools.pipeline.delta import Delta
+from tools.pipeline.storage import Storage
+
+GONE = "greenhouse-1"
+LIKE_IT = "greenhouse-10"
+DAY_US = 86_400_000_000
+
+
+def publish(topic, payload, packet_id=7, qos=2):
+    """Return a PUBLISH packet."""
+    body = len(topic).to_bytes(2, "big") + topic.encode() + packet_id.to_bytes(2, "big") + payload
+    assert len(body) < 128
+    return bytes([PUBLISH << 4 | qos << 1, len(body)]) + body
+
+
+def fill(landing, without=()):
+    """Three segments of four devices, some of it bad; without some devices' messages, whose places stay empty."""
+
+    def message(device, *arguments, **more):
+        landing.message(device, *arguments, **more)
+        if device in without:
+            landing.rows.pop()
+
+    def raw(topic, payload):
+        landing.raw(topic, payload)
+        if segments.device_of(topic) in without:
+            landing.rows.pop()
+
+    for segment in range(3):
+        for seq in range(1, 5):
+            for device in (GONE, LIKE_IT, "cellar", "zz-b"):
+                boot = segment + 1
+                message(device, boot, segment * 4 + seq, value=seq, kind="boot" if seq == 1 else "readings")
+        message("cellar", segment + 1, segment * 4 + 4, value=4, dup=True)
+        message(GONE, segment + 1, segment * 4 + 4, value=4, dup=True)
+        raw(f"flashmqtt/{GONE}/readings", b"{%d" % segment)
+        raw("flashmqtt/cellar/readings", b'{"of": "greenhouse-10"}')
+        message(GONE, segment + 1, 200_000_000 * (segment + 1), value=4)  # waits
+        landing.seal()
+        landing.arrival_us += DAY_US
+
+
+def take(local, landing, out, first=1, last=3):
+    output = Output(str(out))
+    output.prepare(2)
+    logs = Delta(output)
+    logs.follow()
+    directory = Storage(str(landing.directory))
+    for number in range(first, last + 1):
+        logs.committed(stream.run_batch(local, {"c": number}, directory, output, 2, "one", number))
+    return output
+
+
+def state_rows(output, kind):
+    """Return the rows of a table of the state, in one order."""
+    books = Books(output, output.latest())
+    names = list(forget.schemas.STATE[kind].names)
+    return sorted(repr(row) for batch in books.rows(kind, names) for row in batch.to_pylist())
+
+
+@pytest.fixture
+def fleet(local, landing, tmp_path):
+    fill(landing)
+    output = take(local, landing, tmp_path / "out")
+    report.write(output, verdict.judge(output))
+    return output
+
+
+@pytest.fixture
+def never(local, tmp_path):
+    """The same fleet, had the device never been."""
+    landing = Landing(tmp_path / "never" / "landing")
+    landing.directory.mkdir(parents=True)
+    fill(landing, {GONE})
+    output = take(local, landing, tmp_path / "never" / "out")
+    verdict.judge(output)
+    return output
+
+
+def same_as_never(output, never):
+    for kind in ("audit", "lives", "intervals", "identities"):
+        assert state_rows(output, kind) == state_rows(never, kind), kind
+    for table in ("readings", "quarantine", "audit"):
+        assert engines.truth(output, table) == engines.truth(never, table)
+    one, other = output.latest().summary, never.latest().summary
+    told = {name: (one[name], other[name]) for name in one if name != "topics" and one[name] != other[name]}
+    assert not told
+    assert verdict.judge(output).line == verdict.judge(never).line
+    assert {table: output.rows(table) for table in forget.schemas.TABLES} == {
+        table: never.rows(table) for table in forget.schemas.TABLES
+    }
+
+
+def nothing_names_it(*directories):
+    """Look for it in a way of its own: plain bytes, and all values of all Parquet files as text."""
+    for directory in directories:
+        for path in directory.rglob("*"):
+            if path.is_file():
+                data = path.read_bytes().replace(LIKE_IT.encode(), b"")
+                assert GONE.encode() not in data, path
+                if ".parquet" in path.name:
+                    values = repr(pq.ParquetFile(path).read().to_pylist()).replace(LIKE_IT, "")
+                    assert GONE not in values, path
+
+
+@pytest.mark.req("P4", "P7")
+def test_forgotten_device_is_nowhere_and_the_rest_is_as_if_it_had_never_been(local, fleet, never, landing, tmp_path):
+    (tmp_path / "out" / "spark.log").write_text(f"a worker told of {GONE}")
+    (tmp_path / "out" / "readings" / f".cut.parquet.{'0' * 8}.tmp").write_bytes(GONE.encode())
+    done = forget.forget(str(landing.directory), str(tmp_path / "out"), [GONE])
+    assert done.left == []
+    assert (done.rows["readings"], done.rows["segments of c"], done.rows["lives"]) == (9, 21, 1)
+    nothing_names_it(tmp_path / "out", landing.directory)
+    same_as_never(fleet, never)
+    for table in engines.COLUMNS:
+        assert engines.by_pandas(fleet, table) == engines.truth(never, table)
+        assert (
+            DeltaTable(engines.directory(fleet, table)).history()[0]["version"]
+            == DeltaTable(engines.directory(fleet, table)).version()
+        )
+    assert (tmp_path / "out" / "report.html").exists()
+    assert not (tmp_path / "out" / "spark.log").exists()
+
+
+@pytest.mark.req("P3", "P4")
+def test_run_goes_on_behind_it_and_a_landing_that_is_read_again_is_found_to_be_there(
+    local, fleet, never, landing, tmp_path
+):
+    forget.forget(str(landing.directory), str(tmp_path / "out"), [GONE])
+    before = engines.truth(fleet, "readings")
+    directory = Storage(str(landing.directory))
+    stream.run_batch(local, {"c": 3}, directory, fleet, 2, "a stream whose checkpoint was lost", 0)
+    assert engines.truth(fleet, "readings") == before
+    assert fleet.latest().summary["totals"]["missing"] == never.latest().summary["totals"]["missing"]
+    stream.once(local, str(landing.directory), str(tmp_path / "again"), 4)
+    again = Output(str(tmp_path / "again"))
+    assert engines.truth(again, "readings") == before
+    for seq in (13, 14):
+        landing.message("cellar", 4, seq, value=1)
+    landing.seal()
+    stream.run_batch(local, {"c": 4}, directory, fleet, 2, "one", 4)
+    assert len(engines.truth(fleet, "readings")) == len(before) + 2
+    compact.compact(local, str(tmp_path / "out"))
+    assert len(engines.truth(fleet, "readings")) == len(before) + 2
+    assert engines.by_pandas(fleet, "readings") == engines.truth(fleet, "readings")
+
+
+def test_other_device_that_mentions_it_keeps_its_rows_with_asterisks(local, landing, tmp_path):
+    landing.message("cellar", 1, 1, kind="boot")
+    landing.raw(
+        "flashmqtt/cellar/readings", b'[{"bn":"cellar/","boot":1,"seq":2,"n":"near","vs":"by greenhouse-1, left"}]'
+    )
+    landing.raw("flashmqtt/cellar/readings", b"not JSON: greenhouse-1")
+    landing.seal()
+    output = take(local, landing, tmp_path / "out", last=1)
+    assert forget.forget(str(landing.directory), str(tmp_path / "out"), [GONE]).left == []
+    nothing_names_it(tmp_path / "out", landing.directory)
+    (name,) = output.files("readings")
+    assert pq.read_table(tmp_path / "out" / name, partitioning=None)["text"].to_pylist() == ["by ************, left"]
+    assert [row[2] for row in engines.truth(output, "quarantine")] == [b"not JSON: ************"]
+    again = stream.once(local, str(landing.directory), str(tmp_path / "again"), 2)
+    assert again.rows == {name: rows for name, rows in output.latest().rows.items() if rows}
+
+
+def test_logs_of_the_collector_are_sealed_and_what_is_held_goes(local, fleet, landing, tmp_path):
+    logs = landing.directory / "d.logs"
+    store = LandingStore(logs, "d")
+    store.land_run(
+        publish(f"flashmqtt/{GONE}/readings", b"landed", 1, 1) + publish("flashmqtt/cellar/readings", b"x", 2, 1), 2
+    )
+    for key, device in ((7, GONE), (8, "cellar")):
+        packet = publish(f"flashmqtt/{device}/readings", b"held", key)
+        store.hold(key, packet, len(packet))
+    store.sync()
+    with pytest.raises(LandingInUse, match="in use by another collector; stop that one"):
+        forget.forget(str(landing.directory), str(tmp_path / "out"), [GONE])
+    boot = store.boot
+    store.close()
+    (logs / "0000000001.damaged").write_bytes(b"greenhouse-1")
+    done = forget.forget(str(landing.directory), str(tmp_path / "out"), [GONE])
+    assert (done.left, done.rows["held by the collector"], done.rows["segments of d"]) == ([], 1, 1)
+    nothing_names_it(tmp_path / "out", landing.directory)
+    table = pq.read_table(landing.directory / "d-000000001.parquet")
+    assert (table["topic"].to_pylist(), table["row"].to_pylist()) == (["flashmqtt/cellar/readings"], [2])
+    store = LandingStore(logs, "d")
+    assert (store.held(), store.number, store.boot > boot, store.stored) == ([8], 2, True, 2)
+    store.discard(8)
+    store.sync()
+    store.close()
+    assert forget.forget(str(landing.directory), str(tmp_path / "out"), [GONE]).rows == {}
+    table = pq.read_table(landing.directory / "d-000000002.parquet")
+    assert (table["payload"].to_pylist(), table["row"].to_pylist()) == ([b"held"], [3])
+
+
+@pytest.mark.req("P3", "P4", "P7")
+@pytest.mark.timeout(900)
+def test_killed_at_every_moment_the_same_command_does_the_rest(local, fleet, never, landing, tmp_path):
+    shutil.copytree(tmp_path / "out", tmp_path / "before")
+    others = engines.truth(never, "readings")
+    moments = 0
+    for moment in killed.again_and_again(killed.forgetting, tmp_path):
+        moments = moment
+        rows = engines.truth(fleet, "readings")
+        assert [row for row in rows if row[0] != GONE] == others  # all tables are whole, at any moment
+        assert len(rows) in {len(others), len(others) + 9}
+        assert engines.by_polars(fleet, "readings") in (
+            rows,
+            engines.truth(Output(str(tmp_path / "before")), "readings"),
+        )
+    assert moments > 60
+    same_as_never(fleet, never)
+    nothing_names_it(tmp_path / "out", landing.directory)
+
+
+def test_attempt_that_was_killed_while_it_wrote_leaves_nothing_behind(
+    local, fleet, never, landing, tmp_path, monkeypatch
+):
+    made = []
+    written = forget._rewritten
+
+    def cut_off(*arguments):
+        made.append(arguments[2])
+        if len(made) == 5:
+            raise KeyboardInterrupt
+        return written(*arguments)
+
+    monkeypatch.setattr(forget, "_rewritten", cut_off)
+    with pytest.raises(KeyboardInterrupt):
+        forget.forget(str(landing.directory), str(tmp_path / "out"), [GONE])
+    monkeypatch.undo()
+    assert forget.forget(str(landing.directory), str(tmp_path / "out"), [GONE]).left == []
+    assert not [name for name in made if (tmp_path / "out" / name).exists()]
+    same_as_never(fleet, never)
+
+
+def test_device_that_is_known_to_nobody_changes_nothing(fleet, landing, tmp_path):
+    before = [one.batch for one in fleet.commits()]
+    done = forget.forget(str(landing.directory), str(tmp_path / "out"), ["nobody-at-all"])
+    assert (done.rows, done.left, [one.batch for one in fleet.commits()]) == ({}, [], before)
+
+
+def test_database_that_tables_went_on_to_is_told_and_asked_again(fleet, landing, tmp_path, monkeypatch):
+    rows = {"plain": [3, 0], "sticky": [2, 2]}
+    monkeypatch.setattr(forget, "ONWARD_MODULES", ())
+    monkeypatch.setattr(forget, "ONWARD", [lambda output, devices: {name: left.pop(0) for name, left in rows.items()}])
+    done = forget.forget(str(landing.directory), str(tmp_path / "out"), [GONE])
+    assert (done.rows["plain"], done.left) == (3, ["sticky: 2 rows"])
+
+
+def test_command_asks_says_what_it_did_and_what_it_cannot_reach(fleet, landing, tmp_path, capsys):
+    arguments = ["--landing", str(landing.directory), "--out", str(tmp_path / "out")]
+    assert forget.main(arguments) == 2
+    assert "--device is missing" in capsys.readouterr().err
+    assert forget.main([*arguments, "--device", GONE]) == 2
+    assert "nothing was deleted: say --yes" in capsys.readouterr().err
+    assert forget.main([*arguments, "--device", GONE, "--dry-run"]) == 0
+    assert "files name them" in capsys.readouterr().out
+    copy = tmp_path / "captures"
+    copy.mkdir()
+    (copy / "link.jsonl").write_text(f'{{"device": "{GONE}"}}')
+    (tmp_path / "list").write_text(f"{GONE}\nzz-b\n")
+    assert forget.main([*arguments, "--devices", str(tmp_path / "list"), "--yes", "--search", str(copy)]) == 1
+    printed = capsys.readouterr().out
+    assert "NOT forgotten: 1 places still name them" in printed
+    assert f"{copy}/link.jsonl" in printed
+    (copy / "link.jsonl").unlink()
+    assert forget.main([*arguments, "--devices", str(tmp_path / "list"), "--yes", "--search", str(copy)]) == 0
+    printed = capsys.readouterr().out
+    assert f"forgotten: no byte of any file that is left names {GONE}, zz-b" in printed
+    assert "- the board: wipe it first" in printed
+    with fleet.alone():
+        assert forget.main([*arguments, "--device", GONE, "--yes"]) == 2
+    assert "another run is at work" in capsys.readouterr().err
+
+
+def test_name_that_is_a_word_of_ours_is_told_to_be_looked_for_as_a_device_only(local, landing, tmp_path, capsys):
+    landing.message("seq", 1, 1, kind="boot")
+    landing.message("cellar", 1, 1, kind="boot")
+    landing.seal()
+    output = take(local, landing, tmp_path / "out", last=1)
+    arguments = ["--landing", str(landing.directory), "--out", str(tmp_path / "out"), "--device", "seq", "--yes"]
+    assert forget.main(arguments) == 0
+    assert "seq: too short, or a word of our own formats" in capsys.readouterr().out
+    assert [row[0] for row in engines.truth(output, "audit")] == ["cellar"]
+    assert pq.read_table(landing.directory / "c-000000001.parquet")["topic"].to_pylist() == ["flashmqtt/cellar/boot"]
+
+
+# The names.
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"xgreenhouse-1x",
+        b'"greenhouse-1"',
+        b"greenhouse-10 and greenhouse-1",
+        b"greenhouse-1greenhouse-10",
+        b"h\\u00fctte/1",
+        b"h\\u00fctte\\/1",
+        "hütte/1".encode(),
+        b"h%C3%BCtte%2F1",
+        base64.b64encode(b"xgreenhouse-1 and so on"),
+        base64.b64encode(b"xygreenhouse-1 and so on"),
+        base64.urlsafe_b64encode(b'{"bn":"greenhouse-1/"}'),
+        b"a&amp;b&lt;c",
+    ],
+)
+def test_name_is_found_in_each_of_its_forms(data):
+    names = Names([GONE, "hütte/1", "a&b<c"], [LIKE_IT])
+    assert names.occur(data)
+    assert not names.occur(names.without(data))
+    assert len(names.without(data)) == len(data)
+
+
+@pytest.mark.parametrize("data", [b"greenhouse-10", b"greenhouse-2", b"", b"greenhouse-", b"greenhouse-100"])
+def test_name_is_not_found_in_a_longer_one_that_is_kept(data):
+    assert not Names([GONE], [LIKE_IT]).occur(data)
+    assert Names([GONE]).occur(data) == data.startswith(b"greenhouse-1")
+
+
+@pytest.mark.parametrize(
+    ("topic", "own"),
+    [
+        ("flashmqtt/greenhouse-1/readings", True),
+        ("flashmqtt/greenhouse-10/readings", False),
+        ("greenhouse-1/temperature", True),
+        ("flashmqtt/cellar/readings", False),
+        ("cellar/left/temperature", False),
+        ("cellar/shelf/temperature", True),
+        ("shelf/readings", False),
+        ("home/cellar/readings", False),
+    ],
+)
+def test_message_is_a_devices_by_the_levels_of_its_topic(topic, own):
+    names = Names([GONE, "cellar/shelf", "home"], [LIKE_IT, "cellar", "cellar/left", "left"])
+    assert names.own(topic) == own
+
+
+def test_message_without_a_device_in_its_topic_is_told_by_its_payload():
+    names = Names([GONE], [LIKE_IT, "cellar"])
+    assert names.own("sensors/json", b'{"id": "greenhouse-1"}')
+    assert not names.own("sensors/json", b'{"id": "greenhouse-10"}')
+    assert not names.own("flashmqtt/cellar/readings", b"of greenhouse-1")
+
+
+def test_search_sees_what_is_compressed_and_what_no_row_uses(tmp_path):
+    storage, names = Storage(str(tmp_path)), Names([GONE])
+    values = pa.DictionaryArray.from_arrays(pa.array([0], pa.int8()), ["cellar", GONE])
+    pq.write_table(pa.table({"a": values}), tmp_path / "dictionary.parquet", compression="zstd")
+    nested = pa.array([[{"b": GONE * 5}]], pa.list_(pa.struct([("b", pa.string())])))
+    pq.write_table(pa.table({"a": nested}), tmp_path / "nested.parquet", compression="zstd", store_schema=False)
+    pq.write_table(pa.table({"a": ["cellar"]}), tmp_path / "clean.parquet")
+    (tmp_path / "log.gz").write_bytes(gzip.compress(b"x" * 1000 + GONE.encode()))
+    (tmp_path / "split").write_bytes(b"x" * (byte_search.CHUNK - 5) + GONE.encode())
+    (tmp_path / f"{GONE}.txt").write_bytes(b"")
+    (tmp_path / "cut.parquet").write_bytes(b"PAR1")
+    assert list(byte_search.search(storage, names)) == [
+        "dictionary.parquet",
+        f"{GONE}.txt",
+        "log.gz",
+        "nested.parquet",
+        "split",
+    ]

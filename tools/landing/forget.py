@@ -1,0 +1,105 @@
+"""Forgetting devices in a collector's logs: all of them are sealed, then what is held of theirs is dropped.
+
+It takes the locks that a collector takes: none may be running. A segment is the pipeline's affair, which may lie on an object
+store: `without` is what it becomes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from tools.landing.log import Header, log_numbers, log_path
+from tools.landing.names import Names
+from tools.landing.seal import DAMAGED, Columns, seal
+from tools.landing.store import LandingStore
+
+TEXTS = (pa.string(), pa.binary())
+
+
+@contextmanager
+def sealed(landing: Path) -> Iterator[list[LandingStore]]:
+    """Seal all logs of a landing; yield the stores, with what is held in each, and keep collectors out meanwhile.
+
+    Raises:
+        LandingError: a collector runs, or a log is damaged.
+    """
+    with ExitStack() as stack:
+        stores = []
+        for directory in sorted(landing.glob("*.logs")):
+            numbers = log_numbers(directory)
+            if not numbers:
+                continue
+            path = log_path(directory, numbers[-1])
+            header, _ = Header.decode(path, path.read_bytes())
+            store = LandingStore(directory, header.collector, shared=True)
+            stack.callback(store.close)
+            store.rotate()
+            for number in list(store.closed):
+                seal(store.log_path(number), landing)
+                store.sealed(number)
+            stores.append(store)
+        yield stores
+
+
+def packet(data: bytes, level: int) -> tuple[str, bytes]:
+    """Return topic and payload of a PUBLISH packet."""
+    columns = Columns()
+    columns.add(data, 0, len(data), level, 0)
+    return columns.topics[0].decode(), columns.payloads[0]
+
+
+def topics_held(stores: list[LandingStore]) -> set[str]:
+    """Return the topics of the messages that are held."""
+    return {packet(*one)[0] for store in stores for one in store.packets_held()}
+
+
+def drop(landing: Path, stores: list[LandingStore], names: Names) -> int:
+    """Drop what is held of some devices, and the damaged logs that name them; return how many messages that were."""
+    gone = 0
+    for store in stores:
+        if any(
+            names.occur(data) or names.own(*packet(data, level)) for data, level in store.packets_held()
+        ) or names.occur(store.log_path(store.number).read_bytes()):
+            gone += store.forget_held(lambda data, level: names.own(*packet(data, level)) or names.occur(data))
+    for path in landing.glob(f"*.logs/*{DAMAGED}"):
+        if names.occur(path.read_bytes()):
+            path.unlink()
+    return gone
+
+
+def without(rows: pa.Table, names: Names) -> tuple[pa.Table, pa.Table]:
+    """Return some rows without those of the devices and without their names, and the rows that are left out.
+
+    Rows are a device's by their column `device`, or by topic and payload; where it is in neither, all rows are kept.
+    """
+    left_out = np.zeros(rows.num_rows, dtype=bool)
+    if "topic" in rows.column_names:
+        payloads = rows["payload"].to_pylist() if names.occur(_bytes(rows["payload"])) else [b""] * rows.num_rows
+        verdicts: dict[tuple[str, bool], bool] = {}
+        for n, (topic, payload) in enumerate(zip(rows["topic"].to_pylist(), payloads, strict=True)):
+            key = topic, bool(payload) and names.occur(payload)
+            if key not in verdicts:
+                verdicts[key] = names.own(topic, payload or b"")
+            left_out[n] = verdicts[key]
+    if "device" in rows.column_names:
+        left_out |= np.isin(np.array(rows["device"].to_pylist(), dtype=object), list(names.devices))
+    gone = rows.filter(pa.array(left_out))
+    kept = rows.filter(pa.array(~left_out))
+    for n, field in enumerate(kept.schema):
+        if field.type in TEXTS and field.name != "device" and names.occur(_bytes(kept[field.name])):
+            values = [
+                names.without(one) if one is not None else None
+                for one in kept[field.name].cast(pa.binary()).to_pylist()
+            ]
+            kept = kept.set_column(n, field, pa.array(values, pa.binary()).cast(field.type))
+    return kept, gone
+
+
+def _bytes(column: pa.ChunkedArray) -> bytes:
+    """Return the bytes of a column's texts, one after the other, with a space in between."""
+    return b" ".join(one for one in column.cast(pa.binary()).to_pylist() if one)
