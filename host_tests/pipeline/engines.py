@@ -45,7 +45,9 @@ def truth(output, table):
         return []
     import pyarrow.parquet as pq
 
-    read = [pq.read_table(output.storage.path(name), columns=COLUMNS[table], partitioning=None) for name in names]
+    storage = output.storage
+    options = {"columns": COLUMNS[table], "partitioning": None, "filesystem": storage.fs}
+    read = [pq.read_table(storage.path(name), **options) for name in names]
     return rows(pa.concat_tables(read), COLUMNS[table])
 
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import tempfile
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,6 +22,9 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from tools.landing.log import sync_directory
+
+IN_MEMORY_BYTES, PART_BYTES = 32 << 20, 1 << 20
+"""Of a file on its way to an object store: a longer one waits on this machine's disk until it is whole."""
 
 
 class StorageError(Exception):
@@ -87,8 +92,12 @@ class Storage:
         """Open a new file for writing. It has its name, durably, when the block ends, and none where the block raises."""
         target = self.path(name)
         if not self.local:
-            with self.fs.open_output_stream(target) as stream:
-                yield stream
+            # Not straight to the store: what is closed there appears, after a failure, too.
+            with tempfile.SpooledTemporaryFile(IN_MEMORY_BYTES) as spooled:
+                yield spooled
+                spooled.seek(0)
+                with self.fs.open_output_stream(target) as stream:
+                    shutil.copyfileobj(spooled, stream, PART_BYTES)
             return
         parent = Path(target).parent
         parent.mkdir(parents=True, exist_ok=True)
