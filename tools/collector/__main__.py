@@ -27,7 +27,7 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog="python -m tools.collector", description=__doc__.partition("\n")[0])
     made.add_argument("--host", default="127.0.0.1")
     made.add_argument("--port", type=int, help="default: 1883, or 8883 with --tls")
-    made.add_argument("--topic", action="append", metavar="FILTER", help="may be repeated; default flashmqtt/#")
+    made.add_argument("--topic", action="append", metavar="FILTER", help="may be repeated; default #: everything")
     made.add_argument("--qos", type=int, choices=(0, 1, 2), default=2, help="most that is asked for; default 2")
     made.add_argument("--client-id", default="collector", help="names the session at the broker, and the segments")
     made.add_argument("--landing", type=Path, required=True, metavar="DIR", help="where the segments and the log go")
@@ -115,7 +115,7 @@ def settings_of(arguments: argparse.Namespace) -> Settings:
         port=arguments.port or (8883 if tls else 1883),
         client_id=arguments.client_id,
         landing=arguments.landing,
-        topics=tuple((topic, arguments.qos) for topic in arguments.topic or ["flashmqtt/#"]),
+        topics=tuple((topic, arguments.qos) for topic in arguments.topic or ["#"]),
         level=arguments.level,
         user=arguments.user,
         password=password if arguments.user else None,

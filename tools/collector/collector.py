@@ -35,7 +35,7 @@ from tools.collector.health import Health
 from tools.collector.oversize import varint
 from tools.collector.runs import RunDecoder, RunSession
 from tools.collector.sealer import Sealer
-from tools.landing import segments
+from tools.landing import recent, segments
 from tools.landing.lock import LandingInUse
 from tools.landing.log import MOST_IN_ENTRY, LandingDamaged, LandingStalled, log_numbers, stalled
 from tools.landing.store import LandingStore
@@ -94,7 +94,7 @@ class Settings:
     port: int
     client_id: str
     landing: Path
-    topics: tuple[tuple[str, int], ...] = (("flashmqtt/#", 2),)
+    topics: tuple[tuple[str, int], ...] = (("#", 2),)
     level: int = 4
     user: str | None = None
     password: str | None = field(default=None, repr=False)
@@ -174,6 +174,7 @@ class Collector:
         self.decoder.on_oversize = self._note_oversize
         self.connection.decoder = self.decoder
         self.sealer = Sealer(self.store, settings.landing, health, settings.salvage)
+        self._landed: dict[int, bytes] | None = None  # see `_has_landed`
         self.connects = 0
         self.connected_at = 0.0
         self._stopping = False
@@ -378,6 +379,9 @@ class Collector:
                 self.health.connects.inc()
                 self.health.connected.set(1)
                 state = "the broker knows the session" if connection.session_present else "a new session"
+                self._landed = None
+                if not connection.session_present:
+                    self.store.begin_session()
                 if not connection.session_present and (self.connects > 1 or self.store.stored):
                     self.health.lost_sessions.inc()
                     state = "but the broker has forgotten the session: what waited there for us is lost"
@@ -394,7 +398,24 @@ class Collector:
         start = message.topic_start - 2
         body = message.buffer[start : message.payload_end]
         self.decoder.know(bytes(message.buffer[start : message.topic_end]))
-        self.store.land(_head(0x30 | message.dup << 3 | message.qos << 1 | message.retain, len(body)), body)
+        qos = message.qos
+        if qos and message.dup and self._has_landed(message):
+            self.health.copies.inc()
+            qos = 0  # with DUP: a mark, see `log.py`
+            end = message.topic_end - start
+            del body[end : end + 2]
+        self.store.land(_head(0x30 | message.dup << 3 | qos << 1 | message.retain, len(body)), body)
+
+    def _has_landed(self, message: Message) -> bool:
+        """Return whether a QoS 1 message that comes again landed on an earlier connection of the same session."""
+        if not self.connection.session_present:
+            return False
+        if self._landed is None:
+            self._landed = self.store.recent.index()
+        end = message.topic_end
+        key = message.buffer[end] << 8 | message.buffer[end + 1]
+        topic = bytes(message.buffer[message.topic_start : end])
+        return self._landed.get(key) == recent.digest(topic, message.view)
 
     def _note_oversize(self, topic: str, length: int) -> None:
         self.health.oversize.inc()

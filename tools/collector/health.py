@@ -41,6 +41,7 @@ class Health:
 
         self.messages = counter("messages", "Messages that became rows: durable, and acknowledged or about to be.")
         self.oversize = counter("oversize", "Messages longer than --packet-bytes: landed as descriptions, or dropped.")
+        self.copies = counter("copies", "Messages that came again at QoS 1 and had landed already: marked as copies.")
         self.received_bytes = counter("received_bytes", "Bytes that came from the broker.")
         self.connects = counter("connects", "Network connections that the broker accepted.")
         self.failed_connects = counter("failed_connects", "Attempts to connect that failed.")

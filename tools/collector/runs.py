@@ -21,7 +21,7 @@ from flashmqtt.session.inbound import Inbound
 from flashmqtt.session.session import Session
 from tools.collector.oversize import OversizeDecoder
 
-QOS_1 = frozenset(PUBLISH << 4 | dup << 3 | 1 << 1 | retain for dup in (0, 1) for retain in (0, 1))
+QOS_1 = frozenset(PUBLISH << 4 | 1 << 1 | retain for retain in (0, 1))  # with DUP: see `Collector._land`
 ACKNOWLEDGE = bytes((PUBACK << 4, 2))
 ACKNOWLEDGE_BYTES = 4
 ROOM_BYTES = 8  # what the output must have for one acknowledgement, at any level

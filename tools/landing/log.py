@@ -19,6 +19,10 @@ The file, little-endian, blocks and header aligned to 8 bytes:
 | 2 HELD | one whole PUBLISH packet (its DUP bit is the session's) | QoS 2: ours under its packet id, but not a row yet |
 | 3 RELEASED | nothing | the held message with this packet id is a row of the segment now |
 | 4 MOUNTED | nothing | a collector opened the log here |
+| 5 SESSION | nothing | the broker began a new session here: packet ids begin anew |
+| 6 RECENT | u16 packet id, 8 bytes digest, for each | QoS 1 messages that landed last before this log (`recent.py`) |
+
+A LANDED packet of QoS 0 with DUP, which no broker may send, is a copy of a QoS 1 message that landed already.
 
 A packet id holds one message at a time: between two HELD entries with one id stands its RELEASED.
 
@@ -44,7 +48,7 @@ VERSION_AT = 14  # in MAGIC: one digit
 SUFFIX = ".log"
 TEMPORARY = ".tmp"
 
-LANDED, HELD, RELEASED, MOUNTED = 1, 2, 3, 4
+LANDED, HELD, RELEASED, MOUNTED, SESSION, RECENT = 1, 2, 3, 4, 5, 6
 
 HEADER_FRAME = struct.Struct("<16sII")
 BLOCK = struct.Struct("<IIQ")

@@ -39,7 +39,7 @@ SCHEMA = pa.schema(
         pa.field("arrival", pa.timestamp("us", tz="UTC"), nullable=False),
         pa.field("topic", pa.string(), nullable=False),
         pa.field("qos", pa.int8(), nullable=False),
-        pa.field("dup", pa.bool_(), nullable=False),
+        pa.field("dup", pa.bool_(), nullable=False),  # at QoS 0: a copy of a QoS 1 message that had landed (recent.py)
         pa.field("retain", pa.bool_(), nullable=False),
         pa.field("properties", pa.binary()),  # level 5: the property block as it came; null at levels 3 and 4
         pa.field("payload", pa.binary(), nullable=False),

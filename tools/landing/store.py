@@ -31,7 +31,9 @@ from tools.landing.log import (
     LANDED,
     MOST_IN_ENTRY,
     MOUNTED,
+    RECENT,
     RELEASED,
+    SESSION,
     TEMPORARY,
     Contents,
     DiskFull,
@@ -46,6 +48,7 @@ from tools.landing.log import (
     stalled,
     sync_directory,
 )
+from tools.landing.recent import Recent
 
 MOST_HELD = 65_535  # as many as there are packet ids
 
@@ -114,6 +117,7 @@ class LandingStore:
         self.level = 4  # of the session that hands over messages now
         self.time_us = time.time_ns() // 1000  # arrival of what is being handed over now
         self.torn_bytes = 0
+        self.recent = Recent()
         self._run: list[bytes | bytearray] = []  # rows that arrived together, not yet an entry
         self._run_time = self._run_level = self._run_bytes = 0
         try:
@@ -170,6 +174,7 @@ class LandingStore:
                     "name another directory, or that client id"
                 )
             self._held = held_after(contents)
+            self._recall(contents)
             self.rows = contents.rows
             self.torn_bytes = contents.torn_bytes
             mounts = sum(entry.kind == MOUNTED for entry in contents.entries)
@@ -190,6 +195,16 @@ class LandingStore:
         if damaged:  # its segment gets what is readable
             self.rows = max(self.rows, 1)
             self.rotate()
+
+    def _recall(self, contents: Contents) -> None:
+        """Take over which messages landed last."""
+        for entry in contents.entries:
+            if entry.kind == RECENT:
+                self.recent.inherit(contents.data[entry.start : entry.end])
+            elif entry.kind == SESSION:
+                self.recent.clear()
+            elif entry.kind == LANDED:
+                self.recent.land(entry.level, contents.data[entry.start : entry.end], entry.number)
 
     def _never_took_over(self, number: int) -> bool:
         """Tell whether a log was made but the one before it was gone on with.
@@ -307,12 +322,19 @@ class LandingStore:
     def land_run(self, packets: bytes, count: int) -> None:
         """Take several whole PUBLISH packets (QoS 0 or 1) as rows, at most MOST_IN_ENTRY; durable after `sync()`."""
         self._append(LANDED, self.level, count, self.time_us, packets)
+        self.recent.land(self.level, packets, count)
         if not self.rows:
             self.first_row_at = time.monotonic()
         self.rows += count
 
+    def begin_session(self) -> None:
+        """Note that the broker began a new session; durable after `sync()`."""
+        self._append(SESSION, self.level, 0, self.time_us)
+        self.recent.clear()
+
     def _end_run(self) -> None:
         packets = b"".join(self._run)
+        self.recent.land(self._run_level, packets, len(self._run) // 2)
         self._log.append(LANDED, self._run_level, len(self._run) // 2, self._run_time, packets)
         self._run.clear()
         self._run_bytes = 0
@@ -361,6 +383,8 @@ class LandingStore:
         old = self._log.header
         header = Header(self.collector, old.number + 1, secrets.randbits(32), self.stored, self.boot, self._log.end)
         entries = [packed(HELD, held.level, key, held.time_us, held.packet) for key, held in self._held.items()]
+        if recent := self.recent.encode():
+            entries.insert(0, packed(RECENT, self.level, 0, self.time_us, recent))
         log = LandingLog.create(self.directory, header, entries)
         self._log.close()
         self._log = log
