@@ -80,10 +80,10 @@ class Landing:
         self.arrival_us = 1_790_000_000_000_000
         self.rows = []
 
-    def raw(self, topic, payload, dup=False, arrival_us=None):
+    def raw(self, topic, payload, dup=False, arrival_us=None, qos=1, retain=False):
         self.row += 1
         self.arrival_us = arrival_us if arrival_us is not None else self.arrival_us + 1000
-        self.rows.append((self.row, self.arrival_us, topic, dup, payload))
+        self.rows.append((self.row, self.arrival_us, topic, dup, payload, qos, retain))
 
     def message(self, device, boot, seq, value=1.0, up=None, kind="readings", dup=False, arrival_us=None, **labels):
         head = {"bn": f"{device}/", "boot": boot, "seq": seq, "up": seq / 10 if up is None else up, **labels}
@@ -94,7 +94,7 @@ class Landing:
         self.raw(f"flashmqtt/{device}/{kind}", senml.write([head]), dup, arrival_us)
 
     def table(self):
-        row, arrival, topic, dup, payload = zip(*self.rows, strict=True) if self.rows else ([],) * 5
+        row, arrival, topic, dup, payload, qos, retain = zip(*self.rows, strict=True) if self.rows else ([],) * 7
         count = len(self.rows)
         return pa.table(
             [
@@ -103,9 +103,9 @@ class Landing:
                 pa.array(row, pa.int64()),
                 pa.array(arrival, pa.int64()).cast(pa.timestamp("us", tz="UTC")),
                 pa.array(topic, pa.string()),
-                pa.array([1] * count, pa.int8()),
+                pa.array(qos, pa.int8()),
                 pa.array(dup, pa.bool_()),
-                pa.array([False] * count, pa.bool_()),
+                pa.array(retain, pa.bool_()),
                 pa.nulls(count, pa.binary()),
                 pa.array(payload, pa.binary()),
             ],

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from host_tests.pipeline.conftest import Landing
 from host_tests.pipeline.planted import fleet
 from tools.landing import segments
-from tools.pipeline import lives, schemas, senml, task, ties
-from tools.pipeline.messages import EVENT_LABELS, process
+from tools.pipeline import lives, plain, schemas, senml, task, ties
+from tools.pipeline.messages import EVENT_LABELS, NO_MAPPING, process
 from tools.pipeline.parts import merge_tallies
 from tools.pipeline.state import State
 from tools.pipeline.storage import Storage
@@ -26,7 +26,7 @@ class Written:
     """The past as a batch finds it: what went before, table by table."""
 
     def __init__(self):
-        self.tables = {"prints": [], "quarantine": []}
+        self.tables = {"prints": [], "quarantine": [], "plain": []}
 
     def take(self, name, table):
         if name in self.tables:
@@ -40,6 +40,9 @@ class Written:
 
     def duplicates(self):
         return []
+
+    def plain(self):
+        return [lambda table=table: plain.places(table) for table in self.tables["plain"]]
 
     def kept_from_us(self):
         return 0
@@ -55,20 +58,20 @@ def reloaded(kept, past):
     return state
 
 
-def work(landing, rows, chunks, reload=False):
+def work(landing, rows, chunks, reload=False, mapping=NO_MAPPING):
     """Take rows through a bucket in chunks; return the rows of all tables, and the state at the end."""
     parts = [rows[begin:end] for begin, end in chunks]
-    return work_parts(landing, parts, range(landing.number + 1, landing.number + 1 + len(parts)), reload)
+    return work_parts(landing, parts, range(landing.number + 1, landing.number + 1 + len(parts)), reload, mapping)
 
 
-def work_parts(landing, parts, numbers, reload=False):
+def work_parts(landing, parts, numbers, reload=False, mapping=NO_MAPPING):
     """Take parts of a landing through a bucket, each as the segment of its number."""
     past = Written()
     state = State(past)
     tables = {name: [] for name in schemas.YIELDED}
     for landing.rows, landing.number in zip(parts, numbers, strict=True):
         written = Written() if reload else past
-        for name, found in process(state, landing.table()):
+        for name, found in process(state, landing.table(), mapping):
             found = found.select(schemas.YIELDED[name].names).cast(schemas.YIELDED[name])
             tables[name] += found.to_pylist()
             written.take(name, found)
@@ -290,7 +293,10 @@ def test_lost_segment_can_be_replaced_by_an_empty_one(landing, tmp_path):
     path = segments.write_segment(landing.directory, "c", 1, segments.SCHEMA.empty_table())
     done = task.run(Storage(str(tmp_path)), Storage(str(landing.directory)), 0, 8, 1, {}, {}, [path.name])
     assert {one.rows for one in done} == {0}
-    assert {one.table for one in done} == {"summary", *(f"state/{kind}" for kind in schemas.STATE if kind != "held")}
+    assert {one.table for one in done} == {
+        "summary",
+        *(f"state/{kind}" for kind in schemas.STATE if kind not in ("held", "plain")),
+    }
 
 
 ODD = st.one_of(

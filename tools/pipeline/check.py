@@ -14,8 +14,12 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import pyarrow.compute as pc
+
 from tools.command import ended
 
+from . import plain, schemas
+from .books import Books
 from .commits import Output, OutputError
 from .storage import StorageError
 from .verdict import MOST_ROWS, shown
@@ -28,7 +32,10 @@ BOOT = ["device", "life", "boot"]
 
 @dataclass
 class Checked:
-    """What the full check found: boots looked at, messages in the tables, what differs, and the first boots that do."""
+    """What the full check found: boots looked at, messages in the tables, what differs, and the first boots that do.
+
+    `plain`: different readings of devices without an identity.
+    """
 
     boots: int
     messages: int
@@ -36,6 +43,7 @@ class Checked:
     absent: int
     strange: int
     rows: list[Any]
+    plain: int = 0
 
     @property
     def agrees(self) -> bool:
@@ -61,7 +69,8 @@ def full_check(spark: SparkSession, out: str) -> Checked:
     output = Output(out)
     if output.latest() is None:
         raise OutputError(f"{out} has no batches: run python -m tools.pipeline.run first")
-    found = inside(output.read(spark, "readings"), output.read(spark, "events"))
+    readings = output.read(spark, "readings")
+    found = inside(readings.where("life > 0"), output.read(spark, "events"))
     audit = output.read(spark, "audit").select(
         *BOOT, "first_arrival", (F.col("published") - F.col("missing")).alias("delivered")
     )
@@ -84,7 +93,30 @@ def full_check(spark: SparkSession, out: str) -> Checked:
         bad = both.where("twice > 0 or absent > 0 or strange > 0").orderBy(BOOT).limit(MOST_ROWS).collect()
     finally:
         both.unpersist()
-    return Checked(total.boots, total.in_tables, total.twice, total.absent, total.strange, bad)
+    checked = Checked(total.boots, total.in_tables, total.twice, total.absent, total.strange, bad)
+    if not kept_from:
+        _check_plain(output, readings, checked)
+    return checked
+
+
+def _check_plain(output: Output, readings: DataFrame, checked: Checked) -> None:
+    """Count the readings without an identity: each place of a collector's log once, and as many as each device brought."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    brought = plain.summed(
+        [Books(output, commit).all("plain", schemas.PLAIN.names)] if (commit := output.latest()) else []
+    )
+    told = pc.sum(brought["readings"]).as_py() or 0
+    place = (
+        readings.where("life = 0")
+        .groupBy("collector", "segment", "row", "arrival", "index")
+        .agg(F.count("*").alias("n"))
+    )
+    sums = place.agg(F.count("*").alias("different"), F.coalesce(F.sum("n"), F.lit(0)).alias("rows")).collect()[0]
+    checked.plain = sums.different
+    checked.twice += sums.rows - sums.different
+    checked.absent += max(0, told - sums.different)
+    checked.strange += max(0, sums.different - told)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -120,7 +152,8 @@ def main(argv: list[str] | None = None) -> int:
             f" {row.strange} that the audit does not know"
         )
     print(
-        f"{found.messages:,} messages of {found.boots:,} boots: "
+        f"{found.messages:,} messages of {found.boots:,} boots"
+        + (f", {found.plain:,} readings without an identity: " if found.plain else ": ")
         + (
             "tables and audit agree"
             if found.agrees

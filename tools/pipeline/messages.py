@@ -17,18 +17,20 @@ import pyarrow.compute as pc
 
 from tools.landing import segments
 
-from . import delays, intervals, lives, placing, prints, schemas, senml, ties
+from . import delays, intervals, lives, placing, plain, prints, schemas, senml, ties
 from .files import table_of
+from .mapping import Mapping
 from .state import State, Waiting, unpack
 
 EVENT_LABELS = ("first", "cause", "dropped", "doubt_first", "doubt_last", "since")
 WITH_DAY = {name: schemas.TABLES[name].append(schemas.ORIGIN[0]) for name in ("prints", "undelivered")}
 """Tables that lie by the day of their arrival without having it as a column."""
+NO_MAPPING = Mapping()
 FAR_BACK = 1000
 """Numbers: no board's newest message is so far behind the one before it."""
 
 
-def process(state: State, rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
+def process(state: State, rows: pa.Table, mapping: Mapping = NO_MAPPING) -> Iterator[tuple[str, pa.Table]]:
     """Take some rows of a segment, in landing order, into the state; yield (table name, rows to write)."""
     _note_progress(state, rows)
     rows = _not_forgotten(state, rows)
@@ -36,6 +38,22 @@ def process(state: State, rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
         return
     payload = rows["payload"].combine_chunks()
     topic = _encoded(rows["topic"])
+    others = plain.Plain(topic, payload, mapping)
+    if others.taken.any():
+        yield from others.tables(state, rows)
+        if others.bad:
+            yield from _quarantine(state, rows, topic, payload, others.bad)
+        own = rows.filter(pa.array(~others.taken))
+        if own.num_rows:
+            yield from _take_packs(state, own, _encoded(own["topic"]), own["payload"].combine_chunks())
+    else:
+        yield from _take_packs(state, rows, topic, payload)
+
+
+def _take_packs(
+    state: State, rows: pa.Table, topic: pa.DictionaryArray, payload: pa.Array
+) -> Iterator[tuple[str, pa.Table]]:
+    """Take messages that are to be SenML packs with an identity."""
     packs, bad = _read(payload, topic)
     messages = packs.messages
 
@@ -64,7 +82,7 @@ def _not_forgotten(state: State, rows: pa.Table) -> pa.Table:
 
     Nothing is left to compare them with, so they would be taken for others under their identities, or for a new life.
     """
-    again = _read_before(state, _encoded(rows["collector"]), rows["segment"], rows["row"])
+    again = state.read_before(rows["collector"], rows["segment"], rows["row"])
     if not again.any() or not state.kept_from_us:
         return rows
     arrival = rows["arrival"].cast(pa.int64())
@@ -87,7 +105,7 @@ def _quarantine(
     payload = payload.take(at)
     columns = [reasons, topic.dictionary.take(topic.indices.take(at)), payload, *origin]
     table = table_of(columns, schemas.QUARANTINE)
-    again = _read_before(state, _encoded(rows["collector"].take(at)), *(table[name] for name in ("segment", "row")))
+    again = state.read_before(_encoded(rows["collector"].take(at)), *(table[name] for name in ("segment", "row")))
     if again.any():
         where = zip(*(table[name].to_pylist() for name in ("collector", "segment", "row")), strict=True)
         kept = [
@@ -177,17 +195,6 @@ def _encoded(column: pa.ChunkedArray) -> pa.DictionaryArray:
     return column.unify_dictionaries().combine_chunks()
 
 
-def _read_before(
-    state: State, encoded: pa.DictionaryArray, segment: pa.ChunkedArray, row: pa.ChunkedArray
-) -> np.ndarray:
-    """Return for some rows whether this place of a collector's log was read before."""
-    read = [state.read.get(name, (0, -1)) for name in encoded.dictionary.to_pylist()]
-    read_segment = np.array([one for one, _ in read], dtype=np.int64)[encoded.indices.to_numpy()]
-    read_row = np.array([one for _, one in read], dtype=np.int64)[encoded.indices.to_numpy()]
-    segments_of, rows_of = segment.to_numpy(), row.to_numpy()
-    return (segments_of < read_segment) | ((segments_of == read_segment) & (rows_of <= read_row))
-
-
 class _Batch:
     """The messages of a batch that have an identity, and what became of each.
 
@@ -249,7 +256,7 @@ class _Batch:
     def _leave_out(self, placed: placing.Placed) -> None:
         """Leave out what has no place, hold what waits for one, and take in what has found its own."""
         state = self.state
-        again = _read_before(state, self.collector, self.rows["segment"], self.rows["row"])
+        again = state.read_before(self.collector, self.rows["segment"], self.rows["row"])
         for at, device, one in placed.held:
             waiting = self._waiting(at, one)
             where = (waiting.collector, waiting.segment, waiting.row)
@@ -547,7 +554,7 @@ class _Batch:
         """Return for each message whether this very row of a collector's log was read before."""
         _, encoded, segment, row = self._origin(messages)
         was_held = self.place[messages] >= self.own
-        return _read_before(self.state, encoded, segment, row) & ~was_held
+        return self.state.read_before(encoded, segment, row) & ~was_held
 
     def _tally(self, records: pa.Table) -> pa.Table:
         # A message that goes to quarantine counts for no boot.

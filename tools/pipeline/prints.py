@@ -41,6 +41,9 @@ class Past(Protocol):
     def kept_from_us(self) -> int:
         """Return the moment before which all that arrived was deleted for its age (Unix time), 0 where nothing was."""
 
+    def plain(self) -> Sequence[Callable[[], np.ndarray]]:
+        """Return the places (plain.py) of the messages without an identity that gave readings, file by file."""
+
 
 class Nothing:
     """A past without batches."""
@@ -54,6 +57,10 @@ class Nothing:
         return ()
 
     def duplicates(self) -> Sequence[Callable[[], pa.Table]]:
+        """Return no files."""
+        return ()
+
+    def plain(self) -> Sequence[Callable[[], np.ndarray]]:
         """Return no files."""
         return ()
 

@@ -11,9 +11,11 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from . import intervals
+from . import intervals, schemas
+from .plain import places
 from .state import State, pack
 from .storage import Storage
 
@@ -21,9 +23,16 @@ ROWS = 131_072
 
 
 def read_back(
-    storage: Storage, files: dict[str, list[str]], state: State, known: np.ndarray, before: intervals.Intervals
-) -> dict[int, tuple[int, int]]:
+    storage: Storage,
+    files: dict[str, list[str]],
+    state: State,
+    known: np.ndarray,
+    before: intervals.Intervals,
+    with_plain: bool = False,
+) -> tuple[dict[int, tuple[int, int]], tuple[int, int]]:
     """Return for each boot, by packed key: the messages in some files, and the rows in them that were there already.
+
+    And of the readings without an identity: how many rows there are, and how many different ones.
 
     Args:
         storage: where the files are.
@@ -31,6 +40,7 @@ def read_back(
         state: with the batch in it.
         known: the keys that the groups of `before` are places in.
         before: what was seen before the batch.
+        with_plain: whether there are readings without an identity.
     """
     moved = np.searchsorted(state.keys, known)
     lo = intervals.encode(moved[intervals.group_of(before.lo)], intervals.seq_of(before.lo))
@@ -38,25 +48,46 @@ def read_back(
     earlier = intervals.Intervals(lo, hi)
     size = len(state.keys)
     twice = np.zeros(size, dtype=np.int64)
-    found = [_distinct(_codes(storage, names, state), earlier, twice) for names in files.values()]
+    plain: list[np.ndarray] = []
+    found = [_distinct(_codes(storage, names, state, plain, with_plain), earlier, twice) for names in files.values()]
     total = intervals.EMPTY
     for one in found:
         total = _joined(total, one)
     count = np.zeros(size, dtype=np.int64)
     np.add.at(count, intervals.group_of(total.lo), total.hi - total.lo + 1)
     here = np.flatnonzero(count + twice)
-    return dict(
+    checked = dict(
         zip(state.keys[here].tolist(), zip(count[here].tolist(), twice[here].tolist(), strict=True), strict=True)
     )
+    rows = sum(map(len, plain))
+    return checked, (rows, len(np.unique(np.concatenate(plain))) if rows else 0)
 
 
-def _codes(storage: Storage, names: Iterable[str], state: State) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield the codes and the places in the pack of the rows of some files, a part at a time."""
+def _codes(
+    storage: Storage, names: Iterable[str], state: State, plain: list[np.ndarray], with_plain: bool
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield the codes and the places in the pack of the rows of some files, a part at a time.
+
+    Those of readings without an identity are gathered in `plain`, in one number each.
+    """
     for name in names:
         with storage.fs.open_input_file(storage.path(name)) as source:
             file = pq.ParquetFile(source, read_dictionary=["device"])
-            columns = ["device", "life", "boot", "seq", *(["index"] if "index" in file.schema_arrow.names else [])]
+            columns = ["device", "life", "boot", "seq"]
+            if "index" in file.schema_arrow.names:
+                columns.append("index")
+                if with_plain:
+                    columns += [field.name for field in schemas.ORIGIN]
             for batch in file.iter_batches(ROWS, columns=columns, use_threads=False):
+                without = batch.column(1).to_numpy() == 0 if with_plain else None
+                if without is not None and without.any():
+                    own = pa.array(without)
+                    index = batch.column(4).to_numpy()[without].astype(np.uint64)
+                    rows = pa.Table.from_batches([batch]).filter(own)
+                    plain.append(places(rows) * np.uint64(0x100000001B3) + index)
+                    batch = batch.filter(pc.invert(own))
+                    if not batch.num_rows:
+                        continue
                 device = batch.column(0)
                 if not pa.types.is_dictionary(device.type):
                     device = device.dictionary_encode()
@@ -67,7 +98,7 @@ def _codes(storage: Storage, names: Iterable[str], state: State) -> Iterator[tup
                 numbers = state.device_numbers(device.dictionary)
                 keys = pack(numbers[index[begins]], life[begins].astype(np.int64), boot[begins])
                 groups = np.repeat(np.searchsorted(state.keys, keys), np.diff(np.concatenate((begins, [len(seq)]))))
-                place = batch.column(4).to_numpy() if len(columns) == 5 else np.zeros(len(seq), dtype=np.int32)
+                place = batch.column(4).to_numpy() if len(columns) > 4 else np.zeros(len(seq), dtype=np.int32)
                 yield intervals.encode(groups, seq), place
 
 

@@ -15,11 +15,14 @@ import sys
 from tools.command import ended, number
 from tools.landing import segments
 
-from . import source, verdict
+from . import mapping, source, verdict
 from .commits import Output, OutputError
 from .storage import Storage, StorageError
 
-COMPARED = ("boots", "devices", "published", "delivered", "readings", "missing", "quarantine")
+COMPARED = (
+    *("boots", "devices", "published", "delivered", "readings", "missing", "quarantine"),
+    *("plain_messages", "plain_readings"),
+)
 
 
 def lacking(landing: Storage, read: dict[str, int]) -> dict[str, list[int]]:
@@ -45,7 +48,11 @@ def told(gone: dict[str, list[int]]) -> str:
 
 def differences(old: dict[str, int], new: dict[str, int]) -> list[str]:
     """Return where the sums of two outputs differ."""
-    return [f"{name}: {old[name]:,} were, {new[name]:,} are" for name in COMPARED if old[name] != new[name]]
+    return [
+        f"{name}: {old.get(name, 0):,} were, {new.get(name, 0):,} are"
+        for name in COMPARED
+        if old.get(name, 0) != new.get(name, 0)
+    ]
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -62,12 +69,14 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--buckets", type=number(int, 1), help="device buckets (default: as many as the old tables have)"
     )
+    parser.add_argument("--mapping", help="the mapping file that the old tables were made with, or a new one")
     parser.add_argument("--segments-per-batch", type=number(int, 1), default=stream.SEGMENTS_PER_BATCH)
     parser.add_argument("--partly", action="store_true", help="make what can be made, though raw data was retired")
     parser.add_argument("--master", help="Spark master (default: spark-submit's, or this machine)")
     options = parser.parse_args(argv)
     with contextlib.ExitStack() as stack:
         try:
+            rules = mapping.read(options.mapping) if options.mapping else mapping.Mapping()
             old, new, landing = Output(options.out), Output(options.to), Storage(options.landing)
             buckets = options.buckets or old.check_format()
             before = old.latest()
@@ -92,9 +101,10 @@ def main(argv: list[str] | None = None) -> int:
                 buckets,
                 options.segments_per_batch,
                 told=tell,
+                mapping=rules,
             )
             query.awaitTermination()
-        except (OutputError, StorageError, source.LandingError, java.JavaNotFound) as error:
+        except (OutputError, StorageError, source.LandingError, mapping.MappingError, java.JavaNotFound) as error:
             print(f"remake: {error}", file=sys.stderr)
             return 2
         except PySparkException as error:

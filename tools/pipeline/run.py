@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from tools.command import ended
 from tools.landing import segments
 
-from . import verdict
+from . import mapping, verdict
 from .commits import Output, OutputError
 from .storage import Storage, StorageError
 
@@ -49,6 +49,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--landing", help="where the collector seals its segments: a path, s3a://, hdfs://")
     parser.add_argument("--out", help="where the tables go: a path, s3a://, hdfs://")
+    parser.add_argument("--mapping", help="a TOML file: which topics and JSON paths give which readings")
     parser.add_argument("--checkpoint", help="Spark's checkpoint (default: OUT/checkpoint)")
     parser.add_argument("--master", help="Spark master (default: spark-submit's, or this machine)")
     parser.add_argument("--conf", action="append", default=[], metavar="KEY=VALUE", help="a Spark setting")
@@ -129,6 +130,7 @@ def main(argv: list[str] | None = None) -> int:
         try:
             settings = dict(one.split("=", 1) for one in options.conf)
             verdict.expectations(options)
+            rules = mapping.read(options.mapping) if options.mapping else mapping.Mapping()
             output = Output(options.out)
             found = source.latest(Storage(options.landing))
             stack.enter_context(output.alone())
@@ -145,11 +147,11 @@ def main(argv: list[str] | None = None) -> int:
             print(f"  {sum(map(len, found.values())):,} segments in {options.landing}; Spark starts", flush=True)
             spark = session.make(options.master, log, settings)
             stack.callback(spark.stop)
-        except (*named, ConfigurationError, java.JavaNotFound, OSError, ValueError) as error:
+        except (*named, ConfigurationError, mapping.MappingError, java.JavaNotFound, OSError, ValueError) as error:
             print(f"pipeline: {error}", file=sys.stderr)
             return 2
         try:
-            return _run(spark, options, output, metrics)
+            return _run(spark, options, output, metrics, rules)
         except named as error:
             print(f"pipeline: {error}", file=sys.stderr)
             return 2
@@ -158,7 +160,13 @@ def main(argv: list[str] | None = None) -> int:
             return 2
 
 
-def _run(spark: SparkSession, options: argparse.Namespace, output: Output, metrics: Metrics | None) -> int:
+def _run(
+    spark: SparkSession,
+    options: argparse.Namespace,
+    output: Output,
+    metrics: Metrics | None,
+    rules: mapping.Mapping,
+) -> int:
     from . import follow, report, stream
 
     def told(commit: Commit) -> None:
@@ -178,6 +186,7 @@ def _run(spark: SparkSession, options: argparse.Namespace, output: Output, metri
         told,
         options.late_after,
         not options.no_delta,
+        rules,
     )
     proofs = None
     if options.follow:

@@ -19,7 +19,7 @@ LARGEST = 2**31 - 1  # of a boot and of a sequence number
 MOMENT = pa.timestamp("us", tz="UTC")
 
 # A message's identity. `life` counts from 1 and goes up when a device's counters begin again (flash wiped, board replaced
-# under the same id); see lives.py.
+# under the same id); see lives.py. It is 0 where the message carries none; see plain.py.
 KEY = [
     pa.field("device", pa.string(), nullable=False),
     pa.field("life", pa.int32(), nullable=False),
@@ -83,7 +83,7 @@ DUPLICATES = pa.schema(
     [
         *KEY,
         SEQ,
-        pa.field("cause", pa.string(), nullable=False),  # "resend" or "replay"
+        pa.field("cause", pa.string(), nullable=False),  # "resend", "replay" or "retained"
         pa.field("uptime", pa.float64()),
         *ORIGIN,
     ]
@@ -268,10 +268,22 @@ TABLES = {
 AGING = ("readings", "prints", "duplicates", "quarantine")
 """The tables that a retention by age applies to: events and ties are few, and date what is kept."""
 
-# What messages.process yields: the tables, and the counts that go into the audit.
-YIELDED = {**TABLES, "tally": TALLY}
+# What the devices brought whose messages carry no identity: see plain.py.
+PLAIN = pa.schema(
+    [
+        KEY[0],
+        pa.field("messages", pa.int64(), nullable=False),
+        pa.field("readings", pa.int64(), nullable=False),
+        pa.field("copies", pa.int64(), nullable=False),
+        pa.field("first_arrival", MOMENT, nullable=False),
+        pa.field("last_arrival", MOMENT, nullable=False),
+    ]
+)
 
-STATE = {"intervals": INTERVALS, "identities": IDENTITIES, "held": HELD, "audit": AUDIT, "lives": LIVES}
+# What messages.process yields: the tables, the readings without an identity, and the counts that go into the audit.
+YIELDED = {**TABLES, "plain": READINGS, "tally": TALLY, "met": PLAIN}
+
+STATE = {"intervals": INTERVALS, "identities": IDENTITIES, "held": HELD, "audit": AUDIT, "lives": LIVES, "plain": PLAIN}
 
 # What a task gives back: the files that it wrote.
 DONE = pa.schema(

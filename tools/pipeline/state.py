@@ -54,6 +54,7 @@ class State:
         self.past = past or Nothing()
         self.prints = Prints(self.past, self.keys_of)
         self.quarantined: set[tuple[tuple[str, int, int], int]] | None = None
+        self.plain_places: np.ndarray | None = None
         self.read: dict[str, tuple[int, int]] = {}  # collector -> (segment, row)
         self.reading: dict[str, tuple[int, int]] = {}  # the same, with the segment that is being read
 
@@ -85,6 +86,36 @@ class State:
                 rows = zip(*(table[name].to_pylist() for name in ("collector", "segment", "row")), strict=True)
                 self.quarantined.update(zip(rows, of(table["payload"].combine_chunks()).tolist(), strict=True))
         return (where, its_print) in self.quarantined
+
+    def is_in_readings(self, places: np.ndarray) -> np.ndarray:
+        """Return which rows of collectors' logs gave readings without an identity in earlier batches: see plain.py.
+
+        It is asked for replays only.
+        """
+        tries_left = 3
+        while self.plain_places is None:
+            tries_left -= 1
+            try:
+                parts = [load() for load in self.past.plain()]
+                self.plain_places = np.unique(np.concatenate([np.zeros(0, np.uint64), *parts]))
+            except FileNotFoundError:  # a compaction has put another in its place
+                if not tries_left:
+                    raise
+        there: np.ndarray = np.isin(places, self.plain_places)
+        return there
+
+    def read_before(self, collector: pa.DictionaryArray, segment: pa.ChunkedArray, row: pa.ChunkedArray) -> np.ndarray:
+        """Return for some rows whether this place of a collector's log was read before."""
+        if isinstance(collector, pa.ChunkedArray):
+            if not pa.types.is_dictionary(collector.type):
+                collector = collector.dictionary_encode()
+            collector = collector.unify_dictionaries().combine_chunks()
+        read = [self.read.get(name, (0, -1)) for name in collector.dictionary.to_pylist()]
+        read_segment = np.array([one for one, _ in read], dtype=np.int64)[collector.indices.to_numpy()]
+        read_row = np.array([one for _, one in read], dtype=np.int64)[collector.indices.to_numpy()]
+        segments_of, rows_of = segment.to_numpy(), row.to_numpy()
+        before: np.ndarray = (segments_of < read_segment) | ((segments_of == read_segment) & (rows_of <= read_row))
+        return before
 
     # Devices and groups.
 

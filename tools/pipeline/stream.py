@@ -20,6 +20,8 @@ from tools.landing import segments
 from . import schemas, source, summary, task
 from .commits import Commit, Output
 from .delta import Delta
+from .mapping import Mapping
+from .messages import NO_MAPPING
 from .storage import Storage
 
 if TYPE_CHECKING:
@@ -43,9 +45,10 @@ class Work:
         before: Commit | None,
         chosen: list[segments.Segment],
         late_after_s: float,
+        mapping: Mapping = NO_MAPPING,
     ):
         self.landing, self.out, self.buckets, self.batch = landing, out, buckets, batch
-        self.late_after_s = late_after_s
+        self.late_after_s, self.mapping = late_after_s, mapping
         self.paths = [segment.path for segment in chosen]
         self.state = before.state if before else {}
         self.read = {collector: (number, 1 << 62) for collector, number in (before.read if before else {}).items()}
@@ -65,6 +68,7 @@ class Work:
                     self.read,
                     self.paths,
                     self.late_after_s,
+                    self.mapping,
                 )
                 columns = list(zip(*done, strict=True)) or [()] * len(schemas.DONE)
                 arrays = [pa.array(column, kind.type) for column, kind in zip(columns, schemas.DONE, strict=True)]
@@ -80,6 +84,7 @@ def run_batch(
     stream: str,
     stream_batch: int,
     late_after_s: float = LATE_AFTER_S,
+    mapping: Mapping = NO_MAPPING,
 ) -> Commit:
     """Take each collector's segments up to `end`, those that this stream has not read yet, as one batch: a task a bucket.
 
@@ -97,7 +102,7 @@ def run_batch(
     for segment in chosen:
         commit.stream_read[segment.collector] = segment.number
         commit.read[segment.collector] = max(segment.number, commit.read.get(segment.collector, 0))
-    work = Work(landing, output.storage, buckets, commit.batch, before, chosen, late_after_s)
+    work = Work(landing, output.storage, buckets, commit.batch, before, chosen, late_after_s, mapping)
     tasks = spark.range(0, buckets, 1, buckets)
     for row in sorted(tasks.mapInArrow(work, schemas.spark_schema(schemas.DONE)).collect()):
         if row.table == "summary":
@@ -139,6 +144,7 @@ def start(
     told: Callable[[Commit], None] = lambda _: None,
     late_after_s: float = LATE_AFTER_S,
     publish: bool = True,
+    mapping: Mapping = NO_MAPPING,
 ) -> StreamingQuery:
     """Start the stream: through what is there now, or, with `every_s`, for ever at that interval; `told` hears of each batch.
 
@@ -166,7 +172,7 @@ def start(
             source.check_numbers(source.latest(directory), before.stream_read, Storage(checkpoint))
         end = source.reached(row.path for row in batch.collect())
         # In this session and not in the batch's clone of it: Spark keeps Python workers for each session apart.
-        commit = run_batch(spark, end, directory, output, buckets, stream, number, late_after_s)
+        commit = run_batch(spark, end, directory, output, buckets, stream, number, late_after_s, mapping)
         if delta:
             delta.committed(commit)
         told(commit)

@@ -24,6 +24,8 @@ TOTALS = (
     *("dropped", "damaged", "in_doubt", "unexplained", "suspect"),
     *("late", "reordered", "returns", "clock_jumps", "in_tables", "twice", "absent"),
 )
+PLAIN = ("plain_messages", "plain_readings", "plain_copies")
+"""Of messages without an identity: taken, their readings, and copies that were removed."""
 
 Summary = dict[str, Any]
 
@@ -31,7 +33,7 @@ Summary = dict[str, Any]
 def empty() -> Summary:
     """Return the summary of nothing."""
     return {
-        "totals": dict.fromkeys((*TOTALS, "boots", "devices", "quarantine"), 0),
+        "totals": dict.fromkeys((*TOTALS, *PLAIN, "boots", "devices", "quarantine"), 0),
         "octaves": {},
         "causes": {},
         "reasons": {},

@@ -18,14 +18,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tools.landing import segments
 
-from . import ledger, schemas, summary, ties
+from . import ledger, plain, schemas, summary, ties
 from .commits import Output, bucket_of
 from .files import parquet_writer
-from .messages import process
+from .mapping import Mapping
+from .messages import NO_MAPPING, process
 from .readback import read_back
 from .state import State
 from .storage import Storage
@@ -57,6 +59,7 @@ def run(
     read: dict[str, tuple[int, int]],
     paths: Iterable[str],
     late_after_s: float = 60.0,
+    mapping: Mapping = NO_MAPPING,
 ) -> list[Done]:
     """Do one bucket's part of a batch; return the files written. Attempts don't see each other's files."""
     state = State(_Past(storage, bucket))
@@ -72,14 +75,19 @@ def run(
     known, seen_before = state.keys, state.seen
     name = f"bucket-{bucket:04d}-{uuid.uuid4().hex[:8]}"
     brought, told = ledger.Batch(), summary.empty()
+    met: list[pa.Table] = []
     with _Writers(storage, bucket, batch, name) as writers:
         for segment in _in_order(landing, paths, bucket, buckets):
             for rows in segment:
                 summary.add_topics(told, rows["topic"].unify_dictionaries().combine_chunks())
-                for table, found in process(state, rows):
+                for table, found in process(state, rows, mapping):
                     brought.take(table, found)
                     _count(told, table, found)
-                    if table in schemas.TABLES and table != "ties":
+                    if table == "plain":
+                        writers.write_by_day("readings", found)
+                    elif table == "met":
+                        met.append(found)
+                    elif table in schemas.TABLES and table != "ties":
                         writers.write_by_day(table, found)
             state.settle()
         if brought.ties:
@@ -91,7 +99,7 @@ def run(
             files = {
                 table: [one.file for one in writers.done if one.table == table] for table in ("readings", "events")
             }
-            brought.checked = read_back(storage, files, state, known, seen_before)
+            brought.checked, found_plain = read_back(storage, files, state, known, seen_before, bool(met))
             made = ledger.update(state, known, _kept(storage, state_files), brought, late_after_s)
             summary.add(told, made.summary)
             summary.add_held(told, held_before, held)
@@ -102,6 +110,8 @@ def run(
             writers.write("state/audit", made.newest)
             writers.write("state/lives", made.lives)
             _settle(writers, state_files, made)
+            if met:
+                _add_plain(writers, state_files, told, met, found_plain)
     return [*writers.done, Done(bucket, "summary", "", 0, json.dumps(told))]
 
 
@@ -109,13 +119,33 @@ def _count(told: summary.Summary, table: str, rows: pa.Table) -> None:
     """Count what the report shows of some rows of a table."""
     if table == "quarantine":
         summary.add_reasons(told, rows["reason"])
-    elif table == "readings":
+    elif table in ("readings", "plain"):
         # A row a message: its readings stand together.
         first = np.ones(rows.num_rows, dtype=bool)
         if rows.num_rows:
             seq, place = rows["seq"].to_numpy(), rows["row"].to_numpy()
             first[1:] = (seq[1:] != seq[:-1]) | (place[1:] != place[:-1])
         summary.add_arrivals(told, rows["arrival"].cast(pa.int64()).to_numpy()[first])
+
+
+def _add_plain(
+    writers: _Writers, state_files: dict[str, str], told: summary.Summary, met: list[pa.Table], found: tuple[int, int]
+) -> None:
+    """Write what the devices without an identity have brought; `found`: their rows in the files, and those that differ."""
+    brought = plain.summed(met)
+    totals = told["totals"]
+    for name in ("messages", "readings", "copies"):
+        totals[f"plain_{name}"] = pc.sum(brought[name]).as_py()
+    arrivals = summary.empty()
+    arrivals["first_arrival_us"] = pc.min(brought["first_arrival"].cast(pa.int64())).as_py()
+    arrivals["last_arrival_us"] = pc.max(brought["last_arrival"].cast(pa.int64())).as_py()
+    summary.add(told, arrivals)
+    rows, different = found
+    totals["twice"] += rows - different
+    totals["absent"] += totals["plain_readings"] - different
+    if "plain" in state_files:
+        brought = plain.summed([_load(writers.storage, state_files["plain"], schemas.PLAIN), brought])
+    writers.write("state/plain", brought)
 
 
 def _kept(storage: Storage, state_files: dict[str, str]) -> ledger.Kept:
@@ -167,6 +197,15 @@ class _Past:
 
     def duplicates(self) -> Sequence[Callable[[], pa.Table]]:
         return self._files("duplicates", ("arrival", "collector", "segment", "row"))
+
+    def plain(self) -> Sequence[Callable[[], np.ndarray]]:
+        names = ("life", "arrival", "collector", "segment", "row")
+
+        def places(load: Callable[[], pa.Table]) -> np.ndarray:
+            table = load()
+            return plain.places(table.filter(pc.equal(table["life"], 0)))
+
+        return [partial(places, load) for load in self._files("readings", names)]
 
     def kept_from_us(self) -> int:
         day = Output(self.storage.uri).kept_from()

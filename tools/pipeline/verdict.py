@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ import pyarrow.parquet as pq
 
 from tools.command import ended
 
-from . import schemas
+from . import plain, schemas
 from .books import Books, as_of_one_commit
 from .commits import Output, OutputError
 from .storage import StorageError
@@ -107,6 +108,7 @@ class Verdict:
         rows: the boots that are shown.
         adjusted: rows of the audit that the boards' own counters change, by (device, life, boot).
         unknown: boots of a told board that it knows nothing of: (device, boot, messages).
+        plain: devices whose messages carry no identity: nothing tells how many messages there should be.
     """
 
     batch: int
@@ -116,6 +118,7 @@ class Verdict:
     rows: list[dict[str, Any]] = field(default_factory=list)
     adjusted: dict[tuple[str, int, int], dict[str, Any]] = field(default_factory=dict)
     unknown: list[tuple[str, int, int]] = field(default_factory=list)
+    plain: int = 0
     silent: int = 0
     silence: Silence = field(default_factory=Silence)
     lost: bool = False
@@ -127,11 +130,25 @@ class Verdict:
         return int(bool(self.problems))
 
     @property
+    def unproven(self) -> str:
+        """What can't be told of the devices without an identity; empty where there are none."""
+        messages = self.totals.get("plain_messages", 0)
+        if not self.plain:
+            return ""
+        taken = f"all {messages:,} messages that the collector took of them are" if messages != 1 else "its message is"
+        right = not (self.totals.get("twice") or self.totals.get("absent"))
+        head = f"{_counted(self.plain, 'device')} without an identity: no proof of delivery"
+        return f"{head}; {taken} in the tables, once." if right else f"{head}."
+
+    @property
     def line(self) -> str:
         """The last line: everything that is wrong, or that nothing is."""
         told = f" (accepted: {'; '.join(self.accepted)})" if self.accepted else ""
+        if self.plain:
+            told = f" {self.unproven}{told}"
         if not self.problems:
-            return (WHOLE if self.totals.get("delivered") else NONE_READ) + told
+            whole = WHOLE if self.totals.get("delivered") else "" if self.plain else NONE_READ
+            return (whole + told).strip()
         head = NOTHING if self.nothing else LOST if self.lost else BUT
         return f"{head} {'; '.join(self.problems)}.{told}"
 
@@ -148,6 +165,7 @@ def judge(output: Output, expected: Expectations | None = None) -> Verdict:
         )
     told = {"batch": found.batch, "status": found.status, "line": found.line, "totals": found.totals}
     told |= {"problems": found.problems, "accepted": found.accepted, "silent": found.silent, "at": _now()}
+    told |= {"without_identity": found.plain}
     output.storage.write_json(FILES["verdict"], told)
     return found
 
@@ -187,26 +205,29 @@ def _judged(books: Books, wanted: Expectations) -> Verdict:
     if shared := _shared(books):
         found.problems.append(f"{len(shared):,} id{_s(len(shared))} that two boards have ({_named(shared)})")
     quarantine = totals["quarantine"]
+    taken = totals["delivered"] + totals.get("plain_messages", 0)
     if quarantine:
-        text = (
-            f"{quarantine:,} in quarantine" if totals["delivered"] else f"all {quarantine:,} messages are in quarantine"
-        )
+        text = f"{quarantine:,} in quarantine" if taken else f"all {quarantine:,} messages are in quarantine"
         accepted = "quarantine" in wanted.accept
         (found.accepted if accepted else found.problems).append(text)
-        found.lost |= not (accepted and totals["delivered"])
-    elif not totals["delivered"]:
+        found.lost |= not (accepted and taken)
+    elif not taken:
         found.nothing = True
         found.problems.append("there was no message in what the collector landed")
     found.problems += [f"nothing matched the topic {topic}" for topic in wanted.topics if not _matched(books, topic)]
     newest_us = commit.summary["last_arrival_us"] or 0
     as_of_us = newest_us if wanted.as_of_s is None else int(wanted.as_of_s * 1e6)
     found.silence = Silence(as_of_us, wanted.silent_after_s)
-    names, found.silent = _silent(books, found.silence)
+    names, found.silent, found.plain = _silent(books, found.silence)
     if found.silent:
         text = f"{found.silent:,} silent ({_named(names, found.silent)})"
         (found.accepted if "silent" in wanted.accept else found.problems).append(text)
     found.rows = _rows(books, found)
     return found
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count:,} {what}{_s(count)}" if what != "copy" else f"{count:,} {'copy' if count == 1 else 'copies'}"
 
 
 def _s(count: int) -> str:
@@ -329,17 +350,25 @@ def matches(wanted: list[str], levels: list[str]) -> bool:
     return len(wanted) == len(levels)
 
 
-def _silent(books: Books, silence: Silence) -> tuple[list[str], int]:
-    """Return the boards that have been silent for longest, and how many are."""
+def _silent(books: Books, silence: Silence) -> tuple[list[str], int, int]:
+    """Return the boards that have been silent for longest, how many are, and how many devices have no identity."""
     count = 0
     longest: list[tuple[datetime.datetime, str]] = []
-    for name in books.commit.state_files("lives"):
-        table = _lives(books, name)
+    others = _without_identity(books)
+    for table in chain((_lives(books, name) for name in books.commit.state_files("lives")), [others]):
         silent = table.filter(pa.array(silence.of(table)))
         count += silent.num_rows
         some = silent.sort_by("last_arrival").slice(0, MOST_NAMED)
         longest += zip(some["last_arrival"].to_pylist(), some["device"].to_pylist(), strict=True)
-    return [name for _, name in sorted(longest)[:MOST_NAMED]], count
+    return [name for _, name in sorted(longest)[:MOST_NAMED]], count, others.num_rows
+
+
+def _without_identity(books: Books) -> pa.Table:
+    """Return when the devices without an identity were heard, and how often: a row each, over all buckets."""
+    brought = plain.summed([books.all("plain", schemas.PLAIN.names)])
+    return brought.select(["device", "first_arrival", "last_arrival", "messages"]).rename_columns(
+        ["device", "first_arrival", "last_arrival", "delivered"]
+    )
 
 
 def _lives(books: Books, name: str) -> pa.Table:
@@ -400,6 +429,13 @@ def print_audit(found: Verdict) -> None:
     if totals.get("quarantine"):
         print(
             f"  {totals['quarantine']:,} messages could not be read: they are in the table quarantine, with the reason"
+        )
+    if found.plain:
+        counts = zip(("messages", "readings", "copies"), ("message", "reading", "copy"), strict=True)
+        brought = ", ".join(_counted(totals.get(f"plain_{name}", 0), what) for name, what in counts)
+        whose = "it" if found.plain == 1 else "they"
+        print(
+            f"  {_counted(found.plain, 'device')} without an identity: {brought} removed; how much {whose} published is not known"
         )
     print()
     for device, number, messages in found.unknown[:MOST_ROWS]:

@@ -1,0 +1,187 @@
+"""Mapping files: what they take from topics and payloads, and how a mistake in one is named."""
+
+import pickle
+
+import pytest
+
+from tools.pipeline import mapping, run
+from tools.pipeline.mapping import Misfit, Reading
+
+
+def rules(tmp_path, text):
+    file = tmp_path / "mapping.toml"
+    file.write_text(text)
+    return pickle.loads(pickle.dumps(mapping.read(file)))  # as the executors get it
+
+
+def taken(tmp_path, text, topic, payload):
+    found = rules(tmp_path, text).of(topic)
+    return None if found is None else mapping.readings(*found, payload)
+
+
+def shown(readings):
+    return [(one.device, one.name, one.unit, next(v for v in one[3:6] if v is not None)) for one in readings]
+
+
+def test_every_part_of_a_reading_comes_from_topic_or_payload(tmp_path):
+    text = """
+[[map]]
+topic = "plant/{hall}/+/{device}/{name}"
+device = "{hall}-{device}"
+value = "$.data.v"
+unit = "$.data.unit"
+time = "$.at"
+time_unit = "ms"
+"""
+    payload = b'{"at": 1790000000500, "data": {"v": 21.5, "unit": "Cel"}}'
+    assert taken(tmp_path, text, "plant/a/x/m1/temp", payload) == [
+        Reading("a-m1", "temp", "Cel", 21.5, None, None, 1790000000500000)
+    ]
+    assert taken(tmp_path, text, "plant/a/m1/temp", payload) is None
+
+
+def test_items_of_a_list_and_fields_of_an_object_are_readings_of_their_own(tmp_path):
+    text = """
+[[map]]
+topic = "gateway"
+path = "$.sensors[*]"
+device = "@.id"
+name = "@.kind"
+value = "@['val']"
+time = "$.t"
+"""
+    items = b'[{"id": "a", "kind": "temp", "val": 1}, {"id": 7, "kind": "on", "val": true}]'
+    payload = b'{"t": "2026-11-22T12:00:00Z", "sensors": ' + items + b"}"
+    found = taken(tmp_path, text, "gateway", payload)
+    assert shown(found) == [("a", "temp", None, 1.0), ("7", "on", None, True)]
+    assert {one.time_us for one in found} == {1_795_348_800_000_000}
+    text = '[[map]]\ntopic = "zigbee/{device}"\npath = "$.*"\n'
+    payload = b'{"temperature": 21.5, "state": "ON", "update": {"installed": 1}, "color": [1], "none": null}'
+    assert shown(taken(tmp_path, text, "zigbee/lamp", payload)) == [
+        ("lamp", "temperature", None, 21.5),
+        ("lamp", "state", None, "ON"),
+    ]
+
+
+def test_tables_of_one_topic_go_together_and_the_first_topic_that_matches_counts(tmp_path):
+    text = """
+[[map]]
+topic = "tele/{device}/SENSOR"
+value = "$.AM2301.Temperature"
+unit = "Cel"
+
+[[map]]
+topic = "tele/+/STATE"
+ignore = true
+
+[[map]]
+topic = "tele/{device}/SENSOR"
+value = "$.AM2301.Humidity"
+unit = "%RH"
+
+[[map]]
+topic = "tele/#"
+device = "other"
+name = "text"
+value = "$"
+format = "text"
+"""
+    payload = b'{"AM2301": {"Temperature": 21.5, "Humidity": 40}}'
+    assert shown(taken(tmp_path, text, "tele/d/SENSOR", payload)) == [
+        ("d", "Temperature", "Cel", 21.5),
+        ("d", "Humidity", "%RH", 40.0),
+    ]
+    assert shown(taken(tmp_path, text, "tele/d/SENSOR", b'{"AM2301": {"Humidity": 40}}')) == [
+        ("d", "Humidity", "%RH", 40.0)
+    ]
+    assert taken(tmp_path, text, "tele/d/STATE", b"\xff") == []
+    assert shown(taken(tmp_path, text, "tele/d/LWT", b"Online")) == [("other", "text", None, "Online")]
+    assert shown(taken(tmp_path, text, "tele", b"x")) == [("other", "text", None, "x")]
+
+
+@pytest.mark.parametrize(
+    ("how", "payload", "value"),
+    [("number", b'" 21.5 "', 21.5), ("number", b"3", 3.0), ("boolean", b'"ON"', True), ("boolean", b"0", False)],
+)
+def test_text_may_be_read_as_a_number_or_boolean(tmp_path, how, payload, value):
+    text = f'[[map]]\ntopic = "{{device}}/{{name}}"\nvalue = "$"\nas = "{how}"\n'
+    assert shown(taken(tmp_path, text, "d/n", payload)) == [("d", "n", None, value)]
+
+
+@pytest.mark.req("P5")
+@pytest.mark.parametrize(
+    ("more", "payload", "reason"),
+    [
+        ("", b"{", "not JSON"),
+        ("", b"[" * 5000, "not JSON"),
+        ('format = "text"', b"\xff", "not UTF-8"),
+        ("", b'{"w": 1}', "nothing at $.v"),
+        ("", b"7", "nothing at $.v"),
+        ("", b'{"v": null}', "nothing at $.v"),
+        ("", b'{"v": [1]}', "$.v is neither a number, a boolean nor a text"),
+        ("", b'{"v": 1e999}', "not JSON"),
+        ('as = "number"', b'{"v": "1 m"}', "$.v is no number: 1 m"),
+        ('as = "number"', b'{"v": "1e999"}', "a value is not finite"),
+        ('as = "boolean"', b'{"v": "maybe"}', "$.v is no boolean: maybe"),
+        ('time = "$.t"', b'{"v": 1, "t": "noon"}', "time: noon is no time of ISO 8601"),
+        ('time = "$.t"', b'{"v": 1, "t": "2026-11-22T12:00:00"}', "has no offset from UTC"),
+        ('time = "$.t"', b'{"v": 1, "t": 1e300}', "time: 1e+300 is out of range"),
+        ('time = "$.t"', b'{"v": 1, "t": true}', "time: $.t is no time"),
+        ('name = "$.n"', b'{"v": 1}', "no name"),
+        ('device = "$.n"', b'{"v": 1, "n": {}}', "device: $.n is no text"),
+    ],
+)
+def test_message_that_does_not_fit_has_a_reason(tmp_path, more, payload, reason):
+    with pytest.raises(Misfit) as misfit:
+        taken(tmp_path, f'[[map]]\ntopic = "{{device}}/x"\nvalue = "$.v"\n{more}\n', "d/x", payload)
+    assert reason in str(misfit.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "reason"),
+    [
+        ("[[map]\n", 1, "Expected"),
+        ("x = 1\n", 1, "unknown key 'x'; a mapping consists of tables [[map]]"),
+        ("# nothing\n", 1, "there is no table [[map]]"),
+        ("map = 3\n", 1, "there is no table [[map]]"),
+        ('[[map]]\nvalue = "$"\n', 1, "there is no topic"),
+        ('[[map]]\ntopic = "a"\ndevice = "d"\nname = "n"\n', 2, "neither a value nor a path"),
+        (
+            '[[map]]\ntopic = "{device}/x"\nvalue = "$.v"\n\n[[map]]\ntopic = "{device}/y"\nvalu = "$"\n',
+            7,
+            "unknown key 'valu'",
+        ),
+        ('[[map]]\ntopic = "{device}/x"\nvalue = 7\n', 3, "value = 7 has to be a text"),
+        ('[[map]]\ntopic = "{device}/x"\nvalue = "v"\n', 3, "has to be a JSON path, which begins with $"),
+        ('[[map]]\ntopic = "{device}/x"\n\nvalue = "$.a["\n', 4, "'$.a[' is no JSON path (RFC 9535)"),
+        ('[[map]]\ntopic = "{device}/x"\nvalue = "$.a"\npath = "@.b"\n', 4, "has to begin with $"),
+        ('[[map]]\ntopic = "{device}/x"\nvalue = "$.a"\nname = "{nme}"\n', 4, "there is no {nme}; known: device, key"),
+        ('[[map]]\ntopic = "{device}/x"\nvalue = "$.a"\nunit = "{"\n', 4, "a brace without its other one"),
+        ('[[map]]\ntopic = "{device}/#/x"\nvalue = "$.a"\n', 2, "# has to be the last level"),
+        ('[[map]]\ntopic = "{device}/a+"\nvalue = "$.a"\n', 2, "+ and # have to be whole levels"),
+        ('[[map]]\ntopic = "{device}/{device}"\nvalue = "$.a"\n', 2, "{device} is taken"),
+        ('[[map]]\ntopic = "{device}/{a-b}"\nvalue = "$.a"\n', 2, "{a-b} is no placeholder"),
+        ('[[map]]\ntopic = "x/{name}"\nvalue = "$.a"\n', 2, "has no {device}"),
+        ('[[map]]\ntopic = "{device}/x"\nvalue = "$"\n', 2, "there is no name"),
+        ('[[map]]\ntopic = "{device}/x"\nvalue = "$.a"\nas = "colour"\n', 4, "has to be one of number, boolean"),
+        ('[[map]]\ntopic = "{device}/x"\nignore = true\nvalue = "$"\n', 3, "ignore = true leaves nothing"),
+        ('[[map]]\ntopic = "{device}/x"\nignore = "yes"\n', 3, "has to be true or false"),
+    ],
+)
+def test_mistake_in_a_mapping_is_named_with_its_line(tmp_path, text, line, reason):
+    with pytest.raises(mapping.MappingError) as error:
+        rules(tmp_path, text)
+    assert reason in str(error.value)
+    assert f"line {line}" in str(error.value)
+    assert "mapping.toml" in str(error.value)
+
+
+def test_mistake_in_a_mapping_ends_the_command(tmp_path, capsys):
+    (tmp_path / "landing").mkdir()
+    file = tmp_path / "m.toml"
+    file.write_text('[[map]]\ntopic = "{device}"\nvalue = "x"\n')
+    arguments = ["--landing", str(tmp_path / "landing"), "--out", str(tmp_path / "out"), "--mapping"]
+    assert run.main([*arguments, str(file)]) == 2
+    assert f"pipeline: {file}, line 3: value = 'x' has to be a JSON path" in capsys.readouterr().err
+    assert run.main([*arguments, str(tmp_path / "none.toml")]) == 2
+    assert "none.toml: No such file" in capsys.readouterr().err

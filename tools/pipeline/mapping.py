@@ -1,0 +1,423 @@
+"""From topics and payloads of any kind to readings: what a mapping file says, and what holds without one.
+
+A mapping file is TOML, a table `[[map]]` for each kind of reading (README.md shows one). The first `topic` that matches takes
+the message, with all tables of the same `topic`; each gives the readings that its paths find. A message without one reading, or
+with something in it that is none, does not fit: `Misfit` says why, and it goes to quarantine.
+
+Without a mapping a payload that is one number or boolean is a reading: the topic's last level is its name, what stands before
+is its device. Topics below `flashmqtt/` are our boards', whose messages carry an identity.
+
+It knows neither Arrow nor Spark. A mapping travels to the executors, so JSON paths are compiled where they are used.
+"""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import math
+import re
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import orjson
+
+OURS = "flashmqtt/"
+NO_READINGS = ("flashmqtt-live/", "flashmqtt-commands/", "homeassistant/")
+"""What our programs publish beside their readings: for eyes, commands, Home Assistant's discovery."""
+NUMBER = re.compile(r"-?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
+# JSON's booleans, what Python's str() makes of them, and what devices say of themselves.
+BOOLEANS = {"true": True, "True": True, "online": True, "false": False, "False": False, "offline": False}
+WORDS = {"true": True, "on": True, "yes": True, "1": True, "false": False, "off": False, "no": False, "0": False}
+UNITS_US = {"s": 1_000_000.0, "ms": 1000.0, "us": 1.0, "ns": 0.001}
+LATEST_US = 253_402_300_799_000_000  # the end of the year 9999
+KEYS = ("topic", "device", "path", "name", "value", "unit", "time", "time_unit", "format", "as", "ignore")
+CHOICES = {"time_unit": tuple(UNITS_US), "format": ("json", "text"), "as": ("number", "boolean")}
+PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
+STEPS = re.compile(r"[$@](\.[A-Za-z_][A-Za-z0-9_]*)*")
+LONGEST_SHOWN = 60
+
+
+class MappingError(Exception):
+    """A mapping file can't be used; the text says where and why."""
+
+
+class Misfit(ValueError):
+    """A message does not fit its mapping; the text is the reason."""
+
+
+class Reading(NamedTuple):
+    """A reading as a mapping finds it."""
+
+    device: str
+    name: str
+    unit: str | None
+    value: float | None
+    text: str | None
+    flag: bool | None
+    time_us: int | None
+
+
+Nodes = list[tuple[Any, Any]]
+"""What a path finds: each value, with the key or index that it stands under (None for the whole)."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A table `[[map]]`: fixed texts with placeholders, or JSON paths, which begin with `$` or `@`."""
+
+    line: int
+    topic: str
+    pattern: re.Pattern[str]
+    ignore: bool = False
+    device: str = "{device}"
+    path: str = "$"
+    name: str = "{key}"
+    value: str = "@"
+    unit: str | None = None
+    time: str | None = None
+    time_unit: str = "s"
+    format: str = "json"
+    convert: str | None = None
+
+    def readings(self, words: dict[str, str], whole: Any) -> Iterator[Reading]:
+        """Yield what the rule finds in a payload.
+
+        Raises:
+            Misfit: something that it finds is no reading.
+        """
+        several = not _is_single(self.path)
+        for item, item_key in _find(self.path, whole, whole):
+            for found, key in _find(self.value, whole, item):
+                if isinstance(found, dict | list):
+                    if several or not _is_single(self.value):
+                        continue
+                    raise Misfit(f"{self.value} is neither a number, a boolean nor a text")
+                if found is None:
+                    continue
+                filled = {**words, "key": _shown(item_key if key is None else key)}
+                device, name = (self._text(which, filled, whole, item) for which in ("device", "name"))
+                if not device or not name:
+                    raise Misfit(f"no {'name' if device else 'device'}")
+                unit = self._text("unit", filled, whole, item) if self.unit is not None else None
+                yield Reading(device, name, unit, *self._typed(found), self._time_us(whole, item))
+
+    def _text(self, which: str, filled: dict[str, str], whole: Any, item: Any) -> str | None:
+        """Return a text of the rule: filled in, or what its path finds."""
+        told = getattr(self, which)
+        if told[:1] not in ("$", "@"):
+            return PLACEHOLDER.sub(lambda match: filled[match[1]], told)
+        for found, _ in _find(told, whole, item):
+            if isinstance(found, str | int | float) and not isinstance(found, bool):
+                return str(found)
+            if found is not None:
+                raise Misfit(f"{which}: {told} is no text")
+        return None
+
+    def _typed(self, found: Any) -> tuple[float | None, str | None, bool | None]:
+        if self.convert == "number" and isinstance(found, str):
+            number = found.strip()
+            if not NUMBER.fullmatch(number):
+                raise Misfit(f"{self.value} is no number: {_shown(found)}")
+            found = float(number)
+        elif self.convert == "boolean" and not isinstance(found, bool):
+            word = str(found).strip().lower()
+            if word not in WORDS:
+                raise Misfit(f"{self.value} is no boolean: {_shown(found)}")
+            found = WORDS[word]
+        if isinstance(found, bool):
+            return None, None, found
+        if isinstance(found, str):
+            return None, found, None
+        if not math.isfinite(value := float(found)):
+            raise Misfit(NOT_FINITE)
+        return value, None, None
+
+    def _time_us(self, whole: Any, item: Any) -> int | None:
+        if self.time is None:
+            return None
+        for found, _ in _find(self.time, whole, item):
+            if found is None:
+                continue
+            if isinstance(found, str):
+                try:
+                    moment = datetime.datetime.fromisoformat(found)
+                except ValueError:
+                    raise Misfit(f"time: {_shown(found)} is no time of ISO 8601") from None
+                if moment.tzinfo is None:
+                    raise Misfit(f"time: {_shown(found)} has no offset from UTC")
+                since = moment - datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+                told_us: float = since // datetime.timedelta(microseconds=1)
+            elif isinstance(found, int | float) and not isinstance(found, bool):
+                told_us = found * UNITS_US[self.time_unit]
+            else:
+                raise Misfit(f"time: {self.time} is no time")
+            if not 0 <= told_us <= LATEST_US:
+                raise Misfit(f"time: {_shown(found)} is out of range")
+            return round(told_us)
+        return None
+
+
+NOT_FINITE = "a value is not finite"
+
+
+@dataclass(frozen=True)
+class Mapping:
+    """The rules of a file, in its order; none of them where there is no file."""
+
+    rules: tuple[Rule, ...] = ()
+    _groups: dict[str, tuple[Rule, ...]] = field(default_factory=dict, compare=False, repr=False)
+
+    def of(self, topic: str) -> tuple[tuple[Rule, ...], dict[str, str]] | None:
+        """Return the rules that take a topic's messages, and what the topic's placeholders stand for; None: none does."""
+        for rule in self.rules:
+            match = rule.pattern.fullmatch(topic)
+            if match:
+                if rule.topic not in self._groups:
+                    self._groups[rule.topic] = tuple(one for one in self.rules if one.topic == rule.topic)
+                return self._groups[rule.topic], match.groupdict()
+        return None
+
+
+def readings(rules: tuple[Rule, ...], words: dict[str, str], payload: bytes) -> list[Reading]:
+    """Return the readings of a message; none where it is to be ignored.
+
+    Raises:
+        Misfit: it does not fit the rules.
+    """
+    if any(rule.ignore for rule in rules):
+        return []
+    wholes: dict[str, Any] = {}
+    found: list[Reading] = []
+    for rule in rules:
+        if rule.format not in wholes:
+            wholes[rule.format] = _whole(rule.format, payload)
+        found += rule.readings(words, wholes[rule.format])
+    if not found:
+        raise Misfit(f"nothing at {' nor '.join(dict.fromkeys(_where(rule) for rule in rules))}")
+    return found
+
+
+def _where(rule: Rule) -> str:
+    return rule.value if rule.path == "$" else f"{rule.path} {rule.value}"
+
+
+def _whole(kind: str, payload: bytes) -> Any:
+    if kind == "text":
+        try:
+            return payload.decode()
+        except UnicodeDecodeError:
+            raise Misfit("not UTF-8") from None
+    try:
+        return orjson.loads(payload)
+    except orjson.JSONDecodeError as error:
+        raise Misfit(f"not JSON: {error.msg}") from None
+
+
+def _shown(value: Any) -> str:
+    return str(value)[:LONGEST_SHOWN]
+
+
+# JSON paths.
+
+
+@functools.lru_cache(1024)
+def _compiled(path: str) -> Any:
+    """Return a path as RFC 9535 has it; `@` is the item that `path` found, `$` the whole payload."""
+    import jsonpath
+
+    return jsonpath.JSONPathEnvironment(strict=True).compile("$" + path[1:])
+
+
+@functools.lru_cache(1024)
+def _steps(path: str) -> tuple[str, ...] | None:
+    """Return the names of a path that is nothing but names, which need no JSON path library."""
+    return tuple(path.split(".")[1:]) if STEPS.fullmatch(path) else None
+
+
+@functools.lru_cache(1024)
+def _is_single(path: str) -> bool:
+    """Return whether a path leads to one value at most."""
+    return _steps(path) is not None or bool(_compiled(path).singular_query())
+
+
+def _find(path: str, whole: Any, item: Any) -> Nodes:
+    at = whole if path[0] == "$" else item
+    steps = _steps(path)
+    if steps is None:
+        return (
+            [(one.obj, one.parts[-1] if one.parts else None) for one in _compiled(path).finditer(at)]
+            if isinstance(at, dict | list)
+            else []
+        )
+    for step in steps:
+        if not isinstance(at, dict) or step not in at:
+            return []
+        at = at[step]
+    return [(at, steps[-1] if steps else None)]
+
+
+# Reading a mapping file.
+
+
+def read(path: str | Path) -> Mapping:
+    """Read a mapping file.
+
+    Raises:
+        MappingError: it is not there, is no TOML, or says what no mapping can say; with the line.
+    """
+    try:
+        text = Path(path).read_text()
+        told = tomllib.loads(text)
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise MappingError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
+    lines = _Lines(str(path), text)
+    for key in told:
+        if key != "map":
+            raise lines.error(None, key, f"unknown key {key!r}; a mapping consists of tables [[map]]")
+    tables = told.get("map", [])
+    if not isinstance(tables, list) or not tables or not all(isinstance(one, dict) for one in tables):
+        raise lines.error(None, "map", "there is no table [[map]]")
+    return Mapping(tuple(_rule(lines, number, table) for number, table in enumerate(tables)))
+
+
+class _Lines:
+    """Where the keys of a file's tables stand: TOML's reader does not tell."""
+
+    def __init__(self, path: str, text: str):
+        self.path = path
+        self.at: dict[tuple[int | None, str], int] = {}
+        self.begins: list[int] = []
+        for line, content in enumerate(text.splitlines(), 1):
+            if re.match(r"\s*\[\[\s*map\s*\]\]", content):
+                self.begins.append(line)
+            key = re.match(r"""\s*\[?["']?([A-Za-z0-9_-]+)["']?\s*[=\]]""", content)
+            if key:
+                self.at.setdefault((len(self.begins) - 1 if self.begins else None, key[1]), line)
+
+    def of(self, table: int | None, key: str) -> int:
+        begins = self.begins[table] if table is not None and table < len(self.begins) else 1
+        return self.at.get((table, key)) or self.at.get((None, key)) or begins
+
+    def error(self, table: int | None, key: str, text: str) -> MappingError:
+        return MappingError(f"{self.path}, line {self.of(table, key)}: {text}")
+
+
+def _rule(lines: _Lines, number: int, table: dict[str, Any]) -> Rule:
+    def wrong(key: str, text: str) -> MappingError:
+        return lines.error(number, key, text)
+
+    for key, value in table.items():
+        if key not in KEYS:
+            raise wrong(key, f"unknown key {key!r}; known: {', '.join(KEYS)}")
+        if key == "ignore":
+            if not isinstance(value, bool):
+                raise wrong(key, f"ignore = {value!r} has to be true or false")
+        elif not isinstance(value, str) or not value:
+            raise wrong(key, f"{key} = {value!r} has to be a text")
+        elif key in CHOICES and value not in CHOICES[key]:
+            raise wrong(key, f"{key} = {value!r} has to be one of {', '.join(CHOICES[key])}")
+    if "topic" not in table:
+        raise wrong("topic", 'there is no topic, such as topic = "{device}/{name}"')
+    topic = table["topic"]
+    try:
+        pattern, words = _pattern(topic)
+    except ValueError as error:
+        raise wrong("topic", f"topic = {topic!r}: {error}") from None
+    if table.get("ignore"):
+        if len(table) > 2:
+            raise wrong("ignore", "ignore = true leaves nothing for other keys to say: take them out")
+        return Rule(lines.of(number, "topic"), topic, pattern, True)
+    if "value" not in table and "path" not in table:
+        raise wrong("topic", 'there is neither a value nor a path: value = "$" takes the whole payload')
+    for key in ("path", "value", "time"):
+        if key in table and table[key][0] not in "$@":
+            raise wrong(
+                key,
+                f"{key} = {table[key]!r} has to be a JSON path, which begins with $ (or with @ for the item of path)",
+            )
+    if table.get("path", "$")[0] == "@":
+        raise wrong("path", f"path = {table['path']!r} has to begin with $: it leads from the payload to the items")
+    for key in ("device", "path", "name", "value", "unit", "time"):
+        told = table.get(key, "")
+        if told[:1] in ("$", "@"):
+            _check_path(told, lambda text, key=key: wrong(key, text))
+        elif "{" in told or "}" in told:
+            _check_placeholders(told, words | {"key"}, lambda text, key=key: wrong(key, text))
+    if "device" not in table and "device" not in words:
+        raise wrong("topic", f"topic = {topic!r} has no {{device}}, and there is no device")
+    name = table.get("name") or ("{name}" if "name" in words else "{key}")
+    value = table.get("value", "@")
+    if "{key}" in name and not _has_key(table.get("path", "$"), value):
+        raise wrong("topic", f"there is no name: give one, or put {{name}} into topic = {topic!r}")
+    return Rule(
+        lines.of(number, "topic"), topic, pattern, False, table.get("device", "{device}"), table.get("path", "$"), name, value,
+        table.get("unit"), table.get("time"), table.get("time_unit", "s"), table.get("format", "json"), table.get("as"),
+    )  # fmt: skip
+
+
+def _has_key(path: str, value: str) -> bool:
+    return len(value) > 1 or (value == "@" and path != "$")
+
+
+def _check_path(path: str, wrong: Any) -> None:
+    if _steps(path) is not None:
+        return
+    try:
+        import jsonpath
+    except ModuleNotFoundError:
+        raise wrong(f"{path}: the package python-jsonpath is not there: pip install -r requirements.txt") from None
+    try:
+        _compiled(path)
+    except jsonpath.JSONPathError as error:
+        raise wrong(f"{path!r} is no JSON path (RFC 9535): {str(error).splitlines()[0]}") from None
+
+
+def _check_placeholders(text: str, known: set[str], wrong: Any) -> None:
+    for name in PLACEHOLDER.findall(text):
+        if name not in known:
+            raise wrong(f"{text!r}: there is no {{{name}}}; known: {', '.join(sorted(known))}")
+    if re.search(r"[{}]", PLACEHOLDER.sub("", text)):
+        raise wrong(f"{text!r}: a brace without its other one")
+
+
+def _pattern(topic: str) -> tuple[re.Pattern[str], set[str]]:
+    """Return a topic pattern as a regular expression, and its placeholders."""
+    words: set[str] = set()
+    levels = topic.split("/")
+    made = []
+    for n, level in enumerate(levels):
+        if level == "#":
+            if n + 1 < len(levels):
+                raise ValueError("# has to be the last level")
+            break
+        if level == "+":
+            made.append("[^/]*")
+            continue
+        if "+" in level or "#" in level:
+            raise ValueError("+ and # have to be whole levels")
+        at, text = 0, ""
+        for match in PLACEHOLDER.finditer(level):
+            if not match[1].isidentifier():
+                raise ValueError(f"{match[0]} is no placeholder, such as {{device}}")
+            if match[1] in words | {"key"}:
+                raise ValueError(f"{match[0]} is taken")
+            words.add(match[1])
+            text += re.escape(level[at : match.start()]) + f"(?P<{match[1]}>[^/]+)"
+            at = match.end()
+        rest = level[at:]
+        if re.search(r"[{}]", PLACEHOLDER.sub("", level)):
+            raise ValueError("a brace without its other one")
+        made.append(text + re.escape(rest))
+    expression = "/".join(made)
+    if levels[-1] == "#":
+        expression = expression + "(/.*)?" if made else ".*"
+    return re.compile(expression, re.DOTALL), words
+
+
+def device_and_name(topic: str) -> tuple[str, str | None]:
+    """Return the device and the reading's name that a topic stands for where no mapping takes it."""
+    device, _, name = topic.rpartition("/")
+    return (device, name) if device and name else (topic, None)
