@@ -16,7 +16,7 @@ PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help setup run test check bench requirements dump \
-	soak powercut faults hostile brokers fuzz clauses size vectors collect collector-kills pipeline cluster report dashboard verdict check-tables wire-audit compact forget \
+	soak powercut faults hostile brokers fuzz clauses size vectors collect collector-kills pipeline cluster report dashboard verdict check-tables wire-audit compact forget sink \
 	deploy monitor backup wipe wakes virtual-board powercut-board image format
 
 help: ## List the targets, and in parentheses what they take, with the defaults
@@ -75,6 +75,9 @@ verdict: setup ## Is every message in the tables, once? Without Spark, also besi
 
 check-tables: setup ## Hold all rows of a pipeline's tables against the audit (OUT=tables)
 	@$(PY) -m tools.pipeline.check --out $(OUT)
+
+sink: setup ## The readings into a DuckDB file or PostgreSQL, each once (OUT=tables TO=readings.duckdb, TO=postgresql://user@host/database; ARGS="--follow 10")
+	@$(PY) -m tools.pipeline.sink --out "$(OUT)" --to "$(TO)" $(ARGS)
 
 compact: setup ## Join a pipeline's many small files (OUT=tables)
 	@$(PY) -m tools.pipeline.compact --out $(OUT)

@@ -1,0 +1,507 @@
+"""Sinks: the committed rows in a database, each once, whatever is killed."""
+
+import csv
+import datetime
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from host_tests.pipeline import postgres
+from host_tests.pipeline.conftest import Local
+from host_tests.pipeline.test_plain import Tables
+from tools.pipeline import compact, dating, sink
+from tools.pipeline.sink import Position, SinkError, bring, open_sink
+
+ROOT = Path(__file__).resolve().parents[2]
+LACKS_POSTGRES = (
+    "NOT TESTED: there is no PostgreSQL (initdb, postgres) on this machine, or no user that it would run as"
+)
+
+
+@pytest.fixture(scope="session")
+def server():
+    if postgres.programs() is None or postgres.as_another_user()[0] is None:
+        pytest.skip(LACKS_POSTGRES)
+    started = postgres.Server()
+    yield started
+    started.close()
+
+
+@pytest.fixture(params=["duckdb", "postgres"])
+def to(request, tmp_path):
+    """Where a sink is: a new file, or a server without our schema."""
+    if request.param == "duckdb":
+        yield str(tmp_path / "readings.duckdb")
+        return
+    import psycopg
+
+    address = request.getfixturevalue("server").address
+    with psycopg.connect(address, autocommit=True) as connection:
+        connection.execute("DROP SCHEMA IF EXISTS flashmqtt CASCADE")
+    yield address
+
+
+def run(to, sql, parameters=None):
+    """Read from a sink as any program does."""
+    if "://" in to:
+        import psycopg
+
+        with psycopg.connect(to, autocommit=True) as connection:
+            connection.execute("SET search_path TO flashmqtt, public")
+            connection.execute("SET TIME ZONE 'UTC'")
+            found = connection.execute(sql, parameters)
+            return found.fetchall() if found.description else []
+    import duckdb
+
+    with duckdb.connect(to) as connection:
+        return connection.execute(sql, parameters).fetchall()
+
+
+def moment(value):
+    return value.replace(tzinfo=None) if isinstance(value, datetime.datetime) else value
+
+
+def in_sink(to, table):
+    """Return all rows of a sink's table."""
+    columns = sink.TABLES[table].names
+    names = ", ".join(f'"{name}"' for name in columns)
+    return sorted(repr([moment(one) for one in row]) for row in run(to, f"SELECT {names} FROM {table}"))
+
+
+def in_tables(output, table):
+    """Return the same of our tables."""
+    columns = sink.TABLES[table].names
+    files = output.latest().state_files("audit") if table == "boots" else output.files(table)
+    rows = []
+    for name in files:
+        found = pq.read_table(output.storage.path(name), columns=columns, partitioning=None).select(columns).to_pylist()
+        rows += [repr([moment(row[name]) for name in columns]) for row in found]
+    return sorted(rows)
+
+
+def assert_same(to, output):
+    for table in sink.TABLES:
+        assert in_sink(to, table) == in_tables(output, table), table
+
+
+def update(to, output, **more):
+    opened = open_sink(to)
+    try:
+        return bring(output, opened, **more)
+    finally:
+        opened.close()
+
+
+def fill(tables, seq, boots=1):
+    """Land a little of everything: packs, events, clocks, plain messages."""
+    landing = tables.landing
+    for n in range(3):
+        landing.message("a", boots, seq + n, up=seq + n / 2, bt=1_790_000_000 + seq + n / 2)
+        landing.message("b", 1, seq + n, value=1.5)
+        landing.raw("d/t", b"%d" % n)
+    landing.message("a", boots, seq + 3, dropped=0)  # an event
+    landing.raw("json/k", '{"a": "=1+1;\\"x\\"", "b": "", "c": true, "z": "\u00e4\\n"}'.encode())
+
+
+@pytest.fixture
+def tables(tmp_path):
+    made = Tables(tmp_path)
+    for seq in (1, 5):
+        fill(made, seq)
+        made.batch()
+    return made
+
+
+@pytest.mark.req("P3")
+def test_sink_holds_what_the_tables_hold_and_a_repetition_adds_nothing(to, tables):
+    assert [batch for batch, _ in update(to, tables.output)] == [1, 2]
+    assert_same(to, tables.output)
+    assert update(to, tables.output) == []
+    fill(tables, 11, boots=2)
+    tables.batch()
+    assert [batch for batch, _ in update(to, tables.output)] == [3]
+    assert_same(to, tables.output)
+
+
+@pytest.mark.req("P3", "P4")
+def test_late_messages_correct_the_boots(to, tables):
+    fill(tables, 11)
+    tables.batch()
+    update(to, tables.output)
+    assert run(to, "SELECT missing FROM boots WHERE device = 'a'") == [(2,)]
+    tables.landing.message("a", 1, 9)
+    tables.landing.message("a", 1, 10)
+    tables.batch()
+    update(to, tables.output)
+    assert run(to, "SELECT missing FROM boots WHERE device = 'a'") == [(0,)]
+    assert_same(to, tables.output)
+
+
+@pytest.mark.req("P3")
+@pytest.mark.parametrize("reached", [0, 1, 2, 3])
+def test_compaction_changes_nothing_wherever_the_sink_was(to, tables, reached):
+    if reached:
+        opened = open_sink(to)
+        for _ in range(min(reached, 2)):
+            sink._next(tables.output, sink.identity(tables.output), opened, False)
+        opened.close()
+    fill(tables, 9)
+    tables.batch()
+    if reached == 3:
+        update(to, tables.output)
+    compact.compact(Local(), tables.output.storage.uri)
+    update(to, tables.output)
+    assert_same(to, tables.output)
+    fill(tables, 13)
+    tables.batch()
+    update(to, tables.output)
+    assert_same(to, tables.output)
+
+
+def test_compaction_in_the_middle_is_begun_anew(to, tables, monkeypatch):
+    real = sink._rows
+    compacted = []
+
+    def rows(*arguments):
+        if not compacted:
+            compacted.append(compact.compact(Local(), tables.output.storage.uri))
+        return real(*arguments)
+
+    monkeypatch.setattr(sink, "_rows", rows)
+    update(to, tables.output)
+    assert_same(to, tables.output)
+
+
+def test_what_is_deleted_for_its_age_stays_in_the_sink(to, tables):
+    update(to, tables.output)
+    before = in_sink(to, "readings")
+    compact.compact(Local(), tables.output.storage.uri, "2099-01-01")
+    assert in_tables(tables.output, "readings") == []
+    update(to, tables.output)
+    assert in_sink(to, "readings") == before
+
+
+def test_other_tables_and_older_ones_are_refused_and_anew_takes_them(to, tables, tmp_path):
+    update(to, tables.output)
+    other = Tables(tmp_path / "other") if (tmp_path / "other").mkdir() is None else None
+    fill(other, 1)
+    other.batch()
+    with pytest.raises(SinkError, match="holds what other tables brought"):
+        update(to, other.output)
+    update(to, other.output, anew=True)
+    assert_same(to, other.output)
+    update(to, tables.output, anew=True)
+    assert_same(to, tables.output)
+    Path(tables.output.storage.path("commits/000000002.json")).unlink()
+    with pytest.raises(SinkError, match="has come to batch 2, and the tables end before"):
+        update(to, tables.output)
+    opened = open_sink(to)
+    with opened.transaction():
+        opened.move(Position(sink.identity(tables.output), 1, "x", 1, layout=0))
+    opened.close()
+    with pytest.raises(SinkError, match="layout 0, this program writes 1"):
+        update(to, tables.output)
+
+
+KILLED = """
+import os, signal, sys
+sys.path.insert(0, {root!r})
+from tools.pipeline import sink, sink_duckdb, sink_postgres
+from tools.pipeline.commits import Output
+calls = moment = 0
+def killed(real):
+    def call(self, sql, *more):
+        global calls
+        done = real(self, sql, *more)
+        calls += 1
+        if calls == moment:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return done
+    return call
+for kind in (sink_duckdb.DuckSink, sink_postgres.PostgresSink):
+    for name in ("_run", "_copy"):
+        if hasattr(kind, name):
+            setattr(kind, name, killed(getattr(kind, name)))
+for line in sys.stdin:
+    child = os.fork()
+    if not child:
+        moment = int(line)
+        opened = sink.open_sink(sys.argv[2])
+        sink.bring(Output(sys.argv[1]), opened)
+        opened.close()
+        os._exit(0)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+@pytest.mark.req("P3")
+def test_killed_behind_every_statement_the_sink_goes_on_where_it_was(to, tables):
+    """A life for each statement, COMMIT included: what it leaves is whole commits, and the next life brings the rest."""
+    compact.compact(Local(), tables.output.storage.uri)
+    fill(tables, 9)
+    tables.batch()
+    command = [sys.executable, "-c", KILLED.format(root=str(ROOT)), tables.output.storage.uri, to]
+    lives = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    left = []
+    try:
+        while True:
+            wipe(to)
+            lives.stdin.write(f"{len(left) + 1}\n")
+            lives.stdin.flush()
+            status = int(lives.stdout.readline())
+            if not status:
+                break
+            assert status == -signal.SIGKILL
+            left.append(len(in_sink_or_none(to)))
+            update(to, tables.output)
+            assert_same(to, tables.output)
+    finally:
+        lives.stdin.close()
+        lives.wait(60)
+    assert len(left) > 30
+    assert left == sorted(left)
+    assert set(left) == {0, 28, 42}
+
+
+def in_sink_or_none(to):
+    try:
+        return in_sink(to, "readings")
+    except Exception as error:
+        assert "exist" in str(error)
+        return []
+
+
+def wipe(to):
+    if "://" in to:
+        run(to, "DROP SCHEMA IF EXISTS flashmqtt CASCADE")
+        return
+    for name in Path(to).parent.glob("readings.duckdb*"):
+        name.unlink()
+
+
+@pytest.mark.req("P3")
+def test_server_that_is_killed_loses_no_row_that_counted(server, tables):
+    import psycopg
+
+    to = server.address
+    with psycopg.connect(to, autocommit=True) as connection:
+        connection.execute("DROP SCHEMA IF EXISTS flashmqtt CASCADE")
+    opened = open_sink(to)
+    with pytest.raises(SinkError), opened.transaction():
+        for rows in sink._rows(tables.output.storage, tables.output.files("readings"), sink.TABLES["readings"]):
+            opened.add("readings", rows, False)
+        server.stop(signal.SIGQUIT)
+        opened.move(Position(sink.identity(tables.output), 2, "s", 2))
+    server.start()
+    update(to, tables.output)
+    server.stop(signal.SIGQUIT)
+    server.start()
+    assert update(to, tables.output) == []
+    assert_same(to, tables.output)
+
+
+def test_readings_are_a_hypertable_where_timescale_is(server, tables):
+    """TimescaleDB is not on this machine: a function of its name stands for it, and notes what it is asked for."""
+    import psycopg
+
+    with psycopg.connect(server.address, autocommit=True) as connection:
+        connection.execute("DROP SCHEMA IF EXISTS flashmqtt CASCADE")
+        connection.execute("CREATE TABLE public.asked (what text)")
+        connection.execute(
+            "CREATE FUNCTION public.create_hypertable(relation regclass, column_name name, chunk_time_interval interval)"
+            " RETURNS void LANGUAGE sql AS $$ INSERT INTO public.asked"
+            " VALUES (relation::text || ' ' || column_name || ' ' || chunk_time_interval) $$"
+        )
+        try:
+            update(server.address, tables.output)
+            assert connection.execute("SELECT what FROM public.asked").fetchall() == [("readings arrival 7 days",)]
+            keys = connection.execute(
+                "SELECT pg_get_constraintdef(oid) FROM pg_constraint"
+                " WHERE conrelid = 'flashmqtt.readings'::regclass AND contype = 'p'"
+            ).fetchone()
+            assert "arrival" in keys[0], "a hypertable's key holds the column that it is cut by"
+        finally:
+            connection.execute("DROP FUNCTION public.create_hypertable")
+            connection.execute("DROP TABLE public.asked")
+    assert_same(server.address, tables.output)
+
+
+def test_dates_are_those_of_the_pipeline_and_a_late_tie_corrects_them(to, tables, spark):
+    landing = tables.landing
+    for n in range(4):
+        landing.message("late", 1, n + 1, up=n + 1.0)
+    landing.message("jumps", 1, 1, up=1.0, bt=1_700_000_000)
+    landing.message("jumps", 1, 2, up=2.0, bt=1_790_000_000)
+    landing.message("jumps", 1, 3, up=3.0, bt=1_790_000_001)
+    landing.message("wrong", 1, 1, up=1.0, bt=1_990_000_000)
+    tables.batch()
+    update(to, tables.output)
+    assert set(run(to, "SELECT dated_by FROM dated WHERE device = 'late'")) == {("arrival",)}
+    landing.message("late", 1, 5, up=5.0, bt=1_790_000_100)
+    tables.batch()
+    update(to, tables.output)
+    columns = ["device", "seq", "index", "taken", "dated_by"]
+    readings = tables.output.read(spark, "readings")
+    clocks = dating.clocks(tables.output.read(spark, "ties"))
+    wanted = [tuple(moment(one) for one in row) for row in dating.dated(readings, clocks).select(columns).collect()]
+    found = [
+        tuple(moment(one) for one in row) for row in run(to, 'SELECT device, seq, "index", taken, dated_by FROM dated')
+    ]
+    assert sorted(found) == sorted(wanted)
+    assert set(run(to, "SELECT dated_by FROM dated WHERE device = 'late'")) == {("uptime",), ("clock",)}
+
+
+def test_texts_and_names_of_any_kind_go_over(to, tables):
+    landing = tables.landing
+    landing.raw("long/" * 2000 + "name", b"1")
+    landing.raw("long/" * 2000 + "other", b"2")
+    landing.raw(
+        "json/k2", b'{"nul": "a\\u0000b", "quote": "\\"", "empty": "", "word": "NULL", "csv": "\\\\.", "n": "\\r\\n,"}'
+    )
+    tables.batch()
+    update(to, tables.output)
+    texts = dict(run(to, "SELECT name, text FROM readings WHERE device = 'k2'"))
+    nul = texts.pop("nul")
+    assert nul in ("a\0b", "a\ufffdb")
+    assert texts == {"quote": '"', "empty": "", "word": "NULL", "csv": "\\.", "n": "\r\n,"}
+    long = run(
+        to, "SELECT count(*), count(DISTINCT device), max(length(device)) FROM readings WHERE device LIKE 'long%'"
+    )
+    assert long[0][:2] == (2, 1)
+    assert long[0][2] in (9999, 561 + 32)
+
+
+def bytes_of(to, server_directory=None):
+    if "://" not in to:
+        return b"".join(path.read_bytes() for path in Path(to).parent.glob("*readings.duckdb*"))
+    return b"".join(path.read_bytes() for path in (server_directory / "data" / "base").rglob("*") if path.is_file())
+
+
+def test_forgotten_device_is_in_no_row_and_no_byte(to, tables, request):
+    landing = tables.landing
+    for n in range(50):
+        landing.raw(f"secret-device-{n % 2}/t", b"7")
+    tables.batch()
+    opened = open_sink(to)
+    sink.register(tables.output, to, "flashmqtt")
+    bring(tables.output, opened)
+    opened.close()
+    total = len(in_sink(to, "readings"))
+    directory = request.getfixturevalue("server").directory if "://" in to else None
+    if directory:
+        run(to, "CHECKPOINT")
+    assert b"secret-device-1" in bytes_of(to, directory)
+    (place,) = sink.registered(tables.output)
+    assert sink.forget(tables.output, ["secret-device-0", "secret-device-1"]) == {place["to"]: 50}
+    if directory:
+        run(to, "CHECKPOINT")
+    assert b"secret-device" not in bytes_of(to, directory)
+    assert len(in_sink(to, "readings")) == total - 50
+    assert update(to, tables.output) == []
+    landing.raw("d/t", b"8")
+    tables.batch()
+    assert len(update(to, tables.output)) == 1
+
+
+def test_password_is_not_kept(server, tables):
+    to = server.address.replace("user=tester", "user=tester&password=hunter2")
+    sink.register(tables.output, to, "flashmqtt")
+    assert "hunter2" not in json.dumps(sink.registered(tables.output))
+    assert "user=tester" in sink.registered(tables.output)[0]["to"]
+
+
+def test_spreadsheet_opens_what_is_written(to, tables, tmp_path):
+    out, file = tables.output.storage.uri, tmp_path / "readings.csv"
+    assert sink.main(["--out", out, "--to", to, "--csv", str(file)]) == 0
+    assert file.read_bytes().startswith(b"\xef\xbb\xbftaken,device,name,value,unit,")
+    with file.open(encoding="utf-8-sig", newline="") as opened:
+        rows = list(csv.DictReader(opened))
+    assert len(rows) == len(in_tables(tables.output, "readings"))
+    assert {row["text"] for row in rows} == {"", '\'=1+1;"x"', "ä\n"}
+    (row,) = [row for row in rows if (row["device"], row["value"]) == ("d", "2.0")][:1]
+    assert datetime.datetime.fromisoformat(row["taken"]).year == 2026
+
+
+def test_query_that_the_readme_shows_runs(to, tables):
+    (query,) = re.findall(r"```sql\n(.*?)```", (ROOT / "tools" / "pipeline" / "README.md").read_text(), re.DOTALL)
+    update(to, tables.output)
+    rows = run(to, query)
+    assert {(row[0], row[1], row[3]) for row in rows} >= {("b", "load1", 1.5), ("d", "t", 1.0)}
+    assert all(moment(row[2]).minute == 0 for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ([], "--out is missing"),
+        (["--out", "{tmp}/out"], "--to is missing"),
+        (["--out", "{tmp}/none", "--to", "x.duckdb"], "has no tables yet"),
+        (["--out", "{tmp}/out", "--to", "mysql://x/y"], "give a file's path, or postgresql://"),
+        (["--out", "{tmp}/out", "--to", "postgresql://127.0.0.1:1/x"], "host=127.0.0.1"),
+        (["--out", "{tmp}/out", "--to", "postgresql://x?nonsense=1"], "this is no PostgreSQL address"),
+        (["--out", "{tmp}/out", "--to", "{tmp}/text.duckdb"], "Is it a DuckDB file"),
+        (["--out", "{tmp}/out", "--to", "{tmp}/none/x.duckdb"], "x.duckdb"),
+        (["--out", "{tmp}/out", "--to", "postgresql://x/y", "--schema", 'a"b'], "--schema has to be"),
+    ],
+)
+def test_mistake_is_named(tables, tmp_path, capsys, arguments, text):
+    (tmp_path / "text.duckdb").write_text("no database at all, but rather long" * 99)
+    assert sink.main([one.format(tmp=tmp_path) for one in arguments]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("sink: ")
+    assert text in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize(("package", "to"), [("duckdb", "x.duckdb"), ("psycopg", "postgresql://x/y")])
+def test_driver_that_is_not_there_is_named(tables, capsys, monkeypatch, package, to):
+    monkeypatch.setitem(sys.modules, package, None)
+    assert sink.main(["--out", tables.output.storage.uri, "--to", to]) == 2
+    assert f"the package {package} is not there: pip install -r requirements.txt" in capsys.readouterr().err
+
+
+def test_file_that_another_program_has_open_is_named(tables, tmp_path, capsys):
+    to = str(tmp_path / "r.duckdb")
+    program = f"import duckdb, sys; c = duckdb.connect({to!r}); print('open', flush=True); sys.stdin.read()"
+    other = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert other.stdout.readline() == b"open\n"
+        assert sink.main(["--out", tables.output.storage.uri, "--to", to]) == 2
+        assert "is open in another program: close it there" in capsys.readouterr().err
+    finally:
+        other.stdin.close()
+        other.wait(60)
+
+
+def test_sink_that_follows_goes_on_until_it_is_ended(tables, tmp_path):
+    to = str(tmp_path / "r.duckdb")
+    command = [
+        sys.executable,
+        "-m",
+        "tools.pipeline.sink",
+        "--out",
+        tables.output.storage.uri,
+        "--to",
+        to,
+        "--follow",
+        "0.1",
+    ]
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'firmware'}"}
+    following = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
+    try:
+        assert "batch 1" in following.stdout.readline()
+        assert "batch 2" in following.stdout.readline()
+        fill(tables, 9)
+        tables.batch()
+        assert "batch 3: 14 readings" in following.stdout.readline()
+    finally:
+        following.terminate()
+        assert following.wait(60) == 130
+    assert_same(to, tables.output)

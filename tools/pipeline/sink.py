@@ -1,0 +1,398 @@
+"""`python -m tools.pipeline.sink --out DIR --to WHERE`: the committed readings into a database, and no row twice.
+
+WHERE is a DuckDB file (`readings.duckdb`) or a PostgreSQL server (`postgresql://user@host/database`). Each commit goes over in
+one transaction together with the position, which says up to which commit the database has come: so a sink that was killed, or a
+database that was, goes on behind the last commit that is there whole. Where a compaction has put one commit in the place of
+several, rows that are there already are left alone.
+
+The boots' rows follow the newest commit, as late messages correct them. What our tables let go of for its age stays in the
+database: that is the database's own affair. Exit status: 0, or 2 where it could not run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import re
+import sys
+import time
+import uuid
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tools import command
+from tools.command import ended
+
+from . import schemas
+from .commits import Commit, Output, OutputError
+from .storage import Storage, StorageError
+from .ties import AHEAD_US, DRIFT, JUMP_US, SET_SINCE_US
+
+LAYOUT = 1
+"""Of the sinks' tables; raised when they change."""
+ROWS = 131_072
+TRIES = 5
+REGISTERED = "sinks/registered.json"
+IDENTITY = "sinks/id.json"
+PLACE = ("collector", "segment", "row", "arrival")
+_BOOTS = schemas.AUDIT.names[: schemas.AUDIT.names.index("begun")]
+BOOTS = pa.schema([field for field in schemas.AUDIT if field.name in _BOOTS and not pa.types.is_list(field.type)])
+TABLES = {"readings": schemas.READINGS, "events": schemas.EVENTS, "ties": schemas.TIES, "boots": BOOTS}
+KEYS = {
+    "readings": (*PLACE, "index"),
+    "events": PLACE,
+    "ties": ("device", "life", "boot", "seq"),
+    "boots": ("device", "life", "boot"),
+}
+"""What a row is known by: readings and events by their place in the collector's log, which no two have."""
+FORMULA = ("=", "+", "-", "@", "\t", "\r")
+SHEET_ROWS = 1_048_575
+
+
+class SinkError(Exception):
+    """The database can't be used; the text says why and what to do."""
+
+
+@dataclass
+class Position:
+    """Up to where a database has come.
+
+    Attributes:
+        output: which output directory: see `identity`.
+        boots: the files of the audit whose rows it has.
+    """
+
+    output: str
+    batch: int
+    stream: str
+    stream_batch: int
+    boots: list[str] = field(default_factory=list)
+    layout: int = LAYOUT
+
+
+class Sink(Protocol):
+    """A database. All but `forget` is called within its transaction."""
+
+    where: str
+
+    def transaction(self) -> AbstractContextManager[None]:
+        """Return a transaction, in which nobody else works; the tables are there when it has begun."""
+
+    def position(self) -> Position | None:
+        """Return the position; None where nothing came yet."""
+
+    def move(self, position: Position) -> None:
+        """Set the position."""
+
+    def add(self, table: str, rows: pa.Table, maybe_there: bool) -> None:
+        """Add rows; with `maybe_there` leave those alone that are there already."""
+
+    def put(self, table: str, rows: pa.Table) -> None:
+        """Add rows in the place of those with the same keys."""
+
+    def clear(self) -> None:
+        """Delete everything, the position too."""
+
+    def forget(self, devices: list[str]) -> int:
+        """Delete all rows of some devices, their bytes too; return how many rows."""
+
+    def dated(self) -> Iterator[list[tuple[Any, ...]]]:
+        """Yield the rows of the view `dated` for a spreadsheet (SHEET's columns), some at a time, by device and moment."""
+
+    def close(self) -> None:
+        """Let go of the database."""
+
+
+SHEET = ("taken", "device", "name", "value", "unit", "text", "flag", "dated_by", "arrival")
+
+
+def open_sink(to: str, schema: str = "flashmqtt") -> Sink:
+    """Open a database.
+
+    Raises:
+        SinkError: it can't be opened, or its driver is not installed.
+    """
+    if "://" in to or "=" in to:
+        if not to.startswith(("postgresql://", "postgres://")) and "://" in to:
+            raise SinkError(f"{to}: give a file's path, or postgresql://user@host/database")
+        from .sink_postgres import PostgresSink
+
+        return PostgresSink(to, schema)
+    from .sink_duckdb import DuckSink
+
+    return DuckSink(Path(to))
+
+
+def identity(output: Output) -> str:
+    """Return what tells an output from another one, such as one that `remake` made: made here when it is first asked for."""
+    if not output.storage.exists(IDENTITY):
+        output.storage.write_json(IDENTITY, {"id": uuid.uuid4().hex})
+    return str(output.storage.read_json(IDENTITY)["id"])
+
+
+def bring(output: Output, sink: Sink, anew: bool = False) -> list[tuple[int, int]]:
+    """Bring a database up to the newest commit; return (batch, readings) of each commit that went over.
+
+    Raises:
+        SinkError: it holds another output's rows, or is ahead of this one.
+    """
+    own = identity(output)
+    gone: list[tuple[int, int]] = []
+    for left in reversed(range(TRIES)):
+        try:
+            while (brought := _next(output, own, sink, anew)) is not None:
+                gone.append(brought)
+                anew = False
+            break
+        except FileNotFoundError:  # a compaction deleted what it has replaced: look again
+            if not left:
+                raise
+    return gone
+
+
+def _next(output: Output, own: str, sink: Sink, anew: bool) -> tuple[int, int] | None:
+    """Bring over the next commit in one transaction; return its batch and readings, None where there is none."""
+    with sink.transaction():
+        before = sink.position()
+        if anew and before:
+            sink.clear()
+            before = None
+        commits = output.commits()
+        if before:
+            _check(before, own, commits, sink)
+        reached = before.batch if before else 0
+        left = [commit for commit in commits if commit.batch > reached]
+        if not left:
+            return None
+        commit = left[0]
+        overtaken = commit.whole and reached > 0
+        for table in ("readings", "events", "ties"):
+            for rows in _rows(output.storage, commit.files.get(table, ()), TABLES[table]):
+                sink.add(table, rows, overtaken)
+        boots = before.boots if before else []
+        if commit is commits[-1]:  # the state of others may be gone
+            files = commit.state_files("audit")
+            for rows in _rows(output.storage, [name for name in files if name not in boots], BOOTS):
+                sink.put("boots", rows)
+            boots = files
+        sink.move(Position(own, commit.batch, commit.stream, commit.stream_batch, boots))
+        return commit.batch, commit.rows.get("readings", 0)
+
+
+def _check(before: Position, own: str, commits: list[Commit], sink: Sink) -> None:
+    """Check that a position is one of these commits.
+
+    Raises:
+        SinkError: it is not.
+    """
+    again = "--anew deletes what is there and brings everything over"
+    if before.layout != LAYOUT:
+        raise SinkError(f"{sink.where} has tables of layout {before.layout}, this program writes {LAYOUT}: {again}")
+    same = [commit for commit in commits if commit.batch == before.batch]
+    if before.output != own or any(
+        (one.stream, one.stream_batch) != (before.stream, before.stream_batch) for one in same
+    ):
+        raise SinkError(
+            f"{sink.where} holds what other tables brought (or these, before they were made anew): give another --to, or {again}"
+        )
+    if not commits or before.batch > commits[-1].batch:
+        raise SinkError(
+            f"{sink.where} has come to batch {before.batch}, and the tables end before: were they restored? Bring the newer ones"
+            f" back, or {again}"
+        )
+
+
+def _rows(storage: Storage, files: Iterable[str], schema: pa.Schema) -> Iterator[pa.Table]:
+    for name in files:
+        with storage.fs.open_input_file(storage.path(name)) as source:
+            for batch in pq.ParquetFile(source).iter_batches(ROWS, columns=schema.names, use_threads=False):
+                if batch.num_rows:
+                    yield pa.Table.from_batches([batch]).select(schema.names).cast(schema)
+
+
+# The moment of a reading, as dating.py has it: SQL that DuckDB and PostgreSQL share, but for their own words.
+
+
+def dated_view(us: str, moment: str) -> str:
+    """Return the query of the view `dated`.
+
+    Args:
+        us: an expression for a moment in µs since 1970, with `{}` for the moment.
+        moment: the way back, with `{}` for the µs.
+    """
+    told = f"{us.format('r.time')} > {SET_SINCE_US} AND {us.format('r.time')} < {us.format('r.arrival')} + {AHEAD_US}"
+    return f"""
+WITH right_ones AS (
+  SELECT device, life, boot, seq, offset_us, uptime,
+    lag(offset_us) OVER w AS offset_before, lag(uptime) OVER w AS uptime_before, row_number() OVER (
+      PARTITION BY device, life, boot ORDER BY seq DESC, offset_us DESC, uptime DESC) AS from_the_end
+  FROM ties
+  WHERE offset_us + CAST(uptime * 1e6 AS bigint) > {SET_SINCE_US}
+    AND offset_us + CAST(uptime * 1e6 AS bigint) < {us.format("arrival")} + {AHEAD_US}
+  WINDOW w AS (PARTITION BY device, life, boot ORDER BY seq, offset_us, uptime)
+), clocks AS (
+  SELECT device, life, boot, max(CASE WHEN from_the_end = 1 THEN offset_us END) AS offset_us,
+    max(CASE WHEN abs(offset_us - offset_before) > {JUMP_US} + (uptime - uptime_before) * {DRIFT * 1e6} THEN seq END) AS set_at
+  FROM right_ones GROUP BY device, life, boot
+), told AS (
+  SELECT r.*, c.offset_us, CASE WHEN {told} AND (c.set_at IS NULL OR r.seq >= c.set_at) THEN 'clock'
+    WHEN c.offset_us IS NOT NULL AND r.uptime IS NOT NULL THEN 'uptime' ELSE 'arrival' END AS dated_by
+  FROM readings r LEFT JOIN clocks c ON c.device = r.device AND c.life = r.life AND c.boot = r.boot
+)
+SELECT CASE dated_by WHEN 'clock' THEN time WHEN 'uptime'
+    THEN {moment.format("(offset_us + CAST(round(uptime * 1e6) AS bigint))")} ELSE arrival END AS taken,
+  device, name, value, unit, text, flag, dated_by, arrival, life, boot, seq, "index"
+FROM told"""
+
+
+# Which databases hold an output's rows: whoever has to delete a device asks here.
+
+
+def register(output: Output, to: str, schema: str) -> None:
+    """Note a database beside the tables, without its password."""
+    known = registered(output)
+    one = {"to": without_password(to), "schema": schema}
+    if one not in known:
+        output.storage.write_json(REGISTERED, [*known, one])
+
+
+def registered(output: Output) -> list[dict[str, str]]:
+    """Return the databases that hold rows of an output: arguments of `open_sink`."""
+    found: list[dict[str, str]] = output.storage.read_json(REGISTERED) if output.storage.exists(REGISTERED) else []
+    return found
+
+
+def forget(output: Output, devices: list[str]) -> dict[str, int]:
+    """Delete some devices from every database of an output; return the rows deleted by database.
+
+    Raises:
+        SinkError: one of them can't be opened: nothing was deleted there, nor in those behind it.
+    """
+    deleted = {}
+    for one in registered(output):
+        sink = open_sink(one["to"], one["schema"])
+        try:
+            deleted[one["to"]] = sink.forget(devices)
+        finally:
+            sink.close()
+    return deleted
+
+
+def without_password(to: str) -> str:
+    """Return a database's address as it may be kept; a file's as an absolute path."""
+    if "://" not in to and "=" not in to:
+        return str(Path(to).absolute())
+    from .sink_postgres import address
+
+    return address(to)
+
+
+# A spreadsheet.
+
+
+def write_csv(sink: Sink, path: Path) -> int:
+    """Write the dated readings for a spreadsheet; return how many rows.
+
+    With a byte order mark, by which Excel knows UTF-8; a text that a spreadsheet would take for a formula gets an apostrophe.
+    """
+    count = 0
+    temporary = path.with_name(f".{path.name}.tmp")
+    with temporary.open("w", encoding="utf-8-sig", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(SHEET)
+        for rows in sink.dated():
+            writer.writerows([_cell(cell) for cell in row] for row in rows)
+            count += len(rows)
+    temporary.replace(path)
+    return count
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, str) and value.startswith(FORMULA):
+        return f"'{value}"
+    if hasattr(value, "isoformat"):
+        return value.replace(tzinfo=None).isoformat(sep=" ", timespec="milliseconds")
+    return "" if value is None else value
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Bring a database up to date; return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m tools.pipeline.sink", description=__doc__.split("\n")[0])
+    parser.add_argument("--out", nargs="?", help="the output directory of the pipeline")
+    parser.add_argument(
+        "--to", nargs="?", help="a DuckDB file, or postgresql://user@host/database (password: PGPASSWORD)"
+    )
+    parser.add_argument("--schema", default="flashmqtt", help="PostgreSQL's schema for the tables (default: flashmqtt)")
+    parser.add_argument(
+        "--follow", type=command.number(float, 0.1), metavar="SECONDS", help="go on, looking this often"
+    )
+    parser.add_argument("--anew", action="store_true", help="delete what is there, and bring everything over")
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="write the dated readings for a spreadsheet, too")
+    options = parser.parse_args(argv)
+    for name in ("out", "to"):
+        if not getattr(options, name):
+            print(f"sink: --{name} is missing: `make sink OUT=tables TO=readings.duckdb`", file=sys.stderr)
+            return 2
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,62}", options.schema):
+        print(f"sink: --schema has to be a name of letters, digits and _, not {options.schema!r}", file=sys.stderr)
+        return 2
+    try:
+        output = Output(options.out)
+        output.check_format()
+        told = ""
+        while True:
+            try:
+                told = _once(output, options)
+            except SinkError as error:
+                if not options.follow or options.anew:
+                    raise
+                if str(error) != told:
+                    told = str(error)
+                    print(f"sink: {told}; trying again", file=sys.stderr, flush=True)
+            options.anew = False
+            if not options.follow:
+                return 0
+            time.sleep(options.follow)
+    except (SinkError, OutputError, StorageError, OSError) as error:
+        print(f"sink: {error}", file=sys.stderr)
+        return 2
+
+
+def _once(output: Output, options: argparse.Namespace) -> str:
+    sink = open_sink(options.to, options.schema)
+    try:
+        register(output, options.to, options.schema)
+        brought = bring(output, sink, options.anew)
+        for batch, readings in brought:
+            print(f"  batch {batch}: {readings:,} readings to {sink.where}", flush=True)
+        if not brought and not options.follow:
+            print(f"  {sink.where} is up to date", flush=True)
+        if options.csv and (brought or not options.csv.exists()):
+            rows = write_csv(sink, options.csv)
+            more = f" (a sheet of Excel holds {SHEET_ROWS:,})" if rows > SHEET_ROWS else ""
+            print(f"  {rows:,} rows in {options.csv}{more}", flush=True)
+    finally:
+        with suppress(SinkError):
+            sink.close()
+    return ""
+
+
+def as_json(position: Position) -> str:
+    """Return a position as it is kept."""
+    return json.dumps(asdict(position))
+
+
+def position_of(rows: list[tuple[Any, ...]]) -> Position | None:
+    """Return the position that the table `position` tells."""
+    return Position(**json.loads(rows[0][0])) if rows else None
+
+
+if __name__ == "__main__":
+    sys.exit(ended(main, stopped="stopped; what went over whole is in the database"))

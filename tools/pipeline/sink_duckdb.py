@@ -1,0 +1,154 @@
+"""A DuckDB file as a sink: one file, no server, and any program that reads DuckDB reads it.
+
+A row is in the file once because the position moves in the same transaction; only where a compaction overtook the sink are
+rows held against those that are there. Moments are in UTC, without a time zone, as spreadsheets have them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from tools.landing.log import sync_directory
+
+from . import sink as sinks
+from .sink import KEYS, SHEET, TABLES, Position, SinkError
+
+TYPES = {
+    pa.string(): "VARCHAR",
+    pa.int32(): "INTEGER",
+    pa.int64(): "BIGINT",
+    pa.float64(): "DOUBLE",
+    pa.bool_(): "BOOLEAN",
+    pa.timestamp("us", tz="UTC"): "TIMESTAMP",
+}
+DATED = sinks.dated_view("epoch_us({})", "make_timestamp({})")
+ROWS = 65_536
+
+
+class DuckSink:
+    """A DuckDB file."""
+
+    def __init__(self, path: Path):
+        try:
+            import duckdb
+        except ModuleNotFoundError:
+            raise SinkError("the package duckdb is not there: pip install -r requirements.txt") from None
+        self._duckdb, self.path, self.where = duckdb, path, str(path)
+        self._open()
+
+    def _open(self) -> None:
+        try:
+            self._connection = self._duckdb.connect(str(self.path), config={"threads": 2})
+        except self._duckdb.Error as error:
+            text = str(error).splitlines()[0]
+            if "lock" in text:
+                raise SinkError(f"{self.path} is open in another program: close it there") from None
+            raise SinkError(f"{self.path}: {text}. Is it a DuckDB file, of this version?") from None
+
+    def _run(self, sql: str, parameters: list[Any] | None = None) -> list[tuple[Any, ...]]:
+        found: list[tuple[Any, ...]] = self._connection.execute(sql, parameters).fetchall()
+        return found
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Begin; commit, or roll back where the block raises."""
+        self._run("BEGIN")
+        try:
+            for table, schema in TABLES.items():
+                self._run(f"CREATE TABLE IF NOT EXISTS {table} ({', '.join(_column(one) for one in schema)})")
+            self._run("CREATE TABLE IF NOT EXISTS position (told VARCHAR)")
+            self._run(f"CREATE VIEW IF NOT EXISTS dated AS {DATED}")
+            yield
+        except self._duckdb.Error as error:
+            self._run("ROLLBACK")
+            raise SinkError(f"{self.path}: {str(error).splitlines()[0]}") from error
+        except BaseException:
+            self._run("ROLLBACK")
+            raise
+        self._run("COMMIT")
+
+    def position(self) -> Position | None:
+        """Return the position; None where nothing came yet."""
+        return sinks.position_of(self._run("SELECT told FROM position"))
+
+    def move(self, position: Position) -> None:
+        """Set the position."""
+        self._run("DELETE FROM position")
+        self._run("INSERT INTO position VALUES (?)", [sinks.as_json(position)])
+
+    def add(self, table: str, rows: pa.Table, maybe_there: bool) -> None:
+        """Add rows; with `maybe_there` leave those alone that are there already."""
+        names = _names(TABLES[table].names)
+        but = f"ANTI JOIN {table} USING ({_names(KEYS[table])})" if maybe_there else ""
+        self._insert(f"INSERT INTO {table} ({names}) SELECT {names} FROM incoming {but}", rows)
+
+    def put(self, table: str, rows: pa.Table) -> None:
+        """Add rows in the place of those with the same keys."""
+        same = " AND ".join(f'{table}."{name}" = incoming."{name}"' for name in KEYS[table])
+        self._insert(f"DELETE FROM {table} USING incoming WHERE {same}", rows)
+        self.add(table, rows, False)
+
+    def _insert(self, sql: str, rows: pa.Table) -> None:
+        naive = pa.schema(
+            [one.with_type(pa.timestamp("us")) if pa.types.is_timestamp(one.type) else one for one in rows.schema]
+        )
+        self._connection.register("incoming", rows.cast(naive))
+        try:
+            self._run(sql)
+        finally:
+            self._connection.unregister("incoming")
+
+    def clear(self) -> None:
+        """Delete everything, the position too."""
+        for table in (*TABLES, "position"):
+            self._run(f"DELETE FROM {table}")
+
+    def forget(self, devices: list[str]) -> int:
+        """Delete all rows of some devices; then write the file anew, because deleted rows' bytes stay in it. Return how many."""
+        with self.transaction():
+            deleted = 0
+            for table in TABLES:
+                deleted += int(self._run(f"DELETE FROM {table} WHERE list_contains(?, device)", [devices])[0][0])
+        anew = self.path.with_name(f".{self.path.name}.anew")
+        anew.unlink(missing_ok=True)
+        own = self._run("SELECT current_database()")[0][0]
+        self._run(f"ATTACH '{_quoted(str(anew))}' AS anew")
+        self._run(f'COPY FROM DATABASE "{own}" TO anew')
+        self._run("DETACH anew")
+        self._connection.close()
+        with anew.open("rb+") as file:
+            os.fsync(file.fileno())
+        os.replace(anew, self.path)
+        sync_directory(self.path.absolute().parent)
+        for leftover in (self.path.with_name(self.path.name + ".wal"), anew.with_name(anew.name + ".wal")):
+            leftover.unlink(missing_ok=True)
+        self._open()
+        return deleted
+
+    def dated(self) -> Iterator[list[tuple[Any, ...]]]:
+        """Yield the rows of the view `dated` for a spreadsheet, some at a time, by device and moment."""
+        found = self._connection.execute(f"SELECT {_names(SHEET)} FROM dated ORDER BY device, taken, name")
+        while rows := found.fetchmany(ROWS):
+            yield rows
+
+    def close(self) -> None:
+        """Let go of the file; what was written is in it, and no log beside it."""
+        self._connection.close()
+
+
+def _column(field: pa.Field) -> str:
+    return f'"{field.name}" {TYPES[field.type]}' + ("" if field.nullable else " NOT NULL")
+
+
+def _names(names: Any) -> str:
+    return ", ".join(f'"{name}"' for name in names)
+
+
+def _quoted(text: str) -> str:
+    return text.replace("'", "''")

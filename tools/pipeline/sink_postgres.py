@@ -1,0 +1,214 @@
+"""PostgreSQL as a sink; where TimescaleDB is in the database, the readings are a hypertable over their arrival.
+
+Rows come by COPY into a temporary table, and from there those that are new; the position moves in the same transaction. Text
+that PostgreSQL can't hold is changed: U+0000 becomes U+FFFD, and names longer than its indexes take are cut, with their digest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+
+from . import sink as sinks
+from .sink import KEYS, SHEET, TABLES, Position, SinkError
+
+TYPES = {
+    pa.string(): "text",
+    pa.int32(): "integer",
+    pa.int64(): "bigint",
+    pa.float64(): "double precision",
+    pa.bool_(): "boolean",
+    pa.timestamp("us", tz="UTC"): "timestamptz",
+}
+DATED = sinks.dated_view(
+    "CAST(extract(epoch FROM {}) * 1000000 AS bigint)", "(timestamptz 'epoch' + {} * interval '1 microsecond')"
+)
+NAMES = ("device", "name", "collector")
+LONGEST_NAME_BYTES = 600
+CHUNK = "7 days"
+ROWS = 20_000
+
+
+class PostgresSink:
+    """A schema of a PostgreSQL database."""
+
+    def __init__(self, to: str, schema: str):
+        self._psycopg = _driver()
+        self.where = address(to)
+        self._schema = schema
+        try:
+            self._connection = self._psycopg.connect(to, autocommit=True, connect_timeout=10)
+        except self._psycopg.Error as error:
+            raise SinkError(f"{self.where}: {_first_line(error)}") from None
+
+    def _run(self, sql: str, parameters: list[Any] | None = None) -> Any:
+        return self._connection.execute(sql, parameters)
+
+    def _copy(self, sql: str, data: bytes) -> None:
+        with self._connection.cursor().copy(sql) as copy:
+            copy.write(data)
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Begin; commit, or roll back where the block raises."""
+        try:
+            self._run("BEGIN")
+            try:
+                self._prepare()
+                yield
+            except self._psycopg.Error:
+                raise
+            except BaseException:
+                self._run("ROLLBACK")
+                raise
+            self._run("COMMIT")
+        except self._psycopg.Error as error:
+            if not self._connection.closed:
+                self._run("ROLLBACK")
+            raise SinkError(f"{self.where}: {_first_line(error)}") from error
+
+    def _prepare(self) -> None:
+        """Make what is not there yet, and keep other sinks out."""
+        self._run("SET LOCAL TIME ZONE 'UTC'")
+        self._run("SELECT pg_advisory_xact_lock(hashtext(%s))", [f"flashmqtt {self._schema}"])
+        self._run(f'CREATE SCHEMA IF NOT EXISTS "{self._schema}"')
+        self._run(f'SET LOCAL search_path TO "{self._schema}", public')
+        if self._run("SELECT to_regclass(%s)", [f'"{self._schema}".position']).fetchone()[0]:
+            return
+        for table, fields in TABLES.items():
+            columns = ", ".join(_column(one) for one in fields)
+            self._run(f"CREATE TABLE {table} ({columns}, PRIMARY KEY ({_names(KEYS[table])}))")
+        timescale = self._run("SELECT 1 FROM pg_proc WHERE proname = 'create_hypertable'").fetchone()
+        if timescale:
+            self._run("SELECT create_hypertable('readings', 'arrival', chunk_time_interval => %s::interval)", [CHUNK])
+        self._run("CREATE INDEX readings_by_device ON readings (device, arrival)")
+        self._run(f"CREATE VIEW dated AS {DATED}")
+        self._run("CREATE TABLE position (told text NOT NULL)")
+
+    def position(self) -> Position | None:
+        """Return the position; None where nothing came yet."""
+        return sinks.position_of(self._run("SELECT told FROM position").fetchall())
+
+    def move(self, position: Position) -> None:
+        """Set the position."""
+        self._run("DELETE FROM position")
+        self._run("INSERT INTO position VALUES (%s)", [sinks.as_json(position)])
+
+    def add(self, table: str, rows: pa.Table, maybe_there: bool) -> None:
+        """Add rows; those that are there already are left alone, expected or not."""
+        self._insert(table, rows, "DO NOTHING")
+
+    def put(self, table: str, rows: pa.Table) -> None:
+        """Add rows in the place of those with the same keys."""
+        others = [name for name in TABLES[table].names if name not in KEYS[table]]
+        self._insert(table, rows, "DO UPDATE SET " + ", ".join(f'"{name}" = excluded."{name}"' for name in others))
+
+    def _insert(self, table: str, rows: pa.Table, conflict: str) -> None:
+        self._run("DROP TABLE IF EXISTS pg_temp.incoming")
+        self._run(f"CREATE TEMPORARY TABLE incoming (LIKE {table}) ON COMMIT DROP")
+        text = io.BytesIO()
+        options = pyarrow.csv.WriteOptions(include_header=False)
+        pyarrow.csv.write_csv(_storable(rows), text, options)
+        names = _names(TABLES[table].names)
+        self._copy(f"COPY incoming ({names}) FROM STDIN (FORMAT csv)", text.getvalue())
+        keys = _names(KEYS[table])
+        self._run(f"INSERT INTO {table} ({names}) SELECT {names} FROM incoming ON CONFLICT ({keys}) {conflict}")
+
+    def clear(self) -> None:
+        """Delete everything, the position too."""
+        self._run(f"TRUNCATE {', '.join(TABLES)}, position")
+
+    def forget(self, devices: list[str]) -> int:
+        """Delete all rows of some devices, and write the tables anew, so that no file of a table holds them. Return how many.
+
+        The server's log of writes (WAL), replicas and backups are the server's own.
+        """
+        deleted = 0
+        with self.transaction():
+            for table in TABLES:
+                gone = self._run(f"DELETE FROM {table} WHERE device = ANY(%s)", [[_short(one) for one in devices]])
+                deleted += gone.rowcount
+        try:
+            for table in TABLES:
+                self._run(f'VACUUM FULL "{self._schema}".{table}')
+        except self._psycopg.Error as error:
+            raise SinkError(f"{self.where}: {_first_line(error)}") from error
+        return deleted
+
+    def dated(self) -> Iterator[list[tuple[Any, ...]]]:
+        """Yield the rows of the view `dated` for a spreadsheet, some at a time, by device and moment."""
+        with self.transaction(), self._connection.cursor("flashmqtt_dated") as cursor:
+            cursor.execute(f"SELECT {_names(SHEET)} FROM dated ORDER BY device, taken, name")
+            while rows := cursor.fetchmany(ROWS):
+                yield rows
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        self._connection.close()
+
+
+def address(to: str) -> str:
+    """Return an address without its password."""
+    conninfo = _driver().conninfo
+    try:
+        told = conninfo.conninfo_to_dict(to)
+    except _driver().Error as error:
+        raise SinkError(f"this is no PostgreSQL address: {_first_line(error)}") from None
+    told.pop("password", None)
+    return str(conninfo.make_conninfo(**told)) or "dbname="
+
+
+def _driver() -> Any:
+    try:
+        import psycopg
+    except ImportError:
+        raise SinkError("the package psycopg is not there: pip install -r requirements.txt") from None
+    return psycopg
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
+
+
+def _column(field: pa.Field) -> str:
+    return f'"{field.name}" {TYPES[field.type]}' + ("" if field.nullable else " NOT NULL")
+
+
+def _names(names: Any) -> str:
+    return ", ".join(f'"{name}"' for name in names)
+
+
+def _storable(rows: pa.Table) -> pa.Table:
+    """Return rows whose texts PostgreSQL takes."""
+    for n, kind in enumerate(rows.schema):
+        if not pa.types.is_string(kind.type):
+            continue
+        column = rows.column(n)
+        if pc.any(pc.match_substring(column, "\0")).as_py():
+            column = pc.replace_substring(column, "\0", "\ufffd")
+        if kind.name in NAMES and (pc.max(pc.binary_length(column)).as_py() or 0) > LONGEST_NAME_BYTES:
+            encoded = column.combine_chunks().dictionary_encode()
+            texts = [_short(one) for one in encoded.dictionary.to_pylist()]
+            column = pa.array(texts, pa.string()).take(encoded.indices)
+        rows = rows.set_column(n, kind, column)
+    return rows
+
+
+def _short(name: str) -> str:
+    """Return a name that an index takes, and no other name has."""
+    name = name.replace("\0", "\ufffd")
+    data = name.encode()
+    if len(data) <= LONGEST_NAME_BYTES:
+        return name
+    return (
+        data[: LONGEST_NAME_BYTES - 40].decode(errors="ignore")
+        + "…"
+        + hashlib.blake2b(data, digest_size=16).hexdigest()
+    )
