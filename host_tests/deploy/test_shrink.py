@@ -14,6 +14,7 @@ import pytest
 
 from tools.deploy import build
 from tools.deploy.bundle import Unbundled, bundle
+from tools.deploy.order import ordered
 from tools.deploy.shrink import Shrunk
 from tools.deploy.shrink import shrink as shrunk
 from tools.deploy.trace import explained
@@ -344,6 +345,18 @@ def test_image_compiles_for_its_processor_and_is_smaller(board, march):
     assert image["/main.py"] == plain["/main.py"]
 
 
+@pytest.mark.req("B2")
+def test_names_used_most_come_first_and_no_line_moves():
+    rare = "".join(f"    a.rare_{i}\n" for i in range(140))
+    text = f'"""What it is.\n\nMore.\n"""\nimport gc\ndef f(a):\n{rare}' + "    a.often\n" * 50
+    result = ordered(text)
+    assert lines(result)[4:] == lines(text)[4:]
+    assert len(build.compiled("m", result, "armv6m")) <= len(build.compiled("m", text, "armv6m")) - 40
+    assert build.smallest("m", text, "armv6m") == build.compiled("m", result, "armv6m")
+    few = '"""What it is."""\nimport gc\n'
+    assert ordered(few) == few
+
+
 def test_compiler_that_ctrl_c_ended_refused_nothing(monkeypatch):
     ended = subprocess.CompletedProcess([], -signal.SIGINT, "", "")
     monkeypatch.setattr(build.subprocess, "run", lambda *words, **options: ended)
@@ -378,7 +391,7 @@ def packed_tests(tmp_path_factory) -> Path:
         target = folder / paths[name]
         target.parent.mkdir(parents=True, exist_ok=True)
         if paths[name] in library:
-            target.with_suffix(".mpy").write_bytes(build.compiled(name, text, "x64"))
+            target.with_suffix(".mpy").write_bytes(build.smallest(name, text, "x64"))
         else:
             target.write_text(text)
     return folder

