@@ -9,6 +9,7 @@ from select import poll as _poll
 
 from .backoff import Backoff
 from .codec.encode import put_publish
+from .codec.quick import put_message
 from .compat import TYPE_CHECKING, const, ticks_add, ticks_diff, ticks_ms
 from .connection import (
     CONNECTED,
@@ -64,6 +65,7 @@ except ImportError:  # CPython
     from .hosted import sleep_ms as _sleep_ms
 
 _ABSENT = object()
+_LEVEL_5 = const(5)
 _POLLIN = const(1)  # what a link polls for when all it had was written
 # A builtin's name costs a board 5 us at every use, a global one.
 _isinstance = isinstance
@@ -293,7 +295,8 @@ class Client:
         self._feed = self.link.feed = feed
         self._output = self.session.output
         # Bound once: to look a method up in an object with many attributes takes a board 20 us, an attribute 2.
-        self._store: "Any" = self.session.store_message
+        self._put: "Any" = put_message
+        self._keep: "Any" = self.session.store_packet
         self._put_again: "Any" = self._output.put_again
         self._write_to = self._output.write_to
         self._step = self.link.step
@@ -301,7 +304,9 @@ class Client:
         self._poller = _poll()
         self._polled = None  # the socket that is registered there, and for what
         self._polled_events = 0
-        self._topic = self._topic_bytes = b""  # of the last message, as it was given and as bytes
+        # Of the last message, as it was given and as bytes; _ABSENT: the next one's is to be checked.
+        self._topic: "Any" = _ABSENT
+        self._topic_bytes: "Any" = b""
         self._refusals: "dict[Any, Any]" = {}
         # For `poll`, and then in `errors`: why a connection ended; session_present, if there is a new one.
         self._loss: "list[Any]" = []
@@ -424,17 +429,20 @@ class Client:
         session.busy = True
         try:
             now_ms = ticks_ms()
-            handle = 0
             link = self.link
-            if topic is self._topic and not properties:  # a str is made bytes once, not for every message
-                topic = self._topic_bytes
+            handle = n = 0
+            if topic is self._topic and not properties:  # a quarter of the work: the topic is valid, and bytes already
                 if not _isinstance(payload, _bytes):
                     payload = payload.encode() if _isinstance(payload, _str) else octets(payload)  # type: ignore[union-attr]
-                if qos:
-                    handle = self._store(topic, payload, qos, retain, None, now_ms)
-                elif not self._put_again(topic, payload, retain):
-                    self._put_unstored(topic, payload, retain, None)
-            else:
+                if not qos:
+                    n = self._put_again(self._topic_bytes, payload, retain)
+                elif qos == 1 or qos == session.max_qos:
+                    head = 0x31 if retain else 0x30
+                    head |= qos << 1 | ((session.store.next_seq - 1) % 65535 + 1) << 8
+                    n = self._put(session.scratch, 0, self._topic_bytes, payload, head)
+                    if n:
+                        handle = self._keep(n, now_ms)
+            if not n:
                 handle = self._publish(topic, payload, qos, retain, properties, now_ms)
             if link.handling:  # the poll that called the handler sends it
                 return handle
@@ -454,24 +462,28 @@ class Client:
         return handle
 
     def _publish(self, topic: "Any", payload: "Any", qos: int, retain: bool, properties: "Any", now_ms: int) -> int:
-        """Store a message, or put it into the output, whose topic is another one than the last, or which has properties."""
-        self._topic = topic
-        self._topic_bytes = topic = octets(topic)
+        """Store a message, or put it into the output, with everything checked."""
+        session = self.session
+        self._topic = _ABSENT
+        encoded = octets(topic)
         payload = octets(payload)
+        handle = 0
         if properties:
             from .session.pieces import packed
 
-            properties = packed(self.session.level, properties)
+            properties = packed(session.level, properties)
         if qos:
-            return self.session.store_message(topic, payload, qos, retain, properties, now_ms)
-        self._put_unstored(topic, payload, retain, properties)
-        return 0
-
-    def _put_unstored(self, topic: "Any", payload: "Any", retain: bool, properties: "Any") -> None:
-        if self.connection.state == OPEN and not self.session.put_unstored(topic, payload, retain, properties):
+            handle = session.store_message(encoded, payload, qos, retain, properties, now_ms)
+        elif self.connection.state != OPEN:
+            return 0
+        elif not session.put_unstored(encoded, payload, retain, properties):
             from .session.pieces import send
 
-            send(self, topic, payload, retain, properties)
+            send(self, encoded, payload, retain, properties)
+        if session.level != _LEVEL_5 and not isinstance(topic, (bytearray, memoryview)):
+            self._topic_bytes = encoded
+            self._topic = topic  # it is valid, and nobody can change it
+        return handle
 
     def delivered(self, handle: int) -> bool:
         """Return whether the broker has acknowledged the message with this handle for good: PUBACK, or PUBCOMP.

@@ -180,7 +180,62 @@ class Link:
         self.stepped_ms = now_ms
         session.busy = True
         try:
-            return self._pump(now_ms) if self._state == _UP else self._connect(now_ms)
+            if self._state != _UP:
+                return self._connect(now_ms)
+            process = self._process
+            output = self._output
+            # Nothing to process is left of the last step: look for more at once.
+            event = NOTHING if self.drained else process(now_ms)
+            while True:
+                if event == NOTHING:
+                    if output.end and self.write(now_ms) and session.has_more():
+                        event = process(now_ms)
+                        continue  # the window holds more than one output did: what is left would wait for the next answer
+                    reads = self._reads
+                    if reads >= _READS or self._shaking:  # a handshake goes on with the write of CONNECT, by steps
+                        # There is nothing to read, or enough was read: the caller has its turn.
+                        wait = ticks_diff(self._check_ms, now_ms)
+                        if wait <= 0 or (self._unproved and session.proved):
+                            wait = self._check(now_ms)
+                        self.wait_ms = 0 if reads == _READS else wait
+                        self.drained = reads == _READ_OUT
+                        self._reads = 0
+                        return NOTHING
+                    got = self._read_from(self.sock)
+                    if got:
+                        self.connection.received_ms = now_ms
+                    elif got is not None:
+                        raise ConnectionLost(CLOSED_BY_PEER)
+                    # Less than there was room for was all there is; only TLS may hold back more, which no poller sees.
+                    self._reads = reads + 1 if got == 2 or (got and self._tls) else _READ_OUT
+                    if got or self.drained:
+                        self.drained = False
+                        event = process(now_ms)
+                elif event == DELIVERED or event == MESSAGE:
+                    if event == DELIVERED and ticks_diff(now_ms, output.sent_ms) >= _BATCH_MS and session.has_more():
+                        self.flush(now_ms)  # the window moved, and the rest of a batch of answers takes a while
+                    return event
+                elif event == OUTPUT:
+                    if not self.write(now_ms):
+                        self.wait_ms = _IDLE_MS
+                        return NOTHING
+                    if not (output.limit or session.partial):  # a QoS 0 message is half-way out: `Sending`
+                        self.wait_ms = _SENDING_MS
+                        return NOTHING
+                    event = process(now_ms)
+                elif event == RESTART:
+                    self.write(now_ms)
+                    self._retry_at(now_ms)
+                    self._close()
+                    return NOTHING
+                else:
+                    if event == CONNECTED:
+                        self._opened_ms = now_ms
+                        self._unproved = True
+                        self.error = None
+                        self.reported = True
+                        self.connects += 1
+                    return event
         except _WORLD as error:
             self.fail(error, now_ms)
         except ValueError as error:  # MicroPython's word for a certificate that it refuses
@@ -250,62 +305,6 @@ class Link:
         else:
             self._try_open(now_ms)
         return NOTHING
-
-    def _pump(self, now_ms: int) -> "Any":
-        process = self._process
-        output = self._output
-        # Nothing to process is left of the last step: look for more at once.
-        event = NOTHING if self.drained else process(now_ms)
-        while True:
-            if event == NOTHING:
-                if output.end and self.write(now_ms) and self._session.has_more():
-                    event = process(now_ms)
-                    continue  # the window holds more than one output did: what is left would wait for the next answer
-                reads = self._reads
-                if reads >= _READS or self._shaking:  # a handshake goes on with the write of CONNECT, by steps
-                    # There is nothing to read, or enough was read: the caller has its turn.
-                    wait = ticks_diff(self._check_ms, now_ms)
-                    if wait <= 0 or (self._unproved and self._session.proved):
-                        wait = self._check(now_ms)
-                    self.wait_ms = 0 if reads == _READS else wait
-                    self.drained = reads == _READ_OUT
-                    self._reads = 0
-                    return NOTHING
-                got = self._read_from(self.sock)
-                if got:
-                    self.connection.received_ms = now_ms
-                elif got is not None:
-                    raise ConnectionLost(CLOSED_BY_PEER)
-                # Less than there was room for was all there is; only TLS may hold back more, which no poller sees.
-                self._reads = reads + 1 if got == 2 or (got and self._tls) else _READ_OUT
-                if got or self.drained:
-                    self.drained = False
-                    event = process(now_ms)
-            elif event == DELIVERED or event == MESSAGE:
-                if event == DELIVERED and ticks_diff(now_ms, output.sent_ms) >= _BATCH_MS and self._session.has_more():
-                    self.flush(now_ms)  # the window moved, and the rest of a batch of answers takes a while
-                return event
-            elif event == OUTPUT:
-                if not self.write(now_ms):
-                    self.wait_ms = _IDLE_MS
-                    return NOTHING
-                if not (output.limit or self._session.partial):  # a QoS 0 message is half-way out: `Sending`
-                    self.wait_ms = _SENDING_MS
-                    return NOTHING
-                event = process(now_ms)
-            elif event == RESTART:
-                self.write(now_ms)
-                self._retry_at(now_ms)
-                self._close()
-                return NOTHING
-            else:
-                if event == CONNECTED:
-                    self._opened_ms = now_ms
-                    self._unproved = True
-                    self.error = None
-                    self.reported = True
-                    self.connects += 1
-                return event
 
     def _check(self, now_ms: int) -> "Any":
         """Do what is due; return for how long nothing will be."""

@@ -39,7 +39,6 @@ class Output:
         self.level = level
         self.start = self.end = 0
         self.sent_ms = 0
-        self.topic: "Any" = None  # of the last QoS 0 message: valid bytes that nobody can change
         self._sync = sync
         self._promised = False
         self._offered = 0
@@ -111,19 +110,15 @@ class Output:
 
     def put_again(
         self, topic: "bytes | bytearray | memoryview", payload: "bytes | bytearray | memoryview", retain: bool
-    ) -> bool:
-        """Put a QoS 0 message whose topic is the object that the last one had: a quarter of the work, nothing is to be checked.
-
-        Return False where it is another topic, or there is no room. Levels 3 and 4 only.
-        """
-        if topic is not self.topic or not self.limit:
-            return False
+    ) -> int:
+        """Put a QoS 0 message whose topic is known to be valid; return 0 where there is no room. Levels 3 and 4 only."""
+        if not self.limit:
+            return 0
         # (One more name, and the frame had more than 11 words: it would be on the heap, which takes 25 us.)
         end = put_message(self.buf, self.end, topic, payload, 0x31 if retain else 0x30)
-        if not end:
-            return False
-        self.end = end
-        return True
+        if end:
+            self.end = end
+        return end
 
     def put_unstored(
         self, topic: "bytes | bytearray | memoryview", payload: "bytes | bytearray | memoryview", retain: bool
@@ -133,7 +128,6 @@ class Output:
             self.end = put_publish(self.buf, self.end, topic, payload, 0, retain, False, 0, self.level)
         except BufferTooSmall:
             return False
-        self.topic = topic if isinstance(topic, bytes) else None
         return True
 
     # --- writing them ---

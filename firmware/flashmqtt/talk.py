@@ -83,7 +83,8 @@ class Talk:
         link.step = client._step = self._step  # type: ignore[method-assign]
         link.fail = self._fail  # type: ignore[method-assign]
         link._open = self._open  # type: ignore[method-assign]
-        session.store_message = client._store = self._store  # type: ignore[method-assign]
+        session.store_message = self._store  # type: ignore[method-assign]
+        client._put = _nothing  # all messages go by `store_message`
 
     def _say(self, text: str) -> None:
         try:
@@ -220,6 +221,10 @@ def words(error: "BaseException | None") -> str:
         return "%s (OSError %d)" % (meaning, number) if meaning else "OSError " + text
     name = type(error).__name__
     return text if text and isinstance(error, FlashMqttError) else "%s: %s" % (name, text) if text else name
+
+
+def _nothing(*_: "Any") -> int:
+    return 0
 
 
 def _raise(error: "Any") -> None:

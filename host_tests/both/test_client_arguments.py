@@ -52,6 +52,22 @@ def test_a_payload_that_is_no_text_and_no_bytes_is_refused(qos):
 
 @pytest.mark.req("W9")
 @pytest.mark.parametrize("level", [4, 5])
+@pytest.mark.parametrize("qos", [1, 2])
+def test_a_topic_that_is_none_is_refused_every_time_also_where_it_was_one_before(level, qos):
+    mqtt = client(level=level)
+    topic = bytearray(b"a/b")
+    mqtt.publish(topic, b"x", qos)
+    mqtt.publish(topic, b"x", qos)
+    topic[1] = ord("#")
+    for wrong in (topic, topic, "a/#", "a/#", "", "a" * 65536, b"a+"):
+        for _ in range(2):
+            with pytest.raises(InvalidTopic):
+                mqtt.publish(wrong, b"x", qos)
+    assert mqtt.pending == 2
+
+
+@pytest.mark.req("W9")
+@pytest.mark.parametrize("level", [4, 5])
 def test_an_empty_topic_is_none_at_any_qos(level):
     mqtt = client(level=level)
     for qos in (1, 2):

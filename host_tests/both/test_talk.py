@@ -435,7 +435,7 @@ def test_store_that_fails_ends_the_task_and_the_log_promises_no_further_attempt(
         def fail(now_ms):
             raise StoreWorn("2 bad sectors")
 
-        mqtt.link._pump = fail
+        mqtt.link._process = fail
         while mqtt._failure is None:
             await asyncio.sleep(0.005)
         assert lines[-1] == "broker: connection lost: 2 bad sectors"

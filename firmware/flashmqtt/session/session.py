@@ -16,7 +16,6 @@ store durable before an acknowledgement leaves; and an acknowledgement is put on
 """
 
 from flashmqtt.codec.encode import put_publish
-from flashmqtt.codec.quick import put_message
 from flashmqtt.compat import TYPE_CHECKING, const, ticks_diff
 from flashmqtt.errors import ProtocolError, StoreCorrupt, StoreWorn, UsageError
 from flashmqtt.fast import put_crc32
@@ -121,7 +120,6 @@ class Session:
         self.output = Output(out_bytes, level, self.sync)
         self.scratch = bytearray(packet_bytes)
         self._longest = packet_bytes - 16  # topic and payload that are encoded there
-        self._topic: "Any" = None  # of the last message: valid bytes that nobody can change
         self._first = bytearray(1)
         self.busy = False  # a publish, or a step of the connection, is under way
         # What is in flight.
@@ -258,7 +256,6 @@ class Session:
         if self.busy:
             self.interrupted()
         self.busy = True
-        self._topic = None
         try:
             return self.store_message(topic, payload, qos, retain, properties, -1)
         finally:
@@ -278,27 +275,21 @@ class Session:
         """Do what `publish` does, for a caller that has set `busy`; and put the message at once, where now_ms is not -1."""
         if qos == 2 and self.max_qos == 1:
             qos = 1
-        store = self.store
-        scratch = self.scratch
-        # Never 0, and the same after a power cut [MQTT-2.3.1-1]. Unused [MQTT-2.3.1-2]: the window is shorter than 65,535.
-        # 5: [MQTT-4.3.2-1] [MQTT-4.3.3-1]
-        packet_id = (store.next_seq - 1) % 65535 + 1
-        n = 0
-        # QoS and DUP 0: 5: [MQTT-4.3.2-2] [MQTT-4.3.3-2]
-        if (
-            topic is self._topic and (qos == 1 or qos == 2) and not properties
-        ):  # a quarter of the work: nothing is to be checked
-            head = 0x31 if retain else 0x30
-            n = put_message(scratch, 0, topic, payload, head | qos << 1 | packet_id << 8)
-        if not n:
-            if properties or len(topic) + len(payload) > self._longest:
-                from .pieces import publish
+        if properties or len(topic) + len(payload) > self._longest:
+            from .pieces import publish
 
-                return publish(self, topic, payload, qos, retain, properties)
-            n = put_publish(scratch, 0, topic, payload, qos, retain, False, packet_id, self.level)
-            if self.level != _LEVEL_5 and isinstance(topic, bytes):
-                self._topic = topic
-        seq = store.append(scratch, n)
+            return publish(self, topic, payload, qos, retain, properties)
+        # The packet id is never 0, and the same after a power cut [MQTT-2.3.1-1]. Unused [MQTT-2.3.1-2]: the window is shorter
+        # than 65,535. 5: [MQTT-4.3.2-1] [MQTT-4.3.3-1]. QoS and DUP 0: 5: [MQTT-4.3.2-2] [MQTT-4.3.3-2]
+        packet_id = (self.store.next_seq - 1) % 65535 + 1
+        n = put_publish(self.scratch, 0, topic, payload, qos, retain, False, packet_id, self.level)
+        return self.store_packet(n, now_ms)
+
+    def store_packet(self, n: int, now_ms: int) -> "Any":
+        """Store the PUBLISH in scratch[:n], which has the next message's id; put it at once, where now_ms is not -1."""
+        # (One more name, and the frame had more than 11 words: it would be on the heap, which takes 25 us.)
+        store = self.store
+        seq = store.append(self.scratch, n)
         if seq and seq == self.cursor and now_ms >= 0:
             output = self.output
             if (
@@ -306,11 +297,11 @@ class Session:
                 and self.flight < self.quota
                 and seq - store.low < _WINDOW
                 and self._direct
-                and packet_id != self.request_id
+                and (seq - 1) % 65535 + 1 != self.request_id
             ):
-                output.put_copy(scratch, n)
+                output.put_copy(self.scratch, n)
                 slot = seq & 31
-                self.states[slot] = SENDER[qos] >> 4  # from NONE
+                self.states[slot] = SENDER[self.scratch[0] >> 1 & 3] >> 4  # from NONE
                 self.sent_ms[slot] = now_ms
                 self.flight += 1
                 self.cursor = self.dup_to = seq + 1
