@@ -19,6 +19,44 @@ def check_octets(text: str) -> None:
         raise UsageError("%s: give str, bytes, bytearray or a memoryview of bytes" % type(text).__name__)
 
 
+def refuse_number(value: object) -> None:
+    """Refuse an argument that is to be a number."""
+    raise UsageError("%r: a number is needed" % (value,))
+
+
+def refuse_waiting(unclaimed: object, waiting: object, attempts: object) -> None:
+    """Refuse what a client is to do with messages that wait."""
+    raise UsageError("unclaimed %r, waiting %r, attempts %r" % (unclaimed, waiting, attempts))
+
+
+def refuse_will(will: object) -> None:
+    """Refuse a will."""
+    raise UsageError("will %r: (topic, payload, qos, retain)" % (will,))
+
+
+def refuse_session(window: object, max_qos: object, refuse_after: object) -> None:
+    """Refuse what a session is made with."""
+    raise UsageError(
+        "window %r: 1 to 32; max_qos %r: 1 or 2; refuse_after %r: 0 to 254; at level 5 no retry_ms"
+        % (window, max_qos, refuse_after)
+    )
+
+
+def refuse_blocking() -> None:
+    """Refuse a call that waits."""
+    raise UsageError("blocking calls are not allowed in a message handler")
+
+
+def refuse_interruption() -> None:
+    """Refuse a call that interrupts another one."""
+    raise UsageError("called from a timer in the middle of another call: let the timer set a flag instead")
+
+
+def refuse_async() -> None:
+    """Refuse a handler that is an `async def` function."""
+    raise UsageError("async def handlers are for flashmqtt.aio")
+
+
 def goodbye(session: "Any", code: int, expiry_s: "int | None") -> "Any":
     """Return the properties of level 5's DISCONNECT."""
     if session.level != 5:

@@ -32,7 +32,6 @@ from .errors import (
     FlashMqttError,
     Refused,
     StoreWorn,
-    UsageError,
 )
 from .link import Link
 from .session.session import Session
@@ -249,10 +248,14 @@ class Client:
         )
         for number in numbers:
             if not _isinstance(number, (int, float)):
-                raise UsageError("%r: a number is needed" % (number,))
+                from .arguments import refuse_number
+
+                refuse_number(number)
         keeps = unclaimed == "keep"
         if attempts < 1 or waiting < 1 or not (keeps or unclaimed == "drop"):
-            raise UsageError("unclaimed %r, waiting %r, attempts %r" % (unclaimed, waiting, attempts))
+            from .arguments import refuse_waiting
+
+            refuse_waiting(unclaimed, waiting, attempts)
         if store is None:
             from .session.ram import RamStore
 
@@ -268,7 +271,9 @@ class Client:
         )
         if will:
             if not _isinstance(will, (tuple, list)) or len(will) != 4 or will[2] not in (0, 1, 2):
-                raise UsageError("will %r: (topic, payload, qos, retain)" % (will,))
+                from .arguments import refuse_will
+
+                refuse_will(will)
             will = (octets(will[0]), octets(will[1]), will[2], will[3])
             put_publish(self.session.scratch, 0, will[0], b"")  # or InvalidTopic
         self.connection = Connection(
@@ -543,19 +548,11 @@ class Client:
 
     def want(self, filter_: "Any", qos: int, handler: "Any", properties: "Any") -> "Any":
         """Ask for a subscription, or a list of them, as soon as there is a connection; return what can be waited for."""
-        if handler and not callable(handler):
-            raise UsageError("handler %r: a function is needed" % (handler,))
-        if properties:
-            from .codec.properties import pack
+        from .session.subscriptions import want
 
-            if self.session.level != 5:
-                raise UsageError("properties need level 5, not %d" % self.session.level)
-            properties = pack(8, properties)
-        if isinstance(filter_, (list, tuple)):
-            from .session.several import want
-
-            return want(self.session, filter_, qos, handler, properties)
-        return self.session.subscribe(octets(filter_), qos, handler, properties)
+        if not isinstance(filter_, (list, tuple)):
+            filter_ = octets(filter_)
+        return want(self.session, filter_, qos, handler, properties)
 
     def unsubscribe(
         self,
@@ -633,7 +630,9 @@ class Client:
         link = self.link
         session = self.session
         if link.handling:
-            raise UsageError("blocking calls are not allowed in a message handler")
+            from .arguments import refuse_blocking
+
+            refuse_blocking()
         self.connection.reports_delivered = self.on_delivered is not None
         begin_ms = now_ms = ticks_ms()
         handled = 0
@@ -747,7 +746,9 @@ class Client:
             self._refuse_async()
 
     def _refuse_async(self) -> None:
-        raise UsageError("async def handlers are for flashmqtt.aio")
+        from .arguments import refuse_async
+
+        refuse_async()
 
     # --- waiting ---
 

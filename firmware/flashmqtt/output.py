@@ -34,7 +34,6 @@ class Output:
 
     def __init__(self, size: int, level: int, sync: "Any") -> None:
         self.buf = bytearray(size)
-        self.size = size
         self.limit = 0
         self.level = level
         self.start = self.end = 0
@@ -50,7 +49,7 @@ class Output:
 
     def open(self) -> None:
         """The broker has accepted the connection, or a packet that was here in part is whole: packets can be put."""
-        self.limit = self.size
+        self.limit = len(self.buf)
 
     def shut(self) -> None:
         """Take no packets: DISCONNECT is the last one, or a packet is here in part."""

@@ -1,8 +1,8 @@
 """What goes onto a board: the library and the application as `.mpy` for its processor, and where each file belongs.
 
 Whatever an image need not carry is left out here: what only hosts use, the one of two implementations that the processor does
-not run, and, by `shrink`, constants' names, long internal names, and the bounds between modules that are always loaded together. The
-names that are left stand in the order that takes the fewest bytes (`order`).
+not run, and, by `shrink`, constants' names, long internal names, and the bounds between modules that are always loaded together.
+The names that are left stand in the order that takes the fewest bytes (`order`).
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ _SHORT = 126  # the file's name and "<module>" come before
 
 
 def ordered(text: str) -> str:
-    """Return a module's text that puts its most frequent names first; the same text where they all fit, or it has no docstring."""
+    """Return a module's text with its most frequent names first; as it is where all names fit, or there is no docstring."""
     module = Source("", text, False)
     uses = used(module)
     first = module.tree.body[0] if module.tree.body else None

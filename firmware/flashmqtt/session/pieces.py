@@ -57,7 +57,7 @@ def go_on(session: "Any", now_ms: int) -> None:
     at = session.partial_at
     if seq < store.low or store.is_finished(seq) or not store.length(seq):
         raise ConnectionLost("the store dropped the message that was going out")
-    room = output.size - output.end
+    room = len(output.buf) - output.end
     if not room:
         return
     session.sent_ms[seq & 31] = now_ms  # the answer can't come before the last piece has left
@@ -123,7 +123,7 @@ class Sending:
             if not self._link.write(now_ms):
                 return False
             if self._at >= 0:
-                room = min(output.size, n - self._at)
+                room = min(len(output.buf), n - self._at)
                 output.put(_put_piece, payload, self._at, room)
                 self._at += room
             elif output.room() > 0:

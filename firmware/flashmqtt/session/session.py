@@ -99,12 +99,15 @@ class Session:
         max_qos: int = 2,
         refuse_after: int = 5,
     ) -> None:
-        if level == _LEVEL_5 and retry_ms:
-            raise UsageError("level 5 has no timed retries: leave retry_ms out")  # [MQTT-4.4.0-1]
-        if not 0 < window <= _WINDOW:
-            raise UsageError("window %d: 1 to 32 messages may be in flight" % window)
-        if (max_qos != 1 and max_qos != 2) or not 0 <= refuse_after < _BLANK:
-            raise UsageError("max_qos %r: 1 or 2; refuse_after %r: 0 to 254" % (max_qos, refuse_after))
+        if (
+            (level == _LEVEL_5 and retry_ms)  # [MQTT-4.4.0-1]
+            or not 0 < window <= _WINDOW
+            or (max_qos != 1 and max_qos != 2)
+            or not 0 <= refuse_after < _BLANK
+        ):
+            from flashmqtt.arguments import refuse_session
+
+            refuse_session(window, max_qos, refuse_after)
         self.store = store
         self.level = level
         self.window = self.quota = window  # quota: what the broker allows of it (5: Receive Maximum)
@@ -267,7 +270,9 @@ class Session:
         Raises:
             UsageError: always.
         """
-        raise UsageError("called from a timer in the middle of another call: let the timer set a flag instead")
+        from flashmqtt.arguments import refuse_interruption
+
+        refuse_interruption()
 
     def store_message(
         self, topic: "Any", payload: "Any", qos: int, retain: bool, properties: "Any", now_ms: int

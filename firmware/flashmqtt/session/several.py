@@ -29,7 +29,7 @@ class Several:
         return [entry.result() for entry in self._entries]
 
 
-def want(session: "Any", filters: "Any", options: "Any", handler: "Any", properties: "Any") -> "Any":
+def want_all(session: "Any", filters: "Any", options: "Any", handler: "Any", properties: "Any") -> "Any":
     """Ask for several subscriptions; filters: a list of filters, or of pairs of a filter and its own options.
 
     Raises:
@@ -65,8 +65,8 @@ def unwant(session: "Any", filter_: "Any", properties: "Any") -> "Any":
     filters = [_octets(one) for one in filter_] if several else [_octets(filter_)]
     for one in filters:
         n = put_unsubscribe(session.scratch, 0, 1, (one,), session.level, False, properties)
-        if n > session.output.size:
-            raise BufferTooSmall("UNSUBSCRIBE of %d bytes: buffer_bytes has %d" % (n, session.output.size))
+        if n > len(session.output.buf):
+            raise BufferTooSmall("UNSUBSCRIBE of %d bytes: buffer_bytes has %d" % (n, len(session.output.buf)))
     requests = session.load_requests()
     entries = []
     for one in filters:

@@ -12,7 +12,7 @@ from flashmqtt.codec.quick import same
 from flashmqtt.codec.subscribe import put_subscribe, put_unsubscribe
 from flashmqtt.codec.topics import covers
 from flashmqtt.compat import TYPE_CHECKING, const, ticks_add, ticks_diff
-from flashmqtt.errors import BufferTooSmall, ProtocolError, Refused
+from flashmqtt.errors import BufferTooSmall, ProtocolError, Refused, UsageError
 
 if TYPE_CHECKING:
     from typing import Any  # noqa: TID251
@@ -89,6 +89,27 @@ class Subscription:
         return code
 
 
+def want(session: "Any", filter_: "Any", options: "Any", handler: "Any", properties: "Any") -> "Any":
+    """Ask for a subscription, or a list of them, with arguments as a program gives them; return what can be waited for.
+
+    Raises:
+        InvalidTopic, UsageError, BufferTooSmall: no SUBSCRIBE can ask for it.
+    """
+    if handler and not callable(handler):
+        raise UsageError("handler %r: a function is needed" % (handler,))
+    if properties:
+        from flashmqtt.codec.properties import pack
+
+        if session.level != _LEVEL_5:
+            raise UsageError("properties need level 5, not %d" % session.level)
+        properties = pack(8, properties)
+    if isinstance(filter_, (list, tuple)):
+        from .several import want_all
+
+        return want_all(session, filter_, options, handler, properties)
+    return session.subscribe(filter_, options, handler, properties)
+
+
 class Requests:
     """A session's SUBSCRIBE and UNSUBSCRIBE packets, and what the broker answered."""
 
@@ -132,8 +153,8 @@ class Requests:
         """
         session = self._session
         n = put_subscribe(session.scratch, 0, 1, ((filter_, options),), session.level, False, properties)
-        if n > session.output.size:
-            raise BufferTooSmall("SUBSCRIBE of %d bytes: buffer_bytes has %d" % (n, session.output.size))
+        if n > len(session.output.buf):
+            raise BufferTooSmall("SUBSCRIBE of %d bytes: buffer_bytes has %d" % (n, len(session.output.buf)))
 
     def entry(self, filter_: "bytes | bytearray | memoryview") -> "Any":
         """Return the subscription with this filter, a new one where there is none."""
