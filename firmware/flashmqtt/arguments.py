@@ -42,19 +42,16 @@ def refuse_session(window: object, max_qos: object, refuse_after: object) -> Non
     )
 
 
-def refuse_blocking() -> None:
-    """Refuse a call that waits."""
-    raise UsageError("blocking calls are not allowed in a message handler")
-
-
 def refuse_interruption() -> None:
     """Refuse a call that interrupts another one."""
     raise UsageError("called from a timer in the middle of another call: let the timer set a flag instead")
 
 
-def refuse_async() -> None:
-    """Refuse a handler that is an `async def` function."""
-    raise UsageError("async def handlers are for flashmqtt.aio")
+def refuse_handler(is_async: bool) -> None:
+    """Refuse an `async def` handler, or a call in a handler that would wait."""
+    if is_async:
+        raise UsageError("async def handlers are for flashmqtt.aio")
+    raise UsageError("blocking calls are not allowed in a message handler")
 
 
 def goodbye(session: "Any", code: int, expiry_s: "int | None") -> "Any":

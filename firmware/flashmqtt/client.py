@@ -543,7 +543,7 @@ class Client:
             DeadlineExpired: no answer in time.
         """
         if is_async(handler):
-            self._refuse_async()
+            self._refuse(True)
         return self._ask(self.want(filter_, qos, handler, properties), timeout_s)
 
     def want(self, filter_: "Any", qos: int, handler: "Any", properties: "Any") -> "Any":
@@ -630,9 +630,7 @@ class Client:
         link = self.link
         session = self.session
         if link.handling:
-            from .arguments import refuse_blocking
-
-            refuse_blocking()
+            self._refuse(False)  # here, the import would make the frame one name longer than 11 words
         self.connection.reports_delivered = self.on_delivered is not None
         begin_ms = now_ms = ticks_ms()
         handled = 0
@@ -743,12 +741,12 @@ class Client:
             link.handling = False
         if result is not None and type(result) is COROUTINE:
             result.close()
-            self._refuse_async()
+            self._refuse(True)
 
-    def _refuse_async(self) -> None:
-        from .arguments import refuse_async
+    def _refuse(self, is_async: bool) -> None:
+        from .arguments import refuse_handler
 
-        refuse_async()
+        refuse_handler(is_async)
 
     # --- waiting ---
 
@@ -776,9 +774,8 @@ class Client:
         """Wait until the socket is ready, the link has something to do, or the time is over."""
         link = self.link
         wait = link.wait_ms if link.wait_ms < left_ms else left_ms
-        feed = self._feed
-        if feed:
-            feed()
+        if self._feed:
+            self._feed()
             wait = min(wait, _SLICE_MS)
         if wait <= 0:
             return
