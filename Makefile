@@ -25,7 +25,7 @@ help: ## List the targets, and in parentheses what they take, with the defaults
 ##@ To begin with
 
 run: setup ## The main job: a virtual board under power cuts, a real broker, Spark, the audit (READINGS=1000 CUTS=20 LINKCUTS=10 KILLS=3 SEED=)
-	@$(PY) -m tools.run --readings $(READINGS) --cuts $(CUTS) --link-cuts $(LINKCUTS) --collector-kills $(KILLS) $(if $(SEED),--seed $(SEED))
+	@$(PY) -m tools.proof.run --readings $(READINGS) --cuts $(CUTS) --link-cuts $(LINKCUTS) --collector-kills $(KILLS) $(if $(SEED),--seed $(SEED))
 
 test: setup ## The tests, on CPython and on MicroPython, in several processes (PYTEST_ARGS="host_tests/docs -x"; "-n 0 ...": in one)
 	@$(PY) -m pytest -n auto $(PYTEST_ARGS)
@@ -86,57 +86,57 @@ forget: setup ## Delete all that is known of a device, for good, and prove it (L
 	@$(PY) -m tools.pipeline.forget --landing "$(LANDING)" --out "$(OUT)" $(if $(DEVICE),--device "$(DEVICE)") $(if $(DRY),--dry-run) $(if $(YES),--yes) $(ARGS)
 
 wire-audit: setup ## Audit captured MQTT traffic (ARGS="--captures DIR --out DIR")
-	@$(PY) -m tools.wire $(ARGS)
+	@$(PY) -m tools.proof.wire $(ARGS)
 
 ##@ The proofs
 
 powercut: setup ## Cut the power at every flash operation, and again in the recovery; prints how many cuts (SHORT=1: a minute; REPLAY=id)
-	@$(PY) -m tools.powercut $(if $(SHORT),--short) $(if $(REPLAY),--replay "$(REPLAY)")
+	@$(PY) -m tools.proof.powercut $(if $(SHORT),--short) $(if $(REPLAY),--replay "$(REPLAY)")
 	@$(if $(REPLAY),,$(PY) -m host_tests.journal.flips $(if $(SHORT),29))
 
 powercut-board: setup ## A board's whole life under power cuts (FLASHMQTT_UF2=image runs it on an emulated Pico, too)
 	@FLASHMQTT_BOARD_CUTS=250 $(PY) -m pytest host_tests/flash/test_board_power_cuts.py
 
 faults: setup ## Cut the link everywhere, kill broker and board everywhere; counts losses and duplicates (SHORT=1; REPLAY=id)
-	@$(PY) -m tools.faults $(if $(SHORT),--short) $(if $(REPLAY),--case "$(REPLAY)")
+	@$(PY) -m tools.proof.faults $(if $(SHORT),--short) $(if $(REPLAY),--case "$(REPLAY)")
 
 hostile: setup ## A broker that does every wrong thing at every moment (REPLAY=id)
-	@$(PY) -m tools.hostile $(if $(REPLAY),--case "$(REPLAY)")
+	@$(PY) -m tools.proof.hostile $(if $(REPLAY),--case "$(REPLAY)")
 
 brokers: setup ## The same scenarios against every real broker that can be had; what each of them does (ONLY="mosquitto aedes"; REPLAY=id; KEEP=1: into its page)
-	@$(PY) -m tools.brokers $(if $(ONLY),--brokers $(ONLY)) $(if $(REPLAY),--case "$(REPLAY)") $(if $(KEEP),--keep)
+	@$(PY) -m tools.proof.brokers $(if $(ONLY),--brokers $(ONLY)) $(if $(REPLAY),--case "$(REPLAY)") $(if $(KEEP),--keep)
 
 fuzz: setup ## A million malformed streams through the decoder (CASES=1000000)
-	@$(PY) -m tools.fuzz $(if $(CASES),--cases $(CASES))
+	@$(PY) -m tools.proof.fuzz $(if $(CASES),--cases $(CASES))
 
 collector-kills: setup ## Kill the collector with -9 under load, again and again, then count (TIMES=100)
-	@$(PY) -m tools.collector.kills --kills $(or $(TIMES),100)
+	@$(PY) -m tools.proof.collector_kills --kills $(or $(TIMES),100)
 
 cluster: setup ## The pipeline on a standalone Spark cluster, killed with -9 again and again: the same tables
 	@$(PY) -m tools.pipeline.cluster
 
 wakes: setup ## 500 wakes of a sleeping board, half of them without a network
-	@$(PY) -m tools.virtual_board.wakes --wakes 500
+	@$(PY) -m tools.proof.wakes --wakes 500
 
 soak: setup ## A fleet under every fault at once, through Spark to the audit; is memory flat, wear even? (MINUTES=60 BOARDS=10 SEED=)
-	@$(PY) -m tools.soak --minutes $(or $(MINUTES),60) --boards $(or $(BOARDS),10) $(if $(SEED),--seed $(SEED))
+	@$(PY) -m tools.proof.soak --minutes $(or $(MINUTES),60) --boards $(or $(BOARDS),10) $(if $(SEED),--seed $(SEED))
 
 vectors: setup ## Check the packet vectors against a second implementation's codec (needs Node.js with npm)
-	@$(PY) -m tools.check.vectors --check
+	@$(PY) -m tools.proof.check.vectors --check
 
 ##@ What is proved, and how well it does
 
 requirements: setup ## Which tests prove which rule (LIST=1: each test)
-	@$(PY) -m tools.check.requirements $(if $(LIST),--list)
+	@$(PY) -m tools.proof.check.requirements $(if $(LIST),--list)
 
 clauses: setup ## Which normative statements of MQTT are obeyed where, and proved by which test (LIST=1: each)
-	@$(PY) -m tools.check.clauses $(if $(LIST),--list)
+	@$(PY) -m tools.proof.check.clauses $(if $(LIST),--list)
 
 bench: setup ## Measure everything beside the peers; tables, bench.json (ONLY=journal for one area; KEEP=1: for the documents)
-	@$(PY) -m tools.bench $(if $(ONLY),--only $(ONLY)) $(if $(KEEP),--keep)
+	@$(PY) -m tools.proof.bench $(if $(ONLY),--only $(ONLY)) $(if $(KEEP),--keep)
 
 size: setup ## What the library weighs on a board, against the ledger, and what three programs load (FLASHMQTT_MICROPYTHON32=path, FLASHMQTT_FROZEN32=path)
-	@$(PY) -m tools.check.size --runs
+	@$(PY) -m tools.proof.check.size --runs
 
 ##@ The house
 
@@ -144,7 +144,7 @@ release: setup ## Build what is published, reproducibly, into dist/: mip package
 	@$(PY) -m tools.deploy.release
 
 check: setup ## What CI runs: format, lint, types, layers, mpy-cross, sizes, rules, clauses, tests
-	@$(PY) -m tools.check
+	@$(PY) -m tools.proof.check
 
 format: setup ## Format all code
 	@$(VENV)/bin/ruff format .

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tools import bench as package
-from tools.bench import __main__ as bench
-from tools.bench import chip, figures
-from tools.bench._goals import GOALS, at_least, at_most, shown
-from tools.check import size
+from tools.proof import bench as package
+from tools.proof.bench import __main__ as bench
+from tools.proof.bench import chip, figures
+from tools.proof.bench._goals import GOALS, at_least, at_most, shown
+from tools.proof.check import size
 
 
 def result(area, found, whole=True):
@@ -81,7 +81,7 @@ def test_numbers_are_shown_as_people_read_them():
 
 
 def failing_area(name, monkeypatch, run):
-    module = importlib.import_module(f"tools.bench.{name}")
+    module = importlib.import_module(f"tools.proof.bench.{name}")
     monkeypatch.setattr(module, "run", run)
 
 

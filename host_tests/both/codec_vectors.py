@@ -1,4 +1,4 @@
-"""The golden vectors (`host_tests/vectors`, made by `python -m tools.check.vectors`) in the terms of the codec."""
+"""The golden vectors (`host_tests/vectors`, made by `python -m tools.proof.check.vectors`) in the terms of the codec."""
 
 import json
 from binascii import unhexlify

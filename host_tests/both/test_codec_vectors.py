@@ -8,7 +8,7 @@ import codec_vectors
 from flashmqtt.codec.decode import Decoder
 from flashmqtt.codec.server import ServerDecoder
 from flashmqtt.errors import MalformedPacket
-from tools.fuzz import cases
+from tools.proof.fuzz import cases
 
 ON_MICROPYTHON = sys.implementation.name == "micropython"
 LEVELS = [3, 4, 5]
@@ -78,7 +78,7 @@ def test_valid_vector_cut_at_every_byte_needs_more(level):
 
 
 def _mutations(byte):
-    """Return some of the other 255 values of a byte; `python -m tools.fuzz` takes all of them."""
+    """Return some of the other 255 values of a byte; `python -m tools.proof.fuzz` takes all of them."""
     values = [byte ^ 1 << bit for bit in range(8)]
     if not ON_MICROPYTHON:
         values += [0, 0x7F, 0x80, 0xFF, (byte + 1) & 0xFF, (byte - 1) & 0xFF, 0x1F, 0x26]

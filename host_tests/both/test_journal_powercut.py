@@ -9,7 +9,7 @@ from flashmqtt.flash.block import BlockRegion
 from flashmqtt.flash.ram import RamRegion
 from flashmqtt.journal.journal import Journal
 from tools.flashsim.nor import NorFlash, PowerCut
-from tools.powercut.cuts import run_sample, run_script
+from tools.proof.powercut.cuts import run_sample, run_script
 
 NAMES = (
     "first",

@@ -9,15 +9,15 @@ import itertools
 import pytest
 
 from tools.broker import find_mosquitto
-from tools.brokers import __main__ as command
-from tools.brokers import page
-from tools.brokers.device import body
-from tools.brokers.judge import Got, Message, Observed, judge
-from tools.brokers.kinds import Amqtt, Certificate, Mosquitto, NotHere
-from tools.brokers.runner import FACES, INTERPRETERS, Case, all_cases, run_broker
-from tools.brokers.scenarios import SCENARIOS
-from tools.faults import packets as p
-from tools.proxy import DOWN, UP, Seen
+from tools.proof.brokers import __main__ as command
+from tools.proof.brokers import page
+from tools.proof.brokers.device import body
+from tools.proof.brokers.judge import Got, Message, Observed, judge
+from tools.proof.brokers.kinds import Amqtt, Certificate, Mosquitto, NotHere
+from tools.proof.brokers.runner import FACES, INTERPRETERS, Case, all_cases, run_broker
+from tools.proof.brokers.scenarios import SCENARIOS
+from tools.proof.faults import packets as p
+from tools.proof.proxy import DOWN, UP, Seen
 
 WORKERS = 6
 

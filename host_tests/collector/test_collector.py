@@ -24,7 +24,7 @@ import pytest
 from flashmqtt.errors import MalformedPacket
 from tools import broker as brokers
 from tools.collector import collector as collector_module
-from tools.collector import kills, sealer
+from tools.collector import sealer
 from tools.collector.collector import Collector, CollectorError, Settings
 from tools.collector.health import Health, PortInUse
 from tools.collector.oversize import OversizeDecoder
@@ -32,6 +32,7 @@ from tools.collector.runs import PUBREC_WINDOW
 from tools.landing.lock import LandingInUse
 from tools.landing.log import DiskFull, LandingDamaged, LandingStalled, read_log
 from tools.landing.segments import find_segments
+from tools.proof import collector_kills as kills
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 60  # on a busy machine

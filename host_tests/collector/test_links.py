@@ -14,7 +14,7 @@ from tools.collector.collector import Collector, Settings
 from tools.collector.health import Health
 from tools.landing.log import read_log
 from tools.landing.seal import rows_of
-from tools.proxy import Cut, Proxy
+from tools.proof.proxy import Cut, Proxy
 
 pytestmark = [
     pytest.mark.req("P1", "Q3", "Q4"),

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tools.check import size
+from tools.proof.check import size
 
 
 @pytest.mark.req("B2")

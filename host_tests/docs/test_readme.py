@@ -19,10 +19,11 @@ from flashmqtt.client import Client
 from flashmqtt.errors import StoreFull
 from flashmqtt.flash.ram import RamRegion
 from flashmqtt.journal.journal import Journal
-from tools.bench import figures
 from tools.broker import Broker, find_mosquitto
-from tools.check import reference, requirements
+from tools.deploy import reference
 from tools.deploy.build import image
+from tools.proof.bench import figures
+from tools.proof.check import requirements
 from tools.virtual_board.device import Device
 from tools.virtual_board.image import build
 
@@ -295,11 +296,11 @@ def test_every_file_that_a_document_names_exists(document):
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: str(document.relative_to(ROOT)))
 def test_every_figure_in_a_document_is_the_committed_one(document):
     complaints = figures.complaints(document.read_text(), figures.committed())
-    assert complaints == [], "run: python -m tools.bench.figures --write"
+    assert complaints == [], "run: python -m tools.proof.bench.figures --write"
 
 
 def test_page_of_figures_has_the_table():
-    assert figures.TABLE.search((ROOT / "tools/bench/README.md").read_text())
+    assert figures.TABLE.search((ROOT / "tools/proof/bench/README.md").read_text())
 
 
 def test_readme_is_read_in_one_sitting():

@@ -6,14 +6,14 @@ from dataclasses import replace
 import pytest
 
 from tools.broker import find_mosquitto
-from tools.faults import packets as p
-from tools.faults.__main__ import Tally, run_suite
-from tools.faults.audit import audit
-from tools.faults.cases import Case, Outcome, judge, places_of
-from tools.faults.power import MESSAGES_A_KILL, torment
-from tools.faults.runner import HEAP
-from tools.faults.suites import FULL, SHORT
-from tools.proxy import Cut, Seen
+from tools.proof.faults import packets as p
+from tools.proof.faults.__main__ import Tally, run_suite
+from tools.proof.faults.audit import audit
+from tools.proof.faults.cases import Case, Outcome, judge, places_of
+from tools.proof.faults.power import MESSAGES_A_KILL, torment
+from tools.proof.faults.runner import HEAP
+from tools.proof.faults.suites import FULL, SHORT
+from tools.proof.proxy import Cut, Seen
 
 WORKERS = 8
 needs_mosquitto = pytest.mark.skipif(find_mosquitto() is None, reason="no mosquitto")

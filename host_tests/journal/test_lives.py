@@ -2,7 +2,7 @@
 
 import pytest
 
-from tools.powercut.adversary import (
+from tools.proof.powercut.adversary import (
     MUTATIONS,
     Mutation,
     Plan,
@@ -11,7 +11,7 @@ from tools.powercut.adversary import (
     first_mount_on_chip,
     sample_chain,
 )
-from tools.powercut.soak import soak
+from tools.proof.powercut.soak import soak
 
 GEOMETRIES = ("rp2", "esp32", "page64", "page32")
 

@@ -9,9 +9,9 @@ import pytest
 
 from flashmqtt.codec import encode, server
 from tools.broker import Broker
-from tools.proxy import Proxy
-from tools.wire import __main__ as wire
-from tools.wire import capture, flows
+from tools.proof.proxy import Proxy
+from tools.proof.wire import __main__ as wire
+from tools.proof.wire import capture, flows
 
 UP, DOWN = capture.UP, capture.DOWN
 CLIENT, BROKER = ("10.0.0.7", 50_000), ("10.0.0.1", 1883)

@@ -3,7 +3,7 @@
 import random
 from collections import Counter
 
-from tools.run import chaos
+from tools.proof.run import chaos
 
 
 def test_every_fault_asked_for_is_drawn():

@@ -59,11 +59,14 @@ def test_a_named_failure_is_one_line_and_any_other_stays_an_error(capsys):
 @pytest.mark.parametrize(
     "line",
     [
-        *("run --cuts abc", "run --readings 0", "run --port 70000", "run --flash-kib 18", "run --output /dev/null"),
-        *("soak --minutes nan", "soak --boards 0", "soak --interval-ms 1"),
-        *("faults --only nothing", "faults --workers 0", "faults --case foo", "faults --case power/x"),
-        *("hostile --levels 7", "hostile --interpreters foo", "hostile --case 4/mpy/connect/nonsense"),
-        *("fuzz --cases 0", "fuzz --cases x", "virtual_board.wakes --wakes 1", "virtual_board.wakes --cuts 2"),
+        *(
+            f"proof.run --{words}"
+            for words in ("cuts abc", "readings 0", "port 70000", "flash-kib 18", "output /dev/null")
+        ),
+        *("proof.soak --minutes nan", "proof.soak --boards 0", "proof.soak --interval-ms 1"),
+        *(f"proof.faults --{words}" for words in ("only nothing", "workers 0", "case foo", "case power/x")),
+        *(f"proof.hostile --{words}" for words in ("levels 7", "interpreters foo", "case 4/mpy/connect/nonsense")),
+        *("proof.fuzz --cases 0", "proof.fuzz --cases x", "proof.wakes --wakes 1", "proof.wakes --cuts 2"),
         *("deploy deploy --board teensy", "deploy monitor --timeout nan", "deploy backup --output /dev/null"),
     ],
 )
@@ -81,7 +84,10 @@ def test_a_wrong_argument_is_named_before_anything_is_done(line, capsys):
     assert name in last and wrong in last
 
 
-@pytest.mark.parametrize("name", ["run", "deploy", "soak", "powercut", "journal", "collector", "wire", "pipeline.run"])
+@pytest.mark.parametrize(
+    "name",
+    ["proof.run", "deploy", "proof.soak", "proof.powercut", "journal", "collector", "proof.wire", "pipeline.run"],
+)
 def test_a_command_finds_the_library_without_the_makefiles_path(name):
     environment = {variable: value for variable, value in os.environ.items() if variable != "PYTHONPATH"}
     ran = subprocess.run(

@@ -14,8 +14,8 @@ from tools.children import bound_to_this_process
 
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_S = 120
-RUN = ["tools.run", "--readings", "100000"]
-SOAK = ["tools.soak", "--minutes", "60", "--boards", "2"]
+RUN = ["tools.proof.run", "--readings", "100000"]
+SOAK = ["tools.proof.soak", "--minutes", "60", "--boards", "2"]
 COMMANDS = [RUN, SOAK] if find_mosquitto() else [RUN]
 
 
@@ -90,7 +90,7 @@ def marked(mark: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "command", ["tools.hostile", "tools.faults --short", "tools.fuzz", "tools.virtual_board.wakes"]
+    "command", ["tools.proof.hostile", "tools.proof.faults --short", "tools.proof.fuzz", "tools.proof.wakes"]
 )
 def test_ctrl_c_ends_a_long_command_in_one_line(command, tmp_path):
     mark = f"FLASHMQTT_TEST={tmp_path}"

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from tools.proxy import Cut, Proxy, packet_ends, place_inside_a_packet
+from tools.proof.proxy import Cut, Proxy, packet_ends, place_inside_a_packet
 
 PINGREQ = b"\xc0\x00"
 PUBLISH = b"\x32\x07\x00\x03a/b\x00\x0a"

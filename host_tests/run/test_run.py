@@ -14,8 +14,8 @@ import pytest
 
 from tools.broker import find_mosquitto
 from tools.landing.segments import find_segments
-from tools.run.__main__ import Story, chain, parse
-from tools.wire import flows
+from tools.proof.run.__main__ import Story, chain, parse
+from tools.proof.wire import flows
 
 ROOT = Path(__file__).resolve().parents[2]
 # amqtt 0.12.1 forgets what is in flight at QoS 2 when a connection is lost (its log: "PUBREL for unknown pending
@@ -29,7 +29,7 @@ HASTE = ("--interval-ms=10", f"--readings={READINGS}")
 def start(output: Path, *arguments: str) -> subprocess.Popen:
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'firmware'}"}
     return subprocess.Popen(
-        [sys.executable, "-m", "tools.run", "--output", str(output), *arguments],
+        [sys.executable, "-m", "tools.proof.run", "--output", str(output), *arguments],
         cwd=ROOT,
         env=environment,
         stdout=subprocess.PIPE,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tools.check import flows
+from tools.proof.check import flows
 
 
 @pytest.mark.req("Q1", "Q2", "Q4")

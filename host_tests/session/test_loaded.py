@@ -1,7 +1,7 @@
 """Parts of the library that a program does not use are not loaded: five programs, and exactly what each loads on MicroPython.
 
-They run against a broker (`tools/bench/on_board/programs.py`), once with every module by itself, once as `make deploy` packs
-them.
+They run against a broker (`tools/proof/bench/on_board/programs.py`), once with every module by itself, once as
+`make deploy` packs them.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from tools.broker import Broker
-from tools.check import size
 from tools.deploy import build
+from tools.proof.check import size
 
 MICROPYTHON = Path(sys.executable).parent / "micropython"
 

@@ -11,8 +11,8 @@ from flashmqtt.journal.journal import Journal
 from tools.landing import segments
 from tools.pipeline import schemas
 from tools.pipeline.commits import Commit, Output
-from tools.soak import judge
-from tools.soak.samples import HEAP_BYTES, Sample, Wear, heaps, write
+from tools.proof.soak import judge
+from tools.proof.soak.samples import HEAP_BYTES, Sample, Wear, heaps, write
 
 SEVERAL = 120
 

@@ -15,8 +15,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
 import sys
 from pathlib import Path
-from tools.soak.__main__ import soak
-from tools.soak.fleet import Settings
+from tools.proof.soak.__main__ import soak
+from tools.proof.soak.fleet import Settings
 
 settings = Settings(
     seconds=6, boards=3, seed=5, interval_ms=50, health_s=1, power_s=3, link_s=4, silence_s=20, absence_s=10,

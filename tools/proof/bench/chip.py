@@ -1,0 +1,241 @@
+"""The chip: what an operation takes on an emulated Pico, in its cycles at 125 MHz, beside umqtt.simple.
+
+Measured on the image of a plain Pico that FLASHMQTT_UF2 names. Without one this area says so, and the last run's figures stay.
+The modules are those that `make deploy` copies. The emulator (rp2040py) counts the processor's cycles, and the board's clock runs
+on them. Free there, so that real times are longer: what the flash takes to program and erase, and misses of the cache
+before it. The USB interrupt is off during a measurement: the emulated host's polling would take a third of the cycles.
+
+The proxy needs no image: the user instructions of the same operations on a unix port, of 32 bits where FLASHMQTT_MICROPYTHON32
+names one. The table tells how many cycles of the chip stand against one of them.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import importlib.metadata
+import json
+import os
+import re
+import shutil
+import statistics
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tools.deploy import build
+from tools.flashsim.pico import FLASH_BYTES, EmulatedPico
+from tools.proof.bench._areas import RESULTS
+from tools.proof.bench.codec import BIN, peer_path, ran
+
+if TYPE_CHECKING:
+    from tools.proof.bench.__main__ import Bench
+
+HERE = Path(__file__).parent
+DEVICE = HERE / "on_board" / "chip.py"
+SECTORS, SECTOR_BYTES = 64, 4096
+CYCLES_A_MS = 125_000
+
+# Runs on the emulated board. The journal lies where littlefs has written nothing, from FIRST on.
+RUN = """
+import machine, rp2
+import bench_chip
+def opened():
+    from flashmqtt.flash.block import BlockRegion
+    return BlockRegion(rp2.Flash(), FIRST, {sectors})
+machine.mem32[0xE000E180] = 1 << 5  # no USB interrupt
+try:
+    took = bench_chip.measure({case!r}, {count}, opened)
+finally:
+    machine.mem32[0xE000E100] = 1 << 5
+print(took)
+"""
+
+
+# The figures: its case on the board, how many operations, and the journal that they begin with.
+FIGURES = {
+    "umqtt_simple.publish_qos0_ms": ("umqtt0", 20, ""),
+    "umqtt_simple.publish_qos1_ms": ("umqtt1", 20, ""),
+    "publish_qos0_ms": ("ram0", 40, ""),
+    "publish_qos1_ram_ms": ("ram1", 20, ""),
+    "append_100_ms": ("append", 24, "empty"),
+    "publish_qos1_journal_ms": ("journal1", 24, "empty"),
+    "publish_qos2_journal_ms": ("journal2", 16, "empty"),
+    "sector_change_ms": ("append", 70, "empty"),
+    "sector_change_full_ms": ("append_full", 36, "full"),
+    "mount_64_ms": ("mount", 1, "some"),
+    "import_ms": ("import", 1, ""),
+}
+WARM = 2  # the first operations, which do what is done once
+# The proxy counts operations by the difference of two runs; what happens once, by the difference to a run without it.
+BESIDE = {"mount": "import", "import": "nothing"}
+NO_IMAGE = "FLASHMQTT_UF2 names no image of a plain Pico: nothing was measured on the chip, and its last figures stay"
+
+
+def files(march: str) -> dict[str, bytes]:
+    """Return what lies on the emulated board: the library as `make deploy` compiles it, umqtt.simple, and the cases."""
+    library = build.packed({f"/lib/{path[:-3]}.mpy": source for path, source in build.library().items()}, march)
+    simple = (peer_path() / "umqtt" / "simple.py").read_text()
+    return {
+        **{path.lstrip("/"): content for path, content in library.items()},
+        "lib/umqtt/simple.mpy": build.compiled("umqtt.simple", simple, march),
+        "lib/bench_chip.mpy": build.compiled("bench_chip", DEVICE.read_text(), march),
+    }
+
+
+class Unix:
+    """The same files on a unix port."""
+
+    def __init__(self, interpreter: Path, bits: int, folder: Path) -> None:
+        self.interpreter = interpreter
+        self._folder = folder
+        for path, content in files("x86" if bits == 32 else "x64").items():
+            target = folder / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(content)
+
+    def run(self, what: str, case: str, count: int, image: Path, before: tuple[str, ...] = ()) -> str:
+        """Run the board's side; return what it wrote to stderr."""
+        words = [str(self.interpreter), "-X", "heapsize=1M", str(DEVICE), what, case, str(count), str(image)]
+        return ran([*before, *words], f".frozen:{self._folder / 'lib'}").stderr
+
+    def prepared(self, kind: str) -> bytes:
+        """Return the journal that a case begins with."""
+        if not kind:
+            return b""
+        image = self._folder / "prepared"
+        image.unlink(missing_ok=True)
+        self.run("prepare", kind, 0, image)
+        return image.read_bytes()
+
+    def instructions(self, case: str, count: int, journal: bytes) -> int:
+        """Return the user instructions of a run."""
+        image = self._folder / "image"
+        image.unlink(missing_ok=True)
+        if journal:
+            image.write_bytes(journal)
+        valgrind = ("valgrind", "--tool=cachegrind", "--cache-sim=no", "--cachegrind-out-file=/dev/null")
+        counted = re.search(r"I\s+refs:\s+([\d,]+)", self.run("measure", case, count, image, valgrind))
+        if counted is None:
+            raise RuntimeError("cachegrind printed no count")
+        return int(counted[1].replace(",", ""))
+
+    def operation(self, case: str, count: int, journal: bytes) -> float:
+        """Return the instructions of one operation."""
+        if case in BESIDE:
+            return self.instructions(case, 1, journal) - self.instructions(BESIDE[case], 1, b"")
+        return (self.instructions(case, 2 * count, journal) - self.instructions(case, count, journal)) / count
+
+
+def blank_run(storage: bytes) -> int:
+    """Return the first of as many blank sectors in a row as the journal takes."""
+    found = storage.find(b"\xff" * (SECTORS + 1) * SECTOR_BYTES)
+    if found < 0:
+        raise RuntimeError("no room for the journal between the files")
+    return -(-found // SECTOR_BYTES)
+
+
+class Chip:
+    """Emulated Picos that all begin with the same files."""
+
+    def __init__(self, uf2: Path, on_board: dict[str, bytes]) -> None:
+        self._new = lambda: EmulatedPico(uf2)
+        self._files = on_board
+        self._storage = asyncio.run(self._asked())
+
+    async def _asked(self) -> int:
+        pico = self._new()
+        await pico.start()
+        printed, _ = await pico.run("import rp2\nprint(rp2.Flash().ioctl(4, 0))")
+        pico.stop()
+        return int(printed) * SECTOR_BYTES
+
+    def run(self, code: str, journal: bytes = b"", timeout_s: float = 400) -> str:
+        """Return what this code prints on a board whose last sectors hold this journal."""
+        return asyncio.run(self._run(code, journal, timeout_s))
+
+    async def _run(self, code: str, journal: bytes, timeout_s: float) -> str:
+        pico = self._new()
+        try:
+            pico.install(self._files, self._storage)
+            start = FLASH_BYTES - self._storage
+            flash = pico.device.mcu.flash
+            first = blank_run(bytes(flash[start:FLASH_BYTES]))
+            at = start + first * SECTOR_BYTES
+            flash[at : at + len(journal)] = journal
+            await pico.start()
+            return (await pico.run(f"FIRST = {first}\n{code}", timeout_s))[0]
+        finally:
+            pico.stop()
+
+    def measure(self, case: str, count: int, journal: bytes = b"") -> list[float]:
+        """Return what each operation took, in milliseconds."""
+        printed = self.run(RUN.format(case=case, count=count, sectors=SECTORS), journal)
+        return [us / 1000 for us in ast.literal_eval(printed.strip().splitlines()[-1])]
+
+
+def figure_of(name: str, took: list[float]) -> float:
+    """Return the figure: the dearest operation where a sector changes, else the mean of those after the first."""
+    if name.startswith("sector_change"):
+        return max(took)
+    return statistics.fmean(took[WARM:] or took)
+
+
+def measured(bench: Bench, uf2: str, unix: Unix) -> dict[str, float]:
+    """Return the figures of the chip."""
+    found: dict[str, float] = {}
+    chip = Chip(Path(uf2), files("armv6m"))
+    for name, (case, count, kind) in FIGURES.items():
+        bench.progress(f"chip: {name}")
+        found[name] = figure_of(name, chip.measure(case, count, unix.prepared(kind)))
+        bench.figure(f"chip.{name}", found[name])
+    return found
+
+
+def kept() -> dict[str, float]:
+    """Return the committed figures of the chip."""
+    figures = json.loads(RESULTS.read_text())["figures"] if RESULTS.exists() else {}
+    return {name: figures[f"chip.{name}"] for name in FIGURES if f"chip.{name}" in figures}
+
+
+def counted(bench: Bench, bits: int, unix: Unix) -> dict[str, float]:
+    """Return the instructions of each operation on the unix port."""
+    found: dict[str, float] = {}
+    for name, (case, count, kind) in FIGURES.items():
+        if name.startswith("sector_change"):  # one among many, which a difference of runs does not show
+            continue
+        bench.progress(f"chip: {name}, instructions")
+        place = name.removesuffix("_ms")
+        found[name] = round(unix.operation(case, count, unix.prepared(kind)))
+        bench.figure(f"proxy{bits}.{place}.instructions", found[name])
+    return found
+
+
+def run(bench: Bench) -> None:
+    """Measure the chip where there is an image, and the proxy in any case."""
+    uf2 = os.environ.get("FLASHMQTT_UF2", "")
+    interpreter32 = os.environ.get("FLASHMQTT_MICROPYTHON32", "")
+    bits = 32 if interpreter32 else 64
+    with tempfile.TemporaryDirectory() as scratch:
+        unix = Unix(Path(interpreter32) if interpreter32 else BIN / "micropython", bits, Path(scratch))
+        if uf2:
+            times, of = measured(bench, uf2, unix), "this run"
+        else:
+            bench.clear()
+            print(f"\nchip: {NO_IMAGE}")
+            times, of = kept(), "the last run on an image"
+        instructions = counted(bench, bits, unix) if shutil.which("valgrind") else {}
+    if not instructions:
+        print("\nchip: no valgrind, so there is no proxy")
+    rows: list[list[object]] = []
+    for name in FIGURES:
+        ms, number = times.get(name), instructions.get(name)
+        ratio = round(ms * CYCLES_A_MS / number, 1) if ms and number else ""
+        rows.append([name, "" if ms is None else ms, "" if number is None else number, ratio])
+    simple = importlib.metadata.version("micropython-umqtt.simple")
+    bench.table(
+        f"chip: an emulated Pico at 125 MHz ({of}; flash and XIP misses free), and the proxy's user instructions "
+        f"({bits} bits); umqtt.simple {simple} from PyPI",
+        ["", "ms", "instructions", "cycles each"],
+        rows,
+    )

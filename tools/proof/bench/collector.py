@@ -1,0 +1,170 @@
+"""The collector against paho-mqtt: a backlog of QoS 1 messages in mosquitto, taken as fast as it goes.
+
+Ours makes every message durable before its acknowledgement leaves (and seals segments meanwhile); paho only counts
+them. Both as processes of their own, one after the other, in alternating rounds, over the same backlog: from the
+CONNACK to the last message (ours: to its sync).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tools.broker import Broker
+
+if TYPE_CHECKING:
+    from tools.proof.bench.__main__ import Bench
+
+ROOT = Path(__file__).resolve().parents[3]
+BROKER = "max_inflight_messages 10000\nautosave_on_changes false\nautosave_interval 1800\nlog_type none"
+DEVICES = 50
+PAYLOAD = b'[{"bn":"device-%02d/","boot":3,"seq":%08d,"up":12.345,"n":"load1","v":0.42}]'
+DEADLINE_S = 120
+
+
+def packet(ordinal: int, packet_id: int) -> bytes:
+    """Return the PUBLISH of one reading, about 100 bytes long."""
+    device = ordinal % DEVICES
+    topic = b"flashmqtt/device-%02d/readings" % device
+    payload = PAYLOAD % (device, ordinal)
+    body = len(topic).to_bytes(2, "big") + topic + packet_id.to_bytes(2, "big") + payload
+    assert len(body) < 128
+    return b"\x32" + bytes((len(body),)) + body
+
+
+def fill(port: int, count: int) -> None:
+    """Publish `count` messages at QoS 1 and wait until the broker has acknowledged all of them."""
+    with socket.create_connection(("127.0.0.1", port)) as sock:
+        sock.sendall(bytes.fromhex("100c00044d5154540402003c0000"))
+        assert sock.recv(4) == b"\x20\x02\x00\x00"
+        for first in range(0, count, 1000):
+            many = range(first, min(first + 1000, count))
+            sock.sendall(b"".join(packet(ordinal, ordinal % 1000 + 1) for ordinal in many))
+            left = 4 * len(many)
+            while left:
+                left -= len(sock.recv(left))
+
+
+def subscribe(port: int, client_id: bytes) -> None:
+    """Make a persistent session with a QoS 1 subscription."""
+    with socket.create_connection(("127.0.0.1", port)) as sock:
+        body = b"\x00\x04MQTT\x04\x00\x00\x3c" + len(client_id).to_bytes(2, "big") + client_id
+        sock.sendall(b"\x10" + bytes((len(body),)) + body)
+        assert sock.recv(4)[:2] == b"\x20\x02"
+        sock.sendall(bytes.fromhex("8210000a000b666c6173686d7174742f2301"))
+        assert sock.recv(5) == b"\x90\x03\x00\x0a\x01"
+        sock.sendall(b"\xe0\x00")
+
+
+def ours(port: int, count: int, landing: Path) -> float:
+    """Collect `count` messages; return the seconds from CONNACK until the last was durable and acknowledged."""
+    from tools.collector.collector import Collector, Settings
+    from tools.collector.health import Health
+
+    settings = Settings(
+        "127.0.0.1", port, "ours", landing, topics=(("flashmqtt/#", 1),), segment_rows=50_000, segment_seconds=30.0
+    )
+    collector = Collector(settings, Health("ours", quiet=True))
+
+    async def collect() -> float:
+        running = asyncio.create_task(collector.run())
+        while collector.rows_acknowledged < count and not running.done():
+            await asyncio.sleep(0.005)
+        if running.done():
+            running.result()
+        seconds = time.perf_counter() - collector.connected_at
+        collector.stop()
+        await running
+        return seconds
+
+    return asyncio.run(collect())
+
+
+def paho(port: int, count: int) -> float:
+    """Count `count` messages with paho-mqtt; return the seconds from CONNACK to the last."""
+    from paho.mqtt import client
+    from paho.mqtt.enums import CallbackAPIVersion
+
+    times: list[float] = []
+    seen = 0
+
+    def on_connect(*_: object) -> None:
+        times.append(time.perf_counter())
+
+    def on_message(*_: object) -> None:
+        nonlocal seen
+        seen += 1
+        if seen == count:
+            times.append(time.perf_counter())
+            mqtt.disconnect()
+
+    mqtt = client.Client(CallbackAPIVersion.VERSION2, "paho", clean_session=False)
+    mqtt.on_connect, mqtt.on_message = on_connect, on_message
+    mqtt.connect("127.0.0.1", port)
+    mqtt.loop_forever()
+    return times[1] - times[0]
+
+
+def measure(kind: str, port: int, count: int, directory: Path) -> float:
+    """Run one side in a process of its own; return messages a second."""
+    subscribe(port, kind.encode())
+    fill(port, count)
+    command = [sys.executable, "-m", "tools.proof.bench.collector", kind, str(port), str(count), str(directory)]
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'firmware'}"}
+    answer = subprocess.run(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, timeout=DEADLINE_S, check=True
+    ).stdout
+    return count / float(json.loads(answer)["seconds"])
+
+
+def run(bench: Bench) -> None:
+    """Measure, and report."""
+    count, rounds = (40_000, 1) if bench.quick else (200_000, 3)
+    rates: dict[str, list[float]] = {"ours": [], "paho": []}
+    with tempfile.TemporaryDirectory(prefix="bench-collector-") as name:
+        for turn in range(rounds):
+            for kind, found in rates.items():
+                bench.progress(f"collector: {kind}, round {turn + 1} of {rounds}")
+                # A broker of its own for each: the other's session would fill up meanwhile.
+                with Broker(Path(name) / f"broker-{kind}-{turn}", kind="mosquitto", extra=BROKER) as broker:
+                    found.append(measure(kind, broker.port, count, Path(name) / f"landing-{turn}"))
+    best = {kind: statistics.median(found) for kind, found in rates.items()}
+    ratio = statistics.median(mine / theirs for mine, theirs in zip(rates["ours"], rates["paho"], strict=True))
+    bench.figure("collector.qos1.per_s", best["ours"])
+    bench.figure("collector.qos1.ratio_paho", ratio)
+    bench.table(
+        f"Collector: {count:,} QoS 1 messages of about 100 bytes out of mosquitto (median of {rounds})",
+        ["", "messages/s", "ratio", "durable before PUBACK"],
+        [["flashmqtt", best["ours"], ratio, "yes"], ["paho-mqtt", best["paho"], 1.0, "no"]],
+    )
+
+
+def main() -> None:
+    """Be one side of the measurement."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("kind", choices=("ours", "paho"))
+    parser.add_argument("port", type=int)
+    parser.add_argument("count", type=int)
+    parser.add_argument("landing", type=Path)
+    arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if arguments.kind == "ours":
+        seconds = ours(arguments.port, arguments.count, arguments.landing)
+    else:
+        seconds = paho(arguments.port, arguments.count)
+    print(json.dumps({"seconds": seconds}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""How long a first reading takes: `make deploy` onto a virtual board whose first configuration named the wrong broker."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import secrets
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tools.broker import Broker, find_mosquitto, free_port
+from tools.deploy import __main__ as deploy
+from tools.virtual_board.device import Device
+
+if TYPE_CHECKING:
+    from tools.proof.bench.__main__ import Bench
+
+RUNS, QUICK_RUNS = 3, 1
+WRONG_S = "20"  # the board tries the wrong broker for so long
+
+
+def first_reading_s(directory: Path) -> float:
+    """Deploy a wrong configuration, then the right one; return the seconds of the second until a reading was delivered."""
+    password = secrets.token_hex(8)
+    config = directory / "config"
+    config.mkdir(parents=True)
+    os.environ["FLASHMQTT_WIFI_PASSWORD"] = password
+    with Broker(directory / "broker") as broker, Device(directory / "board", wifi=f"home:{password}") as device:
+        words = ["deploy", "--board", "pico_w", "--port", device.path, "--config", str(config), "--timeout"]
+        for port, patience_s, expected in ((free_port(), WRONG_S, 1), (broker.port, "120", 0)):
+            (config / "config.toml").write_text(
+                f'[wifi]\nssid = "home"\n[broker]\nhost = "127.0.0.1"\nport = {port}\n[journal]\nkib = 64\n'
+            )
+            printed = io.StringIO()
+            begin = time.monotonic()
+            with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+                status = deploy.main([*words, patience_s])
+            seconds = time.monotonic() - begin
+            if status != expected:
+                raise RuntimeError(f"deployment ended with {status}: {printed.getvalue()[-1000:]}")
+    return seconds
+
+
+def run(bench: Bench) -> None:
+    """Measure."""
+    if find_mosquitto() is None:
+        bench.table("deploy: not measured", ["needs"], [["mosquitto"]])
+        return
+    saved = os.environ.get("FLASHMQTT_WIFI_PASSWORD")
+    took = []
+    try:
+        for number in range(QUICK_RUNS if bench.quick else RUNS):
+            with tempfile.TemporaryDirectory(prefix="flashmqtt-bench-") as scratch:
+                took.append(first_reading_s(Path(scratch)))
+            bench.progress(f"deploy: {number + 1}: {took[-1]:.1f} s")
+    finally:
+        os.environ.pop("FLASHMQTT_WIFI_PASSWORD")
+        if saved is not None:
+            os.environ["FLASHMQTT_WIFI_PASSWORD"] = saved
+    bench.table("make deploy to a first reading, after a wrong broker", ["s"], [[seconds] for seconds in took])
+    bench.figure("first_reading_s", sorted(took)[len(took) // 2])

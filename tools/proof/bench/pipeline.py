@@ -1,0 +1,190 @@
+"""The pipeline's whole run beside DuckDB and Polars that do all of the same, on the same generated fleets.
+
+A fleet of 1,000 devices, 1% copies, one reading a message: 0.5 and 8 million. And the cost of one more day where 1, 10 and
+100 days are there already. Every job runs in a process of its own (`_pipeline_jobs`), which counts its CPU time with that of
+all its children, and tells each measurement when it has it. What is started here ends here, also when the area is given up.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from tools.children import bound_to_this_process
+from tools.pipeline import fleet
+from tools.pipeline.commits import Output
+
+if TYPE_CHECKING:
+    from tools.proof.bench.__main__ import Bench
+
+ROOT = Path(__file__).resolve().parents[3]
+AREA_S = 2400  # it takes some minutes on a quiet machine
+SIZES = (500_000, 8_000_000)
+QUICK = (100_000, 500_000)
+HISTORIES = (1, 10, 100)
+QUICK_HISTORIES = (1, 5)
+PEERS = ("duckdb", "polars")
+START_RUNS = 3
+BOOTS = (20_000, 120_000)  # of a fleet whose run is measured; the difference is what a changed boot costs
+
+
+def job(bench: Bench, kind: str, out: Path, landings: Sequence[object]) -> list[dict[str, Any]]:
+    """Run a job; return its measurements."""
+    found: list[dict[str, Any]] = []
+    with (
+        tempfile.TemporaryFile("w+") as complaints,
+        started("tools.proof.bench._pipeline_jobs", kind, str(out), *map(str, landings), errors=complaints) as process,
+    ):
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith(b"{"):
+                found.append(one := json.loads(line))
+                cost = f"{one['wall_s']:.1f} s, {one['cpu_s']:.1f} CPU s"
+                bench.progress(f"pipeline: {one['job']}, {one['rows']:,} readings: {cost}")
+        if process.wait():
+            complaints.seek(0)
+            raise RuntimeError(f"{kind} ended with {process.returncode}: {complaints.read()[-2000:]}")
+    return found
+
+
+@contextmanager
+def started(module: str, *arguments: str, errors: IO[str] | int) -> Iterator[subprocess.Popen[bytes]]:
+    """Start one of our modules in a session of its own; end it, and all that it started, with the block."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", module, *arguments],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=errors,
+        start_new_session=True,
+        preexec_fn=bound_to_this_process(),  # noqa: PLW1509
+    )
+    try:
+        yield process
+    finally:
+        with suppress(ProcessLookupError):  # a JVM whose stdin ends goes by itself, but not at once
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def start_s(bench: Bench, landing: Path, out: Path) -> float:
+    """Return the seconds from a process's start to its first committed batch."""
+    output = Output(str(out))
+    arguments = ("--landing", str(landing), "--out", str(out), "--no-report")
+    begun = time.perf_counter()
+    with started("tools.pipeline.run", *arguments, errors=subprocess.STDOUT) as process:
+        while not output.commits():
+            if process.poll() is not None:
+                raise RuntimeError((process.stdout.read() if process.stdout else b"").decode()[-2000:])
+            time.sleep(0.02)
+        took = time.perf_counter() - begun
+        process.wait()
+    bench.progress(f"pipeline: the first batch was committed {took:.1f} s after the start")
+    return took
+
+
+def run(bench: Bench) -> None:
+    """Measure."""
+    sizes = QUICK if bench.quick else SIZES
+    directory = Path(tempfile.mkdtemp(prefix="flashmqtt-bench-"))
+    try:
+        bench.progress("pipeline: the archive of the JVM's classes, where it is not there yet")
+        with started("tools.pipeline.archive", errors=subprocess.STDOUT) as process:
+            printed, _ = process.communicate()
+            if process.returncode:
+                raise RuntimeError(printed.decode()[-2000:])
+        landings = []
+        for size in sizes:
+            bench.progress(f"pipeline: generating {size:,} readings")
+            landings.append(directory / f"landing-{size}")
+            landed = fleet.write(fleet.Fleet(), landings[-1], size)
+        landing_bytes = sum(path.stat().st_size for path in landings[-1].iterdir()) / landed
+        measured: dict[str, list[dict[str, Any]]] = {}
+        for kind, what in (("whole", landings), *((peer, landings[-1:]) for peer in PEERS), ("spark", landings)):
+            bench.progress(f"pipeline: {kind}")
+            measured[kind] = job(bench, kind, directory / "out", what)
+        for landing in landings:
+            shutil.rmtree(landing)
+        bench.progress("pipeline: boots")
+        boots = [each // 10 for each in BOOTS] if bench.quick else BOOTS
+        landings = []
+        for count in boots:  # two boots of two messages for each device
+            landings.append(directory / f"boots-{count}")
+            fleet.write(fleet.Fleet(count // 2, boot_every=2, interval_ms=60_000), landings[-1], 2 * count)
+        few, many = job(bench, "whole", directory / "out", landings)
+        bench.figure("pipeline.audit_us_per_changed_boot", 1e6 * (many["cpu_s"] - few["cpu_s"]) / (boots[1] - boots[0]))
+        for landing in landings:
+            shutil.rmtree(landing)
+        bench.progress("pipeline: one more day")
+        histories = QUICK_HISTORIES if bench.quick else HISTORIES
+        measured["days"] = job(bench, "days", directory / "out", histories)
+        small = directory / "small"
+        fleet.write(fleet.Fleet(devices=10), small, 1000)
+        bench.progress("pipeline: from the start to the first batch")
+        starts = [start_s(bench, small, directory / f"start-{n}") for n in range(1 if bench.quick else START_RUNS)]
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+    told(bench, measured, starts)
+    bench.figure("pipeline.landing_bytes_per_message", landing_bytes)
+
+
+def told(bench: Bench, measured: dict[str, list[dict[str, Any]]], starts: list[float]) -> None:
+    """Report."""
+    names = {
+        "whole": "flashmqtt, the whole run",
+        "duckdb": "DuckDB, the whole run",
+        "polars": "Polars, the whole run",
+        "cold": "Spark, a batch, cold",
+        "warm": "Spark, a batch, warm",
+        "stream": "Spark, stream",
+    }
+    rows: list[list[object]] = []
+    for one in (one for kind, each in measured.items() if kind != "days" for one in each):
+        label = names[one["job"]] + (f", {one['batches']} batches" if "batches" in one else "")
+        per_s = one["rows"] / one["wall_s"]
+        rows.append([label, one["rows"], one["wall_s"], one["cpu_s"], per_s, one["peak_bytes"] / 1e6])
+    header = ["job", "readings", "wall s", "CPU s", "readings/s", "peak MB"]
+    bench.table("parse, de-duplicate, write, read back, audit, report", header, rows)
+    bench.table("from the start of a process to its first committed batch", ["s"], [[one] for one in starts])
+    whole, warm = measured["whole"][-1], [one for one in measured["spark"] if one["job"] == "warm"]
+    streams = [one for one in measured["spark"] if one["job"] == "stream"]
+    peers = {kind: measured[kind][-1] for kind in PEERS}
+    for one in (*measured["whole"], *peers.values(), *measured["days"]):
+        if one["missing"]:
+            raise RuntimeError(f"{one['job']} finds {one['missing']} missing in a fleet that misses none")
+    if {(one["rows"], one["copies"]) for one in peers.values()} != {(whole["rows"], whole["copies"])}:
+        raise RuntimeError("the jobs do not agree on what they read")
+    label = "quick" if bench.quick else "8m"
+    bench.figure(f"pipeline.whole_{label}.cpu_s", whole["cpu_s"])
+    for kind, one in peers.items():
+        bench.figure(f"pipeline.whole_{label}.cpu_ratio_{kind}", whole["cpu_s"] / one["cpu_s"])
+        bench.figure(f"pipeline.whole_{label}.peak_bytes_{kind}", one["peak_bytes"])
+    bench.figure(f"pipeline.batch_{label}.rows_per_s", warm[-1]["rows"] / warm[-1]["wall_s"])
+    bench.figure("pipeline.growth", (warm[-1]["cpu_s"] / warm[0]["cpu_s"]) / (warm[-1]["rows"] / warm[0]["rows"]))
+    bench.figure("pipeline.stream.rows_per_s", streams[0]["rows"] / streams[0]["wall_s"])
+    bench.figure("pipeline.peak_bytes", max(one["peak_bytes"] for kind in ("whole", "spark") for one in measured[kind]))
+    bench.figure("pipeline.task_bytes", max(one["task_bytes"] for one in measured["spark"]))
+    bench.figure("pipeline.cpu_us_per_message", 1e6 * max(one["cpu_s"] / one["rows"] for one in (warm[-1], *streams)))
+    bench.figure("pipeline.reading_bytes", warm[-1]["reading_bytes"])
+    bench.figure("pipeline.interval_bytes", warm[-1]["interval_bytes"])
+    bench.figure("pipeline.start_s", sorted(starts)[len(starts) // 2])
+    days: dict[int, list[float]] = {}
+    for one in measured["days"]:
+        days.setdefault(one["history"], []).append(one["cpu_s"])
+    header = ["days before", "CPU s, one more", "", ""]
+    bench.table("one more day: batch, verdict and report", header, [[history, *each] for history, each in days.items()])
+    least = {history: min(each) for history, each in days.items()}  # the machine's noise only adds
+    for history, cpu_s in least.items():
+        bench.figure(f"pipeline.day_after_{history}.cpu_s", cpu_s)
+    bench.figure("pipeline.one_more_day.ratio_100_to_1", least[max(least)] / least[min(least)])

@@ -1,0 +1,67 @@
+"""What the last long runs counted: power cuts, link faults, a hostile broker, the collector's kills, the soak.
+
+These take from minutes to hours, so they are not repeated here: each leaves what it counted in `build`, and this area shows it.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tools.proof.bench.__main__ import Bench
+
+# What is told of each run: the numbers at the top of its file, in this order, where they are there.
+RUNS = {
+    "powercut": ("make powercut", ("cuts", "violations", "adversary_chains")),
+    "faults": ("make faults", ("cases", "lost", "duplicates_qos2", "violations")),
+    "hostile": ("make hostile", ("cases", "failing")),
+    "brokers": ("make brokers", ("scenarios", "failed")),
+    "collector_kills": ("make collector-kills", ("kills", "published", "missing", "repeated")),
+    "soak": (
+        "make soak",
+        (
+            "minutes",
+            "boards",
+            "published",
+            "power_cuts",
+            "link_cuts",
+            "broker_kills",
+            "collector_kills",
+            "missing",
+            "repeated",
+        ),
+    ),
+}
+
+
+def last(build: Path, name: str) -> dict[str, Any] | None:
+    """Return what the last such run counted, None where there was none."""
+    path = build / f"{name}.json"
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def run(bench: Bench) -> None:
+    """Report."""
+    rows: list[list[object]] = []
+    for name, (command, keys) in RUNS.items():
+        counted = last(bench.root / "build", name)
+        if counted is None:
+            rows.append([command, "not run on this machine yet"])
+            continue
+        told = []
+        for key in keys:
+            value = counted.get(key)
+            if isinstance(value, list):
+                value = len(value)
+            if value is None:
+                continue
+            bench.figure(f"{name}.{key}", value)
+            told.append(f"{value:,} {key.replace('_', ' ')}")
+        if counted.get("short"):
+            told.append("short form")
+        rows.append([command, ", ".join(told)])
+        for suite, counts in counted.get("suites", {}).items():
+            rows.append([f"  {suite}", f"{counts['cases']:,} cases, {counts.get('violations', 0)} violations"])
+    bench.table("proofs: what the last long runs counted", ["command", ""], rows)

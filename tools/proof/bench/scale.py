@@ -1,0 +1,54 @@
+"""The pipeline at its edges: a fleet of 300,000 devices, one device with ten million readings, a year of days and one more.
+
+Each is the whole run of `python -m tools.pipeline.run` in a process of its own (`_pipeline_jobs`).
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tools.pipeline import fleet
+from tools.proof.bench.pipeline import job
+
+if TYPE_CHECKING:
+    from tools.proof.bench.__main__ import Bench
+
+AREA_S = 2400
+MESSAGES = 4  # of each device of the large fleet, in two boots
+YEAR = "365x10"  # days, messages of each device a day
+
+
+def run(bench: Bench) -> None:
+    """Measure."""
+    directory = Path(tempfile.mkdtemp(prefix="flashmqtt-scale-"))
+    devices, readings = (20_000, 200_000) if bench.quick else (300_000, 10_000_000)
+    found: dict[str, dict[str, Any]] = {}
+    try:
+        landing = directory / "fleet"
+        board = fleet.Fleet(devices, boot_every=MESSAGES // 2, interval_ms=60_000)
+        fleet.write(board, landing, MESSAGES * devices)
+        (found["fleet"],) = job(bench, "whole", directory / "out", [landing])
+        shutil.rmtree(landing)
+        landing = directory / "one"
+        fleet.write(fleet.Fleet(1, boot_every=1 << 30, interval_ms=100), landing, readings)
+        (found["one_device"],) = job(bench, "whole", directory / "out", [landing])
+        shutil.rmtree(landing)
+        days = job(bench, "days", directory / "out", ["10x10" if bench.quick else YEAR])
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+    found["year"] = min(days, key=lambda one: one["cpu_s"])
+    rows = [
+        [name, one["rows"], one["wall_s"], one["cpu_s"], one["peak_bytes"] / 1e6, one["task_bytes"] / 1e6]
+        for name, one in found.items()
+    ]
+    bench.table("at the edges", ["", "readings", "wall s", "CPU s", "peak MB", "task MB"], rows)
+    for name, one in found.items():
+        if one["missing"]:
+            raise RuntimeError(f"{one['missing']} missing in a fleet that misses none")
+        bench.figure(f"scale.{name}.cpu_s", one["cpu_s"])
+        bench.figure(f"scale.{name}.peak_bytes", one["peak_bytes"])
+    bench.figure("scale.one_device.task_bytes", found["one_device"]["task_bytes"])
+    bench.figure("scale.fleet.cpu_us_per_boot", 1e6 * found["fleet"]["cpu_s"] / (2 * devices))

@@ -1,0 +1,323 @@
+"""The session on MicroPython against mosquitto: messages a second over a delayed link, CPU, heap, writes; beside umqtt.simple.
+
+Every figure of a pair is taken in the same run, the peer's right after ours; rates over a delay say how many round trips a client
+waits for, and hardly depend on the machine. The board's side is `on_board/session.py`. umqtt.simple is the only peer here:
+mqtt_as has no package on PyPI, and those of umqtt.simple2 and robust2 have nothing that pip could install.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import contextlib
+import os
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import BinaryIO
+
+from tools.broker import Broker, find_mosquitto, free_port
+from tools.proof.proxy import Proxy
+
+DEVICE = Path(__file__).parent / "on_board" / "session.py"
+MICROPYTHON = Path(sys.executable).parent / "micropython"
+DEADLINE_S = 120
+REPEATS = 5
+
+
+class Delayed:
+    """A proxy in a thread of its own."""
+
+    def __init__(self, target: int, delay_s: float):
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self.proxy = Proxy(target, delay_s=delay_s)
+        asyncio.run_coroutine_threadsafe(self.proxy.start(), self._loop).result(5)
+
+    def call(self, function) -> None:
+        """Call this in the proxy's thread."""
+        self._loop.call_soon_threadsafe(function)
+
+    def __enter__(self) -> Delayed:
+        return self
+
+    def __exit__(self, *exception) -> None:
+        asyncio.run_coroutine_threadsafe(self.proxy.stop(), self._loop).result(5)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(5)
+        self._loop.close()
+
+
+class Board:
+    """A MicroPython process that measures one thing."""
+
+    def __init__(self, path: str, name: str, port: int, what: str, count: int, qos: int, window: int = 16):
+        self._process = subprocess.Popen(
+            [str(MICROPYTHON), "-X", "heapsize=8M", str(DEVICE), *map(str, (name, port, what, count, qos, window))],
+            env={**os.environ, "MICROPYPATH": path},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def line(self) -> str:
+        """Return the next line it prints."""
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
+
+    def result(self) -> dict:
+        """Return what it measured."""
+        try:
+            printed, _ = self._process.communicate(timeout=DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.communicate()
+            raise
+        if self._process.returncode:
+            raise RuntimeError(f"{DEVICE.name} failed: {printed[-800:]}")
+        return ast.literal_eval(printed.strip().splitlines()[-1])
+
+
+def publish_many(port: int, count: int, qos: int) -> None:
+    """Publish to the board, as fast as the broker takes it."""
+    import paho.mqtt.client as paho
+
+    client = paho.Client(paho.CallbackAPIVersion.VERSION2)
+    client.max_inflight_messages_set(100)
+    client.connect("127.0.0.1", port)
+    client.loop_start()
+    infos = []
+    for i in range(count):
+        infos.append(client.publish("bench/in", b"x" * 64, qos))
+        if i % 50 == 49:
+            infos[-1].wait_for_publish(30)
+            time.sleep(0.002)  # at QoS 0 a broker drops what a slow receiver does not take
+    for info in infos:
+        info.wait_for_publish(30)
+    for _ in range(5):
+        client.publish("bench/in", b"end", qos).wait_for_publish(30)
+        time.sleep(0.05)
+    client.disconnect()
+    client.loop_stop()
+
+
+def run(bench) -> None:
+    """Measure."""
+    if find_mosquitto() is None or not MICROPYTHON.exists():
+        bench.table("Session: not measured", ["needs"], [["mosquitto and MicroPython"]])
+        return
+    with tempfile.TemporaryDirectory(prefix="flashmqtt-bench-") as name:
+        directory = Path(name)
+        site = next(Path(path) for path in sys.path if path.endswith("site-packages"))
+        peer = directory / "peer"
+        (peer / "umqtt").mkdir(parents=True)
+        shutil.copy(site / "umqtt" / "simple.py", peer / "umqtt")
+        path = f".frozen:{bench.root / 'firmware'}:{bench.root}:{peer}"
+        broker = Broker(
+            directory / "broker",
+            kind="mosquitto",
+            extra="max_queued_messages 0\nmax_inflight_messages 0\nset_tcp_nodelay true\npersistence true\n",
+        )
+        with broker:
+            _throughput(bench, broker.port, path)
+            _cpu_and_heap(bench, broker.port, path)
+            _receive_rate(bench, path)
+            _silence(bench, broker.port, path)
+            _burst(bench, broker.port, path)
+        _resume(bench, directory / "resume", path)
+
+
+def _throughput(bench, port: int, path: str) -> None:
+    rows: list[list[object]] = []
+    for delay_ms in (0, 20, 50):
+        with Delayed(port, delay_ms / 2000) as link:
+            # A delay of 0 measures the proxy too: straight to the broker instead.
+            to = link.proxy.port if delay_ms else port
+            rates = {}
+            for name, qos, count in (
+                ("flashmqtt", 1, 1000),
+                ("flashmqtt", 2, 600),
+                ("flashmqtt-ram", 1, 1000),
+                ("umqtt.simple", 1, 60 if delay_ms else 200),
+            ):
+                bench.progress(f"session: {name}, QoS {qos}, {delay_ms} ms")
+                rates[name, qos] = Board(path, name, to, "send", count // (2 if bench.quick else 1), qos).result()[
+                    "per_s"
+                ]
+        simple = rates["umqtt.simple", 1]
+        rows += [[delay_ms, client, qos, round(rate), round(rate / simple, 1)] for (client, qos), rate in rates.items()]
+        ours, twice = rates["flashmqtt", 1], rates["flashmqtt", 2]
+        bench.figure(f"session.qos1_{delay_ms}ms.per_s", ours)
+        bench.figure(f"session.qos1_{delay_ms}ms.ratio_umqtt_simple", ours / simple)
+        bench.figure(f"session.qos2_{delay_ms}ms.per_s", twice)
+        bench.figure(f"session.qos2_{delay_ms}ms.ratio_umqtt_simple_qos1", twice / simple)
+    bench.table(
+        "Messages a second, acknowledged, window 16 (flashmqtt: stored in the journal)",
+        ["round trip ms", "client", "QoS", "messages/s", "times umqtt.simple"],
+        rows,
+    )
+
+
+def _cpu_and_heap(bench, port: int, path: str) -> None:
+    rows: list[list[object]] = []
+    names = ("flashmqtt-ram", "umqtt.simple")
+    for qos in (0, 1):
+        # Long runs: a short burst of QoS 0 would end in the socket's buffer, and the clock of CPU time ticks in milliseconds.
+        # But umqtt.simple waits 43 ms for each acknowledgement here (Nagle's algorithm against delayed ACKs).
+        count = 800 if bench.quick else 4000
+        counts = {names[0]: count * (1 if qos else 10), names[1]: 200 if qos else count * 10}
+        bench.progress(f"session: CPU and heap, QoS {qos}")
+        # In turn, and the middle one of five: how many messages a wake-up brings, and what that costs, changes by the minute.
+        sent: dict[str, list[float]] = {name: [] for name in names}
+        came: dict[str, list[float]] = {name: [] for name in names}
+        for _ in range(REPEATS):
+            for name in names:
+                sent[name].append(Board(path, name, port, "send", counts[name], qos).result()["cpu_us"])
+                board = Board(path, name, port, "take", count, qos)
+                while board.line() != "ready":
+                    pass
+                publish_many(port, count, qos)
+                came[name].append(board.result()["cpu_us"])
+        cpu = {name: statistics.median(runs) for name, runs in sent.items()}
+        taken = {name: statistics.median(runs) for name, runs in came.items()}
+        # A RAM store allocates by its nature; the journal is what a board has.
+        heap = {
+            name: Board(path, on, port, "heap", 100, qos, 8).result()
+            for name, on in zip(names, ("flashmqtt", names[1]), strict=True)
+        }
+        rows += [
+            [
+                name,
+                qos,
+                round(cpu[name], 1),
+                round(taken[name], 1),
+                round(heap[name]["heap_bytes"]),
+                heap[name]["writes"],
+            ]
+            for name in names
+        ]
+        ours, simple = names
+        bench.figure(f"session.publish_qos{qos}.cpu_ratio_umqtt_simple", cpu[ours] / cpu[simple])
+        bench.figure(f"session.receive_qos{qos}.cpu_ratio_umqtt_simple", taken[ours] / taken[simple])
+        bench.figure(f"session.publish_qos{qos}.heap_bytes", heap[ours]["heap_bytes"])
+        bench.figure(f"session.publish_qos{qos}.heap_bytes_umqtt_simple", heap[simple]["heap_bytes"])
+        bench.figure(f"session.publish_qos{qos}.writes", heap[ours]["writes"])
+        bench.figure(f"session.publish_qos{qos}.writes_umqtt_simple", heap[simple]["writes"])
+    bench.table(
+        "CPU (us) and heap (bytes, 64-bit) a message; writes to the socket a publish; no flash",
+        ["client", "QoS", "CPU publish", "CPU receive", "heap publish", "writes"],
+        rows,
+    )
+
+
+class Flood:
+    """A server for one client: it answers CONNECT and SUBSCRIBE and then sends messages as fast as they are taken."""
+
+    def __init__(self, count: int):
+        self._messages = (b"\x30\x4a\x00\x08bench/in" + b"x" * 64) * count + b"\x30\x0d\x00\x08bench/inend" * 5
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    @staticmethod
+    def _body(packets: BinaryIO) -> bytes:
+        """Return a short packet's bytes behind its header; umqtt.simple sends a packet in several writes."""
+        return packets.read(packets.read(2)[1])
+
+    def _serve(self) -> None:
+        client, _ = self._listener.accept()
+        with client, client.makefile("rb") as packets, contextlib.suppress(OSError):
+            client.settimeout(DEADLINE_S)
+            self._body(packets)
+            client.sendall(b"\x20\x02\x00\x00")
+            client.sendall(b"\x90\x03" + self._body(packets)[:2] + b"\x00")
+            time.sleep(0.2)  # the client is done with what it does once
+            client.sendall(self._messages)
+            packets.read()  # until its end
+
+    def __enter__(self) -> Flood:
+        return self
+
+    def __exit__(self, *exception) -> None:
+        self._listener.close()
+        self._thread.join(5)
+
+
+def _receive_rate(bench, path: str) -> None:
+    """How many QoS 0 messages a second a client takes that come as fast as it can, in turns, the best of three."""
+    count = 5_000 if bench.quick else 30_000
+    best: dict[str, float] = {}
+    for _ in range(3):
+        for name in ("flashmqtt-ram", "umqtt.simple", "flashmqtt-aio"):
+            bench.progress(f"session: receive as fast as can be, {name}")
+            with Flood(count) as flood:
+                rate = Board(path, name, flood.port, "take", count, 0).result()["per_s"]
+            best[name] = max(best.get(name, 0.0), rate)
+    bench.figure("session.receive_qos0.per_s", best["flashmqtt-ram"])
+    bench.figure("session.receive_qos0.per_s_umqtt_simple", best["umqtt.simple"])
+    bench.figure("session.receive_qos0_asyncio.per_s", best["flashmqtt-aio"])
+    rows: list[list[object]] = [[name, round(rate)] for name, rate in best.items()]
+    bench.table("QoS 0 messages received a second, from a server that never waits", ["client", "messages/s"], rows)
+
+
+def _silence(bench, port: int, path: str) -> None:
+    bench.progress("session: a link that falls silent")
+    with Delayed(port, 0) as link:
+        board = Board(path, "flashmqtt-ram", link.proxy.port, "silence", 0, 0)
+        board.line()
+        link.call(link.proxy.swallow)
+        bench.figure("session.silent_link_keepalives", board.result()["keep_alives"])
+
+
+def _burst(bench, port: int, path: str) -> None:
+    """How many of 100 QoS 2 messages that come at once, more than the client has slots for, arrive in one connection."""
+    import paho.mqtt.client as paho
+
+    bench.progress("session: a burst of inbound QoS 2 messages")
+    board = Board(path, "flashmqtt", port, "burst", 100, 2)
+    board.line()
+    client = paho.Client(paho.CallbackAPIVersion.VERSION2)
+    client.max_inflight_messages_set(100)
+    client.connect("127.0.0.1", port)
+    client.loop_start()
+    for info in [client.publish("bench/in", b"x" * 64, 2) for _ in range(100)]:
+        info.wait_for_publish(30)
+    client.disconnect()
+    client.loop_stop()
+    bench.figure("session.inbound_qos2_burst", board.result()["received"])
+
+
+def _resume(bench, directory: Path, path: str) -> None:
+    bench.progress("session: the broker's return")
+    port = free_port()
+    broker = Broker(directory, port=port, kind="mosquitto").start()
+    try:
+        board = Board(path, "flashmqtt", port, "resume", 0, 1)
+        board.line()
+        broker.kill()
+        board.line()
+        time.sleep(2)
+        broker.start()
+        begin = time.monotonic()
+        board.result()
+        bench.figure("session.resume_s", time.monotonic() - begin)
+    finally:
+        broker.stop()
+    figures = bench.figures
+    bench.table(
+        "After an outage",
+        ["what", "figure"],
+        [
+            ["keep alives until a silent link is noticed", round(figures["session.silent_link_keepalives"], 2)],
+            ["seconds from the broker's return to the first message delivered", round(figures["session.resume_s"], 2)],
+        ],
+    )

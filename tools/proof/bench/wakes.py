@@ -1,0 +1,39 @@
+"""What a wake of a sleeping board costs: bytes on the wire, page programs and erases (half of the wakes without a network)."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tools.proof.wakes import figures, sleep_and_wake
+
+if TYPE_CHECKING:
+    from tools.proof.bench.__main__ import Bench
+
+WAKES, QUICK_WAKES = 60, 10
+
+
+def run(bench: Bench) -> None:
+    """Measure."""
+    wakes = QUICK_WAKES if bench.quick else WAKES
+    with tempfile.TemporaryDirectory() as scratch:
+        result = asyncio.run(sleep_and_wake(wakes, Path(scratch)))
+    if result.missing or result.repeated:
+        raise RuntimeError(f"missing {result.missing}, twice {result.repeated}")
+    costs = figures(result)
+    messages = result.stored / wakes
+    bench.table(
+        f"{wakes} wakes, {result.absent} of them without a network; {messages:.1f} messages a wake, none lost, none twice",
+        ["a wake's", "cost"],
+        [
+            ["bytes to the broker (median)", costs["bytes_up"]],
+            ["bytes from the broker (median)", costs["bytes_down"]],
+            ["page programs (mean)", costs["programs"]],
+            ["sector erases (mean)", costs["erases"]],
+        ],
+    )
+    for name, value in costs.items():
+        bench.figure(f"wakes.{name}", value)
+    bench.figure("wakes.messages", messages)

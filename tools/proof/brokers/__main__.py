@@ -1,0 +1,152 @@
+"""`python -m tools.proof.brokers`: the same scenarios against every real broker that is here, and a table of what each does.
+
+A case that fails prints its id; `--case ID` runs it alone, and prints what went over the wire. Exit status: 0 the client did all
+that it has to; 1 it did not; 2 it could not be run; 130 stopped by Ctrl-C. What a broker does wrong itself is told, and is no
+failure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tqdm import tqdm
+
+from tools.broker import BrokerFailed
+from tools.command import ended, number
+from tools.proof.brokers import page
+from tools.proof.brokers.judge import Observed, Verdict
+from tools.proof.brokers.kinds import KINDS, Certificate, NotHere
+from tools.proof.brokers.runner import FACES, INTERPRETERS, ROOT, Case, all_cases, run_broker
+from tools.proof.brokers.scenarios import SCENARIOS
+from tools.proof.faults import packets as p
+
+PAGE = ROOT / "tools" / "proof" / "brokers" / "README.md"
+WORKERS = 4
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    """Return the command line's meaning."""
+    parser = argparse.ArgumentParser(prog="python -m tools.proof.brokers", description=__doc__.splitlines()[0])
+    parser.add_argument("--case", action="append", help="run only the case with this id, and show what happened")
+    parser.add_argument("--brokers", nargs="+", choices=tuple(KINDS), default=tuple(KINDS))
+    parser.add_argument("--levels", nargs="+", type=int, choices=(3, 4, 5), default=(3, 4, 5))
+    parser.add_argument("--faces", nargs="+", choices=FACES, default=FACES)
+    parser.add_argument("--interpreters", nargs="+", choices=INTERPRETERS, default=INTERPRETERS)
+    parser.add_argument("--scenarios", nargs="+", choices=tuple(SCENARIOS), default=tuple(SCENARIOS))
+    parser.add_argument("--workers", type=number(int, 1), default=WORKERS)
+    parser.add_argument("--keep", action="store_true", help=f"write the table into {PAGE.relative_to(ROOT)}")
+    parser.add_argument("--directory", type=Path, help="keep the brokers' and boards' files here")
+    arguments = parser.parse_args(argv)
+    try:
+        arguments.cases = [Case.parse(text) for text in arguments.case or ()]
+    except ValueError as error:
+        parser.error(f"argument --case: {error}")
+    return arguments
+
+
+def show(case: Case, verdict: Verdict, seen: Observed) -> None:
+    """Print what happened in a case."""
+    print(f"{case}")
+    levels: dict[tuple[int, str], p.Reader] = {}
+    for one in seen.trace or ():
+        reader = levels.setdefault((one.connection, one.direction), p.Reader(case.level))
+        try:
+            texts = [
+                f"{packet} {packet.payload[:12]!r}" if packet.payload else str(packet)
+                for packet in reader.feed(one.content)
+            ]
+        except (p.Wrong, IndexError) as wrong:
+            texts = [f"malformed: {wrong}"]
+        print(f"    {one.connection} {one.direction:4} {'; '.join(texts)}")
+    for text in seen.ended:
+        print(f"    ended: {text}")
+    print(f"    ours: {verdict.ours or 'nothing'}; the broker's: {verdict.theirs or 'nothing'}")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run; return the exit status."""
+    results = page.Results()
+    logging.getLogger("asyncio").setLevel(logging.ERROR)  # a board whose power was cut reads nothing any more
+    started = time.monotonic()
+    directory = (arguments.directory or Path(tempfile.mkdtemp(prefix="flashmqtt-brokers-"))).resolve()
+    try:
+        certificate = Certificate.make(directory)
+        names = tuple(dict.fromkeys(case.broker for case in arguments.cases)) or arguments.brokers
+        for name in names:
+            _run_kind(name, arguments, directory, certificate, results)
+    finally:
+        if arguments.directory is None:
+            shutil.rmtree(directory, ignore_errors=True)
+    print(page.table(results))
+    if arguments.keep:
+        page.write(PAGE, results)
+    print(f"{results.cases} cases, {len(results.failing)} failed; {time.monotonic() - started:.0f} s")
+    for reason in results.not_run:
+        print(f"NOT RUN: {reason}")
+    if not arguments.cases:
+        build = ROOT / "build"
+        build.mkdir(exist_ok=True)
+        counted = {"scenarios": results.cases, "failed": len(results.failing), "not_run": results.not_run}
+        (build / "brokers.json").write_text(json.dumps(counted))
+    return 1 if results.failing else 0
+
+
+def _run_kind(
+    name: str, arguments: argparse.Namespace, directory: Path, certificate: Certificate | None, results: page.Results
+) -> None:
+    """Run one broker's cases."""
+    kind = KINDS[name]
+    cases = [case for case in arguments.cases if case.broker == name] or all_cases(
+        name, arguments.levels, arguments.faces, arguments.interpreters, arguments.scenarios
+    )
+    try:
+        results.add_broker(name, kind.provide(), kind.source, kind.levels)
+    except NotHere as reason:
+        results.not_run.append(f"{name}: {reason}")
+        return
+    for level in arguments.levels if not arguments.cases else ():
+        if level not in kind.levels:
+            results.not_run.append(f"{name} {results.versions[name]} at level {level}: it does not speak it")
+    if certificate is None:
+        left_out = [case for case in cases if case.scenario.secure]
+        cases = [case for case in cases if not case.scenario.secure]
+        if left_out:
+            results.not_run.append(f"{name}, TLS: there is no openssl to make a certificate with")
+    with tqdm(total=len(cases), desc=name, unit=" cases", disable=None, leave=False) as bar:
+
+        def report(case: Case, verdict: Verdict, seen: Observed) -> None:
+            bar.update()
+            results.add(case, verdict)
+            if arguments.cases:
+                show(case, verdict, seen)
+            if verdict.ours:
+                ended_by = [f"connection ended: {text}" for text in seen.ended[:3]]
+                lines = [*verdict.ours, *(f"(the broker) {text}" for text in verdict.theirs), *ended_by]
+                tqdm.write(
+                    f"FAILED {name} {results.versions[name]}, level {case.level}, {case.face}, {case.interpreter}, "
+                    f"{case.scenario.title}\n       " + "\n       ".join(lines) + f"\n       REPLAY={case}"
+                )
+
+        try:
+            asyncio.run(run_broker(kind, cases, directory / name, certificate, arguments.workers, report))
+        except BrokerFailed as failed:
+            results.not_run.append(f"{name} {results.versions[name]}: {failed}")
+            results.failing.append(f"{name} does not start")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Read the command line and run; return the exit status."""
+    arguments = parse(argv)
+    return ended(lambda: run(arguments), BrokerFailed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

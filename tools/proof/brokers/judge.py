@@ -1,0 +1,362 @@
+"""What came of a case, and whose doing it is: the broker's packets are judged as well as the client's messages.
+
+Between the client and the broker stands a proxy that keeps every packet. So where a message is missing, or there twice, the wire
+tells who is to blame: what the broker never sent can't arrive; what it sent and had acknowledged, the client has lost. A TLS
+connection can't be watched: there, every deviation is held against the client.
+
+It parses with the tests' own codec, and knows no sockets.
+"""
+
+from __future__ import annotations
+
+import binascii
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+
+from tools.proof.brokers.device import body
+from tools.proof.faults import packets as p
+from tools.proof.proxy import DOWN, UP, Seen
+
+MOST_NAMED = 8
+
+
+@dataclass
+class Message:
+    """A message that somebody published."""
+
+    number: int
+    qos: int
+    size: int
+    acknowledged: bool = False  # by the broker, to the peer that sent it
+
+
+@dataclass
+class Got:
+    """What the board's program was handed."""
+
+    number: int
+    qos: int
+    retain: bool
+    length: int
+    crc: int
+
+
+@dataclass
+class Observed:
+    """What a case showed.
+
+    Attributes:
+        sent_in, sent_out: what the peer published to the board, and the board to the peer.
+        prefix: how every topic of the case begins.
+        got: what the board's program took, in order; strays: the topics of what it took that was none of the case's.
+        arrived: payloads that came to the peer, in order.
+        oversize: lengths of the messages that the board's client passed over, and said so.
+        delivered: numbers that the board's client called delivered.
+        left: messages that it had not delivered at the end.
+        retained_in: numbers that must come to the board with RETAIN set; the others must not.
+        uncleared: payloads that were still retained after they had been cleared.
+        ended: why the board's connections ended, as its client says.
+        failures: steps that failed, and how.
+        refusal: class and code of the error with which a wrong password was answered.
+        killed: the broker was killed.
+        trace: the wire, None where it can't be watched.
+    """
+
+    level: int
+    prefix: str = ""
+    strays: list[str] = field(default_factory=list)
+    sent_in: dict[int, Message] = field(default_factory=dict)
+    sent_out: dict[int, Message] = field(default_factory=dict)
+    got: list[Got] = field(default_factory=list)
+    arrived: list[bytes] = field(default_factory=list)
+    oversize: list[int] = field(default_factory=list)
+    delivered: set[int] = field(default_factory=set)
+    left: int = 0
+    retained_in: tuple[int, ...] = ()
+    uncleared: list[bytes] = field(default_factory=list)
+    ended: list[str] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+    refusal: tuple[str, int] | None = None
+    killed: bool = False
+    trace: list[Seen] | None = None
+
+
+@dataclass
+class Verdict:
+    """What was wrong: with the client (`ours`), with the broker (`theirs`); and what the client says that it does not do."""
+
+    told: list[str] = field(default_factory=list)
+    ours: list[str] = field(default_factory=list)
+    theirs: list[str] = field(default_factory=list)
+
+
+def number_of(payload: bytes) -> int:
+    """Return the number of a message, 0 where it has none."""
+    head = payload[:12].split(b";")[0]
+    return int(head) if head.isdigit() and b";" in payload[:12] else 0
+
+
+@dataclass
+class _Wire:
+    """What the packets tell."""
+
+    passed_in: Counter = field(default_factory=Counter)  # number -> how often it came from the broker
+    flows_in: Counter = field(
+        default_factory=Counter
+    )  # ... as a new message each time, for all that a receiver can know
+    retain_in: dict[int, bool] = field(default_factory=dict)
+    right_in: set[int] = field(default_factory=set)  # its content was right
+    order_in: list[int] = field(
+        default_factory=list
+    )  # in which they could be handed over: by PUBLISH, at QoS 2 by PUBREL
+    passed_out: Counter = field(default_factory=Counter)
+    flows_out: Counter = field(default_factory=Counter)
+    finished_out: set[int] = field(default_factory=set)  # the broker acknowledged it for good
+    unanswered: set[int] = field(default_factory=set)  # the last PUBLISH or PUBREL of it had no answer
+    unanswered_in: set[int] = field(default_factory=set)  # the client left it without PUBACK, PUBREC or PUBCOMP
+    unreleased: set[int] = field(default_factory=set)  # the client sent PUBREC, and no PUBREL came
+    raised: set[int] = field(default_factory=set)  # came at a higher QoS than it was published with
+    puback_for_2: set[int] = field(default_factory=set)
+    granted: dict[str, int] = field(default_factory=dict)
+    asked: dict[str, int] = field(default_factory=dict)
+    connack: list[int] = field(default_factory=list)
+    broken: list[str] = field(default_factory=list)
+    lost_session: bool = False
+    strays: int = 0  # messages that came on topics that were not asked for
+
+
+def read_wire(trace: list[Seen], level: int, expected: dict[int, Message], prefix: str = "") -> _Wire:
+    """Take a trace apart; `prefix` begins every topic of the case."""
+    wire = _Wire()
+    readers: dict[tuple[int, str], p.Reader] = {}
+    out_by_id: dict[int, int] = {}  # packet id -> number, of the board's messages
+    out_phase: dict[int, str] = {}  # number -> what it waits for
+    in_phase: dict[int, int] = {}  # packet id -> number of what the broker waits for an answer to
+    in_open: dict[int, int] = {}  # the broker's QoS 2 flows: packet id -> number, until PUBREL
+    requests: dict[int, list[tuple[str, int]]] = {}
+    clean: dict[int, bool] = {}
+    known = False
+    for seen in trace:
+        reader = readers.setdefault((seen.connection, seen.direction), p.Reader(level))
+        try:
+            packets = reader.feed(seen.content)
+        except (p.Wrong, IndexError) as wrong:
+            side = "the client" if seen.direction == UP else "the broker"
+            wire.broken.append(f"{side} sent what is malformed: {wrong}")
+            continue
+        for packet in packets:
+            if packet.kind == p.PUBLISH:
+                number = number_of(packet.payload)
+                if seen.direction == UP:
+                    wire.passed_out[number] += 1
+                    again = packet.dup and out_by_id.get(packet.packet_id) == number
+                    if not again:
+                        wire.flows_out[number] += 1
+                    if packet.qos:
+                        out_by_id[packet.packet_id] = number
+                        out_phase[number] = "PUBREC" if packet.qos == 2 else "PUBACK"
+                elif not packet.topic.startswith(prefix):
+                    wire.strays += 1
+                else:
+                    wire.passed_in[number] += 1
+                    wire.retain_in.setdefault(number, packet.retain)
+                    if packet.qos < 2 and number not in wire.order_in:
+                        wire.order_in.append(number)
+                    if packet.qos != 2 or in_open.get(packet.packet_id) != number:
+                        wire.flows_in[number] += 1
+                    if packet.qos == 2:
+                        in_open[packet.packet_id] = number
+                    if packet.qos:
+                        in_phase[packet.packet_id] = number
+                    message = expected.get(number)
+                    if message and packet.qos > message.qos:
+                        wire.raised.add(number)
+                    if message and packet.payload == body(number, message.size):
+                        wire.right_in.add(number)
+            elif packet.kind in (p.PUBACK, p.PUBREC, p.PUBCOMP) and seen.direction == DOWN:
+                number = out_by_id.get(packet.packet_id, 0)
+                phase = out_phase.get(number, "")
+                if packet.kind == p.PUBACK and phase == "PUBREC":
+                    wire.puback_for_2.add(number)
+                if packet.kind == p.PUBREC and packet.code < 0x80:
+                    out_phase[number] = "PUBCOMP"
+                else:
+                    out_phase[number] = ""
+                    wire.finished_out.add(number)
+            elif packet.kind in (p.PUBACK, p.PUBREC):
+                number = in_phase.pop(packet.packet_id, 0)
+                if packet.kind == p.PUBREC:
+                    wire.unreleased.add(number)
+            elif packet.kind == p.PUBREL and seen.direction == DOWN:
+                # A PUBLISH under this id is another message now, also where the PUBCOMP was lost: see MQTT-4.3.3-1.
+                number = in_phase[packet.packet_id] = in_open.pop(packet.packet_id, 0)
+                wire.unreleased.discard(number)
+                if number and number not in wire.order_in:
+                    wire.order_in.append(number)
+            elif packet.kind == p.PUBCOMP:
+                in_phase.pop(packet.packet_id, None)
+            elif packet.kind == p.SUBSCRIBE:
+                requests[packet.packet_id] = packet.filters
+            elif packet.kind == p.SUBACK:
+                for (name, options), code in zip(requests.get(packet.packet_id, []), packet.codes, strict=False):
+                    wire.asked[name], wire.granted[name] = options & 3, code
+            elif packet.kind == p.CONNECT:
+                in_phase.clear()
+                clean[seen.connection] = packet.clean
+            elif packet.kind == p.CONNACK:
+                wire.connack.append(packet.code)
+                if not packet.code and level != 3:
+                    if known and not packet.session_present and not clean.get(seen.connection):
+                        wire.lost_session = True
+                    known = True
+                if not packet.session_present:
+                    in_open.clear()
+    wire.unanswered_in = set(in_phase.values())
+    wire.unanswered = {number for number, phase in out_phase.items() if phase}
+    return wire
+
+
+def judge(seen: Observed) -> Verdict:
+    """Return what was wrong, and with whom."""
+    verdict = Verdict()
+    wire = read_wire(seen.trace, seen.level, seen.sent_in, seen.prefix) if seen.trace is not None else None
+    ours, theirs = verdict.ours, verdict.theirs
+    if wire is not None:
+        for text in wire.broken:
+            (ours if text.startswith("the client") else theirs).append(text)
+        _judge_broker(seen, wire, theirs)
+    if seen.refusal is not None:
+        _judge_refusal(seen, wire, verdict)
+        return verdict
+    if wire.strays if wire is not None else seen.strays:
+        theirs.append("sends messages of topics that were not asked for")
+    elif seen.strays:
+        ours.append(f"handed over messages of other topics than came: {seen.strays}")
+    _judge_in(seen, wire, verdict)
+    _judge_out(seen, wire, verdict)
+    if seen.uncleared:
+        theirs.append("an empty retained message does not clear what is retained")
+    ours.extend(seen.failures)
+    return verdict
+
+
+def _judge_broker(seen: Observed, wire: _Wire, theirs: list[str]) -> None:
+    for name, code in sorted(wire.granted.items()):
+        if code != wire.asked[name]:
+            theirs.append(
+                f"grants {'nothing' if code >= 0x80 else f'QoS {code}'} where QoS {wire.asked[name]} is asked for"
+            )
+    if wire.raised:
+        theirs.append("sends messages at a higher QoS than they were published with")
+    if wire.puback_for_2:
+        theirs.append("answers a QoS 2 PUBLISH by PUBACK")
+    if not seen.killed and seen.refusal is None and any("closed by the peer" in text for text in seen.ended):
+        theirs.append("ends the connection, for no reason that the wire shows")
+    if wire.lost_session:
+        theirs.append("forgets the session" + (" when it is killed" if seen.killed else ""))
+
+
+def _judge_refusal(seen: Observed, wire: _Wire | None, verdict: Verdict) -> None:
+    name, code = seen.refusal or ("", 0)
+    said = [one for one in wire.connack if one] if wire else []
+    if wire is not None and not said:
+        verdict.theirs.append(
+            "closes the connection instead of saying why" if not wire.connack else "takes any password"
+        )
+        if name != "ConnectionLost":
+            verdict.ours.append(f"a connection closed without CONNACK ends in {name}")
+        return
+    if name != "ConnectRefused":
+        verdict.ours.append(f"a refusal ends in {name or 'a connection'}, not in ConnectRefused")
+    elif said and code and code != said[0]:
+        verdict.ours.append(f"the broker's code is {said[0]:#04x}, the error's {code:#04x}")
+    if said and said[0] not in ((0x86, 0x87) if seen.level == 5 else (4, 5)):
+        verdict.theirs.append(f"refuses a wrong password with code {said[0]:#04x}")
+
+
+def _judge_in(seen: Observed, wire: _Wire | None, verdict: Verdict) -> None:
+    """Judge what came to the board."""
+    ours, theirs = verdict.ours, verdict.theirs
+    taken = Counter(one.number for one in seen.got)
+    groups: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for number, message in seen.sent_in.items():
+        if not taken[number] and message.size in seen.oversize:
+            verdict.told = ["passed over, and reported"]
+        elif not taken[number]:
+            if wire is not None and number in wire.unreleased:
+                groups["theirs", "no PUBREL follows PUBREC"].append(number)
+            elif wire is None or wire.passed_in[number]:
+                groups["ours", "not handed over"].append(number)
+            elif wire.unanswered_in:
+                groups["ours", "not sent by the broker, which waits for answers to earlier ones"].append(number)
+            else:
+                what = "what was acknowledged to its publisher" if message.acknowledged else "what was published"
+                groups["theirs", f"never sends {what}"].append(number)
+        elif taken[number] > 1 and message.qos == 2:
+            granted_less = wire is not None and any(code < 2 for code in wire.granted.values())
+            if wire is not None and wire.flows_in[number] >= taken[number]:
+                if not granted_less:
+                    groups["theirs", "sends at QoS 2 as a new message once more"].append(number)
+            else:
+                groups["ours", "handed over twice at QoS 2"].append(number)
+    for one in seen.got:
+        sent = seen.sent_in.get(one.number)
+        if sent is None:
+            told = wire is not None and wire.passed_in[one.number]
+            groups["theirs" if told else "ours", "sent by nobody"].append(one.number)
+        elif (one.length, one.crc) != (sent.size, binascii.crc32(body(one.number, sent.size))):
+            right = wire is None or one.number in wire.right_in
+            groups["ours" if right else "theirs", "other content"].append(one.number)
+        wanted = one.number in seen.retained_in
+        if wire is not None and one.retain != wanted and taken[one.number] == 1:
+            right = wire.retain_in.get(one.number) == wanted
+            where = "with RETAIN" if one.retain else "without RETAIN"
+            groups["ours" if right else "theirs", f"arrives {where}"].append(one.number)
+    firsts = list(dict.fromkeys(one.number for one in seen.got))
+    for qos in () if seen.killed else (1, 2):  # a broker that was killed begins with what it had saved
+        mine = [number for number in firsts if number in seen.sent_in and seen.sent_in[number].qos == qos]
+        if mine != sorted(mine):
+            wires = [] if wire is None else [number for number in wire.order_in if number in mine]
+            (theirs if wires == mine else ours).append(
+                f"QoS {qos} arrives out of order" if wires == mine else f"QoS {qos} handed over out of order"
+            )
+    _tell(groups, verdict, "in")
+
+
+def _judge_out(seen: Observed, wire: _Wire | None, verdict: Verdict) -> None:
+    """Judge what the board published."""
+    arrived = Counter(number_of(payload) for payload in seen.arrived)
+    groups: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for number, message in seen.sent_out.items():
+        if message.qos and seen.left and number not in seen.delivered:
+            if wire is not None and number in wire.unanswered and number not in wire.finished_out:
+                groups["theirs", "leaves without an answer"].append(number)
+            elif wire is None or wire.passed_out[number]:
+                groups["ours", "not called delivered, though acknowledged"].append(number)
+            else:
+                groups["ours", "never sent"].append(number)
+        if not message.size:
+            continue
+        if not arrived[number]:
+            if wire is not None and number in wire.finished_out:
+                groups["theirs", "acknowledged and never passed on"].append(number)
+            elif wire is not None and wire.passed_out[number]:
+                groups["theirs", "not passed on"].append(number)
+            else:
+                groups["ours", "did not arrive"].append(number)
+        elif arrived[number] > 1 and message.qos == 2:
+            once = wire is not None and wire.flows_out[number] == 1
+            groups["theirs" if once else "ours", "passed on twice at QoS 2" if once else "sent twice at QoS 2"].append(
+                number
+            )
+    for payload in seen.arrived:
+        number = number_of(payload)
+        if number in seen.sent_out and payload != body(number, seen.sent_out[number].size):
+            groups["ours", "arrived with other content"].append(number)
+    _tell(groups, verdict, "out")
+
+
+def _tell(groups: dict[tuple[str, str], list[int]], verdict: Verdict, way: str) -> None:
+    for (whose, text), numbers in groups.items():
+        few = ", ".join(map(str, numbers[:MOST_NAMED])) + (", ..." if len(numbers) > MOST_NAMED else "")
+        (verdict.ours if whose == "ours" else verdict.theirs).append(f"{way}: {text}: {len(numbers)} messages ({few})")

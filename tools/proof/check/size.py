@@ -1,0 +1,385 @@
+"""What the library and the application weigh: `.mpy` bytes and heap after import, per module: `python -m tools.proof.check.size`.
+
+Compiled as `make deploy` compiles for a Pico W; imported by MicroPython one program after the other, with a collection
+after each. The figures are held against `size_ledger.json` beside this file: a module that grew by more than a little
+fails, until the ledger is written anew on purpose (`--write`).
+
+The heap on a board is that of a 32-bit MicroPython; here the unix port has 64 bits, and its figures are about 1.4 times
+as large. With `--interpreter32 PATH` (or FLASHMQTT_MICROPYTHON32), a 32-bit unix port is measured too, and the
+application is run on it, as a virtual Pico W with pinned files, against a real broker, in a heap of 200 KB besides what the
+fake hardware takes. Debian 13 has one: package micropython,
+architecture i386.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tools.broker import Broker, BrokerFailed
+from tools.command import ended
+from tools.deploy import build
+from tools.proof.bench import figures as documents
+from tools.proof.bench.figures import LEDGER
+
+ROOT = Path(__file__).resolve().parents[3]
+MICROPYTHON = Path(sys.executable).parent / "micropython"
+BOARD = "armv6m"
+GROWTH = 1.03
+GROWTH_BYTES = 64
+HEAP_GROWTH = 1.06  # a heap's figures wander with the order in which names are interned
+PICO_HEAP = 200 * 1024
+RUNNING_S = 120
+FREE_WANTED = 100_000
+
+# What a program imports, and so in this order.
+PROGRAMS = {
+    "client and journal": ("flashmqtt.client", "flashmqtt.journal.journal", "flashmqtt.flash.block"),
+    "pinned files": ("flashmqtt.flash.pinned",),
+    "level 5": ("flashmqtt.session.level5",),
+    "umqtt.simple's calls": ("flashmqtt.simple",),
+    "umqtt.robust's calls": ("flashmqtt.robust",),
+    "umqtt's socket": ("flashmqtt.sock",),
+    "TLS": ("flashmqtt.tls",),
+    "umqtt's ssl_params": ("flashmqtt.ssl_params",),
+    "asyncio": ("flashmqtt.aio",),
+    "application": ("app.configuration", "app.application", "app.health", "app.discovery"),
+    "mqtt_as's calls": ("flashmqtt.mqtt_as",),
+}
+
+# What runs against a broker: `tools/proof/bench/on_board/programs.py`. With a 32-bit interpreter, its heap there.
+RUNS = ("publisher", "subscriber", "client", "aio_ram", "level5")
+RUNNER = ROOT / "tools" / "proof" / "bench" / "on_board" / "programs.py"
+
+_MEASURE = """
+import gc, sys
+sys.path.append(%r)
+names = %r
+def used():
+    gc.collect()
+    return gc.mem_alloc()
+used()
+for program, modules in names:
+    for name in modules:
+        before = set(sys.modules)
+        start = used()
+        try:
+            __import__(name)
+        except ImportError:
+            if name not in ("flashmqtt.tls", "flashmqtt.ssl_params"):  # a unix port may be without
+                raise
+            continue
+        print(program, name, used() - start, ",".join(sorted(m for m in sys.modules if m not in before)), sep="|")
+"""
+
+
+def modules(march: str) -> dict[str, bytes]:
+    """Return the compiled library and application: path, as a board has it below /lib or / -> content."""
+    files = {path: source for path, source in build.sources("pico_w").items() if path.endswith(".mpy")}
+    return {path.removeprefix("/lib").strip("/"): content for path, content in build.packed(files, march).items()}
+
+
+def mpy_bytes() -> dict[str, int]:
+    """Return module name -> bytes of its `.mpy` for a Pico W."""
+    return {build.module_name(path): len(content) for path, content in modules(BOARD).items() if path != "board.mpy"}
+
+
+def lay_out(folder: Path, march: str) -> None:
+    """Write the compiled library and application into a folder."""
+    for path, content in modules(march).items():
+        target = folder / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(content)
+
+
+def heap_bytes(interpreter: Path, march: str) -> tuple[dict[str, int], dict[str, list[str]]]:
+    """Return program -> heap that its import takes beyond those before it, and program -> modules that came with it."""
+    with tempfile.TemporaryDirectory() as scratch:
+        lay_out(Path(scratch), march)
+        script = _MEASURE % (scratch, [(name, list(modules)) for name, modules in PROGRAMS.items()])
+        ran = subprocess.run(
+            [str(interpreter), "-X", "heapsize=2M", "-c", script], capture_output=True, text=True, check=False
+        )
+    if ran.returncode:
+        raise RuntimeError(f"{interpreter}: {ran.stderr or ran.stdout}")
+    heap: dict[str, int] = dict.fromkeys(PROGRAMS, 0)
+    loaded: dict[str, list[str]] = {name: [] for name in PROGRAMS}
+    for line in ran.stdout.splitlines():
+        program, _, grown, names = line.split("|")
+        heap[program] += int(grown)
+        loaded[program] += [name for name in names.split(",") if name.startswith(("flashmqtt", "app"))]
+    return heap, loaded
+
+
+def plain_modules(name: str) -> list[str]:
+    """Return the modules that a program loads where every module is by itself."""
+    files = {f"{path[:-3]}.mpy": source for path, source in build.library().items()}
+    with tempfile.TemporaryDirectory() as scratch, Broker(Path(scratch) / "broker", kind="mosquitto") as broker:
+        for path, content in build.packed(files, "x64", plain=True).items():
+            target = Path(scratch) / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(content)
+        return run_program(MICROPYTHON, Path(scratch), name, str(broker.port)).split()
+
+
+def native_bytes(loaded: list[str]) -> int:
+    """Return at most how much machine code is in these modules: what its sources are alone, compiled for a Pico W."""
+    hosts = {name: host for host, names in build.GROUPS.items() for name in names}
+    total = 0
+    for path, (_, native) in build.CHOICES.items():
+        name = build.module_name(path)
+        if name in loaded or hosts.get(name) in loaded:
+            total += len(build.compiled(name, (ROOT / "firmware" / native).read_text(), BOARD))
+    return total
+
+
+def run_program(interpreter: Path, folder: Path, *arguments: str) -> str:
+    """Run `tools/proof/bench/on_board/programs.py` with the modules in a folder; return the last line that it printed."""
+    ran = subprocess.run(
+        [str(interpreter), "-X", "heapsize=2M", str(RUNNER), arguments[0], str(folder), *arguments[1:]],
+        env={**os.environ, "MICROPYPATH": ".frozen"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=RUNNING_S,
+    )
+    if ran.returncode:
+        raise RuntimeError(f"{interpreter} {arguments[0]}: {ran.stderr or ran.stdout}")
+    return ran.stdout.strip().splitlines()[-1]
+
+
+def programs(interpreter: Path, march: str) -> dict[str, dict]:
+    """Run the programs against a broker; return what each one loaded, its bytes for a Pico W, and the heap of its modules.
+
+    A board has machine code in its heap, a unix port beside it: `native_bytes` is what comes to the heap's figure on a board.
+    What the recovery takes is in that figure, although it leaves again after the mount.
+    """
+    sizes = mpy_bytes()
+    found: dict[str, dict] = {}
+    with tempfile.TemporaryDirectory() as scratch, Broker(Path(scratch) / "broker", kind="mosquitto") as broker:
+        lay_out(Path(scratch), march)
+        for name in RUNS:
+            loaded = run_program(interpreter, Path(scratch), name, str(broker.port)).split()
+            found[name] = {
+                "modules": loaded,
+                "mpy_bytes": sum(sizes[module] for module in loaded),
+                "native_bytes": native_bytes(loaded),
+                "heap": int(run_program(interpreter, Path(scratch), "heap", *loaded)),
+            }
+    return found
+
+
+# Runs on the board before main.py: what is in the heap by then is the fake hardware, but for the file system's own share.
+_BOOT = """
+import gc, rp2, vfs
+gc.collect()
+base = gc.mem_alloc()
+system = vfs.VfsLfs2(rp2.Flash(), progsize=256)
+gc.collect()
+print('base', 2 * base - gc.mem_alloc())
+del system, base
+"""
+
+
+_FROZEN = """
+import asyncio, gc, sys
+gc.collect()
+before = gc.mem_alloc()
+kept = [__import__(name, None, None, ("*",)) for name in sys.argv[1:]]
+gc.collect()
+print(gc.mem_alloc() - before - 4 * len(kept))
+"""
+
+
+def frozen_heap(interpreter: Path, names: list[str]) -> int:
+    """Return the heap that importing these modules takes in an interpreter that has the library frozen, with the recovery."""
+    with tempfile.NamedTemporaryFile("w", suffix=".py") as script:
+        script.write(_FROZEN)
+        script.flush()
+        ran = subprocess.run(
+            [str(interpreter), "-X", "heapsize=2M", script.name, *names],
+            env={**os.environ, "MICROPYPATH": ".frozen"},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=RUNNING_S,
+        )
+    if ran.returncode:
+        raise RuntimeError(f"{interpreter}: {ran.stderr or ran.stdout}")
+    return int(ran.stdout)
+
+
+def free_while_running(interpreter: Path, march: str, log: bool = True) -> int:
+    """Run the application as a Pico W does, its journal in pinned files, against a broker; with its log, or without.
+
+    The fake hardware (`tools.virtual_board`) lies in the same heap, which is made larger by what that takes.
+    Return the least free heap that the board reported, after collection.
+    """
+    import paho.mqtt.client as paho
+
+    heard: list[int] = []
+
+    def note(client, userdata, message):
+        heard.extend(record["v"] for record in json.loads(message.payload) if record["n"] == "heap_free")
+
+    with tempfile.TemporaryDirectory() as scratch, Broker(Path(scratch) / "broker") as broker:
+        listener = paho.Client(paho.CallbackAPIVersion.VERSION2)
+        listener.on_message = note
+        listener.connect("127.0.0.1", broker.port)
+        listener.subscribe("flashmqtt/+/health", 0)
+        listener.loop_start()
+        config = {
+            "broker": "127.0.0.1",
+            "port": broker.port,
+            "health_s": 1,
+            "interval_ms": 500,
+            "ssid": "home",
+            "log": log,
+        }
+        files = {path.strip("/"): content for path, content in build.image("pico_w", march).items()}
+        files |= {"config.json": json.dumps(config).encode(), "boot.py": _BOOT.encode()}
+        base = _run_board(interpreter, Path(scratch), files, "1M", lambda printed: b"base " in printed)
+        taken = int(base.split(b"base ")[1].split()[0])
+        printed = _run_board(interpreter, Path(scratch), files, str(PICO_HEAP + taken), lambda printed: len(heard) > 3)
+        listener.disconnect()
+        listener.loop_stop()
+    if not heard:
+        raise RuntimeError(f"the application did not report: {printed.decode('utf-8', 'replace')[-800:]}")
+    return min(heard)
+
+
+def _run_board(interpreter: Path, folder: Path, files: dict[str, bytes], heap: str, enough) -> bytes:
+    """Run a virtual Pico W with these files until it printed enough; return what it printed."""
+    from tools.flashsim.pico import littlefs_image
+
+    (folder / "flash.bin").write_bytes(littlefs_image(files, 848 * 1024))
+    (folder / "wires.bin").write_bytes(bytes([1]) + bytes(11))
+    environment = {"MICROPYPATH": f"{ROOT}:{ROOT / 'firmware'}", "FLASHMQTT_BOARD": "rp2", "FLASHMQTT_WIFI": "home:"}
+    with (folder / "console").open("w+b") as console:
+        process = subprocess.Popen(
+            [str(interpreter), "-X", f"heapsize={heap}", str(ROOT / "tools/virtual_board/power_on.py")],
+            cwd=folder,
+            env={**os.environ, **environment, "FLASHMQTT_FLASH_TIME": "0"},
+            stdin=subprocess.DEVNULL,
+            stdout=console,
+            stderr=subprocess.STDOUT,
+        )
+        deadline = time.monotonic() + RUNNING_S
+        while process.poll() is None and time.monotonic() < deadline:
+            if enough((folder / "console").read_bytes()):
+                break
+            time.sleep(0.1)
+        process.kill()
+        process.wait()
+        console.seek(0)
+        return console.read()
+
+
+def measured(interpreter32: Path | None) -> dict:
+    """Return all figures."""
+    sizes = mpy_bytes()
+    heap64, loaded = heap_bytes(MICROPYTHON, "x64")
+    result: dict = {
+        "mpy_bytes": dict(sorted(sizes.items())),
+        "programs": {
+            name: {
+                "modules": len(modules),
+                "mpy_bytes": sum(sizes[module] for module in modules),
+                "heap_64": heap64[name],
+            }
+            for name, modules in loaded.items()
+        },
+    }
+    if interpreter32:
+        heap32, _ = heap_bytes(interpreter32, "x86")
+        for name, value in heap32.items():
+            result["programs"][name]["heap_32"] = value
+        result["running_free_32"] = free_while_running(interpreter32, "x86")
+        result["running_free_32_without_log"] = free_while_running(interpreter32, "x86", log=False)
+    return result
+
+
+def complaints(now: dict, ledger: dict) -> list[str]:
+    """Return what grew beyond the ledger."""
+    found = []
+    known_sizes = ledger["mpy_bytes"]
+    for name, size in now["mpy_bytes"].items():
+        if name not in known_sizes:
+            found += [f"{name} is new: {size} bytes"]
+        elif size > known_sizes[name] * GROWTH + GROWTH_BYTES:
+            found += [f"{name} grew from {known_sizes[name]} to {size} bytes"]
+    for name, figures in now["programs"].items():
+        known = ledger["programs"].get(name, {})
+        for key in ("heap_64", "heap_32"):
+            if key in figures and key in known and figures[key] > known[key] * HEAP_GROWTH + 1024:
+                found += [f"{name}: {key} grew from {known[key]} to {figures[key]} bytes"]
+    return found
+
+
+def tell(now: dict) -> None:
+    """Print the ledger."""
+    print(f"{'module':34} {'.mpy bytes':>10}")
+    for name, size in now["mpy_bytes"].items():
+        print(f"{name:34} {size:10,}")
+    for name, run in now.get("runs", {}).items():
+        print(
+            f"\n{name}, as it ran: {len(run['modules'])} modules, {run['mpy_bytes']:,} bytes of .mpy, heap {run['heap']:,} "
+            f"({now['runs_bits']} bits), and up to {run['native_bytes']:,} of machine code\n  {' '.join(run['modules'])}"
+        )
+    print(f"\n{'program':34} {'modules':>8} {'.mpy bytes':>10} {'heap, 64 bit':>13} {'heap, 32 bit':>13}")
+    for name, figures in now["programs"].items():
+        heap32 = f"{figures['heap_32']:,}" if "heap_32" in figures else "not measured"
+        modules, size, heap64 = figures["modules"], figures["mpy_bytes"], figures["heap_64"]
+        print(f"{name:34} {modules:8} {size:10,} {heap64:13,} {heap32:>13}")
+    if "running_free_32" in now:
+        free = now["running_free_32"]
+        print(
+            f"\nfree of a 200 KB heap (32 bit) while the application runs, its journal in pinned files: {free:,} bytes "
+            f"(wanted: {FREE_WANTED:,}); without its log: {now['running_free_32_without_log']:,}"
+        )
+
+
+def main() -> int:
+    """Measure, print, compare; return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m tools.proof.check.size", description=__doc__.splitlines()[0])
+    parser.add_argument("--interpreter32", type=Path, default=os.environ.get("FLASHMQTT_MICROPYTHON32") or None)
+    parser.add_argument(
+        "--runs", action="store_true", help="run the programs against a broker, and tell what they load"
+    )
+    parser.add_argument(
+        "--frozen32",
+        type=Path,
+        default=os.environ.get("FLASHMQTT_FROZEN32") or None,
+        help="with --runs: a 32-bit unix port that has firmware/manifest.py frozen (boards/rp2/README.md says how)",
+    )
+    parser.add_argument("--write", action="store_true", help="make these figures the ledger")
+    arguments = parser.parse_args()
+    now = measured(arguments.interpreter32)
+    if arguments.runs:
+        wide = arguments.interpreter32 is None
+        runs = programs(MICROPYTHON, "x64") if wide else programs(arguments.interpreter32, "x86")
+        tell({**now, "runs": runs, "runs_bits": 64 if wide else 32})
+        for name in RUNS if arguments.frozen32 else ():
+            heap = frozen_heap(arguments.frozen32, plain_modules(name))
+            print(f"{name}, frozen as firmware/manifest.py has it: heap {heap:,} (32 bits)")
+    else:
+        tell(now)
+    if arguments.write:
+        LEDGER.write_text(json.dumps(now, indent=1) + "\n")
+        for path in documents.write():  # those that tell of it
+            print(f"written: {path.relative_to(ROOT)}")
+        return 0
+    found = complaints(now, json.loads(LEDGER.read_text()))
+    for line in found:
+        print(f"size: {line}", file=sys.stderr)
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(ended(main, BrokerFailed))

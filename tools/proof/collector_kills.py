@@ -1,0 +1,231 @@
+"""`python -m tools.proof.collector_kills`: kill the collector at random moments under load, then count.
+
+A real mosquitto on loopback, paho-mqtt publishing at QoS 1 and 2 all the while, the collector killed with SIGKILL
+(its sealer too, every other time) and started again. At the end: nothing may be missing from the segments, and nothing
+may be there twice, but for copies at QoS 1 that are marked so. What was counted goes to build/collector_kills.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import paho.mqtt.client as paho
+import pyarrow.parquet as pq
+from paho.mqtt.enums import CallbackAPIVersion
+from tqdm import tqdm
+
+from tools.broker import Broker
+from tools.landing.segments import find_segments
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULT = ROOT / "build" / "collector_kills.json"
+CONFIGURATION = "max_inflight_messages 2000\nautosave_on_changes false\nautosave_interval 1800\nlog_type none"
+DRAINS = 5
+# So that the publisher does not run away from a collector that is killed all the time.
+MOST_AHEAD = 3000
+MOST_IN_A_LIFE = 1200
+
+
+class Publisher:
+    """Publishes numbered messages at QoS 1 and 2 in turn, and knows which the broker has taken."""
+
+    def __init__(self, port: int) -> None:
+        self.sent: Counter[int] = Counter()
+        self._client = paho.Client(CallbackAPIVersion.VERSION2, "publisher", clean_session=False)
+        self._client.max_inflight_messages_set(500)
+        self._client.max_queued_messages_set(0)
+        self._client.connect("127.0.0.1", port)
+        self._client.loop_start()
+        self._last: list[paho.MQTTMessageInfo] = []
+
+    def publish(self, count: int) -> None:
+        """Hand that many messages to paho."""
+        for _ in range(count):
+            qos = 1 + sum(self.sent.values()) % 2
+            text = b"%d:%d:" % (qos, self.sent[qos])
+            self._last.append(self._client.publish(f"flashmqtt/device{self.sent[qos] % 7}/readings", text * 5, qos))
+            self.sent[qos] += 1
+        self._last = [info for info in self._last if not info.is_published()]
+
+    @property
+    def waiting(self) -> int:
+        """How many the broker has not taken yet."""
+        self._last = [info for info in self._last if not info.is_published()]
+        return len(self._last)
+
+    def finish(self) -> None:
+        """Wait until the broker has taken everything."""
+        deadline = time.monotonic() + 60
+        while self.waiting:
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"the broker has not taken {self.waiting} messages within a minute")
+            time.sleep(0.05)
+        self._client.disconnect()
+        self._client.loop_stop()
+
+
+@dataclass
+class Outcome:
+    """What the segments hold, against what was published."""
+
+    kills: int
+    published: dict[int, int]
+    missing: dict[int, int] = field(default_factory=dict)
+    twice: dict[int, int] = field(default_factory=dict)
+    copies: int = 0
+    segments: int = 0
+
+    @property
+    def holds(self) -> bool:
+        """Whether the promise was kept."""
+        return not any(self.missing.values()) and not any(self.twice.values())
+
+    def told(self) -> dict[str, object]:
+        """Return what goes into collector_kills.json; `copies`: that came again at QoS 1, and are marked so."""
+        return {
+            "kills": self.kills,
+            "published": sum(self.published.values()),
+            "missing": sum(self.missing.values()),
+            "repeated": self.twice[2],
+            "repeated_qos1": self.twice[1],
+            "copies": self.copies,
+            "segments": self.segments,
+            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        }
+
+
+def command(port: int, landing: Path, *more: str) -> list[str]:
+    """Return the command line of a collector under test."""
+    return [
+        *(sys.executable, "-m", "tools.collector", "--port", str(port), "--landing", str(landing)),
+        *("--segment-rows", "700", "--segment-seconds", "0.7", *more),
+    ]
+
+
+def sealer_of(pid: int) -> list[int]:
+    """Return the children of a process."""
+    with contextlib.suppress(OSError):
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return []
+
+
+def count(landing: Path, published: dict[int, int], kills: int) -> Outcome:
+    """Compare the segments with what was published."""
+    found = {qos: Counter[int]() for qos in published}
+    rows: list[int] = []
+    copies = 0
+    sealed = find_segments(landing)
+    for number, segment in enumerate(sealed, 1):
+        assert segment.number == number, f"segment {number} is not there"
+        table = pq.read_table(segment.path, columns=["row", "qos", "dup", "payload"])
+        rows += table["row"].to_pylist()
+        for qos, dup, payload in zip(*(table[name].to_pylist() for name in ("qos", "dup", "payload")), strict=True):
+            first, ordinal = payload.split(b":")[:2]
+            if not qos and dup:
+                copies += 1
+                assert int(first) == 1
+                continue
+            assert int(first) == qos
+            found[qos][int(ordinal)] += 1
+    assert sorted(rows) == list(range(1, len(rows) + 1)), "the row ordinals have gaps"
+    outcome = Outcome(kills, published, copies=copies, segments=len(sealed))
+    for qos, there in found.items():
+        outcome.missing[qos] = published[qos] - sum(ordinal in there for ordinal in range(published[qos]))
+        outcome.twice[qos] = sum(times - 1 for times in there.values())
+    return outcome
+
+
+def torture(directory: Path, kills: int, seed: int, batch: int = 60, quiet: bool = False) -> Outcome:
+    """Run a broker, a publisher and a collector that is killed again and again."""
+    rng = random.Random(seed)
+    landing = directory / "landing"
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'firmware'}"}
+    with (
+        Broker(directory / "broker", kind="mosquitto", extra=CONFIGURATION) as broker,
+        (directory / "collector.log").open("ab", buffering=0) as log,
+    ):
+
+        def start(*more: str) -> subprocess.Popen[bytes]:
+            return subprocess.Popen(command(broker.port, landing, *more), cwd=ROOT, env=environment, stderr=log)
+
+        collector = start("--drain", "1")  # makes the session at the broker
+        if collector.wait(60):
+            raise RuntimeError(f"the collector did not start; see {log.name}")
+        publisher = Publisher(broker.port)
+        for _ in tqdm(range(kills), desc="kills", disable=quiet or not sys.stderr.isatty(), file=sys.stderr):
+            before = Path(log.name).stat().st_size
+            collector = start()
+            # Mostly while it collects, sometimes while it starts: how long that takes depends on the machine.
+            starting = rng.random() < 0.8
+            moment = time.monotonic() + rng.uniform(0, 1.2)
+            published = 0
+            while starting or time.monotonic() < moment:
+                if publisher.waiting < MOST_AHEAD and published < MOST_IN_A_LIFE:
+                    publisher.publish(batch)
+                    published += batch
+                time.sleep(0.01)
+                if starting and (
+                    b"connected to" in Path(log.name).read_bytes()[before:] or collector.poll() is not None
+                ):
+                    starting = False
+                    moment = time.monotonic() + rng.uniform(0, 1.2)
+            orphans = sealer_of(collector.pid) if rng.random() < 0.5 else []
+            collector.kill()
+            for orphan in orphans:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(orphan, signal.SIGKILL)
+            collector.wait()
+        publisher.finish()
+        for _ in range(DRAINS):  # mosquitto may fall silent for longer than that on a busy machine
+            collector = start("--drain", "2")
+            if collector.wait(600):
+                raise RuntimeError(f"the collector did not seal everything; see {log.name}")
+            outcome = count(landing, dict(publisher.sent), kills)
+            if not any(outcome.missing.values()):
+                break
+    return outcome
+
+
+def main() -> int:
+    """Run; return the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.proof.collector_kills", description=__doc__.partition("\n")[0]
+    )
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 30))
+    parser.add_argument("--directory", type=Path, help="keep everything here; default: a temporary directory")
+    arguments = parser.parse_args()
+    with contextlib.ExitStack() as stack:
+        directory = arguments.directory
+        if directory is None:
+            directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="collector-kills-")))
+        directory.mkdir(parents=True, exist_ok=True)
+        begun = time.monotonic()
+        outcome = torture(directory, arguments.kills, arguments.seed)
+    for qos in (1, 2):
+        print(
+            f"QoS {qos}: {outcome.published[qos]} published, {outcome.missing[qos]} missing, "
+            f"{outcome.twice[qos]} more than once" + (f", {outcome.copies} copies marked" if qos == 1 else "")
+        )
+    RESULT.parent.mkdir(exist_ok=True)
+    RESULT.write_text(json.dumps(outcome.told() | {"seconds": round(time.monotonic() - begun)}, indent=2) + "\n")
+    verdict = "holds" if outcome.holds else "BROKEN"
+    print(f"{outcome.kills} kills, {outcome.segments} segments, seed {arguments.seed}: {verdict}")
+    return 0 if outcome.holds else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

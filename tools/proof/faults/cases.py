@@ -1,0 +1,189 @@
+"""Fault cases: what they are, how their ids read, and what must hold at their end.
+
+An id says all there is to know about a case, and replays it alone:
+
+    4-q2-out-mpy-ram-mosquitto-w2x4/up3.middle.rst+down2.after.fin
+
+Level 4, QoS 2, messages going out from a device on MicroPython whose store is in RAM, to mosquitto, a window of 2, four
+messages; the third packet up is cut in its middle with a reset, and the second packet down from then on is the last that
+passes. The interpreters are `mpy` (MicroPython) and `cpy` (CPython), with `aio` behind it for the asyncio face; the stores `ram`
+and `journal`; the flows `out`, `in` and `both` (then the messages going out are QoS 1 and 2 in turn).
+
+Brokers:
+    mosquitto   one for all cases
+    kill        mosquitto with persistence: a cut of manner "action" kills it with SIGKILL and starts it again
+    lost        the same, but what it had persisted is gone; the device publishes what is in doubt once more
+    lostdrop    the same; the device drops what is in doubt
+    amqtt       a second broker
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+from tools.proof.proxy import DOWN, PLACES, UP, Cut, Seen
+
+FLOWS = ("out", "in")
+INTERPRETERS = ("mpy", "cpy", "mpyaio", "cpyaio")
+LONG = 2500
+_ID = re.compile(r"([345])-q([012])-(out|in|both)-((?:mpy|cpy)(?:aio)?)-(ram|journal)-([a-z]+)-w(\d+)x(\d+)(l?)")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One fault case."""
+
+    level: int
+    qos: int
+    flow: str
+    interpreter: str = "mpy"
+    store: str = "ram"
+    broker: str = "mosquitto"
+    window: int = 2
+    count: int = 4
+    long: bool = False
+    cuts: tuple[Cut, ...] = ()
+
+    @property
+    def base(self) -> Case:
+        """The same without any cut."""
+        return replace(self, cuts=())
+
+    @property
+    def size(self) -> int:
+        """How long a message is."""
+        return LONG if self.long else 40
+
+    def __str__(self) -> str:
+        setting = f"{self.level}-q{self.qos}-{self.flow}-{self.interpreter}-{self.store}-{self.broker}"
+        setting += f"-w{self.window}x{self.count}{'l' if self.long else ''}"
+        return "/".join(filter(None, (setting, "+".join(map(str, self.cuts)))))
+
+    @classmethod
+    def parse(cls, text: str) -> Case:
+        """Return the case with this id."""
+        setting, _, cuts = text.partition("/")
+        found = _ID.fullmatch(setting)
+        if not found:
+            raise ValueError(f"not the id of a case: {text}")
+        level, qos, flow, interpreter, store, broker, window, count, long = found.groups()
+        return cls(
+            *(int(level), int(qos), flow, interpreter, store, broker, int(window), int(count), bool(long)),
+            tuple(Cut.parse(cut) for cut in cuts.split("+") if cut),
+        )
+
+
+@dataclass
+class Outcome:
+    """What was seen of a case.
+
+    Attributes:
+        received: the numbers that arrived at the far end, in their order.
+        handed: the numbers that were handed to the application, in their order.
+        delivered: the numbers whose delivery the device was told, in doubt ones apart.
+        doubtful: the numbers that the device reported as in doubt.
+        errors: why connections ended, as the device says.
+        failure: the device's program failed, or hung: its own words.
+        trace: the packets that came to the proxy.
+        made: how many cuts were made.
+        repeated, released, forgot, uncertain, unproved: what `audit` found.
+    """
+
+    received: list[int] = field(default_factory=list)
+    handed: list[int] = field(default_factory=list)
+    delivered: list[int] = field(default_factory=list)
+    doubtful: list[int] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    failure: str = ""
+    connections: int = 0
+    heap: int = 0
+    trace: list[Seen] = field(default_factory=list)
+    made: int = 0
+    lost: int = 0
+    duplicates: int = 0
+    repeated: set[int] = field(default_factory=set)
+    released: set[int] = field(default_factory=set)
+    forgot: bool = False
+    uncertain: set[int] = field(default_factory=set)
+    unproved: set[int] = field(default_factory=set)
+
+
+def places_of(trace: list[Seen], manners: tuple[str, ...], cuts: int = 0) -> Iterator[Cut]:
+    """Yield every cut there is in what passed after so many cuts: each packet, each place in it, each manner."""
+    for direction in (UP, DOWN):
+        lengths = [len(seen.content) for seen in trace if seen.direction == direction and seen.cuts == cuts]
+        for number, length in enumerate(lengths, 1):
+            offsets = set()
+            for place in PLACES:
+                passes = Cut(direction, number, place, "rst").passes(length)
+                if passes in offsets:
+                    continue
+                offsets.add(passes)
+                for manner in manners:
+                    yield Cut(direction, number, place, manner)
+
+
+def judge(case: Case, outcome: Outcome) -> list[str]:
+    """Return what was violated, in words; set the outcome's counts of lost and duplicated messages."""
+    if outcome.failure:
+        return [outcome.failure]
+    problems: list[str] = []
+    if case.flow != "in":
+        problems += _judge_flow(case, outcome, "the far end", outcome.received, out=True)
+        told = outcome.delivered + outcome.doubtful
+        if case.qos and case.broker in ("mosquitto", "amqtt"):
+            if sorted(told) != list(range(1, case.count + 1)):
+                problems.append(f"delivery was told of {outcome.delivered}, in doubt were {outcome.doubtful}")
+            if sure := sorted(set(outcome.doubtful) - outcome.uncertain):
+                problems.append(f"in doubt without a reason: {sure}")
+            if unproved := sorted(outcome.unproved.intersection(outcome.delivered)):
+                problems.append(f"called delivered, and in doubt: {unproved}")
+    if case.flow != "out":
+        problems += _judge_flow(case, outcome, "the application", outcome.handed, out=False)
+    return problems
+
+
+def _judge_flow(case: Case, outcome: Outcome, where: str, got: list[int], out: bool) -> list[str]:
+    def qos(number: int) -> int:
+        return 2 - number % 2 if case.flow == "both" and out else case.qos
+
+    wanted = range(1, case.count + 1)
+    lost = {number for number in wanted if number not in got and qos(number)}
+    twice = {number for number in got if got.count(number) > 1 and qos(number) != 1}
+    if not out:
+        twice -= outcome.repeated
+    if case.broker.startswith("lost") or outcome.forgot:
+        # A message in doubt may come twice, or not at all, as the policy says: it was reported. Level 3 has no way to say that a
+        # session was lost: a message past PUBREC is lost with it. So is what the broker had queued for the device.
+        doubtful = set(outcome.doubtful)
+        if not out:
+            lost = set()
+        elif case.level == 3:
+            lost -= outcome.released
+        elif case.broker == "lostdrop":
+            lost -= doubtful
+        else:
+            twice -= doubtful
+    outcome.lost += len(lost)
+    outcome.duplicates += sum(qos(number) == 2 for number in twice)
+    problems = []
+    if strange := sorted(set(got) - set(wanted)):
+        problems.append(f"{where} has what was never sent: {strange}")
+    if lost:
+        problems.append(f"{where} lost: {sorted(lost)}")
+    if twice:
+        problems.append(f"{where} has twice: {sorted(twice)}")
+    for quality in range(
+        3
+    ):  # between messages of different QoS there is no order: each has its own number of round trips
+        own = [number for number in got if qos(number) == quality]
+        firsts = list(dict.fromkeys(own))
+        if firsts != sorted(firsts):
+            problems.append(f"{where} has out of order: {got}")
+        runs = 1 + sum(later <= earlier for earlier, later in pairwise(own))
+        if quality == 1 and runs > max(1, outcome.connections) and case.broker != "kill":
+            problems.append(f"{where}: repeated on a live connection: {got} in {outcome.connections} connections")
+    return problems

@@ -1,0 +1,36 @@
+"""The library and the device's programs as a board has them: packed as `make deploy` packs, no source, a small heap."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from tools.deploy import build
+from tools.virtual_board.image import MARCH, laid_out
+
+ROOT = Path(__file__).resolve().parents[3]
+# What the device's programs import besides the library that boards carry.
+BESIDES = (
+    *(
+        "tools/__init__.py",
+        "tools/proof/faults/__init__.py",
+        "tools/proof/faults/device.py",
+        "tools/proof/faults/device_aio.py",
+    ),
+    *("tools/proof/faults/board.py", "tools/flashsim/__init__.py", "tools/flashsim/nor.py"),
+)
+
+
+def micropython() -> str:
+    """Return the path of the micropython command."""
+    return str(Path(sys.executable).parent / "micropython")
+
+
+def compile_library() -> Path:
+    """Compile all that is not compiled yet; return the folder to put on MICROPYPATH."""
+    files = {
+        **build.library(bool(MARCH)),
+        "flashmqtt/flash/file.py": ROOT / "firmware" / "flashmqtt" / "flash" / "file.py",
+    }
+    files |= {name: ROOT / name for name in BESIDES}
+    return laid_out({f"{name[:-3]}.mpy": path for name, path in files.items()}, ROOT / "build" / "faults" / "image")

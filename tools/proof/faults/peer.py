@@ -1,0 +1,179 @@
+"""The far end of a fault case: a small MQTT 3.1.1 client of its own, that publishes and receives exactly once.
+
+It shares no code with the library under test (its codec is `tools.proof.faults.packets`). It talks to the broker
+directly, without the proxy, and survives the broker's restart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import defaultdict
+
+from tools.proof.faults import packets as p
+
+ANSWER_S = 10.0
+RETRY_S = 0.02
+
+
+class Peer:
+    """One client id at the broker on 127.0.0.1:`port`; `user` and `password` where it asks for them."""
+
+    def __init__(self, port: int, client_id: str, clean: bool = True, user: str = "", password: str = ""):
+        self.port = port
+        self.user = user
+        self.password = password
+        self.client_id = client_id
+        self.clean = clean
+        self.received: dict[str, list[bytes]] = defaultdict(list)
+        self._news = asyncio.Condition()
+        self._writer: asyncio.StreamWriter | None = None
+        self._task: asyncio.Task | None = None
+        self._up = asyncio.Event()
+        self._next_id = 0
+        self._awaited: dict[int, asyncio.Future] = {}
+        self._unsent: dict[int, bytes] = {}  # what is resent after a restart, in order: PUBLISH, later PUBREL
+        self._held: set[int] = set()  # ids of QoS 2 messages that were taken and wait for PUBREL
+        self._filters: list[tuple[str, int]] = []
+        self._waiting = False
+
+    async def start(self) -> Peer:
+        """Connect, and stay connected."""
+        self._task = asyncio.ensure_future(self._run())
+        async with asyncio.timeout(ANSWER_S):
+            await self._up.wait()
+        return self
+
+    async def stop(self) -> None:
+        """Disconnect."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+        if self._writer is not None:
+            with contextlib.suppress(OSError):
+                self._writer.write(p.disconnect())
+            self._writer.close()
+
+    async def subscribe(self, topic_filter: str, qos: int = 2) -> None:
+        """Subscribe, now and after every restart that lost the session."""
+        self._filters.append((topic_filter, qos))
+        packet_id = self._id()
+        await self._answered(packet_id, p.subscribe(packet_id, [(topic_filter, qos)]), resend=False)
+
+    def unsubscribe(self, topic_filter: str) -> None:
+        """End a subscription; nobody waits for the answer."""
+        self._filters = [entry for entry in self._filters if entry[0] != topic_filter]
+        if self._writer is not None:
+            self._writer.write(p.unsubscribe(self._id(), [topic_filter]))
+
+    def send(self, topic: str, payload: bytes, qos: int, retain: bool = False) -> asyncio.Future:
+        """Publish; the future is done when the broker has acknowledged it (at QoS 0: at once)."""
+        if not qos:
+            assert self._writer is not None
+            self._writer.write(p.publish(topic, payload, retain=retain))
+            future = asyncio.get_running_loop().create_future()
+            future.set_result(None)
+            return future
+        packet_id = self._id()
+        return self._answered(packet_id, p.publish(topic, payload, qos, packet_id, retain=retain), resend=True)
+
+    def wait(self) -> None:
+        """Send nothing new until the broker was restarted."""
+        self._waiting = True
+
+    def begin(self) -> None:
+        """A case begins, and no flow of an earlier one goes on: a killed broker may use an id anew whose PUBREL never came."""
+        self._held.clear()
+
+    def lost(self) -> None:
+        """Take note that the broker is gone, before its sockets say so."""
+        self._up.clear()
+
+    async def resumed(self) -> None:
+        """Wait until this client is connected to the restarted broker, and subscribed."""
+        self._waiting = False
+        async with asyncio.timeout(ANSWER_S):
+            await self._up.wait()
+
+    async def until(self, condition, seconds: float) -> bool:
+        """Wait until the condition holds, looked at whenever something arrives; return whether it does."""
+        try:
+            async with asyncio.timeout(seconds), self._news:
+                await self._news.wait_for(condition)
+        except TimeoutError:
+            return condition()
+        return True
+
+    def _id(self) -> int:
+        self._next_id = self._next_id % 65535 + 1
+        return self._next_id
+
+    def _answered(self, packet_id: int, packet: bytes, resend: bool) -> asyncio.Future:
+        future = asyncio.get_running_loop().create_future()
+        self._awaited[packet_id] = future
+        if resend:
+            self._unsent[packet_id] = packet
+        if self._up.is_set() and self._writer is not None and not self._waiting:
+            self._writer.write(packet)
+        return future
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                reader, self._writer = await asyncio.open_connection("127.0.0.1", self.port)
+                self._writer.write(p.connect(self.client_id, clean=self.clean, user=self.user, password=self.password))
+                await self._converse(reader)
+            except OSError:
+                pass
+            self._up.clear()
+            if self._writer is not None:
+                self._writer.close()
+            await asyncio.sleep(RETRY_S)
+
+    async def _converse(self, reader: asyncio.StreamReader) -> None:
+        codec = p.Reader()
+        while chunk := await reader.read(65536):
+            for packet in codec.feed(chunk):
+                self._take(packet)
+            async with self._news:
+                self._news.notify_all()
+
+    def _take(self, packet: p.Packet) -> None:
+        assert self._writer is not None
+        if packet.kind == p.CONNACK:
+            if packet.code:
+                raise p.Wrong(f"the broker refused the peer with code {packet.code}")
+            if not packet.session_present:
+                self._held.clear()
+                for topic_filter in self._filters:
+                    self._writer.write(p.subscribe(self._id(), [topic_filter]))
+            for content in self._unsent.values():
+                again = bytearray(content)
+                if again[0] >> 4 == p.PUBLISH:
+                    again[0] |= 8
+                self._writer.write(bytes(again))
+            # A broker answers in order: the answer to this says that the subscriptions stand.
+            self._writer.write(p.PING)
+        elif packet.kind == p.PINGRESP:
+            self._up.set()
+        elif packet.kind == p.PUBLISH:
+            if packet.qos < 2 or packet.packet_id not in self._held:
+                self.received[packet.topic].append(packet.payload)
+            if packet.qos == 2:
+                self._held.add(packet.packet_id)
+            if packet.qos:
+                self._writer.write(p.ack(p.PUBREC if packet.qos == 2 else p.PUBACK, packet.packet_id))
+        elif packet.kind == p.PUBREL:
+            self._held.discard(packet.packet_id)
+            self._writer.write(p.ack(p.PUBCOMP, packet.packet_id))
+        elif packet.kind == p.PUBREC:
+            release = p.ack(p.PUBREL, packet.packet_id)
+            if packet.packet_id in self._unsent:
+                self._unsent[packet.packet_id] = release
+            self._writer.write(release)
+        elif packet.kind in (p.PUBACK, p.PUBCOMP, p.SUBACK):
+            self._unsent.pop(packet.packet_id, None)
+            future = self._awaited.pop(packet.packet_id, None)
+            if future is not None and not future.done():
+                future.set_result(packet)

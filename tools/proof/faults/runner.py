@@ -1,0 +1,268 @@
+"""Runs fault cases: a device, a proxy with a plan, a broker, and a peer at the far end.
+
+Cases run side by side in workers. A worker has one device process that takes its cases one after another, and, where the
+broker is to be killed, a broker of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tools.broker import Broker
+from tools.children import bound_to_this_process
+from tools.proof.faults.audit import audit
+from tools.proof.faults.cases import Case, Outcome, judge
+from tools.proof.faults.compiled import ROOT, compile_library, micropython
+from tools.proof.faults.peer import Peer
+from tools.proof.proxy import Proxy
+
+HEAP = "192K"
+CASE_S = 120.0
+QUIET_S = 0.03
+AGAIN_S = 0.3
+_OWN_BROKER = ("kill", "lost", "lostdrop")
+_serial = itertools.count(1)
+
+
+@dataclass
+class Verdict:
+    """A case, and what it violated."""
+
+    case: Case
+    outcome: Outcome
+    problems: list[str]
+
+
+class Device:
+    """A device process."""
+
+    def __init__(self, interpreter: str, directory: Path, heap: str = HEAP):
+        self.interpreter = interpreter
+        self.heap = heap
+        self.directory = directory
+        self.process: asyncio.subprocess.Process | None = None
+
+    async def start(self) -> None:
+        """Start it, if it does not run."""
+        if self.process is not None and self.process.returncode is None:
+            return
+        program = "tools.proof.faults.device_aio" if self.interpreter.endswith("aio") else "tools.proof.faults.device"
+        if self.interpreter.startswith("mpy"):
+            command = [micropython(), "-X", f"heapsize={self.heap}", "-m", program]
+            environment = {**os.environ, "MICROPYPATH": f".frozen:{compile_library()}"}
+        else:
+            command = [sys.executable, "-m", program]
+            environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'firmware'}"}
+        with (self.directory / "device.log").open("ab") as log:
+            self.process = await asyncio.create_subprocess_exec(
+                *command,
+                cwd=self.directory,
+                env=environment,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log,
+                start_new_session=True,
+                preexec_fn=bound_to_this_process(),
+            )
+
+    async def lines(self, command: str) -> AsyncIterator[list[str]]:
+        """Give it a command; yield the words of what it answers."""
+        await self.start()
+        assert self.process is not None and self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.write(command.encode() + b"\n")
+        while line := await self.process.stdout.readline():
+            yield line.decode("utf-8", "replace").split(" ")
+        log = (self.directory / "device.log").read_text(errors="replace").splitlines()
+        yield ["failed", "", "the device's program ended:", *" | ".join(log[-3:]).split()]
+
+    async def stop(self) -> None:
+        """End it."""
+        if self.process is not None and self.process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)  # the command is a wrapper: its child has to go, too
+            await self.process.wait()
+
+
+class Worker:
+    """Runs one case after another."""
+
+    def __init__(self, directory: Path, shared: dict[str, Broker], heap: str):
+        self.directory = directory
+        self._heap = heap
+        directory.mkdir(parents=True, exist_ok=True)
+        self._shared = shared
+        self._devices: dict[str, Device] = {}
+        self._peers: dict[str, Peer] = {}
+        self._own: dict[str, Broker] = {}
+
+    async def stop(self) -> None:
+        """End what was started."""
+        for device in self._devices.values():
+            await device.stop()
+        for peer in self._peers.values():
+            await peer.stop()
+        for broker in self._own.values():
+            broker.kill()
+
+    def _broker(self, kind: str) -> Broker:
+        if kind not in _OWN_BROKER:
+            return self._shared[kind]
+        if kind not in self._own:
+            self._own[kind] = Broker(self.directory / kind, kind="mosquitto").start()
+        return self._own[kind]
+
+    async def _peer(self, kind: str) -> Peer:
+        if kind not in self._peers:
+            port = self._broker(kind).port
+            self._peers[kind] = await Peer(port, f"peer{next(_serial)}", clean=kind not in _OWN_BROKER).start()
+        return self._peers[kind]
+
+    async def _restart(self, broker: Broker, case: Case, proxy: Proxy) -> None:
+        """Kill the broker, once what it promised is written; start it again, and let the peer in first.
+
+        Mosquitto acknowledges before it writes: a message that is lost in between is its loss, and no client's.
+        """
+        peer = await self._peer(case.broker)
+        proxy.accepting = False
+        peer.wait()
+        await asyncio.sleep(QUIET_S)
+        await asyncio.to_thread(broker.save)
+        broker.kill()
+        if case.broker != "kill":
+            (broker.directory / "mosquitto.db").unlink(missing_ok=True)
+        peer.lost()
+        await asyncio.to_thread(broker.start)
+        await peer.resumed()
+        proxy.accepting = True
+
+    async def run(self, case: Case) -> Verdict:
+        """Run one case."""
+        broker = self._broker(case.broker)
+        peer = await self._peer(case.broker)
+        peer.begin()
+        outcome = Outcome()
+        name = f"c{next(_serial)}"
+        proxy = Proxy(broker.port, plan=list(case.cuts), action=lambda: self._restart(broker, case, proxy), watch=True)
+        await asyncio.gather(proxy.start(), peer.resumed())
+        if case.interpreter not in self._devices:
+            self._devices[case.interpreter] = Device(case.interpreter, self.directory, self._heap)
+        device = self._devices[case.interpreter]
+        try:
+            async with asyncio.timeout(CASE_S):  # wait_for of Python 3.11 may swallow a Ctrl-C
+                await self._follow(case, name, proxy, peer, device, outcome)
+        except TimeoutError:
+            outcome.failure = f"hung: no end within {CASE_S:.0f} s"
+            await device.stop()
+        finally:
+            await proxy.stop()
+        outcome.trace, outcome.made = proxy.trace, len(proxy.made)
+        wire = audit(case, proxy.trace)
+        outcome.repeated, outcome.released, outcome.forgot = wire.repeated, wire.released, wire.forgot
+        outcome.uncertain, outcome.unproved = wire.uncertain, wire.unproved
+        return Verdict(case, outcome, judge(case, outcome) + wire.problems)
+
+    async def _follow(self, case: Case, name: str, proxy: Proxy, peer: Peer, device: Device, outcome: Outcome) -> None:
+        topic = f"faults/{name}"
+        if case.flow != "in":
+            await peer.subscribe(topic)
+        image = self.directory / f"{name}.flash"
+        command = (
+            f"case {name} {proxy.port} {case.level} {case.qos} {case.flow} {case.count} {case.window} {case.size} "
+            f"{case.store} {'no' if case.broker == 'lostdrop' else 'yes'} {image}"
+        )
+        sending: asyncio.Task | None = None
+        async for kind, _, *words in device.lines(command):
+            if kind == "ready":
+                inbound = topic + ("/in" if case.flow == "both" else "")
+                sending = asyncio.ensure_future(self._send(case, inbound, peer, proxy))
+            elif kind == "got":
+                outcome.handed.append(int(words[0]))
+            elif kind == "delivered":
+                outcome.delivered.append(int(words[0]))
+            elif kind == "doubt":
+                outcome.doubtful.append(int(words[0]))
+            elif kind == "error":
+                outcome.errors.append(" ".join(words).strip())
+            elif kind == "end":
+                outcome.connections, outcome.heap = int(words[0]), int(words[1])
+                break
+            else:
+                outcome.failure = f"the device failed: {' '.join(words).strip()}"
+                break
+        if sending is not None:
+            sending.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await sending
+        image.unlink(missing_ok=True)
+        if case.flow != "in" and not outcome.failure:
+            marker = peer.send(topic, b"0;end", 1)
+            await peer.until(lambda: b"0;end" in peer.received[topic], 5)
+            await marker
+            peer.unsubscribe(topic)
+            outcome.received = [int(body.split(b";")[0]) for body in peer.received.pop(topic) if body != b"0;end"]
+
+    async def _send(self, case: Case, topic: str, peer: Peer, proxy: Proxy) -> None:
+        """Send the numbered messages to the device, and at last the one that says so."""
+        for number in range(1, case.count + 1):
+            peer.send(topic, f"{number};".encode().ljust(case.size, b"."), case.qos)
+        peer.send(topic, b"end", case.qos or 1)
+        if case.broker in _OWN_BROKER:
+            # What the broker forgot is gone, this message too: say it until the device has heard it.
+            while True:
+                await asyncio.sleep(AGAIN_S)
+                if proxy.made:
+                    peer.send(topic, b"end", case.qos or 1)
+
+
+async def run_cases(
+    cases: Iterable[Case], workers: int, report: Callable[[Verdict], Iterable[Case] | None], heap: str = HEAP
+) -> None:
+    """Run cases side by side; report each verdict. What the report returns are further cases, to be run too."""
+    waiting = list(cases)[::-1]
+    if any(case.interpreter.startswith("mpy") for case in waiting):
+        compile_library()  # once, and not while a case's time runs
+    with tempfile.TemporaryDirectory(prefix="flashmqtt-faults-") as scratch:
+        directory = Path(scratch)
+        shared = {
+            kind: Broker(directory / kind, kind=kind, extra="persistence false\nautosave_on_changes false").start()
+            for kind in ("mosquitto", "amqtt")
+            if any(case.broker == kind for case in waiting)
+        }
+        crew = [Worker(directory / f"w{number}", shared, heap) for number in range(workers)]
+        busy = 0
+        news = asyncio.Condition()
+
+        async def work(worker: Worker) -> None:
+            nonlocal busy
+            while True:
+                async with news:
+                    await news.wait_for(lambda: waiting or not busy)  # noqa: B023
+                    if not waiting:
+                        return
+                    case = waiting.pop()
+                    busy += 1
+                try:
+                    waiting.extend(report(await worker.run(case)) or ())
+                finally:
+                    async with news:
+                        busy -= 1
+                        news.notify_all()
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for worker in crew:
+                    group.create_task(work(worker))
+        finally:
+            for worker in crew:
+                await worker.stop()
+            for broker in shared.values():
+                broker.kill()

@@ -1,0 +1,101 @@
+"""Which fault cases there are: each suite names settings, and every place of their flows is cut, from a run without cuts.
+
+A run's own trace says which packets it has, so nothing is left out when a flow changes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from itertools import product
+
+from tools.proof.faults.cases import FLOWS, Case, Outcome, places_of
+from tools.proof.faults.runner import HEAP
+
+PINGREQ = 12
+ALL_PLACES = ("before", "first", "middle", "last", "after")
+BORDERS = ("before", "after")
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Settings, and how their flows are cut.
+
+    Attributes:
+        bases: the settings.
+        manners: how connections end.
+        places: where in a packet.
+        depth: how many cuts follow each other in one case.
+        heap: the size of MicroPython's heap.
+    """
+
+    name: str
+    bases: tuple[Case, ...]
+    manners: tuple[str, ...]
+    places: tuple[str, ...] = ALL_PLACES
+    depth: int = 1
+    heap: str = HEAP
+    again: Counter = field(default_factory=Counter, compare=False)
+
+    def further(self, case: Case, outcome: Outcome) -> Iterable[Case]:
+        """Return the cases that have one cut more than this one."""
+        if len(case.cuts) == self.depth or outcome.made < len(case.cuts) or outcome.failure:
+            return
+        if not case.cuts and (outcome.errors or any(seen.type == PINGREQ for seen in outcome.trace)):
+            # The machine stood still for a moment, and the trace has what other runs will not have. A setting that has errors
+            # always is cut all the same.
+            self.again[case] += 1
+            if self.again[case] < 5:
+                yield case
+                return
+        for cut in places_of(outcome.trace, self.manners, len(case.cuts)):
+            if cut.place in self.places:
+                yield replace(case, cuts=(*case.cuts, cut))
+
+
+def _cases(levels: str, qos: str, flows: Iterable[str] = FLOWS, interpreters: str = "mpy", **rest) -> tuple[Case, ...]:
+    return tuple(
+        Case(int(level), int(quality), flow, interpreter, **rest)
+        for level, quality, flow, interpreter in product(levels, qos, flows, interpreters.split())
+    )
+
+
+def _brokers(levels: str, qos: str) -> tuple[Case, ...]:
+    return tuple(case for kind in ("kill", "lost", "lostdrop") for case in _cases(levels, qos, broker=kind))
+
+
+LINK = ("fin", "rst", "hole")
+
+FULL = (
+    Suite("one cut", _cases("345", "012", interpreters="mpy cpy"), LINK),
+    Suite("two cuts", _cases("345", "12", count=2), ("rst",), BORDERS, depth=2),
+    # What the blocking client, a journal and a window of 8 need on a 64-bit machine, with its code in RAM: in 116 KB some cases
+    # run out of memory.
+    Suite(
+        "a window of 8, in the journal",
+        _cases("4", "12", window=8, count=12, store="journal"),
+        ("rst",),
+        BORDERS,
+        heap=os.environ.get("FLASHMQTT_FAULTS_HEAP", "144K"),
+    ),
+    Suite("in the journal", _cases("345", "12", store="journal"), ("fin", "rst")),
+    Suite("both ways at once", _cases("345", "12", ("both",)), ("rst",), BORDERS),
+    Suite("asyncio", _cases("45", "12", interpreters="mpyaio cpyaio"), ("rst",), BORDERS),
+    Suite("messages in pieces", _cases("345", "12", ("out",), long=True), ("rst", "hole")),
+    Suite("the broker dies", _brokers("345", "012"), ("action",), BORDERS),
+    # amqtt 0.12 sends nothing of what it has for a client that was away, and gives no PUBCOMP for a PUBREL that it does not know
+    # any more: over cuts, only QoS 0 and 1 from the device can be asked of it.
+    Suite("a second broker", _cases("4", "01", ("out",), broker="amqtt"), ("fin", "rst")),
+    Suite("a second broker, without cuts", _cases("4", "012", ("out", "in", "both"), broker="amqtt"), (), depth=0),
+)
+
+SHORT = (
+    Suite("one cut", _cases("4", "012") + _cases("35", "2"), ("rst",)),
+    Suite("one cut, on CPython", _cases("4", "2", interpreters="cpy"), ("fin",), BORDERS),
+    Suite("silence", _cases("4", "12", ("out",)), ("hole",), ("middle",)),
+    Suite("both ways at once, in the journal", _cases("4", "2", ("both",), store="journal"), ("rst",), BORDERS),
+    Suite("asyncio", _cases("4", "2", interpreters="mpyaio"), ("rst",), BORDERS),
+    Suite("the broker dies", _cases("4", "2", ("out",), broker="kill"), ("action",), ("after",)),
+)

@@ -1,0 +1,162 @@
+"""Fuzz the codec: `python -m tools.proof.fuzz [--cases N] [--seconds N]`; prints what was tried, status 1 on the first failure,
+130 stopped by Ctrl-C.
+
+    mutations     every other value of every byte of every golden packet, through both decoders
+    random        a million streams made from seeds, on CPython, and a tenth of them on MicroPython, where the scan is native
+    hypothesis    the properties of host_tests/codec, with many more examples
+    guided        atheris, coverage-guided, for some seconds
+
+A failing random case is replayed by its number: `python -m tools.proof.fuzz --replay 4711`.
+"""
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import Pool
+from pathlib import Path
+
+from tools.command import ended, number
+from tools.proof.fuzz import cases
+
+ROOT = Path(__file__).resolve().parents[3]
+
+VECTORS = str(ROOT / "host_tests" / "vectors")
+WORKERS = os.cpu_count() or 1
+HELD_BACK = {signal.SIGINT, signal.SIGTERM}
+SHARE = 5000  # random cases that a worker takes at once
+
+
+def in_worker() -> None:
+    """Take the signal that ends workers; Ctrl-C stays held back here, and is the parent's."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+
+
+def mutate(share: int) -> int:
+    """Attack with every mutation of this worker's share of the golden packets; return how many there were."""
+    count = 0
+    for level, packets in cases.load(VECTORS).items():
+        for packet in packets[share::WORKERS]:
+            count += cases.mutations(packet, abs(level))
+    return count
+
+
+def random_share(first: int, count: int) -> int:
+    """Run random cases in a worker."""
+    return cases.run(first, count, cases.load(VECTORS))
+
+
+def on_micropython(first: int, count: int) -> str:
+    """Run random cases on MicroPython; return what it printed."""
+    script = (
+        f"from tools.proof.fuzz import cases\nvectors = cases.load({VECTORS!r})\n"
+        f"print(cases.run({first}, {count}, vectors), 'packets')\n"
+    )
+    environment = {**os.environ, "MICROPYPATH": f"{ROOT / 'firmware'}:{ROOT}"}
+    command = [str(Path(sys.executable).parent / "micropython"), "-X", "heapsize=2M", "-c", script]
+    ran = subprocess.run(
+        command, check=False, env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL
+    )
+    if ran.returncode:
+        raise cases.WrongEvent(f"on MicroPython:\n{ran.stdout}{ran.stderr}")
+    return ran.stdout.strip()
+
+
+def timed(what: str, start: float, detail: str) -> None:
+    """Print one line of result."""
+    print(f"{what:<12} {detail} in {time.monotonic() - start:.0f} s", flush=True)
+
+
+def on_all_cores(first: int, count: int) -> None:
+    """Attack with mutations and with random cases, on CPython."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK)  # a pool that is half made does not come to its end
+    with Pool(WORKERS, in_worker) as pool:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD_BACK)
+        start = time.monotonic()
+        done = sum(pool.map(mutate, range(WORKERS)))
+        timed("mutations", start, f"{done:,} packets, one byte changed: read or refused")
+        start = time.monotonic()
+        shares = [(at, min(SHARE, first + count - at)) for at in range(first, first + count, SHARE)]
+        packets = sum(pool.starmap(random_share, shares, chunksize=1))
+        timed("random", start, f"{count:,} streams, {packets:,} packets: the same in any pieces")
+
+
+def on_boards_interpreter(first: int, count: int) -> None:
+    """Attack with a tenth as many other random cases, on MicroPython."""
+    start = time.monotonic()
+    each = count // 10 // WORKERS
+    with ThreadPoolExecutor(WORKERS) as pool:
+        printed = list(
+            pool.map(on_micropython, [first + worker * count for worker in range(WORKERS)], [each] * WORKERS)
+        )
+    timed("micropython", start, f"{each * WORKERS:,} streams more, {' + '.join(printed)}")
+
+
+def properties(examples: int) -> bool:
+    """Run the codec's properties with so many examples; return whether they hold."""
+    start = time.monotonic()
+    tests = [sys.executable, "-m", "pytest", "host_tests/codec", "--timeout=3600"]
+    if subprocess.run(tests, check=False, cwd=ROOT, env={**os.environ, "FLASHMQTT_EXAMPLES": str(examples)}).returncode:
+        return False
+    timed("hypothesis", start, f"{examples} examples a property")
+    return True
+
+
+def guided(seconds: int) -> bool:
+    """Fuzz guided by coverage, where atheris is there; return whether nothing was found."""
+    start = time.monotonic()
+    command = [sys.executable, str(Path(__file__).with_name("guided.py")), f"-max_total_time={seconds}"]
+    ran = subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True)
+    if "No module named 'atheris'" in ran.stderr:
+        print("guided       atheris is not installed: skipped")
+        return True
+    if ran.returncode:
+        print(ran.stdout, ran.stderr[-5000:])
+        return False
+    edges = [line.split()[3] for line in ran.stderr.splitlines() if " cov: " in line][-1]
+    runs = [line for line in ran.stderr.splitlines() if line.startswith("Done ")][-1]
+    timed("guided", start, f"{runs.split()[1]} streams, {edges} edges of the codec covered: no finding")
+    return True
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    """Return the command line's meaning."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.proof.fuzz", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--cases", type=number(int, 100), default=1_000_000, help="random streams")
+    parser.add_argument("--first", type=number(int, 0), default=0, help="the first one's number")
+    parser.add_argument("--seconds", type=number(int, 1), default=60, help="of coverage-guided fuzzing")
+    parser.add_argument("--replay", type=number(int, 0), help="run just this random case, on CPython")
+    return parser.parse_args(argv)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the attacks one after another; return the exit status."""
+    first, count = arguments.first, arguments.cases
+    try:
+        if arguments.replay is not None:
+            case = cases.random_case(arguments.replay, cases.load(VECTORS))
+            print(case)
+            print(cases.attack(*case), "packets")
+            return 0
+        on_all_cores(first, count)
+        on_boards_interpreter(first + count, count)
+    except cases.WrongEvent as finding:
+        print(f"FOUND        {finding}")
+        return 1
+    return 0 if properties(max(200, count // 250)) and guided(arguments.seconds) else 1
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Read the command line and run; return the exit status."""
+    arguments = parse(argv)
+    return ended(lambda: run(arguments))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

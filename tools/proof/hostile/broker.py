@@ -1,0 +1,315 @@
+"""A broker for one client that does everything right, but for one wrong thing at one moment.
+
+It accepts any number of connections of one session and plays its part in every flow: it takes the client's numbered messages,
+and sends three of its own (QoS 1, 2 and 0), then one whose payload is "end". When the chosen moment has come, on the connection
+where it comes first, it does the wrong thing once; from then on it does everything right again.
+
+It checks what the client sends, too: bytes that no client may send, acknowledgements of nothing, messages repeated without DUP.
+
+After its wrong thing it keeps reading until the client closes, so that level 5's DISCONNECT is always seen: see `Wire`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import socket
+import struct
+from dataclasses import dataclass, field
+
+from tools.proof.faults import packets as p
+from tools.proof.hostile.wrongs import Scene, Wrong
+
+X_ID, Y_ID, END_ID = 1, 2, 3
+READ_BYTES = 65536
+LAST_BYTES_S = 10.0  # a client that has ended its case has closed its sockets: more than a moment means that it has not
+NO_DISCONNECT = -1
+
+
+@dataclass
+class Seen:
+    """What the broker saw."""
+
+    done: bool = False  # the wrong thing was done
+    connection: int = 0  # on which connection
+    connections: int = 0
+    numbers: list[int] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    disconnect_code: int = NO_DISCONNECT  # of the DISCONNECT that followed on the same connection
+
+
+class Wire:
+    """One connection's socket, read to its very end, also after a write has failed.
+
+    A client that closes its socket before it has read everything resets the connection. The kernel still holds what the
+    client sent before the reset: its DISCONNECT. asyncio's streams drop that as soon as a write fails, which is a race between
+    two processes; so this reads and writes the socket itself.
+    """
+
+    def __init__(self, sock: socket.socket, number: int):
+        self.number = number  # the first connection is 1
+        self.silent = False  # nothing more is answered
+        self.closed = False  # by this side
+        self._sock = sock
+        self._loop = asyncio.get_running_loop()
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    async def read(self) -> bytes:
+        """Return what came, nothing at the end of the connection."""
+        if self.closed:
+            return b""
+        try:
+            return await self._loop.sock_recv(self._sock, READ_BYTES)
+        except OSError:  # the reset itself, which comes behind the last byte
+            return b""
+
+    async def write(self, content: bytes) -> bool:
+        """Send this; return whether the connection took it."""
+        if self.closed:
+            return False
+        try:
+            await self._loop.sock_sendall(self._sock, content)
+        except OSError:
+            return False
+        return True
+
+    def close(self, how: str = "fin") -> None:
+        """Close; "rst": by a reset."""
+        if self.closed:
+            return
+        self.closed = True
+        if how == "rst":
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        else:
+            with contextlib.suppress(OSError):  # what is not read makes it a reset, too
+                while self._sock.recv(READ_BYTES):
+                    pass
+        self._sock.close()
+
+
+class HostileBroker:
+    """Listens on a free port of loopback.
+
+    Args:
+        wrong, moment: what to do, and when.
+        level: what the client speaks.
+        topic: the client's; its subscription is `topic`/in.
+    """
+
+    def __init__(self, wrong: Wrong, moment: str, level: int, topic: str):
+        self.wrong = wrong
+        self.moment = moment
+        self.level = level
+        self.topic = topic
+        self.port = 0
+        self.seen = Seen()
+        self._scene = Scene(level, topic=topic)
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=100)
+        self._accepting: asyncio.Task | None = None
+        self._serving: set[asyncio.Task] = set()
+        # The session.
+        self._known = False
+        self._subscribed = False
+        self._held: set[int] = set()
+        self._x = self._y = self._end = ""  # "", "sent", "received", "done"
+        self._sent_z = False
+        self._ids: dict[int, int] = {}
+        # The connection.
+        self._wire: Wire | None = None
+
+    async def start(self) -> HostileBroker:
+        """Start to listen."""
+        self._listener.setblocking(False)
+        self.port = self._listener.getsockname()[1]
+        self._accepting = asyncio.ensure_future(self._accept())
+        return self
+
+    async def stop(self) -> None:
+        """Stop. The client has closed its sockets by now; what it sent before it did is still read."""
+        tasks = {task for task in (self._accepting,) if task is not None}
+        try:
+            if self._serving:
+                await asyncio.wait(self._serving, timeout=LAST_BYTES_S)
+        finally:
+            tasks |= self._serving
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self._listener.close()
+
+    async def _accept(self) -> None:
+        while True:
+            sock, _ = await asyncio.get_running_loop().sock_accept(self._listener)
+            self.seen.connections += 1
+            self._wire = Wire(sock, self.seen.connections)
+            task = asyncio.ensure_future(self._serve(self._wire))
+            self._serving.add(task)
+            task.add_done_callback(self._serving.discard)
+
+    async def _serve(self, wire: Wire) -> None:
+        codec = p.Reader(self.level)
+        try:
+            while chunk := await wire.read():
+                for packet in codec.feed(chunk):
+                    if packet.kind == p.DISCONNECT and self.seen.connection == wire.number:
+                        self.seen.disconnect_code = packet.code
+                    if wire is self._wire and not wire.silent and not wire.closed:
+                        await self._take(packet)
+        except p.Wrong as wrong:
+            self.seen.problems.append(f"the client sent: {wrong}")
+        finally:
+            wire.close()
+
+    @property
+    def _answering(self) -> bool:
+        return self._wire is not None and not self._wire.silent and not self._wire.closed
+
+    async def _send(self, *contents: bytes) -> None:
+        assert self._wire is not None
+        await self._wire.write(b"".join(contents))
+
+    async def _at(self, moment: str, *right: bytes) -> None:
+        """Do the wrong thing if its moment has come, and then the right one, unless it takes its place."""
+        if moment != self.moment or self.seen.done:
+            await self._send(*right)
+            return
+        assert self._wire is not None
+        self.seen.done = True
+        self.seen.connection = self._wire.number
+        for step in self.wrong.script(self._scene):
+            if isinstance(step, bytes):
+                await self._send(step)
+            elif step[0] == "close":
+                await self._close(step[1])
+                return
+            elif step[0] == "silence":
+                self._wire.silent = True
+                return
+            else:
+                self._drip(step[1], step[2])
+        if not self.wrong.instead:
+            await self._send(*right)
+
+    async def _close(self, how: str) -> None:
+        assert self._wire is not None
+        self._wire.silent = True
+        await asyncio.sleep(0.01)  # mostly what was sent is read first; either way the client has lost the connection
+        self._wire.close(how)
+
+    def _drip(self, content: bytes, seconds: float) -> None:
+        wire = self._wire
+        assert wire is not None
+        wire.silent = True  # nothing can be sent inside a packet
+
+        async def drip() -> None:
+            for byte in itertools.cycle(content):
+                if not await wire.write(bytes((byte,))):
+                    break
+                await asyncio.sleep(seconds)
+
+        task = asyncio.ensure_future(drip())
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
+
+    # --- the right things ---
+
+    async def _take(self, packet: p.Packet) -> None:
+        kind, packet_id = packet.kind, packet.packet_id
+        if kind == p.CONNECT:
+            await self._connected(packet)
+        elif kind == p.SUBSCRIBE:
+            self._scene.request = packet_id
+            await self._at("subscribe", p.suback(packet_id, [options & 3 for _, options in packet.filters], self.level))
+            self._subscribed = True
+            await self._at("suback")
+            await self._own_messages()
+        elif kind == p.PUBLISH:
+            await self._published(packet)
+        elif kind == p.PUBREL:
+            self._held.discard(packet_id)
+            await self._at("pubrel", p.ack(p.PUBCOMP, packet_id))
+            await self._at("pubcomp")
+        elif kind == p.PUBACK and packet_id == X_ID and self._x == "sent":
+            self._x = "done"
+            await self._at("out1")
+        elif kind == p.PUBACK and packet_id == END_ID:
+            self._end = "done"
+        elif kind == p.PUBREC and packet_id == Y_ID:
+            self._y = "received"
+            await self._at("out2", p.ack(p.PUBREL, Y_ID))
+        elif kind == p.PUBCOMP and packet_id == Y_ID:
+            self._y = "done"
+            await self._at("out3")
+        elif kind == p.PINGREQ:
+            await self._send(p.PONG)
+        await self._finish()
+
+    async def _connected(self, packet: p.Packet) -> None:
+        if packet.clean:
+            self._known = self._subscribed = False
+            self._held.clear()
+            self._x = self._y = self._end = ""
+        present = int(self._known and self.level > 3)
+        # At level 5 a session lasts where the client asks for it, which clean start does not say.
+        self._known = not packet.clean or self.level == 5
+        await self._at("connect", p.connack(self.level, present))
+        if (
+            self.level > 3 or not packet.clean
+        ):  # at level 3 a clean connection only makes the broker forget an earlier life
+            await self._at("connack")
+        if not self._answering:
+            return
+        if self._x == "sent":
+            await self._send(self._message("1;", 1, X_ID, dup=True))
+        if self._y == "sent":
+            await self._send(self._message("2;", 2, Y_ID, dup=True))
+        elif self._y == "received":
+            await self._send(p.ack(p.PUBREL, Y_ID))
+        if self._end == "sent":
+            await self._send(self._message("end", 1, END_ID, dup=True))
+        if self._subscribed:
+            await self._own_messages()
+
+    async def _published(self, packet: p.Packet) -> None:
+        number = int(packet.payload.split(b";")[0])
+        again = number in self._ids
+        if again and not packet.dup:
+            self.seen.problems.append(f"message {number} again without DUP")
+        self._ids[number] = packet.packet_id
+        if packet.qos == 1:
+            self.seen.numbers.append(number)
+            self._scene.id1 = packet.packet_id
+            await self._at("publish1", p.ack(p.PUBACK, packet.packet_id))
+            await self._at("puback")
+        elif packet.qos == 2:
+            self._scene.id2 = packet.packet_id
+            if packet.packet_id not in self._held:
+                self._held.add(packet.packet_id)
+                self.seen.numbers.append(number)
+            await self._at("publish2", p.ack(p.PUBREC, packet.packet_id))
+            await self._at("pubrec")
+
+    def _message(self, payload: str, qos: int, packet_id: int = 0, dup: bool = False) -> bytes:
+        return p.publish(f"{self.topic}/in", payload, qos, packet_id, self.level, dup=dup)
+
+    async def _own_messages(self) -> None:
+        if not self._answering:
+            return
+        if not self._x:
+            self._x = "sent"
+            await self._send(self._message("1;", 1, X_ID))
+        if not self._y:
+            self._y = "sent"
+            await self._send(self._message("2;", 2, Y_ID))
+        if not self._sent_z:
+            self._sent_z = True
+            await self._send(self._message("3;", 0))
+
+    async def _finish(self) -> None:
+        if self._x == self._y == "done" and not self._end and self._answering:
+            await self._at("idle")
+            if self._answering:
+                self._end = "sent"
+                await self._send(self._message("end", 1, END_ID))

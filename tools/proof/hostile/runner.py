@@ -1,0 +1,199 @@
+"""Runs the hostile broker's cases: every wrong thing, at every moment, at every level, against the real client.
+
+A case's id is `level/interpreter/moment/wrong thing`, and replays it alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import itertools
+import tempfile
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tools.proof.faults.runner import Device
+from tools.proof.hostile.broker import NO_DISCONNECT, HostileBroker, Seen
+from tools.proof.hostile.wrongs import WRONGS, Wrong
+
+LEVELS = "345"
+INTERPRETERS = ("mpy", "cpy")
+COUNT = 4
+CASE_S = 120.0
+# Where the broker falls silent, the client has to notice soon. In the other cases a busy machine must not look like silence.
+SILENT_KEEP_ALIVE_S, SILENT_RESPONSE_S = 2, 1
+KEEP_ALIVE_S, RESPONSE_S = 60, 20
+_serial = itertools.count(1)
+NORMAL = 0x00
+
+
+@dataclass(frozen=True)
+class Case:
+    """One wrong thing at one moment."""
+
+    level: int
+    interpreter: str
+    moment: str
+    wrong: Wrong
+
+    def __str__(self) -> str:
+        return f"{self.level}/{self.interpreter}/{self.moment}/{self.wrong.name}"
+
+    @classmethod
+    def parse(cls, text: str) -> Case:
+        """Return the case with this id.
+
+        Raises:
+            ValueError: there is no such case.
+        """
+        try:
+            return _by_id()[text]
+        except KeyError:
+            raise ValueError(f"not the id of a case: {text}") from None
+
+
+def all_cases(levels: str, interpreter: str) -> list[Case]:
+    """Return every case at these levels."""
+    return [
+        Case(int(level), interpreter, moment, wrong)
+        for level in levels
+        for wrong in WRONGS
+        if level in wrong.levels
+        for moment in wrong.moments
+    ]
+
+
+@functools.cache
+def _by_id() -> dict[str, Case]:
+    return {str(case): case for interpreter in INTERPRETERS for case in all_cases(LEVELS, interpreter)}
+
+
+@dataclass
+class Verdict:
+    """What came of a case."""
+
+    case: Case
+    seen: Seen
+    got: list[str] = field(default_factory=list)
+    delivered: list[int] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)  # class names, with the reason code where there is one, in order
+    texts: list[str] = field(default_factory=list)
+    failure: str = ""
+    heap: int = 0
+
+    @property
+    def first_error(self) -> str:
+        """The error that followed the wrong thing, or "": it was tolerated."""
+        return self.errors[0] if self.errors else ""
+
+    @property
+    def disconnect_code(self) -> int:
+        """The reason code of the DISCONNECT that the broker must see on the wrong thing's connection, or NO_DISCONNECT."""
+        # Before CONNACK there is no connection to disconnect: the client only closes the socket.
+        if self.case.level < 5 or (self.case.moment == "connect" and self.first_error):
+            return NO_DISCONNECT
+        if not self.first_error:
+            return NORMAL  # the client disconnects at the end of the case
+        # The other errors end a connection without a DISCONNECT: nobody reads it, as the broker has closed or reset the
+        # connection (_LOST in `wrongs`), answers nothing any more (DeadlineExpired), or said DISCONNECT itself.
+        _, _, reason = self.first_error.partition(":")
+        return int(reason, 16) if reason else NO_DISCONNECT
+
+    @property
+    def problems(self) -> list[str]:
+        """What must not be."""
+        case = self.case
+        problems = list(self.seen.problems)
+        if self.failure:
+            problems.append(self.failure)
+        if not self.seen.done:
+            problems.append("the moment never came")
+        if self.first_error not in case.wrong.allowed(case.moment):
+            wanted = " or ".join(sorted(error or "nothing" for error in case.wrong.allowed(case.moment)))
+            problems.append(f"answered by {self.first_error or 'nothing'}, not by {wanted}")
+        if unnamed := set(self.errors) - _NAMED:
+            problems.append(f"errors without a name: {sorted(unnamed)}")
+        if "bad" in self.got:
+            problems.append("a message was delivered that must not be")
+        numbers = [word for word in self.got if word.isdigit()]
+        if "1" not in numbers or numbers.count("2") != 1 or numbers.count("3") > 1:
+            problems.append(f"took {numbers}")
+        if sorted(self.delivered) != list(range(1, COUNT + 1)):
+            problems.append(f"delivery was told of {self.delivered}")
+        if sorted(set(self.seen.numbers)) != list(range(1, COUNT + 1)):
+            problems.append(f"the broker has {self.seen.numbers}")
+        if any(self.seen.numbers.count(number) > 1 for number in (2, 4)):
+            problems.append(f"a QoS 2 message came twice: {self.seen.numbers}")
+        if case.level == 5 and self.seen.disconnect_code != self.disconnect_code:
+            problems.append(
+                f"{self.first_error or 'no error'}: {_disconnect(self.seen.disconnect_code)}, "
+                f"not {_disconnect(self.disconnect_code)}"
+            )
+        return problems
+
+
+_NAMED = set().union(*(wrong.allowed(moment) for wrong in WRONGS for moment in wrong.moments)) - {""}
+
+
+def _disconnect(code: int) -> str:
+    return "no DISCONNECT" if code == NO_DISCONNECT else f"DISCONNECT with {code:#04x}"
+
+
+async def _run(case: Case, device: Device) -> Verdict:
+    name = f"h{next(_serial)}"
+    broker = await HostileBroker(case.wrong, case.moment, case.level, f"faults/{name}").start()
+    verdict = Verdict(case, broker.seen)
+    try:
+        async with asyncio.timeout(CASE_S):  # wait_for of Python 3.11 may swallow a Ctrl-C
+            await _follow(case, name, broker, device, verdict)
+    except TimeoutError:
+        verdict.failure = f"hung: no end within {CASE_S:.0f} s"
+        await device.stop()
+    finally:
+        await broker.stop()
+    return verdict
+
+
+async def _follow(case: Case, name: str, broker: HostileBroker, device: Device, verdict: Verdict) -> None:
+    silent = "DeadlineExpired" in case.wrong.allowed(case.moment)
+    deadlines = (SILENT_KEEP_ALIVE_S, SILENT_RESPONSE_S) if silent else (KEEP_ALIVE_S, RESPONSE_S)
+    command = f"case {name} {broker.port} {case.level} 1 both {COUNT} 2 40 ram yes - {deadlines[0]} {deadlines[1]}"
+    async for kind, _, *words in device.lines(command):
+        words = [word.strip() for word in words]
+        if kind == "got":
+            verdict.got.append(words[0])
+        elif kind == "delivered":
+            verdict.delivered.append(int(words[0]))
+        elif kind == "error":
+            verdict.errors.append(words[0])
+            verdict.texts.append(" ".join(words))
+        elif kind == "end":
+            verdict.heap = int(words[1])
+            return
+        elif kind == "failed":
+            verdict.failure = f"the device failed: {' '.join(words)}"
+            return
+
+
+async def run_cases(cases: Iterable[Case], workers: int, report: Callable[[Verdict], None]) -> None:
+    """Run cases side by side; report each verdict."""
+    waiting = list(cases)[::-1]
+    with tempfile.TemporaryDirectory(prefix="flashmqtt-hostile-") as scratch:
+
+        async def work(number: int) -> None:
+            directory = Path(scratch) / str(number)
+            directory.mkdir()
+            devices: dict[str, Device] = {}
+            try:
+                while waiting:
+                    case = waiting.pop()
+                    device = devices.setdefault(case.interpreter, Device(case.interpreter, directory))
+                    report(await _run(case, device))
+            finally:
+                for device in devices.values():
+                    await device.stop()
+
+        async with asyncio.TaskGroup() as group:
+            for number in range(min(workers, len(waiting))):
+                group.create_task(work(number))

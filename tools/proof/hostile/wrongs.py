@@ -1,0 +1,282 @@
+"""Every wrong thing that the hostile broker does, and what a client may do about it.
+
+A wrong thing is a script: a list of steps, made when its moment has come. A step is bytes to send, or one of
+
+    ("close", "fin" or "rst")     end the connection
+    ("silence",)                  answer nothing any more, on this connection
+    ("drip", bytes, seconds)      send these byte by byte, so far apart, for ever anew; answers go on meanwhile
+
+and what may come of it is one of the words in OUTCOMES. Payloads say what may happen to a message: "bad" must never reach the
+application, "odd" may.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from tools.proof.faults import packets as p
+
+MOMENTS = (
+    *("connect", "connack", "subscribe", "suback", "publish1", "puback", "publish2"),
+    *("pubrec", "pubrel", "pubcomp", "out1", "out2", "out3", "idle"),
+)
+# An error's class, and the reason code that level 5's DISCONNECT has to carry then.
+_MALFORMED = frozenset({"MalformedPacket:81", "MalformedPacket:82", "MalformedPacket:94", "MalformedPacket:95"})
+_REFUSED = frozenset({"ConnectRefused"})
+# OSError goes by more names on CPython.
+_LOST = frozenset({"ConnectionLost", "OSError", "ConnectionResetError", "BrokenPipeError"})
+# Word -> the errors that the first connection may end with; "" stands for none: it goes on.
+OUTCOMES = {
+    "malformed": _MALFORMED,
+    "violation": frozenset({"ProtocolError:82", "MalformedPacket:82"}),
+    "flow": frozenset({"", "ProtocolError:82"}),  # by the state that the flow is in
+    "tolerated": frozenset({""}),
+    "refused": _REFUSED,
+    "lost": _LOST,
+    "deadline": frozenset({"DeadlineExpired"}),
+    "partial": _LOST | {"DeadlineExpired"},
+}
+
+Step = bytes | tuple
+UNKNOWN = 9999
+Y_ID = 2  # the broker's own QoS 2 message
+
+
+@dataclass
+class Scene:
+    """What a script may refer to: the level, and the ids of the client's messages in flight at QoS 1 and 2."""
+
+    level: int
+    id1: int = 1
+    id2: int = 2
+    request: int = 1  # the id of the last SUBSCRIBE
+    topic: str = "faults"
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """One wrong thing.
+
+    Attributes:
+        script: makes its steps.
+        outcome: a word of OUTCOMES.
+        levels: where it is wrong.
+        moments: when it is done.
+        instead: whether it takes the place of the right answer.
+        early: the outcome before CONNACK; a well-formed packet is a violation there.
+    """
+
+    name: str
+    script: Callable[[Scene], Sequence[Step]]
+    outcome: str
+    levels: str = "345"
+    moments: tuple[str, ...] = MOMENTS
+    instead: bool = False
+    early: str = ""
+
+    def allowed(self, moment: str) -> frozenset[str]:
+        """Return the errors that may end the first connection."""
+        if moment == "connect" and not self.instead:
+            early = self.early or ("violation" if self.outcome in ("flow", "tolerated") else self.outcome)
+            return OUTCOMES[early]
+        return OUTCOMES[self.outcome]
+
+
+@dataclass
+class _Table:
+    rows: list[Wrong] = field(default_factory=list)
+
+    def add(self, name: str, outcome: str, *steps: Step | Callable[[Scene], Step], **rest) -> None:
+        def script(scene: Scene) -> list[Step]:
+            return [step(scene) if callable(step) else step for step in steps]
+
+        self.rows.append(Wrong(name, script, outcome, **rest))
+
+
+def _bad(scene: Scene, payload: str | bytes = "bad", qos: int = 1, packet_id: int = 77, **rest) -> bytes:
+    return p.publish(rest.pop("topic", f"{scene.topic}/in"), payload, qos, packet_id, scene.level, **rest)
+
+
+def _ack1(kind: int, scene: Scene) -> bytes:
+    return p.ack(kind, scene.id1)
+
+
+def _ack2(kind: int, scene: Scene, times: int = 1) -> bytes:
+    return p.ack(kind, scene.id2) * times
+
+
+def _refusal(code: int, scene: Scene) -> bytes:
+    return p.connack(scene.level, 0, code)
+
+
+def _suback(code: int, scene: Scene) -> bytes:
+    return p.suback(scene.request, [code], scene.level)
+
+
+def _wrongs() -> list[Wrong]:
+    table = _Table()
+    add = table.add
+    acks = {"PUBACK": p.PUBACK, "PUBREC": p.PUBREC, "PUBREL": p.PUBREL, "PUBCOMP": p.PUBCOMP}
+    after_sub = MOMENTS[3:]
+    # Acknowledgements: of nothing, of the wrong flow, twice, and misshapen.
+    for name, kind in acks.items():
+        add(f"{name} of an unknown id", "tolerated", p.ack(kind, UNKNOWN))
+        add(f"{name} of an unknown id, a hundred times", "tolerated", p.ack(kind, UNKNOWN) * 100)
+        add(f"{name} with id 0", "malformed", p.ack(kind, 0))
+        add(f"{name} without an id", "malformed", p.packet(kind << 4 | (2 if kind == p.PUBREL else 0)))
+        add(f"{name} with half an id", "malformed", p.packet(kind << 4 | (2 if kind == p.PUBREL else 0), b"\x00"))
+        add(f"{name} with flags of 1", "malformed", p.packet(kind << 4 | 1, b"\x00\x09"))
+        add(
+            f"{name} that is too long",
+            "malformed",
+            p.packet(kind << 4 | (2 if kind == p.PUBREL else 0), b"\0\x09\0\0\0\0"),
+        )
+        if kind != p.PUBREL:
+            add(f"{name} for the QoS 1 message", "flow", partial(_ack1, kind))
+            add(f"{name} for the QoS 2 message", "flow", partial(_ack2, kind))
+            add(f"{name} for the QoS 2 message, twice", "flow", partial(_ack2, kind, times=2))
+    add("PUBREC with a code of failure for an unknown id", "tolerated", p.ack(p.PUBREC, UNKNOWN, 0x80), levels="5")
+    add("PUBACK with a reserved code", "malformed", p.ack(p.PUBACK, UNKNOWN, 0x7E), levels="5")
+    # Answers to requests.
+    add("SUBACK of an unknown id", "tolerated", lambda s: p.suback(UNKNOWN, [0], s.level))
+    add("SUBACK with id 0", "malformed", lambda s: p.suback(0, [0], s.level))
+    add("SUBACK with a reserved code", "malformed", lambda s: p.suback(s.request, [3], s.level), levels="45")
+    add("SUBACK without codes", "malformed", lambda s: p.suback(s.request, [], s.level))
+    add(
+        "SUBACK with too many codes",
+        "violation",
+        lambda s: p.suback(s.request, [0, 1, 2], s.level),
+        moments=("subscribe",),
+        instead=True,
+    )
+    for what, code in (("grants less than is then sent", 0), ("refuses what is then sent", 0x80)):
+        add(f"SUBACK that {what}", "tolerated", partial(_suback, code), moments=("subscribe",), instead=True)
+    add("SUBACK that comes twice", "tolerated", lambda s: p.suback(s.request, [2], s.level), moments=("suback",))
+    add("UNSUBACK of nothing", "tolerated", lambda s: p.unsuback(UNKNOWN, [0] if s.level == 5 else [], s.level))
+    add("PINGRESP that nobody asked for", "tolerated", p.PONG)
+    add("PINGRESP with a body", "malformed", p.packet(0xD0, b"\0"))
+    # Packets that no server sends, and types that do not exist.
+    add("a second CONNACK", "violation", lambda s: p.connack(s.level), moments=MOMENTS[1:])
+    add("CONNECT", "malformed", lambda s: p.connect("hostile", s.level))
+    add("SUBSCRIBE", "malformed", lambda s: p.subscribe(9, [("a", 0)], s.level))
+    add("UNSUBSCRIBE", "malformed", lambda s: p.unsubscribe(9, ["a"], s.level))
+    add("PINGREQ", "malformed", p.PING)
+    add("DISCONNECT", "malformed", p.disconnect(), levels="34")
+    add("type 0", "malformed", p.packet(0x00))
+    add("type 15", "malformed", p.packet(0xF0), levels="34")
+    add("HTTP", "malformed", b"HTTP/1.1 400 Bad Request\r\n\r\n")
+    add("a TLS alert", "malformed", b"\x15\x03\x03\x00\x02\x02\x28")
+    add("zeros", "malformed", bytes(300))
+    add("ones", "malformed", b"\xff" * 300)
+    # Lengths.
+    add("a fifth length byte", "malformed", b"\x30\xff\xff\xff\xff\x01")
+    # Level 5 announces how much it takes; at 3 and 4 a long message is read through, and its end is awaited.
+    endless = b"\x30\xff\xff\xff\x7f\x00\x01abad"
+    add("a length of 268,435,455, over what was announced", "malformed", endless, levels="5")
+    add("a length of 268,435,455", "partial", endless, ("silence",), levels="34")
+    add("a message longer than was announced", "malformed", lambda s: _bad(s, b"bad" * 3000), levels="5")
+    add("a message longer than the buffer", "tolerated", lambda s: _bad(s, b"bad" * 3000), levels="34")
+    add("an acknowledgement longer than the buffer", "malformed", p.packet(0x40, bytes(5000)))
+    add("half a message, then the end", "lost", lambda s: _bad(s, b"bad" * 50)[:80], ("close", "fin"))
+    add("half a message, then a reset", "lost", lambda s: _bad(s, b"bad" * 50)[:80], ("close", "rst"))
+    add("half a message, then silence", "partial", lambda s: _bad(s, b"bad" * 50)[:80], ("silence",))
+    add("one byte, then silence", "partial", b"\x30", ("silence",))
+    add("a packet that never ends", "partial", b"\x30\xc8\x06", ("drip", b"\0\x01a" + b"x" * 900, 0.05))
+    # PUBLISH.
+    add("PUBLISH with QoS 3", "malformed", lambda s: p.packet(0x36, p.text("a") + b"\0\x09bad"))
+    add("PUBLISH with QoS 0 and DUP", "malformed", lambda s: _bad(s, qos=0, dup=True), levels="45")
+    add("PUBLISH with id 0", "malformed", lambda s: _bad(s, packet_id=0))
+    add("PUBLISH with an empty topic", "malformed", lambda s: _bad(s, topic=""))
+    add("PUBLISH to a wildcard", "malformed", lambda s: _bad(s, topic="a/#"))
+    add("PUBLISH to a topic with U+0000", "malformed", lambda s: _bad(s, topic=b"a\0b"))
+    add("PUBLISH to a topic that is not UTF-8", "malformed", lambda s: _bad(s, topic=b"a\xffb"))
+    add("PUBLISH to a topic with a surrogate", "malformed", lambda s: _bad(s, topic=b"a\xed\xa0\x80"))
+    add("PUBLISH with a topic longer than itself", "malformed", p.packet(0x32, b"\x40\x00abad"))
+    add("PUBLISH of nothing", "malformed", p.packet(0x30))
+    add("PUBLISH that ends inside its id", "malformed", p.packet(0x32, p.text("abad") + b"\0"))
+    add("PUBLISH to a topic nobody subscribed", "tolerated", lambda s: _bad(s, "odd", topic="elsewhere"))
+    add("PUBLISH with an empty payload", "tolerated", lambda s: _bad(s, b""), moments=after_sub)
+    add(
+        "PUBLISH anew with the id of a held message",
+        "tolerated",
+        # Another message with that id can only mean that the broker lost the session: the held one is handed over, this one held.
+        lambda s: _bad(s, "odd", qos=2, packet_id=Y_ID),
+        moments=("out2",),
+    )
+    add(
+        "PUBLISH at QoS 1 with the id of a held message",
+        "flow",
+        lambda s: _bad(s, "odd", qos=1, packet_id=Y_ID),
+        moments=("out2",),
+    )
+    add(
+        "a flood of retained messages",
+        "tolerated",
+        lambda s: _bad(s, "odd", qos=0, retain=True) * 500,
+        moments=after_sub,
+    )
+    add(
+        "a flood at QoS 1",
+        "tolerated",
+        lambda s: b"".join(_bad(s, "odd", packet_id=1000 + n) for n in range(300)),
+        moments=after_sub,
+    )
+    add(
+        "a flood at QoS 2 without a PUBREL",
+        "deadline",  # more than can be held is left unanswered, and the rest of the flood ends like any silence
+        lambda s: b"".join(_bad(s, qos=2, packet_id=1000 + n) for n in range(300)),
+        ("silence",),
+        moments=("idle",),
+    )
+    # The connection.
+    add("the end", "lost", ("close", "fin"))
+    add("a reset", "lost", ("close", "rst"))
+    add("silence", "deadline", ("silence",))
+    first = {"moments": ("connect",), "instead": True}
+    for code in range(1, 6):
+        add(
+            f"CONNACK with code {code}",
+            "refused",
+            partial(_refusal, code),
+            levels="34",
+            **first,
+        )
+    for code in (0x84, 0x85, 0x86, 0x87, 0x88, 0x8A, 0x9F):
+        add(f"CONNACK with code {code:#x}", "refused", partial(_refusal, code), levels="5", **first)
+    add("CONNACK with a reserved code", "malformed", lambda s: p.connack(s.level, 0, 99), levels="34", **first)
+    add("CONNACK with reserved flags", "malformed", lambda s: p.connack(s.level, 2), levels="45", **first)
+    add("CONNACK refused with a session", "malformed", lambda s: p.connack(s.level, 1, 5), levels="4", **first)
+    add("CONNACK of one byte", "malformed", p.packet(0x20, b"\0"), **first)
+    add("CONNACK of nothing", "malformed", p.packet(0x20), **first)
+    add("CONNACK of five bytes", "malformed", p.packet(0x20, bytes(5)), levels="34", **first)
+    add("CONNACK with half its properties", "malformed", p.packet(0x20, b"\0\0\x05\x11"), levels="5", **first)
+    add(
+        "CONNACK with a receive maximum of 0",
+        "malformed",
+        lambda s: p.connack(5, 0, 0, b"\x21\0\0"),
+        levels="5",
+        **first,
+    )
+    add(
+        "CONNACK with a property twice",
+        "malformed",
+        lambda s: p.connack(5, 0, 0, b"\x21\0\x05" * 2),
+        levels="5",
+        **first,
+    )
+    # Level 5 alone.
+    add("DISCONNECT with a reason", "lost", p.disconnect(5, 0x8B), levels="5", early="violation")
+    add("AUTH", "violation", p.packet(0xF0, b"\x18\x00"), levels="5")
+    add("a property that does not exist", "malformed", lambda s: _bad(s, properties=b"\x7f\x00"), levels="5")
+    add("a property of another packet", "malformed", lambda s: _bad(s, properties=b"\x21\x00\x05"), levels="5")
+    add("a property twice", "malformed", lambda s: _bad(s, properties=b"\x01\x00\x01\x00"), levels="5")
+    add("properties longer than the packet", "malformed", p.packet(0x30, p.text("a") + b"\x7fbad"), levels="5")
+    add("a topic alias never agreed", "malformed", lambda s: _bad(s, topic="", properties=b"\x23\x00\x63"), levels="5")
+    add("a topic alias of 0", "malformed", lambda s: _bad(s, properties=b"\x23\x00\x00"), levels="5")
+    add("a subscription id of 0", "malformed", lambda s: _bad(s, properties=b"\x0b\x00"), levels="5")
+    return table.rows
+
+
+WRONGS = _wrongs()

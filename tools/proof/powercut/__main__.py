@@ -1,0 +1,202 @@
+"""`python -m tools.proof.powercut`: cut the power at every flash operation of the journal, in every way, and check what is left.
+
+Without arguments: every script is cut at every operation under every fault model, with device pages of 256, 64, 32 and 1 byte,
+and every so many of these cuts is followed by cuts of its recovery; an adversary takes every chain of up to five cuts on small
+journals, and random chains on larger ones; first mounts are cut; random lives, in which cuts pile up and sectors go bad.
+The count goes to build/powercut.json.
+
+    --short            a minute of CPU: fewer variants, fewer pairs, fewer plans
+    --script NAME      only this script (may be repeated); also: lives, adversary, chains, first-mounts, mutations
+    --replay ID        one case alone, as a failure printed it, with the error in full
+
+Exit status: 0 nothing broke; 1 a promise was broken, ids are printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import sys
+import time
+from pathlib import Path
+
+from tools.proof.powercut.adversary import (
+    MUTATIONS,
+    PLANS,
+    SHORT_PLANS,
+    Mutation,
+    enumerate_plan,
+    first_mount,
+    first_mount_on_chip,
+    sample_chain,
+)
+from tools.proof.powercut.cuts import BREAKS, GEOMETRIES, run_script
+from tools.proof.powercut.scripts import SCRIPTS
+from tools.proof.powercut.soak import soak
+
+ROOT = Path(__file__).resolve().parents[3]
+LONG = {"variants": 2, "pairs": 12, "pair_variants": 1, "lives": 400, "chains": 8000, "first-mounts": 10000}
+SHORT = {"variants": 1, "pairs": 40, "pair_variants": 1, "lives": 10, "chains": 200, "first-mounts": 400}
+LIFE_STEPS = 1000
+
+
+def one(job: tuple[str, str, dict[str, int], int, int]) -> tuple[str, str, int, list[tuple[str, str]]]:
+    """Cut one script's share of operations, or take a share of the random cases; a process of the pool runs this."""
+    name, geometry, how, share, shares = job
+    if name in SAMPLED:
+        return name, geometry, *sampled(name, range(share, how[name], shares))
+    cuts, broken = run_script(
+        name, how["variants"], how["pairs"], how["pair_variants"], geometry=geometry, share=(share, shares)
+    )
+    return name, geometry, cuts, broken
+
+
+def sampled(name: str, numbers: range) -> tuple[int, list[tuple[str, str]]]:
+    """Run random cases; return (cuts, what broke)."""
+    cuts = 0
+    broken: list[tuple[str, str]] = []
+    for number in numbers:
+        try:
+            cuts += SAMPLED[name](number)
+        except BREAKS as error:
+            broken.append((f"{name}/{number}", repr(error)))
+    return cuts, broken
+
+
+def live(number: int) -> int:
+    """Live one life: every geometry and policy, every fourth with bad sectors."""
+    geometry = list(GEOMETRIES)[number % 4 if number % 3 else 0]
+    return soak(number, LIFE_STEPS, geometry, 2 if number % 4 == 3 else 0, number % 7 in (2, 5), number % 5 % 3)
+
+
+SAMPLED = {
+    "lives": live,
+    "chains": lambda n: sample_chain(n)[0],
+    "first-mounts": lambda n: (first_mount if n % 2 else first_mount_on_chip)(n // 2),
+}
+
+
+def run_plans(names: tuple[str, ...]) -> tuple[int, list[tuple[str, str]], dict[str, object]]:
+    """Let the adversary enumerate plans; return (cuts, what broke, what was enumerated)."""
+    cuts = 0
+    broken: list[tuple[str, str]] = []
+    told: dict[str, object] = {}
+    for plan in PLANS:
+        if plan.name not in names:
+            continue
+        stats = enumerate_plan(plan)
+        cuts += stats.cuts
+        broken += [(f"adversary/{plan.name}", text) for _, _, text in stats.broken]
+        told[plan.name] = {"states": stats.states, "boots": stats.boots, "cuts": stats.cuts}
+        print(
+            f"adversary {plan.name}: {stats.cuts:,} cuts, {stats.boots:,} boots, states after each cut {stats.states}, "
+            f"{len(stats.broken)} broken, {stats.seconds:.0f} s",
+            flush=True,
+        )
+        for _, _, text in stats.broken[:3]:
+            print(f"    {text}", flush=True)
+    return cuts, broken, told
+
+
+def run_mutations() -> list[tuple[str, str]]:
+    """Leave one rule out at a time; return those that nothing noticed."""
+    unseen = []
+    for name in MUTATIONS:
+        with Mutation(name):
+            seen = next((plan.name for plan in PLANS if enumerate_plan(plan, limit_s=60).broken), "")
+        print(f"mutation {name}: {'caught by ' + seen if seen else 'NOT CAUGHT'}", flush=True)
+        if not seen:
+            unseen.append((f"mutations/{name}", "the check can't fail"))
+    return unseen
+
+
+def replay(case: str) -> None:
+    """Run one case, and let its error out."""
+    name, _, number = case.partition("/")
+    if name in SAMPLED:
+        print(f"{case}: holds, {SAMPLED[name](int(number))} cuts")
+        return
+    if name == "adversary":
+        _, broken, _ = run_plans((number,))
+        if broken:
+            raise SystemExit(1)
+        return
+    script, _, geometry = name.partition("@")
+    run_script(script, 99, 1, 99, only=case, geometry=geometry or "rp2")
+    print(f"{case}: holds")
+
+
+def main() -> int:
+    """Run; return the exit status."""
+    scripts = [s[0] for s in SCRIPTS]
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.proof.powercut", description=(__doc__ or "").split("\n\n", 1)[0]
+    )
+    parser.add_argument("--short", action="store_true", help="about a minute of CPU")
+    parser.add_argument(
+        "--script", action="append", choices=[*scripts, *SAMPLED, "adversary", "mutations"], help="only this one"
+    )
+    parser.add_argument("--replay", metavar="ID", help="one case, as it was printed")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one a core)")
+    options = parser.parse_args()
+    if options.replay:
+        replay(options.replay)
+        return 0
+    how = SHORT if options.short else LONG
+    names = options.script or [*scripts, *SAMPLED, "adversary", "mutations"]
+    shares = 1 if options.short else 4
+    jobs = [
+        (name, geometry, how, share, shares)
+        for name in names
+        if name not in ("adversary", "mutations")
+        for geometry in (("",) if name in SAMPLED else ("rp2",) if options.short else GEOMETRIES)
+        for share in range(shares)
+    ]
+    began = time.monotonic()
+    total = 0
+    broken: list[tuple[str, str]] = []
+    by_script: dict[str, int] = {}
+    with multiprocessing.Pool(options.jobs) as pool:
+        for done, (name, geometry, cuts, more) in enumerate(pool.imap_unordered(one, jobs), 1):
+            total += cuts
+            broken += more
+            by_script[name] = by_script.get(name, 0) + cuts
+            print(f"{done}/{len(jobs)} {name}@{geometry}: {cuts:,} cuts, {len(more)} broken", flush=True)
+            for case, error in more[:5]:
+                print(f"  --replay {case}\n    {error}", flush=True)
+    told: dict[str, object] = {}
+    if "adversary" in names:
+        cuts, more, told = run_plans(SHORT_PLANS if options.short else tuple(plan.name for plan in PLANS))
+        by_script["adversary"] = cuts
+        broken += more
+    if "mutations" in names and not options.short:
+        broken += run_mutations()
+    seconds = time.monotonic() - began
+    chains = by_script.get("adversary", 0)
+    print(f"\n{total:,} power cuts in {seconds:.0f} s, {chains:,} more by the adversary: {len(broken)} broken promises")
+    for name in names:
+        print(f"  {name:12} {by_script.get(name, 0):>9,}")
+    if options.script:
+        return 1 if broken else 0  # only what was run whole is a figure
+    build = ROOT / "build"
+    build.mkdir(exist_ok=True)
+    (build / "powercut.json").write_text(
+        json.dumps(
+            {
+                "cuts": total,
+                "violations": len(broken),
+                "adversary_chains": chains,
+                "adversary_violations": len([case for case, _ in broken if case.startswith(("adversary", "chains"))]),
+                "enumerated": told,
+                "seconds": round(seconds, 1),
+                "short": options.short,
+            }
+        )
+    )
+    return 1 if broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

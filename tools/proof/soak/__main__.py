@@ -1,0 +1,219 @@
+"""`python -m tools.proof.soak`: a fleet of boards under every fault at once, through Spark to the audit; watches memory, wear.
+
+Exit status: 0 everything arrived once, memory is flat, wear is even; 1 one of that is not so; 2 something could not be
+started or ended early; 130 stopped by Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import shutil
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from tools.bootstrap import find_mosquitto
+from tools.broker import BrokerFailed
+from tools.command import ended, folder, number
+from tools.pipeline import java
+from tools.pipeline import run as pipeline
+from tools.proof.run.collector import CollectorFailed
+from tools.proof.soak import judge, page, samples
+from tools.proof.soak.fleet import Fleet, Settings, SoakFailed, Story
+from tools.proof.soak.samples import Wear
+from tools.virtual_board.supervisor import BoardFailed
+
+ROOT = Path(__file__).resolve().parents[3]
+RESULT = ROOT / "build" / "soak.json"  # of the last soak, for `make bench`
+# So that a soak's landing takes Spark several batches, as it would where the pipeline runs all the time.
+SEGMENTS_PER_BATCH = 8
+
+
+def soak(directory: Path, settings: Settings) -> int:
+    """Run one soak; return 0 where everything holds, 1 where something does not.
+
+    Raises:
+        BrokerFailed, BoardFailed, CollectorFailed, SoakFailed, java.JavaNotFound: it could not be run to its end.
+    """
+    if not find_mosquitto():
+        raise BrokerFailed(
+            "The soak kills its broker, and only mosquitto keeps what it had. Debian: apt install mosquitto."
+        )
+    java.find_java()
+    directory.mkdir(parents=True, exist_ok=True)
+    print(
+        f"soak       {settings.boards} boards, a message each about every {settings.interval_ms / 2:.0f} ms, "
+        f"{settings.seconds / 60:.3g} min; faults by seed {settings.seed}",
+        flush=True,
+    )
+    story = asyncio.run(Fleet(directory, settings).soak())
+    lines = tell(story)
+    print("\n".join(lines), flush=True)
+    (directory / "expected.json").write_text(json.dumps(story.expected, indent=2) + "\n")
+    landing, tables = directory / "collector" / "landing", directory / "tables"
+    status = pipeline.main(
+        [
+            *("--landing", str(landing), "--out", str(tables), "--expected", str(directory / "expected.json")),
+            *("--segments-per-batch", str(SEGMENTS_PER_BATCH)),
+        ]
+    )
+    if status == 2:
+        return status
+    story.samples += samples.heaps(tables, story.began_us)
+    verdict = judged(directory, story, status == 0)
+    lines += verdict.lines()
+    print("\n".join(verdict.lines()))
+    write(directory, story, verdict, lines)
+    print(
+        f"written    {os.path.relpath(directory)}: soak.html (plots), soak.json, samples.parquet, tables/ (Parquet, "
+        "report.html), board-*/, collector/, broker/",
+        flush=True,
+    )
+    return 0 if verdict.holds else 1
+
+
+def tell(story: Story) -> list[str]:
+    """Return what was done, as lines."""
+    count = story.faults
+    return [
+        f"faults     {count['power cut']} power cuts ({story.torn} tore a flash operation), {count['link cut']} link cuts "
+        f"({story.inside_a_packet} inside a packet), {count['silence']} silences, {count['absence']} absences",
+        f"           {count['broker kill']} kills of the broker, {count['collector kill']} of the collector, "
+        f"{count['collector link cut']} cuts of its link; seed {story.seed}",
+        f"fleet      {story.messages:,} messages stored in {story.boots} boots, {story.connects} connections, "
+        f"{story.seconds:.0f} s",
+    ]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a soak showed."""
+
+    missing: int
+    repeated: int
+    dropped: int
+    delivered: bool
+    landed: judge.Landing
+    trends: list[judge.Trend]
+    wear: dict[str, Wear]
+    boards: set[str]
+
+    @property
+    def holds(self) -> bool:
+        """Whether everything arrived once, memory is flat and wear is even."""
+        kept = self.delivered and not self.repeated and not self.dropped
+        return kept and all(one.flat for one in self.trends) and not self.uneven
+
+    @property
+    def uneven(self) -> list[str]:
+        """The boards whose flash wears unevenly."""
+        return judge.uneven(self.wear)
+
+    def lines(self) -> list[str]:
+        """Return it for a person; of the boards, the worst."""
+        boards = [one for one in self.trends if one.subject in self.boards]
+        told = [one for one in boards if one.told]
+        kept = [max(told, key=lambda one: one.growth / one.bound)] if told else boards[:1]
+        kept += [one for one in boards if not one.flat and one not in kept]
+        kept += [one for one in self.trends if one.subject not in self.boards]
+        erases = [count for its in self.wear.values() for count in its.erases.values()]
+        widest = max(self.wear.items(), key=lambda item: item[1].spread)
+        return [
+            f"delivery   {'every message once' if self.delivered else 'NOT EVERY MESSAGE ONCE'}; the landing has "
+            f"{self.landed.messages:,}, {self.landed.again[1]} of them again at QoS 1, {self.landed.again[2]} at QoS 2"
+            + (f"; {self.dropped:,} DROPPED as the flash was full" if self.dropped else ""),
+            *(f"{'' if number else 'memory':10} {one}" for number, one in enumerate(kept)),
+            f"wear       {min(erases, default=0)} to {max(erases, default=0)} erases of a sector, {sum(erases):,} in all; at "
+            f"most {widest[1].spread} apart on one board ({widest[0]}: {widest[1].cuts} power cuts, "
+            f"bound {judge.even_spread(widest[1])})" + (f"  UNEVEN: {', '.join(self.uneven)}" if self.uneven else ""),
+        ]
+
+
+def judged(directory: Path, story: Story, delivered: bool) -> Verdict:
+    """Judge a soak by what it left."""
+    landed = judge.landing(directory / "collector" / "landing")
+    boards = set(story.expected)
+    return Verdict(
+        missing=judge.missing(directory / "tables"),
+        repeated=landed.again[2],
+        dropped=story.dropped,
+        delivered=delivered,
+        landed=landed,
+        trends=judge.memory(story.samples, boards),
+        wear=story.wear,
+        boards=boards,
+    )
+
+
+def write(directory: Path, story: Story, verdict: Verdict, lines: list[str]) -> None:
+    """Write samples, figures and page."""
+    samples.write(story.samples, directory / "samples.parquet")
+    drawn = page.figures(story.samples, verdict.boards, story.moments)
+    (directory / "soak.html").write_text(page.page("flashmqtt: soak", lines, drawn))
+    counted = {
+        "date": time.strftime("%Y-%m-%d"),
+        "seconds": round(story.seconds),
+        "minutes": round(story.seconds / 60, 1),
+        "boards": len(verdict.boards),
+        "seed": story.seed,
+        "published": story.messages,
+        "boots": story.boots,
+        "connects": story.connects,
+        **{f"{kind.replace(' ', '_')}s": count for kind, count in sorted(story.faults.items())},
+        "torn": story.torn,
+        "inside_a_packet": story.inside_a_packet,
+        "missing": verdict.missing,
+        "repeated": verdict.repeated,
+        "dropped": verdict.dropped,
+        "resent_qos1": verdict.landed.again[1],
+        "holds": verdict.holds,
+        "memory": {one.subject: vars(one) | {"flat": one.flat} for one in verdict.trends},
+        "erases": {board: list(its.erases.values()) for board, its in verdict.wear.items()},
+    }
+    (directory / "soak.json").write_text(json.dumps(counted, indent=2) + "\n")
+
+
+def parse(argv: list[str] | None) -> tuple[Settings, Path]:
+    """Return the command line's meaning."""
+    parser = argparse.ArgumentParser(prog="python -m tools.proof.soak", description=__doc__.splitlines()[0])
+    parser.add_argument("--minutes", type=number(float, 0.01), default=60.0, help="how long the faults go on")
+    parser.add_argument("--boards", type=number(int, 1, 100), default=10)
+    parser.add_argument(
+        "--interval-ms",
+        type=number(int, 10, 60_000),
+        default=Settings.interval_ms,
+        help="between two samples of a sensor",
+    )
+    parser.add_argument(
+        "--seed", type=int, default=None, help="repeat the faults of an earlier soak, as far as time allows"
+    )
+    parser.add_argument("--output", type=folder, default=None, help="where everything goes; below runs/ by default")
+    arguments = parser.parse_args(argv)
+    seed = int.from_bytes(os.urandom(4), "big") if arguments.seed is None else arguments.seed
+    directory = arguments.output or ROOT / "runs" / ("soak-" + time.strftime("%Y%m%d-%H%M%S"))
+    return (
+        Settings(arguments.minutes * 60, arguments.boards, seed, arguments.interval_ms),
+        directory,
+    )
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run it; return the exit status."""
+    settings, directory = parse(argv)
+
+    def run() -> int:
+        status = soak(directory, settings)
+        if status != 2:
+            RESULT.parent.mkdir(exist_ok=True)
+            shutil.copy(directory / "soak.json", RESULT)
+        return status
+
+    return ended(run, SoakFailed, BrokerFailed, BoardFailed, CollectorFailed, java.JavaNotFound)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

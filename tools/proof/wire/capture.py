@@ -1,0 +1,175 @@
+"""Captured traffic as TCP segments: classic pcap files (tcpdump -w), and a capture of our own, one JSON object a line.
+
+Only what a wire audit needs is read: Ethernet, Linux cooked, loopback or raw IP; IPv4 and IPv6; TCP. What is not that,
+or is cut off at the end of a file, is passed over.
+
+The JSON capture is tools/proof/proxy.py's, which has the bytes of both directions in order:
+`{"t": microseconds, "c": "connection", "d": "up" or "down", "b": "hex"}`; "up" is from the client to the broker.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterable, Iterator
+from typing import BinaryIO, NamedTuple
+
+UP, DOWN = "up", "down"
+SYN = 2
+ETHERNET, RAW, NULL, COOKED, COOKED2 = 1, 101, 0, 113, 276
+RAW_TYPES = {RAW, 12, 14, 228, 229}
+
+
+class CaptureError(Exception):
+    """A file is no capture that can be read; the text says what to do."""
+
+
+class Piece(NamedTuple):
+    """A TCP segment's payload, or bytes that a proxy passed on."""
+
+    connection: str
+    direction: str
+    time_us: int
+    position: int  # TCP sequence number; in a JSON capture the place in the stream
+    syn: bool
+    content: bytes
+
+
+def read(file: BinaryIO, name: str, ports: Iterable[int]) -> Iterator[Piece]:
+    """Yield the pieces of a capture file that went to or came from a broker's ports.
+
+    Raises:
+        CaptureError: it is neither pcap nor JSON lines.
+    """
+    head = file.read(24)
+    magic = head[:4]
+    if magic == b"\x0a\x0d\x0d\x0a":
+        raise CaptureError(f"{name} is pcapng: convert it, `editcap -F pcap {name} {name}.pcap`")
+    if head[:1] == b"{":
+        yield from _read_json(head + file.read())
+        return
+    kinds = {b"\xd4\xc3\xb2\xa1": ("<", 1), b"\xa1\xb2\xc3\xd4": (">", 1), b"\x4d\x3c\xb2\xa1": ("<", 1000)}
+    kinds[b"\xa1\xb2\x3c\x4d"] = (">", 1000)
+    if magic not in kinds or len(head) < 24:
+        raise CaptureError(f"{name} is no pcap file and no capture of the proxy's")
+    order, per_us = kinds[magic]
+    link = struct.unpack(order + "I", head[20:24])[0] & 0x0FFFFFFF
+    wanted = frozenset(ports)
+    while len(header := file.read(16)) == 16:
+        seconds, fraction, length, _ = struct.unpack(order + "IIII", header)
+        frame = file.read(length)
+        if len(frame) < length:
+            return
+        piece = _piece(link, frame, seconds * 1_000_000 + fraction // per_us, wanted)
+        if piece:
+            yield piece
+
+
+def _read_json(text: bytes) -> Iterator[Piece]:
+    positions: dict[tuple[str, str], int] = {}
+    for line in text.splitlines():
+        try:
+            said = json.loads(line)
+            content = bytes.fromhex(said["b"])
+            key = (str(said["c"]), said["d"])
+            time_us = int(said["t"])
+            if said["d"] not in (UP, DOWN):
+                continue
+        except (ValueError, KeyError, TypeError, OverflowError):
+            continue  # the last line of a capture that was cut off
+        at = positions.get(key, 0)
+        positions[key] = at + len(content)
+        yield Piece(*key, time_us, at, False, content)
+
+
+def _piece(link: int, frame: bytes, time_us: int, ports: frozenset[int]) -> Piece | None:
+    ip = _ip(link, frame)
+    if not ip:
+        return None
+    version = ip[0] >> 4
+    if version == 4 and len(ip) >= 20 and ip[9] == 6:
+        if struct.unpack(">H", ip[6:8])[0] & 0x1FFF:
+            return None  # a later fragment
+        begin, end = (ip[0] & 15) * 4, struct.unpack(">H", ip[2:4])[0] or len(ip)
+        source, target = (".".join(map(str, ip[at : at + 4])) for at in (12, 16))
+    elif version == 6 and len(ip) >= 40 and ip[6] == 6:
+        begin, end = 40, 40 + struct.unpack(">H", ip[4:6])[0]
+        source, target = (ip[at : at + 16].hex(":", 2) for at in (8, 24))
+    else:
+        return None
+    tcp = ip[begin:end]
+    if len(tcp) < 20:
+        return None
+    source_port, target_port, position = struct.unpack(">HHI", tcp[:8])
+    content = tcp[(tcp[12] >> 4) * 4 :]
+    syn = bool(tcp[13] & SYN)
+    if target_port in ports:
+        name, direction = f"{source}:{source_port}>{target}:{target_port}", UP
+    elif source_port in ports:
+        name, direction = f"{target}:{target_port}>{source}:{source_port}", DOWN
+    else:
+        return None
+    return Piece(name, direction, time_us, position, syn, content) if content or syn else None
+
+
+def _ip(link: int, frame: bytes) -> bytes:
+    if link == ETHERNET:
+        kind, at = frame[12:14], 14
+        while kind in {b"\x81\x00", b"\x88\xa8"}:  # VLAN
+            kind, at = frame[at + 2 : at + 4], at + 4
+        return frame[at:] if kind in {b"\x08\x00", b"\x86\xdd"} else b""
+    if link == COOKED:
+        return frame[16:]
+    if link == COOKED2:
+        return frame[20:]
+    if link == NULL:
+        return frame[4:]
+    return frame if link in RAW_TYPES else b""
+
+
+def streams(pieces: list[Piece]) -> list[dict[str, Stream]]:
+    """Return the byte streams of one address pair's connections, one dict of directions each: a SYN begins a new one."""
+    found: list[dict[str, Stream]] = []
+    for piece in sorted(pieces, key=lambda one: (one.time_us, not one.syn)):
+        if not found or (piece.syn and piece.direction == UP and found[-1] and found[-1].get(UP, Stream()).used(piece)):
+            found.append({})
+        found[-1].setdefault(piece.direction, Stream()).add(piece)
+    return found
+
+
+class Stream:
+    """One direction of a connection: segments in any order, with repetitions, to bytes with times."""
+
+    def __init__(self) -> None:
+        self.start: int | None = None
+        self.parts: list[tuple[int, int, bytes]] = []  # offset, time, content
+
+    def used(self, syn: Piece) -> bool:
+        """Return whether a SYN begins another connection than this one, rather than repeating its own."""
+        return self.start is not None and (syn.position + 1) & 0xFFFFFFFF != self.start
+
+    def add(self, piece: Piece) -> None:
+        """Take a segment."""
+        if piece.syn:
+            self.start = (piece.position + 1) & 0xFFFFFFFF
+            return
+        if self.start is None:
+            self.start = piece.position
+        offset = (piece.position - self.start) & 0xFFFFFFFF
+        if offset >= 1 << 31:
+            offset -= 1 << 32  # from before the capture, or a keep-alive probe
+        if self.parts and offset < 0 <= self.parts[-1][0] - (1 << 31):
+            offset += 1 << 32
+        self.parts.append((offset, piece.time_us, piece.content))
+
+    def chunks(self) -> Iterator[tuple[int, bytes]]:
+        """Yield (time, bytes) in stream order; a hole, where the capture lost packets, ends it with (time, b"")."""
+        reached = 0
+        for offset, time_us, content in sorted(self.parts):
+            if offset > reached:
+                yield time_us, b""
+                return
+            fresh = content[reached - offset :]
+            if fresh:
+                reached += len(fresh)
+                yield time_us, fresh

@@ -1,0 +1,282 @@
+"""Captured bytes to packets, packets to flows, and the rules that were broken: by the boards' own codec, without Spark.
+
+A packet is a dict with the keys of PACKETS in `__main__`, a flow and a violation likewise.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from flashmqtt.codec import packets as kinds
+from flashmqtt.codec.server import ServerDecoder
+from flashmqtt.errors import FlashMqttError
+from tools.proof.wire import capture
+
+BUFFER_BYTES = 65_536
+ALL = "CONNECT CONNACK PUBLISH PUBACK PUBREC PUBREL PUBCOMP SUBSCRIBE SUBACK UNSUBSCRIBE UNSUBACK PINGREQ PINGRESP"
+NAMES = {getattr(kinds, name): name for name in [*ALL.split(), "DISCONNECT", "AUTH"]}
+
+
+# Segments to packets.
+
+
+def packets_of(pieces: list[capture.Piece]) -> list[dict[str, Any]]:
+    """Return the packets of one address pair's connections, in the order of time."""
+    found: list[dict[str, Any]] = []
+    for n, streams in enumerate(capture.streams(pieces)):
+        connection = pieces[0].connection + (f"#{n + 1}" if n else "")
+        up = list(_decode(streams.get(capture.UP), connection, capture.UP, 4))
+        hello = next((one for one in up if one["kind"] == "CONNECT"), None)
+        down = list(_decode(streams.get(capture.DOWN), connection, capture.DOWN, hello["level"] if hello else 4))
+        client = (hello["client"] if hello else "") or connection
+        # At the same microsecond a request stands before its answer.
+        both = sorted(up + down, key=lambda one: (one["time_us"], one["direction"] == capture.DOWN))
+        for number, one in enumerate(both, 1):
+            found.append(one | {"client": client, "number": number})
+    return found
+
+
+def _decode(stream: capture.Stream | None, connection: str, direction: str, level: int) -> Iterator[dict[str, Any]]:
+    if stream is None:
+        return
+    decoder = ServerDecoder(BUFFER_BYTES, level, stream=True)
+    checksum = 0
+    current: dict[str, Any] = {}
+    for time_us, content in stream.chunks():
+        base = {"connection": connection, "direction": direction, "time_us": time_us}
+        if not content:
+            yield base | {"kind": "LOST", "level": decoder.level, "fault": "the capture lost bytes here", "client": ""}
+            return
+        at = 0
+        while at < len(content):
+            room = decoder.room()
+            taken = min(len(room), len(content) - at)
+            room[:taken] = content[at : at + taken]
+            decoder.received(taken)
+            at += taken
+            try:
+                while kind := decoder.next():
+                    if kind != kinds.PUBLISH:
+                        yield base | _fields(decoder, kind)
+                        continue
+                    if decoder.payload_offset == 0:
+                        topic = bytes(decoder.buffer[decoder.topic_start : decoder.topic_end])
+                        checksum = zlib.crc32(topic)
+                        current = _fields(decoder, kind) | {"topic": topic.decode("utf-8", "replace")}
+                        current["bytes"] = decoder.payload_total
+                    checksum = zlib.crc32(decoder.buffer[decoder.payload_start : decoder.payload_end], checksum)
+                    if not decoder.more:
+                        yield base | current | {"checksum": checksum}
+            except FlashMqttError as error:
+                fault = f"{type(error).__name__}: {error}"
+                yield base | {"kind": "MALFORMED", "level": decoder.level, "fault": fault, "client": ""}
+                return
+
+
+def _fields(decoder: ServerDecoder, kind: int) -> dict[str, Any]:
+    fields: dict[str, Any] = {"kind": NAMES[kind], "level": decoder.level, "client": ""}
+    if kind == kinds.PUBLISH:
+        fields |= {
+            "qos": decoder.qos,
+            "dup": decoder.dup,
+            "retain": decoder.retain,
+            "packet_id": decoder.packet_id or None,
+        }
+    elif kind in {kinds.PUBACK, kinds.PUBREC, kinds.PUBREL, kinds.PUBCOMP, kinds.SUBACK, kinds.UNSUBACK}:
+        fields["packet_id"] = decoder.packet_id
+    elif kind == kinds.CONNECT:
+        fields |= {"client": bytes(decoder.client_id).decode("utf-8", "replace"), "clean": bool(decoder.clean)}
+    elif kind == kinds.CONNACK:
+        fields["clean"] = not decoder.session_present
+    return fields
+
+
+# Packets to flows.
+
+
+@dataclass
+class Flow:
+    """A message at QoS 1 or 2 under way."""
+
+    packet: dict[str, Any]
+    story: list[str] = field(default_factory=list)
+    connections: set[str] = field(default_factory=set)
+    received: bool = False  # PUBREC seen
+    received_in: str = ""  # in this connection: if it ended then, the sender may never have got it
+    released: bool = False  # PUBREL sent
+    resent_in: str = ""
+    first_sent_us: int = 0  # when the message was first sent: in an earlier flow, where the answer to that one was lost
+
+    def __post_init__(self) -> None:
+        self.first_sent_us = self.first_sent_us or self.packet["time_us"]
+
+    def row(self, ended_us: int | None) -> dict[str, Any]:
+        """Return the flow as a row."""
+        told = {name: self.packet[name] for name in ("client", "direction", "packet_id", "qos", "topic")}
+        return told | {
+            "begun_us": self.packet["time_us"],
+            "ended_us": ended_us,
+            "connections": len(self.connections),
+            "publishes": sum(step.startswith("PUBLISH") for step in self.story),
+            "story": " ".join(self.story),
+            "complete": ended_us is not None,
+        }
+
+
+OTHER = {capture.UP: capture.DOWN, capture.DOWN: capture.UP}
+SIDE = {capture.UP: "client", capture.DOWN: "server"}
+
+
+class Audit:
+    """What one client and its server did, packet by packet."""
+
+    def __init__(self) -> None:
+        self.flows: list[dict[str, Any]] = []
+        self.violations: list[dict[str, Any]] = []
+        self.open: dict[tuple[str, int], Flow] = {}  # by the sender's direction and the packet id
+        self.done: dict[tuple[str, int], Flow] = {}  # the last one that was answered, by the same key
+        self.connection = ""
+        self.seen_in: dict[str, int] = {}  # packets in this connection by direction
+        self.ended = False
+        self.asked: Counter[tuple[str, int]] = Counter()  # PUBLISHes in this connection, by sender and packet id
+        self.answered: Counter[tuple[str, int]] = Counter()  # and their PUBACKs and PUBRECs
+
+    def violation(self, packet: dict[str, Any], clause: str, text: str) -> None:
+        """Note a broken rule."""
+        told = {name: packet[name] for name in ("client", "connection", "time_us")}
+        self.violations.append(told | {"by": SIDE[packet["direction"]], "clause": clause, "text": text})
+
+    def take(self, packet: dict[str, Any]) -> None:
+        """Take the next packet."""
+        kind, direction = packet["kind"], packet["direction"]
+        if packet["connection"] != self.connection:
+            self.connection = packet["connection"]
+            self.seen_in = {}
+            self.ended = False
+            self.asked = Counter()
+            self.answered = Counter()
+        first = not self.seen_in.get(direction)
+        self.seen_in[direction] = self.seen_in.get(direction, 0) + 1
+        if kind == "LOST":
+            return
+        if kind == "MALFORMED":
+            self.violation(packet, "MQTT-4.8.0-1", packet["fault"])
+            return
+        if direction == capture.UP:
+            if first and kind != "CONNECT":
+                self.violation(packet, "MQTT-3.1.0-1", f"the connection begins with {kind}")
+            if not first and kind == "CONNECT":
+                self.violation(packet, "MQTT-3.1.0-2", "a second CONNECT")
+            if self.ended:
+                self.violation(packet, "MQTT-3.14.4-2", f"{kind} after DISCONNECT")
+            self.ended = self.ended or kind == "DISCONNECT"
+        elif first and kind not in {"CONNACK", "AUTH"}:
+            self.violation(packet, "MQTT-3.2.0-1", f"the server begins with {kind}")
+        if kind == "CONNACK" and packet["clean"]:
+            self._forget()  # a new session: nothing goes on
+        elif kind == "PUBLISH" and packet["qos"]:
+            self._publish(packet)
+        elif kind in {"PUBACK", "PUBREC", "PUBCOMP"}:
+            self._answer(packet, self.open.get((OTHER[direction], packet["packet_id"])))
+        elif kind == "PUBREL":
+            self._release(packet, self.open.get((direction, packet["packet_id"])))
+
+    def _publish(self, packet: dict[str, Any]) -> None:
+        key = (packet["direction"], packet["packet_id"])
+        self.asked[key] += 1
+        flow = self.open.get(key)
+        step = "PUBLISH+DUP" if packet["dup"] else "PUBLISH"
+        if flow is None:
+            flow = self.open[key] = Flow(packet)
+            done = self.done.get(key)
+            if packet["dup"] and done is not None and done.packet["checksum"] == packet["checksum"]:
+                flow.first_sent_us = done.first_sent_us  # its answer was captured, and lost with the connection
+        elif flow.packet["checksum"] != packet["checksum"]:
+            self.violation(packet, "MQTT-2.3.1-2", f"packet id {key[1]} carries another message while it is in flight")
+            self.flows.append(flow.row(None))
+            flow = self.open[key] = Flow(packet)
+        else:
+            if not packet["dup"]:
+                self.violation(packet, "MQTT-3.3.1-1", f"packet id {key[1]} is sent again without DUP")
+            if flow.released or (flow.received and flow.received_in == self.connection):
+                self.violation(packet, "MQTT-4.3.3-1", f"PUBLISH {key[1]} is sent again after its PUBREC")
+            elif flow.resent_in != self.connection and self.connection not in flow.connections:
+                later = [other for other in self._sent(key[0]) if other.resent_in == self.connection]
+                if any(other.first_sent_us > flow.first_sent_us for other in later):
+                    self.violation(packet, "MQTT-4.6.0-1", f"PUBLISH {key[1]} is resent behind a later one")
+                flow.resent_in = self.connection
+            elif packet["level"] == 5:
+                self.violation(packet, "MQTT-4.4.0-1", f"PUBLISH {key[1]} is resent on a live connection at level 5")
+        flow.story.append(step)
+        flow.connections.add(self.connection)
+
+    def _sent(self, direction: str) -> list[Flow]:
+        return [flow for (way, _), flow in self.open.items() if way == direction]
+
+    def _answer(self, packet: dict[str, Any], flow: Flow | None) -> None:
+        kind, number = packet["kind"], packet["packet_id"]
+        if kind != "PUBCOMP":
+            self.answered[OTHER[packet["direction"]], number] += 1
+        if flow is None:
+            # A PUBLISH or PUBREL that was sent again is answered again.
+            key = (OTHER[packet["direction"]], number)
+            if kind != "PUBCOMP" and self.answered[key] > self.asked[key]:
+                self.violation(packet, "MQTT-4.3.2-2", f"{kind} {number} answers nothing")
+            return
+        flow.story.append(kind)
+        flow.connections.add(self.connection)
+        if (kind == "PUBACK") != (flow.packet["qos"] == 1):
+            self.violation(packet, "MQTT-4.3.3-2", f"{kind} {number} answers a PUBLISH at QoS {flow.packet['qos']}")
+        elif kind == "PUBREC":
+            flow.received, flow.received_in = True, self.connection
+        elif kind == "PUBCOMP" and not flow.released:
+            self.violation(packet, "MQTT-4.3.3-2", f"PUBCOMP {number} before its PUBREL")
+        else:
+            key = (flow.packet["direction"], number)
+            self.done[key] = self.open.pop(key)
+            self.flows.append(flow.row(packet["time_us"]))
+
+    def _release(self, packet: dict[str, Any], flow: Flow | None) -> None:
+        if flow is None:
+            return  # resent after its PUBCOMP was lost: allowed, and answered
+        flow.story.append("PUBREL")
+        flow.connections.add(self.connection)
+        if not flow.received:
+            self.violation(packet, "MQTT-4.3.3-1", f"PUBREL {packet['packet_id']} before its PUBREC")
+        flow.released = True
+
+    def _forget(self) -> None:
+        for flow in self.open.values():
+            self.flows.append(flow.row(None))
+        self.open, self.done = {}, {}
+
+    def end(self) -> None:
+        """The captures are at their end: what is open stays open."""
+        self._forget()
+
+
+def audit(packets: Iterable[dict[str, Any]]) -> Audit:
+    """Return what one client's packets tell."""
+    found = Audit()
+    for packet in sorted(packets, key=lambda one: (one["time_us"], one["connection"], one["number"])):
+        found.take(packet)
+    found.end()
+    return found
+
+
+def audit_of_file(path: Path, ports: Iterable[int] = (1883,)) -> dict[str, Audit]:
+    """Return what one capture file tells, by client, without Spark."""
+    connections: dict[str, list[capture.Piece]] = {}
+    with open(path, "rb") as file:
+        for piece in capture.read(file, path.name, ports):
+            connections.setdefault(piece.connection, []).append(piece)
+    by_client: dict[str, list[dict[str, Any]]] = {}
+    for each in connections.values():
+        for packet in packets_of(each):
+            by_client.setdefault(packet["client"], []).append(packet)
+    return {client: audit(some) for client, some in by_client.items()}

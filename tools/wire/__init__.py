@@ -1,1 +1,0 @@
-"""The wire audit: which QoS flows captured traffic holds, and who broke a rule; `python -m tools.wire`."""
