@@ -62,7 +62,14 @@ class Queue:
         return self
 
     async def __anext__(self) -> "tuple[Any, ...]":
-        return self._client.arguments_of(await self._client.__anext__())
+        client = self._client
+        while True:
+            message = await client.__anext__()
+            told = client.arguments_of(message)
+            if message.offset:
+                client._settle(asyncio.current_task())  # nothing else comes in before a long message is acknowledged
+            if told:
+                return told
 
 
 class MQTTClient(Client):
@@ -86,6 +93,8 @@ class MQTTClient(Client):
 
     def __init__(self, config: "dict[str, Any]") -> None:
         options = dict(config)
+        options.setdefault("chunks", True)  # mqtt_as takes messages of any length
+        self.whole: "Any" = None  # the long message that is coming in: see `whole.py`
         given = {key: options.pop(key, _DEFAULTS[key]) for key in _DEFAULTS}
         if not given["server"] or given["gateway"]:
             raise UsageError("server %r, gateway %r" % (given["server"], given["gateway"]))
@@ -132,6 +141,7 @@ class MQTTClient(Client):
         self.up = asyncio.Event()
         self.down = asyncio.Event()
         self._given = given
+        given["log"] = options.get("log") or print
         self._waits = "store" not in options
         self._joining: "Any" = None  # the task that keeps Wi-Fi joined
         self._joined = False
@@ -164,12 +174,28 @@ class MQTTClient(Client):
             self._call(self._given["wifi_coro"], False)
 
     def arguments_of(self, message: "Any") -> "tuple[Any, ...]":
-        """Return what mqtt_as tells of a message."""
-        told = (bytes(message.topic_view), bytes(message.payload), bool(message.retain))
+        """Return what mqtt_as tells of a message; nothing before a long one's last piece."""
+        if message.more or message.offset:
+            from .whole import join
+
+            payload = join(self, message, self._given["log"])
+            if payload is None:
+                return ()
+        else:
+            payload = message.payload
+        told = (bytes(message.topic_view), payload, bool(message.retain))
         return told + (message.properties,) if self._given["mqttv5"] else told
 
     def _hand_over(self, message: "Any") -> None:
-        self._given["subs_cb"](*self.arguments_of(message))
+        told = self.arguments_of(message)
+        if told:
+            try:
+                self._given["subs_cb"](*told)
+            except Exception as error:
+                if not message.offset:
+                    raise
+                self._note_error(error, None)  # a last piece alone must not come again
+            self.whole = None
 
     async def connect(self, *, quick: bool = False) -> bool:  # type: ignore[override]
         """Join Wi-Fi, where `config` names one, and connect; return whether the broker still knew the session.

@@ -83,6 +83,8 @@ class MQTTClient:
         self.keepalive = keepalive
         self._options = options
         options["store"] = store
+        options.setdefault("chunks", True)  # umqtt takes messages of any length
+        self.whole: "Any" = None  # the long message that is coming in: see `whole.py`
         self._will: "Any" = None
         self._unseen = 0  # messages that were handed over and not yet waited for
         self._op = 0  # the last one's first byte
@@ -330,11 +332,26 @@ class MQTTClient:
             raise outward(link.error)
 
     def _on_message(self, message: "Message") -> None:
+        long = message.more or message.offset
+        if long:
+            from .whole import join
+
+            payload = join(self, message, self._options.get("log") or print)
+            if payload is None:
+                return
+        else:
+            payload = message.payload
         # `publish` hands messages over too: the wait_msg that follows it must not wait for one that was handed over already.
         self._unseen += 1
         self._op = 0x30 | message.dup << 3 | message.qos << 1 | message.retain
         callback: "Any" = self.cb
-        callback(bytes(message.topic_view), message.payload)
+        try:
+            callback(bytes(message.topic_view), payload)
+        except Exception as error:
+            if not long:
+                raise
+            self._client.errors.append(error)  # `poll` raises it; a last piece alone must not come again
+        self.whole = None
 
 
 def _text(name: "Any") -> "Any":

@@ -62,6 +62,58 @@ def test_the_first_byte_of_a_message_is_returned_and_none_where_nothing_came():
 
 
 @pytest.mark.req("R6")
+@pytest.mark.parametrize("qos", [0, 1])
+def test_a_message_that_is_longer_than_the_buffer_is_handed_over_whole(qos):
+    broker, mqtt = connected()
+    long = bytes(range(250)) * 12
+    broker.give(publish(b"a", long, qos, 7), publish(b"a", b"short", qos, 8))
+    for _ in range(2):
+        assert mqtt.wait_msg() == 0x30 | qos << 1
+    assert mqtt.seen == [(b"a", long), (b"a", b"short")]
+    if qos:
+        while len(broker.of(4)) < 2:
+            broker()
+            mqtt.check_msg()
+        assert [puback[-2:] for puback in broker.of(4)] == [b"\x00\x07", b"\x00\x08"]
+    mqtt.disconnect()
+
+
+@pytest.mark.req("R6")
+def test_a_long_message_of_which_the_link_lost_the_middle_is_handed_over_once():
+    broker, mqtt = connected()
+    long = publish(b"a", b"0123456789" * 300, 1, 7)
+    broker.give(long[:2000])
+    for _ in range(20):
+        broker()
+        mqtt.check_msg()
+    broker.drop()
+    assert isinstance(again(broker, mqtt.check_msg), OSError) and mqtt.seen == []
+    mqtt.connect()
+    broker.give(long)
+    assert mqtt.wait_msg() == 0x32 and mqtt.seen == [(b"a", b"0123456789" * 300)]
+    mqtt.disconnect()
+
+
+@pytest.mark.req("R6")
+def test_what_the_callback_of_a_long_message_raises_is_raised_and_the_next_one_comes():
+    broker, mqtt = connected()
+
+    def fails(topic, payload):
+        mqtt.seen.append(len(payload))
+        if len(payload) > 9:
+            raise ValueError("too long for me")
+
+    mqtt.set_callback(fails)
+    broker.give(publish(b"a", b"0123456789" * 300, 1, 7), publish(b"a", b"short", 1, 8))
+    assert isinstance(again(broker, mqtt.check_msg), ValueError)
+    while len(mqtt.seen) < 2:
+        broker()
+        mqtt.check_msg()
+    assert mqtt.seen == [3000, 5]
+    mqtt.disconnect()
+
+
+@pytest.mark.req("R6")
 def test_the_answer_to_a_ping_ends_a_wait():
     for keepalive in (0, 60):
         _, mqtt = connected(keepalive=keepalive)

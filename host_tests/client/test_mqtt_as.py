@@ -69,6 +69,9 @@ def test_program_runs_through_an_outage(tmp_path, program):
         until(lambda: len(got) > 2)
         person.publish("foo_topic", "one", 1)
         until(lambda: "message foo_topic one False" in console.read_text())
+        for qos in (0, 1, 2):
+            person.publish("foo_topic", str(qos) * 5000, qos)
+            until(lambda long=f"foo_topic {str(qos) * 5000} False": long in console.read_text())
         broker.stop()
         until(lambda: "\ndown\n" in console.read_text())
         time.sleep(1)

@@ -1,0 +1,30 @@
+"""Joins the pieces of a long message, for programs of umqtt and mqtt_as, which take it whole; loaded with the first one.
+
+It knows the face that owns it: `whole` is where its pieces are, `log` takes a line. The message needs its length in RAM twice.
+"""
+
+from .compat import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing import Any  # noqa: TID251
+
+
+def join(face: "Any", message: "Any", log: "Any") -> "bytes | None":
+    """Return the payload with the last piece; None before that, and where memory is short: one line says so."""
+    try:
+        if not message.offset:
+            face.whole = None
+            face.whole = bytearray(message.total)
+        whole = face.whole
+        if whole is None:
+            return None
+        view = message.view
+        whole[message.offset : message.offset + len(view)] = view
+        return None if message.more else bytes(whole)
+    except MemoryError:
+        face.whole = None
+        log(
+            "flashmqtt: no memory for a message of %d bytes to %s, which is passed over"
+            % (message.total, message.topic)
+        )
+        return None
