@@ -2,8 +2,9 @@
 
 The whole run, which three programs do: parse the packs, one row a reading, drop the copies by device, boot and sequence
 number, write the readings as Parquet (zstd), read them back and check that each is there once, audit (per device and
-boot: published, delivered, copies, missing ranges, percentiles and octaves of the delay), and draw the same report. All of
-it counts, from the start of the process to its end. Each prints one JSON line per measurement.
+boot: published, delivered, copies, missing ranges, percentiles and octaves of the delay), and draw the same report, with at
+most 256 points for each device's plot. All of it counts, from the start of the process to its end. Each prints one JSON line
+per measurement.
 """
 
 from __future__ import annotations
@@ -181,6 +182,23 @@ def told_page(out: Path, facts: dict[str, Any]) -> None:
     (out / "report.html").write_text(report.page(facts, "the same report"))
 
 
+def told_values(out: Path, rows: list[tuple[Any, ...]]) -> None:
+    """Write what the report plots: (device, name, unit, first, last, readings, mean, lowest, highest), by device and time."""
+    devices: dict[str, list[tuple[Any, ...]]] = {}
+    for device, *point in rows:
+        devices.setdefault(device, []).append(tuple(point))
+    (out / "report").mkdir()
+    names = list(devices)
+    for n in range(0, len(names), 24):
+        told = {name: devices[name] for name in names[n : n + 24]}
+        (out / "report" / f"{n:05d}.js").write_text(json.dumps(told, separators=(",", ":")))
+
+
+def level_of(first_ms: int, last_ms: int) -> int:
+    """Return the power of two that a point's stretch is, so that a plot has at most 256."""
+    return max(0, ((last_ms - first_ms) // 255).bit_length())
+
+
 def facts_of(
     totals: dict[str, Any],
     devices: list[dict[str, Any]],
@@ -190,7 +208,8 @@ def facts_of(
     audit: list[dict[str, Any]],
 ) -> dict[str, Any]:
     """Return what the page takes, of a peer's own figures."""
-    blank = dict.fromkeys(("resent", "replayed", "unexplained", "quarantine", "silent", "boots", "devices"), 0)
+    names = ("resent", "replayed", "unexplained", "quarantine", "silent", "boots", "devices", "readings")
+    blank = dict.fromkeys(names, 0)
     return {
         "totals": blank | totals,
         "verdict": {"line": "made beside", "status": 0},
@@ -279,6 +298,14 @@ def duckdb(landings: list[str], out: Path) -> None:
             rows("SELECT * FROM ranges ORDER BY messages DESC LIMIT 5000"),
             rows("SELECT * EXCLUDE (delay_ms) FROM audit ORDER BY device, boot LIMIT 5000"),
         )
+        span = rows("SELECT min(epoch_ms(arrival)) AS first, max(epoch_ms(arrival)) AS last FROM kept")[0]
+        level = level_of(span["first"], span["last"])
+        points = connection.execute(
+            f"""SELECT device, name, any_value(unit), min(ms), max(ms), count(*), avg(value), min(value), max(value) FROM
+            (SELECT device, name, unit, value, coalesce((bt * 1000)::BIGINT, epoch_ms(arrival)) AS ms FROM kept
+             WHERE value IS NOT NULL) GROUP BY device, name, ms >> {level} ORDER BY 1, 2, 4"""
+        )
+        told_values(out, points.fetchall())
         told_page(out, facts)
         connection.close()
         meter.told("duckdb", totals["delivered"], missing=totals["missing"], copies=totals["resent"])
@@ -356,6 +383,22 @@ def polars(landings: list[str], out: Path) -> None:
             ranges.cast({"device": pl.String}).sort("messages", descending=True).head(5000).to_dicts(),
             audit.cast({"device": pl.String}).sort("device", "boot").head(5000).to_dicts(),
         )
+        ms = pl.coalesce((pl.col("bt") * 1000).cast(pl.Int64), pl.col("arrival").dt.epoch("ms")).alias("ms")
+        read = kept.filter(pl.col("v").is_not_null()).select("device", "n", "u", "v", ms)
+        stretch = (
+            pl.col("ms") // 2 ** level_of(*read.select(pl.col("ms").min(), pl.col("ms").max().alias("last")).row(0))
+        ).alias("stretch")
+        points = read.group_by("device", "n", stretch).agg(
+            pl.col("u").first(),
+            pl.col("ms").min().alias("first"),
+            pl.col("ms").max().alias("last"),
+            pl.len(),
+            *(how.alias(name) for name, how in (("mean", pl.col("v").mean()), ("lo", pl.col("v").min()))),
+            pl.col("v").max().alias("hi"),
+        )
+        columns = ["device", "n", "u", "first", "last", "len", "mean", "lo", "hi"]
+        points = points.select(columns).cast({"device": pl.String}).sort("device", "n", "first")
+        told_values(out, points.rows())
         told_page(out, facts)
         meter.told("polars", totals["delivered"], missing=totals["missing"], copies=copies)
 
