@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from host_tests.pipeline import browser
-from tools.pipeline import dashboard, stream, verdict
+from tools.pipeline import compact, dashboard, series, stream, verdict
 from tools.pipeline.commits import Output
 
 pytestmark = pytest.mark.req("P9")
@@ -88,6 +88,20 @@ def test_page_figures_and_values_are_served_and_follow_the_commits(take):
         later = json.loads(ask(port, f"/facts.json?v={facts['version']}")[1])
         assert later["totals"]["devices"] == 3
         assert ask(port, "/", "HEAD")[1] == ""
+
+
+def test_commit_that_took_the_place_of_another_is_noticed(take, local):
+    out = take("a")
+    take("b")
+    with serving(out) as (shown, port):
+        shown.look()
+        version = shown.facts["version"]
+        compact.compact(local, str(out))
+        series.forget(shown.output)  # as one does who takes a device out of everything
+        shown.look()
+        assert shown.facts["version"] != version
+        assert {row[0] for row in shown.facts["fleet"]} == {"a", "b"}
+        assert "flashmqtt(0" in ask(port, "/report/2/00000.js")[1]
 
 
 @pytest.mark.parametrize(

@@ -161,7 +161,7 @@ def test_compaction_between_two_updates_loses_no_reading_and_repeats_none(local,
     assert points.n.tolist() == [1] * 30
 
 
-@pytest.mark.parametrize("what", ["deleted", "damaged", "of another version"])
+@pytest.mark.parametrize("what", ["deleted", "deleted without its log", "damaged", "of another version"])
 def test_file_that_is_not_there_is_made_again(local, landing, out, what):
     for n in range(10):
         publish(landing, START_S + n, 1.0)
@@ -169,6 +169,15 @@ def test_file_that_is_not_there_is_made_again(local, landing, out, what):
     before = store.chunk(0, 1)
     if what == "deleted":
         series.forget(store.output)
+    elif what == "deleted without its log":
+        log = store.path.with_name(store.path.name + "-wal")
+        with store.opened() as connection:
+            connection.execute("DELETE FROM series")
+            kept = log.read_bytes()
+        assert kept
+        store.close()
+        store.path.unlink()
+        log.write_bytes(kept)
     elif what == "damaged":
         store.close()
         store.path.write_bytes(b"SQLite format 3\0" + bytes(5000))

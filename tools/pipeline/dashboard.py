@@ -22,7 +22,7 @@ from urllib.parse import parse_qs, urlsplit
 from tools import command
 
 from . import report, series, verdict
-from .commits import Output, OutputError
+from .commits import Commit, Output, OutputError
 from .storage import StorageError
 
 PORT = 9106
@@ -49,7 +49,8 @@ class Dashboard:
         self.facts: dict[str, Any] | None = None
         self.page = NOTHING.encode()
         self.policy = "default-src 'none'; style-src 'unsafe-inline'"
-        self._told: tuple[int, str] | None = None
+        self._commit: Commit | None = None
+        self._line = ""
         self._looked = 0.0
 
     def look(self) -> None:
@@ -57,11 +58,13 @@ class Dashboard:
         try:
             newest = self.output.latest()
             due = time.monotonic() - self._looked > AGAIN_S
-            if newest and (due or self._told is None or newest.batch != self._told[0]):
+            if newest and (
+                due or newest != self._commit
+            ):  # also another under the same number: compacted, or rows deleted
                 found = verdict.judge(self.output, self.expectations())
-                if self._told != (found.batch, found.line):
+                if newest != self._commit or found.line != self._line:
                     self._make(found)
-                    self._told = found.batch, found.line
+                    self._commit, self._line = newest, found.line
                 self._looked = time.monotonic()
             self.trouble = ""
         except Exception as error:  # must not end the dashboard

@@ -323,6 +323,8 @@ class Store:
                 self._held = None
 
     def _connect(self) -> sqlite3.Connection:
+        if not self.path.exists():
+            forget(self.output, self.path)  # no log of changes to a file that is gone must come into the new one
         for again in (False, True):
             connection = sqlite3.connect(self.path, timeout=600, isolation_level=None, check_same_thread=False)
             try:
