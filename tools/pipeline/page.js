@@ -24,7 +24,7 @@ const moment = ms => {const at = new Date(ms);
   return `${day(at)} ${two(at.getHours())}:${two(at.getMinutes())}:${two(at.getSeconds())}`};
 const now = () => facts.live ? Date.now() : facts.made_ms;
 function span(ms) {
-  for (const [unit, size] of Object.entries(MS).reverse()) if (ms >= 2 * size || unit === 's') return `${count(Math.round(ms / size))} ${unit}`;
+  for (const [unit, size] of Object.entries(MS).reverse()) if (ms >= 2 * size || ms === size || unit === 's') return `${count(Math.round(ms / size))} ${unit}`;
 }
 const ago = ms => now() - ms < -MS.min ? moment(ms) : `${span(Math.max(0, now() - ms))} ago`;
 function make(tag, told = {}, ...inside) {
@@ -265,7 +265,7 @@ function delivery() {
     rowsOf(delays.octave.map((octave, n) => [`${length(2 ** octave)} to ${length(2 ** (octave + 1))}`, delays.messages[n]]))));
   if (facts.missing.length) made.push(panel('missing', 'What is missing', 'Ranges of sequence numbers that never arrived, the longest first.',
     rowsOf(facts.missing.slice(0, 12).map(one => [`${one.device}, boot ${one.boot}: ${count(one.lo)}` + (one.hi > one.lo ? ` to ${count(one.hi)}` : ''), one.messages]),
-      rest(12, facts.missing_ranges, '; all are in the table `missing`'))));
+      rest(12, facts.missing_ranges, '; all are in the table missing'))));
   for (const [name, heading, text, of] of [
     ['causes', 'Boots by cause', 'What the boards said of their resets.', facts.causes],
     ['quarantine', 'Quarantine', 'Messages that could not be read, by the reason.', facts.quarantine]]) {
