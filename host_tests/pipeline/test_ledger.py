@@ -473,7 +473,7 @@ def test_what_boards_tell_of_themselves_is_kept_by_boot_and_device(landing, book
 def test_summary_does_not_grow_with_time_or_texts():
     found = summary.empty()
     for hour in range(0, 24 * 365 * 3, 7):
-        summary.add_arrivals(found, np.array([hour * 3_600_000_000], dtype=np.int64))
+        summary.add_arrivals(found, np.array([1_790_000_000_000_000 + hour * 3_600_000_000], dtype=np.int64))
         more = summary.empty()
         more["causes"] = {f"cause {hour}": 1}
         summary.add(found, more)
