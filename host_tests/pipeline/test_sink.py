@@ -16,7 +16,7 @@ import pytest
 from host_tests.pipeline import postgres
 from host_tests.pipeline.conftest import Local
 from host_tests.pipeline.test_plain import Tables
-from tools.pipeline import compact, dating, sink
+from tools.pipeline import compact, dating, forget, sink
 from tools.pipeline.sink import Position, SinkError, bring, open_sink
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -408,6 +408,20 @@ def test_forgotten_device_is_in_no_row_and_no_byte(to, tables, request):
     landing.raw("d/t", b"8")
     tables.batch()
     assert len(update(to, tables.output)) == 1
+
+
+def test_forgetting_a_device_without_an_identity_reaches_the_sink_and_the_verdict(tables, tmp_path):
+    to, output = str(tmp_path / "r.duckdb"), tables.output
+    tables.landing.raw("secret-device/t", b"7")
+    tables.batch()
+    assert sink.main(["--out", output.storage.uri, "--to", to]) == 0
+    assert "3 devices without an identity" in tables.judge().line
+    done = forget.forget(str(tables.landing.directory), output.storage.uri, ["secret-device"])
+    assert (done.left, done.rows[to]) == ([], 1)
+    assert "2 devices without an identity: no proof of delivery; all 8 messages" in tables.judge().line
+    assert b"secret-device" not in bytes_of(to)
+    assert update(to, output) == []
+    assert_same(to, output)
 
 
 def test_password_is_not_kept(server, tables):

@@ -218,7 +218,11 @@ def _judged(books: Books, wanted: Expectations) -> Verdict:
     newest_us = commit.summary["last_arrival_us"] or 0
     as_of_us = newest_us if wanted.as_of_s is None else int(wanted.as_of_s * 1e6)
     found.silence = Silence(as_of_us, wanted.silent_after_s)
-    names, found.silent, found.plain = _silent(books, found.silence)
+    others = plain.summed([books.all("plain", schemas.PLAIN.names)])
+    found.plain = others.num_rows
+    for name in ("messages", "readings", "copies"):  # of the devices that are there now: others were forgotten
+        found.totals[f"plain_{name}"] = pc.sum(others[name]).as_py() or 0
+    names, found.silent = _silent(books, found.silence, others)
     if found.silent:
         text = f"{found.silent:,} silent ({_named(names, found.silent)})"
         (found.accepted if "silent" in wanted.accept else found.problems).append(text)
@@ -350,25 +354,17 @@ def matches(wanted: list[str], levels: list[str]) -> bool:
     return len(wanted) == len(levels)
 
 
-def _silent(books: Books, silence: Silence) -> tuple[list[str], int, int]:
-    """Return the boards that have been silent for longest, how many are, and how many devices have no identity."""
+def _silent(books: Books, silence: Silence, others: pa.Table) -> tuple[list[str], int]:
+    """Return the boards that have been silent for longest, and how many are; `others`: the devices without an identity."""
     count = 0
     longest: list[tuple[datetime.datetime, str]] = []
-    others = _without_identity(books)
-    for table in chain((_lives(books, name) for name in books.commit.state_files("lives")), [others]):
+    heard = others.select(["device", "first_arrival", "last_arrival"]).append_column("delivered", others["messages"])
+    for table in chain((_lives(books, name) for name in books.commit.state_files("lives")), [heard]):
         silent = table.filter(pa.array(silence.of(table)))
         count += silent.num_rows
         some = silent.sort_by("last_arrival").slice(0, MOST_NAMED)
         longest += zip(some["last_arrival"].to_pylist(), some["device"].to_pylist(), strict=True)
-    return [name for _, name in sorted(longest)[:MOST_NAMED]], count, others.num_rows
-
-
-def _without_identity(books: Books) -> pa.Table:
-    """Return when the devices without an identity were heard, and how often: a row each, over all buckets."""
-    brought = plain.summed([books.all("plain", schemas.PLAIN.names)])
-    return brought.select(["device", "first_arrival", "last_arrival", "messages"]).rename_columns(
-        ["device", "first_arrival", "last_arrival", "delivered"]
-    )
+    return [name for _, name in sorted(longest)[:MOST_NAMED]], count
 
 
 def _lives(books: Books, name: str) -> pa.Table:
