@@ -86,6 +86,22 @@ def test_page_holds_what_the_tables_hold_and_reaches_for_nothing(written):
     assert sorted(one.name for one in (Path(path).parent / "report").iterdir()) == ["series.sqlite"]
 
 
+@pytest.mark.req("P9")
+def test_device_without_an_identity_has_its_values_and_no_proof(local, landing, tmp_path):
+    for n in range(10):
+        landing.raw("greenhouse-1/temperature", b"21.5", arrival_us=1_790_000_000_000_000 + n * 60_000_000)
+    landing.message("a", 1, 1)
+    landing.seal()
+    stream.once(local, str(landing.directory), str(tmp_path / "out"), 2)
+    output = Output(str(tmp_path / "out"))
+    path = report.write(output, verdict.judge(output))
+    facts = facts_in(path)
+    assert {row[0]: row[2] for row in facts["fleet"]} == {"a": 0, "greenhouse-1": report.UNPROVED}
+    assert (facts["totals"]["devices"], facts["totals"]["readings"]) == (2, 11)
+    name, *_, whole, _ = facts_in(path, "series")["greenhouse-1"]["series"][0]
+    assert (name, whole["v"]) == ("temperature", [21.5] * 10)
+
+
 def test_arrivals_that_no_clock_can_tell_are_counted_apart(local, landing, tmp_path):
     for seq, arrival_us in ((1, 1000), (2, None), (3, 4_294_967_295_000_000), (4, 1_790_000_010_000_000)):
         landing.message("a", 1, seq, arrival_us=arrival_us or 1_790_000_000_000_000)

@@ -18,6 +18,7 @@ state.page = Math.max(0, Math.floor(+state.page) || 0);
 const seen = text => String(text).replace(/[\p{C}\p{Zl}\p{Zp}]/gu, one => '\\u{' + one.codePointAt(0).toString(16).toUpperCase() + '}');
 const number = value => value.toLocaleString('en', {maximumSignificantDigits: 6});
 const count = value => value.toLocaleString('en');
+const counted = (n, what) => `${count(n)} ${what}${n === 1 ? '' : 's'}`;
 const two = n => String(n).padStart(2, '0');
 const day = at => `${at.getFullYear()}-${two(at.getMonth() + 1)}-${two(at.getDate())}`;
 const moment = ms => {const at = new Date(ms);
@@ -310,7 +311,7 @@ function apply(told) {
   facts.rows = facts.fleet.map(([key, part, health, names, published, delivered, missing, last_ms]) => ({key, part, health, published,
     delivered, missing, last_ms, words: `${seen(key)} ${key} ${HEALTH[health]} ${facts.names[names].join(' ')}`.toLowerCase()}));
   const zone = Intl.DateTimeFormat().resolvedOptions().timeZone;
-  id('when').textContent = `${count(facts.totals.devices)} devices, ${count(facts.sensors)} plots. ` +
+  id('when').textContent = `${counted(facts.totals.devices, 'device')}, ${counted(facts.sensors, 'plot')}. ` +
     (facts.last_ms ? `Newest message ${ago(facts.last_ms)}. ` : '') + (facts.live ? `Live; batch ${count(facts.totals.batches)}.` : `As of ${moment(facts.made_ms)}, batch ${count(facts.totals.batches)}.`) + ` Times in ${zone}.`;
   const verdict = id('verdict');
   verdict.textContent = seen(facts.verdict.line);

@@ -129,6 +129,9 @@ def _collected(books: Books, found: Verdict, store: series.Store) -> dict[str, A
             told_of[device] = store.unproved(device) | {"health": UNPROVED, "names": names}
     owns = {row["device"]: row for table in own.values() if table is not None for row in table.to_pylist()}
     totals = {**found.totals, "batches": books.commit.batch, "silent": found.silent}
+    totals["devices"] += found.plain
+    for name, plain in (("readings", "plain_readings"), ("resent", "plain_copies")):
+        totals[name] += totals.get(plain, 0)
     span_us = (summary["last_arrival_us"] or 0) - (summary["first_arrival_us"] or 0)
     order = [("missing", "descending"), ("device", "ascending"), ("life", "ascending"), ("boot", "ascending")]
     columns = [*COLUMNS, "twice", "absent"]
