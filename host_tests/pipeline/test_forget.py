@@ -16,9 +16,9 @@ from tools.landing import segments
 from tools.landing.lock import LandingInUse
 from tools.landing.names import Names
 from tools.landing.store import LandingStore
-from tools.pipeline import byte_search, compact, forget, report, stream, verdict
+from tools.pipeline import byte_search, compact, forget, report, sink, stream, verdict
 from tools.pipeline.books import Books
-from tools.pipeline.commits import Output
+from tools.pipeline.commits import Output, OutputError
 from tools.pipeline.delta import Delta
 from tools.pipeline.storage import Storage
 
@@ -266,6 +266,24 @@ def test_database_that_tables_went_on_to_is_told_and_asked_again(fleet, landing,
     monkeypatch.setattr(forget, "ONWARD", [lambda output, devices: {name: left.pop(0) for name, left in rows.items()}])
     done = forget.forget(str(landing.directory), str(tmp_path / "out"), [GONE])
     assert (done.rows["plain"], done.left) == (3, ["sticky: 2 rows"])
+
+
+def test_registered_database_loses_it_and_one_that_is_gone_is_named(fleet, landing, tmp_path):
+    to = tmp_path / "readings.duckdb"
+    database = sink.open_sink(str(to))
+    sink.bring(fleet, database)
+    database.close()
+    sink.register(fleet, str(to), "flashmqtt")
+    done = forget.forget(str(landing.directory), str(tmp_path / "out"), [GONE], [str(tmp_path)])
+    assert done.left == []
+    assert done.rows[str(to)] > 9
+    nothing_names_it(tmp_path)
+    database = sink.open_sink(str(to))
+    assert sink.bring(fleet, database) == []
+    database.close()
+    sink.register(fleet, "postgresql://127.0.0.1:1/nobody", "flashmqtt")
+    with pytest.raises(OutputError, match=r"where the tables went on to: .*the same command again does the rest"):
+        forget.forget(str(landing.directory), str(tmp_path / "out"), [GONE])
 
 
 def test_command_asks_says_what_it_did_and_what_it_cannot_reach(fleet, landing, tmp_path, capsys):

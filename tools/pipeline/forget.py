@@ -53,6 +53,7 @@ KEPT = (COMMITS, FORMAT_FILE, "checkpoint", "sinks")
 OUT_OF_REACH = (
     "the broker: its retained messages, and what it keeps for sessions that are offline",
     "the board: wipe it first (make wipe BOARD=... JOURNAL=1), else what it publishes next brings it back",
+    "a dashboard that serves tables of an object store: end it, its values live as long as its process",
     "backups and snapshots of the disks, versions that an object store keeps, captured traffic, logs of other programs",
     "names in a form that is not looked for: encrypted, compressed inside a payload, or spelled in another way",
 )
@@ -123,9 +124,8 @@ def forget(
                 publish()
                 delta.forget_history()
             _delete_strays(output, names)
-            for act in _onward():
-                for place, rows in act(output, devices).items():
-                    done.add(place, rows)
+            for place, rows in _told_onward(output, devices):
+                done.add(place, rows)
             if output.latest():
                 found = verdict.judge(output)
                 if page:
@@ -133,8 +133,7 @@ def forget(
         for storage in [output.storage, *([raw] if raw else []), *map(Storage, elsewhere)]:
             done.left += [f"{storage.uri}/{name}" for name in byte_search.search(storage, names)]
         if not dry:
-            for act in _onward():
-                done.left += [f"{place}: {rows} rows" for place, rows in act(output, devices).items() if rows]
+            done.left += [f"{place}: {rows} rows" for place, rows in _told_onward(output, devices) if rows]
     return done
 
 
@@ -152,6 +151,20 @@ def words() -> bytes:
         "checkpoint",
     ]
     return " ".join(told).encode()
+
+
+def _told_onward(output: Output, devices: list[str]) -> list[tuple[str, int]]:
+    """Have the rows that went on deleted; return how many they were, by place.
+
+    Raises:
+        OutputError: one of the places can't be reached.
+    """
+    try:
+        return [found for act in _onward() for found in act(output, devices).items()]
+    except Exception as error:  # of any database's driver
+        raise OutputError(
+            f"where the tables went on to: {error}. All else is done: the same command again does the rest"
+        ) from error
 
 
 def _onward() -> list[Callable[[Output, list[str]], dict[str, int]]]:
