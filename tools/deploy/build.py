@@ -12,7 +12,7 @@ import re
 import signal
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -150,10 +150,14 @@ def compiled(module: str, source: str, march: str) -> bytes:
         return target.read_bytes()
 
 
-def smallest(module: str, source: str, march: str) -> bytes:
-    """Return a module as `.mpy`, its names in the order that makes it smaller."""
-    as_written, text = compiled(module, source, march), ordered(source)
-    return as_written if text == source else min(as_written, compiled(module, text, march), key=len)
+def ways(text: str, plain: bool = False) -> list[str]:
+    """Return in which ways a module may be written: as it is, and with its names in an order that may make it smaller."""
+    return [text] if plain else list(dict.fromkeys((text, ordered(text))))
+
+
+def smallest(module: str, texts: Iterable[str], march: str) -> bytes:
+    """Return the smallest `.mpy` of a module whose text can be written in several ways."""
+    return min((compiled(module, text, march) for text in texts), key=len)
 
 
 @functools.cache
@@ -195,8 +199,10 @@ def packed(files: dict[str, Path], march: str, plain: bool = False) -> dict[str,
         name = module_name(path)
         if not path.endswith(".mpy"):
             return files[path].read_bytes()
-        return compiled(name, modules[name], march) if plain else smallest(name, modules[name], march)
+        return smallest(name, texts[name], march)
 
+    # Before the threads begin: Python 3.11 can't parse in two threads at once ("AST constructor recursion depth mismatch").
+    texts = {name: ways(text, plain) for name, text in modules.items()}
     wanted = [path for path in files if not path.endswith(".mpy") or module_name(path) in modules]
     with ThreadPoolExecutor() as pool:
         return dict(zip(wanted, pool.map(content, wanted), strict=True))

@@ -7,6 +7,7 @@ nothing. So the module's docstring becomes `while 1: break; self.name.name ...`,
 from __future__ import annotations
 
 import ast
+import functools
 import keyword
 from collections import Counter
 
@@ -15,6 +16,7 @@ from tools.deploy.source import FUNCTIONS, LOCAL, PARAMETER, Source
 _SHORT = 126  # the file's name and "<module>" come before
 
 
+@functools.lru_cache(maxsize=256)
 def ordered(text: str) -> str:
     """Return a module's text with its most frequent names first; as it is where all names fit, or there is no docstring."""
     module = Source("", text, False)
