@@ -23,7 +23,14 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 BOTH = ROOT / "host_tests" / "both"
 # Beside the library and the application: what the tests import of ours.
 BESIDES = (
-    *("__init__.py", "flashsim/*.py", "fuzz/__init__.py", "fuzz/cases.py", "powercut/*.py"),
+    *(
+        "__init__.py",
+        "flashsim/*.py",
+        "proof/__init__.py",
+        "proof/fuzz/__init__.py",
+        "proof/fuzz/cases.py",
+        "proof/powercut/*.py",
+    ),
     *("virtual_board/__init__.py", "virtual_board/hardware/*.py"),
 )
 # It takes the machine code away and looks for the other implementation, which a packed library has not.
