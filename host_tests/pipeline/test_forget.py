@@ -306,7 +306,9 @@ def test_command_asks_says_what_it_did_and_what_it_cannot_reach(fleet, landing, 
     assert forget.main([*arguments, "--devices", str(tmp_path / "list"), "--yes", "--search", str(copy)]) == 0
     printed = capsys.readouterr().out
     assert f"forgotten: no byte of any file that is left names {GONE}, zz-b" in printed
+    assert "no row was deleted: nothing was known of them, or an earlier attempt deleted all" in printed
     assert "- the board: wipe it first" in printed
+    assert "- files that were exported from the tables" in printed
     with fleet.alone():
         assert forget.main([*arguments, "--device", GONE, "--yes"]) == 2
     assert "another run is at work" in capsys.readouterr().err

@@ -54,6 +54,7 @@ OUT_OF_REACH = (
     "the broker: its retained messages, and what it keeps for sessions that are offline",
     "the board: wipe it first (make wipe BOARD=... JOURNAL=1), else what it publishes next brings it back",
     "a dashboard that serves tables of an object store: end it, its values live as long as its process",
+    "files that were exported from the tables, such as the sink's --csv: delete them; --search DIR finds them",
     "backups and snapshots of the disks, versions that an object store keeps, captured traffic, logs of other programs",
     "names in a form that is not looked for: encrypted, compressed inside a payload, or spelled in another way",
 )
@@ -383,6 +384,8 @@ def told(done: Done, devices: list[str], dry: bool) -> Iterator[str]:
     """Yield what there is to say, a line each."""
     for place, rows in done.rows.items():
         yield f"  {rows:,} rows deleted: {place}"
+    if not dry and not done.rows:
+        yield "  no row was deleted: nothing was known of them, or an earlier attempt deleted all"
     if dry:
         yield f"  {len(done.left):,} files name them:" if done.left else "  no file names them"
     elif done.left:
