@@ -18,9 +18,10 @@ import serial
 
 from tools.broker import Broker
 from tools.deploy import __main__ as deploy
-from tools.deploy import build, ports
+from tools.deploy import build, ports, romfs
 from tools.deploy.errors import DeployFailed
 from tools.deploy.link import Link
+from tools.virtual_board import device as virtual
 from tools.virtual_board.device import Device
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -585,3 +586,97 @@ def test_board_that_its_watchdog_resets_in_the_midst_is_asked_again(tmp_path):
                 link.run("import time\nwhile True: time.sleep_ms(10)", timeout_s=1)
             assert deploy.insist(link, lambda: link.run("print(6 * 7)", timeout_s=20)).strip() == "42"
         assert "watchdog" in device.resets
+
+
+WHERE = """
+import sys
+sys.path.append('/lib')
+import app.configuration as a, flashmqtt.errors as e
+print((a.__file__, e.__file__))
+"""
+
+
+@pytest.fixture
+def with_romfs(tmp_path, monkeypatch):
+    """Return a function that makes a virtual board with so many KB of ROMFS, which lie in its heap."""
+    monkeypatch.setattr(virtual, "HEAP", "1024K")
+
+    def make(kib: int) -> Device:
+        (tmp_path / "board").mkdir()
+        (tmp_path / "board" / "romfs.bin").write_bytes(b"\xff" * (kib * 1024))
+        return Device(tmp_path / "board", wifi=WIFI)
+
+    return make
+
+
+@pytest.mark.req("B3")
+def test_modules_go_into_romfs_and_run_from_there(tmp_path, with_romfs):
+    with Broker(tmp_path / "broker") as broker, with_romfs(256) as device:
+        config = write_configuration(tmp_path / "config", broker.port)
+        words = ("deploy", "--board", "pico_w", "--port", device.path, "--config", str(config), "--timeout", "120")
+        modules = len(romfs.part(build.image("pico_w", "x64")))
+        rom = tmp_path / "board" / "romfs.bin"
+
+        # An older deployment, without ROMFS; somebody's own module in it, not mounted yet.
+        with Link(device.path) as link:
+            link.put("/lib/flashmqtt/errors.mpy", b"old")
+            link.put("/app/configuration.mpy", b"old")
+            romfs.write(link, romfs.packed({"/rom/lib/own.py": b"print('mine')"}), 4096)
+        before = rom.read_bytes()
+        status, printed, complaints = run(*words, "--dry-run")
+        assert status == 0 and "write ROMFS (" in printed and "remove /app/configuration.mpy" in printed, complaints
+        assert rom.read_bytes() == before
+
+        status, printed, complaints = run(*words)
+        assert status == 0 and "delivered" in printed, printed + complaints
+        assert f"{modules} modules of the library and the application" in printed and "KB written" in printed
+        with Link(device.path) as link:
+            assert link.literal(WHERE) == ("/rom/app/configuration.mpy", "/rom/lib/flashmqtt/errors.mpy")
+            assert {"app", "tls"}.isdisjoint(link.literal("import os; print(os.listdir('/'))"))
+            assert link.get("/rom/lib/own.py") == b"print('mine')"
+
+        before = rom.stat().st_mtime_ns
+        status, printed, complaints = run(*words)
+        assert status == 0 and "delivered" in printed, printed + complaints
+        assert "; as it is" in printed and "0.0 KB to copy" in printed and rom.stat().st_mtime_ns == before
+
+        status, printed, complaints = run("wipe", "--port", device.path, "--yes")
+        assert status == 0, printed + complaints
+        with Link(device.path) as link:
+            assert link.literal("import os; print(os.listdir('/rom') + os.listdir('/rom/lib'))") == ["lib", "own.py"]
+
+
+@pytest.mark.req("B3")
+def test_partition_that_is_too_small_is_told_of_and_files_are_copied(tmp_path, with_romfs):
+    with Broker(tmp_path / "broker") as broker, with_romfs(16) as device:
+        config = write_configuration(tmp_path / "config", broker.port)
+        words = ("deploy", "--board", "pico_w", "--port", device.path, "--config", str(config), "--timeout", "120")
+        with Link(device.path) as link:  # it would be imported instead of the file
+            romfs.write(link, romfs.packed({"/rom/lib/flashmqtt/errors.mpy": b"old"}), 4096)
+        device.power_cut()
+        status, printed, complaints = run(*words)
+        assert status == 0 and "delivered" in printed, printed + complaints
+        assert "the partition has 16: the modules stay files" in printed
+        with Link(device.path) as link:
+            assert link.literal(WHERE) == ("app/configuration.mpy", "/lib/flashmqtt/errors.mpy")
+
+
+@pytest.mark.req("B3")
+def test_writing_that_is_cut_off_leaves_nothing_mounted(with_romfs, monkeypatch):
+    class CutOff(Exception):
+        pass
+
+    def cut(count):
+        raise CutOff
+
+    with with_romfs(64) as device:
+        with Link(device.path) as link:
+            romfs.write(link, romfs.packed({"/rom/a": bytes(10000)}), 4096)
+            with pytest.raises(CutOff):
+                romfs.write(link, romfs.packed({"/rom/b": b"new" * 4000}), 4096, cut)
+        device.power_cut()
+        with Link(device.path) as link:
+            assert "rom" not in link.literal("import os; print(os.listdir('/'))")
+            monkeypatch.setattr(romfs, "_HASH", "print('%d')")
+            with pytest.raises(DeployFailed, match="did not arrive"):
+                romfs.write(link, romfs.packed({"/rom/b": b"new"}), 4096)

@@ -1,4 +1,7 @@
-"""`make deploy` to an emulated Pico W under MicroPython's own firmware; and that the emulator's doors are where we use them."""
+"""`make deploy` to an emulated Pico W under MicroPython's own firmware, and to a plain Pico with ROMFS.
+
+And that the emulator's doors are where we use them.
+"""
 
 import asyncio
 import inspect
@@ -11,6 +14,8 @@ import pytest
 
 from tools.broker import Broker
 from tools.deploy import __main__ as deploy
+from tools.deploy import build, romfs
+from tools.deploy.link import Link
 from tools.virtual_board.emulated import HOST, EmulatedPicoW, EmulatorFailed, lead_to_loopback
 
 UF2 = os.environ.get("FLASHMQTT_UF2", "")
@@ -18,6 +23,30 @@ WITHOUT = (
     "NOT RUN: no firmware for the emulated Pico W. Fetch the .uf2 (1.24 or newer) from micropython.org/download/RPI_PICO_W "
     "and run: FLASHMQTT_UF2=that-file.uf2 make test PYTEST_ARGS=host_tests/deploy/test_emulated.py"
 )
+
+UF2_ROMFS = os.environ.get("FLASHMQTT_UF2_ROMFS", "")
+WITHOUT_ROMFS = (
+    "NOT RUN: no plain Pico's firmware with ROMFS. boards/IMAGES.md tells how to build it (BOARD=pico ROMFS=256); then "
+    "run: FLASHMQTT_UF2_ROMFS=that-file.uf2 make test PYTEST_ARGS=host_tests/deploy/test_emulated.py"
+)
+# A plain Pico has no network: its board module is enough for a deployment up to its end, where nothing is delivered.
+OWN_BOARD = """
+from machine import reset
+class Region:
+    sectors, sector_bytes = 16, 4096
+def journal_region(sectors, feed=None):
+    return Region()
+def led(on):
+    pass
+def watchdog_off():
+    pass
+"""
+WHERE = """
+import sys
+sys.path.append('/lib')
+import app.configuration as a, flashmqtt.errors as e
+print((a.__file__, e.__file__))
+"""
 
 
 @pytest.mark.req("B1", "B3")
@@ -45,6 +74,37 @@ def test_deployment_to_an_emulated_pico_w_ends_with_a_delivered_reading(tmp_path
             said.out + said.err + pico.log.read_text(errors="replace")[-2000:]
         )
         assert "MicroPython" in said.out and "pinned in the file system" in said.out
+
+
+@pytest.mark.req("B3")
+@pytest.mark.timeout(3600)
+def test_deployment_to_an_emulated_pico_uses_its_romfs(tmp_path, capsys, monkeypatch):
+    pytest.importorskip("rp2040py", reason="NOT RUN: rp2040py is not installed (requirements-dev.txt has it)")
+    if not UF2_ROMFS:
+        warnings.warn(WITHOUT_ROMFS, stacklevel=1)
+        pytest.skip(WITHOUT_ROMFS)
+    assert Path(UF2_ROMFS).is_file(), f"FLASHMQTT_UF2_ROMFS names no file: {UF2_ROMFS}"
+    monkeypatch.setattr("tools.deploy.link.GOING_S", 8)  # an emulated board is slow to reset
+    own = tmp_path / "own.py"
+    own.write_text(OWN_BOARD)
+    (tmp_path / "config.toml").write_text(f'[wifi]\nssid = "home"\n[broker]\nhost = "{HOST}"\n')
+    (tmp_path / "config.local.toml").write_text('[wifi]\npassword = "emulated"\n')
+    modules = len(romfs.part(build.image("", "armv6m", False, own)))
+    with EmulatedPicoW(UF2_ROMFS, tmp_path / "emulator") as pico:
+        words = ("--port", pico.path, "--config", str(tmp_path), "--timeout", "1", "--board-file", str(own))
+        for told in ("KB to write", "as it is"):
+            for _ in range(20):  # the firmware makes its file system at its first start, for which it does not answer
+                status = deploy.main(["deploy", *words])
+                said = capsys.readouterr()
+                if "does not answer" not in said.err:
+                    break
+                time.sleep(5)
+            assert status == 1 and "nothing was delivered" in said.err, said.out + said.err
+            assert f"romfs      {modules} modules of the library and the application; " in said.out
+            assert told in said.out
+        with Link(pico.path) as link:
+            assert link.literal(WHERE, 60) == ("/rom/app/configuration.mpy", "/rom/lib/flashmqtt/errors.mpy")
+            assert "app" not in link.literal("import os; print(os.listdir('/'))")
 
 
 @pytest.fixture

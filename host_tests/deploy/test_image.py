@@ -116,6 +116,14 @@ def test_application_journal_space_and_own_manifest_are_frozen_on_request(source
 
 
 @pytest.mark.req("B2")
+def test_image_with_romfs_leaves_the_modules_to_deploy(sources, capsys):
+    assert tell(sources, "--romfs", "256") == 0, capsys.readouterr()
+    assert "with 256 KB of ROMFS" in capsys.readouterr().out
+    made = sources.parent / "made/pico"
+    assert not (made / "modules").exists() and "modules" not in (made / "manifest.py").read_text()
+
+
+@pytest.mark.req("B2")
 def test_failed_build_shows_its_end_and_names_the_log(sources, capsys, monkeypatch):
     monkeypatch.setenv("FAIL", "1")
     assert tell(sources) == 2

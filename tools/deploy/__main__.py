@@ -13,6 +13,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
 from typing import TypeVar
 
@@ -20,7 +21,7 @@ from tqdm import tqdm
 
 from app.configuration import ConfigurationError
 from tools.command import ended, folder, number
-from tools.deploy import build, certificates, configuration, ports, terminal
+from tools.deploy import build, certificates, configuration, ports, romfs, terminal
 from tools.deploy.errors import DeployFailed
 from tools.deploy.image import digest, texts
 from tools.deploy.link import BoardSaid, Link
@@ -71,6 +72,16 @@ def walk(p):
         for n in os.listdir(p): walk(p + '/' + n)
     else:
         tell(p)
+for p in %r: walk(p)
+"""
+# An empty folder /app would be imported instead of /rom/app.
+_EMPTY_AWAY = """
+import os
+def walk(p):
+    try:
+        for n in os.listdir(p): walk(p + '/' + n)
+        os.rmdir(p)
+    except OSError: pass
 for p in %r: walk(p)
 """
 _JOURNAL = """
@@ -129,9 +140,9 @@ def which_board(found: dict, board: str, path: str) -> str:
     return right
 
 
-def present(link: Link) -> dict[str, str]:
-    """Return the files of ours that the board has: path -> SHA-256 in hex."""
-    listed = link.run(_TREE % ((*OURS, *SINGLE),), timeout_s=60)
+def present(link: Link, roots: tuple[str, ...] = (*OURS, *SINGLE)) -> dict[str, str]:
+    """Return the files that the board has of ours, or below these roots: path -> SHA-256 in hex."""
+    listed = link.run(_TREE % (roots,), timeout_s=60)
     return dict(line.rsplit(" ", 1) for line in listed.splitlines() if line.startswith("/"))
 
 
@@ -152,10 +163,42 @@ def files_of(found: dict, board: str, march: str, arguments: argparse.Namespace)
     return {"/main.py": (ROOT / "firmware" / "main.py").read_bytes()}
 
 
+def for_rom(link: Link, image: dict[str, bytes]) -> tuple[dict[str, bytes], bytes | None, int]:
+    """Share a board's files out between its ROMFS partition, where it has one, and its file system.
+
+    Returns:
+        (what goes into the file system, ROMFS as it is to be written or None where it stays as it is, bytes of its blocks).
+    """
+    blocks, block_bytes = romfs.size(link)
+    if not blocks:
+        return image, None, 0
+    there = present(link, ("/rom",))
+    ours = romfs.part(image)
+    kept = {path: link.get(path) for path in there if not path.startswith(romfs.FOLDERS)}
+    content = romfs.packed({**kept, **ours})
+    if ours and len(content) > blocks * block_bytes:
+        room = blocks * block_bytes // 1024
+        say("romfs", f"{-(-len(content) // 1024)} KB are needed, the partition has {room}: the modules stay files")
+        ours, content = {}, romfs.packed(kept)
+    old = {path: there[path] for path in there if path not in kept}
+    changed = old != {path: sha256(module).hexdigest() for path, module in ours.items()}
+    if ours:
+        what = f"{len(content) / 1000:.1f} KB to write" if changed else "as it is"
+        say("romfs", f"{len(ours)} modules of the library and the application; {what}")
+    files = {path: module for path, module in image.items() if "/rom" + path not in ours}
+    return files, content if changed else None, block_bytes
+
+
+def write_rom(link: Link, content: bytes, block_bytes: int) -> None:
+    """Write the ROMFS partition, with a progress bar."""
+    with tqdm(total=len(content), unit="B", unit_scale=True, disable=None, leave=False, dynamic_ncols=True) as bar:
+        bar.set_postfix_str("ROMFS", refresh=False)
+        romfs.write(link, content, block_bytes, bar.update)
+    say("romfs", f"{len(content) / 1000:.1f} KB written, compared by SHA-256")
+
+
 def plan(image: dict[str, bytes], there: dict[str, str]) -> tuple[list[str], list[str]]:
     """Return (paths to copy, paths of ours to remove); main.py is last."""
-    from hashlib import sha256
-
     copy = [path for path, content in image.items() if there.get(path) != sha256(content).hexdigest()]
     copy.sort(key=lambda path: (path == "/main.py", path))
     remove = [path for path in there if path not in image and path.startswith(tuple(folder + "/" for folder in OURS))]
@@ -224,6 +267,7 @@ def deploy(arguments: argparse.Namespace) -> None:
         if not foreign:
             quiet_board(link, found)  # first of all: a watchdog that was started gives us seconds
         image = {**files_of(found, board, march, arguments), **wanted}
+        image, rom, rom_block = for_rom(link, image)
         there = present(link)
         copy, remove = plan(image, there)
         if "/board.mpy" in there and "/board.mpy" not in image:
@@ -251,6 +295,8 @@ def deploy(arguments: argparse.Namespace) -> None:
                 say("", f"{'copy' if name not in there else 'replace'} {name} ({len(image[name])} bytes)")
             for name in remove:
                 say("", f"remove {name}")
+            if rom is not None:
+                say("", f"write ROMFS ({len(rom)} bytes)")
             say("config", json.dumps(configuration.shown(config), ensure_ascii=False))
             say("dry run", "nothing was changed")
             if not foreign:
@@ -260,9 +306,15 @@ def deploy(arguments: argparse.Namespace) -> None:
             quiet_board(link, found)
         for name in foreign:
             link.run(f"import os\nos.rename('/{name}', '/{name}.before')")
-        if copy or remove:
+        if copy or remove or rom is not None:
             link.run(f"open({DEPLOYING!r}, 'w').close()")
+        if rom is not None:
+            write_rom(link, rom, rom_block)
+            link.reset()  # mounts it
+            link.stop()
+        if copy or remove:
             copy_files(link, image, copy, remove, size)
+        link.run(_EMPTY_AWAY % (OURS,))
         prepare_journal(link, config["sectors"])
         started = time.monotonic()
         let_go(link)
@@ -452,6 +504,9 @@ def wipe(arguments: argparse.Namespace) -> None:
             "    except OSError: pass\n",
             timeout_s=60,
         )
+        _, rom, rom_block = for_rom(link, {})
+        if rom is not None:
+            write_rom(link, rom, rom_block)
         say("wiped", f"{what}" + ("" if arguments.journal else "; the journal is kept (JOURNAL=1 removes it too)"))
         link.reset()
 

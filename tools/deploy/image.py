@@ -101,7 +101,7 @@ class Wanted:
         application: freeze the application and `board.py`, too.
         journal: leave 256 KB of flash to the journal alone, behind the file system.
         drivers: freeze the modules of micropython-lib that the port freezes.
-        romfs_kib: flash for a ROMFS partition.
+        romfs_kib: flash for a ROMFS partition; without `application`, nothing is frozen then: `make deploy` puts it there.
         manifest: one of somebody's own, to be frozen, too.
         c_modules: as USER_C_MODULES in MicroPython's documentation.
         output: the folder for all that is made.
@@ -121,6 +121,11 @@ class Wanted:
     def chip(self) -> Chip:
         """The board's port and names."""
         return CHIPS[self.board]
+
+    @property
+    def freezes(self) -> bool:
+        """Whether anything of ours is frozen."""
+        return self.application or not self.romfs_kib
 
     @property
     def port(self) -> Path:
@@ -260,7 +265,7 @@ def manifest(wanted: Wanted, modules: Path) -> str:
         lines = [f'freeze("$(PORT_DIR)/modules"{port})', 'include("$(MPY_DIR)/extmod/asyncio")']
         lines += [f'freeze("{DEFINITION / "modules"}")'] if wanted.journal else []
         lines += asked if wanted.drivers else []
-    lines += [f'freeze("{modules}", opt=2)']
+    lines += [f'freeze("{modules}", opt=2)'] if wanted.freezes else []
     lines += [f'include("{wanted.manifest.resolve()}")'] if wanted.manifest else []
     return "\n".join(lines) + "\n"
 
@@ -269,13 +274,13 @@ def prepare(wanted: Wanted, target: Path) -> Path:
     """Write the modules and the manifest; return the manifest's path."""
     modules = target / "modules"
     shutil.rmtree(modules, ignore_errors=True)
-    frozen = texts(wanted.board, True, wanted.application)
+    frozen = texts(wanted.board, True, wanted.application) if wanted.freezes else {}
     marker = (
         '"""What of flashmqtt is frozen into this image, by `make image`."""\n'
         f"BOARD = {wanted.board!r}\nVERSION = {__version__!r}\nAPPLICATION = {wanted.application}\n"
         f"DIGEST = {digest(frozen)!r}\n"
     )
-    for name, text in {**frozen, f"{MARKER}.py": marker}.items():
+    for name, text in ({**frozen, f"{MARKER}.py": marker} if wanted.freezes else {}).items():
         (modules / name).parent.mkdir(parents=True, exist_ok=True)
         (modules / name).write_text(text)
     path = target / "manifest.py"
@@ -307,8 +312,10 @@ def built(wanted: Wanted, jobs: int) -> Path:
     found = check(wanted)
     target = wanted.output.resolve() / wanted.board
     target.mkdir(parents=True, exist_ok=True)
-    what = "flashmqtt and the application" if wanted.application else "flashmqtt"
-    say("image", f"{wanted.chip.name}, MicroPython {'.'.join(map(str, found))}, with {what} frozen")
+    what = "flashmqtt and the application frozen" if wanted.application else "flashmqtt frozen"
+    if not wanted.freezes:
+        what = f"{wanted.romfs_kib} KB of ROMFS, into which make deploy puts the modules"
+    say("image", f"{wanted.chip.name}, MicroPython {'.'.join(map(str, found))}, with {what}")
     path = prepare(wanted, target)
     say("manifest", os.path.relpath(path))
     log = target / "build.log"
@@ -392,7 +399,9 @@ def heap(image: Path) -> tuple[int, int, int]:
 
 def tell_heap(wanted: Wanted, image: Path) -> None:
     """Say what heap the image leaves, where it can be measured."""
-    if wanted.board != "pico":
+    if not wanted.freezes:
+        say("heap", "not measured: nothing is frozen")
+    elif wanted.board != "pico":
         say("heap", "not measured: the emulator that is used here (rp2040py) runs a plain Pico's image")
     elif importlib.util.find_spec("rp2040py") is None:
         say("heap", "not measured: rp2040py is not installed (requirements-dev.txt has it)")

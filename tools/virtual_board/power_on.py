@@ -3,8 +3,9 @@
 """What the virtual board's chip does when it gets power: fake hardware, mount the flash, boot.py, main.py, and then the REPL.
 
 Runs on the unix port of MicroPython as `micropython -i power_on.py`, started by `device.py`, in the board's own folder:
-`flash.bin` is the chip, `flash.intent` the operation under way, `wires.bin` what outlives a reset of the chip. After
-this file, the program sees what a Pico W or an ESP32 would show it: littlefs at "/", the port's modules and its `sys`.
+`flash.bin` is the chip, `flash.intent` the operation under way, `wires.bin` what outlives a reset of the chip; `romfs.bin`, if
+it is there, is a ROMFS partition. After this file, the program sees what a Pico W or an ESP32 would show it: littlefs at "/",
+the port's modules and its `sys`.
 """
 
 import os
@@ -118,6 +119,49 @@ def _wire_flash(port, size, page):
     vfs.mount(system, "/")
 
 
+class _Rom(bytearray):
+    """A ROMFS partition, with the calls of a port's flash object; `romfs.bin` keeps it."""
+
+    def readblocks(self, block, buf):
+        buf[:] = self[block * 4096 : block * 4096 + len(buf)]
+
+    def writeblocks(self, block, buf):
+        self[block * 4096 : block * 4096 + len(buf)] = buf
+        _Rom.file.seek(block * 4096)
+        _Rom.file.write(buf)
+
+    def ioctl(self, request, block):
+        if request == 6:
+            self.writeblocks(block, b"\xff" * 4096)
+        return {4: len(self) // 4096, 5: 4096, 6: 0}[request]
+
+
+class _Vfs:
+    """`vfs` of an image with ROMFS; the unix port has `VfsRom`, and no partition for it."""
+
+    def __init__(self, real, rom):
+        self._real = real
+        self._rom = rom
+
+    def rom_ioctl(self, request, *arguments):
+        return {1: 1, 2: self._rom}[request]
+
+    def __getattr__(self, name):
+        return getattr(self._real, name)
+
+
+def _wire_rom(file):
+    """Mount ROMFS, as the ports do before main.py."""
+    _Rom.file = file
+    rom = _Rom(file.read())
+    sys.modules["vfs"] = _Vfs(vfs, rom)
+    try:
+        vfs.mount(vfs.VfsRom(rom), "/rom")
+    except OSError:
+        return
+    sys.path[:] = ["", ".frozen", "/rom", "/rom/lib", "/lib"]
+
+
 class _Sys:
     """`sys` as the port has it."""
 
@@ -142,6 +186,7 @@ def _wire(kind):
     if joined and hasattr(network, "WLAN"):
         ssid, _, password = joined.partition(":")
         network.simulated.access_points[ssid] = password
+    rom = open("romfs.bin", "r+b", buffering=0) if "romfs.bin" in os.listdir() else None
     _wire_flash(port, size, page)
     for module in list(sys.modules):
         if module.startswith(("tools", "flashmqtt")):
@@ -156,6 +201,8 @@ def _wire(kind):
     sys.modules["sys"] = _Sys(sys, port, name)
     sys.path[:] = ["", ".frozen", "/lib"]
     os.chdir("/")
+    if rom:
+        _wire_rom(rom)
 
 
 def _run(name):
