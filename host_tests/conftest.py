@@ -42,7 +42,11 @@ CASE_BY_CASE = (
 # The fixture `spark`: each process that asks for it starts one, which takes ten seconds and a gigabyte.
 WITH_SPARK = (
     "host_tests/pipeline/test_dating.py",
+    "host_tests/pipeline/test_delta.py",
+    "host_tests/pipeline/test_engines_page.py",
+    "host_tests/pipeline/test_plain.py",
     "host_tests/pipeline/test_report.py",
+    "host_tests/pipeline/test_sink.py",
     "host_tests/pipeline/test_stream.py",
     "host_tests/pipeline/test_wire.py",
 )
