@@ -132,6 +132,16 @@ TWICE = [body(101, 60)] * 2
         (observed(UP_FLOW, arrived=TWICE, delivered={101}, **OUTBOUND), "", "out: passed on twice at QoS 2"),
         (observed(UP_FLOW * 2, arrived=TWICE, delivered={101}, **OUTBOUND), "out: sent twice at QoS 2", ""),
         (
+            observed([*UP_FLOW[:3], *HELLO, *UP_FLOW], arrived=TWICE, delivered={101}, **OUTBOUND),
+            "",
+            "forgets the session",
+        ),
+        (
+            observed([*UP_FLOW, *HELLO, *UP_FLOW], arrived=TWICE, delivered={101}, **OUTBOUND),
+            "out: sent twice at QoS 2",
+            "forgets the session",
+        ),
+        (
             observed(UP_FLOW, arrived=TWICE[:1], left=1, **OUTBOUND),
             "out: not called delivered, though acknowledged",
             "",

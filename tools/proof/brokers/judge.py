@@ -122,6 +122,9 @@ class _Wire:
     connack: list[int] = field(default_factory=list)
     broken: list[str] = field(default_factory=list)
     lost_session: bool = False
+    in_doubt: set[int] = field(
+        default_factory=set
+    )  # past PUBREC when the session was lost: the broker may have passed it on
     strays: int = 0  # messages that came on topics that were not asked for
 
 
@@ -208,6 +211,7 @@ def read_wire(trace: list[Seen], level: int, expected: dict[int, Message], prefi
                 if not packet.code and level != 3:
                     if known and not packet.session_present and not clean.get(seen.connection):
                         wire.lost_session = True
+                        wire.in_doubt.update(number for number, phase in out_phase.items() if phase == "PUBCOMP")
                     known = True
                 if not packet.session_present:
                     in_open.clear()
@@ -345,7 +349,7 @@ def _judge_out(seen: Observed, wire: _Wire | None, verdict: Verdict) -> None:
             else:
                 groups["ours", "did not arrive"].append(number)
         elif arrived[number] > 1 and message.qos == 2:
-            once = wire is not None and wire.flows_out[number] == 1
+            once = wire is not None and (wire.flows_out[number] == 1 or number in wire.in_doubt)
             groups["theirs" if once else "ours", "passed on twice at QoS 2" if once else "sent twice at QoS 2"].append(
                 number
             )
