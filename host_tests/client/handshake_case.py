@@ -3,6 +3,7 @@
 r, w: a record was read, or written; s: the handshake stopped before a record; f: the watchdog was fed.
 """
 
+import os
 import sys
 
 from flashmqtt import handshake
@@ -36,7 +37,7 @@ mqtt = Client(
     "localhost",
     int(sys.argv[1]),
     "steps",
-    tls=context(**eval(sys.argv[2])),
+    tls=context(**eval(os.getenv("OPTIONS"))),
     backoff=Backoff(base_ms=20, cap_ms=50),
     feed=lambda: seen.append("f"),
 )

@@ -1,9 +1,12 @@
-"""One TLS connection with umqtt.simple's arguments, or mqtt_as's, on either interpreter. Arguments: port and a dict of options.
+"""One TLS connection with umqtt.simple's arguments, or mqtt_as's, on either interpreter.
+
+Argument: the port. The environment has OPTIONS, a dict.
 
 An option's value "text:file" stands for the file's text, "bytes:file" for its bytes.
 """
 
 import asyncio
+import os
 import ssl
 import sys
 
@@ -80,6 +83,6 @@ def main(port, options):
 
 
 try:
-    main(int(sys.argv[1]), eval(sys.argv[2]))
+    main(int(sys.argv[1]), eval(os.getenv("OPTIONS")))
 except (OSError, UsageError) as error:
     print(type(error).__name__ if isinstance(error, UsageError) else "OSError", error)

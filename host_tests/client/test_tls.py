@@ -89,9 +89,10 @@ def connect(interpreter: str, port: int, options: dict, program: str = "tls_case
     python = [sys.executable] if interpreter == "cpython" else [str(MICROPYTHON), "-X", "heapsize=1M"]
     path = ".frozen:" + str(ROOT / "firmware")  # on MicroPython `ssl` is a frozen module
     ran = subprocess.run(
-        [*python, str(case), str(port), repr(options)],
+        [*python, str(case), str(port)],
         check=False,
-        env={**os.environ, "PYTHONPATH": path, "MICROPYPATH": path},
+        # Not an argument: MicroPython ends in "uncaught NLR" where one has more than 255 bytes.
+        env={**os.environ, "PYTHONPATH": path, "MICROPYPATH": path, "OPTIONS": repr(options)},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

@@ -1,5 +1,9 @@
-"""One TLS connection, on either interpreter: prints what became of it. Arguments: port and a dict of options."""
+"""One TLS connection, on either interpreter: prints what became of it.
 
+Argument: the port. The environment has OPTIONS, a dict.
+"""
+
+import os
 import sys
 
 from flashmqtt.backoff import Backoff
@@ -41,6 +45,6 @@ def main(port, options):
 
 
 try:
-    main(int(sys.argv[1]), eval(sys.argv[2]))
+    main(int(sys.argv[1]), eval(os.getenv("OPTIONS")))
 except (ConnectionLost, UsageError) as error:
     print(type(error).__name__, error)
