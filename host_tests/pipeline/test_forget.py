@@ -262,8 +262,7 @@ def test_device_that_is_known_to_nobody_changes_nothing(fleet, landing, tmp_path
 
 def test_database_that_tables_went_on_to_is_told_and_asked_again(fleet, landing, tmp_path, monkeypatch):
     rows = {"plain": [3, 0], "sticky": [2, 2]}
-    monkeypatch.setattr(forget, "ONWARD_MODULES", ())
-    monkeypatch.setattr(forget, "ONWARD", [lambda output, devices: {name: left.pop(0) for name, left in rows.items()}])
+    monkeypatch.setattr(sink, "forget", lambda output, devices: {name: left.pop(0) for name, left in rows.items()})
     done = forget.forget(str(landing.directory), str(tmp_path / "out"), [GONE])
     assert (done.rows["plain"], done.left) == (3, ["sticky: 2 rows"])
 

@@ -24,6 +24,7 @@ import pyarrow as pa
 
 from tools.landing import segments
 from tools.landing.log import HELD, LANDED, RELEASED, Contents, LandingDamaged, read_log
+from tools.landing.recent import varint
 
 QOS_BITS, DUP_BIT, RETAIN_BIT = 0x06, 0x08, 0x01
 DAMAGED = ".damaged"
@@ -65,7 +66,9 @@ class Columns:
             if head & QOS_BITS:
                 body += 2
             if level == 5:
-                properties, body = _properties(data, body)
+                length, start = varint(data, body)
+                body = start + length
+                properties = data[start:body]
                 self.properties.append(properties)
             payload_of(data[body:stop])
             head_of(head)
@@ -96,18 +99,6 @@ class Columns:
             ],
             schema=segments.SCHEMA,
         )
-
-
-def _properties(data: bytes, position: int) -> tuple[bytes, int]:
-    """Return a level 5 packet's property block, and where it ends."""
-    length = shift = 0
-    while True:
-        byte = data[position]
-        position += 1
-        length |= (byte & 127) << shift
-        if byte < 128:
-            return data[position : position + length], position + length
-        shift += 7
 
 
 def rows_of(contents: Contents) -> pa.Table:

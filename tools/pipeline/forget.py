@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib
-import importlib.util
 import os
 import sys
 import time
@@ -36,18 +34,13 @@ from tools.landing.log import LandingError
 from tools.landing.names import Names
 from tools.landing.store import LandingStore
 
-from . import byte_search, report, schemas, source, summary, verdict
+from . import byte_search, report, schemas, sink, source, summary, verdict
 from .commits import COMMITS, DELTA_LOG, FORMAT_FILE, Commit, Output, OutputError, bucket_of, name_of
 from .compact import revision_of
 from .delta import Delta
 from .files import parquet_writer, table_of
 from .storage import Storage, StorageError
 
-ONWARD: list[Callable[[Output, list[str]], dict[str, int]]] = []
-"""What else holds rows of ours: each is called with the output and the devices, deletes them where the rows went, durably, and
-returns how many rows that were, by place. Called again it has to find none."""
-ONWARD_MODULES = ("tools.pipeline.sink",)
-"""Modules whose function `forget` is one of them."""
 KEPT = (COMMITS, FORMAT_FILE, "checkpoint", "sinks")
 """What is no page that can be made anew."""
 OUT_OF_REACH = (
@@ -161,17 +154,11 @@ def _told_onward(output: Output, devices: list[str]) -> list[tuple[str, int]]:
         OutputError: one of the places can't be reached.
     """
     try:
-        return [found for act in _onward() for found in act(output, devices).items()]
+        return list(sink.forget(output, devices).items())
     except Exception as error:  # of any database's driver
         raise OutputError(
             f"where the tables went on to: {error}. All else is done: the same command again does the rest"
         ) from error
-
-
-def _onward() -> list[Callable[[Output, list[str]], dict[str, int]]]:
-    found = list(ONWARD)
-    found += [importlib.import_module(name).forget for name in ONWARD_MODULES if importlib.util.find_spec(name)]
-    return found
 
 
 def _others(output: Output, landing: Storage | None, stores: list[LandingStore], devices: set[str]) -> set[str]:

@@ -30,7 +30,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from .commits import Commit, Output, bucket_of
-from .ties import AHEAD_US, SET_SINCE_US
+from .ties import AHEAD_US, SET_SINCE_US, plausible
 
 FORMAT = 1
 FOLDER = "report"
@@ -173,7 +173,7 @@ def taken_ms(rows: pa.Table | pa.RecordBatch, now_us: int) -> np.ndarray:
         both = key.filter(pa.array(lacking)).join(ties, ["d", "l", "b"], join_type="inner", use_threads=False)
         row, tie = both["row"].to_numpy(), both["row_max"].to_numpy()
         dated = time_us[tie] - uptime_us[tie] + uptime_us[row]
-        right = (dated > SET_SINCE_US) & (dated < at[row] + AHEAD_US)
+        right = plausible(dated, at[row])
         found[row[right]] = dated[right]
     return found // 1000
 
