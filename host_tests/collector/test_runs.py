@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from flashmqtt import errors
@@ -143,7 +143,12 @@ def drive(directory, level, chunks, runs, commit_count=4096):
     return rows, held, bytes(answers), ended, sum(entry.kind == LANDED for entry in contents.entries)
 
 
+PUBLISHED, AGAIN = (put_publish(4, b"a", b"x", 1, 1, dup, False) for dup in (False, True))
+
+
 @settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
+@example((4, [PUBLISHED * 2 + AGAIN]))
+@example((4, [PUBLISHED + AGAIN]))
 @given(streams())
 def test_runs_and_single_messages_give_the_same(stream):
     level, chunks = stream

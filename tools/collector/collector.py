@@ -411,7 +411,7 @@ class Collector:
         if not self.connection.session_present:
             return False
         if self._landed is None:
-            self._landed = self.store.recent.index()
+            self._landed = self.store.landed()
         end = message.topic_end
         key = message.buffer[end] << 8 | message.buffer[end + 1]
         topic = bytes(message.buffer[message.topic_start : end])

@@ -332,6 +332,12 @@ class LandingStore:
         self._append(SESSION, self.level, 0, self.time_us)
         self.recent.clear()
 
+    def landed(self) -> dict[int, bytes]:
+        """Return the digest of the QoS 1 message of each packet id that landed so far: see `Recent.index`."""
+        if self._run:
+            self._end_run()
+        return self.recent.index()
+
     def _end_run(self) -> None:
         packets = b"".join(self._run)
         self.recent.land(self._run_level, packets, len(self._run) // 2)
