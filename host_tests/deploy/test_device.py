@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tools.deploy.link import Link
 from tools.virtual_board.device import Device
 
 PATIENCE_S = 60  # on a busy machine
@@ -115,3 +116,32 @@ def test_reset_stops_the_watchdog_until_somebody_starts_it_again(tmp_path):
         device.wait_for(b"cause 3")
         time.sleep(3.5)  # it would have bitten
         assert device.resets[-1] == "hard"
+
+
+@pytest.mark.req("B3")
+def test_ctrl_c_during_any_flash_operation_comes_after_it_and_leaves_the_file_system_whole(tmp_path):
+    script = (
+        "import os, rp2, time\n"
+        "device = rp2.simulated.device\n"
+        "load, left = device._load, 0\n"
+        "def interrupted(*arguments):\n"
+        "  global left\n"
+        "  left -= 1\n"
+        "  if left == 0: raise KeyboardInterrupt\n"
+        "  load(*arguments)\n"
+        "device._load = interrupted\n"
+        "outcomes = set()\n"
+        "for position in range(1, 13):\n"
+        "  try:\n"
+        "    left = position\n"
+        "    os.mkdir('/%d' % position)\n"
+        "    time.sleep(5)\n"
+        "    outcomes.add('no Ctrl-C followed')\n"
+        "  except KeyboardInterrupt: pass\n"
+        "  with open('/kept%d' % position, 'wb') as f: f.write(bytes(600))\n"
+        "  kept = [os.stat('/kept%d' % i)[6] for i in range(1, position + 1)]\n"
+        "  outcomes.add((left <= 0, kept == position * [600]))\n"
+        "print(outcomes)"
+    )
+    with Device(tmp_path) as device, Link(device.path) as link:
+        assert link.literal(script, timeout_s=PATIENCE_S) == {(True, True)}

@@ -70,6 +70,7 @@ class Device:
             **(environment or {}),
         }
         self._wires = directory / "wires.bin"
+        self._late = directory / "late.bin"  # not empty: a Ctrl-C came while the flash was busy
         self._outer, slave = os.openpty()
         self._slave = slave  # kept open, so that a user's closing the port is no end for us
         _make_raw(slave)
@@ -190,6 +191,7 @@ class Device:
                         self._from_board(data)
                     else:
                         self._ended()
+                self._send_late_interrupt()
                 self._watch_the_dog()
 
     def _from_user(self, data: bytes) -> None:
@@ -213,6 +215,13 @@ class Device:
             os.write(self._inner, data)
         except OSError:
             pass  # it is just ending: what is sent to a board in reset is lost
+
+    def _send_late_interrupt(self) -> None:
+        if self._late.exists() and self._late.stat().st_size:
+            os.truncate(self._late, 0)
+            if self._deaf():
+                assert self._process is not None
+                self._process.send_signal(signal.SIGINT)
 
     def _deaf(self) -> bool:
         """Return whether a program runs that no Ctrl-C would reach: one that came through the raw REPL.

@@ -95,6 +95,33 @@ def _wire_machine(port, registers):
     simulated.on_feed = on_feed
 
 
+class _Storage:
+    """The flash as the file system sees it: Ctrl-C interrupts no operation, as on a chip, but comes after it.
+
+    An exception from within would leave littlefs with a cache that is half filled.
+    """
+
+    def __init__(self, storage, late):
+        self._storage = storage
+        self._late = late  # tells `device.py` to send the Ctrl-C again
+
+    def readblocks(self, *arguments):
+        self._whole(self._storage.readblocks, arguments)
+
+    def writeblocks(self, *arguments):
+        self._whole(self._storage.writeblocks, arguments)
+
+    def ioctl(self, *arguments):
+        return self._whole(self._storage.ioctl, arguments)
+
+    def _whole(self, operation, arguments):
+        while True:
+            try:
+                return operation(*arguments)
+            except KeyboardInterrupt:
+                self._late.write(b"\x03")
+
+
 def _wire_flash(port, size, page):
     device = FileNorFlash(
         "flash.bin",
@@ -110,6 +137,7 @@ def _wire_flash(port, size, page):
     else:
         esp32.simulated.partitions = {"vfs": (0, size // 4096)}
         storage = esp32.Partition("vfs")
+    storage = _Storage(storage, open("late.bin", "wb", buffering=0))
     vfs.umount("/")
     try:  # as _boot.py and inisetup.py of the ports do
         system = vfs.VfsLfs2(storage, progsize=page)
