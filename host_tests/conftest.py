@@ -48,7 +48,6 @@ WITH_SPARK = (
     "host_tests/pipeline/test_report.py",
     "host_tests/pipeline/test_sink.py",
     "host_tests/pipeline/test_stream.py",
-    "host_tests/pipeline/test_wire.py",
 )
 # What takes longest begins first, or the others wait for it at the end.
 LONG = (

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from tools.broker import find_mosquitto
-from tools.proof.faults import packets as p
+from tools.proof import packets as p
 from tools.proof.faults.__main__ import Tally, run_suite
 from tools.proof.faults.audit import audit
 from tools.proof.faults.cases import Case, Outcome, judge, places_of

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tools.proof.faults import packets as p
+from tools.proof import packets as p
 
 
 def test_the_documents_examples():

@@ -10,7 +10,6 @@ import pytest
 from tools.pipeline import compact, java, report, run, session
 from tools.pipeline.commits import Output
 from tools.pipeline.storage import Storage, StorageError
-from tools.proof.wire import __main__ as wire
 
 
 @pytest.mark.parametrize(
@@ -59,7 +58,6 @@ def test_second_run_in_an_output_directory_is_refused(tmp_path, capsys):
         (compact.main, [], "--out is missing"),
         (compact.main, ["--out", "{tmp}"], "has no batches: run python -m tools.pipeline.run first"),
         (compact.main, ["--out", "{tmp}", "--retire", "{tmp}/none"], "no such landing directory"),
-        (wire.main, ["--captures", "{tmp}/none", "--out", "{tmp}/o"], "there are no captures. Make one: tcpdump"),
     ],
 )
 def test_mistake_with_the_other_commands_is_named(tmp_path, capsys, monkeypatch, main, arguments, text):
@@ -100,7 +98,7 @@ def test_shim_leaves_out_the_flag_and_keeps_all_else(tmp_path):
 
 def test_code_that_executors_get_is_whole(tmp_path):
     """An executor has the packages, and of ours what the driver sends."""
-    jobs = ["tools.pipeline.stream", "tools.pipeline.compact", "tools.pipeline.ledger", "tools.proof.wire.__main__"]
+    jobs = ["tools.pipeline.stream", "tools.pipeline.compact", "tools.pipeline.ledger"]
     program = f"import sys; sys.path.insert(0, {str(session.code_archive(tmp_path))!r}); import {', '.join(jobs)}"
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     ran = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True)

@@ -15,6 +15,7 @@ import pytest
 from tools.broker import find_mosquitto
 from tools.landing.segments import find_segments
 from tools.proof.run.__main__ import Story, chain, parse
+from tools.proof.wire import __main__ as wire
 from tools.proof.wire import flows
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -55,7 +56,7 @@ def test_every_reading_arrives_once_whatever_is_cut(tmp_path):
     assert re.search(r"\bmissing\b", printed)
     assert "report.html" in printed.splitlines()[-1]
     assert (output / "tables" / "report.html").exists()
-    board = flows.audit_of_file(output / "captures" / "link.jsonl")["virtual-1"]
+    board = flows.audits(wire.pieces(output / "captures", []))[1]["virtual-1"]
     assert [broken for broken in board.violations if broken["by"] == "client"] == []
     assert len([flow for flow in board.flows if flow["complete"] and flow["direction"] == "up"]) >= story["messages"]
 

@@ -182,10 +182,10 @@ def _output_to(log: Path | None) -> Iterator[None]:
 def code_archive(directory: Path) -> Path:
     """Return a zip of the code that tasks need: what `--py-files` takes."""
     archive = directory / "flashmqtt_pipeline.zip"
-    rooms = ("tools/landing", "tools/pipeline", "tools/proof/wire")
+    rooms = ("tools/landing", "tools/pipeline")
     parts = [*((ROOT, room) for room in rooms), (ROOT / "firmware", "flashmqtt")]
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as out:
-        for name in ("tools/__init__.py", "tools/command.py", "tools/proof/__init__.py"):
+        for name in ("tools/__init__.py", "tools/command.py"):
             out.write(ROOT / name, name)
         for base, part in parts:
             for path in sorted((base / part).rglob("*.py")):

@@ -21,12 +21,12 @@ from tqdm import tqdm
 
 from tools.broker import BrokerFailed
 from tools.command import ended, number
+from tools.proof import packets as p
 from tools.proof.brokers import page
 from tools.proof.brokers.judge import Observed, Verdict
 from tools.proof.brokers.kinds import KINDS, Certificate, NotHere
 from tools.proof.brokers.runner import FACES, INTERPRETERS, ROOT, Case, all_cases, run_broker
 from tools.proof.brokers.scenarios import SCENARIOS
-from tools.proof.faults import packets as p
 
 PAGE = ROOT / "tools" / "proof" / "brokers" / "README.md"
 WORKERS = 4

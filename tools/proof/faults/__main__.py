@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from tools.broker import BrokerFailed
 from tools.command import ended, number
-from tools.proof.faults import packets as p
+from tools.proof import packets as p
 from tools.proof.faults.cases import Case
 from tools.proof.faults.compiled import ROOT
 from tools.proof.faults.power import Story, torment

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from tools.proof.faults import packets as p
+from tools.proof import packets as p
 from tools.proof.faults.cases import Case
 from tools.proof.proxy import UP, Seen
 

@@ -1,6 +1,6 @@
 """The far end of a fault case: a small MQTT 3.1.1 client of its own, that publishes and receives exactly once.
 
-It shares no code with the library under test (its codec is `tools.proof.faults.packets`). It talks to the broker
+It shares no code with the library under test (its codec is `tools.proof.packets`). It talks to the broker
 directly, without the proxy, and survives the broker's restart.
 """
 
@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 from collections import defaultdict
 
-from tools.proof.faults import packets as p
+from tools.proof import packets as p
 
 ANSWER_S = 10.0
 RETRY_S = 0.02

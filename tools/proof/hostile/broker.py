@@ -18,7 +18,7 @@ import socket
 import struct
 from dataclasses import dataclass, field
 
-from tools.proof.faults import packets as p
+from tools.proof import packets as p
 from tools.proof.hostile.wrongs import Scene, Wrong
 
 X_ID, Y_ID, END_ID = 1, 2, 3

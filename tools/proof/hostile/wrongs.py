@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from tools.proof.faults import packets as p
+from tools.proof import packets as p
 
 MOMENTS = (
     *("connect", "connack", "subscribe", "suback", "publish1", "puback", "publish2"),

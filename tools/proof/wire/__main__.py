@@ -1,190 +1,105 @@
 """`python -m tools.proof.wire --captures DIR --out DIR`: the QoS flows as they happened on the wire, and who broke a rule.
 
-A Spark job over captured traffic (capture.py), with the boards' own codec (flows.py): files to TCP segments (a task per
-file), segments to packets (grouped by connection, so that a connection may go on in the next file), packets to flows
-(grouped by client, so that a flow may go on in the next connection). Tables: packets, flows, violations, the last with
-the clause of MQTT 3.1.1 that was broken.
+It reads captured traffic (capture.py), finds packets and flows in it (flows.py), and writes the tables packets, flows and
+violations as Parquet; a violation has the clause of MQTT 3.1.1 that was broken. All packets are in memory at once, about 1 KB
+each.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
-from tools.command import ended
-from tools.pipeline import schemas
-from tools.pipeline.storage import Storage, StorageError
-from tools.proof.wire import capture
-from tools.proof.wire.flows import audit, packets_of
+from tools.command import ended, folder, number
+from tools.proof.wire import capture, flows
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
-PIECES = pa.schema(
-    [
-        pa.field("connection", pa.string(), nullable=False),
-        pa.field("direction", pa.string(), nullable=False),
-        pa.field("time_us", pa.int64(), nullable=False),
-        pa.field("position", pa.int64(), nullable=False),
-        pa.field("syn", pa.bool_(), nullable=False),
-        pa.field("content", pa.binary(), nullable=False),
-    ]
-)
 PACKETS = pa.schema(
     [
-        pa.field("client", pa.string(), nullable=False),
-        pa.field("connection", pa.string(), nullable=False),
-        pa.field("number", pa.int64(), nullable=False),  # of the packet in its connection, both directions together
-        pa.field("time_us", pa.int64(), nullable=False),
-        pa.field("direction", pa.string(), nullable=False),
-        pa.field("kind", pa.string(), nullable=False),
-        pa.field("level", pa.int8(), nullable=False),
-        pa.field("packet_id", pa.int32()),
-        pa.field("qos", pa.int8()),
-        pa.field("dup", pa.bool_()),
-        pa.field("retain", pa.bool_()),
-        pa.field("clean", pa.bool_()),  # CONNECT; for CONNACK: no session present
-        pa.field("topic", pa.string()),
-        pa.field("bytes", pa.int64()),
-        pa.field("checksum", pa.int64()),  # of topic and payload: tells a copy from another message
-        pa.field("fault", pa.string()),  # what the codec refused
+        *(("client", pa.string()), ("connection", pa.string())),
+        ("number", pa.int64()),  # of the packet in its connection, both directions together
+        *(("time_us", pa.int64()), ("direction", pa.string()), ("kind", pa.string()), ("level", pa.int8())),
+        *(("packet_id", pa.int32()), ("qos", pa.int8()), ("dup", pa.bool_()), ("retain", pa.bool_())),
+        ("clean", pa.bool_()),  # CONNECT; for CONNACK: no session present
+        *(("topic", pa.string()), ("bytes", pa.int64())),
+        ("checksum", pa.int64()),  # of topic and payload: tells a copy from another message
+        ("fault", pa.string()),  # what the codec refused
     ]
 )
 FLOWS = pa.schema(
     [
-        pa.field("client", pa.string(), nullable=False),
-        pa.field("direction", pa.string(), nullable=False),
-        pa.field("packet_id", pa.int32(), nullable=False),
-        pa.field("qos", pa.int8(), nullable=False),
-        pa.field("topic", pa.string()),
-        pa.field("begun_us", pa.int64(), nullable=False),
-        pa.field("ended_us", pa.int64()),
-        pa.field("connections", pa.int32(), nullable=False),
-        pa.field("publishes", pa.int32(), nullable=False),
-        pa.field("story", pa.string(), nullable=False),
-        pa.field("complete", pa.bool_(), nullable=False),
+        *(("client", pa.string()), ("direction", pa.string()), ("packet_id", pa.int32()), ("qos", pa.int8())),
+        *(("topic", pa.string()), ("begun_us", pa.int64()), ("ended_us", pa.int64()), ("connections", pa.int32())),
+        *(("publishes", pa.int32()), ("story", pa.string()), ("complete", pa.bool_())),
     ]
 )
 VIOLATIONS = pa.schema(
     [
-        pa.field("client", pa.string(), nullable=False),
-        pa.field("connection", pa.string(), nullable=False),
-        pa.field("time_us", pa.int64(), nullable=False),
-        pa.field("by", pa.string(), nullable=False),  # "client" or "server"
-        pa.field("clause", pa.string(), nullable=False),
-        pa.field("text", pa.string(), nullable=False),
+        *(("client", pa.string()), ("connection", pa.string()), ("time_us", pa.int64())),
+        *(("by", pa.string()), ("clause", pa.string()), ("text", pa.string())),  # by: "client" or "server"
     ]
 )
 
 
-def table(schema: pa.Schema, rows: Iterable[dict[str, Any]]) -> pa.Table:
-    """Return rows as a table."""
-    return pa.Table.from_pylist(list(rows), schema=schema)
+def pieces(captures: Path, ports: list[int]) -> Iterator[capture.Piece]:
+    """Yield what all capture files below a directory hold.
+
+    Raises:
+        CaptureError: there are none, or one of them is no capture.
+    """
+    files = [path for path in sorted(captures.rglob("*")) if path.is_file() and not path.name.startswith(".")]
+    if not files:
+        raise capture.CaptureError(
+            f"{captures}: there are no captures. Make one: tcpdump -i any -w capture.pcap port 1883"
+        )
+    for path in files:
+        with path.open("rb") as file:
+            yield from capture.read(file, str(path), ports)
 
 
-def pieces(spark: SparkSession, captures: Storage, ports: list[int]) -> DataFrame:
-    """Return the TCP segments of all capture files: a task per file."""
-    names = [name for name in captures.list(recursive=True) if not name.rsplit("/", 1)[-1].startswith(".")]
-    files = spark.createDataFrame([(name,) for name in names], "name string").repartition(max(1, len(names)), "name")
-
-    def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for name in batch["name"].to_pylist():
-                with captures.fs.open_input_stream(captures.path(name)) as file:
-                    rows: list[capture.Piece] = []
-                    for piece in capture.read(file, name, ports):
-                        rows.append(piece)
-                        if len(rows) == 20_000:
-                            yield _batch(rows)
-                            rows = []
-                    yield _batch(rows)
-
-    return files.mapInArrow(read, schemas.spark_schema(PIECES))
-
-
-def _batch(rows: list[capture.Piece]) -> pa.RecordBatch:
-    columns = list(zip(*rows, strict=True)) or [()] * len(PIECES)
-    return pa.record_batch([pa.array(one, kind.type) for one, kind in zip(columns, PIECES, strict=True)], schema=PIECES)
-
-
-def packets(found: DataFrame) -> DataFrame:
-    """Return the packets in TCP segments."""
-
-    def decode(group: pa.Table) -> pa.Table:
-        return table(PACKETS, packets_of([capture.Piece(**row) for row in group.to_pylist()]))
-
-    return found.groupBy("connection").applyInArrow(decode, schemas.spark_schema(PACKETS))
-
-
-def flows(found: DataFrame) -> DataFrame:
-    """Return the QoS 1 and 2 flows in packets."""
-    return found.groupBy("client").applyInArrow(
-        lambda group: table(FLOWS, audit(group.to_pylist()).flows), schemas.spark_schema(FLOWS)
-    )
-
-
-def violations(found: DataFrame) -> DataFrame:
-    """Return the broken rules in packets."""
-    return found.groupBy("client").applyInArrow(
-        lambda group: table(VIOLATIONS, audit(group.to_pylist()).violations), schemas.spark_schema(VIOLATIONS)
-    )
-
-
-def run(spark: SparkSession, captures: str, out: str, ports: list[int]) -> dict[str, DataFrame]:
-    """Do the job; return the tables as they were written."""
-    target = Storage(out)
-    packets(pieces(spark, Storage(captures), ports)).write.mode("overwrite").parquet(target.address("packets"))
-    read = spark.read.schema(schemas.spark_schema(PACKETS)).parquet(target.address("packets"))
-    tables = {"packets": read}
-    for name, (make, schema) in {"flows": (flows, FLOWS), "violations": (violations, VIOLATIONS)}.items():
-        make(read).write.mode("overwrite").parquet(target.address(name))
-        tables[name] = spark.read.schema(schemas.spark_schema(schema)).parquet(target.address(name))
+def run(captures: Path, out: Path, ports: list[int]) -> dict[str, pa.Table]:
+    """Audit the captures; return the tables as they were written."""
+    packets, audits = flows.audits(pieces(captures, ports))
+    tables = {
+        "packets": pa.Table.from_pylist(packets, PACKETS),
+        "flows": pa.Table.from_pylist([row for one in audits.values() for row in one.flows], FLOWS),
+        "violations": pa.Table.from_pylist([row for one in audits.values() for row in one.violations], VIOLATIONS),
+    }
+    out.mkdir(parents=True, exist_ok=True)
+    for name, table in tables.items():
+        pq.write_table(table, out / f"{name}.parquet")
     return tables
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the audit; print its summary."""
-    from pyspark.errors import PySparkException
-
-    from tools.pipeline import java, session
-    from tools.pipeline.run import cause
-
+    """Run the audit; print its summary; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tools.proof.wire", description=__doc__.split("\n")[0])
-    parser.add_argument("--captures", required=True, help="a directory of pcap files or JSON captures")
-    parser.add_argument("--out", required=True, help="where the tables go")
-    parser.add_argument("--port", type=int, action="append", help="a broker's port; may be repeated (default: 1883)")
-    parser.add_argument("--master", help="Spark master (default: spark-submit's, or this machine)")
+    parser.add_argument("--captures", type=Path, required=True, help="a directory of pcap files or JSON captures")
+    parser.add_argument("--out", type=folder, required=True, help="where the tables go")
+    parser.add_argument(
+        "--port", type=number(int, 1, 65535), action="append", help="a broker's port; may be repeated (default: 1883)"
+    )
     options = parser.parse_args(argv)
-    try:
-        if not Storage(options.captures).list(recursive=True):
-            raise StorageError(
-                f"{options.captures}: there are no captures. Make one: tcpdump -i any -w capture.pcap port 1883"
-            )
-        spark = session.make(options.master, session.log_file(Storage(options.out)))
-    except (StorageError, java.JavaNotFound) as error:
-        print(f"wire audit: {error}", file=sys.stderr)
-        return 2
-    try:
-        tables = run(spark, options.captures, options.out, options.port or [1883])
-        found = tables["flows"].groupBy("client", "direction", "qos", "complete").count()
-        for row in found.orderBy("client", "direction", "qos", "complete").collect():
-            state = "complete" if row.complete else "open or given up"
-            print(f"  {row.client}  {row.direction:4}  QoS {row.qos}  {row['count']:>8,} {state}")
-        broken = tables["violations"].orderBy("time_us").limit(100).collect()
-        for row in broken:
-            print(f"  violation by the {row.by} of {row.client}: {row.text} [{row.clause}]")
-        print(f"  {tables['packets'].count():,} packets, {len(broken)} violations; tables in {options.out}")
-    except PySparkException as error:
-        print(f"wire audit: {cause(error)}", file=sys.stderr)
-        return 2
-    finally:
-        spark.stop()
-    return 1 if broken else 0
+
+    def audited() -> int:
+        tables = run(options.captures, options.out, options.port or [1883])
+        rows = tables["flows"].select(["client", "direction", "qos", "complete"]).to_pylist()
+        for (client, direction, qos, complete), count in sorted(Counter(tuple(row.values()) for row in rows).items()):
+            state = "complete" if complete else "open or given up"
+            print(f"  {client}  {direction:4}  QoS {qos}  {count:>8,} {state}")
+        broken = tables["violations"].sort_by("time_us").to_pylist()
+        for row in broken[:100]:
+            print(f"  violation by the {row['by']} of {row['client']}: {row['text']} [{row['clause']}]")
+        print(f"  {len(tables['packets']):,} packets, {len(broken)} violations; tables in {options.out}")
+        return 1 if broken else 0
+
+    return ended(audited, capture.CaptureError, stopped="stopped")
 
 
 if __name__ == "__main__":
-    sys.exit(ended(main, stopped="stopped"))
+    sys.exit(main())

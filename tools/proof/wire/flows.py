@@ -1,26 +1,19 @@
-"""Captured bytes to packets, packets to flows, and the rules that were broken: by the boards' own codec, without Spark.
+"""Captured bytes to packets, packets to flows, and the rules that were broken.
 
-A packet is a dict with the keys of PACKETS in `__main__`, a flow and a violation likewise.
+The packets are read by the tests' own codec: the library's would overlook what the library writes wrongly. A packet is a dict
+with the keys of PACKETS in `__main__`, a flow and a violation likewise.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from flashmqtt.codec import packets as kinds
-from flashmqtt.codec.server import ServerDecoder
-from flashmqtt.errors import FlashMqttError
+from tools.proof import packets as p
 from tools.proof.wire import capture
-
-BUFFER_BYTES = 65_536
-ALL = "CONNECT CONNACK PUBLISH PUBACK PUBREC PUBREL PUBCOMP SUBSCRIBE SUBACK UNSUBSCRIBE UNSUBACK PINGREQ PINGRESP"
-NAMES = {getattr(kinds, name): name for name in [*ALL.split(), "DISCONNECT", "AUTH"]}
-
 
 # Segments to packets.
 
@@ -42,57 +35,32 @@ def packets_of(pieces: list[capture.Piece]) -> list[dict[str, Any]]:
 
 
 def _decode(stream: capture.Stream | None, connection: str, direction: str, level: int) -> Iterator[dict[str, Any]]:
-    if stream is None:
-        return
-    decoder = ServerDecoder(BUFFER_BYTES, level, stream=True)
-    checksum = 0
-    current: dict[str, Any] = {}
-    for time_us, content in stream.chunks():
+    reader = p.Reader(level)
+    for time_us, content in stream.chunks() if stream else ():
         base = {"connection": connection, "direction": direction, "time_us": time_us}
         if not content:
-            yield base | {"kind": "LOST", "level": decoder.level, "fault": "the capture lost bytes here", "client": ""}
+            yield base | {"kind": "LOST", "level": reader.level, "fault": "the capture lost bytes here"}
             return
-        at = 0
-        while at < len(content):
-            room = decoder.room()
-            taken = min(len(room), len(content) - at)
-            room[:taken] = content[at : at + taken]
-            decoder.received(taken)
-            at += taken
-            try:
-                while kind := decoder.next():
-                    if kind != kinds.PUBLISH:
-                        yield base | _fields(decoder, kind)
-                        continue
-                    if decoder.payload_offset == 0:
-                        topic = bytes(decoder.buffer[decoder.topic_start : decoder.topic_end])
-                        checksum = zlib.crc32(topic)
-                        current = _fields(decoder, kind) | {"topic": topic.decode("utf-8", "replace")}
-                        current["bytes"] = decoder.payload_total
-                    checksum = zlib.crc32(decoder.buffer[decoder.payload_start : decoder.payload_end], checksum)
-                    if not decoder.more:
-                        yield base | current | {"checksum": checksum}
-            except FlashMqttError as error:
-                fault = f"{type(error).__name__}: {error}"
-                yield base | {"kind": "MALFORMED", "level": decoder.level, "fault": fault, "client": ""}
-                return
+        try:
+            for packet in reader.packets(content):
+                yield base | _fields(packet)
+        except p.Wrong as wrong:
+            yield base | {"kind": "MALFORMED", "level": reader.level, "fault": str(wrong)}
+            return
 
 
-def _fields(decoder: ServerDecoder, kind: int) -> dict[str, Any]:
-    fields: dict[str, Any] = {"kind": NAMES[kind], "level": decoder.level, "client": ""}
-    if kind == kinds.PUBLISH:
-        fields |= {
-            "qos": decoder.qos,
-            "dup": decoder.dup,
-            "retain": decoder.retain,
-            "packet_id": decoder.packet_id or None,
-        }
-    elif kind in {kinds.PUBACK, kinds.PUBREC, kinds.PUBREL, kinds.PUBCOMP, kinds.SUBACK, kinds.UNSUBACK}:
-        fields["packet_id"] = decoder.packet_id
-    elif kind == kinds.CONNECT:
-        fields |= {"client": bytes(decoder.client_id).decode("utf-8", "replace"), "clean": bool(decoder.clean)}
-    elif kind == kinds.CONNACK:
-        fields["clean"] = not decoder.session_present
+def _fields(packet: p.Packet) -> dict[str, Any]:
+    fields: dict[str, Any] = {"kind": p.NAMES[packet.kind], "level": packet.level}
+    if packet.kind == p.PUBLISH:
+        fields |= {"qos": packet.qos, "dup": packet.dup, "retain": packet.retain, "topic": packet.topic}
+        fields["bytes"] = len(packet.payload)
+        fields["checksum"] = zlib.crc32(packet.payload, zlib.crc32(packet.topic.encode()))
+    elif packet.kind == p.CONNECT:
+        fields |= {"client": packet.client_id, "clean": packet.clean}
+    elif packet.kind == p.CONNACK:
+        fields["clean"] = not packet.session_present
+    if packet.packet_id:
+        fields["packet_id"] = packet.packet_id
     return fields
 
 
@@ -269,14 +237,18 @@ def audit(packets: Iterable[dict[str, Any]]) -> Audit:
     return found
 
 
-def audit_of_file(path: Path, ports: Iterable[int] = (1883,)) -> dict[str, Audit]:
-    """Return what one capture file tells, by client, without Spark."""
-    connections: dict[str, list[capture.Piece]] = {}
-    with open(path, "rb") as file:
-        for piece in capture.read(file, path.name, ports):
-            connections.setdefault(piece.connection, []).append(piece)
-    by_client: dict[str, list[dict[str, Any]]] = {}
-    for each in connections.values():
-        for packet in packets_of(each):
-            by_client.setdefault(packet["client"], []).append(packet)
-    return {client: audit(some) for client, some in by_client.items()}
+def audits(captured: Iterable[capture.Piece]) -> tuple[list[dict[str, Any]], dict[str, Audit]]:
+    """Return the packets, and what each client's tell.
+
+    A connection may go on in the next file, and a flow in the next connection: give the pieces of all files at once.
+    """
+    connections: dict[str, list[capture.Piece]] = defaultdict(list)
+    for piece in captured:
+        connections[piece.connection].append(piece)
+    packets: list[dict[str, Any]] = []
+    for name in list(connections):
+        packets += packets_of(connections.pop(name))
+    clients: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for packet in packets:
+        clients[packet["client"]].append(packet)
+    return packets, {client: audit(some) for client, some in clients.items()}

@@ -6,7 +6,7 @@ the other's. Writers return bytes and check nothing: a wrong flag, a lying lengt
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 CONNECT, CONNACK, PUBLISH, PUBACK, PUBREC, PUBREL, PUBCOMP = 1, 2, 3, 4, 5, 6, 7
@@ -225,15 +225,18 @@ class Reader:
         Raises:
             Wrong: they break the standard.
         """
+        return list(self.packets(chunk))
+
+    def packets(self, chunk: bytes) -> Iterator[Packet]:
+        """Yield the packets that these bytes complete: those before a wrong one, too."""
         self._buffer += chunk
-        packets = []
         while (end := self._end()) and end <= len(self._buffer):
             at = 2
             while self._buffer[at - 1] & 0x80:
                 at += 1
-            packets.append(self._parse(self._buffer[0], bytes(self._buffer[at:end])))
+            packet = self._parse(self._buffer[0], bytes(self._buffer[at:end]))
             del self._buffer[:end]
-        return packets
+            yield packet
 
     def _end(self) -> int:
         n = shift = 0

@@ -5,10 +5,11 @@ import json
 import random
 import struct
 
+import pyarrow.parquet as pq
 import pytest
 
-from flashmqtt.codec import encode, server
 from tools.broker import Broker
+from tools.proof import packets as p
 from tools.proof.proxy import Proxy
 from tools.proof.wire import __main__ as wire
 from tools.proof.wire import capture, flows
@@ -17,25 +18,20 @@ UP, DOWN = capture.UP, capture.DOWN
 CLIENT, BROKER = ("10.0.0.7", 50_000), ("10.0.0.1", 1883)
 
 
-def packet(put, *arguments, **more):
-    buf = bytearray(300)
-    return bytes(buf[: put(buf, 0, *arguments, **more)])
-
-
-def connect(client=b"board-1", clean=False, level=4):
-    return packet(encode.put_connect, client, level, clean, 60, None, None, None, None, 0, False)
+def connect(client="board-1", clean=False, level=4):
+    return p.connect(client, level, clean, 60)
 
 
 def connack(session=False):
-    return packet(server.put_connack, session, 0)
+    return p.connack(4, session)
 
 
-def publish(number, qos=1, dup=False, payload=b"x", topic=b"t"):
-    return packet(encode.put_publish, topic, payload, qos, False, dup, number)
+def publish(number, qos=1, dup=False, payload=b"x", topic="t"):
+    return p.publish(topic, payload, qos, number, dup=dup)
 
 
 def ack(kind, number):
-    return packet(encode.put_ack, {"PUBACK": 4, "PUBREC": 5, "PUBREL": 6, "PUBCOMP": 7}[kind], number)
+    return p.ack(getattr(p, kind), number)
 
 
 def pieces(*talk, connection="c", start_us=1_000_000):
@@ -204,9 +200,8 @@ FLOWS = [(1, "PUBLISH PUBACK", True, 1), (2, "PUBLISH PUBREC PUBREL PUBCOMP", Tr
 def test_segments_may_be_cut_repeated_and_wrapped(tmp_path, seed):
     path = tmp_path / "x.pcap"
     path.write_bytes(pcap(shaken(TALK, seed)))
-    with path.open("rb") as file:
-        found = list(capture.read(file, "x.pcap", [1883]))
-    assert stories(flows.audit(flows.packets_of(found))) == FLOWS
+    _, audits = flows.audits(wire.pieces(tmp_path, [1883]))
+    assert stories(audits["board-1"]) == FLOWS
 
 
 def test_lost_bytes_end_a_direction_and_are_no_violation():
@@ -240,7 +235,7 @@ def test_file_that_is_no_capture_is_named(tmp_path):
             list(capture.read(file, "x", [1883]))
 
 
-def test_job_follows_a_connection_over_two_files_and_a_client_over_two_connections(spark, tmp_path):
+def test_audit_follows_a_connection_over_two_files_and_a_client_over_two_connections(tmp_path, capsys):
     captures = tmp_path / "captures"
     captures.mkdir()
     frames = shaken(TALK[:5], 5)
@@ -249,14 +244,29 @@ def test_job_follows_a_connection_over_two_files_and_a_client_over_two_connectio
     later = [*AGAIN, (UP, publish(2, 2, dup=True)), (DOWN, ack("PUBREC", 2))]
     lines = [{"t": 2_000_000_000 + n, "c": "proxied", "d": way, "b": body.hex()} for n, (way, body) in enumerate(later)]
     (captures / "proxy.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"t": 20')
-    tables = wire.run(spark, str(captures), str(tmp_path / "out"), [1883])
-    rows = tables["flows"].select("client", "packet_id", "story", "complete").orderBy("packet_id").collect()
-    assert [tuple(row) for row in rows] == [
+    assert wire.main(["--captures", str(captures), "--out", str(tmp_path / "out")]) == 0
+    assert "9 packets, 0 violations" in capsys.readouterr().out
+    tables = {name: pq.read_table(tmp_path / "out" / f"{name}.parquet") for name in ("packets", "flows", "violations")}
+    rows = tables["flows"].select(["client", "packet_id", "story", "complete"]).to_pylist()
+    assert [tuple(row.values()) for row in rows] == [
         ("board-1", 1, "PUBLISH PUBACK", True),
         ("board-1", 2, "PUBLISH PUBLISH+DUP PUBREC", False),
     ]
-    assert tables["violations"].count() == 0
-    assert tables["packets"].count() == 9
+    assert len(tables["violations"]) == 0
+    assert len(tables["packets"]) == 9
+
+
+def test_violation_and_captures_that_are_not_there_are_told_by_text_and_exit_status(tmp_path, capsys):
+    captures = tmp_path / "captures"
+    command = ["--captures", str(captures), "--out", str(tmp_path / "out")]
+    assert wire.main(command) == 2
+    assert "there are no captures. Make one: tcpdump" in capsys.readouterr().err
+    captures.mkdir()
+    talk = [*HELLO, (UP, publish(1)), (UP, b"\x36\x00")]
+    lines = [{"t": n, "c": "proxied", "d": way, "b": body.hex()} for n, (way, body) in enumerate(talk)]
+    (captures / "a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert wire.main(command) == 1
+    assert "violation by the client of board-1: PUBLISH with flags 0110 [MQTT-4.8.0-1]" in capsys.readouterr().out
 
 
 # The proxy's own capture, of a real broker and our own client.
@@ -294,7 +304,7 @@ def test_capture_of_the_proxy_is_read_by_the_audit_and_shows_a_client_that_keeps
         found = list(capture.read(opened, file.name, []))
     assert sum(len(one.content) for one in found if one.direction == UP) <= counts.bytes_up
     assert len({one.connection for one in found}) <= counts.connections
-    told = flows.audit_of_file(file)["board"]
+    told = flows.audits(wire.pieces(file.parent, []))[1]["board"]
     assert told.violations == []
     done = [flow for flow in told.flows if flow["complete"]]
     assert len({(flow["qos"], flow["packet_id"]) for flow in done}) == 60
