@@ -1,6 +1,8 @@
 """Mapping files: what they take from topics and payloads, and how a mistake in one is named."""
 
+import itertools
 import pickle
+import re
 
 import pytest
 
@@ -174,6 +176,39 @@ def test_mistake_in_a_mapping_is_named_with_its_line(tmp_path, text, line, reaso
     assert reason in str(error.value)
     assert f"line {line}" in str(error.value)
     assert "mapping.toml" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expression"),
+    [
+        ("{a}-{b}", "(?P<a>[^/]+)-(?P<b>[^/]+)"),
+        ("a{a}-{b}-{c}", "a(?P<a>[^/]+)-(?P<b>[^/]+)-(?P<c>[^/]+)"),
+        ("{a}{b}-", "(?P<a>[^/]+)(?P<b>[^/]+)-"),
+        ("{a}--{b}a/+/{c}", "(?P<a>[^/]+)--(?P<b>[^/]+)a/[^/]*/(?P<c>[^/]+)"),
+        ("{a}/#", "(?P<a>[^/]+)(/.*)?"),
+        ("+/a", "[^/]*/a"),
+        ("#", ".*"),
+    ],
+)
+def test_placeholders_take_what_a_regular_expression_would(pattern, expression):
+    made, _ = mapping._pattern(pattern)
+    for topic in map("".join, itertools.chain(*(itertools.product("a-/", repeat=n) for n in range(1, 8)))):
+        match = re.fullmatch(expression, topic)
+        assert made.taken(topic) == (match and match.groupdict()), topic
+
+
+def test_topic_that_is_made_to_be_slow_is_not(tmp_path):
+    text = '[[map]]\ntopic = "{site}-{device}-{name}"\nvalue = "$"\n'
+    assert taken(tmp_path, text, "-" * 65_000 + "/x", b"1") is None
+    assert taken(tmp_path, text, "-" * 65_000, b"1")[0].name == "-"
+
+
+@pytest.mark.parametrize("more", ["", 'time = "$..t"', 'device = "@..d"'])
+def test_payload_that_is_nested_too_deep_is_a_misfit(tmp_path, more):
+    payload = b'{"v":' * 300 + b"1" + b"}" * 300
+    text = f'[[map]]\ntopic = "{{device}}/x"\nvalue = "$..v"\n{more}\n'
+    with pytest.raises(Misfit, match="recursion limit"):
+        taken(tmp_path, text, "d/x", payload)
 
 
 def test_mistake_in_a_mapping_ends_the_command(tmp_path, capsys):

@@ -70,7 +70,7 @@ class Rule:
 
     line: int
     topic: str
-    pattern: re.Pattern[str]
+    pattern: Pattern
     ignore: bool = False
     device: str = "{device}"
     path: str = "$"
@@ -173,11 +173,11 @@ class Mapping:
     def of(self, topic: str) -> tuple[tuple[Rule, ...], dict[str, str]] | None:
         """Return the rules that take a topic's messages, and what the topic's placeholders stand for; None: none does."""
         for rule in self.rules:
-            match = rule.pattern.fullmatch(topic)
-            if match:
+            words = rule.pattern.taken(topic)
+            if words is not None:
                 if rule.topic not in self._groups:
                     self._groups[rule.topic] = tuple(one for one in self.rules if one.topic == rule.topic)
-                return self._groups[rule.topic], match.groupdict()
+                return self._groups[rule.topic], words
         return None
 
 
@@ -247,16 +247,21 @@ def _find(path: str, whole: Any, item: Any) -> Nodes:
     at = whole if path[0] == "$" else item
     steps = _steps(path)
     if steps is None:
-        return (
-            [(one.obj, one.parts[-1] if one.parts else None) for one in _compiled(path).finditer(at)]
-            if isinstance(at, dict | list)
-            else []
-        )
+        return _found(path, at) if isinstance(at, dict | list) else []
     for step in steps:
         if not isinstance(at, dict) or step not in at:
             return []
         at = at[step]
     return [(at, steps[-1] if steps else None)]
+
+
+def _found(path: str, at: dict[str, Any] | list[Any]) -> Nodes:
+    import jsonpath
+
+    try:
+        return [(one.obj, one.parts[-1] if one.parts else None) for one in _compiled(path).finditer(at)]
+    except (jsonpath.JSONPathError, RecursionError) as error:  # nested too deep for it
+        raise Misfit(f"{path}: {str(error).splitlines()[0]}") from None
 
 
 # Reading a mapping file.
@@ -383,8 +388,52 @@ def _check_placeholders(text: str, known: set[str], wrong: Any) -> None:
         raise wrong(f"{text!r}: a brace without its other one")
 
 
-def _pattern(topic: str) -> tuple[re.Pattern[str], set[str]]:
-    """Return a topic pattern as a regular expression, and its placeholders."""
+class _Level(NamedTuple):
+    """A level of a topic pattern: texts with a placeholder between each two; without texts it takes any level."""
+
+    texts: tuple[str, ...]
+    words: tuple[str, ...] = ()
+
+    def taken(self, text: str, found: dict[str, str]) -> bool:
+        """Return whether a level fits; put into `found` what its placeholders stand for, the first as long as can be.
+
+        A regular expression would try all places of all texts, and a publisher could make it do so for days.
+        """
+        texts, words = self.texts, self.words
+        if not words:
+            return not texts or text == texts[0]
+        begin, end = len(texts[0]), len(text) - len(texts[-1])
+        if begin >= end or not text.startswith(texts[0]) or not text.endswith(texts[-1]):
+            return False
+        for word, between in zip(words[:0:-1], texts[-2:0:-1], strict=True):
+            at = text.rfind(between, begin + 1, end - 1)
+            if at < 0:
+                return False
+            found[word], end = text[at + len(between) : end], at
+        found[words[0]] = text[begin:end]
+        return True
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """A topic pattern: its levels, and whether any may follow."""
+
+    levels: tuple[_Level, ...]
+    is_open: bool = False
+
+    def taken(self, topic: str) -> dict[str, str] | None:
+        """Return what the placeholders stand for in a topic; None where it does not fit."""
+        levels = topic.split("/")
+        if len(levels) < len(self.levels) or (len(levels) > len(self.levels) and not self.is_open):
+            return None
+        found: dict[str, str] = {}
+        if all(level.taken(text, found) for level, text in zip(self.levels, levels, strict=False)):
+            return found
+        return None
+
+
+def _pattern(topic: str) -> tuple[Pattern, set[str]]:
+    """Return a topic pattern, and its placeholders."""
     words: set[str] = set()
     levels = topic.split("/")
     made = []
@@ -394,27 +443,24 @@ def _pattern(topic: str) -> tuple[re.Pattern[str], set[str]]:
                 raise ValueError("# has to be the last level")
             break
         if level == "+":
-            made.append("[^/]*")
+            made.append(_Level(()))
             continue
         if "+" in level or "#" in level:
             raise ValueError("+ and # have to be whole levels")
-        at, text = 0, ""
+        texts, own, at = [], [], 0
         for match in PLACEHOLDER.finditer(level):
             if not match[1].isidentifier():
                 raise ValueError(f"{match[0]} is no placeholder, such as {{device}}")
             if match[1] in words | {"key"}:
                 raise ValueError(f"{match[0]} is taken")
             words.add(match[1])
-            text += re.escape(level[at : match.start()]) + f"(?P<{match[1]}>[^/]+)"
+            texts.append(level[at : match.start()])
+            own.append(match[1])
             at = match.end()
-        rest = level[at:]
         if re.search(r"[{}]", PLACEHOLDER.sub("", level)):
             raise ValueError("a brace without its other one")
-        made.append(text + re.escape(rest))
-    expression = "/".join(made)
-    if levels[-1] == "#":
-        expression = expression + "(/.*)?" if made else ".*"
-    return re.compile(expression, re.DOTALL), words
+        made.append(_Level((*texts, level[at:]), tuple(own)))
+    return Pattern(tuple(made), levels[-1] == "#"), words
 
 
 def device_and_name(topic: str) -> tuple[str, str | None]:
