@@ -15,8 +15,8 @@ import sys
 import time
 from pathlib import Path
 
+from tools import children
 from tools.bootstrap import find_mosquitto
-from tools.children import bound_to_this_process
 
 START_DEADLINE_S = 60.0
 STOP_DEADLINE_S = 5.0
@@ -102,23 +102,15 @@ class Broker:
                 f"Port {self.port} is in use by another program. Choose another port, or leave the choice to us by naming none."
             )
         self.directory.mkdir(parents=True, exist_ok=True)
-        command = self._command()
+        command, environment = self._command(), {**os.environ, **self._environment()}
         with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                cwd=self.directory,
-                env={**os.environ, **self._environment()},
-                start_new_session=True,
-                preexec_fn=bound_to_this_process(),  # noqa: PLW1509 - one system call
-            )
+            self._process = children.popen(command, stdout=log, stderr=log, cwd=self.directory, env=environment)
         deadline = time.monotonic() + self.start_deadline_s
         while not is_open(self.port):
             if self._process.poll() is not None:
                 raise BrokerFailed(
-                    f"{self.kind} ended at once (status {self._process.returncode}). Its log, {self.log}:\n{self._tail()}"
+                    f"{self.kind} ended at once (status {self._process.returncode}). "
+                    f"Its log, {self.log}:\n{children.tail(self.log)}"
                 )
             if time.monotonic() > deadline:
                 self.stop()
@@ -163,7 +155,9 @@ class Broker:
             while _identity(database) == before:
                 now = time.monotonic()
                 if now > deadline:
-                    raise BrokerFailed(f"{self.kind} did not write {database}. Its log, {self.log}:\n{self._tail()}")
+                    raise BrokerFailed(
+                        f"{self.kind} did not write {database}. Its log, {self.log}:\n{children.tail(self.log)}"
+                    )
                 if now > again:  # mosquitto forgets a signal that comes just after it has written
                     os.kill(self.pid, signal.SIGUSR1)
                     again = now + SAVE_AGAIN_S
@@ -174,9 +168,6 @@ class Broker:
 
     def __exit__(self, *exception) -> None:
         self.stop()
-
-    def _tail(self) -> str:
-        return "\n".join(self.log.read_text(errors="replace").splitlines()[-8:])
 
     def _command(self) -> list[str]:
         """Write the configuration; return the command that runs the broker with it."""

@@ -20,7 +20,7 @@ import sys
 import time
 from pathlib import Path
 
-from tools.children import bound_to_this_process
+from tools import children
 
 HOST = "192.0.2.1"  # TEST-NET-1 (RFC 5737)
 START_S = 60.0
@@ -51,13 +51,8 @@ class EmulatedPicoW:
 
     def __enter__(self) -> EmulatedPicoW:
         with self.log.open("wb") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "tools.virtual_board.emulated", str(self._uf2)],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                preexec_fn=bound_to_this_process(),  # noqa: PLW1509 - one system call
-            )
+            command = [sys.executable, "-m", "tools.virtual_board.emulated", str(self._uf2)]
+            self._process = children.popen(command, stdout=log, stderr=log)
         deadline = time.monotonic() + START_S
         while not (found := _LISTENING.search(self.log.read_bytes())):
             if self._process.poll() is not None or time.monotonic() > deadline:

@@ -8,18 +8,15 @@ what arrived.
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
 import random
-import signal
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from flashmqtt.flash.ram import RamRegion
 from flashmqtt.journal.journal import Journal
-from tools.children import bound_to_this_process
+from tools.children import Child, tail
 from tools.flashsim.tear import tear
 from tools.virtual_board.image import build
 
@@ -105,22 +102,21 @@ class VirtualBoard:
         self.dropped = 0  # by policy, or refused; the most that any boot told
         self.flash = directory / "flash.bin"
         self._intent = directory / "flash.intent"
-        self._process: asyncio.subprocess.Process | None = None
-        self._reader: asyncio.Task | None = None
         directory.mkdir(parents=True, exist_ok=True)
         self._settings = {"broker": "127.0.0.1", "port": port, "device": device, "status_ms": 200, **(settings or {})}
         self.configure()
-        self._environment = {
-            **os.environ,
+        environment = {
             "MICROPYPATH": f".frozen:{build()}",
             "FLASHMQTT_FLASH_BYTES": str(flash_bytes),
             "FLASHMQTT_FLASH_TIME": str(flash_time),
         }
+        command = [str(Path(sys.executable).parent / "micropython"), "-X", f"heapsize={HEAP}", "-m", "main"]
+        self._child = Child(command, directory, environment, take=self._take)
 
     @property
     def running(self) -> bool:
         """Whether the board has power and its program runs."""
-        return self._process is not None and self._process.returncode is None
+        return self._child.running
 
     def configure(self, **settings: int | str) -> None:
         """Change keys of the board's configuration, from its next start on."""
@@ -130,28 +126,13 @@ class VirtualBoard:
     async def power_on(self, cause: str = "power-on") -> None:
         """Start the board's program."""
         (self.directory / "reset_cause").write_text(cause)
-        self._process = await asyncio.create_subprocess_exec(
-            str(Path(sys.executable).parent / "micropython"),
-            "-X",
-            f"heapsize={HEAP}",
-            "-m",
-            "main",
-            cwd=self.directory,
-            env=self._environment,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            start_new_session=True,
-            preexec_fn=bound_to_this_process(),
-        )
+        await self._child.start()
         self.progress.connects = 0
-        self._reader = asyncio.ensure_future(self._read_console(self._process))
 
     async def power_cut(self, rng: random.Random) -> str:
         """Cut the power now; return one line about what was torn, "" for nothing. The counters of this boot are noted."""
-        assert self._process is not None
-        self._kill()
-        await self._ended()
+        await self._child.kill()
+        self._count_connects()
         torn = tear(self.flash, self._intent, rng)
         self.power.cuts += 1
         if torn:
@@ -165,21 +146,22 @@ class VirtualBoard:
         Raises:
             BoardFailed: it ended without saying that it was done.
         """
-        await self._ended()
+        await self.asleep()
         if not self.progress.done:
-            tail = "\n".join(self.console.read_text(errors="replace").splitlines()[-15:])
-            raise BoardFailed(f"The board's program ended with an error. Its console, {self.console}:\n{tail}")
+            raise BoardFailed(
+                f"The board's program ended with an error. Its console, {self.console}:\n{tail(self.console, 15)}"
+            )
         self.note_counters()
 
     async def asleep(self) -> None:
         """Wait until the program ends by itself, as a board does that goes to sleep."""
-        await self._ended()
+        await self._child.ended()
+        self._count_connects()
 
     async def stop(self) -> None:
         """End the process, if it runs."""
-        if self.running:
-            self._kill()
-            await self._ended()
+        await self._child.kill()
+        self._count_connects()
 
     def note_counters(self) -> None:
         """Read from the flash which messages the boot that has just ended had stored."""
@@ -196,30 +178,14 @@ class VirtualBoard:
         """Return what was published, by the board's own account, in the form that the pipeline's audit takes."""
         return {self.device: {"boots": [vars(boot) for boot in self.boots]}}
 
-    def _kill(self) -> None:
-        assert self._process is not None
-        try:
-            os.killpg(self._process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-
-    async def _ended(self) -> None:
-        assert self._process is not None and self._reader is not None
-        await self._process.wait()
-        await self._reader
+    def _count_connects(self) -> None:
         self.connects += self.progress.connects
         self.dropped = max(self.dropped, self.progress.dropped)
         self.progress.connects = 0
 
-    async def _read_console(self, process: asyncio.subprocess.Process) -> None:
-        assert process.stdout is not None
+    def _take(self, line: str) -> None:
         with self.console.open("a") as log:
-            while line := (await process.stdout.readline()).decode("utf-8", "replace"):
-                log.write(line)
-                log.flush()
-                self._note(line)
-
-    def _note(self, line: str) -> None:
+            log.write(line)
         kind, _, rest = line.strip().partition(" ")
         if kind in ("boot", "status"):
             for key, _, value in (word.partition("=") for word in rest.split()):

@@ -8,19 +8,17 @@ all its children, and tells each measurement when it has it. What is started her
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from tools.children import bound_to_this_process
+from tools import children
 from tools.pipeline import fleet
 from tools.pipeline.commits import Output
 
@@ -60,19 +58,12 @@ def job(bench: Bench, kind: str, out: Path, landings: Sequence[object]) -> list[
 @contextmanager
 def started(module: str, *arguments: str, errors: IO[str] | int) -> Iterator[subprocess.Popen[bytes]]:
     """Start one of our modules in a session of its own; end it, and all that it started, with the block."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", module, *arguments],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=errors,
-        start_new_session=True,
-        preexec_fn=bound_to_this_process(),  # noqa: PLW1509
-    )
+    command = [sys.executable, "-m", module, *arguments]
+    process = children.popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=errors)
     try:
         yield process
     finally:
-        with suppress(ProcessLookupError):  # a JVM whose stdin ends goes by itself, but not at once
-            os.killpg(process.pid, signal.SIGKILL)
+        children.kill(process)  # a JVM whose stdin ends goes by itself, but not at once
         process.wait()
         if process.stdout is not None:
             process.stdout.close()

@@ -15,9 +15,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from tools import bootstrap
+from tools import bootstrap, children
 from tools.broker import Broker, free_port, is_open
-from tools.children import bound_to_this_process
 
 ROOT = Path(__file__).resolve().parents[3]
 INSTALLED = ROOT / "build" / "brokers"
@@ -253,13 +252,8 @@ class RabbitMQ(Kind):
 
     def start(self) -> Broker:
         """Start the port mapper, then the broker."""
-        self._mapper = subprocess.Popen(
-            ["epmd", "-port", str(self._mapper_port), "-address", "127.0.0.1"],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            preexec_fn=bound_to_this_process(),  # noqa: PLW1509 - one system call
-        )
+        command = ["epmd", "-port", str(self._mapper_port), "-address", "127.0.0.1"]
+        self._mapper = children.popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         return super().start()
 
     def stop(self) -> None:

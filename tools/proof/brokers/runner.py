@@ -7,11 +7,8 @@ kill it come last, one after the other.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import json
-import os
-import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -19,15 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from tools.broker import BrokerFailed
-from tools.children import bound_to_this_process
+from tools.children import Child
 from tools.proof.brokers.device import body
 from tools.proof.brokers.judge import Got, Message, Observed, Verdict, judge, number_of
 from tools.proof.brokers.kinds import KINDS, PASSWORD, Certificate, Kind
 from tools.proof.brokers.scenarios import SCENARIOS, Scenario
+from tools.proof.faults.compiled import ROOT, program_on
 from tools.proof.faults.peer import Peer
 from tools.proof.proxy import Proxy
 
-ROOT = Path(__file__).resolve().parents[3]
 FACES = ("client", "aio")
 INTERPRETERS = ("cpy", "mpy")
 SECTORS = 64
@@ -109,74 +106,57 @@ class Board:
         self._directory = directory
         self._seen = seen
         self._settings = settings
-        self._process: asyncio.subprocess.Process | None = None
-        self._reading: asyncio.Task | None = None
+        self._child: Child | None = None
         self._answer: asyncio.Future | None = None
 
     async def start(self, more: dict[str, Any] | None = None) -> None:
         """Switch it on, with these settings besides the usual ones."""
-        path = f"{ROOT / 'firmware'}:{ROOT}"
-        if self._case.interpreter == "mpy":
-            micropython = str(Path(sys.executable).parent / "micropython")
-            command = [micropython, "-X", f"heapsize={self._case.scenario.heap}", "-m", "tools.proof.brokers.device"]
-            # `ssl` is a frozen module there.
-            environment = {**os.environ, "MICROPYPATH": f".frozen:{path}"}
-        else:
-            command = [sys.executable, "-m", "tools.proof.brokers.device"]
-            environment = {**os.environ, "PYTHONPATH": path}
-        with (self._directory / "board.log").open("ab") as log:
-            self._process = await asyncio.create_subprocess_exec(
-                *command,
-                cwd=self._directory,
-                env=environment,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=log,
-                start_new_session=True,
-                preexec_fn=bound_to_this_process(),
-            )
-        self._reading = asyncio.create_task(self._read(self._process))
-        self._write({**self._settings, **(more or {})})
+        program, environment = program_on(
+            self._case.interpreter,
+            "tools.proof.brokers.device",
+            self._case.scenario.heap,
+            f"{ROOT / 'firmware'}:{ROOT}",
+        )
+        log = self._directory / "board.log"
+        self._child = Child(program, self._directory, environment, log, self._take, talks=True)
+        await self._child.start()
+        self._child.write(json.dumps({**self._settings, **(more or {})}))
 
-    def _write(self, line: Any) -> None:
-        assert self._process is not None and self._process.stdin is not None
-        self._process.stdin.write(json.dumps(line).encode() + b"\n")
-
-    async def _read(self, process: asyncio.subprocess.Process) -> None:
-        assert process.stdout is not None
-        seen = self._seen
-        while line := await process.stdout.readline():
-            try:
-                kind, *words = json.loads(line)
-            except ValueError:
-                continue  # cut off by the end of its power
-            if kind == "got":
-                topic, *rest = words
-                if topic.startswith(seen.prefix):
-                    seen.got.append(Got(*rest))
-                else:
-                    seen.strays.append(topic)
-            elif kind == "oversize":
-                seen.oversize.append(words[0])
-            elif kind == "delivered":
-                seen.delivered.add(words[0])
-            elif kind == "refused":
-                seen.failures.append(f"on_refused({words[0]}, {words[1]:#04x})")
-            elif kind == "ended":
-                seen.ended.append(": ".join(words))
-            elif self._answer is not None and not self._answer.done():
-                if kind == "done":
-                    self._answer.set_result(words[0])
-                else:
-                    self._answer.set_exception(BoardFailed(*words))
-        if self._answer is not None and not self._answer.done():
-            log = (self._directory / "board.log").read_text(errors="replace").strip().splitlines()
-            self._answer.set_exception(StepFailed(f"the board's program ended: {' | '.join(log[-2:])}"))
+    def _take(self, line: str) -> None:
+        seen, answer = self._seen, self._answer
+        if answer is not None and answer.done():
+            answer = None
+        if not line and answer is not None and self._child is not None:
+            log = " | ".join(self._child.logged(2).splitlines())
+            answer.set_exception(StepFailed(f"the board's program ended: {log}"))
+        try:
+            kind, *words = json.loads(line)
+        except ValueError:
+            return  # cut off by the end of its power
+        if kind == "got":
+            topic, *rest = words
+            if topic.startswith(seen.prefix):
+                seen.got.append(Got(*rest))
+            else:
+                seen.strays.append(topic)
+        elif kind == "oversize":
+            seen.oversize.append(words[0])
+        elif kind == "delivered":
+            seen.delivered.add(words[0])
+        elif kind == "refused":
+            seen.failures.append(f"on_refused({words[0]}, {words[1]:#04x})")
+        elif kind == "ended":
+            seen.ended.append(": ".join(words))
+        elif answer is not None and kind == "done":
+            answer.set_result(words[0])
+        elif answer is not None:
+            answer.set_exception(BoardFailed(*words))
 
     async def do(self, verb: str, *arguments: Any, seconds: float = STEP_S) -> Any:
         """Have it do something; return the result."""
         self._answer = asyncio.get_running_loop().create_future()
-        self._write([verb, *arguments])
+        assert self._child is not None
+        self._child.write(json.dumps([verb, *arguments]))
         try:
             async with asyncio.timeout(seconds):
                 return await self._answer
@@ -187,13 +167,8 @@ class Board:
 
     async def off(self) -> None:
         """Cut its power."""
-        if self._process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
-            await self._process.wait()
-            if self._reading is not None:
-                await self._reading
-            self._process = None
+        if self._child is not None:
+            await self._child.kill()
 
 
 class Play:

@@ -21,11 +21,6 @@ BESIDES = (
 )
 
 
-def micropython() -> str:
-    """Return the path of the micropython command."""
-    return str(Path(sys.executable).parent / "micropython")
-
-
 def compile_library() -> Path:
     """Compile all that is not compiled yet; return the folder to put on MICROPYPATH."""
     files = {
@@ -34,3 +29,20 @@ def compile_library() -> Path:
     }
     files |= {name: ROOT / name for name in BESIDES}
     return laid_out({f"{name[:-3]}.mpy": path for name, path in files.items()}, ROOT / "build" / "faults" / "image")
+
+
+def program_on(interpreter: str, module: str, heap: str, path: str = "") -> tuple[list[str], dict[str, str]]:
+    """Return the command that runs a module, and the variables that it needs.
+
+    Args:
+        interpreter: MicroPython where it begins with "mpy", else CPython.
+        module: its name.
+        heap: of MicroPython, such as "192K".
+        path: where MicroPython finds the library; by default what boards get.
+    """
+    if interpreter.startswith("mpy"):
+        micropython = str(Path(sys.executable).parent / "micropython")
+        # `.frozen` has `ssl` and `asyncio`.
+        path = f".frozen:{path or compile_library()}"
+        return [micropython, "-X", f"heapsize={heap}", "-m", module], {"MICROPYPATH": path}
+    return [sys.executable, "-m", module], {"PYTHONPATH": f"{ROOT}:{ROOT / 'firmware'}"}

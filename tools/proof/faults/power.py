@@ -8,20 +8,18 @@ no client can know what an application did with it. How often that was is counte
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import random
 import re
-import signal
 import tempfile
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
 from tools.broker import Broker
-from tools.children import bound_to_this_process
+from tools.children import Child
 from tools.flashsim.tear import tear
-from tools.proof.faults.compiled import compile_library, micropython
+from tools.proof.faults.compiled import program_on
 from tools.proof.faults.peer import Peer
 from tools.proof.proxy import Proxy
 
@@ -74,56 +72,29 @@ class Story:
 
 class _Board:
     def __init__(self, directory: Path, port: int, level: int, count: int):
-        self.directory = directory
-        self.arguments = [str(port), str(level), str(count), str(WINDOW)]
+        program, environment = program_on("mpy", "tools.proof.faults.board", HEAP)
+        program += map(str, (port, level, count, WINDOW))
+        self.child = Child(program, directory, environment, take=self._take)
         self.stored = 0
         self.got: list[int] = []
         self.boots = 0
         self.done = False
         self.tail: list[str] = []
-        self._process: asyncio.subprocess.Process | None = None
-        self._reader: asyncio.Task | None = None
 
-    async def start(self) -> None:
-        self._process = await asyncio.create_subprocess_exec(
-            *(micropython(), "-X", f"heapsize={HEAP}", "-m", "tools.proof.faults.board", *self.arguments),
-            cwd=self.directory,
-            env={**os.environ, "MICROPYPATH": str(compile_library())},
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            start_new_session=True,
-            preexec_fn=bound_to_this_process(),
-        )
-        self._reader = asyncio.ensure_future(self._read(self._process))
-
-    async def _read(self, process: asyncio.subprocess.Process) -> None:
-        assert process.stdout is not None
-        while line := (await process.stdout.readline()).decode("utf-8", "replace"):
-            if not line.endswith("\n"):
-                break  # killed in the middle of a line
-            self.tail = [*self.tail[-8:], line.rstrip()]
-            kind, *words = line.split() or [""]
-            if kind == "stored":
-                self.stored = int(words[0])
-            elif kind == "got":
-                self.got.append(int(words[0]))
-            elif kind == "up":
-                self.boots += 1
-                self.stored = max(self.stored, int(words[1]))
-            elif kind == "done":
-                self.done = True
-
-    @property
-    def running(self) -> bool:
-        return self._process is not None and self._process.returncode is None
-
-    async def kill(self) -> None:
-        assert self._process is not None and self._reader is not None
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        await self._process.wait()
-        await self._reader
+    def _take(self, line: str) -> None:
+        if not line.endswith("\n"):
+            return  # killed in the middle of a line
+        self.tail = [*self.tail[-8:], line.rstrip()]
+        kind, *words = line.split() or [""]
+        if kind == "stored":
+            self.stored = int(words[0])
+        elif kind == "got":
+            self.got.append(int(words[0]))
+        elif kind == "up":
+            self.boots += 1
+            self.stored = max(self.stored, int(words[1]))
+        elif kind == "done":
+            self.done = True
 
 
 async def torment(level: int, kills: int, seed: int) -> Story:
@@ -140,15 +111,15 @@ async def torment(level: int, kills: int, seed: int) -> Story:
             board = _Board(directory, proxy.port, level, count)
             sent = 0
             try:
-                await board.start()
+                await board.child.start()
                 for number in range(kills):
                     await _moment(board, rng, count * (number + 1) // (kills + 1), early := rng.random() < 0.2)
-                    if not board.running:
+                    if not board.child.running:
                         story.problems.append(f"the board's program ended by itself: {' | '.join(board.tail)}")
                         return story
                     proxy.accepting = False
                     proxy.cut()
-                    await board.kill()
+                    await board.child.kill()
                     story.kills += 1
                     story.early_kills += early
                     story.torn += bool(tear(directory / "flash.bin", directory / "flash.intent", rng))
@@ -156,10 +127,10 @@ async def torment(level: int, kills: int, seed: int) -> Story:
                     for _ in range(SENT_A_KILL if board.boots else 0):
                         sent += 1
                         peer.send("board/in", f"{sent};".encode(), 2 - sent % 2)
-                    await board.start()
+                    await board.child.start()
                 for qos in (1, 2):
                     peer.send("board/in", b"end", qos)
-                await _until(lambda: board.done or not board.running, END_S)
+                await _until(lambda: board.done or not board.child.running, END_S)
                 story.sent, story.boots, story.published = sent, board.boots, board.stored
                 if not board.done:
                     story.problems.append(f"the board is not done: {' | '.join(board.tail)}")
@@ -167,8 +138,7 @@ async def torment(level: int, kills: int, seed: int) -> Story:
                 await peer.until(lambda: b"0;" in peer.received["board/out"], 5)
                 await marker
             finally:
-                if board.running:
-                    await board.kill()
+                await board.child.kill()
                 await proxy.stop()
                 await peer.stop()
         _judge(story, [int(body.split(b";")[0]) for body in peer.received["board/out"][:-1]], board.got)
@@ -189,7 +159,7 @@ async def _moment(board: _Board, rng: random.Random, stored: int, early: bool) -
     if early:
         await asyncio.sleep(rng.uniform(0, 0.25))
     else:
-        await _until(lambda: board.stored >= stored or not board.running, BOOT_S)
+        await _until(lambda: board.stored >= stored or not board.child.running, BOOT_S)
         await asyncio.sleep(rng.uniform(0, 0.05))
 
 

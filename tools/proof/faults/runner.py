@@ -9,19 +9,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import os
-import signal
-import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from tools.broker import Broker
-from tools.children import bound_to_this_process
+from tools.children import Child
 from tools.proof.faults.audit import audit
 from tools.proof.faults.cases import Case, Outcome, judge
-from tools.proof.faults.compiled import ROOT, compile_library, micropython
+from tools.proof.faults.compiled import compile_library, program_on
 from tools.proof.faults.peer import Peer
 from tools.proof.proxy import Proxy
 
@@ -43,53 +40,35 @@ class Verdict:
 
 
 class Device:
-    """A device process."""
+    """A program on a board that takes cases from its input, one after another."""
 
     def __init__(self, interpreter: str, directory: Path, heap: str = HEAP):
         self.interpreter = interpreter
-        self.heap = heap
-        self.directory = directory
-        self.process: asyncio.subprocess.Process | None = None
-
-    async def start(self) -> None:
-        """Start it, if it does not run."""
-        if self.process is not None and self.process.returncode is None:
-            return
-        program = "tools.proof.faults.device_aio" if self.interpreter.endswith("aio") else "tools.proof.faults.device"
-        if self.interpreter.startswith("mpy"):
-            command = [micropython(), "-X", f"heapsize={self.heap}", "-m", program]
-            environment = {**os.environ, "MICROPYPATH": f".frozen:{compile_library()}"}
-        else:
-            command = [sys.executable, "-m", program]
-            environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'firmware'}"}
-        with (self.directory / "device.log").open("ab") as log:
-            self.process = await asyncio.create_subprocess_exec(
-                *command,
-                cwd=self.directory,
-                env=environment,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=log,
-                start_new_session=True,
-                preexec_fn=bound_to_this_process(),
-            )
+        self._heap = heap
+        self._directory = directory
+        self._child: Child | None = None
+        self._said: asyncio.Queue[str] = asyncio.Queue()
 
     async def lines(self, command: str) -> AsyncIterator[list[str]]:
-        """Give it a command; yield the words of what it answers."""
-        await self.start()
-        assert self.process is not None and self.process.stdin is not None and self.process.stdout is not None
-        self.process.stdin.write(command.encode() + b"\n")
-        while line := await self.process.stdout.readline():
-            yield line.decode("utf-8", "replace").split(" ")
-        log = (self.directory / "device.log").read_text(errors="replace").splitlines()
-        yield ["failed", "", "the device's program ended:", *" | ".join(log[-3:]).split()]
+        """Give it a command, starting it if it does not run; yield the words of what it answers."""
+        if self._child is None or not self._child.running:
+            module = (
+                "tools.proof.faults.device_aio" if self.interpreter.endswith("aio") else "tools.proof.faults.device"
+            )
+            program, environment = program_on(self.interpreter, module, self._heap)
+            self._said = asyncio.Queue()
+            log = self._directory / "device.log"
+            self._child = Child(program, self._directory, environment, log, self._said.put_nowait, talks=True)
+            await self._child.start()
+        self._child.write(command)
+        while line := await self._said.get():
+            yield line.split(" ")
+        yield ["failed", "", "the device's program ended:", *" | ".join(self._child.logged(3).splitlines()).split()]
 
     async def stop(self) -> None:
         """End it."""
-        if self.process is not None and self.process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGKILL)  # the command is a wrapper: its child has to go, too
-            await self.process.wait()
+        if self._child is not None:
+            await self._child.kill()
 
 
 class Worker:

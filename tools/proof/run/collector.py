@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from tools.children import bound_to_this_process
+from tools.children import Child
 
 ROOT = Path(__file__).resolve().parents[3]
 START_S = 60
@@ -34,16 +34,20 @@ class Collector:
     def __init__(self, directory: Path, port: int, start_s: float = START_S):
         self.kills = 0
         self.landing = directory / "landing"
-        self.log = directory / "collector.log"
-        self._port = port
         self._start_s = start_s
-        self._process: asyncio.subprocess.Process | None = None
         directory.mkdir(parents=True, exist_ok=True)
+        command = [
+            *(sys.executable, "-m", "tools.collector", "--host", "127.0.0.1", "--port", str(port)),
+            *("--topic", "flashmqtt/#", "--client-id", "collector", "--landing", str(self.landing)),
+            *("--segment-seconds", "10", "--longest-pause", str(LONGEST_PAUSE_S)),
+        ]
+        self._log = directory / "collector.log"
+        self._child = Child(command, ROOT, log=self._log)
 
     @property
     def pid(self) -> int:
         """Its process id, 0 while it does not run."""
-        return self._process.pid if self._process is not None and self._process.returncode is None else 0
+        return self._child.pid
 
     async def start(self) -> None:
         """Start it and wait until the broker knows its subscription, so that nothing is published to nobody.
@@ -51,34 +55,17 @@ class Collector:
         Raises:
             CollectorFailed: see the class.
         """
-        offset = self.log.stat().st_size if self.log.exists() else 0
-        command = [
-            *(sys.executable, "-m", "tools.collector", "--host", "127.0.0.1", "--port", str(self._port)),
-            *("--topic", "flashmqtt/#", "--client-id", "collector", "--landing", str(self.landing)),
-            *("--segment-seconds", "10", "--longest-pause", str(LONGEST_PAUSE_S)),
-        ]
-        with self.log.open("ab") as log:
-            self._process = await asyncio.create_subprocess_exec(
-                *command,
-                cwd=ROOT,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                preexec_fn=bound_to_this_process(),
-            )
+        offset = self._log.stat().st_size if self._log.exists() else 0
+        await self._child.start()
         deadline = time.monotonic() + self._start_s
-        while b"subscribed" not in self.log.read_bytes()[offset:]:
-            if self._process.returncode is not None or time.monotonic() > deadline:
-                tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-8:])
-                raise CollectorFailed(f"The collector did not start. Its log, {self.log}:\n{tail}")
+        while b"subscribed" not in self._log.read_bytes()[offset:]:
+            if not self._child.running or time.monotonic() > deadline:
+                raise CollectorFailed(f"The collector did not start. Its log, {self._log}:\n{self._child.logged()}")
             await asyncio.sleep(0.05)
 
     async def kill(self) -> None:
         """End it as a crash would, and start it again."""
-        assert self._process is not None
-        self._process.kill()
-        await self._process.wait()
+        await self._child.kill(alone=True)  # its sealer notices by itself
         self.kills += 1
         await self.start()
 
@@ -98,11 +85,4 @@ class Collector:
 
     async def stop(self) -> None:
         """Let it seal what it has, and end it."""
-        if self._process is None or self._process.returncode is not None:
-            return
-        self._process.terminate()
-        try:
-            await asyncio.wait_for(self._process.wait(), STOP_S)
-        except TimeoutError:
-            self._process.kill()
-            await self._process.wait()
+        await self._child.stop(STOP_S)
