@@ -56,6 +56,10 @@ print(took)
 FIGURES = {
     "umqtt_simple.publish_qos0_ms": ("umqtt0", 20, ""),
     "umqtt_simple.publish_qos1_ms": ("umqtt1", 20, ""),
+    "umqtt_simple.receive_qos0_ms": ("umqtt_in0", 20, ""),
+    "umqtt_simple.receive_qos1_ms": ("umqtt_in1", 20, ""),
+    "receive_qos0_ms": ("in0", 40, ""),
+    "receive_qos1_ms": ("in1", 40, ""),
     "publish_qos0_ms": ("ram0", 40, ""),
     "publish_qos1_ram_ms": ("ram1", 20, ""),
     "append_100_ms": ("append", 24, "empty"),

@@ -103,6 +103,11 @@ ROWS: dict[str, list[Row]] = {
         for qos, stored in ((0, ""), (1, "_ram"))
     ]
     + [
+        Row(
+            "receive a message at QoS 1 that comes alone, and acknowledge it",
+            "chip.receive_qos1_ms",
+            named("chip.umqtt_simple.receive_qos1_ms", SIMPLE),
+        ),
         Row("publish at QoS 1, stored in flash, acknowledged", "chip.publish_qos1_journal_ms"),
         Row("publish at QoS 2, stored in flash, acknowledged", "chip.publish_qos2_journal_ms"),
         Row("append 100 bytes to the journal", "chip.append_100_ms"),

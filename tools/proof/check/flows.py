@@ -1,6 +1,7 @@
-"""Draws the flows of QoS 1 and 2 into firmware/DESIGN.md, from its tables: `python -m tools.proof.check.flows [--write]`.
+"""Draws the flows of QoS 1 and 2 into firmware/DESIGN.md, from the tables in the code.
 
-Without --write it only says whether the document is current; exit status 1 where it is not.
+`python -m tools.proof.check.flows [--write]`: a diagram of the sender's states, and two tables. Without --write it only
+says whether the document is current; exit status 1 where it is not.
 """
 
 from __future__ import annotations
@@ -75,10 +76,27 @@ def table(steps: bytes, states: tuple[str, ...], events: tuple[str, ...]) -> str
     return "\n".join(lines)
 
 
+def picture(steps: bytes, states: tuple[str, ...], events: tuple[str, ...]) -> str:
+    """Return a diagram of the steps that lead to another state, for Mermaid."""
+    words = actions()
+    lines = ["```mermaid", "stateDiagram-v2"]
+    for row, state in enumerate(states):
+        for column, event in enumerate(events):
+            step = steps[row * len(events) + column]
+            following = states[step >> 4]
+            if following == state or (steps is SENDER and not column):
+                continue
+            action = words[step & 15].replace(";", ",").replace(":", "")
+            ends = ["[*]" if name == "none" else name for name in (state, following)]
+            lines.append(f"    {ends[0]} --> {ends[1]}: {event}" + (f" / {action}" if action else ""))
+    return "\n".join([*lines, "```"])
+
+
 def drawn() -> str:
     """Return what stands between the markers."""
     return (
-        "The sender of a message (a cell says what is done, and the next state where it is another one):\n\n"
+        picture(SENDER, SENDER_STATES, SENDER_EVENTS)
+        + "\n\nThe sender of a message (a cell says what is done, and the next state where it is another one):\n\n"
         + table(SENDER, SENDER_STATES, SENDER_EVENTS)
         + "\n\nThe receiver of a QoS 2 message:\n\n"
         + table(RECEIVER, RECEIVER_STATES, RECEIVER_EVENTS)

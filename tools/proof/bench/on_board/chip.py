@@ -27,7 +27,7 @@ class Socket(io.IOBase):
     """A socket in memory; the broker's side is `answer`."""
 
     def __init__(self, *_):
-        self.incoming = RingIO(64)
+        self.incoming = RingIO(256)
         self.outgoing = RingIO(2048)
         self.write = self.outgoing.write
         self.read = self.incoming.read
@@ -60,6 +60,8 @@ class Socket(io.IOBase):
                 kind = 4 if sent[body - 2] & 2 else 5
                 id_at = body + 2 + sent[body + 1]
                 self.incoming.write(bytes((kind << 4, 2, sent[id_at], sent[id_at + 1])))
+            elif kind == 8:
+                self.incoming.write(bytes((0x90, 3, sent[body], sent[body + 1], sent[at - 1])))
             elif kind == 6:
                 self.incoming.write(bytes((0x70, 2, sent[body], sent[body + 1])))
 
@@ -108,16 +110,18 @@ class Watch:
         return total
 
 
-def connected(store):
-    """Return a client with a connection."""
+def connected(store, *subscription):
+    """Return a client with a connection, and perhaps a subscription."""
     sys.modules["socket"] = Network
     from flashmqtt.client import Client
 
     client = Client("broker", 1883, b"bench", store)
+    if subscription:
+        client.subscribe(*subscription)
     client.start()
     for _ in range(POLLS):
         client.poll(0)
-        if client.connected:
+        if client.connected and not Network.last.outgoing.any():
             return client
         if Network.last:
             Network.last.answer()
@@ -169,6 +173,58 @@ def peer(qos, count):
     return took
 
 
+def received(qos, number):
+    """Return a PUBLISH packet as a broker sends it."""
+    identity = bytes((number >> 8, number & 255)) if qos else b""
+    body = bytes((0, len(TOPIC))) + TOPIC + identity + PAYLOAD
+    return bytes((0x30 | qos << 1, len(body))) + body
+
+
+def receive(qos, count):
+    """Return what each message took that came alone, acknowledged; without the wait for it."""
+    from flashmqtt.session.ram import RamStore
+
+    got = []
+    client = connected(RamStore(), TOPIC, qos, lambda message: got.append(1))
+    link = Network.last
+    client.poll(0)
+    watch = Watch()
+    took = []
+    for number in range(1, count + 1):
+        link.incoming.write(received(qos, number))
+        begin = ticks_us()
+        client.poll(0)
+        watch.add(begin, ticks_us())
+        if len(got) != number or len(link.outgoing.read() or b"") != 4 * qos:
+            raise OSError("not received")
+        took.append(watch.take())
+    return took
+
+
+def peer_receive(qos, count):
+    """Return what each of the messages took that came to umqtt.simple."""
+    sys.modules["socket"] = Network
+    if "usocket" not in sys.modules:
+        sys.modules["usocket"] = Network
+    from umqtt.simple import MQTTClient
+
+    client = MQTTClient(b"bench", "broker")
+    got = []
+    client.set_callback(lambda topic, payload: got.append(1))
+    client.sock = link = Socket()
+    watch = Watch()
+    took = []
+    for number in range(1, count + 1):
+        link.incoming.write(received(qos, number))
+        begin = ticks_us()
+        client.wait_msg()
+        watch.add(begin, ticks_us())
+        if len(got) != number or len(link.outgoing.read() or b"") != 4 * qos:
+            raise OSError("not received")
+        took.append(watch.take())
+    return took
+
+
 def append(region, policy, count):
     """Return what each `append` of 100 bytes took."""
     from flashmqtt.journal import journal
@@ -216,8 +272,12 @@ def measure(case, count, region):
     if case.startswith("append"):
         return append(region(), "DROP_OLDEST" if case == "append_full" else "REFUSE", count)
     qos = int(case[-1])
+    if case.startswith("umqtt_in"):
+        return peer_receive(qos, count)
     if case.startswith("umqtt"):
         return peer(qos, count)
+    if case.startswith("in"):
+        return receive(qos, count)
     if case.startswith("ram"):
         from flashmqtt.session.ram import RamStore
 
