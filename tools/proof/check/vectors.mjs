@@ -1,11 +1,13 @@
 // The second implementation behind the golden vectors: npm's mqtt-packet. Reads one JSON request a line, answers one line each.
 //   {"level": 5, "packet": {...}}  ->  {"hex": "..."}             what it writes
+//   {"names": true}                ->  {"17": "sessionExpiryInterval", ...}    what it calls the properties
 //   {"level": 5, "hex": "..."}     ->  {"packets": [...]} or {"error": "..."}   what it reads
 import { createRequire } from "node:module";
 import { createInterface } from "node:readline";
 
 const require = createRequire(process.argv[2] + "/");
 const mqtt = require("mqtt-packet");
+const { propertiesCodes } = require("mqtt-packet/constants");
 
 function revive(value) {
   if (Array.isArray(value)) return value.map(revive);
@@ -25,7 +27,9 @@ for await (const line of createInterface({ input: process.stdin })) {
   const request = JSON.parse(line);
   let answer;
   try {
-    if (request.packet) {
+    if (request.names) {
+      answer = propertiesCodes;
+    } else if (request.packet) {
       answer = { hex: mqtt.generate(revive(request.packet), { protocolVersion: request.level }).toString("hex") };
     } else {
       const packets = [];
