@@ -2,6 +2,7 @@
 
 import base64
 import gzip
+import json
 import shutil
 
 import pyarrow as pa
@@ -11,12 +12,13 @@ from deltalake import DeltaTable
 
 from flashmqtt.codec.packets import PUBLISH
 from host_tests.pipeline import engines, killed
-from host_tests.pipeline.conftest import Landing
+from host_tests.pipeline.conftest import Landing, Local
+from host_tests.pipeline.test_plain import Tables
 from tools.landing import segments
 from tools.landing.lock import LandingInUse
 from tools.landing.names import Names
 from tools.landing.store import LandingStore
-from tools.pipeline import byte_search, compact, forget, report, sink, stream, verdict
+from tools.pipeline import byte_search, compact, forget, mapping, report, sink, stream, verdict
 from tools.pipeline.books import Books
 from tools.pipeline.commits import Output, OutputError
 from tools.pipeline.delta import Delta
@@ -181,6 +183,73 @@ def test_other_device_that_mentions_it_keeps_its_rows_with_asterisks(local, land
     assert [row[2] for row in engines.truth(output, "quarantine")] == [b"not JSON: ************"]
     again = stream.once(local, str(landing.directory), str(tmp_path / "again"), 2)
     assert again.rows == {name: rows for name, rows in output.latest().rows.items() if rows}
+
+
+MAPPED = """
+[[map]]
+topic = "gateways/+/up"
+path = "$.readings[*]"
+device = "@.id"
+name = "@.type"
+value = "@.v"
+
+[[map]]
+topic = "sensors/up"
+device = "$.id"
+name = "t"
+value = "$.v"
+
+[[map]]
+topic = "plants/{site}/{number}/t"
+device = "{site}-{number}"
+name = "t"
+value = "$"
+"""
+
+
+@pytest.mark.req("P7")
+def test_device_that_only_a_mapping_knows_does_not_come_back(tmp_path):
+    (tmp_path / "m.toml").write_text(MAPPED)
+    tables = Tables(tmp_path, mapping.read(tmp_path / "m.toml"))
+    landing = tables.landing
+    both = {"readings": [{"id": one, "type": "co2", "v": n} for n, one in enumerate((GONE, "meter-2"), 417)]}
+    landing.raw("gateways/g1/up", json.dumps(both).encode())
+    landing.raw("gateways/g1/up", json.dumps({"readings": both["readings"][:1]}).encode())
+    landing.raw("sensors/up", b'{"id": "greenhouse-1", "v": 1234}')
+    landing.raw("sensors/up", b'{"id": "meter-2", "v": 1235}')
+    landing.raw("plants/greenhouse/1/t", b"6")
+    landing.raw("plants/greenhouse/2/t", b"7")
+    tables.batch()
+    done = forget.forget(str(landing.directory), str(tmp_path / "out"), [GONE])
+    assert (done.left, done.rows["segments of c"], done.rows["readings"]) == ([], 3, 4)
+    nothing_names_it(tmp_path / "out", landing.directory)
+    left = sorted((row["device"], row["value"]) for row in tables.rows("readings"))
+    assert left == [("greenhouse-2", 7.0), ("meter-2", 418.0), ("meter-2", 1235.0)]
+    tables.stream = "the checkpoint was lost"
+    tables.run({"c": 1})
+    assert sorted((row["device"], row["value"]) for row in tables.rows("readings")) == left
+    again = Output(str(tmp_path / "again"))
+    again.prepare(2)
+    stream.run_batch(Local(), {"c": 1}, Storage(str(landing.directory)), again, 2, "one", 1, mapping=tables.rules)
+    tables.output = again
+    assert sorted((row["device"], row["value"]) for row in tables.rows("readings")) == left
+
+
+@pytest.mark.req("P7")
+@pytest.mark.parametrize("name", ["home", "tv", "home/hall"])
+@pytest.mark.parametrize("is_read", [True, False])
+def test_device_whose_name_is_a_part_of_anothers_goes_alone(tmp_path, name, is_read):
+    tables = Tables(tmp_path)
+    topics = ["home/temperature", "home/hall/door", "home/hall/lamp/power", "tv/power", "den/tv/power"]
+    topics += ["flashmqtt/home/hall/attic/readings"]
+    for topic in topics:
+        tables.landing.raw(topic, b"1")
+    tables.batch() if is_read else tables.landing.seal()
+    done = forget.forget(str(tables.landing.directory), str(tmp_path / "out"), [name])
+    assert (done.left, done.rows["segments of c"]) == ([], 1)
+    (segment,) = tables.landing.directory.glob("*.parquet")
+    left = set(pq.read_table(segment)["topic"].to_pylist())
+    assert set(topics) - left == {{"home": topics[0], "tv": topics[3], "home/hall": topics[1]}[name]}
 
 
 def test_logs_of_the_collector_are_sealed_and_what_is_held_goes(local, fleet, landing, tmp_path):

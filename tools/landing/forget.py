@@ -6,7 +6,7 @@ store: `without` is what it becomes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -72,12 +72,22 @@ def drop(landing: Path, stores: list[LandingStore], names: Names) -> int:
     return gone
 
 
-def without(rows: pa.Table, names: Names) -> tuple[pa.Table, pa.Table]:
+def without(
+    rows: pa.Table, names: Names, places: Container[tuple[int, int]] = frozenset()
+) -> tuple[pa.Table, pa.Table]:
     """Return some rows without those of the devices and without their names, and the rows that are left out.
 
     Rows are a device's by their column `device`, or by topic and payload; where it is in neither, all rows are kept.
+
+    Args:
+        rows: of one table.
+        names: the devices' names.
+        places: row and arrival (µs) of a segment's rows that are known to be theirs.
     """
     left_out = np.zeros(rows.num_rows, dtype=bool)
+    if places:
+        at = zip(rows["row"].to_pylist(), rows["arrival"].cast(pa.int64()).to_pylist(), strict=True)
+        left_out |= np.fromiter((one in places for one in at), dtype=bool, count=rows.num_rows)
     if "topic" in rows.column_names:
         payloads = rows["payload"].to_pylist() if names.occur(_bytes(rows["payload"])) else [b""] * rows.num_rows
         verdicts: dict[tuple[str, bool], bool] = {}
@@ -85,7 +95,7 @@ def without(rows: pa.Table, names: Names) -> tuple[pa.Table, pa.Table]:
             key = topic, bool(payload) and names.occur(payload)
             if key not in verdicts:
                 verdicts[key] = names.own(topic, payload or b"")
-            left_out[n] = verdicts[key]
+            left_out[n] |= verdicts[key]
     if "device" in rows.column_names:
         left_out |= np.isin(np.array(rows["device"].to_pylist(), dtype=object), list(names.devices))
     gone = rows.filter(pa.array(left_out))

@@ -84,13 +84,18 @@ class Names:
         levels = f"/{topic}/"
         device = device_of(topic)
         for name in self.devices:
-            if f"/{name}/" not in levels or (name in self.weak and name != device):
+            if f"/{name}/" not in levels or (name in self.weak and name not in devices_of(topic)):
                 continue
             longer = any(f"/{one}/" in levels for one in self._longer[name])
             other = device in self.kept and f"/{device}/" not in f"/{name}/"
             if not longer and not other:
                 return True
         return device not in self.kept and self.occur(payload)
+
+
+def devices_of(topic: str) -> set[str]:
+    """Return the devices that a topic may stand for: of our boards' topics, and what is before the last level of others."""
+    return {device_of(topic), topic.rpartition("/")[0]}
 
 
 def forms_of(name: str, base64_too: bool = True) -> set[bytes]:

@@ -13,7 +13,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tools.landing.names import Names
-from tools.landing.segments import device_of
 
 from .storage import Storage
 
@@ -99,5 +98,5 @@ def _named(column: str, values: pa.Array, names: Names) -> bool:
         return True
     if names.weak and column in {"device", "topic"}:
         told = {one.decode(errors="replace") for one in texts}
-        return bool(names.devices & (told if column == "device" else set(map(device_of, told))))
+        return bool(names.devices & told) if column == "device" else any(map(names.own, told))
     return False

@@ -39,6 +39,7 @@ from .commits import COMMITS, DELTA_LOG, FORMAT_FILE, Commit, Output, OutputErro
 from .compact import revision_of
 from .delta import Delta
 from .files import parquet_writer, table_of
+from .mapping import OURS, device_and_name
 from .storage import Storage, StorageError
 
 KEPT = (COMMITS, FORMAT_FILE, "checkpoint", "sinks")
@@ -107,7 +108,7 @@ def forget(
         names = Names(devices, _others(output, raw, stores, set(devices)), words())
         if not dry:
             if raw:
-                _from_segments(raw, names, done)
+                _from_segments(raw, names, _places(output, names.devices), done)
                 if raw.local:
                     done.add("held by the collector", landing_logs.drop(Path(raw.root), stores, names))
             delta = Delta(output)
@@ -167,8 +168,9 @@ def _others(output: Output, landing: Storage | None, stores: list[LandingStore],
     topics = landing_logs.topics_held(stores)
     storage = output.storage
     commit = output.latest()
-    for name in commit.state_files("lives") if commit else []:
-        found |= _distinct(storage, name, "device")
+    for kind in ("lives", "plain"):
+        for name in commit.state_files(kind) if commit else []:
+            found |= _distinct(storage, name, "device")
     for name in output.files("quarantine") + output.files("held"):
         topics |= _distinct(storage, name, "topic")
     if landing:
@@ -176,7 +178,41 @@ def _others(output: Output, landing: Storage | None, stores: list[LandingStore],
             for name in numbers.values():
                 topics |= _distinct(landing, name, "topic")
     theirs = [f"/{name}/" for name in devices]
-    return found | {segments.device_of(topic) for topic in topics if not any(one in f"/{topic}/" for one in theirs)}
+    for topic in topics:
+        if topic.startswith(OURS) or not any(one in f"/{topic}/" for one in theirs):
+            found.add(segments.device_of(topic))
+        if not topic.startswith(OURS):
+            found.add(device_and_name(topic)[0])
+    return found
+
+
+def _places(output: Output, devices: set[str]) -> dict[tuple[str, int], set[tuple[int, int]]]:
+    """Return where messages without an identity lie that gave readings of some devices and of no other.
+
+    Only the tables know it: a mapping makes a device's name of a payload, or of several parts.
+
+    Returns:
+        Row and arrival (µs) in the collector's log, by collector and segment.
+    """
+    storage = output.storage
+    files = output.files("readings") + output.files("duplicates")
+
+    def places(name: str, own: bool) -> Iterator[tuple[str, int, int, int]]:
+        columns = ["device", "life", "collector", "segment", "row", "arrival"]
+        with storage.fs.open_input_file(storage.path(name)) as file:
+            rows = pq.read_table(file, columns=columns, filters=pc.field("life") == 0, use_threads=False)
+        mine = pc.is_in(rows["device"].cast(pa.string()), pa.array(sorted(devices), pa.string()))
+        rows = rows.filter(mine if own else pc.invert(mine))
+        numbers = [rows[one].cast(pa.int64()).to_pylist() for one in ("segment", "row", "arrival")]
+        yield from zip(rows["collector"].to_pylist(), *numbers, strict=True)
+
+    found = {place for name in files for place in places(name, True)}
+    if found:
+        found.difference_update(place for name in files for place in places(name, False))
+    told: dict[tuple[str, int], set[tuple[int, int]]] = {}
+    for collector, segment, row, arrival_us in found:
+        told.setdefault((collector, segment), set()).add((row, arrival_us))
+    return told
 
 
 def _distinct(storage: Storage, name: str, column: str) -> set[str]:
@@ -185,18 +221,23 @@ def _distinct(storage: Storage, name: str, column: str) -> set[str]:
     return {one for chunk in table[column].chunks for one in chunk.dictionary.to_pylist()}
 
 
-def _from_segments(landing: Storage, names: Names, done: Done) -> None:
+def _from_segments(
+    landing: Storage, names: Names, places: dict[tuple[str, int], set[tuple[int, int]]], done: Done
+) -> None:
     """Take the devices' rows out of the segments, each under the name and with the age that it has: it has been read, or not."""
     for collector, numbers in sorted(source.latest(landing).items()):
-        for _, name in sorted(numbers.items()):
-            if not byte_search.in_file(landing, name, names):
+        for number, name in sorted(numbers.items()):
+            its_places = places.get((collector, number), set())
+            if not its_places and not byte_search.in_file(landing, name, names):
                 continue
             sealed_s = landing.modified_s(name)
             with landing.fs.open_input_file(landing.path(name)) as opened:
                 file = pq.ParquetFile(opened)
                 buckets = segments.buckets_in(file.schema_arrow.metadata)
                 rows = file.read(columns=segments.SCHEMA.names, use_threads=False).sort_by("row")
-            kept, gone = landing_logs.without(rows, names)
+            kept, gone = landing_logs.without(rows, names, its_places)
+            if not gone.num_rows and not byte_search.in_file(landing, name, names):
+                continue
             with landing.create(name) as stream:
                 segments.write_rows(stream, kept.cast(segments.SCHEMA), buckets)
             if landing.local:

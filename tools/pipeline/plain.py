@@ -10,6 +10,7 @@ It does not know Spark nor files.
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Iterator
 
@@ -25,6 +26,8 @@ from .state import State
 
 SCALAR = rf"^[ \t\r\n]*({NUMBER.pattern}|{'|'.join(BOOLEANS)})[ \t\r\n]*$"
 Taker = tuple[tuple[Rule, ...], dict[str, str]]
+FORGOTTEN = re.compile(r"\*{4,}")
+"""What `forget` puts in the place of a device's name, in messages of several devices: it is none."""
 NO_MAPPING = "neither a number, a boolean nor a SenML pack, and no mapping takes its topic"
 RETAINED, RESENT, REPLAYED = "retained", "resend", "replay"
 ITEMS = pa.schema([pa.field("row", pa.int64()), *[schemas.READINGS.field(name) for name in ("device", "index", "name")],
@@ -73,7 +76,11 @@ class Plain:
             except Misfit as misfit:
                 self.bad.append((row, f"mapping: {misfit}"))
                 continue
-            found += [(row, one.device, n, one.name, *one[2:]) for n, one in enumerate(own)]
+            found += [
+                (row, one.device, n, one.name, *one[2:])
+                for n, one in enumerate(own)
+                if not FORGOTTEN.fullmatch(one.device)
+            ]
         if found:
             columns = zip(*found, strict=True)
             arrays = [
