@@ -101,7 +101,7 @@ faults: setup ## Cut the link everywhere, kill broker and board everywhere; coun
 	@$(PY) -m tools.proof.faults $(if $(SHORT),--short) $(if $(REPLAY),--case "$(REPLAY)")
 
 hostile: setup ## A broker that does every wrong thing at every moment (REPLAY=id)
-	@$(PY) -m tools.proof.hostile $(if $(REPLAY),--case "$(REPLAY)")
+	@$(PY) -m tools.proof.faults --hostile $(if $(REPLAY),--case "$(REPLAY)")
 
 brokers: setup ## The same scenarios against every real broker that can be had; what each of them does (ONLY="mosquitto aedes"; REPLAY=id; KEEP=1: into its page)
 	@$(PY) -m tools.proof.brokers $(if $(ONLY),--brokers $(ONLY)) $(if $(REPLAY),--case "$(REPLAY)") $(if $(KEEP),--keep)

@@ -59,7 +59,6 @@ LONG = (
     "host_tests/both/test_client_",
     "host_tests/run/",
     "host_tests/faults/",
-    "host_tests/hostile/",
     "host_tests/deploy/",
     "host_tests/collector/",
 )

@@ -7,10 +7,10 @@ import pytest
 
 from tools.broker import find_mosquitto
 from tools.proof import packets as p
+from tools.proof.faults import power
 from tools.proof.faults.__main__ import Tally, run_suite
 from tools.proof.faults.audit import audit
 from tools.proof.faults.cases import Case, Outcome, judge, places_of
-from tools.proof.faults.power import MESSAGES_A_KILL, torment
 from tools.proof.faults.runner import HEAP
 from tools.proof.faults.suites import FULL, SHORT
 from tools.proof.proxy import Cut, Seen
@@ -44,10 +44,10 @@ def test_a_window_of_8_with_the_journal_runs_in_the_heap_of_the_full_run():
 @pytest.mark.req("S1", "S2", "Q1", "Q2", "Q3", "Q4", "Q6", "B4")
 @pytest.mark.parametrize("level", [4, 5])
 def test_a_board_killed_at_random_moments_loses_and_repeats_nothing(level):
-    story = asyncio.run(torment(level, 12, seed=level))
-    assert story.problems == []
-    assert story.kills == 12
-    assert story.published == 12 * MESSAGES_A_KILL
+    verdict = asyncio.run(power.run_case(power.Case(level, 12, seed=level)))
+    assert verdict.problems == []
+    assert verdict.kills == 12
+    assert verdict.published == 12 * power.MESSAGES_A_KILL
 
 
 def test_every_case_is_found_again_by_its_id():

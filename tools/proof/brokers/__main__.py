@@ -21,12 +21,12 @@ from tqdm import tqdm
 
 from tools.broker import BrokerFailed
 from tools.command import ended, number
-from tools.proof import packets as p
 from tools.proof.brokers import page
 from tools.proof.brokers.judge import Observed, Verdict
 from tools.proof.brokers.kinds import KINDS, Certificate, NotHere
 from tools.proof.brokers.runner import FACES, INTERPRETERS, ROOT, Case, all_cases, run_broker
 from tools.proof.brokers.scenarios import SCENARIOS
+from tools.proof.faults.runner import packet_lines
 
 PAGE = ROOT / "tools" / "proof" / "brokers" / "README.md"
 WORKERS = 4
@@ -55,17 +55,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 def show(case: Case, verdict: Verdict, seen: Observed) -> None:
     """Print what happened in a case."""
     print(f"{case}")
-    levels: dict[tuple[int, str], p.Reader] = {}
-    for one in seen.trace or ():
-        reader = levels.setdefault((one.connection, one.direction), p.Reader(case.level))
-        try:
-            texts = [
-                f"{packet} {packet.payload[:12]!r}" if packet.payload else str(packet)
-                for packet in reader.feed(one.content)
-            ]
-        except (p.Wrong, IndexError) as wrong:
-            texts = [f"malformed: {wrong}"]
-        print(f"    {one.connection} {one.direction:4} {'; '.join(texts)}")
+    for line in packet_lines(seen.trace or [], case.level):
+        print(f"    {line}")
     for text in seen.ended:
         print(f"    ended: {text}")
     print(f"    ours: {verdict.ours or 'nothing'}; the broker's: {verdict.theirs or 'nothing'}")

@@ -17,6 +17,7 @@ from typing import Any
 
 from tools.broker import BrokerFailed
 from tools.children import Child
+from tools.proof import side_by_side
 from tools.proof.brokers.device import body
 from tools.proof.brokers.judge import Got, Message, Observed, Verdict, judge, number_of
 from tools.proof.brokers.kinds import KINDS, PASSWORD, Certificate, Kind
@@ -57,10 +58,7 @@ class Case:
         Raises:
             ValueError: there is no such case.
         """
-        found = next((case for name in KINDS for case in all_cases(name) if str(case) == text), None)
-        if found is None:
-            raise ValueError(f"not the id of a case: {text}")
-        return found
+        return side_by_side.find((case for name in KINDS for case in all_cases(name)), text)
 
 
 def all_cases(
@@ -357,6 +355,22 @@ class Play:
             self.proxy.accepting = True
 
 
+class Worker:
+    """Runs one case after another, against one broker."""
+
+    def __init__(self, broker: Kind, directory: Path):
+        self._broker = broker
+        self._directory = directory
+
+    async def run(self, case: Case) -> tuple[Case, Verdict, Observed]:
+        """Run one case."""
+        play = Play(case, self._broker, self._directory / str(case).replace("/", "-"))
+        return case, await play.run(), play.seen
+
+    async def stop(self) -> None:
+        """Nothing outlives a case."""
+
+
 async def run_broker(
     kind: type[Kind],
     cases: list[Case],
@@ -379,21 +393,10 @@ async def run_broker(
                 raise BrokerFailed(f"{broker.name} offers no TLS at port {broker.tls_port}. Its log: {broker.log}")
             await asyncio.sleep(0.05)
 
-        async def play(case: Case) -> None:
-            one = Play(case, broker, directory / "cases" / str(case).replace("/", "-"))
-            report(case, await one.run(), one.seen)
-
-        waiting = [case for case in cases if not case.scenario.kills][::-1]
-
-        async def work() -> None:
-            while waiting:
-                await play(waiting.pop())
-
-        async with asyncio.TaskGroup() as group:
-            for _ in range(min(workers, len(waiting))):
-                group.create_task(work())
-        for case in cases:
-            if case.scenario.kills:
-                await play(case)
+        worker = Worker(broker, directory / "cases")
+        beside = [case for case in cases if not case.scenario.kills]
+        await side_by_side.run_cases(beside, workers, lambda _: worker, lambda result: report(*result))
+        alone = [case for case in cases if case.scenario.kills]
+        await side_by_side.run_cases(alone, 1, lambda _: worker, lambda result: report(*result))
     finally:
         broker.stop()

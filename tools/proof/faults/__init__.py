@@ -1,4 +1,5 @@
-"""Numbered messages over a link, a broker and a board that fail at every place there is.
+"""Numbered messages over a link, a broker and a board that fail at every place there is, and a broker that misbehaves.
 
-`tools.proof.hostile` stands on its device and on its packets, a codec that shares nothing with the library's.
+What speaks for the far end (the peer, the hostile broker, the audit) uses `tools.proof.packets`, a codec that shares nothing
+with the library's.
 """

@@ -1,8 +1,10 @@
 """`python -m tools.proof.faults`: cut the link everywhere, kill the broker everywhere, and count what was lost or came twice.
 
+With `--hostile`: every wrong thing that a broker can do, at every moment, at every level, on both interpreters.
+
 A case that fails prints its id; `python -m tools.proof.faults --case ID` runs it alone. Exit status: 0 nothing was violated; 1
-something was; 2 it could not be run. What was counted goes to build/faults.json, the packets of failing cases to
-build/faults-failing.txt.
+something was; 2 it could not be run; 130 stopped by Ctrl-C. What was counted goes to build/faults.json or build/hostile.json, all
+that is known of failing cases to build/faults-failing.txt.
 """
 
 from __future__ import annotations
@@ -15,25 +17,19 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
 from tools.broker import BrokerFailed
 from tools.command import ended, number
-from tools.proof import packets as p
-from tools.proof.faults.cases import Case
 from tools.proof.faults.compiled import ROOT
-from tools.proof.faults.power import Story, torment
-from tools.proof.faults.runner import Verdict, run_cases
-from tools.proof.faults.suites import FULL, SHORT, Suite
+from tools.proof.faults.suites import FULL, HOSTILE, RUN, SHORT, Suite, find, power
 
-RESULT = ROOT / "build" / "faults.json"
 FAILING = ROOT / "build" / "faults-failing.txt"
 WORKERS = 16
-POWER = "the board's power"
 KILLS = ((3, 50), (4, 100), (5, 50))
 KILLS_SHORT = ((4, 20),)
-COUNTED = ("cases", "cuts", "violations", "lost", "duplicates_qos2", "not_reached", "repeated_by_the_broker")
 
 
 class Tally:
@@ -41,156 +37,75 @@ class Tally:
 
     def __init__(self) -> None:
         self.counts: Counter = Counter()
-        self.suites: dict[str, dict[str, int]] = {}
+        self.suites: dict[str, Counter] = {}
         self.failing: list[str] = []
+        self.heaps: set[int] = set()
 
-    def add(self, verdict: Verdict, suite: str) -> None:
+    def add(self, verdict: Any, suite: str) -> None:
         """Count one verdict."""
-        outcome = verdict.outcome
-        here = Counter(
-            cases=1,
-            cuts=outcome.made,
-            violations=int(bool(verdict.problems)),
-            lost=outcome.lost,
-            duplicates_qos2=outcome.duplicates,
-            not_reached=int(outcome.made < len(verdict.case.cuts)),
-            repeated_by_the_broker=int(bool(outcome.repeated)),
-        )
-        self.counts.update(here)
-        self.suites[suite] = dict(Counter(self.suites.get(suite, {})) + here)
+        here = {"cases": 1, "violations": int(bool(verdict.problems)), **verdict.counts()}
+        for counter in (self.counts, self.suites.setdefault(suite, Counter())):
+            counter.update(here)
+        if verdict.heap:
+            self.heaps.add(verdict.heap)
         if verdict.problems:
             self.failing.append(str(verdict.case))
             tqdm.write(f"FAILED {verdict.case}\n       " + "\n       ".join(verdict.problems))
             with FAILING.open("a") as log:
-                print(verdict.case, *verdict.problems, *story_of(verdict), sep="\n    ", file=log)
-
-    def add_story(self, story: Story, suite: str) -> None:
-        """Count the kills of a board."""
-        here = Counter(
-            cases=story.kills,
-            cuts=story.kills,
-            violations=int(bool(story.problems)),
-            lost=story.lost,
-            duplicates_qos2=story.duplicates_qos2,
-            torn=story.torn,
-            handed_again=story.handed_again,
-        )
-        self.counts.update(here)
-        self.suites[suite] = dict(Counter(self.suites.get(suite, {})) + here)
-        if story.problems:
-            self.failing.append(story.id)
-            tqdm.write(f"FAILED {story.id}\n       " + "\n       ".join(story.problems))
-
-    def result(self, seconds: float) -> dict:
-        """Return what goes into faults.json."""
-        return {
-            **{key: self.counts[key] for key in COUNTED},
-            "seconds": round(seconds, 1),
-            "suites": self.suites,
-            "failing": self.failing,
-        }
+                print(verdict.case, *verdict.problems, *verdict.story(), sep="\n    ", file=log)
 
 
 async def run_suite(suite: Suite, tally: Tally, workers: int) -> None:
     """Run a suite, showing progress."""
     with tqdm(total=len(suite.bases), desc=suite.name, unit=" cases", disable=None, leave=False) as bar:
 
-        def report(verdict: Verdict) -> list[Case]:
+        def report(verdict: Any, further: int) -> None:
             tally.add(verdict, suite.name)
-            further = list(suite.further(verdict.case, verdict.outcome))
-            bar.total += len(further)
+            bar.total += further
             bar.update()
-            return further
 
-        await run_cases(suite.bases, workers, report, suite.heap)
-
-
-def tell(name: str, tally: Tally, seconds: float) -> None:
-    """Print a suite's line."""
-    counted = tally.suites.get(name, {})
-    print(
-        f"{name:32} {counted.get('cases', 0):6} cases {counted.get('violations', 0):4} violated {seconds:6.0f} s",
-        flush=True,
-    )
-
-
-def story_of(verdict: Verdict) -> list[str]:
-    """Return all that is known of one case, in lines."""
-    outcome = verdict.outcome
-    lines = [
-        f"received {outcome.received}, handed over {outcome.handed}",
-        f"delivered {outcome.delivered}, in doubt {outcome.doubtful}",
-    ]
-    readers: dict[tuple[int, str], p.Reader] = {}
-    for seen in outcome.trace:
-        reader = readers.setdefault((seen.connection, seen.direction), p.Reader(verdict.case.level))
-        try:
-            packet: p.Packet | str = reader.feed(seen.content)[0]
-        except p.Wrong as wrong:
-            packet = f"{seen.content.hex(' ')}: {wrong}"
-        passed = "" if seen.whole else f"   cut after {seen.passed} of {len(seen.content)} bytes"
-        lines.append(f"{seen.connection} {'->' if seen.direction == 'up' else '<-'} {packet}{passed}")
-    return [*lines, *(f"the device: {error}" for error in outcome.errors)]
+        await suite.run(workers, report)
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    """Return the command line's meaning; `suites` are those to run, `power` says whether the board's power is cut, too."""
+    """Return the command line's meaning; `cases` or `suites` are those to run."""
     parser = argparse.ArgumentParser(prog="python -m tools.proof.faults", description=__doc__.splitlines()[0])
     parser.add_argument("--case", action="append", help="run only the case with this id, and show its packets")
     parser.add_argument("--times", type=number(int, 1), default=1, help="how often")
+    parser.add_argument("--hostile", action="store_true", help="a broker that does every wrong thing, in their place")
     parser.add_argument("--short", action="store_true", help="the part that belongs to the tests")
     parser.add_argument("--only", default="", help="only the suites whose name begins so")
     parser.add_argument("--workers", type=number(int, 1), default=WORKERS, help="cases side by side")
     parser.add_argument("--seed", type=int, help="of the moments at which the board is killed")
-    parser.add_argument("--output", type=Path, default=RESULT)
+    parser.add_argument("--output", type=Path, help="where the figures go, in place of build/")
     arguments = parser.parse_args(argv)
-    arguments.cases, arguments.stories = [], []
-    for text in arguments.case or ():
-        try:
-            if text.startswith(Story.PREFIX):
-                arguments.stories.append(Story.parse(text))
-            else:
-                arguments.cases.append(Case.parse(text))
-        except ValueError:
-            parser.error(f"argument --case: not the id of a case: {text}")
-    every = SHORT if arguments.short else FULL
+    try:
+        arguments.cases = [find(text) for text in arguments.case or ()] * arguments.times
+    except ValueError as error:
+        parser.error(f"argument --case: {error}")
+    seed = arguments.seed if arguments.seed is not None else int.from_bytes(os.urandom(4), "big")
+    faults = (*(SHORT if arguments.short else FULL), power(KILLS_SHORT if arguments.short else KILLS, seed))
+    every = HOSTILE if arguments.hostile else faults
     arguments.suites = [suite for suite in every if suite.name.startswith(arguments.only)]
-    arguments.power = POWER.startswith(arguments.only)
-    if not arguments.suites and not arguments.power:
-        names = ", ".join([*(suite.name for suite in every), POWER])
+    if not arguments.suites:
+        names = ", ".join(suite.name for suite in every)
         parser.error(f"argument --only: no suite begins with {arguments.only!r}; there are: {names}")
+    arguments.output = arguments.output or ROOT / "build" / ("hostile.json" if arguments.hostile else "faults.json")
     return arguments
 
 
-def run_chosen(arguments: argparse.Namespace, tally: Tally) -> None:
-    """Run the cases with these ids, and show their packets."""
+def run_chosen(cases: list[Any], workers: int, tally: Tally, show: bool) -> None:
+    """Run these cases, and show what is known of them: of all, or of those that fail."""
 
-    def report(verdict: Verdict) -> None:
+    def report(verdict: Any) -> None:
         tally.add(verdict, "chosen")
-        if verdict.problems or arguments.times == 1:
-            print(verdict.case, *story_of(verdict), sep="\n  ")
+        if verdict.problems or show:
+            print(verdict.case, *verdict.story(), sep="\n  ")
 
-    for chosen in arguments.stories:
-        story = asyncio.run(torment(*chosen))
-        print(story)
-        tally.add_story(story, "chosen")
-    cases = arguments.cases * arguments.times
-    if cases:
-        asyncio.run(run_cases(cases, min(arguments.workers, len(cases)), report))
-
-
-def run_suites(arguments: argparse.Namespace, tally: Tally) -> None:
-    """Run the suites, and cut the board's power."""
-    for suite in arguments.suites:
-        before = time.monotonic()
-        asyncio.run(run_suite(suite, tally, arguments.workers))
-        tell(suite.name, tally, time.monotonic() - before)
-    if arguments.power:
-        before = time.monotonic()
-        for level, kills in KILLS_SHORT if arguments.short else KILLS:
-            seed = arguments.seed if arguments.seed is not None else int.from_bytes(os.urandom(4), "big")
-            tally.add_story(asyncio.run(torment(level, kills, seed)), POWER)
-        tell(POWER, tally, time.monotonic() - before)
+    for kind, run_cases in RUN.items():
+        chosen = [case for case in cases if isinstance(case, kind)]
+        if chosen:
+            asyncio.run(run_cases(chosen, min(workers, len(chosen)), report))
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -198,18 +113,28 @@ def run(arguments: argparse.Namespace) -> int:
     FAILING.parent.mkdir(parents=True, exist_ok=True)
     FAILING.unlink(missing_ok=True)
     tally = Tally()
-    if arguments.case:
-        run_chosen(arguments, tally)
-        return 1 if tally.counts["violations"] else 0
+    if arguments.cases:
+        run_chosen(arguments.cases, arguments.workers, tally, arguments.times == 1)
+        return 1 if tally.failing else 0
     started = time.monotonic()
-    run_suites(arguments, tally)
-    result = {**tally.result(time.monotonic() - started), "short": arguments.short}
+    for suite in arguments.suites:
+        before = time.monotonic()
+        asyncio.run(run_suite(suite, tally, arguments.workers))
+        counted, seconds = tally.suites[suite.name], time.monotonic() - before
+        print(
+            f"{suite.name:32} {counted['cases']:6} cases {counted['violations']:4} violated {seconds:6.0f} s",
+            flush=True,
+        )
+    seconds = round(time.monotonic() - started, 1)
     if not arguments.only:
+        result = {**tally.counts, "seconds": seconds, "suites": tally.suites, "failing": tally.failing}
         arguments.output.parent.mkdir(parents=True, exist_ok=True)
-        arguments.output.write_text(json.dumps(result, indent=2) + "\n")
-    told = ", ".join(f"{result[key]} {key.replace('_', ' ')}" for key in COUNTED)
-    print(f"{told}; {result['seconds']:.0f} s")
-    return 1 if result["violations"] else 0
+        arguments.output.write_text(json.dumps(result | {"short": arguments.short}, indent=2) + "\n")
+    if tally.heaps:
+        print(f"MicroPython's heap after a case: {min(tally.heaps):,} to {max(tally.heaps):,} bytes")
+    told = ", ".join(f"{count} {what.replace('_', ' ')}" for what, count in tally.counts.items())
+    print(f"{told}; {seconds:.0f} s")
+    return 1 if tally.failing else 0
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -12,6 +12,7 @@ import os
 import random
 import re
 import tempfile
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -31,43 +32,54 @@ BOOT_S = 20.0
 END_S = 60.0
 
 
-@dataclass
-class Story:
-    """What was done, and what came of it."""
-
-    PREFIX = "power/"
+@dataclass(frozen=True)
+class Case:
+    """So many kills of a board, at moments drawn from a seed: the id repeats it as far as time allows."""
 
     level: int
+    kills: int
     seed: int
+
+    def __str__(self) -> str:
+        return f"power/{self.level}/{self.kills}/{self.seed}"
+
+    @classmethod
+    def parse(cls, text: str) -> Case:
+        """Return the case with this id.
+
+        Raises:
+            ValueError: it is none.
+        """
+        found = re.fullmatch(r"power/([345])/(\d+)/(\d+)", text)
+        if not found:
+            raise ValueError(text)
+        return cls(*map(int, found.groups()))
+
+
+@dataclass
+class Verdict:
+    """What was done, and what came of it."""
+
+    case: Case
+    heap = 0  # not measured
     kills: int = 0
-    early_kills: int = 0
     torn: int = 0
     boots: int = 0
     published: int = 0
     sent: int = 0
     lost: int = 0
-    duplicates_qos1: int = 0
     duplicates_qos2: int = 0
     handed_again: int = 0
     problems: list[str] = field(default_factory=list)
 
-    @property
-    def id(self) -> str:
-        """What repeats it, as far as time allows."""
-        return f"{self.PREFIX}{self.level}/{self.kills}/{self.seed}"
+    def counts(self) -> dict[str, int]:
+        """Return what is counted of it; a kill is a case."""
+        kept = {name: getattr(self, name) for name in ("lost", "duplicates_qos2", "torn", "handed_again")}
+        return kept | {"cases": self.kills, "cuts": self.kills}
 
-    @classmethod
-    def parse(cls, text: str) -> tuple[int, int, int]:
-        """Return (level, kills, seed) of an id.
-
-        Raises:
-            ValueError: it is none.
-        """
-        found = re.fullmatch(cls.PREFIX + r"([345])/(\d+)/(\d+)", text)
-        if not found:
-            raise ValueError(text)
-        level, kills, seed = map(int, found.groups())
-        return level, kills, seed
+    def story(self) -> list[str]:
+        """Return all that is known of it, in lines."""
+        return [str(self)]
 
 
 class _Board:
@@ -97,10 +109,17 @@ class _Board:
             self.done = True
 
 
-async def torment(level: int, kills: int, seed: int) -> Story:
+async def run_cases(cases: Iterable[Case], _workers: int, report: Callable[[Verdict], object]) -> None:
+    """Run cases, one at a time: the moments of the kills take a quiet machine; report each verdict."""
+    for case in cases:
+        report(await run_case(case))
+
+
+async def run_case(case: Case) -> Verdict:
     """Kill a board so often; return what came of it."""
-    story = Story(level, seed)
-    rng = random.Random(seed)
+    verdict = Verdict(case)
+    rng = random.Random(case.seed)
+    kills = case.kills
     count = kills * MESSAGES_A_KILL
     with tempfile.TemporaryDirectory(prefix="flashmqtt-power-") as scratch:
         directory = Path(scratch)
@@ -108,21 +127,20 @@ async def torment(level: int, kills: int, seed: int) -> Story:
             peer = await Peer(broker.port, "peer").start()
             await peer.subscribe("board/out")
             proxy = await Proxy(broker.port).start()
-            board = _Board(directory, proxy.port, level, count)
+            board = _Board(directory, proxy.port, case.level, count)
             sent = 0
             try:
                 await board.child.start()
                 for number in range(kills):
-                    await _moment(board, rng, count * (number + 1) // (kills + 1), early := rng.random() < 0.2)
+                    await _moment(board, rng, count * (number + 1) // (kills + 1), rng.random() < 0.2)
                     if not board.child.running:
-                        story.problems.append(f"the board's program ended by itself: {' | '.join(board.tail)}")
-                        return story
+                        verdict.problems.append(f"the board's program ended by itself: {' | '.join(board.tail)}")
+                        return verdict
                     proxy.accepting = False
                     proxy.cut()
                     await board.child.kill()
-                    story.kills += 1
-                    story.early_kills += early
-                    story.torn += bool(tear(directory / "flash.bin", directory / "flash.intent", rng))
+                    verdict.kills += 1
+                    verdict.torn += bool(tear(directory / "flash.bin", directory / "flash.intent", rng))
                     proxy.accepting = True
                     for _ in range(SENT_A_KILL if board.boots else 0):
                         sent += 1
@@ -131,9 +149,9 @@ async def torment(level: int, kills: int, seed: int) -> Story:
                 for qos in (1, 2):
                     peer.send("board/in", b"end", qos)
                 await _until(lambda: board.done or not board.child.running, END_S)
-                story.sent, story.boots, story.published = sent, board.boots, board.stored
+                verdict.sent, verdict.boots, verdict.published = sent, board.boots, board.stored
                 if not board.done:
-                    story.problems.append(f"the board is not done: {' | '.join(board.tail)}")
+                    verdict.problems.append(f"the board is not done: {' | '.join(board.tail)}")
                 marker = peer.send("board/out", b"0;", 1)
                 await peer.until(lambda: b"0;" in peer.received["board/out"], 5)
                 await marker
@@ -141,8 +159,8 @@ async def torment(level: int, kills: int, seed: int) -> Story:
                 await board.child.kill()
                 await proxy.stop()
                 await peer.stop()
-        _judge(story, [int(body.split(b";")[0]) for body in peer.received["board/out"][:-1]], board.got)
-    return story
+        _judge(verdict, [int(body.split(b";")[0]) for body in peer.received["board/out"][:-1]], board.got)
+    return verdict
 
 
 async def _until(condition, seconds: float) -> bool:
@@ -163,22 +181,21 @@ async def _moment(board: _Board, rng: random.Random, stored: int, early: bool) -
         await asyncio.sleep(rng.uniform(0, 0.05))
 
 
-def _judge(story: Story, arrived: list[int], handed: list[int]) -> None:
-    for what, numbers, last in (("board", arrived, story.published), ("application", handed, story.sent)):
+def _judge(verdict: Verdict, arrived: list[int], handed: list[int]) -> None:
+    for what, numbers, last in (("board", arrived, verdict.published), ("application", handed, verdict.sent)):
         lost = [number for number in range(1, last + 1) if number not in set(numbers)]
         firsts = list(dict.fromkeys(numbers))
-        story.lost += len(lost)
+        verdict.lost += len(lost)
         if lost:
-            story.problems.append(f"{what}: lost {lost}")
+            verdict.problems.append(f"{what}: lost {lost}")
         if strange := [number for number in firsts if not 1 <= number <= last]:
-            story.problems.append(f"{what}: never stored or sent: {strange}")
+            verdict.problems.append(f"{what}: never stored or sent: {strange}")
         for qos in (1, 2):  # a QoS 2 message takes two round trips: between the two there is no order
             own = [number for number in firsts if 2 - number % 2 == qos]
             if places := [number for number, after in pairwise(own) if after < number]:
-                story.problems.append(f"{what}, QoS {qos}: out of order after {places}")
+                verdict.problems.append(f"{what}, QoS {qos}: out of order after {places}")
     twice = [number for number in set(arrived) if arrived.count(number) > 1]
-    story.duplicates_qos2 = sum(number % 2 == 0 for number in twice)
-    story.duplicates_qos1 = sum(arrived.count(number) - 1 for number in twice if number % 2)
-    if story.duplicates_qos2:
-        story.problems.append(f"twice at QoS 2: {sorted(number for number in twice if number % 2 == 0)}")
-    story.handed_again = len(handed) - len(set(handed))
+    verdict.duplicates_qos2 = sum(number % 2 == 0 for number in twice)
+    if verdict.duplicates_qos2:
+        verdict.problems.append(f"twice at QoS 2: {sorted(number for number in twice if number % 2 == 0)}")
+    verdict.handed_again = len(handed) - len(set(handed))

@@ -10,17 +10,20 @@ import asyncio
 import contextlib
 import itertools
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from tools.broker import Broker
 from tools.children import Child
+from tools.proof import packets as p
+from tools.proof import side_by_side
 from tools.proof.faults.audit import audit
 from tools.proof.faults.cases import Case, Outcome, judge
 from tools.proof.faults.compiled import compile_library, program_on
 from tools.proof.faults.peer import Peer
-from tools.proof.proxy import Proxy
+from tools.proof.proxy import UP, Proxy, Seen
 
 HEAP = "192K"
 CASE_S = 120.0
@@ -37,6 +40,45 @@ class Verdict:
     case: Case
     outcome: Outcome
     problems: list[str]
+
+    @property
+    def heap(self) -> int:
+        """Bytes on MicroPython's heap after the case."""
+        return self.outcome.heap
+
+    def counts(self) -> dict[str, int]:
+        """Return what is counted of it."""
+        outcome = self.outcome
+        return {
+            "cuts": outcome.made,
+            "lost": outcome.lost,
+            "duplicates_qos2": outcome.duplicates,
+            "not_reached": int(outcome.made < len(self.case.cuts)),
+            "repeated_by_the_broker": int(bool(outcome.repeated)),
+        }
+
+    def story(self) -> list[str]:
+        """Return all that is known of it, in lines."""
+        outcome = self.outcome
+        return [
+            f"received {outcome.received}, handed over {outcome.handed}",
+            f"delivered {outcome.delivered}, in doubt {outcome.doubtful}",
+            *packet_lines(outcome.trace, self.case.level),
+            *(f"the device: {error}" for error in outcome.errors),
+        ]
+
+
+def packet_lines(trace: list[Seen], level: int) -> Iterator[str]:
+    """Yield a line for each packet that a proxy saw."""
+    readers: dict[tuple[int, str], p.Reader] = defaultdict(lambda: p.Reader(level))
+    for seen in trace:
+        try:
+            found = readers[seen.connection, seen.direction].feed(seen.content)
+            text = ", ".join(f"{one} {one.payload[:12]!r}" if one.payload else f"{one}" for one in found)
+        except p.Wrong as wrong:
+            text = f"{seen.content.hex(' ')}: {wrong}"
+        passed = "" if seen.whole else f"   cut after {seen.passed} of {len(seen.content)} bytes"
+        yield f"{seen.connection} {'->' if seen.direction == UP else '<-'} {text}{passed}"
 
 
 class Device:
@@ -205,43 +247,14 @@ class Worker:
 async def run_cases(
     cases: Iterable[Case], workers: int, report: Callable[[Verdict], Iterable[Case] | None], heap: str = HEAP
 ) -> None:
-    """Run cases side by side; report each verdict. What the report returns are further cases, to be run too."""
-    waiting = list(cases)[::-1]
-    if any(case.interpreter.startswith("mpy") for case in waiting):
+    """Run fault cases side by side; what the report of a verdict returns are further cases."""
+    cases = list(cases)
+    if any(case.interpreter.startswith("mpy") for case in cases):
         compile_library()  # once, and not while a case's time runs
-    with tempfile.TemporaryDirectory(prefix="flashmqtt-faults-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="flashmqtt-faults-") as scratch, contextlib.ExitStack() as stack:
         directory = Path(scratch)
-        shared = {
-            kind: Broker(directory / kind, kind=kind, extra="persistence false\nautosave_on_changes false").start()
-            for kind in ("mosquitto", "amqtt")
-            if any(case.broker == kind for case in waiting)
-        }
-        crew = [Worker(directory / f"w{number}", shared, heap) for number in range(workers)]
-        busy = 0
-        news = asyncio.Condition()
-
-        async def work(worker: Worker) -> None:
-            nonlocal busy
-            while True:
-                async with news:
-                    await news.wait_for(lambda: waiting or not busy)  # noqa: B023
-                    if not waiting:
-                        return
-                    case = waiting.pop()
-                    busy += 1
-                try:
-                    waiting.extend(report(await worker.run(case)) or ())
-                finally:
-                    async with news:
-                        busy -= 1
-                        news.notify_all()
-
-        try:
-            async with asyncio.TaskGroup() as group:
-                for worker in crew:
-                    group.create_task(work(worker))
-        finally:
-            for worker in crew:
-                await worker.stop()
-            for broker in shared.values():
-                broker.kill()
+        shared: dict[str, Broker] = {}
+        for kind in {case.broker for case in cases} - set(_OWN_BROKER):
+            shared[kind] = Broker(directory / kind, kind=kind, extra="persistence false\nautosave_on_changes false")
+            stack.callback(shared[kind].start().kill)
+        await side_by_side.run_cases(cases, workers, lambda n: Worker(directory / f"w{n}", shared, heap), report)

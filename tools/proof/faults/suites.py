@@ -5,16 +5,28 @@ A run's own trace says which packets it has, so nothing is left out when a flow 
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field, replace
 from itertools import product
+from typing import Any
 
+from tools.proof.faults import power as power_cuts
+from tools.proof.faults import runner
 from tools.proof.faults.cases import FLOWS, Case, Outcome, places_of
+from tools.proof.faults.hostile import runner as hostile
 from tools.proof.faults.runner import HEAP
 
 PINGREQ = 12
+POWER = "the board's power"
+# What runs a kind of case.
+RUN: dict[type, Callable[..., Coroutine[Any, Any, None]]] = {
+    Case: runner.run_cases,
+    power_cuts.Case: power_cuts.run_cases,
+    hostile.Case: hostile.run_cases,
+}
 ALL_PLACES = ("before", "first", "middle", "last", "after")
 BORDERS = ("before", "after")
 
@@ -32,12 +44,23 @@ class Suite:
     """
 
     name: str
-    bases: tuple[Case, ...]
-    manners: tuple[str, ...]
+    bases: tuple[Any, ...]
+    manners: tuple[str, ...] = ()
     places: tuple[str, ...] = ALL_PLACES
     depth: int = 1
     heap: str = HEAP
     again: Counter = field(default_factory=Counter, compare=False)
+
+    async def run(self, workers: int, report: Callable[[Any, int], None]) -> None:
+        """Run the settings and what follows from them; report each verdict, and how many cases that one adds."""
+
+        def add(verdict: Any) -> list[Case]:
+            more = list(self.further(verdict.case, verdict.outcome)) if self.depth else []
+            report(verdict, len(more))
+            return more
+
+        options = {"heap": self.heap} if self.heap != HEAP else {}
+        await RUN[type(self.bases[0])](self.bases, workers, add, **options)
 
     def further(self, case: Case, outcome: Outcome) -> Iterable[Case]:
         """Return the cases that have one cut more than this one."""
@@ -99,3 +122,27 @@ SHORT = (
     Suite("asyncio", _cases("4", "2", interpreters="mpyaio"), ("rst",), BORDERS),
     Suite("the broker dies", _cases("4", "2", ("out",), broker="kill"), ("action",), ("after",)),
 )
+
+# Every wrong thing that a broker can do, at every moment.
+HOSTILE = tuple(
+    Suite(f"level {level}, {interpreter}", tuple(hostile.all_cases(level, interpreter)), depth=0)
+    for level in hostile.LEVELS
+    for interpreter in hostile.INTERPRETERS
+)
+
+
+def power(kills: Iterable[tuple[int, int]], seed: int) -> Suite:
+    """Return the kills of a board: (level, how many) each."""
+    return Suite(POWER, tuple(power_cuts.Case(level, count, seed) for level, count in kills), depth=0)
+
+
+def find(text: str) -> Any:
+    """Return the case with this id, of whatever kind.
+
+    Raises:
+        ValueError: there is none.
+    """
+    for kind in (power_cuts.Case, Case, hostile.Case):
+        with contextlib.suppress(ValueError):
+            return kind.parse(text)
+    raise ValueError(f"not the id of a case: {text}")

@@ -6,9 +6,9 @@ import socket
 
 import pytest
 
-from tools.proof.hostile.broker import Wire
-from tools.proof.hostile.runner import NORMAL, Case, all_cases, run_cases
-from tools.proof.hostile.wrongs import MOMENTS, WRONGS
+from tools.proof.faults.hostile.broker import Wire
+from tools.proof.faults.hostile.runner import NORMAL, Case, all_cases, run_cases
+from tools.proof.faults.hostile.wrongs import MOMENTS, WRONGS
 
 WORKERS = 16
 BROKER_IS_WRONG = ("malformed", "violation")

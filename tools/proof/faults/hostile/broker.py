@@ -19,7 +19,7 @@ import struct
 from dataclasses import dataclass, field
 
 from tools.proof import packets as p
-from tools.proof.hostile.wrongs import Scene, Wrong
+from tools.proof.faults.hostile.wrongs import Scene, Wrong
 
 X_ID, Y_ID, END_ID = 1, 2, 3
 READ_BYTES = 65536

@@ -6,16 +6,16 @@ A case's id is `level/interpreter/moment/wrong thing`, and replays it alone.
 from __future__ import annotations
 
 import asyncio
-import functools
 import itertools
 import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tools.proof import side_by_side
+from tools.proof.faults.hostile.broker import NO_DISCONNECT, HostileBroker, Seen
+from tools.proof.faults.hostile.wrongs import WRONGS, Wrong
 from tools.proof.faults.runner import Device
-from tools.proof.hostile.broker import NO_DISCONNECT, HostileBroker, Seen
-from tools.proof.hostile.wrongs import WRONGS, Wrong
 
 LEVELS = "345"
 INTERPRETERS = ("mpy", "cpy")
@@ -47,10 +47,7 @@ class Case:
         Raises:
             ValueError: there is no such case.
         """
-        try:
-            return _by_id()[text]
-        except KeyError:
-            raise ValueError(f"not the id of a case: {text}") from None
+        return side_by_side.find((case for one in INTERPRETERS for case in all_cases(LEVELS, one)), text)
 
 
 def all_cases(levels: str, interpreter: str) -> list[Case]:
@@ -62,11 +59,6 @@ def all_cases(levels: str, interpreter: str) -> list[Case]:
         if level in wrong.levels
         for moment in wrong.moments
     ]
-
-
-@functools.cache
-def _by_id() -> dict[str, Case]:
-    return {str(case): case for interpreter in INTERPRETERS for case in all_cases(LEVELS, interpreter)}
 
 
 @dataclass
@@ -81,6 +73,14 @@ class Verdict:
     texts: list[str] = field(default_factory=list)
     failure: str = ""
     heap: int = 0
+
+    def counts(self) -> dict[str, int]:
+        """Return what is counted of it."""
+        return {}
+
+    def story(self) -> list[str]:
+        """Return all that is known of it, in lines."""
+        return [f"{self.texts or 'tolerated'}; took {self.got}; {self.seen}"]
 
     @property
     def first_error(self) -> str:
@@ -140,19 +140,33 @@ def _disconnect(code: int) -> str:
     return "no DISCONNECT" if code == NO_DISCONNECT else f"DISCONNECT with {code:#04x}"
 
 
-async def _run(case: Case, device: Device) -> Verdict:
-    name = f"h{next(_serial)}"
-    broker = await HostileBroker(case.wrong, case.moment, case.level, f"faults/{name}").start()
-    verdict = Verdict(case, broker.seen)
-    try:
-        async with asyncio.timeout(CASE_S):  # wait_for of Python 3.11 may swallow a Ctrl-C
-            await _follow(case, name, broker, device, verdict)
-    except TimeoutError:
-        verdict.failure = f"hung: no end within {CASE_S:.0f} s"
-        await device.stop()
-    finally:
-        await broker.stop()
-    return verdict
+class Worker:
+    """Runs one case after another."""
+
+    def __init__(self, directory: Path):
+        directory.mkdir()
+        self._devices = {name: Device(name, directory) for name in INTERPRETERS}
+
+    async def run(self, case: Case) -> Verdict:
+        """Run one case."""
+        name = f"h{next(_serial)}"
+        device = self._devices[case.interpreter]
+        broker = await HostileBroker(case.wrong, case.moment, case.level, f"faults/{name}").start()
+        verdict = Verdict(case, broker.seen)
+        try:
+            async with asyncio.timeout(CASE_S):  # wait_for of Python 3.11 may swallow a Ctrl-C
+                await _follow(case, name, broker, device, verdict)
+        except TimeoutError:
+            verdict.failure = f"hung: no end within {CASE_S:.0f} s"
+            await device.stop()
+        finally:
+            await broker.stop()
+        return verdict
+
+    async def stop(self) -> None:
+        """End the devices."""
+        for device in self._devices.values():
+            await device.stop()
 
 
 async def _follow(case: Case, name: str, broker: HostileBroker, device: Device, verdict: Verdict) -> None:
@@ -178,22 +192,5 @@ async def _follow(case: Case, name: str, broker: HostileBroker, device: Device, 
 
 async def run_cases(cases: Iterable[Case], workers: int, report: Callable[[Verdict], None]) -> None:
     """Run cases side by side; report each verdict."""
-    waiting = list(cases)[::-1]
     with tempfile.TemporaryDirectory(prefix="flashmqtt-hostile-") as scratch:
-
-        async def work(number: int) -> None:
-            directory = Path(scratch) / str(number)
-            directory.mkdir()
-            devices: dict[str, Device] = {}
-            try:
-                while waiting:
-                    case = waiting.pop()
-                    device = devices.setdefault(case.interpreter, Device(case.interpreter, directory))
-                    report(await _run(case, device))
-            finally:
-                for device in devices.values():
-                    await device.stop()
-
-        async with asyncio.TaskGroup() as group:
-            for number in range(min(workers, len(waiting))):
-                group.create_task(work(number))
+        await side_by_side.run_cases(cases, workers, lambda number: Worker(Path(scratch) / str(number)), report)

@@ -1,0 +1,72 @@
+"""Cases side by side: workers take one case after another, and what a case is found to need is run as well.
+
+It knows no kind of case: a case is a value whose `str` is its id, a worker runs it and returns a verdict.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol, TypeVar
+
+Case = TypeVar("Case")
+
+
+class Worker(Protocol):
+    """What runs cases, one at a time."""
+
+    async def run(self, case: Any) -> Any:
+        """Run a case; return the verdict."""
+
+    async def stop(self) -> None:
+        """End what was started."""
+
+
+def find(cases: Iterable[Case], text: str) -> Case:
+    """Return the case with this id.
+
+    Raises:
+        ValueError: there is none.
+    """
+    for case in cases:
+        if str(case) == text:
+            return case
+    raise ValueError(f"not the id of a case: {text}")
+
+
+async def run_cases(
+    cases: Iterable[Any], workers: int, make: Callable[[int], Worker], report: Callable[[Any], Iterable[Any] | None]
+) -> None:
+    """Run cases.
+
+    Args:
+        cases: in the order in which they begin.
+        workers: how many there are; `make` makes each, by its number.
+        report: is given each verdict, and returns further cases, to be run as well.
+    """
+    waiting = list(cases)[::-1]
+    busy = 0
+    news = asyncio.Condition()
+
+    async def work(worker: Worker) -> None:
+        nonlocal busy
+        try:
+            while True:
+                async with news:
+                    await news.wait_for(lambda: waiting or not busy)  # noqa: B023
+                    if not waiting:
+                        return
+                    case = waiting.pop()
+                    busy += 1
+                try:
+                    waiting.extend(report(await worker.run(case)) or ())
+                finally:
+                    async with news:
+                        busy -= 1
+                        news.notify_all()
+        finally:
+            await worker.stop()
+
+    async with asyncio.TaskGroup() as group:
+        for number in range(workers):
+            group.create_task(work(make(number)))
