@@ -131,6 +131,34 @@ def test_page_of_another_site_can_not_read_the_values(take):
         assert "frame-ancestors 'none'" in answer.headers["Content-Security-Policy"]
 
 
+@pytest.mark.parametrize(
+    ("target", "host", "status"),
+    [
+        ("/", "[::1", 403),
+        ("/", "[x]", 403),
+        ("http://[::1/", "localhost", 404),
+        ("http://[x]/facts.json", "localhost", 404),
+    ],
+)
+def test_address_that_is_none_is_refused_quietly(take, capsys, target, host, status):
+    with serving(take("a")) as (_, port):
+        assert ask(port, target, Host=host)[0] == status
+    assert capsys.readouterr().err == ""
+
+
+def test_address_of_the_sixth_version_is_served(take):
+    shown = dashboard.Dashboard(Output(str(take("a"))), verdict.Expectations, 0.1, "a fleet")
+    with contextlib.closing(shown.store):
+        try:
+            server = dashboard.Server("::1", 0, shown)
+        except dashboard.PortInUse as error:
+            if "assign" in str(error):
+                pytest.skip("this machine has no ::1")
+            raise
+        assert server.server_address[0] == "::1"
+        server.server_close()
+
+
 def test_trouble_is_told_and_the_dashboard_goes_on(take, capsys, monkeypatch):
     out = take("a")
     with serving(out) as (shown, port):

@@ -11,13 +11,14 @@ import base64
 import hashlib
 import json
 import re
+import socket
 import sys
 import threading
 import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import SplitResult, parse_qs, urlsplit
 
 from tools import command
 
@@ -88,7 +89,7 @@ class Dashboard:
 
     def answer(self, target: str) -> tuple[int, str, bytes]:
         """Return (status, content type, content) for a path."""
-        parts = urlsplit(target)
+        parts = _split(target)
         if parts.path == "/":
             return 200, "text/html; charset=utf-8", self.page
         if parts.path == "/facts.json":
@@ -106,6 +107,14 @@ class Dashboard:
         return 404, "text/plain; charset=utf-8", b"there is nothing here; the page is at /\n"
 
 
+def _split(address: str) -> SplitResult:
+    """Return the parts of what a client calls an address; of one that is none, nothing."""
+    try:
+        return urlsplit(address)
+    except ValueError:
+        return urlsplit("")
+
+
 class Server(ThreadingHTTPServer):
     """Serves a dashboard."""
 
@@ -114,6 +123,8 @@ class Server(ThreadingHTTPServer):
 
     def __init__(self, address: str, port: int, dashboard: Dashboard):
         self.dashboard = dashboard
+        if ":" in address:
+            self.address_family = socket.AF_INET6
         try:
             super().__init__((address, port), Handler)
         except OSError as error:
@@ -131,7 +142,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """Answer."""
         # A page of another site whose name was made to lead here must not read the values.
-        named = urlsplit("//" + self.headers.get("Host", "")).hostname
+        named = _split("//" + self.headers.get("Host", "")).hostname
         if self.server.server_address[0] in LOOPBACK and named not in LOOPBACK:
             status, kind, content = 403, "text/plain; charset=utf-8", b"ask for it by the name localhost\n"
         else:
