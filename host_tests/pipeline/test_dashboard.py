@@ -81,7 +81,7 @@ def test_page_figures_and_values_are_served_and_follow_the_commits(take):
         assert ask(port, f"/facts.json?v={facts['version']}")[0] == 204
         served = [ask(port, f"/report/{facts['chunks']}/{n:05d}.js") for n in range(facts["chunks"])]
         assert all(status == 200 for status, _, _ in served)
-        told = [json.loads(text[len(f"flashmqtt({n},") : -2]) for n, (_, text, _) in enumerate(served)]
+        told = [dict(json.loads(text[len(f"flashmqtt({n},") : -2])) for n, (_, text, _) in enumerate(served)]
         assert {key for one in told for key in one} == {"a", "b"}
         take("c", value=5.0)
         shown.look()

@@ -146,6 +146,21 @@ def test_text_is_shown_as_it_is_and_runs_nothing(chromium, small):
         assert page.locator("script[src], img").count() == 0
 
 
+def test_names_that_every_object_of_the_browser_has_are_names(chromium, tmp_path):
+    landing = Landing(tmp_path / "landing")
+    landing.directory.mkdir()
+    names = ("__proto__", "constructor", "hasOwnProperty")
+    for name in names:
+        landing.message(name, 1, 1, kind="boot")  # it has no readings
+        head = {"bn": f"{name}-2/", "boot": 1, "seq": 1, "up": 1, "n": name, "u": name, "v": 1.5}
+        landing.raw(f"flashmqtt/{name}-2/readings", json.dumps([head]).encode())
+    landing.seal()
+    with browser.opened(chromium, written(landing.directory, tmp_path / "out")) as page:
+        assert page.get_by_text("No readings.").count() == len(names)
+        for name in names:
+            assert f"{name}\n1.5 {name}" in card(page, f"{name}-2").inner_text()
+
+
 def test_no_axes_are_drawn_without_values(chromium, small):
     with browser.opened(chromium, small) as page:
         cellar = card(page, "cellar")

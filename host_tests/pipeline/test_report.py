@@ -125,6 +125,33 @@ def test_texts_of_any_length_leave_the_page_small(local, landing, tmp_path):
     assert len(found["fleet"]) == 30
 
 
+def test_texts_that_html_makes_longer_leave_the_page_small(local, landing, tmp_path):
+    for n in range(4_000):
+        landing.message("<" * 94 + f"{n:05d}", 1, 1, kind="boot", cause="<" * 200)
+    for n in range(8):
+        landing.raw("<" * 60_000 + f"{n}/" + "<" * 2_000, b"1")
+    landing.seal()
+    stream.once(local, str(landing.directory), str(tmp_path / "out"), 2)
+    output = Output(str(tmp_path / "out"))
+    path = report.write(output, verdict.judge(output))
+    assert Path(path).stat().st_size < 5_000_000
+    found = facts_in(path)
+    assert 0 < len(found["audit"]) < found["totals"]["boots"] == 4_000
+    assert sum(found["health"]) == len(found["fleet"])
+
+
+def test_values_with_long_texts_lie_beside_the_page(local, landing, tmp_path):
+    for n in range(200):
+        landing.raw("<" * 60_000 + f"{n}/" + "<" * 2_000, b"1")
+    landing.seal()
+    stream.once(local, str(landing.directory), str(tmp_path / "out"), 2)
+    output = Output(str(tmp_path / "out"))
+    path = Path(report.write(output, verdict.judge(output)))
+    sizes = [one.stat().st_size for one in (path, *path.parent.glob("report/2/*.js"))]
+    assert len(sizes) == 3
+    assert max(sizes) < 5_000_000
+
+
 def test_fleet_that_is_cut_off_is_said_to_be():
     told = {"published": 1, "delivered": 1, "missing": 0, "health": 0}
     fleet = [told | {"device": f"{n:06d}" + "x" * 90} for n in range(20_000)]

@@ -1,7 +1,7 @@
 'use strict';
 // The page's own program: it draws what report.py put in `facts`, and the values that lie in `series` or in files beside the page.
 const HEALTH = ['healthy', 'late', 'given up by the board', 'in doubt', 'silent', 'missing', 'twice', 'no proof'];
-const UNITS = {Cel: '°C', '/': '', '%RH': '% RH', '%EL': '% battery', lx: 'lx', 'W/m2': 'W/m²', 'm/s2': 'm/s²', m3: 'm³'};
+const UNITS = new Map(Object.entries({Cel: '°C', '/': '', '%RH': '% RH', '%EL': '% battery', lx: 'lx', 'W/m2': 'W/m²', 'm/s2': 'm/s²', m3: 'm³'}));
 const PAGE = 12, MOST_SENSORS = 6, MOST_ROWS = 200, SVG = 'http://www.w3.org/2000/svg';
 const MS = {s: 1e3, min: 6e4, h: 36e5, d: 864e5};
 const STEPS = [[1, 's'], [2, 's'], [5, 's'], [10, 's'], [30, 's'], [1, 'min'], [2, 'min'], [5, 'min'], [10, 'min'], [30, 'min'],
@@ -138,8 +138,8 @@ function pointing(svg, from, to, told) {
 }
 
 // The values: a card for each device.
-window.flashmqtt = (which, told) => chunks.set(which, told);
-if (id('series')) flashmqtt(0, JSON.parse(id('series').textContent));
+window.flashmqtt = (which, told) => chunks.set(which, new Map(told));
+if (id('series')) flashmqtt(0, Object.entries(JSON.parse(id('series').textContent)));
 const waiting = new Map();
 function load(which) {
   if (id('series')) return Promise.resolve();
@@ -169,7 +169,7 @@ function shown(row) {
   else if (card.range !== state.range) body(card);
   return card;
 }
-const dataOf = row => chunks.get(chunkOf(row))?.[row.key];
+const dataOf = row => chunks.get(chunkOf(row))?.get(row.key);
 function head(card) {
   const {row} = card, delivered = `${count(row.delivered)} of ${count(row.published)} delivered`;
   card.firstChild.replaceChildren(
@@ -192,7 +192,7 @@ function sensors(row, data) {
   if (state.range === 'day') from = Math.max(from, to - MS.d);
   const open = wide.has(row.key), some = open ? all : all.slice(0, MOST_SENSORS);
   const inside = some.map(one => {
-    const unit = one.unit === null ? '' : UNITS[one.unit] ?? seen(one.unit);
+    const unit = one.unit === null ? '' : UNITS.get(one.unit) ?? seen(one.unit);
     const value = one.text !== null ? seen(one.text) : one.value !== null ? `${number(one.value)} ${unit}` : '';
     return make('div', {class: 'sensor'}, make('div', {}, named('span', one.name || '(no name)'),
       make('b', {title: value}, value.slice(0, 200)), make('small', {title: moment(one.last)}, ago(one.last))),

@@ -39,6 +39,9 @@ MOST_DEVICES = 40_000
 """Listed on the page, the worst first. Also bounded by their bytes."""
 MOST_FLEET_BYTES = 2_500_000
 MOST_NAMES_BYTES = 400_000
+MOST_AUDIT_BYTES = 1_300_000
+MOST_SERIES_BYTES = 2_000_000
+"""Of values in the page. All these are as the page has them: `<` takes six."""
 MOST_SHOWN = 50
 MOST_TEXT = 200
 SMALL = 400
@@ -258,8 +261,12 @@ def page(facts: dict[str, Any], title: str) -> str:
 
 
 def _script(name: str, value: Any) -> str:
-    told = json.dumps(value, default=str, separators=(",", ":")).replace("<", "\\u003c")
-    return f'<script type="application/json" id="{name}">{told}</script>'
+    return f'<script type="application/json" id="{name}">{_json(value)}</script>'
+
+
+def _json(value: Any) -> str:
+    """Return a value as it stands in the page."""
+    return json.dumps(value, default=str, separators=(",", ":")).replace("<", "\\u003c")
 
 
 def compact(facts: dict[str, Any]) -> dict[str, Any]:
@@ -288,10 +295,10 @@ def compact(facts: dict[str, Any]) -> dict[str, Any]:
         key = series.key_of(one["device"])
         own = tuple(_cut(name) for name in one.get("names", ()))
         if own not in names:
-            names_room -= sum(map(len, own))
+            names_room -= len(_json(own))
             if names_room > 0:
                 names[own] = len(names)
-        room -= 2 * len(key.encode()) + 50
+        room -= len(_json(key)) + 50
         if room < 0:
             break
         last_ms = one.get("last_ms", 0)
@@ -304,9 +311,13 @@ def compact(facts: dict[str, Any]) -> dict[str, Any]:
     told["causes"] = {_cut(text): count for text, count in facts["causes"].items()}
     told["quarantine"] = {_cut(text): count for text, count in facts["quarantine"].items()}
     told["own"] = [one | {"device": _cut(one["device"]), "years_left": years_left(one)} for one in facts["own"]]
-    told["audit"] = [
-        [series.key_of(row["device"]), *(_cut(row.get(name)) for name in COLUMNS[1:])] for row in facts["audit"]
-    ]
+    room, told["audit"] = MOST_AUDIT_BYTES, []
+    for row in facts["audit"]:
+        line = [series.key_of(row["device"]), *(_cut(row.get(name)) for name in COLUMNS[1:])]
+        room -= len(_json(line)) + 1
+        if room < 0:
+            break
+        told["audit"].append(line)
     return told
 
 
@@ -323,7 +334,10 @@ def write(
     most = points_each(facts)
     if facts["chunks"] == 1:
         facts["series"] = store.chunk(0, 1, most)
-    else:
+        if len(_json(facts["series"])) > MOST_SERIES_BYTES:
+            del facts["series"]
+            facts["chunks"] = 2
+    if facts["chunks"] > 1:
         for number in range(facts["chunks"]):
             _put(output, f"{FOLDER}/{facts['chunks']}/{number:05d}.js", chunk(store, number, facts["chunks"], most))
     store.close()
@@ -341,7 +355,7 @@ def points_each(facts: dict[str, Any]) -> int:
 
 def chunk(store: series.Store, number: int, of: int, most: int = series.POINTS) -> str:
     """Return a part of the values as a script: so a page that was opened from a disk may load it."""
-    return f"flashmqtt({number},{json.dumps(store.chunk(number, of, most), separators=(',', ':'))})\n"
+    return f"flashmqtt({number},{json.dumps(list(store.chunk(number, of, most).items()), separators=(',', ':'))})\n"
 
 
 def _put(output: Output, name: str, text: str) -> None:

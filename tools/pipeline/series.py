@@ -42,6 +42,8 @@ DAY_LEVEL = 19
 MOST_SERIES = 64
 """Of a device. What it sends under more names is counted, not drawn."""
 MOST_TEXT = 500
+MOST_NAME = 2000
+"""Characters of a name, which a page shows in a tooltip."""
 MOST_PENDING = 2_000_000
 BEHIND_US = 400 * 86_400_000_000
 """A reading that came more than 400 days after the time it tells has a wrong clock."""
@@ -478,13 +480,16 @@ class Store:
                 bounds,
             ):
                 name, unit, last_ms, value, text, points, day = row
-                one = found.setdefault(key_of(device), {"device": device, "series": []})
+                one = found.setdefault(key_of(device), {"device": device[:MOST_NAME], "series": []})
                 sets = [drawn(unpacked(blob), most) for blob in (points, day)]
-                one["series"].append([name, unit, last_ms, value, text, *sets])
+                one["series"].append([name[:MOST_NAME], unit and unit[:MOST_TEXT], last_ms, value, text, *sets])
             for device, names, undated in connection.execute(
                 "SELECT device, names, undated FROM left_out WHERE part BETWEEN ? AND ?", bounds
             ):
-                found.setdefault(key_of(device), {"device": device, "series": []})["left_out"] = [names, undated]
+                found.setdefault(key_of(device), {"device": device[:MOST_NAME], "series": []})["left_out"] = [
+                    names,
+                    undated,
+                ]
         return found
 
 
