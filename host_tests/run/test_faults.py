@@ -9,7 +9,7 @@ from paho.mqtt import subscribe
 from paho.mqtt.enums import CallbackAPIVersion
 
 from tools.broker import Broker, find_mosquitto
-from tools.proof.run.faults import SHARE_INSIDE, Line, cut_link
+from tools.proof.chain import SHARE_INSIDE, Line, cut_link
 from tools.virtual_board.supervisor import Progress
 
 

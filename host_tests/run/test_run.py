@@ -14,7 +14,7 @@ import pytest
 
 from tools.broker import find_mosquitto
 from tools.landing.segments import find_segments
-from tools.proof.run.__main__ import Story, chain, parse
+from tools.proof.run.__main__ import parse, run_chain
 from tools.proof.wire import __main__ as wire
 from tools.proof.wire import flows
 
@@ -48,33 +48,32 @@ def test_every_reading_arrives_once_whatever_is_cut(tmp_path):
     assert process.returncode == 0, printed + complaints
     story = json.loads((output / "story.json").read_text())
     assert (story["power_cuts"], story["link_cuts"], story["collector_kills"]) == FAULTS
-    assert story["messages"] >= READINGS
+    assert story["published"] >= READINGS
     expected = json.loads((output / "expected.json").read_text())["virtual-1"]["boots"]
     assert expected[0]["first"] == 1
-    assert expected[-1]["last"] == story["messages"]
+    assert expected[-1]["last"] == story["published"]
     assert all(later["first"] == earlier["last"] + 1 for earlier, later in pairwise(expected))
     assert re.search(r"\bmissing\b", printed)
     assert "report.html" in printed.splitlines()[-1]
     assert (output / "tables" / "report.html").exists()
     board = flows.audits(wire.pieces(output / "captures", []))[1]["virtual-1"]
     assert [broken for broken in board.violations if broken["by"] == "client"] == []
-    assert len([flow for flow in board.flows if flow["complete"] and flow["direction"] == "up"]) >= story["messages"]
+    assert len([flow for flow in board.flows if flow["complete"] and flow["direction"] == "up"]) >= story["published"]
 
 
 @pytest.mark.skipif(not find_mosquitto(), reason="the test before this one takes amqtt")
 @pytest.mark.req("P1")
 def test_the_chain_runs_with_the_other_broker_too(tmp_path):
     arguments = parse([*HASTE, "--cuts=0", "--link-cuts=0", "--collector-kills=0", "--broker=amqtt"])
-    story = Story(seed=1, broker="")
-    expected = asyncio.run(chain(arguments, tmp_path, story))
-    assert story.broker == "amqtt"
-    assert expected["virtual-1"]["boots"] == [{"boot": 1, "first": 1, "last": story.messages}]
+    stats = asyncio.run(run_chain(arguments, tmp_path))
+    assert stats.broker == "amqtt"
+    assert stats.expected["virtual-1"]["boots"] == [{"boot": 1, "first": 1, "last": stats.messages}]
     landed = [
         json.loads(payload)[0]["seq"]
         for segment in find_segments(tmp_path / "collector" / "landing")
         for payload in pq.read_table(segment.path, columns=["payload"])["payload"].to_pylist()
     ]
-    assert sorted(landed) == list(range(1, story.messages + 1))
+    assert sorted(landed) == list(range(1, stats.messages + 1))
 
 
 def test_a_taken_port_is_named(tmp_path):

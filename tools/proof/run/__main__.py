@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import functools
 import json
 import os
-import random
 import sys
 import time
 from collections.abc import Coroutine
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from tqdm import tqdm
@@ -25,8 +22,8 @@ from tools.command import ended, folder, number
 from tools.landing.segments import find_segments
 from tools.pipeline import java
 from tools.pipeline import run as pipeline
-from tools.proof.run import chaos, faults
-from tools.proof.run.collector import LONGEST_PAUSE_S, Collector, CollectorFailed
+from tools.proof.chain import COLLECTOR, LINK, LONGEST_PAUSE_S, POWER, Chain, CollectorFailed, RunStats, until
+from tools.proof.run import chaos
 from tools.virtual_board.supervisor import BoardFailed, VirtualBoard
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -42,78 +39,28 @@ class RunFailed(Exception):
     """The run can't go on; the text says why."""
 
 
-@dataclass
-class Story:
-    """What was done to the chain."""
-
-    seed: int
-    broker: str
-    boots: int = 0
-    power_cuts: int = 0
-    torn: list[str] = field(default_factory=list)
-    link_cuts: int = 0
-    link_cuts_inside_a_packet: int = 0
-    connects: int = 0
-    collector_kills: int = 0
-    messages: int = 0
-    seconds: float = 0.0
-
-
-async def inflict(
-    event: chaos.Event, board: VirtualBoard, line: faults.Line, collector: Collector, rng: random.Random
-) -> bool:
-    """Do one fault to the chain and see that all runs again; return whether it could be done: a board may be done before."""
-    if event.kind == chaos.POWER:
-        await faults.cut_power(board, line, rng)
-    elif event.kind == chaos.LINK:
-        return await faults.cut_link(board, line, rng)
-    else:
-        await collector.kill()
-    return True
-
-
-async def chain(arguments: argparse.Namespace, directory: Path, story: Story) -> dict:
-    """Run board, proxy, broker and collector until all is delivered; return what the board says it published."""
-    rng = random.Random(arguments.seed)
-    with Broker(
-        directory / "broker", arguments.port, None if arguments.broker == "auto" else arguments.broker
-    ) as broker:
-        story.broker = broker.kind
-        print(f"broker     {broker.kind} on 127.0.0.1:{broker.port}; faults by seed {arguments.seed}", flush=True)
-        if broker.kind == "amqtt":
-            print("           " + AMQTT_WARNING, flush=True)
-        line = faults.Line(broker.port, rng, directory / "captures" / "link.jsonl")
-        await line.start()
-        collector = Collector(directory / "collector", broker.port)
-        # Where the flash is full, say after many cuts in a row, publish() refuses: what it took is what this run is about.
-        settings = {"interval_ms": arguments.interval_ms, "keep_alive_s": 5, "when_full": "refuse"}
-        settings["longest_pause_s"] = LONGEST_PAUSE_S
-        if not arguments.cuts:
-            settings["stop_after"] = arguments.readings
-        board = VirtualBoard(
-            directory / "board", DEVICE, line.port, settings, arguments.flash_kib * 1024, faults.FLASH_TIME
+async def run_chain(arguments: argparse.Namespace, directory: Path) -> RunStats:
+    """Run board, proxy, broker and collector until all is delivered; return what was counted."""
+    broker = Broker(directory / "broker", arguments.port, None if arguments.broker == "auto" else arguments.broker)
+    chain = Chain(directory, broker, RunStats(arguments.seed))
+    # Where the flash is full, say after many cuts in a row, publish() refuses: what it took is what this run is about.
+    settings = {"interval_ms": arguments.interval_ms, "keep_alive_s": 5, "when_full": "refuse"}
+    settings["longest_pause_s"] = LONGEST_PAUSE_S
+    if not arguments.cuts:
+        settings["stop_after"] = arguments.readings
+    print(f"broker     {broker.kind} on 127.0.0.1:{broker.port}; faults by seed {arguments.seed}", flush=True)
+    if broker.kind == "amqtt":
+        print("           " + AMQTT_WARNING, flush=True)
+    async with chain.running([("board", DEVICE)], settings, arguments.flash_kib, capture=True):
+        print(
+            f"board      {DEVICE}: MicroPython with a heap of 192 KB and {arguments.flash_kib} KB of NOR flash",
+            flush=True,
         )
-        try:
-            await collector.start()
-            print(
-                f"board      {DEVICE}: MicroPython with a heap of 192 KB and {arguments.flash_kib} KB of NOR flash",
-                flush=True,
-            )
-            started = time.monotonic()
-            await board.power_on()
-            await unless_stalled(suffer(arguments, story, board, line, collector, rng), board)
-            await board.finished()
-            await collector.quiet()
-            story.seconds = time.monotonic() - started
-        finally:
-            await board.stop()
-            await collector.stop()
-            await line.stop()
-    story.boots = len(board.boots)
-    story.power_cuts, story.torn = board.power.cuts, board.power.torn
-    story.link_cuts_inside_a_packet = line.counts.cuts_inside_a_packet
-    story.connects, story.collector_kills, story.messages = board.connects, collector.kills, board.progress.stored
-    return board.expected()
+        (board,) = chain.boards
+        await unless_stalled(apply_faults(arguments, chain), board)
+        await board.finished()
+        await chain.collector.quiet()
+    return chain.stats
 
 
 def progressed(board: VirtualBoard) -> tuple[int, ...]:
@@ -143,51 +90,43 @@ async def unless_stalled(running: Coroutine[None, None, None], board: VirtualBoa
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def suffer(
-    arguments: argparse.Namespace,
-    story: Story,
-    board: VirtualBoard,
-    line: faults.Line,
-    collector: Collector,
-    rng: random.Random,
-) -> None:
+async def apply_faults(arguments: argparse.Namespace, chain: Chain) -> None:
     """Let the run's faults happen, showing progress, until the board has delivered all.
 
     The last power cut ends the storing: however slow the machine is, the board goes on until every fault has had its turn.
     """
+    (board,), (line,), done = chain.boards, chain.lines, chain.stats.faults
     cuts = max(0, arguments.cuts - 1)
-    events = chaos.draw(rng, arguments.readings, cuts, arguments.link_cuts, arguments.collector_kills)
-    done = dict.fromkeys((chaos.POWER, chaos.LINK, chaos.COLLECTOR), 0)
+    events = chaos.draw(chain.rng, arguments.readings, cuts, arguments.link_cuts, arguments.collector_kills)
     with tqdm(total=arguments.readings, unit=" messages", disable=None, dynamic_ncols=True, leave=False) as bar:
 
-        def show() -> bool:
-            bar.n = min(board.progress.stored, arguments.readings)
-            bar.set_postfix_str(", ".join(f"{kind} {count}" for kind, count in done.items()), refresh=False)
-            bar.refresh()
-            return False
-
-        async def progress() -> None:
+        async def show() -> None:
             while True:
-                show()
+                bar.n = min(board.progress.stored, arguments.readings)
+                bar.set_postfix_str(", ".join(f"{kind}s {count}" for kind, count in done.items()), refresh=False)
+                bar.refresh()
                 await asyncio.sleep(0.1)
 
-        def reached(stored: int) -> bool:
-            return board.progress.stored >= stored
+        async def reached(stored: int) -> None:
+            await until(lambda: board.progress.stored >= stored, board)
 
-        showing = asyncio.ensure_future(progress())
+        showing = asyncio.ensure_future(show())
         try:
             for event in events:
                 if not event.early:
-                    await faults.until(functools.partial(reached, event.at), board)
+                    await reached(event.at)
                 await asyncio.sleep(event.delay_s)
-                done[event.kind] += await inflict(event, board, line, collector, rng)
+                if event.kind == POWER:
+                    await chain.cut_power(board, line)
+                elif event.kind == LINK:
+                    await chain.cut_link(board, line)
+                else:
+                    chain.count(COLLECTOR)
+                    await chain.collector.kill()
             if arguments.cuts:
-                await faults.until(functools.partial(reached, arguments.readings), board)
-                board.configure(stop_after=1)
-                await faults.cut_power(board, line, rng)
-                done[chaos.POWER] += 1
-            await faults.until(lambda: False, board)
-            story.link_cuts = done[chaos.LINK]
+                await reached(arguments.readings)
+                await chain.stop_storing()
+            await until(lambda: False, board)
         finally:
             showing.cancel()
 
@@ -223,28 +162,15 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     return arguments
 
 
-def tell(story: Story, directory: Path) -> None:
-    """Print what was done to the chain, and write it down."""
-    (directory / "story.json").write_text(json.dumps(vars(story), indent=2) + "\n")
-    print(
-        f"faults     {story.power_cuts} power cuts ({len(story.torn)} tore a flash operation), "
-        f"{story.link_cuts} link cuts ({story.link_cuts_inside_a_packet} inside a packet), "
-        f"{story.collector_kills} kills of the collector; seed {story.seed}\n"
-        f"board      {story.messages} messages stored in {story.boots} boots, {story.connects} connections, "
-        f"{story.seconds:.0f} s",
-        flush=True,
-    )
-
-
 def run(arguments: argparse.Namespace) -> int:
     """Run it all; return the exit status."""
     directory = arguments.output or ROOT / "runs" / time.strftime("%Y%m%d-%H%M%S")
     directory.mkdir(parents=True, exist_ok=True)
     java.find_java()
-    story = Story(arguments.seed, arguments.broker)
-    expected = asyncio.run(chain(arguments, directory, story))
-    (directory / "expected.json").write_text(json.dumps(expected, indent=2) + "\n")
-    tell(story, directory)
+    stats = asyncio.run(run_chain(arguments, directory))
+    (directory / "expected.json").write_text(json.dumps(stats.expected, indent=2) + "\n")
+    (directory / "story.json").write_text(json.dumps(stats.counted(), indent=2) + "\n")
+    print("\n".join(stats.lines("board")), flush=True)
     landing = directory / "collector" / "landing"
     print(f"pipeline   Spark reads {len(find_segments(landing))} segments", flush=True)
     status = pipeline.main(

@@ -11,7 +11,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-POWER, LINK, COLLECTOR = "power", "link", "collector"
+from tools.proof.chain import COLLECTOR, LINK, POWER
+
 # What takes a while (the collector restarts) comes early, so that the board is not done before every fault has had its turn.
 FIRST, LAST, LAST_OF_COLLECTOR = 0.02, 0.75, 0.4
 LONGEST_DELAY_S = 0.25

@@ -21,9 +21,9 @@ from tools.broker import BrokerFailed
 from tools.command import ended, folder, number
 from tools.pipeline import java
 from tools.pipeline import run as pipeline
-from tools.proof.run.collector import CollectorFailed
+from tools.proof.chain import CollectorFailed
 from tools.proof.soak import judge, page, samples
-from tools.proof.soak.fleet import Fleet, Settings, SoakFailed, Story
+from tools.proof.soak.fleet import Fleet, Settings, SoakFailed, SoakStats
 from tools.proof.soak.samples import Wear
 from tools.virtual_board.supervisor import BoardFailed
 
@@ -50,10 +50,10 @@ def soak(directory: Path, settings: Settings) -> int:
         f"{settings.seconds / 60:.3g} min; faults by seed {settings.seed}",
         flush=True,
     )
-    story = asyncio.run(Fleet(directory, settings).soak())
-    lines = tell(story)
+    stats = asyncio.run(Fleet(directory, settings).soak())
+    lines = stats.lines("fleet")
     print("\n".join(lines), flush=True)
-    (directory / "expected.json").write_text(json.dumps(story.expected, indent=2) + "\n")
+    (directory / "expected.json").write_text(json.dumps(stats.expected, indent=2) + "\n")
     landing, tables = directory / "collector" / "landing", directory / "tables"
     status = pipeline.main(
         [
@@ -63,30 +63,17 @@ def soak(directory: Path, settings: Settings) -> int:
     )
     if status == 2:
         return status
-    story.samples += samples.heaps(tables, story.began_us)
-    verdict = judged(directory, story, status == 0)
+    stats.samples += samples.heaps(tables, stats.began_us)
+    verdict = judged(directory, stats, status == 0)
     lines += verdict.lines()
     print("\n".join(verdict.lines()))
-    write(directory, story, verdict, lines)
+    write(directory, stats, verdict, lines)
     print(
         f"written    {os.path.relpath(directory)}: soak.html (plots), soak.json, samples.parquet, tables/ (Parquet, "
         "report.html), board-*/, collector/, broker/",
         flush=True,
     )
     return 0 if verdict.holds else 1
-
-
-def tell(story: Story) -> list[str]:
-    """Return what was done, as lines."""
-    count = story.faults
-    return [
-        f"faults     {count['power cut']} power cuts ({story.torn} tore a flash operation), {count['link cut']} link cuts "
-        f"({story.inside_a_packet} inside a packet), {count['silence']} silences, {count['absence']} absences",
-        f"           {count['broker kill']} kills of the broker, {count['collector kill']} of the collector, "
-        f"{count['collector link cut']} cuts of its link; seed {story.seed}",
-        f"fleet      {story.messages:,} messages stored in {story.boots} boots, {story.connects} connections, "
-        f"{story.seconds:.0f} s",
-    ]
 
 
 @dataclass(frozen=True)
@@ -133,42 +120,31 @@ class Verdict:
         ]
 
 
-def judged(directory: Path, story: Story, delivered: bool) -> Verdict:
+def judged(directory: Path, stats: SoakStats, delivered: bool) -> Verdict:
     """Judge a soak by what it left."""
     landed = judge.landing(directory / "collector" / "landing")
-    boards = set(story.expected)
+    boards = set(stats.expected)
     return Verdict(
         missing=judge.missing(directory / "tables"),
         repeated=landed.again[2],
-        dropped=story.dropped,
+        dropped=stats.dropped,
         delivered=delivered,
         landed=landed,
-        trends=judge.memory(story.samples, boards),
-        wear=story.wear,
+        trends=judge.memory(stats.samples, boards),
+        wear=stats.wear,
         boards=boards,
     )
 
 
-def write(directory: Path, story: Story, verdict: Verdict, lines: list[str]) -> None:
+def write(directory: Path, stats: SoakStats, verdict: Verdict, lines: list[str]) -> None:
     """Write samples, figures and page."""
-    samples.write(story.samples, directory / "samples.parquet")
-    drawn = page.figures(story.samples, verdict.boards, story.moments)
+    samples.write(stats.samples, directory / "samples.parquet")
+    drawn = page.figures(stats.samples, verdict.boards, stats.moments)
     (directory / "soak.html").write_text(page.page("flashmqtt: soak", lines, drawn))
     counted = {
-        "date": time.strftime("%Y-%m-%d"),
-        "seconds": round(story.seconds),
-        "minutes": round(story.seconds / 60, 1),
-        "boards": len(verdict.boards),
-        "seed": story.seed,
-        "published": story.messages,
-        "boots": story.boots,
-        "connects": story.connects,
-        **{f"{kind.replace(' ', '_')}s": count for kind, count in sorted(story.faults.items())},
-        "torn": story.torn,
-        "inside_a_packet": story.inside_a_packet,
+        **stats.counted(),
         "missing": verdict.missing,
         "repeated": verdict.repeated,
-        "dropped": verdict.dropped,
         "resent_qos1": verdict.landed.again[1],
         "holds": verdict.holds,
         "memory": {one.subject: vars(one) | {"flat": one.flat} for one in verdict.trends},

@@ -1,0 +1,349 @@
+"""The chain under faults: boards, each behind a line of its own, a broker, the collector; and all that can be done to them.
+
+A proof that needs the whole chain is a preset of this one: which boards, which faults, at which moments (`make run`, `make
+soak`). The chain starts and ends the programs, does a fault and sees that all runs again, and counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tools.broker import Broker
+from tools.children import Child
+from tools.proof.proxy import Proxy
+from tools.virtual_board.supervisor import VirtualBoard
+
+ROOT = Path(__file__).resolve().parents[2]
+START_S = 60
+STOP_S = 60
+QUIET_S = 1.5
+SETTLE_S = 0.05
+# Board and collector are soon back after they lost the broker: where links are cut every second, a run would be all pauses.
+LONGEST_PAUSE_S = 2
+# Of the link cuts, how many fall in the middle of a packet.
+SHARE_INSIDE = 0.6
+# Flash operations take five times their typical time, still below the data sheet's maximum: the slower the chip, the
+# more of the power cuts tear something.
+FLASH_TIME = 5.0
+POLL_S = 0.005
+POWER, LINK, SILENCE, ABSENCE = "power cut", "link cut", "silence", "absence"
+BROKER, COLLECTOR, COLLECTOR_LINK = "broker kill", "collector kill", "collector link cut"
+
+
+class CollectorFailed(Exception):
+    """The collector did not start; the text holds the end of its log."""
+
+
+class Collector:
+    """One collector, with its log and its landing in `directory`.
+
+    Args:
+        directory: made if missing.
+        port: where its broker, or the proxy before it, listens on loopback.
+        start_s: how long it may take until it is subscribed; more where the broker itself may be away.
+    """
+
+    def __init__(self, directory: Path, port: int, start_s: float = START_S):
+        self.kills = 0
+        self.landing = directory / "landing"
+        self._start_s = start_s
+        directory.mkdir(parents=True, exist_ok=True)
+        command = [
+            *(sys.executable, "-m", "tools.collector", "--host", "127.0.0.1", "--port", str(port)),
+            *("--topic", "flashmqtt/#", "--client-id", "collector", "--landing", str(self.landing)),
+            *("--segment-seconds", "10", "--longest-pause", str(LONGEST_PAUSE_S)),
+        ]
+        self._log = directory / "collector.log"
+        self._child = Child(command, ROOT, log=self._log)
+
+    @property
+    def pid(self) -> int:
+        """Its process id, 0 while it does not run."""
+        return self._child.pid
+
+    async def start(self) -> None:
+        """Start it and wait until the broker knows its subscription, so that nothing is published to nobody.
+
+        Raises:
+            CollectorFailed: see the class.
+        """
+        offset = self._log.stat().st_size if self._log.exists() else 0
+        await self._child.start()
+        deadline = time.monotonic() + self._start_s
+        while b"subscribed" not in self._log.read_bytes()[offset:]:
+            if not self._child.running or time.monotonic() > deadline:
+                raise CollectorFailed(f"The collector did not start. Its log, {self._log}:\n{self._child.logged()}")
+            await asyncio.sleep(0.05)
+
+    async def kill(self) -> None:
+        """End it as a crash would, and start it again."""
+        await self._child.kill(alone=True)  # its sealer notices by itself
+        self.kills += 1
+        await self.start()
+
+    def landed_bytes(self) -> int:
+        """Return how much lies in the landing directory: it stops to grow when nothing arrives any more."""
+        return sum(path.stat().st_size for path in self.landing.rglob("*") if path.is_file())
+
+    async def quiet(self) -> None:
+        """Wait until nothing has arrived for a while."""
+        size, since = -1, time.monotonic()
+        while time.monotonic() - since < QUIET_S:
+            await asyncio.sleep(0.1)
+            with contextlib.suppress(FileNotFoundError):  # a segment was renamed just now
+                now = self.landed_bytes()
+                if now != size:
+                    size, since = now, time.monotonic()
+
+    async def stop(self) -> None:
+        """Let it seal what it has, and end it."""
+        await self._child.stop(STOP_S)
+
+
+class Line(Proxy):
+    """The proxy before one client, which may have several reasons at once to let nobody through."""
+
+    def __init__(self, target: int, rng: random.Random, capture: Path | None = None):
+        super().__init__(target, rng, capture=capture)
+        self._reasons: set[str] = set()
+
+    def refuse(self, reason: str) -> None:
+        """Let no connection through any more, for one more reason."""
+        self._reasons.add(reason)
+        self.accepting = False
+
+    def admit(self, reason: str) -> None:
+        """Take a reason back; without one left, connections get through again."""
+        self._reasons.discard(reason)
+        self.accepting = not self._reasons
+
+
+async def until(condition: Callable[[], bool], board: VirtualBoard, poll_s: float = POLL_S) -> None:
+    """Wait for a condition, or until the board is done.
+
+    Raises:
+        BoardFailed: its program ended meanwhile.
+    """
+    while not condition() and not board.progress.done:
+        if not board.running:
+            await board.finished()
+        await asyncio.sleep(poll_s)
+
+
+async def cut_power(board: VirtualBoard, line: Line, rng: random.Random) -> None:
+    """Cut a board's power, and give it back."""
+    line.refuse("power")
+    line.cut()  # what was in flight is lost with the power
+    await board.power_cut(rng)
+    line.admit("power")
+    await board.power_on()
+
+
+async def cut_link(board: VirtualBoard, line: Line, rng: random.Random) -> bool:
+    """Cut a board's connection, as soon as there is one: now, or in the middle of the next packet that it sends.
+
+    Returns whether there was one, before the board was done.
+    """
+    before = line.counts.cuts
+    inside = rng.random() < SHARE_INSIDE
+    while line.counts.cuts == before and not board.progress.done:
+        await until(lambda: line.connected, board)
+        if inside:
+            # Again and again: one that fell silent passes no packet to cut, and the board makes another beside it.
+            line.cut_inside_a_packet()
+            await asyncio.sleep(POLL_S)
+        else:
+            line.cut()
+    return line.counts.cuts > before
+
+
+@dataclass
+class RunStats:
+    """What was done to a chain, and what came of it.
+
+    Attributes:
+        faults: how often each fault was done; moments: when, in seconds since the start.
+        torn: a line for each power cut that tore a flash operation.
+        messages: how many the boards stored; dropped: how many they had no room for.
+        expected: what the boards say they published, in the form that the pipeline's audit takes.
+    """
+
+    seed: int
+    broker: str = ""
+    seconds: float = 0.0
+    began_us: int = 0
+    faults: Counter[str] = field(default_factory=Counter)
+    moments: list[tuple[float, str]] = field(default_factory=list)
+    torn: list[str] = field(default_factory=list)
+    link_cuts_inside_a_packet: int = 0
+    boots: int = 0
+    connects: int = 0
+    messages: int = 0
+    dropped: int = 0
+    expected: dict = field(default_factory=dict)
+
+    def counted(self) -> dict[str, Any]:
+        """Return the figures, the faults by their names."""
+        return {
+            "date": time.strftime("%Y-%m-%d"),
+            "seed": self.seed,
+            "broker": self.broker,
+            "seconds": round(self.seconds),
+            "minutes": round(self.seconds / 60, 1),
+            "boards": len(self.expected),
+            "published": self.messages,
+            "boots": self.boots,
+            "connects": self.connects,
+            "dropped": self.dropped,
+            **{
+                f"{kind.replace(' ', '_')}s": self.faults[kind]
+                for kind in (POWER, LINK, COLLECTOR, *sorted(self.faults))
+            },
+            "torn": len(self.torn),
+            "inside_a_packet": self.link_cuts_inside_a_packet,
+        }
+
+    def lines(self, who: str) -> list[str]:
+        """Return it for a person; `who` stored the messages."""
+        count = self.faults
+        further = [f"{count[kind]} {kind}s" for kind in (SILENCE, ABSENCE, BROKER, COLLECTOR_LINK) if count[kind]]
+        return [
+            f"faults     {count[POWER]} power cuts ({len(self.torn)} tore a flash operation), {count[LINK]} link cuts "
+            f"({self.link_cuts_inside_a_packet} inside a packet), {count[COLLECTOR]} kills of the collector",
+            f"           {', '.join([*further, f'seed {self.seed}'])}",
+            f"{who:10} {self.messages:,} messages stored in {self.boots} boots, {self.connects} connections, "
+            f"{self.seconds:.0f} s",
+        ]
+
+
+class Chain:
+    """One chain, with everything below one directory.
+
+    Args:
+        directory: where everything goes.
+        broker: not started yet.
+        stats: gets what is counted.
+        collector_start_s: see Collector.
+    """
+
+    def __init__(self, directory: Path, broker: Broker, stats: RunStats, collector_start_s: float = START_S):
+        self.stats = stats
+        self.rng = random.Random(stats.seed)
+        self.broker = broker
+        self.boards: list[VirtualBoard] = []
+        self.lines: list[Line] = []  # each board's, in their order
+        stats.broker = broker.kind
+        self._collector_start_s = collector_start_s
+        self._directory = directory
+        self._began = 0.0
+
+    def now(self) -> float:
+        """Return the seconds since the boards were switched on."""
+        return time.monotonic() - self._began
+
+    def count(self, kind: str) -> None:
+        """Count a fault."""
+        self.stats.faults[kind] += 1
+        self.stats.moments.append((self.now(), kind))
+
+    @contextlib.asynccontextmanager
+    async def running(
+        self, folders: Iterable[tuple[str, str]], settings: dict[str, Any], flash_kib: int, capture: bool = False
+    ) -> AsyncIterator[None]:
+        """Start broker, collector and boards, each of them known to the next; end them, and sum up.
+
+        Args:
+            folders: (folder, id) of each board.
+            settings: further keys of the boards' configuration.
+            flash_kib: the size of their flash.
+            capture: write what passes to `captures`.
+
+        Raises:
+            BrokerFailed, CollectorFailed: it did not start.
+        """
+        async with contextlib.AsyncExitStack() as stack:
+            stack.enter_context(self.broker)
+            self.collector_line = Line(self.broker.port, self.rng)
+            stack.push_async_callback(self.collector_line.stop)
+            await self.collector_line.start()
+            self.collector = Collector(self._directory / "collector", self.collector_line.port, self._collector_start_s)
+            stack.push_async_callback(self.collector.stop)
+            for folder, name in folders:
+                file = self._directory / "captures" / f"{name}.jsonl" if capture else None
+                line = Line(self.broker.port, self.rng, file)
+                stack.push_async_callback(line.stop)
+                await line.start()
+                place = self._directory / folder
+                board = VirtualBoard(place, name, line.port, settings, flash_kib * 1024, FLASH_TIME)
+                stack.push_async_callback(board.stop)
+                self.boards.append(board)
+                self.lines.append(line)
+            await self.collector.start()
+            self.stats.began_us, self._began = time.time_ns() // 1000, time.monotonic()
+            for board in self.boards:
+                await board.power_on()
+            yield
+            self.stats.seconds = self.now()
+        self._sum_up()
+
+    def _sum_up(self) -> None:
+        stats = self.stats
+        for board, line in zip(self.boards, self.lines, strict=True):
+            stats.expected |= board.expected()
+            stats.torn += board.power.torn
+            stats.boots += len(board.boots)
+            stats.connects += board.connects
+            stats.messages += board.boots[-1].last
+            stats.dropped += board.dropped
+            stats.link_cuts_inside_a_packet += line.counts.cuts_inside_a_packet
+
+    async def kill_broker(self, longest_away_s: float) -> None:
+        """Kill it once it has written down what it acknowledged, and nothing can reach it any more; start it again.
+
+        Mosquitto acknowledges before it writes. Killed in between, it loses messages that are nobody else's any more.
+        """
+        lines = [self.collector_line, *self.lines]
+        for line in lines:
+            line.refuse(BROKER)
+            line.swallow()
+        await asyncio.sleep(SETTLE_S)
+        for line in lines:
+            line.swallow()  # those that were just being let through
+        self.broker.save()
+        self.broker.kill()
+        await asyncio.sleep(self.rng.uniform(0, longest_away_s))
+        self.broker.start()
+        for line in lines:
+            line.admit(BROKER)
+
+    async def cut_collector(self) -> None:
+        """Cut the collector's connection."""
+        if self.rng.random() < SHARE_INSIDE:
+            self.collector_line.cut_inside_a_packet()
+        else:
+            self.collector_line.cut()
+
+    async def cut_power(self, board: VirtualBoard, line: Line) -> None:
+        """Cut a board's power, and give it back."""
+        self.count(POWER)
+        await cut_power(board, line, self.rng)
+
+    async def cut_link(self, board: VirtualBoard, line: Line) -> None:
+        """Cut a board's connection, now or inside a packet; it counts where the board was not done before."""
+        if await cut_link(board, line, self.rng):
+            self.count(LINK)
+
+    async def stop_storing(self) -> None:
+        """Start each board once more, to send what it has and be done."""
+        for board, line in zip(self.boards, self.lines, strict=True):
+            board.configure(stop_after=1)
+            await self.cut_power(board, line)
