@@ -1,4 +1,4 @@
-# flashmqtt. `make help` lists what there is; `make run` and `make test` set everything up themselves.
+# flashmqtt. `make help` lists the targets; each target sets up what it needs.
 PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 python3.11,$(shell command -v $(name))) python3)
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -19,41 +19,41 @@ PYTEST_ARGS ?=
 	soak powercut faults hostile brokers fuzz clauses size vectors collect collector-kills pipeline cluster report dashboard verdict check-tables wire-audit compact forget sink \
 	deploy monitor backup wipe wakes virtual-board powercut-board image format
 
-help: ## List the targets, and in parentheses what they take, with the defaults
+help: ## List the targets, with their variables and defaults in parentheses
 	@awk 'BEGIN {FS = ":.*## "} /^##@ / {printf "\n%s\n", substr($$0, 5)} /^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
-##@ To begin with
+##@ First steps
 
-run: setup ## The main job: a virtual board under power cuts, a real broker, Spark, the audit (READINGS=1000 CUTS=20 LINKCUTS=10 KILLS=3 SEED=)
+run: setup ## The whole path: a virtual board under power cuts, a real broker, the collector, Spark, the audit (READINGS=1000 CUTS=20 LINKCUTS=10 KILLS=3 SEED=)
 	@$(PY) -m tools.proof.run --readings $(READINGS) --cuts $(CUTS) --link-cuts $(LINKCUTS) --collector-kills $(KILLS) $(if $(SEED),--seed $(SEED))
 
-test: setup ## The tests, on CPython and on MicroPython, in several processes (PYTEST_ARGS="host_tests/docs -x"; "-n 0 ...": in one)
+test: setup ## Run the tests on CPython and MicroPython, in several processes (PYTEST_ARGS="host_tests/docs -x"; "-n 0 ...": one process)
 	@$(PY) -m pytest -n auto $(PYTEST_ARGS)
 
-setup: ## Install what is needed, into .venv (the other targets do this themselves)
+setup: ## Install everything into .venv (the other targets do this themselves)
 	@$(PYTHON) tools/bootstrap.py
 
 ##@ A board
 
-deploy: setup ## Put it on a board and wait for its first reading (BOARD=auto: whichever it is, or BOARD_FILE=your/board.py; PORT=auto; DRY=1: only say what; YES=1: don't ask; PLAIN=1: no names shortened)
+deploy: setup ## Install the application on a board and wait for its first reading (BOARD=auto: ask the board, or BOARD_FILE=your/board.py; PORT=auto; DRY=1: only show what would be done; YES=1: don't ask; PLAIN=1: keep all names)
 	@$(PY) -m tools.deploy deploy --board $(BOARD) $(if $(BOARD_FILE),--board-file "$(BOARD_FILE)") --port $(PORT) $(if $(DRY),--dry-run) $(if $(PLAIN),--plain) $(if $(YES),--yes)
 
-monitor: setup ## Show what the board says, until Ctrl-C (PORT=auto; PLAIN=1: it was deployed so)
+monitor: setup ## Show the board's output until Ctrl-C (PORT=auto; PLAIN=1: if it was deployed with PLAIN=1)
 	@$(PY) -m tools.deploy monitor --port $(PORT) $(if $(PLAIN),--plain)
 
-backup: setup ## Copy every file of the board, and the journal, into backups/ (PORT=auto)
+backup: setup ## Copy all files and the journal of the board into backups/ (PORT=auto)
 	@$(PY) -m tools.deploy backup --port $(PORT)
 
-wipe: setup ## Take everything of ours off the board, after asking (PORT=auto; YES=1: don't ask; JOURNAL=1: its stored messages too)
+wipe: setup ## Remove flashmqtt's files from the board, after asking (PORT=auto; YES=1: don't ask; JOURNAL=1: also the stored messages)
 	@$(PY) -m tools.deploy wipe --port $(PORT) $(if $(YES),--yes) $(if $(JOURNAL),--journal)
 
-dump: setup ## Show what is in a journal (FROM=auto: the board's; FROM=/dev/ttyACM0; or IMAGE=flash.bin)
+dump: setup ## Show the contents of a journal (FROM=auto: of the connected board; FROM=/dev/ttyACM0; or IMAGE=flash.bin)
 	@$(PY) -m tools.journal dump $(if $(FROM),--board "$(FROM)",$(if $(IMAGE),"$(IMAGE)"))
 
-virtual-board: setup ## A virtual Pico W on a serial port, for mpremote and deploy (WIFI=network:password that its radio finds; BOARD=esp32, pico2_w ...)
+virtual-board: setup ## Start a virtual Pico W on a serial port, for mpremote and deploy (WIFI=network:password that its radio finds; BOARD=esp32, pico2_w ...)
 	@$(PY) -m tools.virtual_board.device $(if $(filter-out auto,$(BOARD)),--board $(BOARD)) $(if $(WIFI),--wifi "$(WIFI)")
 
-image: setup ## A MicroPython image with flashmqtt frozen (BOARD=pico_w MICROPYTHON=path; boards/IMAGES.md tells of APP=1 JOURNAL=1 NODRIVERS=1 ROMFS=KB MANIFEST=file USER_C_MODULES=file OUT=folder)
+image: setup ## Build a MicroPython image with flashmqtt frozen (BOARD=pico_w MICROPYTHON=path; see boards/IMAGES.md for APP=1 JOURNAL=1 NODRIVERS=1 ROMFS=KB MANIFEST=file USER_C_MODULES=file OUT=folder)
 	@$(PY) -m tools.deploy.image --board "$(BOARD)" --micropython "$(MICROPYTHON)" $(if $(APP),--app) $(if $(JOURNAL),--journal) $(if $(NODRIVERS),--no-drivers) $(if $(ROMFS),--romfs $(ROMFS)) $(if $(MANIFEST),--manifest "$(MANIFEST)") $(if $(USER_C_MODULES),--user-c-modules "$(USER_C_MODULES)") $(if $(OUT),--output "$(OUT)")
 
 ##@ Behind the broker
@@ -67,22 +67,22 @@ pipeline: setup ## Run the Spark pipeline (ARGS="--landing landing --out tables"
 report: setup ## Write the fleet's HTML page (OUT=tables)
 	@$(PY) -m tools.pipeline.report --out $(OUT)
 
-dashboard: setup ## Serve the page beside a run that follows; it refreshes itself (OUT=tables PORT=9106)
+dashboard: setup ## Serve the page while the pipeline runs; the page refreshes itself (OUT=tables PORT=9106)
 	@$(PY) -m tools.pipeline.dashboard --out $(OUT) $(if $(filter-out auto,$(PORT)),--port $(PORT))
 
-verdict: setup ## Is every message in the tables, once? Without Spark, also beside a run that follows (OUT=tables)
+verdict: setup ## Check that every message is in the tables exactly once; needs no Spark, works while the pipeline runs (OUT=tables)
 	@$(PY) -m tools.pipeline.verdict --out $(OUT)
 
-check-tables: setup ## Hold all rows of a pipeline's tables against the audit (OUT=tables)
+check-tables: setup ## Compare all rows of a pipeline's tables with the audit (OUT=tables)
 	@$(PY) -m tools.pipeline.check --out $(OUT)
 
-sink: setup ## The readings into a DuckDB file or PostgreSQL, each once (OUT=tables TO=readings.duckdb, TO=postgresql://user@host/database; ARGS="--follow 10")
+sink: setup ## Copy the readings into a DuckDB file or PostgreSQL, each exactly once (OUT=tables TO=readings.duckdb, TO=postgresql://user@host/database; ARGS="--follow 10")
 	@$(PY) -m tools.pipeline.sink --out "$(OUT)" --to "$(TO)" $(ARGS)
 
-compact: setup ## Join a pipeline's many small files (OUT=tables)
+compact: setup ## Merge a pipeline's many small files (OUT=tables)
 	@$(PY) -m tools.pipeline.compact --out $(OUT)
 
-forget: setup ## Delete all that is known of a device, for good, and prove it (LANDING=landing OUT=tables DEVICE="NAME"; DRY=1: only look; YES=1: don't ask; ARGS="--devices FILE --search DIR")
+forget: setup ## Delete all data of a device permanently, and check that it is gone (LANDING=landing OUT=tables DEVICE="NAME"; DRY=1: delete nothing; YES=1: don't ask; ARGS="--devices FILE --search DIR")
 	@$(PY) -m tools.pipeline.forget --landing "$(LANDING)" --out "$(OUT)" $(if $(DEVICE),--device "$(DEVICE)") $(if $(DRY),--dry-run) $(if $(YES),--yes) $(ARGS)
 
 wire-audit: setup ## Audit captured MQTT traffic (ARGS="--captures DIR --out DIR")
@@ -90,60 +90,60 @@ wire-audit: setup ## Audit captured MQTT traffic (ARGS="--captures DIR --out DIR
 
 ##@ The proofs
 
-powercut: setup ## Cut the power at every flash operation, and again in the recovery; prints how many cuts (SHORT=1: a minute; REPLAY=id)
+powercut: setup ## Cut the power at every flash operation, and again during the recovery; print the number of cuts (SHORT=1: one minute; REPLAY=id)
 	@$(PY) -m tools.proof.powercut $(if $(SHORT),--short) $(if $(REPLAY),--replay "$(REPLAY)")
 	@$(if $(REPLAY),,$(PY) -m host_tests.journal.flips $(if $(SHORT),29))
 
-powercut-board: setup ## A board's whole life under power cuts (FLASHMQTT_UF2=image runs it on an emulated Pico, too)
+powercut-board: setup ## Run the whole application on a virtual board under power cuts (FLASHMQTT_UF2=image: also on an emulated Pico)
 	@FLASHMQTT_BOARD_CUTS=250 $(PY) -m pytest host_tests/flash/test_board_power_cuts.py
 
-faults: setup ## Cut the link everywhere, kill broker and board everywhere; counts losses and duplicates (SHORT=1; REPLAY=id)
+faults: setup ## Cut the link and kill broker and board at every point of every flow; count losses and duplicates (SHORT=1; REPLAY=id)
 	@$(PY) -m tools.proof.faults $(if $(SHORT),--short) $(if $(REPLAY),--case "$(REPLAY)")
 
-hostile: setup ## A broker that does every wrong thing at every moment (REPLAY=id)
+hostile: setup ## Run the client against a broker that breaks every rule at every point (REPLAY=id)
 	@$(PY) -m tools.proof.faults --hostile $(if $(REPLAY),--case "$(REPLAY)")
 
-brokers: setup ## The same scenarios against every real broker that can be had; what each of them does (ONLY="mosquitto aedes"; REPLAY=id; KEEP=1: into its page)
+brokers: setup ## Run the same scenarios against every available broker, and compare the brokers (ONLY="mosquitto aedes"; REPLAY=id; KEEP=1: update the page)
 	@$(PY) -m tools.proof.brokers $(if $(ONLY),--brokers $(ONLY)) $(if $(REPLAY),--case "$(REPLAY)") $(if $(KEEP),--keep)
 
-fuzz: setup ## A million malformed streams through the decoder (CASES=1000000)
+fuzz: setup ## Feed a million malformed streams to the decoder (CASES=1000000)
 	@$(PY) -m tools.proof.fuzz $(if $(CASES),--cases $(CASES))
 
-collector-kills: setup ## Kill the collector with -9 under load, again and again, then count (TIMES=100)
+collector-kills: setup ## Kill the collector with SIGKILL under load, many times, then count losses and duplicates (TIMES=100)
 	@$(PY) -m tools.proof.collector_kills --kills $(or $(TIMES),100)
 
-cluster: setup ## The pipeline on a standalone Spark cluster, killed with -9 again and again: the same tables
+cluster: setup ## Kill the pipeline's processes on a standalone Spark cluster with SIGKILL; the tables must be the same
 	@$(PY) -m tools.pipeline.cluster
 
-wakes: setup ## 500 wakes of a sleeping board, half of them without a network
+wakes: setup ## Wake a sleeping board 500 times, half of them without a network
 	@$(PY) -m tools.proof.wakes --wakes 500
 
-soak: setup ## A fleet under every fault at once, through Spark to the audit; is memory flat, wear even? (MINUTES=60 BOARDS=10 SEED=)
+soak: setup ## Run a fleet under all faults at once, up to the audit; check that memory is flat and flash wear even (MINUTES=60 BOARDS=10 SEED=)
 	@$(PY) -m tools.proof.soak --minutes $(or $(MINUTES),60) --boards $(or $(BOARDS),10) $(if $(SEED),--seed $(SEED))
 
 vectors: setup ## Check the packet vectors against a second implementation's codec (needs Node.js with npm)
 	@$(PY) -m tools.proof.check.vectors --check
 
-##@ What is proved, and how well it does
+##@ Coverage and figures
 
-requirements: setup ## Which tests prove which rule (LIST=1: each test)
+requirements: setup ## List the project's rules and the tests that prove them (LIST=1: each test)
 	@$(PY) -m tools.proof.check.requirements $(if $(LIST),--list)
 
-clauses: setup ## Which normative statements of MQTT are obeyed where, and proved by which test (LIST=1: each)
+clauses: setup ## List MQTT's normative statements: the code that obeys and the test that proves each (LIST=1: each)
 	@$(PY) -m tools.proof.check.clauses $(if $(LIST),--list)
 
-bench: setup ## Measure everything beside the peers; tables, bench.json (ONLY=journal for one area; KEEP=1: for the documents)
+bench: setup ## Measure flashmqtt and its peers; writes tables and bench.json (ONLY=journal: one area; KEEP=1: update the documents)
 	@$(PY) -m tools.proof.bench $(if $(ONLY),--only $(ONLY)) $(if $(KEEP),--keep)
 
-size: setup ## What the library weighs on a board, against the ledger, and what three programs load (FLASHMQTT_MICROPYTHON32=path, FLASHMQTT_FROZEN32=path)
+size: setup ## Compare the library's size on a board with the ledger; show what three programs load (FLASHMQTT_MICROPYTHON32=path, FLASHMQTT_FROZEN32=path)
 	@$(PY) -m tools.proof.check.size --runs
 
-##@ The house
+##@ Development
 
-release: setup ## Build what is published, reproducibly, into dist/: mip packages for every processor, sdist and wheel, checksums
+release: setup ## Build the release into dist/, reproducibly: mip packages for every processor, sdist, wheel, checksums
 	@$(PY) -m tools.deploy.release
 
-check: setup ## What CI runs: format, lint, types, layers, mpy-cross, sizes, rules, clauses, tests
+check: setup ## Run all checks of CI: format, lint, types, layers, mpy-cross, sizes, rules, clauses, tests
 	@$(PY) -m tools.proof.check
 
 format: setup ## Format all code

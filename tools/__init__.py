@@ -1,9 +1,9 @@
-"""What a user runs on the host: set-up, deployment, virtual board, collector, pipeline; and `proof`, which proves all of it."""
+"""The host's programs: set-up, deployment, virtual board, collector, pipeline, and in `proof` the tests' own tools."""
 
 import sys
 
 if sys.implementation.name == "cpython":
-    # The tools stand on the library's own modules: `python -m tools.proof.run` finds them also without the Makefile's PYTHONPATH.
+    # The tools import flashmqtt's modules. This finds them without the Makefile's PYTHONPATH.
     from pathlib import Path
 
     _FIRMWARE = str(Path(__file__).resolve().parent.parent / "firmware")

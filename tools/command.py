@@ -1,4 +1,4 @@
-"""What the commands of `tools` have in common: arguments within bounds, and an end that is told in one line.
+"""Shared by the commands of `tools`: numbers and folders as arguments, exit status, and one-line error messages.
 
 parser.add_argument("--boards", type=number(int, 1, 100), default=10)
 ...
@@ -21,7 +21,7 @@ STOPPED = "stopped; everything that was started has been ended"
 
 
 def number(kind: type[Number], least: float, most: float = math.inf) -> Callable[[str], Number]:
-    """Return what argparse takes as the `type` of a number from `least` to `most`; infinity and NaN are none."""
+    """Return what argparse takes as the `type` of a number from `least` to `most`; infinity and NaN are refused."""
     bounds = f"at least {least}" if most == math.inf else f"from {least} to {most}"
 
     def read(text: str) -> Number:
@@ -38,7 +38,7 @@ def number(kind: type[Number], least: float, most: float = math.inf) -> Callable
 
 
 def folder(text: str) -> Path:
-    """Return an absolute path; argparse's `type` of a folder to write into, which need not be there yet."""
+    """Return an absolute path: argparse's `type` of a folder to write into. The folder may not exist yet."""
     path = Path(text).resolve()
     there = next(one for one in (path, *path.parents) if one.exists())
     if not there.is_dir() or not os.access(there, os.W_OK):
@@ -47,13 +47,12 @@ def folder(text: str) -> Path:
 
 
 def ended(act: Callable[[], int], *failures: type[Exception], stopped: str = STOPPED) -> int:
-    """Do a command's work; return its exit status: the work's own, 2 for these failures, 130 for Ctrl-C and SIGTERM.
+    """Run a command; return its exit status: the one that `act` returns, 2 for `failures`, 130 for Ctrl-C and SIGTERM.
 
     Args:
-        act: does it, and returns the exit status. A SIGTERM comes to it as a Ctrl-C does, so what it started in a `with` or
-            `try` ends with it.
-        failures: errors that the world or the user made: their text is all that is told of them.
-        stopped: what is told after Ctrl-C.
+        act: does the work. It gets SIGTERM as KeyboardInterrupt, like Ctrl-C, so that its `with` and `finally` blocks run.
+        failures: errors with a cause outside the program, such as a wrong argument: only their text is printed.
+        stopped: what is printed after Ctrl-C.
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:

@@ -33,13 +33,13 @@ def test_second_call_has_nothing_to_do(unprepared):
 def test_two_at_once_are_one_after_the_other(unprepared, capsys):
     done = threading.Event()
     second = threading.Thread(target=lambda: (bootstrap.main(), done.set()))
-    with bootstrap.alone():
+    with bootstrap.setup_lock():
         second.start()
         assert not done.wait(0.2)
         bootstrap.STAMP.write_text(bootstrap.fingerprint())
     second.join(60)
     assert done.is_set() and unprepared == []
-    assert "another set-up is under way" in capsys.readouterr().out
+    assert "another set-up is running" in capsys.readouterr().out
 
 
 def test_stopped_set_up_goes_on_the_next_time(unprepared, monkeypatch, capsys):
@@ -49,7 +49,7 @@ def test_stopped_set_up_goes_on_the_next_time(unprepared, monkeypatch, capsys):
     with monkeypatch.context() as now:
         now.setattr(bootstrap, "provide_java", stop)
         assert bootstrap.main() == 130
-    assert "goes on from here" in capsys.readouterr().err
+    assert "continues from here" in capsys.readouterr().err
     assert bootstrap.main() == 0
     assert unprepared[-1] == "provide_java"
 
@@ -93,7 +93,7 @@ time.sleep(0.5)
 
 
 def test_what_takes_long_says_how_far_it_is(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(bootstrap, "TELL_S", 0.05)
+    monkeypatch.setattr(bootstrap, "PROGRESS_INTERVAL_S", 0.05)
     monkeypatch.setattr(bootstrap, "VENV", tmp_path)
     monkeypatch.setattr(bootstrap, "LOG", tmp_path / "setup.log")
     bootstrap.run([sys.executable, "-c", PIP], "why")
