@@ -816,13 +816,13 @@ def test_disk_full_stops_acknowledging_says_so_and_goes_on_when_there_is_room(tm
         collector.says("subscribed")
         payloads_sent = [b"%d" % n + b"x" * 80 for n in range(1500)]
         send(broker.port, b"".join(publish(text, 1, n + 1) for n, text in enumerate(payloads_sent)), 1500 * 4)
-        collector.says("nothing more is acknowledged until there is")
+        collector.says("nothing more is acknowledged until disk space is free")
         (log,) = (tmp_path / "landing" / "collector.logs").glob("*.log")
         size = log.stat().st_size
         time.sleep(0.5)
         assert log.stat().st_size == size <= limit
         resource.prlimit(collector.process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-        collector.says("going on")
+        collector.says("continuing")
         wait_for_rows(tmp_path / "landing", 1500)
         assert collector.end() == 0, collector.said
     assert payloads(tmp_path / "landing") == payloads_sent

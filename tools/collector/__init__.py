@@ -1,1 +1,1 @@
-"""The collector: takes what a broker delivers and acknowledges what is durable; `python -m tools.collector`."""
+"""The collector: stores a broker's messages and acknowledges them once they are durable; `python -m tools.collector`."""

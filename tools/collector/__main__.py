@@ -1,7 +1,7 @@
-"""`python -m tools.collector`: take what a broker delivers, durably, and seal it into segments that Spark reads.
+"""`python -m tools.collector`: store a broker's messages durably, in segments that Spark reads.
 
-It ends cleanly on SIGTERM or Ctrl-C: what it received is sealed then, and its exit status is 0. Killed in any other
-way it loses nothing either: the next start goes on from the log.
+SIGTERM or Ctrl-C ends it cleanly: it seals what it received and exits with status 0. If it is killed in another way,
+nothing is lost: the next start continues from the log.
 """
 
 from __future__ import annotations
@@ -28,60 +28,74 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--host", default="127.0.0.1")
     made.add_argument("--port", type=int, help="default: 1883, or 8883 with --tls")
     made.add_argument("--topic", action="append", metavar="FILTER", help="may be repeated; default #: everything")
-    made.add_argument("--qos", type=int, choices=(0, 1, 2), default=2, help="most that is asked for; default 2")
-    made.add_argument("--client-id", default="collector", help="names the session at the broker, and the segments")
-    made.add_argument("--landing", type=Path, required=True, metavar="DIR", help="where the segments and the log go")
+    made.add_argument(
+        "--qos", type=int, choices=(0, 1, 2), default=2, help="maximum QoS of the subscriptions; default 2"
+    )
+    made.add_argument("--client-id", default="collector", help="name of the session at the broker, and of the segments")
+    made.add_argument("--landing", type=Path, required=True, metavar="DIR", help="folder of the segments and logs")
     made.add_argument("--level", type=int, choices=(4, 5), default=4, help="protocol: 4 is MQTT 3.1.1, 5 is MQTT 5")
     made.add_argument("--user")
     made.add_argument("--password-file", type=Path, help="default: the environment's FLASHMQTT_PASSWORD")
-    made.add_argument("--tls", action="store_true", help="encrypt, and check the broker's name")
-    made.add_argument("--ca-file", type=Path, help="whom to believe, with --tls; default: the system's list")
+    made.add_argument("--tls", action="store_true", help="encrypt, and verify the broker's certificate and name")
+    made.add_argument("--ca-file", type=Path, help="trusted certificates for --tls; default: the system's")
     made.add_argument("--keep-alive", type=int, default=30, metavar="S")
-    made.add_argument("--session-expiry", type=int, default=Settings.session_expiry_s, metavar="S", help="level 5")
-    made.add_argument("--longest-pause", type=float, default=Settings.longest_pause_s, metavar="S", help="to reconnect")
-    group = made.add_argument_group("segments: closed by whichever bound comes first")
+    made.add_argument("--session-expiry", type=int, default=Settings.session_expiry_s, metavar="S", help="level 5 only")
+    made.add_argument(
+        "--longest-pause",
+        type=float,
+        default=Settings.longest_pause_s,
+        metavar="S",
+        help="between two attempts to connect",
+    )
+    group = made.add_argument_group("segments: closed at the first of these limits")
     group.add_argument("--segment-rows", type=int, default=Settings.segment_rows, metavar="N")
     group.add_argument("--segment-mb", type=float, default=Settings.segment_bytes / (1 << 20), metavar="N")
     group.add_argument("--segment-seconds", type=float, default=Settings.segment_seconds, metavar="S")
-    group = made.add_argument_group("group commit: one sync serves what is there, at most")
+    group = made.add_argument_group("group commit: one sync for all messages that have arrived, up to these limits")
     group.add_argument("--commit-count", type=int, default=Settings.commit_count, metavar="N")
     group.add_argument("--commit-ms", type=float, default=Settings.commit_ms, metavar="MS")
     group = made.add_argument_group("limits")
     group.add_argument(
-        "--packet-bytes", type=int, default=Settings.packet_bytes, metavar="N", help="longest message that lands whole"
+        "--packet-bytes",
+        type=int,
+        default=Settings.packet_bytes,
+        metavar="N",
+        help="longest message that is stored whole",
     )
     group.add_argument(
         "--oversize",
         choices=("describe", "drop"),
         default="describe",
-        help="a longer one: `describe` lands its topic, with length and SHA-256 for its payload; `drop` acknowledges it, "
+        help="a longer message: `describe` stores its topic, and length and SHA-256 of its payload; `drop` only acknowledges it, "
         "and at level 5 asks the broker not to send it",
     )
     group.add_argument(
-        "--in-flight", type=int, default=Settings.in_flight, metavar="N", help="most open QoS 2 messages"
+        "--in-flight", type=int, default=Settings.in_flight, metavar="N", help="most QoS 2 messages in flight"
     )
     group.add_argument(
         "--reserve-mb", type=float, default=Settings.reserve_bytes / (1 << 20), metavar="N", help="disk kept free"
     )
-    made.add_argument("--metrics-port", type=int, default=0, metavar="P", help="figures for Prometheus; 0: none")
+    made.add_argument("--metrics-port", type=int, default=0, metavar="P", help="metrics for Prometheus; 0: none")
     made.add_argument("--metrics-address", default="127.0.0.1", metavar="A")
     made.add_argument(
         "--drain",
         type=float,
         metavar="S",
-        help="end when nothing has arrived for S seconds (10 S where QoS 2 messages wait for their PUBREL); like any "
-        "clean end, with status 0 once all of it is sealed",
+        help="seal everything and end with status 0 when nothing has arrived for S seconds (10 times S while QoS 2 "
+        "messages wait for their PUBREL)",
     )
-    made.add_argument("--salvage", action="store_true", help="seal what is readable of a damaged log, and keep the log")
-    made.add_argument("--quiet", action="store_true")
+    made.add_argument(
+        "--salvage", action="store_true", help="seal the readable part of a damaged log, and keep the log"
+    )
+    made.add_argument("--quiet", action="store_true", help="print errors only")
     return made
 
 
 def settings_of(arguments: argparse.Namespace) -> Settings:
-    """Return the settings that a command line asks for.
+    """Return the settings of a command line.
 
     Raises:
-        CollectorError: they do not go together.
+        CollectorError: a value is out of range, or a file can't be read.
     """
     for name, least, most in (
         ("segment_rows", 1, 1 << 30),
@@ -90,14 +104,15 @@ def settings_of(arguments: argparse.Namespace) -> Settings:
         ("in_flight", 1, 65_535),
         ("keep_alive", 1, 65_535),
         ("session_expiry", 1, 0xFFFFFFFF),
-        ("segment_mb", 0.001, 1024),  # a log is sealed in memory, its payloads below Arrow's 2 GB
+        ("segment_mb", 0.001, 1024),  # a log is sealed in memory, and an Arrow column holds at most 2 GB
         ("segment_seconds", 0.01, math.inf),
         ("commit_ms", 0, math.inf),
         ("longest_pause", 0.01, 86_400),
         ("reserve_mb", 0, math.inf),
     ):
         if not least <= getattr(arguments, name) <= most:
-            raise CollectorError(f"--{name.replace('_', '-')} has to be {least} to {most}")
+            value = getattr(arguments, name)
+            raise CollectorError(f"--{name.replace('_', '-')} has to be {least} to {most}, not {value}")
     tls = None
     if arguments.tls:
         try:
@@ -138,7 +153,7 @@ def settings_of(arguments: argparse.Namespace) -> Settings:
 
 
 async def collect(settings: Settings, health: Health) -> None:
-    """Run one collector until it is told to stop."""
+    """Run one collector until SIGTERM or Ctrl-C."""
     collector = Collector(settings, health)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -1,14 +1,14 @@
 """The collector: subscribes with a persistent session, and acknowledges a message only when it is durable (Q3, Q4, P1).
 
-The protocol is the library's own session and connection, the same files as on the boards, handed a landing store for
-its Store. This module is the loop around them: read what the broker sent until nothing more is there (at most
-`commit_count` messages or `commit_ms`), make all of it durable by one sync, write all the acknowledgements by one
-send. So groups grow by themselves when a sync is slow or the broker is fast, and nothing waits when it is not.
+The protocol is the library's own session and connection, the same files as on the boards, with a landing store as the
+session's store. This module is the loop around them, a group commit: read until the socket is empty (at most
+`commit_count` messages or `commit_ms`), make the whole group durable by one sync, send all its acknowledgements at once.
+A group grows when a sync is slow or the broker is fast; otherwise nothing waits.
 
-When the landing can't be written it stops reading, says so, and tries again; what it has read waits in memory,
-unacknowledged. When the broker is gone it comes again, with growing pauses.
+When the landing can't be written, the collector stops reading, reports it, and tries again. The messages that it has
+read stay in memory, unacknowledged. When the connection is lost, it reconnects with growing pauses.
 
-It knows no Parquet; `sealer` has the closed logs sealed meanwhile.
+This module knows no Parquet: `sealer` seals the closed logs in another process.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ from tools.landing.store import LandingStore
 
 CONNECT_DEADLINE_S = 10.0
 WRITE_DEADLINE_S = 10.0  # without progress
-FIRST_PAUSE_MS = 500  # between attempts to connect, at most, then twice that, ...
-LASTING_MS = 2000
-# Refusals that only a person can help: an identifier, a password, a right; at levels 3 and 4, and at level 5.
+FIRST_PAUSE_MS = 500  # at most, before the second attempt to connect; doubled after each failure
+LASTING_MS = 2000  # a connection that lasted as long resets the pause
+# Refusals that need a person: wrong identifier, password or permission; first levels 3 and 4, then level 5.
 _WRONG_CREDENTIALS = (
     2,
     4,
@@ -53,42 +53,42 @@ _WRONG_CREDENTIALS = (
     reasons.BAD_USER_NAME_OR_PASSWORD,
     reasons.NOT_AUTHORIZED,
 )
-READ_BYTES = 1 << 17  # about 1,300 messages of 100 bytes, 10 ms of work: the grain of a group
+READ_BYTES = 1 << 17  # at most per read: about 1,300 messages of 100 bytes, 10 ms of work
 LEAST_BUFFER_BYTES = 2 * READ_BYTES
-LONGEST_WAIT_S = 0.5  # so that segments are closed by age, and a drain is seen, also when nothing arrives
-MOST_PENDING_BYTES = 8 << 20  # what a group may hold in memory, whatever its messages' size
+LONGEST_WAIT_S = 0.5  # when nothing arrives: the interval of checking a segment's age and --drain
+MOST_PENDING_BYTES = 8 << 20  # of one group, in memory
 STALLED_RETRY_S = 0.5
-WORTH_SEALING_BYTES = 4 << 20  # when the disk is full
-OPEN_FLOWS_WAIT = 10  # a drain waits so many times longer for PUBRELs that are still to come
-LOCK_WAIT_S = 15.0  # the sealer of a killed collector may still be at work
+FULL_DISK_ROTATE_BYTES = 4 << 20  # a longer log is sealed when the disk is full, to free space
+HELD_DRAIN_FACTOR = 10  # --drain waits so many times longer while QoS 2 messages wait for their PUBREL
+LOCK_WAIT_S = 15.0  # the sealer of a killed collector may still hold the lock
 
 
 class _Restart(errors.ConnectionLost):
-    """The session asks for a new connection, at once."""
+    """The session asks for a new connection without a pause."""
 
 
 class _Level5(Level5):
-    """Level 5's side of a collector: where long messages land as descriptions, the broker is told no limit."""
+    """Level 5 for a collector: Maximum Packet Size is announced only if longer messages are dropped."""
 
     def __init__(self, expiry_s: int, limited: bool) -> None:
         super().__init__(expiry_s)
         self._limited = limited
 
     def start(self, session: RunSession, decoder: RunDecoder) -> bytes:
-        """A connection begins: return CONNECT's properties."""
-        session.chunks = not self._limited  # it can take a packet of any length
+        """Return CONNECT's properties for a new connection."""
+        session.chunks = not self._limited  # True: announce no Maximum Packet Size
         properties: bytes = super().start(session, decoder)
         session.chunks = False
         return properties
 
 
 class CollectorError(Exception):
-    """The collector can't go on, and a person has to do something; the text says what."""
+    """The collector can't continue without a person; the text says what to do."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What one collector is told."""
+    """One collector's settings."""
 
     host: str
     port: int
@@ -100,38 +100,38 @@ class Settings:
     password: str | None = field(default=None, repr=False)
     tls: ssl.SSLContext | None = None
     keep_alive_s: int = 30
-    session_expiry_s: int = 7 * 86400  # level 5: how long the broker keeps what waits for us; 4: its own setting
+    session_expiry_s: int = 7 * 86400  # level 5 only; at level 4 the broker's setting counts
     segment_rows: int = 500_000
     segment_bytes: int = 64 << 20
     segment_seconds: float = 60.0
     commit_count: int = 8192
     commit_ms: float = 20.0
     packet_bytes: int = 1 << 20  # the longest message that lands whole
-    drop_oversize: bool = (
-        False  # a longer one is acknowledged and dropped (5: not asked for); it lands as a description otherwise
-    )
-    longest_pause_s: float = 10.0  # between attempts to connect
-    # QoS 2 messages between PUBLISH and PUBREL: as many as there are packet ids. mosquitto 2.0 sends a backlog of
-    # QoS 2 in one go, whatever its max_inflight_messages.
+    # What happens to a longer message. True: it is acknowledged and dropped, and at level 5 the broker is asked not to
+    # send it. False: a description lands in its place.
+    drop_oversize: bool = False
+    longest_pause_s: float = 10.0  # between two attempts to connect
+    # QoS 2 messages between PUBLISH and PUBREL, by default one for each packet id: mosquitto 2.0 sends a whole backlog
+    # of QoS 2 at once and ignores its max_inflight_messages.
     in_flight: int = 65_535
-    reserve_bytes: int = 64 << 20  # of the disk, kept free so that sealing can go on
+    reserve_bytes: int = 64 << 20  # of the disk, kept free for sealing
     drain_s: float | None = None
     salvage: bool = False
 
 
 class Collector:
-    """One collector, from its start to its clean stop."""
+    """One collector, from start to clean stop."""
 
     def __init__(self, settings: Settings, health: Health) -> None:
         """Mount the landing.
 
         Raises:
-            LandingError: in one of its kinds; the text says what to do.
-            InvalidTopic: not a topic filter.
+            LandingError: the landing can't be used; the text says what to do.
+            InvalidTopic: a topic filter is not valid.
         """
         self.settings = settings
         self.health = health
-        segments.file_name(settings.client_id, 1)  # refuses a name that no segment may have
+        segments.file_name(settings.client_id, 1)  # raises SegmentError if the client id can't name a segment
         try:
             settings.landing.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -147,13 +147,13 @@ class Collector:
             rows_before=rows,
             reserve_bytes=settings.reserve_bytes,
             salvage=settings.salvage,
-            # One of several collectors that share a subscription gets its share of the messages, any other gets all.
+            # Only collectors with shared subscriptions may use one landing: others would each store all messages.
             shared=all(topic.startswith("$share/") for topic, _ in settings.topics),
         )
         try:
             self.store = mount()
         except LandingInUse as error:
-            health.say(f"{error}; waiting up to {LOCK_WAIT_S:.0f} s for its end")
+            health.say(f"{error}; waiting up to {LOCK_WAIT_S:.0f} s for it to end")
             self.store = mount(wait_s=LOCK_WAIT_S)
         self.store.level = settings.level
         self.session = RunSession(
@@ -166,7 +166,7 @@ class Collector:
         )
         for topic, qos in settings.topics:
             check_filter(topic.encode())
-            # 5: a start of ours is no reason to send the retained messages again (Retain Handling 1, §3.8.3.1).
+            # Level 5, Retain Handling 1: no retained messages if the subscription exists already (§3.8.3.1).
             options = qos | 0x10 if settings.level == 5 else qos
             self.session.subscribe(topic.encode(), options)
         self.connection = self._connection()
@@ -174,7 +174,7 @@ class Collector:
         self.decoder.on_oversize = self._note_oversize
         self.connection.decoder = self.decoder
         self.sealer = Sealer(self.store, settings.landing, health, settings.salvage)
-        self._landed: dict[int, bytes] | None = None  # see `_has_landed`
+        self._landed: dict[int, bytes] | None = None  # see `_is_copy`
         self.connects = 0
         self.connected_at = 0.0
         self._stopping = False
@@ -194,18 +194,18 @@ class Collector:
             five=_Level5(settings.session_expiry_s, settings.drop_oversize) if settings.level == 5 else None,
         )
 
-    # --- from start to stop -------------------------------------------------------------------------------------
+    # --- start and stop -----------------------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """Ask for a clean stop: no more reading, everything sealed. May be called from a signal handler."""
+        """Request a clean stop: stop reading, seal everything. May be called from a signal handler."""
         self._stopping = True
         self._wake()
 
     async def run(self) -> None:
-        """Collect until told to stop, then seal everything that was received.
+        """Collect until `stop` is called, then seal everything that was received.
 
         Raises:
-            CollectorError, LandingError: what a person has to do something about. Nothing is lost by it.
+            CollectorError, LandingError: a person has to act; the text says how. Nothing is lost.
         """
         if self.store.torn_bytes:
             self.health.torn_bytes.inc(self.store.torn_bytes)
@@ -213,7 +213,7 @@ class Collector:
         self.sealer.start()
         try:
             await self._collect()
-            await self._commit_what_is_left()
+            await self._sync_pending()
             self._rotate()
             if self.store.closed:
                 self.health.say(f"sealing {len(self.store.closed)} segments")
@@ -228,7 +228,7 @@ class Collector:
     async def _collect(self) -> None:
         longest_ms = int(self.settings.longest_pause_s * 1000)
         backoff = Backoff(min(FIRST_PAUSE_MS, longest_ms), longest_ms, LASTING_MS)
-        told = ""
+        reported = ""
         while not self._stopping:
             connects = self.connects
             started = time.monotonic()
@@ -237,7 +237,7 @@ class Collector:
                 try:
                     await self._pump(sock)
                 except errors.FlashMqttError as error:
-                    self.connection.put_error_disconnect(error)  # 5: tell the broker why
+                    self.connection.put_error_disconnect(error)  # level 5: send the reason to the broker
                     with contextlib.suppress(OSError, LandingStalled):
                         while self._send(sock):
                             pass
@@ -247,39 +247,41 @@ class Collector:
                     self.health.connected.set(0)
                     sock.close()
             except _Restart as error:
-                if str(error) != told:
-                    told = str(error)
-                    self.health.say(f"{told}; connecting anew")
+                if str(error) != reported:
+                    reported = str(error)
+                    self.health.say(f"{reported}; reconnecting")
                 continue
             except errors.ConnectRefused as error:
                 if error.code in _WRONG_CREDENTIALS and not self.connects:
-                    raise CollectorError(f"{self._where()} refuses '{self.settings.client_id}': {_name(error)}")
-                reason = f"{self._where()} refuses us: {_name(error)}"
+                    raise CollectorError(
+                        f"{self._broker_name()} refuses '{self.settings.client_id}': {_describe(error)}"
+                    )
+                reason = f"{self._broker_name()} refuses the connection: {_describe(error)}"
             except errors.ConnectionLost as error:
                 if error.code == reasons.SESSION_TAKEN_OVER:
                     raise CollectorError(
-                        f"another client with the client id '{self.settings.client_id}' took over at {self._where()}: "
-                        "each collector needs its own"
+                        f"another client with the id '{self.settings.client_id}' took over the session at {self._broker_name()}: "
+                        "each collector needs its own client id"
                     )
-                reason = f"{self._where()}{' ended the connection' if error.code else ''}: {_name(error)}"
+                reason = f"{self._broker_name()}{' ended the connection' if error.code else ''}: {_describe(error)}"
             except (errors.FlashMqttError, OSError) as error:
-                reason = f"{self._where()}: {_name(error)}"
+                reason = f"{self._broker_name()}: {_describe(error)}"
             else:
                 return
             if self.connects > connects:
-                told = ""
+                reported = ""
             else:
                 self.health.failed_connects.inc()
-            if reason != told:
-                told = reason
+            if reason != reported:
+                reported = reason
                 self.health.say(f"{reason}; trying again")
             await self._sleep(backoff.ended(int((time.monotonic() - started) * 1000)) / 1000)
 
-    def _where(self) -> str:
+    def _broker_name(self) -> str:
         return f"the broker at {self.settings.host}:{self.settings.port}"
 
     async def _connect(self) -> socket.socket:
-        """Open the network connection: name look-up, TCP and TLS, in a thread, under one deadline."""
+        """Open the network connection in a thread: name look-up, TCP, TLS."""
         settings = self.settings
 
         def connect() -> socket.socket:
@@ -299,10 +301,10 @@ class Collector:
     # --- one network connection ---------------------------------------------------------------------------------
 
     async def _pump(self, sock: socket.socket) -> None:
-        """Read, land, sync, acknowledge, until told to stop.
+        """Read, land, sync and acknowledge until `stop` is called.
 
         Raises:
-            FlashMqttError, OSError: the connection ended, or the broker broke a rule.
+            FlashMqttError, OSError: the connection ended, or the broker violated the protocol.
         """
         connection = self.connection
         connection.start(ticks_ms())
@@ -313,18 +315,18 @@ class Collector:
                 with contextlib.suppress(OSError, errors.FlashMqttError):
                     await self._write(sock)
                 return
-            self._look_around()
+            self._check_limits()
             wait_s = min(connection.check(ticks_ms()) / 1000, LONGEST_WAIT_S)
             if self.session.wants_turn:
-                await self._take_in(sock)
+                await self._process_all(sock)
             if connection.output.end:
                 continue
             if not await self._read(sock):
                 await self._readable(sock, wait_s)
-            await asyncio.sleep(0)  # the sealer's answers, signals
+            await asyncio.sleep(0)  # let the sealer's tasks and signal handlers run
 
     async def _read(self, sock: socket.socket) -> bool:
-        """Take in what is there, up to the bounds of a group; return whether there was anything."""
+        """Read and process what has arrived, at most one group; return whether anything had."""
         connection = self.connection
         started = time.monotonic()
         first_row = self.store.stored
@@ -338,7 +340,7 @@ class Collector:
             connection.received(count, ticks_ms())
             self.health.received_bytes.inc(count)
             self.store.time_us = time.time_ns() // 1000
-            await self._take_in(sock)
+            await self._process_all(sock)
             if (
                 self.store.stored - first_row >= self.settings.commit_count
                 or self.store.pending_bytes >= MOST_PENDING_BYTES
@@ -346,13 +348,13 @@ class Collector:
             ):
                 return True
 
-    async def _take_in(self, sock: socket.socket) -> None:
-        """Take in every whole packet; commit on the way where the output is full."""
+    async def _process_all(self, sock: socket.socket) -> None:
+        """Process every complete packet; commit whenever the output is full."""
         while self._process() == OUTPUT:
             await self._commit(sock)
 
     def _process(self) -> int:
-        """Take in every whole packet; return OUTPUT if the output has to be written before more fits."""
+        """Process every complete packet; return OUTPUT if the output is full and has to be written first."""
         connection = self.connection
         session, decoder = self.session, self.decoder
         process, message, now_ms = connection.process, connection.message, ticks_ms()
@@ -363,7 +365,7 @@ class Collector:
                 packets, ids = decoder.take_run(min(room, MOST_IN_ENTRY))
                 if ids:
                     self.store.land_run(packets, len(ids))
-                    session.took_run(ids)
+                    session.acknowledge_run(ids)
             event = process(now_ms)
             if event == MESSAGE:
                 if not decoder.dropped:
@@ -371,7 +373,7 @@ class Collector:
                 session.taken()
             elif event in (NOTHING, OUTPUT):
                 if session.wants_turn:
-                    session.put_late()
+                    session.put_delayed()
                 return int(event)
             elif event == CONNECTED:
                 self.connects += 1
@@ -384,30 +386,30 @@ class Collector:
                     self.store.begin_session()
                 if not connection.session_present and (self.connects > 1 or self.store.stored):
                     self.health.lost_sessions.inc()
-                    state = "but the broker has forgotten the session: what waited there for us is lost"
-                self.health.say(f"connected to {self._where()}, {state}")
+                    state = "but the broker has forgotten the session: the messages queued there are lost"
+                self.health.say(f"connected to {self._broker_name()}, {state}")
             elif event == SUBSCRIBED:
                 self._subscribed()
             elif event == RESTART:
-                raise _Restart(f"more QoS 2 messages came at one go than --in-flight {self.settings.in_flight} allows")
+                raise _Restart(f"more QoS 2 messages are in flight than --in-flight {self.settings.in_flight} allows")
 
     def _land(self, message: Message) -> None:
-        """Take one message as a row, as the packet it came in. At QoS 2 its release is what makes it a row."""
+        """Land one message as a row, in its packet's bytes. A QoS 2 message becomes a row when it is released instead."""
         if message.qos == 2:
             return
         start = message.topic_start - 2
         body = message.buffer[start : message.payload_end]
         self.decoder.know(bytes(message.buffer[start : message.topic_end]))
         qos = message.qos
-        if qos and message.dup and self._has_landed(message):
+        if qos and message.dup and self._is_copy(message):
             self.health.copies.inc()
-            qos = 0  # with DUP: a mark, see `log.py`
+            qos = 0  # QoS 0 with DUP marks a copy: see `log.py`
             end = message.topic_end - start
             del body[end : end + 2]
         self.store.land(_head(0x30 | message.dup << 3 | qos << 1 | message.retain, len(body)), body)
 
-    def _has_landed(self, message: Message) -> bool:
-        """Return whether a QoS 1 message that comes again landed on an earlier connection of the same session."""
+    def _is_copy(self, message: Message) -> bool:
+        """Return whether a resent QoS 1 message landed on an earlier connection of the same session."""
         if not self.connection.session_present:
             return False
         if self._landed is None:
@@ -419,16 +421,16 @@ class Collector:
 
     def _note_oversize(self, topic: str, length: int) -> None:
         self.health.oversize.inc()
-        became = "dropped" if self.settings.drop_oversize else "its length and digest land in its place"
+        outcome = "dropped" if self.settings.drop_oversize else "its length and digest land in its place"
         self.health.say(
-            f"a message of {length} bytes on '{topic}' is longer than --packet-bytes {self.settings.packet_bytes}: {became}"
+            f"a message of {length} bytes on '{topic}' is longer than --packet-bytes {self.settings.packet_bytes}: {outcome}"
         )
 
     def _subscribed(self) -> None:
         refused = [entry for entry in self.session.subscriptions if entry.state == DECLINED]
         if refused:
             names = ", ".join(f"'{bytes(entry.filter).decode()}' (code {entry.code:#x})" for entry in refused)
-            raise CollectorError(f"{self._where()} refuses the subscription to {names}")
+            raise CollectorError(f"{self._broker_name()} refuses the subscription to {names}")
         if all(entry.state == GRANTED for entry in self.session.subscriptions):
             names = ", ".join(
                 f"'{bytes(entry.filter).decode()}' at QoS {entry.code}" for entry in self.session.subscriptions
@@ -438,37 +440,39 @@ class Collector:
     # --- durable, then acknowledged -----------------------------------------------------------------------------
 
     async def _commit(self, sock: socket.socket) -> None:
-        """Make what was read durable, then write the acknowledgements."""
-        pending = self.store.pending_bytes
-        if pending:
-            await self._sync()
+        """Make the group durable, then send its acknowledgements."""
+        await self._sync_pending()
         await self._write(sock)
 
     async def _sync(self) -> None:
-        """Sync the landing, for as long as it takes."""
+        """Sync the landing; retry until it succeeds.
+
+        Raises:
+            LandingStalled: the sync failed while the collector is stopping.
+        """
         health = self.health
-        told = ""
+        reported = ""
         while True:
             started = time.monotonic()
             try:
                 self.store.sync()
             except LandingStalled as error:
-                if not told:
+                if not reported:
                     health.stalls.inc()
                     health.stalled.set(1)
-                if str(error) != told:
-                    told = str(error)
-                    health.say(told)
+                if str(error) != reported:
+                    reported = str(error)
+                    health.say(reported)
                 if self._stopping:
                     raise
-                if self.store.log_bytes >= WORTH_SEALING_BYTES:
-                    self._rotate()  # its segment will be a fraction of it
+                if self.store.log_bytes >= FULL_DISK_ROTATE_BYTES:
+                    self._rotate()  # frees space: a segment is much smaller than its log
                 await self._sleep(STALLED_RETRY_S)
             else:
                 break
-        if told:
+        if reported:
             health.stalled.set(0)
-            health.say("the landing can be written again; going on")
+            health.say("the landing can be written again; continuing")
         health.sync_seconds.observe(time.monotonic() - started)
         self._last_message = time.monotonic()
         rows = self.store.stored - self._rows_committed
@@ -489,21 +493,21 @@ class Collector:
                 return
 
     def _send(self, sock: socket.socket) -> bool:
-        """Send what the output offers, once; return whether there was anything."""
+        """Send the output's bytes by one call of `send`; return whether there were any."""
         output = self.connection.output
-        n = output.offer()  # syncs, if there is anything to sync, before the bytes can leave
+        n = output.offer()  # syncs pending messages before their acknowledgements are sent
         if n:
             output.taken(sock.send(memoryview(output.buf)[output.start : output.start + n]), ticks_ms())
         return bool(n)
 
-    async def _commit_what_is_left(self) -> None:
-        """Keep what was read but not yet synced: it would come again, but why."""
+    async def _sync_pending(self) -> None:
+        """Make messages durable that were read but not yet synced; otherwise the broker would have to resend them."""
         if self.store.pending_bytes:
             await self._sync()
 
-    # --- now and then -------------------------------------------------------------------------------------------
+    # --- limits -------------------------------------------------------------------------------------------------
 
-    def _look_around(self) -> None:
+    def _check_limits(self) -> None:
         store, settings = self.store, self.settings
         if store.rows and (
             store.rows >= settings.segment_rows
@@ -518,7 +522,7 @@ class Collector:
             raise self.sealer.failed
         if settings.drain_s is not None and self.connects:
             quiet_s = time.monotonic() - self._last_message
-            if quiet_s > settings.drain_s * (OPEN_FLOWS_WAIT if store.held_count else 1):
+            if quiet_s > settings.drain_s * (HELD_DRAIN_FACTOR if store.held_count else 1):
                 self._stopping = True
 
     def _rotate(self) -> None:
@@ -527,11 +531,11 @@ class Collector:
             if self.store.rotate():
                 self.sealer.rows_closed += rows
                 self.health.unsealed_logs.set(len(self.store.closed))
-                self.sealer.poke()
+                self.sealer.wake()
         except LandingStalled as error:
             if self._stopping:
                 raise
-            self.health.say(f"{error} (a new log; the old one stays in use)")
+            self.health.say(f"{error}; no new log was made, the old one stays in use")
 
     # --- waiting ------------------------------------------------------------------------------------------------
 
@@ -540,7 +544,7 @@ class Collector:
             self._waiting.set_result(None)
 
     async def _sleep(self, seconds: float) -> None:
-        """Sleep, or until `stop`."""
+        """Sleep for so many seconds, or until `_wake`."""
         loop = asyncio.get_running_loop()
         self._waiting = loop.create_future()
         timer = loop.call_later(seconds, self._wake)
@@ -560,10 +564,10 @@ class Collector:
             loop.remove_reader(sock)
 
     async def _writable(self, sock: socket.socket) -> None:
-        """Wait until more can be written, also while stopping.
+        """Wait until the socket can be written, also while stopping.
 
         Raises:
-            DeadlineExpired: the broker takes nothing any more.
+            DeadlineExpired: the broker has stopped reading.
         """
         loop = asyncio.get_running_loop()
         writable = asyncio.Event()
@@ -571,7 +575,7 @@ class Collector:
         try:
             await asyncio.wait_for(writable.wait(), WRITE_DEADLINE_S)
         except TimeoutError:
-            raise errors.DeadlineExpired(f"it takes nothing, for {WRITE_DEADLINE_S:.0f} s")
+            raise errors.DeadlineExpired(f"the broker read nothing for {WRITE_DEADLINE_S:.0f} s")
         finally:
             loop.remove_writer(sock)
 
@@ -582,16 +586,16 @@ def _head(first: int, length: int) -> bytes:
     return bytes((first,)) + varint(length)
 
 
-def _name(error: BaseException) -> str:
+def _describe(error: BaseException) -> str:
     text = str(error)
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def _last_segment(landing: Path, collector: str) -> tuple[int, int]:
-    """Return the highest segment number of this collector, and the highest row ordinal in it (0, 0: none).
+    """Return this collector's highest segment number and the highest row ordinal in that segment; (0, 0) without segments.
 
     Raises:
-        LandingDamaged: that segment can't be read.
+        LandingDamaged: the segment can't be read.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -603,7 +607,7 @@ def _last_segment(landing: Path, collector: str) -> tuple[int, int]:
         rows = pq.read_table(mine[-1].path, columns=["row"])["row"]
     except (OSError, pa.ArrowInvalid) as error:
         raise LandingDamaged(
-            f"{mine[-1].path}: {error}. There are no logs, so this segment says where the numbers of the next one go on: "
-            "restore it, or move it away and name another client id"
+            f"{mine[-1].path}: {error}. There is no log, so the numbers of the next segment and its rows follow from this one: "
+            "restore it, or move it away and use another client id"
         )
     return mine[-1].number, max(rows.to_pylist(), default=0)

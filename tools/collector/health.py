@@ -1,6 +1,6 @@
-"""What a collector tells about itself: figures for Prometheus, and one line for a person when something changes.
+"""A collector's metrics for Prometheus, and its log lines for people.
 
-It knows no MQTT and no files; the collector sets the figures.
+This module knows no MQTT and no files; the collector sets the metrics.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ SECONDS_BUCKETS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0,
 
 
 class PortInUse(Exception):
-    """The port for the figures is taken."""
+    """The port for the metrics is in use."""
 
 
 class Health:
-    """One collector's figures, in a registry of their own."""
+    """One collector's metrics, in their own registry."""
 
     def __init__(self, client_id: str, quiet: bool = False) -> None:
         self._quiet = quiet
@@ -39,26 +39,26 @@ class Health:
                 client_id
             )
 
-        self.messages = counter("messages", "Messages that became rows: durable, and acknowledged or about to be.")
-        self.oversize = counter("oversize", "Messages longer than --packet-bytes: landed as descriptions, or dropped.")
-        self.copies = counter("copies", "Messages that came again at QoS 1 and had landed already: marked as copies.")
-        self.received_bytes = counter("received_bytes", "Bytes that came from the broker.")
+        self.messages = counter("messages", "Messages that became rows: durable, and acknowledged next.")
+        self.oversize = counter("oversize", "Messages longer than --packet-bytes: stored as descriptions, or dropped.")
+        self.copies = counter("copies", "Resent QoS 1 messages that were stored already: marked as copies.")
+        self.received_bytes = counter("received_bytes", "Bytes received from the broker.")
         self.connects = counter("connects", "Network connections that the broker accepted.")
         self.failed_connects = counter("failed_connects", "Attempts to connect that failed.")
         self.lost_sessions = counter(
-            "lost_sessions", "Times that the broker had forgotten the session, with what waited."
+            "lost_sessions", "Times that the broker had forgotten the session and its queued messages."
         )
         self.stalls = counter("stalls", "Times that the landing could not be written (disk full, ...).")
         self.segments = counter("segments", "Segments sealed.")
         self.sealed_rows = counter("sealed_rows", "Rows in sealed segments.")
-        self.seal_failures = counter("seal_failures", "Seals that failed and were tried again.")
-        self.torn_bytes = counter("torn_bytes", "Bytes of unacknowledged blocks that crashes left, cut off at a start.")
-        self.connected = gauge("connected", "1 while the broker has accepted the connection.")
-        self.stalled = gauge("stalled", "1 while the landing can't be written, so that nothing is acknowledged.")
+        self.seal_failures = counter("seal_failures", "Failed attempts to seal a segment; each is retried.")
+        self.torn_bytes = counter("torn_bytes", "Bytes of torn, never acknowledged blocks, cut off at the start.")
+        self.connected = gauge("connected", "1 while connected to the broker.")
+        self.stalled = gauge("stalled", "1 while the landing can't be written; nothing is acknowledged then.")
         self.unsealed_rows = gauge("unsealed_rows", "Rows that are durable in a log but not yet in a segment.")
         self.unsealed_logs = gauge("unsealed_logs", "Closed logs that wait to be sealed.")
         self.held = gauge("held_messages", "QoS 2 messages that wait for their PUBREL.")
-        self.free_bytes = gauge("landing_free_bytes", "Bytes that are free for the landing.")
+        self.free_bytes = gauge("landing_free_bytes", "Free bytes on the landing's disk.")
         self.last_arrival = gauge(
             "last_arrival_timestamp_seconds", "When the last message arrived (Unix time); NaN before the first."
         )
@@ -68,19 +68,19 @@ class Health:
         self.seal_seconds = histogram("seal_seconds", "How long one segment took to seal.", SECONDS_BUCKETS)
 
     def serve(self, port: int, address: str) -> None:
-        """Offer the figures at http://address:port/metrics.
+        """Serve the metrics at http://address:port/metrics.
 
         Raises:
-            PortInUse: it is taken, or not allowed.
+            PortInUse: the port is in use, or not allowed.
         """
         try:
             start_http_server(port, address, registry=self.registry)
         except OSError as error:
             raise PortInUse(
-                f"can't offer figures at {address}:{port}: {error.strerror}; name another --metrics-port, or 0 for none"
+                f"can't serve metrics at {address}:{port}: {error.strerror}; choose another --metrics-port, or 0 for none"
             ) from error
 
     def say(self, text: str) -> None:
-        """Tell a person that something changed."""
+        """Print one log line, unless the collector is quiet."""
         if not self._quiet:
             print(f"{time.strftime('%H:%M:%S')} collector: {text}", file=sys.stderr, flush=True)

@@ -1,14 +1,14 @@
-"""A message longer than the collector's buffer: taken in as it comes, and landed as what it is.
+"""A decoder for messages longer than the collector's buffer: a description takes the payload's place.
 
-The boards' decoder needs a whole packet in its buffer. This one reads a longer PUBLISH through, counting and hashing its payload,
-and then hands on a PUBLISH with the same head (topic, packet id, flags, properties) and a description in the payload's place:
+The boards' decoder needs a whole packet in its buffer. This decoder reads a longer PUBLISH in pieces, counts and hashes its
+payload, and then returns a PUBLISH with the same topic, packet id, flags and properties, and this payload:
 
     {"oversize": {"bytes": 2000000, "sha256": "..."}}
 
-So the flows of QoS 1 and 2 need to know nothing of it: the description is stored, acknowledged and, where the broker repeats the
-message, recognised like any other payload. A long packet that is no PUBLISH is left to the boards' decoder, which refuses it.
+The flows of QoS 1 and 2 treat the description like any other payload: it is stored, acknowledged, and recognised when the broker
+resends the message. The boards' decoder refuses any other long packet.
 
-It knows no session and no landing.
+This module knows no session and no landing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from flashmqtt.codec.packets import PUBLISH
 from flashmqtt.errors import MalformedPacket
 
 LONGEST_LENGTH_BYTES = 4
-MOST_PROPERTIES = 4096  # longer ones are left out of the description
+MOST_PROPERTIES = 4096  # bytes; the description omits longer properties
 
 
 def varint(number: int) -> bytes:
@@ -36,7 +36,7 @@ def varint(number: int) -> bytes:
 
 
 def read_varint(data: bytes | bytearray, at: int, end: int) -> tuple[int, int]:
-    """Return the variable byte integer at a position, and where it ends; (-1, at) where it does not end within `end`."""
+    """Return the variable byte integer at a position, and its end; (-1, at) if it is incomplete or longer than 4 bytes."""
     number = shift = 0
     for position in range(at, min(end, at + LONGEST_LENGTH_BYTES)):
         number |= (data[position] & 127) << shift
@@ -46,12 +46,12 @@ def read_varint(data: bytes | bytearray, at: int, end: int) -> tuple[int, int]:
     return -1, at
 
 
-class _Passing:
-    """A long PUBLISH of which the head has been seen and the rest is still coming."""
+class _LongPublish:
+    """A long PUBLISH whose head was decoded and whose payload is still arriving."""
 
     def __init__(self, first: int, head: bytes, properties: int | None, left: int) -> None:
         self.first = first
-        self.head = head  # topic with its length, and the packet id
+        self.head = head  # length and topic, packet id
         self._properties_length = properties  # None below level 5
         self._properties_left = properties or 0
         self._properties = bytearray()
@@ -59,8 +59,8 @@ class _Passing:
         self.payload_bytes = left - (properties or 0)
         self._digest = hashlib.sha256()
 
-    def take(self, data: memoryview) -> None:
-        """Take in what came."""
+    def add(self, data: memoryview) -> None:
+        """Count and hash the next bytes; keep those of the properties."""
         self.left -= len(data)
         if self._properties_left:
             part = data[: self._properties_left]
@@ -71,7 +71,7 @@ class _Passing:
         self._digest.update(data)
 
     def description(self) -> bytes:
-        """Return the PUBLISH packet that stands for this one."""
+        """Return the PUBLISH packet with the description as its payload."""
         what = {"oversize": {"bytes": self.payload_bytes, "sha256": self._digest.hexdigest()}}
         body = self.head
         if self._properties_length is not None:
@@ -81,78 +81,78 @@ class _Passing:
 
 
 class OversizeDecoder(Decoder):
-    """The boards' decoder, for which no PUBLISH is too long.
+    """The boards' decoder, extended for a PUBLISH of any length.
 
     Attributes:
-        dropped: the packet that `next` returned last stands for a longer one, and the policy is to drop it.
-        on_oversize: called with the topic and the length of the payload, once a long message has come whole.
+        dropped: the packet that `next` returned last describes a longer one that has to be dropped.
+        on_oversize: called with the topic and the payload's length when a long message is complete.
     """
 
     def __init__(self, size: int, level: int, drop: bool = False) -> None:
-        self._passing: _Passing | None = None
+        self._long: _LongPublish | None = None
         self._drop = drop
         self.dropped = False
         self.on_oversize: Callable[[str, int], None] | None = None
         super().__init__(size, level)
 
     def reset(self) -> None:
-        """Forget what a network connection left behind; a new one starts."""
+        """Discard the state of the last network connection."""
         super().reset()
-        self._passing = None
+        self._long = None
         self.dropped = False
 
     def room(self) -> memoryview:
-        """Return the free part of the buffer; half of it while a long message comes, for its description to fit beside."""
+        """Return the free part of the buffer; during a long message at most half the buffer, so that its description fits."""
         room: memoryview = super().room()
-        return room if self._passing is None else room[: len(self.buffer) // 2]
+        return room if self._long is None else room[: len(self.buffer) // 2]
 
     def next(self) -> int:
         """Return the type of the next packet, with its fields set, or 0: more bytes are needed.
 
         Raises:
-            MalformedPacket: as the boards' decoder; of reason 0x95 for no PUBLISH.
+            MalformedPacket: as the boards' decoder; but never reason 0x95, packet too large, for a PUBLISH.
         """
         self.dropped = False
         at, buffer = self.at, self.buffer
-        if self._passing is not None or (
+        if self._long is not None or (
             self.end - at > 3 and buffer[at] >> 4 == PUBLISH and buffer[at + 1] & buffer[at + 2] & 128
         ):
             return self._next_long()
         return super().next()
 
     def look(self) -> None:
-        """The bytes that were received have moved."""
+        """Called after received bytes were moved in the buffer; `RunDecoder` overrides it."""
 
     def _next_long(self) -> int:
-        """Do what `next` does, with a packet that may be too long for the buffer."""
-        if self._passing is None and not self._begin():
+        """Do what `next` does, for a packet that may be longer than the buffer."""
+        if self._long is None and not self._begin():
             kind: int = super().next()
             return kind
-        passing = self._passing
-        if passing is None:  # its head is not here yet
+        message = self._long
+        if message is None:  # its head is incomplete
             return 0
-        part = min(passing.left, self.end - self.at)
+        part = min(message.left, self.end - self.at)
         with memoryview(self.buffer)[self.at : self.at + part] as data:
-            passing.take(data)
+            message.add(data)
         self.at += part
-        if passing.left:
+        if message.left:
             return 0
-        self._passing = None
-        self._put_back(passing.description())
+        self._long = None
+        self._insert(message.description())
         kind = super().next()
         if self.on_oversize is not None:
-            self.on_oversize(bytes(self.buffer[self.topic_start : self.topic_end]).decode(), passing.payload_bytes)
+            self.on_oversize(bytes(self.buffer[self.topic_start : self.topic_end]).decode(), message.payload_bytes)
         self.dropped = self._drop
         return kind
 
     def _begin(self) -> bool:
-        """Begin to pass over the packet, if it is a long PUBLISH; return False where it is the boards' decoder's to judge."""
+        """Start reading a long PUBLISH; return False if the boards' decoder has to decode the packet."""
         at, end, buffer = self.at, self.end, self.buffer
         first = buffer[at]
         length, body = read_varint(buffer, at + 1, end)
         if body - at + length <= len(buffer) or first & 6 == 6 or first & 14 == 8:
             return False
-        if self.level == 5 and not buffer[body - 1]:  # a length of more bytes than it needs
+        if self.level == 5 and not buffer[body - 1]:  # the length is not in its shortest form: malformed
             return False
         self._need = body - at + length
         head_end = body + 2
@@ -170,12 +170,12 @@ class OversizeDecoder(Decoder):
                 raise MalformedPacket(f"properties of {properties} bytes in a PUBLISH of {length} bytes")
         if head_end > end:
             return True
-        self._passing = _Passing(first, bytes(buffer[body:head_end]), properties, body + length - payload)
+        self._long = _LongPublish(first, bytes(buffer[body:head_end]), properties, body + length - payload)
         self.at = payload
         return True
 
-    def _put_back(self, packet: bytes) -> None:
-        """Put a packet before what was received."""
+    def _insert(self, packet: bytes) -> None:
+        """Insert a packet before the received bytes."""
         rest = bytes(self.buffer[self.at : self.end])
         size = len(packet)
         self.buffer[:size] = packet

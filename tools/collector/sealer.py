@@ -1,6 +1,7 @@
-"""The collector's sealing process, as asyncio sees it: ask for closed logs to be sealed, one after the other.
+"""The collector's client of the sealing process: it requests that closed logs be sealed, one after the other.
 
-A seal that fails (no room, a killed process) is said and tried again; the log stays until its segment is durable.
+When sealing fails, for example because the disk is full, it reports the failure and retries. A log is removed only when its
+segment is durable.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from tools.landing.log import LandingDamaged, LandingError, LandingStalled
 from tools.landing.store import LandingStore
 
 RETRY_S = 1.0
-LAST_TRIES = 3  # when the collector is to end
+LAST_TRIES = 3  # attempts for a segment when the collector is stopping
 
 
 class Sealer:
@@ -33,17 +34,17 @@ class Sealer:
         self._done = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._finishing = False
-        self._told = ""
-        self.rows_closed = 0  # in closed logs that are not yet sealed
+        self._reported = ""
+        self.rows_closed = 0  # rows of closed logs that are not yet sealed
 
     def start(self) -> None:
-        """Begin, with the logs that an earlier collector left."""
+        """Start; seal the closed logs of an earlier run first."""
         self._task = asyncio.create_task(self._run())
         self._health.unsealed_logs.set(len(self._store.closed))
-        self.poke()
+        self.wake()
 
-    def poke(self) -> None:
-        """Tell that there may be another closed log."""
+    def wake(self) -> None:
+        """Look for closed logs: call this after a log was closed."""
         if self._store.closed:
             self._done.clear()
             self._work.set()
@@ -55,10 +56,10 @@ class Sealer:
 
         Raises:
             LandingDamaged: a log can't be sealed without losing rows.
-            LandingStalled: not now (no room, ...); the logs stay.
+            LandingStalled: sealing fails, for example because the disk is full; the logs are kept.
         """
         self._finishing = True
-        self.poke()
+        self.wake()
         waiting = asyncio.create_task(self._done.wait())
         assert self._task is not None
         try:
@@ -70,7 +71,7 @@ class Sealer:
             await self.stop()
 
     async def stop(self) -> None:
-        """End the process, whatever it is doing: what it does can be done again."""
+        """End the process at any point: sealing can be repeated."""
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError, LandingError):
@@ -86,7 +87,7 @@ class Sealer:
 
     @property
     def failed(self) -> BaseException | None:
-        """What ended the sealing, if it has ended."""
+        """The error that ended the sealing, or None."""
         if self._task is None or not self._task.done() or self._task.cancelled():
             return None
         return self._task.exception()
@@ -103,7 +104,7 @@ class Sealer:
                 failures += 1
                 if self._finishing and failures >= LAST_TRIES:
                     raise LandingStalled(
-                        f"{len(self._store.closed)} segments are not sealed: {self._told}; "
+                        f"{len(self._store.closed)} segments are not sealed: {self._reported}; "
                         "their logs are durable, the next start seals them"
                     )
                 await asyncio.sleep(RETRY_S)
@@ -121,11 +122,11 @@ class Sealer:
                 answer = {"error": f"{error}"}
         if "error" in answer:
             self._health.seal_failures.inc()
-            if answer["error"] != self._told:
-                self._told = answer["error"]
-                self._health.say(f"segment {number} is not sealed yet: {self._told}; trying again")
+            if answer["error"] != self._reported:
+                self._reported = answer["error"]
+                self._health.say(f"segment {number} is not sealed yet: {self._reported}; trying again")
             return False
-        self._told = ""
+        self._reported = ""
         self._health.seal_seconds.observe(time.monotonic() - started)
         self._health.segments.inc()
         self._health.sealed_rows.inc(answer["rows"])
@@ -134,7 +135,7 @@ class Sealer:
         return True
 
     async def _ask(self, number: int) -> dict:
-        """Send one request; a sealer that is gone is an error like any other."""
+        """Send one request and return the answer; if the process has ended, an answer with an error."""
         request = {
             "log": str(self._store.log_path(number)),
             "directory": str(self._directory),
