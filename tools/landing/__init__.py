@@ -1,1 +1,1 @@
-"""The landing directory, which the collector writes and the pipeline reads: logs, and the segments sealed from them."""
+"""The landing directory: the collector writes logs and seals them into segments, and the pipeline reads the segments."""

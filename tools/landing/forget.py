@@ -1,7 +1,7 @@
-"""Forgetting devices in a collector's logs: all of them are sealed, then what is held of theirs is dropped.
+"""Delete devices from a collector's logs: seal all logs, then drop the devices' held messages.
 
-It takes the locks that a collector takes: none may be running. A segment is the pipeline's affair, which may lie on an object
-store: `without` is what it becomes.
+This module takes the collectors' locks, so no collector may be running. It does not rewrite segments, which may lie in an
+object store: the pipeline does that, with `without`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TEXTS = (pa.string(), pa.binary())
 
 @contextmanager
 def sealed(landing: Path) -> Iterator[list[LandingStore]]:
-    """Seal all logs of a landing; yield the stores, with what is held in each, and keep collectors out meanwhile.
+    """Seal all logs of a landing; yield the stores with their held messages, and hold the collectors' locks.
 
     Raises:
         LandingError: a collector runs, or a log is damaged.
@@ -54,12 +54,12 @@ def packet(data: bytes, level: int) -> tuple[str, bytes]:
 
 
 def topics_held(stores: list[LandingStore]) -> set[str]:
-    """Return the topics of the messages that are held."""
+    """Return the topics of the held messages."""
     return {packet(*one)[0] for store in stores for one in store.packets_held()}
 
 
 def drop(landing: Path, stores: list[LandingStore], names: Names) -> int:
-    """Drop what is held of some devices, and the damaged logs that name them; return how many messages that were."""
+    """Drop the devices' held messages and the damaged logs that contain their names; return the number of messages."""
     gone = 0
     for store in stores:
         if any(
@@ -75,19 +75,20 @@ def drop(landing: Path, stores: list[LandingStore], names: Names) -> int:
 def without(
     rows: pa.Table, names: Names, places: Container[tuple[int, int]] = frozenset()
 ) -> tuple[pa.Table, pa.Table]:
-    """Return some rows without those of the devices and without their names, and the rows that are left out.
+    """Return the rows that are kept, with the devices' names masked, and the rows that are deleted.
 
-    Rows are a device's by their column `device`, or by topic and payload; where it is in neither, all rows are kept.
+    A row belongs to a device by `places`, by its column `device`, or by its topic and payload. All rows are kept where there is
+    no such column.
 
     Args:
-        rows: of one table.
+        rows: rows of one table.
         names: the devices' names.
-        places: row and arrival (µs) of a segment's rows that are known to be theirs.
+        places: row and arrival (µs) of a segment's rows that are known to be the devices'.
     """
-    left_out = np.zeros(rows.num_rows, dtype=bool)
+    deleted = np.zeros(rows.num_rows, dtype=bool)
     if places:
         at = zip(rows["row"].to_pylist(), rows["arrival"].cast(pa.int64()).to_pylist(), strict=True)
-        left_out |= np.fromiter((one in places for one in at), dtype=bool, count=rows.num_rows)
+        deleted |= np.fromiter((one in places for one in at), dtype=bool, count=rows.num_rows)
     if "topic" in rows.column_names:
         payloads = rows["payload"].to_pylist() if names.occur(_bytes(rows["payload"])) else [b""] * rows.num_rows
         verdicts: dict[tuple[str, bool], bool] = {}
@@ -95,11 +96,11 @@ def without(
             key = topic, bool(payload) and names.occur(payload)
             if key not in verdicts:
                 verdicts[key] = names.own(topic, payload or b"")
-            left_out[n] |= verdicts[key]
+            deleted[n] |= verdicts[key]
     if "device" in rows.column_names:
-        left_out |= np.isin(np.array(rows["device"].to_pylist(), dtype=object), list(names.devices))
-    gone = rows.filter(pa.array(left_out))
-    kept = rows.filter(pa.array(~left_out))
+        deleted |= np.isin(np.array(rows["device"].to_pylist(), dtype=object), list(names.devices))
+    gone = rows.filter(pa.array(deleted))
+    kept = rows.filter(pa.array(~deleted))
     for n, field in enumerate(kept.schema):
         if field.type in TEXTS and field.name != "device" and names.occur(_bytes(kept[field.name])):
             values = [
@@ -111,5 +112,5 @@ def without(
 
 
 def _bytes(column: pa.ChunkedArray) -> bytes:
-    """Return the bytes of a column's texts, one after the other, with a space in between."""
+    """Return a column's values joined by spaces, without nulls."""
     return b" ".join(one for one in column.cast(pa.binary()).to_pylist() if one)

@@ -1,8 +1,8 @@
-"""Locks on a landing folder: held by an open file, so that the kernel lets go of them however their process ends.
+"""Locks on a landing folder. An open file holds a lock, so the kernel releases it however the process ends.
 
-Two files are locked. `<collector>.logs/lock` belongs to one collector. `.lock` in the landing folder itself is held by every
-collector that writes there: alone, or together with others where all of them share one subscription. Without that, each message
-would land once for each of them.
+Two files are locked. One collector locks `<collector>.logs/lock`, exclusively. Every collector that writes into the landing
+folder also locks its `.lock`: shared if its subscriptions are shared ones (`$share/...`), else exclusively. Two collectors
+without shared subscriptions would both store every message.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from pathlib import Path
 
 from tools.landing.log import LandingError
 
-LANDING_LOCK = ".lock"  # hidden: neither Spark nor `find_segments` takes it for a segment
+LANDING_LOCK = ".lock"  # a hidden name, which Spark and `find_segments` ignore
 RETRY_S = 0.05
 
 
 class LandingInUse(LandingError):
-    """Another collector works in this directory."""
+    """Another collector uses this directory."""
 
 
 def take_lock(path: Path, advice: str, wait_s: float = 0.0, shared: bool = False) -> int:
-    """Lock a file, making it if it is not there; return its handle, which holds the lock until it is closed.
+    """Lock a file, creating it if necessary; return its handle, which holds the lock until it is closed.
 
     Raises:
-        LandingInUse: another collector holds it, for longer than `wait_s`; the text ends in `advice`.
+        LandingInUse: another collector holds the lock for longer than `wait_s`; the text ends with `advice`.
         OSError: the file can't be written.
     """
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)

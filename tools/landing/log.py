@@ -1,9 +1,9 @@
 """The landing log: received messages in a file of CRC-guarded blocks, each durable before its messages are acknowledged.
 
-One block is one group commit: everything that arrived since the block before, under one CRC, written by one
-`pwrite` and one `fdatasync`. So a torn block holds nothing that was acknowledged, and is dropped whole. A block is
-written only when everything before it is durable. So a bad block at the end is the torn tail of a crash, which is
-normal; a bad block with a good one behind it had been acknowledged, and is reported as damage.
+One block is one group commit: everything that arrived since the previous block, under one CRC, written by one
+`pwrite` and one `fdatasync`. A torn block therefore contains nothing that was acknowledged, and is dropped whole. A block
+is written only when all blocks before it are durable. A bad block at the end is therefore the torn tail of a crash, which
+is normal. A bad block with a good block behind it had been acknowledged, and is reported as damage.
 
 The file, little-endian, blocks and header aligned to 8 bytes:
 
@@ -16,18 +16,18 @@ The file, little-endian, blocks and header aligned to 8 bytes:
 | kind | body | meaning |
 |---|---|---|
 | 1 LANDED | `count` whole PUBLISH packets | each is a row of the segment |
-| 2 HELD | one whole PUBLISH packet (its DUP bit is the session's) | QoS 2: ours under its packet id, but not a row yet |
-| 3 RELEASED | nothing | the held message with this packet id is a row of the segment now |
-| 4 MOUNTED | nothing | a collector opened the log here |
-| 5 SESSION | nothing | the broker began a new session here: packet ids begin anew |
-| 6 RECENT | u16 packet id, 8 bytes digest, for each | QoS 1 messages that landed last before this log (`recent.py`) |
+| 2 HELD | one whole PUBLISH packet (the session uses its DUP bit) | QoS 2: stored under its packet id, not yet a row |
+| 3 RELEASED | empty | the held message with this packet id is a row of the segment now |
+| 4 MOUNTED | empty | a collector opened the log here |
+| 5 SESSION | empty | the broker began a new session here: earlier packet ids are void |
+| 6 RECENT | for each message u16 packet id, 8 bytes digest | the last QoS 1 messages before this log (`recent.py`) |
 
-A LANDED packet of QoS 0 with DUP, which no broker may send, is a copy of a QoS 1 message that landed already.
+A LANDED packet of QoS 0 with DUP marks a copy of a QoS 1 message that landed already. No broker may send such a packet.
 
-A packet id holds one message at a time: between two HELD entries with one id stands its RELEASED.
+At most one message is held under a packet id: between two HELD entries with one id is its RELEASED entry.
 
-This is version 2. Version 1 named held messages by slot numbers; it is refused by name.
-It knows no MQTT (packets are opaque bytes here), no network and no Parquet.
+This is version 2. Version 1 identified held messages by slot numbers; it is refused with an error that names the version.
+This module knows no MQTT (packets are opaque bytes here), no network and no Parquet.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from pathlib import Path
 from typing import Any
 
 MAGIC = b"flashmqtt log 2\n"
-VERSION_AT = 14  # in MAGIC: one digit
+VERSION_AT = 14  # the version's digit in MAGIC
 SUFFIX = ".log"
 TEMPORARY = ".tmp"
 
@@ -59,19 +59,19 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class LandingError(Exception):
-    """Something about the landing directory that a person has to know."""
+    """The landing directory can't be used; the text says why and what to do."""
 
 
 class LandingStalled(LandingError):
-    """The log can't be written just now; nothing is lost, nothing is acknowledged, try again."""
+    """The log can't be written now. Nothing is lost and nothing is acknowledged; the caller may retry."""
 
 
 class DiskFull(LandingStalled):
-    """There is no room for what arrived."""
+    """The disk has no room for the messages that arrived."""
 
 
 class LandingDamaged(LandingError):
-    """The log lost bytes that had been durable: the disk, not a crash."""
+    """The log lost durable bytes. The disk or another program caused it, not a crash."""
 
 
 class LandingForeign(LandingError):
@@ -79,14 +79,14 @@ class LandingForeign(LandingError):
 
 
 def stalled(path: Path, error: OSError) -> LandingStalled:
-    """Return the named form of a failed write."""
+    """Return the LandingStalled or DiskFull for a failed write."""
     if error.errno in NO_ROOM:
-        return DiskFull(f"no room for {path}: {error.strerror}; nothing more is acknowledged until there is")
-    return LandingStalled(f"can't write {path}: {error.strerror}; nothing more is acknowledged until that works")
+        return DiskFull(f"no room for {path}: {error.strerror}; nothing more is acknowledged until disk space is free")
+    return LandingStalled(f"can't write {path}: {error.strerror}; nothing more is acknowledged until it can be written")
 
 
 def sync_directory(directory: Path) -> None:
-    """Make the names in a directory durable."""
+    """Make a directory's entries durable."""
     handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(handle)
@@ -100,14 +100,14 @@ def _aligned(position: int) -> int:
 
 @dataclass(frozen=True)
 class Header:
-    """What a log says of itself."""
+    """A log's header."""
 
     collector: str
     number: int  # its segment carries the same number
-    salt: int  # seeds every CRC, so that no block of another file ever validates
+    salt: int  # seed of every CRC, so that a block of another file never validates
     rows_before: int  # rows in all logs before this one
     mounts_before: int
-    previous_end: int = 0  # how long the log before this one was when this one took over
+    previous_end: int = 0  # the previous log's length when this one was made
 
     def encode(self) -> bytes:
         """Return the file header."""
@@ -120,11 +120,11 @@ class Header:
         """Return the header and where the blocks begin.
 
         Raises:
-            LandingForeign: not a log of ours, or one of another version.
-            LandingDamaged: a log of ours whose header is broken (it was durable before it got its name).
+            LandingForeign: not a landing log, or one of another version.
+            LandingDamaged: the header is broken. A log gets its name only when its header is durable.
         """
         if len(data) < HEADER_FRAME.size or bytes(data[:VERSION_AT]) != MAGIC[:VERSION_AT]:
-            raise LandingForeign(f"{path} is not a landing log; move it away, or name another directory")
+            raise LandingForeign(f"{path} is not a landing log; move it away, or choose another directory")
         magic, length, crc = HEADER_FRAME.unpack_from(data)
         if magic != MAGIC:
             found, known = (bytes(name[VERSION_AT:-1]).decode("ascii", "replace") for name in (magic, MAGIC))
@@ -153,19 +153,19 @@ class Entry:
 
 @dataclass
 class Contents:
-    """A log as it was read: its bytes, its entries, and how it ends."""
+    """A log that was read: its bytes, its entries, torn and damaged parts."""
 
     path: Path
     data: bytes
     header: Header
     entries: list[Entry] = field(default_factory=list)
     end: int = 0  # behind the last good block
-    torn_bytes: int = 0  # what a crash left behind it
-    damage: list[tuple[int, int]] = field(default_factory=list)  # bad stretches that had been durable
+    torn_bytes: int = 0  # of the tail that a crash left behind `end`
+    damage: list[tuple[int, int]] = field(default_factory=list)  # ranges of bytes that had been durable
 
     @property
     def rows(self) -> int:
-        """How many rows this log holds."""
+        """The number of rows in this log."""
         rows = 0
         held: set[int] = set()
         for entry in self.entries:
@@ -175,7 +175,7 @@ class Contents:
                 held.discard(entry.number)
                 rows += 1
             elif entry.kind == HELD:
-                rows += entry.number in held  # it was released in a damaged stretch: see `seal.rows_of`
+                rows += entry.number in held  # its RELEASED was in a damaged range: see `seal.rows_of`
                 held.add(entry.number)
         return rows
 
@@ -186,7 +186,7 @@ def block_crc(salt: int, length: int, position: int, entries: bytes | memoryview
 
 
 def _block_end(data: memoryview, position: int, salt: int) -> int:
-    """Return where the entries of the block at `position` end, or 0 if there is no good block."""
+    """Return the end of the entries of the block at `position`, or 0 if there is no good block."""
     first = position + BLOCK.size
     if first > len(data):
         return 0
@@ -207,9 +207,9 @@ def _entries(data: memoryview, position: int, end: int) -> Iterator[Entry]:
 
 
 def _next_good(data: memoryview, position: int, salt: int) -> int:
-    """Return the next good block behind a bad one, or 0."""
+    """Return the position of the next good block behind a bad one, or 0."""
     for at in range(_aligned(position + 1), len(data) - BLOCK.size + 1, 8):
-        if _block_end(data, at, salt):  # nearly always refused by its position, before the CRC
+        if _block_end(data, at, salt):  # its position field rules out nearly all, without a CRC
             return at
     return 0
 
@@ -218,8 +218,8 @@ def read_log(path: Path, salvage: bool = False) -> Contents:
     """Read a whole log.
 
     Raises:
-        LandingDamaged: bytes that had been durable are broken, and `salvage` is not given.
-        LandingForeign: not a log, or not of this format.
+        LandingDamaged: durable bytes are broken, and `salvage` is false.
+        LandingForeign: not a landing log, or one of another version.
     """
     raw = path.read_bytes()
     data = memoryview(raw)
@@ -236,8 +236,8 @@ def read_log(path: Path, salvage: bool = False) -> Contents:
             break
         if not salvage:
             raise LandingDamaged(
-                f"{path}: bytes {position} to {good} had been durable and are broken now (disk, or another program); "
-                "start once with --salvage to seal what is readable; the damaged file is kept"
+                f"{path}: bytes {position} to {good} were durable and are now broken, by the disk or another program; "
+                "start once with --salvage to seal the readable part; the damaged file is kept"
             )
         contents.damage.append((position, good))
         position = good
@@ -247,12 +247,12 @@ def read_log(path: Path, salvage: bool = False) -> Contents:
 
 
 def log_path(directory: Path, number: int) -> Path:
-    """Return the name of a log."""
+    """Return the path of a log."""
     return directory / f"{number:010d}{SUFFIX}"
 
 
 def log_numbers(directory: Path) -> list[int]:
-    """Return the numbers of the logs in a directory, rising."""
+    """Return the numbers of the logs in a directory, in ascending order."""
     return sorted(int(path.stem) for path in directory.glob("*" + SUFFIX) if path.stem.isdigit())
 
 
@@ -262,13 +262,13 @@ def packed(kind: int, level: int, number: int, time_us: int, body: bytes | bytea
 
 
 class LandingLog:
-    """A log that is being written: append to memory, `sync()` to make it durable.
+    """A log that is being written: `append` collects entries in memory, `sync` makes them durable.
 
-    Commit rule: an entry counts when the block that holds it is whole on disk; `sync()` returns only then.
+    Commit rule: an entry is valid when its whole block is on disk; `sync` returns only then.
     """
 
     def __init__(self, path: Path, header: Header, end: int) -> None:
-        """Open a log whose good blocks end at `end`; what lies behind is cut off."""
+        """Open a log whose good blocks end at `end`; bytes behind `end` are cut off."""
         self.path = path
         self.header = header
         self.end = end
@@ -276,23 +276,21 @@ class LandingLog:
         self._pending: list[bytes | bytearray | memoryview] = []
         self.pending_bytes = 0
         self._handle = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        self._cut = True  # what lies behind the end is not to be trusted
+        self._cut = True  # truncate at `end` before the next write
 
     @classmethod
     def create(cls, directory: Path, header: Header, entries: list[bytes]) -> LandingLog:
-        """Make a log that begins with `entries`: whole and durable before it has its name.
+        """Make a log that begins with `entries`. It gets its name when it is complete and durable.
 
         Raises:
-            LandingStalled, DiskFull: there is none now, and nothing is left behind.
+            LandingStalled, DiskFull: no log was made.
         """
         path = log_path(directory, header.number)
         try:
             end = cls.write(path, header, entries)
         except OSError as error:
             for name in (path.with_suffix(TEMPORARY), path):
-                with contextlib.suppress(
-                    OSError
-                ):  # a read-only file system refuses that, too; the next mount removes it
+                with contextlib.suppress(OSError):  # read-only file system; the next mount removes the file
                     name.unlink()
             raise stalled(path, error) from error
         log = cls(path, header, end)
@@ -301,7 +299,7 @@ class LandingLog:
 
     @classmethod
     def write(cls, path: Path, header: Header, entries: list[bytes]) -> int:
-        """Write a whole log of one block, in the place of one that is there; return where it ends.
+        """Write a whole log of one block, replacing an existing one; return its length.
 
         Raises:
             OSError: it could not be written.
@@ -327,17 +325,17 @@ class LandingLog:
     def append(
         self, kind: int, level: int, number: int, time_us: int, body: bytes | bytearray | memoryview = b""
     ) -> None:
-        """Gather one entry; the body is kept as it is, so it must not change any more."""
+        """Append one entry in memory. `body` is not copied: it must not change any more."""
         self._pending.append(ENTRY.pack(kind, level, number, len(body), time_us))
         if body:
             self._pending.append(body)
         self.pending_bytes += ENTRY.size + len(body)
 
     def sync(self) -> None:
-        """Make everything that was appended durable.
+        """Make all appended entries durable.
 
         Raises:
-            LandingStalled, DiskFull: not now. What was appended is kept; call again.
+            LandingStalled, DiskFull: the write failed. The entries are kept; call again.
         """
         if not self._pending:
             return
@@ -351,7 +349,7 @@ class LandingLog:
                 rest = rest[os.pwrite(self._handle, rest, self.end + len(block) - len(rest)) :]
             os.fdatasync(self._handle)
         except OSError as error:
-            # After a failed fsync the kernel calls the pages clean: only writing them again makes the next one honest.
+            # After a failed fsync the kernel marks the pages clean, so the retry has to write them again.
             self._cut = True
             raise stalled(self.path, error) from error
         self.end += len(block)
@@ -360,7 +358,7 @@ class LandingLog:
         self.pending_bytes = 0
 
     def close(self) -> None:
-        """Let go of the file; what was not synced is forgotten."""
+        """Close the file; entries that were not synced are dropped."""
         if self._handle >= 0:
             os.close(self._handle)
             self._handle = -1

@@ -1,8 +1,8 @@
-"""Devices' names in bytes: where they occur, and what a text is without them.
+"""Find and mask devices' names in bytes.
 
-A name that is a part of another device's name (`dev-1` in `dev-10`) is not taken for it: the names that are kept are known, and
-an occurrence that is one of theirs is none of ours. Bytes are searched for the forms that a name takes in our files: as it is, as
-JSON, HTML and a URL write it, and as a part of a base64 text.
+An occurrence inside the name of a device that is kept (`dev-1` in `dev-10`) does not count; so the names of all kept devices
+must be given. Bytes are searched for every form in which a name is written in flashmqtt's files: plain, escaped for JSON, HTML or
+a URL, and inside base64.
 """
 
 from __future__ import annotations
@@ -17,20 +17,21 @@ from collections.abc import Iterable, Iterator
 from tools.landing.segments import device_of
 
 LEAST_BYTES = 4
-"""A shorter name occurs in any file by chance."""
+"""Shorter names occur in any file by chance."""
 LEAST_BASE64 = 6
+"""The same, for base64."""
 
 
 class Names:
-    """Some devices' names, to be looked for beside others that are kept.
+    """The names of devices to be deleted, and of those that are kept.
 
     Args:
-        names: the devices.
+        names: the devices to be deleted.
         kept: all other devices.
-        words: a text of the words of our formats.
+        words: a text with all words of flashmqtt's file formats.
 
     Attributes:
-        weak: names that can't be told from our own words, or from chance, by their bytes.
+        weak: names that are too short, or a word of a file format, so that a search of bytes can't find them reliably.
     """
 
     def __init__(self, names: Iterable[str], kept: Iterable[str] = (), words: bytes = b""):
@@ -42,7 +43,9 @@ class Names:
         ordered = sorted(forms, key=len, reverse=True)
         self._pattern = re.compile(b"|".join(map(re.escape, ordered))) if forms else None
         self._longer = {name: [one for one in self.kept if f"/{name}/" in f"/{one}/"] for name in self.devices}
-        self._around: dict[tuple[int, int], set[bytes]] = {}  # (a form's place in a kept name, its length): those names
+        self._around: dict[
+            tuple[int, int], set[bytes]
+        ] = {}  # (a form's position in a kept name, the kept name's length): kept names
         for name in self.kept:
             for whole in forms_of(name, base64_too=False):
                 for form in ordered:
@@ -53,7 +56,7 @@ class Names:
                         at = whole.find(form, at + 1)
 
     def places(self, data: bytes) -> Iterator[tuple[int, int]]:
-        """Yield where a name begins and ends."""
+        """Yield the begin and end of each occurrence of a name."""
         if self._pattern is None:
             return
         for found in self._pattern.finditer(data):
@@ -70,16 +73,17 @@ class Names:
         return next(self.places(data), None) is not None
 
     def without(self, data: bytes) -> bytes:
-        """Return some bytes with asterisks in the place of the names: as many, so that what holds lengths stays right."""
+        """Return the bytes with each name replaced by asterisks. The length stays the same, so length fields stay valid."""
         made = bytearray(data)
         for begin, end in self.places(data):
             made[begin:end] = b"*" * (end - begin)
         return bytes(made)
 
     def own(self, topic: str, payload: bytes = b"") -> bool:
-        """Return whether a message is one of theirs: by its topic, or where the topic names none that is kept, by its payload.
+        """Return whether a message belongs to a device that is to be deleted.
 
-        A name counts that is whole levels of the topic. Where a kept one is, too, the one counts that the other is a part of.
+        The topic decides if it contains the name of a device as whole levels; of two such names, one inside the other, the
+        longer one decides. Otherwise the payload decides.
         """
         levels = f"/{topic}/"
         device = device_of(topic)
@@ -94,12 +98,12 @@ class Names:
 
 
 def devices_of(topic: str) -> set[str]:
-    """Return the devices that a topic may stand for: of our boards' topics, and what is before the last level of others."""
+    """Return the possible devices of a topic: the device of a board's topic, or everything before the last level."""
     return {device_of(topic), topic.rpartition("/")[0]}
 
 
 def forms_of(name: str, base64_too: bool = True) -> set[bytes]:
-    """Return the bytes that a name may be in a file."""
+    """Return the forms in which a name may be written in a file."""
     plain = name.encode()
     in_json = json.dumps(name)[1:-1]
     forms = {
@@ -111,7 +115,7 @@ def forms_of(name: str, base64_too: bool = True) -> set[bytes]:
     forms |= {html.escape(name).encode(), html.escape(in_json).encode()}
     forms |= {urllib.parse.quote(name).encode(), urllib.parse.quote(name, safe="").encode()}
     if base64_too and len(plain) >= LEAST_BASE64:
-        for before in range(3):  # what of it does not depend on its neighbours
+        for before in range(3):  # the characters that do not depend on the bytes before and after the name
             text = base64.b64encode(bytes(before) + plain)
             skipped = (0, 2, 3)[before]
             whole = len(bytes(before) + plain) * 8 // 6

@@ -1,11 +1,11 @@
-"""The QoS 1 messages that landed last, by packet id: whether a message that comes again landed already.
+"""The last QoS 1 messages by packet id, to recognise a resent message that landed already.
 
-At QoS 1 a broker sends a message again, with DUP and its old packet id, if it did not see the acknowledgement. Such a message
-is a copy where one message of its broker session had that packet id lately, and had the same topic and payload. Where several had
-the id, the broker gives ids out again at once, and nothing can be told: then the message counts as another one, for a message
-that is there twice is better than a lost one.
+At QoS 1 a broker that received no acknowledgement resends the message with DUP and the same packet id. The resent message is
+a copy if exactly one recent message of the broker's session had that packet id, with the same topic and payload. If several
+recent messages had the packet id, the broker reuses ids at once and a copy can't be recognised. The message then counts as a
+new one, because a duplicate is better than a loss.
 
-A log begins with what this module knew when the one before was closed, so a crash loses none of it.
+Each log begins with the state at the end of the previous log, so a crash does not lose the state.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from collections.abc import Iterator
 from hashlib import blake2b
 
 MOST = 4096
-"""Messages: brokers have far fewer in flight (mosquitto 20, unless told otherwise), and give out 65,535 ids in turn."""
+"""Messages. Brokers have far fewer in flight (mosquitto 20 by default) and use all 65,535 packet ids in turn."""
 MOST_BYTES = 8 << 20
 QOS_BITS, QOS_1 = 0x06, 0x02
 ENTRY = struct.Struct("<H8s")
 
 
 class Recent:
-    """What landed last in the session that the broker has for us."""
+    """The last messages that landed in the current session at the broker."""
 
     def __init__(self) -> None:
         self._inherited: list[tuple[int, bytes]] = []
@@ -31,7 +31,7 @@ class Recent:
         self._count = self._bytes = 0
 
     def land(self, level: int, packets: bytes, count: int) -> None:
-        """Note PUBLISH packets that landed."""
+        """Add PUBLISH packets that landed."""
         self._runs.append((level, packets, count))
         self._count += count
         self._bytes += len(packets)
@@ -42,7 +42,7 @@ class Recent:
             self._inherited.clear()
 
     def clear(self) -> None:
-        """The broker began a new session: packet ids begin anew."""
+        """Forget all messages: the broker began a new session, so earlier packet ids are void."""
         self.__init__()  # type: ignore[misc]
 
     def known(self) -> list[tuple[int, bytes]]:
@@ -53,24 +53,24 @@ class Recent:
         return found[-MOST:]
 
     def index(self) -> dict[int, bytes]:
-        """Return the digest of the message of each packet id; of none where several had it."""
+        """Return the digest of each packet id's message; b"" for an id that several messages had."""
         found: dict[int, bytes] = {}
         for key, its_digest in self.known():
             found[key] = b"" if key in found else its_digest
         return found
 
     def encode(self) -> bytes:
-        """Return what the next log begins with."""
+        """Return the state, as the body of a RECENT entry."""
         return b"".join(ENTRY.pack(*one) for one in self.known())
 
     def inherit(self, body: bytes) -> None:
-        """Take over what the log before knew."""
+        """Replace the state by the body of a RECENT entry."""
         self.clear()
         self._inherited = list(ENTRY.iter_unpack(body))
 
 
 def digest(topic: bytes, payload: bytes | memoryview) -> bytes:
-    """Return 64 bits for a topic and a payload."""
+    """Return a 64-bit digest of a topic and a payload."""
     made = blake2b(len(topic).to_bytes(2) + topic, digest_size=8)
     made.update(payload)
     return made.digest()
@@ -94,7 +94,7 @@ def _qos_1(packets: bytes, level: int) -> Iterator[tuple[int, bytes, bytes]]:
 
 
 def varint(data: bytes, at: int) -> tuple[int, int]:
-    """Return a Variable Byte Integer of a valid packet, and where it ends (MQTT 5, 1.5.5)."""
+    """Return a Variable Byte Integer of a valid packet, and its end (MQTT 5, §1.5.5)."""
     length = shift = 0
     while True:
         byte = data[at]

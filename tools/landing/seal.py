@@ -1,12 +1,11 @@
-"""Sealing: a closed landing log becomes the segment of the same number, then the log goes.
+"""Sealing: write a closed landing log as the segment of the same number. The caller then removes the log.
 
-The rows are a function of the log alone, and a segment that is there already is left as it is. So sealing may be cut
-off anywhere and done again: between the segment's name and the log's removal lies nothing that could write a row
-twice.
+The rows are a function of the log alone, and an existing segment is never written again. So sealing may be interrupted at
+any point and repeated: no row is written twice.
 
-`python -m tools.landing.seal` is the process that a collector keeps for it (Parquet on the other core): one
-JSON request a line on standard input, one JSON answer a line on standard output, until the input ends. It holds the
-collector's lock with it, so that no second collector begins while the sealer of a killed one is still at work.
+`python -m tools.landing.seal` is the collector's sealing process, which writes Parquet on another core. It reads one JSON
+request a line from standard input and writes one JSON answer a line to standard output, until the input ends. It shares
+the collector's lock, so that no second collector starts while the sealer of a killed one is still working.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ ROWS_AT_ONCE = 32_768
 
 
 class Columns:
-    """The rows of a segment, as columns that grow."""
+    """The rows of a segment, collected as columns."""
 
     def __init__(self) -> None:
         self.heads = bytearray()  # first byte of each packet: QoS, DUP, RETAIN
@@ -43,7 +42,7 @@ class Columns:
         self.times_count: list[int] = []
 
     def add(self, data: bytes, start: int, end: int, level: int, time_us: int) -> None:
-        """Take apart the PUBLISH packets in `data[start:end]`; the session has checked them before they landed."""
+        """Decode the PUBLISH packets in `data[start:end]`; the session validated them before they landed."""
         head_of, topic_of, payload_of = self.heads.append, self.topics.append, self.payloads.append
         before = len(self.heads)
         while start < end:
@@ -102,7 +101,7 @@ class Columns:
 
 
 def rows_of(contents: Contents) -> pa.Table:
-    """Return the rows of a log: what landed, and what was held and is released, in the order of those two events."""
+    """Return the rows of a log: landed and released messages, in the order in which they landed or were released."""
     header, data = contents.header, contents.data
     tables: list[pa.Table] = []
     columns = Columns()
@@ -112,13 +111,13 @@ def rows_of(contents: Contents) -> pa.Table:
         if entry.kind == LANDED:
             columns.add(data, entry.start, entry.end, entry.level, entry.time_us)
         elif entry.kind in (HELD, RELEASED):
-            # RELEASED and not held: its HELD was in a damaged stretch. HELD and held already: its RELEASED was.
+            # In a damaged log, HELD may be missing before RELEASED, or RELEASED before the next HELD of the same id.
             if entry.number in held:
                 columns.add(data, *held.pop(entry.number))
-                columns.heads[-1] &= ~DUP_BIT  # in a held packet it says something else: `flashmqtt.session.inbound`
+                columns.heads[-1] &= ~DUP_BIT  # has another meaning in a held packet: see `flashmqtt.session.inbound`
             if entry.kind == HELD:
                 held[entry.number] = (entry.start, entry.end, entry.level, entry.time_us)
-        if len(columns.heads) >= ROWS_AT_ONCE:  # as Python objects they need ten times the room
+        if len(columns.heads) >= ROWS_AT_ONCE:  # Python objects take ten times the memory of a table
             tables.append(columns.table(header.collector, header.number, header.rows_before + rows))
             rows += len(columns.heads)
             columns = Columns()
@@ -127,17 +126,17 @@ def rows_of(contents: Contents) -> pa.Table:
 
 
 def seal(log: Path, directory: Path, salvage: bool = False) -> dict[str, Any]:
-    """Write the segment of a closed log, durable on return; the log itself stays.
+    """Write the segment of a closed log, durable on return; the log is kept.
 
     Raises:
-        LandingDamaged: the log lost bytes that had been durable. A closed log has no torn tail.
-        OSError: no room, or another failure of the disk; nothing but a temporary file is left.
+        LandingDamaged: the log lost durable bytes. A torn tail is damage, too: a closed log has none.
+        OSError: the disk is full or failed; only a temporary file is left.
     """
     contents = read_log(log, salvage)
     if contents.torn_bytes and not salvage:
         raise LandingDamaged(
-            f"{log}: the last {contents.torn_bytes} bytes had been durable and are broken now; "
-            "start once with --salvage to seal what is readable; the damaged file is kept"
+            f"{log}: the last {contents.torn_bytes} bytes were durable and are now broken; "
+            "start once with --salvage to seal the readable part; the damaged file is kept"
         )
     table = rows_of(contents)
     path = segments.write_segment(directory, contents.header.collector, contents.header.number, table)
@@ -147,21 +146,24 @@ def seal(log: Path, directory: Path, salvage: bool = False) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Seal what is asked for until the input ends."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # the collector's: it asks for the last segments then
+    """Answer requests until the input ends."""
+    for number in (
+        signal.SIGINT,
+        signal.SIGTERM,
+    ):  # the collector handles them, and then still requests the last segments
         signal.signal(number, signal.SIG_IGN)
     with contextlib.suppress(OSError):
-        os.nice(5)  # acknowledging comes first
+        os.nice(5)  # the collector has priority
     pa.set_cpu_count(1)
     for line in sys.stdin:
         request = json.loads(line)
         try:
             answer = seal(Path(request["log"]), Path(request["directory"]), request["salvage"])
-        except Exception as error:  # whatever it is, the collector says it and asks again
+        except Exception as error:  # the collector reports it and retries
             answer = {"error": f"{type(error).__name__}: {error}", "damaged": isinstance(error, LandingDamaged)}
         try:
             print(json.dumps(answer), flush=True)
-        except BrokenPipeError:  # the collector was killed meanwhile; the next one finds the segment
+        except BrokenPipeError:  # the collector was killed; the next one finds the segment
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return
 

@@ -1,15 +1,14 @@
 """Segments: sealed Parquet files that the collector writes and Spark reads.
 
-The one format that the collector and the Spark jobs agree on. A landing directory holds
-`<collector>-<number>.parquet` (numbers from 1, without gaps, nine digits so that names sort). A segment never changes
-after it has its name: a file under that name is whole and on the disk, anything else is a temporary that readers
-ignore (`.name.tmp`).
+A landing directory contains `<collector>-<number>.parquet`: numbers begin at 1, without gaps, with nine digits so that
+names sort. A file with such a name is complete and durable, and never changes. Readers ignore temporary files
+(`.name.tmp`).
 
-Rows lie by device bucket, one row group or more to a bucket, in landing order inside each: a task that works on one
-bucket reads nothing else. The file's key-value metadata says which bucket a row group belongs to; a file without
-it (another writer's) is still read, by filtering.
+Rows are sorted by device bucket, and keep the landing order within a bucket. Each row group belongs to one bucket, so a
+task reads only its own bucket's row groups. The file's key-value metadata maps row groups to buckets. A file without this
+metadata, from another writer, is read whole and filtered.
 
-This module knows nothing of Spark, MQTT sessions or the log that a segment is sealed from.
+This module knows nothing of Spark, MQTT sessions or logs.
 """
 
 from __future__ import annotations
@@ -35,22 +34,22 @@ SCHEMA = pa.schema(
     [
         pa.field("collector", pa.string(), nullable=False),
         pa.field("segment", pa.int64(), nullable=False),
-        pa.field("row", pa.int64(), nullable=False),  # ordinal in the collector's log, over all its segments
+        pa.field("row", pa.int64(), nullable=False),  # ordinal over all of the collector's segments
         pa.field("arrival", pa.timestamp("us", tz="UTC"), nullable=False),
         pa.field("topic", pa.string(), nullable=False),
         pa.field("qos", pa.int8(), nullable=False),
-        pa.field("dup", pa.bool_(), nullable=False),  # at QoS 0: a copy of a QoS 1 message that had landed (recent.py)
+        pa.field("dup", pa.bool_(), nullable=False),  # at QoS 0: marks a copy of a QoS 1 message (recent.py)
         pa.field("retain", pa.bool_(), nullable=False),
-        pa.field("properties", pa.binary()),  # level 5: the property block as it came; null at levels 3 and 4
+        pa.field("properties", pa.binary()),  # level 5: the encoded properties; null at levels 3 and 4
         pa.field("payload", pa.binary(), nullable=False),
     ]
 )
 
 BUCKETS = 8
-"""Device buckets of a landing: also the tasks of a micro-batch. A power of two, so that it can be doubled later."""
+"""Device buckets of a landing, and tasks of a micro-batch. A power of two, so that it can be doubled later."""
 
 ROWS_PER_GROUP = 131_072
-"""Most rows of a row group: what a task holds in memory at a time."""
+"""Most rows of a row group: a task holds one row group in memory."""
 
 LAYOUT_KEY = b"flashmqtt.layout"
 NAME = re.compile(r"(?P<collector>[A-Za-z0-9](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?)-(?P<number>[0-9]{9,})\.parquet")
@@ -58,11 +57,11 @@ COLLECTOR_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9_])?")
 
 
 class SegmentError(Exception):
-    """A segment or its name is not what this format says."""
+    """A segment or its name violates this format."""
 
 
 class Segment(NamedTuple):
-    """A sealed segment: whose, which, where."""
+    """A sealed segment: its collector, number and path."""
 
     collector: str
     number: int
@@ -77,7 +76,7 @@ def file_name(collector: str, number: int) -> str:
             " ending with one or with '_'"
         )
     if number < 1:
-        raise SegmentError(f"segment number {number}: they begin at 1")
+        raise SegmentError(f"segment number {number}: numbers begin at 1")
     return f"{collector}-{number:09d}.parquet"
 
 
@@ -88,18 +87,18 @@ def parse_name(name: str) -> tuple[str, int] | None:
 
 
 def device_of(topic: str) -> str:
-    """Return the device in a topic `<prefix>/<device>/<kind>`; the whole topic where it has another shape."""
+    """Return the device in a topic `<prefix>/<device>/<kind>`; for any other topic the whole topic."""
     first, last = topic.find("/"), topic.rfind("/")
     return topic[first + 1 : last] if 0 <= first < last else topic
 
 
 def bucket_of(topic: str, buckets: int = BUCKETS) -> int:
-    """Return the bucket of a topic's device: the same on every machine and in every Python."""
+    """Return the bucket of a topic's device; it does not depend on machine or Python version."""
     return zlib.crc32(device_of(topic).encode()) % buckets
 
 
 def buckets_of(topics: pa.Array | pa.ChunkedArray, buckets: int = BUCKETS) -> np.ndarray:
-    """Return the bucket of every row. One Python call for each *different* topic."""
+    """Return the bucket of every row, with one Python call for each distinct topic."""
     encoded = pc.dictionary_encode(topics)
     if isinstance(encoded, pa.ChunkedArray):
         encoded = encoded.combine_chunks()
@@ -119,11 +118,11 @@ def write_segment(
     rows_per_group: int = ROWS_PER_GROUP,
     sync: bool = True,
 ) -> Path:
-    """Seal `table` (rows in landing order, columns as in SCHEMA) as a segment; durable on return.
+    """Write `table` (rows in landing order, columns of SCHEMA) as a segment; durable on return.
 
-    Temporary name, sync, rename, sync of the directory: the name appears only on a whole file. A segment that is
-    there already is left alone (a seal that is repeated after a crash: readers may have read it), so the rows that a
-    number holds must be a function of the log.
+    The file is written under a temporary name, synced, renamed, and the directory is synced, so only a complete file has
+    the segment's name. An existing segment is not written again, because readers may have read it: the rows of a number
+    must be a function of the log.
 
     Raises:
         SegmentError: the columns are not SCHEMA's, or the name is not allowed.
@@ -148,7 +147,7 @@ def write_segment(
 
 
 def write_rows(stream: Any, table: pa.Table, buckets: int = BUCKETS, rows_per_group: int = ROWS_PER_GROUP) -> None:
-    """Write rows, in landing order and with the columns of SCHEMA, as a segment's bytes."""
+    """Write rows, in landing order and with the columns of SCHEMA, as a segment to a stream."""
     bucket = buckets_of(table["topic"], buckets)
     order = np.argsort(bucket, kind="stable")
     table = table.take(pa.array(order))
@@ -173,13 +172,13 @@ def write_rows(stream: Any, table: pa.Table, buckets: int = BUCKETS, rows_per_gr
 
 
 def buckets_in(metadata: dict[bytes, bytes] | None) -> int:
-    """Return how many buckets a segment is laid out for, by its metadata; 1: for none."""
-    said = (metadata or {}).get(LAYOUT_KEY)
-    return int(json.loads(said)["buckets"]) if said else 1
+    """Return the number of buckets in a segment's layout; 1 for a segment without one."""
+    layout = (metadata or {}).get(LAYOUT_KEY)
+    return int(json.loads(layout)["buckets"]) if layout else 1
 
 
 def find_segments(directory: str | os.PathLike[str]) -> list[Segment]:
-    """Return the sealed segments of a local landing directory, by collector and number."""
+    """Return the sealed segments of a local landing directory, sorted by collector and number."""
     found = []
     for entry in os.scandir(directory):
         name = parse_name(entry.name)
@@ -189,25 +188,25 @@ def find_segments(directory: str | os.PathLike[str]) -> list[Segment]:
 
 
 def check_columns(names: list[str]) -> None:
-    """Raise SegmentError where a column of SCHEMA is not among the names."""
-    lacking = [name for name in SCHEMA.names if name not in names]
-    if lacking:
+    """Raise SegmentError if a column of SCHEMA is not among the names."""
+    missing = [name for name in SCHEMA.names if name not in names]
+    if missing:
         raise SegmentError(
-            f"a segment without the column {lacking[0]!r}: it was written by another version of the collector"
+            f"a segment without the column {missing[0]!r}: it was written by another version of the collector"
         )
 
 
 def read_bucket(file: pq.ParquetFile, bucket: int, buckets: int) -> Iterator[pa.Table]:
     """Yield a bucket's rows of one segment, a row group at a time, in landing order.
 
-    Works for any layout: a segment that was laid out for another number of buckets, or for none, is filtered.
+    Any layout works: a segment with another number of buckets, or without a layout, is filtered.
     """
-    # A layout for a multiple or a divisor of `buckets` narrows the row groups; only the former needs no filter.
-    said = (file.schema_arrow.metadata or {}).get(LAYOUT_KEY)
+    # If one number of buckets divides the other, only some row groups are read. No filter is needed where `buckets` divides.
+    layout_json = (file.schema_arrow.metadata or {}).get(LAYOUT_KEY)
     theirs, groups = 1, [0] * file.num_row_groups
     check_columns(file.schema_arrow.names)
-    if said:
-        layout = json.loads(said)
+    if layout_json:
+        layout = json.loads(layout_json)
         theirs, groups = layout["buckets"], layout["groups"]
     exact = theirs % buckets == 0
     if exact:
@@ -225,7 +224,7 @@ def read_bucket(file: pq.ParquetFile, bucket: int, buckets: int) -> Iterator[pa.
 
 
 def main() -> int:
-    """Write an empty segment in the place of one that is lost for good."""
+    """Write an empty segment in place of one that is permanently lost."""
     parser = argparse.ArgumentParser(prog="python -m tools.landing.segments", description=main.__doc__)
     parser.add_argument("--landing", type=Path, required=True)
     parser.add_argument("--collector", required=True)

@@ -1,18 +1,18 @@
 """The landing directory of one collector: its logs, its held QoS 2 messages, and what is still to be sealed.
 
-The session takes it for its store. What differs from a board's journal: nothing outgoing is stored (a collector
-publishes nothing), and `hold` and `discard` are durable after `sync()`, so that one sync serves a whole read batch. A
-held message becomes a row by being discarded: the RELEASED entry *is* the handing over (Q4), so a crash can't come
-between the two.
+It is the store of a session that only receives. It differs from a board's journal in two ways. It stores no outgoing
+messages, because a collector publishes nothing. `hold` and `discard` are durable after `sync()`, so that one sync serves a
+whole group. A held message becomes a row when it is discarded: one RELEASED entry both delivers and discards it (Q4), so a
+crash can't come between the two.
 
-Each log becomes the segment of the same number, once. When a log is closed, the next one is made first, and begins
-with the messages that are still held: so each log can be sealed, and each directory recovered, from one file alone.
+Each log becomes the segment of the same number, once. Before a log is closed, the next log is made, which begins with all
+messages that are still held. So one file is enough to seal a log, and one file is enough to recover a directory.
 
-    0000000007.log    closed: to be sealed, then removed
+    0000000007.log    closed: will be sealed, then removed
     0000000008.log    open
-    lock              held by the running collector and its sealer
+    lock              locked by the running collector and its sealer
 
-It knows no network and no Parquet.
+This module knows no network and no Parquet.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ from tools.landing.log import (
 )
 from tools.landing.recent import Recent
 
-MOST_HELD = 65_535  # as many as there are packet ids
+MOST_HELD = 65_535  # the number of packet ids
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A QoS 2 message that is ours but not yet a row."""
+    """A QoS 2 message that is stored but not yet a row."""
 
     packet: bytes
     level: int
@@ -63,7 +63,7 @@ class Held:
 
 
 def held_after(contents: Contents) -> dict[int, Held]:
-    """Return the messages that are held at the end of a log, by packet id, in the order of arrival."""
+    """Return the messages held at the end of a log, by packet id, in the order of arrival."""
     held: dict[int, Held] = {}
     for entry in contents.entries:
         if entry.kind in (HELD, RELEASED):
@@ -74,12 +74,9 @@ def held_after(contents: Contents) -> dict[int, Held]:
 
 
 class LandingStore:
-    """A mounted landing directory, as the store of a session that only receives.
+    """A mounted landing directory, with the calls of `Journal` that a receiving session needs."""
 
-    The session's calls are those of `Journal`. What differs: a message that is held is a row of the segment once it is
-    discarded, and everything is durable after `sync()` only, so that one sync serves many messages.
-    """
-
+    # Attributes of `Journal` that the session reads.
     WINDOW = 32
     next_seq = low = 1  # nothing outgoing is ever stored
     dropped = damaged = 0
@@ -99,26 +96,34 @@ class LandingStore:
         wait_s: float = 0.0,
         shared: bool = False,
     ) -> None:
-        """Mount the directory, making it if it is not there; it lies in the landing folder.
+        """Mount the directory, a subfolder of the landing folder; make it if it does not exist.
 
-        `first_number` and `rows_before` count only where there is no log at all (the segments may have been kept,
-        the logs not). `reserve_bytes` of the disk are left free: closing a log and sealing it need room, and give
-        back much more. `shared`: other collectors may write to the landing folder, too, if they say so as well.
+        Args:
+            directory: where the logs are.
+            collector: the collector's name, which is the segments' name.
+            hold_limit: most held messages.
+            first_number: the first log's number, if there is no log.
+            rows_before: the rows before the first log, if there is no log.
+            reserve_bytes: disk space that `sync` leaves free for closing and sealing a log, which then frees more.
+            salvage: read the good part of a damaged log.
+            wait_s: how long to wait for the locks.
+            shared: share the landing folder with other collectors that have `shared`, too.
 
         Raises:
-            LandingInUse: another collector works here, or in the same landing folder (for longer than `wait_s`).
-            LandingForeign, LandingDamaged: see there.
-            LandingStalled, DiskFull: it can't be written.
+            LandingInUse: another collector uses this directory or the landing folder.
+            LandingForeign: the directory has a log of another collector or version.
+            LandingDamaged: the open log lost durable bytes, and `salvage` is false.
+            LandingStalled, DiskFull: the directory can't be written.
         """
         self.directory = directory
         self.collector = collector
         self.hold_limit = min(hold_limit, MOST_HELD)
         self._reserve_bytes = reserve_bytes
-        self.level = 4  # of the session that hands over messages now
-        self.time_us = time.time_ns() // 1000  # arrival of what is being handed over now
+        self.level = 4  # of the session whose messages are landing
+        self.time_us = time.time_ns() // 1000  # arrival of the messages that are landing
         self.torn_bytes = 0
         self.recent = Recent()
-        self._run: list[bytes | bytearray] = []  # rows that arrived together, not yet an entry
+        self._run: list[bytes | bytearray] = []  # packets that arrived together and are not yet an entry
         self._run_time = self._run_level = self._run_bytes = 0
         try:
             directory.mkdir(parents=True, exist_ok=True)
@@ -138,15 +143,15 @@ class LandingStore:
         self._locks = [
             take_lock(
                 landing,
-                "stop that one, or name another landing folder (only collectors whose subscriptions are all shared, "
-                "$share/..., may use one together)",
+                "stop that one, or choose another landing folder (only collectors whose subscriptions are all shared, "
+                "$share/..., may use the same folder)",
                 wait_s,
                 shared,
             )
         ]
         try:
             self._locks.append(
-                take_lock(self.directory / "lock", "stop that one, or name another client id or folder", wait_s)
+                take_lock(self.directory / "lock", "stop that one, or choose another client id or folder", wait_s)
             )
         except BaseException:
             self._release_locks()
@@ -160,7 +165,7 @@ class LandingStore:
         for leftover in self.directory.glob("*" + TEMPORARY):
             leftover.unlink()
         numbers = log_numbers(self.directory)
-        if len(numbers) > 1 and self._never_took_over(numbers[-1]):
+        if len(numbers) > 1 and self._was_abandoned(numbers[-1]):
             log_path(self.directory, numbers.pop()).unlink()
             sync_directory(self.directory)
         self.closed = numbers[:-1]
@@ -174,7 +179,7 @@ class LandingStore:
                     "name another directory, or that client id"
                 )
             self._held = held_after(contents)
-            self._recall(contents)
+            self._restore_recent(contents)
             self.rows = contents.rows
             self.torn_bytes = contents.torn_bytes
             mounts = sum(entry.kind == MOUNTED for entry in contents.entries)
@@ -188,16 +193,16 @@ class LandingStore:
             header = Header(self.collector, first_number, secrets.randbits(32), rows_before, 0)
             self._log = LandingLog.create(self.directory, header, [])
         self.first_row_at = time.monotonic()
-        # Also makes durable what the last collector wrote and could not sync any more: it is answered as stored now.
+        # This sync also covers blocks that the last collector wrote but did not sync: they count as stored from now on.
         self._log.append(MOUNTED, 0, 0, self.time_us)
         self._log.sync()
         self._log.blocks = 0
-        if damaged:  # its segment gets what is readable
+        if damaged:  # close it: its segment gets the readable part
             self.rows = max(self.rows, 1)
             self.rotate()
 
-    def _recall(self, contents: Contents) -> None:
-        """Take over which messages landed last."""
+    def _restore_recent(self, contents: Contents) -> None:
+        """Restore the last QoS 1 messages from a log."""
         for entry in contents.entries:
             if entry.kind == RECENT:
                 self.recent.inherit(contents.data[entry.start : entry.end])
@@ -206,11 +211,11 @@ class LandingStore:
             elif entry.kind == LANDED:
                 self.recent.land(entry.level, contents.data[entry.start : entry.end], entry.number)
 
-    def _never_took_over(self, number: int) -> bool:
-        """Tell whether a log was made but the one before it was gone on with.
+    def _was_abandoned(self, number: int) -> bool:
+        """Return whether the collector made this log but continued to write the previous one.
 
-        So it is where making its name durable failed, the file was removed again, and the power failed before that
-        was durable. What it says of held messages is out of date then, and nothing was ever written to it.
+        This happens when syncing the new log's name fails, and a power cut then undoes the removal of the file. The log's
+        held messages are out of date, and nothing else was ever written to it.
         """
         before = log_path(self.directory, number - 1)
         if not before.exists():
@@ -219,24 +224,24 @@ class LandingStore:
         header, _ = Header.decode(path, path.read_bytes())
         return before.stat().st_size > header.previous_end
 
-    # --- what the session asks of a store -----------------------------------------------------------------------
+    # --- calls of the session -----------------------------------------------------------------------------------
 
     def can_hold(self, length: int) -> bool:
-        """Return whether a message of this length could be held now."""
+        """Return whether another message can be held."""
         return len(self._held) < self.hold_limit
 
     def hold(self, key: int, buf: bytes | bytearray | memoryview, length: int) -> None:
-        """Keep an inbound QoS 2 message under its packet id; durable after `sync()`.
+        """Store an inbound QoS 2 message under its packet id; durable after `sync()`.
 
         Raises:
-            StoreFull: `hold_limit` messages are held.
-            UsageError: no packet id, or one under which a message is held.
+            StoreFull: `hold_limit` messages are held already.
+            UsageError: not a packet id, or a message is held under it.
         """
         held = self._held
         if len(held) >= self.hold_limit:
             raise StoreFull(f"{self.hold_limit} QoS 2 messages are held, which is the limit: raise --in-flight")
         if key in held or not 0 < key <= MOST_HELD:
-            raise UsageError(f"key {key}: 1 to {MOST_HELD}, and none that is held")
+            raise UsageError(f"key {key}: it must be from 1 to {MOST_HELD}, and no message may be held under it")
         packet = bytes(memoryview(buf)[:length])
         held[key] = Held(packet, self.level, self.time_us)
         self._append(HELD, self.level, key, self.time_us, packet)
@@ -246,16 +251,16 @@ class LandingStore:
         return list(self._held)
 
     def held_length(self, key: int) -> int:
-        """Return how many bytes a held message has, 0: there is none with this packet id."""
+        """Return the length of a held message in bytes; 0 if there is none with this packet id."""
         held = self._held.get(key)
         return len(held.packet) if held else 0
 
     def read_held(self, key: int, offset: int, buf: bytearray | memoryview, at: int, n: int) -> None:
-        """Copy n bytes of a held message, from offset, to buf[at:at+n]."""
+        """Copy n bytes of a held message, from `offset`, to buf[at:at+n]."""
         buf[at : at + n] = self._held[key].packet[offset : offset + n]
 
     def discard(self, key: int) -> None:
-        """Release a held message: it is handed over, which means that it is a row now; durable after `sync()`."""
+        """Release a held message, which makes it a row; durable after `sync()`."""
         del self._held[key]
         self._append(RELEASED, self.level, key, self.time_us)
         if not self.rows:
@@ -263,10 +268,10 @@ class LandingStore:
         self.rows += 1
 
     def sync(self) -> None:
-        """Make everything so far durable.
+        """Make all changes durable.
 
         Raises:
-            LandingStalled, DiskFull: not now; nothing is forgotten, call again.
+            LandingStalled, DiskFull: the write failed. The changes are kept in memory; call again.
         """
         if self._run:
             self._end_run()
@@ -274,19 +279,19 @@ class LandingStore:
         if self._reserve_bytes and self._log.pending_bytes and self.free_bytes() < needed:
             raise DiskFull(
                 f"less than {self._reserve_bytes >> 20} MB are free for {self.directory}; "
-                "nothing more is acknowledged until there are"
+                "nothing more is acknowledged until disk space is freed"
             )
         self._log.sync()
 
     flush = sync
 
     def free_bytes(self) -> int:
-        """Return how much more the disk holds."""
+        """Return the disk's free bytes."""
         disk = os.fstatvfs(self._locks[0])
         return disk.f_bavail * disk.f_frsize
 
     def idle(self) -> None:
-        """Do nothing: sealing is the collector's."""
+        """Do nothing: the collector does the sealing."""
 
     def append(self, buf: bytes | bytearray | memoryview, length: int) -> int:
         """Refuse: a collector publishes nothing."""
@@ -297,15 +302,15 @@ class LandingStore:
         raise LandingError("a landing store keeps what arrives; it stores nothing to send")
 
     def write_note(self, note: bytes) -> None:
-        """Refuse: it is the broker's session that counts here, whichever it is."""
-        raise LandingError("a landing store keeps no note: make its session with remember=False")
+        """Refuse: this store does not remember the broker's session."""
+        raise LandingError("a landing store keeps no note: create its session with remember=False")
 
-    # --- what the collector asks --------------------------------------------------------------------------------
+    # --- calls of the collector ---------------------------------------------------------------------------------
 
     def land(self, head: bytes, body: bytes | bytearray) -> None:
-        """Take a PUBLISH packet (QoS 0 or 1) in two pieces as a row; durable after `sync()`.
+        """Add a PUBLISH packet (QoS 0 or 1), in two pieces, as a row; durable after `sync()`.
 
-        Packets that arrived together share one entry. The pieces must not change any more.
+        Packets that arrived together share one entry. The pieces are not copied: they must not change any more.
         """
         if self._run and (
             self._run_time != self.time_us or self._run_level != self.level or len(self._run) >= 2 * MOST_IN_ENTRY
@@ -320,7 +325,7 @@ class LandingStore:
         self.rows += 1
 
     def land_run(self, packets: bytes, count: int) -> None:
-        """Take several whole PUBLISH packets (QoS 0 or 1) as rows, at most MOST_IN_ENTRY; durable after `sync()`."""
+        """Add PUBLISH packets (QoS 0 or 1), at most MOST_IN_ENTRY, as rows; durable after `sync()`."""
         self._append(LANDED, self.level, count, self.time_us, packets)
         self.recent.land(self.level, packets, count)
         if not self.rows:
@@ -328,12 +333,12 @@ class LandingStore:
         self.rows += count
 
     def begin_session(self) -> None:
-        """Note that the broker began a new session; durable after `sync()`."""
+        """Record that the broker began a new session; durable after `sync()`."""
         self._append(SESSION, self.level, 0, self.time_us)
         self.recent.clear()
 
     def landed(self) -> dict[int, bytes]:
-        """Return the digest of the QoS 1 message of each packet id that landed so far: see `Recent.index`."""
+        """Return the digests of the last QoS 1 messages by packet id: see `Recent.index`."""
         if self._run:
             self._end_run()
         return self.recent.index()
@@ -352,40 +357,40 @@ class LandingStore:
 
     @property
     def stored(self) -> int:
-        """How many rows ever landed here."""
+        """The number of rows in all logs and segments of this collector."""
         return self._log.header.rows_before + self.rows
 
     @property
     def held_count(self) -> int:
-        """How many QoS 2 messages wait for their PUBREL."""
+        """The number of QoS 2 messages that wait for their PUBREL."""
         return len(self._held)
 
     @property
     def pending_bytes(self) -> int:
-        """What is not yet durable."""
+        """The number of bytes that are not yet durable."""
         return self._log.pending_bytes + self._run_bytes
 
     @property
     def log_bytes(self) -> int:
-        """How long the open log is."""
+        """The length of the open log."""
         return self._log.end
 
     @property
     def number(self) -> int:
-        """The number of the open log, and of the segment that it will be."""
+        """The number of the open log and of its later segment."""
         return self._log.header.number
 
     def rotate(self) -> bool:
-        """Close the log and open the next, which begins with what is held; False if there was no row to close.
+        """Close the open log and open the next, which begins with the held messages; return False if the log has no row.
 
         Raises:
-            LandingStalled, DiskFull: the log in use stays in use.
+            LandingStalled, DiskFull: the open log stays open.
         """
         if not self.rows:
             return False
         if self._run:
             self._end_run()
-        self._log.sync()  # into the reserve, if need be
+        self._log.sync()  # not `self.sync`: this may use the reserve
         old = self._log.header
         header = Header(self.collector, old.number + 1, secrets.randbits(32), self.stored, self.boot, self._log.end)
         entries = [packed(HELD, held.level, key, held.time_us, held.packet) for key, held in self._held.items()]
@@ -399,16 +404,16 @@ class LandingStore:
         return True
 
     def packets_held(self) -> list[tuple[bytes, int]]:
-        """Return the packets of the held messages, with the level of the session that each came over."""
+        """Return each held message's packet and protocol level."""
         return [(held.packet, held.level) for held in self._held.values()]
 
     def forget_held(self, chosen: Callable[[bytes, int], bool]) -> int:
-        """Write the open log anew, without the held messages that `chosen` (packet, level) chooses; return how many they were.
+        """Rewrite the open log without the held messages for which `chosen(packet, level)` is true; return their number.
 
-        It is for a log without rows: call `rotate` before. A released message leaves nothing behind, either.
+        The log must not have rows: call `rotate` before. The new log has no bytes of released messages either.
 
         Raises:
-            LandingStalled: the log stays as it was.
+            LandingStalled: the log is unchanged.
         """
         kept = {key: held for key, held in self._held.items() if not chosen(held.packet, held.level)}
         gone = len(self._held) - len(kept)
@@ -425,7 +430,7 @@ class LandingStore:
 
     @property
     def lock_handles(self) -> list[int]:
-        """The open lock files: whoever has inherited them holds the directory too."""
+        """The open lock files: a child process that inherits them holds the locks, too."""
         return list(self._locks)
 
     def log_path(self, number: int) -> Path:
@@ -439,6 +444,6 @@ class LandingStore:
         self.closed.remove(number)
 
     def close(self) -> None:
-        """Let go of the directory; what was not synced is forgotten."""
+        """Close the log and release the locks; changes that were not synced are dropped."""
         self._log.close()
         self._release_locks()
