@@ -1,14 +1,15 @@
-"""The asyncio face: the same session for programs with tasks, on MicroPython and CPython.
+"""The asyncio client: the same session for programs with tasks, on MicroPython and CPython.
 
     async with Client("broker.local", 1883, "me", journal) as client:
         await client.subscribe("commands/#", 1)
         handle = await client.publish("readings", "21.5", qos=1)     # stored when this returns
         await client.delivered(handle)                               # acknowledged when this returns
-        async for message in client:                                 # acknowledged when the loop comes back for the next
+        async for message in client:                                 # acknowledged when the loop asks for the next message
             print(message.topic, message.payload)
 
-One task of its own reads, answers and reconnects. It never waits for the program: what the program does not take yet waits,
-within bounds (`session/waiting.py`), and what comes behind flows on. It knows asyncio; the sockets are `link.py`'s.
+The client's own task reads, acknowledges and reconnects. It never waits for the program: a message that the program does not
+take yet goes into a bounded queue (`session/waiting.py`) and does not block the messages behind it. This module knows asyncio;
+`link.py` has the sockets.
 """
 
 import asyncio
@@ -48,7 +49,7 @@ try:
     _io_queue = _core._io_queue
 
     def _ready(link: "Any") -> "Any":
-        """Wait until the link's socket is ready; not so where another task has found it dead before this runs."""
+        """Wait until the link's socket is ready; return at once if another task has closed it before this runs."""
         sock = link.polled
         if sock is not None:
             queue = _core._io_queue
@@ -70,14 +71,14 @@ except (ImportError, AttributeError):  # CPython
         await asyncio.sleep(ms / 1000)
 
 
-_SLOW_MS = const(20)  # pause after a message, where many wait: time for the program to take some
-_UNCLAIMED_MS = const(500)  # a piece of a message that nobody claims for so long must not hold up what is behind
-_BUSY = const(1)  # a state: somebody has it
+_SLOW_MS = const(20)  # pause after a message when many wait: time for the program to take some
+_UNCLAIMED_MS = const(500)  # after this time an unclaimed piece of a message no longer blocks the messages behind it
+_BUSY = const(1)  # a state: a handler or the program has the message
 
-# What a handler that is called here may raise; CancelledError, which is no Exception, is its own then.
+# What a handler may raise. CancelledError is not an Exception; here the handler itself has raised it.
 _RAISED = (Exception, asyncio.CancelledError)
 
-# What the blocking client answers for.
+# Attributes of the blocking client.
 _ASKED = "connected error pending oversize downgraded client_id granted answer unclaimed failed missed".split()
 
 # Who takes a message that waited: `session/waiting.py`.
@@ -88,22 +89,22 @@ _REST = const(2)
 class Client:
     """A client of one broker; the arguments are those of the blocking one (`flashmqtt.client.Client`).
 
-    A message goes to the handlers of the subscriptions that cover its topic; one that none covers to `on_message`, or else to
-    `async for`. Until somebody takes it, it waits, and so do those behind it for the same handler; everything else flows on. What
-    is said there of `waiting`, `unclaimed` and `attempts` holds here, too, and so do the counters. A message is claimed by
-    `async for` from the first time that a task asks for one.
+    A message goes to the handlers of the subscriptions that cover its topic; if there are none, to `on_message`; if that is
+    None, to `async for`. Until it is taken, the message waits, and so do later messages for the same handler; messages for other
+    handlers do not wait. `waiting`, `unclaimed`, `attempts` and the counters mean the same as in the blocking client. `async for`
+    claims messages from the first time that a task asks for one.
 
-    Handlers, each may be None, and each may be a plain function or an `async def` one, which is awaited:
+    Handlers: each may be None, a plain function, or an `async def` function, which is awaited:
     `on_connect(session_present)`, `on_disconnect(error)`, `on_delivered(handle)`, `on_in_doubt(handle)`,
     `on_refused(handle, code)`, `on_damaged(handle)`, `on_expired(handle)`, `on_dropped(first, last)`,
     `on_oversize(topic, length)`, `on_message(message)`, `on_error(error, message)`, `on_unclaimed(message)`, and a
-    subscription's `handler(message)`. While an `async def` handler works on a message, the next one for it waits; other
-    handlers go on. What a handler raises goes to `on_error`; where that is None, to the event loop's exception handler, which
-    prints it. The client lives on, and the message is tried again as it is there.
+    subscription's `handler(message)`. While an `async def` handler works on a message, its next message waits; other
+    handlers continue. What a handler raises goes to `on_error`; if that is None, to the event loop's exception handler, which
+    prints it. The client continues, and calls the handler again as the blocking client does.
 
-    With `chunks`, nothing else is read while the program works on a piece of a message: it must not wait for an answer then.
+    With `chunks`, nothing else is read while the program works on a piece of a message: do not wait for an answer meanwhile.
 
-    `connected`, `error`, `pending`, `oversize` and `downgraded` are those of the blocking one, too.
+    `connected`, `error`, `pending`, `oversize` and `downgraded` are the same attributes as in the blocking client.
     """
 
     if TYPE_CHECKING:
@@ -142,17 +143,17 @@ class Client:
         self.on_expired = self.on_dropped = None
         self.on_message = self.on_error = self.on_unclaimed = None
         self._task: "asyncio.Task[Any] | None" = None
-        self._tasks: "list[Any]" = []  # (task, message) of handlers that are awaited; message None: of one for no message
+        self._tasks: "list[Any]" = []  # (task, message) of awaited handlers; message None: the handler is not for messages
         self._stopping = False
         self._closed = False  # the program disconnected: iteration has ended
-        self._failure = None  # what ended the task
-        self._progress = asyncio.Event()  # something happened that somebody may wait for
-        self._arrived = asyncio.Event()  # a message may be there for `async for`
-        self._held: "list[Any]" = []  # (task, message) that iterate: who has what
+        self._failure = None  # the exception that ended the client's task
+        self._progress = asyncio.Event()  # an event occurred that a task may wait for
+        self._arrived = asyncio.Event()  # there may be a message for `async for`
+        self._held: "list[Any]" = []  # (task, message): the message that each iterating task has
         self._iterated = False
         self._awaited: "Any" = None  # an `on_message` that is known to be an `async def` function
 
-    if TYPE_CHECKING:  # `client.Client`'s; a board only passes on what it is given
+    if TYPE_CHECKING:  # the arguments of `client.Client`; at run time they are passed on
 
         def __init__(
             self,
@@ -192,7 +193,7 @@ class Client:
         __init__ = _begin
 
     def __getattr__(self, name: str) -> "Any":
-        """Answer for what the blocking client has."""
+        """Return an attribute of the blocking client."""
         if name in _ASKED:
             return getattr(self._blocking, name)
         raise AttributeError(name)
@@ -204,12 +205,12 @@ class Client:
         return self
 
     async def __aexit__(self, kind: int, error: "Any", trace: "Any") -> None:
-        if kind is None:  # a loop that was left in good order is done with its last message
+        if kind is None:  # no exception: the program has finished with its last message
             self._settle(asyncio.current_task())
         await self.disconnect()
 
     def start(self) -> None:
-        """Connect as soon as that is possible; return at once."""
+        """Connect in the background; return at once."""
         self.link.start(ticks_ms())
         if self._task is None:
             self._stopping = self._closed = False
@@ -217,11 +218,11 @@ class Client:
             self._task = asyncio.create_task(self._run())
 
     async def connect(self, timeout_s: "float | None" = None) -> bool:
-        """Connect; return whether the broker still knew the session. From now on the task reconnects by itself.
+        """Connect; return whether the broker still has the session. From now on the client's task reconnects.
 
         Raises:
-            ConnectRefused: by the broker; `tls.CertificateRefused`: by us. The task goes on trying nevertheless.
-            ConnectionLost: not within timeout_s (the client's own where None); the task goes on trying.
+            ConnectRefused: the broker refused; `tls.CertificateRefused`: the client refused. The task continues to try.
+            ConnectionLost: not connected within timeout_s (the client's own if None). The task continues to try.
         """
         self.start()
         self.link.error = None
@@ -234,15 +235,15 @@ class Client:
             raise error
 
     async def disconnect(self, code: int = 0, expiry_s: "int | None" = None) -> None:
-        """End the connection in good order and stay disconnected; stored messages wait. Iteration ends.
+        """Send DISCONNECT, close, and stay disconnected. Stored messages wait for the next connection. Iteration ends.
 
-        What the program has not taken is not acknowledged: the broker, or the store, keeps it. `async def` handlers that are at
-        work are cancelled.
+        Messages that the program has not taken are not acknowledged: the broker or the store keeps them. Running `async def`
+        handlers are cancelled.
 
         Args:
-            code, expiry_s: as for the blocking client's `disconnect`, and so are the errors.
+            code, expiry_s: as for the blocking client's `disconnect`, with the same errors.
         """
-        properties = self._blocking.goodbye(code, expiry_s)  # or else an error
+        properties = self._blocking.goodbye(code, expiry_s)
         self._closed = True
         if self._task is not None:
             self._stopping = True
@@ -260,7 +261,7 @@ class Client:
                     await task
                 except asyncio.CancelledError:
                     pass
-                if message and message.state == _BUSY:  # it had not even begun
+                if message and message.state == _BUSY:  # cancelled before its first step
                     self.session.waiting.put_back(message, ticks_ms())
         self._tasks = [one for one in self._tasks if one[0] is this]
         link = self.link
@@ -287,12 +288,12 @@ class Client:
         retain: bool = False,
         properties: "dict[int, Any] | list[tuple[int, Any]] | None" = None,
     ) -> int:
-        """Publish; return a handle for `delivered` (0 at QoS 0, and where the store's policy dropped the message).
+        """Publish; return a handle for `delivered`. It is 0 at QoS 0, and if the store's policy dropped the message.
 
         At QoS 1 and 2 the message is stored when this returns, connected or not.
 
         Args:
-            topic, payload, qos, retain, properties: as for the blocking client's `publish`, and so are the errors.
+            topic, payload, qos, retain, properties: as for the blocking client's `publish`, with the same errors.
         """
         topic = octets(topic)
         payload = octets(payload)
@@ -311,7 +312,7 @@ class Client:
         return handle
 
     async def _send(self, topic: "Any", payload: "Any", retain: bool, properties: "Any") -> None:
-        """Send a QoS 0 message that does not fit behind what is in the output, or never would, in pieces."""
+        """Send a QoS 0 message that does not fit in the output's free room in pieces."""
         from .session.pieces import Sending
 
         sending = Sending(self, topic, payload, retain, properties)
@@ -322,22 +323,22 @@ class Client:
             sending.failed(error)
 
     async def delivered(self, handle: int, timeout_s: "float | None" = None) -> bool:
-        """Wait until the broker has acknowledged the message with this handle for good; for ever where no time is given.
+        """Wait until the broker has acknowledged the message with this handle; without a deadline if timeout_s is None.
 
-        Return True; or False, as soon as that can't happen any more: dropped, damaged or in doubt.
+        Return True; or False if the message was dropped, damaged or is in doubt.
 
         Raises:
-            Refused: by the broker. DeadlineExpired: not within timeout_s.
+            Refused: the broker refused the message. DeadlineExpired: not acknowledged within timeout_s.
         """
         blocking = self._blocking
         await self._until(lambda: blocking.delivered(handle) or self.session.is_done(handle), timeout_s or 0)
         return blocking.delivered(handle)
 
     async def drain(self, timeout_s: float = 0) -> None:
-        """Wait until every stored message is delivered; for ever where timeout_s is 0.
+        """Wait until no message is pending; without a deadline if timeout_s is 0.
 
         Raises:
-            DeadlineExpired: not within timeout_s.
+            DeadlineExpired: messages are still pending after timeout_s.
         """
         await self._until(lambda: not self.session.pending(), timeout_s)
 
@@ -351,12 +352,12 @@ class Client:
         timeout_s: "float | None" = None,
         properties: "dict[int, Any] | list[tuple[int, Any]] | None" = None,
     ) -> "Any":
-        """Subscribe; return the QoS granted (None: not connected now, it will be asked for).
+        """Subscribe; return the granted QoS (None: not connected; the client subscribes when it is).
 
         Args:
-            filter_, qos, timeout_s, properties: as for the blocking client's `subscribe`, and so are results and errors.
-            handler: handler(message), a plain function or an `async def` one; None leaves what the filter covers to
-                `on_message`, or to `async for`.
+            filter_, qos, timeout_s, properties: as for the blocking client's `subscribe`, with the same results and errors.
+            handler: handler(message), a plain or an `async def` function; None leaves the messages to `on_message`, or to
+                `async for`.
         """
         asked = self._blocking.want(filter_, qos, handler, properties)
         self._serve()
@@ -368,10 +369,10 @@ class Client:
         timeout_s: "float | None" = None,
         properties: "dict[int, Any] | list[tuple[int, Any]] | None" = None,
     ) -> "Any":
-        """End the subscription of filter_, also one of an earlier life of this client; return the broker's reason code.
+        """End the subscription of filter_, also one made before the last restart; return the broker's reason code.
 
         Args:
-            filter_, timeout_s, properties: as for the blocking client's `unsubscribe`, and so are results and errors.
+            filter_, timeout_s, properties: as for the blocking client's `unsubscribe`, with the same results and errors.
         """
         return await self._ask(self.session.unsubscribe(filter_, properties), timeout_s)
 
@@ -386,12 +387,12 @@ class Client:
         return self
 
     async def __anext__(self) -> "Message":
-        """Return the next message; the one that this task had before is acknowledged now.
+        """Return the next message; acknowledge the one that this task had before.
 
-        Several tasks may iterate: each message goes to one of them. `asyncio.wait_for(client.__anext__(), t)` may be used, and
-        counts as a task of its own, whose message is acknowledged with the next call. A message that it lost, as its time was
-        over in the moment when the message came, comes again with that; the sign is that the program has not looked at it, so
-        that one which is not looked at may come twice.
+        Several tasks may iterate: each message goes to one of them. `asyncio.wait_for(client.__anext__(), t)` counts as a task
+        of its own, whose message is acknowledged with the next call. `wait_for` can lose a message if its timeout ends at the
+        moment when the message arrives. So a message none of whose attributes the program has read is returned once more by
+        the next call.
 
         Raises:
             StopAsyncIteration: the program disconnected.
@@ -414,7 +415,7 @@ class Client:
                 return message
 
     def _settle(self, task: "Any") -> None:
-        """Acknowledge what this task had, and see what became of what tasks had that have ended."""
+        """Acknowledge this task's message; acknowledge or put back the messages of tasks that have ended."""
         held = self._held
         waiting = self.session.waiting
         for holder, message in held[:]:
@@ -424,7 +425,7 @@ class Client:
                     continue
                 result = _result(holder)
                 if result is message and not message.touched and not message.repeated:
-                    message.repeated = True  # `wait_for`, on whose way it may have been lost
+                    message.repeated = True  # `wait_for` may have lost it
                 elif isinstance(result, BaseException):
                     held.remove((holder, message))
                     waiting.refuse(message, ticks_ms(), isinstance(result, Exception))
@@ -442,7 +443,7 @@ class Client:
     # --- the task ---
 
     async def _until(self, condition: "Any", timeout_s: "float | None", check: "Any" = None) -> None:
-        """Wait for a condition that the task below brings about."""
+        """Wait until a condition is true; `_run` changes it."""
         deadline_s = self.timeout_s if timeout_s is None else timeout_s
         begin = ticks_ms()
         while not condition():
@@ -460,7 +461,7 @@ class Client:
                 pass
 
     def _tell(self) -> None:
-        """Wake up whoever waits for progress."""
+        """Wake all tasks that wait in `_until`."""
         self._progress.set()
         self._progress = asyncio.Event()
 
@@ -469,7 +470,7 @@ class Client:
             await self._pump()
         except asyncio.CancelledError:
             raise
-        except Exception as error:  # the store failed: whoever waits is told
+        except Exception as error:  # the store failed: waiting tasks raise this error
             self._fail(error)
 
     def _fail(self, error: "Any") -> None:
@@ -535,7 +536,7 @@ class Client:
             pass
 
     def _take(self, message: "Any") -> bool:
-        """Let the message's handlers take it, as far as they are plain functions; return False where it has to wait."""
+        """Call the message's handlers that are plain functions; return False if the message has to wait for the others."""
         session = self.session
         waiting = session.waiting
         finished = 0
@@ -567,7 +568,7 @@ class Client:
         return False
 
     async def _take_piece(self) -> None:
-        """Let the program take a piece of a long message. Nothing is read meanwhile: the next piece needs its place."""
+        """Hand a piece of a long message to the program. Nothing is read meanwhile: the next piece needs the same buffer."""
         session = self.session
         waiting = self._load_waiting()
         if waiting.skipping:
@@ -583,7 +584,7 @@ class Client:
             claimed = self._iterated or self.on_message is not None or waiting.claims(piece)
             if not claimed and ticks_diff(ticks_ms(), begin) > _UNCLAIMED_MS:
                 break
-        if piece in waiting.entries:  # it comes again, or is dropped
+        if piece in waiting.entries:  # not taken: the broker sends it again, or it is dropped
             waiting.withdraw(piece)
             waiting.add(ticks_ms())
         elif piece.failures:
@@ -597,7 +598,7 @@ class Client:
         return waiting
 
     def _serve(self) -> None:
-        """Let handlers have what waited and is claimed now, tell who iterates, and let go of what nobody claims."""
+        """Hand waiting messages to handlers that claim them now, wake iterating tasks, and drop unclaimed messages."""
         waiting = self.session.waiting
         if not waiting or not waiting.entries:
             return
@@ -615,7 +616,7 @@ class Client:
         waiting.let_go(now_ms)
 
     async def _handle(self, message: "Any") -> None:
-        """Let the handlers of a message that waited take it."""
+        """Call the handlers of a message that waited."""
         waiting = self.session.waiting
         try:
             try:
@@ -641,7 +642,7 @@ class Client:
             self._ended()
 
     def _call(self, handler: "Any", *arguments: "Any") -> None:
-        """Call a handler that is for no message, where there is one; one that has to be awaited gets a task."""
+        """Call a handler that is not for messages, if there is one; an `async def` handler gets a task."""
         if handler:
             try:
                 result = handler(*arguments)
@@ -659,12 +660,12 @@ class Client:
             self._ended()
 
     def _ended(self) -> None:
-        """The task of a handler ends."""
+        """Forget the current task: its handler has ended."""
         this = asyncio.current_task()
         self._tasks = [one for one in self._tasks if one[0] is not this]
 
     def _note_error(self, error: "Any", message: "Any") -> None:
-        """Tell `on_error`, or the event loop, what a handler raised."""
+        """Pass what a handler raised to `on_error`, or to the event loop."""
         if self.on_error:
             try:
                 result = self.on_error(error, message)
@@ -690,7 +691,7 @@ def _exception(error: "Any") -> "Any":
 
 
 def _is_cancelled(error: "Any", closed: "Any") -> "Any":
-    """Return whether the task that caught this was cancelled: by the program's disconnect, or (CPython) by anybody."""
+    """Return whether the current task was cancelled: by `disconnect`, or on CPython by any code."""
     if isinstance(error, Exception):
         return False
     cancelling = getattr(asyncio.current_task(), "cancelling", None)
@@ -698,7 +699,7 @@ def _is_cancelled(error: "Any", closed: "Any") -> "Any":
 
 
 def _awaits(handler: "Any", message: "Any") -> bool:
-    """Call a handler; return whether it is an `async def` function, of which nothing has run."""
+    """Call a handler; return whether it is an `async def` function: then none of its code has run."""
     result = handler(message)
     if result is None or type(result) is not COROUTINE:
         return False
@@ -707,7 +708,7 @@ def _awaits(handler: "Any", message: "Any") -> bool:
 
 
 async def _finished(result: "Any") -> None:
-    """Wait for a handler, where it is an `async def` one."""
+    """Wait for a handler if it is an `async def` function."""
     if type(result) is COROUTINE:
         await result
 
@@ -718,10 +719,10 @@ def _result(task: "Any") -> "Any":
         return getattr(task.data, "value", None) if isinstance(task.data, StopIteration) else task.data
     if task.cancelled():
         return asyncio.CancelledError()
-    return getattr(task, "_exception", None) or task.result()  # `exception()` would take it for reported
+    return getattr(task, "_exception", None) or task.result()  # `exception()` would mark it as reported
 
 
 def _print(error: "Any") -> None:
-    """Tell the event loop's exception handler."""
+    """Pass an error to the event loop's exception handler."""
     context = {"message": "flashmqtt: a handler failed", "exception": error, "future": asyncio.current_task()}
     asyncio.get_event_loop().call_exception_handler(context)

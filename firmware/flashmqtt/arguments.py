@@ -1,5 +1,4 @@
-"""What the faces need rarely: arguments that are to be looked at, and attributes that are worked out. Loaded when it is asked
-for."""
+"""Rarely used parts of the clients: errors for invalid arguments, and computed attributes. Loaded when first needed."""
 
 from .compat import TYPE_CHECKING
 from .errors import UsageError
@@ -9,23 +8,23 @@ if TYPE_CHECKING:
 
 
 def check_octets(text: str) -> None:
-    """See that a payload, topic or the like is bytes.
+    """Check that a payload or topic is a memoryview of bytes.
 
     Raises:
-        UsageError: it is something else. A number has to be made text: a board's float has seven digits, which str() shows as
-            they come, and "%.1f" as the program wants them.
+        UsageError: it is something else. The program must convert a number to text itself, because only the program knows the
+            number of digits: a board's float has seven.
     """
     if not isinstance(text, memoryview) or getattr(text, "itemsize", 1) != 1:
         raise UsageError("%s: give str, bytes, bytearray or a memoryview of bytes" % type(text).__name__)
 
 
 def refuse_number(value: object) -> None:
-    """Refuse an argument that is to be a number."""
+    """Refuse an argument that must be a number."""
     raise UsageError("%r: a number is needed" % (value,))
 
 
 def refuse_waiting(unclaimed: object, waiting: object, attempts: object) -> None:
-    """Refuse what a client is to do with messages that wait."""
+    """Refuse a client's arguments for waiting messages."""
     raise UsageError("unclaimed %r, waiting %r, attempts %r" % (unclaimed, waiting, attempts))
 
 
@@ -35,7 +34,7 @@ def refuse_will(will: object) -> None:
 
 
 def refuse_session(window: object, max_qos: object, refuse_after: object) -> None:
-    """Refuse what a session is made with."""
+    """Refuse a session's arguments."""
     raise UsageError(
         "window %r: 1 to 32; max_qos %r: 1 or 2; refuse_after %r: 0 to 254; at level 5 no retry_ms"
         % (window, max_qos, refuse_after)
@@ -48,7 +47,7 @@ def refuse_interruption() -> None:
 
 
 def refuse_handler(is_async: bool) -> None:
-    """Refuse an `async def` handler, or a call in a handler that would wait."""
+    """Refuse an `async def` handler, or a call inside a handler that would block."""
     if is_async:
         raise UsageError("async def handlers are for flashmqtt.aio")
     raise UsageError("blocking calls are not allowed in a message handler")
@@ -62,7 +61,7 @@ def goodbye(session: "Any", code: int, expiry_s: "int | None") -> "Any":
 
 
 def worked_out(client: "Any", name: str) -> "Any":
-    """Return a rarely asked attribute of a client."""
+    """Return a computed attribute of a client."""
     session = client.session
     if name == "oversize" or name == "downgraded":
         return getattr(session, name)

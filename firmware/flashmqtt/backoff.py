@@ -1,9 +1,9 @@
-"""When to try to connect again: exponential backoff with full jitter, a cap, and a step that survives power cuts.
+"""When to reconnect: exponential backoff with full jitter, a maximum delay, and a step that can survive power cuts.
 
-It knows no clock, no socket and no store: the caller says what happened and is told how many milliseconds to wait. The step goes
-back to 0 only after a connection that lasted, or that the caller saw do its work (it then sets `step` to 0): a broker that
-accepts and drops everybody is not hammered. A caller that keeps `step` in its store (`session.keep_step`) spreads out a fleet
-that reboots again and again.
+It knows no clock, no socket and no store: the caller reports an event and gets the milliseconds to wait. The step returns to 0
+only after a connection that lasted; the caller sets it to 0 if a connection delivered a message. So a broker that accepts and
+drops every connection is not overloaded. A caller that keeps `step` in its store (`session.keep_step`) also delays a fleet of
+devices that reboots repeatedly.
 """
 
 from .compat import TYPE_CHECKING
@@ -22,10 +22,10 @@ class Backoff:
     """Delays between attempts: a random time below base_ms, twice that, four times that, up to cap_ms.
 
     Args:
-        base_ms: the longest delay before the first attempt that follows a lost connection.
-        cap_ms: no delay is longer.
-        lasting_ms: a connection that stood for this long sets the step back.
-        step: where to begin; not 0 after a reboot in the middle of an outage.
+        base_ms: the longest delay before the first attempt after a lost connection.
+        cap_ms: the longest delay of all.
+        lasting_ms: a connection that lasted this long sets the step to 0.
+        step: the first step; not 0 after a reboot during an outage.
         random_below: takes n, returns a number from 0 to n - 1.
     """
 
@@ -44,7 +44,7 @@ class Backoff:
         self._random_below = random_below
 
     def ended(self, lasted_ms: int) -> int:
-        """A connection ended after lasted_ms (0: it never came about); return how many ms to wait before the next attempt."""
+        """A connection ended after lasted_ms (0: the attempt failed); return the ms to wait before the next attempt."""
         if lasted_ms >= self.lasting_ms:
             self.step = 0
         limit = self.limit_ms()

@@ -1,8 +1,8 @@
-"""The blocking face: an MQTT client for a program with one thread, that never waits without a deadline.
+"""The blocking client: for a program with one thread. Every wait has a deadline.
 
-`publish` stores and returns; the message leaves when there is a connection. `poll` reads, writes, answers, reconnects and calls
-the handlers; call it often, or give it the time that the program has to spare. It knows the clock and how to wait for a socket;
-everything else is in `link.py` and below.
+`publish` stores the message and returns; the message is sent when there is a connection. `poll` reads, writes, acknowledges,
+reconnects and calls the handlers: call it often, or give it the time that the program does not need. This module knows the
+clock and how to wait for a socket; everything else is in `link.py` and below.
 """
 
 from select import poll as _poll
@@ -65,115 +65,120 @@ except ImportError:  # CPython
 
 _ABSENT = object()
 _LEVEL_5 = const(5)
-_POLLIN = const(1)  # what a link polls for when all it had was written
-# A builtin's name costs a board 5 us at every use, a global one.
+_POLLIN = const(1)  # the link's events when its output is empty
+# A board needs 5 us longer to find a builtin than to find a global.
 _isinstance = isinstance
 _str = str
 _bytes = bytes
-# What becomes of a message that came.
+# Results of `_dispatch`.
 _TAKEN = const(0)
 _WAITS = const(1)
 _FAILED = const(2)
 _IPOLL = hasattr(_poll(), "ipoll")
-# The longest wait between two calls of `feed`, and the longest turn of a broker that never stops.
+# The longest wait between two calls of `feed`; and the longest run of `_work` when the broker sends without a pause.
 _SLICE_MS = const(200)
-_PATIENCE_MS = const(10)  # how long `publish` puts off reading: what comes is answered in batches
+_PATIENCE_MS = const(10)  # how long `publish` delays reading, so that acknowledgements are handled in batches
 
 
 class Client:
     """A client of one broker.
 
-    A received message is claimed by the handlers of the subscriptions that cover its topic, or else by `on_message`. One that
-    nobody claims yet (`connect()` may bring it before `subscribe()` is called) waits, and is not acknowledged; as soon as a
-    handler claims it, it is handed over. So do one whose handler failed, and those behind it that the same handler claims. What
-    else comes flows on. A message of QoS 0 for which there is no room is dropped, and `missed` counts it. One of QoS 1 is left
-    unanswered, and once there is room the connection is made anew, so that the broker sends it again (with `clean` it is
-    acknowledged, dropped and counted). Those of QoS 2 are in the store. A broker stops sending at some number of messages
-    without an acknowledgement (mosquitto: 20): so many that nobody takes hold up all others of QoS 1 and 2, until `unclaimed_s`
-    has passed.
+    A received message is claimed by the handlers of the subscriptions that cover its topic; if there are none, by `on_message`.
+    A message that no handler claims yet waits and is not acknowledged; it is handed over as soon as a handler claims it. (The
+    broker may send such a message after `connect()` and before `subscribe()` is called.) A message whose handler failed also
+    waits, and so do later messages for the same handler. Messages for other handlers do not wait.
 
-    A handler that raises is called again with the message after 1 s, 2 s, 4 s and so on, up to `attempts` times; not so at
-    QoS 0. Then the message is acknowledged and let go, and `failed` counts it. The error goes to `on_error`; where that is
-    None, it comes out of the next `poll()`, and of no other call. A handler left by KeyboardInterrupt or SystemExit, which come
-    out at once, is called again, too.
+    The room for waiting messages is limited. A QoS 0 message that does not fit is dropped, and `missed` counts it. A QoS 1
+    message that does not fit is not acknowledged; once there is room the client reconnects, and the broker sends the message
+    again. With `clean`, it is acknowledged, dropped and counted instead. QoS 2 messages wait in the store.
+
+    Head-of-line blocking: a broker stops sending at some number of unacknowledged messages (mosquitto: 20). If that many are
+    unclaimed, no other message of QoS 1 or 2 arrives until `unclaimed_s` has passed.
+
+    When a handler raises, the client calls it again with the same message after 1 s, 2 s, 4 s and so on, up to `attempts` times
+    (QoS 0: once only). After that the message is acknowledged and discarded, and `failed` counts it. The error goes to
+    `on_error`; if that is None, the next `poll()` raises it, and no other call does. KeyboardInterrupt and SystemExit are raised
+    at once, and the handler that they ended is called again later.
 
     Args:
-        host, port: the broker, by name or address; the name is looked up afresh for every attempt.
+        host, port: the broker, by name or address; the name is looked up again for every attempt.
         client_id: str or bytes; the broker keeps the session under this name. Level 3: 1 to 23 bytes.
-        store: where messages wait: a `Journal`; None for a RamStore (nothing survives a reset). Without a durable store the
-            broker's session outlives the program's: subscriptions and what the broker has queued are there after a restart, but
-            stored messages that were not sent are gone, and so is a QoS 2 message that was received and not yet handed over.
+        store: where messages are stored: a `Journal`; None for a RamStore, which a reset erases. The broker's session lasts
+            longer than a RamStore: after a restart, subscriptions and messages queued at the broker are still there, but stored
+            messages that were not sent are lost, and so is a received QoS 2 message that was not yet handed over.
         level: 3 (MQTT 3.1), 4 (3.1.1) or 5.
         user, password: str or bytes.
-        keep_alive_s: a link that died silently is noticed within 1.5 times this. 0: only by `response_s`.
-        will: (topic, payload, qos, retain): what the broker publishes where the connection is lost.
+        keep_alive_s: a connection that fails silently is detected within 1.5 times this. 0: only `response_s` detects it.
+        will: (topic, payload, qos, retain): what the broker publishes if the connection is lost.
         window: how many messages may be in flight to the broker, 1 to 32.
-        buffer_bytes: size of each of the buffers; longer messages can be sent; received, see chunks.
+        buffer_bytes: size of each buffer. Longer messages can be sent; for receiving them see `chunks`.
         clean: start a new session at the broker with every connection.
         tls: an SSLContext (see `flashmqtt.tls`); server_name: the certificate's name where it is not `host`.
-        timeout_s: deadline for TCP, for writes, and the default one for `connect`, `subscribe`, `disconnect`.
-        response_s: how long an acknowledgement may take before the connection is made anew.
-        retry_ms: resend on a live connection after this time: level 3's rule (20,000 where None), off at level 4, refused at 5.
-        republish: what becomes of a message that was past PUBREC when the broker lost the session: True to publish it anew (it
-            may arrive twice), False to drop it (it may be lost). `on_in_doubt` is called either way.
+        timeout_s: deadline for TCP connect and for writes; the default deadline of `connect`, `subscribe` and `disconnect`.
+        response_s: the client reconnects if an acknowledgement takes longer than this.
+        retry_ms: retransmit on a live connection after this time. Level 3: 20,000 if None. Level 4: off if None. Level 5:
+            not allowed.
+        republish: what to do with a message that was past PUBREC when the broker lost the session: True publishes it again (it
+            may arrive twice), False drops it (it may be lost). `on_in_doubt` is called in both cases.
         backoff: see `Backoff`.
-        five: a `Level5` with level 5's settings, where the defaults do not do.
-        chunks: hand over a message that is longer than buffer_bytes in pieces (see `Message`). At QoS 2 the store holds
-            it first: up to a quarter of a journal; a longer one is passed over, and so is one whose topic (5: and properties)
-            is as long as the buffer. False: pass it over, see `on_oversize`; at level 5 the broker is told to send none so long.
-        feed: called at least five times a second while this object waits: feed the watchdog here. Two things take longer: a step
-            of a TLS handshake, before and after which it is called (up to some seconds on a slow chip: see TLS.md), and the
-            look-up of a name, during which a timer calls it where the port has one that runs then (rp2), for 20 s at most.
-        max_qos: 1 for a broker without QoS 2 (AWS IoT Core): what is published at QoS 2, or was stored so, goes out at QoS 1. At
-            level 5 the broker says so itself.
-        refuse_after: a message that the broker closes the connection on, or does not answer, is tried alone, and set aside
-            after so many failed trials (`session.suspect` has the exact rule); 0: never, it then blocks all that follows.
-        waiting, waiting_bytes: how many messages of QoS 0 and 1, and how many bytes of them (8 times buffer_bytes where None),
-            may wait in RAM where they can't be handed over.
-        unclaimed, unclaimed_s: what becomes of a message that nobody has claimed for unclaimed_s seconds: "drop" acknowledges
-            it, "keep" lets it wait on. `on_unclaimed` is called and `unclaimed` counts either way.
-        attempts: how often a handler may fail with a message before the message is let go.
-        log: called with one line of text for every change and every error, such as `print`: connecting, and why not, and when
-            it tries again; connected, lost; stored, delivered, or what else became of a message. It must not call this object.
-            None costs nothing; else `talk.py` is loaded.
+        five: a `Level5`, if the defaults for level 5 do not fit.
+        chunks: True: hand over a message longer than buffer_bytes in pieces (see `Message`). At QoS 2 the store holds it first:
+            up to a quarter of a journal. A longer one is skipped, and so is one whose topic (level 5: with properties) is as
+            long as the buffer. False: skip it (see `on_oversize`); at level 5 the broker is told the maximum packet size.
+        feed: called at least five times a second while this object waits: feed the watchdog here. Two operations take longer. A
+            step of a TLS handshake can take some seconds on a slow chip (see TLS.md): `feed` is called before and after it.
+            During a name lookup a timer calls `feed`, for 20 s at most, on a port whose timers run meanwhile (rp2).
+        max_qos: 1 for a broker without QoS 2 (AWS IoT Core): messages published or stored at QoS 2 are sent at QoS 1. A level 5
+            broker announces this itself.
+        refuse_after: if the broker closes the connection on a message, or does not acknowledge it, the message is tried alone.
+            After this many failed trials it is refused (`session.suspect` has the exact rule). 0: never; the message then
+            blocks all later ones.
+        waiting, waiting_bytes: how many received QoS 0 and 1 messages may wait in RAM for a handler, and how many bytes they may
+            have together (8 times buffer_bytes if None).
+        unclaimed, unclaimed_s: what to do with a message that no handler has claimed for unclaimed_s seconds: "drop" acknowledges
+            and discards it, "keep" lets it wait. `on_unclaimed` is called and `unclaimed` counts it in both cases.
+        attempts: how often a handler may fail with a message before the message is discarded.
+        log: a function such as `print`, called with one line of text for every change and every error: connecting, the reason of
+            a failure, the next attempt, connected, lost; and each message stored, delivered, or with another result. It must not
+            call this object. With None, the module behind it (`talk.py`) is not loaded.
 
     Handlers:
-        on_message(message): a `Message` that no subscription's own handler covers; acknowledged when the handler has returned.
-        on_error(error, message): what a handler raised; message is None where it was none for messages. Its `failures`
-            says how often it has failed: at `attempts`, it is let go now.
+        on_message(message): a `Message` that no subscription's own handler claims; acknowledged when the handler has returned.
+        on_error(error, message): what a handler raised; message is None if that handler is not for messages.
+            `message.failures` counts the failed calls; when it reaches `attempts`, the message is discarded.
         on_unclaimed(message): see unclaimed.
-        on_connect(session_present): the broker accepted a connection; True where it still knew the session.
-        on_disconnect(error): that connection has ended, and not by `disconnect`; error is None where the client makes it anew by
-            itself. Called by `poll` only; until then `on_connect` for the next connection waits, too.
-        on_delivered(handle): the broker has acknowledged the message for good.
+        on_connect(session_present): the broker accepted a connection; True if it still has the session.
+        on_disconnect(error): that connection has ended, not by `disconnect`; error is None if the client itself ended it to
+            reconnect. Only `poll` calls it; `on_connect` for the next connection is called after it.
+        on_delivered(handle): the message is delivered: the broker sent PUBACK or PUBCOMP.
         on_in_doubt(handle): see republish.
-        on_refused(handle, code): the broker did not take the message; it is not sent again. `code` is level 5's reason code;
-            or 0x100: it closed the connection on it; 0x101: it never answered it; 0x102: it answered with the wrong packet; 0x80:
-            one of these, found out before a reset.
-        on_expired(handle): level 5: the message's Message Expiry Interval passed before it was sent; it is not sent.
-        on_dropped(first, last): the full store's policy dropped the messages with these handles.
+        on_refused(handle, code): the broker refused the message; it is not sent again. `code` is level 5's reason code, or
+            0x100: the broker closed the connection on the message; 0x101: it never acknowledged it; 0x102: it answered with the
+            wrong packet; 0x80: one of these three, before a reset.
+        on_expired(handle): level 5: the Message Expiry Interval ended before the message was sent; it is not sent.
+        on_dropped(first, last): the store was full, and its policy dropped the messages with these handles.
         on_damaged(handle): the flash lost the stored message; it is not sent.
-        on_oversize(topic, length): a received message was passed over, as its payload, of that length, is longer than
-            `buffer_bytes` takes; it is acknowledged, and comes no more. A topic that does not fit either is cut.
+        on_oversize(topic, length): a received message was skipped because its payload, of this length, does not fit in
+            `buffer_bytes`. It is acknowledged and will not come again. A topic that is too long is cut.
 
-    Each handler may be None, and may publish and subscribe, but an answer can't be waited for in one (UsageError). They are plain
-    functions; `async def` ones are for `flashmqtt.aio`, and refused here.
+    Each handler may be None. A handler may publish and subscribe, but must not wait for an answer (UsageError). Handlers are
+    plain functions; `async def` functions are refused here and belong to `flashmqtt.aio`.
 
     Attributes:
         connected: whether there is a connection that the broker accepted.
-        error: why the last attempt or connection ended, None while there is a connection.
-        pending: how many messages are stored and not acknowledged.
-        oversize: how many received messages were passed over, see `on_oversize`.
-        client_id: the client's id; one that the broker assigned (level 5) is kept as long as this object.
+        error: why the last attempt or connection ended; None while there is a connection.
+        pending: the backlog: how many messages are stored and not acknowledged.
+        oversize: how many received messages were skipped, see `on_oversize`.
+        client_id: the client's id; an id that the broker assigned (level 5) is kept as long as this object.
         granted: level 5: the properties of the last CONNACK, as a dict (see `codec.properties`).
-        answer: level 5: the properties of the last packet by which the broker refused something, or ended the connection: its
-            reason string, say.
-        downgraded: how many messages of QoS 2 the broker answered as if they were of QoS 1 (RabbitMQ does, at levels 3 and 4).
-        unclaimed, failed, missed: how many received messages were reported as unclaimed; let go after their handler failed;
-            dropped because no more could wait.
+        answer: level 5: the properties of the last packet that refused something or ended the connection, such as the reason
+            string.
+        downgraded: how many QoS 2 messages the broker acknowledged with PUBACK, as if they had QoS 1 (RabbitMQ, levels 3 and 4).
+        unclaimed, failed, missed: how many received messages were reported as unclaimed; discarded after their handler failed;
+            dropped because there was no room for them to wait.
 
     Raises:
-        UsageError: arguments that don't fit each other.
+        UsageError: an argument is invalid, or two arguments contradict each other.
     """
 
     if TYPE_CHECKING:
@@ -296,10 +301,10 @@ class Client:
         self.on_error = self.on_unclaimed = self.on_disconnect = None
         self.timeout_s = timeout_s
         self._waiting = (waiting, waiting_bytes or buffer_bytes * 8, attempts, clean, keeps, int(unclaimed_s * 1000))
-        self.errors: "list[Any]" = []  # what handlers raised, for `poll`
+        self.errors: "list[Any]" = []  # what handlers raised; `poll` raises it
         self._feed = self.link.feed = feed
         self._output = self.session.output
-        # Bound once: to look a method up in an object with many attributes takes a board 20 us, an attribute 2.
+        # Bound methods: on a board, a method lookup in an object with many attributes takes 20 us, an attribute 2 us.
         self._put: "Any" = put_message
         self._keep: "Any" = self.session.store_packet
         self._put_again: "Any" = self._output.put_again
@@ -307,13 +312,13 @@ class Client:
         self._step = self.link.step
         self._taken = self.session.taken
         self._poller = _poll()
-        self._polled = None  # the socket that is registered there, and for what
-        self._polled_events = 0
-        # Of the last message, as it was given and as bytes; _ABSENT: the next one's is to be checked.
+        self._polled = None  # the socket that is registered in the poller
+        self._polled_events = 0  # the events that it is registered for
+        # The topic of the last message, as given and as bytes; _ABSENT: the next topic must be checked.
         self._topic: "Any" = _ABSENT
         self._topic_bytes: "Any" = b""
         self._refusals: "dict[Any, Any]" = {}
-        # For `poll`, and then in `errors`: why a connection ended; session_present, if there is a new one.
+        # Why a connection ended, and session_present if there is a new one. `poll` reports it, from `errors`.
         self._loss: "list[Any]" = []
         if log:
             from .talk import Talk
@@ -323,7 +328,7 @@ class Client:
     # --- connecting ---
 
     def __getattr__(self, name: str) -> "Any":
-        """Work out what is asked for rarely. (No properties: with one in its class, each store to an object is slow.)"""
+        """Return an attribute that is rarely read. (A property in the class would slow down every attribute store.)"""
         if name == "connected":
             return self.link.is_open()
         if name == "error":
@@ -337,15 +342,15 @@ class Client:
         return worked_out(self, name)
 
     def start(self) -> None:
-        """Connect as soon as that is possible, in the course of `poll` and `publish`; return at once."""
+        """Connect in the background, during calls of `poll` and `publish`; return at once."""
         self.link.start(ticks_ms())
 
     def connect(self, timeout_s: "float | None" = None) -> bool:
-        """Connect within timeout_s; return whether the broker still knew the session. From now on `poll` and `publish` reconnect.
+        """Connect within timeout_s; return whether the broker still has the session. From now on `poll` and `publish` reconnect.
 
         Raises:
-            ConnectRefused: by the broker; `tls.CertificateRefused`: by us. `poll` goes on trying nevertheless.
-            ConnectionLost: not connected in time (the last attempt's error is in `error`); `poll` goes on trying.
+            ConnectRefused: the broker refused; `tls.CertificateRefused`: the client refused. `poll` continues to try.
+            ConnectionLost: not connected in time; `error` has the last attempt's error. `poll` continues to try.
         """
         link = self.link
         link.start(ticks_ms())
@@ -359,7 +364,7 @@ class Client:
         return self.connection.session_present
 
     def goodbye(self, code: int, expiry_s: "int | None") -> "bytes | None":
-        """Return the properties of level 5's DISCONNECT with this code and expiry_s, checked: see `disconnect`."""
+        """Check the code and expiry_s of `disconnect`; return the properties of level 5's DISCONNECT."""
         if not code and expiry_s is None:
             return None
         from .arguments import goodbye
@@ -367,15 +372,16 @@ class Client:
         return goodbye(self.session, code, expiry_s)
 
     def disconnect(self, timeout_s: "float | None" = None, code: int = 0, expiry_s: "int | None" = None) -> None:
-        """End the connection in good order within timeout_s and stay disconnected. Stored messages wait for the next one.
+        """Send DISCONNECT within timeout_s, close, and stay disconnected. Stored messages wait for the next connection.
 
         Args:
-            timeout_s: the client's own where None.
+            timeout_s: None for the client's own.
             code: level 5's reason code; 4 lets the broker publish the will.
-            expiry_s: level 5: how long the broker keeps the session from now on; None: as CONNECT said.
+            expiry_s: level 5: how long the broker keeps the session from now on; None: as in CONNECT.
 
         Raises:
-            UsageError: not a reason of a client; a session to be kept that was not; or another level.
+            UsageError: a client must not send this reason code; or CONNECT set a session expiry of 0, and expiry_s is not 0; or
+                code or expiry_s is given at level 3 or 4.
         """
         link = self.link
         properties = self.goodbye(code, expiry_s)
@@ -391,7 +397,7 @@ class Client:
             self.stopped()
 
     def stopped(self) -> None:
-        """Close the socket and stay disconnected. What waits comes again with the next connection."""
+        """Close the socket and stay disconnected. Messages that were not handed over arrive again after the next connect."""
         session = self.session
         self.link.stop()
         if session.waiting:
@@ -411,21 +417,21 @@ class Client:
         retain: bool = False,
         properties: "dict[int, Any] | list[tuple[int, Any]] | None" = None,
     ) -> int:
-        """Publish; return a handle for `delivered` (0 at QoS 0, and where the store's policy dropped the message).
+        """Publish; return a handle for `delivered`. It is 0 at QoS 0, and if the store's policy dropped the message.
 
         Args:
             topic: str or bytes, 1 to 65,535 bytes of UTF-8 without wildcards.
-            payload: str or bytes, of any length, also none. Numbers are to be made text first.
+            payload: str or bytes, of any length, may be empty. Convert numbers to text first.
             qos: 0, 1 or 2.
-            retain: the broker keeps it as the topic's last value; an empty payload clears that.
+            retain: the broker keeps it as the topic's last value; an empty payload clears that value.
             properties: level 5's, as a dict (see `codec.properties`). A Message Expiry Interval counts down while the message is
-                stored, also over a reset where the board's clock is set (see `session.expiry`).
+                stored; also across a reset if the board's clock is set (see `session.expiry`).
 
-        At QoS 1 and 2 the message is stored when this returns, connected or not. At QoS 0 it is sent now or, without a
-        connection, not at all; nor where the broker said at level 5 that it takes no retained messages, or none so long.
+        At QoS 1 and 2 the message is stored when this returns, connected or not. A QoS 0 message is sent now. It is not sent if
+        there is no connection, or if the level 5 broker announced that it accepts no retained message, or none of this size.
 
         Raises:
-            InvalidTopic: not a topic's name. UsageError: a QoS, a property or a payload that there is not.
+            InvalidTopic: not a valid topic name. UsageError: an invalid QoS, property or payload type.
             StoreFull: no room, and the store's policy is to refuse.
         """
         session = self.session
@@ -436,7 +442,9 @@ class Client:
             now_ms = ticks_ms()
             link = self.link
             handle = n = 0
-            if topic is self._topic and not properties:  # a quarter of the work: the topic is valid, and bytes already
+            if (
+                topic is self._topic and not properties
+            ):  # fast path: this topic was checked and encoded by the last call
                 if not _isinstance(payload, _bytes):
                     payload = payload.encode() if _isinstance(payload, _str) else octets(payload)  # type: ignore[union-attr]
                 if not qos:
@@ -449,7 +457,7 @@ class Client:
                         handle = self._keep(n, now_ms)
             if not n:
                 handle = self._publish(topic, payload, qos, retain, properties, now_ms)
-            if link.handling:  # the poll that called the handler sends it
+            if link.handling:  # called by a handler: the `poll` that called the handler sends the message
                 return handle
             if ticks_diff(now_ms, link.stepped_ms) < _PATIENCE_MS and not (handle and session.flight >= session.quota):
                 if handle and session.cursor <= handle:
@@ -467,7 +475,7 @@ class Client:
         return handle
 
     def _publish(self, topic: "Any", payload: "Any", qos: int, retain: bool, properties: "Any", now_ms: int) -> int:
-        """Store a message, or put it into the output, with everything checked."""
+        """Check everything; store the message, or at QoS 0 put it into the output."""
         session = self.session
         self._topic = _ABSENT
         encoded = octets(topic)
@@ -487,24 +495,24 @@ class Client:
             send(self, encoded, payload, retain, properties)
         if session.level != _LEVEL_5 and not isinstance(topic, (bytearray, memoryview)):
             self._topic_bytes = encoded
-            self._topic = topic  # it is valid, and nobody can change it
+            self._topic = topic  # valid and immutable
         return handle
 
     def delivered(self, handle: int) -> bool:
-        """Return whether the broker has acknowledged the message with this handle for good: PUBACK, or PUBCOMP.
+        """Return whether the broker has acknowledged the message with this handle: with PUBACK at QoS 1, PUBCOMP at QoS 2.
 
-        Never so for one that was dropped, damaged or in doubt. What was finished before the last reboot is taken to be delivered,
-        but where the store ever dropped or damaged a message: then it is not known, and the answer is False.
+        False for a message that was dropped, damaged or in doubt. A message that was finished before the last reboot counts as
+        delivered, unless the store ever dropped or damaged a message: then the result is unknown, and this returns False.
 
         Raises:
-            Refused: the broker refused it.
+            Refused: the broker refused the message.
         """
         if handle in self._refusals:
             raise Refused("message %d" % handle, self._refusals.pop(handle))
         return self.session.delivered(handle)
 
     def drain(self, timeout_s: float) -> bool:
-        """Wait, up to timeout_s, until every stored message is delivered; return whether that is so."""
+        """Wait up to timeout_s until no message is pending; return whether the backlog is empty."""
         deadline = self._deadline(timeout_s)
         while self.session.pending():
             if ticks_diff(deadline, ticks_ms()) <= 0:
@@ -522,24 +530,24 @@ class Client:
         timeout_s: "float | None" = None,
         properties: "dict[int, Any] | list[tuple[int, Any]] | None" = None,
     ) -> "Any":
-        """Subscribe; return the QoS granted. The subscription is restored whenever the broker loses the session.
+        """Subscribe; return the granted QoS. The client subscribes again whenever the broker loses the session.
 
-        Without a connection it is remembered, and None is returned. One that the broker refuses is remembered, too: it is asked
-        for again with every new connection, and after 10 s, 20 s and so on up to an hour, until `unsubscribe` is called.
+        Without a connection the client remembers the subscription and returns None. It also remembers a refused subscription: it
+        asks again with every new connection, and after 10 s, 20 s and so on up to an hour, until `unsubscribe` is called.
 
         Args:
-            filter_: str or bytes; `+` stands for one level, `#`, at the end, for all that follow (§4.7). Or a list, of filters or
-                of pairs (filter, qos), which one packet asks for: a list of results is returned, and a refusal is one of them, a
-                code from 0x80 on.
-            qos: at most this is asked for; at level 5 with the other option bits (5, §3.8.3.1).
-            handler: handler(message) for what the filter covers; None leaves it to `on_message`.
+            filter_: str or bytes; `+` matches one level, a final `#` matches all further levels (§4.7). Or a list of filters, or
+                of pairs (filter, qos), for one SUBSCRIBE packet: then a list of results is returned, in which a code of 0x80 or
+                above is a refusal.
+            qos: the maximum QoS to ask for; at level 5 with the other option bits (5, §3.8.3.1).
+            handler: handler(message) for messages that match the filter; None leaves them to `on_message`.
             timeout_s: for the broker's answer; None for the client's own.
-            properties: level 5's, as a dict: a subscription identifier, say, which the messages then carry in theirs.
+            properties: level 5's, as a dict, such as a subscription identifier, which is then among the messages' properties.
 
         Raises:
-            InvalidTopic: not a topic filter; BufferTooSmall: a longer one than the buffer.
-            UsageError: a QoS, an option or a property that there is not; a handler that is an `async def` function.
-            Refused: by the broker; the connection goes on.
+            InvalidTopic: not a topic filter. BufferTooSmall: it does not fit in the buffer.
+            UsageError: an invalid QoS, option or property; or the handler is an `async def` function.
+            Refused: the broker refused; the connection stays.
             DeadlineExpired: no answer in time.
         """
         if is_async(handler):
@@ -547,7 +555,7 @@ class Client:
         return self._ask(self.want(filter_, qos, handler, properties), timeout_s)
 
     def want(self, filter_: "Any", qos: int, handler: "Any", properties: "Any") -> "Any":
-        """Ask for a subscription, or a list of them, as soon as there is a connection; return what can be waited for."""
+        """Ask for one or several subscriptions as soon as there is a connection; return the object to wait for."""
         from .session.subscriptions import want
 
         if not isinstance(filter_, (list, tuple)):
@@ -560,10 +568,10 @@ class Client:
         timeout_s: "float | None" = None,
         properties: "dict[int, Any] | list[tuple[int, Any]] | None" = None,
     ) -> "Any":
-        """End the subscription of filter_, also one of an earlier life of this client; return the broker's reason code.
+        """End the subscription of filter_, also one made before the last restart; return the broker's reason code.
 
-        That is 0, or at level 5 also 0x11: there was no such subscription. Without a connection it is remembered, asked for at
-        the next one, and None is returned.
+        The code is 0, or at level 5 also 0x11: there was no such subscription. Without a connection the client remembers the
+        request, sends it with the next connection, and returns None.
 
         Args:
             filter_: str or bytes, or a list of them; for a list, a list of results is returned, with refusals as for `subscribe`.
@@ -571,14 +579,14 @@ class Client:
             properties: level 5's, as a dict.
 
         Raises:
-            InvalidTopic: not a topic filter; BufferTooSmall: a longer one than the buffer.
-            Refused: the broker refused to end it (level 5).
+            InvalidTopic: not a topic filter. BufferTooSmall: it does not fit in the buffer.
+            Refused: the broker refused to end the subscription (level 5).
             DeadlineExpired: no answer in time.
         """
         return self._ask(self.session.unsubscribe(filter_, properties), timeout_s)
 
     def _ask(self, asked: "Any", timeout_s: "float | None") -> "Any":
-        """Wait for the answer to what was asked, where there is a connection; return it."""
+        """Wait for the broker's answer if there is a connection; return it."""
         link = self.link
         deadline = self._deadline(timeout_s)
         if not link.handling:
@@ -588,9 +596,9 @@ class Client:
         return asked.granted()
 
     def poll(self, timeout_ms: int = 0) -> int:
-        """Do what is to be done, waiting up to timeout_ms for the first message; return how many messages were handled.
+        """Do all pending work; wait up to timeout_ms for the first message; return how many messages were handled.
 
-        What a handler raises comes out here, where there is no `on_error`: see the class for what becomes of its message.
+        Without `on_error`, this raises what a handler raised. The class describes what happens to the message.
         """
         if timeout_ms <= 0:
             handled = self._work()
@@ -601,7 +609,7 @@ class Client:
         link = self.link
         if link.drained and not (
             link.handling or self._output.end
-        ):  # there is nothing to read before the socket is ready
+        ):  # all received bytes were read: wait for the socket
             left = link.wait_ms - ticks_diff(ticks_ms(), link.stepped_ms)
             if left > 0 and not self.errors:
                 self._wait(left if left < timeout_ms else timeout_ms)
@@ -615,7 +623,7 @@ class Client:
             self._wait(left)
 
     def _raise(self) -> None:
-        """Raise the first error of a handler; or tell of a connection that ended."""
+        """Raise the first error of a handler, or call the handlers for a connection that ended."""
         error = self.errors.pop(0)
         if error is not self._loss:
             raise error
@@ -626,11 +634,11 @@ class Client:
             self.call(self.on_connect, told[1])
 
     def _work(self) -> "Any":
-        """Handle the events there are, without waiting, and not for ever; return how many of them were messages."""
+        """Handle events without waiting, for a limited time; return how many of them were messages."""
         link = self.link
         session = self.session
         if link.handling:
-            self._refuse(False)  # here, the import would make the frame one name longer than 11 words
+            self._refuse(False)  # an import here would add a local: a frame over 11 words is allocated on the heap
         self.connection.reports_delivered = self.on_delivered is not None
         begin_ms = now_ms = ticks_ms()
         handled = 0
@@ -642,7 +650,7 @@ class Client:
                 if link.wait_ms > 0 or not link.sock or ticks_diff(now_ms, begin_ms) >= _SLICE_MS:
                     return handled
             elif event == MESSAGE:
-                # (One more name, and the frame had more than 11 words: it would be on the heap, which takes 25 us.)
+                # (No new local here: a frame over 11 words is allocated on the heap, which takes 25 us.)
                 event = self._dispatch(session.message)
                 if event != _WAITS:
                     handled += 1
@@ -683,13 +691,13 @@ class Client:
             loss[:] = (self.link.error,)
 
     def note_refusal(self) -> None:
-        """Keep what the broker refused, for `delivered`: a few, as there may be nobody who asks."""
+        """Keep the code of a refused message for `delivered`. At most 16 are kept, as the program may never ask."""
         if len(self._refusals) > 15:
             self._refusals.clear()
         self._refusals[self.session.handle] = self.session.code
 
     def _dispatch(self, message: "Any") -> "Any":
-        """Let the message's handlers take it; return _TAKEN, _WAITS, or _FAILED: and there is an error more to be raised."""
+        """Call the message's handlers. Return _TAKEN, _WAITS, or _FAILED if `errors` has a new error to raise."""
         session = self.session
         waiting = session.waiting
         if waiting and (waiting.entries or waiting.skipping) and waiting.stops(message):
@@ -711,11 +719,11 @@ class Client:
             self.load_waiting().failed_now(error, finished)
             if not isinstance(error, Exception):
                 raise
-        self._taken()  # at once: whatever becomes of the connection, a handler that has finished does not run again
+        self._taken()  # now: even if the connection fails next, a handler that has finished must not run again
         return _FAILED if len(self.errors) > errors else _TAKEN
 
     def load_waiting(self) -> "Any":
-        """Return where messages wait, loaded when it is first needed."""
+        """Return the queue of waiting messages; load it when it is first needed."""
         session = self.session
         if not session.waiting:
             from .deferred import Deferred
@@ -724,7 +732,7 @@ class Client:
         return session.waiting
 
     def call(self, handler: "Any", argument: "Any", other: "Any" = _ABSENT) -> None:
-        """Call a handler that is for no message, where there is one."""
+        """Call a handler that is not for messages, if there is one."""
         if handler:
             try:
                 self.run(handler, argument, other)
@@ -732,7 +740,7 @@ class Client:
                 self.load_waiting().tell(error, None)
 
     def run(self, handler: "Any", argument: "Any", other: "Any" = _ABSENT) -> None:
-        """Call a handler. What it publishes is sent when it has returned."""
+        """Call a handler. Messages that it publishes are sent after it has returned."""
         link = self.link
         link.handling = True
         try:
@@ -762,7 +770,7 @@ class Client:
         return left
 
     def _wait_step(self, deadline: "Any", what: "Any") -> None:
-        """Wait for something to happen and handle it; raise when the deadline has passed."""
+        """Wait for an event and handle it; raise when the deadline has passed."""
         left = ticks_diff(deadline, ticks_ms())
         if left > 0:
             self._wait(left)
@@ -781,7 +789,7 @@ class Client:
             return
         sock = link.polled
         if sock is not self._polled and self._polled is not None:
-            # That socket is closed, and on some ports a poller can't be told to forget it: it would keep it for ever.
+            # The registered socket is closed. On some ports a poller can't unregister it: make a new poller.
             self._poller = _poll()
             self._polled = None
         if not sock:

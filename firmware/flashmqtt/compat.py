@@ -1,7 +1,6 @@
-"""The few names of MicroPython that CPython lacks, so that the same files run on both.
+"""Names of MicroPython that CPython lacks, so that the same files run on both.
 
-`const` is folded away by MicroPython's compiler wherever a module writes `_NAME = const(expression)`; at run
-time only CPython ever calls it.
+MicroPython's compiler replaces `_NAME = const(expression)` by the value; only CPython calls `const` at run time.
 """
 
 try:
@@ -9,7 +8,7 @@ try:
 except ImportError:  # CPython
 
     def const(value: int) -> int:
-        """Return the value: on CPython a constant is a name like any other."""
+        """Return the value."""
         return value
 
 
@@ -19,7 +18,7 @@ except ImportError:  # CPython
     from time import monotonic_ns
 
     def ticks_ms() -> int:
-        """Return milliseconds of a clock that never goes back; only differences mean anything."""
+        """Return milliseconds of a monotonic clock; only differences are meaningful."""
         return monotonic_ns() // 1_000_000
 
     def ticks_diff(later: int, earlier: int) -> int:
@@ -27,7 +26,7 @@ except ImportError:  # CPython
         return later - earlier
 
     def ticks_add(ticks: int, delta: int) -> int:
-        """Return the `ticks_ms` that lies delta milliseconds after another."""
+        """Return the `ticks_ms` value delta milliseconds after `ticks`."""
         return ticks + delta
 
 

@@ -1,10 +1,10 @@
 """One network connection, without I/O: handshake, keep alive, order of events (3.1.1 and 5, sections 3.1, 3.2 and 3.12).
 
-It knows no socket and no clock: bytes come in through `decoder.room()` and `received(n)`, bytes go out through `output.offer()`
-and `output.taken(n)`, and the time is an argument. The session below it outlives it; make a new connection for each network
-connection, over the same session (or call `start` again on the same object, which saves the buffers).
+It knows no socket and no clock: received bytes enter through `decoder.room()` and `received(n)`, bytes to send leave through
+`output.offer()` and `output.taken(n)`, and the time is an argument. The session outlives the connection. For each network
+connection, make a new Connection over the same session, or call `start` again, which reuses the buffers.
 
-How to pump it, for any kind of loop (the link does just this; so does the collector):
+How to drive it, from any kind of loop (as the link and the collector do):
 
     session = Session(store, level=4, window=8)
     connection = Connection(session, client_id=b"collector", buffer_bytes=16384, keep_alive_s=60)
@@ -12,31 +12,31 @@ How to pump it, for any kind of loop (the link does just this; so does the colle
     sock.connect(...)
     connection.start(now_ms)                    # CONNECT is in the output now
     while True:
-        n = output.offer()                      # store.sync() happens here, before the bytes can leave
-        if n:                                   # write output.buf from output.start; a short write is fine: the rest stays
+        n = output.offer()                      # this calls store.sync() before the bytes can be sent
+        if n:                                   # write output.buf from output.start; after a short write the rest remains
             output.taken(sock.send(memoryview(output.buf)[output.start : output.start + n]), now_ms)
         n = sock.recv_into(connection.decoder.room())   # when the socket is readable
         connection.received(n, now_ms)          # n == 0 is the peer's end: ConnectionLost
         while True:
-            event = connection.process(now_ms)  # raises MalformedPacket, ProtocolError, ... : close the socket
-            if event == NOTHING:                # no whole packet left: write the output, then wait for bytes
+            event = connection.process(now_ms)  # raises MalformedPacket, ProtocolError, ...: close the socket then
+            if event == NOTHING:                # no complete packet is left: write the output, then wait for bytes
                 break
-            if event == OUTPUT:                 # the output buffer is full: write it, then go on processing
+            if event == OUTPUT:                 # the output buffer is full: write it, then continue to process
                 ...
             elif event == MESSAGE:              # connection.message: topic, payload, qos, retain, dup (views, valid until
-                ...                             # the next process()). Take it, then call session.taken(): process() does it, too
+                ...                             # the next process()). Then call session.taken(); process() calls it, too
             elif event == CONNECTED: ...        # connection.session_present
             elif event == DELIVERED: ...        # session.handle: what session.publish() returned
             elif event == SUBSCRIBED: ...       # see session.subscriptions
-            elif event == OVERSIZE: ...         # session.long.topic: a message of session.handle bytes was passed over
+            elif event == OVERSIZE: ...         # session.long.topic: a message of session.handle bytes was skipped
             elif event == RESTART: ...          # write the output, close the socket, connect again at once
         wait_ms = connection.check(now_ms)      # keep alive, retries, deadlines; how long the loop may sleep
 
-After `session.publish(...)` or `session.subscribe(...)` call `connection.pump(now_ms)` and write the output; when the socket is
-closed, by whoever, call `connection.close()`.
+After `session.publish(...)` or `session.subscribe(...)` call `connection.pump(now_ms)` and write the output. When the socket is
+closed, by either side, call `connection.close()`.
 
-An inbound message's acknowledgement is put into the output when it is taken, and everything that one batch of bytes brought
-leaves after one `store.sync()`: that is the whole of group commit.
+Group commit: a received message's acknowledgement is put into the output when the message is taken. All acknowledgements for one
+batch of received bytes are sent after one `store.sync()`.
 """
 
 from .codec.decode import Decoder
@@ -66,7 +66,7 @@ RESTART = const(8)
 DAMAGED = const(9)
 EXPIRED = const(10)
 DROPPED = const(11)
-DISCONNECTED = const(12)  # the link's: a connection that was CONNECTED has ended
+DISCONNECTED = const(12)  # reported by the link: a connection that was CONNECTED has ended
 OVERSIZE = const(15)
 
 # Packet types, and a level: `codec/packets.py`.
@@ -85,31 +85,31 @@ _LEVEL_5 = const(5)
 
 # What `state` can be.
 CLOSED = const(0)
-CONNECTING = const(1)  # CONNECT is in the output or under way
+CONNECTING = const(1)  # CONNECT is in the output or sent
 OPEN = const(2)
 CLOSING = const(3)  # DISCONNECT is in the output: nothing is read any more
 
 _FOREVER_MS = const(1 << 28)
-_SCAN_MS = const(500)  # how often unanswered packets are looked at
-_ACK_BYTES = const(8)  # room that one acknowledgement may need
+_SCAN_MS = const(500)  # how often unanswered packets are checked
+_ACK_BYTES = const(8)  # the room that one acknowledgement may need
 
 
 class Connection:
-    """The network connection of a session: what begins with CONNECT and ends with the socket.
+    """One network connection of a session, from CONNECT to the closing of the socket.
 
     Args:
         session: outlives this connection.
         client_id, user, password: bytes-like.
-        broker: bytes that name the broker, "host:port": the session's note is only good for this one.
-        keep_alive_s: the broker ends a connection that is silent for 1.5 times this; so do we. 0: neither does, and a link that
-            dies silently is noticed only by `response_ms`.
+        broker: bytes that name the broker, "host:port": the session's note is valid for this broker only.
+        keep_alive_s: the broker and this client end a connection that is silent for 1.5 times this. 0: neither does, and only
+            `response_ms` detects a connection that fails silently.
         will: (topic, payload, qos, retain), or None.
         buffer_bytes: size of the input buffer: the longest packet that is accepted.
-        response_ms: how long any packet may wait for its answer before the connection is given up. 0: for ever.
-        clean: forget the broker's side of the session at every connect (levels 3 and 4: Clean Session).
-        five: a `session.level5.Level5`, needed at level 5.
+        response_ms: the connection is closed if a packet waits longer than this for its answer. 0: no limit.
+        clean: discard the broker's session at every connect (levels 3 and 4: Clean Session).
+        five: a `session.level5.Level5`, required at level 5.
         chunks: hand over a PUBLISH larger than the input buffer in pieces, each as a MESSAGE; only the last one is acknowledged.
-            False: pass it over, which is reported as OVERSIZE; at level 5 the broker is told to send none so long.
+            False: skip it and report OVERSIZE; at level 5 the broker is told the maximum packet size.
     """
 
     def __init__(
@@ -139,43 +139,43 @@ class Connection:
         self.will = will
         self.response_ms = session.response_ms = response_ms
         self.clean = clean
-        # 5: the broker is told Maximum Packet Size, and one that sends more all the same is wrong.
+        # Level 5 without chunks: the broker knows our Maximum Packet Size, and a longer packet is an error.
         self.decoder = Decoder(buffer_bytes, session.level, _LONG if chunks or session.level != _LEVEL_5 else 0)
         session.chunks = chunks
         if session.level == _LEVEL_5 and not five:
             raise UsageError("level 5 needs five=Level5()")
         self.five = session.five = five
         self.message = session.message
-        # Bound once: to look a method up in an object with many attributes takes a board 20 us, an attribute 2.
-        self._next = self.decoder.next  # and by `start`: the collector puts another decoder there
+        # Bound methods: on a board, a method lookup in an object with many attributes takes 20 us, an attribute 2 us.
+        self._next = self.decoder.next  # set again by `start`, as the collector replaces the decoder
         self._acknowledged = session.acknowledged
         self._show = session.show
         self.state = CLOSED
         self.session_present = False
-        self.reports_delivered = True  # False: nobody needs the event DELIVERED
+        self.reports_delivered = True  # False: the event DELIVERED is not returned
         self.keep_alive_ms = 0
         self._clean_sent = False
-        self._purge = False  # the broker knows an earlier life of this client, and has to be told to forget it
+        self._purge = False  # the broker has an old session of this client id: connect with a clean start once
         self._unanswered = False
-        self._doubtful = False  # an earlier CONNECT had no answer: the session that the broker knows may be that one's
+        self._doubtful = False  # an earlier CONNECT had no answer: the broker's session may have begun with that one
         self.received_ms = self._scanned_ms = self._pinged_ms = 0
-        self._blocked = False  # did a message longer than the buffer come in lately? No answer can overtake it.
+        self._blocked = False  # head-of-line blocking: a message longer than the buffer came lately and delays answers
         self._blocked_ms = 0
         self._pinged = False
 
     # --- the connection's begin and end ---
 
     def start(self, now_ms: int) -> None:
-        """Put CONNECT [MQTT-3.1.0-1]; what was left of an earlier network connection is forgotten."""
+        """Put CONNECT [MQTT-3.1.0-1]; discard all state of the last network connection."""
         session = self.session
         output = self.output
         session.disconnected()
         session.not_taken()
         self.decoder.reset()
         self._next = self.decoder.next
-        # Clean [MQTT-3.1.2-6], 5: [MQTT-3.1.2-4], means that what was before is discarded.
-        # A broker that may hold ids of this client's earlier life is told to forget them. 3.1 can't say whether it does; at
-        # level 5 clean start does not make the session end with the connection, so nothing is lost by asking.
+        # A clean start discards the broker's session [MQTT-3.1.2-6], 5: [MQTT-3.1.2-4]. Without a note, the broker may still
+        # have packet ids from before this store. Level 4 detects that by session_present in CONNACK; level 3 has no such flag,
+        # and at level 5 a clean start costs nothing, because it does not end the session with the connection.
         self._clean_sent = (
             self.clean or self._purge or (session.level != 4 and not session.has_note(self.client_id, self.broker))
         )
@@ -183,7 +183,7 @@ class Connection:
         topic, payload, qos, retain = self.will or (None, b"", 0, False)
         output.put(
             put_connect,
-            self.client_id,  # the same one for the session's whole life [MQTT-3.1.3-2]
+            self.client_id,  # the same for the whole session [MQTT-3.1.3-2]
             session.level,
             self._clean_sent,
             self.keep_alive_s,
@@ -206,14 +206,14 @@ class Connection:
     def disconnect(self, code: int = 0, properties: "bytes | bytearray | memoryview | None" = None) -> None:
         """Put DISCONNECT: the broker discards the will [MQTT-3.14.4-3]. Write the output, then close the socket.
 
-        Nothing more is put [MQTT-3.14.4-2]; 5: [MQTT-3.14.4-1]. Level 5 may give another reason code, and properties.
+        No packet may follow [MQTT-3.14.4-2]; 5: [MQTT-3.14.4-1]. Level 5 may send a reason code and properties.
         """
         self._put_disconnect(code, properties)
         self.state = CLOSING
 
     def put_error_disconnect(self, error: "Any") -> None:
-        """Put level 5's DISCONNECT with the reason that this error has, if it has one and there is room [MQTT-4.13.1-1]."""
-        code = error.reason if isinstance(error, FlashMqttError) else 0  # others' reasons (ssl's, Unicode's) are texts
+        """Put level 5's DISCONNECT with the error's reason code, if it has one and there is room [MQTT-4.13.1-1]."""
+        code = error.reason if isinstance(error, FlashMqttError) else 0  # in other exceptions `reason` is a text
         if code and self.five and self.state == OPEN and self._put_disconnect(code):
             self.state = CLOSING
 
@@ -226,17 +226,17 @@ class Connection:
         return fits
 
     def close(self) -> None:
-        """The socket is closed, by whoever."""
+        """Update the state: the socket is closed, by either side."""
         self.state = CLOSED
         self.session.disconnected()
 
     # --- in ---
 
     def received(self, n: int, now_ms: int) -> None:
-        """Take note of n bytes in the decoder's room.
+        """Report that n bytes were read into the decoder's room.
 
         Raises:
-            ConnectionLost: n is 0: the peer has closed.
+            ConnectionLost: n is 0: the peer has closed the connection.
         """
         if not n:
             raise ConnectionLost(CLOSED_BY_PEER)
@@ -244,12 +244,12 @@ class Connection:
         self.received_ms = now_ms
 
     def process(self, now_ms: int) -> "Any":
-        """Take in the received packets up to the next event; NOTHING: they are used up.
+        """Process received packets up to the next event, and return it; NOTHING: no complete packet is left.
 
         Raises:
             MalformedPacket, ProtocolError: the peer is wrong.
             ConnectRefused: with the broker's reason.
-            ConnectionLost: the connection is of no use any more.
+            ConnectionLost: the connection can't be used any more.
         """
         session = self.session
         if session.handed:
@@ -273,7 +273,7 @@ class Connection:
                     return event
             elif kind == _PUBLISH and decoder.qos < 2:
                 if session.unsynced:
-                    session.sync()  # what was handed over before must not come again, whatever happens in this one's handler
+                    session.sync()  # the last message must not be handed over again if this one's handler resets the board
                 self._show(decoder)
                 if session.waiting is None or not session.waiting.came_again():
                     return MESSAGE
@@ -294,7 +294,7 @@ class Connection:
         return NOTHING
 
     def _urgent(self, now_ms: int) -> "Any":
-        """Do what comes before the next packet: put an acknowledgement that had no room, report, hand over what is held."""
+        """Work that precedes the next packet: put a delayed acknowledgement, report, hand over a held message."""
         session = self.session
         output = self.output
         if output.room() < _ACK_BYTES:
@@ -313,7 +313,7 @@ class Connection:
         return session.inbound.next(self.decoder, now_ms) if session.inbound else NOTHING
 
     def _other(self, kind: int, now_ms: int) -> "Any":
-        """Take in a packet that is not the most frequent kind; return what is to be reported."""
+        """Process a packet of a less frequent type; return the event to report."""
         decoder = self.decoder
         session = self.session
         if kind == _PUBLISH or kind == _PUBREL:
@@ -323,7 +323,7 @@ class Connection:
             self._blocked_ms = now_ms
             return session.load_long().receive(decoder, now_ms)
         if kind == _SUBACK or kind == _UNSUBACK:
-            # Another id: the answer to a request that was repeated (3.1).
+            # Another id: the second answer to a request that was repeated (3.1).
             return session.requests.answered(decoder) if decoder.packet_id == session.request_id else NOTHING
         if kind == _PINGRESP:
             self._pinged = False
@@ -335,17 +335,17 @@ class Connection:
                 self.five.refused(decoder)
             error = ConnectionLost("the broker disconnected: code 0x%02x" % decoder.code)
             error.code = decoder.code
-            raise error  # whoever catches it closes the connection; 5: [MQTT-4.13.2-1]
-        # A second CONNACK; AUTH, which we never asked for [MQTT-4.12.0-6] and never send [MQTT-4.12.0-7].
+            raise error  # the caller closes the connection; 5: [MQTT-4.13.2-1]
+        # A second CONNACK; or AUTH, which we never request [MQTT-4.12.0-6] and never send [MQTT-4.12.0-7].
         raise ProtocolError("packet type %d" % kind)
 
     def _handshake(self) -> "Any":
-        """Take in the packet that comes before all others."""
+        """Process the first packet of the connection."""
         kind = self.decoder.next() if self.state == CONNECTING else 0
         return self._accepted(kind) if kind else NOTHING
 
     def _accepted(self, kind: int) -> "Any":
-        """The first packet, which has to be a CONNACK [MQTT-3.2.0-1]."""
+        """Process the first packet, which must be a CONNACK [MQTT-3.2.0-1]."""
         decoder = self.decoder
         session = self.session
         level = session.level
@@ -363,17 +363,17 @@ class Connection:
             raise ProtocolError("session present after a clean start")
         if self.five:
             self.five.accepted(session, self)
-        # 3.1 can't say whether the session is there: it is taken to be, and subscriptions are repeated.
+        # 3.1 has no session_present flag: assume that the session is present, and subscribe again.
         present = decoder.session_present or (level == 3 and not clean)
         self.output.open()
         if present and not session.has_note(self.client_id, self.broker):
-            self._purge = True  # the broker knows an earlier life of this client
+            self._purge = True  # the broker has a session from before this store
             return self._restart()
         if not present:
             session.lost()
         session.write_note(self.client_id, self.broker)
         if clean and not self.clean and level != _LEVEL_5:
-            self._purge = False  # the earlier life is forgotten; the next connection is the one that lasts
+            self._purge = False  # the old session is discarded; the next connection is the one to use
             return self._restart()
         self.session_present = present
         doubtful = present and self._doubtful
@@ -386,14 +386,14 @@ class Connection:
         return RESTART
 
     def pump(self, now_ms: int) -> None:
-        """Put into the output what may go out now."""
+        """Put all packets into the output that may be sent now."""
         if self.state == OPEN:
             self.session.pump(now_ms)
 
     # --- time ---
 
     def keep_open(self, now_ms: int) -> None:
-        """Say that we are alive although nothing is read: the application is busy with a message and must not lose the link."""
+        """Keep the connection open while nothing is read because the program is busy with a message."""
         half = self.keep_alive_ms >> 1
         if half and ticks_diff(now_ms, self.output.sent_ms) >= half:
             self.ping()
@@ -401,7 +401,7 @@ class Connection:
         self._pinged = False
 
     def ping(self) -> "Any":
-        """Put a PINGREQ, where there is room; return whether there was."""
+        """Put a PINGREQ if there is room; return whether there was."""
         output = self.output
         fits = output.room() >= _ACK_BYTES
         if fits:
@@ -411,14 +411,14 @@ class Connection:
         return fits
 
     def check(self, now_ms: int) -> "Any":
-        """Do what is due: PINGREQ, retries, deadlines. Call it when there is nothing to read; return for how long it can wait.
+        """Handle PINGREQ, retransmissions and deadlines when there is nothing to read; return the ms until the next call.
 
         Raises:
-            DeadlineExpired: CONNACK, an acknowledgement or any sign of life is overdue.
+            DeadlineExpired: CONNACK, an acknowledgement or PINGRESP is overdue.
         """
         response = self.response_ms
         if self.state != OPEN:
-            wait = response - ticks_diff(now_ms, self._pinged_ms)  # since `start`, however much drips in meanwhile
+            wait = response - ticks_diff(now_ms, self._pinged_ms)  # since `start`; received bytes do not extend it
             if response and wait <= 0:
                 raise DeadlineExpired("no CONNACK for %d ms" % response)
             return wait if response else _FOREVER_MS
@@ -439,7 +439,7 @@ class Connection:
         keep_alive = self.keep_alive_ms
         if not keep_alive:
             return _SCAN_MS
-        # Ping an eighth early and wait half an interval: a silent link is found before 1.5 intervals have passed
+        # Ping after 7/8 of the interval and wait half an interval: a silent connection is detected within 1.5 intervals
         # (3.1.2.10) [MQTT-3.1.2-23]; 5: [MQTT-3.1.2-20].
         half = keep_alive >> 1
         wait = ticks_diff(now_ms, self.output.sent_ms)
@@ -455,7 +455,7 @@ class Connection:
             since = ticks_diff(now_ms, self._pinged_ms)
             if self._blocked:
                 since = min(since, ticks_diff(now_ms, self._blocked_ms))
-            # Any byte is a sign of life, but other traffic must not defer a missing PINGRESP for ever.
+            # Any byte counts as a sign of life, but other traffic must not defer a missing PINGRESP forever.
             if (response and since >= response + half) or (since if since < silent else silent) >= half:
                 raise DeadlineExpired("no PINGRESP: keep alive")
             wait = half - (since if since < silent else silent)

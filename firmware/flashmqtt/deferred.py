@@ -1,7 +1,7 @@
-"""What the client does with messages that waited: hands them over, tries a handler again, lets go of what nobody claims.
+"""The client's queue of waiting messages: hands them over, calls failed handlers again, and drops unclaimed messages.
 
-Loaded with the first such message: a program whose handlers are there in time, and do not fail, never needs it. It knows the
-client's handlers; what waits, in which order, and when it is acknowledged is `session/waiting.py`.
+Loaded with the first such message: a program whose handlers are set in time and do not fail never needs it. It knows the client's
+handlers; `session/waiting.py` has the order of the messages and of their acknowledgements.
 """
 
 from .compat import TYPE_CHECKING, const, ticks_ms
@@ -19,7 +19,7 @@ _ERRORS = const(8)  # how many errors of handlers are kept for `poll`
 
 
 class Deferred(WaitingRoom):
-    """The messages of a client that wait; the arguments are the client's, and the waiting room's."""
+    """The waiting messages of a client; the arguments are those of the client and of `WaitingRoom`."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class Deferred(WaitingRoom):
         self._unclaimed_ms = unclaimed_ms
 
     def serve(self, now_ms: int) -> "Any":
-        """Hand over what waited and is claimed now, and let go of what nobody claims; return how many were handed over."""
+        """Hand over waiting messages that are claimed now, drop unclaimed ones; return how many were handed over."""
         client = self._client
         rest = client.on_message
         if not self.due(now_ms, rest is not None):
@@ -69,7 +69,7 @@ class Deferred(WaitingRoom):
         return handled
 
     def let_go(self, now_ms: int) -> None:
-        """Report what nobody has claimed for too long, and acknowledge it where that is the policy."""
+        """Report messages that are unclaimed for too long; acknowledge them if that is the policy."""
         client = self._client
         while True:
             message = self.expired(now_ms, self._unclaimed_ms)
@@ -77,7 +77,7 @@ class Deferred(WaitingRoom):
                 return
             self.unclaimed += 1
             message.reported = True
-            left = message.state == _LEFT or message.in_pieces  # only its topic is here
+            left = message.state == _LEFT or message.in_pieces  # only its topic is in RAM
             if left or self.begin(message):
                 client.call(client.on_unclaimed, message)
                 if not self._keeps_unclaimed:
@@ -86,7 +86,7 @@ class Deferred(WaitingRoom):
                     self.put_back(message, now_ms)
 
     def failed_now(self, error: "Any", finished: "Any") -> None:
-        """A handler raised, after so many that have finished, for the message that came just now."""
+        """A handler raised for the message that has just arrived; `finished` handlers had finished with it before."""
         client = self._client
         now_ms = ticks_ms()
         try:
@@ -103,7 +103,7 @@ class Deferred(WaitingRoom):
         self.tell(error, message)
 
     def tell(self, error: "Any", message: "Any") -> None:
-        """Tell `on_error` what a handler raised, or keep it for `poll`."""
+        """Pass what a handler raised to `on_error`, or keep it for `poll`."""
         client = self._client
         if not isinstance(error, Exception):
             return

@@ -1,9 +1,9 @@
 """Every error that flashmqtt raises, by name.
 
-Four outcomes are kept apart throughout the library: *need more* (never an exception), *the peer is wrong*, *the
-caller is wrong*, and *the world failed*. A class says what a program may want to catch, its text which value was wrong. The
-errors of what few programs load stand there: `CertificateRefused` in `tls`, `PinsLost` and `PinsRefused` in `flash.pinned`,
-`StoreInUse` in `flash.file`. This module knows no other module of the library.
+The library separates four outcomes: *need more* (never an exception), *the peer is wrong*, *the caller is wrong*, and *the world
+failed*. A program catches the class; the text names the wrong value. Optional modules define their own errors:
+`CertificateRefused` in `tls`, `PinsLost` and `PinsRefused` in `flash.pinned`, `StoreInUse` in `flash.file`. This module knows no
+other module of the library.
 """
 
 
@@ -11,8 +11,8 @@ class FlashMqttError(Exception):
     """Root of all errors of this library; `text` says which value was wrong, and what is allowed.
 
     Attributes:
-        reason: what level 5's DISCONNECT tells the broker where this error ends the connection; 0: nothing.
-        refusal: whether `connect` raises it at once, because trying again rarely helps.
+        reason: the reason code that level 5's DISCONNECT sends if this error ends the connection; 0: no DISCONNECT is sent.
+        refusal: whether `connect` raises it at once, because a new attempt rarely helps.
     """
 
     reason = 0
@@ -30,7 +30,7 @@ class FlashMqttError(Exception):
 class MalformedPacket(FlashMqttError):
     """A packet arrived that no conforming peer sends, or that is longer than the buffer.
 
-    `reason` is 0x81; or 0x82: level 5 calls what it says a Protocol Error (a property twice); 0x94: a topic alias that was not
+    `reason` is 0x81. At level 5 also 0x82: a Protocol Error, such as a repeated property; 0x94: a topic alias that is not
     allowed; 0x95: too long.
     """
 
@@ -47,7 +47,7 @@ class ProtocolError(FlashMqttError):
 
 
 class UsageError(FlashMqttError):
-    """A call's arguments, or its moment, are not allowed."""
+    """A call has invalid arguments, or is not allowed at this moment."""
 
 
 class BufferTooSmall(UsageError):
@@ -62,10 +62,10 @@ class InvalidTopic(UsageError):
 
 
 class ConnectRefused(FlashMqttError):
-    """The broker answered CONNECT with a code other than 0; the text says its `meaning` (3.1.1 §3.2.2.3, 5 §3.2.2.2).
+    """The broker answered CONNECT with a code other than 0; the text has its `meaning` (3.1.1 §3.2.2.3, 5 §3.2.2.2).
 
     Attributes:
-        code: the CONNACK's; at levels 3 and 4 one of 1 to 5, at level 5 one of 0x80 and above (see `codec.reasons`).
+        code: of the CONNACK: 1 to 5 at levels 3 and 4, 0x80 and above at level 5 (see `codec.reasons`).
         level: the protocol level of the connection.
     """
 
@@ -78,7 +78,7 @@ class ConnectRefused(FlashMqttError):
 
 
 class Refused(FlashMqttError):
-    """The broker refused `what`, a subscription or (5) a message, and the connection goes on; `code` is its reason."""
+    """The broker refused a subscription or, at level 5, a message; the connection stays. `code` is the reason code."""
 
     def __init__(self, what: str, code: int) -> None:
         super().__init__("%s: code 0x%02x" % (what, code))
@@ -88,7 +88,7 @@ class Refused(FlashMqttError):
 # --- the world failed: the network ------------------------------------------------------------------------------------
 
 
-CLOSED_BY_PEER = "closed by the peer"  # a ConnectionLost's text where the broker has closed the connection
+CLOSED_BY_PEER = "closed by the peer"  # the text of ConnectionLost if the broker has closed the connection
 
 
 class ConnectionLost(FlashMqttError):
@@ -105,11 +105,11 @@ class DeadlineExpired(ConnectionLost):
 
 
 class StoreError(FlashMqttError):
-    """Root of the errors of a store and of the flash below it; itself: every sequence number is used."""
+    """Root of the errors of a store and of its flash. Raised itself when all sequence numbers are used."""
 
 
 class FlashFailed(StoreError):
-    """The flash did not take a program or an erase: the read-back differs, or the device said no."""
+    """A program or erase operation failed: the read-back differs, or the device reported an error."""
 
 
 class StoreFull(StoreError):
@@ -117,12 +117,12 @@ class StoreFull(StoreError):
 
 
 class StoreWorn(StoreError):
-    """Too few sectors still work to store more; what is stored is still delivered, but twice where the power is cut meanwhile."""
+    """Too few sectors work to store more. Stored messages are still delivered; after a power cut they may be sent twice."""
 
 
 class StoreForeign(StoreError):
-    """The region can't be this journal's: other data, another version or size (only format() overwrites it), encrypted flash."""
+    """The region has no such journal: other data, another version or size, or encrypted flash. Only format() overwrites it."""
 
 
 class StoreCorrupt(StoreError):
-    """A journal is damaged in its middle, where no power cut can damage it."""
+    """A journal is damaged in its middle, which no power cut can cause."""

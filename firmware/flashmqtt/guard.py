@@ -1,8 +1,8 @@
-"""Feeding the watchdog from a timer while a call blocks that has no steps: the look-up of a name, of 7 s for each name server.
+"""A timer that feeds the watchdog during a name lookup, which blocks for up to 7 s per name server.
 
-For so long only as such a call may take, so that a program that hangs is still reset. Loaded by a board that gives `feed` and
-has a timer whose callbacks run while lwIP waits (rp2); elsewhere the import or the timer fails, and there is no guard. It knows
-no network.
+The guard feeds for 20 s at most, so that the watchdog still resets a program that hangs. Loaded if the program gives `feed` and
+the port has a timer whose callbacks run while lwIP waits (rp2). On other ports the import or the timer fails, and there is no
+guard. It knows no network.
 """
 
 from machine import Timer  # type: ignore[import-not-found, unused-ignore]
@@ -17,7 +17,7 @@ _TICKS = const(40)  # 20 s
 
 
 class Guard:
-    """Feeds every half second, 20 s at most, until `end`."""
+    """Feeds every half second until `end`, for 20 s at most."""
 
     def __init__(self, feed: "Any") -> None:
         self._feed = feed
@@ -33,5 +33,5 @@ class Guard:
             self._feed()
 
     def end(self) -> None:
-        """The call has returned."""
+        """Stop: the lookup has returned."""
         self._timer.deinit()

@@ -1,6 +1,6 @@
-"""CPython's sockets in MicroPython's words, so that `link.py` is written once. Never imported on a board.
+"""CPython's sockets with MicroPython's stream methods, so that `link.py` serves both. Never imported on a board.
 
-MicroPython's streams have `readinto(buf)` and `write(buf, offset, n)`; both return None where they would have to wait.
+MicroPython's streams have `readinto(buf)` and `write(buf, offset, n)`; both return None if they would block.
 """
 
 import socket
@@ -17,25 +17,25 @@ _POLLOUT = 4
 
 
 class HostedSocket:
-    """A non-blocking socket, plain or TLS, as MicroPython presents one."""
+    """A non-blocking socket, plain or TLS, with MicroPython's interface."""
 
     def __init__(self, family: "Any") -> None:
         self._socket = socket.socket(family, socket.SOCK_STREAM)
         self._socket.setblocking(False)
-        self.shaking = self.moved = False  # see `handshake.Steps`, as `wants`
+        self.shaking = self.moved = False  # these and `wants`: see `handshake.Steps`
         self.wants = _POLLIN | _POLLOUT
-        self.wake = None  # wakes the task that waits for this socket, see `ready`
+        self.wake = None  # wakes the task that waits for this socket: see `ready`
 
     def connect(self, address: "Any") -> None:
         """Begin to connect."""
         self._socket.connect(address)
 
     def setsockopt(self, *arguments: "Any") -> None:
-        """Pass on."""
+        """Call the socket's `setsockopt`."""
         self._socket.setsockopt(*arguments)
 
     def wrap(self, context: "Any", server_name: "Any") -> "Any":
-        """Put TLS on top; the handshake happens with the first reads and writes."""
+        """Add TLS; the handshake runs with the first reads and writes."""
         self._socket = context.wrap_socket(self._socket, server_hostname=server_name, do_handshake_on_connect=False)
         self.shaking = True
         return self
@@ -45,20 +45,18 @@ class HostedSocket:
         return self._socket.fileno()
 
     def readinto(self, buf: "bytearray | memoryview") -> "Any":
-        """Return how many bytes came, 0 at the end of the stream, None when there are none yet."""
+        """Return how many bytes were read, 0 at the end of the stream, None if there are none yet."""
         try:
             return self._try(self._socket.recv_into, buf)
         except ssl.SSLEOFError:
             return 0
 
     def write(self, buf: "bytearray | memoryview", start: int, n: int) -> "Any":
-        """Return how many of the n bytes from `start` were taken, None when none can be taken now."""
+        """Return how many of the n bytes from `start` were written, None if none can be written now."""
         try:
             return self._try(self._socket.send, memoryview(buf)[start : start + n])
         except ssl.SSLEOFError:
-            self._try(
-                self._socket.recv_into, bytearray(1)
-            )  # why the peer hung up stands in the alert that it sent before
+            self._try(self._socket.recv_into, bytearray(1))  # read the peer's alert: it tells why the peer closed
             raise
 
     def _try(self, operation: "Any", argument: "Any") -> "Any":
@@ -76,14 +74,14 @@ class HostedSocket:
             return None
 
     def close(self) -> None:
-        """Close at once; who waits for it is woken."""
+        """Close at once; wake the task that waits for the socket."""
         if self.wake:
             self.wake()
         self._socket.close()
 
 
 def sleep_ms(ms: int) -> None:
-    """Sleep for so many milliseconds."""
+    """Sleep."""
     sleep(ms / 1000)
 
 
@@ -94,7 +92,7 @@ def is_async(handler: "Any") -> bool:
 
 
 async def ready(sock: "Any", writing: "Any") -> None:
-    """Wait until the socket can be read (or written): what MicroPython's asyncio has built in."""
+    """Wait until the socket can be read (or written), as MicroPython's asyncio does by itself."""
     import asyncio
 
     loop = asyncio.get_running_loop()
@@ -103,7 +101,7 @@ async def ready(sock: "Any", writing: "Any") -> None:
     add, remove = (loop.add_writer, loop.remove_writer) if writing else (loop.add_reader, loop.remove_reader)
 
     def wake() -> None:
-        """Let the loop forget the descriptor: once it is closed, the number may be another's."""
+        """Unregister the descriptor: after close, its number may belong to another file."""
         sock.wake = None
         remove(descriptor)
         if not future.done():
@@ -119,17 +117,17 @@ async def ready(sock: "Any", writing: "Any") -> None:
 
 
 def load_chain(tls: "Any", certificates: "Any", key: "Any", label: str, der: "Any", password: "Any") -> None:
-    """Load this client's certificates and key, which CPython takes from files only: what is no file becomes one for a moment.
+    """Load this client's certificates and key. CPython reads them from files only: data in memory goes into a temporary file.
 
     Args:
         tls: an SSLContext.
-        certificates: as DER, our own first.
-        key: the name of the file with the key, or its bytes. label, der: what is in there.
+        certificates: as DER, the client's own first.
+        key: the name of the file with the key, or its bytes. label, der: the key's PEM label and its DER bytes.
         password: of the key, or None.
     """
     from tempfile import TemporaryDirectory
 
-    with TemporaryDirectory() as directory:  # nobody else may read it
+    with TemporaryDirectory() as directory:  # readable by this user only
         chain = directory + "/chain.pem"
         with open(chain, "w") as file:
             for certificate in certificates:
@@ -143,11 +141,11 @@ def load_chain(tls: "Any", certificates: "Any", key: "Any", label: str, der: "An
 
 
 def _pem_key(der: "Any") -> "Any":
-    """Return a DER key as PEM, whose label has to say of which kind it is."""
+    """Return a DER key as PEM. The PEM label depends on the kind of key."""
     from binascii import b2a_base64
 
-    at = 2 + (der[1] & 0x7F if der[1] & 0x80 else 0)  # the first value inside
-    second = der[at + 3]  # the tag behind a version number of one byte
+    at = 2 + (der[1] & 0x7F if der[1] & 0x80 else 0)  # the first element of the sequence
+    second = der[at + 3]  # the tag after a version number of one byte
     if der[at] == 0x30:
         kind = b"ENCRYPTED PRIVATE KEY"
     else:

@@ -1,10 +1,10 @@
-"""The link to the broker: opens sockets, pumps the connection, and opens them again; it never waits.
+"""The link to the broker: opens sockets, moves bytes between socket and connection, and reconnects. It never waits.
 
-`step` goes as far as it can without waiting, but not for ever, and returns the next event; the faces wait, each in its own way,
-for `sock` to become ready or for `wait_ms` to pass. Every state has a deadline. The name is looked up afresh for every attempt,
-and the addresses it has are tried in turn. Only a name lookup can block, for as long as the system's resolver does: a board's
-is bounded (lwIP gives up after 7 s for each name server), and a numeric address needs none. TLS's handshake goes by steps,
-between which the caller has its turn; one step may take seconds on a slow chip (TLS.md). It knows no packets and no handlers.
+`step` does all work that needs no waiting, up to a limit, and returns the next event. The clients wait, each in its own way,
+until `sock` is ready or `wait_ms` has passed. Every state has a deadline. Each attempt looks the name up again and tries the next
+of its addresses. Only the name lookup can block, as long as the system's resolver does; on a board that is bounded (lwIP gives up
+after 7 s per name server), and a numeric address needs no lookup. The TLS handshake runs in steps and returns to the caller after
+each; one step may take seconds on a slow chip (TLS.md). This module knows no packets and no handlers.
 """
 
 import socket
@@ -53,23 +53,23 @@ _UP = const(3)  # bytes can flow; TLS and CONNECT may still be under way
 _POLLIN = const(1)
 _POLLOUT = const(4)
 _IDLE_MS = const(1000)
-_READS = const(4)  # so many reads make a turn
-_READ_OUT = const(5)  # this one took what there was
+_READS = const(4)  # reads in one call of `step`
+_READ_OUT = const(5)  # in place of a count: the last read emptied the socket
 _SENDING_MS = const(5)
 _BATCH_MS = const(2)  # delay before refilling the window after a write, to batch writes
-_NEAR_MS = const(16000)  # the longest delay while no broker can feel our attempts, or this one never took us
-_REFUSED = const(111)  # ECONNREFUSED: a host's own answer, so the network is there
+_NEAR_MS = const(16000)  # the longest delay while attempts reach no broker, or this broker never accepted a connection
+_REFUSED = const(111)  # ECONNREFUSED: the host answered, so the network works
 
 
 class Link:
     """Keeps one connection to host:port.
 
     Args:
-        connection: what is pumped.
+        connection: the MQTT connection to serve.
         host, port: a name or an address.
         backoff: says how long to wait between attempts.
         tls: an SSLContext, or None for no TLS.
-        server_name: the name that the certificate has to carry, where it is not `host`.
+        server_name: the name that the certificate must have, if it is not `host`.
         timeout_ms: the deadline for TCP, and for a write without progress.
     """
 
@@ -86,43 +86,43 @@ class Link:
         self.connection = connection
         self._session = connection.session
         self._output = connection.output
-        # Bound once: to look a method up in an object with many attributes takes a board 20 us, an attribute 2.
+        # Bound methods: on a board, a method lookup in an object with many attributes takes 20 us, an attribute 2 us.
         self._process = connection.process
         self._read_from = connection.decoder.read_from
         self.host = host
         self.port = port
         self.backoff = backoff
         self.timeout_ms = timeout_ms
-        self.feed: "Any" = None  # called before what may take long: see `Client`
+        self.feed: "Any" = None  # called before long operations: see `Client`
         self.sock: "Any" = None
-        self.polled: "Any" = None  # what to poll: with TLS, the socket below it
-        self.events = 0  # for what
-        self.wait_ms = 0  # for how long `step` has nothing to do if `sock` does not become ready
+        self.polled: "Any" = None  # the socket to poll: with TLS, the plain socket
+        self.events = 0  # the events to poll for
+        self.wait_ms = 0  # how long `step` has nothing to do if `sock` does not become ready
         self.error: "Exception | None" = None  # why the last attempt or connection ended
         self.stepped_ms = 0  # when `step` was called last
-        self.handling = False  # the face's: one of its handlers runs now, and a step will follow
+        self.handling = False  # set by the client: a handler is running, and a step will follow
         self.attempts = self.connects = 0
-        self._tls = tls and (tls, server_name or host)  # None where there is none
-        self._shaking: "Any" = None  # knows how far TLS's handshake is, while it lasts
+        self._tls = tls and (tls, server_name or host)  # None without TLS
+        self._shaking: "Any" = None  # the state of the TLS handshake while it runs
         self._state = _STOPPED
-        self._since_ms = 0  # when this state began, or (_DOWN) when it ends
+        self._since_ms = 0  # when this state began; for _DOWN, when it ends
         self._opened_ms = 0
         self._check_ms = 0  # when `connection.check` is due
-        self._reads = 0  # how often something was read in this turn, which ends, however much the broker sends
-        self.drained = False  # the last read took what there was: the socket need not be read before it is ready
+        self._reads = 0  # reads so far in this call of `step`
+        self.drained = False  # the last read emptied the socket: do not read again before it is ready
         self._stuck = False
         self._stuck_ms = 0
-        self._unproved = False  # this connection has yet to show that it works
+        self._unproved = False  # this connection has not delivered a message and has not lasted `lasting_ms`
         self.reported = False  # CONNECTED was returned, and DISCONNECTED not yet
         if self._is_known():
             backoff.step = max(backoff.step, self._session.kept_step())
 
     def is_open(self) -> bool:
-        """Return whether the broker has accepted the connection and it still stands."""
+        """Return whether the broker has accepted the connection and it is still open."""
         return self.connection.state == OPEN
 
     def start(self, now_ms: int) -> None:
-        """Connect as soon as possible: at once, but after a reboot in the middle of an outage not before a random delay."""
+        """Connect at once; after a reboot during an outage, after a random delay."""
         if self._state == _STOPPED:
             delay = self.backoff.ended(0) if self.backoff.step and not self.attempts else 0
             self._retry_at(ticks_add(now_ms, delay))
@@ -141,7 +141,7 @@ class Link:
 
             error = explained(error)
         self.error = error
-        if self._state == _STOPPED:  # by the handler that failed then
+        if self._state == _STOPPED:  # a handler stopped the link and then failed
             return
         connection = self.connection
         if self._unproved and self._session.proved:
@@ -150,14 +150,14 @@ class Link:
             connection.put_error_disconnect(error)
         state = connection.state
         backoff = self.backoff
-        # An attempt that ends before a socket is connecting (no network, no such name) reaches no broker. And a person who sets
-        # up a client must not wait for minutes, whether the mistake was in the network or at the broker.
+        # An attempt that fails before the socket connects (no network, unknown name) puts no load on a broker. While the first
+        # connection is being set up, delays stay short too: a person may be waiting for the result.
         near = self._state == _DOWN and error.args[:1] != (_REFUSED,)
         if near or not (self.connects or self._is_known()):
             while backoff.step and backoff.limit_ms() > _NEAR_MS:
                 backoff.step -= 1
         delay = backoff.ended(ticks_diff(now_ms, self._opened_ms) if state >= OPEN else 0)
-        self._retry_at(ticks_add(now_ms, delay))  # before what the store may raise: the next step goes on from here
+        self._retry_at(ticks_add(now_ms, delay))  # first: if the store raises below, the next step still reconnects
         try:
             if state == CLOSING:
                 self.write(now_ms)
@@ -169,10 +169,10 @@ class Link:
             self._keep_step()
 
     def step(self, now_ms: int) -> "Any":
-        """Advance without waiting; return the next event, NOTHING when there is none until `sock` is ready or time passes.
+        """Advance without waiting; return the next event, or NOTHING until `sock` is ready or `wait_ms` has passed.
 
-        What the world or the peer does wrong ends the connection, not this call: see `error`. What the store or the caller
-        does wrong is raised.
+        An error of the network or the peer ends the connection and is kept in `error`. An error of the store or the caller is
+        raised.
         """
         session = self._session
         if session.busy:
@@ -184,16 +184,16 @@ class Link:
                 return self._connect(now_ms)
             process = self._process
             output = self._output
-            # Nothing to process is left of the last step: look for more at once.
+            # If the socket was drained, no received packet is left: read first.
             event = NOTHING if self.drained else process(now_ms)
             while True:
                 if event == NOTHING:
                     if output.end and self.write(now_ms) and session.has_more():
                         event = process(now_ms)
-                        continue  # the window holds more than one output did: what is left would wait for the next answer
+                        continue  # the window is larger than the output buffer: send the rest without waiting for an answer
                     reads = self._reads
-                    if reads >= _READS or self._shaking:  # a handshake goes on with the write of CONNECT, by steps
-                        # There is nothing to read, or enough was read: the caller has its turn.
+                    if reads >= _READS or self._shaking:  # the write of CONNECT advances the handshake
+                        # Nothing to read, or enough was read: return to the caller.
                         wait = ticks_diff(self._check_ms, now_ms)
                         if wait <= 0 or (self._unproved and session.proved):
                             wait = self._check(now_ms)
@@ -206,20 +206,20 @@ class Link:
                         self.connection.received_ms = now_ms
                     elif got is not None:
                         raise ConnectionLost(CLOSED_BY_PEER)
-                    # Less than there was room for was all there is; only TLS may hold back more, which no poller sees.
+                    # A short read has emptied the socket. With TLS more may be decrypted and waiting, unseen by poll.
                     self._reads = reads + 1 if got == 2 or (got and self._tls) else _READ_OUT
                     if got or self.drained:
                         self.drained = False
                         event = process(now_ms)
                 elif event == DELIVERED or event == MESSAGE:
                     if event == DELIVERED and ticks_diff(now_ms, output.sent_ms) >= _BATCH_MS and session.has_more():
-                        self.flush(now_ms)  # the window moved, and the rest of a batch of answers takes a while
+                        self.flush(now_ms)  # refill the window now: the rest of the batch of answers takes time
                     return event
                 elif event == OUTPUT:
                     if not self.write(now_ms):
                         self.wait_ms = _IDLE_MS
                         return NOTHING
-                    if not (output.limit or session.partial):  # a QoS 0 message is half-way out: `Sending`
+                    if not (output.limit or session.partial):  # a QoS 0 message is sent in pieces: `Sending`
                         self.wait_ms = _SENDING_MS
                         return NOTHING
                     event = process(now_ms)
@@ -238,7 +238,7 @@ class Link:
                     return event
         except _WORLD as error:
             self.fail(error, now_ms)
-        except ValueError as error:  # MicroPython's word for a certificate that it refuses
+        except ValueError as error:  # MicroPython raises it for a certificate that it refuses
             if not self._tls:
                 raise
             self.fail(error, now_ms)
@@ -247,18 +247,18 @@ class Link:
         return NOTHING
 
     def flush(self, now_ms: int) -> None:
-        """Put what may go out and write it, as far as that needs no waiting; what fails ends the connection, not this call."""
+        """Put and write packets without waiting. A network error ends the connection and is not raised."""
         if self._state == _UP:
             try:
                 while True:
                     self.connection.pump(now_ms)
                     if not self._output.end or not self.write(now_ms) or not self._session.has_more():
-                        return  # or else the window holds more than one output does
+                        return  # else the window is larger than the output buffer: put and write more
             except (OSError, ConnectionLost) as error:
                 self.fail(error, now_ms)
 
     def write(self, now_ms: int) -> bool:
-        """Write what is in the output; return whether all of it left."""
+        """Write the output; return whether it is empty now."""
         output = self._output
         while output.end:
             left = output.end - output.start
@@ -281,7 +281,7 @@ class Link:
         return True
 
     def _shake(self, now_ms: int) -> "Any":
-        """A step of TLS's handshake is done, which may have taken seconds: return what to poll for, for the next one."""
+        """Return the events to poll for before the next handshake step; feed, as the last step may have taken seconds."""
         if self.feed:
             self.feed()
         shaking = self._shaking
@@ -307,11 +307,11 @@ class Link:
         return NOTHING
 
     def _check(self, now_ms: int) -> "Any":
-        """Do what is due; return for how long nothing will be."""
+        """Do what is due; return the ms until the next check."""
         if self._unproved and self._session.proved:
             self._prove()
         wait = ticks_diff(self._check_ms, now_ms)
-        if wait <= 0:  # nothing is due before: what happened since can only have put it off
+        if wait <= 0:  # not earlier: events since the last check can only delay what is due
             wait = min(self.connection.check(now_ms), _IDLE_MS)
             if self._output.end and not self._stuck:
                 self.write(now_ms)
@@ -340,13 +340,13 @@ class Link:
             self.sock.setblocking(False)
         self.polled = self.sock
         try:
-            self.sock.setsockopt(6, 1, 1)  # TCP_NODELAY, where there is such a thing
+            self.sock.setsockopt(6, 1, 1)  # TCP_NODELAY; some ports lack it
         except OSError:
             pass
         try:
             self.sock.connect(address)
         except OSError as error:
-            # EINPROGRESS; ESP32 has had 119 for it, the RP2040 115.
+            # EINPROGRESS; some ESP32 images use 119, the RP2040 115.
             if error.errno not in (EINPROGRESS, 115, 119):
                 raise
         self._state = _OPENING
@@ -355,7 +355,7 @@ class Link:
         self.wait_ms = self.timeout_ms
 
     def _guard(self) -> "Any":
-        """Feed, and have a timer feed on while a name is looked up, where there is such a timer."""
+        """Feed once; return a timer that feeds during the name lookup, or None if the port has none."""
         self.feed()
         try:
             from .guard import Guard
@@ -398,18 +398,18 @@ class Link:
         self.wait_ms = 0
 
     def _prove(self) -> None:
-        """This connection works, as it lasts or got a message through: the next outage begins with the shortest delay."""
+        """This connection has lasted or delivered a message: the next outage begins with the shortest delay."""
         self._unproved = False
         self.backoff.step = 0
         self._keep_step()
 
     def _is_known(self) -> "Any":
-        """Return whether the store's note is about this client id at this broker: the step in it is only good for these."""
+        """Return whether the store's note, with its backoff step, is for this client id and this broker."""
         session = self._session
         return session.remember and session.has_note(self.connection.client_id, self.connection.broker)
 
     def _keep_step(self) -> None:
-        """Keep the step over a reboot. Its first values are not worth a write: such an outage is over in seconds."""
+        """Keep the step across a reboot. Steps 1 and 2 are not worth a write: such an outage lasts seconds."""
         if self._is_known():
             step = self.backoff.step
             self._session.keep_step(step if step > 2 else 0)

@@ -1,15 +1,15 @@
-"""umqtt.simple's calls over the durable client: a program written for it runs unchanged, and what it publishes at QoS 1 is kept.
+"""umqtt.simple's calls over the durable client: a program for umqtt.simple runs unchanged, and its QoS 1 messages are stored.
 
     from flashmqtt.simple import MQTTClient      # instead of: from umqtt.simple import MQTTClient
     from flashmqtt.robust import MQTTClient      # instead of: from umqtt.robust import MQTTClient
 
-What is better than it looks: `publish` at QoS 1 (and 2, which umqtt.simple does not have) stores the message first, and sends
-it again after the next connection. Give `store=` a journal and the message also survives a reset.
+In addition, `publish` at QoS 1 (and 2, which umqtt.simple does not have) stores the message before sending it, and sends it again
+after a reconnect. With a journal as `store=` the message also survives a reset.
 
-A lost connection is an OSError, as with umqtt.simple: the first call that finds it lost raises it, once, and so does the first
-call after each failed attempt to connect again. A program that calls `connect` then is connected when that returns. One that
-goes on without is connected again by its next calls, with backoff, and its subscriptions are restored. It knows the client;
-what few programs ask for is in `ssl_params` and `sock`, which are loaded when they are needed.
+A lost connection is an OSError, as with umqtt.simple. The first call that detects the loss raises it, once; so does the first
+call after each failed attempt to reconnect. A program may then call `connect`, and is connected when that returns. Or it may
+continue: its next calls reconnect with backoff, and the subscriptions are restored. This module knows the client. `ssl_params`
+and `sock`, which few programs use, are loaded when they are needed.
 """
 
 from errno import ETIMEDOUT
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from .session.message import Message
 
-_SLICE_MS = const(200)  # how soon `wait_msg` says that the connection is lost
+_SLICE_MS = const(200)  # how soon `wait_msg` reports a lost connection
 _HELD_MS = const(1 << 28)
 
 
@@ -33,7 +33,7 @@ class MQTTException(Exception):
 
 
 def outward(error: "BaseException | None") -> Exception:
-    """Return what this face raises for an error of the network (None: there is no connection): an OSError or MQTTException."""
+    """Return the OSError or MQTTException to raise for a network error (None: there is no connection)."""
     if isinstance(error, ConnectRefused):
         return MQTTException(error.code)
     if isinstance(error, OSError):
@@ -42,21 +42,21 @@ def outward(error: "BaseException | None") -> Exception:
 
 
 class MQTTClient:
-    """A client with umqtt.simple's signatures; `store` and `options` are keywords of ours.
+    """A client with umqtt.simple's signatures, and two more: `store` and `options`.
 
-    `user`, `pswd` and `keepalive` may be set until `connect` is called, also again. `sock` is None while there is no connection;
-    else its `setblocking`, `settimeout`, `close` and a poller's `register` do what they do to umqtt's socket.
+    `user`, `pswd` and `keepalive` may be changed before any call of `connect`. `sock` is None while there is no connection;
+    otherwise its `setblocking`, `settimeout`, `close` and a poller's `register` work as with umqtt's socket.
 
     Args:
         client_id, server: str or bytes.
         port: 0 for 1883, or 8883 with ssl.
         user, password: str or bytes; None for none.
-        keepalive: seconds; 0: a link that dies silently is noticed only where an answer is due.
-        ssl: an SSLContext; or True for what ssl_params say.
-        ssl_params: what `ssl.wrap_socket` took (see `flashmqtt.ssl_params`). Without a CA in it, the broker's certificate is not
-            checked, and a line says so.
+        keepalive: seconds; 0: a connection that fails silently is detected only when an answer is overdue.
+        ssl: an SSLContext; or True to use ssl_params.
+        ssl_params: the arguments of `ssl.wrap_socket` (see `flashmqtt.ssl_params`). Without a CA among them the broker's
+            certificate is not checked, and the client prints a warning.
         store: a `Journal`, so that messages survive a reset; None keeps them in RAM.
-        options: what `flashmqtt.client.Client` takes besides.
+        options: more arguments of `flashmqtt.client.Client`.
     """
 
     def __init__(
@@ -84,20 +84,20 @@ class MQTTClient:
         self._options = options
         options["store"] = store
         options.setdefault("chunks", True)  # umqtt takes messages of any length
-        self.whole: "Any" = None  # the long message that is coming in: see `whole.py`
+        self.whole: "Any" = None  # the long message that is being received: see `whole.py`
         self._will: "Any" = None
-        self._unseen = 0  # messages that were handed over and not yet waited for
+        self._unseen = 0  # messages handed over that `wait_msg` has not returned yet
         self._op = 0  # the last one's first byte
         self._pinging = False  # a PINGRESP ends `wait_msg`
         self._limit_ms: "Any" = None  # how long `wait_msg` may take: see `sock`
-        self._error: "Any" = None  # why the connection was lost, or not made again, where nobody was told yet
-        self._retry_ms = 0  # when the link tries again
+        self._error: "Any" = None  # why the connection was lost, or a reconnect failed; not yet raised
+        self._retry_ms = 0  # the time of the link's next attempt
         self._fail: "Any" = None
         self._client: "Any" = None
         self._sock: "Any" = None
 
     def __getattr__(self, name: str) -> "Any":
-        """Answer for `sock`: what stands for the socket, None while there is no connection."""
+        """Return `sock`, an object that represents the socket; None while there is no connection."""
         if name == "sock":
             if not (self._client and self._client.connected):
                 return None
@@ -119,7 +119,7 @@ class MQTTClient:
         retain: bool = False,
         qos: int = 0,
     ) -> None:
-        """Leave a message with the broker for the case that the connection is lost; before `connect`.
+        """Set the will, which the broker publishes if the connection is lost. Call it before `connect`.
 
         Args:
             topic, msg: str or bytes.
@@ -128,14 +128,14 @@ class MQTTClient:
         self._will = (octets(topic), octets(msg), qos, retain)
 
     def connect(self, clean_session: bool = True, timeout: "float | None" = None) -> int:
-        """Connect; return 1 where the broker still knew the session, else 0.
+        """Connect; return 1 if the broker still has the session, else 0.
 
         Args:
-            clean_session: False lets the broker keep the session, with subscriptions and messages, while we are away.
+            clean_session: False lets the broker keep the session, with subscriptions and messages, between connections.
             timeout: seconds; None for 10.
 
         Raises:
-            OSError: not connected. MQTTException: the broker refused; its argument is the code.
+            OSError: not connected. MQTTException: the broker refused; the argument is the code.
         """
         client = self._client
         if client is None:
@@ -150,7 +150,7 @@ class MQTTClient:
         if link.sock:
             link.stop()
         link.error = self._error = None
-        link._retry_at(ticks_ms())  # at once: how often it is tried is the program's affair here
+        link._retry_at(ticks_ms())  # at once: here the program decides how often to try
         deadline = client._deadline(timeout)
         while not link.is_open():
             if not self._error and ticks_diff(deadline, ticks_ms()) <= 0:
@@ -163,7 +163,7 @@ class MQTTClient:
         return int(connection.session_present)
 
     def _make(self) -> Client:
-        """Return the client that the arguments describe."""
+        """Create the client."""
         tls = self.ssl or None
         params = self.ssl_params or {}
         if tls and not hasattr(tls, "load_cert_chain"):
@@ -181,12 +181,12 @@ class MQTTClient:
             **self._options,
         )
         client.on_message = self._on_message if self.cb else None
-        self._fail = client.link.fail  # the log's, where there is one
+        self._fail = client.link.fail  # with a log, the log's `fail`
         client.link.fail = self._failed  # type: ignore[method-assign]
         return client
 
     def _failed(self, error: Exception, now_ms: int) -> None:
-        """Do what the link does when it fails, but try again only when the program was told why."""
+        """Do what the link's `fail` does, but delay the next attempt until the error was raised."""
         link = self._client.link
         self._fail(error, now_ms)
         self._error = link.error
@@ -199,14 +199,14 @@ class MQTTClient:
             self._client.disconnect()
 
     def ping(self) -> None:
-        """Send a PINGREQ now; with keepalive set it happens by itself. Its answer ends a `wait_msg`, which returns None.
+        """Send a PINGREQ now; with keepalive set, the client also sends them itself. PINGRESP ends `wait_msg` with None.
 
         Raises:
             OSError: there is no connection.
         """
         client = self._client
         if client.session.busy:
-            return  # called from a timer, in the middle of another call: that one shows that we are alive
+            return  # called from a timer during another call, whose packets serve as keep alive
         connection = client.connection
         now_ms = ticks_ms()
         if connection.ping():
@@ -227,11 +227,11 @@ class MQTTClient:
         Args:
             topic, msg: str or bytes.
             retain: the broker keeps it as the topic's last value.
-            qos: 0, 1 or 2; at 1 and 2 it is stored first, and sent later where there is no connection.
+            qos: 0, 1 or 2; at 1 and 2 it is stored first, and sent later if there is no connection.
 
         Raises:
-            OSError: the connection is lost. At QoS 0 the message is, too. At QoS 1 and 2 it is stored and will be sent:
-                published again, it comes twice.
+            OSError: the connection is lost. A QoS 0 message is lost, too. A QoS 1 or 2 message is stored and will be sent:
+                do not publish it again.
         """
         client = self._client
         handle = client.publish(topic, msg, qos, retain)
@@ -273,10 +273,10 @@ class MQTTClient:
         self._need()
 
     def wait_msg(self) -> "int | None":
-        """Wait until one message was handed to the callback, and return its first byte; or None: a `ping` was answered.
+        """Wait until one message was handed to the callback; return its first byte, or None if a `ping` was answered.
 
         Raises:
-            OSError: the connection is lost, or could not be made again: once each time.
+            OSError: the connection is lost, or an attempt to reconnect failed; raised once for each of these.
         """
         if self._limit_ms is not None:
             from .sock import wait
@@ -288,7 +288,7 @@ class MQTTClient:
                 return op
 
     def check_msg(self) -> "int | None":
-        """Hand over what has come, without waiting; from a callback: when that has returned.
+        """Hand over received messages without waiting. Called in a callback, it does nothing.
 
         Return the first byte of the last message that was handed over, or None.
 
@@ -302,7 +302,7 @@ class MQTTClient:
         return op or None
 
     def _take(self, timeout_ms: int) -> "int | None":
-        """Return a message's first byte, None for a PINGRESP that was asked for, or 0: nothing came in this time."""
+        """Return a message's first byte, None for the PINGRESP of a `ping`, or 0 if nothing came in this time."""
         client = self._client
         client.poll(0 if self._unseen else timeout_ms)
         if self._unseen:
@@ -317,7 +317,7 @@ class MQTTClient:
         return 0
 
     def _report(self) -> None:
-        """Raise why the connection was lost, or could not be made again; once."""
+        """Raise, once, why the connection was lost or a reconnect failed."""
         error = self._error
         if error:
             self._error = None
@@ -325,7 +325,7 @@ class MQTTClient:
             raise outward(error)
 
     def _need(self) -> None:
-        """Raise why there is no connection, if there is none."""
+        """If there is no connection, raise the reason."""
         link = self._client.link
         if not (link.is_open() or link.handling):
             self._report()
@@ -341,7 +341,7 @@ class MQTTClient:
                 return
         else:
             payload = message.payload
-        # `publish` hands messages over too: the wait_msg that follows it must not wait for one that was handed over already.
+        # `publish` hands messages over, too. A later wait_msg must return for such a message instead of waiting for another.
         self._unseen += 1
         self._op = 0x30 | message.dup << 3 | message.qos << 1 | message.retain
         callback: "Any" = self.cb
@@ -350,7 +350,7 @@ class MQTTClient:
         except Exception as error:
             if not long:
                 raise
-            self._client.errors.append(error)  # `poll` raises it; a last piece alone must not come again
+            self._client.errors.append(error)  # `poll` raises it; the last piece must not be handed over again alone
         self.whole = None
 
 

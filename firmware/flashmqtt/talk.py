@@ -1,10 +1,9 @@
-"""What a client says to its `log`: one line for each change of state and for each error, once, in plain words.
+"""The client's log: one line for each change of state and each error, without repetitions.
 
     client = Client("broker.local", log=print)
 
-Loaded only for a client with a log: it puts itself before the calls of the client's parts that it has something to say of, so
-that a client without one does nothing more than before. It knows the client and its link; what the board says of its network is
-in `board.py`.
+Loaded only for a client with a log. It wraps the methods whose results it reports, so that a client without a log does no extra
+work. It knows the client and its link; `board.py` logs the board's network.
 """
 
 from .compat import TYPE_CHECKING, const, ticks_diff
@@ -35,7 +34,7 @@ _STOPPED = const(0)
 _UP = const(3)
 _DECLINED = const(3)  # a state: `session/subscriptions.py`
 
-# What the network's errors mean, by number; what stacks disagree about is worded so that each of them is right.
+# The meanings of network errors by number. If network stacks give a number different meanings, the text fits all of them.
 _MEANINGS = {
     12: "no memory for it",
     101: "no network",
@@ -55,11 +54,11 @@ _CODES[0x102] = "the broker answers it with the wrong packet"
 
 
 class Talk:
-    """Says what happens to a client.
+    """Writes a client's log.
 
     Args:
-        client: the blocking client; `aio`'s has one inside.
-        log: is called with each line. What it raises goes where the errors of handlers go.
+        client: the blocking client; `aio`'s client has one inside.
+        log: called with each line. An error that it raises is handled like the error of a handler.
     """
 
     def __init__(self, client: "Client", log: "Callable[[str], object]") -> None:
@@ -67,11 +66,11 @@ class Talk:
         self._log = log
         self._link = link = client.link
         self._session = session = client.session
-        self._trying = False  # an attempt is under way, or its connection
-        self._tried_ms: "int | None" = None  # since when; None: it was said that its answer takes long
+        self._trying = False  # there is a connection, or an attempt is running
+        self._tried_ms: "int | None" = None  # when the attempt began; None: its delay was already logged
         self._repeated = False  # the attempt before this one failed
-        self._declined: "dict[bytes, int]" = {}  # filter -> how often that it was refused was said
-        self._error: "Exception | None" = None  # of `log`
+        self._declined: "dict[bytes, int]" = {}  # filter -> its refusals that were logged
+        self._error: "Exception | None" = None  # raised by `log`
         self._begin = link.start
         self._end = link.stop
         self._next = link.step
@@ -148,7 +147,7 @@ class Talk:
         return event
 
     def _tell_wait(self, now_ms: int) -> None:
-        """Say how long an answer to CONNECT may take, when a quarter of that is over."""
+        """Log how long CONNACK may still take, when a quarter of the time has passed."""
         limit_ms = self._client.connection.response_ms
         left_ms = limit_ms - ticks_diff(now_ms, self._tried_ms)  # type: ignore[arg-type]
         if left_ms * 4 < limit_ms * 3:
@@ -181,7 +180,7 @@ class Talk:
             self._say("over-long: %d bytes to %s; buffer_bytes is too small" % (handle, topic))
 
     def _tell_declined(self, now_ms: int) -> None:
-        """Say which subscriptions the broker has just refused."""
+        """Log the subscriptions that the broker has just refused."""
         for entry in self._session.subscriptions:
             name = bytes(entry.filter)
             if entry.state == _DECLINED and self._declined.get(name) != entry.refusals:

@@ -1,18 +1,18 @@
-"""The session: what is in flight, across any number of network connections (3.1.1 and 5, sections 4.1 to 4.4).
+"""The session: the messages in flight, across any number of network connections (3.1.1 and 5, sections 4.1 to 4.4).
 
-It lasts as long as its store does, and longer than any connection [MQTT-4.1.0-1] [MQTT-4.1.0-2];
-5: [MQTT-4.1.0-1] [MQTT-3.1.2-23]. It knows no socket, no clock and no handshake; `connection.py` feeds it decoded packets and the
-time. It knows nothing of inbound QoS 2 (`inbound.py`), subscriptions (`subscriptions.py`), messages longer than a buffer
-(`pieces.py`) and level 5 (`level5.py`) but when to load or to ask these modules.
+It lasts as long as its store, and longer than any connection [MQTT-4.1.0-1] [MQTT-4.1.0-2];
+5: [MQTT-4.1.0-1] [MQTT-3.1.2-23]. It knows no socket, no clock and no handshake: `connection.py` gives it decoded packets and the
+time. Other modules handle inbound QoS 2 (`inbound.py`), subscriptions (`subscriptions.py`), messages longer than a buffer
+(`pieces.py`) and level 5 (`level5.py`); the session only knows when to load or call them.
 
-A stored message is a whole PUBLISH packet, so that sending it again copies bytes and sets DUP. Its sequence number in the store
-says everything else: the packet id is (seq - 1) % 65535 + 1. The window is the range of 32 messages from the oldest unfinished
-one on; only they may be in flight, so their packet ids are unique and `seq & 31` finds their state. `cursor` is the next message
-to be sent (again) on this connection: a new connection sets it to the oldest unfinished one. Below `dup_to`, a PUBLISH may have
-been sent before to the broker's session of today. The flows themselves are data: see `flows.py`.
+A stored message is a whole PUBLISH packet, so that a retransmission copies bytes and sets DUP. Its packet id follows from its
+sequence number in the store: (seq - 1) % 65535 + 1. The window is the 32 messages from the oldest unfinished one on. Only
+messages in the window may be in flight, so their packet ids are unique, and `seq & 31` is the index of their state. `cursor` is
+the next message to send on this connection; a new connection sets it to the oldest unfinished message. A PUBLISH below `dup_to`
+may have been sent before in the broker's current session. The flows are transition tables: see `flows.py`.
 
-What it promises rests on the order of three things: a message is in the store before `publish` returns; the output makes the
-store durable before an acknowledgement leaves; and an acknowledgement is put only after what it acknowledges is stored or taken.
+Three rules of order give the guarantees. A message is in the store before `publish` returns. The output makes the store durable
+before an acknowledgement is sent. An acknowledgement is put only after its message is stored or taken.
 """
 
 from flashmqtt.codec.encode import put_publish
@@ -53,17 +53,15 @@ _REFUSED = const(7)
 _DAMAGED = const(9)
 
 _STATE = const(3)
-_DOUBTFUL = const(4)  # beside a state: the broker may have lost the session in a CONNACK that never arrived
-_ASIDE = const(8)  # beside a state: not to be sent any more; finished as soon as its report was handed over
+_DOUBTFUL = const(4)  # added to a state: the broker may have lost the session before a CONNACK that never arrived
+_ASIDE = const(8)  # added to a state: not sent any more; finished as soon as its report was handed over
 
 _WINDOW = const(32)  # messages from the oldest unfinished one on that may be in flight
-_ACK_BYTES = const(8)  # room that one acknowledgement may need
+_ACK_BYTES = const(8)  # the room that one acknowledgement may need
 _BLANK = const(0xFF)
-_SUSPICIOUS_MS = const(
-    5000
-)  # a connection that we end says something about a message that was unanswered for this long
-_RETRIES = const(4)  # so many timed retries of the oldest message, then the connection is made anew
-_ORPHAN = const(1)  # what `handed` is where the message has no acknowledgement, or its connection is gone
+_SUSPICIOUS_MS = const(5000)  # if we end a connection, a message that was unanswered for this long becomes a suspect
+_RETRIES = const(4)  # after this many timed retransmissions of the oldest message, reconnect
+_ORPHAN = const(1)  # `handed` of a message that needs no acknowledgement, or whose connection is gone
 
 
 class Session:
@@ -73,17 +71,17 @@ class Session:
         store: a journal, or a RamStore.
         level: 3, 4 or 5.
         window: how many messages may be in flight to the broker, 1 to 32.
-        out_bytes: size of the output buffer. A longer message goes out in pieces.
-        packet_bytes: the longest PUBLISH that is encoded at one go.
-        retry_ms: send again on a live connection after this time: level 3's rule (20 s by default), off at 4, refused at 5 (Q5).
-        republish: what becomes of a message past PUBREC when the broker lost the session: True to publish it anew (it may then
-            arrive twice), False to drop it (it may then be lost). Reported as IN_DOUBT either way.
+        out_bytes: size of the output buffer. A longer message is sent in pieces.
+        packet_bytes: the longest PUBLISH that is encoded in one piece.
+        retry_ms: retransmit on a live connection after this time. Default: 20 s at level 3, off at 4, not allowed at 5 (Q5).
+        republish: what to do with a message past PUBREC when the broker lost the session: True publishes it again (it may arrive
+            twice), False drops it (it may be lost). Reported as IN_DOUBT in both cases.
         remember: keep the note. A receiver that publishes nothing (the collector) needs none.
-        max_qos: the highest QoS that the broker takes, 1 or 2: what is published at a higher one goes out at this one.
-        refuse_after: how many failed trials make a message refused: see `suspect.py`. 0: none is ever set aside.
+        max_qos: the highest QoS that the broker accepts, 1 or 2: a message of a higher QoS is sent at this one.
+        refuse_after: after how many failed trials a message is refused: see `suspect.py`. 0: never.
 
     Attributes:
-        downgraded: how many QoS 2 messages the broker answered by PUBACK: it took them at QoS 1.
+        downgraded: how many QoS 2 messages the broker acknowledged with PUBACK: it took them at QoS 1.
     """
 
     def __init__(
@@ -110,70 +108,72 @@ class Session:
             refuse_session(window, max_qos, refuse_after)
         self.store = store
         self.level = level
-        self.window = self.quota = window  # quota: what the broker allows of it (5: Receive Maximum)
+        self.window = self.quota = window  # quota: the window that the broker allows (5: Receive Maximum)
         self.retry_ms = (20000 if level == 3 else 0) if retry_ms is None else retry_ms
         self.republish = republish
-        # A store that is gone with the program has no note to keep: what the broker has is taken as it is.
-        self._stranger = getattr(store, "volatile", False)  # may the broker's session be an earlier life's?
+        # A store in RAM keeps no note: the session continues whatever session the broker has.
+        self._stranger = getattr(store, "volatile", False)  # may the broker's session be from before the last restart?
         self.remember = remember and not self._stranger
-        self.adopted: "Any" = None  # it is: `adopted.Adopted`
+        self.adopted: "Any" = None  # `adopted.Adopted`, if the broker's session may be that old
         self._direct = True  # `store_message` may put a message itself
-        self.max_qos = self.qos_limit = max_qos  # qos_limit: what the broker allows of it (5: Maximum QoS)
+        self.max_qos = self.qos_limit = max_qos  # qos_limit: the QoS that the broker allows (5: Maximum QoS)
         self.refuse_after = refuse_after
         self.output = Output(out_bytes, level, self.sync)
         self.scratch = bytearray(packet_bytes)
-        self._longest = packet_bytes - 16  # topic and payload that are encoded there
+        self._longest = packet_bytes - 16  # the longest topic and payload for `scratch`
         self._first = bytearray(1)
-        self.busy = False  # a publish, or a step of the connection, is under way
-        # What is in flight.
+        self.busy = False  # a publish, or a step of the connection, is running
+        # Outgoing.
         self.cursor = store.low
         self.dup_to = store.next_seq
         self.flight = 0  # unfinished messages below the cursor
         self.states = bytearray(_WINDOW)
         self.sent_ms = [0] * _WINDOW
-        self.partial = 0  # the message that is in the output in part, 0: none
+        self.partial = 0  # the message that is partly in the output, 0: none
         self.partial_at = self.partial_length = 0
         self.downgraded = 0
-        self.response_ms = 0  # how long an answer may take before the connection is made anew, 0: for ever
-        self.suspect: "Any" = None  # tries messages that the broker may not take, one at a time: `suspect.Suspect`
+        self.response_ms = 0  # reconnect if an answer takes longer than this, 0: no limit
+        self.suspect: "Any" = None  # sends suspected messages one at a time: `suspect.Suspect`
         self._unanswered = 0  # the first unanswered message when the last connection ended
-        self._waited_ms = 0  # how long the oldest one had waited for its answer when that was last looked at
+        self._waited_ms = 0  # how long the oldest message had waited for its answer at the last check
         self._error = None  # what ended this connection, None: we did
-        self._stuck = self._stuck_ms = 0  # with timed retries: the oldest message, and since when it is
-        self.undelivered: "Any" = None  # what is known of messages that were not delivered: `undelivered.Undelivered`
-        # What is reported.
+        self._stuck = self._stuck_ms = 0  # with timed retries: the oldest message, and since when it is the oldest
+        self.undelivered: "Any" = None  # messages that were not delivered: `undelivered.Undelivered`
+        # Reports.
         self.handle = 0
         self.code = 0
         self.reports: "list[Any]" = []  # event, handle, code, event, ...
-        self.proved = False  # has the broker acknowledged a message of ours on this connection?
-        # What is received.
+        self.proved = False  # has the broker acknowledged a message on this connection?
+        # Incoming.
         self.message = Message()
-        self.chunks = False  # whether a message longer than the decoder's buffer comes in pieces
-        self.oversize = 0  # how many such messages were passed over
+        self.chunks = False  # whether a message longer than the decoder's buffer is handed over in pieces
+        self.oversize = 0  # how many such messages were skipped
         self.long: "Any" = None
-        self.handed = 0  # the packet type that acknowledges the message handed over, 0: none is, or it needs none
+        self.handed = (
+            0  # the packet type that acknowledges the handed-over message; 0: no message, or no acknowledgement
+        )
         self.handed_id = 0
         self.pending_ack = 0  # the packet type of an acknowledgement that had no room, 0: none
-        self.urgent = False  # something comes before the next packet: an acknowledgement, a report, a held message
-        self.unsynced = False  # a held message was discarded, and that is not durable
+        self.urgent = False  # before the next packet: an acknowledgement, a report or a held message
+        self.unsynced = False  # a held message was discarded, and that is not durable yet
         self.inbound: "Any" = None
-        self.waiting: "Any" = None  # what could not be handed over at once: a `waiting.WaitingRoom`, made by the face
+        self.waiting: "Any" = None  # messages that wait for a handler: a `waiting.WaitingRoom`, made by the client
         self.subscriptions: "list[Any]" = []
-        self.requests: "Any" = None  # makes them: `subscriptions.Requests`, for whoever subscribes
+        self.requests: "Any" = None  # SUBSCRIBE and UNSUBSCRIBE: `subscriptions.Requests`
         self.request_id = 0  # of the SUBSCRIBE or UNSUBSCRIBE in flight, 0: none
         self.wants_request = False
-        self.five: "Any" = None  # what level 5 adds
+        self.five: "Any" = None  # the `Level5`
         # The note.
         self.note = store.note
         if self.note[0] != _BLANK and (self.note[0] == _LEVEL_5) != (level == _LEVEL_5):
-            # Level 5's PUBLISH has another layout. What is stored has to go out as it was stored.
+            # Level 5's PUBLISH has another layout, and stored packets are sent as they are.
             if store.low != store.next_seq:
                 raise UsageError("messages of level %d are stored: deliver them first" % self.note[0])
             self.note = b"\xff" * 12
         if store.held():
             self.load_inbound()
         store.on_drop = self._dropping
-        # Which ones were dropped or damaged is not known; nor what the broker has of one that lost its body in its flow.
+        # After a reboot it is not known which messages were dropped or damaged, and how far their flows had come.
         lossy = store.dropped + store.damaged > 0
         low = store.low
         if lossy and low > 1:
@@ -187,7 +187,7 @@ class Session:
             remembered(self)
 
     def load_undelivered(self) -> "Any":
-        """Return what deals with messages that are not delivered, loaded when it is first needed."""
+        """Return the record of undelivered messages; load it when it is first needed."""
         if self.undelivered is None:
             from .undelivered import Undelivered
 
@@ -198,9 +198,9 @@ class Session:
         self.load_undelivered().dropping(first, end)
 
     def load_inbound(self) -> "Any":
-        """Return what deals with inbound QoS 2, loaded when it is first needed, with what the store needs to hold messages.
+        """Return the handler of inbound QoS 2; load it, and the store's part for held messages, when it is first needed.
 
-        Early, if it can be: a module that is loaded in the middle of a connection may not find the memory in one piece.
+        Call it early if possible: on a board, memory for a module may be too fragmented later.
         """
         if self.inbound is None:
             from .inbound import Inbound
@@ -210,31 +210,31 @@ class Session:
         return self.inbound
 
     def load_long(self) -> "Any":
-        """Return what deals with messages longer than the input buffer, loaded with the first one."""
+        """Return the handler of messages longer than the input buffer; load it with the first one."""
         if self.long is None:
             from .long import Long
 
             self.long = Long(self)
         return self.long
 
-    # --- the note: level, backoff step, failed trials and sequence & 255 of a suspect (FF: there is none), CRCs of the client id
-    # and of the broker's address ---
+    # --- the note: level, backoff step, a suspect's failed trials and sequence & 255 (FF: no suspect), CRC of the client id,
+    # CRC of the broker's address ---
 
     def has_note(self, client_id: "Any", broker: "Any") -> bool:
-        """Return whether the broker's side of the session is known to have begun with this store, for this id and broker."""
+        """Return whether the broker's session for this client id is known to have begun with this store."""
         return not self.remember or (self.note[0] != _BLANK and self.note[4:] == _crc(client_id) + _crc(broker))
 
     def write_note(self, client_id: "Any", broker: "Any") -> None:
-        """Take note of that: this broker knows nothing of an earlier life of this client id any more."""
+        """Note that this broker's session for this client id began with this store."""
         if not self.has_note(client_id, broker):
             self.replace_note(bytes((self.level, 0, _BLANK, _BLANK)) + _crc(client_id) + _crc(broker))
 
     def kept_step(self) -> "Any":
-        """Return a number from 0 to 254 that survives power cuts: the step that the backoff had reached."""
+        """Return the backoff's step, 0 to 254, which survives power cuts."""
         return 0 if self.note[0] == _BLANK else self.note[1]
 
     def keep_step(self, value: "Any") -> None:
-        """Let `kept_step` return this number from now on."""
+        """Keep the backoff's step across power cuts."""
         if self.note[0] != _BLANK and value != self.note[1]:
             self.replace_note(self.note[:1] + bytes((value,)) + self.note[2:])
 
@@ -244,17 +244,17 @@ class Session:
         try:
             self.store.write_note(note)
         except StoreWorn:
-            pass  # it takes nothing any more; what it holds goes out all the same
+            pass  # the store takes no writes any more; stored messages are still sent
 
     # --- the application's side ---
 
     def publish(self, topic: "Any", payload: "Any", qos: int, retain: bool = False, properties: "Any" = None) -> "Any":
         """Store a QoS 1 or 2 message; return its handle, which `delivered` takes. 0: the store's policy dropped it.
 
-        When this returns, the message is in the store [S1]; `pump` sends it when its turn comes.
+        When this returns, the message is in the store [S1]; `pump` sends it.
 
         Raises:
-            UsageError: another publish is under way, whose caller this call interrupts (from a timer, say). Nothing is harmed.
+            UsageError: this call interrupts another publish, for example from a timer. The other publish is not affected.
         """
         if self.busy:
             self.interrupted()
@@ -277,22 +277,22 @@ class Session:
     def store_message(
         self, topic: "Any", payload: "Any", qos: int, retain: bool, properties: "Any", now_ms: int
     ) -> "Any":
-        """Do what `publish` does, for a caller that has set `busy`; and put the message at once, where now_ms is not -1."""
+        """Do what `publish` does, for a caller that has set `busy`. Unless now_ms is -1, put the message at once."""
         if qos == 2 and self.max_qos == 1:
             qos = 1
         if properties or len(topic) + len(payload) > self._longest:
             from .pieces import publish
 
             return publish(self, topic, payload, qos, retain, properties)
-        # The packet id is never 0, and the same after a power cut [MQTT-2.3.1-1]. Unused [MQTT-2.3.1-2]: the window is shorter
-        # than 65,535. 5: [MQTT-4.3.2-1] [MQTT-4.3.3-1]. QoS and DUP 0: 5: [MQTT-4.3.2-2] [MQTT-4.3.3-2]
+        # The packet id is never 0, and the same after a power cut [MQTT-2.3.1-1]. It is unused [MQTT-2.3.1-2], as the window is
+        # shorter than 65,535. 5: [MQTT-4.3.2-1] [MQTT-4.3.3-1]. QoS, and DUP 0: 5: [MQTT-4.3.2-2] [MQTT-4.3.3-2]
         packet_id = (self.store.next_seq - 1) % 65535 + 1
         n = put_publish(self.scratch, 0, topic, payload, qos, retain, False, packet_id, self.level)
         return self.store_packet(n, now_ms)
 
     def store_packet(self, n: int, now_ms: int) -> "Any":
-        """Store the PUBLISH in scratch[:n], which has the next message's id; put it at once, where now_ms is not -1."""
-        # (One more name, and the frame had more than 11 words: it would be on the heap, which takes 25 us.)
+        """Store the PUBLISH in scratch[:n], which has the next message's id. Unless now_ms is -1, put it at once."""
+        # (No new local here: a frame over 11 words is allocated on the heap, which takes 25 us.)
         store = self.store
         seq = store.append(self.scratch, n)
         if seq and seq == self.cursor and now_ms >= 0:
@@ -313,7 +313,7 @@ class Session:
         return seq
 
     def put_unstored(self, topic: "Any", payload: "Any", retain: bool = False, properties: "Any" = None) -> "Any":
-        """Put a QoS 0 message straight into the output [MQTT-4.3.1-1]; return False where it has no room (now, or ever)."""
+        """Put a QoS 0 message into the output [MQTT-4.3.1-1]; return False if it does not fit now, or never will."""
         output = self.output
         if output.room() <= 0:
             return False
@@ -326,24 +326,23 @@ class Session:
         return put
 
     def delivered(self, handle: "Any") -> bool:
-        """Return whether the broker has acknowledged this message for good.
+        """Return whether the broker has acknowledged this message with PUBACK or PUBCOMP.
 
-        Not so where it was dropped, refused, damaged or in doubt.
-        Of a message that was finished before the last reboot it is not known. It is taken to be delivered, but where the store
-        ever dropped or damaged one: this may be that one.
+        False for a message that was dropped, refused, damaged or is in doubt. A message that was finished before the last reboot
+        counts as delivered, unless the store ever dropped or damaged one, because this may be that one.
         """
         if not self.is_done(handle):
             return False
         return handle > 0 and not (self.undelivered and self.undelivered.has(handle))
 
     def is_done(self, handle: "Any") -> "Any":
-        """Return whether nothing more will happen to this message, whatever became of it."""
+        """Return whether this message is finished, delivered or not."""
         store = self.store
         low = store.low
         return handle < low or (handle < store.next_seq and handle - low < _WINDOW and store.is_finished(handle))
 
     def is_waiting(self) -> bool:
-        """Return whether any answer of the broker is awaited."""
+        """Return whether the session waits for any answer of the broker."""
         return self.flight > 0 or self.request_id > 0 or self.suspect is not None or self.adopted is not None
 
     def pending(self) -> int:
@@ -363,7 +362,7 @@ class Session:
         handler: "Any" = None,
         properties: "bytes | bytearray | memoryview | None" = None,
     ) -> "Any":
-        """Ask for a subscription, now or as soon as there is a connection; return its entry, whose state tells.
+        """Ask for a subscription, now or as soon as there is a connection; return its entry, which has the result.
 
         Raises:
             InvalidTopic, UsageError, BufferTooSmall: no SUBSCRIBE can ask for it.
@@ -374,7 +373,7 @@ class Session:
         return entry
 
     def unsubscribe(self, filter_: "Any", properties: "Any" = None) -> "Any":
-        """Ask for the end of a subscription, one of an earlier life also; return its entry, whose state tells.
+        """Ask for the end of a subscription, also one made before the last restart; return its entry, which has the result.
 
         Raises:
             InvalidTopic, BufferTooSmall: no UNSUBSCRIBE can ask for it.
@@ -384,7 +383,7 @@ class Session:
         return unwant(self, filter_, properties)
 
     def load_requests(self) -> "Any":
-        """Return what makes SUBSCRIBE and UNSUBSCRIBE, loaded when it is first needed."""
+        """Return the handler of SUBSCRIBE and UNSUBSCRIBE; load it when it is first needed."""
         if self.requests is None:
             from .subscriptions import Requests
 
@@ -394,16 +393,16 @@ class Session:
     # --- a connection begins and ends ---
 
     def lost(self) -> None:
-        """The broker has no session of ours: what the old one carried begins anew (5: [MQTT-3.2.2-5]), and that is durable.
+        """The broker lost the session: restart all flows (5: [MQTT-3.2.2-5]), and make that durable.
 
-        A message past PUBREC is in doubt. Of a held message ours is the only copy: its PUBREL will never come.
+        A message past PUBREC is in doubt. A held message is handed over now: its PUBREL will never come.
         """
         store = self.store
         low = store.low
         for seq in range(low, min(store.next_seq, low + _WINDOW)):
             if not store.is_finished(seq) and store.is_marked(seq) and not self.states[seq & 31] & _ASIDE:
                 self.load_undelivered().doubt(seq)
-        self.dup_to = store.low  # to a broker that forgot us it is a first delivery
+        self.dup_to = store.low  # in the broker's new session every PUBLISH is a first delivery: no DUP
         self._stranger = False
         self.adopted = None
         if self.inbound:
@@ -417,11 +416,11 @@ class Session:
                 pass
 
     def connected(self, restore: "Any", doubtful: bool) -> None:
-        """The broker accepted the connection. Does it still know the session [MQTT-3.1.2-4]? `lost` was called if not.
+        """The broker accepted the connection. If it had lost the session [MQTT-3.1.2-4], `lost` was called before.
 
         Args:
             restore: subscribe again.
-            doubtful: an earlier CONNECT was never answered: the session that the broker knows may have begun with that one.
+            doubtful: an earlier CONNECT was never answered: the broker's session may have begun with that CONNECT.
         """
         if self.requests:
             self.requests.connected(restore)
@@ -429,7 +428,7 @@ class Session:
             self.inbound.connected()
         if self.waiting:
             self.waiting.connected(False)
-        # Sent again in the order of publishing [MQTT-4.6.0-1].
+        # Retransmit in the order of publishing [MQTT-4.6.0-1].
         store = self.store
         self.cursor = low = store.low
         self.flight = 0
@@ -453,15 +452,15 @@ class Session:
             self.suspect.connected()
 
     def failed(self, error: "Any") -> None:
-        """This connection is about to end, by this error. (What we end ourselves has none.)"""
+        """This connection is about to end because of this error. (Not called for a connection that we end ourselves.)"""
         self._error = error
         if self.suspect:
             self.suspect.ended(error)
 
     def _look_for_suspect(self) -> None:
-        """A connection has ended while messages were in flight. Is it twice in a row that the same one is the first of them?
+        """A connection has ended with messages in flight: suspect the first one if it was the first last time, too.
 
-        Where the program ends the connection (a board that sleeps), the second time may be after a reset.
+        If the program ends the connection (a board that sleeps), the second time may be after a reset.
         """
         low = self.store.low
         if low < self.cursor and (self._error or self._waited_ms >= _SUSPICIOUS_MS):
@@ -472,7 +471,7 @@ class Session:
             self._unanswered = low
 
     def disconnected(self) -> None:
-        """The network connection is gone, and what was in the output with it. What was not taken is not acknowledged."""
+        """The network connection is gone, with all bytes in the output. Messages not taken stay unacknowledged."""
         if self.suspect:
             self.suspect.ended(None)
         elif self.flight > 0 and self.refuse_after:
@@ -481,7 +480,7 @@ class Session:
         self.output.clear()
         self.proved = False
         self.request_id = self.partial = self.pending_ack = 0
-        # A message of QoS 2 that a handler works on must not come again once that is done; one of QoS 1 will.
+        # A handler may be running. When it ends, its QoS 2 message is discarded; its QoS 1 message comes again.
         self.handed = _ORPHAN if self.handed and self.handed != _PUBACK else 0
         if self.inbound:
             self.inbound.disconnected()
@@ -490,14 +489,14 @@ class Session:
         if self.waiting:
             self.waiting.disconnected()
         if self.unsynced:
-            self.sync()  # or else what was handed over could come a second time after a power cut, however much later
+            self.sync()  # else a message could be handed over a second time after a power cut
 
     # --- out ---
 
     def sync(self) -> None:
-        """Make durable what was marked and discarded: nothing that promises it leaves before [MQTT-4.3.2-1] [MQTT-4.3.3-1].
+        """Make marks and discards durable before their acknowledgements are sent [MQTT-4.3.2-1] [MQTT-4.3.3-1].
 
-        A worn store makes nothing durable any more; what it holds goes out all the same, twice if the power is cut.
+        A worn store makes nothing durable any more. Its messages are still sent; after a power cut, they are sent twice.
         """
         try:
             self.store.sync()
@@ -506,10 +505,10 @@ class Session:
         self.unsynced = False
 
     def pump(self, now_ms: int) -> None:
-        """Put into the output what may go out: requests, and stored messages in order as far as the window allows.
+        """Put requests, and stored messages in order as far as the window allows, into the output.
 
-        Only PUBLISH packets wait for the window [MQTT-3.3.4-8] [MQTT-4.9.0-2] [MQTT-4.9.0-3]. What was sent at QoS 2 does not
-        expire [MQTT-4.3.3-7], nor what is held [MQTT-4.3.3-13]; for the rest see `expiry.py`.
+        Only PUBLISH packets wait for the window [MQTT-3.3.4-8] [MQTT-4.9.0-2] [MQTT-4.9.0-3]. A QoS 2 message that was sent does
+        not expire [MQTT-4.3.3-7], nor does a held one [MQTT-4.3.3-13]; for other messages see `expiry.py`.
         """
         if self.partial:
             from .pieces import go_on
@@ -522,7 +521,7 @@ class Session:
         store = self.store
         seq = self.cursor
         low = store.low
-        seq = max(seq, low)  # the store's policy may have dropped some
+        seq = max(seq, low)  # the store's policy may have dropped messages
         end = store.next_seq
         if end - low > _WINDOW:
             end = low + _WINDOW
@@ -533,7 +532,7 @@ class Session:
         self.cursor = seq
 
     def has_more(self) -> bool:
-        """Return whether `pump` may have something to put, once there is room."""
+        """Return whether `pump` has packets to put, if there is room."""
         if self.partial or (self.wants_request and not self.request_id):
             return True
         store = self.store
@@ -541,7 +540,7 @@ class Session:
         return cursor != store.next_seq and self.flight < self.quota and cursor - store.low < _WINDOW
 
     def _put(self, seq: int, now_ms: int) -> bool:
-        """Put a message's next packet; return False where it has to wait for room."""
+        """Put a message's next packet; return False if it has to wait for room."""
         slot = seq & 31
         if self.states[slot] & _ASIDE:
             return True
@@ -552,7 +551,7 @@ class Session:
         if store.is_marked(seq):
             if room < _ACK_BYTES:
                 return False
-            # After PUBREC never PUBLISH again [MQTT-4.3.3-1]; only 3.1 sets DUP on a PUBREL.
+            # After PUBREC, never send PUBLISH again [MQTT-4.3.3-1]. Only 3.1 sets DUP on a PUBREL.
             output.put_ack(_PUBREL, packet_id, 0, self.level == 3)
             column = _PUBREL_COLUMN
         else:
@@ -570,7 +569,7 @@ class Session:
                     return False
                 at = output.end
                 column = output.put_stored(store, seq, 0, n if n < room else room, seq < self.dup_to) >> 1 & 3
-            except StoreCorrupt:  # found now, or only when it was to be read
+            except StoreCorrupt:  # found by `length`, or by reading
                 self.load_undelivered().set_aside(_DAMAGED, seq, 0)
                 return True
             if self.five:
@@ -578,7 +577,7 @@ class Session:
             if column > self.qos_limit:
                 column = 1
                 output.buf[at] ^= 6  # QoS 2 becomes 1
-            if n > room:  # whole packets share a write; one that is longer than the output goes alone, in pieces
+            if n > room:  # a packet longer than the output is sent alone, in pieces
                 output.shut()
                 self.partial = seq
                 self.partial_at = room
@@ -592,12 +591,12 @@ class Session:
         return True
 
     def report_later(self, event: "Any", handle: "Any", code: int) -> None:
-        """Let `report` return this event in its turn."""
+        """Append an event for `report`."""
         self.reports.extend((event, handle, code))
         self.urgent = True
 
     def report(self) -> "Any":
-        """Return the next report's event, with `handle` and `code`; there is one."""
+        """Return the next report's event, and set `handle` and `code`. There must be one."""
         reports = self.reports
         event = reports.pop(0)
         self.handle = reports.pop(0)
@@ -605,7 +604,7 @@ class Session:
         return event
 
     def state_of(self, seq: int) -> "Any":
-        """Return the state of an unfinished message in the window; of one not yet sent again on this connection, its last one."""
+        """Return the state of an unfinished message in the window. If not yet sent on this connection: its last state."""
         if seq < self.cursor:
             return self.states[seq & 31] & _STATE
         store = self.store
@@ -622,12 +621,12 @@ class Session:
     # --- in ---
 
     def acknowledged(self, packet: "Any", now_ms: int) -> "Any":
-        """Take in a PUBACK, PUBREC or PUBCOMP; return what is to be reported.
+        """Process a PUBACK, PUBREC or PUBCOMP; return the event to report.
 
         Raises:
-            ProtocolError: it does not belong to the flow that its id is in.
+            ProtocolError: the packet does not fit the state of the flow with its packet id.
         """
-        # Most often it is a PUBACK where one is awaited, and all that the table says is: done.
+        # Fast path for the most frequent case: an awaited PUBACK, for which the table says _DONE.
         if packet.packet_type == _PUBACK and self.level != _LEVEL_5 and not self.undelivered:
             store = self.store
             seq = store.low
@@ -643,7 +642,7 @@ class Session:
         return self._acknowledged(packet, now_ms)
 
     def _acknowledged(self, packet: "Any", now_ms: int) -> "Any":
-        """Do what `acknowledged` does, as the table says."""
+        """Do what `acknowledged` does, by the transition table."""
         if self.adopted and self.adopted.completed(packet):
             return _NOTHING
         store = self.store
@@ -684,7 +683,7 @@ class Session:
             self.proved = True
             store.mark(seq)
             if seq >= self.cursor:
-                return _NOTHING  # its PUBREL goes out in its turn
+                return _NOTHING  # `pump` will put its PUBREL
             states[slot] = step >> 4
             self.sent_ms[slot] = now_ms
             self.output.put_ack(_PUBREL, packet_id)
@@ -700,10 +699,10 @@ class Session:
         return _NOTHING
 
     def _verdict(self, packet: "Any", seq: int, state: "Any") -> "Any":
-        """Return what the end of a flow is to be reported as, where it was no refusal. 5: [MQTT-4.4.0-2]
+        """Return the event for the end of a flow that was not refused. 5: [MQTT-4.4.0-2]
 
-        PUBCOMP's one code, 0x92, says that an earlier one was lost, and the message passed on (5, section 3.7.2.1); or that the
-        broker lost the session, where that is possible.
+        PUBCOMP has one other code, 0x92 (packet identifier not found): an earlier PUBCOMP was lost and the message is delivered
+        (5, section 3.7.2.1); or, if the state is doubtful, the broker may have lost the session.
         """
         code = self.code = packet.code if self.level == _LEVEL_5 else 0
         if packet.packet_type == _PUBCOMP and state & _DOUBTFUL and (code or self.level != _LEVEL_5):
@@ -711,9 +710,9 @@ class Session:
         return _DELIVERED if self.delivered(seq) else _IN_DOUBT
 
     def show(self, packet: "Any") -> None:
-        """Let the message be what lies in the decoder's buffer; `taken` will acknowledge it.
+        """Set `message` to the PUBLISH in the decoder's buffer; `taken` will acknowledge it.
 
-        Below QoS 2 nothing is concluded from an id or from DUP [MQTT-3.3.1-3]; 5: [MQTT-4.3.2-5].
+        Below QoS 2 the packet id and DUP do not identify a duplicate [MQTT-3.3.1-3]; 5: [MQTT-4.3.2-5].
         """
         message = self.message
         message.buffer = message.topic_buffer = packet.buffer
@@ -735,12 +734,13 @@ class Session:
             message.total = packet.payload_total
             message.more = packet.more
             if packet.more:
-                self.handed = 0  # the last chunk's acknowledgement is the message's
+                self.handed = 0  # only the last chunk is acknowledged
 
     def taken(self) -> None:
         """The application has taken the message: acknowledge it [MQTT-4.3.2-2] [MQTT-4.3.3-2] [MQTT-4.5.0-2].
 
-        5: [MQTT-4.3.2-4] [MQTT-3.3.4-1]. At QoS 2 it is discarded at once, connection or not: it must not come again.
+        5: [MQTT-4.3.2-4] [MQTT-3.3.4-1]. A QoS 2 message is discarded at once, also without a connection: it must not be handed
+        over again.
         """
         kind = self.handed
         self.handed = 0
@@ -760,13 +760,13 @@ class Session:
                 output.put_ack(kind, self.handed_id)
 
     def not_taken(self) -> None:
-        """The application has not taken the message: it will come again."""
+        """The application has not taken the message: it will be handed over again."""
         self.handed = 0
 
     # --- time ---
 
     def overdue_ms(self, now_ms: int) -> "Any":
-        """Return how long the oldest unanswered packet has waited for its answer; send again what is to be retried (Q5)."""
+        """Return how long the oldest unanswered packet has waited; retransmit what is due (Q5)."""
         oldest = self.requests.overdue_ms(now_ms) if self.requests else 0
         if self.suspect:
             oldest = max(oldest, self.suspect.tick(now_ms))
@@ -775,7 +775,7 @@ class Session:
         states = self.states
         retry_ms = self.retry_ms
         if self.flight:
-            if retry_ms:  # each retry begins the wait for its answer anew, but not for ever
+            if retry_ms:  # each retry restarts its message's wait; `_stuck_ms` limits the sum
                 low = self.store.low
                 if low != self._stuck:
                     self._stuck = low

@@ -1,17 +1,18 @@
-"""Messages that can't be handed over now: nobody has claimed them yet, or who claimed them is busy (3.1.1 and 5, section 4.6).
+"""Messages that can't be handed over now: no handler claims them yet, or their handler is busy (3.1.1 and 5, section 4.6).
 
-Loaded with the first such message. A message of QoS 0 or 1 waits as a copy in RAM, within bounds; one of QoS 2 is in the store
-anyway, and only its place in the order waits here. None is acknowledged before it was taken. What comes behind flows on, but for
-two orders that are kept: messages with a common handler are handed over in the order in which they came, and PUBACKs leave in the
-order of their PUBLISH packets [MQTT-4.6.0-2], so that a message behind a waiting one may be done and its PUBACK still owed.
+Loaded with the first such message. A QoS 0 or 1 message waits as a copy in RAM, within limits. A QoS 2 message is in the store;
+only its place in the order is kept here. No message is acknowledged before it was taken. Other messages pass, but two orders are
+kept. Messages for the same handler are handed over in the order of arrival. PUBACKs are sent in the order of their PUBLISH
+packets [MQTT-4.6.0-2]; so the PUBACK of a message that is done may have to wait for an earlier message.
 
-Where there is no room, a message of QoS 0 is dropped and counted. One of QoS 1 is left unanswered, as are those that come to wait
-behind it; once there is room the connection is made anew, and the broker sends them again.
+If there is no room, a QoS 0 message is dropped and counted. A QoS 1 message is left unacknowledged, and so are later ones that
+would have to wait behind it; once there is room the client reconnects, and the broker sends them again.
 
-What waits outlives its network connection. The broker then sends it again with DUP and the same packet id, since it had no
-answer; that is no second message, and it is not handed over a second time.
+A waiting message outlives its network connection. The broker sends it again with DUP and the same packet id, because it was not
+acknowledged; this duplicate is recognized and not handed over.
 
-It knows who claims a message (a subscription with a handler; the rest goes to one taker of the face's), and calls nobody.
+The queue knows which subscriptions claim a message. A message that no subscription claims belongs to the rest, which the client
+hands over in its own way. The queue calls no handler.
 """
 
 from binascii import crc32
@@ -26,52 +27,52 @@ if TYPE_CHECKING:
 
 _PUBACK = const(4)
 _PUBCOMP = const(7)
-_ORPHAN = const(1)  # `session.handed` of a message that has no acknowledgement to come
+_ORPHAN = const(1)  # `session.handed` of a message that needs no acknowledgement
 _ACK_BYTES = const(8)
-_PATIENCE_MS = const(10000)  # how long what was left unanswered waits for progress before the connection is made anew
-_RETRY_MS = const(1000)  # until a handler that failed is called again, doubled every time
+_PATIENCE_MS = const(10000)  # without progress, the client reconnects this long after a message was left unacknowledged
+_RETRY_MS = const(1000)  # delay before a failed handler is called again, doubled every time
 _DOUBLINGS = const(6)
-_PAUSES = const(50)  # a program that takes nothing for so long does not hold up what is behind
+_PAUSES = const(50)  # after so many pauses without progress, reading is not slowed down any more
 
 # States of a waiting message.
 WAITING = const(0)
 BUSY = const(1)  # a handler or the program has it
-LEFT = const(2)  # left unanswered: only its topic is here
+LEFT = const(2)  # left unacknowledged: only its topic is kept
 DONE = const(3)  # taken; its acknowledgement is owed, or its connection is gone
 
-# Who is asked for: `next`.
+# Arguments of `next`.
 HANDLERS = const(1)
 REST = const(2)
 
 
 class Waiting(Message):
-    """A message that waits, and then the one that is handed over; `failures` says how often its handler failed."""
+    """A waiting message, later handed over as it is; `failures` counts the failed calls of its handler."""
 
     def __init__(self, message: "Any", packet_id: int, owed: "Any", now_ms: int, whole: "Any") -> None:
-        self.kind = self.qos = message.qos  # kind: what is to be done about it; nothing (0) about a piece of a message
+        self.kind = self.qos = message.qos  # kind: the QoS by which it is acknowledged; 0 for a piece of a message
         self.retain = message.retain
         self.dup = message.dup
-        self.in_pieces = message.more or message.offset > 0  # it is long, and held in the store
+        self.in_pieces = message.more or message.offset > 0  # a long message, held in the store
         self.more = False
         self.offset = 0
         self.topic_length = message.topic_end - message.topic_start
         self.total = self.length = message.payload_end - message.payload_start
         self.packet_id = packet_id
-        self.owed = owed  # its acknowledgement is awaited on this connection
+        self.owed = owed  # the broker waits for its acknowledgement on this connection
         self.state = WAITING if whole or self.qos == 2 else LEFT
         self.since_ms = self.due_ms = now_ms
         self.failures = 0
-        self.finished = ()  # subscriptions whose handlers have finished with it, where another one's failed
-        self.takers = None  # subscriptions whose handlers claim it, None: not known
-        self.reported = False  # nobody claimed it, and that was said
-        self.touched = False  # the program has looked at it
-        self.repeated = False  # it was handed over twice, as it may have been lost the first time
-        self.resumed = False  # it is done, and a connection since has not brought it again
+        self.finished = ()  # subscriptions whose handlers have finished with it, if another handler failed
+        self.takers = None  # subscriptions whose handlers claim it, None: unknown
+        self.reported = False  # reported as unclaimed
+        self.touched = False  # the program has read one of its attributes
+        self.repeated = False  # handed over twice, because the program may have lost it the first time
+        self.resumed = False  # done, and there was a new connection since
         n = self.topic_length
         start = message.properties_start
         properties = message.properties_end - start if whole else 0
         size = self.length if whole else 0
-        # Where it is not whole, its topic alone is kept.
+        # If not `whole`, only the topic is kept.
         self.buffer = self.topic_buffer = buf = bytearray(n + properties + size)
         copy(buf, 0, message.topic_buffer, message.topic_start, n)
         self.topic_start = 0
@@ -85,13 +86,13 @@ class Waiting(Message):
         self.payload_end = n + size
 
     def __getattr__(self, name: str) -> "Any":
-        """Make what is asked for, and take note that the program looks at the message."""
+        """Return a computed attribute, and note that the program has read one."""
         self.touched = True
         return Message.__getattr__(self, name)
 
 
 class Receipt:
-    """What is left of a message of QoS 1 that is done: enough to know it again, and to acknowledge it in its turn."""
+    """The record of a QoS 1 message that is done: enough to recognize a duplicate and to send PUBACK in order."""
 
     def __init__(self, message: "Any", packet_id: int, owed: "Any") -> None:
         self.kind = 1
@@ -111,8 +112,8 @@ class WaitingRoom:
         session: whose messages they are.
         limit: how many of QoS 0 and 1 may wait at once.
         limit_bytes: their bytes together; a longer message waits alone.
-        attempts: how often a message's handler may fail before the message is let go.
-        clean: the broker keeps no session: what is left unanswered would never come again.
+        attempts: how often a message's handler may fail before the message is discarded.
+        clean: the broker keeps no session: an unacknowledged message would never come again.
     """
 
     def __init__(self, session: "Any", limit: int, limit_bytes: int, attempts: int, clean: bool) -> None:
@@ -123,23 +124,23 @@ class WaitingRoom:
         self.clean = clean
         self.entries: "list[Any]" = []
         self.bytes = 0  # of the copies
-        self.owing = 0  # how many messages of QoS 1 are owed a PUBACK on this connection
-        self.rest = False  # somebody takes what no handler claims
+        self.owing = 0  # how many QoS 1 messages are owed a PUBACK on this connection
+        self.rest = False  # there is a taker for messages that no subscription claims
         self.missed = self.unclaimed = self.failed = 0
-        self._look = True  # something changed that may let a message be handed over
+        self._look = True  # after a change, a message may have become ready
         self._looked_ms = 0
-        self._left = False  # something was left unanswered on this connection
+        self._left = False  # a message was left unacknowledged on this connection
         self._left_ms = 0
-        self._overflow = False  # and not everything that was has an entry
-        self.skipping = False  # the first piece of a message was not handed over: the others are not, either
+        self._overflow = False  # some of these have no entry
+        self.skipping = False  # the first piece of a message was not handed over: skip the others
         self._pauses = 0  # since a message was taken
         self._pieces_failed = 0  # how often a handler failed with a message in pieces
-        self._progress = True  # something was taken since the connection was last made anew for it
+        self._progress = True  # a message was taken since the last reconnect for unacknowledged ones
 
     # --- who claims what ---
 
     def changed(self) -> None:
-        """Handlers or subscriptions are others now."""
+        """Handlers or subscriptions have changed: look again who claims each message."""
         self._look = True
         for entry in self.entries:
             if entry.state != DONE:
@@ -160,7 +161,7 @@ class WaitingRoom:
         return takers
 
     def stops(self, message: "Any") -> bool:
-        """Return whether a message that came just now has to wait behind others."""
+        """Return whether a message that has just arrived must wait behind others."""
         if self.skipping or (message.qos == 1 and (self._overflow or (self.owing and self._count() >= 2 * self.limit))):
             return True
         takers = self.claims(message)
@@ -170,7 +171,7 @@ class WaitingRoom:
         return False
 
     def due(self, now_ms: int, rest: "Any") -> bool:
-        """Return whether it is time to look for messages that can be handed over; rest: somebody takes the rest."""
+        """Return whether it is time to look for ready messages; rest: there is a taker for unclaimed ones."""
         if self._look or rest != self.rest or ticks_diff(now_ms, self._looked_ms) >= 100:
             self._look = False
             self.rest = rest
@@ -179,7 +180,7 @@ class WaitingRoom:
         return False
 
     def next(self, now_ms: int, kinds: "Any") -> "Any":
-        """Return the first message that can be handed over: with HANDLERS, or to who takes the REST. None: there is none."""
+        """Return the first message that can be handed over now, or None. kinds: HANDLERS, REST or both."""
         blocked: "list[Any]" = []
         rest_blocked = False
         for entry in self.entries:
@@ -196,12 +197,12 @@ class WaitingRoom:
                 return entry
             if takers:
                 blocked += takers
-            elif entry.state != BUSY:  # several tasks may each have one of the rest
+            elif entry.state != BUSY:  # several tasks may iterate at once, each with its own message
                 rest_blocked = True
         return None
 
     def expired(self, now_ms: int, after_ms: int) -> "Any":
-        """Return a message that nobody has claimed for so long, and that was not reported; None: there is none."""
+        """Return a message that is unclaimed for after_ms and was not reported yet, or None."""
         if not self.rest:
             for entry in self.entries:
                 if (
@@ -214,7 +215,7 @@ class WaitingRoom:
         return None
 
     def gives_time(self) -> bool:
-        """Return whether a program with tasks is to be given time: half of the room is taken, and it still takes messages."""
+        """Return whether to pause reading for a program with tasks: half of the room is used, and it takes messages."""
         if 2 * self.bytes <= self.limit_bytes and 2 * self._count() <= self.limit:
             return False
         self._pauses += 1
@@ -223,7 +224,7 @@ class WaitingRoom:
     # --- in ---
 
     def add(self, now_ms: int) -> "Any":
-        """Let the message that is handed over wait; return its entry, None: it was dropped, or left unanswered."""
+        """Queue the session's current message; return its entry, or None if it was dropped or left unacknowledged."""
         session = self._session
         message = session.message
         owed = session.handed > _ORPHAN
@@ -231,17 +232,17 @@ class WaitingRoom:
         qos = message.qos
         if qos == 2 and (
             message.more or message.offset
-        ):  # it is in the store: from the first piece on, when its turn comes
+        ):  # it is in the store, and is handed over later from its first piece on
             session.long.pause()
             owed = session.long.owed()
         else:
             self.skipping = message.more
             if message.more:
-                return None  # its last piece tells what becomes of the whole
+                return None  # decided with its last piece
         entry = None
         self._look = True
         try:
-            # A message in pieces can't wait; and behind one that comes again only with another connection none must wait.
+            # A message in pieces can't wait here. And none may wait behind one that comes again only after a reconnect.
             whole = qos < 2 and not message.offset and not (qos and self._left) and self._fits(message)
             if whole or qos == 2 or (qos and not self.clean and self._count() < 2 * self.limit):
                 entry = Waiting(message, session.handed_id, owed, now_ms, whole)
@@ -271,7 +272,7 @@ class WaitingRoom:
         return None if entry.state == LEFT else entry
 
     def add_piece(self, now_ms: int) -> "Any":
-        """Let a piece of a long message wait, whose program has tasks; return it. Its message is acknowledged by who called."""
+        """Queue a piece of a long message for a program with tasks; return it. The caller acknowledges the message."""
         message = self._session.message
         entry = Waiting(message, 0, False, now_ms, True)
         entry.kind = 0
@@ -285,7 +286,7 @@ class WaitingRoom:
         return entry
 
     def withdraw(self, piece: "Any") -> None:
-        """Nobody takes the piece: forget it."""
+        """Remove a piece that was not taken."""
         if piece in self.entries:
             self.entries.remove(piece)
             self.bytes -= len(piece.buffer)
@@ -301,7 +302,7 @@ class WaitingRoom:
         return not self.bytes or (self._count() < self.limit and self.bytes + n <= self.limit_bytes)
 
     def _count(self) -> int:
-        """Return how many messages of QoS 0 and 1 have a place here."""
+        """Return how many QoS 0 and 1 messages are queued."""
         n = 0
         for entry in self.entries:
             if entry.kind < 2:
@@ -309,15 +310,15 @@ class WaitingRoom:
         return n
 
     def defer(self) -> None:
-        """Take note of a message that was taken, and whose PUBACK has to wait for those before it."""
+        """Queue the PUBACK of the message just taken behind earlier ones."""
         session = self._session
         self._append(Receipt(session.message, session.handed_id, True))
 
     def came_again(self) -> bool:
-        """Return whether the message that is handed over is one that waits, or is done and was not acknowledged.
+        """Return whether the received message is a duplicate of one that waits, or is done and not acknowledged yet.
 
-        The broker sends it with DUP and the packet id that it had, which no other message can have before it is acknowledged. But
-        some brokers number anew what they send again (RabbitMQ), so that the content decides, or its CRC.
+        A duplicate has DUP and the same packet id, which no other message may have before the acknowledgement. Some brokers
+        (RabbitMQ) assign new packet ids when they send again, so the content, or its CRC, is compared, too.
         """
         session = self._session
         message = session.message
@@ -341,7 +342,7 @@ class WaitingRoom:
         return False
 
     def held(self, key: int) -> "Any":
-        """Return the message of QoS 2 that waits under this packet id, or None."""
+        """Return the QoS 2 message that waits with this packet id, or None."""
         for entry in self.entries:
             if entry.kind == 2 and entry.packet_id == key and entry.state != DONE:
                 return entry
@@ -350,7 +351,7 @@ class WaitingRoom:
     # --- out ---
 
     def begin(self, entry: "Any") -> bool:
-        """Let this message be the one that is handed over; return False where it can't be read any more, and is let go."""
+        """Prepare a message to be handed over; return False if it can't be read any more or is handed over in pieces."""
         if entry.in_pieces:
             self.entries.remove(entry)
             self._session.inbound.resume(entry.packet_id, entry.owed)
@@ -363,21 +364,21 @@ class WaitingRoom:
         return True
 
     def put_back(self, entry: "Any", due_ms: int) -> None:
-        """Let a message that was handed over wait again, not to be handed over before due_ms."""
+        """Let a message that was handed over wait again, until due_ms at least."""
         entry.state = WAITING
         entry.due_ms = due_ms
         self._look = True
 
     def refuse(self, entry: "Any", now_ms: int, counts: "Any", finished: int = 0) -> "Any":
-        """A handler failed with a message: it waits and is tried again later, or is let go, after as many failures as allowed.
+        """A handler failed: let the message wait for the next attempt, or discard it after `attempts` failures.
 
-        Return it; None where it could not wait.
+        Return the message, or None if it could not wait.
 
         Args:
-            entry: the message, if it has waited, None: the one that came just now.
+            entry: the message, if it has waited; None: the message that has just arrived.
             now_ms: the time.
-            counts: False where the handler was only interrupted.
-            finished: how many handlers have finished with it, if it came just now.
+            counts: False if the handler was only interrupted.
+            finished: if the message has just arrived: how many handlers have finished with it.
         """
         if not entry:
             message = self._session.message
@@ -389,7 +390,7 @@ class WaitingRoom:
             entry.finished = tuple(self.claims(entry)[:finished])
         if counts:
             entry.failures += 1
-            if entry.in_pieces:  # each time it is another entry
+            if entry.in_pieces:  # a new entry each time, so the failures are counted here
                 entry.failures = self._pieces_failed
             if entry.failures >= self.attempts or not entry.kind:
                 if entry.kind == entry.qos:
@@ -402,7 +403,7 @@ class WaitingRoom:
         return entry
 
     def finish(self, entry: "Any") -> None:
-        """A message was taken, or is let go: acknowledge it when its turn comes, at QoS 2 at once."""
+        """A message was taken, or is discarded: acknowledge it, at QoS 1 in order."""
         self._progress = self._look = True
         self._pauses = 0
         if entry not in self.entries:
@@ -422,11 +423,11 @@ class WaitingRoom:
         self.flush()
 
     def flush(self) -> None:
-        """Put the acknowledgements whose turn has come, as far as there is room."""
+        """Put the acknowledgements that are due in order, as far as there is room."""
         session = self._session
         output = session.output
         entries = self.entries
-        first = True  # no message of QoS 1 before this one is owed its PUBACK
+        first = True  # no earlier QoS 1 message is owed its PUBACK
         i = 0
         while i < len(entries):
             entry = entries[i]
@@ -448,7 +449,7 @@ class WaitingRoom:
     # --- connections ---
 
     def disconnected(self) -> None:
-        """The network connection is gone: nothing is owed on it any more, and what was left unanswered comes again."""
+        """The network connection is gone: no acknowledgement is owed; unacknowledged messages come again."""
         kept = []
         for entry in self.entries:
             if entry.state == LEFT:
@@ -462,7 +463,7 @@ class WaitingRoom:
         self.flush()
 
     def connected(self, lost: "Any") -> None:
-        """The broker accepted a connection; lost: it has no session, and sends nothing again."""
+        """The broker accepted a connection; lost: it lost the session, and sends no message again."""
         kept = []
         for entry in self.entries:
             if entry.state == DONE:
@@ -473,7 +474,7 @@ class WaitingRoom:
         self.entries = kept
 
     def clear(self) -> None:
-        """Forget what waits: the program disconnects, and the broker, or the store, still has it."""
+        """The program disconnects: remove the waiting messages, which the broker or the store still has."""
         kept = []
         for entry in self.entries:
             if entry.state == BUSY or entry.state == DONE:
@@ -484,7 +485,7 @@ class WaitingRoom:
         self.owing = 0
 
     def wants_restart(self, now_ms: int) -> bool:
-        """Return whether the connection has to be made anew, for what was left unanswered to come again."""
+        """Return whether to reconnect, so that the broker sends unacknowledged messages again."""
         if not self._left or self.clean:
             return False
         waiting = 0
@@ -503,7 +504,7 @@ class WaitingRoom:
 
 
 def _common(some: "Any", others: "Any") -> bool:
-    """Return whether two messages have a common taker; the rest, which no handler claims, has one taker."""
+    """Return whether two messages have a common taker; all unclaimed messages have the same one."""
     if not some or not others:
         return not some and not others
     for one in some:
@@ -518,7 +519,7 @@ def _crc(message: "Any") -> "Any":
 
 
 def _same(entry: "Any", message: "Any") -> "Any":
-    """Return whether a waiting copy has this topic and payload."""
+    """Return whether a waiting message has this topic and payload."""
     return equal(entry.buffer, 0, message.topic_buffer, message.topic_start, entry.topic_length) and equal(
         entry.buffer, entry.payload_start, message.buffer, message.payload_start, entry.length
     )
