@@ -1,9 +1,9 @@
 """The output buffer of a connection, and the only code that writes to it (chapter 3 of 3.1.1 and 5).
 
-Packets are put behind each other and leave together. Who writes to the network asks `offer()` how many bytes to write from
-`buf[start]`, and tells `taken(n)` how many left. Before any of them leaves, what they promise is durable: an acknowledgement may
-say that a message is stored, a PUBREL that its PUBREC was seen, a PUBCOMP that the held message is discarded [MQTT-4.3.2-1]
-[MQTT-4.3.3-1]. It knows no socket, no flow and no packet that is under way.
+Packets are put one after the other and sent together. The caller that writes to the network gets from `offer()` how many bytes
+to write from `buf[start]`, and reports to `taken(n)` how many were sent. Before any byte is sent, the store is made durable if a
+packet depends on it: a PUBACK or PUBREC states that a message is stored, a PUBREL that PUBREC has arrived, a PUBCOMP that the
+held message is discarded [MQTT-4.3.2-1] [MQTT-4.3.3-1]. This module knows no socket, no flow and no packets in flight.
 """
 
 from .codec.encode import put_ack, put_publish
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
 
 
 class Output:
-    """Bytes that are to be sent. All room is what lies behind `end`: nothing moves, nothing grows.
+    """Bytes to send. New packets go after `end`; nothing is moved, and the buffer never grows.
 
     buf             the buffer
-    start           where the bytes begin that have not left
-    end             where they end; both are 0 again when all have left
-    limit           where room for further packets ends. 0: nothing can be put now, as there is no connection that the broker has
-                    accepted, or a packet is here in part
-    sent_ms         when bytes left last
+    start           where the unsent bytes begin
+    end             where they end; both are 0 again when all are sent
+    limit           the end of the room for packets. 0: no packet can be put now: the broker has not accepted a connection, or a part
+                    of a packet is in the buffer
+    sent_ms         when bytes were sent last
 
     Args:
-        size: of the buffer. A longer message goes out in pieces.
+        size: of the buffer. A longer message is sent in pieces.
         level: 3, 4 or 5.
-        sync: called before bytes leave that promise something.
+        sync: makes the store durable; called before acknowledgements are sent.
     """
 
     def __init__(self, size: int, level: int, sync: "Any") -> None:
@@ -43,36 +43,36 @@ class Output:
         self._offered = 0
 
     def clear(self) -> None:
-        """The connection has ended, and what was left in the buffer is gone. Only CONNECT can be put before `open`."""
+        """The connection has ended: discard the buffer. Only CONNECT can be put before `open`."""
         self.start = self.end = self._offered = self.limit = 0
         self._promised = False
 
     def open(self) -> None:
-        """The broker has accepted the connection, or a packet that was here in part is whole: packets can be put."""
+        """Allow packets: the broker has accepted the connection, or a packet sent in pieces is complete."""
         self.limit = len(self.buf)
 
     def shut(self) -> None:
-        """Take no packets: DISCONNECT is the last one, or a packet is here in part."""
+        """Allow no more packets: DISCONNECT is the last one, or a part of a packet is in the buffer."""
         self.limit = 0
 
     def room(self) -> "Any":
-        """Return how many bytes can be put now; less than 1: none."""
+        """Return how many bytes can be put now; 0 or less: none."""
         return self.limit - self.end
 
     # --- putting packets ---
 
     def put(self, function: "Any", *arguments: "Any") -> None:
-        """Put a packet by one of the codec's functions: function(buf, end, *arguments) returns the new end.
+        """Put a packet with one of the codec's functions: function(buf, end, *arguments) returns the new end.
 
-        The caller has seen to it that packets can be put now (`room`), but for CONNECT.
+        The caller has checked `room`, except for CONNECT.
 
         Raises:
-            BufferTooSmall: no room for this one, now.
+            BufferTooSmall: no room for this packet now.
         """
         self.end = function(self.buf, self.end, *arguments)
 
     def put_ack(self, packet_type: int, packet_id: int, code: int = 0, dup: bool = False) -> None:
-        """Put an acknowledgement behind those before it [MQTT-4.6.0-2] [MQTT-4.6.0-3] [MQTT-4.6.0-4]; 8 bytes of room will do.
+        """Put an acknowledgement, in order [MQTT-4.6.0-2] [MQTT-4.6.0-3] [MQTT-4.6.0-4]; it needs 8 bytes of room at most.
 
         It has the id of its PUBLISH [MQTT-2.3.1-6]; 5: [MQTT-2.2.1-5].
         """
@@ -80,7 +80,7 @@ class Output:
         self.end = put_ack(self.buf, self.end, packet_type, packet_id, self.level, code, None, dup)
 
     def put_puback(self, packet_id: int) -> None:
-        """Put a PUBACK: what `put_ack` does, for the most frequent one."""
+        """Put a PUBACK: the fast path of `put_ack`."""
         self._promised = True
         end = self.end
         buf = self.buf
@@ -91,13 +91,13 @@ class Output:
         self.end = end + 4
 
     def put_copy(self, buf: "Any", n: int) -> None:
-        """Put a packet that lies in buf[:n]. The caller has compared n with the room: nothing is checked here."""
+        """Put the packet in buf[:n]. The caller has checked that it fits."""
         end = self.end
         raw_copy(self.buf, buf, n, end, 0)
         self.end = end + n
 
     def put_stored(self, store: "Any", seq: int, offset: int, n: int, dup: bool) -> int:
-        """Put n bytes of a stored PUBLISH from offset, which have room; return the first byte as it is stored."""
+        """Put n bytes of a stored PUBLISH from offset, for which there is room; return the first byte as stored."""
         end = self.end
         buf = self.buf
         store.read(seq, offset, buf, end, n)
@@ -110,10 +110,10 @@ class Output:
     def put_again(
         self, topic: "bytes | bytearray | memoryview", payload: "bytes | bytearray | memoryview", retain: bool
     ) -> int:
-        """Put a QoS 0 message whose topic is known to be valid; return 0 where there is no room. Levels 3 and 4 only."""
+        """Put a QoS 0 message whose topic is known to be valid; return 0 if there is no room. Levels 3 and 4 only."""
         if not self.limit:
             return 0
-        # (One more name, and the frame had more than 11 words: it would be on the heap, which takes 25 us.)
+        # (No new local here: a frame over 11 words is allocated on the heap, which takes 25 us.)
         end = put_message(self.buf, self.end, topic, payload, 0x31 if retain else 0x30)
         if end:
             self.end = end
@@ -122,7 +122,7 @@ class Output:
     def put_unstored(
         self, topic: "bytes | bytearray | memoryview", payload: "bytes | bytearray | memoryview", retain: bool
     ) -> bool:
-        """Put a QoS 0 message [MQTT-4.3.1-1]; return False where it has no room (now, or ever). Levels 3 and 4 only."""
+        """Put a QoS 0 message [MQTT-4.3.1-1]; return False if it does not fit now, or never will. Levels 3 and 4 only."""
         try:
             self.end = put_publish(self.buf, self.end, topic, payload, 0, retain, False, 0, self.level)
         except BufferTooSmall:
@@ -132,10 +132,10 @@ class Output:
     # --- writing them ---
 
     def write_to(self, sock: "Any", now_ms: int) -> bool:
-        """Write all that is here, once; return whether all of it left. It is what `offer` and `taken` do, in one call."""
+        """Write the buffer to a socket, once; return whether all of it was sent. This does `offer` and `taken` in one call."""
         if self._promised:
             self._sync()
-            self._promised = False  # where the store fails, the next attempt to write comes here again
+            self._promised = False  # not reached if the store fails: the next write tries again
         start = self.start
         n = self._offered
         if not n:
@@ -149,21 +149,21 @@ class Output:
         return False
 
     def offer(self) -> int:
-        """Return how many bytes to write, from buf[start]; 0: there are none. What they promise is durable now.
+        """Return how many bytes to write from buf[start]; 0: none. The store is durable as far as these bytes need it.
 
-        Until some of them were taken, the answer stays the same: TLS has encrypted a write that it could not finish, and takes
-        the repeated call, whatever its length, for these very bytes.
+        The result stays the same until `taken`: TLS has already encrypted a write that it could not finish, and treats the next
+        call, whatever its length, as a repetition of that write.
         """
         if self._promised:
             self._sync()
-            self._promised = False  # where the store fails, the next attempt to write comes here again
+            self._promised = False  # not reached if the store fails: the next write tries again
         n = self._offered
         if not n:
             self._offered = n = self.end - self.start
         return n
 
     def taken(self, n: int, now_ms: int) -> None:
-        """Take note that the first n bytes of the offer have left."""
+        """Report that the first n bytes of the offer were sent."""
         if n:
             self._offered = 0
             self.sent_ms = now_ms

@@ -1,11 +1,11 @@
-"""A broker's session that is older than this program's memory of it (3.1.1 and 5, section 4.3.3).
+"""A broker's session from before the program's last restart (3.1.1 and 5, section 4.3.3).
 
-Loaded where a session without a durable store resumes what an earlier run of the program left at the broker: subscriptions,
-queued messages, and packet ids. An id that the broker still holds for a QoS 2 message of the earlier run would make it take a new
-message for a duplicate. So before the first QoS 2 message under each id goes out, a PUBREL for that id ends whatever the broker
-holds there: it passes the old message on, or says that there is none. Both are answered by PUBCOMP; only then the new message is
-sent. Where a broker closes the connection on such a PUBREL, or does not answer it, on as many connections in a row as make a
-message refused (`suspect.py`), the message goes out without.
+Loaded if a session without a durable store continues a session that an earlier run of the program left at the broker, with
+subscriptions, queued messages and packet ids. The broker may still hold a packet id of an unfinished QoS 2 message; it would take
+a new message with that id for a duplicate. So the first QoS 2 message with each id is preceded by a PUBREL for that id. The
+broker then passes the old message on, or finds none, and answers with PUBCOMP. After PUBCOMP the new message is sent. If the
+broker closes the connection on the PUBREL, or does not answer it, on `refuse_after` connections in a row, the message is sent
+without.
 """
 
 from flashmqtt.compat import TYPE_CHECKING, const, ticks_diff
@@ -21,25 +21,25 @@ _ACK_BYTES = const(8)
 
 
 class Adopted:
-    """Which ids of a session are known to be free at the broker."""
+    """The packet ids of a session that are known to be free at the broker."""
 
     def __init__(self, session: "Any") -> None:
         self._session = session
         self._first = bytearray(1)
-        self._asked = 0  # the message for whose id a PUBREL is out
+        self._asked = 0  # the message for whose id a PUBREL was sent
         self._asked_ms = 0
         self._free = 0  # the message whose id is free
         self._vain = 0  # how many connections in a row ended before the PUBCOMP
-        # What this session sends itself is acknowledged, or sent again under its id: every id is cleared once.
+        # Each id is freed once: this session's own messages are acknowledged, or retransmitted with the same id.
 
     def connected(self, error: "Any") -> None:
-        """A connection begins: what was out on the last one, which ended by this error (None: by us), is gone."""
+        """A connection begins; the last one ended because of this error (None: by us), without a PUBCOMP."""
         if self._asked and error:
             self._vain += 1
         self._asked = 0
 
     def may_go(self, seq: int, now_ms: int) -> bool:
-        """Return whether a message's id is free; ask for it where that is not known."""
+        """Return whether a message's id is free; if that is unknown, send a PUBREL for it."""
         session = self._session
         if seq > _IDS or seq == self._free or seq < session.dup_to or 0 < session.refuse_after <= self._vain:
             return True
@@ -61,5 +61,5 @@ class Adopted:
         return True
 
     def overdue_ms(self, now_ms: int) -> "Any":
-        """Return for how long a PUBCOMP has been awaited."""
+        """Return how long the PUBCOMP is overdue."""
         return ticks_diff(now_ms, self._asked_ms) if self._asked else 0

@@ -1,14 +1,14 @@
 """Message Expiry Interval, counted down while a message is stored (5, section 3.3.2.3.3).
 
-Loaded with the first such message. Its record in the store is the PUBLISH, with bit 3 of the first byte set (DUP, which is 0 in a
-stored packet), and 12 bytes behind it that are never sent: the boot, the uptime and the calendar's time when it was published.
+Loaded with the first such message. Its record in the store is the PUBLISH with bit 3 of the first byte set (DUP, which is 0 in a
+stored packet), and a stamp of 12 bytes after it that is never sent: boot number, uptime and wall clock at the time of `publish`.
 
-How long it has waited: within a boot, the difference of the uptimes, exactly. After a reboot, the difference of the calendar's
-times, where the board's clock was set at both moments (the year is 2024 or later); without a clock, only what passed since the
-reboot. So a message may live longer than its interval by the time before the reboot, and never shorter, if the clock is right.
+The waiting time within one boot is the difference of the uptimes, which is exact. After a reboot it is the difference of the wall
+clocks, if the clock was set at both times (the year is 2024 or later); without a clock, it is the time since the reboot. So
+without a clock a message may live too long, by the time before the reboot. With a correct clock it never expires too early.
 
-A message that has expired is not sent, but reported. One of QoS 2 that may have been sent before is sent again in any case
-[MQTT-4.3.3-7], with an interval of a second: its flow has to come to an end.
+An expired message is not sent, but reported. A QoS 2 message that may have been sent before is retransmitted in any case
+[MQTT-4.3.3-7], with an interval of one second, because its flow must be completed.
 """
 
 import time
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 STAMP_BYTES = const(12)
 MARK = const(8)  # in a record's first byte
 _YEAR = const(2024)
-_TURN_MS = const(1 << 30)  # after so many, ticks begin again
+_TURN_MS = const(1 << 30)  # the period of the ticks
 _SLACK_MS = const(10000)
 
 
 class Expiry:
-    """The clocks, and what they say about a stored message."""
+    """The clocks by which stored messages expire."""
 
     def __init__(self, store: "Any") -> None:
         self._store = store
@@ -38,7 +38,7 @@ class Expiry:
         self._time = int(time.time())
 
     def uptime_s(self) -> int:
-        """Return the seconds since this object was made; ticks wrap within days, and the clock may be set meanwhile."""
+        """Return the seconds since this object was made, although ticks wrap within days and the clock may be set."""
         ticks = ticks_ms()
         now = int(time.time())
         passed = ticks_diff(ticks, self._ticks) % _TURN_MS
@@ -51,16 +51,16 @@ class Expiry:
         return self._uptime_ms // 1000
 
     def clock_s(self) -> "Any":
-        """Return the calendar's time in seconds, 0 where it is not known."""
+        """Return the wall clock in seconds, 0 if it is not set."""
         now = int(time.time())
         return now if time.gmtime(now)[0] >= _YEAR else 0
 
     def stamp(self) -> "Any":
-        """Return what stands behind a packet in the store."""
+        """Return the stamp that is stored after a packet."""
         return pack("<III", self._store.boot, self.uptime_s(), self.clock_s())
 
     def left(self, seq: int, n: int, interval: "Any") -> "Any":
-        """Return how much of its interval a stored message of n bytes has left, 0 or less: it has expired."""
+        """Return the rest of a stored message's interval, 0 or less if it has expired; n: the length of its packet."""
         stamp = self._stamp
         self._store.read(seq, n, stamp, 0, STAMP_BYTES)
         boot, uptime, clock = unpack_from("<III", stamp)
@@ -75,7 +75,7 @@ class Expiry:
 
 
 def interval_at(buf: "bytearray | memoryview", at: int, end: int) -> "Any":
-    """Return where the interval stands in the PUBLISH that begins at buf[at], 0: not before `end`."""
+    """Return the position of the interval in the PUBLISH at buf[at], 0 if it is not before `end`."""
     at += 1
     while buf[at] & 0x80:
         at += 1

@@ -14,14 +14,13 @@ store. The receiver's state is the store's: HELD is what is held.
 
 from flashmqtt.compat import const
 
-# The sender's states. (A constant with an underscore costs a board nothing; `session.py` has the same ones again, and a test
-# compares them.)
+# The sender's states. (A constant with an underscore costs a board nothing. `session.py` repeats these; a test compares them.)
 _NONE = const(0)  # not sent on this connection, or finished, or an id of nobody's
 _AWAIT_PUBACK = const(1)
 _AWAIT_PUBREC = const(2)
 _AWAIT_PUBCOMP = const(3)
 
-# The receiver's: _NONE, and
+# The receiver's states are _NONE and
 _HELD = const(1)
 
 # Actions.
@@ -56,7 +55,7 @@ SENDER = bytes((
     _AWAIT_PUBCOMP << 4 | _VIOLATION, _AWAIT_PUBCOMP << 4 | _PUT_PUBREL, _AWAIT_PUBCOMP << 4 | _PUT_PUBREL, _NONE << 4 | _DONE,
 ))
 
-# The receiver's state is what the store holds, so that only `hold` and `discard` change it: the table says what they are to do.
+# The store keeps the receiver's state, and only `hold` and `discard` change it: the table says what they have to do.
 RECEIVER = bytes((
     # 0: PUBLISH, 1: PUBLISH with the bytes that are held, 2: PUBREL came
     # NONE

@@ -1,13 +1,13 @@
 """Inbound QoS 2: a message is held in the store from its PUBLISH to its PUBREL, and handed over once (3.1.1, 5: section 4.3.3).
 
-Loaded with the first such message, or where the store holds one. It knows the session, in whose name it answers, and its store;
-what a handler does with a message it does not know.
+Loaded with the first such message, or if the store holds one. It knows the session and its store, and sends the session's
+acknowledgements. It does not know what handlers do with a message.
 
-A held message is stored as a whole PUBLISH packet under its packet id. Bit 3 of its first byte (DUP, which says nothing about it)
-says that its layout is level 5's: the session may be of another level when it is handed over.
+A held message is stored as a whole PUBLISH packet under its packet id. Bit 3 of the first byte, DUP in a packet, means here that
+the layout is level 5's: the session may have another level when the message is handed over.
 
-Where the store has no room for a message, it is not answered, and neither are those behind it, so that their order holds. Once
-the store can hold it, the connection is made anew, and the broker sends it again.
+If the store has no room for a message, that message and all later ones are left unacknowledged, which keeps their order. Once
+the store has room, the client reconnects, and the broker sends them again.
 """
 
 from flashmqtt.codec.encode import put_length
@@ -40,37 +40,37 @@ _PUBREL_COLUMN = const(2)
 
 _HEAD = const(0x34)  # PUBLISH of QoS 2
 _LAYOUT_5 = const(8)
-_ORPHAN = const(1)  # `session.handed` of a message that has no acknowledgement to come
+_ORPHAN = const(1)  # `session.handed` of a message that needs no acknowledgement
 _PIECE = const(64)
 _HEAD_BYTES = const(7)  # the fixed header and the length of the topic, at most
 _LENGTH_BYTES = const(4)  # the length of the properties, at most
-_PATIENCE_MS = const(10000)  # how long what is left out waits for the held messages before it at most
+_PATIENCE_MS = const(10000)  # the longest wait for held messages to be handed over before a reconnect
 
 
 class Inbound:
-    """What a session holds."""
+    """The held messages of a session."""
 
     def __init__(self, session: "Any") -> None:
         self._session = session
         self._store = session.store
         self._handed = bytearray()  # the buffer for held messages, made when the first one is handed over
         self._piece = bytearray(_PIECE)
-        self._held = len(session.store.held())  # how many
+        self._held = len(session.store.held())  # their number
         self._key = 0  # of the message that is handed over
         self._orphans: "list[Any]" = []  # keys of the messages whose PUBREL will never come
-        self._resumed: "list[Any]" = []  # (key, what acknowledges it) of long messages that have waited
-        self.again = False  # the decoder's packet has to be taken in once more
-        self._left = 0  # bytes of the first message that was left unanswered on this connection, 0: none was
+        self._resumed: "list[Any]" = []  # (key, acknowledgement) of long messages that have waited
+        self.again = False  # the packet in the decoder must be processed once more
+        self._left = 0  # bytes of the first message left unacknowledged on this connection, 0: none
         self._left_ms = 0
-        self._left_key = 0  # where the message that waits under its packet id is in its way
-        self._progress = True  # something was held since the last restart
-        self._awaited: "list[Any]" = []  # packet ids that were answered by PUBREC on this connection, and not yet released
-        self._unheard: "list[Any]" = []  # those held since an earlier one, of which the broker has said nothing on this one
-        self._awaited_ms = self._unheard_ms = 0  # since when the first of these is owed something
-        self._restart_awaited = self._restart_unheard = False  # since now
+        self._left_key = 0  # its key, if an older message with the same packet id still waits
+        self._progress = True  # a message was held since the last reconnect
+        self._awaited: "list[Any]" = []  # packet ids of this connection with PUBREC sent and no PUBREL yet
+        self._unheard: "list[Any]" = []  # ids held since an earlier connection, without a packet on this one
+        self._awaited_ms = self._unheard_ms = 0  # since when the first of these waits for a packet
+        self._restart_awaited = self._restart_unheard = False  # set that time at the next check
 
     def receive(self, packet: "Any", now_ms: int) -> "Any":
-        """Take in a PUBLISH of QoS 2 or a PUBREL; return what is to be reported."""
+        """Process a PUBLISH of QoS 2 or a PUBREL; return the event to report."""
         session = self._session
         key = packet.packet_id
         length = self._store.held_length(key)
@@ -87,7 +87,9 @@ class Inbound:
             try:
                 if length and self._is_held(key, length, n):
                     column = _REPEATED_COLUMN
-            except StoreCorrupt:  # this one takes its place; without DUP it is another one
+            except (
+                StoreCorrupt
+            ):  # store the packet instead; without DUP, it is another message and the held one is lost
                 self._discard(key, 0 if packet.dup else 1)
                 length = 0
         action = RECEIVER[(_COLUMNS if length else 0) + column] & 15
@@ -118,7 +120,7 @@ class Inbound:
         self._session.output.put_ack(kind, key, code)
 
     def _note_heard(self, key: int) -> None:
-        """The broker sent something of this flow."""
+        """The broker sent a packet of this flow."""
         awaited = self._awaited
         if awaited and key in awaited:
             if awaited[0] == key:
@@ -131,11 +133,11 @@ class Inbound:
     # --- from PUBLISH to PUBREL ---
 
     def _put_record(self, packet: "Any") -> int:
-        """Write a received PUBLISH into the scratch, as it is held; return its length."""
+        """Write a received PUBLISH into the scratch, in the stored layout; return its length."""
         session = self._session
         scratch = session.scratch
         need = len(packet.buffer)
-        if packet.topic_alias:  # with its topic it may be longer than what came
+        if packet.topic_alias:  # with its topic in place of the alias it may be longer than the packet
             need *= 2
         if len(scratch) < need:
             scratch = session.scratch = bytearray(need)
@@ -155,8 +157,8 @@ class Inbound:
     def _is_held(self, key: int, length: int, n: int) -> "Any":
         """Return whether the held message has the topic and payload of the record in the scratch.
 
-        Its properties may differ: a server counts the Message Expiry Interval down, and sets topic aliases (5, section 3.3.2.3).
-        It may have been held at another level, with the other layout.
+        Properties are not compared: a server counts the Message Expiry Interval down and sets topic aliases (5, section 3.3.2.3).
+        The held message may have the layout of another level.
         """
         store = self._store
         scratch = self._session.scratch
@@ -165,7 +167,7 @@ class Inbound:
         start = topic_start(piece)
         other = topic_start(scratch)
         size = 2 + (piece[start - 2] << 8 | piece[start - 1])
-        end = start + size  # behind the topic and the packet id
+        end = start + size  # after the topic and the packet id
         other_end = other + 2 + (scratch[other - 2] << 8 | scratch[other - 1])
         if piece[0] & _LAYOUT_5:
             store.read_held(key, end, piece, 0, min(length - end, _LENGTH_BYTES))
@@ -179,7 +181,7 @@ class Inbound:
         )
 
     def _same(self, key: int, at: int, other: "Any", n: int) -> bool:
-        """Return whether n bytes of the held message are those of the scratch from `other` on."""
+        """Return whether n bytes of the held message are equal to those of the scratch from `other` on."""
         piece = self._piece
         scratch = self._session.scratch
         while n:
@@ -193,7 +195,7 @@ class Inbound:
         return True
 
     def _hold(self, key: int, n: int, now_ms: int) -> None:
-        """Store a message, whole and not handed over, and only then answer it [MQTT-4.3.3-2]."""
+        """Store a message; after that, put PUBREC [MQTT-4.3.3-2]. It is handed over later."""
         store = self._store
         if not self._left and store.can_hold(n):
             try:
@@ -208,13 +210,13 @@ class Inbound:
         self._leave(n, now_ms)
 
     def _leave(self, n: int, now_ms: int) -> None:
-        """Leave a message of n bytes unanswered."""
-        if not self._left:  # 5: only where the server sends more than the Receive Maximum that we told [MQTT-3.3.4-9]
+        """Leave a message of n bytes unacknowledged."""
+        if not self._left:  # 5: only if the server exceeds our Receive Maximum [MQTT-3.3.4-9]
             self._left = n
             self._left_ms = now_ms
 
     def wants_restart(self, now_ms: int) -> bool:
-        """Return whether the connection has to be made anew, for what was left unanswered to come again and be held."""
+        """Return whether to reconnect, so that the broker sends unacknowledged messages again."""
         left = self._left
         if not left or not self._store.can_hold(left):
             return False
@@ -228,12 +230,12 @@ class Inbound:
     # --- handing over ---
 
     def lost(self) -> None:
-        """The broker has no session: hand over what is held, one message after the other."""
+        """The broker lost the session: hand over all held messages, one after the other."""
         self._orphans = self._store.held()
         self._session.urgent = True
 
     def next(self, packet: "Any", now_ms: int) -> "Any":
-        """Hand over a message whose PUBREL will never come, or take in once more the packet that told so."""
+        """Hand over the next held message that needs no PUBREL; after that, process the packet in the decoder again."""
         if self._session.long and self._session.long.key:
             event = self._next_piece()
             if event:
@@ -257,13 +259,13 @@ class Inbound:
         return _NOTHING
 
     def _hand_over(self, key: int, answer: "Any") -> "Any":
-        """Let the message be a held one, read into a buffer of its own: handlers may publish meanwhile.
+        """Set `message` to a held one, read into a separate buffer, as handlers may publish meanwhile.
 
-        One that can't be read any more is counted and given up, and its flow ends.
+        A message that can't be read is counted as damaged and discarded, and its flow ends.
         """
         session = self._session
         store = self._store
-        if session.unsynced:  # one handed over before must not come again, whatever happens in this one's handler
+        if session.unsynced:  # the last message must not be handed over again if this one's handler resets the board
             session.sync()
         length = store.held_length(key)
         if session.chunks and length > len(session.scratch):
@@ -292,7 +294,7 @@ class Inbound:
         return _MESSAGE
 
     def load(self, message: "Any") -> bool:
-        """Read a held message that waited into a buffer of its own; return False where it can't be read any more."""
+        """Read a held message that waited into its own buffer; return False if it can't be read any more."""
         length = self._store.held_length(message.packet_id)
         buf = bytearray(length)
         try:
@@ -304,7 +306,7 @@ class Inbound:
         return True
 
     def _next_piece(self) -> "Any":
-        """Hand over the next piece of a long message; give it up where it can't be read any more."""
+        """Hand over the next piece of a long message; discard the message if it can't be read any more."""
         long = self._session.long
         self._key = key = long.key
         try:
@@ -317,23 +319,23 @@ class Inbound:
             return _NOTHING
 
     def taken(self) -> None:
-        """The application has taken the message that was handed over: it must not come again."""
+        """The application has taken the message: discard it, so that it is not handed over again."""
         if self._session.long and self._session.long.key and not self._session.long.taken():
             return
         self._discard(self._key, 0)
 
     def resume(self, key: int, owed: "Any") -> None:
-        """Hand over a long message that has waited, from its first piece on."""
+        """Let a long message that has waited be handed over from its first piece on."""
         self._resumed.append((key, _PUBCOMP if owed else _ORPHAN))
         self._session.urgent = True
 
     def discard(self, key: int) -> None:
-        """The application has taken a message that waited."""
+        """The application has taken a message that waited: discard it."""
         if self._store.held_length(key):
             self._discard(key, 0)
 
     def _discard(self, key: int, damaged: "Any") -> None:
-        """Discard a held message, and count it where it is damaged."""
+        """Discard a held message; count it if it is damaged."""
         store = self._store
         if damaged:
             store.damaged += 1
@@ -344,11 +346,11 @@ class Inbound:
     # --- for `long.py` ---
 
     def is_leaving(self) -> bool:
-        """Return whether a message was left unanswered: what is behind it is left so, too."""
+        """Return whether a message was left unacknowledged: then all later ones are, too."""
         return self._left > 0
 
     def leave(self, n: int, now_ms: int, key: int) -> None:
-        """Leave a message of n bytes unanswered, so that it comes again; key: of one held whose PUBREL never comes, or 0."""
+        """Leave a message of n bytes unacknowledged, so that it comes again; key: a held message without PUBREL, or 0."""
         if not self._left:
             self._left = n
             self._left_ms = now_ms
@@ -357,24 +359,24 @@ class Inbound:
             self._session.urgent = True
 
     def held_one(self) -> None:
-        """Another message is held."""
+        """Count a new held message."""
         self._held += 1
         self._progress = True
 
     def give_up(self, key: int) -> None:
-        """A held message can't be read any more: discard and count it."""
+        """Discard a held message that can't be read any more, and count it."""
         self._discard(key, 1)
 
     # --- connections ---
 
     def connected(self) -> None:
-        """The broker accepted a connection: it has something to say about every message that is held."""
+        """The broker accepted a connection: expect a packet for every held message."""
         waiting = self._session.waiting
         self._unheard = [key for key in self._store.held() if not (waiting and waiting.held(key))]
         self._restart_unheard = True
 
     def disconnected(self) -> None:
-        """The network connection is gone, and what was left unanswered on it."""
+        """The network connection is gone: the broker sends unacknowledged messages again on the next one."""
         self.again = False
         self._left = self._left_key = 0
         self._resumed = [(key, _ORPHAN) for key, _ in self._resumed]
@@ -382,9 +384,9 @@ class Inbound:
         self._unheard.clear()
 
     def overdue_ms(self, now_ms: int, response_ms: int) -> "Any":
-        """Return how long the broker owes the next step of a flow.
+        """Return how long the broker owes the next packet of a flow.
 
-        A flow that it does not go on with on a new connection either, it does not know any more: its message is handed over.
+        If the broker does not continue a flow on a new connection either, it has lost that flow: its message is handed over.
         """
         if self._restart_unheard:
             self._restart_unheard = False
@@ -400,7 +402,7 @@ class Inbound:
 
 
 def _show(message: "Any", buf: "bytearray | memoryview", length: int) -> None:
-    """Let the message be what a held PUBLISH of this length says."""
+    """Set a message to the held PUBLISH of this length in buf."""
     at = topic_start(buf)
     message.buffer = message.topic_buffer = buf
     message.topic_start = at
@@ -433,7 +435,7 @@ def topic_start(buf: "bytearray | memoryview") -> int:
 
 
 def properties_end(buf: "bytearray | memoryview", at: int) -> int:
-    """Return where the properties end whose length is at `at`."""
+    """Return the end of the properties whose length field is at `at`."""
     n = shift = 0
     while buf[at] & 0x80:
         n |= (buf[at] & 0x7F) << shift

@@ -1,7 +1,7 @@
-"""What level 5 adds to a session and its connections: limits, aliases, reasons (5, sections 3.1.2.11, 3.2.2.3, 4.9).
+"""Level 5's additions to a session and its connections: limits, aliases, reasons (5, sections 3.1.2.11, 3.2.2.3, 4.9).
 
-Levels 3 and 4 never import it. Everything here lasts as long as one network connection, except the client id that the server
-assigned. It knows the properties of CONNECT, CONNACK and PUBLISH; the flows themselves are the same at every level.
+Not imported at levels 3 and 4. Everything here lasts as long as one network connection, except the client id that the server
+assigned. It knows the properties of CONNECT, CONNACK and PUBLISH; the flows are the same at every level.
 """
 
 from flashmqtt.codec.aliases import InboundAliases, OutboundAliases
@@ -37,19 +37,19 @@ from flashmqtt.fast import copy
 if TYPE_CHECKING:
     from typing import Any  # noqa: TID251
 
-_CLIENT_CODES = b"\x00\x04\x80\x81\x82\x83\x90\x93\x94\x95\x96\x97\x98\x99"  # of its DISCONNECT (5, section 3.14.2.1)
+_CLIENT_CODES = b"\x00\x04\x80\x81\x82\x83\x90\x93\x94\x95\x96\x97\x98\x99"  # for DISCONNECT (5, section 3.14.2.1)
 _EXPIRED = const(10)
 _STAMPED = const(8)  # `expiry.py`
 _STAMP_BYTES = const(12)
 _HEAD_BYTES = const(64)
-_REFUSED = const(7)  # what is reported: `connection.py`
+_REFUSED = const(7)  # an event: `connection.py`
 
 
 class Level5:
-    """One client's side of level 5.
+    """A client's settings and state of level 5.
 
     Args:
-        expiry_s: how long the broker keeps the session after the connection's end.
+        expiry_s: how long the broker keeps the session after the end of the connection.
         alias_maximum: how many topic aliases the broker may set.
         properties: more properties for CONNECT (a dict), user properties for example.
         will_properties: the will's (a dict): will delay, content type, ...
@@ -68,8 +68,8 @@ class Level5:
         self.will_properties = pack(0, will_properties) if will_properties else None
         self._first = bytearray(1)
         self.expiry: "Any" = None  # counts Message Expiry Intervals down: `expiry.Expiry`
-        self._interval: "int | None" = None  # what the message that is put now has left
-        self.granted: "dict[int, Any]" = {}  # what CONNACK said: a dict from property to value
+        self._interval: "int | None" = None  # the rest of the interval of the message that is put now
+        self.granted: "dict[int, Any]" = {}  # the properties of CONNACK: property -> value
         self.answer: "dict[int, Any]" = {}  # the properties of the last packet that refused something
         self._outbound = OutboundAliases(0)
         self._packet_limit = 1 << 28
@@ -77,12 +77,12 @@ class Level5:
         self._retain = True
 
     def start(self, session: "Any", decoder: "Any") -> "Any":
-        """A connection begins: return CONNECT's properties, which tell what we can take."""
+        """A connection begins: return CONNECT's properties, with this client's limits."""
         if self.alias_maximum:
             decoder.aliases = InboundAliases(self.alias_maximum)
         properties = dict(self.properties)
         properties[SESSION_EXPIRY_INTERVAL] = self.expiry_s
-        # Every unacknowledged inbound message may have to be held.
+        # Every unacknowledged inbound message may have to be held at once.
         properties[RECEIVE_MAXIMUM] = min(session.store.hold_limit, 65535)
         if not session.chunks:
             properties[MAXIMUM_PACKET_SIZE] = len(decoder.buffer)
@@ -91,7 +91,7 @@ class Level5:
         return pack(CONNECT, properties)
 
     def accepted(self, session: "Any", connection: "Any") -> None:
-        """Take in what CONNACK allows us."""
+        """Apply the limits in CONNACK."""
         packet = connection.decoder
         check(CONNACK, packet.buffer, packet.properties_start, packet.properties_end)
         granted = self.granted = unpack(packet.buffer, packet.properties_start, packet.properties_end)
@@ -102,22 +102,22 @@ class Level5:
         self._retain = granted.get(RETAIN_AVAILABLE, 1)
         if SERVER_KEEP_ALIVE in granted:  # 5: [MQTT-3.1.2-21] [MQTT-3.2.2-21]
             connection.keep_alive_ms = granted[SERVER_KEEP_ALIVE] * 1000
-        if ASSIGNED_CLIENT_IDENTIFIER in granted:  # it is ours from now on: the session is kept under it
+        if ASSIGNED_CLIENT_IDENTIFIER in granted:  # use it from now on: the session is kept under this id
             connection.client_id = granted[ASSIGNED_CLIENT_IDENTIFIER].encode()
         self._outbound = OutboundAliases(min(granted.get(TOPIC_ALIAS_MAXIMUM, 0), 16))
 
     def refused(self, packet: "Any") -> None:
-        """Keep the properties of a packet that refuses something: a reason string, for example."""
+        """Keep the properties of a packet that refuses something, for example a reason string."""
         try:
             self.answer = unpack(packet.buffer, packet.properties_start, packet.properties_end)
-        except MemoryError:  # it is only for people
+        except MemoryError:  # only a person reads it
             self.answer = {}
 
     def goodbye(self, code: int, expiry_s: "int | None") -> "bytes | None":
-        """Return the properties of a DISCONNECT with this reason, and (None: the CONNECT's) this session expiry.
+        """Return the properties of a DISCONNECT with this reason code and session expiry (None: as in CONNECT).
 
         Raises:
-            UsageError: not a reason that a client may give; or a session is to be kept that CONNECT said would not be.
+            UsageError: a client must not send this reason code; or CONNECT set a session expiry of 0, and this one is not 0.
         """
         if not isinstance(code, int) or not 0 <= code < 256 or code not in _CLIENT_CODES:
             raise UsageError("reason code %r in a client's DISCONNECT" % (code,))
@@ -128,7 +128,7 @@ class Level5:
         return pack(DISCONNECT, {SESSION_EXPIRY_INTERVAL: expiry_s})
 
     def stamp(self, session: "Any", block: bytes) -> "Any":
-        """Return what the store is to keep behind a PUBLISH with these properties: when it was published, if it can expire."""
+        """Return the stamp to store after a PUBLISH with these properties; empty if it can't expire."""
         if find(block, 0, len(block), MESSAGE_EXPIRY_INTERVAL) < 0:
             return b""
         return self._load_expiry(session).stamp()
@@ -141,9 +141,9 @@ class Level5:
         return self.expiry
 
     def outgoing(self, session: "Any", seq: int, n: int) -> int:
-        """Return how many bytes of a stored message of n bytes are its packet; 0: it is not to be sent, which is reported.
+        """Return the packet's length in a stored message of n bytes; 0 if it must not be sent, which is then reported.
 
-        So where the server said that it would refuse it, or where it has expired.
+        That is so if the message has expired, or exceeds a limit that the server announced.
         """
         first = self._first
         store = session.store
@@ -166,7 +166,7 @@ class Level5:
         return n
 
     def _interval_of(self, store: "Any", seq: int, n: int) -> int:
-        """Return the interval with which a stored message was published."""
+        """Return the expiry interval with which a stored message was published."""
         from .expiry import interval_at
 
         head = bytearray(n if n < _HEAD_BYTES else _HEAD_BYTES)
@@ -179,41 +179,41 @@ class Level5:
         return head[at] << 24 | head[at + 1] << 16 | head[at + 2] << 8 | head[at + 3]
 
     def put_interval(self, buf: "bytearray | memoryview", at: int, end: int, dup: bool) -> None:
-        """The stored bytes are in the output, from buf[at] to `end`: make them what is sent today."""
+        """Complete a stored packet in the output, from buf[at] to `end`: DUP, and the rest of its expiry interval."""
         left = self._interval
         if left is not None:
             from .expiry import interval_at
 
             buf[at] = (buf[at] & ~_STAMPED) | (8 if dup else 0)
             at = interval_at(buf, at, end)
-            if at:  # or else its properties are longer than the output, and it goes with the whole interval
+            if at:  # else its properties are longer than the output, and it is sent with the original interval
                 for i in range(3, -1, -1):
                     buf[at + i] = left & 255
                     left >>= 8
 
     def objection(self, head: int, length: int) -> "Any":
-        """Return the reason code with which the server would refuse a PUBLISH with this first byte and length; 0: none.
+        """Return the reason code with which the server would refuse a PUBLISH with this first byte and length, or 0.
 
         [MQTT-3.2.2-11] [MQTT-3.2.2-14] [MQTT-3.2.2-15]
         """
         if length > self._packet_limit:
             return PACKET_TOO_LARGE
-        if head & 6 and not self._qos_limit:  # QoS 2 where it takes 1 goes out at 1
+        if head & 6 and not self._qos_limit:  # if the server takes QoS 1, QoS 2 is sent at QoS 1
             return QOS_NOT_SUPPORTED
         return RETAIN_NOT_SUPPORTED if head & 1 and not self._retain else 0
 
     def together(self, entries: "Any", now_ms: int) -> "Any":
-        """Return those that one SUBSCRIBE, or UNSUBSCRIBE, can ask for: the properties are the whole packet's.
+        """Return the entries that fit in one SUBSCRIBE or UNSUBSCRIBE: all with the same properties.
 
-        One that is longer than the server takes, or with an identifier the server said that it takes none, is declined (5,
-        sections 3.2.2.3.6 and 3.2.2.3.12).
+        Declined are entries that are longer than the server accepts, and those with a subscription identifier if the server does
+        not support these (5, sections 3.2.2.3.6 and 3.2.2.3.12).
         """
         found: "list[Any]" = []
         room = 0
         for entry in entries:
             block = entry.properties
             n = len(entry.filter) + 3
-            rest = (len(block) if block else 0) + 11  # what a SUBSCRIBE has besides filters, at most
+            rest = (len(block) if block else 0) + 11  # the most bytes of a SUBSCRIBE besides its filters
             if n + rest > self._packet_limit:
                 entry.decline(PACKET_TOO_LARGE, now_ms)
                 continue
@@ -231,12 +231,12 @@ class Level5:
     def put_unstored(
         self, output: "Any", topic: "Any", payload: "bytes | bytearray | memoryview", retain: bool, properties: "Any"
     ) -> bool:
-        """Do what the output's `put_unstored` does: with an alias where the server allows one [MQTT-3.2.2-17] [MQTT-3.2.2-18].
+        """Do what the output's `put_unstored` does, with an alias if the server allows it [MQTT-3.2.2-17] [MQTT-3.2.2-18].
 
-        What the server would refuse is not sent, and done with: it is QoS 0. (With its topic, not with an alias, it must not be
-        longer than the server takes.)
+        A message that the server would refuse is dropped, as QoS 0 allows. Its length is checked with the whole topic, not with
+        an alias.
         """
-        if not topic:  # or else an alias might give it one
+        if not topic:  # with an alias, an empty topic would be valid
             raise InvalidTopic("no topic")
         properties = properties or b""
         n = len(payload)
@@ -253,18 +253,18 @@ class Level5:
             output.put(put_publish, b"" if alias > 0 else topic, payload, 0, retain, False, 0, 5, properties)
         except BufferTooSmall:
             return False
-        if alias < 0:  # not before the topic is known to be one, and to fit
+        if alias < 0:  # only now the topic is known to be valid and to fit
             aliases.note(topic)
         return True
 
     def resolve(self, packet: "Any", message: "Any") -> None:
-        """Let the message's topic be the one that a received alias stands for."""
+        """Set the message's topic to the topic of the received alias."""
         message.topic_buffer = topic = packet.topic
         message.topic_start = 0
         message.topic_end = len(topic)
 
     def put_held(self, buf: "bytearray | memoryview", packet: "Any") -> int:
-        """Write a received PUBLISH with an alias as a record that carries its topic; return the record's length."""
+        """Write a received PUBLISH with an alias as a record with the topic itself; return the record's length."""
         start = packet.payload_start
         n = packet.payload_end - start
         block = bytes(packet.buffer[packet.properties_start : packet.properties_end])

@@ -1,10 +1,11 @@
 """Received messages that are longer than the input buffer (3.1.1 and 5, section 3.3).
 
-Loaded with the first such message. A program that takes pieces is handed each as it comes, and the last one is acknowledged when
-it is taken; at QoS 2 the pieces are held in the store, as a short message is, and handed over from there at PUBREL. For any other
-program the message is passed over: read through, acknowledged, counted and reported. To end the connection instead would help
-nobody: levels 3 and 4 can't announce a limit, so the broker would send it again with every connection, and what is
-behind it would never come. It knows the session, in whose name it answers; of sockets and handlers it knows nothing.
+Loaded with the first such message. With `chunks`, a message is handed over in pieces as they arrive, and acknowledged when the
+last piece is taken. At QoS 2 the pieces are held in the store, like a short message, and handed over after PUBREL. Without
+`chunks` the message is skipped: its bytes are discarded, and it is acknowledged, counted and reported. Closing the connection
+instead would not help: levels 3 and 4 can't announce a limit, so the broker would send the message again with every connection,
+and it would block all later ones. This module knows the session and sends its acknowledgements; it knows no sockets and no
+handlers.
 """
 
 from flashmqtt.codec.encode import put_length, put_publish_head
@@ -24,13 +25,13 @@ _NOTHING = const(0)
 _MESSAGE = const(3)
 _OVERSIZE = const(15)
 
-# What becomes of the message that comes in now.
+# How the incoming message is handled.
 _NONE = const(0)  # there is none
-_PIECES = const(1)  # handed over as it comes
-_PASS = const(2)  # passed over
+_PIECES = const(1)  # handed over as it arrives
+_PASS = const(2)  # skipped
 _HOLD = const(3)  # held
-_SAME = const(4)  # held already: compared, and answered again
-_LEAVE = const(5)  # read through and not answered: it has to come again
+_SAME = const(4)  # a duplicate of a held one: compared, and acknowledged again
+_LEAVE = const(5)  # discarded and not acknowledged: the broker has to send it again
 
 _HEAD = const(0x34)  # PUBLISH of QoS 2
 _LAYOUT_5 = const(8)  # see `inbound.py`
@@ -39,9 +40,9 @@ _PIECE = const(64)
 
 
 class Long:
-    """What a session does with long messages.
+    """The long messages of a session.
 
-    topic           of the message that was passed over last
+    topic           of the message that was skipped last
     key             of the held message that is being handed over in pieces, 0: none
     """
 
@@ -50,14 +51,14 @@ class Long:
         self._way = _NONE
         self.topic = ""
         self.key = 0
-        self._answer = 0  # what acknowledges it
-        self._topic_start = self._topic_end = self._payload = 0  # where its parts are
-        self._at = self._n = 0  # where in the payload the piece begins, and how long it is
-        self._compared = 0  # where the payload begins of the held message that the one which comes in is compared with
+        self._answer = 0  # the packet type of its acknowledgement
+        self._topic_start = self._topic_end = self._payload = 0  # offsets of its topic and payload
+        self._at = self._n = 0  # the piece's offset in the payload, and its length
+        self._compared = 0  # _SAME: the payload's offset in the held message
         self._buf = bytearray(0)
 
     def receive(self, packet: "Any", now_ms: int) -> "Any":
-        """Take in a chunk of a PUBLISH; return what is to be reported."""
+        """Process a chunk of a PUBLISH; return the event to report."""
         session = self._session
         way = self._way
         if way == _NONE:
@@ -68,7 +69,7 @@ class Long:
         if way == _PIECES:
             if (
                 session.unsynced
-            ):  # what was handed over before must not come again, whatever happens in this one's handler
+            ):  # the last message must not be handed over again if this one's handler resets the board
                 session.sync()
             session.show(packet)
         elif way == _HOLD:
@@ -89,9 +90,10 @@ class Long:
         return _NOTHING
 
     def disconnected(self) -> None:
-        """The network connection is gone: what came in part comes again, from its begin.
+        """The network connection is gone: a partly received message comes again from its beginning.
 
-        What was handed over in part goes on where it stopped: it is ours. Its PUBREL comes again, and finds nothing.
+        A partly handed-over message is in the store, and continues where it stopped. When its PUBREL comes again, the message is
+        not held any more, and PUBCOMP is the answer.
         """
         if self._way == _HOLD:
             self._session.store.hold_abandon()
@@ -100,17 +102,17 @@ class Long:
             self._answer = _ORPHAN
             self._session.urgent = True
 
-    # --- passed over ---
+    # --- skipped messages ---
 
     def _passed(self, packet: "Any") -> "Any":
-        """The last byte of a message has been passed over: acknowledge it, or else it comes again, and report it."""
+        """A message was skipped up to its last byte: acknowledge it, so that it does not come again, and report it."""
         session = self._session
         qos = packet.qos
         if qos == 2 and not (session.inbound and session.inbound.is_leaving()):
-            session.output.put_ack(_PUBREC, packet.packet_id)  # its PUBREL finds nothing, and is answered, too
+            session.output.put_ack(_PUBREC, packet.packet_id)  # its PUBREL will be answered as for an unknown id
         session.show(packet)
         if qos == 1:
-            session.taken()  # in its turn
+            session.taken()  # this keeps the order of PUBACKs
         session.handed = 0
         self.topic = session.message.topic
         session.handle = packet.payload_total
@@ -120,7 +122,7 @@ class Long:
     # --- from PUBLISH to PUBREL ---
 
     def _begin(self, packet: "Any", now_ms: int) -> "Any":
-        """The first chunk of a message of QoS 2 is here: return what becomes of it."""
+        """Return how to handle the QoS 2 message whose first chunk this is."""
         session = self._session
         store = session.store
         inbound = session.load_inbound()
@@ -146,7 +148,7 @@ class Long:
         return _HOLD
 
     def _put_head(self, packet: "Any") -> int:
-        """Write a PUBLISH's head into the scratch, as it is held; return its length."""
+        """Write a PUBLISH's head into the scratch, in the stored layout; return its length."""
         session = self._session
         scratch = session.scratch
         total = packet.payload_total
@@ -169,7 +171,7 @@ class Long:
         return at + n
 
     def _is_head_of(self, key: int, length: int, packet: "Any") -> "Any":
-        """Return whether the message held under this key has the topic and the length of the one that comes in."""
+        """Return whether the message held under this key has the topic and the length of the incoming one."""
         start, end, self._compared = self._read_head(key, length)
         topic = packet.topic
         n = len(topic)
@@ -192,13 +194,13 @@ class Long:
         at = end + 2
         if buf[0] & _LAYOUT_5 and at + 4 <= n:
             at = properties_end(buf, at)
-        if at + 4 > n and n < length:  # its head is longer than the buffer of today
+        if at + 4 > n and n < length:  # its head is longer than the buffer
             self._buf = bytearray(at + 4 * _PIECE)
             return self._read_head(key, length)
         return start, end, at
 
     def _extend(self, packet: "Any", now_ms: int) -> "Any":
-        """Hold the chunk; where the store has no room left for it, the message has to come again."""
+        """Hold the chunk; if the store has no room left, leave the message unacknowledged."""
         store = self._session.store
         try:
             store.hold_extend(packet.buffer, packet.payload_start, packet.payload_end - packet.payload_start)
@@ -208,7 +210,7 @@ class Long:
         return _HOLD
 
     def _compare(self, packet: "Any", now_ms: int) -> "Any":
-        """Compare the chunk with the message held; where they differ, that one's flow has ended, and this one must come again."""
+        """Compare the chunk with the held message. If they differ, the held one's flow is over; the new one must come again."""
         key = packet.packet_id
         at = packet.payload_start
         held_at = self._compared + packet.payload_offset
@@ -225,14 +227,14 @@ class Long:
         return _SAME
 
     def _leave(self, key: int, n: int, now_ms: int) -> "Any":
-        """Leave the message unanswered; key: of another one that is held, whose PUBREL will never come, 0: of none."""
+        """Leave the message unacknowledged; key: a held message whose PUBREL will never come, 0: none."""
         self._session.inbound.leave(n, now_ms, key)
         return _LEAVE
 
     # --- handing over ---
 
     def hand_over(self, key: int, answer: "Any") -> "Any":
-        """Let the message be the first piece of a held one."""
+        """Set `message` to the first piece of a held message."""
         store = self._session.store
         self.key = key
         self._answer = answer
@@ -241,7 +243,7 @@ class Long:
         return self.next_piece()
 
     def next_piece(self) -> "Any":
-        """Let the message be the next piece; the last one is answered.
+        """Set `message` to the next piece; the last piece is acknowledged.
 
         Raises:
             StoreCorrupt: it can't be read any more.
@@ -253,7 +255,7 @@ class Long:
         buf = self._buf
         self._n = n = min(len(buf) - self._payload, total - self._at)
         message = session.message
-        store.read_held(key, 0, buf, 0, self._payload)  # another message may have been compared meanwhile
+        store.read_held(key, 0, buf, 0, self._payload)  # again: a comparison may have used the buffer meanwhile
         store.read_held(key, self._payload + self._at, buf, self._payload, n)
         last = self._at + n == total
         session.handed_id = key
@@ -278,23 +280,23 @@ class Long:
         return _MESSAGE
 
     def taken(self) -> bool:
-        """The application has taken the piece; return whether it was the last one, and the message is to be discarded."""
+        """The application has taken the piece; return whether it was the last one: then discard the message."""
         self._at += self._n
-        self._session.urgent = True  # the next piece, or what was to come behind the last one
+        self._session.urgent = True  # for the next piece, or the packet after the last one
         if self._session.message.more:
             return False
         self.key = 0
         return True
 
     def owed(self) -> bool:
-        """Return whether the broker awaits the acknowledgement."""
+        """Return whether the broker waits for the acknowledgement."""
         return self._answer != _ORPHAN
 
     def pause(self) -> None:
-        """The message has to wait; it is handed over from its first piece on, then."""
+        """The message has to wait; later it is handed over from its first piece on."""
         self.key = 0
 
     def give_up(self) -> "Any":
-        """The rest of the message can't be read."""
+        """The rest of the message can't be read; return the packet type of its acknowledgement."""
         self.key = 0
         return self._answer

@@ -1,6 +1,6 @@
-"""A received message: one object, filled anew for each message, so that receiving allocates nothing.
+"""A received message: one object, reused for each message, so that receiving allocates nothing.
 
-What it shows is valid until the next message; take `topic` and `payload` (copies), or read `buffer` between the marks.
+Its content is valid until the next message. `topic` and `payload` are copies, `topic_view` and `view` are not.
 """
 
 from flashmqtt.compat import TYPE_CHECKING
@@ -10,23 +10,23 @@ if TYPE_CHECKING:
 
 
 class Message:
-    """Where a message lies in a buffer: its topic, its payload, and at level 5 its properties.
+    """A message in a buffer: its topic, its payload, and at level 5 its properties.
 
-    topic           the topic name, as a str of its own
-    payload         the payload, as bytes of its own
+    topic           the topic name, copied to a str
+    payload         the payload, copied to bytes
     topic_view      the topic's bytes, not copied
     view            the payload's bytes, not copied
     properties      level 5's properties as a dict, empty at the other levels
-    qos retain dup  of the PUBLISH that brought it
+    qos retain dup  of its PUBLISH
 
-    Where the client takes chunks, `payload` may be a part of what was published (`Client(chunks=True)`):
+    With `Client(chunks=True)`, `payload` may be a part of the published payload:
 
     offset          where this part begins
-    total           how long the whole is
-    more            whether further parts follow, each as a message of its own
+    total           the length of the whole payload
+    more            whether further parts follow, each as a separate message
 
-    A message that begins at offset 0 begins anew: below QoS 2 after a lost connection, at QoS 2 only after a reboot. (There a
-    lost connection changes nothing; a part whose handler failed is handed over again.)
+    Offset 0 begins a new message, or begins the same one again: below QoS 2 after a lost connection, at QoS 2 only after a
+    reboot. At QoS 2 a lost connection changes nothing, and a part whose handler failed is handed over again.
     """
 
     if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class Message:
         properties: "dict[int, Any]"
 
     def __init__(self) -> None:
-        self.buffer = self.topic_buffer = bytearray()  # not the same for a topic that came as an alias (5)
+        self.buffer = self.topic_buffer = bytearray()  # two buffers if the topic came as an alias (5)
         self.topic_start = self.topic_end = 0
         self.payload_start = self.payload_end = 0
         self.properties_start = self.properties_end = 0
@@ -47,7 +47,7 @@ class Message:
         self.dup = False
 
     def __getattr__(self, name: str) -> "Any":
-        """Make what is asked for. (No properties: with one in its class, every store to an object takes five times as long.)"""
+        """Return a computed attribute. (A property in the class would make every attribute store five times as slow.)"""
         if name == "topic":
             return str(self.topic_view, "utf-8")
         if name == "payload":

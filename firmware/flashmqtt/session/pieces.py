@@ -1,7 +1,7 @@
-"""Messages that are longer than a buffer: stored in pieces, and sent in pieces; and those with level 5's properties.
+"""Messages longer than a buffer, stored and sent in pieces; and messages with level 5's properties.
 
-Loaded with the first such message. It knows the session's scratch and output, for QoS 0 also how the blocking client waits; of
-flows it knows nothing. While a packet is in the output in part the output is shut: no other packet gets in between.
+Loaded with the first such message. It knows the session's scratch and output, for QoS 0 also how the blocking client waits; it
+knows no flows. While a part of a packet is in the output, the output is shut, so that no other packet gets in between.
 """
 
 from flashmqtt.codec.encode import put_publish_head
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _LEVEL_5 = const(5)
 _STAMPED = const(8)  # `expiry.py`
-_TURN = const(16)  # so many buffers make a turn
+_TURN = const(16)  # how many buffers one call of `step` fills
 
 
 def publish(
@@ -30,7 +30,7 @@ def publish(
     scratch = session.scratch
     n = len(payload)
     packet_id = (store.next_seq - 1) % 65535 + 1
-    if not topic:  # level 5's codec would take none, with an alias
+    if not topic:  # with an alias, level 5's codec would accept an empty topic
         raise InvalidTopic("no topic")
     head = put_publish_head(scratch, 0, topic, n, qos, retain, False, packet_id, session.level, properties)
     stamp = session.five.stamp(session, properties) if session.five and properties else b""
@@ -46,10 +46,11 @@ def publish(
 
 
 def go_on(session: "Any", now_ms: int) -> None:
-    """Put the next piece of the message that is in the output in part; open the output when it is whole.
+    """Put the next piece of the message that is partly in the output; open the output when it is complete.
 
     Raises:
-        ConnectionLost: the store's policy dropped it, or it can't be read any more: half a packet can't be followed by another.
+        ConnectionLost: the store's policy dropped the message, or it can't be read: an incomplete packet can't be followed by
+            another one.
     """
     store = session.store
     output = session.output
@@ -60,7 +61,7 @@ def go_on(session: "Any", now_ms: int) -> None:
     room = len(output.buf) - output.end
     if not room:
         return
-    session.sent_ms[seq & 31] = now_ms  # the answer can't come before the last piece has left
+    session.sent_ms[seq & 31] = now_ms  # the answer can't come before the last piece was sent
     n = session.partial_length - at
     whole = n <= room
     if not whole:
@@ -82,7 +83,7 @@ def send(
     retain: bool,
     properties: "Any",
 ) -> None:
-    """Send a QoS 0 message that does not fit behind what is in the output, or never would, in pieces: wait for each."""
+    """Send a QoS 0 message that does not fit in the output's free room in pieces, and wait for each."""
     deadline = client._deadline(None)
     sending = Sending(client, topic, payload, retain, properties)
     try:
@@ -94,7 +95,7 @@ def send(
 
 
 class Sending:
-    """A QoS 0 message that goes out in pieces: whoever waits for room calls `step` again and again."""
+    """A QoS 0 message that is sent in pieces: the caller waits for room and calls `step` until it returns True."""
 
     def __init__(
         self,
@@ -108,11 +109,11 @@ class Sending:
         self._link = client.link
         self._connects = client.link.connects
         self._message = (topic, payload, retain, properties)
-        self._at = -1  # how much of the payload was put, -1: not even the head
+        self._at = -1  # how many bytes of the payload were put, -1: nor the head
         self.moved = True  # the last step put something
 
     def step(self, now_ms: int) -> bool:
-        """Put and write what has room; return whether all of it was put, or its connection is gone."""
+        """Put and write as much as has room; return whether all was put, or the connection is gone."""
         output = self._session.output
         topic, payload, retain, properties = self._message
         n = len(payload)
@@ -130,7 +131,7 @@ class Sending:
                 output.put(put_publish_head, topic, n, 0, retain, False, 0, self._session.level, properties)
                 output.shut()
                 self._at = 0
-            else:  # a stored message is half-way out
+            else:  # a stored message is partly in the output
                 self._session.pump(now_ms)
             self.moved = output.end > 0
             if self._at == n:
@@ -139,11 +140,11 @@ class Sending:
         return False
 
     def failed(self, error: "Any") -> None:
-        """Something was raised in a step, or while waiting for the next: raise it again, unless it is the network's doing."""
-        if self._at < 0 and isinstance(error, UsageError):  # nothing of it was put
+        """Handle an error of a step or of the wait between two: raise it again, unless it is a network error."""
+        if self._at < 0 and isinstance(error, UsageError):  # nothing was put
             raise error
         if self._link.connects == self._connects:
-            self._link.fail(error, ticks_ms())  # half a packet must not be followed by another
+            self._link.fail(error, ticks_ms())  # an incomplete packet must not be followed by another one
         if not isinstance(error, (OSError, ConnectionLost)):
             raise error
 
@@ -159,7 +160,7 @@ def packed(level: int, properties: "Any") -> bytes:
     """Return level 5's properties of a PUBLISH as bytes.
 
     Raises:
-        UsageError: they are none, or not the program's to set, or the level is another.
+        UsageError: not valid properties, or the program must not set one of them, or the level is not 5.
     """
     from flashmqtt.codec.properties import SUBSCRIPTION_IDENTIFIER, TOPIC_ALIAS, pack
 

@@ -1,8 +1,8 @@
-"""A store in RAM, for programs that need no power safety and for tests: the store's contract in its shortest form.
+"""A store in RAM, for programs that need no power safety and for tests: the shortest implementation of the store's interface.
 
-It knows no MQTT: a message is bytes with a sequence number, a held one is bytes with a key. When `limit` messages are unfinished,
-the next one is refused. A message takes the memory of a finished one, where that is long enough: in steady state nothing is
-allocated.
+It knows no MQTT: a message is bytes with a sequence number, a held message is bytes with a key. When `limit` messages are
+unfinished, the next one is refused. A new message reuses the memory of a finished one if that is long enough, so that the steady
+state allocates nothing.
 """
 
 from flashmqtt.compat import TYPE_CHECKING, const
@@ -17,22 +17,22 @@ _MARKED = const(2)
 _SPARES = const(8)
 _SPARE_BYTES = const(2048)  # a longer body is not kept
 
-_len = len  # a builtin's name costs a board 5 us at every use, a global one
+_len = len  # a board needs 5 us longer to find a builtin than to find a global
 
 
 class RamStore:
-    """Messages numbered 1, 2, 3 ...: appended, read, marked, finished; and held ones, by key. Gone with the process.
+    """Messages numbered 1, 2, 3 ...: appended, read, marked, finished; and held ones, by key. Lost with the process.
 
-    Its calls are those of `Journal`, and mean the same but for the durability.
+    Its methods are those of `Journal` and mean the same, except for durability.
 
     Args:
-        limit: how many messages may lie between the oldest unfinished one and the next; one more is refused with StoreFull.
-        hold_limit: how many may be held at once.
-        longest: how long a held message may be that comes in pieces.
+        limit: the longest backlog, counted from the oldest unfinished message; one more message is refused with StoreFull.
+        hold_limit: how many messages may be held at once.
+        longest: the longest held message that may come in pieces.
     """
 
     WINDOW = 32
-    volatile = True  # a session over it knows nothing of an earlier run of the program
+    volatile = True  # nothing is kept from an earlier run of the program
     fresh = True
     worn = False
     boot = 1
@@ -76,7 +76,7 @@ class RamStore:
         return seq
 
     def _copy(self, buf: "bytes | bytearray | memoryview", length: int) -> "Any":
-        """Return a body with these bytes: a spare one where that is long enough."""
+        """Return a body with these bytes; use a spare one if it is long enough."""
         n = self._spare_count
         body = None
         if length > _len(buf):
@@ -90,7 +90,7 @@ class RamStore:
         return body
 
     def begin(self, length: int) -> bool:
-        """Start a message that comes in pieces: all room is made here.
+        """Begin a message that comes in pieces; check here that there is room for all of it.
 
         Raises:
             StoreFull: see `append`.
@@ -101,25 +101,25 @@ class RamStore:
         return True
 
     def extend(self, buf: "bytes | bytearray | memoryview", n: int) -> None:
-        """Add buf[:n] to it."""
+        """Add buf[:n] to the message."""
         self._pieces += memoryview(buf)[:n]
 
     def commit(self) -> int:
-        """Store it; return its sequence number."""
+        """Store the message; return its sequence number."""
         pieces = self._pieces
         self._pieces = bytearray()
         return self.append(pieces, len(pieces))
 
     def length(self, seq: int) -> int:
-        """Return how many bytes a message from low on has."""
+        """Return the length of a message from `low` on."""
         return self._lengths[seq % self.limit]
 
     def read(self, seq: int, offset: int, buf: "bytearray | memoryview", at: int, n: int) -> None:
-        """Copy n bytes of it, from offset, to buf[at:at+n]."""
+        """Copy n bytes of a message, from offset, to buf[at:at+n]."""
         copy(buf, at, self._bodies[seq % self.limit], offset, n)
 
     def finish(self, seq: int) -> None:
-        """The message is done: forget it."""
+        """Remove a message that is done."""
         at = seq % self.limit
         body = self._bodies[at]
         if body is not None:
@@ -145,11 +145,11 @@ class RamStore:
         return self._flags[seq & 31] & _FINISHED != 0
 
     def mark(self, seq: int) -> None:
-        """Mark a message in the window: its PUBREC was seen."""
+        """Mark a message in the window: its PUBREC has arrived."""
         self._flags[seq & 31] |= _MARKED
 
     def unmark(self, seq: int) -> None:
-        """Take the mark back."""
+        """Clear a message's mark."""
         self._flags[seq & 31] &= ~_MARKED
 
     def is_marked(self, seq: int) -> bool:
@@ -175,7 +175,7 @@ class RamStore:
         self._keys.append(key)
 
     def hold_begin(self, key: int, length: int) -> None:
-        """Begin a held message of `length` bytes that comes in pieces: all room is made here.
+        """Begin a held message of `length` bytes that comes in pieces; allocate all of it here.
 
         Raises:
             StoreFull: `hold_limit` messages are held, or there is no memory for this one.
@@ -189,7 +189,7 @@ class RamStore:
         self._begun_done = 0
 
     def hold_extend(self, buf: "bytes | bytearray | memoryview", start: int, n: int) -> None:
-        """Add buf[start:start+n]; the message is held when all of it is there."""
+        """Add buf[start:start+n]; the message is held when it is complete."""
         key, body = self._begun
         copy(body, self._begun_done, buf, start, n)
         self._begun_done += n
@@ -200,7 +200,7 @@ class RamStore:
             self._keys.append(key)
 
     def hold_abandon(self) -> None:
-        """Forget a message that is not complete."""
+        """Discard an incomplete message."""
         self._begun = None
 
     def longest_hold(self) -> int:
@@ -212,7 +212,7 @@ class RamStore:
         return list(self._keys)
 
     def held_length(self, key: int) -> int:
-        """Return how many bytes the held message has, 0 where there is none with this key."""
+        """Return the length of a held message, 0 if there is none with this key."""
         keys = self._keys
         return self._held_lengths[keys.index(key)] if key in keys else 0
 
@@ -221,7 +221,7 @@ class RamStore:
         copy(buf, at, self._held[self._keys.index(key)], offset, n)
 
     def discard(self, key: int) -> None:
-        """The held message is done: forget it."""
+        """Remove a held message that is done."""
         at = self._keys.index(key)
         self._keys.pop(at)
         self._held_lengths.pop(at)
@@ -233,10 +233,10 @@ class RamStore:
     # --- the note, and durability ---
 
     def write_note(self, note: "bytes | bytearray | memoryview") -> None:
-        """Keep these 12 bytes as `note`."""
+        """Set `note` to these 12 bytes."""
         self.note = bytes(note)
 
     def sync(self) -> None:
-        """Nothing to do: RAM is as durable as it gets."""
+        """Do nothing: RAM is not durable."""
 
     flush = idle = close = sync

@@ -1,6 +1,6 @@
-"""Subscriptions that end, and several at a time (3.1.1 and 5, sections 3.8 and 3.10): what most programs never ask for.
+"""UNSUBSCRIBE, and several filters in one SUBSCRIBE (3.1.1 and 5, sections 3.8 and 3.10).
 
-Loaded with the first such call. It knows the session and its requests; what comes of it is theirs.
+Loaded with the first such call, as few programs need it. It knows the session and its requests, which handle the packets.
 """
 
 from flashmqtt.codec.subscribe import put_unsubscribe
@@ -14,18 +14,18 @@ _UNWANTED = const(4)  # a subscription's state: `subscriptions.py`
 
 
 class Several:
-    """Entries that were asked for together, to be waited for like one."""
+    """The entries of one call, with the interface of a single entry."""
 
     def __init__(self, entries: "Any") -> None:
         self._entries = entries
 
     def result(self) -> "Any":
-        """Return what the broker answered for each, None: not everything yet."""
+        """Return the broker's answers, or None if any is missing."""
         results = self.granted()
         return None if None in results else results
 
     def granted(self) -> "Any":
-        """Return what the broker answered for each, a refusal as its code, from 0x80 on; None where it did not answer."""
+        """Return the broker's answer for each entry: 0x80 and above is a refusal, None means no answer yet."""
         return [entry.result() for entry in self._entries]
 
 
@@ -33,7 +33,7 @@ def want_all(session: "Any", filters: "Any", options: "Any", handler: "Any", pro
     """Ask for several subscriptions; filters: a list of filters, or of pairs of a filter and its own options.
 
     Raises:
-        InvalidTopic, UsageError, BufferTooSmall: no SUBSCRIBE can ask for one of them: then none is asked for.
+        InvalidTopic, UsageError, BufferTooSmall: no SUBSCRIBE can ask for one of them. Then the client asks for none.
     """
     requests = session.load_requests()
     pairs = []
@@ -50,7 +50,7 @@ def want_all(session: "Any", filters: "Any", options: "Any", handler: "Any", pro
 
 
 def unwant(session: "Any", filter_: "Any", properties: "Any") -> "Any":
-    """Ask for the end of a subscription, or of a list of them; return what can be waited for.
+    """Ask for the end of a subscription, or of a list of them; return the object to wait for.
 
     Raises:
         InvalidTopic, BufferTooSmall: no UNSUBSCRIBE can ask for it.
@@ -70,7 +70,7 @@ def unwant(session: "Any", filter_: "Any", properties: "Any") -> "Any":
     requests = session.load_requests()
     entries = []
     for one in filters:
-        entry = requests.entry(one)  # one that we know nothing of may be one of an earlier life
+        entry = requests.entry(one)  # an unknown one may have been made before the last restart
         entry.properties = properties
         entry.state = _UNWANTED
         entries.append(entry)

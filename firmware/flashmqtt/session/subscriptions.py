@@ -1,11 +1,11 @@
-"""Subscriptions: what a session asks its broker to send (3.1.1 and 5, sections 3.8 to 3.11).
+"""Subscriptions of a session (3.1.1 and 5, sections 3.8 to 3.11).
 
-One SUBSCRIBE or UNSUBSCRIBE is in flight at a time, for all that is wanted or not wanted by then. Restored is what a lost session
-takes with it. What the broker refused is asked for again: with every new connection, and after 10 s, 20 s and so on up to an
-hour, as a broker may refuse because it is busy, or because somebody is about to grant the right. It knows the session that it
-belongs to and its output, and keeps handlers without calling them.
+One SUBSCRIBE or UNSUBSCRIBE is in flight at a time; it has all filters that are wanted, or not wanted, at that moment. If the
+broker loses the session, the client subscribes again. A refused subscription is asked for again with every new connection, and
+after 10 s, 20 s and so on up to an hour: a broker may refuse because it is busy, or because a right will be granted later. This
+module knows its session and the output; it keeps handlers without calling them.
 
-A board that only publishes never imports this, nor what it imports: 2.4 KB of `.mpy`.
+A board that only publishes imports neither this module nor those it needs: that saves 2.4 KB of `.mpy`.
 """
 
 from flashmqtt.codec.quick import same
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 _SUBACK = const(9)
 _LEVEL_5 = const(5)
-_REFUSED = const(0x80)  # from here on, a SUBACK's code is a refusal
-_SUBSCRIBED = const(5)  # what the session reports
-_AGAIN_MS = const(10000)  # until a refused subscription is asked for again, doubled every time
+_REFUSED = const(0x80)  # a SUBACK's code from here on is a refusal
+_SUBSCRIBED = const(5)  # an event
+_AGAIN_MS = const(10000)  # delay before a refused subscription is asked for again, doubled every time
 _LONGEST_MS = const(3600000)
 _DOUBLINGS = const(9)
 
@@ -36,7 +36,7 @@ ENDED = const(6)
 
 
 class Subscription:
-    """A topic filter, what was asked for it and what the broker said."""
+    """A topic filter, what was requested for it, and the broker's answer."""
 
     def __init__(
         self,
@@ -47,16 +47,16 @@ class Subscription:
     ) -> None:
         self.filter = filter_
         self.options = options  # QoS; 5: with the other option bits
-        self.handler = handler  # belongs to the face
-        self.awaited = False  # so does this: it is an `async def` function
+        self.handler = handler  # called by the client
+        self.awaited = False  # the handler is an `async def` function
         self.properties = properties  # 5: SUBSCRIBE's, packed
         self.state = _WANTED
-        self.code = 0  # the granted QoS, or the refusal; of one that has ended, UNSUBACK's reason
+        self.code = 0  # the granted QoS, or the refusal; after UNSUBSCRIBE, UNSUBACK's reason code
         self.refusals = 0  # how often it was refused in a row
-        self.again_ms = 0  # when a refused one is asked for again
+        self.again_ms = 0  # when to ask again after a refusal
 
     def takes(self, message: "Any") -> "Any":
-        """Return whether there is a handler and the filter covers the message's topic."""
+        """Return whether there is a handler and the filter matches the message's topic."""
         if not self.handler:
             return False
         start = message.topic_start
@@ -67,21 +67,21 @@ class Subscription:
         return covers(filter_, message.topic_buffer, start, start + n)
 
     def decline(self, code: int, now_ms: int) -> None:
-        """The broker refuses it; it is asked for again some time later. Its end is not."""
+        """The broker refused: ask again later. A refused UNSUBSCRIBE is not repeated."""
         self.state = ENDED if self.state == _UNWANTED else DECLINED
         self.code = code
         self.again_ms = ticks_add(now_ms, min(_AGAIN_MS << min(self.refusals, _DOUBLINGS), _LONGEST_MS))
         self.refusals += 1
 
     def result(self) -> "int | None":
-        """Return what the broker answered: the QoS granted, or a reason code, from 0x80 on a refusal. None: nothing yet."""
+        """Return the broker's answer: the granted QoS or a reason code (0x80 and above: refused); None: no answer yet."""
         return self.code if self.state == GRANTED or self.state == DECLINED or self.state == ENDED else None
 
     def granted(self) -> "int | None":
-        """Return what `result` returns, where that is no refusal.
+        """Return `result`.
 
         Raises:
-            Refused: by the broker.
+            Refused: the broker refused.
         """
         code = self.result()
         if code is not None and code >= _REFUSED:
@@ -90,7 +90,7 @@ class Subscription:
 
 
 def want(session: "Any", filter_: "Any", options: "Any", handler: "Any", properties: "Any") -> "Any":
-    """Ask for a subscription, or a list of them, with arguments as a program gives them; return what can be waited for.
+    """Check a program's arguments and ask for one or several subscriptions; return the object to wait for.
 
     Raises:
         InvalidTopic, UsageError, BufferTooSmall: no SUBSCRIBE can ask for it.
@@ -111,13 +111,13 @@ def want(session: "Any", filter_: "Any", options: "Any", handler: "Any", propert
 
 
 class Requests:
-    """A session's SUBSCRIBE and UNSUBSCRIBE packets, and what the broker answered."""
+    """A session's SUBSCRIBE and UNSUBSCRIBE packets, and the broker's answers."""
 
     def __init__(self, session: "Any") -> None:
         self._session = session
         # Far from the ids of the messages, which follow next_seq.
         self._last_id = (session.store.next_seq + 32767) % 65535
-        self._asked: "list[Any]" = []  # the entries in the request that is in flight, in its order
+        self._asked: "list[Any]" = []  # the entries of the request in flight, in the packet's order
         self._put: "Any" = put_subscribe
         self._put_ms = 0
 
@@ -146,7 +146,7 @@ class Requests:
         options: "Any",
         properties: "bytes | bytearray | memoryview | None",
     ) -> None:
-        """See that a SUBSCRIBE can ask for this.
+        """Check that a SUBSCRIBE can ask for this.
 
         Raises:
             InvalidTopic, UsageError, BufferTooSmall: it can't.
@@ -157,7 +157,7 @@ class Requests:
             raise BufferTooSmall("SUBSCRIBE of %d bytes: buffer_bytes has %d" % (n, len(session.output.buf)))
 
     def entry(self, filter_: "bytes | bytearray | memoryview") -> "Any":
-        """Return the subscription with this filter, a new one where there is none."""
+        """Return the subscription with this filter; make a new one if there is none."""
         session = self._session
         session.wants_request = True
         filter_ = bytes(filter_)  # the program may change a bytearray
@@ -169,12 +169,12 @@ class Requests:
         return entry
 
     def changed(self) -> None:
-        """Handlers are others now: what waits may be claimed."""
+        """Handlers have changed: waiting messages may be claimed now."""
         if self._session.waiting:
             self._session.waiting.changed()
 
     def connected(self, restore: "Any") -> None:
-        """The broker accepted a connection; restore: ask for what it had granted, too."""
+        """The broker accepted a connection; restore: ask again for granted subscriptions, too."""
         session = self._session
         for entry in session.subscriptions:
             if entry.state == _UNASKED:
@@ -184,7 +184,7 @@ class Requests:
         session.wants_request = bool(session.subscriptions)
 
     def put(self, now_ms: int) -> None:
-        """Put one SUBSCRIBE for all that is wanted, or one UNSUBSCRIBE for all that is not; or repeat the last (3.1)."""
+        """Put one SUBSCRIBE for all wanted filters, or one UNSUBSCRIBE for all unwanted ones; or repeat the last (3.1)."""
         session = self._session
         output = session.output
         dup = session.request_id != 0
@@ -205,7 +205,7 @@ class Requests:
                     session.wants_request = False
                     return
             low = session.store.low
-            # An id that no message in flight has, nor will have soon.
+            # An id that no message in flight has, or will have soon.
             while not session.request_id or (session.request_id - low) % 65535 < 64:
                 self._last_id = session.request_id = self._last_id % 65535 + 1
         properties = self._asked[0].properties
@@ -220,15 +220,17 @@ class Requests:
                 if output.end:
                     if not dup:
                         session.request_id = 0
-                    return  # when the output is empty again
-                self._asked = self._asked[: len(self._asked) // 2]  # the rest with the next packet: each one alone fits
+                    return  # try again when the output is empty
+                self._asked = self._asked[
+                    : len(self._asked) // 2
+                ]  # the rest goes into the next packet; each entry fits
         self._put_ms = now_ms
         for entry in self._asked:
             if entry.state == _WANTED or entry.state == _UNWANTED:
                 entry.state += _ASKED - _WANTED
 
     def answered(self, packet: "Any") -> "Any":
-        """A SUBACK or UNSUBACK: each filter has its own result, and a refusal is no reason to end the connection."""
+        """Process a SUBACK or UNSUBACK: each filter has its own result, and a refusal does not end the connection."""
         session = self._session
         kind = packet.packet_type
         asked = self._asked
@@ -243,7 +245,7 @@ class Requests:
             session.five.refused(packet)
         for i in range(len(asked)):
             entry = asked[i]
-            # One that was asked for otherwise meanwhile has its next request to come.
+            # The state of an entry that was changed meanwhile is neither: its next request is still to be sent.
             code = packet.buffer[packet.codes_start + i] if count else 0
             if entry.state == _ASKED:
                 if code >= _REFUSED:
@@ -263,9 +265,9 @@ class Requests:
         self.changed()
 
     def overdue_ms(self, now_ms: int) -> "Any":
-        """Return how long the request has waited for its answer; or repeat it, where that is level 3's (Q5).
+        """Return how long the request in flight has waited for its answer; at level 3, repeat it when that is due (Q5).
 
-        Where none is in flight, ask again for what was refused some time ago.
+        If none is in flight, ask again for refused subscriptions when that is due.
         """
         session = self._session
         if not session.request_id:

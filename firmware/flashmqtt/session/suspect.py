@@ -1,29 +1,30 @@
-"""The message that the broker may not take: it is tried alone, and after so many failed trials it is refused (R3).
+"""A message that the broker may not accept: it is tried alone, and refused after `refuse_after` failed trials (R3).
 
-A broker may close the connection on a message (a QoS, a length or a topic that it does not take), or never answer it. Each new
-connection would begin with that message, and nothing behind it would ever be sent.
+A broker may close the connection on a message (because of its QoS, length or topic), or never acknowledge it. Every new
+connection would begin with that message and block all later ones.
 
-**Suspicion.** The same message was the first unanswered one at the end of two connections in a row. Then this module is loaded,
-and the messages that were in flight are sent one at a time, on the connections to come, until all of them are done. (Where a
-connection ends before its trial has begun, the next one goes without: a link that is never up for long makes progress, too.)
+**Suspicion.** A message is a suspect if it was the first unacknowledged one at the end of two connections in a row. Then this
+module is loaded, and on the following connections the messages that were in flight are sent one at a time until all of them are
+done. If a connection ends before its trial has begun, the next connection has no trial, so that short connections make progress,
+too.
 
-**A trial** begins when a connection is accepted. For a second nothing is put that need not be: subscriptions and the program's
-QoS 0 messages go first, and may be what the broker closes the connection for. Then comes a PINGREQ. Only when it is answered, and
-so the broker has read all that came before, the message goes out, alone in flight, with another PINGREQ behind it.
+**A trial** begins when a connection is accepted. During the first second only subscriptions and the program's QoS 0 messages are
+sent, because the broker may close the connection on these. Then a PINGREQ is sent. Its PINGRESP shows that the broker has read
+all earlier packets. After that the message is sent, alone in flight, and another PINGREQ after it.
 
 **A trial has failed** if, before the message is acknowledged,
 
-- the broker closes the connection (FIN, RST; 5: a DISCONNECT whose reason is not the server's own), some of the message has left,
-  and nothing else was sent since: no QoS 0 message, and no SUBSCRIBE or UNSUBSCRIBE that is unanswered; or
+- the broker closes the connection (FIN, RST; 5: a DISCONNECT whose reason is about a packet and not about the server), a part of
+  the message was sent, and nothing else was sent since: no QoS 0 message, and no SUBSCRIBE or UNSUBSCRIBE that is unanswered; or
 - the broker answers it with the wrong packet; or
-- the broker answers the PINGREQ behind it, and another one 5 s later (or a third of the time that an answer may take, where
-  that is less), and the connection ends, for whatever reason.
+- the broker answers the PINGREQ after the message, and another PINGREQ 5 s later (or after a third of `response_s`, if that is
+  shorter), and the connection ends for any reason.
 
-Nothing else counts: no lost link (then no PINGRESP comes, and no FIN), no refused CONNECT, no shutdown that level 5 tells of,
-nothing that this side ends earlier. A restart of the broker can count once; on the next connection the message is acknowledged,
-which ends the suspicion. What is counted are trials of one message without an acknowledgement in between; the count is in the
-session's note, so that a board that sleeps or resets between two trials gets on. A message past PUBREC, whose PUBREL is not
-answered, is in doubt instead of refused: the broker has it.
+Nothing else counts as a failure: not a lost link (it brings neither PINGRESP nor FIN), not a refused CONNECT, not a shutdown that
+a level 5 server announces, and no earlier end by this side. A restart of the broker can count once; on the next connection the
+message is acknowledged, which ends the suspicion. Failed trials of one message are counted until an acknowledgement comes. The
+count is in the session's note, so it survives a sleep or a reset between two trials. A message past PUBREC, whose PUBREL is not
+answered, is in doubt and not refused: the broker has it.
 """
 
 from errno import ECONNRESET
@@ -35,49 +36,49 @@ from flashmqtt.errors import CLOSED_BY_PEER, ConnectionLost
 if TYPE_CHECKING:
     from typing import Any  # noqa: TID251
 
-# What is reported: `connection.py`.
+# Events: `connection.py`.
 _IN_DOUBT = const(6)
 _REFUSED = const(7)
 
-# Codes of `on_refused` that are no reason codes of level 5.
-UNKNOWN = 0x80  # it was found out before the last reset
+# Codes of `on_refused` that are not reason codes of level 5.
+UNKNOWN = 0x80  # refused before the last reset
 CLOSED = 0x100  # the broker closes the connection on it
-SILENT = 0x101  # the broker does not answer it
+SILENT = 0x101  # the broker does not acknowledge it
 WRONG = 0x102  # the broker answers it with the wrong packet
 
-# Reasons of a server's DISCONNECT that have nothing to do with a message (5, section 3.14.2.1).
+# Reason codes of a server's DISCONNECT that are not about a message (5, section 3.14.2.1).
 _NOT_A_MESSAGE = b"\x00\x89\x8b\x8d\x8e\x96\x97\x98\x9c\x9d\x9f\xa0"
 _EPIPE = const(32)
-_TLS_ENDS = (-0x7280, -0x7880)  # Mbed TLS: the peer has closed, without and with a word
+_TLS_ENDS = (-0x7280, -0x7880)  # Mbed TLS: the peer has closed without, or with, a close alert
 
 # Stages of a trial.
 _IDLE = const(0)  # no connection is accepted
-_SETTLING = const(1)  # what need not wait goes first
-_ASKING = const(2)  # the broker is asked whether it has read that
-_READY = const(3)  # it has: the next message may go
-_PUT = const(4)  # the message is in the output, or its first pieces
-_SENT = const(5)  # and a PINGREQ behind it
-_HEARD = const(6)  # which is answered
-_ASKED = const(7)  # another PINGREQ is out
-_SHOWN = const(8)  # which is answered, too: the broker lives, and does not answer the message
+_SETTLING = const(1)  # subscriptions and QoS 0 messages are sent first
+_ASKING = const(2)  # a PINGREQ after these is sent
+_READY = const(3)  # it is answered: the next message may be sent
+_PUT = const(4)  # the message, or its first piece, is in the output
+_SENT = const(5)  # a PINGREQ after the message is sent
+_HEARD = const(6)  # that PINGREQ is answered
+_ASKED = const(7)  # another PINGREQ is sent
+_SHOWN = const(8)  # it is answered, too: the broker works, and does not acknowledge the message
 
 _SETTLE_MS = const(1000)
 _SILENT_MS = const(5000)
-_NOBODY = const(0xFF)  # in the note
-_PING_BYTES = const(8)  # room for one, with a margin
+_NOBODY = const(0xFF)  # in the note: no suspect
+_PING_BYTES = const(8)  # room for a PINGREQ, with a margin
 
 
 def remembered(session: "Any") -> None:
-    """The session's note has a suspect: is it still the oldest message?"""
+    """The session's note has a suspect: continue with it if it is still the oldest message."""
     seq = session.store.low
     if session.refuse_after and seq < session.store.next_seq and seq & 255 == session.note[3]:
         session.suspect = Suspect(session, seq, session.note[2])
-    else:  # it is done
+    else:  # the suspect is done
         _keep(session, _NOBODY, 0)
 
 
 def found(session: "Any", seq: int, again: bool) -> None:
-    """A connection has ended with this message as the first unanswered one; again: as the one before."""
+    """A connection has ended with this first unacknowledged message; again: the connection before had the same."""
     if again:
         session.suspect = Suspect(session, seq, 0)
     else:
@@ -85,19 +86,19 @@ def found(session: "Any", seq: int, again: bool) -> None:
 
 
 def _keep(session: "Any", trials: "Any", seq: int) -> None:
-    """Keep over power cuts how many trials of a message have failed; _NOBODY: no message is suspected."""
+    """Write the number of a message's failed trials into the note; _NOBODY: there is no suspect."""
     note = session.note
     if note[0] != _NOBODY and (note[2] != trials or (note[3] != seq & 255 and trials != _NOBODY)):
         session.replace_note(bytes(note[:2]) + bytes((trials, seq & 255)) + bytes(note[4:]))
 
 
 class Suspect:
-    """Tries a session's messages one at a time.
+    """Sends a session's messages one at a time.
 
     Args:
-        session: whose quota this is from now on.
-        seq: the message that is suspected.
-        trials: how many trials of it have failed already.
+        session: from now on, this object sets the session's quota.
+        seq: the suspect.
+        trials: how many of its trials have failed so far.
     """
 
     def __init__(self, session: "Any", seq: int, trials: "Any") -> None:
@@ -109,7 +110,7 @@ class Suspect:
         self._since_ms = 0
         self._begun = False  # is `_since_ms` set?
         self._silent_ms = min(_SILENT_MS, session.response_ms // 3 or _SILENT_MS)
-        self._short = False  # did the last trial end before its message went out?
+        self._short = False  # did the last trial end before its message was sent?
         self._quota = 0  # the session's
         self._marked = False  # is the message past PUBREC?
         self._disturbed = self._wrong = False
@@ -117,12 +118,12 @@ class Suspect:
         if trials >= session.refuse_after:
             self._set_aside(UNKNOWN)
 
-    # --- what the session and the connection tell ---
+    # --- called by the session and the connection ---
 
     def connected(self) -> None:
-        """A connection is accepted: a trial begins.
+        """A connection is accepted: begin a trial, unless the last one ended before its message was sent.
 
-        Not so where the last one ended before its message went out: a link that is never up for long gets as far without.
+        Without that exception, a link that is never up for long would not get any message through.
         """
         if self._short:
             self._short = False
@@ -130,13 +131,13 @@ class Suspect:
         session = self._session
         self._quota = session.quota
         session.quota = 0
-        session.output.topic = None  # the program's QoS 0 messages are to come to the session
+        session.output.topic = None  # send the program's QoS 0 messages through the session
         self._stage = _SETTLING
         self._begun = False
         self.pings = 0
 
     def disturb(self) -> None:
-        """The program has put a QoS 0 message: what the broker does next may be for that."""
+        """The program has put a QoS 0 message: the broker may close the connection because of that message."""
         self._disturbed = True
         self._session.output.topic = None
 
@@ -145,7 +146,7 @@ class Suspect:
         self._wrong = seq == self._seq
 
     def pong(self, now_ms: int) -> None:
-        """A PINGRESP has come."""
+        """Advance the trial: a PINGRESP has arrived."""
         self.pings -= 1
         if self.pings <= 0:
             stage = self._stage
@@ -159,7 +160,7 @@ class Suspect:
             self._go_on(now_ms)
 
     def tick(self, now_ms: int) -> "Any":
-        """Do what is due; return how long the broker has been asked in vain whether it has read what went before a message."""
+        """Do what is due; return how long the PINGREQ before a message has been unanswered."""
         if not self._begun:
             self._begun = True
             self._since_ms = now_ms
@@ -181,7 +182,7 @@ class Suspect:
         return 0
 
     def ended(self, error: "Any") -> None:
-        """The connection ends, by this error, or (None) by us: was it the message's doing?"""
+        """The connection ends because of this error, or (None) by us: decide whether the trial has failed."""
         if self._stage != _IDLE:
             code = self._verdict(error)
             self._short = self._stage < _PUT
@@ -208,15 +209,15 @@ class Suspect:
         return True
 
     def _go_on(self, now_ms: int) -> None:
-        """Put the next message when the one before is done, and a PINGREQ behind it."""
+        """Put the next message when the last one is done, and a PINGREQ after it."""
         session = self._session
         store = session.store
         if self._stage >= _PUT:
             if not session.flight:  # it is done
                 self._acquit()
-                if self.pings <= 0:  # and the broker has read all that came before: no need to ask again
+                if self.pings <= 0:  # all PINGREQ are answered: the next message needs no other one before it
                     self._stage = _READY
-            elif not self._marked and store.is_marked(self._seq):  # its PUBREL is out: is that answered?
+            elif not self._marked and store.is_marked(self._seq):  # past PUBREC: now its PUBREL is tried
                 self._acquit()
                 self._marked = True
                 self._stage = _PUT
@@ -236,13 +237,13 @@ class Suspect:
             self._stage = _SENT
 
     def _acquit(self) -> None:
-        """The broker has taken the message."""
+        """The broker has accepted the message: set its failed trials to 0."""
         if self._trials and self._seq == self._blamed:
             self._trials = 0
             _keep(self._session, 0, self._seq + 1)
 
     def _lift(self) -> None:
-        """All that was in flight is done: there is no suspect any more."""
+        """All messages that were in flight are done: end the suspicion."""
         session = self._session
         if self._stage != _IDLE:
             session.quota = self._quota
@@ -250,7 +251,7 @@ class Suspect:
         _keep(session, _NOBODY, 0)
 
     def _verdict(self, error: "Any") -> "Any":
-        """Return the code with which this trial has failed, 0: it has not."""
+        """Return the code with which this trial has failed, or 0 if it has not."""
         session = self._session
         if self._stage < _PUT or not session.flight:
             return 0
@@ -259,12 +260,12 @@ class Suspect:
         if self._stage == _SHOWN:
             return SILENT
         output = session.output
-        # The message stands at the buffer's front: did anything of it leave?
+        # The message is at the start of the buffer: was any byte of it sent?
         left = not output.end or output.start or session.partial_at > output.end
         return 0 if self._disturbed or session.request_id or not left else self._closing(error)
 
     def _closing(self, error: "Any") -> "Any":
-        """Return the code with which the broker has closed the connection, 0: it has not, or for a reason of its own."""
+        """Return the code for a connection closed by the broker; 0 if it was not, or for the server's own reason."""
         if isinstance(error, ConnectionLost):
             if error.args[:1] == (CLOSED_BY_PEER,):
                 return CLOSED
@@ -275,8 +276,8 @@ class Suspect:
         return 0
 
     def _set_aside(self, code: int) -> None:
-        """The broker does not take the message."""
+        """Refuse the message: the broker does not accept it."""
         session = self._session
         event = _IN_DOUBT if session.store.is_marked(self._seq) else _REFUSED
         session.load_undelivered().set_aside(event, self._seq, code)
-        session.proved = True  # the broker works: what is behind is not to wait longer for this one
+        session.proved = True  # the broker works: reset the backoff, so that later messages do not wait longer

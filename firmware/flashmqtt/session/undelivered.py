@@ -1,11 +1,10 @@
-"""What becomes of messages that are not delivered: they are finished, reported, and never called delivered (R5).
+"""Undelivered messages: they are finished and reported, and never count as delivered (R5).
 
-Loaded with the first such message. It knows the session that it belongs to and its store; why a message is not delivered others
-know.
+Loaded with the first such message. It knows the session and its store; its callers know why a message is not delivered.
 
-A message that is set aside (refused, expired, damaged) is finished only after its report was handed over. So no power cut loses
-the report: what a handler stored is durable before the message is finished. At worst it is set aside, and reported, a second
-time.
+A message that is set aside (refused, expired, damaged) is finished only after its report was handed over. So a power cut can't
+lose the report: anything that the report's handler stored is durable before the message is finished. At worst, the message is
+set aside and reported a second time.
 """
 
 from flashmqtt.compat import TYPE_CHECKING, const
@@ -25,25 +24,25 @@ _DROPPED = const(11)
 _STATE = const(3)
 _ASIDE = const(8)
 _WINDOW = const(32)
-_RANGES = const(8)  # how many ranges of undelivered messages are told apart
-_REPORTS = const(64)  # so many reports wait at most where there is no connection on which to hand them over
+_RANGES = const(8)  # how many ranges of undelivered messages are kept
+_REPORTS = const(64)  # how many reports wait at most while there is no connection
 
 
 class Undelivered:
-    """The messages of a session that are finished, or will be, and were not delivered."""
+    """The undelivered messages of a session."""
 
     def __init__(self, session: "Any") -> None:
         self._session = session
         self.ranges: "list[Any]" = []  # first, last, first, last, ...
-        self._aside: "list[Any]" = []  # message, event, message, ...: to be finished as soon as their reports were handed over
+        self._aside: "list[Any]" = []  # message, event, message, ...: finished as soon as their reports were handed over
 
     def note(self, first: int, last: "Any") -> None:
-        """Take note that these messages were not delivered, though they are, or will be, finished."""
+        """Note that these messages were not delivered."""
         ranges = self.ranges
         if ranges and ranges[-2] <= first <= ranges[-1] + 1:
             ranges[-1] = max(last, ranges[-1])
             return
-        if len(ranges) >= 2 * _RANGES:  # the two oldest become one: rather call a delivered message undelivered
+        if len(ranges) >= 2 * _RANGES:  # merge the two oldest: delivered messages between them count as undelivered
             ranges[2] = min(ranges[0], ranges[2])
             ranges[3] = max(ranges[1], ranges[3])
             del ranges[:2]
@@ -59,7 +58,7 @@ class Undelivered:
         return False
 
     def doubt(self, seq: int) -> None:
-        """The broker lost the session with a message past PUBREC: publish it anew, or drop it, as the program chose."""
+        """The broker lost the session with a message past PUBREC: publish it again or drop it (`republish`)."""
         session = self._session
         store = session.store
         session.states[seq & 31] = _NONE
@@ -71,14 +70,14 @@ class Undelivered:
         session.report_later(_IN_DOUBT, seq, 0)
 
     def set_aside(self, event: "Any", seq: int, code: int) -> None:
-        """Send a message no more, report this event, and finish the message once its report was handed over."""
+        """Stop sending a message, report this event, and finish the message after its report was handed over."""
         session = self._session
         if not session.states[seq & 31] & _ASIDE:
             self.put_aside(event, seq)
             session.report_later(event, seq, code)
 
     def put_aside(self, event: "Any", seq: int) -> None:
-        """Do the same for a message whose report is handed over now."""
+        """Do the same for a message that the caller reports now."""
         session = self._session
         session.states[seq & 31] = _ASIDE
         self.note(seq, seq)
@@ -86,7 +85,7 @@ class Undelivered:
         session.urgent = True
 
     def reported(self) -> None:
-        """All reports were handed over: finish what was set aside. That, and how many these were, is durable at once."""
+        """All reports were handed over: finish the messages set aside, and make that and their count durable."""
         aside = self._aside
         if not aside:
             return
@@ -95,10 +94,10 @@ class Undelivered:
         store = session.store
         for i in range(0, len(aside), 2):
             seq = aside[i]
-            if session.states[seq & 31] & _ASIDE:  # or else the store's policy has dropped it meanwhile
+            if session.states[seq & 31] & _ASIDE:  # else the store's policy has dropped it meanwhile
                 session.states[seq & 31] = _NONE
                 store.finish(seq)
-                if aside[i + 1] != _DAMAGED and aside[i + 1] != _IN_DOUBT:  # the store counts itself what it lost
+                if aside[i + 1] != _DAMAGED and aside[i + 1] != _IN_DOUBT:  # the store counts damaged messages itself
                     store.dropped += 1
         try:
             store.flush()
@@ -106,9 +105,9 @@ class Undelivered:
             pass
 
     def dropping(self, first: int, end: int) -> None:
-        """The store's policy is about to drop the messages from first to before end.
+        """The store's policy is about to drop the messages from first to end - 1.
 
-        Of one that was sent at QoS 2 the broker may have half: its flow goes on without a body, from PUBREL.
+        If a QoS 2 message was sent, the broker may have received it: its flow continues with PUBREL, which needs no body.
         """
         session = self._session
         store = session.store
@@ -135,7 +134,7 @@ class Undelivered:
             self._dropped(first, end - 1)
 
     def _dropped(self, first: int, last: "Any") -> None:
-        """Report these messages as dropped; in one report with the ones right before them."""
+        """Report these messages as dropped; extend the last report if they follow it."""
         session = self._session
         reports = session.reports
         if reports and reports[-3] == _DROPPED and reports[-1] == first - 1:
