@@ -78,7 +78,7 @@ class ConnectRefused(FlashMqttError):
 
 
 class Refused(FlashMqttError):
-    """The broker refused a subscription or, at level 5, a message; the connection stays. `code` is the reason code."""
+    """The broker refused `what`: a subscription or, at level 5, a message. The connection stays. `code` is the reason code."""
 
     def __init__(self, what: str, code: int) -> None:
         super().__init__("%s: code 0x%02x" % (what, code))

@@ -22,8 +22,8 @@ class Output:
     buf             the buffer
     start           where the unsent bytes begin
     end             where they end; both are 0 again when all are sent
-    limit           the end of the room for packets. 0: no packet can be put now: the broker has not accepted a connection, or a part
-                    of a packet is in the buffer
+    limit           the end of the room for packets. 0: no packet can be put now: the broker has not accepted a connection, or a
+                    part of a packet is in the buffer
     sent_ms         when bytes were sent last
 
     Args:

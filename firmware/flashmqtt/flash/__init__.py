@@ -1,1 +1,1 @@
-"""The flash-write shim: regions of sectors that are read, programmed and erased, whatever lies underneath."""
+"""Flash access: regions of sectors that are read, programmed and erased, over different devices."""

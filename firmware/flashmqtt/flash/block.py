@@ -1,15 +1,15 @@
 """A region on a block device of MicroPython's extended protocol: `rp2.Flash`, `esp32.Partition`, or a range of one.
 
-`readblocks(n, buf, off)` reads, `writeblocks(n, buf, off)` programs without an erase, `ioctl(6, n)` erases. What the ports
-leave to the caller is done here: rp2.Flash checks no bounds, reports nothing and programs whole 256-byte pages, so a shorter
-buffer would drag in whatever RAM follows it; so pages are 256 there, addresses are checked, and every program and every erase is
-read back. esp32.Partition programs any bytes and raises OSError, but does not verify either.
+`readblocks(n, buf, off)` reads, `writeblocks(n, buf, off)` programs without an erase, `ioctl(6, n)` erases. This module adds the
+checks that the ports lack. rp2.Flash checks no bounds, reports no errors, and always programs whole 256-byte pages: with a
+shorter buffer it would program the RAM after it, too. So pages have 256 bytes there, addresses are checked, and every program
+and erase is read back. esp32.Partition programs any number of bytes and raises OSError, but does not verify either.
 
-An encrypted ESP32 partition is a region, too: it is programmed in whole blocks of 16 bytes, once each, and what is erased reads
-as noise (`reads_blank` is False), so blankness can't be checked there; what was programmed is read back all the same. The
-journal refuses such a region by name, as it programs a page in several steps.
+An encrypted ESP32 partition also works as a region. It is programmed in blocks of 16 bytes, each once. Erased flash reads as
+noise there (`reads_blank` is False), so blankness can't be checked; programs are still read back. The journal refuses such a
+region with its own error, because it programs a page in several steps.
 
-A buffer to program must lie in RAM (a bytearray): the flash can't be read while it is written.
+A buffer to program must be in RAM (a bytearray): the flash can't be read while it is written.
 """
 
 from flashmqtt.compat import TYPE_CHECKING
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 
 
 class BlockRegion(Region):
-    """Blocks first .. first + count - 1 of a device. Geometry is asked of the device where it is not told.
+    """The blocks from `first` to first + count - 1 of a device.
 
     Args:
         device: of the extended block protocol: `readblocks`, `writeblocks` and `ioctl`.
-        first, count: its blocks; a count of 0 means all that follow. A block is an erase sector.
-        page_bytes: 1 for devices that have `info()` (esp32.Partition), 16 where that says encrypted, else 256.
-        encrypted: whether erased flash reads as noise; None: asked of `info()`.
+        first, count: its blocks; a count of 0 means all from `first` on. A block is an erase sector.
+        page_bytes: 0 for the default: 1 for a device with `info()` (esp32.Partition), 16 if that is encrypted, else 256.
+        encrypted: whether erased flash reads as noise; None: `info()` decides.
 
     Raises:
-        UsageError: no block device, or blocks that it does not have.
+        UsageError: not a block device, or it does not have these blocks.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class BlockRegion(Region):
             self._fail("read", block * self.sector_bytes + at, error)
 
     def read(self, offset: int, buf: "bytearray | memoryview") -> None:
-        """Fill buf from offset; a buffer that stays inside a sector costs one call and no memory."""
+        """Fill buf from offset; a read inside one sector takes one call and allocates nothing."""
         n = len(buf)
         size = self.sector_bytes
         at = offset % size
@@ -108,7 +108,9 @@ class BlockRegion(Region):
         ):
             self._check_program(offset, n)
         block = self._block(offset // size)
-        window = at if at < size - 256 else size - 256  # a shorter read would be a slice, and that is memory
+        window = (
+            at if at < size - 256 else size - 256
+        )  # always 256 bytes: a shorter read needs a slice, which allocates
         device = self._device
         before = self._before
         try:
@@ -146,10 +148,10 @@ class BlockRegion(Region):
             error = refused
         self._fail("erase", sector * self.sector_bytes, error)
 
-    # Reads go through windows of 256 bytes that end inside the sector, since a shorter one would be a slice, and that is memory.
+    # Reads use windows of 256 bytes that end inside the sector: a shorter read needs a slice, which allocates.
 
     def _check_blank(self, block: int, at: int, n: int, offset: int) -> None:
-        """All beyond the first 256 bytes has to be blank."""
+        """Check that everything beyond the first 256 bytes is blank."""
         done = 256
         while done < n:
             window = min(at + done, self.sector_bytes - 256)
@@ -160,7 +162,7 @@ class BlockRegion(Region):
             done += 256
 
     def _verified(self, block: int, at: int, buf: "bytes | bytearray | memoryview", n: int) -> bool:
-        """Return whether all beyond the first 256 bytes reads back."""
+        """Return whether everything beyond the first 256 bytes reads back as written."""
         done = 256
         while done < n:
             part = min(n - done, 256)

@@ -1,6 +1,6 @@
-"""A region that feeds the watchdog at each of its calls: for a mount, which may take seconds and calls nothing else.
+"""A region that feeds the watchdog at each of its calls, for a mount, which may take seconds.
 
-Loaded where `Journal` is given `feed`; after the mount the journal goes on with the region itself.
+Loaded if `Journal` is given `feed`; after the mount the journal uses the original region.
 """
 
 from flashmqtt.compat import TYPE_CHECKING
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class FedRegion:
-    """Another region, with the same geometry."""
+    """Wraps a region of the same geometry."""
 
     def __init__(self, region: "Any", feed: "Any") -> None:
         self.sectors = region.sectors

@@ -1,13 +1,13 @@
 """A region in a plain file: MicroPython on unix, CPython, or a FAT card.
 
-The file is made blank where it does not exist. Each program and erase is synced to the disk before it returns, which is what
-stands for the flash's own durability; the operating system reports what it could not write, so nothing is read back.
+If the file does not exist, it is created blank. Each program and erase is synced to the disk before it returns, for durability;
+the operating system reports write errors, so nothing is read back.
 
-Two programs that write one file destroy each other's messages, so the second region on a file is refused while the first is
-open, in the same process, too. CPython takes a lock (flock). MicroPython has none on unix, so it asks Linux which processes have
-the file open for writing: unlike a lock file, that answer can't be stale after a crash or a reboot. What this does not find: a
-CPython process that opens a file after a MicroPython process did; processes of another user or container (MicroPython). A
-board runs one program, and elsewhere than on Linux MicroPython has nobody to ask: nothing is checked there.
+Two programs that write to one file would destroy each other's messages. So a second region on a file is refused while the first
+one is open, also in the same process. CPython takes a lock (flock). MicroPython has no locks on unix, so it asks Linux which
+processes have the file open for writing: unlike a lock file, that answer can't be stale after a crash or a reboot. Not detected
+are a CPython process that opens a file after a MicroPython process did, and for MicroPython the processes of another user or
+container. On a board, and for MicroPython on systems other than Linux, nothing is checked.
 """
 
 import gc
@@ -29,20 +29,20 @@ except ImportError:  # MicroPython, Windows
 
 
 class StoreInUse(StoreError):
-    """Another region, in this process or another one, has the file open. (It stands here, as no board needs it.)"""
+    """Another region, in this process or another one, has the file open."""
 
 
 class FileRegion(Region):
     """Sectors in a file of exactly that size.
 
     Args:
-        path: the file; made, and blank, where it is not there.
+        path: the file; created blank if it does not exist.
         sectors, sector_bytes, page_bytes: the geometry, see `region`.
-        sync: False leaves it to the operating system when the bytes reach the disk: for tests only.
+        sync: False lets the operating system decide when bytes reach the disk: for tests only.
 
     Raises:
-        StoreForeign: the file is there with another size, and not blank.
-        StoreInUse: another region, here or in another process, has the file open. `close` gives it free.
+        StoreForeign: the file has another size, and is not blank.
+        StoreInUse: another region, here or in another process, has the file open. `close` releases it.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class FileRegion(Region):
         self._open()
 
     def _open(self) -> None:
-        """Open the file, or make it; a creation that was interrupted goes on: what is there then is blank."""
+        """Open the file, or create it; an interrupted creation, whose bytes are all blank, is completed."""
         size = self.sectors * self.sector_bytes
         try:
             self._file = open(self.path, "r+b")
@@ -63,7 +63,7 @@ class FileRegion(Region):
             open(self.path, "wb").close()
             self._file = open(self.path, "r+b")
         if self._is_shared():
-            gc.collect()  # a region that nobody refers to any more is closed now
+            gc.collect()  # this closes a region without references
             if self._is_shared():
                 self._file.close()
                 raise StoreInUse("%s is open in another region or process: close that first" % self.path)
@@ -80,7 +80,7 @@ class FileRegion(Region):
         self._flush()
 
     def _is_shared(self) -> bool:
-        """Return whether somebody else has the file open for writing; take the lock on it where there is one."""
+        """Return whether another region has the file open for writing; lock the file if the system has locks."""
         if flock is not None:
             try:
                 flock(self._file.fileno(), LOCK_EX | LOCK_NB)
@@ -134,7 +134,7 @@ class FileRegion(Region):
         if n > 256 and not self._blank(offset + 256, n - 256):
             self._not_blank(offset)
         self._file.seek(offset)
-        self._file.readinto(window)  # past the end of the file it stays as it was, which nobody looks at
+        self._file.readinto(window)  # at the end of the file the read is shorter; those bytes of `window` are not used
         if not lay(window, 0, buf, 0, first):
             self._not_blank(offset)
         try:
@@ -166,7 +166,7 @@ class FileRegion(Region):
 
 
 def _writers(path: str) -> int:
-    """Return how many descriptors of this machine's processes write to a file, as far as Linux tells MicroPython."""
+    """Return how many file descriptors on this machine are open for writing to a file, as far as Linux tells MicroPython."""
     writers = 0
     try:
         inode, device = os.stat(path)[1:3]
@@ -180,7 +180,7 @@ def _writers(path: str) -> int:
 
 
 def _descriptors(process: str, inode: int, device: "Any") -> int:
-    """Return how many descriptors of one process write to that file."""
+    """Return how many descriptors of one process are open for writing to that file."""
     writers = 0
     try:
         for descriptor in os.ilistdir(process + "fd"):  # type: ignore[attr-defined]

@@ -1,26 +1,25 @@
-"""A region on stock firmware, without repartitioning: one-block files that the file system keeps its hands off.
+"""A region on stock firmware, without repartitioning: files whose blocks littlefs never relocates.
 
-A littlefs file of exactly one block occupies one data block from offset 0, without any pointer in it, and littlefs never moves
-the data of a file that nobody writes. So N such files in a directory of their own reserve N blocks, which are then programmed
-and erased directly, as a swap file is. `pin` makes the files, once; `PinnedFiles` finds and guards the blocks at every start;
-`open_or_pin` does what is due.
+A littlefs file of exactly one block occupies one data block from offset 0, without a pointer in it. littlefs never moves the data
+of a file that is not written. So N such files in their own directory reserve N blocks, which are then programmed and erased
+directly, like a swap file. `pin` makes the files, once; `PinnedFiles` finds and guards the blocks at every start; `open_or_pin`
+does either as needed.
 
-How a block is found, and known to be ours: littlefs itself is asked. A second, read-only instance is mounted on the same device
-through a wrapper that notes which block is read when the first byte of a file is: that is its block. No token has to be written
-and looked for, a copy with equal content can't be mistaken for it, and every such look is a fresh mount, free of stale caches.
-A small file, `map`, keeps the numbers found by `pin`: a file that was since replaced or restored lies elsewhere and is refused.
+littlefs itself tells which block a file has. A second, read-only instance is mounted on the same device through a wrapper that
+notes which block is read for the first byte of a file. So no token has to be written and searched, a copy with equal content
+can't be mistaken for the file, and each lookup is a fresh mount without stale caches. A small file, `map`, keeps the block
+numbers found by `pin`: a file that was replaced or restored later has another block and is refused.
 
-When it is asked again, without one page program:
-- before each erase, and before a program into a block that does not bear our own first bytes: the metadata blocks that
-  the mount read (each directory has two) are fingerprinted. The same bytes would give the same answer, so it is enough that
-  they did not change; if they did, a new mount has to find the file in the same block.
-- before any other program: the first 16 bytes of the block are still those that we put there. littlefs erases a block before it
-  gives it to somebody else, so a file that is deleted in mid-sector is noticed before the first byte of a stranger is
-  written over.
-What is not ours is never written: PinsLost says what happened. Where littlefs does not lie on the device, or there is no room:
-PinsRefused. The files must be made through the file system that is in use (its allocator has to know), hence `root`.
+The blocks are checked again, without programming a page:
+- before each erase, and before a program into a block that does not begin with our own bytes: the metadata blocks that the mount
+  read (each directory has two) are compared by a fingerprint. If they are unchanged, the file still has the same block. If they
+  have changed, a new mount must find the file in the same block.
+- before any other program: the block's first 16 bytes must be the ones that we wrote. littlefs erases a block before it reuses
+  it, so the deletion of a file is detected before a byte of another file is overwritten.
+A block that is not ours is never written; the error is PinsLost. If the device has no littlefs, or there is no room, the error is
+PinsRefused. The files must be made through the mounted file system, because its allocator has to know them: hence `root`.
 
-A fingerprint allocates nothing; a mount takes about 3 KB for a moment. This module knows no journal.
+A fingerprint allocates nothing; a mount allocates about 3 KB temporarily. This module knows no journal.
 """
 
 import os
@@ -42,25 +41,25 @@ _NO_ROOM = const(28)  # ENOSPC
 
 
 class PinsRefused(StoreError):
-    """Blocks can't be reserved by files here: no littlefs on that device, no room, or somebody else's files in the way."""
+    """Blocks can't be reserved by files: no littlefs on that device, no room, or other files in that directory."""
 
 
 class PinsLost(StoreError):
-    """The files that reserved the store's blocks are gone, replaced or moved; nothing was written to what is not ours."""
+    """The files that reserved the store's blocks are gone, replaced or moved; no other data was overwritten."""
 
 
 class _Witness:
-    """The device as littlefs sees it in a look: read-only, and each block that is read leaves its mark."""
+    """A read-only wrapper of the device that notes which blocks littlefs reads."""
 
     def __init__(self, device: "Any", blocks: "Any", feed: "Callable[[], object] | None") -> None:
         self._device = device
         self._feed = feed
         self.seen = bytearray(blocks)
-        self.block = -1  # what was read since it was last set to -1; -2: several
+        self.block = -1  # the block read since this was set to -1; -2: several
         self.looking = False
 
     def readblocks(self, n: int, buf: "bytearray | memoryview", off: int = 0) -> "Any":
-        """Read, and remember where. A look reads hundreds of times: each feeds the watchdog."""
+        """Read, and note the block. Feed the watchdog, as a lookup makes hundreds of reads."""
         if self._feed:
             self._feed()
         if self.looking:
@@ -70,18 +69,18 @@ class _Witness:
         return self._device.readblocks(n, buf, off)
 
     def writeblocks(self, _n: int, _buf: "bytes | bytearray | memoryview", _off: int = 0) -> None:
-        """Refuse: EROFS."""
+        """Refuse with EROFS."""
         raise OSError(30)
 
     def ioctl(self, op: int, arg: int) -> "Any":
-        """Refuse an erase; don't hand on a start or stop that is not the device's."""
+        """Refuse an erase; ignore start and stop, which are not for the device; pass on the rest."""
         if op == 6:
             raise OSError(30)
         return 0 if op < 4 else self._device.ioctl(op, arg)
 
 
 class _Look:
-    """A fresh, read-only mount of the file system, to ask where the pinned files lie."""
+    """A fresh, read-only mount of the file system, to find the blocks of the pinned files."""
 
     def __init__(self, device: "Any", mount: "Any", feed: "Callable[[], object] | None") -> None:
         self._witness = _Witness(device, device.ioctl(4, 0), feed)
@@ -91,7 +90,7 @@ class _Look:
             raise PinsLost("no littlefs here: %s" % error)
 
     def metadata(self) -> "array[int]":
-        """Return the blocks that the mount read: all the metadata there is."""
+        """Return the blocks that the mount read: all metadata blocks."""
         seen = self._witness.seen
         return array("H", [n for n in range(len(seen)) if seen[n]])
 
@@ -113,7 +112,7 @@ class _Look:
         return witness.block
 
     def nothing_to_lose(self, directory: str) -> bool:
-        """Return whether there is no map and no pinned file holds anything: before, or in the midst of, the first pinning."""
+        """Return whether there is no map, and all pinned files are blank: `pin` was never completed."""
         fs = self._fs
         window = bytearray(256)
         try:
@@ -133,7 +132,7 @@ class _Look:
         return True
 
     def content(self, path: str) -> bytearray:
-        """Return what is in a small file, or raise PinsLost."""
+        """Return the content of a small file, or raise PinsLost."""
         try:
             with self._fs.open(path, "rb") as file:
                 return bytearray(file.read(2048))
@@ -142,7 +141,7 @@ class _Look:
 
 
 def _littlefs(device: "Any") -> "Any":
-    """Mount littlefs without hanging it into the file tree; its cache must hold an inline file of up to 512 bytes."""
+    """Return a littlefs object without mounting it in the file tree; its cache must hold an inline file of 512 bytes."""
     from vfs import VfsLfs2
 
     return VfsLfs2(device, readsize=128, progsize=128)
@@ -153,7 +152,7 @@ def _name(directory: str, sector: int) -> str:
 
 
 def _packed(blocks: "Any") -> bytearray:
-    """The map's bytes: magic, count, the block of each file, CRC; numbers in 16 bits, least significant byte first."""
+    """Return the map's bytes: magic, count, the block of each file, CRC; numbers of 16 bits, least significant byte first."""
     out = bytearray(_MAGIC)
     out += len(blocks).to_bytes(2, "little")
     for block in blocks:
@@ -183,18 +182,18 @@ def pin(
     mount: "Any" = _littlefs,
     feed: "Callable[[], object] | None" = None,
 ) -> None:
-    """Make the files that reserve `count` blocks, and the map; an interrupted or damaged pinning is completed.
+    """Make the files that reserve `count` blocks, and the map; complete an interrupted or damaged pinning.
 
     Args:
-        device: the raw block device on which the file system lies.
-        directory: where the files go, as a path inside that file system, such as "/journal".
+        device: the raw block device with the file system.
+        directory: for the files: a path inside that file system, such as "/journal".
         count: how many blocks.
         root: where that file system is mounted ("" for "/", as on boards).
         mount: makes a littlefs object of a block device.
-        feed: called at least once a file, of which there may be hundreds, a tenth of a second each: feed the watchdog here.
+        feed: called at least once per file; there may be hundreds, a tenth of a second each: feed the watchdog here.
 
     Raises:
-        PinsRefused: no littlefs there, no room, or files of somebody else in that directory.
+        PinsRefused: no littlefs on the device, no room, or other files in that directory.
     """
     size = device.ioctl(5, 0)
     if count < 1 or count > 999:
@@ -218,7 +217,7 @@ def pin(
             except OSError:
                 have = 0
             if have == size:
-                continue  # from an interrupted pinning, or the map was lost: what is in there stays
+                continue  # from an interrupted pinning, or the map was lost: keep its content
             if have:
                 raise PinsRefused("%s is somebody else's" % path)
             made.append(path)
@@ -254,9 +253,9 @@ def open_or_pin(
     mount: "Any" = _littlefs,
     feed: "Callable[[], object] | None" = None,
 ) -> "PinnedFiles":
-    """Return the pinned region; make it where nothing was ever kept (the first start, or a power cut in the midst of it).
+    """Return the pinned region; make it if it was never used (first start, or a power cut during that).
 
-    Once there is a map, or a file with anything in it, what is missing is an error and not a new beginning.
+    If there is a map, or a file that is not blank, then a missing file is an error, and no new region is made.
 
     Args:
         device, directory, count, root, mount, feed: see `pin`.
@@ -280,15 +279,15 @@ def _fill(path: str, size: int, feed: "Callable[[], object] | None") -> None:
 
 
 class PinnedFiles(BlockRegion):
-    """The region made of the blocks that `pin` reserved, guarded.
+    """The region of the blocks that `pin` reserved; each write is guarded.
 
     Args:
-        device, directory, mount: as they were for `pin`.
+        device, directory, mount: as for `pin`.
         page_bytes, encrypted: see `BlockRegion`.
-        feed: called while files are looked for, now or later.
+        feed: called during every lookup of the files, now or later.
 
     Raises:
-        PinsLost: the files are gone, replaced or moved; here, or at any later program or erase.
+        PinsLost: the files are gone, replaced or moved; raised here, or by a later program or erase.
     """
 
     def __init__(
@@ -307,31 +306,31 @@ class PinnedFiles(BlockRegion):
         blocks = _unpacked(look.content(directory + _MAP))
         super().__init__(device, 0, len(blocks), page_bytes, encrypted)
         self._blocks = blocks
-        self._checked = bytearray(len(blocks))  # 1: found in its block under the fingerprint that we have
+        self._checked = bytearray(len(blocks))  # 1: the file was found in its block since `_print` was taken
         for sector in range(len(blocks)):
             self._find(look, sector)
         self._metadata = look.metadata()
-        self._chain = bytearray(260)  # 256 bytes and the CRC so far
+        self._chain = bytearray(260)  # 256 bytes, and the CRC up to these
         self._print = bytearray(4)
         self._take_print()
         copy(self._print, 0, self._chain, 256, 4)
-        self._sector = -1  # the sector whose first bytes we know
+        self._sector = -1  # the sector whose first bytes are in `_head`
         self._head = bytearray(16)
         self._now = bytearray(16)
-        self._marked = False  # do those bytes differ from what an erase leaves?
+        self._marked = False  # is `_head` not blank?
 
     def _block(self, sector: int) -> int:
         return self._blocks[sector]
 
     def erase(self, sector: int) -> None:
-        """Set all bits of a sector, if it is still ours."""
+        """Set all bits of a sector if it is still ours."""
         self._check(sector * self.sector_bytes, 1, 1)
         self._guard(sector)
         self._sector = -1
         super().erase(sector)
 
     def program(self, offset: int, buf: "bytes | bytearray | memoryview", again: bool = False) -> None:
-        """Clear bits, if the sector is still ours; see `region`."""
+        """Clear bits if the sector is still ours; see `region`."""
         self._check_program(offset, len(buf))
         sector = offset // self.sector_bytes
         block = self._blocks[sector]
@@ -351,7 +350,7 @@ class PinnedFiles(BlockRegion):
         self._marked = self.reads_blank and not is_blank(head, 0, 16)
 
     def _guard(self, sector: int) -> None:
-        """Raise PinsLost unless the file system says today that the sector's block is ours."""
+        """Raise PinsLost unless the file system still has the sector's file in this block."""
         self._take_print()
         if equal(self._chain, 256, self._print, 0, 4) and self._checked[sector]:
             return
@@ -372,7 +371,7 @@ class PinnedFiles(BlockRegion):
         self._checked[sector] = 1
 
     def _take_print(self) -> None:
-        """Leave in `_chain` the CRC over all metadata blocks, each step over 256 bytes and the CRC before."""
+        """Compute into `_chain` the CRC of all metadata blocks, in steps over 256 bytes and the last CRC."""
         chain = self._chain
         chain[256] = chain[257] = chain[258] = chain[259] = 0
         window = self._after

@@ -1,4 +1,4 @@
-"""A region in RAM: for tests, and for programs that want the journal's queue without its durability."""
+"""A region in RAM: for tests, and for programs that use the journal as a queue without durability."""
 
 from flashmqtt.fast import copy, fill, is_blank, lay
 
@@ -10,7 +10,7 @@ class RamRegion(Region):
 
     Args:
         sectors, sector_bytes, page_bytes: the geometry, see `region`.
-        cells: the bytes, sectors times sector_bytes long: an image to look at. None: blank ones.
+        cells: the content, sectors times sector_bytes long, for example an image to examine. None: blank.
     """
 
     def __init__(

@@ -1,30 +1,30 @@
-"""What every region is: a row of equal sectors, read anywhere, programmed by pages, erased one by one.
+"""The interface of a region: a row of equal sectors, read anywhere, programmed by pages, erased one by one.
 
     sector_bytes, sectors, page_bytes     geometry; a program starts and ends on multiples of page_bytes
-    reads_blank                           False where erased flash does not read as FF (an encrypted partition)
+    reads_blank                           False if erased flash does not read as FF (an encrypted partition)
     read(offset, buf)                     fills all of buf
     program(offset, buf[, again])         clears bits; FF leaves a byte as it is; stays inside one sector. again: the same
-                                          bytes were programmed there before, maybe cut short; nothing is checked or read back
+                                          bytes were programmed there before, maybe incompletely; no check, no read-back
     erase(sector)                         sets all bits
 
-`program` keeps NOR rules: a byte that is not FF takes no second value (FlashFailed, and nothing was written), and beyond the
-first 256 bytes of a call everything must still be blank. What was written is read back where the device does not do
-so itself. A call with arguments outside the region raises UsageError. This package knows no journal and no MQTT.
+`program` follows the rules of NOR flash: a byte that is not FF can't get another value (FlashFailed, and nothing was written),
+and all bytes beyond the first 256 of a call must be blank. Each write is verified by reading back, unless the device does that
+itself. A call with arguments outside the region raises UsageError. This package knows no journal and no MQTT.
 """
 
 from flashmqtt.errors import FlashFailed, UsageError
 
 
 class Region:
-    """Geometry and the checks of arguments; the kinds of region add the three calls.
+    """Geometry and argument checks; subclasses add the three calls.
 
     Args:
         sectors: how many sectors it has, numbered from 0.
-        sector_bytes: what one erase blanks, at least 256 and a multiple of page_bytes.
+        sector_bytes: the unit of an erase, at least 256 and a multiple of page_bytes.
         page_bytes: offset and length of a program are multiples of this.
 
     Raises:
-        UsageError: such a region can't be.
+        UsageError: an invalid geometry.
     """
 
     reads_blank = True

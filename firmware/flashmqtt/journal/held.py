@@ -1,8 +1,7 @@
-"""Held messages of a journal: inbound ones that are stored until they are handed over. FORMAT.md, "Record", type 2.
+"""Held messages of a journal: inbound messages, stored until they are handed over. FORMAT.md, "Record", type 2.
 
-A header lists where each one lies, so that recovery finds them; where only they keep the oldest sector from reuse, they are
-carried into the next one that is opened. A journal that never held a message does not load this module.
-It knows no MQTT: a key is a number.
+A sector's header lists their places for recovery. If only held messages prevent the reuse of the oldest sector, they are carried
+into the next sector that is opened. This module is loaded with the first held message. It knows no MQTT: a key is a number.
 """
 
 from array import array
@@ -31,7 +30,7 @@ _IN_LIST = const(58)
 
 
 def _end_of(length: int, at: int) -> int:
-    """Return where a message would end whose first piece is written at an offset or behind."""
+    """Return where a message would end if its first piece is written at this offset, or on the next page if it must."""
     while length > 0:
         n = min(length, _BODY_MAX)
         if (at & 255) + _RECORD + n > _PAGE:
@@ -42,20 +41,20 @@ def _end_of(length: int, at: int) -> int:
 
 
 class Held:
-    """Where the held messages lie, oldest first."""
+    """The places of the held messages, oldest first."""
 
     def __init__(self, journal: "Any") -> None:
         self._journal = journal
         self.count = 0
-        self.pending = 0  # discarded, and not yet on flash
+        self.pending = 0  # how many discards are not on flash yet
         most = journal.hold_limit
         self._keys = array("H", [0] * most)
         self._places = array("i", [0] * most)
         self._lengths = array("i", [0] * most)
         self._released = bytearray(2 * _IN_HEADER)
-        self._buffer = bytearray(0)  # for what is carried into a new sector
-        self._before = array("i", self._places)  # while a sector is opened
-        # A message that comes in pieces: its key (0: none), how long it is, how much of it is written, and the next piece.
+        self._buffer = bytearray(0)  # for messages carried into a new sector
+        self._before = array("i", self._places)  # a copy of the places while a sector is opened
+        # A message that comes in pieces: its key (0: none), its length, how much of it is written, and the next piece.
         self._begun = self._begun_length = self._begun_done = 0
         self._begun_piece = bytearray(0)
         self._begun_fill = 0
@@ -67,16 +66,16 @@ class Held:
         return -1
 
     def order(self) -> "Any":
-        """Return the keys of those that are complete."""
+        """Return the keys of the complete messages."""
         return [self._keys[i] for i in range(self.count) if self._keys[i] != self._begun]
 
     def length(self, key: int) -> "Any":
-        """Return a length, 0: not held."""
+        """Return a message's length, 0 if it is not held."""
         i = self._find(key)
         return self._lengths[i] if i >= 0 and key != self._begun else 0
 
     def hold(self, key: int, buf: "bytes | bytearray | memoryview", length: int) -> None:
-        """Write the pieces; the message is held when the last one is there."""
+        """Store a message in pieces; it is held when the last piece is written."""
         self._prepare(key, length)
         try:
             self._write(key, buf, length)
@@ -86,7 +85,7 @@ class Held:
         self._journal.fresh = False
 
     def _prepare(self, key: int, length: int) -> None:
-        """See that a message can be written."""
+        """Check that a message can be written."""
         if not 0 < key < 65536 or self._find(key) >= 0:
             raise UsageError("key %d" % key)
         journal = self._journal
@@ -95,9 +94,9 @@ class Held:
         journal._guard()
         if journal.worn:
             raise StoreWorn("%d bad sectors" % journal._bad)
-        if self.pending:  # or else the record of an earlier discard of this key would stand behind it
+        if self.pending:  # the record of an earlier discard of this key must come before the new message
             self.write_released()
-        # What begins in a sector has to fit into a new one, behind its header and lists, when it is carried.
+        # All held messages of a sector must fit into a new one, after its header and lists, when they are carried.
         size = journal._sector_bytes
         if _end_of(length, journal._end) > size - (4 * _PAGE if size >= 4096 else _PAGE // 2):
             journal._spoiled = True
@@ -107,7 +106,7 @@ class Held:
     # --- in pieces ---
 
     def begin(self, key: int, length: int) -> None:
-        """Begin a message that comes in pieces; it is held when the last one is there."""
+        """Begin a message that comes in pieces; it is held when the last piece is written."""
         self.abandon()
         self._prepare(key, length)
         self._begun_piece = bytearray(_BODY_MAX)
@@ -116,7 +115,7 @@ class Held:
         self._begun_done = self._begun_fill = 0
 
     def extend(self, buf: "bytes | bytearray | memoryview", start: int, n: int) -> None:
-        """Add n bytes from a place in buf: a record for each 232 of them, and one for the rest."""
+        """Add buf[start:start+n]; every 232 bytes are written as a record, and so is the rest."""
         piece = self._begun_piece
         while n:
             fill = self._begun_fill
@@ -141,19 +140,19 @@ class Held:
                     self._journal.fresh = False
 
     def abandon(self) -> None:
-        """Forget what is not complete."""
+        """Discard an incomplete message."""
         key = self._begun
         self._begun = 0
         if key and self._find(key) >= 0:
             self.discard(key)
 
     def can_carry(self, sector: int) -> bool:
-        """Return whether the messages that begin in a sector find room in a new one, all together."""
+        """Return whether all messages that begin in a sector fit together into a new one."""
         end = self.carried_end(sector, 0)
         return end + self.list_bytes() + _RECORD <= self._journal._sector_bytes
 
     def _write(self, key: int, buf: "bytes | bytearray | memoryview", length: int) -> None:
-        """Write all pieces. The message is listed from its first piece on, so that its sector stays on the chain."""
+        """Write all pieces. After the first piece the message is listed, so that its sector stays on the chain."""
         done = piece = 0
         while done < length:
             n = min(length - done, _BODY_MAX)
@@ -166,7 +165,7 @@ class Held:
             done += n
 
     def add(self, key: int, place: int, length: int) -> None:
-        """Take note of one; it takes the place of an older one with its key."""
+        """List a message; it replaces an older one with the same key."""
         i = self._find(key)
         if i < 0:
             i = self.count
@@ -176,7 +175,7 @@ class Held:
         self._lengths[i] = length
 
     def remove(self, key: int) -> bool:
-        """Forget one; return whether it was there."""
+        """Remove a message from the list; return whether it was there."""
         i = self._find(key)
         if i < 0:
             return False
@@ -188,7 +187,7 @@ class Held:
         return True
 
     def discard(self, key: int) -> None:
-        """Forget one; `write_released` makes it durable."""
+        """Discard a message; `write_released` makes that durable."""
         if self.pending == _IN_HEADER:
             self.write_released()
         if self.remove(key):
@@ -203,7 +202,7 @@ class Held:
         self.pending = 0
 
     def read(self, key: int, offset: int, buf: "bytearray | memoryview", at: int, n: int) -> None:
-        """Copy bytes of one."""
+        """Copy bytes of a message."""
         i = self._find(key)
         if i < 0 or offset < 0 or n < 0 or offset + n > self._lengths[i] or not 0 <= at <= len(buf) - n:
             raise UsageError("read_held: not of this message")
@@ -221,19 +220,19 @@ class Held:
         return False
 
     def carried_end(self, sector: int, at: int) -> "Any":
-        """Return where in a new sector a copy of what begins in this one ends, if it begins at `at` (0: behind the header)."""
+        """Return where in a new sector the copies of a sector's messages would end; at: where they begin, 0: after the header."""
         at = at or _HEADER + 4 * min(self.count, _IN_HEADER)
         for i in range(self.count):
             if self._places[i] // self._journal._sector_bytes == sector:
                 if self._keys[i] == self._begun:
-                    return self._journal._sector_bytes  # it can't be copied yet
+                    return self._journal._sector_bytes  # incomplete: it can't be copied yet
                 at = _end_of(self._lengths[i], at)
         return at
 
     def sectors(self) -> int:
-        """Return how many sectors the held messages keep when nothing else is left: those that they fill, and one.
+        """Return how many sectors the held messages keep if no other messages are left.
 
-        In a small region they may not find together.
+        In a region below 8 sectors they may stay where they are; in a larger one they are carried together into few sectors.
         """
         journal = self._journal
         if journal.region.sectors < 8:
@@ -244,13 +243,14 @@ class Held:
         return (end + self.list_bytes() + _PAGE) // journal._sector_bytes + (1 if self.count else 0)
 
     def list_bytes(self) -> int:
-        """Return how many bytes the lists take that don't fit into a header, at most."""
+        """Return the most bytes of the lists that don't fit into a header."""
         return (self.count - _IN_HEADER + _IN_LIST - 1) // _IN_LIST * _PAGE if self.count > _IN_HEADER else 0
 
     def put_opening(self, target: "Any") -> int:
-        """Write what an opening has of held messages, behind the place of the header to come; return where it ends.
+        """Write the held messages' part of a new sector, after the place of its header; return where it ends.
 
-        Copied is what begins in sectors that leave the chain. Listed is what the header has no room for.
+        This copies the messages of the sectors that leave the chain, and writes lists of the places that the header has no room
+        for.
         """
         journal = self._journal
         for i in range(self.count):
@@ -276,7 +276,7 @@ class Held:
         return at
 
     def _copy(self, i: int, target: "Any", at: int) -> int:
-        """Copy one to a sector; return where it ends. What can't be read any more is not."""
+        """Copy a message to a sector; return where it ends. A message that can't be read is not copied."""
         journal = self._journal
         n = self._lengths[i]
         if len(self._buffer) < n:
@@ -302,12 +302,12 @@ class Held:
         return at
 
     def carry_back(self) -> None:
-        """The sector could not be opened: all lies where it lay."""
+        """The sector could not be opened: restore the places."""
         for i in range(self.count):
             self._places[i] = self._before[i]
 
     def put_places(self, out: "Any") -> int:
-        """Write the places that a header lists; return how many."""
+        """Write the places for a header; return how many."""
         n = min(self.count, _IN_HEADER)
         for i in range(n):
             self._put_place(out, 72 + 4 * i, i)

@@ -1,13 +1,14 @@
-"""The journal: messages on flash that survive a power cut at any moment. FORMAT.md has the bytes.
+"""The journal: messages on flash that survive a power cut at any moment. FORMAT.md describes the bytes.
 
-The idea: one program stores a message, and every record says which messages are finished, so nothing has to be written for a
-release alone. Outgoing messages have sequences; only those from `low` to `low` + 31, the window, can be in flight, so they are
-found by `sequence & 31` and nothing is ever copied. A sector's header is a checkpoint: recovery reads the headers and one sector.
+The idea: storing a message takes one program operation. Every record also says which messages are finished, so finishing a
+message needs no write of its own. Outgoing messages have sequence numbers. Only those from `low` to `low` + 31, the window, can
+be in flight, so their places are indexed by `sequence & 31`, and no outgoing message is ever copied. A sector's header
+is a checkpoint: recovery reads all headers and one sector.
 
-The promise: when `append`, `commit`, `hold`, `write_note` or `sync` returns, what it wrote outlives a power cut at any later
-moment. `finish` is durable with any later write, or `flush`.
+The guarantee: when `append`, `commit`, `hold`, `write_note` or `sync` returns, its write survives a power cut at any later
+moment. `finish` becomes durable with any later write, or with `flush`.
 
-What it does not know: MQTT. A message is bytes, a mark is a bit, a key is a number.
+The journal knows no MQTT: a message is bytes, a mark is a bit, a key is a number.
 """
 
 import sys
@@ -48,7 +49,7 @@ _WINDOW = const(32)
 _FREE = const(0)
 _CHAINED = const(1)
 _BAD = const(2)
-# So many sectors are free after a record of this kind was written; for an outgoing message: `_reserve`.
+# How many sectors are free after a record of this kind was written; for an outgoing message: `_reserve`.
 _FOR_HELD = const(2)
 _FOR_STATE = const(1)
 
@@ -62,12 +63,12 @@ PLACE_FIELDS = "<6I4HI"
 
 
 def get_u16(buf: "bytes | bytearray | memoryview", at: int) -> int:
-    """Return two bytes as a number."""
+    """Return a 16-bit number, least significant byte first."""
     return buf[at] | buf[at + 1] << 8
 
 
 def get_u32(buf: "bytes | bytearray | memoryview", at: int) -> int:
-    """Return four bytes as a number."""
+    """Return a 32-bit number, least significant byte first."""
     return buf[at] | buf[at + 1] << 8 | buf[at + 2] << 16 | buf[at + 3] << 24
 
 
@@ -83,44 +84,44 @@ def stage_record(
     start: int,
     n: int,
 ) -> None:
-    """Put a record into a page's bytes."""
+    """Write a record into the bytes of a page."""
     pack_into("<2BHI", out, i + 4, n, kind, key, seq)
     raw_copy(out, state, 12, i + 12, 0)
     raw_copy(out, buf, n, i + _RECORD, start)
     raw_crc32(out, seed, n + 20, i + 4, i, 1)
 
 
-# Recovery is needed once a boot. Compiled, it is loaded then and does not stay in memory; from source it is loaded now, as
-# compiling takes more memory than it.
+# Recovery runs once per boot. As .mpy, the module is loaded for the mount and removed from memory after it. From source, it is
+# loaded here, because compiling it later would take more memory than keeping it.
 _COMPILED = __file__.endswith(".mpy")
 if not _COMPILED:
     from . import recovery  # noqa: F401
 
 
 class Journal:
-    """A store on a region of flash, mounted. A blank region becomes an empty journal; other content is never overwritten.
+    """A mounted store on a region of flash. A blank region becomes an empty journal; other data is never overwritten.
 
     Args:
         region: see `flash.region`; 4 sectors or more of 1 to 32 KB, pages of up to 256 bytes.
-        policy: when it is full, `REFUSE` (StoreFull), `DROP_OLDEST` or `DROP_NEWEST`; what is dropped is counted.
-        wipe: make it empty whatever it holds, as `format` does.
+        policy: for a full journal: `REFUSE` (StoreFull), `DROP_OLDEST` or `DROP_NEWEST`; dropped messages are counted.
+        wipe: erase everything first, as `format` does.
         feed: called before each access to the flash during the mount, which may take seconds: feed the watchdog here.
 
     Attributes:
         next_seq: the sequence of the next message, 1 to 2^30 - 1. low: the oldest message that is not finished, or next_seq.
         dropped: messages dropped by the policy. damaged: messages lost to damage of the flash.
         boot: how many times it was mounted, 1 for the first.
-        fresh: whether nothing was ever stored: the broker can't know of any message.
-        worn: whether too few sectors still work to store anything more.
+        fresh: whether no message was ever stored, so that the broker can't have any.
+        worn: whether too few sectors work to store more messages.
         stored: how many messages were ever stored. waiting: how many of them are not finished.
-        wear: how often the newest sector has been erased; the ring keeps the others close to it.
-        note: the session's 12 bytes, FF where none were written.
+        wear: how often the newest sector was erased; all sectors are used in turn, so the others have a similar number.
+        note: the session's 12 bytes, FF if none were written.
         on_drop: None, or called with (first, end) before the policy drops the messages first to end - 1; it may mark some.
 
     Raises:
-        UsageError: no journal can be on such a region.
-        StoreForeign: encrypted flash, something else, or a journal of another size or version.
-        StoreCorrupt: a journal none of whose sectors can be read. StoreWorn: no sector takes an erase.
+        UsageError: a journal can't be on such a region.
+        StoreForeign: encrypted flash, other data, or a journal of another size or version.
+        StoreCorrupt: a journal without a readable sector. StoreWorn: no sector can be erased.
     """
 
     WINDOW = 32
@@ -146,54 +147,54 @@ class Journal:
         self.dropped = self.damaged = self.boot = 0
         self.note = bytearray(12)
         raw_fill(self.note, 12, 0xFF, 0)
-        self._state = bytearray(12)  # low, finished and marked, as every record has them
+        self._state = bytearray(12)  # low, finished and marked, in the layout of every record
         self._state[0] = 1
-        self._unsynced = self._unsaid = False  # is there something for `sync`, for `flush`?
+        self._unsynced = self._unsaid = False  # are there changes for `sync`, for `flush`?
         self._busy = False
-        self._said = 0  # of dropped and damaged, on flash
+        self._said = 0  # dropped + damaged as written on flash
         self._counts = bytearray(8)
         # Sectors.
         n = region.sectors
         self._sector_bytes = size
         self._use = bytearray(n)
         self._seqs = array("i", [0] * n)  # sector sequences: the seeds of the records' CRCs
-        self._first = array("i", [0] * n)  # the first message that begins there or later
+        self._first = array("i", [0] * n)  # the first message that begins in the sector or later
         self._after = array("H", [_NONE] * n)  # the next sector on the chain
-        self._ends = array("H", [0] * n)  # where its records end; the head's: `_end`
+        self._ends = array("H", [0] * n)  # where the sector's records end; the head's: `_end`
         self._head = self._tail = self._prev = _NONE
         self._end = self._prev_end = self._prev_seq = self._ring_seq = self._erases = self._new_erases = 0
         self._chain = self._bad = 0  # how many sectors
-        self.hold_limit = 128 if size >= 4096 else 40  # held messages that an opening can list
-        self._reserve = 3 if n > 5 else 2  # free after an outgoing message; the third is kept for inbound ones
-        self._free = n  # neither on the chain nor bad
-        self._head_top = 0  # the sequence behind the last message in the head
-        self._head_held = False  # has a held message been written there?
-        self._spoiled = False  # the head's next place took no program: leave it
+        self.hold_limit = 128 if size >= 4096 else 40  # how many held messages an opening can list
+        self._reserve = 3 if n > 5 else 2  # free sectors after an outgoing message; the third is for inbound messages
+        self._free = n  # sectors that are neither on the chain nor bad
+        self._head_top = 0  # the sequence after the last message in the head
+        self._head_held = False  # does the head have a held message?
+        self._spoiled = False  # programming the head failed: use the next sector
         self._ahead = -1  # a sector erased in advance
-        self._new_tail = 0  # what `_chain_from` found
+        self._new_tail = 0  # a result of `_chain_from`, like the next one
         self._keep_head = False
-        self._rotating = False  # is a sector opened for held messages only?
-        self._carried = 0  # where in a new sector the held messages that go along end; 0: none do
-        # One page in, one page out.
+        self._rotating = False  # is a sector being opened for held messages only?
+        self._carried = 0  # where in a new sector the carried held messages end; 0: there are none
+        # One page to read, one page to write.
         self._page = bytearray(_PAGE)
         self._page_at = -1
-        self._out = bytearray(_PAGE)  # FF where nothing is to be programmed
+        self._out = bytearray(_PAGE)  # FF except for the bytes to program
         raw_fill(self._out, _PAGE, 0xFF, 0)
-        self._offset_mask = max(region.page_bytes, 16) - 1  # of what is programmed at once
+        self._offset_mask = max(region.page_bytes, 16) - 1  # the unit of programming, minus 1
         self._views: "dict[int, Any]" = {} if self._offset_mask == 255 else {_PAGE: self._out}  # of `_out`, by length
         self._sector = self._at = self._size = 0  # the record read last
         self._length = self._kind = self._key = self._seq = 0
-        self._skipped = 0  # what type something showed that is no whole record, before one that is
-        # The window: where the bodies are, by `sequence & 31`.
+        self._skipped = 0  # the type of damaged bytes that were skipped before a whole record; 0: none
+        # The window: the places of bodies, by `sequence & 31`.
         self._places = array("i", [0] * _WINDOW)
         self._lengths = array("i", [0] * _WINDOW)
-        self._located = 1  # bodies below this one were looked for
-        self._cursor_sector = self._cursor_at = 0  # from here on the others are looked for
-        self._read_seq = self._read_from = self._read_place = self._read_piece = 0  # where the last `read` came to
+        self._located = 1  # the bodies of messages below this one were searched
+        self._cursor_sector = self._cursor_at = 0  # where the search for the next body begins
+        self._read_seq = self._read_from = self._read_place = self._read_piece = 0  # where the last `read` ended
         self._piece = self._left = 0  # of a message in pieces: the next piece, bytes to come
         self._begun_place = self._begun_length = self._fill = 0
-        self._part: "Any" = b""  # the bytes that are not written yet, made for the first such message
-        self._held: "Any" = None  # `held.Held`, once there was a held message
+        self._part: "Any" = b""  # bytes of it that are not written yet; allocated for the first such message
+        self._held: "Any" = None  # `held.Held`, from the first held message on
         from .recovery import Recovery
 
         if feed is not None:
@@ -207,11 +208,11 @@ class Journal:
 
     @staticmethod
     def format(region: "Any", policy: int = REFUSE) -> "Journal":
-        """Make a region an empty journal, whatever it holds, and mount it. Cut short, it is to be called again."""
+        """Erase a region, make an empty journal on it and mount it. After a power cut, call it again."""
         return Journal(region, policy, True)
 
     def __getattr__(self, name: str) -> "Any":
-        """Work out what is asked for rarely. (With a property in its class, each store to an object takes ten times as long.)"""
+        """Return a computed attribute. (A property in the class would make every attribute store ten times as slow.)"""
         if name == "stored":
             return self.next_seq - 1
         if name == "wear":
@@ -230,9 +231,9 @@ class Journal:
         """Store buf[:length] durably; return its sequence, or 0 if the policy dropped it.
 
         Raises:
-            UsageError: no bytes, or more than buf has; or called from a callback in the middle of another write.
-            StoreFull: no room, and the policy is to refuse; or longer than the whole store takes.
-            StoreWorn: too few sectors left that work. StoreError: a thousand million messages were stored.
+            UsageError: no bytes, or more than buf has; or a callback called this during another write.
+            StoreFull: no room, and the policy is to refuse; or the message is too long for the whole store.
+            StoreWorn: too few sectors work. StoreError: all 2^30 sequence numbers are used.
         """
         if length > _BODY_MAX:
             if not self.begin(length):
@@ -259,9 +260,9 @@ class Journal:
         return seq
 
     def begin(self, length: int) -> bool:
-        """Begin a message of `length` bytes that comes in pieces; it exists when `commit` returns.
+        """Begin a message of `length` bytes that comes in pieces; it is stored when `commit` returns.
 
-        The next `append` or `begin`, or a power cut, abandons what is not complete. Return False if the policy dropped it.
+        The next `append` or `begin`, or a power cut, discards an incomplete message. Return False if the policy dropped it.
 
         Raises:
             UsageError, StoreFull, StoreWorn, StoreError: as for `append`.
@@ -291,15 +292,15 @@ class Journal:
         """Add the next piece, buf[:n].
 
         Raises:
-            UsageError: nothing was begun, it is longer than was said, or buf is not as long.
+            UsageError: no message was begun, the piece is longer than the rest of the message, or buf is shorter than n.
         """
         if self._left < 0:
-            return  # refused: see below
+            return  # dropped: see below
         if not 0 <= n <= min(len(buf), self._left):
             raise UsageError("extend: not begun, or too long")
         done = 0
         while done < n:
-            # Short pieces are put together: a record that is not full would take a page, too, and `begin` reckoned without it.
+            # Short pieces are joined: a record that is not full would also take a page, and `begin` counted full ones only.
             fill = self._fill
             part = min(n - done, _BODY_MAX - fill)
             raw_copy(self._part, buf, part, fill, done)
@@ -309,7 +310,7 @@ class Journal:
                 kind = _MESSAGE | _LAST if last else _MESSAGE
                 try:
                     place = self._write(kind, self._piece, self.next_seq, self._part, 0, fill, self._reserve)
-                except StoreFull:  # a sector turned out to be bad
+                except StoreFull:  # a sector was found to be bad
                     if self.policy != DROP_NEWEST:
                         raise
                     self.dropped += 1
@@ -325,10 +326,10 @@ class Journal:
             done += part
 
     def commit(self) -> int:
-        """End the message, which is durable now; return its sequence, or 0 if the policy dropped it after all.
+        """End the message, which is durable now; return its sequence, or 0 if the policy dropped it meanwhile.
 
         Raises:
-            UsageError: not all of it is there.
+            UsageError: the message is not complete.
         """
         if self._left < 0:
             self._abandon()
@@ -341,8 +342,8 @@ class Journal:
         return seq
 
     def _abandon(self) -> None:
-        """Forget a message that is not complete: its sequence is given anew, and begins in the head or later."""
-        if self._piece and not self._left:  # complete: a reader would find it
+        """Discard an incomplete message: the next message gets its sequence, and begins in the head or later."""
+        if self._piece and not self._left:  # it is complete, and recovery would find it
             self.commit()
         elif self._piece:
             for sector in range(self.region.sectors):
@@ -350,7 +351,7 @@ class Journal:
         self._piece = self._left = 0
 
     def length(self, seq: int) -> int:
-        """Return how long a message in the window is; 0 if its body is gone: dropped, or damaged.
+        """Return the length of a message in the window; 0 if its body was dropped or is damaged.
 
         Raises:
             UsageError: not in the window, low <= seq < min(next_seq, low + 32).
@@ -365,7 +366,7 @@ class Journal:
         """Copy n bytes of a message, from an offset on, to buf[at:at+n].
 
         Raises:
-            UsageError: not bytes of that message. StoreCorrupt: it can't be read any more; `length` is 0 from now on.
+            UsageError: the message has no such bytes. StoreCorrupt: it can't be read any more; `length` is 0 from now on.
         """
         if offset < 0 or n < 0 or offset + n > self.length(seq) or not 0 <= at <= len(buf) - n:
             raise UsageError("read: not of this message")
@@ -383,7 +384,7 @@ class Journal:
     def _copy_pieces(
         self, kind: int, ident: int, offset: int, buf: "bytes | bytearray | memoryview", at: int, n: int
     ) -> bool:
-        """Copy bytes of the message whose piece `_read_piece` at `_read_place` begins with its byte `_read_from`."""
+        """Copy bytes of a message; at `_read_place` is its piece `_read_piece`, which begins with byte `_read_from`."""
         size = self._sector_bytes
         sector = self._read_place // size
         place = self._read_place % size
@@ -414,7 +415,7 @@ class Journal:
         return True
 
     def finish(self, seq: int) -> None:
-        """A message of the window is done: delivered, or given up. Durable with any later write, or `flush`."""
+        """Finish a message of the window: it is delivered, or will not be sent. Durable with any later write, or `flush`."""
         if not 0 <= seq - self.low < _WINDOW or seq >= self.next_seq:
             self._outside(seq)
         state = self._state
@@ -428,7 +429,7 @@ class Journal:
             self._advance()
 
     def _advance(self) -> None:
-        """Move low over all that is finished, or was dropped."""
+        """Advance `low` past all messages that are finished or dropped."""
         state = self._state
         seq = self.low
         while seq < self.next_seq:
@@ -446,7 +447,7 @@ class Journal:
         state[3] = seq >> 24
 
     def is_finished(self, seq: int) -> bool:
-        """Return whether a message is done; of those in the window, and below."""
+        """Return whether a message in the window, or below it, is done."""
         if seq < self.low:
             return True
         bit = 1 << (seq & 7)
@@ -455,27 +456,27 @@ class Journal:
         return state[4 + i] & bit != 0 or (seq < self.floor and not state[8 + i] & bit)
 
     def mark(self, seq: int) -> None:
-        """Set the bit of a message of the window; durable after `sync`, or any other write."""
+        """Mark a message of the window; durable after `sync`, or any other write."""
         if not 0 <= seq - self.low < _WINDOW or seq >= self.next_seq:
             self._outside(seq)
         self._state[8 + (seq >> 3 & 3)] |= 1 << (seq & 7)
         self._unsynced = True
 
     def unmark(self, seq: int) -> None:
-        """Clear it again."""
+        """Clear the mark of a message of the window; durable as for `mark`."""
         if not 0 <= seq - self.low < _WINDOW or seq >= self.next_seq:
             self._outside(seq)
         self._state[8 + (seq >> 3 & 3)] &= ~(1 << (seq & 7))
         self._unsynced = True
 
     def is_marked(self, seq: int) -> bool:
-        """Return the bit of a message of the window."""
+        """Return whether a message of the window is marked."""
         return self._state[8 + (seq >> 3 & 3)] & 1 << (seq & 7) != 0
 
     def _outside(self, seq: int) -> None:
         raise UsageError("%d is not in the window from %d" % (seq, self.low))
 
-    # --- held messages: `held.py` does the work ---
+    # --- held messages: implemented in `held.py` ---
 
     def hold(self, key: int, buf: "bytes | bytearray | memoryview", length: int) -> None:
         """Store an inbound message buf[:length] under its key (1 to 65,535), durably; it is kept until `discard`.
@@ -488,9 +489,9 @@ class Journal:
         self._load_held().hold(key, buf, length)
 
     def hold_begin(self, key: int, length: int) -> None:
-        """Begin an inbound message of `length` bytes, to be held under `key`, that comes in pieces: held when all are there.
+        """Begin an inbound message of `length` bytes under `key` that comes in pieces; it is held when it is complete.
 
-        The next `hold_begin`, or a power cut, abandons what is not complete.
+        The next `hold_begin`, or a power cut, discards an incomplete message.
 
         Raises:
             UsageError, StoreFull, StoreWorn: as for `hold`.
@@ -498,7 +499,7 @@ class Journal:
         self._load_held().begin(key, length)
 
     def hold_extend(self, buf: "bytes | bytearray | memoryview", start: int, n: int) -> None:
-        """Add the next piece, buf[start:start+n]; the message is held, and durable, when all of it is there.
+        """Add the next piece, buf[start:start+n]; when the message is complete, it is held and durable.
 
         Raises:
             StoreFull: outgoing messages took the room meanwhile. StoreWorn.
@@ -506,12 +507,12 @@ class Journal:
         self._held.extend(buf, start, n)
 
     def hold_abandon(self) -> None:
-        """Forget a message that is not complete."""
+        """Discard an incomplete message."""
         if self._held is not None:
             self._held.abandon()
 
     def longest_hold(self) -> int:
-        """Return how long a held message may be: what a quarter of the sectors takes, for there may be others."""
+        """Return the longest length of a held message: a quarter of the sectors, to leave room for others."""
         return (self.region.sectors >> 2) * (self._sector_bytes // _PAGE - 1) * _BODY_MAX
 
     def _load_held(self) -> "Any":
@@ -522,7 +523,7 @@ class Journal:
         return self._held
 
     def can_hold(self, length: int) -> bool:
-        """Return whether a held message of this length would find room now; what holding takes is loaded by then."""
+        """Return whether there is room now to hold a message of this length; this also loads the module that holds it."""
         if self.worn or self._load_held().count >= self.hold_limit:
             return False
         return self._fits(length, _FOR_HELD) > 0
@@ -532,21 +533,21 @@ class Journal:
         return [] if self._held is None else self._held.order()
 
     def held_length(self, key: int) -> int:
-        """Return how long the message held under this key is, 0 if there is none."""
+        """Return the length of the message held under this key, 0 if there is none."""
         return 0 if self._held is None else self._held.length(key)
 
     def read_held(self, key: int, offset: int, buf: "bytearray | memoryview", at: int, n: int) -> None:
         """Copy n bytes of the message held under this key, from an offset on, to buf[at:at+n].
 
         Raises:
-            UsageError: not bytes of it. StoreCorrupt: it can't be read any more.
+            UsageError: the message has no such bytes. StoreCorrupt: it can't be read any more.
         """
         if self._held is None:
             raise UsageError("%d is not held" % key)
         self._held.read(key, offset, buf, at, n)
 
     def discard(self, key: int) -> None:
-        """The message held under this key is done; durable after `sync` or `flush`."""
+        """Remove the message held under this key; durable after `sync` or `flush`."""
         if self._held is not None:
             self._held.discard(key)
 
@@ -560,7 +561,7 @@ class Journal:
         self._write(_NOTE, 0, self.next_seq, self.note, 0, 12, _FOR_STATE)
 
     def sync(self) -> None:
-        """Make marks and discards durable, in one write; nothing is written where there are none."""
+        """Make marks and discards durable in one write; if there are none, write nothing."""
         held = self._held
         if held is not None and held.pending:
             held.write_released()
@@ -568,13 +569,13 @@ class Journal:
             self._write_state(0)
 
     def flush(self) -> None:
-        """Make finishes, and the counts of what was dropped and damaged, durable, too."""
+        """Do `sync`, and make finished messages and the counts `dropped` and `damaged` durable, too."""
         self.sync()
         if self._unsaid or self.damaged + self.dropped != self._said:
             self._write_state(0)
 
     def idle(self) -> None:
-        """A good moment for slow work: erase the next sector, if it will be needed soon."""
+        """Use an idle moment for slow work: erase the next sector if it will be needed soon."""
         if self._ahead < 0 and not self.worn and 2 * self._end > self._sector_bytes:
             try:
                 self._ahead = self._erase_next()
@@ -582,7 +583,7 @@ class Journal:
                 pass
 
     def close(self) -> None:
-        """End cleanly, as before a deep sleep: the next mount goes on in the same sector, without an erase."""
+        """Close the journal, for example before a deep sleep: the next mount continues in the same sector, without an erase."""
         if not self.worn and not self.closed:
             self.flush()
             self._write_state(_LAST)
@@ -609,13 +610,13 @@ class Journal:
         self.fresh = False
 
     def _longest(self) -> int:
-        """Return how long a message may be: it finds room then, if everything else may be dropped."""
+        """Return the longest length of a message that fits if all other messages are dropped."""
         pages = self._sector_bytes // _PAGE - 1
         sectors = self.region.sectors - self._bad - self._reserve - 1
         return (sectors * pages if sectors > 0 else pages >> 1) * _BODY_MAX
 
     def _may_drop_for(self, length: int) -> bool:
-        """Return whether a long message finds room once everything is dropped that may be."""
+        """Return whether a long message fits if all messages are dropped that may be dropped."""
         if self.policy != DROP_OLDEST:
             return False
         stays = 0 if self._held is None else self._held.sectors()
@@ -623,7 +624,7 @@ class Journal:
         return not stays or self.region.sectors - self._bad - stays - 1 - sectors >= self._reserve
 
     def _fits(self, length: int, need: int) -> int:
-        """Return whether a message of this length fits without dropping anything: 2 says only if the head is left for it."""
+        """Return whether a message fits without a drop: 0 no, 1 yes, 2 only if it begins in a new sector."""
         pages = self._sector_bytes // _PAGE - 1
         pieces = (length + _BODY_MAX - 1) // _BODY_MAX
         in_head = 0
@@ -640,7 +641,7 @@ class Journal:
         return 0 if self._keep_head or sectors < (pieces + pages - 1) // pages else 2
 
     def _has_room(self, length: int, need: int) -> bool:
-        """Return whether a message of this length fits; see that it does."""
+        """Return whether a message of this length fits; if it needs a new sector, leave the head."""
         fits = self._fits(length, need)
         if fits == 2:
             self._spoiled = True
@@ -649,7 +650,7 @@ class Journal:
     def _chain_from(self, floor: int, carry: bool) -> "Any":
         """Return how many sectors of the chain are still needed; set `_new_tail`, `_keep_head` and `_carried`.
 
-        carry: held messages may go along into the new sector.
+        carry: held messages may be carried into the new sector.
         """
         tail = self._tail
         chain = self._chain
@@ -668,10 +669,10 @@ class Journal:
         return chain if self._keep_head else chain - 1
 
     def _make_room(self, need: int, message: "Any") -> "Any":
-        """See that a new sector leaves `need` free ones; return how many others stay on the chain.
+        """Make sure that `need` sectors are free besides a new one; return how many others stay on the chain.
 
         Raises:
-            StoreFull: not even by what the policy allows to drop. StoreWorn: too few sectors left.
+            StoreFull: not possible, not even with all drops that the policy allows. StoreWorn: too few sectors are left.
         """
         usable = self.region.sectors - self._bad
         while True:
@@ -686,7 +687,7 @@ class Journal:
                 raise StoreWorn("%d of %d sectors left" % (usable, self.region.sectors))
             tail = self._new_tail
             end = self._first[self._after[tail]] if tail != self._head else self.next_seq
-            # Dropping helps if room is found once nothing but held messages, and what is under way in pieces, is left.
+            # Drops help if there is room when only held messages, and a message begun in pieces, are left.
             stays = 0 if self._held is None else self._held.sectors()
             if self._piece:
                 stays += 1
@@ -705,7 +706,7 @@ class Journal:
                 raise StoreFull("%d sectors, %d messages wait" % (usable, self.waiting))
 
     def _rotate(self) -> None:
-        """Open a sector for the tail's held messages alone: with them the outgoing message would not fit."""
+        """Open a sector only for the tail's held messages, because the outgoing message would not fit beside them."""
         self._rotating = True
         try:
             tail = self._tail
@@ -716,7 +717,7 @@ class Journal:
             raise StoreFull("held messages fill sector %d" % tail)
 
     def _drop(self, first: int, end: int, tail: int) -> None:
-        """Give up the bodies of the oldest sector's messages."""
+        """Drop the messages of the oldest sector: their bodies are lost."""
         window_end = self.low + _WINDOW
         if self.on_drop:
             self.on_drop(first, end)
@@ -738,14 +739,14 @@ class Journal:
     # --- reading ---
 
     def _load(self, at: int) -> None:
-        """Have the page that begins at an offset of the region in `_page`."""
+        """Load the page at an offset of the region into `_page`."""
         if at != self._page_at:
             self._page_at = -1
             self.region.read(at, self._page)
             self._page_at = at
 
     def _look(self, sector: int, at: int) -> bool:
-        """Read the record at an offset of a sector; return False if no whole one is there."""
+        """Read the record at an offset of a sector; return False if there is no whole record."""
         i = at & 255
         place = sector * self._sector_bytes + at - i
         if place != self._page_at:
@@ -766,14 +767,14 @@ class Journal:
         return True
 
     def _find(self, sector: int, at: int, end: int) -> bool:
-        """Read the next whole record of a sector, from an offset on; return False if there is none before `end`."""
+        """Read the next whole record of a sector from an offset on; return False if there is none before `end`."""
         if not at:
             self._load(sector * self._sector_bytes)
             at = _HEADER + 4 * (self._page[7] & 63)
         while at < end:
             if self._look(sector, at):
                 return True
-            # A damaged record may still say how long it is, but for one bit; else what follows is looked for on the next page.
+            # Skip a damaged record: try its length field, as it is and with each single bit flipped. Else try the next page.
             i = at & 255
             page = self._page
             written = 0
@@ -782,7 +783,9 @@ class Journal:
                     written += 1
             if written > 1:
                 message = page[i + 5] & _TYPE == _MESSAGE or not page[i + 6] | page[i + 7]
-                self._skipped = _MESSAGE if message else _HELD  # only a held one has a key, whatever its type reads
+                self._skipped = (
+                    _MESSAGE if message else _HELD
+                )  # even if its type is damaged: only a held message has a key
                 n = page[i + 4]
                 bit = 256
                 while bit:
@@ -794,7 +797,7 @@ class Journal:
         return False
 
     def _next(self, sector: int, at: int) -> bool:
-        """Read the next whole record from a place on the chain on; return False at its end."""
+        """Read the next whole record from a place on the chain on; return False at the end of the chain."""
         while True:
             head = sector == self._head
             if self._find(sector, at, self._end if head else self._ends[sector]):
@@ -815,12 +818,12 @@ class Journal:
             self._skipped = 0
             while True:
                 if not self._next(sector, at):
-                    found = self.next_seq  # nothing more: what is missing was damaged
+                    found = self.next_seq  # end of the chain: the missing messages are damaged
                     place = -1
                     break
                 sector = self._sector
                 at = self._at + self._size
-                if self._skipped:  # what was begun may have lost a piece, or its beginning
+                if self._skipped:  # a message in pieces may have lost one
                     self._skipped = 0
                     begun = 0
                 if self._kind & _TYPE != _MESSAGE or self._seq < seq:
@@ -858,9 +861,9 @@ class Journal:
     def _write(
         self, kind: int, key: int, seq: int, buf: "bytes | bytearray | memoryview", start: int, n: int, need: int
     ) -> int:
-        """Write one record, into the next sector where the head has no room; return its place.
+        """Write one record, in the next sector if the head has no room; return its place.
 
-        Every call costs a board a tenth of a program, so the usual case is written out here.
+        The usual case is inlined here: on a board, each function call takes a tenth of the time of a flash program.
         """
         if self._busy or self.closed:
             self._guard()
@@ -909,14 +912,14 @@ class Journal:
         """Program a record.
 
         Raises:
-            FlashFailed: the flash did not take it.
+            FlashFailed: the program operation failed.
         """
         i = at & self._offset_mask
         stage_record(self._out, i, self._seqs[sector], kind, key, seq, self._state, buf, start, n)
         self._program(sector * self._sector_bytes + at - i, i, _RECORD + n, again)
 
     def _program(self, place: int, i: int, n: int, again: bool = False) -> None:
-        """Program out[i:i+n] to a place that begins with out[0]; all of `_out` is FF again afterwards."""
+        """Program out[i:i+n]; `place` is the place of out[0]. Afterwards all of `_out` is FF again."""
         self._page_at = -1
         try:
             self.region.program(place, self._view(i + n) if self._views else self._out, again)
@@ -924,7 +927,7 @@ class Journal:
             raw_fill(self._out, n, 0xFF, i)
 
     def _view(self, n: int) -> "Any":
-        """Return the part of `_out` that is programmed for n bytes, where that is not all of it."""
+        """Return the first n bytes of `_out`, rounded up to the unit of programming."""
         n = (n + self._offset_mask) & ~self._offset_mask
         view = self._views.get(n)
         if view is None:
@@ -932,7 +935,7 @@ class Journal:
         return view
 
     def _erase_next(self) -> "Any":
-        """Erase the sector that comes next, and return it; -1 if it was bad, or none is free."""
+        """Erase the next free sector and return it; -1 if it was bad."""
         sector = self._head
         n = self.region.sectors
         for _ in range(n):
@@ -944,7 +947,7 @@ class Journal:
             raise StoreWorn("no sector left")
         if sector == self._ahead:
             return sector
-        # The count stands in the old header; where that is gone, the sector is about as old as the head.
+        # The erase count is in the old header; without a whole header, assume the count of the head.
         self._load(sector * self._sector_bytes)
         page = self._page
         end = _HEADER - 4 + 4 * (page[7] & 63)
@@ -959,7 +962,7 @@ class Journal:
         return sector
 
     def _retire(self, sector: int) -> None:
-        """Use a sector no more in this boot; the next one tries it again."""
+        """Do not use a sector until the next boot, which tries it again."""
         self._use[sector] = _BAD
         self._seqs[sector] = 0
         self._bad += 1
@@ -971,14 +974,14 @@ class Journal:
     def _open(
         self, kind: int, key: int, seq: int, buf: "bytes | bytearray | memoryview", start: int, n: int, need: int
     ) -> int:
-        """Open the next sector with this record as its first; return where in the sector it stands."""
+        """Open the next sector with this record as its first one; return the record's offset."""
         while True:
-            target = self._erase_next()  # before anything is dropped for it, as it may turn out to be bad
+            target = self._erase_next()  # before messages are dropped for it, as it may be bad
             if target < 0:
                 continue
             self._ahead = target
             chain = self._make_room(need, kind & _TYPE == _MESSAGE)
-            if self._ahead != target:  # taken to rotate
+            if self._ahead != target:  # `_rotate` has used it
                 continue
             held = self._held
             tail = self._new_tail
@@ -1013,7 +1016,7 @@ class Journal:
                 self._retire(target)
                 if held is not None and held.count:
                     held.carry_back()
-        # The opening counts: what is older than its tail is free.
+        # The opening is complete: sectors before its tail are free.
         use = self._use
         sector = self._tail
         while sector != tail and sector != old and sector != _NONE:
@@ -1049,12 +1052,12 @@ class Journal:
         return at
 
     def _open_after_cut(self) -> None:
-        """Leave the head of an unclean end: nobody acts on what was found before the next sector says it, too."""
+        """After an unclean end, open a new sector: it repeats the recovered state before anything depends on that state."""
         at = self._open(_STATE, 0, self.next_seq, b"", 0, 0, _FOR_STATE)
         self._end = at + _RECORD
 
     def _stage_header(self, seq: int, tail: int, prev: int, prev_end: int, prev_seq: int) -> int:
-        """Put a sector's header into `_out`; return where it ends."""
+        """Write a sector's header into `_out`; return its length."""
         out = self._out
         held = 0 if self._held is None else self._held.put_places(out)
         continued = 1 if self._piece else 0

@@ -1,10 +1,11 @@
-"""Mounting: what a journal was when the power went. FORMAT.md, "Recovery", "First mount" and "Damage".
+"""Mounting: recovers a journal after a power cut. FORMAT.md, "Recovery", "First mount" and "Damage".
 
-The idea: the newest sector that counts states everything but the bodies of messages. Its header and its last record are
-programmed again, the same bytes, so that no marginal cell can read differently the next time; then the next sector is
-opened, or, after a clean end, a record is written behind it. Until that record is whole nobody acts on what was found.
+The idea: the newest valid sector (a sector that "counts") has the whole state except the messages' bodies. Its header and its
+last record are programmed again with the same bytes, so that a marginal cell can't read differently the next time. Then the next
+sector is opened or, after a clean end, a mount record is written. Until that record is complete, nothing depends on the recovered
+state.
 
-It is needed once a boot, and does not stay in memory. What it does not know: where bodies lie (`journal` looks for them later).
+Recovery runs once per boot, and its module does not stay in memory. It does not search the bodies; `journal` does that later.
 """
 
 from struct import unpack_from
@@ -33,7 +34,7 @@ _MOUNT = const(0x40)
 _LAST = const(0x80)
 _NONE = const(0xFFFF)
 _CHAINED = const(1)
-_VOIDED = const(64)  # sector sequences that a mount record makes void
+_VOIDED = const(64)  # how many sector sequences a mount record makes void
 
 
 class Recovery:
@@ -43,18 +44,18 @@ class Recovery:
         self.j = journal
         n = journal.region.sectors
         self._sectors = n
-        self._prevs = [_NONE] * n  # what the headers say of the sector before: place, end, sequence
+        self._prevs = [_NONE] * n  # from the headers, about the previous sector: its number, end, sequence
         self._prev_ends = [0] * n
         self._prev_seqs = [0] * n
         self._continued = bytearray(n)
-        self._shown = [-1] * n  # the sequence that a header shows, whole or not; -1: blank
-        # One reading of the head's header and of its last whole record: cells that a cut caught may read otherwise the next time.
+        self._shown = [-1] * n  # the sequence in a header, whole or damaged; -1: blank
+        # The head's header and last whole record as read once: after a power cut, a marginal cell may read differently each time.
         self._header = bytearray(_PAGE)
         self._last = bytearray(_PAGE)
         self._last_at = self._end = 0
-        self._mounts = self._ends_clean = 0  # of the sector that was looked at last
-        self._void_to = 0  # what the next opening has to be beyond
-        self._magic = False  # does any sector begin as a journal's does?
+        self._mounts = self._ends_clean = 0  # of the sector that was read last
+        self._void_to = 0  # the next opening needs a sequence above this
+        self._magic = False  # does any sector begin with the magic number?
         self._places: "list[Any]" = []  # of held messages: (key, place), oldest first
 
     def run(self, wipe: bool) -> None:
@@ -69,7 +70,7 @@ class Recovery:
                 if self._confirm(head):
                     self._go_on(head)
                     return
-                j._seqs[head] = 0  # it counted in one reading, and not in the next
+                j._seqs[head] = 0  # valid in one reading and not in the next
                 head = self._newest()
             self._check_foreign()
             j._ring_seq = 0
@@ -105,7 +106,7 @@ class Recovery:
             raise StoreForeign("the journal on this flash has version %d, this code reads version 2" % version)
 
     def _newest(self) -> int:
-        """Return the sector that counts with the highest sequence, -1: there is none."""
+        """Return the sector that counts with the highest sequence, -1 if there is none."""
         j = self.j
         head = -1
         below = 0x3FFFFFFF
@@ -127,12 +128,12 @@ class Recovery:
             elif j._seqs[head] <= below + _VOIDED * self._mounts:
                 for other in range(self._sectors):
                     if j._seqs[other] > below:
-                        j._seqs[other] = 0  # opened before a mount went on in this one, behind its clean end
+                        j._seqs[other] = 0  # void: a later mount continued in this sector after its clean end
                 head = sector
         return head
 
     def _highest(self, below: int) -> "Any":
-        """Return the sector with the highest sequence below a number, of those not on the chain; -1: there is none."""
+        """Return the sector with the highest sequence below a number that is not on the chain, -1 if there is none."""
         found = -1
         seqs = self.j._seqs
         for sector in range(self._sectors):
@@ -141,7 +142,7 @@ class Recovery:
         return found
 
     def _counts(self, sector: int) -> "Any":
-        """Return whether a whole record stands behind a header that was not there before it; count its mount records."""
+        """Return whether a sector counts: it has a whole record that is written after the header. Count its mount records."""
         j = self.j
         at = 0
         counts = False
@@ -187,7 +188,8 @@ class Recovery:
         if clean and self._mount_behind():
             return
         j.boot += 1
-        # A mount record that was cut behind a clean end may read whole one day: what is opened now is beyond what it makes void.
+        # A mount record that a power cut interrupted may read as whole later. So the new sector's sequence must be above all
+        # sequences that this record would make void.
         j._ring_seq = max(j._ring_seq, self._void_to)
         try:
             j._open_after_cut()
@@ -195,7 +197,7 @@ class Recovery:
             j.worn = True
 
     def _replay(self, head: int) -> "Any":
-        """Take over what the head's records say; return whether the last one is a clean end."""
+        """Apply the head's records; return whether the last one is a clean end."""
         j = self.j
         at = 0
         clean = False
@@ -218,7 +220,7 @@ class Recovery:
                     j.next_seq = max(j.next_seq, j._seq + 1)
             elif kind == _HELD:
                 j._head_held = True
-                if j._kind & _MOUNT:  # carried: the header, or a list, names it
+                if j._kind & _MOUNT:  # carried: it is listed in the header or in a list
                     continue
                 if not j._seq:
                     begun[j._key] = head * j._sector_bytes + j._at, 0
@@ -255,7 +257,7 @@ class Recovery:
         return clean
 
     def _take_places(self, places: "Any") -> None:
-        """Take over what an opening lists."""
+        """Add the held messages that an opening lists."""
         for place in places:
             key = self._key_at(place)
             if key:
@@ -264,7 +266,7 @@ class Recovery:
                 self.j.damaged += 1
 
     def _place(self, key: int, place: int) -> None:
-        """A held message is complete: it takes the place of an older one with its key."""
+        """Add a complete held message; it replaces an older one with the same key."""
         for i in range(len(self._places)):
             if self._places[i][0] == key:
                 self._places[i] = key, place
@@ -275,7 +277,7 @@ class Recovery:
         self._places = [held for held in self._places if held[0] != key]
 
     def _confirm(self, head: int) -> bool:
-        """Program the header and the last whole record again, from the bytes whose CRC was right: they are firm from now on.
+        """Program the header and the last whole record again, with bytes whose CRC was right, so that they read reliably.
 
         Return False if the sector does not count in this reading.
         """
@@ -303,13 +305,13 @@ class Recovery:
             try:
                 j._program(head * j._sector_bytes + at - start, start, n, True)
             except FlashFailed:
-                pass  # it was read whole, and the next sector says it all again
+                pass  # it was read whole, and the next sector will repeat its state
         return True
 
     # --- the chain ---
 
     def _chain(self, head: int, tail: int) -> None:
-        """Link the sectors from the head back to the tail; a damaged header costs its sector only."""
+        """Link the sectors from the head back to the tail; a damaged header loses only its own sector."""
         j = self.j
         sector = head
         j._use[head] = _CHAINED
@@ -330,15 +332,15 @@ class Recovery:
         j._free = self._sectors - j._chain
 
     def _rescue(self, head: int) -> None:
-        """A sector newer than the head has records, and no whole header: they say how far the sequences had gone.
+        """Use the records of a sector newer than the head whose header is damaged: they have the last sequences.
 
-        An opening that was cut leaves one record at most, so two are needed.
+        An interrupted opening leaves one record at most, so the sector must have two.
         """
         j = self.j
         size = j._sector_bytes
         for sector in range(self._sectors):
             if j._use[sector] or j._seqs[sector] or self._shown[sector] < 0:
-                continue  # a blank place for a header: there never was one
+                continue  # no header was ever written there
             for seq in self._shown[sector], j._seqs[head] + 1, j._ring_seq + 1:
                 if seq <= j._seqs[head] or seq > 0x3FFFFFFF:
                     continue
@@ -346,7 +348,7 @@ class Recovery:
                 start = _HEADER
                 while start < _PAGE and not j._look(
                     sector, start
-                ):  # how many held messages it lists may be damaged, too
+                ):  # search the first record: the header's length may be damaged, too
                     start += 4
                 if self._count_records(sector, start) > 1:
                     j._ring_seq = max(j._ring_seq, seq)
@@ -368,7 +370,7 @@ class Recovery:
         return n
 
     def _take_rescued(self) -> None:
-        """Take over what a record says, but for its message."""
+        """Apply a record, except for its message."""
         j = self.j
         body = (j._at & 255) + _RECORD
         kind = j._kind & _TYPE
@@ -390,7 +392,7 @@ class Recovery:
     # --- held messages ---
 
     def _key_at(self, place: int) -> "Any":
-        """Return the key of the held message that begins at a place, 0: there is none."""
+        """Return the key of the held message that begins at a place, 0 if there is none."""
         j = self.j
         sector = place // j._sector_bytes
         if (
@@ -404,7 +406,7 @@ class Recovery:
         return 0
 
     def _list_held(self) -> None:
-        """List the held messages that are whole."""
+        """List the held messages that are complete."""
         j = self.j
         if not self._places:
             return
@@ -431,10 +433,10 @@ class Recovery:
             if j._skipped and not held.length(key):
                 j.damaged += 1
 
-    # --- going on ---
+    # --- continuing ---
 
     def _place_cursor(self) -> None:
-        """Begin to look for bodies in the last sector where the oldest needed one may begin."""
+        """Set the cursor, where the search for bodies begins, to the last sector in which the oldest body may begin."""
         j = self.j
         for sector in range(self._sectors):
             if self._continued[sector] and j._use[sector] == _CHAINED and self._begins_anew(sector):
@@ -449,7 +451,7 @@ class Recovery:
         j._cursor_at = 0
 
     def _begins_anew(self, sector: int) -> bool:
-        """Return whether the message that was under way when a sector was opened was given up, and begins anew there or later."""
+        """Return whether the message in progress when a sector was opened was discarded, and its sequence used again later."""
         j = self.j
         seq = j._first[sector] - 1
         at = 0
@@ -464,7 +466,7 @@ class Recovery:
         return seq == j.next_seq
 
     def _mount_behind(self) -> bool:
-        """Write a mount record behind a clean end; return False if it has no room, or does not get there."""
+        """Write a mount record after a clean end; return False if there is no room, or writing fails."""
         j = self.j
         at = j._end
         if (at & 255) + _RECORD > _PAGE:
@@ -474,7 +476,7 @@ class Recovery:
         i = at & 255
         start = i & j._offset_mask
         place = j._head * j._sector_bytes + at - i
-        # An attempt before this one may have left some of the same bytes.
+        # An interrupted earlier attempt may have programmed some of the same bits.
         stage_record(j._out, start, j._seqs[j._head], _STATE | _MOUNT, 0, j.next_seq, j._state, b"", 0, 0)
         j._load(place)
         for k in range(_RECORD):
@@ -496,7 +498,7 @@ class Recovery:
     # --- an empty region ---
 
     def _begin(self) -> None:
-        """Make the first header and record: always the same bytes, so an interrupted attempt is simply repeated."""
+        """Write the first header and record: always the same bytes, so that an interrupted attempt can be repeated."""
         j = self.j
         seq = j._ring_seq = j._ring_seq + 1
         j.boot = 1
@@ -525,7 +527,7 @@ class Recovery:
         raise StoreWorn("no sector takes a program")
 
     def _check_foreign(self) -> None:
-        """Raise unless the region is blank, or an interrupted first mount."""
+        """Raise unless the region is blank, or has only the bytes of an interrupted first mount."""
         j = self.j
         first = bytearray(_PAGE)
         j.boot = 1
@@ -548,7 +550,7 @@ class Recovery:
                 raise StoreForeign("sector %d, offset %d: not a journal, and not blank" % (sector, at))
 
     def _wipe(self) -> None:
-        """Erase the region. Where a sector can't be erased, the sequences go on behind what it shows."""
+        """Erase the region. If a sector can't be erased, the new sequences continue after the sequence in its header."""
         j = self.j
         for sector in range(self._sectors - 1, -1, -1):
             try:
