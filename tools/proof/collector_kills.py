@@ -27,8 +27,10 @@ import pyarrow.parquet as pq
 from paho.mqtt.enums import CallbackAPIVersion
 from tqdm import tqdm
 
+from tools import children
 from tools.broker import Broker
 from tools.landing.segments import find_segments
+from tools.proof.soak.samples import children_of
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULT = ROOT / "build" / "collector_kills.json"
@@ -115,13 +117,6 @@ def command(port: int, landing: Path, *more: str) -> list[str]:
     ]
 
 
-def sealer_of(pid: int) -> list[int]:
-    """Return the children of a process."""
-    with contextlib.suppress(OSError):
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    return []
-
-
 def count(landing: Path, published: dict[int, int], kills: int) -> Outcome:
     """Compare the segments with what was published."""
     found = {qos: Counter[int]() for qos in published}
@@ -152,14 +147,13 @@ def torture(directory: Path, kills: int, seed: int, batch: int = 60, quiet: bool
     """Run a broker, a publisher and a collector that is killed again and again."""
     rng = random.Random(seed)
     landing = directory / "landing"
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'firmware'}"}
     with (
         Broker(directory / "broker", kind="mosquitto", extra=CONFIGURATION) as broker,
         (directory / "collector.log").open("ab", buffering=0) as log,
     ):
 
         def start(*more: str) -> subprocess.Popen[bytes]:
-            return subprocess.Popen(command(broker.port, landing, *more), cwd=ROOT, env=environment, stderr=log)
+            return children.popen(command(broker.port, landing, *more), cwd=ROOT, stderr=log)
 
         collector = start("--drain", "1")  # makes the session at the broker
         if collector.wait(60):
@@ -182,7 +176,7 @@ def torture(directory: Path, kills: int, seed: int, batch: int = 60, quiet: bool
                 ):
                     starting = False
                     moment = time.monotonic() + rng.uniform(0, 1.2)
-            orphans = sealer_of(collector.pid) if rng.random() < 0.5 else []
+            orphans = children_of(collector.pid) if rng.random() < 0.5 else []
             collector.kill()
             for orphan in orphans:
                 with contextlib.suppress(ProcessLookupError):

@@ -81,6 +81,7 @@ class VirtualBoard:
         settings: further keys of the board's configuration.
         flash_bytes: the chip's size.
         flash_time: how long flash operations take; 1.0 is the data sheet's typical time.
+        program: a command and its variables, in place of the application's.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class VirtualBoard:
         settings: dict | None = None,
         flash_bytes: int = 65536,
         flash_time: float = 1.0,
+        program: tuple[list[str], dict[str, str]] | None = None,
     ):
         self.directory = directory
         self.device = device
@@ -105,13 +107,15 @@ class VirtualBoard:
         directory.mkdir(parents=True, exist_ok=True)
         self._settings = {"broker": "127.0.0.1", "port": port, "device": device, "status_ms": 200, **(settings or {})}
         self.configure()
-        environment = {
-            "MICROPYPATH": f".frozen:{build()}",
-            "FLASHMQTT_FLASH_BYTES": str(flash_bytes),
-            "FLASHMQTT_FLASH_TIME": str(flash_time),
-        }
-        command = [str(Path(sys.executable).parent / "micropython"), "-X", f"heapsize={HEAP}", "-m", "main"]
-        self._child = Child(command, directory, environment, take=self._take)
+        command, environment = program or (
+            [str(Path(sys.executable).parent / "micropython"), "-X", f"heapsize={HEAP}", "-m", "main"],
+            {
+                "MICROPYPATH": f".frozen:{build()}",
+                "FLASHMQTT_FLASH_BYTES": str(flash_bytes),
+                "FLASHMQTT_FLASH_TIME": str(flash_time),
+            },
+        )
+        self._child = Child(command, directory, environment, take=self.take)
 
     @property
     def running(self) -> bool:
@@ -183,7 +187,8 @@ class VirtualBoard:
         self.dropped = max(self.dropped, self.progress.dropped)
         self.progress.connects = 0
 
-    def _take(self, line: str) -> None:
+    def take(self, line: str) -> None:
+        """Take a line of the console."""
         with self.console.open("a") as log:
             log.write(line)
         kind, _, rest = line.strip().partition(" ")

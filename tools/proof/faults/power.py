@@ -8,6 +8,7 @@ no client can know what an application did with it. How often that was is counte
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 import re
@@ -18,16 +19,17 @@ from itertools import pairwise
 from pathlib import Path
 
 from tools.broker import Broker
-from tools.children import Child
-from tools.flashsim.tear import tear
+from tools.children import tail
+from tools.proof.chain import Line, cut_power, until
 from tools.proof.faults.compiled import program_on
 from tools.proof.faults.peer import Peer
-from tools.proof.proxy import Proxy
+from tools.virtual_board.supervisor import BoardFailed, VirtualBoard
 
 HEAP = os.environ.get("FLASHMQTT_FAULTS_HEAP", "192K")
 WINDOW = 8
 MESSAGES_A_KILL = 12  # published, on average, between two kills
 SENT_A_KILL = 4  # sent to the board
+EARLY = 0.2  # of the kills, so many come while the board still starts
 BOOT_S = 20.0
 END_S = 60.0
 
@@ -82,31 +84,26 @@ class Verdict:
         return [str(self)]
 
 
-class _Board:
-    def __init__(self, directory: Path, port: int, level: int, count: int):
+class _Board(VirtualBoard):
+    def __init__(self, directory: Path, port: int, case: Case):
         program, environment = program_on("mpy", "tools.proof.faults.board", HEAP)
-        program += map(str, (port, level, count, WINDOW))
-        self.child = Child(program, directory, environment, take=self._take)
-        self.stored = 0
+        program += map(str, (port, case.level, case.kills * MESSAGES_A_KILL, WINDOW))
+        super().__init__(directory, "board", port, program=(program, environment))
         self.got: list[int] = []
-        self.boots = 0
-        self.done = False
-        self.tail: list[str] = []
+        self.starts = 0
 
-    def _take(self, line: str) -> None:
+    def take(self, line: str) -> None:
+        super().take(line)
+        kind, *words = line.split() or [""]
         if not line.endswith("\n"):
             return  # killed in the middle of a line
-        self.tail = [*self.tail[-8:], line.rstrip()]
-        kind, *words = line.split() or [""]
         if kind == "stored":
-            self.stored = int(words[0])
+            self.progress.stored = int(words[0])
         elif kind == "got":
             self.got.append(int(words[0]))
         elif kind == "up":
-            self.boots += 1
-            self.stored = max(self.stored, int(words[1]))
-        elif kind == "done":
-            self.done = True
+            self.starts += 1
+            self.progress.stored = max(self.progress.stored, int(words[1]))
 
 
 async def run_cases(cases: Iterable[Case], _workers: int, report: Callable[[Verdict], object]) -> None:
@@ -121,64 +118,54 @@ async def run_case(case: Case) -> Verdict:
     rng = random.Random(case.seed)
     kills = case.kills
     count = kills * MESSAGES_A_KILL
-    with tempfile.TemporaryDirectory(prefix="flashmqtt-power-") as scratch:
-        directory = Path(scratch)
-        with Broker(directory / "broker", kind="mosquitto", extra="autosave_on_changes false") as broker:
-            peer = await Peer(broker.port, "peer").start()
-            await peer.subscribe("board/out")
-            proxy = await Proxy(broker.port).start()
-            board = _Board(directory, proxy.port, case.level, count)
-            sent = 0
-            try:
-                await board.child.start()
-                for number in range(kills):
-                    await _moment(board, rng, count * (number + 1) // (kills + 1), rng.random() < 0.2)
-                    if not board.child.running:
-                        verdict.problems.append(f"the board's program ended by itself: {' | '.join(board.tail)}")
-                        return verdict
-                    proxy.accepting = False
-                    proxy.cut()
-                    await board.child.kill()
-                    verdict.kills += 1
-                    verdict.torn += bool(tear(directory / "flash.bin", directory / "flash.intent", rng))
-                    proxy.accepting = True
-                    for _ in range(SENT_A_KILL if board.boots else 0):
-                        sent += 1
-                        peer.send("board/in", f"{sent};".encode(), 2 - sent % 2)
-                    await board.child.start()
-                for qos in (1, 2):
-                    peer.send("board/in", b"end", qos)
-                await _until(lambda: board.done or not board.child.running, END_S)
-                verdict.sent, verdict.boots, verdict.published = sent, board.boots, board.stored
-                if not board.done:
-                    verdict.problems.append(f"the board is not done: {' | '.join(board.tail)}")
-                marker = peer.send("board/out", b"0;", 1)
-                await peer.until(lambda: b"0;" in peer.received["board/out"], 5)
-                await marker
-            finally:
-                await board.child.kill()
-                await proxy.stop()
-                await peer.stop()
-        _judge(verdict, [int(body.split(b";")[0]) for body in peer.received["board/out"][:-1]], board.got)
+    with (
+        tempfile.TemporaryDirectory(prefix="flashmqtt-power-") as scratch,
+        Broker(Path(scratch) / "broker", kind="mosquitto", extra="autosave_on_changes false") as broker,
+    ):
+        peer = await Peer(broker.port, "peer").start()
+        await peer.subscribe("board/out")
+        line = Line(broker.port, rng)
+        await line.start()
+        board = _Board(Path(scratch) / "board", line.port, case)
+        try:
+            await board.power_on()
+            for number in range(1, kills + 1):
+                if rng.random() < EARLY:  # somewhere in a start
+                    await asyncio.sleep(rng.uniform(0, 0.25))
+                else:
+                    await _until(lambda: board.progress.stored >= count * number // (kills + 1), board, BOOT_S)  # noqa: B023
+                    await asyncio.sleep(rng.uniform(0, 0.05))
+                if not board.running:
+                    await board.finished()  # raises: it ended by itself
+                await cut_power(board, line, rng)
+                for _ in range(SENT_A_KILL if board.starts else 0):
+                    verdict.sent += 1
+                    peer.send("board/in", f"{verdict.sent};".encode(), 2 - verdict.sent % 2)
+            for qos in (1, 2):
+                peer.send("board/in", b"end", qos)
+            await _until(lambda: False, board, END_S)
+            if not board.progress.done:
+                verdict.problems.append(f"the board is not done: {tail(board.console)}")
+            marker = peer.send("board/out", b"0;", 1)
+            await peer.until(lambda: b"0;" in peer.received["board/out"], 5)
+            await marker
+        except BoardFailed as failed:
+            verdict.problems.append(str(failed))
+            return verdict
+        finally:
+            await board.stop()
+            await line.stop()
+            await peer.stop()
+            verdict.kills, verdict.torn, verdict.boots = board.power.cuts, len(board.power.torn), board.starts
+            verdict.published = board.progress.stored
+    _judge(verdict, [int(body.split(b";")[0]) for body in peer.received["board/out"][:-1]], board.got)
     return verdict
 
 
-async def _until(condition, seconds: float) -> bool:
-    deadline = asyncio.get_running_loop().time() + seconds
-    while not condition():
-        if asyncio.get_running_loop().time() > deadline:
-            return False
-        await asyncio.sleep(0.002)
-    return True
-
-
-async def _moment(board: _Board, rng: random.Random, stored: int, early: bool) -> None:
-    """Wait for the moment of the next kill: somewhere in a start, or once so many messages are stored, and a little later."""
-    if early:
-        await asyncio.sleep(rng.uniform(0, 0.25))
-    else:
-        await _until(lambda: board.stored >= stored or not board.child.running, BOOT_S)
-        await asyncio.sleep(rng.uniform(0, 0.05))
+async def _until(condition: Callable[[], bool], board: VirtualBoard, seconds: float) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await until(condition, board, poll_s=0.002)
 
 
 def _judge(verdict: Verdict, arrived: list[int], handed: list[int]) -> None:
