@@ -395,4 +395,6 @@ def position_of(rows: list[tuple[Any, ...]]) -> Position | None:
 
 
 if __name__ == "__main__":
-    sys.exit(ended(main, stopped="stopped; what went over whole is in the database"))
+    from tools.pipeline import sink  # noqa: PLW0406 - the databases raise its SinkError, which is not __main__'s
+
+    sys.exit(ended(sink.main, stopped="stopped; what went over whole is in the database"))
