@@ -237,7 +237,7 @@ def test_ctrl_c_ends_it_with_status_0(take):
     ("arguments", "told"),
     [
         ([], "--out is missing"),
-        (["--out", "{tmp}/none"], "has no tables yet: run python -m tools.pipeline.run first"),
+        (["--out", "{tmp}/none"], "has no tables yet: run the pipeline first (make pipeline)"),
         (["--out", "{out}", "--port", "{port}"], "name another --port"),
     ],
 )

@@ -377,6 +377,10 @@ def test_command_asks_says_what_it_did_and_what_it_cannot_reach(fleet, landing, 
     assert "no row was deleted: nothing was known of them, or an earlier attempt deleted all" in printed
     assert "- the board: wipe it first" in printed
     assert "- files that were exported from the tables" in printed
+    store = LandingStore(landing.directory / "d.logs", "d")
+    assert forget.main([*arguments, "--device", GONE, "--yes"]) == 2
+    store.close()
+    assert capsys.readouterr().err == f"forget: a collector works in {landing.directory}: stop it first\n"
     with fleet.alone():
         assert forget.main([*arguments, "--device", GONE, "--yes"]) == 2
     assert "another run is at work" in capsys.readouterr().err

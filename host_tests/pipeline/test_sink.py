@@ -293,7 +293,9 @@ def test_command_tells_in_one_line_of_a_database_that_can_not_be_opened(tables, 
         (str(tmp_path / "notes.duckdb"), "Is it a DuckDB file"),
         ("postgresql://nobody@127.0.0.1:1/plant", "host=127.0.0.1 port=1: "),
     ):
-        ended = subprocess.run([*command, "--to", to], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+        ended = subprocess.run(
+            [*command, "--to", to], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60
+        )
         assert (ended.returncode, ended.stderr.count("\n")) == (2, 1), ended.stderr
         assert ended.stderr.startswith("sink: ") and named in ended.stderr
 

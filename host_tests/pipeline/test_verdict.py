@@ -78,11 +78,31 @@ def test_missing_message_is_found_with_and_without_the_boards_own_counters(local
 
 
 @pytest.mark.req("P6")
+def test_audit_tells_why_messages_are_in_quarantine(local, landing, out, capsys):
+    fill(landing)
+    landing.raw("workshop/door", b"ajar")
+    landing.raw("workshop/gate", b"ajar")
+    landing.raw("flashmqtt/a/readings", b"{")
+    landing.seal()
+    verdict.print_audit(verdict.judge(taken(local, landing, out)))
+    printed = capsys.readouterr().out.splitlines()
+    (at,) = [n for n, line in enumerate(printed) if "could not be read" in line]
+    assert printed[at - 1].split()[:6] == ["1", "device", "1", "boot", "5", "5"]
+    assert printed[at : at + 2] == [
+        "  3 messages could not be read: the table quarantine has them, with the reason:",
+        "    2: neither a number, a boolean nor a SenML pack, and no mapping takes its topic",
+    ]
+
+
+@pytest.mark.req("P6")
 def test_landing_without_a_segment_is_no_proof(local, landing, out):
     Output(str(out)).prepare(2)
     found = verdict.judge(Output(str(out)))
     assert found.status == 1
-    assert found.line.startswith(f"{verdict.NOTHING} there is not one segment in the landing. Is a collector running")
+    assert found.line.startswith(
+        f"{verdict.NOTHING} there is not one segment in the landing. A collector makes one a minute after a message came"
+    )
+    assert found.line.endswith(" matches what is published.")
 
 
 @pytest.mark.req("P6")
@@ -334,7 +354,7 @@ def test_verdict_is_made_beside_a_run_that_deletes_what_it_reads(local, landing,
 
 def test_verdict_as_a_command(local, landing, out, capsys):
     assert verdict.main(["--out", str(out)]) == 2
-    assert "has no tables yet: run python -m tools.pipeline.run first" in capsys.readouterr().err
+    assert "has no tables yet: run the pipeline first (make pipeline)" in capsys.readouterr().err
     fill(landing)
     landing.seal()
     taken(local, landing, out)

@@ -68,7 +68,7 @@ def full_check(spark: SparkSession, out: str) -> Checked:
 
     output = Output(out)
     if output.latest() is None:
-        raise OutputError(f"{out} has no batches: run python -m tools.pipeline.run first")
+        raise OutputError(f"{out} has no batches: run the pipeline first (make pipeline)")
     readings = output.read(spark, "readings")
     found = inside(readings.where("life > 0"), output.read(spark, "events"))
     audit = output.read(spark, "audit").select(
@@ -137,6 +137,7 @@ def main(argv: list[str] | None = None) -> int:
         try:
             output = Output(options.out)
             output.check_format()
+            print("  Spark starts, which takes ten seconds or more", flush=True)
             spark = session.make(options.master, session.log_file(output.storage))
             stack.callback(spark.stop)
             found = full_check(spark, options.out)

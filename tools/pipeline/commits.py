@@ -113,7 +113,7 @@ class Output:
         """
         storage = self.storage
         if not storage.exists(FORMAT_FILE):
-            raise OutputError(f"{storage.uri} has no tables yet: run python -m tools.pipeline.run first")
+            raise OutputError(f"{storage.uri} has no tables yet: run the pipeline first (make pipeline)")
         found = storage.read_json(FORMAT_FILE)
         if found.get("format") != schemas.FORMAT:
             raise OutputError(

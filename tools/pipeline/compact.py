@@ -236,7 +236,7 @@ def main(argv: list[str] | None = None) -> int:
                 source.latest(Storage(options.retire))
             before = output.latest()
             if before is None:
-                raise OutputError(f"{options.out} has no batches: run python -m tools.pipeline.run first")
+                raise OutputError(f"{options.out} has no batches: run the pipeline first (make pipeline)")
             output.check_format()
             gone = retired(Storage(options.retire), before, sealed_before_s) if options.retire else []
             if options.dry_run:

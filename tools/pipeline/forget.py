@@ -30,6 +30,7 @@ import pyarrow.parquet as pq
 from tools.command import ended
 from tools.landing import forget as landing_logs
 from tools.landing import segments
+from tools.landing.lock import LandingInUse
 from tools.landing.log import LandingError
 from tools.landing.names import Names
 from tools.landing.store import LandingStore
@@ -46,8 +47,9 @@ KEPT = (COMMITS, FORMAT_FILE, "checkpoint", "sinks")
 """What is no page that can be made anew."""
 OUT_OF_REACH = (
     "the broker: its retained messages, and what it keeps for sessions that are offline",
-    "the board: wipe it first (make wipe BOARD=... JOURNAL=1), else what it publishes next brings it back",
+    "the board: wipe it first (make wipe JOURNAL=1), else what it publishes next brings it back",
     "a dashboard that serves tables of an object store: end it, its values live as long as its process",
+    "other tables of the same landing, such as those of remake: run this with their OUT, too",
     "files that were exported from the tables, such as the sink's --csv: delete them; --search DIR finds them",
     "backups and snapshots of the disks, versions that an object store keeps, captured traffic, logs of other programs",
     "names in a form that is not looked for: encrypted, compressed inside a payload, or spelled in another way",
@@ -451,6 +453,9 @@ def main(argv: list[str] | None = None) -> int:
             raise OutputError("nothing was deleted: say --yes, or look first with --dry-run")
         begun = time.monotonic()
         done = forget(options.landing, options.out, devices, options.search, not options.no_report, options.dry_run)
+    except LandingInUse:
+        print(f"forget: a collector works in {options.landing}: stop it first", file=sys.stderr)
+        return 2
     except (OutputError, StorageError, source.LandingError, LandingError, OSError, ValueError) as error:
         print(f"forget: {error}", file=sys.stderr)
         return 2

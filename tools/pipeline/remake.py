@@ -81,7 +81,7 @@ def main(argv: list[str] | None = None) -> int:
             buckets = options.buckets or old.check_format()
             before = old.latest()
             if before is None:
-                raise OutputError(f"{options.out} has no batches: run python -m tools.pipeline.run first")
+                raise OutputError(f"{options.out} has no batches: run the pipeline first (make pipeline)")
             gone = lacking(landing, before.read)
             if gone and not options.partly:
                 raise OutputError(

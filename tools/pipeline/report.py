@@ -95,7 +95,7 @@ def collect(output: Output, found: Verdict, store: series.Store | None = None) -
     its = store or series.Store(output)
     told = as_of_one_commit(output, lambda books: _collected(books, found, its))
     if told is None:
-        raise OutputError(f"{output.storage.uri} has no batches: run python -m tools.pipeline.run first")
+        raise OutputError(f"{output.storage.uri} has no batches: run the pipeline first (make pipeline)")
     return told
 
 

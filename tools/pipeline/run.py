@@ -144,7 +144,8 @@ def main(argv: list[str] | None = None) -> int:
                     metrics.serve(options.metrics_port, options.metrics_address)
                 except PortInUse as error:
                     raise ConfigurationError(str(error)) from error
-            print(f"  {sum(map(len, found.values())):,} segments in {options.landing}; Spark starts", flush=True)
+            count = verdict.counted(sum(map(len, found.values())), "segment")
+            print(f"  {count} in {options.landing}; Spark starts, which takes ten seconds or more", flush=True)
             spark = session.make(options.master, log, settings)
             stack.callback(spark.stop)
         except (*named, ConfigurationError, mapping.MappingError, java.JavaNotFound, OSError, ValueError) as error:

@@ -34,6 +34,7 @@ from .storage import StorageError
 MOST_ROWS = 40
 MOST_NAMED = 5
 LONGEST_NAME = 60
+LONGEST_REASON = 200
 WHOLE = "Every message that was published is in the tables, once."
 LOST = "NOT every message that was published is in the tables once:"
 BUT = "Every message that is known of is in the tables, once, BUT:"
@@ -108,6 +109,7 @@ class Verdict:
         rows: the boots that are shown.
         adjusted: rows of the audit that the boards' own counters change, by (device, life, boot).
         unknown: boots of a told board that it knows nothing of: (device, boot, messages).
+        reasons: why messages are in quarantine, and how many for each.
         plain: devices whose messages carry no identity: nothing tells how many messages there should be.
     """
 
@@ -118,6 +120,7 @@ class Verdict:
     rows: list[dict[str, Any]] = field(default_factory=list)
     adjusted: dict[tuple[str, int, int], dict[str, Any]] = field(default_factory=dict)
     unknown: list[tuple[str, int, int]] = field(default_factory=list)
+    reasons: dict[str, int] = field(default_factory=dict)
     plain: int = 0
     silent: int = 0
     silence: Silence = field(default_factory=Silence)
@@ -137,7 +140,7 @@ class Verdict:
             return ""
         taken = f"all {messages:,} messages that the collector took of them are" if messages != 1 else "its message is"
         right = not (self.totals.get("twice") or self.totals.get("absent"))
-        head = f"{_counted(self.plain, 'device')} without an identity: no proof of delivery"
+        head = f"{counted(self.plain, 'device')} without an identity: no proof of delivery"
         return f"{head}; {taken} in the tables, once." if right else f"{head}."
 
     @property
@@ -160,8 +163,8 @@ def judge(output: Output, expected: Expectations | None = None) -> Verdict:
     if found is None:
         found = Verdict(0, {}, nothing=True)
         found.problems.append(
-            "there is not one segment in the landing. Is a collector running on it, and does its --topic match what the boards"
-            " publish to?"
+            "there is not one segment in the landing. A collector makes one a minute after a message came (--segment-seconds),"
+            " and when it ends: see that one runs on this landing, and that its --topic matches what is published"
         )
     told = {"batch": found.batch, "status": found.status, "line": found.line, "totals": found.totals}
     told |= {"problems": found.problems, "accepted": found.accepted, "silent": found.silent, "at": _now()}
@@ -207,6 +210,7 @@ def _judged(books: Books, wanted: Expectations) -> Verdict:
     quarantine = totals["quarantine"]
     taken = totals["delivered"] + totals.get("plain_messages", 0)
     if quarantine:
+        found.reasons = dict(commit.summary["reasons"])
         text = f"{quarantine:,} in quarantine" if taken else f"all {quarantine:,} messages are in quarantine"
         accepted = "quarantine" in wanted.accept
         (found.accepted if accepted else found.problems).append(text)
@@ -230,8 +234,13 @@ def _judged(books: Books, wanted: Expectations) -> Verdict:
     return found
 
 
-def _counted(count: int, what: str) -> str:
+def counted(count: int, what: str) -> str:
+    """Return a number with its noun."""
     return f"{count:,} {what}{_s(count)}" if what != "copy" else f"{count:,} {'copy' if count == 1 else 'copies'}"
+
+
+def _them(count: int) -> str:
+    return "it" if count == 1 else "them"
 
 
 def _s(count: int) -> str:
@@ -391,9 +400,9 @@ def _rows(books: Books, found: Verdict) -> list[dict[str, Any]]:
     ]
 
 
-def shown(device: str) -> str:
-    """Return a device's name as it may stand on a terminal: boards choose them."""
-    name = device if len(device) <= LONGEST_NAME else device[: LONGEST_NAME - 1] + "…"
+def shown(text: str, longest: int = LONGEST_NAME) -> str:
+    """Return a device's name, or another text that boards choose, as it may stand on a terminal."""
+    name = text if len(text) <= longest else text[: longest - 1] + "…"
     return "".join(one if one.isprintable() else repr(one)[1:-1] for one in name)
 
 
@@ -410,7 +419,8 @@ def print_audit(found: Verdict) -> None:
         boot = f"{row['boot']}" if row["life"] == 1 else f"{row['boot']} (life {row['life']})"
         lines.append((shown(row["device"]), boot, *figures(row)))
     totals = found.totals
-    lines.append((f"{totals.get('devices', 0):,} devices", f"{totals.get('boots', 0):,} boots", *figures(totals)))
+    boards = (counted(totals.get("devices", 0), "device"), counted(totals.get("boots", 0), "boot"))
+    lines.append((*boards, *figures(totals)))
     widths = [max(len(line[n]) for line in lines) for n in range(len(header))]
     print()
     for n, line in enumerate(lines):
@@ -423,15 +433,18 @@ def print_audit(found: Verdict) -> None:
     if len(found.rows) < totals.get("boots", 0):
         print(f"  (of {totals['boots']:,} boots only those with losses are shown, at most {MOST_ROWS})")
     if totals.get("quarantine"):
+        count = totals["quarantine"]
         print(
-            f"  {totals['quarantine']:,} messages could not be read: they are in the table quarantine, with the reason"
+            f"  {counted(count, 'message')} could not be read: the table quarantine has {_them(count)}, with the reason:"
         )
+        for text, messages in sorted(found.reasons.items(), key=lambda one: (-one[1], one[0]))[:MOST_NAMED]:
+            print(f"    {messages:,}: {shown(text, LONGEST_REASON)}")
     if found.plain:
         counts = zip(("messages", "readings", "copies"), ("message", "reading", "copy"), strict=True)
-        brought = ", ".join(_counted(totals.get(f"plain_{name}", 0), what) for name, what in counts)
+        brought = ", ".join(counted(totals.get(f"plain_{name}", 0), what) for name, what in counts)
         whose = "it" if found.plain == 1 else "they"
         print(
-            f"  {_counted(found.plain, 'device')} without an identity: {brought} removed; how much {whose} published is not known"
+            f"  {counted(found.plain, 'device')} without an identity: {brought} removed; how much {whose} published is not known"
         )
     print()
     for device, number, messages in found.unknown[:MOST_ROWS]:
