@@ -4,8 +4,8 @@ import pytest
 
 from flashmqtt import errors
 from flashmqtt.codec import properties, reasons
-from flashmqtt.codec.decode import Decoder
-from flashmqtt.codec.packets import AUTH, CONNACK, DISCONNECT, PUBACK, PUBLISH, connect_error
+from flashmqtt.codec.decode import LONG, Decoder
+from flashmqtt.codec.packets import AUTH, CONNACK, DISCONNECT, PINGRESP, PUBACK, PUBLISH, connect_error
 from flashmqtt.codec.server import put_auth, put_connack
 from flashmqtt.errors import MalformedPacket, UsageError
 
@@ -225,6 +225,16 @@ def test_server_without_level_5_is_understood():
     assert str(connect_error(decoder.code, 5)) == "unacceptable protocol version (level 5, code 0x01)"
 
 
+@pytest.mark.req("W12", "W13")
+def test_refusal_without_properties_has_none_of_an_earlier_connection():
+    decoder = Decoder(16, 5)
+    decoder.feed(b"\x20\x08\x00\x00\x05\x11\x00\x00\x00\x09")
+    assert decoder.next() == CONNACK and decoder.properties_end - decoder.properties_start == 5
+    decoder.reset()
+    decoder.feed(b"\x20\x02\x00\x01")
+    assert decoder.next() == CONNACK and decoder.properties_start == decoder.properties_end
+
+
 @pytest.mark.req("W12")
 def test_connack_properties_reach_the_session():
     buf = bytearray(200)
@@ -309,3 +319,29 @@ def test_fields_of_an_earlier_packet_are_not_delivered_again():
     assert decoder.next() == PUBACK and decoder.code == 0 and decoder.properties_start == decoder.properties_end
     assert decoder.next() == PUBLISH and decoder.properties_end - decoder.properties_start == 5
     assert decoder.next() == PUBLISH and decoder.properties_end == decoder.properties_start
+
+
+@pytest.mark.req("R2", "W12", "W13")
+def test_publish_whose_properties_do_not_fit_the_buffer_is_passed_over_whole():
+    for n in range(70):
+        block = b"\x26\x00" + bytes([n]) + b"n" * n + b"\x00\x01v"
+        body = b"\x00\x01t\x12\x34" + bytes([len(block)]) + block + b"payload"
+        stream = b"\x32" + bytes([len(body)]) + body + b"\xd0\x00"
+        decoder = Decoder(48, 5, LONG)
+        seen, payload = [], b""
+        for octet in stream:
+            decoder.room()[0] = octet
+            decoder.received(1)
+            kind = decoder.next()
+            while kind:
+                if kind != PINGRESP:
+                    assert bytes(decoder.topic) == b"t" and decoder.qos == 1
+                    payload += bytes(decoder.payload)
+                    if not decoder.more:
+                        assert decoder.packet_id == 0x1234
+                seen.append((kind, decoder.headless))
+                kind = decoder.next()
+        whole = len(stream) - 2 <= 48
+        headless = not whole and len(stream) - 2 - len(b"payload") >= 48
+        assert set(seen[:-1]) == {(PUBLISH if whole else LONG, headless)} and seen[-1] == (PINGRESP, False), n
+        assert payload == (b"" if headless else b"payload"), n
