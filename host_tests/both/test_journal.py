@@ -104,6 +104,32 @@ def test_a_key_that_was_discarded_is_held_anew():
         assert journal.held() == [5] and held(journal, 5) == b"new one"
 
 
+@pytest.mark.req("Q4", "S6")
+def test_where_a_discard_is_damaged_the_later_message_of_its_key_is_held():
+    region = RamRegion(8, 4096, 256)
+    journal = Journal(region)
+    journal.hold(5, b"old", 3)
+    journal.hold(6, b"between", 7)
+    journal.discard(5)
+    before = bytes(region.cells)
+    journal.sync()
+    record = 0
+    while region.cells[record] == before[record]:
+        record += 1
+    journal.hold(5, b"new one", 7)
+    region.cells[record] ^= 1
+    journal = Journal(region)
+    assert sorted(journal.held()) == [5, 6] and held(journal, 5) == b"new one"
+
+
+@pytest.mark.req("S6")
+def test_what_a_journal_does_not_have_is_an_error():
+    journal = Journal(RamRegion(8))
+    assert (journal.stored, journal.waiting, journal.wear) == (0, 0, 0)
+    with pytest.raises(AttributeError):
+        journal.sotred
+
+
 @pytest.mark.req("S1")
 def test_sync_and_flush_write_nothing_where_there_is_nothing_to_say():
     region = RamRegion(8)

@@ -109,6 +109,39 @@ def test_a_flipped_bit_in_a_new_sectors_first_record_costs_that_record_alone(off
 
 
 @pytest.mark.req("S6")
+def test_what_is_stored_behind_a_damaged_newest_message_is_read():
+    region, journal = stored(3)
+    journal.finish(1)
+    journal.flush()
+    flip(region, b"003" + bytes(50), 0)
+    journal = Journal(region)
+    assert journal.length(3) == 0 and journal.append(b"004", 3) == 4
+    assert numbers(journal) == [2, -1, 4]
+
+
+@pytest.mark.req("S6")
+def test_damage_at_the_end_of_the_window_costs_no_message_at_its_begin():
+    region, _ = stored(40)
+    flip(region, b"032" + bytes(50), 0)
+    journal = Journal(region)
+    assert journal.length(32) == 0 and journal.length(1) == 103
+    assert numbers(journal) == [-1 if n == 32 else n for n in range(1, 41)]
+
+
+@pytest.mark.req("S6", "R2")
+def test_a_held_message_whose_middle_is_gone_with_its_sector_is_not_held_and_counted():
+    region = RamRegion(16, 1024, 256)
+    journal = Journal(region)
+    journal.append(b"001", 3)
+    journal.hold(7, bytes(2500), 2500)
+    middle = journal._head - 1
+    for at in range(76):
+        region.cells[middle * 1024 + at] = 0
+    journal = Journal(region)
+    assert journal.held() == [] and journal.damaged == 1 and numbers(journal) == [1]
+
+
+@pytest.mark.req("S6")
 def test_a_flipped_bit_anywhere_is_harmless_or_counted_or_named():
     """Every byte of a small journal, but for the newest record: at most what the bit hit is missing, and it is told."""
     whole = RamRegion(6, 1024, 256)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from flashmqtt.errors import StoreFull
+from flashmqtt.errors import StoreCorrupt, StoreFull
 from flashmqtt.flash.block import BlockRegion
 from flashmqtt.flash.ram import RamRegion
 from flashmqtt.journal.journal import DROP_OLDEST, Journal
@@ -151,3 +151,43 @@ def test_a_program_that_fails_while_held_messages_move_loses_nothing(program):
             out = bytearray(150 * key)
             mounted.read_held(key, 0, out, 0, len(out))
             assert out == bytes([key]) * 150 * key
+
+
+@pytest.mark.req("S2", "S6")
+@pytest.mark.parametrize("length", [100, 300])
+def test_a_held_message_that_is_damaged_when_it_would_move_is_counted_and_never_another(length):
+    region = RamRegion(8, 1024, 256)
+    journal = Journal(region)
+    journal.hold(1, b"\1" * 300, 300)
+    journal.hold(2, b"\2" * length, length)
+    second_piece = bytes(region.cells).index(b"\1" * 60, 200 + bytes(region.cells).index(b"\1" * 60))
+    region.cells[second_piece + 10] ^= 1
+    for _ in range(30):
+        if journal.append(bytes(200), 200) > journal.low + 5:
+            journal.finish(journal.low)
+    out = bytearray(300)
+    with pytest.raises(StoreCorrupt):
+        journal.read_held(1, 0, out, 0, 300)
+    journal = Journal(region)
+    assert journal.held() == [2] and journal.damaged == 1
+    journal.read_held(2, 0, out, 0, length)
+    assert out[:length] == b"\2" * length
+
+
+@pytest.mark.req("S5")
+@pytest.mark.parametrize("sectors", [5, 6, 7, 8])
+def test_a_message_that_was_begun_has_room_though_held_ones_keep_their_sector(sectors):
+    for finished in range(24):
+        for pieces in range(2, 3 * sectors):
+            region = RamRegion(sectors, 1024, 256)
+            journal = Journal(region)
+            journal.hold(1, bytes(600), 600)  # too long to move
+            for _ in range(finished):
+                journal.finish(journal.append(bytes(100), 100))
+            n = 232 * pieces
+            try:
+                journal.begin(n)
+            except StoreFull:
+                continue
+            journal.extend(bytes(n), n)
+            assert journal.length(journal.commit()) == n and journal.held_length(1) == 600

@@ -281,12 +281,12 @@ class Held:
         n = self._lengths[i]
         if len(self._buffer) < n:
             self._buffer = bytearray(n)
+        first = at
         try:
             self.read(self._keys[i], 0, self._buffer, 0, n)
         except StoreCorrupt:
-            n = 0
+            n = first = 0  # where the header is: the next mount finds no message there, and counts it
         done = piece = 0
-        first = at
         while done < n:
             part = min(n - done, _BODY_MAX)
             if (at & 255) + _RECORD + part > _PAGE:
