@@ -285,7 +285,7 @@ class Held:
         try:
             self.read(self._keys[i], 0, self._buffer, 0, n)
         except StoreCorrupt:
-            n = first = 0  # where the header is: the next mount finds no message there, and counts it
+            n = first = 0  # the header's place: the next mount finds no message there, and counts it as damaged
         done = piece = 0
         while done < n:
             part = min(n - done, _BODY_MAX)

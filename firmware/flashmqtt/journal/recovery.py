@@ -56,7 +56,8 @@ class Recovery:
         self._mounts = self._ends_clean = 0  # of the sector that was read last
         self._void_to = 0  # the next opening needs a sequence above this
         self._magic = False  # does any sector begin with the magic number?
-        self._places: "list[Any]" = []  # of held messages: (key, place), oldest first
+        # Held messages as (key, place), oldest first. A key occurs twice where a discard is damaged: the later message is held.
+        self._places: "list[Any]" = []
 
     def run(self, wipe: bool) -> None:
         """Mount; with `wipe` make it empty first."""
@@ -228,7 +229,7 @@ class Recovery:
                 if piece != j._seq:
                     begun.pop(j._key, None)
                 elif j._kind & _LAST:
-                    self._place(j._key, place)
+                    self._places.append((j._key, place))
                 else:
                     begun[j._key] = place, piece + 1
             else:
@@ -261,17 +262,9 @@ class Recovery:
         for place in places:
             key = self._key_at(place)
             if key:
-                self._place(key, place)
+                self._places.append((key, place))
             else:
                 self.j.damaged += 1
-
-    def _place(self, key: int, place: int) -> None:
-        """Add a complete held message; it replaces an older one with the same key."""
-        for i in range(len(self._places)):
-            if self._places[i][0] == key:
-                self._places[i] = key, place
-                return
-        self._places.append((key, place))
 
     def _forget(self, key: int) -> None:
         self._places = [held for held in self._places if held[0] != key]
