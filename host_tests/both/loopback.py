@@ -8,26 +8,8 @@ import random
 import select
 import socket
 
-from wire import connack, id_of, packet, puback, pubcomp, pubrec, split, suback
-
-
-def _whole(octets):
-    """Return how many bytes at the front are whole packets."""
-    end = 0
-    while True:
-        n = shift = 0
-        at = end + 1
-        while True:
-            if at >= len(octets):
-                return end
-            n |= (octets[at] & 127) << shift
-            shift += 7
-            at += 1
-            if octets[at - 1] < 128:
-                break
-        if at + n > len(octets):
-            return end
-        end = at + n
+from tools.proof.packets import split
+from wire import connack, id_of, packet, puback, pubcomp, pubrec, suback
 
 
 class Loopback:
@@ -96,10 +78,9 @@ class Loopback:
                 self.drop()
                 return
             self._octets += some
-            n = _whole(self._octets)
-            for one in split(self._octets[:n]):
+            whole, self._octets = split(self._octets)
+            for one in whole:
                 self.take(one)
-            self._octets = self._octets[n:]
             if self.longest and len(self._octets) > self.longest:
                 self.drop()
 

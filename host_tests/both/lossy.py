@@ -7,6 +7,7 @@ its own and keeps its session, as a broker with persistence does. What must hold
 from flashmqtt.connection import CLOSED, MESSAGE, NOTHING, OPEN, OUTPUT, REFUSED, Connection
 from flashmqtt.errors import ConnectionLost
 from flashmqtt.session.session import Session
+from tools.proof.packets import split
 from wire import connack, number, packet, puback, pubcomp, pubrec, pubrel, text
 
 
@@ -42,23 +43,12 @@ class Broker:
         self.online = False
 
     def take(self, octets):
-        self.input += octets
-        while True:
-            n = shift = 0
+        whole, self.input = split(self.input + octets)
+        for one in whole:
             at = 1
-            while True:
-                if at >= len(self.input):
-                    return
-                n |= (self.input[at] & 127) << shift
-                shift += 7
+            while one[at] > 127:
                 at += 1
-                if self.input[at - 1] < 128:
-                    break
-            if at + n > len(self.input):
-                return
-            one = self.input[: at + n]
-            self.input = self.input[at + n :]
-            self.packet(one[0] >> 4, one, at)
+            self.packet(one[0] >> 4, one, at + 1)
 
     def packet(self, kind, one, at):
         extra = b"\0" if self.level == 5 else b""

@@ -16,7 +16,8 @@ from flashmqtt.session.level5 import Level5
 from flashmqtt.session.ram import RamStore
 from flashmqtt.session.session import Session
 from flashmqtt.session.subscriptions import DECLINED
-from wire import CutStore, Peer, id_of, length, number, packet, peer, settle, split, text
+from tools.proof.packets import length
+from wire import CutStore, Peer, id_of, number, packet, peer, settle, split, text
 from wire import publish as publish4
 
 

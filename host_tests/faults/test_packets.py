@@ -29,7 +29,7 @@ def test_what_is_written_is_read_back_whole_and_byte_by_byte(level):
     whole = p.Reader(level).feed(stream)
     reader = p.Reader(level)
     single = [packet for at in range(len(stream)) for packet in reader.feed(stream[at : at + 1])]
-    assert whole == single
+    assert [vars(packet) for packet in whole] == [vars(packet) for packet in single]
     assert [packet.kind for packet in whole] == [1, 2, 3, 3, 4, 5, 6, 7, 8, 9, 12, 13, 14]
     assert (whole[0].client_id, whole[0].keep_alive_s, whole[0].clean) == ("device", 7, False)
     assert (whole[2].topic, whole[2].packet_id, len(whole[2].payload), whole[2].qos) == ("a/b", 9, 200, 2)

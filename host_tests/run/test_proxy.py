@@ -5,7 +5,8 @@ import random
 
 import pytest
 
-from tools.proof.proxy import Cut, Proxy, packet_ends, place_inside_a_packet
+from tools.proof.packets import split
+from tools.proof.proxy import Cut, Proxy, place_inside_a_packet
 
 PINGREQ = b"\xc0\x00"
 PUBLISH = b"\x32\x07\x00\x03a/b\x00\x0a"
@@ -15,19 +16,13 @@ LONG = b"\x30\xc8\x01" + b"\x00\x01a" + bytes(197)
 
 
 @pytest.mark.parametrize(
-    ("chunk", "ends"),
-    [
-        (b"", []),
-        (PINGREQ, [2]),
-        (PINGREQ + PUBLISH, [2, 11]),
-        (PINGREQ + PUBLISH[:-1], [2]),
-        (LONG, [203]),
-        (LONG + b"\xc0", [203]),
-        (b"\x30\xff", []),
-    ],
+    "packets", [[], [PINGREQ], [PINGREQ, PUBLISH], [LONG]], ids=["none", "one", "two", "a long one"]
 )
-def test_packet_ends_are_found(chunk, ends):
-    assert packet_ends(chunk) == ends
+@pytest.mark.parametrize(
+    "rest", [b"", b"\xc0", PUBLISH[:-1], b"\x30\xff"], ids=["whole", "head", "cut", "half a length"]
+)
+def test_packets_are_found_and_what_is_incomplete_is_left(packets, rest):
+    assert split(b"".join(packets) + rest) == (packets, rest)
 
 
 def test_a_cut_inside_a_packet_is_never_at_a_border():

@@ -1,20 +1,19 @@
 """MQTT packets for tests, both ways and at all three levels: what a correct program sends, and whatever else one asks for.
 
-Written from the standards alone and sharing nothing with the library's codec, so that one's mistakes do not hide in
-the other's. Writers return bytes and check nothing: a wrong flag, a lying length, an id of 0 are there to be sent.
+The only codec of tests and proofs, kept apart from the product's on purpose: written from the standards alone, so that one's
+mistakes do not hide in the other's. Writers return bytes and check nothing: a wrong flag, a lying length, an id of 0 are there to
+be sent. It runs on MicroPython, too.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
 
 CONNECT, CONNACK, PUBLISH, PUBACK, PUBREC, PUBREL, PUBCOMP = 1, 2, 3, 4, 5, 6, 7
 SUBSCRIBE, SUBACK, UNSUBSCRIBE, UNSUBACK, PINGREQ, PINGRESP, DISCONNECT, AUTH = 8, 9, 10, 11, 12, 13, 14, 15
-NAMES = (
-    *("RESERVED", "CONNECT", "CONNACK", "PUBLISH", "PUBACK", "PUBREC", "PUBREL", "PUBCOMP", "SUBSCRIBE", "SUBACK"),
-    *("UNSUBSCRIBE", "UNSUBACK", "PINGREQ", "PINGRESP", "DISCONNECT", "AUTH"),
-)
+_NAMES = "RESERVED CONNECT CONNACK PUBLISH PUBACK PUBREC PUBREL PUBCOMP SUBSCRIBE SUBACK UNSUBSCRIBE UNSUBACK "
+_NAMES += "PINGREQ PINGRESP DISCONNECT AUTH"
+NAMES = _NAMES.split()
 
 
 def length(n: int) -> bytes:
@@ -38,9 +37,34 @@ def text(content: str | bytes) -> bytes:
     return word(len(octets)) + octets
 
 
-def packet(head: int, body: bytes = b"") -> bytes:
+def packet(head: int, *parts: bytes) -> bytes:
     """Return a packet with this first byte."""
+    body = b"".join(parts)
     return bytes((head,)) + length(len(body)) + body
+
+
+def packet_end(octets: bytes | bytearray, start: int = 0) -> int:
+    """Return where the packet that begins at `start` ends, or 0 where it is incomplete."""
+    n = shift = 0
+    at = start + 1
+    while at < len(octets):
+        byte = octets[at]
+        n |= (byte & 0x7F) << shift
+        shift += 7
+        at += 1
+        if byte < 0x80:
+            return at + n if at + n <= len(octets) else 0
+    return 0
+
+
+def split(octets: bytes) -> "tuple[list[bytes], bytes]":
+    """Return the packets at the beginning of a stream, and the part of one that is left."""
+    packets = []
+    start = 0
+    while end := packet_end(octets, start):
+        packets.append(bytes(octets[start:end]))
+        start = end
+    return packets, octets[start:]
 
 
 def _properties(level: int, content: bytes = b"") -> bytes:
@@ -89,23 +113,23 @@ def ack(kind: int, packet_id: int, code: int | None = None) -> bytes:
     return packet(kind << 4 | (2 if kind == PUBREL else 0), word(packet_id) + (b"" if code is None else bytes((code,))))
 
 
-def subscribe(packet_id: int, filters: Iterable[tuple[str, int]], level: int = 4) -> bytes:
+def subscribe(packet_id: int, filters: "Iterable[tuple[str, int]]", level: int = 4) -> bytes:
     """Return a SUBSCRIBE."""
     body = word(packet_id) + _properties(level) + b"".join(text(name) + bytes((options,)) for name, options in filters)
     return packet(0x82, body)
 
 
-def unsubscribe(packet_id: int, filters: Iterable[str], level: int = 4) -> bytes:
+def unsubscribe(packet_id: int, filters: "Iterable[str]", level: int = 4) -> bytes:
     """Return an UNSUBSCRIBE."""
     return packet(0xA2, word(packet_id) + _properties(level) + b"".join(map(text, filters)))
 
 
-def suback(packet_id: int, codes: Iterable[int], level: int = 4) -> bytes:
+def suback(packet_id: int, codes: "Iterable[int]", level: int = 4) -> bytes:
     """Return a SUBACK."""
     return packet(0x90, word(packet_id) + _properties(level) + bytes(codes))
 
 
-def unsuback(packet_id: int, codes: Iterable[int] = (), level: int = 4) -> bytes:
+def unsuback(packet_id: int, codes: "Iterable[int]" = (), level: int = 4) -> bytes:
     """Return an UNSUBACK; only level 5 has codes."""
     return packet(0xB0, word(packet_id) + _properties(level) + bytes(codes))
 
@@ -123,25 +147,19 @@ class Wrong(Exception):
     """The client under test sent bytes that no client may send; the text says which rule they break."""
 
 
-@dataclass
 class Packet:
     """One packet that came, taken apart."""
 
-    kind: int
-    flags: int
-    body: bytes
-    packet_id: int = 0
-    topic: str = ""
-    payload: bytes = b""
-    code: int = 0
-    session_present: bool = False
-    client_id: str = ""
-    level: int = 4
-    clean: bool = False
-    keep_alive_s: int = 0
-    properties: bytes = b""
-    filters: list[tuple[str, int]] = field(default_factory=list)
-    codes: bytes = b""
+    def __init__(self, kind: int, flags: int, body: bytes, level: int):
+        self.kind = kind
+        self.flags = flags
+        self.body = body
+        self.level = level
+        self.packet_id = self.code = self.keep_alive_s = 0
+        self.topic = self.client_id = ""
+        self.payload = self.properties = self.codes = b""
+        self.session_present = self.clean = False
+        self.filters: list[tuple[str, int]] = []
 
     @property
     def qos(self) -> int:
@@ -227,7 +245,7 @@ class Reader:
         """
         return list(self.packets(chunk))
 
-    def packets(self, chunk: bytes) -> Iterator[Packet]:
+    def packets(self, chunk: bytes) -> "Iterator[Packet]":
         """Yield the packets that these bytes complete: those before a wrong one, too."""
         self._buffer += chunk
         while (end := self._end()) and end <= len(self._buffer):
@@ -235,7 +253,7 @@ class Reader:
             while self._buffer[at - 1] & 0x80:
                 at += 1
             packet = self._parse(self._buffer[0], bytes(self._buffer[at:end]))
-            del self._buffer[:end]
+            self._buffer = self._buffer[end:]
             yield packet
 
     def _end(self) -> int:
@@ -254,7 +272,7 @@ class Reader:
 
     def _parse(self, head: int, content: bytes) -> Packet:
         kind, flags = head >> 4, head & 15
-        result = Packet(kind, flags, content, level=self.level)
+        result = Packet(kind, flags, content, self.level)
         body = _Body(content)
         _check_flags(kind, flags, self.level)
         if kind == CONNECT:

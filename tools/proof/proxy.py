@@ -5,8 +5,8 @@ With `capture` it writes what passes to a file that the wire audit reads (`make 
 `{"t": microseconds, "c": "connection", "d": "up" or "down", "b": "hex"}`. What a reset took out of the receiver's buffers
 after it had passed stands there too.
 
-It finds packet boundaries with a parser of its own, so that it shares no mistake with the codec under test. It
-keeps a count of what it did. It knows nothing of sessions.
+It finds packet boundaries with the tests' codec, which shares no mistake with the one under test. It keeps a count of what it
+did. It knows nothing of sessions.
 
 Planned cuts have an address, so that every place of a flow can be enumerated and each replayed alone:
 
@@ -28,8 +28,11 @@ import struct
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from typing import TextIO
+
+from tools.proof.packets import packet_end, split
 
 READ_BYTES = 65536
 # The part that got through must be read before a reset discards what is unread.
@@ -40,30 +43,9 @@ PLACES = ("before", "first", "middle", "last", "after")
 MANNERS = ("fin", "rst", "hole", "action")
 
 
-def packet_end(chunk: bytes | bytearray, start: int = 0) -> int:
-    """Return where the MQTT packet that begins at `start` ends, or 0 where it is incomplete."""
-    length, shift, at = 0, 0, start + 1
-    while at < len(chunk):
-        byte = chunk[at]
-        length |= (byte & 0x7F) << shift
-        shift += 7
-        at += 1
-        if byte < 0x80:
-            return at + length if at + length <= len(chunk) else 0
-    return 0
-
-
-def packet_ends(chunk: bytes) -> list[int]:
-    """Return where the MQTT packets in a chunk end, if the chunk starts at a packet's first byte; only complete packets count."""
-    ends: list[int] = []
-    while end := packet_end(chunk, ends[-1] if ends else 0):
-        ends.append(end)
-    return ends
-
-
 def place_inside_a_packet(chunk: bytes, rng: random.Random) -> int:
     """Return how many bytes of the chunk to pass on so that the last packet passed on is cut in its middle."""
-    borders = {0, *packet_ends(chunk)}
+    borders = set(accumulate(map(len, split(chunk)[0]), initial=0))
     inside = [place for place in range(1, len(chunk)) if place not in borders]
     return rng.choice(inside) if inside else 0
 
@@ -140,7 +122,6 @@ class Counts:
     cuts_inside_a_packet: int = 0
     bytes_up: int = 0
     bytes_down: int = 0
-    reads_up: int = 0
 
 
 @dataclass(eq=False)
@@ -316,7 +297,6 @@ class Proxy:
                     continue
                 if direction == UP:
                     self.counts.bytes_up += len(chunk)
-                    self.counts.reads_up += 1
                     if link.cut_inside and await self._cut_inside(link, chunk, writer):
                         return
                 else:
