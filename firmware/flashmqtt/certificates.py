@@ -1,8 +1,8 @@
-"""Certificates and keys from files, in the forms that people have them in, into an SSLContext.
+"""Loads certificates and keys, as PEM or DER, from files or bytes into an SSLContext.
 
-Most boards' mbedTLS reads DER only, and says "invalid cert" of everything else. So PEM is taken apart here, line by line (a
-bundle may be longer than a board's heap), and what is wrong is said with the file's name. It is needed once a context, and
-does not stay in memory. It knows no socket.
+Most boards' mbedTLS reads DER only, and reports "invalid cert" for everything else. So PEM is decoded here, line by line (a
+bundle may be longer than a board's heap), and an error names the file. The module is used once per context, and does not stay in
+memory. It knows no socket.
 """
 
 import sys
@@ -18,18 +18,18 @@ _HOSTED = sys.implementation.name != "micropython"
 _BEGIN = b"-----BEGIN "
 _END = b"-----END "
 _SEQUENCE = 0x30  # DER's first byte
-_ENCRYPTED = "ENCRYPTED"  # in the label, or in the headers, of a key with a pass phrase
+_ENCRYPTED = "ENCRYPTED"  # in the label or the headers of a key with a pass phrase
 
 
 def trust(tls: "Any", source: "Any") -> None:
-    """Take the CA certificates of a source."""
+    """Load the CA certificates of a source."""
     name = _name(source, "ca")
     number = 0
     for label, der in _blocks(source, name):
         if label == "DER" or ("CERTIFICATE" in label and "REQUEST" not in label):
             number += 1
             try:
-                tls.load_verify_locations(cadata=der[: _der_length(der)])  # openssl may have put more behind it
+                tls.load_verify_locations(cadata=der[: _der_length(der)])  # openssl may have written more after it
             except (OSError, ValueError, MemoryError) as error:
                 raise UsageError(
                     "%s: certificate %d in it can't be used: %s. Is it damaged, or the memory used up? "
@@ -40,7 +40,7 @@ def trust(tls: "Any", source: "Any") -> None:
 
 
 def identify(tls: "Any", cert: "Any", key: "Any", password: "Any") -> None:
-    """Take this client's certificate and key."""
+    """Load this client's certificate and key."""
     cert_name = _name(cert, "cert")
     key_name = _name(key, "key")
     certificates = [der for label, der in _blocks(cert, cert_name) if label == "CERTIFICATE" or label == "DER"]
@@ -69,7 +69,7 @@ def identify(tls: "Any", cert: "Any", key: "Any", password: "Any") -> None:
             tls.load_cert_chain(_pem(certificates), der)
     except (OSError, ValueError, MemoryError) as error:
         text = _text(error)
-        # mbedTLS says which of the two it did not take; OpenSSL finds out that they don't belong together.
+        # mbedTLS names the one that it refused; OpenSSL may report that the two do not match.
         name = key_name if "key" in text else cert_name if "cert" in text else "%s and %s" % (cert_name, key_name)
         if len(certificates) > 1 and not _HOSTED:
             text += "; it holds %d certificates: most boards take one, ours, and the broker has to know the others"
@@ -78,7 +78,7 @@ def identify(tls: "Any", cert: "Any", key: "Any", password: "Any") -> None:
 
 
 def _pem(certificates: "Any") -> "Any":
-    """Return certificates as PEM: the only way to give a chain to mbedTLS, on the ports whose mbedTLS reads PEM."""
+    """Return certificates as PEM: mbedTLS takes a chain only in this form, on ports whose mbedTLS reads PEM."""
     from binascii import b2a_base64
 
     text = b""
@@ -88,7 +88,7 @@ def _pem(certificates: "Any") -> "Any":
 
 
 def _name(source: "Any", what: str) -> "Any":
-    """Return what an error calls this source."""
+    """Return the name of a source for error texts."""
     return source if isinstance(source, str) else what
 
 
@@ -97,10 +97,10 @@ def _text(error: "Any") -> "Any":
 
 
 def _blocks(source: "Any", name: str) -> "Any":
-    """Yield (label, DER) for what a source holds; the label of what is DER already is "DER".
+    """Yield (label, DER) for each block of a source; the label of a DER source is "DER".
 
     Raises:
-        UsageError: the file can't be read; a block is cut off, or no base64.
+        UsageError: the file can't be read; a block is truncated, or is not base64.
     """
     try:
         if isinstance(source, str):
@@ -109,7 +109,7 @@ def _blocks(source: "Any", name: str) -> "Any":
             from io import BytesIO
 
             file = BytesIO(source)  # type: ignore[assignment]
-        start = file.read(6)  # MicroPython opens a directory
+        start = file.read(6)  # a read, because MicroPython also opens a directory
     except (OSError, TypeError) as error:
         raise UsageError("%s: can't be read: %s" % (name, _text(error)))
     try:
@@ -131,7 +131,7 @@ def _blocks(source: "Any", name: str) -> "Any":
 
 
 def _block(file: "Any", label: str, name: str) -> "Any":
-    """Return the block that begins behind this place: its label, with what its headers say, and its bytes."""
+    """Return the rest of a block: its label, with ENCRYPTED if a header says that, and its bytes."""
     from binascii import a2b_base64
 
     der = bytearray()
@@ -142,7 +142,7 @@ def _block(file: "Any", label: str, name: str) -> "Any":
             raise UsageError("%s: the block %s has no end: the file is cut off" % (name, label))
         if line.startswith(_END):
             break
-        if b":" in line:  # a header; those of a key that openssl encrypted in the old way say so
+        if b":" in line:  # a header; openssl's old format of encrypted keys has them
             if b"ENCRYPTED" in line:
                 label = "%s %s" % (_ENCRYPTED, label)
             continue
@@ -153,15 +153,15 @@ def _block(file: "Any", label: str, name: str) -> "Any":
         except ValueError as error:
             raise UsageError("%s: the block %s is no base64: %s" % (name, label, error))
         rest = rest[whole:]
-    # EC PARAMETERS is no sequence, and neither is a key that openssl encrypted in the old way; nobody reads them here.
+    # Not checked: EC PARAMETERS and keys in openssl's old encrypted format. They are not sequences, and not used here.
     plain = "CERTIFICATE" in label or (label.endswith("PRIVATE KEY") and not label.startswith(_ENCRYPTED))
     if rest or not der or (plain and not (der[0] == _SEQUENCE and 0 < _der_length(der) <= len(der))):
         raise UsageError("%s: the block %s is damaged" % (name, label))
-    return label, bytes(der)  # MicroPython's ssl takes no bytearray
+    return label, bytes(der)  # MicroPython's ssl does not accept a bytearray
 
 
 def _der_length(der: "Any") -> "Any":
-    """Return how many bytes a DER value has, by its first ones."""
+    """Return the length of a DER value, from its first bytes."""
     n = der[1]
     if n < 0x80:
         return n + 2

@@ -1,10 +1,10 @@
-"""TLS on a board in steps: the socket as mbedTLS sees it, which gives the control back between two records of the handshake.
+"""The TLS handshake in steps: a socket wrapper for mbedTLS that returns to the caller between two records of the handshake.
 
-All of a handshake that needs no waiting would else be done in one call: on a Pico W up to 7 seconds of arithmetic, in which
-nobody feeds the watchdog. mbedTLS reads a record in two calls, its five bytes of header first, and writes each record by a call
-of its own. So each header, and each write, is answered "not now" once, and the next call goes on. What is between two records
-stays one step: the check of the certificate chain, of one signature, or the key exchange. MicroPython only; loaded with TLS. It
-knows no MQTT.
+Without it, one call would do all of a handshake that needs no waiting: on a Pico W up to 7 seconds of arithmetic, without feeding
+the watchdog. mbedTLS reads a record in two calls, first its header of five bytes, and writes each record with one call. So the
+wrapper answers the first read of each header, and the first try of each write, with "would block"; the next call continues. The
+work between two records remains one step: checking the certificate chain or a signature, or the key exchange. MicroPython only;
+loaded with TLS. It knows no MQTT.
 """
 
 from io import IOBase
@@ -23,20 +23,20 @@ _EIO = const(5)
 class Steps(IOBase):
     """A non-blocking socket that stops between records while `shaking` is set.
 
-    shaking     the handshake is under way
-    wants       what to poll the socket for
-    moved       set where bytes moved: the handshake makes progress
+    shaking     the handshake is running
+    wants       the events to poll the socket for
+    moved       set when bytes were transferred: the handshake makes progress
     """
 
     def __init__(self, sock: "Any") -> None:
         self._sock = sock
-        self._stopped = False  # is this record's refusal behind us?
-        self._failed = 0  # what a write ended with
+        self._stopped = False  # was "would block" already returned for this record?
+        self._failed = 0  # the errno of a failed write
         self.shaking = self.moved = True
         self.wants = _POLLOUT
 
     def readinto(self, buf: "bytearray | memoryview") -> "Any":
-        """Read like a socket; None where nothing has come, or the handshake is to stop here."""
+        """Read like a socket; return None if nothing has arrived, or to stop the handshake here."""
         if self.shaking:
             self.wants = _POLLIN
             if len(buf) == _HEADER and not self._stopped:
@@ -44,7 +44,7 @@ class Steps(IOBase):
                 return None
         try:
             n = self._sock.readinto(buf)
-        except OSError as error:  # an exception must not fly through mbedTLS
+        except OSError as error:  # an exception must not pass through mbedTLS
             return -(error.errno or _EIO)
         if n == 0 and self._failed:
             return -self._failed
@@ -54,7 +54,7 @@ class Steps(IOBase):
         return n
 
     def write(self, buf: "bytearray | memoryview") -> "int | None":
-        """Write like a socket; None where nothing can be written, or the handshake is to stop here."""
+        """Write like a socket; return None if nothing can be written, or to stop the handshake here."""
         if self.shaking:
             self.wants = _POLLOUT
             if not self._stopped:
@@ -64,7 +64,7 @@ class Steps(IOBase):
             n = self._sock.write(buf)
         except OSError as error:
             self._failed = error.errno or _EIO
-            # A peer that refuses the handshake says why, and closes: the reason lies before us, and is read next.
+            # A peer that refuses the handshake sends an alert and closes. Pretend success, so that mbedTLS reads that alert next.
             n = len(buf) if self.shaking else -self._failed
         if n is not None and self.shaking:
             self._stopped = False
@@ -72,5 +72,5 @@ class Steps(IOBase):
         return n
 
     def ioctl(self, _request: "Any", _argument: "Any") -> int:
-        """Say yes: who waits polls the socket itself, and closes it."""
+        """Return 0 for all requests: the link polls and closes the plain socket itself."""
         return 0

@@ -1,10 +1,10 @@
-"""mqtt_as's set-up over the durable asyncio client: a program written for it runs with the import changed.
+"""mqtt_as's interface over the durable asyncio client: a program for mqtt_as runs after a change of the import.
 
     from flashmqtt.mqtt_as import MQTTClient, config      # instead of: from mqtt_as import MQTTClient, config
 
-`MOVING_FROM_MQTT_AS.md` has what each key becomes. What is published at QoS 1 (or 2, which mqtt_as does not have) is stored
-first; `publish` waits for the acknowledgement, over any outage, as there; with a `store` it returns as soon as the message is
-in flash. Wi-Fi is joined by `board.py` where `config` names one. It knows the asyncio client and nothing below it.
+`MOVING_FROM_MQTT_AS.md` explains each key. A message published at QoS 1 (or 2, which mqtt_as does not have) is stored first. As
+in mqtt_as, `publish` waits for the acknowledgement, also through outages; with a `store` it returns as soon as the message is in
+flash. `board.py` joins Wi-Fi if `config` has an ssid. This module knows the asyncio client and nothing below it.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from .errors import FlashMqttError, UsageError
 if TYPE_CHECKING:
     from typing import Any  # noqa: TID251
 
-_JOIN_MS = const(60000)  # for Wi-Fi at the first connection
+_JOIN_MS = const(60000)  # the deadline for Wi-Fi at the first connection
 
 
 async def _nothing(*_: object) -> None:
@@ -36,7 +36,7 @@ config: "dict[str, Any]" = {
     "response_time": 10,
     "clean_init": True,
     "clean": True,
-    "max_repubs": 4,  # nothing asks for it: a message is sent again with every connection until it is acknowledged
+    "max_repubs": 4,  # not used: a message is retransmitted with every connection until it is acknowledged
     "will": None,
     "subs_cb": lambda *_: None,
     "wifi_coro": _nothing,
@@ -47,7 +47,7 @@ config: "dict[str, Any]" = {
     "gateway": False,
     "mqttv5": False,
     "mqttv5_con_props": None,
-    "country": "",  # ours: for the radio
+    "country": "",  # not in mqtt_as: for the radio
 }
 _DEFAULTS = dict(config)
 
@@ -67,7 +67,7 @@ class Queue:
             message = await client.__anext__()
             told = client.arguments_of(message)
             if message.offset:
-                client._settle(asyncio.current_task())  # nothing else comes in before a long message is acknowledged
+                client._settle(asyncio.current_task())  # nothing else is read before a long message is acknowledged
             if told:
                 return told
 
@@ -76,25 +76,25 @@ class MQTTClient(Client):
     """A client with mqtt_as's signatures.
 
     Args:
-        config: a dict with mqtt_as's keys, each of which may be missing but `server`; any other key is an argument of
+        config: a dict with mqtt_as's keys; only `server` is required. Any other key is an argument of
             `flashmqtt.client.Client`: store, window, buffer_bytes.
 
     Attributes:
-        up, down: asyncio.Events, set at each connection's begin and end; the program clears them.
-        queue: `async for topic, msg, retained in client.queue`, with a `queue_len` above 0; no coroutines are called then.
-        REPUB_COUNT: how many messages were sent again, as a connection ended before their acknowledgement.
+        up, down: asyncio.Events, set when a connection begins and ends; the program clears them.
+        queue: `async for topic, msg, retained in client.queue`, if `queue_len` is above 0; then no coroutines are called.
+        REPUB_COUNT: how many messages were retransmitted because a connection ended before their acknowledgement.
 
     Raises:
-        UsageError: no server; `gateway`, which there is not.
+        UsageError: no server; or `gateway`, which is not supported.
     """
 
-    DEBUG = False  # True: the client's log is printed
+    DEBUG = False  # True: print the client's log
     REPUB_COUNT = 0
 
     def __init__(self, config: "dict[str, Any]") -> None:
         options = dict(config)
         options.setdefault("chunks", True)  # mqtt_as takes messages of any length
-        self.whole: "Any" = None  # the long message that is coming in: see `whole.py`
+        self.whole: "Any" = None  # the long message that is being received: see `whole.py`
         given = {key: options.pop(key, _DEFAULTS[key]) for key in _DEFAULTS}
         if not given["server"] or given["gateway"]:
             raise UsageError("server %r, gateway %r" % (given["server"], given["gateway"]))
@@ -108,7 +108,7 @@ class MQTTClient(Client):
         if name:
             options["server_name"] = name if isinstance(name, str) else str(name, "utf-8")
         keep_alive_s = given["keepalive"]
-        if given["ping_interval"]:  # a ping goes out when seven eighths of the keep alive have passed
+        if given["ping_interval"]:  # a ping is sent after 7/8 of the keep alive
             keep_alive_s = min(keep_alive_s or 65535, given["ping_interval"] * 8 // 7)
         will = given["will"]
         if will:
@@ -152,11 +152,9 @@ class MQTTClient(Client):
         else:
             self.on_message = self._hand_over
         if given["clean_init"]:
-            self.connection._purge = not given[
-                "clean"
-            ]  # the broker forgets what was before, and keeps what is from now on
+            self.connection._purge = not given["clean"]  # the broker discards the old session and keeps the new one
         else:
-            self.connection.clean = False  # at first
+            self.connection.clean = False  # for the first connection
 
     def _is_up(self, session_present: bool) -> None:
         given = self._given
@@ -174,7 +172,7 @@ class MQTTClient(Client):
             self._call(self._given["wifi_coro"], False)
 
     def arguments_of(self, message: "Any") -> "tuple[Any, ...]":
-        """Return what mqtt_as tells of a message; nothing before a long one's last piece."""
+        """Return mqtt_as's callback arguments for a message; () before the last piece of a long one."""
         if message.more or message.offset:
             from .whole import join
 
@@ -194,17 +192,17 @@ class MQTTClient(Client):
             except Exception as error:
                 if not message.offset:
                     raise
-                self._note_error(error, None)  # a last piece alone must not come again
+                self._note_error(error, None)  # the last piece must not be handed over again alone
             self.whole = None
 
     async def connect(self, *, quick: bool = False) -> bool:  # type: ignore[override]
-        """Join Wi-Fi, where `config` names one, and connect; return whether the broker still knew the session.
+        """Join Wi-Fi if `config` has an ssid, and connect; return whether the broker still has the session.
 
         Args:
-            quick: mqtt_as's; nothing is waited for that this could skip.
+            quick: mqtt_as's; it has no effect, as there is no wait to skip.
 
         Raises:
-            OSError: no Wi-Fi, no broker, or it refused; nothing is tried any more.
+            OSError: no Wi-Fi, no broker, or the broker refused; no new attempt follows.
         """
         if self._given["ssid"]:
             await self._join()
@@ -234,7 +232,7 @@ class MQTTClient(Client):
     async def publish(  # type: ignore[override]
         self, topic: "Any", msg: "Any", retain: bool = False, qos: int = 0, properties: "dict[int, Any] | None" = None
     ) -> int:
-        """Publish; at QoS 0 as soon as there is a connection. At QoS 1 and 2 wait for the acknowledgement, but with a `store`.
+        """Publish. QoS 0: wait for a connection and send. QoS 1 and 2: store, and wait for PUBACK unless there is a `store`.
 
         Args:
             topic, msg: str or bytes.
@@ -254,7 +252,7 @@ class MQTTClient(Client):
         return self.connected
 
     async def broker_up(self) -> bool:
-        """Return whether there is a connection: one that died is noticed by itself."""
+        """Return whether there is a connection; the client itself detects a dead one."""
         return self.connected
 
     def close(self) -> None:

@@ -1,9 +1,9 @@
-"""umqtt.robust's calls: `simple`'s, and a lost connection is made again within the call that finds it lost.
+"""umqtt.robust's calls: those of `simple`, and a call that detects a lost connection reconnects.
 
     from flashmqtt.robust import MQTTClient      # instead of: from umqtt.robust import MQTTClient
 
-`reconnect`, `delay` and `log` may be overridden, as with umqtt.robust, and `reconnect` calls `connect(False)`, so that an
-overridden `connect` may publish that the board is there. It knows nothing of the client below `simple`.
+`reconnect`, `delay` and `log` may be overridden, as with umqtt.robust. `reconnect` calls `connect(False)`, so that an overridden
+`connect` may publish that the board is online. This module knows `simple` and nothing below it.
 """
 
 import time
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 class MQTTClient(simple.MQTTClient):
     """A client with umqtt.robust's signatures; the arguments are those of `flashmqtt.simple.MQTTClient`.
 
-    So are a call's own (topic, msg, retain, qos). A broker that refuses the connection ends a call with MQTTException, as
-    trying again rarely helps.
+    The methods' arguments (topic, msg, retain, qos) are the same, too. If the broker refuses the connection, a call raises
+    MQTTException, because a new attempt rarely helps.
 
     Attributes:
         DELAY: how long `delay` waits, in seconds.
@@ -29,19 +29,19 @@ class MQTTClient(simple.MQTTClient):
 
     DELAY = 2
     DEBUG = False
-    _again = False  # `reconnect` is under way: what it calls must not call it again
+    _again = False  # `reconnect` is running: methods that it calls must not call it again
 
     def delay(self, i: int) -> None:
-        """Wait between two attempts, of which i have failed."""
+        """Wait between two attempts; i: how many have failed."""
         time.sleep(self.DELAY)
 
     def log(self, in_reconnect: bool, e: Exception) -> None:
-        """Take note of error e: of an attempt to connect again, or (in_reconnect is false) of the connection."""
+        """Log error e: of an attempt to reconnect or, if in_reconnect is false, of the connection."""
         if self.DEBUG:
             print("mqtt reconnect: %r" % e if in_reconnect else "mqtt: %r" % e)
 
     def reconnect(self) -> int:
-        """Connect with the session that the broker has kept, as often as it takes; return what `connect` returned."""
+        """Call `connect(False)`, which keeps the broker's session, until it succeeds; return its result."""
         i = 0
         while True:
             try:
@@ -62,7 +62,7 @@ class MQTTClient(simple.MQTTClient):
         retain: bool = False,
         qos: int = 0,
     ) -> None:
-        """Publish as `simple` does; at QoS 0 until it was sent, at QoS 1 and 2 it is sent when there is a connection again."""
+        """Publish as `simple` does. At QoS 0 reconnect until it was sent; at QoS 1 and 2 it is stored, and sent later."""
         while True:
             try:
                 return super().publish(topic, msg, retain, qos)
@@ -88,7 +88,7 @@ class MQTTClient(simple.MQTTClient):
         return self._persist(super().wait_msg)
 
     def check_msg(self, attempts: int = 2) -> "int | None":
-        """Hand over what has come as `simple` does; return None where the connection was lost `attempts` times meanwhile."""
+        """Hand over received messages as `simple` does; return None if the connection was lost `attempts` times meanwhile."""
         while attempts:
             try:
                 return super().check_msg()

@@ -1,8 +1,8 @@
-"""What stands for umqtt's socket in `MQTTClient.sock`; loaded when a program asks for it.
+"""The object that represents umqtt's socket in `MQTTClient.sock`; loaded when a program reads that attribute.
 
-The client's own socket never blocks. So what a program says about blocking holds for its next `wait_msg`, which is what it was
-said for: with `setblocking(False)` that looks once, with `settimeout(t)` it raises OSError(ETIMEDOUT) after t seconds, until a
-message has come. It knows `simple` and the link.
+The client's own socket never blocks. So `setblocking` and `settimeout` apply to the next `wait_msg`: after `setblocking(False)`
+it checks once without waiting, after `settimeout(t)` it raises OSError(ETIMEDOUT) if no message has come for t seconds. This
+module knows `simple` and the link.
 """
 
 import sys
@@ -19,7 +19,7 @@ _POLL = const(3)  # ioctl's request
 
 
 class Sock(IOBase if sys.implementation.name == "micropython" else object):  # type: ignore[misc]  # a poller takes no other
-    """The socket of a connection; what is not here is the socket's own."""
+    """The socket of a connection; other attributes are those of the real socket."""
 
     def __init__(self, client: "Any", sock: "Any") -> None:
         self._client = client
@@ -29,15 +29,15 @@ class Sock(IOBase if sys.implementation.name == "micropython" else object):  # t
         return getattr(self._sock, name)
 
     def setblocking(self, flag: bool) -> None:
-        """Let the next `wait_msg` wait, or look once."""
+        """Let the next `wait_msg` wait (True), or check once (False)."""
         self._client._limit_ms = None if flag else 0
 
     def settimeout(self, timeout: "float | None") -> None:
-        """Let `wait_msg` wait for this many seconds; None: for ever."""
+        """Let `wait_msg` wait for this many seconds; None: without a limit."""
         self._client._limit_ms = None if timeout is None else int(timeout * 1000)
 
     def close(self) -> None:
-        """End the connection without a DISCONNECT: the broker publishes the last will."""
+        """Close the connection without a DISCONNECT: the broker publishes the will."""
         self._client._client.link.stop()
 
     def ioctl(self, request: int, argument: int) -> int:
@@ -51,7 +51,7 @@ class Sock(IOBase if sys.implementation.name == "micropython" else object):  # t
 
 
 def sock(client: "Any") -> "Any":
-    """Return the same object as long as the connection lasts, as a poller knows it by that."""
+    """Return the object for the current connection, always the same one, because a poller compares objects."""
     under = client._client.link.sock
     if not client._sock or client._sock._sock is not under:
         client._sock = Sock(client, under)
@@ -59,7 +59,7 @@ def sock(client: "Any") -> "Any":
 
 
 def wait(client: "Any") -> "int | None":
-    """Do what `wait_msg` does where the socket's blocking was set."""
+    """Do what `wait_msg` does after `setblocking` or `settimeout`."""
     limit = client._limit_ms
     deadline = ticks_add(ticks_ms(), limit)
     while True:

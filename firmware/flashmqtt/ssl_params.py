@@ -1,15 +1,15 @@
-"""What `ssl.wrap_socket` took, for `ssl=True, ssl_params={...}` of `simple` and `mqtt_as`; loaded with the first such connection.
+"""The arguments of `ssl.wrap_socket`, for `ssl=True, ssl_params={...}` of `simple` and `mqtt_as`; loaded when first needed.
 
 | key | value |
 |---|---|
-| server_hostname | the name in the broker's certificate; the broker's where it is missing |
-| cadata | the certificate(s) of whoever signed the broker's; also `ca_certs` or `ca` |
-| cert, key | this client's, where the broker asks for them; also `certfile`, `keyfile` |
-| cert_reqs | `ssl.CERT_NONE`: check nothing; `ssl.CERT_REQUIRED`: check, for which cadata is needed |
+| server_hostname | the name in the broker's certificate, if it is not the host |
+| cadata | the certificates of the CA that signed the broker's certificate; also `ca_certs` or `ca` |
+| cert, key | this client's, if the broker requires them; also `certfile`, `keyfile` |
+| cert_reqs | `ssl.CERT_NONE`: no check; `ssl.CERT_REQUIRED`: check, which needs cadata |
 
-Certificates and keys are PEM as bytes or str, DER as bytes, or the name of a file with either. A CA is there to be checked
-against: with cadata and no cert_reqs the broker's certificate is checked, while `ssl.wrap_socket` did not. With neither it is
-not, as ever, and one line says so; `cert_reqs` says that it is meant.
+Certificates and keys are PEM as bytes or str, DER as bytes, or the name of a file with either. With cadata and without cert_reqs
+the broker's certificate is checked; `ssl.wrap_socket` did not check it. With neither, it is not checked, as before, and one
+warning is printed; `cert_reqs` avoids the warning.
 """
 
 from . import tls
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any  # noqa: TID251
 
-# What each key is for `tls.context`; None: nothing.
+# The argument of `tls.context` for each key; None: none.
 _NAMES = {
     "server_hostname": None,
     "server_side": None,
@@ -41,10 +41,10 @@ _said = False
 
 
 def context(params: "dict[str, Any]", log: "Callable[[str], object]" = print) -> "ssl.SSLContext":
-    """Return an SSLContext for a dict of params; log is called with the line that says what is not checked.
+    """Return an SSLContext for a dict of params; log is called with the warning that nothing is checked.
 
     Raises:
-        UsageError: a parameter that there is not, or a server's; and what `tls.context` raises.
+        UsageError: an unknown parameter, or one for servers; and the errors of `tls.context`.
     """
     global _said
     arguments: "dict[str, Any]" = {}

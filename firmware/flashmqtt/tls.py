@@ -1,8 +1,8 @@
-"""TLS that verifies: an SSLContext for `Client(tls=...)`, on MicroPython and CPython.
+"""TLS with verification: an SSLContext for `Client(tls=...)`, on MicroPython and CPython.
 
-Certificate and host name are checked unless `insecure=True` is spelled out. A board has no CA store: `ca` has to be given. A
-certificate is valid between two dates, so a board needs its clock set first (`ntptime.settime()`); where
-that is why a handshake failed, the error says so.
+Certificate and host name are checked unless `insecure=True` is given. A board has no CA store, so `ca` is required. A certificate
+is valid between two dates, so a board must set its clock first (`ntptime.settime()`); if a handshake fails because of the clock,
+the error says so.
 """
 
 import ssl
@@ -18,7 +18,7 @@ _HOSTED = sys.implementation.name != "micropython"
 
 
 class CertificateRefused(ConnectionLost):
-    """The broker's certificate was not accepted; the text says why, also where it is the board's clock."""
+    """The broker's certificate was refused; the text has the reason, such as a clock that is not set."""
 
     refusal = True
 
@@ -33,15 +33,15 @@ def context(
     """Return an SSLContext for a client.
 
     Args:
-        ca: the certificate(s) of whoever signed the broker's, as PEM or DER bytes, or the name of a file with them. A PEM file
-            may hold several, and text around them (certifi's and curl's bundles do); a board has memory for a few.
-        cert, key: this client's certificate and key, likewise, where the broker asks for them. The certificates that lead from
-            cert to the CA follow it in its file. key: None where it is in the same file.
-        insecure: accept any certificate. Whoever sits on the way then reads, and changes, everything.
-        password: of a key that has one. MicroPython's TLS takes no such key.
+        ca: the certificates of the CA that signed the broker's certificate, as PEM or DER bytes, or the name of a file with them.
+            A PEM file may have several, with text between them (as certifi's and curl's bundles); a board has memory for a few.
+        cert, key: this client's certificate and key, in the same forms, if the broker requires them. The intermediate
+            certificates follow cert in its file. key: None if it is in the same file as cert.
+        insecure: accept any certificate. An attacker between client and broker can then read and change everything.
+        password: the key's pass phrase. MicroPython's TLS does not accept such a key.
 
     Raises:
-        UsageError: neither `ca` nor `insecure`; or a file that can't be read, or used: the text says which, and why.
+        UsageError: neither `ca` nor `insecure` is given; or a file can't be read or used: the text names the file and the reason.
     """
     if ca is None and not insecure:
         raise UsageError("TLS needs ca=..., the certificate that signs the broker's (or, spelled out, insecure=True)")
@@ -68,7 +68,7 @@ def context(
 
 
 def explained(error: "Exception") -> "Exception | None":
-    """Return a CertificateRefused, or a ConnectionLost, that says in words why a handshake failed; or the error itself."""
+    """Return a CertificateRefused or ConnectionLost that tells why a handshake failed; or the error itself."""
     text = str(error)
     # mbedTLS: -0x7200, no TLS record; -0x7280, the end of the stream.
     if "29184" in text or "29312" in text or "INVALID_RECORD" in text or "EOF" in text or "WRONG_VERSION" in text:
@@ -79,7 +79,7 @@ def explained(error: "Exception") -> "Exception | None":
 
 def _reason(error: "Any") -> "Any":
     text = str(error)
-    # mbedTLS gives names or the bare number (-0x7780: a fatal alert; -0x2700: not verified), OpenSSL sentences.
+    # mbedTLS has names or only a number (-0x7780: a fatal alert; -0x2700: not verified), OpenSSL has sentences.
     if "ALERT" in text or "alert" in text or "30592" in text:
         return (
             "the broker refused the handshake: does it ask for a certificate of ours, or not trust it? (%s)"

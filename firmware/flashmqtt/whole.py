@@ -1,6 +1,6 @@
-"""Joins the pieces of a long message, for programs of umqtt and mqtt_as, which take it whole; loaded with the first one.
+"""Joins the pieces of a long message, for programs of umqtt and mqtt_as, which expect it whole; loaded with the first one.
 
-It knows the face that owns it: `whole` is where its pieces are, `log` takes a line. The message needs its length in RAM twice.
+It stores the pieces in the client's attribute `whole`. The message needs its length in RAM twice.
 """
 
 from .compat import TYPE_CHECKING
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def join(face: "Any", message: "Any", log: "Any") -> "bytes | None":
-    """Return the payload with the last piece; None before that, and where memory is short: one line says so."""
+    """Return the payload with the last piece. Return None before that; and, with a line for `log`, if memory is short."""
     try:
         if not message.offset:
             face.whole = None

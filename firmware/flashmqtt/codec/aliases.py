@@ -1,6 +1,6 @@
-"""Topic aliases of level 5 (§3.3.2.3.4), both ways. They live as long as one network connection, never longer [MQTT-3.3.2-7].
+"""Topic aliases of level 5 (§3.3.2.3.4) in both directions. They are valid for one network connection only [MQTT-3.3.2-7].
 
-So a packet that is stored and sent again on another connection must carry its topic; an alias is for what is sent once.
+So a stored packet, which may be sent on another connection, has its topic; aliases are used for QoS 0 only.
 """
 
 from flashmqtt.compat import TYPE_CHECKING
@@ -11,14 +11,14 @@ if TYPE_CHECKING:
 
 
 class InboundAliases:
-    """The aliases that a server has set; `maximum` is what CONNECT allowed it (Topic Alias Maximum)."""
+    """The aliases that a server has set; `maximum` is the Topic Alias Maximum in CONNECT."""
 
     def __init__(self, maximum: int) -> None:
         self.maximum = maximum
         self._topics: "dict[Any, Any]" = {}
 
     def note(self, alias: int, topic: "bytes | bytearray | memoryview") -> None:
-        """Take note of a received alias: `topic` is what stood beside it, empty where the alias stands for one set before."""
+        """Check a received alias; `topic` is the topic of the same packet, which sets the alias, or empty."""
         if not 0 < alias <= self.maximum:  # [MQTT-3.3.2-9] [MQTT-3.3.2-10]
             raise MalformedPacket("topic alias %d: 1 to %d" % (alias, self.maximum), 0x94)
         if topic:
@@ -28,12 +28,12 @@ class InboundAliases:
             raise MalformedPacket("topic alias %d was never set" % alias, 0x82)
 
     def topic(self, alias: int) -> "Any":
-        """Return the topic name that a noted alias stands for."""
+        """Return the topic name of an alias."""
         return self._topics[alias]
 
 
 class OutboundAliases:
-    """The aliases that we set; `maximum` is what CONNACK allowed us [MQTT-3.3.2-9]: the first topics sent get one each."""
+    """The aliases that this client sets, for the first topics sent; `maximum` comes from CONNACK [MQTT-3.3.2-9]."""
 
     def __init__(self, maximum: int) -> None:
         self.maximum = maximum
@@ -41,17 +41,14 @@ class OutboundAliases:
         self._block = bytearray(b"\x23\x00\x00")
 
     def alias(self, topic: "bytes | bytearray | memoryview") -> int:
-        """Return the topic's alias, known to the server if positive; 0: none.
-
-        If negative, it is a new one: send it beside the topic, and `note` that it was.
-        """
+        """Return the topic's alias; 0: none. A negative one is new: send it with the topic, then call `note`."""
         alias = self._aliases.get(bytes(topic), 0)
         if not alias and len(self._aliases) < self.maximum:
             return -1 - len(self._aliases)
         return alias
 
     def note(self, topic: "bytes | bytearray | memoryview") -> None:
-        """Take note that the new alias of this topic is on its way."""
+        """Record that the new alias of this topic was sent."""
         self._aliases[bytes(topic)] = len(self._aliases) + 1
 
     def properties(self, alias: int) -> "Any":

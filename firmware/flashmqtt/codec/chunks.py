@@ -1,9 +1,10 @@
-"""A PUBLISH that is longer than the decoder's buffer: its head stays in the buffer, its payload goes through behind it.
+"""A PUBLISH longer than the decoder's buffer: its head stays in the buffer, its payload is read in chunks after the head.
 
-Functions over a Decoder, which imports this module with the first such packet, and keeps it. The chunks are the same, however the
-bytes come: the first is what a full buffer holds, the others fill it behind the head, the last is the rest. Where the head is as
-long as the buffer or longer (a long topic, level 5's properties), nothing is kept but the packet id and as much of the topic as
-half the buffer holds, and the chunks are empty: `headless`. Nothing is allocated but a view a read.
+These functions work on a Decoder, which imports this module with the first such packet and keeps a reference. The chunks do not
+depend on how the bytes arrive: the first is the rest of a full buffer, the next ones fill the buffer after the head, the last is
+shorter. If the head is at least as long as the buffer (a long topic, level 5's properties), only the packet id and the part of
+the
+topic that fits in half the buffer are kept, and the chunks are empty: `headless`. Only a view per read is allocated.
 """
 
 from flashmqtt.compat import TYPE_CHECKING, const
@@ -20,7 +21,7 @@ _TOO_LONG = const(0x95)
 
 
 def begin(decoder: "Any", body: int, after: int) -> "Any":
-    """Take in the head of a PUBLISH of `after` bytes, whose first ones fill the buffer; body: where its length field ends."""
+    """Read the head of a PUBLISH of `after` bytes whose first bytes fill the buffer; body: where its length field ends."""
     buf = decoder.buffer
     end = len(buf)
     head = buf[0]
@@ -84,15 +85,15 @@ def _check_topic(buf: "bytearray | memoryview", start: int, end: int) -> None:
 
 
 def _cut(decoder: "Any", buf: "bytearray | memoryview", start: int, topic_end: int, body: int, after: int) -> None:
-    """Keep what fits in half the buffer of a head that does not fit in the whole."""
+    """Keep the part of a too long head that fits in half the buffer."""
     end = len(buf)
     keep = end >> 1
     if topic_end > keep:
-        while keep > start and buf[keep] & 0xC0 == 0x80:  # not in the middle of a character
+        while keep > start and buf[keep] & 0xC0 == 0x80:  # do not cut a character
             keep -= 1
         decoder.topic_end = keep
     _check_topic(buf, start, decoder.topic_end)
-    decoder._id_at = topic_end - end  # from the bytes to come on
+    decoder._id_at = topic_end - end  # relative to the next bytes
     if buf[0] & 6 and topic_end < end:
         decoder.packet_id = buf[topic_end] << 8
         if topic_end + 1 < end:
@@ -106,7 +107,7 @@ def _cut(decoder: "Any", buf: "bytearray | memoryview", start: int, topic_end: i
 
 
 def go_on(decoder: "Any") -> "Any":
-    """Return the next chunk of a PUBLISH, as much as fits behind its head, or its last bytes; 0: it is not whole yet."""
+    """Read the next chunk of a PUBLISH: as much as fits after its head, or its last bytes; return 0 if incomplete."""
     if decoder.headless:
         left = decoder._left
     else:
@@ -130,7 +131,7 @@ def go_on(decoder: "Any") -> "Any":
 
 
 def _pass(decoder: "Any", at: int, n: int) -> None:
-    """Pass over n bytes; the packet id may be among them."""
+    """Skip n bytes; the packet id may be among them."""
     buf = decoder.buffer
     decoder._left -= n
     where = decoder._id_at
@@ -144,7 +145,7 @@ def _pass(decoder: "Any", at: int, n: int) -> None:
 
 
 def room(decoder: "Any") -> "Any":
-    """Do what `Decoder.room` does: the head stays."""
+    """Do what `Decoder.room` does, and keep the head."""
     at = decoder._head_end
     left = decoder.end - decoder.at
     if left and at != decoder.at:
@@ -155,6 +156,6 @@ def room(decoder: "Any") -> "Any":
 
 
 def end(decoder: "Any") -> None:
-    """Let the next packet be no chunk."""
+    """End the chunks of this PUBLISH."""
     decoder._streamed = decoder.headless = False
     del decoder.payload_offset, decoder.payload_total

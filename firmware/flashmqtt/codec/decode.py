@@ -1,11 +1,11 @@
-"""Packets that a server sends, out of a stream of bytes (chapters 2 and 3 of 3.1.1 and 5; 3.1's sections 2 and 3).
+"""Decodes a server's packets from a stream of bytes (chapters 2 and 3 of 3.1.1 and 5; 3.1's sections 2 and 3).
 
-One buffer of a fixed size, filled by the caller (`room`, `received`) and read in place (`next`). A length field only ever
-compares, it never allocates. `next` has three outcomes: a packet's type; 0, need more; MalformedPacket. After an
-error the same error comes again, whatever arrives: no byte behind a malformed packet is ever taken for a packet.
+It has one buffer of a fixed size, filled by the caller (`room`, `received`) and read in place (`next`). A length field is only
+compared; it never causes an allocation. `next` has three outcomes: a packet's type; 0, which means need more; MalformedPacket.
+After an error every call raises the same error: bytes after a malformed packet are never decoded as a packet.
 
-A PUBLISH that is longer than the buffer is read by `chunks.py`. It knows no session: whether a packet may come now, and what it
-answers, is decided above.
+`chunks.py` reads a PUBLISH that is longer than the buffer. The decoder knows no session: the layers above decide whether a packet
+is allowed now, and how it is answered.
 """
 
 from flashmqtt.compat import TYPE_CHECKING
@@ -18,31 +18,31 @@ from .utf8 import text_kind
 if TYPE_CHECKING:
     from typing import Any  # noqa: TID251
 
-LONG = 16  # no packet type: what `next` may return for a PUBLISH longer than the buffer
+LONG = 16  # not a packet type: `next` may return it for a PUBLISH longer than the buffer
 
-# The flags of a server's packets by type (§2.2.2) [MQTT-2.2.2-1] [MQTT-2.1.3-1] [MQTT-3.6.1-1]; FF: none, or for another look.
+# The flags of a server's packets by type (§2.2.2) [MQTT-2.2.2-1] [MQTT-2.1.3-1] [MQTT-3.6.1-1]; FF: see `_check_flags`.
 _FLAGS = b"\xff\xff\x00\xff\x00\x00\x02\x00\xff\x00\xff\x00\xff\x00\xff\xff"
 
 
 class Decoder:
-    """Packets from one network connection. The fields tell of the packet that `next` returned last.
+    """Packets from one network connection. The fields describe the packet that `next` returned last.
 
-    packet_type             what `next` returned
+    packet_type             the result of `next`
     qos dup retain          PUBLISH
     packet_id               PUBLISH at QoS 1 and 2, the acknowledgements, SUBACK, UNSUBACK
     session_present         CONNACK (level 4 on)
-    code                    CONNACK; level 5: the acknowledgements, DISCONNECT, AUTH (0 where left out)
-    topic_start _end        PUBLISH: a span of `buffer`, as all that follow
-    payload_start _end      PUBLISH: the payload, or the chunk of it that is here
-    payload_offset          PUBLISH: where in the payload that chunk lies
-    payload_total           PUBLISH: how long the payload is
+    code                    CONNACK; level 5: the acknowledgements, DISCONNECT, AUTH (0 if absent)
+    topic_start _end        PUBLISH: a span of `buffer`, like all spans below
+    payload_start _end      PUBLISH: the payload, or the current chunk of it
+    payload_offset          PUBLISH: the chunk's offset in the payload
+    payload_total           PUBLISH: the length of the whole payload
     more                    PUBLISH: whether further chunks follow, each as a PUBLISH with the same fields (see `__init__`)
-    headless                PUBLISH: whether it is passed over, as its head is longer than the buffer
+    headless                PUBLISH: whether it is skipped because its head is longer than the buffer
     codes_start _end        SUBACK, level 5's UNSUBACK: a result per filter, in their order [MQTT-3.9.3-1] [MQTT-3.11.3-1]
     properties_start _end   level 5: the properties, checked
-    topic_alias             level 5, PUBLISH: 0 where there is none
+    topic_alias             level 5, PUBLISH: 0 if there is none
 
-    at end                  what was received and not read lies in buffer[at:end]
+    at end                  buffer[at:end] has the bytes that were received and not yet read
 
     Spans, and views on them, are valid until the next call of `next` or `room`.
     """
@@ -50,9 +50,9 @@ class Decoder:
     def __init__(self, size: int, level: int = 4, stream: int = 0) -> None:
         """Make the buffer of `size` bytes.
 
-        A PUBLISH that is larger comes in chunks where `stream` is PUBLISH (or true). Where it is `LONG`, `next` returns that for
-        such a PUBLISH, also for one whose head does not fit: of that one come no chunks, and its topic may be cut (`headless`).
-        Where `stream` is 0, it is refused.
+        `stream` decides about a PUBLISH larger than the buffer. 0: it is refused. PUBLISH (or true): it comes in chunks. `LONG`:
+        it comes in chunks for which `next` returns LONG. In this case, a PUBLISH whose head does not fit has empty chunks, and
+        its topic may be cut (`headless`).
         """
         self.buffer = bytearray(size)
         self._size = size
@@ -70,25 +70,25 @@ class Decoder:
         self._whole = view = memoryview(self.buffer)
         step = size // 8 or 1
         self._windows = [view[i:] for i in range(0, size, step)]
-        self._topic_length = -1  # of `topic`, where that stands for the topic name received last
-        self._viewed = False  # does `payload` stand for the payload's place?
+        self._topic_length = -1  # of `topic`, if that is the topic name received last
+        self._viewed = False  # is `payload` a view of the current payload?
         self.reset()
 
     def reset(self) -> None:
-        """Forget what a network connection left behind; a new one starts."""
+        """Discard all state of the last network connection; a new one starts."""
         self.at = 0  # where the next packet starts
         self.end = 0  # where the received bytes end
-        self._need = 0  # how long that packet is, where it is known and the packet incomplete
+        self._need = 0  # the length of an incomplete packet, if known
         self.more = False
         if self._streamed:
             self._chunks().end(self)
-        self.aliases = None  # level 5: aliases.InboundAliases, where CONNECT allows the server topic aliases
+        self.aliases = None  # level 5: aliases.InboundAliases, if CONNECT allows topic aliases
 
     def room(self) -> "Any":
-        """Return the free part of the buffer, to be received into; `received` then tells how much of it was filled.
+        """Return the free part of the buffer for receiving; report with `received` how much of it was filled.
 
-        Bytes left of an incomplete packet move so that they end where one of eight ready-made views starts: a new view would
-        cost an allocation a read. Only a packet that then would not fit moves to the very front.
+        The bytes of an incomplete packet are moved so that they end where one of eight prepared views starts, because a new view
+        would be an allocation per read. Only a packet that would not fit then is moved to the start of the buffer.
         """
         if self.more:
             return self._chunks().room(self)
@@ -114,7 +114,7 @@ class Decoder:
         return window
 
     def read_from(self, sock: "Any") -> "int | None":
-        """Receive from a socket; return 0: it ends here, 1: all that there was, 2: as much as fits, None: nothing is here yet."""
+        """Receive from a socket; return 0: end of stream, 1: the socket is empty, 2: the buffer is full, None: no bytes yet."""
         if self.at != self.end or self.more:
             n = sock.readinto(self.room())
         else:
@@ -126,11 +126,11 @@ class Decoder:
         return n
 
     def received(self, n: int) -> None:
-        """Take note of n more bytes at the front of what `room` returned."""
+        """Report that the first n bytes of `room` were filled."""
         self.end += n
 
     def feed(self, packet: "bytes | bytearray | memoryview") -> None:
-        """Receive these bytes; they must fit the room."""
+        """Receive these bytes; they must fit in `room`."""
         n = len(packet)
         room = self.room()
         if n > len(room):
@@ -142,8 +142,8 @@ class Decoder:
         """Return the type of the next packet, with its fields set, or 0: more bytes are needed.
 
         Raises:
-            MalformedPacket: no conforming server sends this; or, with reason 0x95, the packet, or the head of a streamed PUBLISH,
-                does not fit in the buffer.
+            MalformedPacket: a conforming server does not send this; or, with reason 0x95, the packet, or the head of a streamed
+                PUBLISH, does not fit in the buffer.
         """
         at = self.at
         left = self.end - at
@@ -152,7 +152,7 @@ class Decoder:
         buf = self.buffer
         if (
             left > 3 and buf[at] == 0x40 and buf[at + 1] == 2 and self.level != 5 and not self._streamed
-        ):  # PUBACK, most often
+        ):  # PUBACK, the most frequent packet
             self.packet_id = left = buf[at + 2] << 8 | buf[at + 3]
             if left:
                 self.at = at + 4
@@ -161,7 +161,7 @@ class Decoder:
         return self._next(buf, at, self.end)
 
     def _next(self, buf: "bytearray | memoryview", at: int, end: int) -> int:
-        """Do what `next` does, with any packet. (A function with so many locals has its frame on the heap, which takes time.)"""
+        """Do what `next` does, for any packet. (Separate, because a frame with many locals is allocated on the heap.)"""
         if self._streamed:
             if self.more:
                 return self._chunks().go_on(self)
@@ -197,13 +197,13 @@ class Decoder:
             if not byte and self.level == 5:  # [MQTT-1.5.5-1]
                 raise MalformedPacket("length")
         after = body + n
-        if after > end:  # not whole yet
+        if after > end:  # not complete yet
             self._need = after - at
             if after - at <= len(buf):
                 return 0
             if packet_type != 3 or not self._stream:
                 raise self.beyond(after - at, after)
-            # The same chunks, however the bytes come: the first is a full buffer.
+            # The first chunk is always a full buffer, so that the chunks do not depend on how the bytes arrive.
             if at or end < len(buf):
                 return 0
             return self._chunks().begin(self, body, after)
@@ -230,7 +230,7 @@ class Decoder:
         if body > after:
             raise MalformedPacket("length")
         n = topic_end - start
-        if n != self._topic_length or not same(buf, start, self.topic, n):  # else it is as good as it was the last time
+        if n != self._topic_length or not same(buf, start, self.topic, n):  # the same topic as before needs no check
             # UTF-8 [MQTT-3.3.2-1], no U+0000 [MQTT-1.5.3-2], no wildcards [MQTT-3.3.2-2]
             if plain_end(buf, start, topic_end) != topic_end and text_kind(buf, start, topic_end):
                 raise MalformedPacket("topic")
@@ -250,7 +250,7 @@ class Decoder:
             body = self._level5().read_topic(self, buf, body, after, after)
         elif not n:  # [MQTT-4.7.3-1]
             raise MalformedPacket("topic")
-        if head != self._head:  # mostly it is the same
+        if head != self._head:  # usually it is the same
             self._head = head
             self.qos = qos
             self.dup = head & 8 > 0
@@ -261,12 +261,12 @@ class Decoder:
         return 3
 
     def know_topic(self, topic: "bytes | bytearray | memoryview") -> None:
-        """Let these bytes stand for the topic name received last."""
+        """Set `topic` to these bytes, the topic name received last."""
         self.topic = topic
         self._topic_length = len(topic)
 
     def _place(self, start: int, end: int) -> None:
-        """Let the payload, or its chunk, be at another place than the last one."""
+        """Set the span of the payload, or of its chunk."""
         self.payload_start = start
         self.payload_end = end
         if self._viewed:
@@ -274,13 +274,13 @@ class Decoder:
             del self.payload
 
     def beyond(self, at: int, after: int) -> "MalformedPacket":
-        """Return the error for a field that ends at `at`, not here: in the packet, but not in the buffer?"""
+        """Return the error for a field that ends at `at`, outside the buffer; `after`: where the packet ends."""
         if at > after:
             return MalformedPacket("length")
         return MalformedPacket("%d bytes, the buffer has %d" % (after, len(self.buffer)), 0x95)
 
     def _chunks(self) -> "Any":
-        """Return the module that reads a PUBLISH which is longer than the buffer, imported by the first one."""
+        """Return the module that reads a PUBLISH longer than the buffer; import it with the first one."""
         if self._chunks_module is None:
             from . import chunks
 
@@ -288,7 +288,7 @@ class Decoder:
         return self._chunks_module
 
     def _read_id(self, buf: "bytearray | memoryview", at: int, end: int) -> int:
-        """Read a packet id; return the position behind it."""
+        """Read a packet id; return the position after it."""
         if at + 2 > end:
             raise MalformedPacket("packet_id 0")
         self.packet_id = buf[at] << 8 | buf[at + 1]
@@ -297,7 +297,7 @@ class Decoder:
         return at + 2
 
     def _level5(self) -> "Any":
-        """Return the module of what only level 5 has, imported by the first packet that needs it."""
+        """Return the module for level 5; import it with the first packet that needs it."""
         if self._level5_module is None:
             from . import level5
 
@@ -305,7 +305,7 @@ class Decoder:
         return self._level5_module
 
     def _check_flags(self, packet_type: int, flags: int) -> None:
-        """Raise unless these flags are right for a packet whose flags `_FLAGS` does not settle."""
+        """Raise unless these flags are valid; called for flags that differ from `_FLAGS`."""
         if packet_type == 6 and flags == 10 and self.level == 3:  # 3.1: a repeated PUBREL
             return
         # DISCONNECT [MQTT-3.14.1-1], AUTH [MQTT-3.15.1-1]
@@ -314,7 +314,7 @@ class Decoder:
         raise MalformedPacket("flags %d of packet type %d" % (flags, packet_type))  # [MQTT-2.2.2-2]
 
     def _other(self, buf: "bytearray | memoryview", at: int, end: int) -> None:
-        """Read what is neither PUBLISH nor its acknowledgement."""
+        """Read a packet that is neither a PUBLISH nor an acknowledgement of one."""
         packet_type = self.packet_type
         level = self.level
         if packet_type == 13:  # PINGRESP (§3.13)
@@ -331,7 +331,9 @@ class Decoder:
             # [MQTT-3.2.2-4]; 5: [MQTT-3.2.2-1] [MQTT-3.2.2-6]
             if level != 3 and (flags > 1 or (flags and code)):
                 raise MalformedPacket("flags of CONNACK 0x%02x" % flags)
-            if level != 5 or (at == end and code == 1):  # a server without level 5 says so in its own words (§3.1.2.2)
+            if level != 5 or (
+                at == end and code == 1
+            ):  # a server without level 5 answers with an older CONNACK (§3.1.2.2)
                 self.properties_start = self.properties_end = end
                 if at != end or code > 5:
                     raise MalformedPacket("code %d in CONNACK" % code)
@@ -353,14 +355,14 @@ class Decoder:
                 at += 1
 
     def __getattr__(self, name: str) -> "Any":
-        """Make `topic` (bytes) and `payload` (a view) when they are first asked for.
+        """Compute `topic` (bytes) and `payload` (a view) when they are first read.
 
-        They then stay attributes like any other, as long as the same topic comes, and payloads lie in the same place: nothing is
-        allocated, and the topic need not be checked again. Where and how long the payload is follows from its span, but for a
+        They are then kept as attributes while packets have the same topic, and their payload the same span: this allocates
+        nothing, and the topic is not checked again. Offset and total length of the payload follow from its span, except for a
         streamed one.
 
-        (No properties: with one in a class, MicroPython looks for one at every store to its instances, which triples the time
-        of a store, and a PUBLISH takes a dozen.)
+        (A property in the class would make MicroPython search for properties at every attribute store. That triples the time of a
+        store, and a PUBLISH needs a dozen of them.)
         """
         if name == "topic":
             self.know_topic(bytes(self._whole[self.topic_start : self.topic_end]))

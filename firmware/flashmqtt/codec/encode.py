@@ -1,12 +1,12 @@
-"""Packets that a client sends, written into the caller's buffer (chapter 3 of 3.1.1 and 5; 3.1's sections 3.1 to 3.14).
+"""Encodes a client's packets into the caller's buffer (chapter 3 of 3.1.1 and 5; 3.1's sections 3.1 to 3.14).
 
-Every `put_*` writes one packet at `pos` and returns the position behind it. Strings and payloads are bytes-like: lengths count
-bytes, so a `str` is refused. Levels 3, 4 and 5 differ by parameters only; `properties` is the encoded property block without
-its length (`properties.pack` makes it), None for an empty one.
+Every `put_*` writes one packet at `pos` and returns the position after it. Strings and payloads are bytes-like: lengths count
+bytes, so a `str` is refused. Levels 3, 4 and 5 differ by parameters only; `properties` is the encoded property block without its
+length (from `properties.pack`), or None if empty.
 
-PUBLISH and the acknowledgements allocate nothing. Outcomes: the next position; BufferTooSmall (the bytes behind `pos` are then
-undefined, nothing outside the buffer was touched); InvalidTopic; UsageError, the caller's other mistakes. It knows no
-session: who makes packet ids, and what the peer's limits are, is decided above.
+PUBLISH and the acknowledgements allocate nothing. Outcomes: the next position; BufferTooSmall (then the bytes after `pos` are
+undefined, and nothing outside the buffer was written); InvalidTopic; UsageError for other mistakes of the caller. The encoder
+knows no session: the layers above choose packet ids and know the peer's limits.
 """
 
 from flashmqtt.compat import TYPE_CHECKING
@@ -36,14 +36,14 @@ def put_publish(
     """Put a PUBLISH (§3.3).
 
     Args:
-        topic: 1 to 65,535 bytes of UTF-8 without wildcards; none at all only at level 5, with a topic alias in `properties`.
-        payload: bytes-like, none are legal; with `head_only`, only their number.
-        qos, retain, dup: DUP is for a repetition at QoS 1 or 2.
+        topic: 1 to 65,535 bytes of UTF-8 without wildcards; empty only at level 5 with a topic alias in `properties`.
+        payload: bytes-like, may be empty; with `head_only`, the number of bytes.
+        qos, retain, dup: DUP is for a retransmission at QoS 1 or 2.
         packet_id: 1 to 65,535 at QoS 1 and 2; 0 at QoS 0.
         level: 3, 4 or 5.
     """
     topic_length = len(topic)
-    # What is not plain ASCII takes a second look; a topic of no bytes is only for level 5, with a topic alias (§3.3.2.3.4).
+    # `text_kind` checks text that is not plain ASCII. An empty topic is for level 5 only, with a topic alias (§3.3.2.3.4).
     if (
         (plain_end(topic, 0, topic_length) != topic_length and text_kind(topic, 0, topic_length))
         or topic_length > 65535
@@ -62,7 +62,7 @@ def put_publish(
         n += 2
     elif dup or packet_id:  # [MQTT-3.3.1-2] [MQTT-2.3.1-5]; 5: [MQTT-2.2.1-2]
         raise UsageError("DUP or packet_id at QoS 0")
-    head = 0x30 | dup << 3 | qos << 1 | (1 if retain else 0)  # whatever is true: a 2 would be another QoS
+    head = 0x30 | dup << 3 | qos << 1 | (1 if retain else 0)  # not `retain` itself: a retain of 2 would change the QoS
     if not head_only and level != 5:
         pos = put_message(buf, pos, topic, payload, head | packet_id << 8)
         if not pos:
@@ -99,12 +99,12 @@ def put_publish_head(
     level: int = 4,
     properties: "bytes | bytearray | memoryview | None" = None,
 ) -> int:
-    """Put a PUBLISH up to its payload, whose `payload_length` bytes the caller sends behind it: from a file, say.
+    """Put a PUBLISH without its payload; the caller sends the `payload_length` bytes after it, for example from a file.
 
     Args:
         topic, qos, retain, dup, packet_id, level: see `put_publish`.
     """
-    # With `head_only`, the number of bytes stands for them.
+    # With `head_only`, the argument `payload` is a number of bytes.
     return put_publish(buf, pos, topic, payload_length, qos, retain, dup, packet_id, level, properties, True)  # type: ignore[arg-type]
 
 
@@ -118,14 +118,14 @@ def put_ack(
     properties: "bytes | bytearray | memoryview | None" = None,
     dup: bool = False,
 ) -> int:
-    """Put a PUBACK, PUBREC, PUBREL or PUBCOMP (§3.4 to 3.7), which `packet_type` says: 4, 5, 6 or 7.
+    """Put a PUBACK, PUBREC, PUBREL or PUBCOMP (§3.4 to 3.7), for a `packet_type` of 4, 5, 6 or 7.
 
-    `packet_id` is the PUBLISH's; `code` is level 5's reason code, at the other levels it is not sent; `dup` is for level 3's
-    repeated PUBREL alone.
+    `packet_id` is the PUBLISH's; `code` is level 5's reason code, which is not sent at other levels; `dup` is only for a repeated
+    PUBREL of level 3.
     """
     if not 0 < packet_id < 65536:
         raise outside("packet_id", packet_id, 1, 65535)
-    # PUBREL's flags are 0010 [MQTT-3.6.1-1], the others' are 0.
+    # PUBREL's flags are 0010 [MQTT-3.6.1-1], those of the others are 0.
     head = packet_type << 4 | dup << 3 | (2 if packet_type == 6 else 0)
     if level == 5 and (code or properties):
         return put_reason(buf, pos, head, packet_id, code, properties)
@@ -146,7 +146,7 @@ def put_reason(
     code: int,
     properties: "bytes | bytearray | memoryview | None" = None,
 ) -> int:
-    """Put a level 5 packet that is a packet id (none: 0), a reason code and properties, which are left out where empty."""
+    """Put a level 5 packet of a packet id (0: none), a reason code and properties (omitted if empty)."""
     n = 3 if packet_id else 1
     if properties:
         n += _property_bytes(5, properties)
@@ -176,11 +176,11 @@ def put_connect(
     """Put a CONNECT (§3.1): the first packet, once [MQTT-3.1.0-1] [MQTT-3.1.0-2].
 
     Args:
-        client_id: UTF-8. Level 3: 1 to 23 bytes. Level 4: none only with `clean`. Level 5: none lets the server make one.
+        client_id: UTF-8. Level 3: 1 to 23 bytes. Level 4: empty only with `clean`. Level 5: if empty, the server assigns one.
         clean: Clean Session at levels 3 and 4, Clean Start at level 5.
-        keep_alive_s: 0 to 65,535; 0 is none.
-        user, password: None where there is none; levels 3 and 4 allow no password without a user.
-        will_topic, will_payload, will_qos, will_retain, will_properties: no will where `will_topic` is None.
+        keep_alive_s: 0 to 65,535; 0: no keep alive.
+        user, password: None for none; levels 3 and 4 allow no password without a user.
+        will_topic, will_payload, will_qos, will_retain, will_properties: no will if `will_topic` is None.
     """
     name = b"MQIsdp" if level == 3 else b"MQTT"  # [MQTT-3.1.2-1]
     flags = clean << 1  # bit 0 is reserved and 0 [MQTT-3.1.2-3]
@@ -197,7 +197,7 @@ def put_connect(
         raise outside("level", level, 3, 5)
     if not 0 <= keep_alive_s < 65536:
         raise outside("keep_alive_s", keep_alive_s, 0, 65535)
-    # Without a will its bits stay 0: [MQTT-3.1.2-11] [MQTT-3.1.2-13] [MQTT-3.1.2-15]; 5: [MQTT-3.1.2-11] [MQTT-3.1.2-13]
+    # Without a will, the will's bits stay 0: [MQTT-3.1.2-11] [MQTT-3.1.2-13] [MQTT-3.1.2-15]; 5: [MQTT-3.1.2-11] [MQTT-3.1.2-13]
     if will_topic is not None:
         if will_qos not in (0, 1, 2):  # [MQTT-3.1.2-14]; 5: [MQTT-3.1.2-12]
             raise outside("will_qos", will_qos, 0, 2)
@@ -220,7 +220,7 @@ def put_connect(
     pos = _put_id(buf, pos + 2, keep_alive_s)
     if level == 5:
         pos = _put_properties(buf, pos, properties)
-    # The payload has what the flags say, in this order [MQTT-3.1.3-1] [MQTT-3.1.3-3] [MQTT-3.1.2-9]: a user name or none
+    # The flags determine the payload's fields, in this order [MQTT-3.1.3-1] [MQTT-3.1.3-3] [MQTT-3.1.2-9]: a user name or none
     # [MQTT-3.1.2-18] [MQTT-3.1.2-19], a password or none [MQTT-3.1.2-20] [MQTT-3.1.2-21]; 5: [MQTT-3.1.2-16] [MQTT-3.1.2-17]
     # 5: [MQTT-3.1.2-18] [MQTT-3.1.2-19].
     pos = _put_binary(buf, pos, client_id)
@@ -248,14 +248,14 @@ def put_disconnect(
     code: int = 0,
     properties: "bytes | bytearray | memoryview | None" = None,
 ) -> int:
-    """Put a DISCONNECT (§3.14) [MQTT-3.14.1-1]. Only level 5 has a code and properties; a mere 0 (normal) is left out."""
+    """Put a DISCONNECT (§3.14) [MQTT-3.14.1-1]. Only level 5 has a code and properties; code 0 alone is omitted."""
     if level == 5 and (code or properties):
         return put_reason(buf, pos, 0xE0, 0, code, properties)
     return _put_start(buf, pos, 0xE0, 0)
 
 
 def _put_start(buf: "bytearray | memoryview", pos: int, head: int, n: int) -> int:
-    """Put a fixed header (§2.2) after checking that the whole packet fits, so that what follows need not check."""
+    """Put a fixed header (§2.2), after checking that the whole packet fits, so that later parts need no check."""
     if n > 268435455:
         raise outside("length", n, 0, 268435455)
     if pos + n + _length_bytes(n) >= len(buf):
@@ -265,7 +265,7 @@ def _put_start(buf: "bytearray | memoryview", pos: int, head: int, n: int) -> in
 
 
 def put_length(buf: "bytearray | memoryview", pos: int, n: int) -> int:
-    """Put a Variable Byte Integer in as few bytes as possible [MQTT-1.5.5-1]; the Remaining Length is one (§2.2.3)."""
+    """Put a Variable Byte Integer, such as the Remaining Length (§2.2.3), in as few bytes as possible [MQTT-1.5.5-1]."""
     while n > 127:
         buf[pos] = n & 127 | 128
         n >>= 7
@@ -280,7 +280,7 @@ def _too_small(n: int, buf: "bytearray | memoryview") -> "BufferTooSmall":
 
 
 def outside(name: str, value: "Any", least: int, most: int) -> "UsageError":
-    """Return the error for an argument, or its length, that is outside its range."""
+    """Return the error for an argument that is out of range, or whose length is."""
     return UsageError("%s %r: %d to %d" % (name, value, least, most))
 
 
@@ -289,7 +289,7 @@ def _length_bytes(n: int) -> int:
 
 
 def _property_bytes(level: int, properties: "bytes | bytearray | memoryview | None") -> int:
-    """Return how many bytes the property block takes with its length: none below level 5."""
+    """Return the size of the property block with its length field; 0 below level 5."""
     if level != 5:
         return 0
     n = len(properties) if properties else 0
@@ -297,7 +297,7 @@ def _property_bytes(level: int, properties: "bytes | bytearray | memoryview | No
 
 
 def _put_properties(buf: "bytearray | memoryview", pos: int, properties: "Any") -> int:
-    """Put a property block with its length, 0 where there is none (5: [MQTT-2.2.2-1])."""
+    """Put a property block with its length field, which is 0 if there are none (5: [MQTT-2.2.2-1])."""
     n = len(properties) if properties else 0
     pos = put_length(buf, pos, n)
     if n:

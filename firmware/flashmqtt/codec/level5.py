@@ -1,7 +1,7 @@
-"""What only level 5 has in the packets that `decode` reads: properties, reason codes, topic aliases.
+"""Level 5's parts of the packets that `decode` reads: properties, reason codes, topic aliases.
 
-Functions over a Decoder, which imports this module with the first packet that needs it, and keeps it: even an import that finds
-its module loaded allocates.
+These functions work on a Decoder. It imports this module with the first packet that needs it and keeps a reference, because even
+an import of a loaded module allocates.
 """
 
 from flashmqtt.compat import TYPE_CHECKING
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def read_properties(decoder: "Any", buf: "bytearray | memoryview", at: int, end: int, after: int) -> int:
-    """Read a property block (§2.2.2) of a packet of which buf[at:end] is here; return the position behind it."""
+    """Read the property block (§2.2.2) at buf[at:end]; return the position after it."""
     n = shift = 0
     while True:
         if at >= end:
@@ -41,13 +41,13 @@ def read_properties(decoder: "Any", buf: "bytearray | memoryview", at: int, end:
 
 
 def read_topic(decoder: "Any", buf: "bytearray | memoryview", at: int, end: int, after: int) -> int:
-    """Read a PUBLISH's properties and settle its topic (§3.3.2.3.4); return the position behind them."""
+    """Read a PUBLISH's properties and resolve its topic alias (§3.3.2.3.4); return the position after them."""
     decoder.topic_alias = 0
     at = read_properties(decoder, buf, at, end, after)
     alias = decoder.topic_alias
     named = decoder.topic_end > decoder.topic_start
     if alias:
-        if decoder.aliases is None:  # CONNECT allowed the server none
+        if decoder.aliases is None:  # CONNECT allowed no aliases
             raise MalformedPacket("topic alias %d: none was allowed" % alias, 0x94)
         decoder.aliases.note(alias, decoder.topic if named else b"")
         if not named:
@@ -58,7 +58,7 @@ def read_topic(decoder: "Any", buf: "bytearray | memoryview", at: int, end: int,
 
 
 def read_reason(decoder: "Any", buf: "bytearray | memoryview", at: int, end: int) -> None:
-    """Read a reason code and properties up to the packet's end, each of which may be left out."""
+    """Read a reason code and properties up to the packet's end; each may be absent."""
     decoder.code = 0
     decoder.properties_start = decoder.properties_end = end
     if at < end:
@@ -75,7 +75,7 @@ def read_tail(decoder: "Any", buf: "bytearray | memoryview", at: int, end: int) 
 
 
 def read_connack(decoder: "Any", buf: "bytearray | memoryview", at: int, end: int) -> None:
-    """Read what follows a CONNACK's reason code."""
+    """Check a CONNACK's reason code and read its properties."""
     check_code(2, decoder.code)
     read_tail(decoder, buf, at, end)
 
@@ -93,7 +93,7 @@ def read_results(decoder: "Any", buf: "bytearray | memoryview", at: int, end: in
 def read_goodbye(decoder: "Any", buf: "bytearray | memoryview", at: int, end: int) -> None:
     """Read a server's DISCONNECT (§3.14) or AUTH (§3.15)."""
     read_reason(decoder, buf, at, end)
-    if decoder.code in (0x04, 0x19):  # a client's
+    if decoder.code in (0x04, 0x19):  # for clients only
         raise MalformedPacket("reason code 0x%02x from a server" % decoder.code)
     if decoder.packet_type == 14 and find(buf, decoder.properties_start, decoder.properties_end, 0x11) >= 0:
         raise MalformedPacket("session expiry from a server", 0x82)  # [MQTT-3.14.2-2]

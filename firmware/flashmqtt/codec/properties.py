@@ -1,10 +1,10 @@
 """The 27 properties of level 5 (§2.2.2.2), to and from bytes, each allowed only where the standard allows it.
 
-A property block is handled without its length, which `encode` and `decode` put and read. `check` runs over a received block
-without allocating; `unpack` makes a dict of a block that was checked; `pack` makes a block of such a dict.
+A property block is handled without its length field, which `encode` and `decode` put and read. `check` validates a received block
+without allocating; `unpack` makes a dict of a checked block; `pack` makes a block of such a dict.
 
-Only level 5 imports this module. Four-byte values can be integers of 2^30 and more, which a 32-bit board allocates: `unpack` and
-`pack` do, at connect time and where the application asks; `check` and `find` do not.
+Only level 5 imports this module. A four-byte value of 2^30 or more is a heap object on a 32-bit board. `unpack` and `pack` may
+allocate, at connect time and for the application; `check` and `find` do not.
 """
 
 from flashmqtt.compat import TYPE_CHECKING
@@ -67,15 +67,15 @@ def check(packet_type: int, buf: "bytes | bytearray | memoryview", at: int, end:
     """Check the block buf[at:end] of a packet of this `packet_type`; return its topic alias, 0 if none.
 
     Raises:
-        MalformedPacket: an unknown property, one that this packet may not carry, a value that runs
-            past the end, text that is not UTF-8; with reason 0x82: a property twice, or a value that the standard excludes.
+        MalformedPacket: an unknown property, one that this packet must not have, a value that runs past the end, or text that is
+            not UTF-8; with reason 0x82: a repeated property, or a value that the standard excludes.
     """
-    alias = low = high = 0  # the properties seen, as bits; in two halves, so that neither is an allocated integer
+    alias = low = high = 0  # low, high: the properties seen, as bits; in two halves to stay small integers
     while at < end:
         identifier = buf[at]
         at += 1
         row = identifier * 3
-        # Every identifier is one byte so far: a longer Variable Byte Integer is none of them.
+        # All defined identifiers have one byte: a longer Variable Byte Integer is unknown.
         kind = _TABLE[row] if row < len(_TABLE) else 0
         if not (kind and (_TABLE[row + 1] << 8 | _TABLE[row + 2]) >> packet_type & 1):
             raise MalformedPacket("property 0x%02x in packet type %d" % (identifier, packet_type))
@@ -114,7 +114,7 @@ def _twice(identifier: int) -> "MalformedPacket":
 
 
 def _after(kind: int, buf: "bytes | bytearray | memoryview", at: int, end: int) -> int:
-    """Return the position behind a value of this kind that starts at `at`, checked."""
+    """Check a value of this kind at `at`; return the position after it."""
     if kind < _VARINT:
         at += kind
     elif kind == _VARINT:
@@ -147,7 +147,7 @@ def _after(kind: int, buf: "bytes | bytearray | memoryview", at: int, end: int) 
 
 
 def find(buf: "bytes | bytearray | memoryview", at: int, end: int, identifier: int) -> "Any":
-    """Return where the first value of the property with this identifier starts in a checked block buf[at:end], or -1."""
+    """Return the position of the first value with this identifier in a checked block buf[at:end], or -1."""
     while at < end:
         found = buf[at] == identifier
         if found:
@@ -159,7 +159,7 @@ def find(buf: "bytes | bytearray | memoryview", at: int, end: int, identifier: i
 def unpack(buf: "bytes | bytearray | memoryview", at: int, end: int) -> "dict[int, Any]":
     """Return a checked block buf[at:end] as a dict from identifier to value: int, str, or bytes.
 
-    A User Property is a list of (name, value), the Subscription Identifier a list of int: both may occur several times.
+    User Property is a list of (name, value), and Subscription Identifier a list of int, because both may occur several times.
     """
     properties: "dict[Any, Any]" = {}
     while at < end:
@@ -191,12 +191,12 @@ def _text(buf: "bytes | bytearray | memoryview", at: int, end: int) -> str:
 
 
 def pack(packet_type: int, properties: "dict[int, Any] | list[tuple[int, Any]]") -> bytes:
-    """Return the block of a dict such as `unpack` returns, after checking it for this `packet_type` (a will's: WILL).
+    """Return the block for a dict like that of `unpack`, checked for this `packet_type` (WILL for a will).
 
-    A list of (identifier, value) does as well, and keeps its order, which a dict does not on MicroPython.
+    A list of (identifier, value) is accepted, too, and keeps its order; MicroPython's dict does not.
 
     Raises:
-        UsageError: not a property of that packet, or not a value of that property.
+        UsageError: that packet does not have the property, or the property does not have the value.
     """
     block = bytearray()
     try:

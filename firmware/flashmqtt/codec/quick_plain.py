@@ -4,7 +4,7 @@ _is_ascii = getattr(bytes, "isascii", None)  # CPython's
 
 
 def plain_end(buf: "bytes | bytearray | memoryview", start: int, end: int) -> int:
-    """Return where plain text ends, or a position before."""
+    """Return where plain text ends, or an earlier position."""
     if _is_ascii is None:
         return start
     text = bytes(memoryview(buf)[start:end])
@@ -23,7 +23,7 @@ def put_message(
     payload: "bytes | bytearray | memoryview",
     head: int,
 ) -> int:
-    """Put a PUBLISH; return the position behind it, 0 where it does not fit."""
+    """Put a PUBLISH; return the position after it, 0 if it does not fit."""
     length = len(topic)
     n = length + len(payload) + (4 if head > 255 else 2)
     if pos + n + (2 if n < 128 else 3 if n < 16384 else 4 if n < 2097152 else 5) > len(buf):

@@ -68,14 +68,14 @@ _ALLOWED = {
 
 
 def check_code(packet_type: int, code: int) -> int:
-    """Return the code, or raise MalformedPacket where a packet of this `packet_type` may not carry it."""
+    """Return the code, or raise MalformedPacket if a packet of this `packet_type` must not have it."""
     if code in _ALLOWED[packet_type]:
         return code
     raise MalformedPacket("reason code 0x%02x in packet type %d" % (code, packet_type))
 
 
 def name(code: int) -> str:
-    """Return a code's name as it stands above, for a message to a person."""
+    """Return a code's name above, for a message to a person."""
     for key, value in globals().items():
         if key[0] != "_" and value == code:
             return key

@@ -1,7 +1,7 @@
-"""The other end of the wire, for hosts: what a client sends, decoded, and what a server sends, encoded. No board imports this.
+"""The server's side of the codec, for hosts: decodes a client's packets, encodes a server's packets. No board imports this.
 
-For tests, the wire audit, and a collector that wants to look at both directions. The same rules and outcomes as `encode` and
-`decode`, whose functions it uses; allocations are not counted here.
+For tests, the wire audit, and a collector that reads both directions. Rules and outcomes are those of `encode` and `decode`,
+whose functions it uses; this code may allocate.
 """
 
 from flashmqtt.compat import TYPE_CHECKING
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 class ServerDecoder(Decoder):
-    """A Decoder that reads a client's packets too: one reads either direction of a connection.
+    """A Decoder that also reads a client's packets, so that it can read either direction of a connection.
 
-    CONNECT sets `level` for all that follows, and `clean`, `keep_alive_s`, `client_id`, `will_topic` (None: no will),
-    `will_payload`, `will_qos`, `will_retain`, `will_properties`, `user` and `password` (None: not there), as bytes.
+    CONNECT sets `level` for all later packets, and `clean`, `keep_alive_s`, `client_id`, `will_topic` (None: no will),
+    `will_payload`, `will_qos`, `will_retain`, `will_properties`, `user` and `password` (None: absent), as bytes.
     SUBSCRIBE sets `filters`, a list of (filter, options); UNSUBSCRIBE a list of filters.
     """
 
@@ -57,7 +57,7 @@ class ServerDecoder(Decoder):
             super()._other(buf, at, end)
 
     def _binary(self, buf: "bytearray | memoryview", end: int) -> bytes:
-        """Return the string of bytes at `self._cursor`, which moves behind it."""
+        """Return the binary field at `self._cursor`, and move the cursor after it."""
         at = self._cursor
         start = at + 2
         if start > end:

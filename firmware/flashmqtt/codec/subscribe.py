@@ -1,7 +1,7 @@
 """SUBSCRIBE and UNSUBSCRIBE, written into the caller's buffer (3.1.1 and 5, sections 3.8 and 3.10).
 
-In a file of its own, as a board that only publishes needs neither them nor the rules for topic filters. `pos`, `level` and
-`properties` are what they are for `encode`, whose functions it uses, and so are the outcomes.
+A separate file, because a board that only publishes needs neither these packets nor the rules for topic filters. `pos`, `level`,
+`properties` and the outcomes are those of `encode`, whose functions it uses.
 """
 
 from flashmqtt.compat import TYPE_CHECKING
@@ -23,7 +23,7 @@ def put_subscribe(
     dup: bool = False,
     properties: "bytes | bytearray | memoryview | None" = None,
 ) -> int:
-    """Put a SUBSCRIBE (§3.8) with its `packet_id`; `dup` is for level 3's repetition alone.
+    """Put a SUBSCRIBE (§3.8) with its `packet_id`; `dup` is only for a repetition at level 3.
 
     Args:
         filters: (filter, options) pairs; options is the QoS, at level 5 with its other bits (§3.8.3.1).
@@ -57,7 +57,7 @@ def put_unsubscribe(
     dup: bool = False,
     properties: "bytes | bytearray | memoryview | None" = None,
 ) -> int:
-    """Put an UNSUBSCRIBE (§3.10) of filters, with its `packet_id`; `dup` is for level 3's repetition alone, see `level`."""
+    """Put an UNSUBSCRIBE (§3.10) of filters, with its `packet_id`; `dup` is only for a repetition at `level` 3."""
     n = 0
     for filter_ in filters:
         check_filter(filter_)

@@ -1,6 +1,6 @@
 """Topic names and topic filters (§4.7; shared subscriptions: 5, §4.8.2): validity and matching, over bytes.
 
-Knows no packets and no subscriptions' options. `matches` allocates nothing, so that a dispatcher may call it for every message.
+It knows no packets and no subscription options. `matches` allocates nothing, so that a dispatcher may call it for every message.
 """
 
 from flashmqtt.errors import InvalidTopic
@@ -59,7 +59,7 @@ def is_shared(filter_: "bytes | bytearray | memoryview") -> bool:
 
 
 def _share_end(filter_: "bytes | bytearray | memoryview") -> int:
-    """Return where the filter proper starts: 0 unless shared, -1 where the share name is missing or has wildcards."""
+    """Return where the filter itself starts: 0 unless shared, -1 if the share name is missing or has wildcards."""
     for i in range(7):
         if i >= len(filter_) or filter_[i] != _SHARE[i]:
             return 0
@@ -75,10 +75,10 @@ def _share_end(filter_: "bytes | bytearray | memoryview") -> int:
 
 
 def matches(filter_: "bytes | bytearray | memoryview", topic: "bytes | bytearray | memoryview") -> bool:
-    """Return whether a valid filter covers a valid topic name; both are bytes-like, neither is changed.
+    """Return whether a valid filter matches a valid topic name; both are bytes-like, neither is changed.
 
-    A `+` or `#` at the front does not cover a topic that starts with `$` [MQTT-4.7.2-1]; `a/#` covers `a` too (§4.7.1.2). A
-    shared subscription's filter covers what its filter proper covers. Bytes are compared, nothing is normalized [MQTT-4.7.3-4].
+    A leading `+` or `#` does not match a topic that starts with `$` [MQTT-4.7.2-1]; `a/#` also matches `a` (§4.7.1.2). In a
+    shared subscription, the part after the share name is matched. Bytes are compared without normalization [MQTT-4.7.3-4].
     """
     return covers(filter_, topic, 0, len(topic))
 
@@ -86,7 +86,7 @@ def matches(filter_: "bytes | bytearray | memoryview", topic: "bytes | bytearray
 def covers(
     filter_: "bytes | bytearray | memoryview", buf: "bytes | bytearray | memoryview", start: int, end: int
 ) -> bool:
-    """Return what `matches` returns for the topic name in buf[start:end], which a Decoder's spans give without a copy."""
+    """Do what `matches` does for the topic name in buf[start:end], so that a Decoder's topic needs no copy."""
     n = len(filter_)
     i = _share_end(filter_)
     if i < 0 or i >= n or start >= end:

@@ -1,12 +1,12 @@
-"""One scan over the bytes of a string: is it a UTF-8 string as §1.5.3 (3.1.1) and §1.5.4 (5) want it, has it wildcards?
+"""One scan over a string's bytes: is it a UTF-8 string by §1.5.3 (3.1.1) and §1.5.4 (5), and does it have wildcards?
 
-    text_kind(buf, start, end) -> int    -1: not such a string; 0: it is; 1: it is, and has a `+` or a `#`
+    text_kind(buf, start, end) -> int    -1: not such a string; 0: valid; 1: valid, with a `+` or a `#`
 
-Refused are what is not well-formed UTF-8 (truncated, overlong, surrogates D800-DFFF, beyond 10FFFF) and U+0000. A leading U+FEFF
-is a character like any other [MQTT-1.5.3-3] [MQTT-1.5.4-3]. The scan allocates nothing and knows no packets.
+Invalid are UTF-8 that is not well-formed (truncated, overlong, surrogates D800-DFFF, beyond 10FFFF) and U+0000. A leading U+FEFF
+is a normal character [MQTT-1.5.3-3] [MQTT-1.5.4-3]. The scan allocates nothing and knows no packets.
 
-What is plain ASCII passes by machine code where there is any (`quick`): 20 bytes take 0.1 us on a PC instead of 4. Text beyond
-ASCII takes the bytecode below: a third of the size of doing both in viper.
+Plain ASCII is scanned by machine code if there is any (`quick`): 20 bytes take 0.1 us on a PC instead of 4. Other text is scanned
+by the bytecode below, which takes a third of the size of viper code for both.
 """
 
 from flashmqtt.compat import TYPE_CHECKING
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 def text_kind(buf: "bytes | bytearray | memoryview", start: int, end: int) -> "Any":
-    """Return what the module says of buf[start:end]; IndexError where that leaves the buffer."""
-    if start < 0 or start > end or end > len(buf):  # a length field that lies must not read beyond the buffer
+    """Return the kind of buf[start:end] (see above); raise IndexError if that is outside the buffer."""
+    if start < 0 or start > end or end > len(buf):  # a wrong length field must not cause a read outside the buffer
         raise IndexError
     i = plain_end(buf, start, end)
     kind = 0

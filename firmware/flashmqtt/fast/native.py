@@ -2,13 +2,13 @@
 # mypy: ignore-errors
 """The byte operations as machine code (viper), for boards; only MicroPython imports this module.
 
-Viper's `int` is a machine word: 32 bits on the boards, 64 on x64; nothing here depends on more than 32 of them. It checks
-nothing, so the ranges are checked in bytecode before a pointer is made. Compile with `mpy-cross -march=armv6m` (RP2040) or
-`-march=xtensawin` (ESP32). The package's own docstring says what each function does.
+Viper's `int` is a machine word: 32 bits on the boards, 64 on x64; this code needs only 32. Viper checks no bounds, so the ranges
+are checked in bytecode before a pointer is made. Compile with `mpy-cross -march=armv6m` (RP2040) or `-march=xtensawin` (ESP32).
+The package's docstring describes each function.
 
-The first three parameters of a function live in registers, so they are what its loop uses; pointers are moved along rather than
-indexed; and where both lie on a word's boundary, words are moved (elsewhere the RP2040's Cortex-M0+ answers with a fault).
-Counted on an emulated one: 256 bytes compared in 24 us instead of 153, the CRC of 112 bytes in 52 instead of 89.
+The first three parameters of a function are in registers, so the loops use these. Pointers are advanced and not indexed. If both
+are word-aligned, whole words are copied; the RP2040's Cortex-M0+ faults on unaligned words. Measured on an emulated one: 256
+bytes compared in 24 us instead of 153, the CRC of 112 bytes in 52 instead of 89.
 """
 
 import micropython
@@ -18,8 +18,8 @@ from flashmqtt.compat import TYPE_CHECKING
 if TYPE_CHECKING:
     from typing import Any  # noqa: TID251
 
-# CRC-32 (reflected polynomial EDB88320) by half bytes: 64 bytes of table instead of 1024, two steps a byte; then FFFFFFFF,
-# which is no small integer. A bytearray, as it is read in words and a frozen constant may lie on any boundary.
+# CRC-32 (reflected polynomial EDB88320) by half bytes: a table of 64 bytes instead of 1024, two steps per byte. After it,
+# FFFFFFFF, which is not a small integer. A bytearray, because it is read in words and a frozen constant may be unaligned.
 _TABLE = bytearray(
     b"\x00\x00\x00\x00\x64\x10\xb7\x1d\xc8\x20\x6e\x3b\xac\x30\xd9\x26\x90\x41\xdc\x76\xf4\x51\x6b\x6b\x58\x61\xb2\x4d\x3c\x71\x05\x50"
     b"\x20\x83\xb8\xed\x44\x93\x0f\xf0\xe8\xa3\xd6\xd6\x8c\xb3\x61\xcb\xb0\xc2\x64\x9b\xd4\xd2\xd3\x86\x78\xe2\x0a\xa0\x1c\xf2\xbd\xbd"
@@ -36,10 +36,10 @@ def _check(
 
 @micropython.viper
 def raw_copy(to: ptr8, of: ptr8, n: int, at: int, start: int):
-    """Copy; nothing is checked."""
+    """Copy without checks."""
     to = ptr8(int(to) + at)
     of = ptr8(int(of) + start)
-    if int(to) > int(of):  # the two may overlap: from the end
+    if int(to) > int(of):  # copy from the end, as the two may overlap
         to = ptr8(int(to) + n)
         of = ptr8(int(of) + n)
         if (int(to) | int(of)) & 3 == 0:
@@ -69,7 +69,7 @@ def raw_copy(to: ptr8, of: ptr8, n: int, at: int, start: int):
 
 @micropython.viper
 def raw_run(to: ptr8, of: ptr8, n: int, at: int, start: int, lay: int) -> bool:
-    """Go through two ranges: are they equal; or lay one over the other, as flash is programmed, while that may be."""
+    """Compare two ranges; or, if `lay` is set, lay one over the other, as flash is programmed, while that is allowed."""
     to = ptr8(int(to) + at)
     of = ptr8(int(of) + start)
     if (int(to) | int(of)) & 3 == 0:
@@ -81,7 +81,7 @@ def raw_run(to: ptr8, of: ptr8, n: int, at: int, start: int, lay: int) -> bool:
                 start = ptr32(of)[0]
                 if start & (start >> 16) & 0xFFFF != 0xFFFF:
                     if at & (at >> 16) & 0xFFFF != 0xFFFF:
-                        break  # neither is blank: the bytes may be
+                        break  # neither word is blank: compare their bytes
                     ptr32(to)[0] = start
             to = ptr8(int(to) + 4)
             of = ptr8(int(of) + 4)
@@ -102,11 +102,11 @@ def raw_run(to: ptr8, of: ptr8, n: int, at: int, start: int, lay: int) -> bool:
 
 @micropython.viper
 def raw_fill(to: ptr8, n: int, value: int, start: int):
-    """Fill; nothing is checked."""
+    """Fill without checks."""
     to = ptr8(int(to) + start)
     value = (
         value & 0xFF
-    ) * 0x0101  # no wider: frozen, it would be read from a misaligned place (host_tests/deploy/test_image.py)
+    ) * 0x0101  # 16 bits only: a wider frozen constant is read unaligned (host_tests/deploy/test_image.py)
     value |= value << 16
     if int(to) & 3 == 0:
         while n > 3:
@@ -121,7 +121,7 @@ def raw_fill(to: ptr8, n: int, value: int, start: int):
 
 @micropython.viper
 def raw_crc32(of: ptr8, crc: uint, n: int, start: int, at: int, put: int) -> bool:
-    """Put or compare a CRC; nothing is checked."""
+    """Put or compare a CRC without checks."""
     table = ptr32(_TABLE)
     end = ptr8(int(of) + at)
     of = ptr8(int(of) + start)
@@ -147,7 +147,9 @@ def raw_crc32(of: ptr8, crc: uint, n: int, start: int, at: int, put: int) -> boo
 
 def copy(dst: "bytearray | memoryview", at: int, src: "bytes | bytearray | memoryview", start: int, n: int) -> None:
     """dst[at:at+n] = src[start:start+n]."""
-    if at < 0 or start < 0 or n < 0 or at + n > len(dst) or start + n > len(src):  # not _check: the codec's inner call
+    if (
+        at < 0 or start < 0 or n < 0 or at + n > len(dst) or start + n > len(src)
+    ):  # `_check` inlined: the codec calls this often
         raise IndexError
     raw_copy(dst, src, n, at, start)
 
@@ -173,7 +175,7 @@ def fill(dst: "bytearray | memoryview", start: int, end: int, value: int) -> Non
 
 
 def is_blank(buf: "bytes | bytearray | memoryview", start: int, end: int) -> bool:
-    """Return whether every byte of buf[start:end] is FF: the first four are, and each other is as the one four before."""
+    """Return whether every byte of buf[start:end] is FF: the first four are, and each other equals the one four before."""
     _check(buf, start, buf, start, end - start)
     head = start + 4
     while start < end and start < head:

@@ -21,7 +21,7 @@ def copy(dst: "bytearray | memoryview", at: int, src: "bytes | bytearray | memor
     """dst[at:at+n] = src[start:start+n]."""
     _check(dst, at, n)
     _check(src, start, n)
-    dst[at : at + n] = bytes(memoryview(src)[start : start + n])  # a copy first: the two may overlap
+    dst[at : at + n] = bytes(memoryview(src)[start : start + n])  # copy first, as the two may overlap
 
 
 def equal(
@@ -96,5 +96,5 @@ def raw_crc32(buf: "Any", seed: int, n: int, start: int, at: int, put: int) -> b
 def raw_run(
     dst: "bytearray | memoryview", src: "bytes | bytearray | memoryview", n: int, at: int, start: int, laid: int
 ) -> bool:
-    """Do what `lay` does where laid is 1, else what `equal` does."""
+    """Do what `lay` does if laid is 1, else what `equal` does."""
     return lay(dst, at, src, start, n) if laid else equal(dst, at, src, start, n)
