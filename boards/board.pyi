@@ -1,16 +1,16 @@
-"""The board contract: what the application asks of the module `board` that lies beside it on every board.
+"""The board contract: the interface of the module `board`, which the application imports on every board.
 
-All that differs between boards is behind these names. A board's folder holds its `board.py`; the virtual board's lies
-in `tools/virtual_board`. Each of them stands alone, so that a new board begins with a copy of one: the few functions
-that are the same in two (setting the clock) are the price. A function that a board has no hardware for returns None,
-it does not raise. Nothing here waits, but for `journal_region` (it reads flash), `sleep` and `reset`.
+All differences between boards are behind these names. A board's folder has its `board.py`; the virtual board's is in
+`tools/virtual_board`. Each file is independent, so that a new board can begin with a copy of one; in return, a few functions
+(such as setting the clock) exist twice. A function whose hardware a board lacks returns None and does not raise. Only
+`journal_region` (it reads flash), `sleep` and `reset` may wait.
 """
 
 from collections.abc import Callable
 from typing import NoReturn, Protocol
 
 MODEL: str
-"""What kind of board this is, for people."""
+"""The kind of board, as a text for people."""
 
 class Sensor(Protocol):
     name: str
@@ -19,15 +19,15 @@ class Sensor(Protocol):
     """A unit of the SenML registry (RFC 8428, 12.1), or "" for none."""
 
     qos: int
-    """At which QoS its readings are published; 1 where a sensor has no such attribute."""
+    """The QoS of its readings; 1 if the sensor has no such attribute."""
     interval_ms: int
-    """How often it is read; the configuration's interval where it has none, or 0."""
+    """How often it is read; without this attribute, or with 0, the configuration's interval."""
 
     def read(self) -> float | None:
-        """Return the value, or None where the sensor gives none just now."""
+        """Return the value, or None if the sensor has none now."""
 
 class Region(Protocol):
-    """What `flashmqtt.flash.region` describes."""
+    """See `flashmqtt.flash.region`."""
 
     sector_bytes: int
     sectors: int
@@ -40,33 +40,33 @@ class Region(Protocol):
         """Clear bits from this offset on; offset and length of buf are multiples of page_bytes, inside one sector.
 
         Args:
-            again: the same bytes were programmed there before, maybe cut short: nothing is checked or read back.
+            again: the same bytes were programmed there before, maybe incompletely: no check, no read-back.
         """
 
     def erase(self, sector: int) -> None:
         """Set all bits of the sector."""
 
 def unique_id() -> str:
-    """Return an id that no other board has, from the chip: lower-case hex digits."""
+    """Return the chip's unique id: lower-case hex digits."""
 
 def reset_cause() -> str:
     """Return why the board started: "power-on", "brown-out", "watchdog", "reset", "deep-sleep" or "unknown"."""
 
 def reset() -> NoReturn:
-    """Start again, as after a press of the reset button."""
+    """Reset the board, like the reset button."""
 
 def network_up(ssid: str, password: str, country: str, log: Callable[[str], object] | None = None) -> bool:
-    """See that the network is up or on its way; return whether it is up now. To be called again and again.
+    """Join the network if it is not up, without waiting; return whether it is up now. Call this repeatedly.
 
     Args:
-        ssid, password: of the Wi-Fi; "" where the board has none, or joins in its boot.py.
-        country: two letters, or "": which channels may be used.
-        log: called with one line of text, such as `print`, for each change: joining, joined, lost; and for each attempt that
-            failed: why, and when the next one is. Each line begins with `network: `.
+        ssid, password: of the Wi-Fi; "" if the board has none, or joins in its boot.py.
+        country: two letters, or "": selects the allowed channels.
+        log: a function such as `print`, called with one line of text for each change: joining, joined, lost; and for each failed
+            attempt, with the reason and the time of the next attempt. Each line begins with `network: `.
     """
 
 def network_problem() -> str:
-    """Return in words why the network is not up ("wrong password" ...), or "" where it is or nothing is known."""
+    """Return why the network is not up ("wrong password" ...), or "" if it is up or the reason is unknown."""
 
 def network_down() -> None:
     """Switch the network off."""
@@ -78,33 +78,33 @@ def journal_region(sectors: int, feed: Callable[[], None] | None = None) -> Regi
     """Return the flash region that the journal may use.
 
     Args:
-        sectors: how many sectors it is to have where it shares the flash with the file system; a partition of its own
-            is taken whole.
-        feed: called at least once a second meanwhile: the first call may make hundreds of files.
+        sectors: how many sectors it has if it shares the flash with the file system; a separate partition is used whole.
+        feed: called at least once a second meanwhile, because the first call may make hundreds of files.
 
     Raises:
-        flashmqtt.errors.StoreError: there is none, or it is not the journal's.
+        flashmqtt.errors.StoreError: there is no such region, or it is not the journal's.
     """
 
 def sensors() -> list[Sensor]:
-    """Return the sensors that are on the board itself."""
+    """Return the sensors on the board itself."""
 
 def led(on: bool) -> None:
     """Switch the status LED."""
 
 def watchdog(timeout_ms: int) -> Callable[[], None]:
-    """Start the watchdog, with the nearest to timeout_ms that is safe on this chip; return the function that feeds it."""
+    """Start the watchdog with timeout_ms, or the nearest timeout that is safe on this chip; return its feed function."""
 
 def watchdog_off() -> None:
-    """See that the watchdog resets nobody any more, because the program ends and a person may use the REPL: stop it, or feed it
-    from a timer. Nothing, where none was started.
+    """Stop the watchdog, or feed it from a timer: the program ends, and a person may use the REPL.
+
+    Do nothing if no watchdog was started.
     """
 
 def sleep(duration_ms: int) -> NoReturn:
-    """Switch the network off, sleep for duration_ms as deeply as the board can, and start again."""
+    """Switch the network off, sleep for duration_ms in the deepest mode of the board, and reset."""
 
 def supply_millivolts() -> int | None:
-    """Return the supply's or battery's voltage in mV."""
+    """Return the voltage of the supply or battery in mV."""
 
 def clock() -> int | None:
     """Return the seconds since 1970 UTC, or None while the clock is not set."""

@@ -1,7 +1,7 @@
-"""Does the `board.py` on this board keep the contract, `boards/board.pyi`? `mpremote run boards/check.py`.
+"""Checks that the `board.py` on this board fulfils the contract, `boards/board.pyi`: `mpremote run boards/check.py`.
 
-It calls everything but `reset`, `sleep` and `watchdog`, which would end it, and joins no network. Each line is a function; a
-line with WRONG says what the contract asks for.
+It calls all functions except `reset`, `sleep` and `watchdog`, which would end it, and joins no network. It prints a line for each
+function; a line with WRONG has the contract's requirement.
 """
 
 import sys
@@ -11,7 +11,7 @@ wrong = 0
 
 
 def tell(name, value, fits, asked):
-    """Print what a function gave, and whether the contract allows it."""
+    """Print the result of a function, and whether the contract allows it."""
     global wrong
     if not fits:
         wrong += 1
@@ -24,7 +24,7 @@ def optional_integer(value):
 
 
 def check(board):
-    """Call what can be called, and print a line for each."""
+    """Call the functions, and print a line for each."""
     for name in ("reset", "sleep", "watchdog", "watchdog_off", "network_up", "network_down"):
         found = getattr(board, name, None)
         tell(name, "there" if found else "missing", callable(found), "a function")

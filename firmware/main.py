@@ -1,8 +1,8 @@
-"""flashmqtt: what a board runs after its start: read the configuration, then be a sensor board.
+"""flashmqtt: the program that a board runs after its start: read the configuration, then run the application.
 
-What can't be mended by starting again (the configuration, a journal that is not ours) is said, shown by the LED, and ends at the
-REPL, where it can be mended; the watchdog is off then. Anything else that goes wrong is printed, and after a while, in which
-Ctrl-C gives the REPL, the board starts again: nobody has to come.
+An error that a restart can't repair (the configuration, a journal that is not ours) is printed and shown by the LED; the program
+ends at the REPL, with the watchdog off. Any other error is printed, and after 10 seconds the board restarts by itself; Ctrl-C in
+this time gives the REPL.
 """
 
 import gc
@@ -14,7 +14,7 @@ RESTART_S = 10
 
 
 def blink(led):
-    """Blink fast for two seconds, then leave the LED on: somebody has to look."""
+    """Blink fast for two seconds, then leave the LED on: a person is needed."""
     for _ in range(10):
         led(False)
         sleep(0.1)
@@ -23,7 +23,7 @@ def blink(led):
 
 
 def configuration(board):
-    """Return the configuration, or None where it can't be used, which is said; what read it leaves the heap again: 3.5 KB."""
+    """Return the configuration, or None after printing why it can't be used. Unload the module that read it: 3.5 KB."""
     import app
     from app.configuration import ConfigurationError, load
 
@@ -44,8 +44,8 @@ def main():
     if "deploying" in listdir():
         print("deployment: unfinished; run `make deploy` again")
         return
-    # While modules are imported much garbage is made between what stays. Collected late, it leaves a heap of holes: on the
-    # virtual board 12 KB in one piece instead of 54, of 56 KB that are free either way.
+    # Imports make much garbage. Without early collection it fragments the heap: on the virtual board the largest free piece is
+    # 12 KB instead of 54, with 56 KB free in both cases.
     gc.threshold(4096)  # type: ignore[attr-defined]
     import board  # type: ignore[import-not-found]
 
@@ -67,7 +67,7 @@ def main():
         blink(board.led)
     except Exception as error:
         board.watchdog_off()
-        if application is None and isinstance(error, UsageError):  # a certificate that can't be read, say
+        if application is None and isinstance(error, UsageError):  # such as a certificate that can't be read
             print("configuration:", error)
             blink(board.led)
             return
@@ -77,7 +77,7 @@ def main():
         sleep(RESTART_S)
         board.reset()
     finally:
-        board.watchdog_off()  # Ctrl-C: whoever is at the REPL now must not be reset
+        board.watchdog_off()  # after Ctrl-C, the watchdog must not reset the person at the REPL
 
 
 main()

@@ -1,8 +1,8 @@
-"""The ESP32 (and its relatives S2, S3, C3, C6) behind the board contract, `boards/board.pyi`.
+"""The board contract, `boards/board.pyi`, for the ESP32 (and S2, S3, C3, C6).
 
-What is peculiar to it: a partition of its own for the journal is used where the table has one, else pinned files; a brown-out
-looks like a power-on to MicroPython, and a crash of the IDF like a reset; deep sleep is a real one, from which the clock comes
-back set; connecting a radio that is connecting raises. It knows no MQTT.
+Special on these boards: if the partition table has a journal partition, it is used; otherwise pinned files. MicroPython reports a
+brown-out as power-on, and a crash of the IDF as reset. In deep sleep the clock keeps running. `connect` raises while the radio is
+already connecting. This module knows no MQTT.
 """
 
 from sys import implementation
@@ -15,7 +15,7 @@ from machine import WDT, Pin, Timer
 from micropython import const
 from neopixel import NeoPixel
 
-# The LED of Espressif's DevKits: on a pin of its own, or a coloured one that takes a protocol. Change it in a copy of this file.
+# The LED of Espressif's DevKits: a plain LED on a pin, or a NeoPixel. For another board, change this in a copy of the file.
 LED_PINS = {"ESP32": 2}
 COLOURED_LED_PINS = {"ESP32S3": 48, "ESP32C3": 8, "ESP32C6": 8}
 _RETRY_MS = const(20000)
@@ -31,7 +31,7 @@ _coloured = NeoPixel(Pin(COLOURED_LED_PINS[_chip], Pin.OUT), 1) if _chip in COLO
 _wlan = network.WLAN(network.STA_IF)
 _wanted = ""
 _asked = ticks_ms()
-_told = ""  # the state that the log heard of last
+_told = ""  # the state that was logged last
 _feed = None
 
 
@@ -53,12 +53,12 @@ def reset_cause():
 
 
 def reset():
-    """Start again."""
+    """Reset the board."""
     machine.reset()
 
 
 def network_up(ssid, password, country, log=None):
-    """Ask the radio to join, again every 20 s while it has not; return whether it has."""
+    """Join the Wi-Fi; try again every 20 s; return whether the network is up."""
     up = _join(ssid, password, country)
     if log:
         _tell(log, ssid, up)
@@ -66,7 +66,7 @@ def network_up(ssid, password, country, log=None):
 
 
 def _tell(log, ssid, up):
-    """Say what has changed."""
+    """Log a change of the network's state."""
     global _told
     problem = "" if up else network_problem()
     told = "up" if up else "attempt " + str(_asked) if problem else "joining"
@@ -92,12 +92,12 @@ def _join(ssid, password, country):
     now = ticks_ms()
     if _wanted and _wanted == ssid and ticks_diff(now, _asked) < _RETRY_MS:
         return False
-    if not ssid:  # boot.py joins, or an Ethernet board's own copy of this file
+    if not ssid:  # boot.py joins, or a copy of this file for an Ethernet board
         return False
     if country:
         network.country(country)
     if _wanted:
-        # connect() raises while an earlier attempt is under way; off and on again also frees a radio that is stuck.
+        # connect() raises during an earlier attempt; switching off and on also helps if the radio hangs.
         _wlan.active(False)
     _wlan.active(True)
     _wlan.connect(ssid, password or None)
@@ -107,7 +107,7 @@ def _join(ssid, password, country):
 
 
 def network_problem():
-    """Return the radio's complaint in words."""
+    """Return the reason that the radio reports, as text."""
     status = _wlan.status()
     if status in (network.STAT_WRONG_PASSWORD, network.STAT_HANDSHAKE_TIMEOUT):
         return "wrong password"
@@ -117,7 +117,7 @@ def network_problem():
         return "the access point refuses, or is too far away"
     if status == network.STAT_CONNECTING and ticks_diff(ticks_ms(), _asked) > _PATIENCE_MS:
         try:
-            _wlan.status("rssi")  # raises where it has not joined
+            _wlan.status("rssi")  # raises if it has not joined
             return "joined, but no address came (DHCP)"
         except OSError:
             pass
@@ -125,7 +125,7 @@ def network_problem():
 
 
 def network_down():
-    """Leave the network and take the radio's power away."""
+    """Leave the network and switch the radio off."""
     global _wanted
     _wanted = ""
     _wlan.active(False)
@@ -137,7 +137,7 @@ def network_strength():
 
 
 def journal_region(sectors, feed=None):
-    """Return the partition `journal` of a table of ours, else files of the stock file system, pinned."""
+    """Return the partition `journal` if there is one, or pinned files of the stock file system."""
     found = esp32.Partition.find(esp32.Partition.TYPE_DATA, label="journal")
     if found:
         from flashmqtt.flash.block import BlockRegion
@@ -150,7 +150,7 @@ def journal_region(sectors, feed=None):
 
 
 class ChipTemperature:
-    """The sensor inside the chip, which tells of its own heat."""
+    """The temperature sensor inside the chip."""
 
     name = "chip_temperature"
     unit = "Cel"
@@ -159,18 +159,18 @@ class ChipTemperature:
         """Return degrees Celsius."""
         if hasattr(esp32, "mcu_temperature"):  # S2, S3, C3, C6
             return esp32.mcu_temperature()
-        return round((esp32.raw_temperature() - 32) / 1.8, 1)  # the ESP32 itself counts in Fahrenheit
+        return round((esp32.raw_temperature() - 32) / 1.8, 1)  # the original ESP32 measures in Fahrenheit
 
 
 def sensors():
-    """Return the chip's temperature, where the chip measures it."""
+    """Return the chip's temperature sensor, if it has one."""
     if hasattr(esp32, "mcu_temperature") or hasattr(esp32, "raw_temperature"):
         return [ChipTemperature()]
     return []
 
 
 def led(on):
-    """Switch the LED, where the board has one that we know."""
+    """Switch the LED, if the board has a known one."""
     if _led is not None:
         _led.value(1 if on else 0)
     elif _coloured is not None:
@@ -179,14 +179,14 @@ def led(on):
 
 
 def watchdog(timeout_ms):
-    """Start the watchdog, for at least 20 s: a look-up of a name blocks for 7 s with each name server that does not answer."""
+    """Start the watchdog, with at least 20 s: a name lookup blocks for 7 s per name server that does not answer."""
     global _feed
     _feed = WDT(timeout=max(timeout_ms, _WATCHDOG_LEAST_MS)).feed
     return _feed
 
 
 def watchdog_off():
-    """Feed the watchdog from a timer: it can't be stopped."""
+    """Feed the watchdog from a timer, as it can't be stopped."""
     global _feed
     feed = _feed
     if feed is not None:
@@ -195,19 +195,19 @@ def watchdog_off():
 
 
 def sleep(duration_ms):
-    """Sleep deeply: only the clock and its memory stay powered, and waking is a reset."""
+    """Enter deep sleep: only the real-time clock and its memory stay powered, and waking is a reset."""
     network_down()
     led(False)
     machine.deepsleep(duration_ms)
 
 
 def supply_millivolts():
-    """The chip has no way to measure its own supply."""
+    """Return None: the chip can't measure its supply."""
     return
 
 
 def clock():
-    """Return the seconds since 1970, or None until the clock is set: it starts in 2000 or 1970, and runs on in deep sleep."""
+    """Return the seconds since 1970, or None until the clock is set. It starts in 2000 or 1970, and runs in deep sleep."""
     return time() + _from_1970() if gmtime()[0] >= _CLOCK_IS_SET else None
 
 
@@ -218,4 +218,6 @@ def set_clock(unix_s):
 
 
 def _from_1970():
-    return 946684800 - mktime((2000, 1, 1, 0, 0, 0, 0, 0))  # MicroPython's epoch is 2000 or 1970, by version and build
+    return 946684800 - mktime(
+        (2000, 1, 1, 0, 0, 0, 0, 0)
+    )  # MicroPython's epoch is 2000 or 1970, depending on version and build

@@ -1,9 +1,9 @@
-"""The Pico W, the Pico 2 W and the W5500-EVB-Pico (RP2040, RP2350) behind the board contract, `boards/board.pyi`.
+"""The board contract, `boards/board.pyi`, for the Pico W, the Pico 2 W and the W5500-EVB-Pico (RP2040, RP2350).
 
-What is peculiar to them: a Pico W's LED hangs on the radio chip; a watchdog reset, `machine.reset()` and the end of a sleep
-look the same to `machine.reset_cause()`, so a mark in a scratch register tells them apart; the watchdog counts on while the
-chip sleeps, and a reset in that state hangs the RP2040, so it sleeps in slices; a Pico W measures VSYS through a pin that the
-radio uses. An image with a Wi-Fi driver has `network.WLAN`; one without has Ethernet. It knows no MQTT.
+Special on these boards: a Pico W's LED is connected to the radio chip. `machine.reset_cause()` is the same after a watchdog
+reset, `machine.reset()` and a sleep, so a mark in a scratch register distinguishes them. The watchdog counts while the chip
+sleeps, and a reset in that state hangs the RP2040, so it sleeps in slices. A Pico W measures VSYS through a pin that the radio
+uses. An image with a Wi-Fi driver has `network.WLAN`; one without has Ethernet. This module knows no MQTT.
 """
 
 from time import gmtime, mktime, sleep_ms, ticks_add, ticks_diff, ticks_ms, time
@@ -15,7 +15,7 @@ from machine import ADC, WDT, Pin
 from micropython import const
 
 # Registers, from the data sheets' chapters about SYSINFO, WATCHDOG and VREG_AND_CHIP_RESET (RP2040) or POWMAN (RP2350). The
-# watchdog's scratch registers 0 to 3 are free, keep their value over its reset, and are cleared when the power comes.
+# watchdog's scratch registers 0 to 3 are free, keep their value across its reset, and are cleared at power-on.
 _CHIP_ID = const(0x40000000)  # SYSINFO: the same address on both
 _RP2350_PART = const(4)
 _ENABLE = const(1 << 30)
@@ -30,9 +30,9 @@ else:
     _watchdog_base = 0x40058000
     _chip_reset = 0x40064008  # VREG_AND_CHIP_RESET
     _had_run = 1 << 16
-    _had_brown_out = 0  # one detector does this and power-on (data sheet, 2.12.3)
+    _had_brown_out = 0  # one detector for brown-out and power-on (data sheet, 2.12.3)
 _scratch0 = _watchdog_base + 0x0C
-_watchdog_clear = _watchdog_base + 0x3000  # CTRL, by its alias that clears bits
+_watchdog_clear = _watchdog_base + 0x3000  # the alias of CTRL that clears bits
 
 _WIFI = hasattr(network, "WLAN")
 if not _WIFI:
@@ -46,7 +46,7 @@ _MARK_RESET = const(0x666C0001)
 _MARK_SLEEP = const(0x666C0002)
 _MARK_RUNNING = const(0x666C0003)
 
-_NO_ADDRESS = const(2)  # of the radio's status: joined, and DHCP has not answered
+_NO_ADDRESS = const(2)  # a status of the radio: joined, and no answer from DHCP yet
 _PATIENCE_MS = const(10000)
 _WATCHDOG_MOST_MS = const(8388)
 _SLICE_MS = const(2000)
@@ -59,7 +59,7 @@ _led = Pin("LED", Pin.OUT)
 _nic = network.WLAN(network.STA_IF) if _WIFI else network.WIZNET5K()  # type: ignore[attr-defined]
 _wanted: "str | None" = None
 _asked = ticks_ms()
-_told = ""  # the state that the log heard of last
+_told = ""  # the state that was logged last
 _millivolts = None
 _watchdog = None
 
@@ -86,18 +86,18 @@ def unique_id():
 
 
 def reset_cause():
-    """Return why the board started; a soft reset (Ctrl-D) shows the cause of the reset before it as "watchdog"."""
+    """Return why the board started; after a soft reset (Ctrl-D), the mark is gone and the cause may be "watchdog"."""
     return _cause
 
 
 def reset():
-    """Start again."""
+    """Reset the board."""
     machine.mem32[_scratch0] = _MARK_RESET
     machine.reset()
 
 
 def network_up(ssid, password, country, log=None):
-    """Ask the radio to join, again every 20 s while it has not, or the cable for an address; return whether it is there."""
+    """Join the Wi-Fi, or get an address by cable; try again every 20 s; return whether the network is up."""
     up = _join(ssid, password, country)
     if log:
         _tell(log, ssid, up)
@@ -105,7 +105,7 @@ def network_up(ssid, password, country, log=None):
 
 
 def _tell(log, ssid, up):
-    """Say what has changed."""
+    """Log a change of the network's state."""
     global _told
     problem = "" if up else network_problem()
     told = "up" if up else "attempt " + str(_asked) if problem else "joining"
@@ -140,7 +140,7 @@ def _join(ssid, password, country):
         if country:
             network.country(country)
         supply_millivolts()  # while the radio's pins are still free
-        if _wanted:  # a radio that has failed once joins more surely after a restart of its own
+        if _wanted:  # restart the radio: after a failed attempt it then joins more reliably
             _nic.disconnect()
             _nic.active(False)
         _nic.active(True)
@@ -152,7 +152,7 @@ def _join(ssid, password, country):
 
 
 def network_problem():
-    """Return the radio's complaint in words."""
+    """Return the reason that the radio reports, as text."""
     status = _nic.status()
     if not _WIFI:
         return "" if status else "no cable"
@@ -168,7 +168,7 @@ def network_problem():
 
 
 def network_down():
-    """Leave the network and take the power from radio or Ethernet."""
+    """Leave the network and switch the radio or Ethernet off."""
     global _wanted
     _wanted = None
     if _nic.active():
@@ -183,7 +183,7 @@ def network_strength():
 
 
 def journal_region(sectors, feed=None):
-    """Return the space that an image of ours leaves for the journal, else files of the stock file system, pinned."""
+    """Return the journal's space in our own image, or pinned files of the stock file system."""
     try:
         from journal_space import device  # frozen into the image: boards/rp2/definition
     except ImportError:
@@ -196,7 +196,7 @@ def journal_region(sectors, feed=None):
 
 
 class ChipTemperature:
-    """The sensor inside the chip: on channel 4, 0.706 V at 27 degrees, -1.721 mV a degree (data sheets)."""
+    """The sensor inside the chip: channel 4, 0.706 V at 27 degrees, -1.721 mV per degree (data sheets)."""
 
     name = "chip_temperature"
     unit = "Cel"
@@ -215,19 +215,19 @@ def sensors():
 
 
 def led(on):
-    """Switch the LED, which wakes the radio chip it is wired to."""
+    """Switch the LED; on a Pico W this wakes the radio chip, to which it is connected."""
     _led.value(1 if on else 0)
 
 
 def watchdog(timeout_ms):
-    """Start the watchdog, for at most 8.388 s: its counter has 24 bits of half microseconds."""
+    """Start the watchdog, with at most 8.388 s: its counter has 24 bits of half microseconds."""
     global _watchdog
     _watchdog = WDT(timeout=min(timeout_ms, _WATCHDOG_MOST_MS))
     return _watchdog.feed
 
 
 def watchdog_off():
-    """Stop the watchdog: MicroPython can't, the chip can (ENABLE in CTRL)."""
+    """Stop the watchdog by ENABLE in CTRL, as MicroPython has no function for it."""
     global _watchdog
     if _watchdog is not None:
         machine.mem32[_watchdog_clear] = _ENABLE
@@ -235,10 +235,10 @@ def watchdog_off():
 
 
 def sleep(duration_ms):
-    """Sleep in slices, feeding the watchdog between them, and start again.
+    """Sleep in slices, feed the watchdog between them, and reset.
 
-    The watchdog counts through lightsleep, and one that expires there leaves the RP2040 hanging until its power is cut
-    (MicroPython issue 17228, mended in 1.26); lightsleep may also return at once when the radio has something pending.
+    The watchdog counts during lightsleep; if it expires there, the RP2040 hangs until its power is cut (MicroPython issue 17228,
+    fixed in 1.26). lightsleep may also return at once if the radio has an event pending.
     """
     end = ticks_add(ticks_ms(), duration_ms)
     network_down()
@@ -258,9 +258,9 @@ def sleep(duration_ms):
 
 
 def supply_millivolts():
-    """Return VSYS in mV, measured while a Pico W's radio was last off: they share GPIO 25 and 29 (Pico W data sheet, 2.1).
+    """Return VSYS in mV, measured when a Pico W's radio was last off: they share GPIO 25 and 29 (Pico W data sheet, 2.1).
 
-    On a Pico 2 W the radio's driver chooses its PIO when it starts, so the pin can't be given back: None.
+    None on a Pico 2 W: its radio driver chooses a PIO when it starts, so the pin can't be returned to the radio afterwards.
     """
     global _millivolts
     if _WIFI and not _is_rp2350 and not _nic.active():
@@ -272,7 +272,7 @@ def supply_millivolts():
 
 
 def clock():
-    """Return the seconds since 1970, or None until the clock is set: it starts in 2021 at every reset."""
+    """Return the seconds since 1970, or None until the clock is set: after each reset it starts in 2021."""
     return time() + _from_1970() if gmtime()[0] >= _CLOCK_IS_SET else None
 
 
@@ -283,4 +283,6 @@ def set_clock(unix_s):
 
 
 def _from_1970():
-    return 946684800 - mktime((2000, 1, 1, 0, 0, 0, 0, 0))  # MicroPython's epoch is 2000 or 1970, by version and build
+    return 946684800 - mktime(
+        (2000, 1, 1, 0, 0, 0, 0, 0)
+    )  # MicroPython's epoch is 2000 or 1970, depending on version and build

@@ -1,19 +1,18 @@
-"""The sensor board: sample on schedule, store at once, send when there is a network, and say what happened before.
+"""The sensor board: samples on schedule, stores at once, sends when there is a network, and reports earlier failures.
 
-Sampling never waits for the network: a message is in flash when `publish()` returns, and the client connects, resends and
-acknowledges inside `poll()`, in the time between two samples. Every stored message carries the identity that `app.senml`
-describes; the first of each boot is marked, so that the far end knows what every boot published. What needs no storing,
-because every connection says it anew (the status, Home Assistant's discovery), goes out at QoS 0, retained, and
-carries none.
+Sampling never waits for the network: a message is in flash when `publish()` returns. The client connects, retransmits and
+acknowledges inside `poll()`, between two samples. Every stored message has the identity that `app.senml` describes. The first
+message of each boot is marked, so that the receiver knows what each boot published. The status and Home Assistant's discovery
+are sent again with every connection, so they need no storing: they are published at QoS 0, retained, without an identity.
 
     flashmqtt/<device>/readings   the sensors, one message per QoS and interval
-    flashmqtt/<device>/boot       once a start: which number it has, its first message, why it started
-    flashmqtt/<device>/health     how the board fares (`app.health`)
-    flashmqtt/<device>/clock      ties the uptime to the calendar, when the time was learnt
-    flashmqtt/<device>/replies    what became of a command
-    flashmqtt-commands/<device>   commands, taken at QoS 1 (`app.commands`)
+    flashmqtt/<device>/boot       once per start: its number, its first message, the cause of the start
+    flashmqtt/<device>/health     the board's health (`app.health`)
+    flashmqtt/<device>/clock      relates the uptime to the wall clock, when the time becomes known
+    flashmqtt/<device>/replies    results of commands
+    flashmqtt-commands/<device>   commands, at QoS 1 (`app.commands`)
     flashmqtt-live/<device>/status    "online" or, by the will, "offline"; retained
-    flashmqtt-live/<device>/readings  sensors that ask for QoS 0: for eyes, not for the books, so no number is spent on them
+    flashmqtt-live/<device>/readings  sensors with QoS 0: for live display only, without a sequence number
 
 It knows the board only through the contract in `boards/board.pyi`.
 """
@@ -40,11 +39,11 @@ _LISTEN_MS = const(300)
 _NETWORK_MS = const(500)
 _CLOCK_PATIENCE_MS = const(30000)
 _TLS_WATCHDOG_S = const(8)
-_BUFFER_BYTES = const(640)  # longer messages go out in pieces; a longer command is none
+_BUFFER_BYTES = const(640)  # longer messages are sent in pieces; no valid command is longer
 
 
 class Group:
-    """Sensors that are read and published together: same QoS, same interval."""
+    """Sensors with the same QoS and interval, which are read and published together."""
 
     def __init__(self, qos, interval_ms, due_ms):
         self.qos = qos
@@ -85,7 +84,7 @@ class Application:
         self.life, self.since = life_of(self.state, self.journal.stored)
         self.refused = 0
         self._worn = None
-        self.undated = False  # was anything of this boot published without the time?
+        self.undated = False  # was a message of this boot published before the time was known?
         self.interval_ms = self.state.get("interval_ms") or config["interval_ms"]
         self.groups = self._grouped(self._sensors())
         host, _, port = config["ntp"].partition(":")
@@ -96,10 +95,10 @@ class Application:
         self.commands = Commands(self.state, lambda: self.journal.stored, self._act, self._reply, self.uptime.ms)
         self.client = self._connected_by(config)
         self.client.subscribe("flashmqtt-commands/" + self.device, 1, self._command)
-        self._online = False  # is the network there, and the client told to connect?
-        self._greeting = -1  # what is said next of what every connection hears; -1: nothing
-        self.outcomes = None  # what was not delivered: `outcomes.Outcomes`
-        self._doubt = None  # first and last number of messages that the broker may have, or not, or twice
+        self._online = False  # the network is up, and the client may connect
+        self._greeting = -1  # the next step of `_greet`, which runs with every connection; -1: done
+        self.outcomes = None  # undelivered messages: `outcomes.Outcomes`
+        self._doubt = None  # first and last number of messages in doubt: delivered never, once or twice
         self._reboot_ms = 0
         self._identify_ms = 0
         self._lit = None
@@ -114,7 +113,7 @@ class Application:
 
             try:
                 found += make(settings)
-            except (ValueError, OSError) as error:  # one that is broken must not silence the others
+            except (ValueError, OSError) as error:  # a broken sensor must not stop the others
                 print("sensor:", error)
         return found
 
@@ -143,7 +142,7 @@ class Application:
             user=config["user"] or None,
             password=config["broker_password"] or None,
             keep_alive_s=config["keep_alive_s"],
-            # A board that sleeps is away most of the time: that is no news.
+            # A board that sleeps is offline most of the time, so it has no will.
             will=None if sleeping else (self.live + "status", b"offline", 1, True),
             window=config["window"],
             buffer_bytes=_BUFFER_BYTES,
@@ -164,7 +163,7 @@ class Application:
     # --- publishing ---
 
     def publish(self, kind, qos, records, labels=None):
-        """Publish one message; stored when this returns, at QoS 1 and 2. It leaves when there is a connection."""
+        """Publish one message; at QoS 1 and 2 it is stored when this returns, and sent when there is a connection."""
         journal = self.journal
         unix_ms = self.time.unix_ms()
         if unix_ms is None:
@@ -176,13 +175,13 @@ class Application:
         except StoreFull:
             self.refused += 1
             return 0
-        except StoreWorn as error:  # what is stored can still be delivered: see `turn`
+        except StoreWorn as error:  # stored messages can still be delivered: see `turn`
             self._worn = error
             self.refused += 1
             return 0
 
     def sample(self, group):
-        """Read a group's sensors; return what they gave as SenML records."""
+        """Read a group's sensors; return their values as SenML records."""
         records = []
         for sensor in group.sensors:
             try:
@@ -212,7 +211,7 @@ class Application:
         self.publish("boot", 1, [{"n": "start", "vs": self.cause}], self.beginning())
 
     def status(self):
-        """Print one line for whoever watches the console."""
+        """Print one status line on the console."""
         journal = self.journal
         print(
             "status",
@@ -220,7 +219,7 @@ class Application:
             % (journal.stored, journal.waiting, self.client.link.connects, journal.dropped + self.refused),
         )
 
-    # --- what the client calls; each only notes what the next turn does ---
+    # --- the client's handlers; most of them only note work for the next turn ---
 
     def _on_connect(self, session_present):
         self._greeting = 0
@@ -230,13 +229,13 @@ class Application:
             self.outcomes.delivered(handle)
 
     def _on_in_doubt(self, handle):
-        # The handle is the journal's sequence, which is the number that the message bears in its payload: see `publish`.
+        # The handle is the journal's sequence, which is also the number in the message's payload: see `publish`.
         first, last = self._doubt or (handle, handle)
         self._doubt = (min(first, handle), max(last, handle))
 
     def _lost(self, kind, first, last):
-        # Told now, while the client waits: it finishes these messages when this returns, so that no power cut loses their names.
-        # (A health message that is refused itself is told with the next one, or this would never end.)
+        # Report now: the client finishes these messages only after this returns, so that a power cut can't lose their numbers.
+        # If a refused message is itself a health message, the next health message reports it, so that there is no endless loop.
         if self.outcomes is None:
             from .outcomes import Outcomes
 
@@ -276,7 +275,7 @@ class Application:
     # --- the loop ---
 
     def run(self):
-        """Sample and publish until `stop_after` messages are stored and delivered; with 0, for ever."""
+        """Sample and publish until `stop_after` messages are stored and delivered; with 0, without end."""
         config = self.config
         last = config["stop_after"]
         print(
@@ -297,7 +296,7 @@ class Application:
         print("done")
 
     def read_what_is_due(self):
-        """Sample the groups whose time has come; return the milliseconds until the next one's."""
+        """Sample the groups that are due; return the milliseconds until the next one is due."""
         wait = _TURN_MS
         for group in self.groups:
             now = self.uptime.ms()
@@ -305,13 +304,13 @@ class Application:
                 self.publish("readings", group.qos, self.sample(group))
                 interval = group.interval_ms or self.interval_ms
                 group.due_ms += interval
-                if now >= group.due_ms:  # time was lost to an erase or an outage: go on from here
+                if now >= group.due_ms:  # late, after an erase or an outage: continue from now
                     group.due_ms = now + interval
             wait = min(wait, max(0, group.due_ms - self.uptime.ms()))
         return wait
 
     def turn(self, wait_ms):
-        """Give the client the time until the next sample, the journal a quiet moment, and everything else its step."""
+        """Run the client until the next sample is due, let the journal do slow work, and do all other work that is due."""
         if self._feed:
             self._feed()
         now = self.uptime.ms()
@@ -335,23 +334,23 @@ class Application:
             self._tell_health()
         if now >= self._status_ms:
             self._status_ms = now + config["status_ms"]
-            if self.outcomes and self.outcomes.news:  # the store was full, or the message was refused itself
+            if self.outcomes and self.outcomes.news:  # its health message was not stored, or was refused itself
                 self._tell([{"n": "undelivered", "vb": True}])
             self.status()
         self._show(now)
         if self._worn and not self.client.pending:
-            raise self._worn  # somebody has to look
+            raise self._worn  # a person has to replace the board
         if self._reboot_ms and (now >= self._reboot_ms or not self.client.pending):
             self.client.disconnect()
             self.board.reset()
 
     def _network(self):
-        """See that the network is there, and let the client connect only while it is."""
+        """Keep the network up, and let the client connect only while it is up."""
         config = self.config
         log = print if config["log"] else None
         up = self.board.network_up(config["ssid"], config["password"], config["country"], log)
         if up and config["tls"] and self.time.unix_ms() is None:
-            # A certificate can't be judged without the time; but a network without a time server must not be a dead end.
+            # A certificate can't be checked without the time. After a deadline, try without: the time server may be unreachable.
             up = self._online or self.uptime.ms() > _CLOCK_PATIENCE_MS
             if not self._online and self.time.turn():
                 self._time_learnt()
@@ -368,7 +367,7 @@ class Application:
             self.publish("clock", 1, [{"n": "clock", "vs": "ntp"}])
 
     def _greet(self):
-        """Say the next of what every connection hears: the status, and one sensor for Home Assistant at a time."""
+        """Publish the next message of a new connection: first the status, then Home Assistant's discovery, a sensor each."""
         config = self.config
         if not config["sleep_s"] and self._greeting == 0:
             self.client.publish(self.live + "status", b"online", qos=0, retain=True)
@@ -400,7 +399,7 @@ class Application:
         self._tell(records(self))
 
     def _show(self, now):
-        """The LED blinks when somebody looks for this board, and is lit while it is not connected."""
+        """Set the LED: it blinks after the command "identify", and is lit while there is no connection."""
         if now < self._identify_ms:
             lit = now // _BLINK_MS % 2 == 0
         else:
@@ -412,7 +411,7 @@ class Application:
     # --- sleeping between two samples ---
 
     def wake(self):
-        """Sample, send what is stored, wait for its acknowledgements until the deadline, sleep. It does not return."""
+        """Sample, send all stored messages, wait for acknowledgements until the deadline, sleep. It does not return."""
         config = self.config
         self.commands.resume()
         labels = self.beginning()
@@ -428,7 +427,7 @@ class Application:
         quiet_ms = 0
         while self.uptime.ms() < deadline and not self._reboot_ms:
             self.turn(_TURN_MS // 4)
-            # A command that waited at the broker comes with the connection: listen for a moment after the last message.
+            # A command that is queued at the broker arrives soon after connecting: wait a moment after the last message.
             if self.client.pending or not self.client.connected or self.time.waiting:
                 quiet_ms = self.uptime.ms() + _LISTEN_MS
             elif self.uptime.ms() >= quiet_ms:

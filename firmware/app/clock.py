@@ -1,9 +1,9 @@
-"""Time: an uptime that does not wrap, and what ties it to the calendar, asked of an NTP server without waiting (RFC 5905).
+"""Time: an uptime that does not wrap, and its offset to UTC, asked from an NTP server without waiting (RFC 5905).
 
-A board starts without knowing the time. It stamps uptime from the first sample on; once a server has answered, uptime and
-UTC differ by a constant, so that everything of this boot can be dated, also what was stored before. The answer is checked:
-it has to come from a synchronised server and to carry the random number of our question, so that a late or forged packet
-does not set the clock.
+A board starts without knowing the time. Its messages have the uptime from the first sample on. Once a server has answered, the
+difference of UTC and uptime is known, so that all messages of this boot can be dated, also those stored before. The answer is
+checked: it must come from a synchronised server and have the random number of the request, so that a late or forged packet does
+not set the clock.
 """
 
 import socket
@@ -20,7 +20,7 @@ _SHIFT_MS = const(2000)
 
 
 class Uptime:
-    """Milliseconds since the start; to be asked at least once in six days, since the ticks below wrap."""
+    """Milliseconds since the start. Call `ms` at least once in six days, because the ticks wrap."""
 
     def __init__(self):
         self._last = ticks_ms()
@@ -40,7 +40,7 @@ def question(nonce):
 
 
 def answer(packet, nonce):
-    """Return the milliseconds since 1970 that a server's answer gives, or None where it is not one to our question."""
+    """Return the milliseconds since 1970 in a server's answer, or None if it does not answer our request."""
     if len(packet) < 48 or packet[0] & 7 != 4 or packet[0] >> 6 == 3 or not 1 <= packet[1] <= 15:
         return None
     if bytes(packet[24:32]) != nonce:
@@ -52,11 +52,11 @@ def answer(packet, nonce):
 
 
 class NetworkTime:
-    """Asks a server now and then, a step at each `turn`.
+    """Asks a time server at intervals, one step per `turn`.
 
     Args:
         uptime: an `Uptime`.
-        host, port: the server; an empty host means that nobody is asked.
+        host, port: the server; with an empty host, no server is asked.
         random_bytes: makes the nonce.
     """
 
@@ -70,11 +70,11 @@ class NetworkTime:
         self._sent_ms = 0
         self._due_ms = 0
         self._retry_ms = _RETRY_LEAST_MS
-        self.offset_ms = None  # UTC less uptime
+        self.offset_ms = None  # UTC minus uptime
         self.asked = 0
 
     def set(self, unix_ms):
-        """Take the time from elsewhere: a clock that ran on through a deep sleep."""
+        """Set the time from another source, such as a clock that keeps running in deep sleep."""
         self.offset_ms = unix_ms - self._uptime.ms()
 
     def unix_ms(self):
@@ -83,11 +83,11 @@ class NetworkTime:
 
     @property
     def waiting(self):
-        """Whether a question is under way."""
+        """Whether a request is waiting for its answer."""
         return self._socket is not None
 
     def turn(self):
-        """Do the next step, without waiting but for the name's lookup; return True where the time was learnt or shifted."""
+        """Do the next step; only the name lookup may block. Return True if the time became known or has changed."""
         if not self._host:
             return False
         now = self._uptime.ms()

@@ -1,40 +1,39 @@
-"""Commands from afar, each carried out once, whatever is cut, resent or sent again.
+"""Remote commands, each executed exactly once, in spite of power cuts and duplicates.
 
-A command is a JSON object on `flashmqtt-commands/<device>`: {"id": "7", "do": "interval", "ms": 5000}. It comes at QoS 1, so
-it can come again, and between the moment when it takes effect and the moment when the broker knows that, the power can go.
-So a command first becomes a durable intent: one file is replaced that holds its effect, its id among the last ids, and the
-sequence number that the reply will have. The reply, a stored message, is the commit. After a cut, an intent whose reply was
-never stored is carried out and answered; one whose reply was stored is done. A command whose id is among the last ids is
-ignored.
+A command is a JSON object on `flashmqtt-commands/<device>`: {"id": "7", "do": "interval", "ms": 5000}. It is sent at QoS 1, so
+it may arrive twice, and the power may fail between its execution and its acknowledgement. So a command is first written as a
+durable intent: one file is replaced that has the command, its id in the list of the last ids, and the sequence number of the
+reply. The reply, a stored message, is the commit. After a power cut, an intent whose reply was not stored is executed and
+answered; an intent whose reply was stored is done. A command whose id is in the list is ignored.
 
-Each command writes flash, so their rate is limited: what comes too fast is neither carried out nor answered, but counted.
+Each command writes flash, so the rate is limited: a command above the limit is counted, but neither executed nor answered.
 
     do         with          effect
-    interval   ms            sample every so many milliseconds, also after resets
-    flush                    write and send everything that waits, and tell the health now
+    interval   ms            sample at this interval in milliseconds, also after resets
+    flush                    write and send all pending data, and publish the health message now
     identify                 blink the LED for a while
-    reboot                   start again, when the reply has been delivered or after a while
+    reboot                   restart when the reply is delivered, or after a while
 """
 
 from binascii import crc32
 from json import loads
 
 _BURST = 32
-_REFILL_MS = 5000  # one more command each
-# More than can be carried out before a lost connection is noticed (45 s): only these can come again.
+_REFILL_MS = 5000  # per additional command
+# More than can be executed before a lost connection is detected (45 s): only these can arrive again.
 _KEPT_IDS = 64
 LEAST_MS, MOST_MS = 100, 86400000
 
 
 class CommandRefused(Exception):
-    """A command is not one; the text says why, for the reply."""
+    """A command is invalid; the text is the reply."""
 
 
 def parse(payload):
-    """Return (id, name, ms) of a command's payload; ms is 0 but for "interval".
+    """Return (id, name, ms) of a command's payload; ms is 0 except for "interval".
 
     Raises:
-        CommandRefused: see the class; where the id could be read, it is the second argument.
+        CommandRefused: see the class; the second argument is the id, or "" if it can't be read.
     """
     try:
         command = loads(payload)
@@ -57,17 +56,17 @@ def parse(payload):
 
 
 class Commands:
-    """Takes commands and sees to it that each has its effect and its reply once.
+    """Executes commands, each once, with one reply.
 
     Args:
         state: a `State`.
         stored: returns how many messages the device has stored in its life.
-        act: called with (name, ms) to give a command its effect; doing it again after a cut must be harmless.
+        act: called with (name, ms) to execute a command; repeating it after a power cut must be harmless.
         reply: called with (id, result) to publish the reply, as one stored message.
         now_ms: returns the time since the start.
 
     Attributes:
-        refused: how many commands came too fast, since the start.
+        refused: how many commands exceeded the rate limit since the start.
     """
 
     def __init__(self, state, stored, act, reply, now_ms):
@@ -81,11 +80,11 @@ class Commands:
         self._reply = reply
 
     def resume(self):
-        """After a start: finish the command that a cut interrupted, if there is one; return its name or ""."""
+        """After a start, finish the command that a power cut interrupted; return its name, or "" if there is none."""
         intent = self._state.get("intent")
         if not intent or self._stored() >= intent["seq"]:
             return ""
-        if intent["do"] != "reboot":  # that has just happened
+        if intent["do"] != "reboot":  # the board has just rebooted
             self._act(intent["do"], intent["ms"])
         self._reply(intent["id"], "done")
         return intent["do"]
@@ -103,7 +102,7 @@ class Commands:
         return True
 
     def take(self, payload):
-        """Carry out a command, unless it was before, or too many came."""
+        """Execute a command, unless it is a duplicate or exceeds the rate limit."""
         try:
             ident, name, ms = parse(payload)
         except CommandRefused as refused:

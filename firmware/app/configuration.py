@@ -1,7 +1,6 @@
-"""The board's configuration: one JSON file, checked key by key, so that a mistake is named before anything acts
-on it.
+"""The board's configuration: one JSON file, of which every key is checked before any is used.
 
-It knows no hardware: what a key means is up to its reader.
+It knows no hardware: the modules that read a key define its meaning.
 """
 
 from json import load as load_json
@@ -11,8 +10,8 @@ class ConfigurationError(Exception):
     """The configuration is missing, is not JSON, or has a key or a value that is not allowed; the text names it."""
 
 
-# key: (type, default, least, most), the last two of a text's or list's length; or (type, default, the values allowed).
-# A default of None means that the key has to be there.
+# key: (type, default, least, most), for a text or list of its length; or (type, default, the allowed values).
+# A default of None means that the key is required.
 KEYS: "dict[str, tuple]" = {
     "broker": (str, None, 1, 255),
     "port": (int, 1883, 1, 65535),
@@ -65,7 +64,7 @@ def load(path):
 
 
 def check(given):
-    """Return the configuration with its defaults; raise ConfigurationError for what is not allowed."""
+    """Return the configuration with its defaults; raise ConfigurationError for an unknown key or a value not allowed."""
     for key in given:
         if key not in KEYS:
             raise ConfigurationError("unknown key " + repr(key) + "; known: " + ", ".join(sorted(KEYS)))
@@ -88,7 +87,7 @@ def check(given):
 
 
 def complaint(value, rule):
-    """Return what a value has to be by a rule of KEYS, or "" where it is that."""
+    """Return what a value has to be by a rule of KEYS, or "" if it is allowed."""
     kind = rule[0]
     if not isinstance(value, kind) or isinstance(value, bool) != (kind is bool):
         return "true or false" if kind is bool else "of type " + kind.__name__

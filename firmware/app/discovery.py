@@ -1,8 +1,8 @@
-"""Home Assistant's MQTT discovery: one retained message a sensor, and it appears there by itself.
+"""Home Assistant's MQTT discovery: one retained message per sensor announces it there.
 
-The topics and keys are those of Home Assistant's documentation ("MQTT discovery", "MQTT sensor"), in their short forms, so
-that a message fits a small buffer. A state is taken out of the SenML pack by a template; a pack without this sensor
-renders as an empty text, which Home Assistant ignores for a sensor with a unit or a state class.
+The topics and keys are those of Home Assistant's documentation ("MQTT discovery", "MQTT sensor"), in their short forms, so that a
+message fits in a small buffer. A template extracts the state from the SenML pack. For a pack without this sensor the template
+gives an empty text, which Home Assistant ignores for a sensor with a unit or a state class.
 """
 
 from json import dumps
@@ -21,7 +21,7 @@ UNITS = {
 
 
 def object_id(name):
-    """Return a name as Home Assistant allows it in a topic: letters, digits, "_" and "-"."""
+    """Return a name in the form that Home Assistant allows in a topic: letters, digits, "_" and "-"."""
     kept = ""
     for character in name:
         plain = "a" <= character <= "z" or "A" <= character <= "Z" or "0" <= character <= "9" or character in "_-"
@@ -33,13 +33,13 @@ def sensor_message(prefix, device, model, version, topic, status, name, unit, di
     """Return (topic, payload) that announces one sensor.
 
     Args:
-        prefix: Home Assistant's, "homeassistant" as a rule.
-        device: the device's id; model, version: what Home Assistant is to show.
-        topic: where its readings are published.
-        status: where the device says "online" and its will "offline".
+        prefix: Home Assistant's, usually "homeassistant".
+        device: the device's id; model, version: shown by Home Assistant.
+        topic: of its readings.
+        status: the topic of "online" and, by the will, "offline".
         name, unit: the sensor's, as in its SenML records.
-        diagnostic: whether it tells of the device rather than of the world.
-        expire_s: after how long without a reading it counts as unavailable; 0: the will tells.
+        diagnostic: whether the value is about the device itself.
+        expire_s: the sensor is unavailable after this time without a reading; 0: the status decides.
     """
     ident = object_id(device)
     config: "dict" = {

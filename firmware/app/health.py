@@ -1,4 +1,4 @@
-"""How the board fares, as SenML records: what a person or a fleet's operator asks first when readings look odd."""
+"""The board's health as SenML records, for the operator."""
 
 import gc
 
@@ -21,7 +21,7 @@ def records(application):
         {"n": "wear", "v": journal.wear},
     ]
     if hasattr(gc, "mem_free"):  # CPython has none
-        gc.collect()  # or garbage would count as used
+        gc.collect()  # otherwise garbage counts as used
         found.append({"n": "heap_free", "u": "B", "v": gc.mem_free()})
     strength = application.board.network_strength()
     if strength is not None:

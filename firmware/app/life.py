@@ -1,27 +1,27 @@
-"""The life of a device: a random number that every message carries, so that two devices under one id are never taken for one.
+"""The life of a device: a random number in every message, which distinguishes devices and journals with the same device id.
 
-Sequence numbers and boots are counted by the journal. When it is made anew (a wiped flash, another size, another chip under
-the same id), both begin again at 1, and the far end would take new messages for copies of old ones. So a life begins where
-nothing has a number yet, and its number is durable before the first message is stored. It is kept beside the journal,
-in the state: where only that file is lost, a new life begins in the middle of the journal's numbers, and `since` says where.
+The journal counts sequence numbers and boots. With a new journal (a wiped flash, another size, another chip with the same id)
+both begin again at 1, and the receiver would take new messages for duplicates of old ones. So a new life begins with an empty
+journal, and its number is durable before the first message is stored. It is kept in the state file beside the journal. If only
+that file is lost, a new life begins in the middle of the journal's numbers, and `since` has its first number.
 
 It knows neither the journal nor MQTT.
 """
 
 
 def life_of(state, stored, random_bytes=None):
-    """Return (life, since): the number, 1 to 2^30 - 1, and the sequence number of its first message; a new one is saved.
+    """Return (life, since): the number, 1 to 2^30 - 1, and the sequence number of its first message; save a new one.
 
     Args:
         state: a `State`.
         stored: how many messages the journal has numbered.
         random_bytes: returns n random bytes; the chip's by default.
 
-    Where the state can't be saved the life is 0, none, which messages do not carry.
+    If the state can't be saved, the life is 0, which means none, and messages omit it.
     """
     life = state.get("life")
     since = state.get("since")
-    # With nothing numbered a life that is known belongs to an older journal, or to a start that was cut off.
+    # If the journal is empty, a saved life belongs to an older journal, or to an interrupted first start.
     if stored and isinstance(life, int) and isinstance(since, int) and 0 < since <= stored:
         return life, since
     if random_bytes is None:

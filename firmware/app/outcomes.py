@@ -1,27 +1,27 @@
-"""Which messages were not delivered, and why: what the health message names (APPLICATION.md). Loaded with the first such message.
+"""Undelivered messages by reason, for the health message (APPLICATION.md). Loaded with the first such message.
 
-A range of numbers is told in each health message until one that has it is acknowledged. It knows no network; who calls it says
-what happened.
+A range of numbers is in each health message until one of these is acknowledged. This module knows no network; its caller reports
+the events.
 """
 
 from flashmqtt.compat import const
 
 _KINDS = ("refused", "expired", "dropped", "damaged")
-_RANGES = const(32)  # of each kind; older ones stood in earlier messages
+_RANGES = const(32)  # of each kind; older ones were in earlier messages
 
 
 class Outcomes:
-    """The ranges to be told, by kind, and the message that tells them."""
+    """The ranges to report, by kind, and the health message that reports them."""
 
     def __init__(self):
         self.counts = {kind: 0 for kind in _KINDS}
         self._ranges: "dict" = {kind: [] for kind in _KINDS}  # first, last, first, last, ...
-        self._told = dict.fromkeys(_KINDS, 0)  # how many numbers of these stand in the message that told last
+        self._told = dict.fromkeys(_KINDS, 0)  # how many of these numbers are in the last health message
         self.handle = 0  # that message
-        self.news = False  # is there a range that no stored message has?
+        self.news = False  # is there a range that is in no stored message?
 
     def add(self, kind, first, last):
-        """Take note of messages; return whether the one that told last is among them."""
+        """Add undelivered messages; return whether the last health message is one of them."""
         self.counts[kind] += last - first + 1
         ranges = self._ranges[kind]
         if len(ranges) > self._told[kind] and ranges[-1] == first - 1:
@@ -36,7 +36,7 @@ class Outcomes:
         return first <= self.handle <= last
 
     def labels(self):
-        """Return the labels that name what is to be told."""
+        """Return the labels with the ranges to report."""
         labels = {}
         for kind in _KINDS:
             ranges = self._ranges[kind]
@@ -56,7 +56,7 @@ class Outcomes:
                 self._told[kind] = len(self._ranges[kind])
 
     def delivered(self, handle):
-        """A message is acknowledged: was it the one that told last?"""
+        """A message is acknowledged; if it is the last health message, forget the ranges that it reported."""
         if handle == self.handle:
             self.handle = 0
             for kind in _KINDS:

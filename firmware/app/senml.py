@@ -1,13 +1,12 @@
 """SenML packs (RFC 8428, JSON) with the identity of a message: device, life, boot number, sequence number.
 
-The identity is made once, when the message is published, and travels in the payload, so that the far end can tell what
-is missing and what came twice, whatever the hops in between did. `life`, `boot`, `seq` and `up` are labels of our own in
-the pack's first record; a reader that does not know them ignores them (RFC 8428, 4.4). `seq` counts all messages of the
-device's life (see `app.life`) without a gap. Where the clock is set, `bt` is the time of the same moment as `up`, and so
-ties the uptime of all of this boot to the calendar.
+The identity is made once, when the message is published, and is part of the payload, so that the receiver can detect missing
+messages and duplicates, independent of the brokers in between. `life`, `boot`, `seq` and `up` are our own labels in the pack's
+first record; other readers ignore them (RFC 8428, 4.4). `seq` counts all messages of the device's life (see `app.life`) without a
+gap. If the clock is set, `bt` is the time at the same moment as `up`, and so relates all uptimes of this boot to UTC.
 
-Times are written from whole milliseconds: a board's float has 23 bits, which would blur them. This module knows no
-clock, no sensor and no network.
+Times are written from whole milliseconds, because a board's float has only 23 bits. This module knows no clock, no sensor and no
+network.
 """
 
 from json import dumps
@@ -24,11 +23,11 @@ def pack(device, boot, seq, uptime_ms, records, unix_ms=None, labels=None, life=
     Args:
         device: the device's id; the base name is this and "/".
         boot: how many times the device has started.
-        seq: the message's ordinal over the device's life, from 1.
+        seq: the message's number in the device's life, from 1.
         uptime_ms: milliseconds since this boot.
-        records: dicts with SenML labels of their own: "n", "u", "v", "vs", "vb" ...
+        records: dicts with the SenML labels "n", "u", "v", "vs", "vb" ...
         unix_ms: milliseconds since 1970 UTC, or None while the clock is not set.
-        labels: further labels of our own for the first record, as a dict.
+        labels: more of our own labels for the first record, as a dict.
         life: the random number of the device's life, 0 for none.
     """
     head = '[{"bn":%s,"boot":%d,"seq":%d,"up":%s' % (dumps(device + "/"), boot, seq, seconds(uptime_ms))

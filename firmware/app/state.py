@@ -1,7 +1,7 @@
-"""The few facts that the application itself has to remember over a power cut, in one small file that is replaced whole.
+"""The application's few values that survive a power cut, in one small file that is replaced atomically.
 
-The file is written beside the old one and renamed over it, which littlefs and every POSIX file system do at once or not
-at all. It knows nothing of what the facts mean.
+The new file is written beside the old one and renamed over it; rename is atomic on littlefs and on every POSIX file system. This
+module does not know what the values mean.
 """
 
 from json import dump, load
@@ -9,7 +9,7 @@ from os import rename
 
 
 class State:
-    """A dict in a file; what can't be read is an empty one.
+    """A dict in a file; if the file can't be read, the dict is empty.
 
     Args:
         path: the file.
@@ -25,11 +25,11 @@ class State:
         self.facts = facts if isinstance(facts, dict) else {}
 
     def get(self, name, default=None):
-        """Return a fact."""
+        """Return a value."""
         return self.facts.get(name, default)
 
     def save(self, **changes):
-        """Change facts, all or none of them; they are durable on return. None removes one."""
+        """Change values atomically and durably. None removes a value."""
         for name, value in changes.items():
             if value is None:
                 self.facts.pop(name, None)

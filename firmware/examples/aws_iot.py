@@ -24,7 +24,7 @@ if board.clock() is None:
 store = Journal(board.journal_region(64), policy=DROP_OLDEST)
 client = Client(
     *(HOST, PORT, DEVICE, store),
-    max_qos=1,  # it closes the connection on a PUBLISH at QoS 2
+    max_qos=1,  # AWS closes the connection on a PUBLISH at QoS 2
     tls=tls.context(ca="ca.pem", cert="board.crt", key="board.key"),  # Amazon Root CA 1
     log=print,
 )

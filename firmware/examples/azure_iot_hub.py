@@ -1,4 +1,4 @@
-"""Azure IoT Hub: a password that is signed with the device's key and expires; one topic out; no QoS 2. See CLOUDS.md."""
+"""Azure IoT Hub: the password is signed with the device's key and expires; one topic to publish; no QoS 2. See CLOUDS.md."""
 
 import gc
 
@@ -28,7 +28,7 @@ def signature(key, text):
 
 
 def password():
-    """Return a SAS token: what is allowed, until when (seconds since 1970), signed."""
+    """Return a SAS token: the resource and the expiry time (seconds since 1970), signed."""
     resource = HOST + "%2Fdevices%2F" + DEVICE
     expiry = str(int(board.clock()) + VALID_S)
     signed = signature(a2b_base64(KEY), (resource + "\n" + expiry).encode())

@@ -1,7 +1,7 @@
-"""Commands at QoS 2: each is carried out once, also where the power goes between the broker's sending and our answer.
+"""Commands at QoS 2: each is executed once, also if the power fails before the board has answered.
 
-A command changes a file; the file is replaced as a whole, so a power cut leaves the old one or the new one. Then the answer is
-published. A handler that was interrupted by a power cut runs again after it, so what it does must be harmless to repeat.
+A command replaces a file atomically, so that a power cut leaves the old file or the new one. Then the answer is published. A
+handler that a power cut interrupted runs again after the restart, so repeating its work must be harmless.
 """
 
 import gc
@@ -27,7 +27,9 @@ def set_speed(message):
 
 
 client = Client(HOST, PORT, client_id=DEVICE, store=Journal(board.journal_region(16)), log=print)
-client.subscribe(DEVICE + "/set/speed", 2, set_speed)  # before connecting: what waits at the broker finds its handler
+client.subscribe(
+    DEVICE + "/set/speed", 2, set_speed
+)  # before connecting, so that commands queued at the broker have a handler
 while True:
     if board.network_up("my Wi-Fi", "its password", "AT", log=print):
         client.start()

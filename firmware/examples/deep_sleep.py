@@ -1,4 +1,4 @@
-"""Deep sleep: wake, measure, send what the network allows, sleep. What was not sent waits in flash for a later wake."""
+"""Deep sleep: wake, measure, send if there is a network, sleep. Unsent messages wait in flash for a later wake."""
 
 import gc
 
@@ -28,4 +28,4 @@ while client.pending and ticks_diff(ticks_ms(), begin) < AWAKE_MS:
 print("woke, cause", board.reset_cause(), "left", client.pending)
 client.disconnect()
 store.close()  # a clean end: the next mount reads less
-board.sleep(SLEEP_MS)  # the end of it is a reset
+board.sleep(SLEEP_MS)  # ends with a reset

@@ -1,6 +1,6 @@
-"""A message of any size in: it comes in pieces and goes to a file; the board never has more of it in RAM than its buffer.
+"""Receive a message of any size: it arrives in pieces and is written to a file, so that RAM needs only one buffer of it.
 
-The file gets its name when all of it is there. A link that is lost in the middle brings the message again from its beginning.
+The file gets its final name when it is complete. If the connection is lost meanwhile, the message comes again from its beginning.
 """
 
 import gc

@@ -1,7 +1,7 @@
-"""A file of any size out: in parts of 1 KB that the journal takes, each with its place in the file as its topic's end.
+"""Send a file of any size in parts of 1 KB through the journal; the topic ends with the part's offset in the file.
 
-The journal is smaller than the file, so no more than a hundred parts wait in it at once. A reset in the middle goes on where the
-next part was noted; a part that is published twice has the same topic and the same content.
+The file may be larger than the journal, so at most a hundred parts wait at once. The number of the next part is noted, so that
+the program continues there after a reset. A part that is published twice has the same topic and the same content.
 """
 
 import gc
@@ -22,7 +22,7 @@ PART = 1024
 
 
 def say(text):
-    if not text.startswith(("stored", "delivered")):  # a line for each of a thousand parts would take its time
+    if not text.startswith(("stored", "delivered")):  # a line for each of a thousand parts would be slow
         print(text)
 
 

@@ -1,4 +1,4 @@
-"""Home Assistant: the sensors announce themselves (MQTT discovery), and show "unavailable" when the board is gone."""
+"""Home Assistant: the sensors announce themselves (MQTT discovery), and are "unavailable" when the board is offline."""
 
 import gc
 

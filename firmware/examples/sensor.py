@@ -2,7 +2,7 @@
 
 import gc
 
-gc.threshold(4096)  # or the garbage of importing leaves a heap full of holes
+gc.threshold(4096)  # otherwise the garbage of imports fragments the heap
 
 import board
 from flashmqtt.client import Client

@@ -1,4 +1,4 @@
-"""asyncio: one task measures, one takes commands, one keeps the network, and the client's own does the rest."""
+"""asyncio: one task measures, one handles commands, one keeps the network up, and the client's own task does the rest."""
 
 import gc
 
@@ -33,7 +33,7 @@ async def measure(client):
 async def commands(client):
     global interval_s
     await client.subscribe(DEVICE + "/interval", 1)
-    async for message in client:  # acknowledged when the loop comes back for the next
+    async for message in client:  # acknowledged when the loop asks for the next message
         interval_s = max(1, int(message.payload))
         await client.publish(DEVICE + "/interval/now", str(interval_s), qos=1)
 

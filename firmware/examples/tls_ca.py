@@ -1,4 +1,4 @@
-"""TLS with a CA of your own: copy its certificate beside this file, `mpremote cp ca.pem :`.
+"""TLS with your own CA: copy its certificate beside this file, `mpremote cp ca.pem :`.
 
 A certificate is valid between two dates, so the clock is set first; a Pico W starts in 2021 at every reset.
 """

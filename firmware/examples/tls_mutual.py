@@ -1,6 +1,6 @@
-"""Mutual TLS: the broker shows its certificate, and so does the board: `mpremote cp ca.pem board.crt board.key :`.
+"""Mutual TLS: broker and board both have a certificate: `mpremote cp ca.pem board.crt board.key :`.
 
-The key must have no pass phrase; an elliptic curve (P-256) is ten times quicker on a small chip than RSA.
+The key must have no pass phrase. On a small chip an elliptic curve (P-256) is ten times faster than RSA.
 """
 
 import gc

@@ -1,6 +1,6 @@
 # ruff: noqa: F821
 # mypy: ignore-errors
-"""What is frozen into the ESP32's image: the port's own modules, flashmqtt, the application, the board."""
+"""The modules frozen into the ESP32's image: the port's own, flashmqtt, the application, the board."""
 
 include("$(PORT_DIR)/boards/manifest.py")
 include("../../../firmware/manifest.py")

@@ -1,6 +1,6 @@
 # ruff: noqa: F821
 # mypy: ignore-errors
-"""What is frozen into the image: the port's own modules but its _boot.py, ours instead, flashmqtt, the application."""
+"""The modules frozen into the image: the port's own with our _boot.py, flashmqtt, the application, the board."""
 
 freeze("$(PORT_DIR)/modules", ("rp2.py",))
 include("$(MPY_DIR)/extmod/asyncio")

@@ -1,16 +1,15 @@
 """Plug-in sensors: each module here has `make(settings)`, which returns a list of objects with name, unit and read().
 
-A configuration names the module: {"kind": "dht22", "pin": 15}. To add one of your own, put a file of a few lines beside
-these; `application.py` finds it by its name. `read()` returns a number, or None where there is none just now, and must
-not wait for longer than some milliseconds.
+The configuration names the module: {"kind": "dht22", "pin": 15}. To add a sensor, put a file of a few lines beside these; it is
+found by its name. `read()` returns a number, or None if there is none now, and must not wait longer than some milliseconds.
 """
 
 
 def make(settings):
-    """Return the sensors that one entry of the configuration asks for.
+    """Return the sensors for one entry of the configuration.
 
     Raises:
-        ValueError: there is no such kind, or its settings are wrong.
+        ValueError: an unknown kind, or wrong settings.
     """
     kind = settings["kind"]
     try:

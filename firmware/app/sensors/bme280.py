@@ -1,8 +1,8 @@
 """A BME280: temperature, humidity and pressure over I2C. {"kind": "bme280", "sda": 4, "scl": 5, "bus": 0, "address": 118}.
 
 The registers and the compensation are those of Bosch's data sheet (BST-BME280-DS002, 4.2.3 and 8.1), in floating point.
-micropython-lib has no driver for this chip. It measures on demand ("forced mode"), so each read fetches what the last one
-asked for, and the first gives None.
+micropython-lib has no driver for this chip. It measures on demand ("forced mode"): each read fetches the measurement that the
+last read started, and the first read returns None.
 """
 
 from struct import unpack
@@ -31,7 +31,7 @@ class Chip:
         self.temperature = self.humidity = self.pressure = None
 
     def measure(self):
-        """Fetch what was measured since the last call, and ask for the next."""
+        """Fetch the last measurement, and start the next one."""
         if self._asked:
             self._fetch()
         self._bus.writeto_mem(self._address, 0xF2, b"\x01")
@@ -83,7 +83,7 @@ class Reading:
         self._measures = measures
 
     def read(self):
-        """Return the quantity, or None where the chip does not answer or has not measured yet."""
+        """Return the quantity, or None if the chip does not answer or has not measured yet."""
         if self._measures:
             try:
                 self._chip.measure()

@@ -5,7 +5,7 @@ from machine import Pin
 
 
 class Temperature:
-    """Measures for both: the chip wants two seconds between two measurements."""
+    """Starts the measurement of both values: the chip needs two seconds between two measurements."""
 
     name = "temperature"
     unit = "Cel"
@@ -14,7 +14,7 @@ class Temperature:
         self._chip = chip
 
     def read(self):
-        """Return degrees Celsius, or None where the chip does not answer."""
+        """Return degrees Celsius, or None if the chip does not answer."""
         try:
             self._chip.measure()
         except OSError:
@@ -23,7 +23,7 @@ class Temperature:
 
 
 class Humidity:
-    """What the temperature's measurement brought along."""
+    """The humidity of the last temperature measurement."""
 
     name = "humidity"
     unit = "%RH"
@@ -32,11 +32,11 @@ class Humidity:
         self._chip = chip
 
     def read(self):
-        """Return per cent of relative humidity."""
+        """Return the relative humidity in per cent."""
         return self._chip.humidity()
 
 
 def make(settings):
-    """Return the two sensors at a pin."""
+    """Return the two sensors on a pin."""
     chip = DHT22(Pin(settings["pin"]))
     return [Temperature(chip), Humidity(chip)]

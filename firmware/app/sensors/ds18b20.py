@@ -1,4 +1,4 @@
-"""DS18B20 thermometers on one wire, as many as hang there. {"kind": "ds18b20", "pin": 22}."""
+"""All DS18B20 thermometers on one 1-Wire bus. {"kind": "ds18b20", "pin": 22}."""
 
 from ds18x20 import DS18X20  # type: ignore[import-not-found]
 from machine import Pin
@@ -6,7 +6,7 @@ from onewire import OneWire, OneWireError  # type: ignore[import-not-found]
 
 
 class Thermometer:
-    """One of them. A conversion takes 750 ms: each read fetches the last one and starts the next."""
+    """One thermometer. A conversion takes 750 ms: each read fetches the last one and starts the next."""
 
     unit = "Cel"
 
@@ -17,7 +17,7 @@ class Thermometer:
         self._converting = False
 
     def read(self):
-        """Return degrees Celsius; None for the first time and where the thermometer does not answer."""
+        """Return degrees Celsius; None the first time, and if the thermometer does not answer."""
         value = None
         try:
             if self._converting:
@@ -26,7 +26,7 @@ class Thermometer:
             self._converting = True
         except (OSError, OneWireError):
             self._converting = False
-        except Exception:  # the driver raises a bare one for a wrong checksum
+        except Exception:  # the driver raises a plain Exception for a wrong checksum
             value = None
         return value
 

@@ -1,4 +1,4 @@
-"""Mount the file system on the storage less the journal's space; make one where there is none. Replaces the port's _boot.py."""
+"""Mount the file system on the storage before the journal's space; create it if needed. Replaces the port's _boot.py."""
 
 import vfs
 from journal_space import file_system

@@ -1,4 +1,4 @@
-"""Where the journal lies on this image: behind the file system, in flash that `_boot.py` leaves alone."""
+"""The journal's space on this image: the end of the flash, after the file system; `_boot.py` does not use it."""
 
 import rp2
 
