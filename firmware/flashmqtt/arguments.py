@@ -43,7 +43,7 @@ def refuse_session(window: object, max_qos: object, refuse_after: object) -> Non
 
 def refuse_interruption() -> None:
     """Refuse a call that interrupts another one."""
-    raise UsageError("called from a timer in the middle of another call: let the timer set a flag instead")
+    raise UsageError("called from a timer during another call: let the timer set a flag instead")
 
 
 def refuse_handler(is_async: bool) -> None:

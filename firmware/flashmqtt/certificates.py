@@ -32,8 +32,8 @@ def trust(tls: "Any", source: "Any") -> None:
                 tls.load_verify_locations(cadata=der[: _der_length(der)])  # openssl may have written more after it
             except (OSError, ValueError, MemoryError) as error:
                 raise UsageError(
-                    "%s: certificate %d in it can't be used: %s. Is it damaged, or the memory used up? "
-                    "The one that signs the broker's will do" % (name, number, _text(error))
+                    "%s: certificate %d in it can't be used: %s. Is it damaged, or is memory short? "
+                    "Only the broker's CA is needed" % (name, number, _text(error))
                 )
     if not number:
         raise UsageError("%s: no certificate in it, neither PEM (-----BEGIN CERTIFICATE-----) nor DER" % name)
@@ -72,7 +72,7 @@ def identify(tls: "Any", cert: "Any", key: "Any", password: "Any") -> None:
         # mbedTLS names the one that it refused; OpenSSL may report that the two do not match.
         name = key_name if "key" in text else cert_name if "cert" in text else "%s and %s" % (cert_name, key_name)
         if len(certificates) > 1 and not _HOSTED:
-            text += "; it holds %d certificates: most boards take one, ours, and the broker has to know the others"
+            text += "; it has %d certificates: most boards accept one, and the broker must know the others"
             text %= len(certificates)
         raise UsageError("%s: can't be used: %s" % (name, text))
 

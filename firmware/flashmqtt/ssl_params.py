@@ -62,8 +62,8 @@ def context(params: "dict[str, Any]", log: "Callable[[str], object]" = print) ->
         if checks is None and not _said and not arguments.get("insecure"):
             _said = True
             log(
-                "flashmqtt: the broker's certificate is not checked, so anybody on the way can pretend to be the broker; "
-                "give ssl_params 'cadata' (the CA), or 'cert_reqs': ssl.CERT_NONE if that is meant"
+                "flashmqtt: the broker's certificate is not checked, so an attacker can pretend to be the broker; "
+                "give ssl_params 'cadata' (the CA), or 'cert_reqs': ssl.CERT_NONE if that is intended"
             )
         arguments["insecure"] = True
     return tls.context(**arguments)

@@ -36,16 +36,16 @@ _DECLINED = const(3)  # a state: `session/subscriptions.py`
 
 # The meanings of network errors by number. If network stacks give a number different meanings, the text fits all of them.
 _MEANINGS = {
-    12: "no memory for it",
+    12: "out of memory",
     101: "no network",
-    103: "the connection was ended",
+    103: "connection aborted",
     104: "closed by the peer",
     110: "no answer",
-    111: "nobody listens there",
-    113: "no way there",
+    111: "connection refused",
+    113: "no route",
     114: "no network",
     116: "no answer",
-    118: "no way there",
+    118: "no route",
     128: "no network",
 }
 # And the codes of `on_refused` that are ours: `session/suspect.py`.
@@ -162,7 +162,7 @@ class Talk:
         if event == _CONNECTED:
             self._repeated = False
             present = self._client.connection.session_present
-            self._say("broker: connected, %s" % ("the session goes on" if present else "a new session"))
+            self._say("broker: connected, %s" % ("session resumed" if present else "a new session"))
         elif event == _SUBSCRIBED:
             self._tell_declined(now_ms)
         elif event == _IN_DOUBT:
@@ -172,12 +172,12 @@ class Talk:
         elif event == _DAMAGED:
             self._say("damaged %d: the flash lost the message" % handle)
         elif event == _EXPIRED:
-            self._say("expired %d: its time was over" % handle)
+            self._say("expired %d: not sent in time" % handle)
         elif event == _DROPPED:
             self._say("dropped %s: the store is full" % (handle if handle == code else "%d to %d" % (handle, code)))
         elif event == _OVERSIZE:
             topic = session.long.topic
-            self._say("over-long: %d bytes to %s; buffer_bytes is too small" % (handle, topic))
+            self._say("too long: %d bytes to %s; buffer_bytes is too small" % (handle, topic))
 
     def _tell_declined(self, now_ms: int) -> None:
         """Log the subscriptions that the broker has just refused."""
@@ -186,7 +186,7 @@ class Talk:
             if entry.state == _DECLINED and self._declined.get(name) != entry.refusals:
                 self._declined[name] = entry.refusals
                 wait_s = ticks_diff(entry.again_ms, now_ms) // 1000
-                text = "refused: to subscribe to %s: the broker answers 0x%02x; again in %d s"
+                text = "refused: subscription %s: the broker answers 0x%02x; again in %d s"
                 self._say(text % (str(name, "utf-8"), entry.code, wait_s))
 
     def _store(

@@ -44,9 +44,9 @@ def context(
         UsageError: neither `ca` nor `insecure` is given; or a file can't be read or used: the text names the file and the reason.
     """
     if ca is None and not insecure:
-        raise UsageError("TLS needs ca=..., the certificate that signs the broker's (or, spelled out, insecure=True)")
+        raise UsageError("TLS needs ca=..., the CA of the broker's certificate, or insecure=True")
     if key is not None and cert is None:
-        raise UsageError("a key, and no certificate that goes with it: give cert=..., too")
+        raise UsageError("a key without its certificate: give cert=..., too")
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     if insecure:
         if _HOSTED:
@@ -82,7 +82,7 @@ def _reason(error: "Any") -> "Any":
     # mbedTLS has names or only a number (-0x7780: a fatal alert; -0x2700: not verified), OpenSSL has sentences.
     if "ALERT" in text or "alert" in text or "30592" in text:
         return (
-            "the broker refused the handshake: does it ask for a certificate of ours, or not trust it? (%s)"
+            "the broker refused the handshake: does it want a client certificate, or not trust ours? (%s)"
             % " ".join(text.split())
         )
     if "expired" in text or "EXPIRED" in text or "not yet valid" in text or "FUTURE" in text or "validity" in text:

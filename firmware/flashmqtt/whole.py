@@ -23,8 +23,5 @@ def join(face: "Any", message: "Any", log: "Any") -> "bytes | None":
         return None if message.more else bytes(whole)
     except MemoryError:
         face.whole = None
-        log(
-            "flashmqtt: no memory for a message of %d bytes to %s, which is passed over"
-            % (message.total, message.topic)
-        )
+        log("flashmqtt: message skipped: no memory for %d bytes to %s" % (message.total, message.topic))
         return None

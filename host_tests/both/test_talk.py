@@ -71,7 +71,7 @@ def test_a_life_is_told_line_by_line():
     assert without_delay(lines) == [
         "broker: connection lost: closed by the peer; again",
         "broker: connecting to %s as me" % at,
-        "broker: connected, the session goes on",
+        "broker: connected, session resumed",
     ]
     del lines[:]
     mqtt.publish("a/b", b"", 2)
@@ -195,7 +195,7 @@ def test_message_that_the_store_drops_at_once_is_told():
         (7, 1, 0x87, "refused 1: the broker answers 0x87"),
         (7, 1, 0x100, "refused 1: the broker closes the connection on it"),
         (9, 1, 0, "damaged 1: the flash lost the message"),
-        (10, 1, 0, "expired 1: its time was over"),
+        (10, 1, 0, "expired 1: not sent in time"),
         (11, 1, 1, "dropped 1: the store is full"),
         (11, 1, 7, "dropped 1 to 7: the store is full"),
     ],
@@ -223,7 +223,7 @@ def test_message_that_is_too_long_is_told():
     del lines[:]
     broker.give(publish(b"a", b"x" * 200, 0))
     until(mqtt, lambda: lines)
-    assert lines == ["over-long: 200 bytes to a; buffer_bytes is too small"]
+    assert lines == ["too long: 200 bytes to a; buffer_bytes is too small"]
     mqtt.disconnect()
 
 
@@ -242,7 +242,7 @@ def test_subscription_that_is_refused_is_told_once_an_attempt():
     until(mqtt, lambda: len(lines) >= 9)
     refused = [line for line in lines if line.startswith("refused")]
     assert [line.rpartition(";")[0] for line in refused] == [
-        "refused: to subscribe to %s: the broker answers 0x80" % name for name in ("a/#", "b", "a/#", "b")
+        "refused: subscription %s: the broker answers 0x80" % name for name in ("a/#", "b", "a/#", "b")
     ]
     mqtt.disconnect()
 
@@ -418,7 +418,7 @@ def test_asyncio_tells_the_same():
             "delivered 1",
             "broker: connection lost: closed by the peer; again",
             "broker: connecting to 127.0.0.1:%d as me" % broker.port,
-            "broker: connected, the session goes on",
+            "broker: connected, session resumed",
             "broker: disconnected",
         ]
 

@@ -340,7 +340,7 @@ class Decoder:
             else:
                 self._level5().read_connack(self, buf, at, end)
         elif packet_type > 13:  # DISCONNECT, AUTH
-            self._level5().read_goodbye(self, buf, at, end)
+            self._level5().read_disconnect_or_auth(self, buf, at, end)
         else:  # SUBACK (§3.9), UNSUBACK (§3.11)
             at = self._read_id(buf, at, end)
             if level == 5:

@@ -90,7 +90,7 @@ def read_results(decoder: "Any", buf: "bytearray | memoryview", at: int, end: in
     return at
 
 
-def read_goodbye(decoder: "Any", buf: "bytearray | memoryview", at: int, end: int) -> None:
+def read_disconnect_or_auth(decoder: "Any", buf: "bytearray | memoryview", at: int, end: int) -> None:
     """Read a server's DISCONNECT (§3.14) or AUTH (§3.15)."""
     read_reason(decoder, buf, at, end)
     if decoder.code in (0x04, 0x19):  # for clients only

@@ -132,7 +132,7 @@ class BlockRegion(Region):
                     at - window if self.reads_blank else 0,
                     0,
                 ) or (n > 256 and not self._verified(block, at, buf, n)):
-                    self._fail("program", offset, "reads back otherwise")
+                    self._fail("program", offset, "read-back differs")
         except OSError as error:
             self._fail("program", offset, error)
 
@@ -140,7 +140,7 @@ class BlockRegion(Region):
         """Set all bits of a sector."""
         self._check(sector * self.sector_bytes, 1, 1)
         block = self._block(sector)
-        error: object = "reads back otherwise"
+        error: object = "read-back differs"
         try:
             if not self._device.ioctl(6, block) and (not self.reads_blank or self._is_blank(block)):
                 return

@@ -167,10 +167,10 @@ def _unpacked(content: "bytes | bytearray | memoryview") -> "array[int]":
     """Return the blocks of a map, or raise PinsLost."""
     end = len(content) - 4
     if end < 8 or content[:4] != _MAGIC or not crc32_matches(content, 0, end, end, 0):
-        raise PinsLost("the map is damaged; pin() makes it anew and keeps the files")
+        raise PinsLost("the map is damaged; pin() rewrites it and keeps the files")
     blocks = array("H", [content[i] | content[i + 1] << 8 for i in range(6, end, 2)])
     if len(blocks) != content[4] | content[5] << 8:
-        raise PinsLost("the map is damaged; pin() makes it anew and keeps the files")
+        raise PinsLost("the map is damaged; pin() rewrites it and keeps the files")
     return blocks
 
 
@@ -219,7 +219,7 @@ def pin(
             if have == size:
                 continue  # from an interrupted pinning, or the map was lost: keep its content
             if have:
-                raise PinsRefused("%s is somebody else's" % path)
+                raise PinsRefused("%s is not ours" % path)
             made.append(path)
             _fill(path, size, feed)
         look = _Look(device, mount, feed)

@@ -49,4 +49,4 @@ class Region:
         raise FlashFailed("%s at %d: %s" % (what, offset, error))
 
     def _not_blank(self, offset: int) -> None:
-        self._fail("program", offset, "something else is there")
+        self._fail("program", offset, "not blank")

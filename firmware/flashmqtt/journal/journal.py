@@ -244,7 +244,7 @@ class Journal:
             raise UsageError("%d bytes of %d" % (length, len(buf)))
         seq = self.next_seq
         if seq >= _SEQUENCE_LIMIT:
-            raise StoreError("every sequence is used: format() begins anew")
+            raise StoreError("every sequence is used: call format()")
         if (self._left or self._piece) and not self._busy:
             self._abandon()
             seq = self.next_seq
@@ -270,7 +270,7 @@ class Journal:
         if length < 1:
             raise UsageError("a message of %d bytes" % length)
         if self.next_seq >= _SEQUENCE_LIMIT:
-            raise StoreError("every sequence is used: format() begins anew")
+            raise StoreError("every sequence is used: call format()")
         self._guard()
         self._abandon()
         if self.worn:
@@ -854,7 +854,7 @@ class Journal:
 
     def _guard(self) -> None:
         if self._busy:
-            raise UsageError("called from a callback (a timer's?) in the middle of another call of this store")
+            raise UsageError("called from a callback (a timer?) during another call of this store")
         if self.closed:
             raise UsageError("closed: only the next mount may write")
 

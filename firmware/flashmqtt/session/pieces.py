@@ -57,7 +57,7 @@ def go_on(session: "Any", now_ms: int) -> None:
     seq = session.partial
     at = session.partial_at
     if seq < store.low or store.is_finished(seq) or not store.length(seq):
-        raise ConnectionLost("the store dropped the message that was going out")
+        raise ConnectionLost("the store dropped a partly sent message")
     room = len(output.buf) - output.end
     if not room:
         return
@@ -69,7 +69,7 @@ def go_on(session: "Any", now_ms: int) -> None:
     try:
         output.put_stored(store, seq, at, n, False)
     except StoreCorrupt as error:
-        raise ConnectionLost("half a message went out: %r" % error)
+        raise ConnectionLost("only a part was sent: %r" % error)
     session.partial_at = at + n
     if whole:
         session.partial = 0
