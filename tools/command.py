@@ -12,7 +12,7 @@ import math
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -35,6 +35,15 @@ def number(kind: type[Number], least: float, most: float = math.inf) -> Callable
         return value
 
     return read
+
+
+def columns(rows: Sequence[Sequence[str]], alignment: str) -> list[str]:
+    """Return the lines of a table; `alignment` has one of < and > for each column."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(f"{cell:{side}{width}}" for cell, side, width in zip(row, alignment, widths, strict=True)).rstrip()
+        for row in rows
+    ]
 
 
 def folder(text: str) -> Path:

@@ -4,11 +4,11 @@ import sys
 
 import pytest
 
+from failing import FailingRegion
 from flashmqtt.errors import FlashFailed, StoreError, StoreForeign, StoreFull, StoreWorn, UsageError
 from flashmqtt.flash.block import BlockRegion
 from flashmqtt.flash.ram import RamRegion
 from flashmqtt.journal.journal import DROP_NEWEST, DROP_OLDEST, Journal
-from tools.flashsim.failing import FailingRegion
 from tools.flashsim.nor import NorFlash
 
 MESSAGE = bytes(100)

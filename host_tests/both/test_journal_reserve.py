@@ -2,11 +2,11 @@
 
 import pytest
 
+from failing import FailingRegion
 from flashmqtt.errors import StoreCorrupt, StoreFull
 from flashmqtt.flash.block import BlockRegion
 from flashmqtt.flash.ram import RamRegion
 from flashmqtt.journal.journal import DROP_OLDEST, Journal
-from tools.flashsim.failing import FailingRegion
 from tools.flashsim.nor import NorFlash, Random
 
 BODY = bytes(148)

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from host_tests.deploy.emulated import HOST, EmulatedPicoW, EmulatorFailed, lead_to_loopback
 from tools.broker import Broker
 from tools.deploy import __main__ as deploy
 from tools.deploy import build, romfs
 from tools.deploy.link import Link
-from tools.virtual_board.emulated import HOST, EmulatedPicoW, EmulatorFailed, lead_to_loopback
 
 UF2 = os.environ.get("FLASHMQTT_UF2", "")
 WITHOUT = (

@@ -13,6 +13,7 @@ from zlib import crc32
 from flashmqtt.errors import FlashMqttError
 from flashmqtt.flash.ram import RamRegion
 from flashmqtt.journal.journal import Journal
+from tools.command import columns
 from tools.journal import layout
 
 KINDS = {
@@ -376,11 +377,6 @@ def _text(body: bytes) -> str:
 
 
 def _table(headings: Sequence[str], rows: Sequence[Sequence[str]], alignment: str) -> str:
-    """Lay out columns; alignment has one of < and > a column."""
-    every = [headings, *rows]
-    widths = [max(len(row[i]) for row in every) for i in range(len(headings))]
-    lines = [
-        "  ".join(f"{cell:{side}{n}}" for cell, side, n in zip(row, alignment, widths, strict=True)).rstrip()
-        for row in every
-    ]
+    """Lay out columns below their headings."""
+    lines = columns([headings, *rows], alignment)
     return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])

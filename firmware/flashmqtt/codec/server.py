@@ -1,6 +1,6 @@
 """The server's side of the codec, for hosts: decodes a client's packets, encodes a server's packets. No board imports this.
 
-For tests, the wire audit, and a collector that reads both directions. Rules and outcomes are those of `encode` and `decode`,
+For tests, the fuzzer, and a program on a host that reads both directions. Rules and outcomes are those of `encode` and `decode`,
 whose functions it uses; this code may allocate.
 """
 

@@ -81,15 +81,11 @@ class Bench:
         """Print a table; numbers stand to the right."""
         self.clear()
         text = [[_cell(cell) for cell in row] for row in rows]
-        widths = [max(len(row[column]) for row in [header, *text]) for column in range(len(header))]
-        right = [all(isinstance(row[column], int | float) for row in rows) for column in range(len(header))]
-        print(f"\n{title}")
-        for row in [header, ["-" * width for width in widths], *text]:
-            cells = (
-                cell.rjust(width) if to_right else cell.ljust(width)
-                for cell, width, to_right in zip(row, widths, right, strict=True)
-            )
-            print("  " + "  ".join(cells).rstrip())
+        right = (all(isinstance(row[column], int | float) for row in rows) for column in range(len(header)))
+        first, *others = command.columns([header, *text], "".join("<>"[to_right] for to_right in right))
+        print(f"\n{title}\n  {first}\n  " + "-" * max(map(len, [first, *others])))
+        for line in others:
+            print(f"  {line}")
         sys.stdout.flush()
 
     def progress(self, text: str) -> None:

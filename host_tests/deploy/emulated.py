@@ -22,6 +22,7 @@ from pathlib import Path
 
 from tools import children
 
+ROOT = Path(__file__).resolve().parents[2]
 HOST = "192.0.2.1"  # TEST-NET-1 (RFC 5737)
 START_S = 60.0
 _LISTENING = re.compile(rb"PTY REPL listening on (\S+)")
@@ -51,8 +52,8 @@ class EmulatedPicoW:
 
     def __enter__(self) -> EmulatedPicoW:
         with self.log.open("wb") as log:
-            command = [sys.executable, "-m", "tools.virtual_board.emulated", str(self._uf2)]
-            self._process = children.popen(command, stdout=log, stderr=log)
+            command = [sys.executable, "-m", "host_tests.deploy.emulated", str(self._uf2)]
+            self._process = children.popen(command, stdout=log, stderr=log, cwd=ROOT)
         deadline = time.monotonic() + START_S
         while not (found := _LISTENING.search(self.log.read_bytes())):
             if self._process.poll() is not None or time.monotonic() > deadline:
