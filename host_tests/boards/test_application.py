@@ -12,8 +12,8 @@ import paho.mqtt.client as paho
 import pytest
 
 from tools.broker import Broker
+from tools.proof.board import VirtualBoard
 from tools.proof.wakes import sleep_and_wake
-from tools.virtual_board.supervisor import VirtualBoard
 
 DEVICE = "dev-1"
 COMMANDS = f"flashmqtt-commands/{DEVICE}"

@@ -9,8 +9,8 @@ from paho.mqtt import subscribe
 from paho.mqtt.enums import CallbackAPIVersion
 
 from tools.broker import Broker, find_mosquitto
+from tools.proof.board import Progress
 from tools.proof.chain import SHARE_INSIDE, Line, cut_link
-from tools.virtual_board.supervisor import Progress
 
 
 @pytest.mark.skipif(not find_mosquitto(), reason="mosquitto is not installed")

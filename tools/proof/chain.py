@@ -19,8 +19,8 @@ from typing import Any
 
 from tools.broker import Broker
 from tools.children import Child
+from tools.proof.board import VirtualBoard
 from tools.proof.proxy import Proxy
-from tools.virtual_board.supervisor import VirtualBoard
 
 ROOT = Path(__file__).resolve().parents[2]
 START_S = 60

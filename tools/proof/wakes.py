@@ -24,8 +24,8 @@ from tqdm import tqdm
 
 from tools.broker import Broker, BrokerFailed
 from tools.command import ended, number
+from tools.proof.board import VirtualBoard
 from tools.proof.proxy import Proxy
-from tools.virtual_board.supervisor import VirtualBoard
 
 DEVICE = "sleeper-1"
 AWAKE_S = 1

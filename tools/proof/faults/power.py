@@ -20,10 +20,10 @@ from pathlib import Path
 
 from tools.broker import Broker
 from tools.children import tail
+from tools.proof.board import BoardFailed, VirtualBoard
 from tools.proof.chain import Line, cut_power, until
 from tools.proof.faults.compiled import program_on
 from tools.proof.faults.peer import Peer
-from tools.virtual_board.supervisor import BoardFailed, VirtualBoard
 
 HEAP = os.environ.get("FLASHMQTT_FAULTS_HEAP", "192K")
 WINDOW = 8

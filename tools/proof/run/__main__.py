@@ -22,9 +22,9 @@ from tools.command import ended, folder, number
 from tools.landing.segments import find_segments
 from tools.pipeline import java
 from tools.pipeline import run as pipeline
+from tools.proof.board import BoardFailed, VirtualBoard
 from tools.proof.chain import COLLECTOR, LINK, LONGEST_PAUSE_S, POWER, Chain, CollectorFailed, RunStats, until
 from tools.proof.run import chaos
-from tools.virtual_board.supervisor import BoardFailed, VirtualBoard
 
 ROOT = Path(__file__).resolve().parents[3]
 DEVICE = "virtual-1"

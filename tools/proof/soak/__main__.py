@@ -21,11 +21,11 @@ from tools.broker import BrokerFailed
 from tools.command import ended, folder, number
 from tools.pipeline import java
 from tools.pipeline import run as pipeline
+from tools.proof.board import BoardFailed
 from tools.proof.chain import CollectorFailed
 from tools.proof.soak import judge, page, samples
 from tools.proof.soak.fleet import Fleet, Settings, SoakFailed, SoakStats
 from tools.proof.soak.samples import Wear
-from tools.virtual_board.supervisor import BoardFailed
 
 ROOT = Path(__file__).resolve().parents[3]
 RESULT = ROOT / "build" / "soak.json"  # of the last soak, for `make bench`

@@ -20,6 +20,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from tools.broker import Broker
+from tools.proof.board import VirtualBoard
 from tools.proof.chain import (
     ABSENCE,
     BROKER,
@@ -34,7 +35,6 @@ from tools.proof.chain import (
     until,
 )
 from tools.proof.soak.samples import Sample, Wear, children_of, resident_bytes
-from tools.virtual_board.supervisor import VirtualBoard
 
 AGAIN = 0.25  # of the power cuts, so many are followed by another while the board starts
 AGAIN_S = 0.4

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from tools.journal.report import read_sector
 from tools.pipeline.commits import Output
-from tools.virtual_board.supervisor import HEAP, SECTOR_BYTES
+from tools.proof.board import HEAP, SECTOR_BYTES
 
 HEAP_BYTES = int(HEAP.removesuffix("K")) * 1024
 HEAD_BYTES = 64  # more than what changes when a sector is opened anew: its sequence, and a CRC over all of it

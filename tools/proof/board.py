@@ -20,7 +20,6 @@ from tools.children import Child, tail
 from tools.flashsim.tear import tear
 from tools.virtual_board.image import build
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 HEAP = "192K"
 PAGE_BYTES = 256
 SECTOR_BYTES = 4096
