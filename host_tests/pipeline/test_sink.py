@@ -438,6 +438,98 @@ def test_forgetting_a_device_without_an_identity_reaches_the_sink_and_the_verdic
     assert_same(to, output)
 
 
+def test_command_names_what_is_wrong_and_one_that_follows_waits_for_its_database(tables, tmp_path):
+    to, out = tmp_path / "r.duckdb", tables.output.storage.uri
+    to.write_text("no database")
+    command = [sys.executable, "-m", "tools.pipeline.sink", "--out", out, "--to", str(to)]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert re.fullmatch(r"sink: .* Is it a DuckDB file, of this version\?\n", ended.stderr)
+    follows = subprocess.Popen(
+        [*command, "--follow", "0.1"], cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert follows.stderr.readline().endswith("; trying again\n")
+        to.unlink()
+        assert "batch 1" in follows.stdout.readline()
+    finally:
+        follows.kill()
+        follows.communicate()
+
+
+def test_forgetting_reaches_the_file_that_a_link_leads_to(tables, tmp_path):
+    file, link, out = tmp_path / "real" / "r=1.duckdb", tmp_path / "readings.duckdb", tables.output.storage.uri
+    file.parent.mkdir()
+    link.symlink_to(file)
+    tables.landing.raw("secret-device/t", b"7")
+    tables.batch()
+    assert sink.main(["--out", out, "--to", str(link)]) == 0
+    assert b"secret-device" in file.read_bytes()
+    assert list(sink.forget(tables.output, ["secret-device"]).values()) == [1]
+    assert b"secret-device" not in file.read_bytes()
+    assert link.is_symlink()
+    assert sink.main(["--out", out, "--to", str(file)]) == 0
+
+
+def test_database_that_was_refused_or_taken_by_others_is_left_alone(tables, tmp_path, capsys):
+    (tmp_path / "text.duckdb").write_text("no database")
+    theirs, ours = str(tmp_path / "theirs.duckdb"), str(tmp_path / "ours.duckdb")
+    (tmp_path / "others").mkdir()
+    others = Tables(tmp_path / "others")
+    fill(others, 1)
+    others.batch()
+    assert sink.main(["--out", others.output.storage.uri, "--to", theirs]) == 0
+    for to in (theirs, str(tmp_path / "text.duckdb"), str(tmp_path / "no" / "r.duckdb")):
+        assert sink.main(["--out", tables.output.storage.uri, "--to", to]) == 2
+    assert sink.registered(tables.output) == []
+    assert sink.main(["--out", tables.output.storage.uri, "--to", ours]) == 0
+    assert sink.main(["--out", others.output.storage.uri, "--to", ours, "--anew"]) == 0
+    assert sink.forget(tables.output, ["a"]) == {ours: 0}
+    assert_same(ours, others.output)
+    assert_same(theirs, others.output)
+
+
+def test_database_file_that_is_gone_is_named_and_not_made_again(tables, tmp_path):
+    gone, there = tmp_path / "gone.duckdb", tmp_path / "there.duckdb"
+    for to in (gone, there):
+        assert sink.main(["--out", tables.output.storage.uri, "--to", str(to)]) == 0
+    gone.unlink()
+    with pytest.raises(SinkError, match=r"gone\.duckdb is not there: .*registered\.json"):
+        sink.forget(tables.output, ["a"])
+    assert not gone.exists()
+    assert run(str(there), "SELECT count(*) FROM readings WHERE device = 'a'") == [(0,)]
+
+
+def test_server_of_another_encoding_has_the_names_as_they_are(server, tables):
+    import psycopg
+
+    with psycopg.connect(server.address, autocommit=True) as connection:
+        connection.execute("DROP DATABASE IF EXISTS latin")
+        connection.execute("CREATE DATABASE latin ENCODING 'LATIN1' TEMPLATE template0 LOCALE 'C'")
+    to = server.address.replace("/postgres?", "/latin?")
+    tables.landing.raw("k\u00fcche/t", b"7")
+    tables.batch()
+    assert sink.main(["--out", tables.output.storage.uri, "--to", to]) == 0
+    assert run(to, "SELECT count(*) FROM readings WHERE device = 'k\u00fcche'") == [(1,)]
+    assert list(sink.forget(tables.output, ["k\u00fcche"]).values()) == [1]
+
+
+def test_file_that_can_not_grow_is_named_and_goes_on_later(tables, tmp_path):
+    for n in range(20_000):
+        tables.landing.raw(f"device-{n}/t", b"%d" % n)
+    tables.batch()
+    to = tmp_path / "r.duckdb"
+    command = [sys.executable, "-m", "tools.pipeline.sink", "--out", tables.output.storage.uri, "--to", str(to)]
+    for limit_kb in (64, 400, 800):
+        limited = ["bash", "-c", f"trap '' XFSZ; ulimit -f {limit_kb}; exec \"$@\"", "-", *command]
+        ended = subprocess.run(limited, cwd=ROOT, capture_output=True, text=True, check=False)
+        assert ended.returncode == 2, ended.stdout + ended.stderr
+        assert ended.stderr.startswith("sink: "), ended.stderr
+        assert "Traceback" not in ended.stderr
+    update(str(to), tables.output)
+    assert_same(str(to), tables.output)
+
+
 def test_password_is_not_kept(server, tables):
     to = server.address.replace("user=tester", "user=tester&password=hunter2")
     sink.register(tables.output, to, "flashmqtt")

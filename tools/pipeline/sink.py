@@ -18,7 +18,7 @@ import re
 import sys
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -119,7 +119,7 @@ def open_sink(to: str, schema: str = "flashmqtt") -> Sink:
     Raises:
         SinkError: it can't be opened, or its driver is not installed.
     """
-    if "://" in to or "=" in to:
+    if _is_address(to):
         if not to.startswith(("postgresql://", "postgres://")) and "://" in to:
             raise SinkError(f"{to}: give a file's path, or postgresql://user@host/database")
         from .sink_postgres import PostgresSink
@@ -130,6 +130,11 @@ def open_sink(to: str, schema: str = "flashmqtt") -> Sink:
     return DuckSink(Path(to))
 
 
+def _is_address(to: str) -> bool:
+    """Return whether it is a server's address, and no file's path, which may have a `=` in it, too."""
+    return "://" in to or re.match(r"\s*[a-z_]+\s*=", to) is not None
+
+
 def identity(output: Output) -> str:
     """Return what tells an output from another one, such as one that `remake` made: made here when it is first asked for."""
     if not output.storage.exists(IDENTITY):
@@ -137,8 +142,12 @@ def identity(output: Output) -> str:
     return str(output.storage.read_json(IDENTITY)["id"])
 
 
-def bring(output: Output, sink: Sink, anew: bool = False) -> list[tuple[int, int]]:
+def bring(
+    output: Output, sink: Sink, anew: bool = False, taken: Callable[[], None] = lambda: None
+) -> list[tuple[int, int]]:
     """Bring a database up to the newest commit; return (batch, readings) of each commit that went over.
+
+    `taken` hears that the database is ours, before it gets a row.
 
     Raises:
         SinkError: it holds another output's rows, or is ahead of this one.
@@ -147,7 +156,7 @@ def bring(output: Output, sink: Sink, anew: bool = False) -> list[tuple[int, int
     gone: list[tuple[int, int]] = []
     for left in reversed(range(TRIES)):
         try:
-            while (brought := _next(output, own, sink, anew)) is not None:
+            while (brought := _next(output, own, sink, anew, taken)) is not None:
                 gone.append(brought)
                 anew = False
             break
@@ -157,7 +166,9 @@ def bring(output: Output, sink: Sink, anew: bool = False) -> list[tuple[int, int
     return gone
 
 
-def _next(output: Output, own: str, sink: Sink, anew: bool) -> tuple[int, int] | None:
+def _next(
+    output: Output, own: str, sink: Sink, anew: bool, taken: Callable[[], None] = lambda: None
+) -> tuple[int, int] | None:
     """Bring over the next commit in one transaction; return its batch and readings, None where there is none."""
     with sink.transaction():
         before = sink.position()
@@ -167,6 +178,7 @@ def _next(output: Output, own: str, sink: Sink, anew: bool) -> tuple[int, int] |
         commits = output.commits()
         if before:
             _check(before, own, commits, sink)
+        taken()
         reached = before.batch if before else 0
         left = [commit for commit in commits if commit.batch > reached]
         if not left:
@@ -272,23 +284,38 @@ def registered(output: Output) -> list[dict[str, str]]:
 def forget(output: Output, devices: list[str]) -> dict[str, int]:
     """Delete some devices from every database of an output; return the rows deleted by database.
 
+    A database that has been filled from another output since holds nothing of this one, and is left as it is.
+
     Raises:
-        SinkError: one of them can't be opened: nothing was deleted there, nor in those behind it.
+        SinkError: some of them can't be opened: nothing was deleted there.
     """
-    deleted = {}
+    deleted: dict[str, int] = {}
+    failed: list[str] = []
     for one in registered(output):
-        sink = open_sink(one["to"], one["schema"])
+        to = one["to"]
         try:
-            deleted[one["to"]] = sink.forget(devices)
-        finally:
-            sink.close()
+            if not _is_address(to) and not Path(to).exists():
+                where = output.storage.address(REGISTERED)
+                raise SinkError(f"{to} is not there: bring it back, or, if it was deleted, take it out of {where}")
+            sink = open_sink(to, one["schema"])
+            try:
+                with sink.transaction():
+                    position = sink.position()
+                is_ours = position is not None and position.output == identity(output)
+                deleted[to] = deleted.get(to, 0) + (sink.forget(devices) if is_ours else 0)
+            finally:
+                sink.close()
+        except SinkError as error:
+            failed.append(str(error))
+    if failed:
+        raise SinkError("; ".join(failed))
     return deleted
 
 
 def without_password(to: str) -> str:
     """Return a database's address as it may be kept; a file's as an absolute path."""
-    if "://" not in to and "=" not in to:
-        return str(Path(to).absolute())
+    if not _is_address(to):
+        return str(Path(to).resolve())
     from .sink_postgres import address
 
     return address(to)
@@ -368,8 +395,7 @@ def main(argv: list[str] | None = None) -> int:
 def _once(output: Output, options: argparse.Namespace) -> str:
     sink = open_sink(options.to, options.schema)
     try:
-        register(output, options.to, options.schema)
-        brought = bring(output, sink, options.anew)
+        brought = bring(output, sink, options.anew, lambda: register(output, options.to, options.schema))
         for batch, readings in brought:
             print(f"  batch {batch}: {readings:,} readings to {sink.where}", flush=True)
         if not brought and not options.follow:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,8 @@ class DuckSink:
             import duckdb
         except ModuleNotFoundError:
             raise SinkError("the package duckdb is not there: pip install -r requirements.txt") from None
-        self._duckdb, self.path, self.where = duckdb, path, str(path)
+        # Where a link leads: `forget` puts another file in its place.
+        self._duckdb, self.path, self.where = duckdb, path.resolve(), str(path)
         self._open()
 
     def _open(self) -> None:
@@ -58,20 +59,20 @@ class DuckSink:
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """Begin; commit, or roll back where the block raises."""
-        self._run("BEGIN")
         try:
+            self._run("BEGIN")
             for table, schema in TABLES.items():
                 self._run(f"CREATE TABLE IF NOT EXISTS {table} ({', '.join(_column(one) for one in schema)})")
             self._run("CREATE TABLE IF NOT EXISTS position (told VARCHAR)")
             self._run(f"CREATE VIEW IF NOT EXISTS dated AS {DATED}")
             yield
-        except self._duckdb.Error as error:
-            self._run("ROLLBACK")
-            raise SinkError(f"{self.path}: {str(error).splitlines()[0]}") from error
-        except BaseException:
-            self._run("ROLLBACK")
+            self._run("COMMIT")
+        except BaseException as error:
+            with suppress(self._duckdb.Error):  # it may have been rolled back already
+                self._run("ROLLBACK")
+            if isinstance(error, self._duckdb.Error):
+                raise SinkError(f"{self.path}: {str(error).splitlines()[0]}") from error
             raise
-        self._run("COMMIT")
 
     def position(self) -> Position | None:
         """Return the position; None where nothing came yet."""

@@ -44,7 +44,7 @@ class PostgresSink:
         self.where = address(to)
         self._schema = schema
         try:
-            self._connection = self._psycopg.connect(to, autocommit=True, connect_timeout=10)
+            self._connection = self._psycopg.connect(to, autocommit=True, connect_timeout=10, client_encoding="utf8")
         except self._psycopg.Error as error:
             raise SinkError(f"{self.where}: {_first_line(error)}") from None
 
