@@ -193,6 +193,14 @@ def test_output_of_another_format_or_checkpoint_is_refused(spark, five, tmp_path
 
 
 @pytest.mark.req("P3", "P4")
+def test_command_leaves_a_session_that_was_there_before(spark, five, out, capsys):
+    go(spark, five, out)
+    capsys.readouterr()
+    assert check.main(["--out", str(out)]) == 0
+    assert "tables and audit agree" in capsys.readouterr().out
+    assert spark.range(3).count() == 3
+
+
 def test_full_check_agrees_with_the_audit_and_names_what_a_lost_file_held(spark, five, out):
     five.message("b", 1, 1)
     five.seal()

@@ -138,8 +138,7 @@ def main(argv: list[str] | None = None) -> int:
             output = Output(options.out)
             output.check_format()
             print("  Spark starts, which takes ten seconds or more", flush=True)
-            spark = session.make(options.master, session.log_file(output.storage))
-            stack.callback(spark.stop)
+            spark = stack.enter_context(session.opened(options.master, session.log_file(output.storage)))
             found = full_check(spark, options.out)
         except (OutputError, StorageError, java.JavaNotFound) as error:
             print(f"check: {error}", file=sys.stderr)

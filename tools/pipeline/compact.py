@@ -244,8 +244,7 @@ def main(argv: list[str] | None = None) -> int:
             stack.enter_context(output.alone("compaction"))
             spark = None
             if scattered({table: output.files(table) for table in schemas.TABLES}):
-                spark = session.make(options.master, session.log_file(output.storage))
-                stack.callback(spark.stop)
+                spark = stack.enter_context(session.opened(options.master, session.log_file(output.storage)))
         except (OutputError, StorageError, source.LandingError, java.JavaNotFound) as error:
             print(f"compact: {error}", file=sys.stderr)
             return 2

@@ -91,8 +91,7 @@ def main(argv: list[str] | None = None) -> int:
             if new.latest() is not None:
                 raise OutputError(f"{options.to} has tables already: give another --to")
             stack.enter_context(new.alone())
-            spark = session.make(options.master, session.log_file(new.storage))
-            stack.callback(spark.stop)
+            spark = stack.enter_context(session.opened(options.master, session.log_file(new.storage)))
             query = stream.start(
                 spark,
                 options.landing,

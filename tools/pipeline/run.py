@@ -146,8 +146,7 @@ def main(argv: list[str] | None = None) -> int:
                     raise ConfigurationError(str(error)) from error
             count = verdict.counted(sum(map(len, found.values())), "segment")
             print(f"  {count} in {options.landing}; Spark starts, which takes ten seconds or more", flush=True)
-            spark = session.make(options.master, log, settings)
-            stack.callback(spark.stop)
+            spark = stack.enter_context(session.opened(options.master, log, settings))
         except (*named, ConfigurationError, mapping.MappingError, java.JavaNotFound, OSError, ValueError) as error:
             print(f"pipeline: {error}", file=sys.stderr)
             return 2

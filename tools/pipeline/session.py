@@ -109,6 +109,22 @@ def make(master: str | None = None, log: Path | None = None, more: dict[str, str
     return spark
 
 
+@contextmanager
+def opened(
+    master: str | None = None, log: Path | None = None, more: dict[str, str] | None = None
+) -> Iterator[SparkSession]:
+    """Yield the session as `make` does; stop it behind the block, unless it is another's: it was there before."""
+    from pyspark import SparkContext
+
+    was_there = SparkContext._active_spark_context is not None
+    spark = make(master, log, more)
+    try:
+        yield spark
+    finally:
+        if not was_there:
+            spark.stop()
+
+
 def _end(gateway: Any, scratch: Scratch) -> None:
     """End the JVM, which does when its input does, and remove its folder."""
     jvm: subprocess.Popen[bytes] = gateway.proc
