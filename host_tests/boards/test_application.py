@@ -65,7 +65,7 @@ def on_a_board(tmp_path, story, settings=None, environment=None):
             board = VirtualBoard(
                 tmp_path / "board", DEVICE, broker.port, {"interval_ms": 200, "keep_alive_s": 10, **(settings or {})}
             )
-            board._environment.update(environment or {})
+            board.environment.update(environment or {})
             try:
                 await board.power_on()
                 await story(person, board)

@@ -106,7 +106,7 @@ class VirtualBoard:
         directory.mkdir(parents=True, exist_ok=True)
         self._settings = {"broker": "127.0.0.1", "port": port, "device": device, "status_ms": 200, **(settings or {})}
         self.configure()
-        command, environment = program or (
+        command, self.environment = program or (
             [str(Path(sys.executable).parent / "micropython"), "-X", f"heapsize={HEAP}", "-m", "main"],
             {
                 "MICROPYPATH": f".frozen:{build()}",
@@ -114,7 +114,7 @@ class VirtualBoard:
                 "FLASHMQTT_FLASH_TIME": str(flash_time),
             },
         )
-        self._child = Child(command, directory, environment, take=self.take)
+        self._child = Child(command, directory, self.environment, take=self.take)
 
     @property
     def running(self) -> bool:
