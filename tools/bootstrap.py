@@ -237,7 +237,7 @@ def provide_broker() -> None:
     say(
         "mosquitto is missing, and only root can install it: using amqtt from PyPI. amqtt loses messages when a link is cut,"
     )
-    say("so `make run` may count losses. To avoid that, install mosquitto (Debian: apt install mosquitto)")
+    say("so `make run` may count losses. To avoid that, install mosquitto (Debian: apt install mosquitto mosquitto-clients)")
 
 
 def provide_java() -> None:
