@@ -332,6 +332,22 @@ def test_full_board_is_named_before_anything_is_copied(tmp_path):
 
 
 @pytest.mark.req("B3")
+def test_full_board_whose_folders_are_counted_twice_is_too_full(tmp_path):
+    """MicroPython's littlefs counts a folder's blocks twice, so the free ones may come to less than none: 2^32 - n."""
+    with Device(tmp_path / "board", wifi=WIFI) as device:
+        config = write_configuration(tmp_path / "config", 1)
+        with Link(device.path) as link:
+            link.run(
+                "import os\nfor n in range(20): os.mkdir('/d%d' % n)\nf = open('/big', 'wb')\n"
+                "for _ in range(640): f.write(bytes(1024))\nf.close()",
+                timeout_s=60,
+            )
+            assert link.literal("import os\ns = os.statvfs('/'); print(s[3] > s[2] or s[3] < 0)")
+        status, _, complaints = run(*("deploy", "--board", "pico_w", "--port", device.path, "--config", str(config)))
+        assert status == 1 and "too full" in complaints and " 0 KB are free" in complaints
+
+
+@pytest.mark.req("B3")
 def test_room_that_the_sources_of_mip_take_is_counted_as_free(tmp_path):
     with Device(tmp_path / "board", wifi=WIFI) as device:
         config = write_configuration(tmp_path / "config", 1)

@@ -41,6 +41,7 @@ HURRY_S = 10.0  # while a watchdog may be running, which a Pico W's is for 8 s a
 SPARE_BYTES = 16384
 SECTOR_BYTES = 4096
 
+# littlefs counts a folder's blocks twice: the free ones can be below 0, which MicroPython's 64-bit port returns as 2^32 - n.
 _PROBE = """
 import sys, os
 s = os.statvfs('/')
@@ -50,7 +51,8 @@ try:
 except ImportError:
  d = ''
 print(repr({'platform': sys.platform, 'machine': getattr(i, '_machine', ''), 'version': tuple(i.version[:3]), 'name': i.name,
- 'mpy': getattr(i, '_mpy', 0), 'free': s[0] * s[3], 'files': os.listdir('/'), 'frozen': d}))
+ 'mpy': getattr(i, '_mpy', 0), 'free': s[0] * (s[3] if s[3] <= s[2] else s[3] - (1 << 32)),
+ 'files': os.listdir('/'), 'frozen': d}))
 """
 _TREE = """
 import os, hashlib
@@ -344,7 +346,7 @@ def check_room(found: dict, config: dict, needed: int) -> None:
     if needed > found["free"]:
         raise DeployFailed(
             f"The board's file system is too full: {needed // 1024} KB are needed, {journal // 1024} KB of them for the journal; "
-            f"{found['free'] // 1024} KB are free. Remove files"
+            f"{max(0, found['free']) // 1024} KB are free. Remove files"
             + (", or make journal.kib smaller." if journal else ".")
         )
 
@@ -390,7 +392,7 @@ def prepare_journal(link: Link, sectors: int) -> None:
     if pinned and count != sectors:
         say(
             "",
-            f"made earlier; {sectors * size // 1024} KB, as in config.toml, takes a new one: make wipe JOURNAL=1, make deploy",
+            f"made earlier; for {sectors * size // 1024} KB, as in config.toml: make wipe JOURNAL=1, then make deploy",
         )
         say("", "(what is not delivered by then is lost)")
 
