@@ -56,6 +56,7 @@ class Progress:
         self._packages = 0
         self._mb = 0.0
         self._doing = ""
+        self._unpacking = ""
 
     def take(self, line: str) -> None:
         """Update the progress from one line of output."""
@@ -66,7 +67,11 @@ class Progress:
             self._mb += float(match[2]) * {"kB": 0.001, "MB": 1, "GB": 1000}[match[3]]
             self._doing = f"{match[1]}, {match[2]} {match[3]}"
         elif line.startswith("Installing collected packages: "):
-            self._doing = f"unpacking {line.count(',') + 1} packages"
+            self._doing = self._unpacking = f"unpacking {line.count(',') + 1} packages"
+        elif line.startswith("  Running setup.py install") and "finished" in line:
+            self._doing = self._unpacking  # of the others
+        elif line.startswith("Successfully installed "):
+            self._doing = "removing temporary files"  # pip deletes what it unpacked, 450 MB of PySpark among it
         elif line.strip():
             self._doing = line.strip()
 
@@ -237,7 +242,9 @@ def provide_broker() -> None:
     say(
         "mosquitto is missing, and only root can install it: using amqtt from PyPI. amqtt loses messages when a link is cut,"
     )
-    say("so `make run` may count losses. To avoid that, install mosquitto (Debian: apt install mosquitto mosquitto-clients)")
+    say(
+        "so `make run` may count losses. To avoid that, install mosquitto (Debian: apt install mosquitto mosquitto-clients)"
+    )
 
 
 def provide_java() -> None:

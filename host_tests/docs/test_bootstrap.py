@@ -89,6 +89,11 @@ print("  Downloading py4j-0.10.whl (203 kB)", flush=True)
 time.sleep(0.5)
 print("Installing collected packages: py4j, pyspark", flush=True)
 time.sleep(0.5)
+print("  Running setup.py install for pyspark: started")
+print("  Running setup.py install for pyspark: finished with status 'done'", flush=True)
+time.sleep(0.5)
+print("Successfully installed py4j-0.10 pyspark-4.0.0", flush=True)
+time.sleep(0.5)
 """
 
 
@@ -100,6 +105,8 @@ def test_what_takes_long_says_how_far_it_is(monkeypatch, tmp_path, capsys):
     said = capsys.readouterr().out
     assert re.search("setup:   2 packages, 434 MB, [0-9]+ s: py4j-0.10.whl, 203 kB\n", said)
     assert ": unpacking 2 packages\n" in said
+    assert "finished" not in said
+    assert ": removing temporary files\n" in said and "Successfully" not in said
     assert "Collecting py4j\n" in (tmp_path / "setup.log").read_text()
     with pytest.raises(bootstrap.SetupFailed, match=r"^why\nNo module") as failed:
         bootstrap.run([sys.executable, "-c", "print('No module'); raise SystemExit(1)"], "why")
