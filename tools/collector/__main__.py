@@ -21,11 +21,13 @@ from tools.collector.health import Health, PortInUse
 from tools.landing.log import LandingError
 from tools.landing.segments import SegmentError
 
+DEFAULT = "default: %(default)s"
+
 
 def parser() -> argparse.ArgumentParser:
     """Return the command line."""
     made = argparse.ArgumentParser(prog="python -m tools.collector", description=__doc__.partition("\n")[0])
-    made.add_argument("--host", default="127.0.0.1")
+    made.add_argument("--host", default="127.0.0.1", help=DEFAULT)
     made.add_argument("--port", type=int, help="default: 1883, or 8883 with --tls")
     made.add_argument("--topic", action="append", metavar="FILTER", help="may be repeated; default #: everything")
     made.add_argument(
@@ -38,7 +40,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--password-file", type=Path, help="default: the environment's FLASHMQTT_PASSWORD")
     made.add_argument("--tls", action="store_true", help="encrypt, and verify the broker's certificate and name")
     made.add_argument("--ca-file", type=Path, help="trusted certificates for --tls; default: the system's")
-    made.add_argument("--keep-alive", type=int, default=30, metavar="S")
+    made.add_argument("--keep-alive", type=int, default=30, metavar="S", help=DEFAULT)
     made.add_argument("--session-expiry", type=int, default=Settings.session_expiry_s, metavar="S", help="level 5 only")
     made.add_argument(
         "--longest-pause",
@@ -48,12 +50,14 @@ def parser() -> argparse.ArgumentParser:
         help="between two attempts to connect",
     )
     group = made.add_argument_group("segments: closed at the first of these limits")
-    group.add_argument("--segment-rows", type=int, default=Settings.segment_rows, metavar="N")
-    group.add_argument("--segment-mb", type=float, default=Settings.segment_bytes / (1 << 20), metavar="N")
-    group.add_argument("--segment-seconds", type=float, default=Settings.segment_seconds, metavar="S")
+    group.add_argument("--segment-rows", type=int, default=Settings.segment_rows, metavar="N", help=DEFAULT)
+    group.add_argument(
+        "--segment-mb", type=float, default=Settings.segment_bytes / (1 << 20), metavar="N", help=DEFAULT
+    )
+    group.add_argument("--segment-seconds", type=float, default=Settings.segment_seconds, metavar="S", help=DEFAULT)
     group = made.add_argument_group("group commit: one sync for all messages that have arrived, up to these limits")
-    group.add_argument("--commit-count", type=int, default=Settings.commit_count, metavar="N")
-    group.add_argument("--commit-ms", type=float, default=Settings.commit_ms, metavar="MS")
+    group.add_argument("--commit-count", type=int, default=Settings.commit_count, metavar="N", help=DEFAULT)
+    group.add_argument("--commit-ms", type=float, default=Settings.commit_ms, metavar="MS", help=DEFAULT)
     group = made.add_argument_group("limits")
     group.add_argument(
         "--packet-bytes",
