@@ -217,3 +217,20 @@ def test_search_order_and_page_outlive_a_reload(chromium, large):
         assert page.input_value("#q") == "board-00"
         assert page.locator(".pager span").first.inner_text() == "13-24 of 1,000"
         assert page.locator(".card h3").first.inner_text() == "board-00012"
+
+
+def test_devices_without_an_identity_have_no_empty_audit_and_a_reason_is_shown_whole(chromium, tmp_path):
+    landing = Landing(tmp_path / "landing")
+    landing.directory.mkdir()
+    for n in range(20):
+        landing.raw(
+            "server/memory", b"%d" % (24_000_000_000 + n * 10_000_000), arrival_us=(START_S + 60 * n) * 1_000_000
+        )
+    landing.raw("server/door", b"ajar")
+    landing.seal()
+    with browser.opened(chromium, written(landing.directory, tmp_path / "out")) as page:
+        assert not page.locator("#audit").is_visible()
+        assert page.locator(".y span").first.inner_text().endswith("G")
+        reason = page.locator("#plot-quarantine .name")
+        assert reason.inner_text().endswith("no mapping takes its topic")
+        assert reason.evaluate("one => one.scrollHeight <= one.clientHeight")

@@ -102,6 +102,16 @@ def test_gap_is_told_where_readings_are_missing(local, landing, out):
 
 
 @pytest.mark.req("P9")
+def test_pause_of_less_than_a_second_is_no_gap(local, landing, out):
+    at = START_S
+    for n in range(60):
+        at += 0.26 if n % 7 == 0 else 2.0 if n == 33 else 0.04
+        publish(landing, at, 1.0)
+    told, _ = plots(taken(local, landing, out))["t"]
+    assert told["g"] == [33]
+
+
+@pytest.mark.req("P9")
 @pytest.mark.parametrize("wrong_s", [0, 946_684_800, 1_600_000_000, 4_294_967_295])
 def test_wrong_clock_does_not_flatten_a_plot(local, landing, out, wrong_s):
     for n in range(20):

@@ -79,7 +79,7 @@ function frame(from, to, lo, hi, label, high, words) {
 function brief(value, step) {
   const size = Math.max(Math.abs(value), step);
   if (size >= 1e6 || size < 1e-3) return value.toLocaleString('en', {notation: size >= 1e15 || size < 1e-3 ? 'scientific' : 'compact',
-    maximumSignificantDigits: Math.min(15, Math.max(2, 2 + Math.ceil(Math.log10(size / step))))});
+    maximumSignificantDigits: Math.min(15, Math.max(2, 2 + Math.ceil(Math.log10(size / step))))}).replace('B', 'G'); // beside bytes
   return (value + 0).toLocaleString('en', {maximumFractionDigits: Math.max(0, Math.ceil(-Math.log10(step) - 1e-9))});
 }
 function points(set) {
@@ -290,6 +290,7 @@ function length(ms) {
 // The audit.
 function boots(device) {id('search').value = state.boots = `device=${device}`; audit(); id('audit').closest('section').scrollIntoView(); remember()}
 function audit() {
+  id('audit').closest('section').hidden = !facts.totals.boots;
   const wanted = state.boots.toLowerCase().split(/\s+/).filter(Boolean), columns = facts.columns;
   let rows = facts.audit.filter(row => {
     const text = columns.map((name, n) => `${name}=${row[n]}`).join(' ').toLowerCase();

@@ -49,7 +49,9 @@ BEHIND_US = 400 * 86_400_000_000
 """A reading that came more than 400 days after the time it tells has a wrong clock."""
 ROWS = 131_072
 GAP = 1.75
-"""Readings are missing where the next one came later than so many usual intervals."""
+"""Readings are missing where the next one came later than so many usual intervals,"""
+GAP_MS = 1000
+"""and later than this: a board that reads every 40 ms pauses for its flash, and misses nothing."""
 LARGEST = 3.0e38
 PARTS = 1 << 16
 
@@ -550,4 +552,4 @@ def gaps(points: Points) -> tuple[int, list[int]]:
     order = np.argsort(interval, kind="stable")
     reached = np.cumsum(weight[order])
     usual = max(1, int(interval[order][np.searchsorted(reached, 0.75 * reached[-1])]))
-    return usual, (np.flatnonzero(between > GAP * usual) + 1).tolist()
+    return usual, (np.flatnonzero(between > max(GAP * usual, GAP_MS)) + 1).tolist()
