@@ -55,7 +55,7 @@ def test_text_around_a_certificate_and_der_are_made_what_a_board_reads(made):
     [
         ("nowhere.pem", ["broker.ca", "nowhere.pem", "can't be read"]),
         ("ca.key", ["broker.ca", "ca.key", "no PEM block", "CERTIFICATE"]),
-        ("board.crt", ["broker.ca", "not the certificate of an authority"]),
+        ("board.crt", ["broker.ca", "not an authority's certificate"]),
         ("old.crt", ["broker.ca", "expired"]),
     ],
 )
@@ -70,7 +70,7 @@ def test_unsuitable_authority_is_named(made, name, words):
     ("cert", "key", "words"),
     [
         ("board.crt", "locked.key", ["broker.key", "locked.key", "pass phrase", "openssl pkey"]),
-        ("board.crt", "good.key", ["board.crt", "good.key", "don't belong together"]),
+        ("board.crt", "good.key", ["board.crt", "good.key", "don't match"]),
         ("board.crt", "board.crt", ["broker.key", "board.crt", "PRIVATE KEY"]),
     ],
 )
@@ -117,7 +117,7 @@ def test_broker_that_no_authority_vouches_for_is_named(made, listener, monkeypat
     monkeypatch.setenv("SSL_CERT_FILE", str(made / "other.crt"))
     with pytest.raises(DeployFailed, match=r"localhost:\d+ was refused .*ca = "):
         certificates.files(Tls(True), "localhost", listener)
-    with pytest.raises(DeployFailed, match=r"can't look at localhost:\d+"):
+    with pytest.raises(DeployFailed, match=r"can't connect to localhost:\d+"):
         certificates.files(Tls(True), "localhost", free_port())
 
 

@@ -178,7 +178,7 @@ def test_strange_main_is_asked_about_kept_and_given_back(tmp_path):
             link.put("/main.py", b"print('mine')\n")
         words = ("deploy", "--board", "pico_w", "--port", device.path, "--config", str(config), "--timeout", "0.1")
         status, _, complaints = run(*words)
-        assert status == 1 and "main.py on the board that is not ours" in complaints and "YES=1" in complaints
+        assert status == 1 and "main.py that is not flashmqtt's" in complaints and "YES=1" in complaints
         with Link(device.path) as link:
             assert link.get("/main.py") == b"print('mine')\n"
         status, printed, _ = run(*words, "--yes")
@@ -238,7 +238,7 @@ def test_broken_configuration_on_the_board_is_said_on_its_console(tmp_path):
     [
         ({"name": "circuitpython"}, "not MicroPython"),
         ({"platform": "esp32", "machine": "Generic ESP32 module with ESP32"}, "BOARD=esp32"),
-        ({"machine": "Raspberry Pi Pico with RP2040"}, "not a board of the kind pico_w"),
+        ({"machine": "Raspberry Pi Pico with RP2040"}, "not a pico_w"),
         ({"version": (1, 23, 0)}, "too old: 1.24"),
     ],
 )
@@ -276,7 +276,7 @@ def test_deployment_finds_out_which_board_is_there(platform, machine, board):
     if board:
         assert deploy.which_board(found, "auto", "/dev/x") == board
     else:
-        with pytest.raises(DeployFailed, match="not a board that we know"):
+        with pytest.raises(DeployFailed, match="not a known board"):
             deploy.which_board(found, "auto", "/dev/x")
 
 
@@ -399,7 +399,7 @@ def test_ports_that_can_not_be_used_are_explained(tmp_path, monkeypatch):
     monkeypatch.setattr(ports.list_ports, "comports", lambda: both[:1])
     assert ports.find() == "/dev/ttyACM0"
 
-    assert "/dev/null is no serial port" in str(ports.why_closed("/dev/null"))
+    assert "/dev/null is not a serial port" in str(ports.why_closed("/dev/null"))
 
     def refuse(*arguments):
         raise PermissionError(13, "Permission denied")
@@ -550,12 +550,12 @@ def test_monitor_names_a_board_that_was_unplugged(tmp_path, waits):
         terminal = Terminal(sys.executable, "-m", "tools.deploy", "monitor", "--port", device.path)
         terminal.until("tick ")
         path = device.path
-    terminal.until(f"monitor: {path} went away: the board sleeps, or was unplugged; waiting for it")
+    terminal.until(f"monitor: {path} has disappeared: the board sleeps or was unplugged; waiting for it")
     if waits:
         terminal.press(b"\x03")
     assert terminal.ended() == (0 if waits else 1)
     assert "Traceback" not in terminal.said, terminal.said
-    assert waits or f"monitor: {path} went away: was the board unplugged?" in terminal.said
+    assert waits or f"monitor: {path} has disappeared: was the board unplugged?" in terminal.said
 
 
 @pytest.mark.req("B3")
@@ -600,7 +600,7 @@ def test_board_that_its_watchdog_resets_in_the_midst_is_asked_again(tmp_path):
         with Link(device.path) as link:
             with pytest.raises(DeployFailed, match="stopped answering"):
                 link.run("import time\nwhile True: time.sleep_ms(10)", timeout_s=1)
-            assert deploy.insist(link, lambda: link.run("print(6 * 7)", timeout_s=20)).strip() == "42"
+            assert deploy.retry_after_reset(link, lambda: link.run("print(6 * 7)", timeout_s=20)).strip() == "42"
         assert "watchdog" in device.resets
 
 

@@ -84,7 +84,7 @@ def test_deployment_to_an_emulated_pico_uses_its_romfs(tmp_path, capsys, monkeyp
         warnings.warn(WITHOUT_ROMFS, stacklevel=1)
         pytest.skip(WITHOUT_ROMFS)
     assert Path(UF2_ROMFS).is_file(), f"FLASHMQTT_UF2_ROMFS names no file: {UF2_ROMFS}"
-    monkeypatch.setattr("tools.deploy.link.GOING_S", 8)  # an emulated board is slow to reset
+    monkeypatch.setattr("tools.deploy.link.RESET_S", 8)  # an emulated board is slow to reset
     own = tmp_path / "own.py"
     own.write_text(OWN_BOARD)
     (tmp_path / "config.toml").write_text(f'[wifi]\nssid = "home"\n[broker]\nhost = "{HOST}"\n')

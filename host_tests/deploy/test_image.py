@@ -61,7 +61,7 @@ def sources(tmp_path, monkeypatch):
     for tool in ("sh", "mkdir", "touch", "tee", "env"):
         (tmp_path / "bin" / tool).symlink_to(f"/bin/{tool}" if Path(f"/bin/{tool}").exists() else f"/usr/bin/{tool}")
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    monkeypatch.setattr(image, "tell_heap", lambda wanted, made: image.say("heap", "not measured"))
+    monkeypatch.setattr(image, "report_heap", lambda wanted, made: image.say("heap", "not measured"))
     return root
 
 
@@ -132,7 +132,7 @@ def test_failed_build_shows_its_end_and_names_the_log(sources, capsys, monkeypat
 
 
 CASES = {
-    "no folder": (lambda root: root.rename(root.parent / "gone"), "pico", (), "is no folder"),
+    "no folder": (lambda root: root.rename(root.parent / "gone"), "pico", (), "is not a folder"),
     "not MicroPython": (lambda root: (root / "py/mpconfig.h").unlink(), "pico", (), "is not a checkout of MicroPython"),
     "too old": (
         lambda root: write(root / "py/mpconfig.h", (root / "py/mpconfig.h").read_text().replace("25", "23")),
@@ -150,9 +150,9 @@ CASES = {
         *("pico", (), "NODRIVERS=1 builds without"),
     ),
     "no such board here": (lambda root: None, "pico2", (), "has no board RPI_PICO2"),
-    "unknown board": (lambda root: None, "auto", (), "BOARD=auto is none of pico, pico_w"),
+    "unknown board": (lambda root: None, "auto", (), "BOARD=auto is unknown; known boards: pico, pico_w"),
     "no network": (lambda root: None, "pico", ("--app",), "The application needs a board with a network"),
-    "journal on an ESP32": (lambda root: None, "esp32", ("--journal",), "JOURNAL=1 is for the boards of the rp2 port"),
+    "journal on an ESP32": (lambda root: None, "esp32", ("--journal",), "JOURNAL=1 is for boards of the rp2 port"),
     "no manifest": (lambda root: None, "pico", ("--manifest", "/no/where.py"), "MANIFEST=/no/where.py: no such file"),
     "no C modules": (lambda root: None, "pico", ("--user-c-modules", "/no"), "USER_C_MODULES=/no: no such file"),
 }

@@ -308,7 +308,7 @@ def test_modules_become_one_and_their_lines_stay_in_order():
     [
         ({"a": "from b import x\n", "b": "from a import y\n"}, "cycle"),
         ({"a": "", "b": "print(globals())\n"}, "its own globals"),
-        ({"a": "import b\nprint(b)\n", "b": ""}, "handed on"),
+        ({"a": "import b\nprint(b)\n", "b": ""}, "used as an object"),
     ],
 )
 def test_modules_that_can_not_be_put_together_are_refused_by_name(sources, why):
@@ -360,7 +360,7 @@ def test_names_used_most_come_first_and_no_line_moves():
     result = ordered(text)
     assert lines(result)[4:] == lines(text)[4:]
     assert len(build.compiled("m", result, "armv6m")) <= len(build.compiled("m", text, "armv6m")) - 40
-    assert build.smallest("m", build.ways(text), "armv6m") == build.compiled("m", result, "armv6m")
+    assert build.smallest("m", build.variants(text), "armv6m") == build.compiled("m", result, "armv6m")
     few = '"""What it is."""\nimport gc\n'
     assert ordered(few) == few
 
@@ -399,7 +399,7 @@ def packed_tests(tmp_path_factory) -> Path:
         target = folder / paths[name]
         target.parent.mkdir(parents=True, exist_ok=True)
         if paths[name] in library:
-            target.with_suffix(".mpy").write_bytes(build.smallest(name, build.ways(text), "x64"))
+            target.with_suffix(".mpy").write_bytes(build.smallest(name, build.variants(text), "x64"))
         else:
             target.write_text(text)
     return folder

@@ -1,1 +1,1 @@
-"""From a bare board to its first delivered reading: `make deploy`, `monitor`, `backup`, `wipe`, all through mpremote."""
+"""Install flashmqtt on a board through mpremote: `make deploy`, `monitor`, `backup`, `wipe`."""

@@ -1,8 +1,8 @@
 """`python -m tools.deploy {deploy,monitor,backup,wipe}`: see `make deploy`.
 
-A deployment can be cut off at any point and simply run again. While the file `/deploying` stands on the board, its
-main.py says so and leaves the REPL to whoever comes; every file is written beside the old one, compared by its hash, and
-renamed; main.py comes last. So a half-copied board starts to its REPL, never into half a program.
+A deployment may be interrupted at any point and run again. While the file `/deploying` exists on the board, its main.py
+prints a message and leaves the REPL free. Every file is written under a temporary name, compared by its hash, and renamed;
+main.py is the last. So a board with half of the files starts to its REPL, never into half a program.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ OLDEST = (1, 24)
 DEPLOYING = "/deploying"
 OURS = ("/lib/flashmqtt", "/app", "/tls")
 SINGLE = ("/main.py", "/board.mpy", "/config.json", "/state.json")
-CUT_OFF = tuple(path + ".new" for path in SINGLE)  # copies that were not finished
-MARK = "flashmqtt"  # a main.py of ours has this word in its first line
-CONTRACT = "boards/board.pyi"  # and a board.py of ours this one
+UNFINISHED = tuple(path + ".new" for path in SINGLE)  # incomplete copies
+MARK = "flashmqtt"  # in the first line of our main.py
+CONTRACT = "boards/board.pyi"  # in the first line of our board.py
 DELIVERY_S = 90
-HURRY_S = 10.0  # while a watchdog may be running, which a Pico W's is for 8 s at most
+WATCHDOG_S = 10.0  # timeout while a watchdog may reset the board; a Pico W's watchdog has at most 8 s
 SPARE_BYTES = 16384
 SECTOR_BYTES = 4096
 
@@ -76,8 +76,8 @@ def walk(p):
         tell(p)
 for p in %r: walk(p)
 """
-# An empty folder /app would be imported instead of /rom/app.
-_EMPTY_AWAY = """
+# MicroPython would import an empty folder /app instead of /rom/app.
+_REMOVE_EMPTY = """
 import os
 def walk(p):
     try:
@@ -101,22 +101,24 @@ def say(kind: str, text: str) -> None:
 
 
 def probe(link: Link) -> dict:
-    """Return what is on the port."""
-    return insist(link, lambda: link.literal(_PROBE, timeout_s=HURRY_S))
+    """Return the board's platform, version, free space and files."""
+    return retry_after_reset(link, lambda: link.literal(_PROBE, timeout_s=WATCHDOG_S))
 
 
 def which_board(found: dict, board: str, path: str) -> str:
-    """Return which board this is, and see that it is the one that was meant.
+    """Return the board's name in `build.BOARDS`, and check that it is the requested one.
 
     Args:
-        board: one of `build.BOARDS`, or "auto".
+        found: the result of `probe`.
+        board: the requested board: a name in `build.BOARDS`, or "auto".
+        path: the port, for messages.
 
     Raises:
-        DeployFailed: another board, one that we do not know, another Python, or too old.
+        DeployFailed: the board is another one or unknown, or its MicroPython is too old or is another Python.
     """
     folder = build.BOARDS[board][1] if board in build.BOARDS else "rp2"
     if found["name"] != "micropython":
-        raise DeployFailed(f"On {path} runs {found['name']}, not MicroPython: see boards/{folder}/README.md.")
+        raise DeployFailed(f"{path}: the board runs {found['name']}, not MicroPython: see boards/{folder}/README.md.")
     right = next(
         (
             name
@@ -126,50 +128,50 @@ def which_board(found: dict, board: str, path: str) -> str:
         "",
     )
     if not right or board not in ("auto", right):
-        kind = "a board that we know" if board == "auto" else f"a board of the kind {board}"
+        kind = "a known board" if board == "auto" else f"a {board}"
         hint = (
             f" Use BOARD={right}."
             if right
-            else f" Known boards: {', '.join(build.BOARDS)}; boards/README.md tells how to add one."
+            else f" Known boards: {', '.join(build.BOARDS)}; boards/README.md explains how to add one."
         )
-        raise DeployFailed(f"On {path} is a {found['machine']}, not {kind}.{hint}")
+        raise DeployFailed(f"{path}: the board is a {found['machine']}, not {kind}.{hint}")
     if found["version"][:2] < OLDEST:
         version = ".".join(map(str, found["version"]))
         raise DeployFailed(
             f"MicroPython {version} on {path} is too old: {OLDEST[0]}.{OLDEST[1]} or newer is needed "
-            f"(boards/{build.BOARDS[right][1]}/README.md tells how)."
+            f"(boards/{build.BOARDS[right][1]}/README.md explains how to install it)."
         )
     return right
 
 
 def present(link: Link, roots: tuple[str, ...] = (*OURS, *SINGLE)) -> dict[str, str]:
-    """Return the files that the board has of ours, or below these roots: path -> SHA-256 in hex."""
+    """Return the board's files below these roots, by default flashmqtt's: path -> SHA-256 in hex."""
     listed = link.run(_TREE % (roots,), timeout_s=60)
     return dict(line.rsplit(" ", 1) for line in listed.splitlines() if line.startswith("/"))
 
 
 def files_of(found: dict, board: str, march: str, arguments: argparse.Namespace) -> dict[str, bytes]:
-    """Return the files that belong on this board: all, or only main.py where an image of ours has the others frozen.
+    """Return the files for this board: all, or only main.py if the board's image has the others frozen.
 
     Raises:
-        DeployFailed: the image has something else frozen, which no file can replace: MicroPython looks there before /lib.
+        DeployFailed: the image has another version frozen. Files can't replace it: MicroPython imports frozen modules first.
     """
     if not found["frozen"]:
         return dict(build.image(board, march, arguments.plain, arguments.board_file))
     if arguments.board_file or found["frozen"] != digest(texts(board, bool(march), application=True)):
         raise DeployFailed(
-            "The board's image has flashmqtt frozen, and not this application in this state; files do not replace that. "
-            f"Make it anew (make image BOARD={board or '...'} APP=1, boards/IMAGES.md), or put stock MicroPython on the board."
+            "The board's image has another version of flashmqtt frozen, or not this application; files can't replace it. "
+            f"Rebuild the image (make image BOARD={board or '...'} APP=1, boards/IMAGES.md), or install stock MicroPython."
         )
     say("frozen", "the library, the application and board.py are in the board's image")
     return {"/main.py": (ROOT / "firmware" / "main.py").read_bytes()}
 
 
 def for_rom(link: Link, image: dict[str, bytes]) -> tuple[dict[str, bytes], bytes | None, int]:
-    """Share a board's files out between its ROMFS partition, where it has one, and its file system.
+    """Split a board's files between its ROMFS partition, if it has one, and its file system.
 
     Returns:
-        (what goes into the file system, ROMFS as it is to be written or None where it stays as it is, bytes of its blocks).
+        The files for the file system; the new ROMFS, or None if it does not change; the size of its blocks in bytes.
     """
     blocks, block_bytes = romfs.size(link)
     if not blocks:
@@ -200,7 +202,7 @@ def write_rom(link: Link, content: bytes, block_bytes: int) -> None:
 
 
 def plan(image: dict[str, bytes], there: dict[str, str]) -> tuple[list[str], list[str]]:
-    """Return (paths to copy, paths of ours to remove); main.py is last."""
+    """Return the paths to copy, main.py last, and the paths of flashmqtt's files to remove."""
     copy = [path for path, content in image.items() if there.get(path) != sha256(content).hexdigest()]
     copy.sort(key=lambda path: (path == "/main.py", path))
     remove = [path for path in there if path not in image and path.startswith(tuple(folder + "/" for folder in OURS))]
@@ -208,16 +210,16 @@ def plan(image: dict[str, bytes], there: dict[str, str]) -> tuple[list[str], lis
 
 
 def ask(question: str, yes: bool) -> bool:
-    """Return whether the person agrees."""
+    """Ask the user; return whether the answer is yes."""
     if yes:
         return True
     if not sys.stdin.isatty():
-        raise DeployFailed(f"{question} Nobody is here to answer: run it again with YES=1 to agree.")
+        raise DeployFailed(f"{question} There is no terminal to ask: to agree, run this again with YES=1.")
     return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
 
 
-def insist(link: Link, act: Callable[[], Result]) -> Result:
-    """Do something, again where the watchdog of the program that ran on the board resets it in the midst."""
+def retry_after_reset(link: Link, act: Callable[[], Result]) -> Result:
+    """Call `act`; repeat it up to twice if the board's watchdog resets the board meanwhile."""
     for last in (False, False, True):
         try:
             return act()
@@ -232,18 +234,18 @@ def insist(link: Link, act: Callable[[], Result]) -> Result:
     raise AssertionError
 
 
-def quiet_board(link: Link, found: dict) -> None:
-    """See that no watchdog of a running program bites while we copy: keep main.py from starting, and reset."""
+def stop_program(link: Link, found: dict) -> None:
+    """Keep main.py from starting, and reset: so no watchdog of a running program resets the board later."""
     if "main.py" not in found["files"]:
         return
-    insist(link, lambda: link.run(f"open({DEPLOYING!r}, 'w').close()", timeout_s=HURRY_S))
+    retry_after_reset(link, lambda: link.run(f"open({DEPLOYING!r}, 'w').close()", timeout_s=WATCHDOG_S))
     link.reset()
     link.stop()
 
 
-def strangers(link: Link, found: dict) -> list[str]:
-    """Return the names of files that are not ours and that would be replaced."""
-    # A file that is left open is closed by the garbage collector, perhaps in the middle of the file system's next write.
+def foreign_files(link: Link, found: dict) -> list[str]:
+    """Return the names of other programs' files that would be replaced."""
+    # `with`: otherwise the garbage collector closes the file, perhaps in the middle of the file system's next write.
     return [
         name
         for name, sign in (("main.py", MARK), ("board.py", CONTRACT))
@@ -252,7 +254,7 @@ def strangers(link: Link, found: dict) -> list[str]:
 
 
 def deploy(arguments: argparse.Namespace) -> None:
-    """Bring a board to its first delivered reading."""
+    """Install the application on a board and wait for its first delivered reading."""
     config, tls = configuration.load(arguments.config)
     wanted = {"/config.json": configuration.compact(config)}
     wanted |= certificates.files(tls, config["broker"], config["port"])
@@ -265,17 +267,17 @@ def deploy(arguments: argparse.Namespace) -> None:
         say("board", f"{found['machine']}, MicroPython {version}, on {path}")
         board = "" if arguments.board_file else which_board(found, arguments.board, path)
         march = build.architecture(found["mpy"])
-        foreign = insist(link, lambda: strangers(link, found))
+        foreign = retry_after_reset(link, lambda: foreign_files(link, found))
         if not foreign:
-            quiet_board(link, found)  # first of all: a watchdog that was started gives us seconds
+            stop_program(link, found)  # at once: a running watchdog resets the board within seconds
         image = {**files_of(found, board, march, arguments), **wanted}
         image, rom, rom_block = for_rom(link, image)
         there = present(link)
         copy, remove = plan(image, there)
         if "/board.mpy" in there and "/board.mpy" not in image:
-            remove.append("/board.mpy")  # it would be imported instead of the frozen one
+            remove.append("/board.mpy")  # MicroPython would import it instead of the frozen one
         if "board.py" in found["files"] and "board.py" not in foreign:
-            remove.append("/board.py")  # or it would be imported instead of /board.mpy
+            remove.append("/board.py")  # MicroPython would import it instead of /board.mpy
         size = sum(len(image[name]) for name in copy)
         new = sum(name not in there for name in copy)
         unchanged = len(image) - len(copy)
@@ -284,13 +286,13 @@ def deploy(arguments: argparse.Namespace) -> None:
             f"{len(image)}: {new} new, {len(copy) - new} changed, {unchanged} as they are; {size / 1000:.1f} KB to copy",
         )
         try:
-            found["free"] += to_be_free(link, remove)
+            found["free"] += freed_bytes(link, remove)
             check_room(found, config, sum(_blocks(image[name]) for name in copy if name not in there))
             if not arguments.dry_run:
-                agree(foreign, arguments.yes)
+                confirm_replacing(foreign, arguments.yes)
         except DeployFailed:
             if not foreign:
-                let_go(link)
+                start_program(link)
             raise
         if arguments.dry_run:
             for name in copy:
@@ -302,24 +304,24 @@ def deploy(arguments: argparse.Namespace) -> None:
             say("config", json.dumps(configuration.shown(config), ensure_ascii=False))
             say("dry run", "nothing was changed")
             if not foreign:
-                let_go(link)
+                start_program(link)
             return
         if foreign:
-            quiet_board(link, found)
+            stop_program(link, found)
         for name in foreign:
             link.run(f"import os\nos.rename('/{name}', '/{name}.before')")
         if copy or remove or rom is not None:
             link.run(f"open({DEPLOYING!r}, 'w').close()")
         if rom is not None:
             write_rom(link, rom, rom_block)
-            link.reset()  # mounts it
+            link.reset()  # mounts ROMFS
             link.stop()
         if copy or remove:
             copy_files(link, image, copy, remove, size)
-        link.run(_EMPTY_AWAY % (OURS,))
+        link.run(_REMOVE_EMPTY % (OURS,))
         prepare_journal(link, config["sectors"])
         started = time.monotonic()
-        let_go(link)
+        start_program(link)
         wait_for_delivery(link, started, arguments.timeout)
 
 
@@ -327,8 +329,8 @@ def _blocks(content: bytes) -> int:
     return -(-len(content) // SECTOR_BYTES) * SECTOR_BYTES
 
 
-def to_be_free(link: Link, remove: list[str]) -> int:
-    """Return how many bytes it frees to remove these files; small ones lie in their folder's blocks and free nothing."""
+def freed_bytes(link: Link, remove: list[str]) -> int:
+    """Return the bytes that removing these files frees. littlefs keeps small files in the folder's blocks: they free none."""
     if not remove:
         return 0
     sizes = link.literal(f"import os\nprint([os.stat(p)[6] for p in {remove!r}])")
@@ -336,10 +338,10 @@ def to_be_free(link: Link, remove: list[str]) -> int:
 
 
 def check_room(found: dict, config: dict, needed: int) -> None:
-    """See that everything fits.
+    """Check that the files and the journal fit.
 
     Raises:
-        DeployFailed: it does not.
+        DeployFailed: they do not.
     """
     journal = 0 if "journal" in found["files"] else config["sectors"] * SECTOR_BYTES
     needed += SPARE_BYTES + journal
@@ -351,25 +353,25 @@ def check_room(found: dict, config: dict, needed: int) -> None:
         )
 
 
-def agree(foreign: list[str], yes: bool) -> None:
-    """Ask about files that are not ours.
+def confirm_replacing(foreign: list[str], yes: bool) -> None:
+    """Ask whether other programs' files may be renamed.
 
     Raises:
-        DeployFailed: the person does not agree.
+        DeployFailed: the user does not agree.
     """
     for name in foreign:
-        if not ask(f"There is a {name} on the board that is not ours. Keep it as {name}.before and go on?", yes):
+        if not ask(f"The board has a {name} that is not flashmqtt's. Rename it to {name}.before and continue?", yes):
             raise DeployFailed("Stopped; nothing was changed.")
 
 
-def let_go(link: Link) -> None:
-    """Let main.py start again, and reset."""
+def start_program(link: Link) -> None:
+    """Allow main.py to start again, and reset."""
     link.run(f"import os\ntry:\n os.remove({DEPLOYING!r})\nexcept OSError: pass")
     link.reset()
 
 
 def copy_files(link: Link, image: dict[str, bytes], copy: list[str], remove: list[str], size: int) -> None:
-    """Remove what is no longer ours (a copy that was cut off, too), and copy what changed, with a progress bar."""
+    """Remove and copy files, with a progress bar."""
     for name in remove:
         link.run(f"import os\nos.remove({name!r})")
     with tqdm(total=size, unit="B", unit_scale=True, disable=None, leave=False, dynamic_ncols=True) as bar:
@@ -380,25 +382,23 @@ def copy_files(link: Link, image: dict[str, bytes], copy: list[str], remove: lis
 
 
 def prepare_journal(link: Link, sectors: int) -> None:
-    """See that there is room for the journal, or make it; what is in a journal stays."""
+    """Allocate the journal's flash, if it is not there. An existing journal keeps its messages."""
     try:
         count, size, kind = link.literal(_JOURNAL % sectors, timeout_s=120)
     except BoardSaid as error:
-        raise DeployFailed(f"The journal can't be set up: {error}") from error
+        raise DeployFailed(f"The journal can't be allocated: {error}") from error
     pinned = kind == "PinnedFiles"
-    say(
-        "journal", f"{count * size // 1024} KB {'pinned in the file system' if pinned else 'in a partition of its own'}"
-    )
+    say("journal", f"{count * size // 1024} KB {'pinned in the file system' if pinned else 'in its own partition'}")
     if pinned and count != sectors:
         say(
             "",
             f"made earlier; for {sectors * size // 1024} KB, as in config.toml: make wipe JOURNAL=1, then make deploy",
         )
-        say("", "(what is not delivered by then is lost)")
+        say("", "(this deletes messages that are not yet delivered)")
 
 
 def _all_delivered(pairs: list[str]) -> bool:
-    """Return whether a status line says that the board connected and that all it stored is acknowledged."""
+    """Return whether a status line reports a connection and no message without acknowledgement."""
     numbers = dict(pair.split("=", 1) for pair in pairs if "=" in pair)
     return (
         numbers.get("waiting") == numbers.get("dropped") == "0"
@@ -411,7 +411,7 @@ def wait_for_delivery(link: Link, started: float, timeout_s: float) -> None:
     """Show the console until the first reading is delivered.
 
     Raises:
-        DeployFailed: it was not, in time; or the board says what is wrong.
+        DeployFailed: nothing was delivered in time; the text has the board's last message.
     """
     last = ""
     for line in link.lines(timeout_s):
@@ -425,22 +425,22 @@ def wait_for_delivery(link: Link, started: float, timeout_s: float) -> None:
         elif words[:1] == ["delivered"]:
             say("delivered", f"{' '.join(words[1:])}, {time.monotonic() - started:.1f} s after the reset")
             return
-        elif words[:1] == ["status"] and _all_delivered(words[1:]):  # so fast that nobody was listening yet
+        elif words[:1] == ["status"] and _all_delivered(words[1:]):  # it was delivered before the port was open again
             say("delivered", f"everything stored, {time.monotonic() - started:.1f} s after the reset at the latest")
             return
         elif line and not line.startswith(("status", "MicroPython", "Type", ">>>")):
             last = line
-    hint = f" The board's last words: {last}" if last else " `make monitor` shows what the board says."
-    raise DeployFailed(f"All is copied, but nothing was delivered within {timeout_s:.0f} s.{hint}")
+    hint = f" The board's last message: {last}" if last else " `make monitor` shows the board's output."
+    raise DeployFailed(f"All files were copied, but nothing was delivered within {timeout_s:.0f} s.{hint}")
 
 
 def monitor(arguments: argparse.Namespace) -> None:
-    """Show what the board says, without disturbing it, until Ctrl-C; tracebacks as the repository has them, unless --plain."""
+    """Show the board's output until Ctrl-C, without interrupting it; tracebacks with the repository's names, unless --plain."""
     path = ports.find(arguments.port)
     link = Link(path)
 
     def away() -> None:
-        print(f"monitor: {path} went away: the board sleeps, or was unplugged; waiting for it", file=sys.stderr)
+        print(f"monitor: {path} has disappeared: the board sleeps or was unplugged; waiting for it", file=sys.stderr)
 
     try:
         with terminal.ctrl_c_as_a_key() as link.waits:
@@ -454,11 +454,11 @@ def monitor(arguments: argparse.Namespace) -> None:
 
 
 def backup(arguments: argparse.Namespace) -> None:
-    """Copy every file of the board, the journal's raw blocks too, into a folder that only its owner can read."""
+    """Copy all files and the journal of the board into a folder that only its owner can read."""
     path = ports.find(arguments.port)
     with Link(path) as link:
         found = probe(link)
-        quiet_board(link, found)
+        stop_program(link, found)
         listed = link.run(_TREE % ((*(f"/{name}" for name in found["files"]),),), timeout_s=300)
         files = dict(line.rsplit(" ", 1) for line in listed.splitlines() if line.startswith("/"))
         folder = (arguments.output or ROOT / "backups") / time.strftime("%Y%m%d-%H%M%S")
@@ -469,28 +469,28 @@ def backup(arguments: argparse.Namespace) -> None:
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(link.get(name))
         say("backup", f"{len(files)} files of the {found['machine']} in {os.path.relpath(folder)}")
-        say("", "config.json and tls/key.pem in it are secrets: keep the folder to yourself")
-        let_go(link)
+        say("", "config.json and tls/key.pem in it contain secrets: keep the folder private")
+        start_program(link)
 
 
 def wipe(arguments: argparse.Namespace) -> None:
-    """Take everything of ours off the board, after asking."""
+    """Remove flashmqtt's files from the board, after asking."""
     path = ports.find(arguments.port)
     with Link(path) as link:
         found = probe(link)
         what = "flashmqtt, the application and its configuration" + (
-            " and the journal with what is not delivered yet" if arguments.journal else ""
+            " and the journal, with messages that are not yet delivered" if arguments.journal else ""
         )
-        quiet_board(link, found)
+        stop_program(link, found)
         try:
             agreed = ask(f"Remove {what} from the {found['machine']} on {path}?", arguments.yes)
         except DeployFailed:
-            let_go(link)
+            start_program(link)
             raise
         if not agreed:
-            let_go(link)
+            start_program(link)
             raise DeployFailed("Stopped; nothing was changed.")
-        roots = [*OURS, *SINGLE, *CUT_OFF, *(["/journal"] if arguments.journal else []), DEPLOYING]
+        roots = [*OURS, *SINGLE, *UNFINISHED, *(["/journal"] if arguments.journal else []), DEPLOYING]
         link.run(
             "import os\n"
             "def away(p):\n"
@@ -514,45 +514,45 @@ def wipe(arguments: argparse.Namespace) -> None:
 
 
 def existing_file(text: str) -> Path:
-    """Return a path from the command line, of a file that is there."""
+    """Return a path: argparse's `type` of a file that must exist."""
     if not Path(text).is_file():
         raise argparse.ArgumentTypeError(f"{text} is not a file")
     return Path(text)
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    """Return the command line's meaning."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
-        prog="python -m tools.deploy", description="Put flashmqtt on a board, and look after it."
+        prog="python -m tools.deploy", description="Install flashmqtt on a board, and maintain it."
     )
     commands = parser.add_subparsers(dest="command", required=True)
     for name, act in (("deploy", deploy), ("monitor", monitor), ("backup", backup), ("wipe", wipe)):
         command = commands.add_parser(name, help=act.__doc__.splitlines()[0] if act.__doc__ else "")
-        command.add_argument("--port", default="auto", help="the serial port; auto: the only board there is")
-        command.add_argument("--yes", action="store_true", help="agree to every question")
+        command.add_argument("--port", default="auto", help="the serial port; auto: the only connected board")
+        command.add_argument("--yes", action="store_true", help="answer yes to every question")
         command.set_defaults(act=act)
         if name == "deploy":
-            command.add_argument("--board", choices=("auto", *build.BOARDS), default="auto", help="auto: what is there")
-            own = "a board.py of one's own (boards/README.md)"
+            command.add_argument("--board", choices=("auto", *build.BOARDS), default="auto", help="auto: ask the board")
+            own = "your own board.py (boards/README.md)"
             command.add_argument("--board-file", type=existing_file, default=None, help=own)
             command.add_argument("--config", type=Path, default=ROOT, help="the folder with config.toml")
-            command.add_argument("--dry-run", action="store_true", help="say what would be done")
+            command.add_argument("--dry-run", action="store_true", help="only show what would be done")
         if name in ("deploy", "monitor"):
-            command.add_argument("--plain", action="store_true", help="leave names and modules as they are written")
+            command.add_argument("--plain", action="store_true", help="keep all names and modules")
             command.add_argument(
                 "--timeout", type=number(float, 0.1), default=DELIVERY_S, help="seconds to wait for the first delivery"
             )
         if name == "monitor":
-            command.add_argument("--for-a-while", action="store_true", help="end after --timeout")
+            command.add_argument("--for-a-while", action="store_true", help="exit after --timeout")
         if name == "backup":
-            command.add_argument("--output", type=folder, default=None, help="where to; backups/ by default")
+            command.add_argument("--output", type=folder, default=None, help="the folder; default: backups/")
         if name == "wipe":
-            command.add_argument("--journal", action="store_true", help="the journal too")
+            command.add_argument("--journal", action="store_true", help="also remove the journal")
     return parser.parse_args(argv)
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Do it; return the exit status."""
+    """Run the command; return the exit status."""
     arguments = parse(argv)
 
     def act() -> int:
@@ -563,7 +563,7 @@ def main(argv: list[str] | None = None) -> int:
             return 1
         return 0
 
-    return ended(act, stopped="Stopped. What was copied stays; run it again to go on.")
+    return ended(act, stopped="Stopped. Copied files stay on the board; run the command again to continue.")
 
 
 if __name__ == "__main__":

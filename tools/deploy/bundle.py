@@ -1,16 +1,16 @@
-"""Puts several modules of a program into one: on a board each module costs 300 bytes of heap, and its names a second time.
+"""Join several modules of a program into one: on a board each module costs 300 bytes of heap, plus its imported names.
 
     bundled = bundle(texts, {"p.host": ("p.one", "p.two")}, public)
 
-The members stand in the host's file one behind the other, each behind those that it imports when it is loaded, the host last.
-What one imports from another is the other's name itself. Of two globals with one name, the second gets another name. A member
-with public names leaves a module behind that imports them from the host, for programs outside; it costs nothing until it is
-asked for.
+The host's new text is the text of its members in the order of their imports: a member comes after the members that it imports,
+and the host is last. Imports between members disappear, because the names are now in the same module. If two members define the
+same global, one of them is renamed. A member with public names leaves a small module that imports them from the host, for other
+programs; it uses memory only when a program imports it.
 
-No line is lost: line n of a member is line n + (where it begins) - 1 of the host. `Bundled.lines` says where each begins.
+No line is lost: line n of a member is line n + first - 1 of the host; `Bundled.lines` has each member's first line.
 
-A name is followed where it is imported at the top of a module, or asked of a module that was imported. What can't be followed is
-an error: a member that looks into its own `globals()`, a cycle, a module of a bundle that is handed on as an object.
+The bundler resolves names that are imported at the top of a module, and attributes of imported modules. It refuses what it can't
+resolve: a member that uses its own `globals()`, a cycle of imports, a member that is used as an object.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from tools.deploy.source import GLOBAL, MEMBER, Scope, Source, parsed
 
-Symbol = tuple[str, str]  # the module that binds it and its name there; a module itself: its name, ""
+Symbol = tuple[str, str]  # (module that defines it, name there); for a module (name, "")
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,8 @@ class Bundled:
     """A program after bundling.
 
     Attributes:
-        texts: absolute name -> text; without the members that nobody outside may import.
-        lines: host -> the first line and the name of each module in it, in their order.
+        texts: absolute name -> text; without members that have no public names.
+        lines: host -> the first line and the name of each module in it, in order.
     """
 
     texts: dict[str, str]
@@ -38,11 +38,11 @@ class Bundled:
 
 
 class Unbundled(ValueError):
-    """Modules that can't be put together; the text says why."""
+    """Modules that can't be joined; the text says why."""
 
 
 class _Program:
-    """All modules, who hosts each, and under which name each global of a bundle stands there."""
+    """All modules, the host of each, and the new names of globals in their hosts."""
 
     def __init__(self, texts: Mapping[str, str], groups: Mapping[str, Sequence[str]]):
         self.modules = parsed(texts)
@@ -52,7 +52,7 @@ class _Program:
             if host in texts:
                 self._gather(host, [*(name for name in names if name in texts), host])
         self._links = {name: dict(self._linked(module)) for name, module in self.modules.items()}
-        self.named: dict[tuple[str, Symbol], str] = {}  # in a bundle
+        self.named: dict[tuple[str, Symbol], str] = {}  # (host, symbol) -> name in the host
         for host, members in self.members.items():
             if len(members) > 1:
                 self._name(host)
@@ -93,7 +93,7 @@ class _Program:
         return found
 
     def _linked(self, module: Source):
-        """Yield what a module's top imports, and whose it is; only names that are bound nowhere else."""
+        """Yield the names that a module imports at its top and binds nowhere else, with their symbols."""
         for node in module.tree.body:
             if isinstance(node, ast.Import):
                 for alias in node.names:
@@ -109,18 +109,18 @@ class _Program:
                         yield name, ((of, "") if of in self.modules else (origin, alias.name))
 
     def symbol(self, module: str, name: str) -> Symbol:
-        """Return whose a module's global is in the end."""
+        """Return the symbol that a module's global refers to, through all imports."""
         while name and name in self._links.get(module, ()):
             module, name = self._links[module][name]
         return module, name
 
     def _name(self, host: str) -> None:
-        """Give each global of a bundle a name that no other one there has."""
+        """Give each global of a bundle a unique name."""
         members = [self.modules[name] for name in self.members[host]]
         taken: set[str] = set()
         for module in members:
             if module.looks_at_itself:
-                raise Unbundled(f"{module.name} looks into its own globals")
+                raise Unbundled(f"{module.name} uses its own globals()")
             taken.update(
                 place.name
                 for place in module.places(self.modules)
@@ -138,19 +138,19 @@ class _Program:
                 self.named[host, symbol] = free
 
     def name_in_host(self, module: str, name: str) -> str:
-        """Return under which name a module's global stands in its host."""
+        """Return the name of a module's global in its host."""
         return self.named.get((self.host[module], self.symbol(module, name)), name)
 
 
 def _reference(target: str, package: str) -> str:
-    """Return how a `from` names a module: relative where that is below the package."""
+    """Return a module's name for `from`: relative if the module is below the package."""
     if package and target.startswith(package + "."):
         return target[len(package) :]
     return "." if target == package else target
 
 
 class _Editor:
-    """Edits one module for its place in its host."""
+    """Rewrites one module for its host."""
 
     def __init__(self, program: _Program, module: Source, imported: set[Symbol]):
         self._program = program
@@ -187,14 +187,16 @@ class _Editor:
                 symbol = program.symbol(module.name, place.name)
                 if not symbol[1] and program.host.get(symbol[0]) == self._host and not self._alone:
                     if (place.start, place.end) not in followed:
-                        raise Unbundled(f"{module.name}: {place.name} is handed on")
+                        raise Unbundled(f"{module.name}: the module {place.name} is used as an object")
                     continue
                 name = program.name_in_host(module.name, place.name)
                 if name != place.name:
                     module.rename(place, name)
         for name in module.handed_on(program.modules):
             if any(program.name_in_host(name, word) != word for word in program.modules[name].bindings):
-                raise Unbundled(f"{module.name} hands on {name}, which has other names in {program.host[name]}")
+                raise Unbundled(
+                    f"{module.name} uses the module {name} as an object, and {name} has other names in {program.host[name]}"
+                )
         for node, scope in module.imports(program.modules):
             self._edit_import(node, scope)
         return module.edited()
@@ -202,7 +204,7 @@ class _Editor:
     def _edit_import(self, node: ast.Import | ast.ImportFrom, scope: Scope) -> None:
         program, module = self._program, self._module
         at_top = node in module.tree.body and not self._alone
-        lines: dict[str, list[str]] = {}  # what stands before the names -> the names
+        lines: dict[str, list[str]] = {}  # the statement before the names -> the names
         for alias in node.names:
             name = alias.asname or alias.name
             if isinstance(node, ast.Import):
@@ -240,7 +242,7 @@ class _Editor:
 
 
 def _left_behind(program: _Program, name: str, public: Collection[str], constants: Mapping[str, int]) -> str:
-    """Return the text of the module that stands where a member was."""
+    """Return the text of the small module that replaces a member with public names."""
     host = program.host[name]
     module = program.modules[name]
     names = [
@@ -261,16 +263,16 @@ def bundle(
     public: Collection[str] = (),
     left: Mapping[str, Mapping[str, int]] | None = None,
 ) -> Bundled:
-    """Return a program with some of its modules put together.
+    """Return a program with some of its modules joined.
 
     Args:
-        texts: absolute name -> text, of every module that uses another one's names.
-        groups: host -> the other modules that go into it. What is not in the program is left out.
-        public: names that programs outside may import.
-        left: the modules that they may import them from; with each its integer constants, which may be no more in the text.
+        texts: absolute name -> text, of every module that uses another module's names.
+        groups: host -> the modules to join with it. Modules that are not in the program are ignored.
+        public: names that other programs may import.
+        left: the modules from which they may import them -> the module's integer constants, which may be inlined already.
 
     Raises:
-        Unbundled: they can't be put together.
+        Unbundled: the modules can't be joined.
     """
     program = _Program(texts, groups)
     result: dict[str, str] = {}

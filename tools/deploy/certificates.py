@@ -1,8 +1,8 @@
-"""The certificates that a board needs for TLS, checked on this machine before they are copied.
+"""A board's certificates for TLS, checked on this machine before they are copied.
 
-`[broker] tls = true` alone is for a broker whose certificate a public authority has signed: this machine connects to it once,
-verifies it against the authorities that the machine trusts, and the board gets the one root certificate at the end of that
-chain. A board has no room for all of them. `ca`, `cert` and `key` name files of one's own.
+`[broker] tls = true` alone is for a broker with a certificate from a public authority. This machine connects to the broker once
+and verifies the certificate against its own trusted authorities. The board gets the root certificate of that chain only, because
+it has no room for all authorities. `ca`, `cert` and `key` name the user's own files.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from pathlib import Path
 from app.configuration import ConfigurationError
 from tools.deploy.errors import DeployFailed
 
-CA, CERT, KEY = "/tls/ca.pem", "/tls/cert.pem", "/tls/key.pem"  # where they lie on a board
-LOOK_S = 10.0
+CA, CERT, KEY = "/tls/ca.pem", "/tls/cert.pem", "/tls/key.pem"  # paths on the board
+CONNECT_S = 10.0
 _BLOCK = re.compile(rb"-----BEGIN ([A-Z ]+)-----.+?-----END \1-----", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class Tls:
-    """What [broker] says about TLS; the files are on this machine."""
+    """The TLS settings of [broker]; the files are on this machine."""
 
     on: bool = False
     ca: Path | None = None
@@ -33,7 +33,7 @@ class Tls:
     key: Path | None = None
 
     def paths(self) -> dict[str, str]:
-        """Return the board's keys for what it is given: where each file lies there."""
+        """Return the board's configuration: key -> path of the file on the board."""
         found = {"tls": CA} if self.on else {}
         return found | ({"tls_cert": CERT, "tls_key": KEY} if self.cert else {})
 
@@ -46,32 +46,32 @@ def _content(what: str, path: Path) -> bytes:
 
 
 def _pem(what: str, path: Path, kind: bytes) -> bytes:
-    """Return the PEM blocks of a file whose label ends in `kind`, without the text around them; DER becomes one block."""
+    """Return a file's PEM blocks whose label ends in `kind`, without other text; a DER file becomes one block."""
     content = _content(what, path)
     blocks = [match[0] for match in _BLOCK.finditer(content) if match[1].endswith(kind)]
     if blocks:
         return b"\n".join(blocks) + b"\n"
     if content[:1] == b"\x30" and kind == b"CERTIFICATE":  # an ASN.1 sequence: DER
         return ssl.DER_cert_to_PEM_cert(content).encode()
-    raise ConfigurationError(f"broker.{what}: {path} holds no PEM block of the kind {kind.decode()}")
+    raise ConfigurationError(f"broker.{what}: {path} has no PEM block of the kind {kind.decode()}")
 
 
 def authority(path: Path) -> bytes:
-    """Return a CA file as the board gets it.
+    """Return a CA file's content for the board.
 
     Raises:
-        ConfigurationError: no certificate, not an authority's, or none that is valid today.
+        ConfigurationError: the file has no certificate, or not an authority's, or all have expired.
     """
     pem = _pem("ca", path, b"CERTIFICATE")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     try:
         context.load_verify_locations(cadata=pem.decode("ascii"))
     except (ssl.SSLError, ValueError) as error:
-        raise ConfigurationError(f"broker.ca: {path} holds no certificate that can be read: {error}") from None
+        raise ConfigurationError(f"broker.ca: {path} has no valid certificate: {error}") from None
     known = context.get_ca_certs()
     if not known:
         raise ConfigurationError(
-            f"broker.ca: {path} is not the certificate of an authority: name the one that signed the broker's"
+            f"broker.ca: {path} is not an authority's certificate: name the authority that signed the broker's certificate"
         )
     now = time.time()
     ends = [str(one["notAfter"]) for one in known]
@@ -81,36 +81,36 @@ def authority(path: Path) -> bytes:
 
 
 def identity(cert: Path, key: Path) -> tuple[bytes, bytes]:
-    """Return a client's certificate and key as the board gets them.
+    """Return the content of a client's certificate and key for the board.
 
     Raises:
-        ConfigurationError: one can't be read, the key has a pass phrase, or they don't belong together.
+        ConfigurationError: a file can't be read, the key has a pass phrase, or certificate and key don't match.
     """
     certificate, secret = _pem("cert", cert, b"CERTIFICATE"), _pem("key", key, b"PRIVATE KEY")
     if b"ENCRYPTED" in secret:
         raise ConfigurationError(
-            f"broker.key: {key} has a pass phrase, which nobody can type on a board: "
-            f"openssl pkey -in {key.name} -out board.key writes it without"
+            f"broker.key: {key} has a pass phrase, which can't be entered on a board. "
+            f"To remove it: openssl pkey -in {key.name} -out board.key"
         )
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_cert_chain(cert, key)
     except ssl.SSLError as error:
-        words = "don't belong together" if "MISMATCH" in str(error) else f"can't be used: {error}"
+        words = "don't match" if "MISMATCH" in str(error) else f"can't be used: {error}"
         raise ConfigurationError(f"broker.cert and broker.key, {cert} and {key}, {words}") from None
     return certificate, secret
 
 
 def public_authority(host: str, port: int) -> bytes:
-    """Connect to a broker, verify it as a browser would, and return the root certificate that vouches for it.
+    """Connect to a broker, verify its certificate as a browser would, and return the root certificate of its chain.
 
     Raises:
-        DeployFailed: it can't be reached from here, or no authority that this machine knows has signed its certificate.
+        DeployFailed: the broker can't be reached, or its certificate is not from an authority that this machine trusts.
     """
     where = f"{host}:{port}"
     hint = 'name the authority\'s certificate in config.toml: [broker] ca = "ca.pem"'
     try:
         with (
-            socket.create_connection((host, port), LOOK_S) as plain,
+            socket.create_connection((host, port), CONNECT_S) as plain,
             ssl.create_default_context().wrap_socket(plain, server_hostname=host) as secured,
         ):
             if hasattr(secured, "get_verified_chain"):  # Python 3.13
@@ -122,12 +122,12 @@ def public_authority(host: str, port: int) -> bytes:
         ) from None
     except OSError as error:
         raise DeployFailed(
-            f"broker.tls: can't look at {where} from here ({error}); connect this machine, or {hint}"
+            f"broker.tls: can't connect to {where} to get its certificate ({error}); connect this machine, or {hint}"
         ) from None
 
 
 def files(tls: Tls, host: str, port: int) -> dict[str, bytes]:
-    """Return what TLS needs on the board: path -> content.
+    """Return the board's files for TLS: path -> content.
 
     Raises:
         ConfigurationError, DeployFailed: see the functions above.
@@ -141,25 +141,23 @@ def files(tls: Tls, host: str, port: int) -> dict[str, bytes]:
 
 
 def is_outside(host: str) -> bool:
-    """Return whether a broker is beyond the own network, as far as that can be told from here."""
+    """Return whether a broker is outside the local network, judged by its address or name."""
     try:
         found = {ipaddress.ip_address(row[4][0]) for row in socket.getaddrinfo(host, None)}
-    except (OSError, ValueError):  # a name that only the board's network knows
+    except (OSError, ValueError):  # a name that this machine can't resolve
         return "." in host and not host.endswith((".local", ".lan", ".home", ".internal", ".home.arpa", ".localdomain"))
     return any(address.is_global for address in found)
 
 
 def warnings(config: dict, tls: Tls) -> list[str]:
-    """Return what is dangerous in a configuration."""
+    """Return warnings about an insecure configuration."""
     if tls.on or not is_outside(config["broker"]):
         return []
     where = config["broker"]
-    said = [
-        f"PlainInternet: {where} is outside your network and tls is off: readings can be read and changed on the way"
-    ]
+    said = [f"PlainInternet: {where} is outside your network and tls is off: others can read and change the readings"]
     if config["user"] or config["broker_password"]:
         said = [
-            f"PlainPassword: {where} is outside your network and tls is off: anybody on the way can read the broker's "
+            f"PlainPassword: {where} is outside your network and tls is off: others can read the broker's "
             "user name and password; set [broker] tls = true"
         ]
     return said

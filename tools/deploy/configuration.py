@@ -1,8 +1,8 @@
-"""The board's configuration as people write it, `config.toml`, checked here and made into what the board reads.
+"""Read and check `config.toml`, and convert it to the board's configuration.
 
-Tables and keys are for people; the board gets one flat JSON object with the keys of `app.configuration.KEYS`, only those that
-differ from its defaults. Secrets come from the environment or from `config.local.toml`, which git ignores; that file may
-hold any other key too, and what it says goes before `config.toml`. A secret is never printed.
+The board gets one flat JSON object with those keys of `app.configuration.KEYS` that differ from the defaults. Secrets come from
+the environment or from `config.local.toml`, which git ignores. `config.local.toml` may have any other key, too, and overrides
+`config.toml`. A secret is never printed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from app.configuration import KEYS, SECRETS, ConfigurationError, check, complaint
 from tools.deploy.certificates import Tls
 
-# table -> key -> (the board's key, how many of the board's unit one of ours is)
+# table -> key -> (the board's key, the factor from our unit to the board's)
 TABLES: dict[str, dict[str, tuple[str, float]]] = {
     "broker": {
         "host": ("broker", 1),
@@ -43,7 +43,7 @@ TABLES: dict[str, dict[str, tuple[str, float]]] = {
     "home_assistant": {"discovery": ("discovery", 1)},
     "sleep": {"sleep_s": ("sleep_s", 1), "awake_s": ("awake_s", 1)},
 }
-# Keys of [broker] that concern this machine: the files are here, and the board is told where they will be there.
+# Keys of [broker] with files on this machine; the board gets their paths on the board.
 TLS_FILES = ("ca", "cert", "key")
 TLS_KEYS = ("tls", *TLS_FILES)
 TLS_PORT = 8883
@@ -55,7 +55,7 @@ def _read(path: Path) -> dict:
     try:
         with path.open("rb") as file:
             return tomllib.load(file)
-    except ValueError as error:  # of UTF-8, too
+    except ValueError as error:  # also for invalid UTF-8
         raise ConfigurationError(f"{path.name} is not TOML: {error}") from None
     except OSError as error:
         raise ConfigurationError(f"{path.name} can't be read: {error.strerror}") from None
@@ -95,7 +95,7 @@ def _one(name: str, table: str, key: str, value: object) -> tuple[str, object]:
 
 
 def _tls(name: str, folder: Path, content: dict) -> dict:
-    """Take the keys about TLS out of [broker]; return them."""
+    """Remove the TLS keys from [broker]; return them."""
     found: dict = {}
     for key in TLS_KEYS:
         value = content.pop(key, None)
@@ -105,7 +105,7 @@ def _tls(name: str, folder: Path, content: dict) -> dict:
             if not isinstance(value, bool):
                 raise ConfigurationError(
                     f"{name}: broker.tls: {value!r} is not allowed; "
-                    "it has to be true or false (broker.ca names the authority's file)"
+                    "it has to be true or false; broker.ca is the key for the authority's file"
                 )
             found[key] = value
         elif not isinstance(value, str):
@@ -116,17 +116,19 @@ def _tls(name: str, folder: Path, content: dict) -> dict:
 
 
 def _checked_tls(found: dict) -> Tls:
-    """Return what the files say about TLS.
+    """Return the TLS settings.
 
     Raises:
-        ConfigurationError: keys that don't fit each other.
+        ConfigurationError: the keys contradict each other.
     """
     tls = Tls(found.get("tls", False), found.get("ca"), found.get("cert"), found.get("key"))
     named = [key for key in TLS_FILES if found.get(key)]
     if named and not tls.on:
-        raise ConfigurationError(f"config.toml: broker.{named[0]} is set, and TLS is off: set broker.tls = true")
+        raise ConfigurationError(f"config.toml: broker.{named[0]} is set, but TLS is off: set broker.tls = true")
     if bool(tls.cert) != bool(tls.key):
-        raise ConfigurationError("config.toml: broker.cert and broker.key go together: the certificate and its key")
+        raise ConfigurationError(
+            "config.toml: broker.cert and broker.key must be set together: a certificate and its key"
+        )
     return tls
 
 
@@ -154,15 +156,16 @@ def _flat(name: str, tables: dict, secrets_allowed: bool) -> dict:
 
 
 def load(folder: Path, environment: Mapping[str, str] = os.environ) -> tuple[dict, Tls]:
-    """Return the board's configuration, complete and checked, from `config.toml`, `config.local.toml` and the environment,
-    and what they say about TLS; the files that are named there lie beside `config.toml`.
+    """Return the board's complete configuration and the TLS settings.
+
+    They come from `config.toml`, `config.local.toml` and the environment. Paths of files are relative to `config.toml`.
 
     Raises:
-        ConfigurationError: names file, key, value and what is allowed; never a secret.
+        ConfigurationError: the text has file, key, value and what is allowed; never a secret.
     """
     path = folder / "config.toml"
     if not path.exists():
-        raise ConfigurationError(f"{path} is not there: copy boards/config.example.toml to it and fill it in")
+        raise ConfigurationError(f"{path} does not exist: copy boards/config.example.toml there and fill it in")
     given: dict = {}
     found: dict = {}
     for one, secrets_allowed in ((path, False), (folder / "config.local.toml", True)):
@@ -183,20 +186,20 @@ def load(folder: Path, environment: Mapping[str, str] = os.environ) -> tuple[dic
     config = check(given)
     if config["ssid"] and not config["password"]:
         raise ConfigurationError(
-            "there is no Wi-Fi password: set FLASHMQTT_WIFI_PASSWORD, or write password under [wifi] into config.local.toml "
-            "(an open network: leave ssid empty and join it in boot.py)"
+            "there is no Wi-Fi password: set FLASHMQTT_WIFI_PASSWORD, or write password under [wifi] into config.local.toml. "
+            "For an open network, leave ssid empty and join the network in boot.py"
         )
     if set(config["device"]) & set("+#\0"):
         raise ConfigurationError(
-            f"device.id: {config['device']!r} can't stand in topics: there +, # and NUL are not allowed"
+            f"device.id: {config['device']!r} is not allowed: it is a part of topics, which can't contain +, # or NUL"
         )
     if config["level"] == 3 and len(config["device"]) > 23:
-        raise ConfigurationError("device.id: MQTT 3.1 allows at most 23 characters")
+        raise ConfigurationError(f"device.id: {config['device']!r} is too long: MQTT 3.1 allows at most 23 characters")
     return config, tls
 
 
 def compact(config: dict) -> bytes:
-    """Return what is written to the board: JSON of the keys that differ from the board's defaults."""
+    """Return the board's config.json: the keys that differ from the board's defaults."""
     return json.dumps(
         {key: value for key, value in config.items() if value != KEYS[key][1]},
         separators=(",", ":"),
@@ -205,5 +208,5 @@ def compact(config: dict) -> bytes:
 
 
 def shown(config: dict) -> dict:
-    """Return a configuration that may be printed."""
+    """Return a configuration with hidden secrets, for printing."""
     return {key: HIDDEN if key in SECRETS and value else value for key, value in config.items()}

@@ -1,5 +1,5 @@
-"""What can go wrong between a person and a board, in words that say what to do."""
+"""The error of the deployment tools."""
 
 
 class DeployFailed(Exception):
-    """It can't go on; the text says why and what to do."""
+    """The command can't continue; the text says why and what to do."""

@@ -1,9 +1,8 @@
 """Build a MicroPython image that has flashmqtt frozen: `make image BOARD=pico_w MICROPYTHON=path` (boards/IMAGES.md).
 
-The port's own build does the work, as MicroPython's documentation has it: its board, a manifest of ours in FROZEN_MANIFEST, and
-USER_C_MODULES where one is given. All that is made lies in `build/image/BOARD`, mpy-cross included; nothing is written into
-MicroPython's sources. What is missing is told by its name before anything is built. What is frozen is what `make deploy` copies:
-the same packed modules.
+It runs the port's own build as MicroPython documents it, with our manifest as FROZEN_MANIFEST and, if given, USER_C_MODULES.
+All output, mpy-cross included, goes into `build/image/BOARD`; nothing is written into MicroPython's sources. Before the build it
+checks for every tool and source that is needed. The frozen modules are the ones that `make deploy` copies.
 """
 
 from __future__ import annotations
@@ -28,15 +27,15 @@ from tools.deploy import build
 ROOT = Path(__file__).resolve().parent.parent.parent
 DEFINITION = ROOT / "boards" / "rp2" / "definition"
 OLDEST = (1, 24)
-MARKER = "flashmqtt_image"  # a frozen module that tells what of ours is frozen beside it
-TOOLS = {  # what the ports' builds run -> where it comes from
+MARKER = "flashmqtt_image"  # a frozen module that describes the image
+TOOLS = {  # program that the ports' builds need -> how to install it
     "make": "package make",
     "gcc": "package gcc; it compiles mpy-cross",
     "cmake": "package cmake",
     "arm-none-eabi-gcc": "packages gcc-arm-none-eabi, libnewlib-arm-none-eabi and libstdc++-arm-none-eabi-newlib",
-    "idf.py": "ESP-IDF of the version that ports/esp32/README.md names: its install.sh once, then `. export.sh` in this shell",
+    "idf.py": "ESP-IDF of the version in ports/esp32/README.md: run its install.sh once, then `. export.sh` in this shell",
 }
-# What a board's cmake file asks for -> the folder with its sources.
+# Option in a board's cmake file -> the folder with its sources.
 OPTIONAL = {
     "MICROPY_PY_NETWORK_CYW43": "cyw43-driver",
     "MICROPY_PY_LWIP": "lwip",
@@ -64,12 +63,12 @@ class ImageFailed(Exception):
 
 @dataclass(frozen=True)
 class Chip:
-    """One board to build for.
+    """A board to build for.
 
     Attributes:
         port: MicroPython's port.
         name: the port's name of the board.
-        products: what the build makes, of which the first is the image.
+        products: the build's files: the image, then the raw firmware.
     """
 
     port: str
@@ -93,18 +92,19 @@ CHIPS = {
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is to be built.
+    """The options of an image.
 
     Attributes:
         board: a name in CHIPS.
         micropython: MicroPython's sources.
         application: freeze the application and `board.py`, too.
-        journal: leave 256 KB of flash to the journal alone, behind the file system.
+        journal: reserve 256 KB of flash for the journal, behind the file system.
         drivers: freeze the modules of micropython-lib that the port freezes.
-        romfs_kib: flash for a ROMFS partition; without `application`, nothing is frozen then: `make deploy` puts it there.
-        manifest: one of somebody's own, to be frozen, too.
-        c_modules: as USER_C_MODULES in MicroPython's documentation.
-        output: the folder for all that is made.
+        romfs_kib: size of a ROMFS partition. Without `application` the image then has nothing frozen, and `make deploy` writes
+            the modules into ROMFS.
+        manifest: the user's own manifest, frozen in addition.
+        c_modules: USER_C_MODULES of MicroPython's build.
+        output: the folder for the build.
     """
 
     board: str
@@ -124,7 +124,7 @@ class Wanted:
 
     @property
     def freezes(self) -> bool:
-        """Whether anything of ours is frozen."""
+        """Whether flashmqtt's modules are frozen."""
         return self.application or not self.romfs_kib
 
     @property
@@ -147,10 +147,10 @@ def version(micropython: Path) -> tuple[int, int, int]:
     """Return the version of MicroPython's sources.
 
     Raises:
-        ImageFailed: no such folder, or no sources of MicroPython.
+        ImageFailed: the folder does not exist, or has no sources of MicroPython.
     """
     if not micropython.is_dir():
-        raise ImageFailed(f"MICROPYTHON={micropython} is no folder.")
+        raise ImageFailed(f"MICROPYTHON={micropython} is not a folder.")
     header = micropython / "py" / "mpconfig.h"
     text = header.read_text() if header.is_file() else ""
     found = [re.search(rf"#define MICROPY_VERSION_{part} (\d+)", text) for part in ("MAJOR", "MINOR", "MICRO")]
@@ -163,14 +163,14 @@ def version(micropython: Path) -> tuple[int, int, int]:
 
 
 def has_content(path: Path) -> bool:
-    """Return whether a folder is there and holds anything: a submodule that was not fetched is an empty one."""
+    """Return whether a folder exists and is not empty: a submodule that was not fetched is an empty folder."""
     return path.is_dir() and any(path.iterdir())
 
 
 def submodules(wanted: Wanted) -> list[str]:
-    """Return the names in MicroPython's lib/ whose sources this board needs."""
+    """Return the folders of MicroPython's lib/ that this board needs."""
     if wanted.chip.port != "rp2":
-        return ["micropython-lib"] if wanted.drivers else []  # ESP-IDF brings the rest
+        return ["micropython-lib"] if wanted.drivers else []  # ESP-IDF has the rest
     asked = (wanted.definition / "mpconfigboard.cmake").read_text()
     names = ["pico-sdk", "tinyusb", "mbedtls", *(["micropython-lib"] if wanted.drivers else [])]
     return names + [
@@ -179,20 +179,20 @@ def submodules(wanted: Wanted) -> list[str]:
 
 
 def missing(wanted: Wanted) -> list[str]:
-    """Return the names of submodules that are not there."""
+    """Return the names of the missing submodules."""
     lib = wanted.micropython / "lib"
     absent = [name for name in submodules(wanted) if not has_content(lib / name)]
-    # Debian's sources have a micropython-lib that holds `mip` only.
+    # Debian's sources have an incomplete micropython-lib, with `mip` only.
     if "micropython-lib" in submodules(wanted) and "micropython-lib" not in absent:
         absent += [] if (lib / "micropython-lib" / "micropython" / "drivers").is_dir() else ["micropython-lib"]
     return absent
 
 
 def check(wanted: Wanted) -> tuple[int, int, int]:
-    """See that all is there that the build needs; return MicroPython's version.
+    """Check everything that the build needs; return MicroPython's version.
 
     Raises:
-        ImageFailed: something is not.
+        ImageFailed: something is missing or too old, or the options contradict each other.
     """
     found = version(wanted.micropython)
     if found[:2] < OLDEST:
@@ -205,12 +205,12 @@ def check(wanted: Wanted) -> tuple[int, int, int]:
     if wanted.application and wanted.board not in build.BOARDS:
         raise ImageFailed(
             f"The application needs a board with a network: {', '.join(build.BOARDS)}. "
-            f"BOARD={wanted.board} has none; without APP=1 the library is frozen."
+            f"BOARD={wanted.board} has none. Without APP=1 only the library is frozen."
         )
     if wanted.chip.port != "rp2" and (wanted.journal or wanted.romfs_kib):
         option = "JOURNAL=1" if wanted.journal else "ROMFS"
         raise ImageFailed(
-            f"{option} is for the boards of the rp2 port. On an ESP32 the partition table says it: boards/esp32/definition."
+            f"{option} is for boards of the rp2 port only. For an ESP32, edit the partition table: boards/esp32/definition."
         )
     for path, name in ((wanted.manifest, "MANIFEST"), (wanted.c_modules, "USER_C_MODULES")):
         if path is not None and not path.exists():
@@ -218,24 +218,24 @@ def check(wanted: Wanted) -> tuple[int, int, int]:
     tools = ("make", "gcc", "cmake", "arm-none-eabi-gcc") if wanted.chip.port == "rp2" else ("make", "gcc", "idf.py")
     absent = [f"{tool} ({TOOLS[tool]})" for tool in tools if shutil.which(tool) is None]
     if absent:
-        raise ImageFailed(f"The toolchain is not complete. Not found: {'; '.join(absent)}.")
+        raise ImageFailed(f"The toolchain is incomplete. Not found: {'; '.join(absent)}.")
     lacking = missing(wanted)
     if lacking:
         names = ", ".join(f"lib/{name} ({WHAT[name]})" for name in lacking)
         without = " NODRIVERS=1 builds without micropython-lib." if "micropython-lib" in lacking else ""
         raise ImageFailed(
             f"{wanted.chip.name} needs sources that {wanted.micropython} does not have: {names}. In a git checkout: "
-            f"make -C {wanted.port} BOARD={wanted.chip.name} submodules (Debian's source package of MicroPython has none of "
-            f"them, and of micropython-lib only mip).{without}"
+            f"make -C {wanted.port} BOARD={wanted.chip.name} submodules. Debian's source package of MicroPython does not have "
+            f"them.{without}"
         )
     return found
 
 
 def texts(board: str, native: bool, application: bool) -> dict[str, str]:
-    """Return what is frozen: path -> text, packed as `make deploy` packs it."""
+    """Return the frozen modules: path -> text, shrunk like those of `make deploy`."""
     if application:
         files = {path.removeprefix("/lib").lstrip("/"): source for path, source in build.sources(board, native).items()}
-        del files["main.py"]  # stays a file, as a board starts it
+        del files["main.py"]  # MicroPython starts it as a file
     else:
         files = {f"{path[:-3]}.mpy": source for path, source in build.library(native).items()}
     found = build.shrunk({build.module_name(path): source.read_text() for path, source in files.items()}).texts
@@ -243,7 +243,7 @@ def texts(board: str, native: bool, application: bool) -> dict[str, str]:
 
 
 def digest(frozen: Mapping[str, str]) -> str:
-    """Return what tells whether an image has this state of the sources."""
+    """Return a digest that identifies this version of the frozen modules."""
     whole = hashlib.sha256()
     for path, text in sorted(frozen.items()):
         whole.update(f"{path}\0{text}\0".encode())
@@ -251,14 +251,14 @@ def digest(frozen: Mapping[str, str]) -> str:
 
 
 def manifest(wanted: Wanted, modules: Path) -> str:
-    """Return what goes into FROZEN_MANIFEST."""
+    """Return the manifest's text."""
     own = (wanted.definition / "manifest.py").is_file()
     stock = '"$(BOARD_DIR)/manifest.py"' if own else '"$(PORT_DIR)/boards/manifest.py"'
     if wanted.drivers and not wanted.journal:
         lines = [f"include({stock})"]
     elif wanted.chip.port != "rp2":
         lines = ['freeze("$(PORT_DIR)/modules")', 'include("$(MPY_DIR)/extmod/asyncio")']
-    else:  # the port's manifest in parts: its _boot.py may be ours, its drivers may be left out
+    else:  # the parts of the port's manifest, perhaps with our _boot.py or without its drivers
         read = [wanted.port / "boards" / "manifest.py", *([wanted.definition / "manifest.py"] if own else [])]
         asked = [line for path in read for line in path.read_text().splitlines() if line.startswith("require(")]
         port = ', ("rp2.py",)' if wanted.journal else ""
@@ -276,7 +276,7 @@ def prepare(wanted: Wanted, target: Path) -> Path:
     shutil.rmtree(modules, ignore_errors=True)
     frozen = texts(wanted.board, True, wanted.application) if wanted.freezes else {}
     marker = (
-        '"""What of flashmqtt is frozen into this image, by `make image`."""\n'
+        '"""What is frozen into this image, by `make image`."""\n'
         f"BOARD = {wanted.board!r}\nVERSION = {__version__!r}\nAPPLICATION = {wanted.application}\n"
         f"DIGEST = {digest(frozen)!r}\n"
     )
@@ -289,10 +289,10 @@ def prepare(wanted: Wanted, target: Path) -> Path:
 
 
 def run(command: list[str], environment: dict[str, str], log: Path) -> None:
-    """Run a part of the build; what it prints goes to the log.
+    """Run a step of the build; its output goes to the log.
 
     Raises:
-        ImageFailed: it failed.
+        ImageFailed: the step failed.
     """
     with log.open("ab") as file:
         file.write(f"$ {' '.join(command)}\n".encode())
@@ -300,7 +300,7 @@ def run(command: list[str], environment: dict[str, str], log: Path) -> None:
         ran = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=file, check=False)
     if ran.returncode:
         last = "\n".join("    " + line for line in log.read_text(errors="replace").splitlines()[-SHOWN_LINES:])
-        raise ImageFailed(f"The build failed; all that it said is in {os.path.relpath(log)}. Its end:\n{last}")
+        raise ImageFailed(f"The build failed. The log is {os.path.relpath(log)}; its last lines:\n{last}")
 
 
 def built(wanted: Wanted, jobs: int) -> Path:
@@ -314,7 +314,7 @@ def built(wanted: Wanted, jobs: int) -> Path:
     target.mkdir(parents=True, exist_ok=True)
     what = "flashmqtt and the application frozen" if wanted.application else "flashmqtt frozen"
     if not wanted.freezes:
-        what = f"{wanted.romfs_kib} KB of ROMFS, into which make deploy puts the modules"
+        what = f"{wanted.romfs_kib} KB of ROMFS, for the modules that make deploy copies"
     say("image", f"{wanted.chip.name}, MicroPython {'.'.join(map(str, found))}, with {what}")
     path = prepare(wanted, target)
     say("manifest", os.path.relpath(path))
@@ -322,12 +322,12 @@ def built(wanted: Wanted, jobs: int) -> Path:
     log.unlink(missing_ok=True)
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "MAKEFLAGS": "", "MFLAGS": ""}
     for name in ("BOARD", "BOARD_DIR", "BUILD", "MANIFEST", "USER_C_MODULES", "PYTHONPATH", "MAKEOVERRIDES"):
-        environment.pop(name, None)  # that `make image BOARD=...` hands on
+        environment.pop(name, None)  # set by `make image BOARD=...`
     cross = target / "mpy-cross"
-    say("build", f"mpy-cross, then the port; {jobs} at a time; what they say goes to {os.path.relpath(log)}")
+    say("build", f"mpy-cross, then the port, {jobs} jobs at a time; output goes to {os.path.relpath(log)}")
     run(["make", "-C", str(wanted.micropython / "mpy-cross"), f"-j{jobs}", f"BUILD={cross}"], environment, log)
     environment["MICROPY_MPYCROSS"] = str(cross / "mpy-cross")
-    # Where CMake's cache was made with other options, it would keep them.
+    # CMake's cache would keep the options of the last build.
     options = f"{wanted.micropython.resolve()} {wanted.romfs_kib} {wanted.c_modules} {wanted.drivers}"
     noted = target / "options"
     if not noted.is_file() or noted.read_text() != options:
@@ -335,7 +335,7 @@ def built(wanted: Wanted, jobs: int) -> Path:
         noted.write_text(options)
     if wanted.romfs_kib:
         environment["CFLAGS_EXTRA"] = f"-DMICROPY_HW_ROMFS_BYTES={wanted.romfs_kib * 1024}"
-    if wanted.chip.port == "rp2" and not wanted.drivers:  # CMake asks for this folder although nothing of it is frozen
+    if wanted.chip.port == "rp2" and not wanted.drivers:  # CMake needs this folder although nothing of it is frozen
         lib = target / "micropython-lib"
         lib.mkdir(exist_ok=True)
         (lib / "README.md").write_text("empty\n")
@@ -346,12 +346,12 @@ def built(wanted: Wanted, jobs: int) -> Path:
     made = target / "port" / wanted.chip.products[0]
     code = target / "port" / wanted.chip.products[1]
     if not made.is_file():
-        raise ImageFailed(f"The build ended without an error, but {made} is not there. See {os.path.relpath(log)}.")
+        raise ImageFailed(f"The build succeeded, but {made} does not exist. See {os.path.relpath(log)}.")
     say("built", f"{os.path.relpath(made)}, {made.stat().st_size:,} bytes; {code.stat().st_size:,} bytes of flash")
     return made
 
 
-# Runs on the emulated board, which has no network: what the library asks of `socket` when it is imported is nothing.
+# Runs on the emulated board, which has no network: an empty module is enough to import the library.
 _HEAP = """
 import gc, sys
 def free():
@@ -382,7 +382,7 @@ print(start, imported, free())
 
 
 def heap(image: Path) -> tuple[int, int, int]:
-    """Boot a plain Pico's image in an emulator; return its free heap: at the prompt, client and journal imported, both made."""
+    """Boot a Pico's image in an emulator; return the free heap at the prompt, after importing and after making both."""
     from tools.flashsim.pico import EmulatedPico
 
     async def measure() -> str:
@@ -397,45 +397,47 @@ def heap(image: Path) -> tuple[int, int, int]:
     return int(words[0]), int(words[1]), int(words[2])
 
 
-def tell_heap(wanted: Wanted, image: Path) -> None:
-    """Say what heap the image leaves, where it can be measured."""
+def report_heap(wanted: Wanted, image: Path) -> None:
+    """Print the image's free heap, if it can be measured."""
     if not wanted.freezes:
         say("heap", "not measured: nothing is frozen")
     elif wanted.board != "pico":
-        say("heap", "not measured: the emulator that is used here (rp2040py) runs a plain Pico's image")
+        say("heap", "not measured: the emulator (rp2040py) runs images for a plain Pico only")
     elif importlib.util.find_spec("rp2040py") is None:
         say("heap", "not measured: rp2040py is not installed (requirements-dev.txt has it)")
     else:
         start, imported, made = heap(image)
         say("heap", f"{start:,} bytes free at the prompt, {imported:,} with client and journal imported,")
-        say("", f"{made:,} with both of them made; measured by booting the image on an emulated Pico")
+        say("", f"{made:,} with client and journal made; measured by booting the image on an emulated Pico")
 
 
-def existing(text: str) -> Path | None:
-    """Return a path from the command line, or None for "": its existence is checked by its name later."""
+def optional_path(text: str) -> Path | None:
+    """Return a path from the command line, or None for "". `check` checks later whether it exists."""
     return Path(text) if text else None
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Build; return the exit status."""
+    """Run the command; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tools.deploy.image", description=__doc__.splitlines()[0])
     parser.add_argument("--board", required=True, help=f"one of {', '.join(CHIPS)}")
     parser.add_argument("--micropython", required=True, help="MicroPython's sources")
     parser.add_argument("--app", action="store_true", help="freeze the application, too")
-    parser.add_argument("--journal", action="store_true", help="leave 256 KB of flash to the journal alone (rp2)")
-    parser.add_argument("--no-drivers", action="store_true", help="leave out what the port freezes of micropython-lib")
+    parser.add_argument("--journal", action="store_true", help="reserve 256 KB of flash for the journal (rp2)")
+    parser.add_argument("--no-drivers", action="store_true", help="do not freeze the port's modules of micropython-lib")
     parser.add_argument("--romfs", type=number(int, 0, 14 * 1024), default=0, help="KB of flash for a ROMFS (rp2)")
-    parser.add_argument("--manifest", type=existing, default=None, help="a manifest of one's own, frozen too")
-    parser.add_argument("--user-c-modules", type=existing, default=None, help="as MicroPython's USER_C_MODULES")
-    parser.add_argument("--output", type=folder, default=ROOT / "build" / "image", help="where all is made")
+    parser.add_argument("--manifest", type=optional_path, default=None, help="your own manifest, frozen in addition")
+    parser.add_argument(
+        "--user-c-modules", type=optional_path, default=None, help="USER_C_MODULES of MicroPython's build"
+    )
+    parser.add_argument("--output", type=folder, default=ROOT / "build" / "image", help="the folder for the build")
     parser.add_argument("--jobs", type=number(int, 1, 64), default=os.cpu_count() or 1)
     arguments = parser.parse_args(argv)
 
     def act() -> int:
         if arguments.board not in CHIPS:
-            raise ImageFailed(f"BOARD={arguments.board} is none of {', '.join(CHIPS)}.")
+            raise ImageFailed(f"BOARD={arguments.board} is unknown; known boards: {', '.join(CHIPS)}.")
         if not arguments.micropython:
-            raise ImageFailed("MICROPYTHON=path is missing: where MicroPython's sources are.")
+            raise ImageFailed("MICROPYTHON=path is missing: the folder with MicroPython's sources.")
         wanted = Wanted(
             board=arguments.board,
             micropython=Path(arguments.micropython).expanduser().resolve(),
@@ -447,10 +449,10 @@ def main(argv: list[str] | None = None) -> int:
             c_modules=arguments.user_c_modules,
             output=arguments.output,
         )
-        tell_heap(wanted, built(wanted, arguments.jobs))
+        report_heap(wanted, built(wanted, arguments.jobs))
         return 0
 
-    return ended(act, ImageFailed, stopped="stopped; what was built stays, and the next run goes on with it")
+    return ended(act, ImageFailed, stopped="stopped; the next run continues with what was built")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A conversation with one board over its serial port: mpremote's transport, with errors that say what happened."""
+"""A connection to one board's REPL over its serial port: mpremote's transport, with errors that explain the cause."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from tools.deploy.errors import DeployFailed
 
 BAUD = 115200
 CHUNK = 2048
-GOING_S = 0.5  # until a reset has come, and a board with its own USB has taken its port away
+RESET_S = 0.5  # until a reset has happened and the port of a board with its own USB has disappeared
 REOPEN_S = 20.0
 SILENT_S = 8.0
 REPL_S = 10
-GIVE_S = 300.0  # for one file: at 115,200 baud that is 2.5 MB
+READ_FILE_S = 300.0  # for one file: 2.5 MB at 115,200 baud
 
-# A file as lines of base64: as a literal of bytes, blank flash (FF) would take three times as long over a serial line.
-_GIVE = """
+# Print a file as base64. As a bytes literal, erased flash (FF) would take three times as long over a serial line.
+_READ_FILE = """
 import binascii
 with open(%r, 'rb') as f:
     while True:
@@ -33,8 +33,8 @@ with open(%r, 'rb') as f:
         if not c: break
         print(binascii.b2a_base64(c).decode(), end='')
 """
-# Compare what arrived by its hash and put it in the old file's place; littlefs renames at once, FAT wants the old one gone.
-_TAKE = """
+# Check the new file's hash and replace the old file. On FAT the old file must be removed before the rename.
+_REPLACE_FILE = """
 import os, hashlib
 n, p = %r, %r
 h = hashlib.sha256()
@@ -50,9 +50,9 @@ if h.digest().hex() == %r:
     except OSError:
         os.remove(p)
         os.rename(n, p)
-    print('taken')
+    print('replaced')
 """
-# What runs may be anybody's: its `board` may be no module of ours, or raise whatever it likes.
+# The board may run another program, whose `board` is another module or raises any exception.
 _RESET = """
 import time
 try:
@@ -65,16 +65,16 @@ reset()
 
 
 class BoardSaid(DeployFailed):
-    """Code on the board raised; the text is the last line of its traceback."""
+    """Code on the board raised an exception; the text is the last line of the traceback."""
 
 
 class _Transport(SerialTransport):
-    """mpremote's, but what it waits for has a deadline: a board that its watchdog starts again may go on printing for ever."""
+    """mpremote's transport with a deadline: a board that its watchdog resets may print without end."""
 
     deadline: float | None = None
 
     def read_until(self, min_num_bytes, ending, timeout=10, data_consumer=None, timeout_overall=None):
-        """Read until `ending`, or a time has passed."""
+        """Read until `ending` or the deadline."""
         if self.deadline is None:
             return super().read_until(min_num_bytes, ending, timeout, data_consumer, timeout_overall)
         data = b""
@@ -93,14 +93,14 @@ class Link:
     def __init__(self, path: str):
         self.path = path
         self._transport: _Transport | None = None
-        self._folders: set[str] = set()  # that are there on the board
-        self.waits: Callable[[], object] = lambda: None  # called again and again while the console is watched
+        self._folders: set[str] = set()  # known to exist on the board
+        self.waits: Callable[[], object] = lambda: None  # called repeatedly while waiting for the board
 
     def open(self) -> Link:
-        """Open the port and stop what runs there, at a raw REPL.
+        """Open the port, interrupt the board's program, and enter the raw REPL.
 
         Raises:
-            DeployFailed: with the cause.
+            DeployFailed: the port can't be opened, or the board does not answer.
         """
         self._open()
         try:
@@ -108,8 +108,8 @@ class Link:
         except (TransportError, SerialException, OSError) as error:
             self.close()
             raise DeployFailed(
-                f"{self.path} does not answer with MicroPython's REPL. Is MicroPython on the board? Unplug it, plug it in again, "
-                "and try once more."
+                f"{self.path} does not answer with MicroPython's REPL. Is MicroPython on the board? Unplug it, plug it in, "
+                "and try again."
             ) from error
         return self
 
@@ -125,7 +125,7 @@ class Link:
             raise ports.why_closed(self.path) from error
 
     def close(self) -> None:
-        """Let the port go."""
+        """Close the port."""
         if self._transport is not None:
             with contextlib.suppress(OSError, SerialException):
                 self._transport.close()
@@ -138,11 +138,11 @@ class Link:
         self.close()
 
     def run(self, script: str, timeout_s: float = 30) -> str:
-        """Run a script on the board; return what it printed.
+        """Run a script on the board; return its output.
 
         Raises:
-            BoardSaid: it raised.
-            DeployFailed: the board went away or does not answer.
+            BoardSaid: the script raised an exception.
+            DeployFailed: the board was unplugged or does not answer.
         """
         self._board.deadline = time.monotonic() + timeout_s
         try:
@@ -160,23 +160,23 @@ class Link:
         return ast.literal_eval(self.run(script, timeout_s).strip())
 
     def put(self, path: str, content: bytes, step: Callable[[int], object] = lambda _: None) -> None:
-        """Write a file so that it is either the old one or the whole new one: beside it, compared by hash, then renamed.
+        """Write a file atomically: under a temporary name, checked by its hash, then renamed.
 
         Raises:
-            DeployFailed: what arrived differs, or the board is full.
+            DeployFailed: the hash differs, or the board's file system is full.
         """
         new = path + ".new"
         try:
             self._write(new, content, step)
-            answer = self.run(_TAKE % (new, path, hashlib.sha256(content).hexdigest())).strip()
-        except (TransportExecError, OSError, BoardSaid) as error:  # mpremote turns the board's OSError into ours
+            answer = self.run(_REPLACE_FILE % (new, path, hashlib.sha256(content).hexdigest())).strip()
+        except (TransportExecError, OSError, BoardSaid) as error:  # mpremote raises the board's OSError here
             with contextlib.suppress(DeployFailed):
                 self.run(f"import os\nos.remove({new!r})")
             raise self._explained(path, error) from error
         except (TransportError, SerialException) as error:
-            raise DeployFailed(f"The board on {self.path} stopped answering while {path} was copied.") from error
-        if answer != "taken":
-            raise DeployFailed(f"{path} did not arrive as it was sent; run this again.")
+            raise DeployFailed(f"The board on {self.path} stopped answering while {path} was being copied.") from error
+        if answer != "replaced":
+            raise DeployFailed(f"{path} did not arrive as it was sent; run the command again.")
 
     def _write(self, path: str, content: bytes, step: Callable[[int], object]) -> None:
         self._make_folders(path)
@@ -210,17 +210,17 @@ class Link:
         """Return a file's content.
 
         Raises:
-            DeployFailed: it can't be read, or the board went away.
+            DeployFailed: the file can't be read, or the board does not answer.
         """
         try:
-            return b"".join(map(binascii.a2b_base64, self.run(_GIVE % (path, CHUNK), GIVE_S).splitlines()))
+            return b"".join(map(binascii.a2b_base64, self.run(_READ_FILE % (path, CHUNK), READ_FILE_S).splitlines()))
         except BoardSaid as error:
             raise DeployFailed(f"{path} can't be read: {error}") from error
 
     def reset(self) -> None:
-        """Reset the chip, as its button would, and open the port again; what then runs is left running.
+        """Reset the chip, like its button, and open the port again without interrupting the program.
 
-        By our `board` module where it is there: an RP2040 can't tell `machine.reset()` from a watchdog's bite.
+        It uses our `board` module if it is there, because an RP2040 can't tell `machine.reset()` from a watchdog reset.
         """
         with contextlib.suppress(TransportError, SerialException, OSError):
             self._board.exec_raw_no_follow(_RESET)
@@ -228,9 +228,9 @@ class Link:
         self.reopen()
 
     def reopen(self) -> None:
-        """Wait for the port to come back; a board with its own USB takes it away at a reset."""
+        """Wait for the port: on a board with its own USB it disappears during a reset."""
         deadline = time.monotonic() + REOPEN_S
-        time.sleep(GOING_S)
+        time.sleep(RESET_S)
         while True:
             self.waits()
             try:
@@ -242,21 +242,21 @@ class Link:
                 time.sleep(0.2)
 
     def stop(self) -> None:
-        """Interrupt what runs, and go to the raw REPL."""
+        """Interrupt the board's program and enter the raw REPL."""
         try:
             self._board.enter_raw_repl(soft_reset=False, timeout_overall=REPL_S)
         except (TransportError, SerialException, OSError) as error:
-            raise DeployFailed(f"The board on {self.path} does not come back to its REPL after a reset.") from error
+            raise DeployFailed(f"The board on {self.path} does not return to its REPL after a reset.") from error
 
     def lines(self, timeout_s: float, away: Callable[[], object] = lambda: None) -> Iterator[str]:
-        """Yield the console's lines as they come, until a time has passed in all (0: for ever).
+        """Yield the console's lines as they arrive.
 
         Args:
-            timeout_s: the time.
-            away: called when the port has gone; it is waited for.
+            timeout_s: end after this time; 0: never.
+            away: called when the port has disappeared; `lines` then waits for it.
 
         Raises:
-            DeployFailed: the port does not come back.
+            DeployFailed: the port does not reappear.
         """
         deadline = time.monotonic() + timeout_s
         pending = b""
@@ -266,7 +266,7 @@ class Link:
             try:
                 waiting = port.inWaiting()
                 pending += port.read(waiting)
-            except (SerialException, OSError):  # a deep sleep takes the port away
+            except (SerialException, OSError):  # the port disappears in deep sleep
                 self.close()
                 away()
                 self.reopen()

@@ -1,15 +1,16 @@
-"""Gives a program's internal names short ones: a board keeps each distinct name in its heap once, for 17 bytes on average.
+"""Shorten a program's internal names: a board's heap has each distinct name once, with 17 bytes on average.
 
-Internal is what the program itself defines and nobody outside writes: not in `public`, in no text (`getattr`), asked of no
-foreign module or object. Three kinds, each on its own; one short name serves them all, and many names of each:
+A name is internal if the program defines it and no other code uses it: it is not in `public`, not in a string (`getattr`), and
+not an attribute of a foreign module or object. There are three kinds. The same short name may be used for each kind, and for
+many names of one kind, with these limits:
 
-- globals: two that stand in one module, defined or imported, stay different;
-- attributes: two that may be on one object stay different. An object has the names of its class, of the classes above and
-  below it, and what is set on it from outside: a name in `other.name = ...` meets every name, and so do the names of a class
-  that passes on what it is asked for (`__getattr__` with `getattr`). On objects of public classes programs set names of their
-  own, and derive classes from them: there, short names are such as nobody gives;
-- parameters of functions: the first has the same name everywhere. Those that a call names (`f(name=...)`) stay, and the public
-  ones of public functions.
+- Globals: two globals of one module, defined or imported, stay different.
+- Attributes: two attributes of one object stay different. An object has the names of its class, of base and derived classes, and
+  names that are set from outside. A name in `other.name = ...` may be on any object; so may the names of a class that delegates
+  (`__getattr__` with `getattr`). Programs may set their own attributes on objects of public classes and may derive from these
+  classes; for them only short names are used that no program is likely to use.
+- Parameters: the first parameter of every function has the same name, and so on. Parameters that a call names (`f(name=...)`)
+  keep their names, and so do public parameters of public functions.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ from tools.deploy.source import (
     words,
 )
 
-_MOST_PARAMETERS = 12  # of a function and those around it that get a short name
-# Names that every .mpy file refers to by a number (MicroPython's "static qstrs", the same in all that load version 6): they are
-# in no heap and need no bytes. They stay where a program has them, and the others serve as short names.
+_MOST_PARAMETERS = 12  # that get short names, of a function and the functions around it
+# MicroPython's "static qstrs": a .mpy file refers to them by number, and they take no heap. They are the same in every
+# MicroPython that loads .mpy version 6. The ones that a program uses stay; the others serve as short names.
 _FREE_NAMES = """
 abs all any append args bool builtins bytearray bytecode bytes callable chr classmethod clear close const copy count dict dir
 divmod end endswith eval exec extend find format from_bytes get getattr globals hasattr hash id index insert int isalpha
@@ -48,27 +49,26 @@ micropython next object open ord pop popitem pow print range read readinto readl
 round rsplit rstrip self send sep set setattr setdefault sort sorted split start startswith staticmethod step stop str strip
 sum super throw to_bytes tuple type update upper value values write zip
 """
-# Not these: the compiler or a built-in function asks for them by their name.
-_ASKED_FOR_NAMES = """
+# Not as short names: the compiler or a built-in function looks these up by name.
+_LOOKED_UP_NAMES = """
 bool builtins bytecode classmethod close const eval exec globals int little locals micropython object read readinto readline self
 send staticmethod super throw type write
 """
-# Those that nobody gives to an attribute, and others of the kind: for the objects of public classes, on which programs set names
-# of their own, and from which they derive classes.
-_STRANGE_NAMES = """
+# Short names for attributes of public classes: names that no program is likely to give to an attribute.
+_UNLIKELY_NAMES = """
 isalpha isdigit isinstance islower isspace issubclass isupper lstrip popitem rfind rindex rsplit rstrip setdefault ArithmeticError
 AssertionError AttributeError BaseException EOFError Ellipsis GeneratorExit ImportError IndentationError IndexError KeyError
 KeyboardInterrupt LookupError MemoryError NameError NoneType NotImplementedError OSError OverflowError RuntimeError StopIteration
 SyntaxError SystemExit TypeError ValueError ZeroDivisionError
 """
-_FREE = frozenset([*_FREE_NAMES.split(), *_STRANGE_NAMES.split()])
-_STRANGE = frozenset(_STRANGE_NAMES.split())
-_ASKED_FOR = frozenset(_ASKED_FOR_NAMES.split())
+_FREE = frozenset([*_FREE_NAMES.split(), *_UNLIKELY_NAMES.split()])
+_UNLIKELY = frozenset(_UNLIKELY_NAMES.split())
+_LOOKED_UP = frozenset(_LOOKED_UP_NAMES.split())
 
 
 @dataclass
 class _Attribute:
-    """An attribute's name: who has it."""
+    """An attribute's name: the families of classes that have it."""
 
     families: set[str] = field(default_factory=set)
     set_from_outside: bool = False
@@ -80,7 +80,7 @@ class Names:
     Args:
         texts: absolute name -> text, of every module.
         public: names that stay.
-        outer: those of the modules that only use the others: their own globals and parameters stay.
+        outer: modules that only use the others; their own globals and parameters stay.
     """
 
     def __init__(self, texts: Mapping[str, str], public: Collection[str] = (), outer: Collection[str] = ()):
@@ -93,7 +93,7 @@ class Names:
         self._keywords: set[str] = set()
         self._taken: set[str] = set()
         self._links: dict[str, dict[str, tuple[str, str]]] = {}
-        self._asked: set[str] = set()  # as attributes of others than self
+        self._asked: set[str] = set()  # attributes of objects other than self
         handed_on: set[str] = set()
         for name, module in self._modules.items():
             self._read(name, module)
@@ -102,9 +102,9 @@ class Names:
         self._stays |= handed_on & self._asked
         shorts = [short for short, _ in zip(self._shorts(), range(2000), strict=False)]
         self._for_parameters = shorts[:_MOST_PARAMETERS]
-        strange = [*sorted(_STRANGE - self._taken), *(f"_{short}" for short in shorts if len(short) < 3)]
-        strange = [short for short in strange if short not in self._taken]
-        self.attributes = dict(self._shorten_attributes(shorts, strange))
+        unlikely = [*sorted(_UNLIKELY - self._taken), *(f"_{short}" for short in shorts if len(short) < 3)]
+        unlikely = [short for short in unlikely if short not in self._taken]
+        self.attributes = dict(self._shorten_attributes(shorts, unlikely))
         self.globals = dict(self._shorten_globals(shorts[_MOST_PARAMETERS:]))
 
     def _read(self, name: str, module: Source) -> None:
@@ -133,7 +133,7 @@ class Names:
             self._stays.add(part)
 
     def _shorts(self) -> Iterator[str]:
-        yield from sorted(_FREE - _ASKED_FOR - _STRANGE - self._taken)
+        yield from sorted(_FREE - _LOOKED_UP - _UNLIKELY - self._taken)
         first = string.ascii_uppercase + string.ascii_lowercase + "_"
         reserved = {"_", "as", "if", "in", "is", "or"}
         names = [*first, *(a + b for a in first for b in first + string.digits)]
@@ -144,7 +144,7 @@ class Names:
 
     # --- attributes ---
 
-    def _shorten_attributes(self, shorts: list[str], strange: list[str]) -> Iterator[tuple[str, str]]:
+    def _shorten_attributes(self, shorts: list[str], unlikely: list[str]) -> Iterator[tuple[str, str]]:
         family = _Families(self._modules)
         found: defaultdict[str, _Attribute] = defaultdict(_Attribute)
         ours: set[str] = set()
@@ -169,7 +169,7 @@ class Names:
                     ours.add(place.name)
         everyone = family.all()
         for attribute in found.values():
-            if attribute.set_from_outside or attribute.families & family.passing_on:
+            if attribute.set_from_outside or attribute.families & family.delegating:
                 attribute.families = everyone
         open_families = family.named(self._public)
         used: defaultdict[str, set[str]] = defaultdict(set)
@@ -177,7 +177,7 @@ class Names:
             if not self._may_change(name):
                 continue
             where = found[name].families or everyone
-            choice = strange if where & open_families else shorts
+            choice = unlikely if where & open_families else shorts
             short = next(one for one in choice if not any(one in used[family] for family in where))
             if _is_shorter(short, name):
                 yield name, short
@@ -185,7 +185,7 @@ class Names:
                     used[one].add(short)
 
     def _foreign(self, module: Source) -> set[str]:
-        """Return the names that stand for others' modules, or parts of them."""
+        """Return the names that a module imports from foreign modules."""
         found = set()
         packages = {name.partition(".")[0] for name in self._modules}
         for node, _ in module.imports():
@@ -198,7 +198,7 @@ class Names:
     # --- globals ---
 
     def symbol(self, module: str, name: str) -> tuple[str, str]:
-        """Return the module that defines a module's global, and its name there; through one that a name is kept for: itself."""
+        """Return the module that defines a module's global, and the global's name there."""
         while name in self._links.get(module, ()):
             module, name = self._links[module][name]
         return module, name
@@ -228,13 +228,13 @@ class Names:
                     used[one].add(short)
 
     def global_name(self, module: str, name: str) -> str:
-        """Return what a module's global is called now."""
+        """Return the new name of a module's global."""
         return self.globals.get(self.symbol(module, name), name)
 
     # --- parameters ---
 
     def _parameters(self, module: Source, place: Place) -> dict[str, str]:
-        """Return the short names of the parameters of the function that a place belongs to."""
+        """Return the short names of the parameters at a place, by their old names."""
         node = place.node if isinstance(place.node, FUNCTIONS) else place.scope.node
         if id(node) not in self._known:
             self._known[id(node)] = self._shorten_parameters(module, node)
@@ -259,7 +259,7 @@ class Names:
         return result
 
     def _is_internal(self, module: Source, node, around: list[ast.AST]) -> bool:
-        """Return whether nobody outside can call a function by its name."""
+        """Return whether other programs can't call a function by its name."""
         if isinstance(node, ast.Lambda) or (around and isinstance(around[-1], FUNCTIONS)):
             return True
         if around and isinstance(around[-1], ast.ClassDef):
@@ -268,10 +268,10 @@ class Names:
             return node.name in self.attributes
         return (module.name, node.name) in self.globals
 
-    # --- putting them in place ---
+    # --- renaming ---
 
     def renamed(self, name: str) -> str:
-        """Return a module's text with the short names in it."""
+        """Return a module's text with the short names."""
         module = self._modules[name]
         inner = name in self._inner
         self._known = {}
@@ -302,7 +302,7 @@ class Names:
 
 
 class _Families:
-    """Classes that are bound together by inheritance; a base is known by its class's name."""
+    """Families of classes: sets that are connected by inheritance. A base class is found by its name."""
 
     def __init__(self, modules: Mapping[str, Source]):
         self._head: dict[str, str] = {}
@@ -328,7 +328,7 @@ class _Families:
                 for other in by_name[aliases.get(word, word)]:
                     self._head[self._find(key)] = self._find(other)
         self._names = by_name
-        self.passing_on = {self._find(key) for _, node, key in classes if _passes_on(node)}
+        self.delegating = {self._find(key) for _, node, key in classes if _delegates(node)}
 
     @staticmethod
     def _key(module: Source, node) -> str:
@@ -352,8 +352,8 @@ class _Families:
         return {self._find(key) for key in self._head} | {""}
 
 
-def _passes_on(node: ast.ClassDef) -> bool:
-    """Return whether a class asks another object for what it has not."""
+def _delegates(node: ast.ClassDef) -> bool:
+    """Return whether a class looks up missing attributes on another object."""
     return any(
         isinstance(one, ast.FunctionDef)
         and one.name == "__getattr__"
@@ -363,7 +363,7 @@ def _passes_on(node: ast.ClassDef) -> bool:
 
 
 def _class_around(place: Place) -> ast.AST | None:
-    """Return the class of the method in which a name stands."""
+    """Return the class around a name."""
     at: Scope | None = place.scope
     while at:
         if isinstance(at.node, ast.ClassDef):
@@ -386,7 +386,7 @@ def _is_shorter(short: str, name: str) -> bool:
 
 
 def _imported(module: Source) -> set[str]:
-    """Return the globals that a module binds by imports under their own names."""
+    """Return the globals that a module imports without renaming them."""
     return {
         alias.name.partition(".")[0]
         for node, scope in module.imports()

@@ -1,7 +1,7 @@
-"""Puts the names that a module uses most first in its `.mpy`: there, the first 128 take one byte at each use, the others two.
+"""Order a module's names by frequency: in a `.mpy`, each use of the first 128 names takes one byte, of the others two.
 
-mpy-cross numbers names in the order in which it meets them, and meets those of attributes also behind a `break`, where it emits
-nothing. So the module's docstring becomes `while 1: break; self.name.name ...`, which costs four bytes.
+mpy-cross numbers names in the order of their first use. It also numbers attributes behind a `break`, for which it emits no code.
+So the module's docstring is replaced by `while 1: break; self.name.name ...`, which costs four bytes.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from collections import Counter
 
 from tools.deploy.source import FUNCTIONS, LOCAL, PARAMETER, Source
 
-_SHORT = 126  # the file's name and "<module>" come before
+_SHORT = 126  # the first two numbers are the file's name and "<module>"
 
 
 @functools.lru_cache(maxsize=256)
 def ordered(text: str) -> str:
-    """Return a module's text with its most frequent names first; as it is where all names fit, or there is no docstring."""
+    """Return a module's text with its most frequent names first; unchanged if all names fit or there is no docstring."""
     module = Source("", text, False)
     uses = used(module)
     first = module.tree.body[0] if module.tree.body else None
@@ -30,14 +30,14 @@ def ordered(text: str) -> str:
 
 
 def used(module: Source) -> Counter[str]:
-    """Return how often each name stands in a module's bytecode, nearly: locals have numbers, and a parameter is named once."""
+    """Return approximately how often each name is in a module's bytecode. Locals are not: the bytecode numbers them."""
     uses: Counter[str] = Counter()
     for place in module.places():
         is_function = isinstance(place.node, FUNCTIONS)
         if place.kind == PARAMETER:
             uses[place.name] += is_function
         elif place.kind != LOCAL:
-            uses[place.name] += 2 if is_function else 1  # a function's code has its name, too
+            uses[place.name] += 2 if is_function else 1  # the function's own code has its name, too
     for node, scope in module.imports():
         for alias in node.names:
             uses[alias.name] += 1

@@ -1,4 +1,4 @@
-"""Write `firmware/package.json`, by which mip installs the sources: `python -m tools.deploy.package`; a test checks it."""
+"""Write `firmware/package.json`, with which mip installs the sources: `python -m tools.deploy.package`. A test checks it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MANIFEST = ROOT / "firmware" / "manifest.py"
 
 
 def text(names: Iterable[str]) -> str:
-    """Return a package.json for files that lie beside it, by their path from there."""
+    """Return a package.json for files, with their paths relative to it."""
     rows = ",\n".join("    " + json.dumps([name, name]) for name in names)
     return f'{{\n  "version": "{__version__}",\n  "deps": [],\n  "urls": [\n{rows}\n  ]\n}}\n'
 
@@ -29,7 +29,7 @@ def source_package() -> str:
 
 
 def manifest() -> str:
-    """Return the content of `firmware/manifest.py`, with the version in its place."""
+    """Return the content of `firmware/manifest.py` with the current version."""
     return re.sub(r'version="[^"]*"', f'version="{__version__}"', MANIFEST.read_text())
 
 

@@ -1,4 +1,4 @@
-"""Which serial port the board is on, and why it can't be opened."""
+"""Find the board's serial port, and explain why a port can't be opened."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tools.deploy.errors import DeployFailed
 
 RASPBERRY_PI = 0x2E8A
 BOOTSEL = (RASPBERRY_PI, 0x0003)
-# USB ids of MicroPython itself, and of the bridges that ESP32 boards carry.
+# USB ids of MicroPython itself, and of the USB bridges on ESP32 boards.
 KNOWN = {
     (RASPBERRY_PI, 0x0005): "MicroPython on an RP2040",
     (0x303A, 0x4001): "MicroPython on an ESP32",
@@ -30,14 +30,14 @@ KNOWN = {
 
 @dataclass(frozen=True)
 class Seen:
-    """A port that may have a board on it."""
+    """A port that may have a board."""
 
     path: str
     what: str
 
 
 def seen() -> list[Seen]:
-    """Return the ports whose USB ids are those of boards."""
+    """Return the ports with a board's USB id."""
     return [
         Seen(port.device, KNOWN[(port.vid, port.pid)])
         for port in list_ports.comports()
@@ -49,7 +49,7 @@ def find(wanted: str = "auto") -> str:
     """Return the path of the port to use.
 
     Raises:
-        DeployFailed: there is none, or more than one.
+        DeployFailed: no port has a board, or several have.
     """
     if wanted != "auto":
         if not Path(wanted).exists():
@@ -58,30 +58,30 @@ def find(wanted: str = "auto") -> str:
     found = seen()
     if not found:
         hint = (
-            " Is the cable one that carries data, and is MicroPython on the board (boards/*/README.md)? "
-            "Without a board, `make virtual-board` offers one; say PORT= then."
+            " Does the cable carry data, and is MicroPython on the board (boards/*/README.md)? "
+            "Without a board, start `make virtual-board` and give its port as PORT=."
         )
         if any((port.vid, port.pid) == BOOTSEL for port in list_ports.comports()):
-            hint = " A Pico is there in BOOTSEL mode: put MicroPython on it first (boards/rp2/README.md)."
+            hint = " A Pico is connected in BOOTSEL mode: install MicroPython on it first (boards/rp2/README.md)."
         raise DeployFailed(f"No board found on any serial port.{hint}")
     if len(found) > 1:
         listed = ", ".join(f"{port.path} ({port.what})" for port in found)
-        raise DeployFailed(f"Several boards: {listed}. Say which: PORT={found[0].path}")
+        raise DeployFailed(f"Several boards: {listed}. Choose one: PORT={found[0].path}")
     return found[0].path
 
 
 def _ports() -> str:
     found = [port.device for port in list_ports.comports()]
-    return f"There are: {', '.join(found)}." if found else "There is no serial port at all; is the board plugged in?"
+    return f"There are: {', '.join(found)}." if found else "This machine has no serial port; is the board plugged in?"
 
 
 def why_closed(path: str) -> DeployFailed:
-    """Return why a port that is there can't be opened, as an error to raise."""
+    """Return the error to raise for an existing port that can't be opened."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK)
         try:
             if not os.isatty(descriptor):
-                return DeployFailed(f"{path} is no serial port. {_ports()}")
+                return DeployFailed(f"{path} is not a serial port. {_ports()}")
         finally:
             os.close(descriptor)
     except PermissionError:
@@ -93,10 +93,10 @@ def why_closed(path: str) -> DeployFailed:
             f"No permission to use {path}. Join its group and log in again: sudo usermod -aG {group} $USER"
         )
     except FileNotFoundError:
-        return DeployFailed(f"{path} went away: was the board unplugged?")
+        return DeployFailed(f"{path} has disappeared: was the board unplugged?")
     except OSError as error:
         if error.errno != errno.EBUSY:
             return DeployFailed(f"{path} can't be opened: {error.strerror}")
     return DeployFailed(
-        f"{path} is busy: another program has it open (mpremote, Thonny, a serial monitor?). Close that and try again."
+        f"{path} is busy: another program has it open (mpremote, Thonny, a serial monitor?). Close that program and try again."
     )

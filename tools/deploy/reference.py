@@ -1,10 +1,10 @@
-"""Make the API reference out of the docstrings: `python -m tools.deploy.reference [--write]`; without, say whether it is current.
+"""Generate the API reference from the docstrings: `python -m tools.deploy.reference --write`; without --write, check it.
 
-The reference is `firmware/API.md`. It shows what a program on a board, or one that takes the library apart, may call: the names
-in PUBLIC, in the order of their files. The sources are parsed, not imported, so what a page says is what stands in the file.
+The reference is `firmware/API.md`. It has every name that a program may use: the names in PUBLIC, in the order of their files.
+The sources are parsed, not imported.
 
-Docstrings are text for people first. Here `Args:`, `Attributes:`, `Returns:` and `Raises:` become lists, lines that are set in
-columns stay as they are, and everything else is Markdown as it stands.
+In docstrings `Args:`, `Attributes:`, `Returns:` and `Raises:` become lists, lines that are set in columns become code blocks,
+and all other text is Markdown.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ stores may raise a `StoreError` that it does not name: flash can fail at any tim
 """
 
 SECTION = re.compile(r"(Args|Attributes|Handlers|Returns|Raises):(?:\s+(.*))?$")
-ITEM = "\0"  # before a section's line, until all of it is there
+ITEM = "\0"  # marks an item of a section until the item is complete
 NEXT_ERROR = re.compile(r"[.;] (?=[A-Z]\w{5,}(?:, [A-Z]\w+)*: )")
 COLUMNS = re.compile(r"\S {3,}\S")
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -43,15 +43,15 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass(frozen=True)
 class Shown:
-    """What of a file is shown.
+    """The names of a file that the reference has.
 
     Attributes:
-        title: of a group of files; "" goes on with the group before.
-        path: the file, from the repository's root.
-        names: the functions and classes; none: all that are public.
+        title: the title of a group of files; "" continues the previous group.
+        path: the file, relative to the repository's root.
+        names: functions and classes; empty: all public ones.
         hidden: methods and functions that only the library itself calls.
-        methods: whether a class's methods are shown, too.
-        constants: whether public constants are shown.
+        methods: include the methods of classes.
+        constants: include public constants.
     """
 
     title: str
@@ -98,17 +98,17 @@ PUBLIC = (
 
 
 def module_name(path: str) -> str:
-    """Return what a program imports."""
+    """Return the name under which programs import a file."""
     return Path(path).with_suffix("").as_posix().removeprefix("firmware/").removeprefix("boards/").replace("/", ".")
 
 
 def anchor(heading: str) -> str:
-    """Return the address that a heading has on the page."""
+    """Return a heading's anchor on the page."""
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
 def type_of(annotation: ast.expr | None) -> str:
-    """Return a type without quotes; "" where it says nothing."""
+    """Return a type without quotes; "" for Any, None or no annotation."""
     text = ast.unparse(annotation).replace("'", "") if annotation else ""
     return "" if text in ("Any", "None") else text
 
@@ -132,19 +132,19 @@ def parameters(arguments: ast.arguments) -> Iterator[str]:
 
 
 def signature(function: Function, name: str) -> str:
-    """Return how a function is called, with its types."""
+    """Return a function's signature, with types."""
     returns = type_of(function.returns)
     shown = f"{name}({', '.join(parameters(function.args))})" + (f" -> {returns}" if returns else "")
     return f"await {shown}" if isinstance(function, ast.AsyncFunctionDef) else shown
 
 
 def is_property(function: Function) -> bool:
-    """Return whether it is read like an attribute."""
+    """Return whether a function is a property."""
     return any(isinstance(one, ast.Name) and one.id == "property" for one in function.decorator_list)
 
 
 def is_setter(function: Function) -> bool:
-    """Return whether it sets a property."""
+    """Return whether a function is a property's setter."""
     return any(isinstance(one, ast.Attribute) and one.attr == "setter" for one in function.decorator_list)
 
 
@@ -186,7 +186,7 @@ def markdown(docstring: str) -> list[str]:
 
 
 def listed(line: str) -> list[str]:
-    """Return a section's line with its name set as code; several errors in one line become one each."""
+    """Return an item of a section as list items with the name as code; each of several errors becomes its own item."""
     if not line.startswith(ITEM):
         return [line]
     items = []
@@ -214,7 +214,7 @@ def members(node: ast.ClassDef, hidden: tuple[str, ...]) -> Iterator[str]:
 
 
 def documented_names(body: list[ast.stmt]) -> Iterator[tuple[str, str]]:
-    """Yield the names that are followed by a docstring of their own."""
+    """Yield the annotated names that are followed by a docstring, with that docstring."""
     for node, after in pairwise(body):
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             says = after.value if isinstance(after, ast.Expr) else None
@@ -244,7 +244,7 @@ _SOURCES: dict[int, str] = {}
 
 
 def parsed(path: Path) -> ast.Module:
-    """Parse a file, and remember how its constants are written."""
+    """Parse a file; remember the source text of its constants."""
     text = path.read_text()
     tree = ast.parse(text)
     for node in tree.body:
@@ -254,7 +254,7 @@ def parsed(path: Path) -> ast.Module:
 
 
 def constructor(node: ast.ClassDef) -> str:
-    """Return how an object is made; where its types are for checkers only, as they say it."""
+    """Return a class's constructor with its types, also if the types are in `if TYPE_CHECKING`."""
     typed = [inner for one in node.body if isinstance(one, ast.If) for inner in one.body]
     for function in (*node.body, *typed):
         if isinstance(function, ast.FunctionDef) and function.name == "__init__":
@@ -263,12 +263,12 @@ def constructor(node: ast.ClassDef) -> str:
 
 
 def wrapped(call: str) -> list[str]:
-    """Return a call in lines of a page's width."""
+    """Return a call wrapped to the page's width."""
     return textwrap.wrap(call, 110, subsequent_indent=" " * (call.index("(") + 1), break_long_words=False)
 
 
 def shown_file(shown: Shown) -> Iterator[str]:
-    """Yield the lines of one file."""
+    """Yield the reference's lines for one file."""
     tree = parsed(ROOT / shown.path)
     yield from ["", f"## `{module_name(shown.path)}`", "", *markdown(ast.get_docstring(tree) or "")]
     values = list(constants(tree.body)) if shown.constants else []
@@ -315,7 +315,7 @@ def page() -> str:
 
 
 def unmentioned() -> Iterator[str]:
-    """Yield each argument of a public function that its docstring, or its class's, does not name."""
+    """Yield each argument of a public function that is neither in its docstring nor in its class's."""
     for shown in PUBLIC:
         tree = parsed(ROOT / shown.path)
         about = ast.get_docstring(tree) or ""
@@ -339,16 +339,16 @@ def unmentioned() -> Iterator[str]:
 
 
 def main() -> int:
-    """Write the page, or say whether it is current; return the exit status."""
+    """Write or check the page; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tools.deploy.reference", description=__doc__.splitlines()[0])
     parser.add_argument("--write", action="store_true")
     if parser.parse_args().write:
         PAGE.write_text(page())
         return 0
     for missing in (found := list(unmentioned())):
-        print(f"not said: {missing}", file=sys.stderr)
+        print(f"argument not documented: {missing}", file=sys.stderr)
     if not PAGE.exists() or PAGE.read_text() != page():
-        print(f"{PAGE.relative_to(ROOT)} is not what the docstrings say: {WRITE}", file=sys.stderr)
+        print(f"{PAGE.relative_to(ROOT)} differs from the docstrings; to update it: {WRITE}", file=sys.stderr)
         return 1
     return 1 if found else 0
 

@@ -1,14 +1,14 @@
-"""Build what is published, reproducibly: `make release` writes `dist/`.
+"""Build the release reproducibly: `make release` writes `dist/`.
 
 | in dist/ | for |
 |---|---|
-| `mip/mpy6-armv6m/package.json` and its files | boards, by mip: one folder for each processor, `any` without machine code |
-| `flashmqtt-VERSION-mip.tar.gz` | the same folders, to be unpacked on a file server or a branch |
+| `mip/mpy6-armv6m/package.json` and its files | boards, with mip: one folder for each processor; `any` has no machine code |
+| `flashmqtt-VERSION-mip.tar.gz` | the same folders, to unpack on a file server or a branch |
 | `flashmqtt-VERSION.tar.gz`, `...-py3-none-any.whl` | CPython: sdist and wheel, the same codec, session and client, with types |
 | `SHA256SUMS` | `sha256sum --check` |
 
-The version is `flashmqtt.__version__`. The same sources give the same bytes: nothing here depends on the clock, the machine or
-the folder.
+The version is `flashmqtt.__version__`. The same sources give the same bytes: the build does not depend on the clock, the machine
+or the folder.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tools.deploy.build import MPY_VERSION, library, packed
 from tools.deploy.errors import DeployFailed
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-# mpy-cross's name of each processor that has an emitter for our native code, and boards that have it. "": no machine code.
+# mpy-cross's name of each processor for which it can compile our native code, with example boards. "": no machine code.
 PROCESSORS = {
     "": "every board, slower",
     "armv6m": "RP2040: Pico, Pico W",
@@ -40,7 +40,7 @@ PROCESSORS = {
     "rv32imc": "ESP32-C3, ESP32-C6",
     "x64": "MicroPython on a PC",
 }
-EPOCH = 315532800  # 1980: the oldest time that a zip file, and so a wheel, can hold
+EPOCH = 315532800  # 1980, the earliest time that a zip file (a wheel) can have
 
 
 def folder(march: str) -> str:
@@ -60,7 +60,7 @@ def write_mip(target: Path, march: str) -> None:
 
 
 def write_archive(target: Path, base: Path, prefix: str) -> None:
-    """Write a folder as .tar.gz whose bytes depend on the files' names and contents only."""
+    """Write a folder as .tar.gz. The bytes depend only on the files' names and contents."""
     content = io.BytesIO()
     with tarfile.open(fileobj=content, mode="w", format=tarfile.USTAR_FORMAT) as archive:
         for path in sorted(path for path in base.rglob("*") if path.is_file()):
@@ -96,10 +96,10 @@ def write_checksums(target: Path) -> None:
 
 
 def release(target: Path, say=print) -> None:
-    """Build everything into a folder; what is in it goes.
+    """Build everything into a folder; its old content is deleted.
 
     Raises:
-        DeployFailed: something could not be built; the folder is then as it was.
+        DeployFailed: a build failed; the folder is unchanged.
     """
     scratch = target.with_name(target.name + ".new")
     shutil.rmtree(scratch, ignore_errors=True)
@@ -131,4 +131,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(ended(main, stopped="stopped; dist/ is as it was"))
+    sys.exit(ended(main, stopped="stopped; dist/ is unchanged"))

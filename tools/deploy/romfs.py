@@ -1,7 +1,7 @@
-"""A board's ROMFS partition, where its image has one: modules run from there in place.
+"""A board's ROMFS partition, if its image has one. Modules in ROMFS run in place, without a copy in the heap.
 
-MicroPython (1.25 or newer) mounts it at /rom, and imports from /rom and /rom/lib: after "/", before /lib. The partition is
-written as a whole, its first block erased first and written last: where that was cut off, nothing is mounted.
+MicroPython (1.25 or newer) mounts the partition at /rom, and imports from /rom and /rom/lib: after "/", before /lib. The whole
+partition is rewritten. Its first block is erased first and written last, so an interrupted write leaves nothing to mount.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from mpremote.romfs import VfsRomWriter
 from tools.deploy.errors import DeployFailed
 from tools.deploy.link import CHUNK, Link
 
-FOLDERS = ("/rom/lib/flashmqtt/", "/rom/flashmqtt/", "/rom/app/")  # in ROMFS, these are ours
-_GOES = ("/lib/flashmqtt/", "/app/")  # what goes there, to the same path below /rom
+FOLDERS = ("/rom/lib/flashmqtt/", "/rom/flashmqtt/", "/rom/app/")  # our folders in ROMFS
+_SOURCES = ("/lib/flashmqtt/", "/app/")  # the files that ROMFS gets, with the same path below /rom
 
 _SIZE = """
 try:
@@ -46,17 +46,17 @@ print(h.digest().hex())
 
 
 def size(link: Link) -> tuple[int, int]:
-    """Return the partition's (blocks, bytes of a block); zeros where the image has none. It is mounted, if it can be."""
+    """Return the partition's number of blocks and block size, or zeros if there is none. Mount the partition if possible."""
     return link.literal(_SIZE)
 
 
 def part(image: Mapping[str, bytes]) -> dict[str, bytes]:
-    """Return those of a board's files that go into ROMFS: path there -> content."""
-    return {"/rom" + path: content for path, content in image.items() if path.startswith(_GOES)}
+    """Return the files for ROMFS out of a board's files: path in ROMFS -> content."""
+    return {"/rom" + path: content for path, content in image.items() if path.startswith(_SOURCES)}
 
 
 def packed(files: Mapping[str, bytes]) -> bytes:
-    """Return a ROMFS with these files: paths below /rom."""
+    """Return a ROMFS image with these files: path below /rom -> content."""
     writer = VfsRomWriter()
     open_folders: list[str] = []
     for path in sorted(files, key=lambda path: path.split("/")):
@@ -74,10 +74,10 @@ def packed(files: Mapping[str, bytes]) -> bytes:
 
 
 def write(link: Link, content: bytes, block_bytes: int, step: Callable[[int], object] = lambda _: None) -> None:
-    """Write the partition, and compare it by its hash. It is mounted at the next reset.
+    """Write the partition and check its hash. The next reset mounts it.
 
     Raises:
-        DeployFailed: what arrived differs, or the board went away.
+        DeployFailed: the hash differs, or the board does not answer.
     """
     content += bytes(-len(content) % block_bytes)
     blocks = len(content) // block_bytes
@@ -87,7 +87,7 @@ def write(link: Link, content: bytes, block_bytes: int, step: Callable[[int], ob
         for at in range(0, block_bytes, CHUNK):
             piece = content[start + at : start + min(at + CHUNK, block_bytes)]
             link.run(f"b[{at}:{at + len(piece)}] = {piece!r}")
-        link.run(f"d.writeblocks({block}, b)")  # erases it first
+        link.run(f"d.writeblocks({block}, b)")  # erases the block before writing
         step(block_bytes)
     if link.run(_HASH % blocks, timeout_s=60).strip() != hashlib.sha256(content).hexdigest():
-        raise DeployFailed("ROMFS did not arrive as it was sent; run this again.")
+        raise DeployFailed("ROMFS did not arrive as it was sent; run the command again.")

@@ -1,19 +1,19 @@
-"""Makes a program's modules smaller for a board; they mean the same, and no line is lost, so tracebacks can be followed.
+"""Make a program's modules smaller for a board. The behaviour stays; no line is removed, so tracebacks can be mapped back.
 
     packed = shrink({"flashmqtt.codec.packets": text, ...}, public={"Client", ...}, groups={"flashmqtt.client": (...)})
 
-Four steps over all modules together, each an edit of the text at the places that Python's own parser names:
+There are four steps over all modules. Each edits the text at positions that Python's parser gives:
 
-1. What only CPython runs goes: a handler that is marked (`except ImportError:  # CPython`), with its `try`.
-2. A module's integer constants (`PUBLISH = 3`, `_PAGE = const(256)`) stand where their names stood, in every module that
-   imports them. The definitions go, and the imports that nothing needs any more; but not the public ones of `kept`, which
-   programs outside may import. (mpy-cross does this for names with an underscore, inside one module.)
-3. Modules that are always loaded together become one: see `bundle`.
-4. Internal names become short: see `names`.
+1. Remove code that only CPython runs: handlers that are marked (`except ImportError:  # CPython`), with their `try`.
+2. Replace integer constants (`PUBLISH = 3`, `_PAGE = const(256)`) by their values, in every module that imports them. Remove
+   definitions and imports that are no longer needed. The public constants of `kept` stay, because other programs may import
+   them. (mpy-cross itself replaces only constants with an underscore, within one module.)
+3. Join modules that are always loaded together: see `bundle`.
+4. Shorten internal names: see `names`.
 
-What it can't see through, it leaves alone: names assigned twice or from elsewhere, names that are also written as texts
-(`getattr`), modules that look into `globals()`. It knows no flashmqtt; that the result behaves as before is shown by
-running the tests against it (`host_tests/deploy/test_shrink.py`).
+It does not change what it can't analyse: names that are assigned twice or by another module, names that are also in strings
+(`getattr`), modules that use `globals()`. It knows nothing about flashmqtt. `host_tests/deploy/test_shrink.py` runs the tests
+against the result.
 """
 
 from __future__ import annotations
@@ -47,18 +47,18 @@ _OPERATORS: dict[type, Callable[..., int]] = {
 
 
 class _Program:
-    """All modules, and what is known of them together."""
+    """All modules, with what is known about the whole program."""
 
     def __init__(self, sources: Mapping[str, str], known: Mapping[str, Mapping[str, int]]):
         self.modules = parsed(sources)
-        self.untouchable: set[str] = set()
-        self.asked: set[str] = set()  # in a way that can't be followed: their definitions stay
+        self.untouchable: set[str] = set()  # names that are not replaced
+        self.asked: set[str] = set()  # names that are looked up dynamically: their definitions stay
         self.definitions: list[tuple[Source, ast.Assign, str]] = []
         for module in self.modules.values():
             for node in module.nodes:
                 if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store | ast.Del):
-                    self.untouchable.add(node.attr)  # `module.NAME = ...` from outside: no constant, then
-                elif isinstance(node, ast.JoinedStr):  # before Python 3.12, places inside an f-string are not told
+                    self.untouchable.add(node.attr)  # `module.NAME = ...`: not a constant
+                elif isinstance(node, ast.JoinedStr):  # Python before 3.12 gives no positions inside an f-string
                     self.untouchable.update(words(node))
                 elif isinstance(node, ast.Constant) and isinstance(node.value, str):
                     self.asked.add(node.value)  # for getattr
@@ -67,7 +67,7 @@ class _Program:
                 self.modules[name].constants.update(values)
 
     def find_constants(self) -> None:
-        """Fill every module's `constants`; one may be made of others, of other modules too."""
+        """Fill every module's `constants`. A constant may depend on others, also of other modules."""
         found = True
         while found:
             found = False
@@ -93,7 +93,7 @@ class _Program:
                         yield name, origin.constants[alias.name]
 
     def value(self, module: Source, node: ast.expr) -> int | None:
-        """Return the integer that an expression at a module's top always is."""
+        """Return the constant value of an expression at a module's top, or None."""
         if isinstance(node, ast.Constant):
             return node.value if type(node.value) is int else None
         if isinstance(node, ast.Name):
@@ -110,21 +110,21 @@ class _Program:
 
 
 class _Inliner(ast.NodeVisitor):
-    """Puts a module's constants in the place of their names, and takes away what is not needed then."""
+    """Replaces a module's constants by their values, and removes imports that are then unused."""
 
     def __init__(self, program: _Program, module: Source, wanted: Mapping[str, set[str]]):
         self._program = program
         self._module = module
         self._wanted = wanted  # what other modules import of each module
-        self._scopes: list[dict[str, int | None]] = []  # of functions and classes: a name bound there, and its value
-        self._modules: list[dict[str, str]] = [{}]  # names of our own modules, by scope
+        self._scopes: list[dict[str, int | None]] = []  # for each function or class: names bound there -> value or None
+        self._modules: list[dict[str, str]] = [{}]  # for each scope: name -> the program's module
         self._uses: Counter[str] = Counter()
         self._used_before: Counter[str] = Counter(
             node.id for node in module.nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
         )
 
     def run(self) -> None:
-        """Note all edits in the module."""
+        """Add all edits to the module."""
         for node in self._module.tree.body:
             self.visit(node)
         for node in self._module.tree.body:
@@ -135,7 +135,7 @@ class _Inliner(ast.NodeVisitor):
         return bool(self._used_before[name]) and not self._uses[name] and name not in self._wanted[self._module.name]
 
     def _thin(self, node: ast.ImportFrom, constants: Mapping[str, int | None], nothing: str, also=lambda name: False):
-        """Leave out of an import what became a number, or is not used any more."""
+        """Remove names from an import that became numbers or are no longer used."""
         left = [
             alias
             for alias in node.names
@@ -154,7 +154,7 @@ class _Inliner(ast.NodeVisitor):
         return self._module.constants.get(name)
 
     def visit(self, node: ast.AST) -> None:
-        """Visit a node, in a scope of its own where it makes one."""
+        """Visit a node; functions and comprehensions get a new scope."""
         if isinstance(node, FUNCTIONS):
             self._visit_function(node)
         elif isinstance(node, COMPREHENSIONS):
@@ -229,14 +229,14 @@ class _Inliner(ast.NodeVisitor):
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
         for outside in (*node.decorator_list, *node.bases):
             self.visit(outside)
-        # A class's own names are not seen in its methods, but an outer name hidden by one of them is left alone there too.
+        # Methods don't see their class's names. For simplicity an outer constant with such a name is not replaced there either.
         self._enter(node, Counter(bound_in(node.body)), node.body)
 
     def _visit_comprehension(self, node: ast.AST) -> None:
         self._enter(node, Counter(bound_in(ast.iter_child_nodes(node))), list(ast.iter_child_nodes(node)))
 
     def visit_arg(self, node: ast.arg) -> None:
-        """Annotations cost nothing on a board: leave them."""
+        """Skip annotations: they cost nothing on a board."""
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
         if node.value:
@@ -263,7 +263,7 @@ def _inlined(program: _Program, kept: Collection[str]) -> dict[str, str]:
 
 
 def _for_boards(text: str) -> str:
-    """Return a module without what only CPython runs, or nobody: the names that types alone use."""
+    """Return a module without code that only CPython or a type checker uses."""
     lines = text.splitlines(True)
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING" and not node.orelse:
@@ -282,11 +282,11 @@ def _for_boards(text: str) -> str:
 
 @dataclass(frozen=True)
 class Shrunk:
-    """A program made smaller.
+    """A shrunk program.
 
     Attributes:
         texts: absolute name -> text.
-        lines: module -> the first line and the name of each module that went into it.
+        lines: module -> the first line and the name of each module in it.
         names: the short names.
     """
 
@@ -303,15 +303,16 @@ def shrink(
     outer: Collection[str] = (),
     known: Mapping[str, Mapping[str, int]] | None = None,
 ) -> Shrunk:
-    """Return the modules of a program, made smaller.
+    """Return a program's modules, shrunk.
 
     Args:
-        sources: absolute name -> text, a package's own text under the package's name: every module that may use another's names.
-        kept: modules whose public constants stay, for programs that are not among the sources.
-        public: names that such programs write.
-        groups: host -> modules that go into it.
-        outer: the sources that only use the others: their own globals and parameters stay.
-        known: module -> its globals whose value on a board is known.
+        sources: absolute name -> text, of every module that may use another module's names. A package's `__init__` is under the
+            package's name.
+        kept: modules whose public constants stay, for programs that are not in `sources`.
+        public: names that such programs use.
+        groups: host -> modules to join with it.
+        outer: modules that only use the others; their own globals and parameters stay.
+        known: module -> globals with a known value on boards.
     """
     program = _Program(
         {name: text if name in outer else _for_boards(text) for name, text in sources.items()}, known or {}

@@ -1,8 +1,7 @@
-"""A module of a program that is packed: its text, its tree, what each name in it means, and the edits that are wanted.
+"""A module of a program that is shrunk: its text, its syntax tree, the meaning of its names, and the edits.
 
-Every edit replaces the text of a node that Python's own parser found, and keeps the number of its lines. `places` tells apart
-what a name may be: a module's own (global), an attribute, a parameter, a keyword of a call, a local. It knows no program: what
-the modules have to do with each other is for `shrink`, `bundle` and `names`.
+Every edit replaces the text of a node and keeps its number of lines. `places` classifies names: globals, attributes, parameters,
+keywords of calls, locals. This module handles one module at a time; `shrink`, `bundle` and `names` handle the whole program.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from dataclasses import dataclass, field
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 SCOPES = (*FUNCTIONS, ast.ClassDef, *COMPREHENSIONS)
-# Tuples: looking into `A | B` takes twice as long, and these are asked a million times.
+# Tuples, because `isinstance` with `A | B` takes twice as long, and these are used a million times.
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _IMPORTS = (ast.Import, ast.ImportFrom)
 _BINDS = (ast.Store, ast.Del)
@@ -32,12 +31,12 @@ class Scope:
     """A module, class, function or comprehension.
 
     Attributes:
-        node: what makes it.
-        outer: the scope around it; None: it is the module.
-        bound: the names that it binds, and at how many places.
-        parameters: those of them that are parameters.
+        node: its node in the syntax tree.
+        outer: the enclosing scope; None for the module.
+        bound: the names that it binds, with the number of places.
+        parameters: the names that are parameters.
         declared: names that it declares global.
-        modules: names that it binds to modules by an import, and the modules' absolute names.
+        modules: names that it binds to modules by imports -> the modules' absolute names.
     """
 
     node: ast.AST
@@ -49,22 +48,22 @@ class Scope:
 
     @property
     def is_class(self) -> bool:
-        """Return whether it is a class's body."""
+        """Return whether the scope is a class's body."""
         return isinstance(self.node, ast.ClassDef)
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a name stands.
+    """An occurrence of a name.
 
     Attributes:
-        start, end: in the encoded text.
-        name: as it is written.
-        kind: GLOBAL; ATTRIBUTE: of an object or a class; MEMBER: an attribute that is another module's global; PARAMETER;
-            KEYWORD: of a call; LOCAL.
-        scope: the one that binds it (of a PARAMETER), or in which it stands.
-        node: the syntax it belongs to.
-        module: whose global a MEMBER is.
+        start, end: the position in the encoded text.
+        name: the name as written.
+        kind: GLOBAL; ATTRIBUTE of an object or a class; MEMBER, an attribute that is another module's global; PARAMETER;
+            KEYWORD of a call; LOCAL.
+        scope: for a PARAMETER the scope that binds it, else the scope around it.
+        node: the node that it belongs to.
+        module: for a MEMBER, the module of the global.
     """
 
     start: int
@@ -77,13 +76,13 @@ class Place:
 
 
 class Source:
-    """One module. Its edits take effect in `edited`.
+    """One module. `edited` applies its edits.
 
     Attributes:
-        package: the package that its relative imports begin in.
-        nodes: all of its tree.
-        bindings: its globals, and at how many places they are bound.
-        constants: those of them that are known to be integers: filled by whoever finds them.
+        package: the package to which its relative imports refer.
+        nodes: all nodes of its syntax tree.
+        bindings: its globals, with the number of places that bind them.
+        constants: globals that are known integers; `shrink` fills it.
     """
 
     def __init__(self, name: str, text: str, is_package: bool):
@@ -104,7 +103,7 @@ class Source:
         self.looks_at_itself = any(isinstance(node, ast.Name) and node.id in LOOKING_GLASS for node in self.nodes)
 
     def origin(self, node: ast.ImportFrom) -> str:
-        """Return the absolute name of the module that a `from ... import` names."""
+        """Return the absolute name of the module in a `from ... import`."""
         if not node.level:
             return node.module or ""
         base = self.package.split(".")
@@ -112,20 +111,20 @@ class Source:
         return ".".join([*base, *([node.module] if node.module else [])])
 
     def span(self, node) -> tuple[int, int]:
-        """Return where a node lies in the encoded text."""
+        """Return a node's start and end in the encoded text."""
         return self._starts[node.lineno - 1] + node.col_offset, self._starts[node.end_lineno - 1] + node.end_col_offset
 
     def replace(self, node, text: str) -> None:
-        """Put a text in a node's place, which keeps its lines."""
+        """Replace a node by a text; the number of lines stays."""
         start, end = self.span(node)
         self.edits.append((start, end, text + "\n" * (node.end_lineno - node.lineno)))
 
     def rename(self, place: Place, name: str) -> None:
-        """Put another name in a place."""
+        """Replace the name at a place."""
         self.edits.append((place.start, place.end, name))
 
     def edited(self) -> str:
-        """Return the text with all edits made; of two, one inside the other, the outer one counts."""
+        """Return the text with all edits applied. Of two nested edits only the outer one applies."""
         content = self._content
         pieces, at = [], 0
         for start, end, text in sorted(self.edits, key=lambda edit: (edit[0], -edit[1])):
@@ -134,26 +133,26 @@ class Source:
                 at = end
         return b"".join([*pieces, content[at:]]).decode()
 
-    # --- what the names mean ---
+    # --- the meaning of names ---
 
     def imports(self, modules: Iterable[str] = ()) -> Iterator[tuple[ast.Import | ast.ImportFrom, Scope]]:
-        """Yield each import with the scope that it binds its names in."""
+        """Yield each import with the scope that gets its names."""
         self._modules = set(modules)
         for node, scope in self._walked:
             if isinstance(node, _IMPORTS):
                 yield node, scope
 
     def places(self, modules: Iterable[str] = ()) -> list[Place]:
-        """Return every place of a name but those in imports, annotations and f-strings.
+        """Return every occurrence of a name, except in imports, annotations and f-strings.
 
         Args:
-            modules: the program's; what is asked of one of them by its name is a MEMBER.
+            modules: the program's modules; an attribute of one of them is a MEMBER.
         """
         self._modules = set(modules)
         return [place for node, scope in self._walked for place in self._places_of(node, scope)]
 
     def handed_on(self, modules: Iterable[str]) -> set[str]:
-        """Return the program's modules that the code has as objects of which it can't be said what is asked of them."""
+        """Return the program's modules that the code uses as objects, so that their attributes are unknown."""
         followed: set[ast.AST] = set()
         found = set()
         self._modules = set(modules)
@@ -166,7 +165,7 @@ class Source:
 
     @functools.cached_property
     def _walked(self) -> list[tuple[ast.AST, Scope]]:
-        """Every node with its scope; made once, as each step over a program asks for it."""
+        """Every node with its scope; cached for all steps over a program."""
         top = Scope(self.tree, None, self.bindings)
         self._note_modules(top, self.tree.body)
         return [found for node in self.tree.body for found in self._visit(node, top)]
@@ -250,7 +249,7 @@ class Source:
         return Place(found.end(), found.end() + len(name.encode()), name, kind, owner, node)
 
     def _module_of(self, node: ast.expr, scope: Scope) -> str:
-        """Return the module of the program that an expression always is."""
+        """Return the program's module that an expression refers to, or ""."""
         if isinstance(node, ast.Attribute):
             found = self._package_of(node.value, scope)
             found = f"{found}.{node.attr}" if found else ""
@@ -279,7 +278,7 @@ def arguments_of(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> l
 
 
 def resolved(name: str, scope: Scope) -> tuple[str, Scope]:
-    """Return what kind of name it is where it stands in a scope, and the scope that binds it."""
+    """Return the kind of a name in a scope, and the scope that binds it."""
     at = scope
     while at.outer:
         if name in at.declared:
@@ -293,7 +292,7 @@ def resolved(name: str, scope: Scope) -> tuple[str, Scope]:
 
 
 def bound_in(body: Iterable[ast.AST]) -> Iterator[str]:
-    """Yield the names that statements bind in their own scope, once for each place."""
+    """Yield the names that statements bind in their scope, once for each place."""
     for node in body:
         if isinstance(node, _DEFINITIONS):
             yield node.name
@@ -309,7 +308,7 @@ def bound_in(body: Iterable[ast.AST]) -> Iterator[str]:
 
 
 def own(body: Iterable[ast.AST]) -> Iterator[ast.AST]:
-    """Yield all nodes of a scope, without those of the scopes inside it."""
+    """Yield all nodes of a scope, without nested scopes."""
     for node in body:
         yield node
         if not isinstance(node, SCOPES):
@@ -326,6 +325,6 @@ def words(tree: ast.AST) -> Iterator[str]:
 
 
 def parsed(texts: Mapping[str, str]) -> dict[str, Source]:
-    """Return a program's modules, parsed: absolute name -> source; a package's own source is under the package's name."""
+    """Parse a program's modules: absolute name -> source. A package's `__init__` is under the package's name."""
     packages = {name.rpartition(".")[0] for name in texts}
     return {name: Source(name, text, name in packages) for name, text in texts.items()}

@@ -1,7 +1,7 @@
-"""Ctrl-C as a key: for a command that a person ends with it, and that has then done what it was asked for.
+"""Ctrl-C as a normal way to end a command.
 
-A terminal sends SIGINT to all that runs in it, `make` too, which then ends with an error of its own. Here the terminal hands the
-key over as a byte.
+A terminal sends SIGINT to all its foreground processes, also to `make`, which then reports an error. Here the terminal sends
+Ctrl-C as a byte instead.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _LOCAL_MODES, _CHARACTERS = 3, 6  # of `tcgetattr`
 
 @contextlib.contextmanager
 def ctrl_c_as_a_key() -> Iterator[Callable[[], None]]:
-    """Yield a function that raises KeyboardInterrupt once Ctrl-C was pressed; to be called again and again.
+    """Yield a function that raises KeyboardInterrupt after Ctrl-C was pressed; the caller calls it repeatedly.
 
-    Where there is no terminal, or another job has it, nothing changes: SIGINT is a KeyboardInterrupt as ever.
+    Without a terminal, or in the background, nothing changes: SIGINT raises KeyboardInterrupt as usual.
     """
     if not sys.stdin.isatty() or os.tcgetpgrp(sys.stdin.fileno()) != os.getpgrp():
         yield lambda: None
@@ -42,7 +42,7 @@ def ctrl_c_as_a_key() -> Iterator[Callable[[], None]]:
     def check() -> None:
         while select.select([descriptor], [], [], 0)[0]:
             pressed = os.read(descriptor, 64)
-            if not pressed or CTRL_C in pressed:  # nothing: the terminal was closed
+            if not pressed or CTRL_C in pressed:  # empty: the terminal was closed
                 raise KeyboardInterrupt
 
     continued = signal.signal(signal.SIGCONT, change)  # after Ctrl-Z and `fg`

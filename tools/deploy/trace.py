@@ -1,8 +1,8 @@
-"""Tells where a line of a board's traceback is in the repository: packed, modules are put together and names are short.
+"""Map a board's tracebacks to the repository: on a board, modules are joined and names are short.
 
     File "flashmqtt.client", line 1234, in popitem    ->    File "flashmqtt.session.session", line 210, in publish
 
-It holds where the board has what this work tree packs.
+The mapping is right only if the board has the files that this work tree builds.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _function(text: str, line: int) -> str:
 
 
 def explained(line: str, board: str = "pico_w") -> str:
-    """Return a line that a board printed, with the places in it as they are in the repository."""
+    """Return a board's output line with the repository's file, line and function."""
 
     def place(found: re.Match[str]) -> str:
         texts, lines = _program(board)
