@@ -1,8 +1,6 @@
-"""A real MQTT broker on loopback, started and ended by whoever needs one: mosquitto where it is, else amqtt
-from PyPI.
+"""A real MQTT broker on loopback: mosquitto if it is installed, else amqtt from PyPI.
 
-The broker keeps everything below one directory, so that it can be killed and started again with what it had
-persisted. It knows nothing of flashmqtt's own code.
+All its files are in one directory, so that a killed broker can be started again with the messages that it had persisted.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from tools.bootstrap import find_mosquitto
 START_DEADLINE_S = 60.0
 STOP_DEADLINE_S = 5.0
 SAVE_DEADLINE_S = 60.0
-SAVE_AGAIN_S = 0.3
+SAVE_RETRY_S = 0.3
 
 
 class BrokerFailed(Exception):
@@ -43,7 +41,7 @@ def is_open(port: int) -> bool:
 
 
 def _identity(file: Path) -> tuple[int, int]:
-    """Return what changes when a file is replaced."""
+    """Return a value that changes when a file is replaced."""
     try:
         found = file.stat()
     except FileNotFoundError:
@@ -55,11 +53,11 @@ class Broker:
     """One broker process on 127.0.0.1:`port`, with its files in `directory`.
 
     Args:
-        directory: where configuration, log and persistence go; made if missing.
+        directory: the folder of configuration, log and persistence; made if missing.
         port: TCP port, or None for a free one.
-        kind: "mosquitto", "amqtt", or None for the first that is there.
-        extra: further lines for mosquitto's configuration.
-        listener: False where `extra` brings its own listeners.
+        kind: "mosquitto", "amqtt", or None for the first that is installed.
+        extra: more lines for mosquitto's configuration.
+        listener: False if `extra` has its own listeners.
     """
 
     start_deadline_s = START_DEADLINE_S
@@ -88,18 +86,18 @@ class Broker:
 
     @property
     def running(self) -> bool:
-        """Whether it was started, and not ended by us."""
+        """Whether it was started and not stopped or killed."""
         return self._process is not None
 
     def start(self) -> Broker:
         """Start the process and wait until it accepts connections.
 
         Raises:
-            BrokerFailed: the port is taken, the program is missing, or it ended or stayed deaf.
+            BrokerFailed: the port is in use, the program is missing, or it ended or accepts no connection.
         """
         if is_open(self.port):
             raise BrokerFailed(
-                f"Port {self.port} is in use by another program. Choose another port, or leave the choice to us by naming none."
+                f"Port {self.port} is in use by another program. Choose another port, or none for a free one."
             )
         self.directory.mkdir(parents=True, exist_ok=True)
         command, environment = self._command(), {**os.environ, **self._environment()}
@@ -121,7 +119,7 @@ class Broker:
         return self
 
     def stop(self) -> None:
-        """End the process, gently, then not."""
+        """End the process with SIGTERM, and with SIGKILL if it does not end in time."""
         if self._process is None:
             return
         self._process.terminate()
@@ -132,22 +130,22 @@ class Broker:
         self._process = None
 
     def kill(self) -> None:
-        """End the process with SIGKILL, as a power cut would."""
+        """End the process with SIGKILL, like a power cut."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
             self._process = None
 
     def save(self) -> None:
-        """Have mosquitto write down all that it has acknowledged: it acknowledges first, and a kill in between is its loss.
+        """Make mosquitto write its database. mosquitto acknowledges messages before it writes them; a kill in between loses them.
 
-        What came to it before this call is written on return; nothing should come meanwhile.
+        On return, everything that it received before this call is written. Nothing should arrive during the call.
 
         Raises:
-            BrokerFailed: it did not.
+            BrokerFailed: mosquitto did not write its database in time.
         """
         database = self.directory / "mosquitto.db"
-        # Twice: the first signal may find it before it has read what lies in its sockets, the second can't.
+        # Twice: mosquitto may handle the first signal before it has read its sockets, but not the second.
         for _ in range(2):
             before = _identity(database)
             deadline = time.monotonic() + SAVE_DEADLINE_S
@@ -158,9 +156,9 @@ class Broker:
                     raise BrokerFailed(
                         f"{self.kind} did not write {database}. Its log, {self.log}:\n{children.tail(self.log)}"
                     )
-                if now > again:  # mosquitto forgets a signal that comes just after it has written
+                if now > again:  # mosquitto loses a signal that arrives just after a write
                     os.kill(self.pid, signal.SIGUSR1)
-                    again = now + SAVE_AGAIN_S
+                    again = now + SAVE_RETRY_S
                 time.sleep(0.005)
 
     def __enter__(self) -> Broker:
@@ -174,7 +172,7 @@ class Broker:
         return self._mosquitto() if self.kind == "mosquitto" else self._amqtt()
 
     def _environment(self) -> dict[str, str]:
-        """Return what the broker's environment has besides ours."""
+        """Return additional environment variables for the broker."""
         return {}
 
     def _mosquitto(self) -> list[str]:
@@ -189,7 +187,7 @@ class Broker:
             f"persistence_location {self.directory}/",
             "autosave_interval 1",
             "autosave_on_changes true",
-            # What waits for a collector that is away must not be dropped beyond the default of 1,000 messages.
+            # No limit (default: 1,000), so that nothing queued for an absent collector is dropped.
             "max_queued_messages 0",
             "log_type error",
             "log_type warning",

@@ -1,4 +1,4 @@
-"""Programs that end with the process that started them, also when that is killed with SIGKILL and can end nothing any more.
+"""Child processes that end with their parent, even if the parent is killed with SIGKILL.
 
     process = children.popen(command, stdout=log)
 
@@ -6,9 +6,9 @@
     await child.start()
     await child.kill()
 
-Linux does it (PR_SET_PDEATHSIG); elsewhere what is started outlives a SIGKILL of its parent. The kernel watches the thread that
-started the child: start it from one that lives as long as the child has to. A child has a session of its own: Ctrl-C reaches only
-this process, which then ends its children, and a kill takes the child's own children, too.
+This works on Linux (PR_SET_PDEATHSIG); elsewhere a child survives a SIGKILL of its parent. The kernel watches the thread that
+started the child, so that thread must live as long as the child. Each child has its own session: Ctrl-C reaches only the parent,
+which then ends its children, and killing a child also kills the child's own children.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from pathlib import Path
 from typing import Any
 
 _PR_SET_PDEATHSIG = 1
-# Looked up here: between fork and exec nothing should be loaded any more.
+# Looked up here, because nothing should be loaded between fork and exec.
 _prctl = getattr(ctypes.CDLL(None), "prctl", None) if sys.platform == "linux" else None
 
 
 def bound_to_this_process() -> Callable[[], None]:
-    """Return what the child has to call before its program begins: `preexec_fn`, for subprocess and for asyncio."""
+    """Return the `preexec_fn` that binds a child to this process, for subprocess and asyncio."""
     parent = os.getpid()
 
     def bind() -> None:
         if _prctl is None:
             return
         _prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-        if os.getppid() != parent:  # it was killed before the kernel knew
+        if os.getppid() != parent:  # the parent was killed before prctl
             os._exit(1)
 
     return bind
@@ -55,21 +55,21 @@ def popen(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
 
 
 def kill(process: subprocess.Popen[bytes] | asyncio.subprocess.Process) -> None:
-    """End a child with SIGKILL, and what it started."""
+    """Kill a child and its children with SIGKILL."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
 
 
 class Child:
-    """A child for asyncio; after its end it can be started again.
+    """A child process for asyncio. After its end it can be started again.
 
     Args:
         command: the program and its arguments.
-        directory: where it works.
-        environment: variables besides ours.
-        log: the file to whose end it writes: its errors, and without `take` all it prints.
-        take: is given each line that it prints, and "" at its end; without a `log` its errors, too.
-        talks: it reads what `write` is given.
+        directory: its working directory.
+        environment: additional environment variables.
+        log: file to append stderr to, and without `take` also stdout.
+        take: called with each line of stdout, and with "" at the end; without `log` also with the lines of stderr.
+        talks: `write` sends lines to its stdin.
     """
 
     def __init__(
@@ -97,16 +97,16 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Its process id, 0 while it does not run."""
+        """Its process id, or 0 if it does not run."""
         return self._process.pid if self._process is not None and self.running else 0
 
     @property
     def status(self) -> int | None:
-        """Its exit status, None before its end."""
+        """Its exit status, or None before its end."""
         return self._process.returncode if self._process is not None else None
 
     async def start(self) -> None:
-        """Start it."""
+        """Start the process."""
         with contextlib.ExitStack() as stack:
             log = stack.enter_context(self.log.open("ab")) if self.log else subprocess.STDOUT
             self._process = await asyncio.create_subprocess_exec(
@@ -129,23 +129,23 @@ class Child:
         take("")
 
     def write(self, line: str) -> None:
-        """Give it a line."""
+        """Send a line to its stdin."""
         assert self._process is not None and self._process.stdin is not None
         self._process.stdin.write(line.encode() + b"\n")
 
     def logged(self, lines: int = 8) -> str:
-        """Return the end of its log."""
+        """Return the last lines of its log."""
         return tail(self.log, lines) if self.log else ""
 
     async def ended(self) -> None:
-        """Wait until it ends and all it printed is taken."""
+        """Wait until the process has ended and `take` has received all its output."""
         if self._process is not None:
             await self._process.wait()
         if self._reading is not None:
             await self._reading
 
     async def kill(self, alone: bool = False) -> None:
-        """End it with SIGKILL, if it runs, and what it started, unless `alone`."""
+        """Kill the process, if it runs, with SIGKILL; also its children, unless `alone`."""
         if self._process is not None and self.running:
             if alone:
                 self._process.kill()
@@ -154,7 +154,7 @@ class Child:
         await self.ended()
 
     async def stop(self, seconds: float) -> None:
-        """Ask it to end; kill it where it does not within so many seconds."""
+        """End the process with SIGTERM; kill it if it has not ended after so many seconds."""
         if self._process is not None and self.running:
             self._process.terminate()
             with contextlib.suppress(TimeoutError):

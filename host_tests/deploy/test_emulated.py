@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from host_tests.deploy.emulated import HOST, EmulatedPicoW, EmulatorFailed, lead_to_loopback
+from host_tests.deploy.emulated import HOST, EmulatedPicoW, EmulatorFailed, map_to_loopback
 from tools.broker import Broker
 from tools.deploy import __main__ as deploy
 from tools.deploy import build, romfs
@@ -131,7 +131,7 @@ def test_emulated_connections_to_the_host_end_at_its_loopback(emulator):
     from rp2040py.boards import build_rp2040
 
     assert "connect_fn" in inspect.signature(emulator.TcpReflector).parameters
-    lead_to_loopback()
+    map_to_loopback()
     bridge = emulator.NatBridge(build_rp2040("pico_w"), lambda frame: None)
 
     async def talk() -> bytes:

@@ -109,11 +109,11 @@ def test_torn_record_foreign_and_damaged_images_are_told_apart(tmp_path: Path) -
     foreign = tmp_path / "foreign.bin"
     foreign.write_bytes(b"somebody's" * 4096)
     out, _, status = _run(foreign)
-    assert status == 1 and "No sector holds a journal." in out and "StoreForeign" in out
+    assert status == 1 and "No sector has a journal." in out and "StoreForeign" in out
     blank = tmp_path / "blank.bin"
     blank.write_bytes(b"\xff" * 16384)
     out, _, status = _run(blank)
-    assert status == 1 and "No sector holds a journal." in out and "blank" in out and "mount" not in out
+    assert status == 1 and "No sector has a journal." in out and "blank" in out and "mount" not in out
 
 
 @pytest.mark.req("S6")
@@ -142,8 +142,8 @@ def test_image_that_can_not_be_read_says_why(tmp_path: Path) -> None:
     odd.write_bytes(bytes(5000))
     for arguments, why in (
         ((tmp_path / "nowhere.bin",), "No such file"),
-        ((odd,), "5000 bytes hold no"),
-        ((odd, "--pinned", "/journal"), "5000 bytes hold no"),
+        ((odd,), "5000 bytes do not contain"),
+        ((odd, "--pinned", "/journal"), "5000 bytes do not contain"),
     ):
         out, errors, status = _run(*arguments)
         assert (out, status) == ("", 2) and why in errors and "Traceback" not in errors

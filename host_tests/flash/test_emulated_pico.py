@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("rp2040py", reason="rp2040py is not installed: no emulated Pico")
 
 from tools.flashsim.nor import SECTOR_BYTES
-from tools.flashsim.pico import FLASH_BYTES, _ChipFlash, littlefs_image, take_over
+from tools.flashsim.pico import FLASH_BYTES, _ChipFlash, littlefs_image, redirect_flash
 
 ROOT = Path(__file__).resolve().parents[2]
 AT = FLASH_BYTES - 4 * SECTOR_BYTES
@@ -30,7 +30,7 @@ class Wire:
         self.mcu.flash[:FLASH_BYTES] = b"\xff" * FLASH_BYTES
         self.flash = _ChipFlash(self.mcu.flash)
         self.cuts = 0
-        take_over(self.mcu, self.flash, self._cut)
+        redirect_flash(self.mcu, self.flash, self._cut)
 
     def _cut(self) -> None:
         self.cuts += 1

@@ -1,38 +1,37 @@
-"""A simulated serial NOR flash chip, as a block device of MicroPython's extended protocol, that can lose its power.
+"""A simulated serial NOR flash chip with power cuts: a block device of MicroPython's extended protocol.
 
-    flash = NorFlash(64 * 1024, personality="rp2")          in memory: any block device user can be handed it
-    flash = FileNorFlash("flash.bin", 1 << 20, intent="flash.intent", time_scale=1.0)      kept in a file: the virtual board
+    flash = NorFlash(64 * 1024, personality="rp2")          in memory
+    flash = FileNorFlash("flash.bin", 1 << 20, intent="flash.intent", time_scale=1.0)      in a file, for the virtual board
     readblocks(n, buf[, off])   writeblocks(n, buf[, off])   ioctl(op, arg)
 
-Personalities, each with its port's manners (rp2_flash.c and esp32_partition.c of MicroPython 1.24 to 1.29):
-    "rp2"              programs whole 256-byte pages: a shorter buffer drags in whatever RAM follows it; no errors, no bounds
+Each personality behaves like a port (rp2_flash.c and esp32_partition.c of MicroPython 1.24 to 1.29):
+    "rp2"              programs whole 256-byte pages: a shorter buffer programs also the RAM behind it; no errors, no bounds
     "esp32"            any offset and length; OSError outside the partition
     "esp32-encrypted"  multiples of 16 bytes; each 16-byte block can be programmed once; an erased block reads as noise
-What a port does not refuse but a careful driver must never do is kept in `violations`, a list of texts: a byte programmed to a
-second value between erases (the same value again is none, also where the first attempt was cut), a page programmed across its
-end, a length that is no whole page, an access outside the device, a
-source that may lie in flash itself.
+`violations` is a list of texts: accesses that a port does not refuse but that a correct driver must not make. These are a byte
+programmed to a second value between erases (the same value again is allowed, also after a cut), a page programmed across its end,
+a length that is not whole pages, an access outside the device, and a source buffer that may be in flash itself.
 
-Every page program and every sector erase is one operation; `operations` counts them, so that a power cut has an address.
-`arm(operation, model, variant)` cuts the power at that operation (1 is the first ever); `arm_id("137/bits/5")` is the same, and
-what PowerCut carries. Models, each with as many variants as one likes, replayed exactly by their number:
-    nothing      the operation never began
+Every page program and every sector erase is one operation, and `operations` counts them: the number identifies a power cut.
+`arm(operation, model, variant)` cuts the power at that operation (1 is the first ever). `arm_id("137/bits/5")` does the same;
+PowerCut carries this id. Each model has any number of variants; a variant's number replays it exactly:
+    nothing      the operation did not begin
     prefix       only the first variant % (length + 1) bytes were done
-    bits         any subset of the bits was done; a torn erase may leave any bits at all
-    unreported   all of it was done, nobody was told
-    weak         done, but some of the bits read differently from one read to the next until programmed to 0 or erased
-PowerCut is a BaseException: no `except Exception` on the way up may swallow it. All later calls raise it too, until
-`power_up()`. `set_bad(sector, kind)` makes a sector that takes no "erase", no "program", or neither ("both").
+    bits         any subset of the bits was done; a torn erase may leave any bits
+    unreported   the operation was done, but the call did not return
+    weak         done, but some bits may change with every read until they are programmed to 0 or erased
+PowerCut is a BaseException, so that no `except Exception` catches it. All later calls raise it, too, until `power_up()`.
+`set_bad(sector, kind)` makes a sector on which "erase", "program" or "both" fail.
 
-Counters: programs (pages), erases, bytes_programmed, bytes_read, reads, erase_counts[sector], typical_ms and worst_ms
-(modelled on the chip's data sheet). `snapshot()` and `restore(it)` save and bring back contents and weak cells, not counters.
+Counters: programs (pages), erases, bytes_programmed, bytes_read, reads, erase_counts[sector], typical_ms and worst_ms (computed
+from the chip's data sheet). `snapshot()` and `restore(it)` save and restore contents and weak cells, not counters.
 
-For processes killed in mid-operation: FileNorFlash writes an intent (kind, offset, length, old, new) beside the image before
-each operation, sleeps the modelled time, applies it and clears the intent. After a kill -9, on the host,
-`tools.flashsim.tear.tear(image, intent, rng)` leaves what a real chip could have left and says what in one line.
+For killed processes: before each operation FileNorFlash writes an intent (kind, offset, length, old, new) to a second file,
+sleeps the modelled time, executes the operation and clears the intent. After a kill -9, `tools.flashsim.tear.tear(image, intent,
+rng)` on the host replaces the result by one that a real chip could have left.
 
-Runs unchanged on MicroPython and CPython. In memory and unarmed, reads and page-multiple writes allocate nothing on MicroPython.
-This module knows no journal and no file system.
+This module runs unchanged on MicroPython and CPython. In memory and unarmed, reads and writes of whole pages allocate nothing on
+MicroPython. It knows no journal and no file system.
 """
 
 from array import array
@@ -64,7 +63,7 @@ _BLANK_PAGE = b"\xff" * PAGE_BYTES
 
 
 class PowerCut(BaseException):
-    """The power went away in the middle of an operation; the argument is the id that replays it."""
+    """The power was cut during an operation; the argument is the id that replays the cut."""
 
 
 class Random:
@@ -107,9 +106,9 @@ class NorFlash:
 
     def __init__(self, size_bytes, personality="rp2", chip="W25Q16JV", seed=1):
         if size_bytes <= 0 or size_bytes % SECTOR_BYTES:
-            raise ValueError("size_bytes: whole sectors of 4096")
+            raise ValueError("size_bytes %s: whole sectors of 4096 bytes are needed" % size_bytes)
         if personality not in ("rp2", "esp32", "esp32-encrypted"):
-            raise ValueError("personality: rp2, esp32 or esp32-encrypted")
+            raise ValueError("personality %s: use rp2, esp32 or esp32-encrypted" % personality)
         self.size_bytes = size_bytes
         self.sectors = size_bytes // SECTOR_BYTES
         self.personality = personality
@@ -126,15 +125,15 @@ class NorFlash:
         self._cut_model = ""
         self._cut_variant = 0
         self._weak: dict[int, int] = {}
-        self._meant: dict[int, int] = {}  # address: the byte that a program was to leave when it was cut
-        self._forgot = False  # whether such may have been left by another process
+        self._meant: dict[int, int] = {}  # address -> the byte that an interrupted program was writing
+        self._forgot = False  # True: another process may have been interrupted, so such bytes are unknown
         self._weak_density = 3
         self._bad: dict[int, str] = {}
         self._rng = Random(seed)
         self._page = bytearray(PAGE_BYTES)
         self._open_cells()
 
-    # --- the contents: what FileNorFlash does otherwise ---
+    # --- the contents: FileNorFlash overrides this ---
 
     def _open_cells(self):
         self._cells = bytearray(self.size_bytes)
@@ -150,10 +149,10 @@ class NorFlash:
         fill(self._cells, at, at + SECTOR_BYTES, 0xFF)
 
     def _begin(self, kind, at, n, buf, start):
-        """Say what is about to be done, and take the time that it takes (only in a file)."""
+        """Write the intent and sleep the modelled time (FileNorFlash)."""
 
     def _end(self):
-        """Say that it is done (only in a file)."""
+        """Clear the intent (FileNorFlash)."""
 
     # --- the block device ---
 
@@ -167,7 +166,7 @@ class NorFlash:
         self.bytes_read += length
         if at < 0 or at + length > self.size_bytes:
             self._outside("read", at, length)
-            for i in range(length):  # rp2: some other part of the address space
+            for i in range(length):  # rp2: reads another part of the address space
                 buf[i] = self._rng.byte()
             return
         if self._encrypted:
@@ -175,7 +174,7 @@ class NorFlash:
             return
         self._load(at, buf, 0, length)
         if self._weak:
-            self._shake(at, buf)
+            self._randomise_weak(at, buf)
 
     def writeblocks(self, n, buf, off=None):
         """Program buf at block n, byte off; without off, erase the blocks first."""
@@ -210,7 +209,7 @@ class NorFlash:
             start += part
 
     def ioctl(self, op, arg):
-        """4: blocks; 5: bytes of a block; 6: erase block arg; 1, 2, 3: nothing to do."""
+        """Return the number of blocks (4) or the block size (5), or erase block `arg` (6); 1, 2 and 3 do nothing."""
         if self.dead:
             raise PowerCut(self.cut_id)
         if op == 4:
@@ -226,7 +225,7 @@ class NorFlash:
         return 0 if op in (1, 2, 3) else None
 
     def info(self):
-        """What esp32.Partition.info() returns: type, subtype, address, size, label, encrypted."""
+        """Return type, subtype, address, size, label, encrypted, like esp32.Partition.info()."""
         if self._rp2:
             raise AttributeError("info")
         return (1, 0x40, 0x200000, self.size_bytes, "simulated", self._encrypted)
@@ -234,29 +233,29 @@ class NorFlash:
     # --- counters and contents, for tests ---
 
     def reset_counters(self):
-        """Set the counters to 0; `operations` goes on, as it addresses power cuts."""
+        """Set the counters to 0, except `operations`, which identifies power cuts."""
         self.programs = self.erases = self.bytes_programmed = self.bytes_read = self.reads = 0
         for sector in range(self.sectors):
             self.erase_counts[sector] = 0
 
     @property
     def typical_ms(self):
-        """Modelled time of all programs and erases, typical."""
+        """The typical time of all programs and erases, by the data sheet."""
         return self.programs * self.chip[0] + self.erases * self.chip[2]
 
     @property
     def worst_ms(self):
-        """Modelled time of all programs and erases, if each took its maximum."""
+        """The maximum time of all programs and erases, by the data sheet."""
         return self.programs * self.chip[1] + self.erases * self.chip[3]
 
     def peek(self, at, n):
-        """Return n bytes as the cells hold them (encrypted where that is so), uncounted, weak bits as 1."""
+        """Return n bytes of the cells: not counted, not decrypted, weak bits as 1."""
         buf = bytearray(n)
         self._load(at, buf, 0, n)
         return buf
 
     def poke(self, at, content):
-        """Put bytes into the cells by magic, for planting damage: no rule, no counter, weak cells there become firm."""
+        """Change cells directly, to plant damage: no rules, no counters; weak cells there become stable."""
         self._save(at, bytearray(content), 0, len(content))
         for address in range(at, at + len(content)):
             self._weak.pop(address, None)
@@ -266,7 +265,7 @@ class NorFlash:
         return (self.peek(0, self.size_bytes), dict(self._weak), self._weak_density, dict(self._meant))
 
     def restore(self, snapshot):
-        """Bring back what `snapshot` returned; the power is on, no cut is armed."""
+        """Restore a snapshot; the power is on and no cut is armed."""
         self._save(0, snapshot[0], 0, self.size_bytes)
         self._weak = dict(snapshot[1])
         self._weak_density = snapshot[2]
@@ -276,7 +275,7 @@ class NorFlash:
     # --- faults ---
 
     def arm(self, operation, model, variant=0):
-        """Cut the power at that operation (1: the first one ever made on this device)."""
+        """Cut the power at that operation (1: the first ever of this device)."""
         if model not in MODELS:
             raise ValueError(model)
         self._cut_operation = operation
@@ -284,19 +283,19 @@ class NorFlash:
         self._cut_variant = variant
 
     def arm_id(self, cut_id):
-        """Arm the cut that a PowerCut's id names."""
+        """Arm the cut with this id (of a PowerCut)."""
         operation, model, variant = cut_id.split("/")
         self.arm(int(operation), model, int(variant))
 
     def power_up(self):
-        """Switch the power on again: contents stay, nothing is armed."""
+        """Switch the power on; the contents stay, and no cut is armed."""
         self.dead = False
         self._cut_operation = 0
 
     def replugged(self):
-        """Return the same chip as a new object, powered up, counters at 0; this one stays dead.
+        """Return the same chip as a new object, powered up and with counters at 0; this object stays dead.
 
-        After a power cut, leftovers of the old program (such as a file's finaliser) must not reach the chip any more.
+        So objects of the old program, for example a file's finaliser, can't write to the chip after a power cut.
         """
         new = NorFlash(SECTOR_BYTES, self.personality)
         new.size_bytes, new.sectors, new.chip = self.size_bytes, self.sectors, self.chip
@@ -310,7 +309,7 @@ class NorFlash:
         return new
 
     def set_bad(self, sector, kind="both"):
-        """Make a sector that will not "erase", not "program", or neither ("both"); "" mends it."""
+        """Make "erase", "program" or "both" fail on a sector; "" repairs it."""
         if kind:
             self._bad[sector] = kind
         else:
@@ -348,14 +347,14 @@ class NorFlash:
         self._end()
 
     def _combine(self, at, buf, start, n):
-        """Program over what is there: bits only go from 1 to 0, and a second value is a violation."""
+        """Program over existing bytes: bits change from 1 to 0 only; a second value is a violation."""
         page = self._page
         if self._encrypted:
             for i in range(0, n, 16):
                 if not is_blank(page, i, i + 16):
                     self.violations.append("second program of an encrypted block at %d" % (at + i))
                     break
-        told = self._encrypted
+        reported = self._encrypted
         for i in range(n):
             old = page[i]
             new = buf[start + i]
@@ -364,16 +363,16 @@ class NorFlash:
             weak = self._weak.pop(at + i, 0) if self._weak else 0
             meant = self._meant.pop(at + i, -1) if self._meant else -1
             completes = meant == new or (self._forgot and not new & ~old & 0xFF)
-            if not told and not completes and (new & ~old & 0xFF or (old not in (0xFF, new) and not weak)):
+            if not reported and not completes and (new & ~old & 0xFF or (old not in (0xFF, new) and not weak)):
                 self.violations.append("byte %d programmed to %02x over %02x" % (at + i, new, old))
-                told = True
+                reported = True
             page[i] = old & new
-            if weak & new:  # what is left at 1 stays weak
+            if weak & new:  # bits that stay 1 stay weak
                 self._weak[at + i] = weak & new
         self._save(at, page, 0, n)
 
     def _stick(self, at, buf, start, n):
-        """A bad sector takes only some of the bits."""
+        """Program only some of the bits: the sector is bad."""
         page = self._page
         self._load(at, page, 0, n)
         for i in range(n):
@@ -397,26 +396,26 @@ class NorFlash:
         else:
             self._save_erased(at)
         if self._weak or self._meant:
-            self._firm(at, SECTOR_BYTES)
+            self._clear_weak(at, SECTOR_BYTES)
         self._end()
 
     def _weak_within(self, at, n):
         return any(at <= address < at + n for address in self._weak)
 
-    def _firm(self, at, n):
+    def _clear_weak(self, at, n):
         for cells in (self._weak, self._meant):
             for address in [a for a in cells if at <= a < at + n]:
                 del cells[address]
 
-    def _shake(self, at, buf):
-        """Give each weak bit in what was read a value of the moment."""
+    def _randomise_weak(self, at, buf):
+        """Give each weak bit in read bytes a random value."""
         n = len(buf)
         for address, weak in self._weak.items():
             if at <= address < at + n:
                 i = address - at
                 buf[i] = (buf[i] & ~weak & 0xFF) | (weak & self._rng.mask(self._weak_density))
 
-    # --- the power goes ---
+    # --- power cuts ---
 
     def _die(self):
         self.dead = True
@@ -439,15 +438,15 @@ class NorFlash:
         wanted = bytearray(SECTOR_BYTES)
         fill(wanted, 0, SECTOR_BYTES, 0xFF)
         if self._cut_model == "bits" and self._cut_variant % 7 >= 5:
-            # Chips program a sector to 0 before the erase pulses: a torn erase may leave bits 0 that were 1.
+            # Chips program a sector to 0 before the erase pulses: a torn erase may change bits from 1 to 0.
             for i in range(SECTOR_BYTES):
                 old[i] = 0 if self._cut_variant % 7 == 5 else self._rng.byte()
         if self._cut_model != "nothing":
-            self._firm(at, SECTOR_BYTES)
+            self._clear_weak(at, SECTOR_BYTES)
         self._torn(at, old, wanted, self._cut_variant)
 
     def _torn(self, at, old, wanted, variant):
-        """Leave something between old and wanted, by the armed model, and die."""
+        """Write a result between old and wanted, by the armed model, then raise PowerCut."""
         n = len(old)
         model = self._cut_model
         rng = self._rng
@@ -471,7 +470,7 @@ class NorFlash:
         return 1 << bits[self._rng.below(len(bits))]
 
     def _some_bits(self, old, wanted, variant):
-        """Do a subset of the bits: 0 half of them, 1 few, 2 most, 3 all but one, 4 only one."""
+        """Change a subset of the bits. variant % 7: 1 few, 2 most, 3 all but one, 4 only one, else about half."""
         kind = variant % 7
         rng = self._rng
         changed = self._changed(old, wanted)
@@ -487,7 +486,7 @@ class NorFlash:
             old[i] ^= (old[i] ^ wanted[i]) & rng.mask(density)
 
     def _weaken(self, at, old, wanted, variant):
-        """Do it, with some bits left weak: 0 one bit, 1 a few at the end, 2 a few at the start, 3 one in eight, 4 any mixture."""
+        """Change the bits; leave some weak. variant % 5: 0 one, 1 the last few, 2 the first few, 3 one in eight, 4 mixed."""
         kind = variant % 5
         rng = self._rng
         changed = self._changed(old, wanted)
@@ -506,7 +505,7 @@ class NorFlash:
             weak[i] = change & rng.mask(3) if kind == 4 else self._one_bit(change)
         for i in changed:
             change = old[i] ^ wanted[i]
-            if kind == 4:  # the rest: done or not
+            if kind == 4:  # other bits may be changed or not
                 change &= rng.mask(4) | weak[i]
             old[i] ^= change
         for i, mask in weak.items():
@@ -514,7 +513,7 @@ class NorFlash:
                 old[i] |= mask
                 self._weak[at + i] = mask
 
-    # --- an encrypted partition: each 16 bytes are one block of a cipher that depends on the address ---
+    # --- encryption: 16-byte blocks of a cipher that depends on the address ---
 
     _ODD = 0xD1342543DE82EF95F29A6C3B5D7C4A2B
     _BACK = 0x63FA50704A6CF86F0F6D779F68E82483  # _ODD * _BACK = 1, modulo 2^128
@@ -540,7 +539,7 @@ class NorFlash:
         n += -n % 16
         cells = self.peek(first, n)
         if self._weak:
-            self._shake(first, cells)
+            self._randomise_weak(first, cells)
         for i in range(0, n, 16):
             x = int.from_bytes(bytes(cells[i : i + 16]), "little") * self._BACK & self._ALL
             x = self._turned(x) * self._BACK & self._ALL
@@ -549,9 +548,9 @@ class NorFlash:
 
 
 class FileNorFlash(NorFlash):
-    """The chip, its contents in a file that is written through; with an intent file, kills can be made to tear.
+    """The chip with its contents in an unbuffered file; with an intent file, a kill can tear an operation.
 
-    A new file starts erased. `time_scale` is how much of the modelled time an operation takes: 0 none, 1.0 what the chip takes.
+    A new file is erased flash. `time_scale` multiplies the modelled time of an operation: 0 takes no time, 1.0 the chip's time.
     """
 
     def __init__(self, path, size_bytes, personality="rp2", chip="W25Q16JV", seed=1, intent=None, time_scale=0.0):
@@ -611,7 +610,7 @@ class FileNorFlash(NorFlash):
             sleep_us(int(self.chip[0 if kind == "P" else 2] * 1000 * self._time_scale))
 
     def _put_intent(self, intent, kind, at, n, buf, start):
-        """Write it page by page: a board's heap has no room for two sectors."""
+        """Write the intent page by page: a board's heap has no room for two sectors."""
         intent.seek(1)
         head = at.to_bytes(4, "little") + n.to_bytes(4, "little")
         intent.write(head)
@@ -630,7 +629,7 @@ class FileNorFlash(NorFlash):
             crc = crc32(part, crc)
         intent.write((crc & 0xFFFFFFFF).to_bytes(4, "little"))
         intent.seek(0)
-        intent.write(kind.encode())  # only now the intent stands
+        intent.write(kind.encode())  # last: this makes the intent valid
 
     def _end(self):
         if self._intent:
@@ -641,5 +640,5 @@ class FileNorFlash(NorFlash):
 def _unbuffered(path, mode):
     try:
         return open(path, mode, buffering=0)
-    except TypeError:  # a MicroPython that knows no such argument
+    except TypeError:  # a MicroPython without this argument
         return open(path, mode)

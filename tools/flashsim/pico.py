@@ -1,18 +1,18 @@
-"""An emulated Pico (rp2040py) under stock MicroPython, whose flash loses its power at any operation. Host only.
+"""An emulated Pico (rp2040py) with stock MicroPython, whose power can be cut at any flash operation. Host only.
 
-    pico = EmulatedPico("RPI_PICO-20250911-v1.26.1.uf2")          what FLASHMQTT_UF2 names
-    pico.install({"lib/flashmqtt/...": content}, storage_bytes)   files, before it starts
+    pico = EmulatedPico("RPI_PICO-20250911-v1.26.1.uf2")          the file in FLASHMQTT_UF2
+    pico.install({"lib/flashmqtt/...": content}, storage_bytes)   files, before the start
     await pico.start()
     pico.flash.arm(pico.flash.operations + 7, "weak", 3)          as in `nor`
-    printed, cut = await pico.run(code, timeout_s=60)             what it printed until it ended, or until the power went
-    pico = pico.power_cycle()                                     the same flash in a new chip, nothing else
+    printed, cut = await pico.run(code, timeout_s=60)             the output up to the end or the power cut
+    pico = pico.power_cycle()                                     a new chip with the same flash
 
-The emulator shifts each flash command through its SSI peripheral and carries it out when chip select rises, in
-`RPSSI._apply_command`. That one method is taken over: programs and erases of the flash's 2 MB go to a `NorFlash` whose
-cells are the emulated chip's memory, so that operations are counted, rules checked and cuts torn exactly as in the simulator.
-The CPU reads flash by memory, so weak bits can't flicker there: each takes its value when the power comes back.
+The emulator executes each flash command in `RPSSI._apply_command`, when chip select rises. This module replaces that method:
+programs and erases of the 2 MB flash go to a `NorFlash` whose cells are the emulated chip's memory. So operations are counted,
+rules checked and cuts torn exactly as in the simulator. The CPU reads flash as memory, so weak bits can't flicker: each gets its
+value when the power returns.
 
-Written for rp2040py 0.3.6. What it does not know: journals.
+Written for rp2040py 0.3.6. This module knows no journal.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PAGE_PROGRAM, _SECTOR_ERASE, _BLOCK_ERASE = 0x02, 0x20, 0xD8
 
 
 class _ChipFlash(NorFlash):
-    """The simulator's rules and faults over the emulated chip's memory."""
+    """The simulator's rules and faults on the emulated chip's memory."""
 
     def __init__(self, memory: Any) -> None:
         self._memory = memory
@@ -48,15 +48,15 @@ class _ChipFlash(NorFlash):
         self._memory[at : at + SECTOR_BYTES] = b"\xff" * SECTOR_BYTES
 
     def settled(self) -> bytes:
-        """Return the contents as they are when the power comes back, weak bits by chance."""
+        """Return the contents after the power returns; each weak bit gets a random value."""
         content = bytearray(self._memory[:FLASH_BYTES])
         for address, weak in self._weak.items():
             content[address] = (content[address] & ~weak & 0xFF) | (weak & self._rng.byte())
         return bytes(content)
 
 
-def take_over(mcu: Any, flash: NorFlash, on_cut: Any) -> None:
-    """Send the flash commands of an emulated RP2040 to `flash`; call `on_cut` when the power goes."""
+def redirect_flash(mcu: Any, flash: NorFlash, on_cut: Any) -> None:
+    """Redirect the flash commands of an emulated RP2040 to `flash`; call `on_cut` at a power cut."""
     ssi = mcu.ssi
     emulated = ssi._apply_command
 
@@ -87,7 +87,7 @@ def take_over(mcu: Any, flash: NorFlash, on_cut: Any) -> None:
 
 
 class EmulatedPico:
-    """One life of the board, from power to power."""
+    """One board, from power-on to power cut."""
 
     def __init__(self, uf2: str | Path, content: bytes | None = None) -> None:
         from rp2040py.boards import BOARDS
@@ -101,22 +101,22 @@ class EmulatedPico:
             mcu.flash[: len(content)] = content
         self.flash = _ChipFlash(mcu.flash)
         self._cut = asyncio.Event()
-        take_over(mcu, self.flash, self._on_cut)
+        redirect_flash(mcu, self.flash, self._on_cut)
 
     def _on_cut(self) -> None:
         self._cut.set()
         self.device.simulator.stop()
 
     async def start(self, timeout_s: float = 120) -> None:
-        """Boot until the USB console is there."""
+        """Boot until the USB console is available."""
         await self.device.astart(timeout_s)
 
     async def run(self, code: str, timeout_s: float = 120) -> tuple[str, bool]:
-        """Run code over the raw REPL; return what it printed, and whether the power went meanwhile.
+        """Run code in the raw REPL; return its output, and whether the power was cut.
 
         Raises:
-            RuntimeError: the code ended in an exception, which is its text.
-            TimeoutError: it did not end.
+            RuntimeError: the code raised; the text is the traceback.
+            TimeoutError: the code did not end in time.
         """
         from rp2040py.device.raw_repl import RawReplRunner
 
@@ -124,7 +124,7 @@ class EmulatedPico:
 
         class Runner(RawReplRunner):  # type: ignore[misc, valid-type]
             def feed(self, data: bytes | bytearray) -> None:
-                if not cut.is_set():  # the emulated CPU may run on for a moment: a dead board says nothing
+                if not cut.is_set():  # drop output of the emulated CPU after the power cut
                     heard.extend(data)
                     super().feed(data)
 
@@ -171,12 +171,12 @@ class EmulatedPico:
         return EmulatedPico(self.uf2, self.flash.settled())
 
     def install(self, files: dict[str, bytes], storage_bytes: int) -> None:
-        """Make a littlefs with these files at the end of the flash; `storage_bytes` is what rp2.Flash() spans there."""
+        """Write a littlefs with these files to the end of the flash; `storage_bytes` is the size of rp2.Flash()."""
         self.device.mcu.flash[FLASH_BYTES - storage_bytes : FLASH_BYTES] = littlefs_image(files, storage_bytes)
 
 
 def littlefs_image(files: dict[str, bytes], storage_bytes: int) -> bytes:
-    """Return a littlefs as the Pico's firmware makes it, with these files."""
+    """Return a littlefs image with these files, formatted like the Pico's firmware does."""
     from littlefs import LittleFS
 
     fs = LittleFS(block_size=SECTOR_BYTES, block_count=storage_bytes // SECTOR_BYTES, prog_size=256, read_size=32)

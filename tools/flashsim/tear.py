@@ -1,10 +1,10 @@
-"""What a real flash would have left when the process of a virtual board was killed in the middle of a program or an erase.
+"""Tear the flash operation that was running when a virtual board's process was killed.
 
     tear(image, intent, rng) -> str
 
-Called on the host after a kill -9, with the two paths that were handed to `nor.FileNorFlash` and a `random.Random`. If an
-operation was in flight, the image gets a torn result of it (program: any prefix of the bytes, or any subset of the bits; erase:
-any bits at all), the intent is cleared, and one line says what was done; otherwise the text is empty and nothing is changed.
+Call this on the host after a kill -9, with the two paths of `nor.FileNorFlash` and a `random.Random`. If an operation was
+running, the image gets a torn result (program: a prefix of the bytes or a subset of the bits; erase: any bits), the intent is
+cleared, and the result is a one-line description. Otherwise nothing changes, and the result is "".
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 
 def in_flight(intent: str | os.PathLike[str]) -> tuple[str, int, bytes, bytes] | None:
-    """Return (kind "P" or "E", offset, old bytes, new bytes) of the operation that was under way, or None."""
+    """Return (kind "P" or "E", offset, old bytes, new bytes) of the interrupted operation, or None."""
     try:
         text = Path(intent).read_bytes()
     except FileNotFoundError:
@@ -31,7 +31,7 @@ def in_flight(intent: str | os.PathLike[str]) -> tuple[str, int, bytes, bytes] |
 
 
 def tear(image: str | os.PathLike[str], intent: str | os.PathLike[str], rng: random.Random) -> str:
-    """Leave a torn result of the operation that was under way; return one line about it, or "" if there was none."""
+    """Write a torn result of the interrupted operation; return a one-line description, or "" if there was none."""
     found = in_flight(intent)
     if found is None:
         return ""
@@ -42,30 +42,30 @@ def tear(image: str | os.PathLike[str], intent: str | os.PathLike[str], rng: ran
         if rng.random() < 0.5:
             done = rng.randrange(n + 1)
             left = wanted[:done] + old[done:]
-            told = f"program of {n} bytes at {offset:#x} torn: the first {done} landed"
+            description = f"program of {n} bytes at {offset:#x} torn: the first {done} landed"
         else:
             left = bytes(a ^ ((a ^ b) & rng.getrandbits(8)) for a, b in zip(old, wanted, strict=True))
-            told = (
+            description = (
                 f"program of {n} bytes at {offset:#x} torn: {_bits(left, wanted)} of {_bits(old, wanted)} bits missing"
             )
     else:
         style = rng.randrange(4)
-        if style == 0:  # hardly begun
+        if style == 0:  # just begun
             left = bytes(a | (rng.getrandbits(8) & rng.getrandbits(8) & rng.getrandbits(8)) for a in old)
         elif style == 1:
             left = bytes(a | rng.getrandbits(8) for a in old)
         elif style == 2:  # all but one bit
             at = rng.randrange(n)
             left = b"\xff" * at + bytes([0xFF ^ (1 << rng.randrange(8))]) + b"\xff" * (n - at - 1)
-        else:  # programmed to 0 before the erase pulses, as chips do
+        else:  # chips program the sector to 0 before the erase pulses
             left = bytes(rng.getrandbits(8) for _ in range(n))
-        told = f"erase at {offset:#x} torn: {_bits(left, new)} bits left"
+        description = f"erase at {offset:#x} torn: {_bits(left, new)} bits left"
     with open(image, "r+b") as flash:
         flash.seek(offset)
         flash.write(left)
     with open(intent, "r+b") as cleared:
         cleared.write(b"-")
-    return told
+    return description
 
 
 def _bits(one: bytes, other: bytes) -> int:

@@ -1,1 +1,1 @@
-"""Looking into a journal: `python -m tools.journal dump IMAGE`, or `dump --board PORT` for one that is in use."""
+"""Show a journal's contents: `python -m tools.journal dump IMAGE`, or `dump --board PORT` for a board's journal."""

@@ -1,10 +1,10 @@
-"""`python -m tools.journal dump IMAGE`: what is in a journal, as tables: records, their states, wear.
+"""`python -m tools.journal dump IMAGE`: show a journal as tables: records, their states, wear.
 
-IMAGE is the region's bytes (a `flash.bin` of the virtual board, a dump of a partition), or with --pinned a whole chip's
-littlefs storage in which the journal lies in pinned files. With --board the region is read from a board over mpremote instead,
-and --save keeps it. Nothing is written anywhere else: states are asked of the real journal, mounted on a copy in memory.
+IMAGE is a file with the region's bytes: a `flash.bin` of the virtual board or a dump of a partition. With --pinned, IMAGE is a
+littlefs storage with the journal in pinned files. With --board, the region is read from a board over mpremote instead; --save
+writes it to a file. Nothing else is written: the states come from the real journal, mounted on a copy in memory.
 
-Exit status: 0 a journal was shown; 1 there is none, or it does not mount; 2 the image could not be read.
+Exit status: 0: a journal was shown; 1: there is no journal, or it does not mount; 2: the image could not be read.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ def main(arguments: list[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     dump = commands.add_parser("dump", help="show a journal as tables", description=__doc__)
     dump.formatter_class = argparse.RawDescriptionHelpFormatter
-    dump.add_argument("image", nargs="?", type=Path, help="the file")
-    dump.add_argument("--board", metavar="PORT", help="read it from the board at this port; auto: the first one found")
-    dump.add_argument("--save", type=Path, metavar="FILE", help="keep what --board read")
+    dump.add_argument("image", nargs="?", type=Path, help="the image file")
     dump.add_argument(
-        "--pinned", metavar="DIRECTORY", help="IMAGE is a littlefs with pinned files there, such as /journal"
+        "--board", metavar="PORT", help="read the journal from the board at this port; auto: the first board found"
     )
-    dump.add_argument("--first", type=int, default=0, metavar="SECTOR", help="where the region begins in IMAGE")
+    dump.add_argument("--save", type=Path, metavar="FILE", help="write the bytes read with --board to a file")
     dump.add_argument(
-        "--sectors", type=int, default=0, metavar="N", help="how many sectors it has (default: to the end)"
+        "--pinned", metavar="DIRECTORY", help="IMAGE is a littlefs with pinned files in DIRECTORY, such as /journal"
     )
+    dump.add_argument("--first", type=int, default=0, metavar="SECTOR", help="first sector of the region in IMAGE")
+    dump.add_argument("--sectors", type=int, default=0, metavar="N", help="number of sectors (default: to the end)")
     dump.add_argument("--sector-bytes", type=int, default=4096, metavar="N", help="default: 4096")
-    dump.add_argument("--all", action="store_true", help="list finished records too, not only what is alive")
+    dump.add_argument("--all", action="store_true", help="list finished records, too")
     dump.add_argument(
-        "--width", type=int, default=60, metavar="N", help="characters of each record's content (default 60)"
+        "--width", type=int, default=60, metavar="N", help="characters to show of each record's content (default: 60)"
     )
     options = parser.parse_args(arguments)
     if (options.image is None) == (options.board is None):
-        dump.error("either IMAGE or --board")
+        dump.error("give either IMAGE or --board")
     try:
         if options.board:
             content, size = from_board(options.board)

@@ -1,4 +1,4 @@
-"""Where a journal's bytes come from: a file, the pinned files inside a littlefs image, or a board over mpremote."""
+"""Read a journal's bytes from a file, from pinned files in a littlefs image, or from a board over mpremote."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-# Runs on the board. `journal_region(0)` opens what is there; it can't make anything, as no region has 0 sectors.
+# Runs on the board. `journal_region(0)` opens the existing region; it can't make one with 0 sectors.
 READ_REGION = """
 from binascii import b2a_base64
 import board
@@ -24,7 +24,7 @@ BOARD_DEADLINE_S = 300
 
 
 class ImageUnreadable(Exception):
-    """The bytes could not be had; the text says why."""
+    """The journal's bytes can't be read; the text says why."""
 
 
 def from_file(path: Path, first: int, sectors: int, sector_bytes: int) -> bytes:
@@ -36,7 +36,7 @@ def from_file(path: Path, first: int, sectors: int, sector_bytes: int) -> bytes:
     available = len(content) // sector_bytes - first
     if len(content) % sector_bytes or first < 0 or available < max(sectors, 1):
         raise ImageUnreadable(
-            f"{path}: {len(content)} bytes hold no {sectors or 1} sectors of {sector_bytes} from {first} on"
+            f"{path}: {len(content)} bytes do not contain {sectors or 1} sectors of {sector_bytes} bytes from sector {first}"
         )
     count = sectors or available
     return content[first * sector_bytes : (first + count) * sector_bytes]
@@ -61,12 +61,12 @@ def from_pinned_files(path: Path, directory: str, sector_bytes: int) -> bytes:
     except LittleFSError as error:
         raise ImageUnreadable(f"{path}: no pinned files in {directory} ({error})") from None
     if not parts or any(len(part) != sector_bytes for part in parts):
-        raise ImageUnreadable(f"{path}: {directory} holds no files of one block each")
+        raise ImageUnreadable(f"{path}: {directory} has no files of one block each")
     return b"".join(parts)
 
 
 def from_board(port: str) -> tuple[bytes, int]:
-    """Read the region of the board at a serial port; return it and its sector size. The board is reset afterwards."""
+    """Read the region of the board at a serial port, then reset the board; return the bytes and the sector size."""
     connect = [] if port == "auto" else ["connect", port]
     command = [sys.executable, "-m", "mpremote", *connect, "exec", READ_REGION, "+", "reset"]
     try:
@@ -79,12 +79,12 @@ def from_board(port: str) -> tuple[bytes, int]:
 
 
 def parsed(printed: str, errors: str = "") -> tuple[bytes, int]:
-    """Return the bytes and the sector size from what `READ_REGION` printed."""
+    """Return the bytes and the sector size from the output of `READ_REGION`."""
     lines = [line.strip() for line in printed.splitlines()]
     head = next((line for line in lines if line.startswith("region ")), "")
     if not head or "end" not in lines:
         last = [line for line in (errors or printed).splitlines() if line.strip()]
-        raise ImageUnreadable("the board gave no journal: " + (last[-1] if last else "it said nothing"))
+        raise ImageUnreadable("the board printed no journal: " + (last[-1] if last else "its output was empty"))
     _, sectors, sector_bytes = head.split()
     begin = lines.index(head) + 1
     content = bytearray()
@@ -92,5 +92,5 @@ def parsed(printed: str, errors: str = "") -> tuple[bytes, int]:
         if line:
             content += b"\xff" * 256 if line == "-" else binascii.a2b_base64(line)
     if len(content) != int(sectors) * int(sector_bytes):
-        raise ImageUnreadable(f"the board sent {len(content)} bytes of {int(sectors) * int(sector_bytes)}")
+        raise ImageUnreadable(f"the board sent {len(content)} of {int(sectors) * int(sector_bytes)} bytes; try again")
     return bytes(content), int(sector_bytes)

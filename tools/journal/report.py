@@ -1,7 +1,7 @@
-"""A journal's bytes as tables for people: its sums, its sectors and their wear, its records and their states.
+"""Show a journal's bytes as tables: totals, sectors with their wear, records with their states.
 
-Two readings stand side by side. The sectors and records are parsed here, by FORMAT.md and without the journal's own code, so
-that a damaged image shows what is left of it. Which messages are alive is asked of the real journal, mounted on a copy in memory.
+There are two readings. This module parses sectors and records itself, by FORMAT.md and without the journal's code, so that it
+can show a damaged image, too. The real journal, mounted on a copy in memory, tells which messages are alive.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ KINDS = {
     layout.NOTE: "note",
 }
 STATES = {0: "state", layout.MOUNT: "mount", layout.CLOSE: "clean end"}
-DONE = ("finished", "released", "void", "old")  # what a message's record is no more needed for
+DONE = ("finished", "released", "void", "old")  # states of records that are no longer needed
 
 
 @dataclass
@@ -37,21 +37,21 @@ class Record:
     key: int
     seq: int
     body: bytes
-    state: str = ""  # of a message or a held one
+    state: str = ""  # of a MESSAGE or HELD record
 
     @property
     def type(self) -> int:
-        """What it is, without the flags."""
+        """The type, without the flags."""
         return self.kind & layout.TYPE
 
     @property
     def carried(self) -> bool:
-        """Whether an opening took it along, before its header was there."""
+        """Whether it was copied into its sector before the sector's header was written."""
         return self.type == layout.HELD and self.kind & layout.CARRIED > 0
 
     @property
     def name(self) -> str:
-        """What a person calls it."""
+        """The name that the tables show."""
         if self.type == layout.STATE:
             return STATES.get(self.kind & ~layout.TYPE, "state")
         if self.carried:
@@ -60,24 +60,24 @@ class Record:
 
     @property
     def holds_body(self) -> bool:
-        """Whether it is a message, or a held one."""
+        """Whether it is a MESSAGE or HELD record."""
         return self.type in (layout.MESSAGE, layout.HELD)
 
     @property
     def piece(self) -> int:
-        """Which piece of its message it is, from 0."""
+        """The number of its piece, from 0."""
         return self.key if self.type == layout.MESSAGE else self.seq
 
     @property
     def identity(self) -> str:
-        """The sequence of a message, the key of a held one."""
+        """The sequence of a message, or the key of a held message."""
         if self.type == layout.MESSAGE:
             return f"{self.seq:,}"
         return f"key {self.key}" if self.type == layout.HELD else ""
 
     @property
     def piece_name(self) -> str:
-        """Its piece where it is one of several, the last with a dot behind it."""
+        """The piece's number if the message has several; the last with a dot."""
         last = self.kind & layout.LAST
         if not self.holds_body or (last and not self.piece):
             return ""
@@ -93,12 +93,12 @@ class Sector:
     seq: int = 0
     fields: dict[str, int] = field(default_factory=dict)
     records: list[Record] = field(default_factory=list)
-    held: list[tuple[int, int]] = field(default_factory=list)  # sector and offset, of those that its header lists
+    held: list[tuple[int, int]] = field(default_factory=list)  # (sector, offset) of the held messages in its header
     note: bytes = b""
-    damaged: int = 0  # places that hold no record, with a whole one behind them
-    torn: int = 0  # 1: something that is no record stands behind the last one
+    damaged: int = 0  # invalid records before a valid one
+    torn: int = 0  # 1: there is an invalid record behind the last valid one
     used: int = 0  # bytes up to the end of the last record
-    limit: int = 0  # where the records end that the next sector's header lets count
+    limit: int = 0  # the end of the valid records, by the next sector's header
 
 
 HEADER_FIELDS = {
@@ -151,8 +151,8 @@ def read_sector(number: int, content: bytes) -> Sector:
 
 
 def _read_records(sector: Sector, content: bytes, offset: int) -> None:
-    """Parse the records; a place that holds none is passed by its length byte, or else to the next page."""
-    unclear = 0
+    """Parse the records. An invalid record is skipped by its length byte if that is plausible, else to the next page."""
+    invalid = 0
     while offset < len(content):
         page_end = offset - offset % layout.PAGE + layout.PAGE
         head = content[offset : offset + layout.RECORD]
@@ -162,13 +162,13 @@ def _read_records(sector: Sector, content: bytes, offset: int) -> None:
         end = offset + layout.RECORD + head[layout.R_LENGTH]
         fits = head[layout.R_LENGTH] <= layout.BODY_MAX and end <= page_end
         if fits and crc32(content[offset + layout.R_LENGTH : end], sector.seq) == _number(head, 0, 4):
-            sector.damaged, unclear = sector.damaged + unclear, 0
+            sector.damaged, invalid = sector.damaged + invalid, 0
             sector.records.append(_record(sector.number, offset, content[offset:end]))
             sector.used = end + 3 & -4
         else:
-            unclear += 1
+            invalid += 1
         offset = end + 3 & -4 if fits else page_end
-    sector.torn = min(unclear, 1)
+    sector.torn = min(invalid, 1)
 
 
 def _record(number: int, offset: int, content: bytes) -> Record:
@@ -177,7 +177,7 @@ def _record(number: int, offset: int, content: bytes) -> Record:
 
 
 def follow_chain(sectors: Sequence[Sector]) -> list[Sector]:
-    """Tell the sectors in use, from the newest back to its tail, from those that are free; return them from the tail on."""
+    """Set the states of the sectors in use, from the newest back to the tail; return these sectors, the tail first."""
     journal = [sector for sector in sectors if sector.fields and sector.state != "unconfirmed"]
     if not journal:
         return []
@@ -186,7 +186,7 @@ def follow_chain(sectors: Sequence[Sector]) -> list[Sector]:
     while at.number != head.fields["tail"] and at.fields["prev"] != layout.NONE:
         behind, end, seq = at.fields["prev"], at.fields["prev_end"], at.fields["prev_seq"]
         found = next((s for s in sectors if s.fields and (s.number, s.seq) == (behind, seq)), None)
-        if found is None:  # its header is damaged: the next lower sequence
+        if found is None:  # its header is damaged: take the next lower sequence
             end = head.limit
             found = max((s for s in journal if s.seq < seq), key=lambda s: s.seq, default=None)
         if found is None or behind == head.fields["tail"] != found.number:
@@ -199,18 +199,18 @@ def follow_chain(sectors: Sequence[Sector]) -> list[Sector]:
 
 @dataclass
 class Alive:
-    """What the real journal says: sequence or key -> state; and its sums."""
+    """The real journal's view: sequence -> state of each message, keys of held messages, totals."""
 
     messages: dict[int, str]
     held: list[int]
     sums: dict[str, int]
 
 
-def ask_journal(content: bytes, sector_bytes: int) -> Alive:
-    """Mount the journal on a copy and ask what is alive.
+def mount_copy(content: bytes, sector_bytes: int) -> Alive:
+    """Mount the journal on a copy; return which messages are alive.
 
     Raises:
-        FlashMqttError: it does not mount.
+        FlashMqttError: the journal does not mount.
     """
     journal = Journal(RamRegion(len(content) // sector_bytes, sector_bytes, 256, bytearray(content)))
     low, end = journal.low, journal.next_seq
@@ -234,8 +234,8 @@ def ask_journal(content: bytes, sector_bytes: int) -> Alive:
     return Alive(messages, held, sums)
 
 
-def tell_states(chain: Sequence[Sector], alive: Alive) -> None:
-    """Say of each record of a message whether it is still needed."""
+def set_states(chain: Sequence[Sector], alive: Alive) -> None:
+    """Set the state of each MESSAGE and HELD record."""
     begun: dict[tuple[int, int], list[Record]] = {}
     held: dict[int, list[Record]] = {}
     for sector in chain:
@@ -268,7 +268,7 @@ def _state(record: Record, alive: Alive) -> str:
 
 
 def report(content: bytes, sector_bytes: int, *, everything: bool = False, width: int = 60) -> tuple[str, bool]:
-    """Return the text, and whether there is a journal that mounts."""
+    """Return the tables, and whether there is a journal that mounts."""
     sectors = [
         read_sector(number, content[at : at + sector_bytes])
         for number, at in enumerate(range(0, len(content), sector_bytes))
@@ -277,14 +277,14 @@ def report(content: bytes, sector_bytes: int, *, everything: bool = False, width
     parts = []
     alive = None
     try:
-        alive = ask_journal(content, sector_bytes)
+        alive = mount_copy(content, sector_bytes)
     except FlashMqttError as error:
         parts.append(f"The journal does not mount: {type(error).__name__}: {error}")
     if not chain:
-        parts.insert(0, "No sector holds a journal.")
+        parts.insert(0, "No sector has a journal.")
         alive = None
     if alive is not None:
-        tell_states(chain, alive)
+        set_states(chain, alive)
         sums = dict(alive.sums)
         wear = [sector.fields["erases"] for sector in sectors if sector.fields]
         sums["erases of a sector, least"] = min(wear)
@@ -365,7 +365,7 @@ def _records(sectors: Sequence[Sector], mounted: bool, everything: bool, width: 
                     text[:width],
                 )
             )
-    note = f"{hidden} more: finished messages and the journal's own (--all shows them)" if hidden else ""
+    note = f"{hidden} more: finished messages and the journal's own records (--all shows them)" if hidden else ""
     if not rows:
         return f"No message is alive. {note}".strip() if mounted else note
     headings = ("sector", "offset", "kind", "sequence", "piece", "state", "bytes", "content")
@@ -377,6 +377,6 @@ def _text(body: bytes) -> str:
 
 
 def _table(headings: Sequence[str], rows: Sequence[Sequence[str]], alignment: str) -> str:
-    """Lay out columns below their headings."""
+    """Format a table; `alignment` has one of < and > for each column."""
     lines = columns([headings, *rows], alignment)
     return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])

@@ -1,9 +1,8 @@
-"""Starts a virtual board, cuts its power, and asks its flash what it had promised.
+"""Start a virtual board, cut its power, and read from its flash what it has stored.
 
-The board is a process: `firmware/main.py` on MicroPython with a board-sized heap, in a directory of its own. To
-cut its power is to kill it with SIGKILL and to tear the flash operation that was under way. What the board had
-published is then read from a copy of its flash, with the journal's own recovery: from what it stored, not from
-what arrived.
+The board is a process: `firmware/main.py` on MicroPython with a heap of a board's size, in its own folder. A power cut
+kills the process with SIGKILL and tears the current flash operation. What the board has published is then read from a copy
+of its flash with the journal's own recovery: the expectation comes from what was stored, not from what arrived.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ SECTOR_BYTES = 4096
 
 
 class BoardFailed(Exception):
-    """The board's program ended by itself, with an error; the text holds the end of its console."""
+    """The board's program ended with an error; the text has the end of its console."""
 
 
 @dataclass
 class Boot:
-    """What the journal tells of one boot: its number, and the first and last sequence number it stored (last < first: none)."""
+    """One boot in the journal: its number, and the first and last stored sequence number; last < first: it stored nothing."""
 
     boot: int
     first: int
@@ -40,7 +39,7 @@ class Boot:
 
 @dataclass
 class Progress:
-    """What the board's console said last."""
+    """The last values that the board's console printed."""
 
     boot: int = 0
     stored: int = 0
@@ -52,21 +51,21 @@ class Progress:
 
 @dataclass
 class PowerCuts:
-    """How often the power was cut, and what that tore."""
+    """The number of power cuts, and descriptions of the torn flash operations."""
 
     cuts: int = 0
     torn: list[str] = field(default_factory=list)
 
 
 def inspect(image: bytes) -> tuple[int, int]:
-    """Return (boot number, messages ever stored) of the journal in an image, leaving the image as it is.
+    """Return the boot number and the number of stored messages of the journal in an image. The image is not changed.
 
     Raises:
-        StoreError: the image holds no journal that can be mounted.
+        StoreError: the image has no journal that mounts.
     """
     region = RamRegion(len(image) // SECTOR_BYTES, page_bytes=PAGE_BYTES, cells=bytearray(image))
     journal = Journal(region)
-    # Mounting counted as one more boot.
+    # This mount counts as one more boot.
     return journal.boot - 1, journal.stored
 
 
@@ -74,10 +73,10 @@ class VirtualBoard:
     """One board and its flash.
 
     Args:
-        directory: the board's own; made if missing.
-        device: its id.
-        port: where its broker, or the proxy before it, listens on loopback.
-        settings: further keys of the board's configuration.
+        directory: the board's folder; made if missing.
+        device: the board's id.
+        port: the port on loopback of the broker, or of the proxy in front of it.
+        settings: more keys of the board's configuration.
         flash_bytes: the chip's size.
         flash_time: how long flash operations take; 1.0 is the data sheet's typical time.
         program: a command and its variables, in place of the application's.
@@ -100,7 +99,7 @@ class VirtualBoard:
         self.power = PowerCuts()
         self.boots: list[Boot] = []
         self.connects = 0
-        self.dropped = 0  # by policy, or refused; the most that any boot told
+        self.dropped = 0  # by policy or refused: the highest count of any boot
         self.flash = directory / "flash.bin"
         self._intent = directory / "flash.intent"
         directory.mkdir(parents=True, exist_ok=True)
@@ -118,11 +117,11 @@ class VirtualBoard:
 
     @property
     def running(self) -> bool:
-        """Whether the board has power and its program runs."""
+        """Whether the board's program runs."""
         return self._child.running
 
     def configure(self, **settings: int | str) -> None:
-        """Change keys of the board's configuration, from its next start on."""
+        """Change keys of the board's configuration; the next start uses them."""
         self._settings |= settings
         (self.directory / "config.json").write_text(json.dumps(self._settings))
 
@@ -133,7 +132,7 @@ class VirtualBoard:
         self.progress.connects = 0
 
     async def power_cut(self, rng: random.Random) -> str:
-        """Cut the power now; return one line about what was torn, "" for nothing. The counters of this boot are noted."""
+        """Cut the power and record this boot's counters; return a description of the torn operation, or ""."""
         await self._child.kill()
         self._count_connects()
         torn = tear(self.flash, self._intent, rng)
@@ -147,7 +146,7 @@ class VirtualBoard:
         """Wait until the program ends by itself.
 
         Raises:
-            BoardFailed: it ended without saying that it was done.
+            BoardFailed: it ended without printing `done`.
         """
         await self.asleep()
         if not self.progress.done:
@@ -157,7 +156,7 @@ class VirtualBoard:
         self.note_counters()
 
     async def asleep(self) -> None:
-        """Wait until the program ends by itself, as a board does that goes to sleep."""
+        """Wait until the program ends, as a board does to sleep."""
         await self._child.ended()
         self._count_connects()
 
@@ -167,18 +166,18 @@ class VirtualBoard:
         self._count_connects()
 
     def note_counters(self) -> None:
-        """Read from the flash which messages the boot that has just ended had stored."""
+        """Read from the flash which messages the last boot has stored."""
         if not self.flash.exists():
             return
         boot, stored = inspect(self.flash.read_bytes())
         known = self.boots[-1].last if self.boots else 0
         if self.boots and self.boots[-1].boot == boot:
-            self.boots[-1].last = stored  # this start never got as far as to count as a boot
+            self.boots[-1].last = stored  # the last start ended before it counted as a boot
         elif boot:
             self.boots.append(Boot(boot, known + 1, stored))
 
     def expected(self) -> dict:
-        """Return what was published, by the board's own account, in the form that the pipeline's audit takes."""
+        """Return the board's stored messages in the form that the pipeline's audit reads."""
         return {self.device: {"boots": [vars(boot) for boot in self.boots]}}
 
     def _count_connects(self) -> None:

@@ -1,2 +1,1 @@
-"""A board without hardware: the real application on a real MicroPython, with a simulated flash that can lose
-its power."""
+"""A board without hardware: the application on MicroPython, with a simulated flash and power cuts."""

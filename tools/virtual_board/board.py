@@ -1,11 +1,9 @@
-"""The board contract (`boards/board.pyi`) on the unix port of MicroPython: simulated flash, this machine's own
-readings.
+"""The board contract (`boards/board.pyi`) on the unix port of MicroPython, with simulated flash and this machine's sensors.
 
-Runs inside the board's process, whose working directory is the board's: `flash.bin` is the chip's contents,
-`flash.intent` names the operation under way, so that a kill tears it (see `tools.flashsim`), `reset_cause` is
-written by the supervisor before each start. The environment sets the chip: FLASHMQTT_FLASH_BYTES,
-FLASHMQTT_FLASH_TIME (1.0 is the data sheet's typical time). With FLASHMQTT_CLOCK=unset, the board starts without
-knowing the time.
+It runs in the board's process, in the board's folder. `flash.bin` is the content of the flash chip. `flash.intent` describes
+the current flash operation, so that a kill can tear it (see `tools.flashsim`). The supervisor writes `reset_cause` before each
+start. The environment sets the chip: FLASHMQTT_FLASH_BYTES, and FLASHMQTT_FLASH_TIME, where 1.0 is the data sheet's typical
+time. With FLASHMQTT_CLOCK=unset, the board starts with its clock not set.
 """
 
 from os import getenv, listdir
@@ -17,7 +15,7 @@ from tools.flashsim.nor import FileNorFlash
 MODEL = "virtual board"
 THERMAL = "/sys/class/thermal"
 _flash = None
-_told = False
+_logged = False
 _clock_offset = None if getenv("FLASHMQTT_CLOCK") == "unset" else 0
 
 
@@ -36,7 +34,7 @@ class Load:
     unit = "/"
 
     def read(self):
-        """Return runnable processes, averaged."""
+        """Return the average number of runnable processes."""
         return float(_first_line("/proc/loadavg").split(" ")[0])
 
 
@@ -48,7 +46,7 @@ class Memory:
     qos = 2
 
     def read(self):
-        """Return bytes."""
+        """Return the available bytes."""
         with open("/proc/meminfo") as file:
             for line in file:
                 if line.startswith("MemAvailable:"):
@@ -72,12 +70,12 @@ class Temperature:
 
 
 def unique_id():
-    """Return the id that the supervisor gave."""
+    """Return the id that the supervisor set."""
     return getenv("FLASHMQTT_BOARD_ID") or "virtual"
 
 
 def reset_cause():
-    """Return what the supervisor left."""
+    """Return the cause that the supervisor wrote."""
     return _first_line("reset_cause").strip() or "power-on"
 
 
@@ -88,24 +86,24 @@ def reset():
 
 def network_up(ssid, password, country, log=None):
     """Loopback is always up."""
-    global _told
-    if log and not _told:
-        _told = True
+    global _logged
+    if log and not _logged:
+        _logged = True
         log("network: this machine's")
     return True
 
 
 def network_problem():
-    """Loopback has none."""
+    """Return "": loopback has no problems."""
     return ""
 
 
 def network_down():
-    """Nothing to switch off."""
+    """Do nothing."""
 
 
 def network_strength():
-    """There is no radio."""
+    """Return None: there is no radio."""
     return
 
 
@@ -122,7 +120,7 @@ def journal_region(sectors, feed=None):
 
 
 def sensors():
-    """Return load, memory, and temperature where the system offers one."""
+    """Return load, memory, and a temperature if the system has one."""
     found = [Load(), Memory()]
     try:
         zones = sorted(name for name in listdir(THERMAL) if name.startswith("thermal_zone"))
@@ -134,36 +132,36 @@ def sensors():
 
 
 def led(on):
-    """There is no LED."""
+    """Do nothing: there is no LED."""
 
 
 def watchdog(timeout_ms):
-    """There is no watchdog; feeding nothing is allowed."""
+    """Return a function that feeds nothing: there is no watchdog."""
     return lambda: None
 
 
 def watchdog_off():
-    """There is none."""
+    """Do nothing: there is no watchdog."""
 
 
 def sleep(duration_ms):
-    """End the process: the supervisor is who wakes it. Tell it what this wake did to the flash."""
+    """Print the flash operations of this wake, and end the process; the supervisor starts it again."""
     if _flash:
         print("flash", "programs=%d erases=%d read=%d" % (_flash.programs, _flash.erases, _flash.bytes_read))
     raise SystemExit(0)
 
 
 def supply_millivolts():
-    """There is no battery."""
+    """Return None: there is no battery."""
     return
 
 
 def clock():
-    """Return the seconds since 1970, or None while the clock is not set: see FLASHMQTT_CLOCK."""
+    """Return the seconds since 1970, or None while the clock is not set (FLASHMQTT_CLOCK)."""
     return None if _clock_offset is None else time() + _clock_offset
 
 
 def set_clock(unix_s):
-    """Set the board's clock; the host's own stays as it is."""
+    """Set the board's clock, not the host's."""
     global _clock_offset
     _clock_offset = unix_s - time()

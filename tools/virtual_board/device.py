@@ -2,10 +2,10 @@
 
     python -m tools.virtual_board.device --board pico_w --directory build/board
 
-The board is a process (`power_on.py` on the unix port); this supervisor stands between its pty and the one that it
-offers, and does what hardware does: start it again after a reset, with the cause of the reset; make a soft reset of
-Ctrl-D, back into the raw REPL where it came from there; cut the power, tearing the flash operation under way; bite when
-the watchdog is not fed.
+The board is a process: `power_on.py` on the unix port. This supervisor passes bytes between the board's pty and the pty for
+the user. It also does the hardware's part: it restarts the board after a reset, with the reset's cause; it makes a soft reset
+after Ctrl-D, back into the raw REPL if the user was there; it cuts the power and tears the current flash operation; it resets
+the board when the watchdog is not fed.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from tools.flashsim.tear import tear
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 BOARDS = ("pico_w", "pico2_w", "w5500_evb_pico", "esp32", "esp32_s3", "esp32_c3")
-HEAP = "512K"  # words are twice as long as on a board, and the simulated chip lives in it too
+HEAP = "512K"  # a word is twice as long as on a board, and the heap also has the simulated chip
 POWER_ON, WATCHDOG_RESET = 1, 3
 CTRL_C = b"\x03"
 RAW_BANNER = b"raw REPL; CTRL-B to exit\r\n"
-WIRED = "\x01wired\x02"  # what `power_on.py` prints when it is a board, and nobody sees
-WIRED_S = 60.0
+READY = "\x01wired\x02"  # `power_on.py` prints this when the board is ready; the user does not see it
+READY_S = 60.0
 TICK_S = 0.05
 
 
@@ -41,16 +41,16 @@ class Device:
     """One board with a serial port.
 
     Args:
-        directory: the board's own; made if missing, its flash is kept.
+        directory: the board's folder, with its flash; made if missing.
         board: "rp2" (a Pico W), or another of `power_on.BOARDS`.
         wifi: "network:password" that the radio finds.
         environment: further variables for the board's process (FLASHMQTT_HASTE, FLASHMQTT_FLASH_TIME, ...).
 
     Attributes:
         path: the serial port's path, for mpremote.
-        resets: how often the board has started, by what ("power-on", "hard", "soft", "watchdog").
-        started_at: where in `console` the last start begins.
-        heard: how many bytes came in through the port.
+        resets: the cause of each start: "power-on", "hard", "soft" or "watchdog".
+        started_at: the position in `console` of the last start.
+        heard: the number of bytes received through the port.
     """
 
     def __init__(self, directory: Path, board: str = "rp2", wifi: str = "", environment: dict[str, str] | None = None):
@@ -65,50 +65,50 @@ class Device:
             "MICROPYPATH": f"{ROOT}:{ROOT / 'firmware'}",
             "FLASHMQTT_BOARD": board,
             "FLASHMQTT_WIFI": wifi,
-            "FLASHMQTT_WIRED": WIRED,
+            "FLASHMQTT_WIRED": READY,
             "TERM": "dumb",
             **(environment or {}),
         }
         self._wires = directory / "wires.bin"
-        self._late = directory / "late.bin"  # not empty: a Ctrl-C came while the flash was busy
+        self._late = directory / "late.bin"  # not empty: a Ctrl-C arrived during a flash operation
         self._outer, slave = os.openpty()
-        self._slave = slave  # kept open, so that a user's closing the port is no end for us
+        self._slave = slave  # kept open, so that the pty survives when a user closes the port
         _make_raw(slave)
         self.path = os.ttyname(slave)
         self._inner = -1
         self._process: subprocess.Popen | None = None
         self._raw = False
-        self._swallow: bytes | None = None
-        self._unwired: bytes | None = None  # what a board that is not one yet has printed
-        self._early = b""  # what the user sent it
+        self._hidden: bytes | None = None  # output that the user does not see, until the raw REPL's banner
+        self._start_output: bytes | None = None  # output before READY; None: the board is ready
+        self._early = b""  # input before READY
         self._lock = threading.RLock()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
 
     def start(self) -> Device:
-        """Give the board power."""
+        """Switch the power on."""
         self._wires.write_bytes(bytes([POWER_ON]) + bytes(11))
         self._raw = False
         self._boot("power-on")
         if self._thread is None:
             self._thread = threading.Thread(target=self._serve, daemon=True)
             self._thread.start()
-        self._until_wired()
+        self._wait_until_ready()
         return self
 
     def power_cut(self, seed: int = 0) -> str:
-        """Take the power away and give it back; return what that tore."""
+        """Switch the power off and on; return a description of what was torn."""
         with self._lock:
             self._kill()
             torn = tear(self.directory / "flash.bin", self.directory / "flash.intent", random.Random(seed))
             self._wires.write_bytes(bytes([POWER_ON]) + bytes(11))
             self._raw = False
             self._boot("power-on")
-        self._until_wired()
+        self._wait_until_ready()
         return torn
 
     def stop(self) -> None:
-        """Take the power away and close the port."""
+        """Switch the power off and close the port."""
         self._stopping.set()
         if self._thread is not None:
             self._thread.join()
@@ -124,10 +124,10 @@ class Device:
         self.stop()
 
     def wait_for(self, text: bytes, timeout_s: float = 60.0, since: int = 0) -> None:
-        """Wait until the board's console has printed something.
+        """Wait until the board's console has printed a text.
 
         Raises:
-            TimeoutError: it did not in time; the text holds the console's end.
+            TimeoutError: it has not; the text has the end of the console.
         """
         deadline = time.monotonic() + timeout_s
         while text not in bytes(self.console[since:]):
@@ -135,9 +135,9 @@ class Device:
                 raise TimeoutError(f"no {text!r} on the console: {bytes(self.console[-800:])!r}")
             time.sleep(0.02)
 
-    def _until_wired(self) -> None:
-        deadline = time.monotonic() + WIRED_S
-        while self._unwired is not None and time.monotonic() < deadline:
+    def _wait_until_ready(self) -> None:
+        deadline = time.monotonic() + READY_S
+        while self._start_output is not None and time.monotonic() < deadline:
             time.sleep(0.005)
 
     def _boot(self, how: str) -> None:
@@ -154,15 +154,15 @@ class Device:
             stdin=slave,
             stdout=slave,
             stderr=slave,
-            preexec_fn=lambda: _own_terminal(0),  # noqa: PLW1509 - two system calls, so that Ctrl-C finds the board
+            preexec_fn=lambda: _own_terminal(0),  # noqa: PLW1509 - two system calls, so that Ctrl-C reaches the board
         )
         os.close(slave)
         self._inner = inner
         self.started_at = len(self.console)
         self.resets.append(how)
-        # A board that was in the raw REPL comes back to it: ask for it, and keep the friendly one's banner to ourselves.
-        self._swallow = b"" if self._raw else None
-        self._unwired, self._early = b"", b""
+        # A board that was in the raw REPL returns there: request it, and hide the friendly REPL's banner.
+        self._hidden = b"" if self._raw else None
+        self._start_output, self._early = b"", b""
         if self._raw:
             os.write(inner, b"\x01")
 
@@ -192,7 +192,7 @@ class Device:
                     else:
                         self._ended()
                 self._send_late_interrupt()
-                self._watch_the_dog()
+                self._check_watchdog()
 
     def _from_user(self, data: bytes) -> None:
         self.heard += len(data)
@@ -201,56 +201,56 @@ class Device:
                 self._raw = True
             elif byte == 2:
                 self._raw = False
-        if self._unwired is not None:  # a Ctrl-C would find the unix port, not the board
+        if self._start_output is not None:  # a Ctrl-C would interrupt the unix port, not the board
             self._early += data
             return
-        self._from_user_now(data)
+        self._send_to_board(data)
 
-    def _from_user_now(self, data: bytes) -> None:
-        if CTRL_C in data and self._deaf():
+    def _send_to_board(self, data: bytes) -> None:
+        if CTRL_C in data and self._needs_sigint():
             assert self._process is not None
             self._process.send_signal(signal.SIGINT)
             data = data.replace(CTRL_C, b"")
         try:
             os.write(self._inner, data)
         except OSError:
-            pass  # it is just ending: what is sent to a board in reset is lost
+            pass  # the process is ending: a board in reset loses its input
 
     def _send_late_interrupt(self) -> None:
         if self._late.exists() and self._late.stat().st_size:
             os.truncate(self._late, 0)
-            if self._deaf():
+            if self._needs_sigint():
                 assert self._process is not None
                 self._process.send_signal(signal.SIGINT)
 
-    def _deaf(self) -> bool:
-        """Return whether a program runs that no Ctrl-C would reach: one that came through the raw REPL.
+    def _needs_sigint(self) -> bool:
+        """Return whether Ctrl-C has to be sent as SIGINT, because a program runs that was sent through the raw REPL.
 
-        The unix port then waits for SIGINT, but its terminal stays as it is while a line is read: Ctrl-C is a byte like any.
+        The unix port then handles SIGINT, but its terminal is still in the mode for reading lines, where Ctrl-C is a plain byte.
         """
         assert self._process is not None
         try:
             status = Path(f"/proc/{self._process.pid}/status").read_text()
         except OSError:
-            return False  # it is just ending
+            return False  # the process is ending
         caught = int(status.partition("SigCgt:")[2].split(maxsplit=1)[0], 16)
         return bool(caught & 1 << signal.SIGINT - 1) and not termios.tcgetattr(self._inner)[3] & termios.ISIG
 
     def _from_board(self, data: bytes) -> None:
-        if self._unwired is not None:
-            self._unwired += data
-            before, sign, after = self._unwired.partition(WIRED.encode())
-            if not sign:
+        if self._start_output is not None:
+            self._start_output += data
+            before, ready, after = self._start_output.partition(READY.encode())
+            if not ready:
                 return
-            self._unwired = None
+            self._start_output = None
             data = before + after
-            self._from_user_now(self._early)
-        if self._swallow is not None:
-            self._swallow += data
-            at = self._swallow.find(RAW_BANNER)
+            self._send_to_board(self._early)
+        if self._hidden is not None:
+            self._hidden += data
+            at = self._hidden.find(RAW_BANNER)
             if at < 0:
                 return
-            data, self._swallow = self._swallow[at:], None
+            data, self._hidden = self._hidden[at:], None
         self._to_user(data)
 
     def _to_user(self, data: bytes) -> None:
@@ -258,17 +258,17 @@ class Device:
         while data:
             _, writable, _ = select.select([], [self._outer], [], 1.0)
             if not writable:
-                return  # nobody reads: a board's USB port drops it too
+                return  # nobody reads: a board's USB port drops the output, too
             data = data[os.write(self._outer, data) :]
 
     def _ended(self) -> None:
         assert self._process is not None
-        if self._unwired:  # why it could not become a board
-            self._to_user(self._unwired)
-            self._unwired = None
+        if self._start_output:  # the start failed: show why
+            self._to_user(self._start_output)
+            self._start_output = None
         status = self._process.wait()
         self._kill()
-        if status == -signal.SIGKILL:  # machine.reset(), or a sleep's end: the chip's reset stops its watchdog
+        if status == -signal.SIGKILL:  # machine.reset() or the end of a deep sleep; a reset stops the watchdog
             self._wires.write_bytes(self._wires.read_bytes()[:8] + bytes(4))
             self._raw = False
             self._boot("hard")
@@ -276,7 +276,7 @@ class Device:
             self._to_user(b"MPY: soft reboot\r\n")
             self._boot("soft")
 
-    def _watch_the_dog(self) -> None:
+    def _check_watchdog(self) -> None:
         timeout_ms = int.from_bytes(self._wires.read_bytes()[8:12], "little")
         if timeout_ms and time.time() - self._wires.stat().st_mtime > timeout_ms / 1000:
             self._kill()
@@ -287,7 +287,7 @@ class Device:
 
 
 def _make_raw(descriptor: int, signals: bool = False) -> None:
-    """Let a terminal pass bytes as they are; with `signals`, Ctrl-C still interrupts what runs on it."""
+    """Make a terminal pass bytes unchanged; with `signals`, Ctrl-C still sends SIGINT."""
     attributes = termios.tcgetattr(descriptor)
     attributes[0] = attributes[1] = 0
     attributes[3] = termios.ISIG if signals else 0
@@ -302,14 +302,14 @@ def _own_terminal(descriptor: int) -> None:
 def main() -> int:
     """Run a board until Ctrl-C."""
     parser = argparse.ArgumentParser(prog="python -m tools.virtual_board.device", description=__doc__.splitlines()[0])
-    parser.add_argument("--directory", type=Path, default=ROOT / "build" / "board", help="where its flash is kept")
-    parser.add_argument("--board", choices=BOARDS, default="pico_w", help="which one it is")
+    parser.add_argument("--directory", type=Path, default=ROOT / "build" / "board", help="folder of the board's flash")
+    parser.add_argument("--board", choices=BOARDS, default="pico_w", help="the kind of board")
     parser.add_argument("--wifi", default="", help="NETWORK:PASSWORD that its radio finds")
     arguments = parser.parse_args()
     board = arguments.board
     with Device(arguments.directory.resolve(), "rp2" if board == "pico_w" else board, arguments.wifi) as device:
         print(
-            f"A virtual board, {board}, is on {device.path}; Ctrl-C switches it off. From another terminal:", flush=True
+            f"A virtual board, {board}, is on {device.path}; Ctrl-C switches it off. In another terminal:", flush=True
         )
         print(f"  .venv/bin/mpremote connect {device.path}", flush=True)
         print(f"  make deploy PORT={device.path}", flush=True)

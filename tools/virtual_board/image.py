@@ -1,8 +1,7 @@
-"""What is on a virtual board's file system: the firmware, packed as `make deploy` packs it for a real board.
+"""The files of a virtual board: the firmware, packed as `make deploy` packs it for a real board.
 
-Compiled files take a fraction of the heap that a source file takes while it is imported, and a board-sized heap
-is what the virtual board is run with. The architecture is this machine's, for the few functions that are native
-code.
+The virtual board has a heap of a board's size, and importing a compiled file takes much less heap than importing source. The
+few native functions are compiled for this machine.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ from pathlib import Path
 from tools.deploy import build as packing
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-# Of this machine, as mpy-cross calls it; "" without machine code: the library takes its plain functions.
+# mpy-cross's name for this machine; "": no machine code, the library uses plain Python.
 MARCH = {"x86_64": "x64", "i686": "x86", "armv7l": "armv7m"}.get(platform.machine(), "")
-# Beside the library and the application: where a file of the repository lies on the board.
+# Files besides library and application: path in the repository -> path on the board.
 CONTENTS = {
     "firmware/main.py": "main.mpy",
     "tools/__init__.py": "tools/__init__.mpy",
@@ -29,7 +28,7 @@ CONTENTS = {
 
 
 def sources(native: bool = True) -> dict[str, Path]:
-    """Return target path -> source file of all that belongs on the board."""
+    """Return the board's files: path on the board -> source file."""
     found = {f"{name[:-3]}.mpy": path for name, path in packing.library(native).items()}
     firmware = ROOT / "firmware"
     found |= {str(path.relative_to(firmware))[:-3] + ".mpy": path for path in sorted((firmware / "app").rglob("*.py"))}
@@ -37,19 +36,19 @@ def sources(native: bool = True) -> dict[str, Path]:
 
 
 def build(target: Path = ROOT / "build" / "virtual_board") -> Path:
-    """Return the folder with all that belongs on a virtual board, made if it is not there."""
+    """Build a virtual board's files unless they exist already; return their folder."""
     return laid_out(sources(bool(MARCH)), target)
 
 
 def laid_out(files: dict[str, Path], target: Path) -> Path:
-    """Pack files into a folder below `target` that is named after their content, unless it is there; return it.
+    """Pack files into a folder below `target` whose name is a digest, unless it exists already; return it.
 
     Args:
-        files: path on the board -> source.
-        target: made if missing.
+        files: path on the board -> source file.
+        target: the parent folder; made if missing.
 
     Raises:
-        DeployFailed: mpy-cross refused a file; the text says which and why.
+        DeployFailed: mpy-cross refused a file; the text has its name and the cause.
     """
     texts = [name.encode() + path.read_bytes() for name, path in files.items()]
     texts += [path.read_bytes() for path in sorted((ROOT / "tools" / "deploy").glob("*.py"))]
@@ -58,7 +57,7 @@ def laid_out(files: dict[str, Path], target: Path) -> Path:
     if image.exists():
         return image
     target.mkdir(parents=True, exist_ok=True)
-    # Under its name only when it is whole: other boards may be starting meanwhile.
+    # The folder gets its name when it is complete, because other boards may start at the same time.
     scratch = Path(tempfile.mkdtemp(dir=target))
     for name, content in packing.packed(files, MARCH).items():
         path = scratch / name

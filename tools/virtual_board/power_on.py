@@ -1,11 +1,11 @@
 # mypy: ignore-errors
 # ruff: noqa: I001, SIM115
-"""What the virtual board's chip does when it gets power: fake hardware, mount the flash, boot.py, main.py, and then the REPL.
+"""The start of a virtual board's chip: install fake hardware, mount the flash, run boot.py and main.py, then the REPL.
 
-Runs on the unix port of MicroPython as `micropython -i power_on.py`, started by `device.py`, in the board's own folder:
-`flash.bin` is the chip, `flash.intent` the operation under way, `wires.bin` what outlives a reset of the chip; `romfs.bin`, if
-it is there, is a ROMFS partition. After this file, the program sees what a Pico W or an ESP32 would show it: littlefs at "/",
-the port's modules and its `sys`.
+`device.py` starts it as `micropython -i power_on.py` on the unix port of MicroPython, in the board's folder. There, `flash.bin`
+is the flash chip, `flash.intent` its current operation, and `wires.bin` the state that survives a reset. `romfs.bin`, if it
+exists, is a ROMFS partition. After this file, a program sees the environment of a Pico W or an ESP32: littlefs at "/", and the
+port's modules and `sys`.
 """
 
 import os
@@ -21,8 +21,7 @@ CAUSE, SCRATCH, WATCHDOG = 0, 4, 8
 SCRATCH0 = (0x4005800C, 0x400D800C)  # RP2040, RP2350
 CHIP_ID = 0x40000000
 RP2350 = 4 << 12
-# kind -> port, file system of its stock image, page, name, registers that are not 0. The file systems: 848 KB of a Pico W,
-# 2,560 KB of a Pico 2 W, 1,408 KB of a W5500-EVB-Pico, 2 MB of an ESP32 with 4 MB.
+# board -> port, bytes of the stock image's file system, page, name, registers that are not 0.
 BOARDS = {
     "rp2": ("rp2", 848 * 1024, 256, "Raspberry Pi Pico W with RP2040", {}),
     "pico2_w": ("rp2", 2560 * 1024, 256, "Raspberry Pi Pico 2 W with RP2350", {CHIP_ID: RP2350}),
@@ -52,11 +51,11 @@ class _Registers(dict):
 
 
 class _Clock:
-    """Sleeping takes its time, divided by FLASHMQTT_HASTE."""
+    """The board's clock; a sleep takes its time divided by FLASHMQTT_HASTE."""
 
     haste = int(os.getenv("FLASHMQTT_HASTE") or 1)
 
-    unix_s = ms = 0  # the clock is the host's: setting it changes nothing
+    unix_s = ms = 0  # setting the clock changes nothing: the board uses the host's
 
     @classmethod
     def sleep_ms(cls, ms):
@@ -96,14 +95,14 @@ def _wire_machine(port, registers):
 
 
 class _Storage:
-    """The flash as the file system sees it: Ctrl-C interrupts no operation, as on a chip, but comes after it.
+    """The flash for the file system. As on a chip, Ctrl-C takes effect after a flash operation, never within it.
 
-    An exception from within would leave littlefs with a cache that is half filled.
+    An exception within an operation would leave littlefs with a partly filled cache.
     """
 
     def __init__(self, storage, late):
         self._storage = storage
-        self._late = late  # tells `device.py` to send the Ctrl-C again
+        self._late = late  # a byte here makes `device.py` send the Ctrl-C again
 
     def readblocks(self, *arguments):
         self._whole(self._storage.readblocks, arguments)
@@ -139,7 +138,7 @@ def _wire_flash(port, size, page):
         storage = esp32.Partition("vfs")
     storage = _Storage(storage, open("late.bin", "wb", buffering=0))
     vfs.umount("/")
-    try:  # as _boot.py and inisetup.py of the ports do
+    try:  # like the ports' _boot.py and inisetup.py
         system = vfs.VfsLfs2(storage, progsize=page)
     except OSError:
         vfs.VfsLfs2.mkfs(storage, progsize=page)
@@ -148,7 +147,7 @@ def _wire_flash(port, size, page):
 
 
 class _Rom(bytearray):
-    """A ROMFS partition, with the calls of a port's flash object; `romfs.bin` keeps it."""
+    """A ROMFS partition in `romfs.bin`, with the calls of a port's flash object."""
 
     def readblocks(self, block, buf):
         buf[:] = self[block * 4096 : block * 4096 + len(buf)]
@@ -165,7 +164,7 @@ class _Rom(bytearray):
 
 
 class _Vfs:
-    """`vfs` of an image with ROMFS; the unix port has `VfsRom`, and no partition for it."""
+    """The module `vfs` of an image with ROMFS: the unix port has `VfsRom`, but no partition."""
 
     def __init__(self, real, rom):
         self._real = real
@@ -179,7 +178,7 @@ class _Vfs:
 
 
 def _wire_rom(file):
-    """Mount ROMFS, as the ports do before main.py."""
+    """Mount ROMFS, like the ports do before main.py."""
     _Rom.file = file
     rom = _Rom(file.read())
     sys.modules["vfs"] = _Vfs(vfs, rom)
@@ -191,7 +190,7 @@ def _wire_rom(file):
 
 
 class _Sys:
-    """`sys` as the port has it."""
+    """The port's module `sys`."""
 
     def __init__(self, real, port, name):
         self._real = real
@@ -241,16 +240,15 @@ def _run(name):
     try:
         execfile(name)  # noqa: F821
     except SystemExit:
-        # On a board this is a soft reset; the supervisor makes one of the process's end.
+        # On a board this is a soft reset; the supervisor makes one when the process ends.
         os.system("kill -15 $PPID")
     except BaseException as error:
         sys.print_exception(error)
 
 
 _wire(os.getenv("FLASHMQTT_BOARD") or "rp2")
-print(
-    os.getenv("FLASHMQTT_WIRED") or "", end=""
-)  # from here on it is a board; whoever comes earlier waits (`device.py`)
+# The board is ready: `device.py` passes input from now on.
+print(os.getenv("FLASHMQTT_WIRED") or "", end="")
 _run("boot.py")
 if not os.getenv("FLASHMQTT_RAW"):
     _run("main.py")

@@ -1,8 +1,8 @@
-"""MicroPython's hardware modules without hardware: `machine`, `network`, `rp2`, `esp32`, for tests and the virtual board.
+"""Fakes of MicroPython's hardware modules `machine`, `network`, `rp2`, `esp32`, for tests and the virtual board.
 
-Each fake has the names and the signatures of the port's own module, as far as the boards use them; a test compares them with the
-ports' type stubs. What a test sets and looks at lies in `simulated`, an object in each fake. `load_board("rp2")` imports a
-board's `board.py` on top of them, with a clock that only moves when somebody sleeps; it runs on both interpreters.
+Each fake has the names and signatures that the boards use of the port's module; a test compares them with the ports' type stubs.
+Each fake has an object `simulated`, through which a test sets and reads the hardware's state. `load_board("rp2")` imports a
+board's `board.py` with the fakes and with a clock that moves only by sleeping. All of it runs on both interpreters.
 """
 
 import sys
@@ -15,7 +15,7 @@ FAKES = ("machine", "network", "rp2", "esp32", "neopixel")
 
 
 class Clock:
-    """A module `time` whose ticks move only by sleeping, beginning at `set_to` seconds since 1970."""
+    """A fake of `time` that moves only by sleeping and begins at `set_to` seconds since 1970."""
 
     def __init__(self, set_to=1609459200):
         self.ms = 0
@@ -34,11 +34,11 @@ class Clock:
         return later - earlier
 
     def sleep_ms(self, ms):
-        """Let time go by."""
+        """Advance the clock."""
         self.ms += ms
 
     def time(self):
-        """Return the seconds since 1970 that the simulated real-time clock shows."""
+        """Return the seconds since 1970 of the simulated real-time clock."""
         return self.unix_s + self.ms // 1000
 
     def gmtime(self, seconds=None):
@@ -65,10 +65,10 @@ class _MicroPython:
 
 
 def with_ethernet(network):
-    """Make the fake of `network` that of an image with an Ethernet chip and no radio."""
+    """Turn the fake of `network` into that of an image with an Ethernet chip and without a radio."""
     from tools.virtual_board.hardware import wiznet
 
-    wiznet.simulated = wiznet.Simulated()  # the cable of an earlier board is none of this one's
+    wiznet.simulated = wiznet.Simulated()  # no state of an earlier board
     del network.WLAN
     network.WIZNET5K = wiznet.WIZNET5K
     network.simulated = wiznet.simulated
@@ -85,13 +85,13 @@ class _Sys:
 
 
 def load_board(name, machine="", ethernet=False, **simulated):
-    """Import boards/NAME/board.py afresh on the fakes; return it, with the fakes as its attributes.
+    """Import boards/NAME/board.py again, with the fakes; return the module.
 
     Args:
         name: "rp2" or "esp32".
-        machine: what `sys.implementation._machine` says there.
-        ethernet: an image without Wi-Fi, with a WIZNET5K.
-        simulated: what `machine.simulated` is to hold before the board's module runs.
+        machine: the value of `sys.implementation._machine`.
+        ethernet: an image with a WIZNET5K instead of Wi-Fi.
+        simulated: attributes of `machine.simulated` to set before the import.
     """
     package = __name__
     clock = Clock()
@@ -107,7 +107,7 @@ def load_board(name, machine="", ethernet=False, **simulated):
     modules["machine"].simulated.clock = clock
     if machine and sys.implementation.name == "micropython":
         modules["sys"] = _Sys(machine)
-    elif machine:  # CPython's own is needed to import anything
+    elif machine:  # CPython needs its own `sys` to import anything
         sys.implementation._machine = machine  # type: ignore[attr-defined]
     if ethernet:
         with_ethernet(modules["network"])

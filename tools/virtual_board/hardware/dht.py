@@ -1,8 +1,8 @@
-"""The fake of `dht`, which stock images bring along: values that a test sets, or silence."""
+"""The fake of `dht`, a module of stock images: values that a test sets, or no answer."""
 
 
 class Simulated:
-    """The chip: what it measures, and whether it answers."""
+    """The chip: its values, and whether it answers."""
 
     def __init__(self):
         self.values = (21.5, 48.2)
@@ -19,14 +19,14 @@ class DHTBase:
         self._now = (0.0, 0.0)
 
     def measure(self):
-        """Take the values over."""
+        """Read the values from the chip."""
         if not simulated.answers:
             raise OSError(110)
         self._now = simulated.values
 
 
 class DHT22(DHTBase):
-    """The better one."""
+    """The DHT22."""
 
     def humidity(self):
         """Return per cent."""

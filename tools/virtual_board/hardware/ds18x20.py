@@ -1,8 +1,8 @@
-"""The fake of `ds18x20`, which stock images bring along: thermometers with values that a test sets."""
+"""The fake of `ds18x20`, a module of stock images: thermometers with values that a test sets."""
 
 
 class Simulated:
-    """The thermometers: serial number -> degrees, None for one with a wrong checksum."""
+    """The thermometers: serial number -> degrees Celsius, or None for a wrong checksum."""
 
     def __init__(self):
         self.thermometers = {}
@@ -29,7 +29,7 @@ class DS18X20:
         simulated.conversions += 1
 
     def read_temp(self, rom):
-        """Return what was converted."""
+        """Return the converted temperature."""
         value = simulated.thermometers[bytes(rom)]
         if value is None:
             raise Exception("CRC error")  # as the driver does

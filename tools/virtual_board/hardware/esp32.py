@@ -1,4 +1,4 @@
-"""The fake of `esp32`: partitions are ranges of the block device that `simulated` holds."""
+"""The fake of `esp32`: partitions are ranges of the block device in `simulated`."""
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class Partition:
 
     @staticmethod
     def find(type=TYPE_APP, subtype=0xFF, label=None):
-        """Return the partitions that fit, in a list."""
+        """Return the matching partitions."""
         if type != Partition.TYPE_DATA:
             return []
         return [Partition(name) for name in sorted(simulated.partitions) if label is None or name == label]
@@ -47,7 +47,7 @@ class Partition:
         simulated.device.readblocks(self._first + block_num, buf, offset)
 
     def writeblocks(self, block_num, buf, offset=None):
-        """Program, after an erase where no offset is given."""
+        """Program; without an offset, erase first."""
         self._check(block_num, offset or 0, buf)
         if offset is None:
             simulated.device.writeblocks(self._first + block_num, buf)

@@ -1,4 +1,4 @@
-"""The fake of `machine`: pins and converters with values that a test sets, resets that end the program."""
+"""The fake of `machine`: pins and converters with values that a test sets; a reset ends the program."""
 
 PWRON_RESET = 1
 HARD_RESET = 2
@@ -10,19 +10,20 @@ _WATCHDOG_ENABLE = 1 << 30
 
 
 class Simulated:
-    """What the fake hardware holds.
+    """The state of the fake hardware.
 
     Attributes:
-        cause: what `reset_cause()` returns.
+        cause: the result of `reset_cause()`.
         registers: address -> value of `mem32`; the scratch registers survive a reset, as on the chip.
         adc: channel or pin -> 16-bit reading.
-        pins: pin -> value last written.
+        pins: pin -> the value written last.
         sleeps: milliseconds of every `lightsleep`.
-        fed: how often a watchdog was fed; `watchdog_ms` its timeout, 0 while there is none.
+        fed: how often a watchdog was fed.
+        watchdog_ms: the watchdog's timeout; 0: it does not run.
         on_reset: called with "reset" or "deep-sleep" before the program ends.
         on_feed: called when a watchdog is started, fed or stopped.
-        timers: those that run; `tick()` calls each of them once.
-        clock: the module `time` of the board, moved by sleeping.
+        timers: the running timers; `tick()` calls each of them once.
+        clock: the board's module `time`, which sleeping advances.
         i2c: address -> {register: bytes} of the chips on the bus.
     """
 
@@ -51,12 +52,12 @@ class Simulated:
         raise SystemExit(how)
 
     def tick(self):
-        """Let every timer that runs call its callback."""
+        """Call the callback of every running timer."""
         for timer in list(self.timers):
             timer.callback(timer)
 
     def passed(self, ms):
-        """Let time pass; a watchdog that is not fed in time ends the program, or hangs the chip."""
+        """Advance the time; raise RuntimeError if the watchdog was not fed in time."""
         if self.clock:
             self.clock.sleep_ms(ms)
         if self.watchdog_ms:
@@ -96,13 +97,13 @@ def reset():
 
 
 def deepsleep(time_ms=0):
-    """Note the sleep and end the program."""
+    """Record the sleep and end the program."""
     simulated.sleeps.append(time_ms)
     simulated.end("deep-sleep")
 
 
 def lightsleep(time_ms=0):
-    """Note the sleep."""
+    """Record the sleep."""
     simulated.sleeps.append(time_ms)
     if not simulated.lightsleep_returns_at_once:
         simulated.passed(time_ms)
@@ -142,7 +143,7 @@ class ADC:
         self._id = id
 
     def read_u16(self):
-        """Return what the test set."""
+        """Return the value that the test set."""
         return simulated.adc.get(self._id, 0)
 
 
@@ -156,7 +157,7 @@ class WDT:
         self.feed()
 
     def feed(self):
-        """Give it another timeout."""
+        """Restart the timeout."""
         simulated.fed += 1
         simulated.watchdog_left = simulated.watchdog_ms
         if simulated.on_feed:
@@ -164,7 +165,7 @@ class WDT:
 
 
 class Timer:
-    """A timer; `Simulated.tick` is what makes it run out."""
+    """A timer; `Simulated.tick` calls its callback."""
 
     def __init__(self, id=-1):
         if id != -1 and simulated.registers.get("chip", "rp2") == "rp2":
@@ -200,13 +201,17 @@ class RTC:
 
 
 class I2C:
-    """The bus, with the chips of `simulated.i2c`."""
+    """An I2C bus with the chips of `simulated.i2c`."""
 
     def __init__(self, id=-1, *, scl=None, sda=None, freq=400000, timeout=50000):
         pass
 
     def readfrom_mem(self, addr, memaddr, nbytes, *, addrsize=8):
-        """Return a chip's registers; OSError where there is no chip."""
+        """Return a chip's registers.
+
+        Raises:
+            OSError: there is no chip at the address.
+        """
         if addr not in simulated.i2c:
             raise OSError(5)
         return simulated.i2c[addr][memaddr][:nbytes]

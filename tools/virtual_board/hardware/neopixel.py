@@ -1,6 +1,6 @@
-"""The fake of `neopixel`, which images for the ESP32 bring along: it notes the colours that were written."""
+"""The fake of `neopixel`, a module of images for the ESP32: it records the colours that were written."""
 
-written: "list[tuple]" = []  # the first light's colour, at each `write`
+written: "list[tuple]" = []  # the first light's colour at each `write`
 
 
 class NeoPixel:

@@ -1,4 +1,4 @@
-"""The fake of `network`: a radio that joins the access points of `simulated`, after a number of questions."""
+"""The fake of `network`: a radio that joins the access points of `simulated` after some calls of `isconnected`."""
 
 STA_IF = 0
 AP_IF = 1
@@ -8,20 +8,20 @@ STAT_GOT_IP = 3
 STAT_NO_AP_FOUND = -2
 STAT_WRONG_PASSWORD = -3
 STAT_CONNECT_FAIL = -1
-# The ESP32's further ones.
+# More of the ESP32's.
 STAT_BEACON_TIMEOUT = 200
 STAT_ASSOC_FAIL = 203
 STAT_HANDSHAKE_TIMEOUT = 204
 
 
 class Simulated:
-    """The ether.
+    """The radio network.
 
     Attributes:
         access_points: name -> password.
-        questions: how often `isconnected` says no after a `connect`.
-        without_address: the status once it has joined access points that give no address, None where they do.
-        log: what was asked of the radio, in order.
+        questions: how often `isconnected` returns False after a `connect`.
+        without_address: the status after joining access points that give no address; None: they give one.
+        log: the radio's calls, in order.
     """
 
     def __init__(self):
@@ -36,7 +36,7 @@ simulated = Simulated()
 
 
 def country(code=None):
-    """Get or set the country, which is what the radio may use."""
+    """Get or set the country, which limits the radio's channels."""
     if code is None:
         return simulated.country
     simulated.country = code
@@ -62,7 +62,7 @@ class WLAN:
         self._left = 0
 
     def active(self, is_active=None):
-        """Switch it on or off, or ask."""
+        """Switch the radio on or off, or return whether it is on."""
         if is_active is None:
             return self._active
         simulated.log.append("on" if is_active else "off")
@@ -72,7 +72,7 @@ class WLAN:
         return None
 
     def connect(self, ssid=None, password=None, *, bssid=None):
-        """Begin to join."""
+        """Start joining a network."""
         if not self._active:
             raise OSError(1)
         simulated.log.append("connect " + str(ssid))
@@ -80,22 +80,22 @@ class WLAN:
         self._left = simulated.questions
 
     def disconnect(self):
-        """Leave."""
+        """Leave the network."""
         simulated.log.append("disconnect")
         self._network = None
 
     def isconnected(self):
-        """Return whether it has joined, counting the question."""
+        """Return whether it has joined; count the call."""
         if self.status() == STAT_CONNECTING:
             self._left -= 1
         return self.status() == STAT_GOT_IP
 
     def status(self, param=None):
-        """Return how the joining stands, or the signal strength."""
+        """Return the status of joining, or the signal strength."""
         ssid, password = self._network or ("", "")
         if param == "rssi":
             if simulated.access_points.get(ssid) != password:
-                raise OSError("Wifi Not Connected")  # as the ESP32's
+                raise OSError("Wifi Not Connected")  # like the ESP32's
             return -61
         if self._network is None:
             return STAT_IDLE
@@ -111,5 +111,5 @@ class WLAN:
         return ("127.0.0.1", "255.0.0.0", "127.0.0.1", "127.0.0.1") if self.isconnected() else ("0.0.0.0",) * 4
 
     def config(self, param=None, *, pm=None, mac=None, ssid=None):
-        """Take a setting."""
+        """Accept a setting; it has no effect."""
         return

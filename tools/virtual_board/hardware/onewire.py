@@ -1,8 +1,8 @@
-"""The fake of `onewire`, which stock images bring along."""
+"""The fake of `onewire`, a module of stock images."""
 
 
 class OneWireError(Exception):
-    """Nobody answers on the wire."""
+    """No device answers on the wire."""
 
 
 class OneWire:

@@ -1,4 +1,4 @@
-"""The fake of `rp2`: the flash is the block device that `simulated` holds, a `NorFlash` as a rule."""
+"""The fake of `rp2`: the flash is the block device in `simulated`, usually a `NorFlash`."""
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class Flash:
         simulated.device.readblocks(self._first + block_num, buf, offset)
 
     def writeblocks(self, block_num, buf, offset=None):
-        """Program, after an erase where no offset is given."""
+        """Program; without an offset, erase first."""
         if offset is None:
             simulated.device.writeblocks(self._first + block_num, buf)
         else:

@@ -1,7 +1,7 @@
-"""The fake of `network.WIZNET5K`: an Ethernet chip with a cable and a DHCP server, as `simulated` says.
+"""The fake of `network.WIZNET5K`: an Ethernet chip with a cable and a DHCP server in `simulated`.
 
-Images for boards with this chip have it in `network`, in place of WLAN; the stubs don't have it, so its calls are those of
-MicroPython's documentation and of extmod/network_wiznet5k.c.
+Images for boards with this chip have it in `network` instead of WLAN. The stubs don't have it; its calls follow MicroPython's
+documentation and extmod/network_wiznet5k.c.
 """
 
 
@@ -10,8 +10,8 @@ class Simulated:
 
     Attributes:
         cable: whether it is plugged in.
-        questions: how often `isconnected` says no after DHCP was asked.
-        log: what was asked of the chip, in order.
+        questions: how often `isconnected` returns False after the DHCP request.
+        log: the chip's calls, in order.
     """
 
     def __init__(self):
@@ -24,7 +24,7 @@ simulated = Simulated()
 
 
 class WIZNET5K:
-    """The chip, on the pins that its board's image knows."""
+    """The chip; the image knows its pins."""
 
     def __init__(self):
         self._active = False
@@ -32,7 +32,7 @@ class WIZNET5K:
         self._left = 0
 
     def active(self, is_active=None):
-        """Switch it on or off, or ask."""
+        """Switch the chip on or off, or return whether it is on."""
         if is_active is None:
             return self._active
         simulated.log.append("on" if is_active else "off")
@@ -41,13 +41,13 @@ class WIZNET5K:
         return None
 
     def ipconfig(self, *, dhcp4):
-        """Ask for an address."""
+        """Request an address."""
         simulated.log.append("dhcp")
         self._asked = dhcp4
         self._left = simulated.questions
 
     def isconnected(self):
-        """Return whether there is a link and an address, counting the question."""
+        """Return whether there is a link and an address; count the call."""
         if self._active and self._asked and simulated.cable and self._left > 0:
             self._left -= 1
             return False
@@ -58,5 +58,5 @@ class WIZNET5K:
         return ("127.0.0.1", "255.0.0.0", "127.0.0.1", "127.0.0.1")
 
     def status(self):
-        """Return 0 without a link, else 1, or 2 where it is switched on."""
+        """Return 0 without a link, 2 with a link and the chip on, else 1."""
         return (2 if self._active else 1) if simulated.cable else 0
