@@ -26,12 +26,12 @@ PAGE = FIRMWARE / "API.md"
 WRITE = "python -m tools.deploy.reference --write"
 
 INTRODUCTION = """\
-Made out of the docstrings by `{}`; a test keeps it current.
+Generated from the docstrings by `{}`; a test checks that it is current.
 
-Times are in the unit that a name ends in (`_ms`, `_s`), sizes in bytes. Levels are the protocol's: 3 is MQTT 3.1, 4 is
-3.1.1, 5 is 5.0. A § is a section, and `[MQTT-4.3.2-1]` a normative statement, of 3.1.1 where not said otherwise. Any call that
-stores may raise a `StoreError` that it does not name: flash can fail at any time. What to do about each error says
-[When something is wrong](TROUBLESHOOTING.md).
+A name's ending gives the unit of a time (`_ms`, `_s`); sizes are in bytes. Protocol levels: 3 is MQTT 3.1, 4 is 3.1.1, 5 is
+5.0. A § is a section, and `[MQTT-4.3.2-1]` a normative statement; both are of MQTT 3.1.1 if not stated otherwise. Any call
+that stores may also raise a `StoreError` that its section does not list, because flash can fail at any time.
+[When something is wrong](TROUBLESHOOTING.md) explains what to do about each error.
 """
 
 SECTION = re.compile(r"(Args|Attributes|Handlers|Returns|Raises):(?:\s+(.*))?$")
@@ -69,7 +69,7 @@ PUBLIC = (
     Shown("", "firmware/flashmqtt/robust.py", ("MQTTClient",)),
     Shown("", "firmware/flashmqtt/ssl_params.py", ("context",)),
     Shown("", "firmware/flashmqtt/mqtt_as.py", ("MQTTClient",)),
-    Shown("What goes with them", "firmware/flashmqtt/session/message.py", ("Message",)),
+    Shown("Messages, MQTT 5, reconnecting, TLS", "firmware/flashmqtt/session/message.py", ("Message",)),
     Shown("", "firmware/flashmqtt/session/level5.py", ("Level5",), methods=False),
     Shown("", "firmware/flashmqtt/backoff.py", ("Backoff",)),
     Shown("", "firmware/flashmqtt/tls.py", ("context", "CertificateRefused")),
