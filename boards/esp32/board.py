@@ -31,7 +31,7 @@ _coloured = NeoPixel(Pin(COLOURED_LED_PINS[_chip], Pin.OUT), 1) if _chip in COLO
 _wlan = network.WLAN(network.STA_IF)
 _wanted = ""
 _asked = ticks_ms()
-_told = ""  # the state that was logged last
+_logged = ""  # the state that was logged last
 _feed = None
 
 
@@ -61,16 +61,16 @@ def network_up(ssid, password, country, log=None):
     """Join the Wi-Fi; try again every 20 s; return whether the network is up."""
     up = _join(ssid, password, country)
     if log:
-        _tell(log, ssid, up)
+        _log_state(log, ssid, up)
     return up
 
 
-def _tell(log, ssid, up):
+def _log_state(log, ssid, up):
     """Log a change of the network's state."""
-    global _told
+    global _logged
     problem = "" if up else network_problem()
-    told = "up" if up else "attempt " + str(_asked) if problem else "joining"
-    if told == _told or (told == "joining" and _told[:1] == "a"):  # an attempt that follows a failed one
+    state = "up" if up else "attempt " + str(_asked) if problem else "joining"
+    if state == _logged or (state == "joining" and _logged[:1] == "a"):  # an attempt that follows a failed one
         return
     if up:
         text = "joined %s, address %s" % (ssid or "it", _wlan.ifconfig()[0])
@@ -80,8 +80,8 @@ def _tell(log, ssid, up):
             text += "; again in %d s" % max(0, (_RETRY_MS + 500 - ticks_diff(ticks_ms(), _asked)) // 1000)
     else:
         what = "joining " + ssid if ssid else "waiting until boot.py has joined it"
-        text = "lost; " + what if _told else what
-    _told = told
+        text = "lost; " + what if _logged else what
+    _logged = state
     log("network: " + text)
 
 

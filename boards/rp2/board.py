@@ -59,7 +59,7 @@ _led = Pin("LED", Pin.OUT)
 _nic = network.WLAN(network.STA_IF) if _WIFI else network.WIZNET5K()  # type: ignore[attr-defined]
 _wanted: "str | None" = None
 _asked = ticks_ms()
-_told = ""  # the state that was logged last
+_logged = ""  # the state that was logged last
 _millivolts = None
 _watchdog = None
 
@@ -100,16 +100,16 @@ def network_up(ssid, password, country, log=None):
     """Join the Wi-Fi, or get an address by cable; try again every 20 s; return whether the network is up."""
     up = _join(ssid, password, country)
     if log:
-        _tell(log, ssid, up)
+        _log_state(log, ssid, up)
     return up
 
 
-def _tell(log, ssid, up):
+def _log_state(log, ssid, up):
     """Log a change of the network's state."""
-    global _told
+    global _logged
     problem = "" if up else network_problem()
-    told = "up" if up else "attempt " + str(_asked) if problem else "joining"
-    if told == _told or (told == "joining" and _told[:1] == "a"):  # an attempt that follows a failed one
+    state = "up" if up else "attempt " + str(_asked) if problem else "joining"
+    if state == _logged or (state == "joining" and _logged[:1] == "a"):  # an attempt that follows a failed one
         return
     if up:
         text = "joined %s, address %s" % (ssid or "it", _nic.ifconfig()[0])
@@ -121,8 +121,8 @@ def _tell(log, ssid, up):
         what = (
             "joining " + ssid if ssid else "waiting until boot.py has joined it" if _WIFI else "waiting for an address"
         )
-        text = "lost; " + what if _told else what
-    _told = told
+        text = "lost; " + what if _logged else what
+    _logged = state
     log("network: " + text)
 
 

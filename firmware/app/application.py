@@ -247,7 +247,7 @@ class Application:
         """Publish a health message."""
         outcomes = self.outcomes
         if outcomes:
-            outcomes.told(self.publish("health", 1, records, outcomes.labels()))
+            outcomes.reported(self.publish("health", 1, records, outcomes.labels()))
         else:
             self.publish("health", 1, records)
 

@@ -16,7 +16,7 @@ class Outcomes:
     def __init__(self):
         self.counts = {kind: 0 for kind in _KINDS}
         self._ranges: "dict" = {kind: [] for kind in _KINDS}  # first, last, first, last, ...
-        self._told = dict.fromkeys(_KINDS, 0)  # how many of these numbers are in the last health message
+        self._reported = dict.fromkeys(_KINDS, 0)  # how many of these numbers are in the last health message
         self.handle = 0  # that message
         self.news = False  # is there a range that is in no stored message?
 
@@ -24,14 +24,14 @@ class Outcomes:
         """Add undelivered messages; return whether the last health message is one of them."""
         self.counts[kind] += last - first + 1
         ranges = self._ranges[kind]
-        if len(ranges) > self._told[kind] and ranges[-1] == first - 1:
+        if len(ranges) > self._reported[kind] and ranges[-1] == first - 1:
             ranges[-1] = last
         else:
             ranges.append(first)
             ranges.append(last)
             if len(ranges) > 2 * _RANGES:
                 del ranges[:2]
-                self._told[kind] = max(0, self._told[kind] - 2)
+                self._reported[kind] = max(0, self._reported[kind] - 2)
         self.news = True
         return first <= self.handle <= last
 
@@ -47,18 +47,18 @@ class Outcomes:
                 )
         return labels
 
-    def told(self, handle):
+    def reported(self, handle):
         """A message with these labels is stored (0: it is not)."""
         if handle:
             self.handle = handle
             self.news = False
             for kind in _KINDS:
-                self._told[kind] = len(self._ranges[kind])
+                self._reported[kind] = len(self._ranges[kind])
 
     def delivered(self, handle):
         """A message is acknowledged; if it is the last health message, forget the ranges that it reported."""
         if handle == self.handle:
             self.handle = 0
             for kind in _KINDS:
-                del self._ranges[kind][: self._told[kind]]
-                self._told[kind] = 0
+                del self._ranges[kind][: self._reported[kind]]
+                self._reported[kind] = 0

@@ -501,7 +501,7 @@ class Client:
                 elif not self._take(self.connection.message):
                     self._serve()
                     waiting = session.waiting
-                    await _sleep_ms(_SLOW_MS if waiting and waiting.gives_time() else 0)
+                    await _sleep_ms(_SLOW_MS if waiting and waiting.wants_pause() else 0)
             else:
                 if event == DELIVERED:
                     self._call(self.on_delivered, session.handle)
@@ -613,7 +613,7 @@ class Client:
                 self._tasks.append((asyncio.create_task(self._handle(message)), message))
         self._arrived.set()
         self._blocking.on_unclaimed = self.on_unclaimed
-        waiting.let_go(now_ms)
+        waiting.drop_unclaimed(now_ms)
 
     async def _handle(self, message: "Any") -> None:
         """Call the handlers of a message that waited."""

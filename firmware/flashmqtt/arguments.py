@@ -60,7 +60,7 @@ def goodbye(session: "Any", code: int, expiry_s: "int | None") -> "Any":
     return session.five.goodbye(code, expiry_s)
 
 
-def worked_out(client: "Any", name: str) -> "Any":
+def computed(client: "Any", name: str) -> "Any":
     """Return a computed attribute of a client."""
     session = client.session
     if name == "oversize" or name == "downgraded":

@@ -337,9 +337,9 @@ class Client:
             return self.session.pending()
         if name[0] == "_":
             raise AttributeError(name)
-        from .arguments import worked_out
+        from .arguments import computed
 
-        return worked_out(self, name)
+        return computed(self, name)
 
     def start(self) -> None:
         """Connect in the background, during calls of `poll` and `publish`; return at once."""

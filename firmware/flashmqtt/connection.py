@@ -275,7 +275,7 @@ class Connection:
                 if session.unsynced:
                     session.sync()  # the last message must not be handed over again if this one's handler resets the board
                 self._show(decoder)
-                if session.waiting is None or not session.waiting.came_again():
+                if session.waiting is None or not session.waiting.is_duplicate():
                     return MESSAGE
             elif kind:
                 event = self._other(kind, now_ms)

@@ -65,10 +65,10 @@ class Deferred(WaitingRoom):
                     raise
             else:
                 self.finish(message)
-        self.let_go(now_ms)
+        self.drop_unclaimed(now_ms)
         return handled
 
-    def let_go(self, now_ms: int) -> None:
+    def drop_unclaimed(self, now_ms: int) -> None:
         """Report messages that are unclaimed for too long; acknowledge them if that is the policy."""
         client = self._client
         while True:

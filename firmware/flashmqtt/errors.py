@@ -1,4 +1,4 @@
-"""Every error that flashmqtt raises, by name.
+"""All errors that flashmqtt raises.
 
 The library separates four outcomes: *need more* (never an exception), *the peer is wrong*, *the caller is wrong*, and *the world
 failed*. A program catches the class; the text names the wrong value. Optional modules define their own errors:

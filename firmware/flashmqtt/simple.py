@@ -32,7 +32,7 @@ class MQTTException(Exception):
     """The broker refused something; the argument is its code."""
 
 
-def outward(error: "BaseException | None") -> Exception:
+def public_error(error: "BaseException | None") -> Exception:
     """Return the OSError or MQTTException to raise for a network error (None: there is no connection)."""
     if isinstance(error, ConnectRefused):
         return MQTTException(error.code)
@@ -269,7 +269,7 @@ class MQTTClient:
         except Refused as refused:
             raise MQTTException(refused.code)
         except ConnectionLost as lost:
-            raise outward(lost)
+            raise public_error(lost)
         self._need()
 
     def wait_msg(self) -> "int | None":
@@ -322,14 +322,14 @@ class MQTTClient:
         if error:
             self._error = None
             self._client.link._since_ms = self._retry_ms
-            raise outward(error)
+            raise public_error(error)
 
     def _need(self) -> None:
         """If there is no connection, raise the reason."""
         link = self._client.link
         if not (link.is_open() or link.handling):
             self._report()
-            raise outward(link.error)
+            raise public_error(link.error)
 
     def _on_message(self, message: "Message") -> None:
         long = message.more or message.offset

@@ -37,7 +37,7 @@ _NAMES = {
     "password": "password",
     "cert_reqs": "cert_reqs",
 }
-_said = False
+_warned = False
 
 
 def context(params: "dict[str, Any]", log: "Callable[[str], object]" = print) -> "ssl.SSLContext":
@@ -46,7 +46,7 @@ def context(params: "dict[str, Any]", log: "Callable[[str], object]" = print) ->
     Raises:
         UsageError: an unknown parameter, or one for servers; and the errors of `tls.context`.
     """
-    global _said
+    global _warned
     arguments: "dict[str, Any]" = {}
     for key in params:
         value = params[key]
@@ -59,8 +59,8 @@ def context(params: "dict[str, Any]", log: "Callable[[str], object]" = print) ->
             arguments[name] = value
     checks = arguments.pop("cert_reqs", None)
     if not checks and (checks is not None or "ca" not in arguments):
-        if checks is None and not _said and not arguments.get("insecure"):
-            _said = True
+        if checks is None and not _warned and not arguments.get("insecure"):
+            _warned = True
             log(
                 "flashmqtt: the broker's certificate is not checked, so an attacker can pretend to be the broker; "
                 "give ssl_params 'cadata' (the CA), or 'cert_reqs': ssl.CERT_NONE if that is intended"

@@ -85,7 +85,7 @@ class Talk:
         session.store_message = self._store  # type: ignore[method-assign]
         client._put = _nothing  # all messages go by `store_message`
 
-    def _say(self, text: str) -> None:
+    def _write(self, text: str) -> None:
         try:
             self._log(text)
         except Exception as error:
@@ -97,11 +97,13 @@ class Talk:
         self._begin(now_ms)
         wait_ms = ticks_diff(link._since_ms, now_ms)
         if stopped and wait_ms > 0:
-            self._say("broker: connecting in %.1f s, as there was no connection before the restart" % (wait_ms / 1000))
+            self._write(
+                "broker: connecting in %.1f s, as there was no connection before the restart" % (wait_ms / 1000)
+            )
 
     def _stop(self) -> None:
         if self._link.reported:
-            self._say("broker: disconnected")
+            self._write("broker: disconnected")
         self._trying = self._repeated = False
         self._end()
 
@@ -109,7 +111,7 @@ class Talk:
         link = self._link
         if not (self._trying or self._repeated):
             name = str(self._client.connection.client_id, "utf-8")
-            self._say("broker: connecting to %s:%d as %s" % (link.host, link.port, name or "a client without an id"))
+            self._write("broker: connecting to %s:%d as %s" % (link.host, link.port, name or "a client without an id"))
         self._trying = True
         self._tried_ms = now_ms
         self._connect(now_ms)
@@ -129,7 +131,7 @@ class Talk:
                 text += " (no MQTT port, or with TLS?)"
             if link._state != _STOPPED:
                 text += "; again in %.1f s" % (ticks_diff(link._since_ms, now_ms) / 1000)
-        self._say(text)
+        self._write(text)
 
     def _step(self, now_ms: int) -> "Any":
         client = self._client
@@ -141,7 +143,7 @@ class Talk:
         if self._tried_ms is not None and self._link._state == _UP:
             self._tell_wait(now_ms)
         if event == _DELIVERED:
-            self._say("delivered %d" % self._session.handle)
+            self._write("delivered %d" % self._session.handle)
         elif event > _MESSAGE or event == _CONNECTED:
             self._tell(event, now_ms)
         return event
@@ -153,7 +155,7 @@ class Talk:
         if left_ms * 4 < limit_ms * 3:
             self._tried_ms = None
             if not self._link.reported:
-                self._say("broker: no answer yet; waiting for up to %d s more" % (left_ms / 1000 + 0.5))
+                self._write("broker: no answer yet; waiting for up to %d s more" % (left_ms / 1000 + 0.5))
 
     def _tell(self, event: "Any", now_ms: int) -> None:
         session = self._session
@@ -162,22 +164,22 @@ class Talk:
         if event == _CONNECTED:
             self._repeated = False
             present = self._client.connection.session_present
-            self._say("broker: connected, %s" % ("session resumed" if present else "a new session"))
+            self._write("broker: connected, %s" % ("session resumed" if present else "a new session"))
         elif event == _SUBSCRIBED:
             self._tell_declined(now_ms)
         elif event == _IN_DOUBT:
-            self._say("in doubt %d: the broker lost the session, and may have it" % handle)
+            self._write("in doubt %d: the broker lost the session, and may have it" % handle)
         elif event == _REFUSED:
-            self._say("refused %d: %s" % (handle, _CODES.get(code) or "the broker answers 0x%02x" % code))
+            self._write("refused %d: %s" % (handle, _CODES.get(code) or "the broker answers 0x%02x" % code))
         elif event == _DAMAGED:
-            self._say("damaged %d: the flash lost the message" % handle)
+            self._write("damaged %d: the flash lost the message" % handle)
         elif event == _EXPIRED:
-            self._say("expired %d: not sent in time" % handle)
+            self._write("expired %d: not sent in time" % handle)
         elif event == _DROPPED:
-            self._say("dropped %s: the store is full" % (handle if handle == code else "%d to %d" % (handle, code)))
+            self._write("dropped %s: the store is full" % (handle if handle == code else "%d to %d" % (handle, code)))
         elif event == _OVERSIZE:
             topic = session.long.topic
-            self._say("too long: %d bytes to %s; buffer_bytes is too small" % (handle, topic))
+            self._write("too long: %d bytes to %s; buffer_bytes is too small" % (handle, topic))
 
     def _tell_declined(self, now_ms: int) -> None:
         """Log the subscriptions that the broker has just refused."""
@@ -187,7 +189,7 @@ class Talk:
                 self._declined[name] = entry.refusals
                 wait_s = ticks_diff(entry.again_ms, now_ms) // 1000
                 text = "refused: subscription %s: the broker answers 0x%02x; again in %d s"
-                self._say(text % (str(name, "utf-8"), entry.code, wait_s))
+                self._write(text % (str(name, "utf-8"), entry.code, wait_s))
 
     def _store(
         self,
@@ -201,11 +203,11 @@ class Talk:
         try:
             handle = self._keep(topic, payload, qos, retain, properties, now_ms)
         except StoreError as error:
-            self._say("not stored: %s: %s" % (str(topic, "utf-8"), words(error)))
+            self._write("not stored: %s: %s" % (str(topic, "utf-8"), words(error)))
             raise
         text = "%s: %s, QoS %d, %d bytes"
         what = "stored %d" % handle if handle else "dropped, as the store is full"
-        self._say(text % (what, str(topic, "utf-8"), qos, len(payload)))
+        self._write(text % (what, str(topic, "utf-8"), qos, len(payload)))
         return handle
 
 

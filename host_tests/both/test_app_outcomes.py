@@ -21,16 +21,16 @@ def test_ranges_are_told_until_a_message_that_has_them_is_acknowledged():
         outcomes.add("refused", seq, seq)
     outcomes.add("dropped", 1, 5)
     assert outcomes.labels() == {"refused_seqs": "7-9,12", "dropped_seqs": "1-5"} and outcomes.news
-    outcomes.told(20)
+    outcomes.reported(20)
     outcomes.add("refused", 13, 13)  # not in the message that is under way
     assert outcomes.news and outcomes.labels()["refused_seqs"] == "7-9,12,13"
     outcomes.delivered(19)
     assert outcomes.labels()["dropped_seqs"] == "1-5"
     outcomes.delivered(20)
     assert outcomes.labels() == {"refused_seqs": "13"}
-    outcomes.told(0)  # it was not stored
+    outcomes.reported(0)  # it was not stored
     assert outcomes.news
-    outcomes.told(21)
+    outcomes.reported(21)
     outcomes.delivered(21)
     assert outcomes.labels() == {} and not outcomes.news
     assert outcomes.counts == {"refused": 5, "expired": 0, "dropped": 5, "damaged": 0}
@@ -42,7 +42,7 @@ def test_no_more_than_the_newest_32_ranges_are_kept():
     for seq in range(1, 101, 2):
         outcomes.add("expired", seq, seq)
         if seq == 21:
-            outcomes.told(500)
+            outcomes.reported(500)
     assert outcomes.labels()["expired_seqs"].split(",") == [str(seq) for seq in range(37, 101, 2)]
     outcomes.delivered(500)
     assert outcomes.labels()["expired_seqs"].split(",") == [str(seq) for seq in range(37, 101, 2)]

@@ -277,7 +277,7 @@ class Quiet:
 
     def __init__(self, level):
         self.session = Session(RamStore(), level, 8, 512, 512, remember=False)
-        self.session._stranger = False
+        self.session._may_be_older = False
         self.connection = Connection(self.session, b"q", buffer_bytes=512)
         self.connection.start(0)
         self.give(connack())

@@ -47,7 +47,7 @@ class Peer5(Peer):
         session = Session(settle(store or RamStore()), 5, window, out_bytes, packet_bytes)
         super().__init__(session, b"me", buffer_bytes=buffer_bytes, five=Level5(**five))
         session.write_note(b"me", b"")
-        session._stranger = False
+        session._may_be_older = False
         self.properties = properties
 
     def connect(self, present=0):

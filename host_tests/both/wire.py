@@ -143,7 +143,7 @@ def peer(store=None, window=4, level=4, settled=True, **options):
     session = Session(settle(store or RamStore()) if settled else store or RamStore(), level, window, **chosen)
     made = Peer(session, **options)
     if settled:
-        session._stranger = False  # an earlier connection of this store's began the broker's session
+        session._may_be_older = False  # an earlier connection of this store's began the broker's session
         session.write_note(made.connection.client_id, made.connection.broker)
     return made
 

@@ -52,7 +52,7 @@ WILDCARD_SUBSCRIPTIONS_NOT_SUPPORTED = 0xA2
 _PUBACK = b"\x00\x10\x80\x83\x87\x90\x91\x97\x99"
 _PUBREL = b"\x00\x92"
 
-# By packet type, what each may carry (the tables of §3.2.2.2, 3.4.2.1, ..., 3.15.2.1), whoever sends it.
+# By packet type, what each may carry (the tables of §3.2.2.2, 3.4.2.1, ..., 3.15.2.1), in either direction.
 _ALLOWED = {
     2: b"\x00\x80\x81\x82\x83\x84\x85\x86\x87\x88\x89\x8a\x8c\x90\x95\x97\x99\x9a\x9b\x9c\x9d\x9f",  # [MQTT-3.2.2-8]
     4: _PUBACK,  # [MQTT-3.4.2-1]

@@ -149,9 +149,9 @@ class Journal:
         raw_fill(self.note, 12, 0xFF, 0)
         self._state = bytearray(12)  # low, finished and marked, in the layout of every record
         self._state[0] = 1
-        self._unsynced = self._unsaid = False  # are there changes for `sync`, for `flush`?
+        self._unsynced = self._unflushed = False  # are there changes for `sync`, for `flush`?
         self._busy = False
-        self._said = 0  # dropped + damaged as written on flash
+        self._written_losses = 0  # dropped + damaged as written on flash
         self._counts = bytearray(8)
         # Sectors.
         n = region.sectors
@@ -254,7 +254,7 @@ class Journal:
             if self.policy != DROP_NEWEST:
                 raise
             self.dropped += 1
-            self._unsaid = True
+            self._unflushed = True
             return 0
         self._stored(seq, place, length)
         return seq
@@ -280,7 +280,7 @@ class Journal:
             if self.policy != DROP_NEWEST:
                 raise StoreFull("%d bytes; %d at most, %d messages wait" % (length, most, self.waiting))
             self.dropped += 1
-            self._unsaid = True
+            self._unflushed = True
             return False
         self._left = self._begun_length = length
         self._fill = 0
@@ -314,7 +314,7 @@ class Journal:
                     if self.policy != DROP_NEWEST:
                         raise
                     self.dropped += 1
-                    self._unsaid = True
+                    self._unflushed = True
                     self._left = -1
                     return
                 if not self._piece:
@@ -424,7 +424,7 @@ class Journal:
         if not self._lengths[seq & 31] and self.floor <= seq < self._located and not (state[i] | state[i + 4]) & bit:
             self.damaged += 1
         state[i] |= bit
-        self._unsaid = True
+        self._unflushed = True
         if seq == self.low:
             self._advance()
 
@@ -571,7 +571,7 @@ class Journal:
     def flush(self) -> None:
         """Do `sync`, and make finished messages and the counts `dropped` and `damaged` durable, too."""
         self.sync()
-        if self._unsaid or self.damaged + self.dropped != self._said:
+        if self._unflushed or self.damaged + self.dropped != self._written_losses:
             self._write_state(0)
 
     def idle(self) -> None:
@@ -591,11 +591,11 @@ class Journal:
 
     def _write_state(self, flags: int) -> None:
         n = 0
-        if self.damaged + self.dropped != self._said:
+        if self.damaged + self.dropped != self._written_losses:
             pack_into("<2I", self._counts, 0, self.dropped, self.damaged)
             n = 8
         self._write(_STATE | flags, 0, self.next_seq, self._counts, 0, n, _FOR_STATE)
-        self._said = self.damaged + self.dropped
+        self._written_losses = self.damaged + self.dropped
 
     # --- room ---
 
@@ -894,7 +894,7 @@ class Journal:
             self._head_top = seq + 1
         elif kind & _TYPE == _HELD:
             self._head_held = True
-        self._unsynced = self._unsaid = False
+        self._unsynced = self._unflushed = False
         return self._head * self._sector_bytes + at
 
     def _put(
@@ -1041,7 +1041,7 @@ class Journal:
         self._prev_seq = prev_seq
         self._first[target] = self.next_seq + (1 if self._piece else 0)
         self._erases = self._new_erases
-        self._said = self.damaged + self.dropped
+        self._written_losses = self.damaged + self.dropped
         self._head_top = 0
         self._head_held = self._carried > 0
         self._spoiled = False

@@ -254,7 +254,7 @@ class Recovery:
                 elif kind == _NOTE:
                     copy(j.note, 0, page, body, 12)
         j._end = at
-        j._said = j.dropped + j.damaged
+        j._written_losses = j.dropped + j.damaged
         return clean
 
     def _take_places(self, places: "Any") -> None:
@@ -432,7 +432,7 @@ class Recovery:
         """Set the cursor, where the search for bodies begins, to the last sector in which the oldest body may begin."""
         j = self.j
         for sector in range(self._sectors):
-            if self._continued[sector] and j._use[sector] == _CHAINED and self._begins_anew(sector):
+            if self._continued[sector] and j._use[sector] == _CHAINED and self._begins_again(sector):
                 j._first[sector] -= 1
         j._located = max(j.low, j.floor)
         for seq in range(j.low, min(j.floor, j.low + 32)):
@@ -443,7 +443,7 @@ class Recovery:
         j._cursor_sector = sector
         j._cursor_at = 0
 
-    def _begins_anew(self, sector: int) -> bool:
+    def _begins_again(self, sector: int) -> bool:
         """Return whether the message in progress when a sector was opened was discarded, and its sequence used again later."""
         j = self.j
         seq = j._first[sector] - 1

@@ -29,19 +29,19 @@ class Adopted:
         self._asked = 0  # the message for whose id a PUBREL was sent
         self._asked_ms = 0
         self._free = 0  # the message whose id is free
-        self._vain = 0  # how many connections in a row ended before the PUBCOMP
+        self._failures = 0  # how many connections in a row ended before the PUBCOMP
         # Each id is freed once: this session's own messages are acknowledged, or retransmitted with the same id.
 
     def connected(self, error: "Any") -> None:
         """A connection begins; the last one ended because of this error (None: by us), without a PUBCOMP."""
         if self._asked and error:
-            self._vain += 1
+            self._failures += 1
         self._asked = 0
 
     def may_go(self, seq: int, now_ms: int) -> bool:
         """Return whether a message's id is free; if that is unknown, send a PUBREL for it."""
         session = self._session
-        if seq > _IDS or seq == self._free or seq < session.dup_to or 0 < session.refuse_after <= self._vain:
+        if seq > _IDS or seq == self._free or seq < session.dup_to or 0 < session.refuse_after <= self._failures:
             return True
         session.store.read(seq, 0, self._first, 0, 1)
         if not self._first[0] & _QOS_2 or session.qos_limit < 2:
@@ -57,7 +57,7 @@ class Adopted:
         if packet.packet_type != _PUBCOMP or not self._asked or packet.packet_id != self._asked:
             return False
         self._free = self._asked
-        self._asked = self._vain = 0
+        self._asked = self._failures = 0
         return True
 
     def overdue_ms(self, now_ms: int) -> "Any":

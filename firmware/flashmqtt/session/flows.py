@@ -15,7 +15,7 @@ store. The receiver's state is the store's: HELD is what is held.
 from flashmqtt.compat import const
 
 # The sender's states. (A constant with an underscore costs a board nothing. `session.py` repeats these; a test compares them.)
-_NONE = const(0)  # not sent on this connection, or finished, or an id of nobody's
+_NONE = const(0)  # not sent on this connection, or finished, or an unknown id
 _AWAIT_PUBACK = const(1)
 _AWAIT_PUBREC = const(2)
 _AWAIT_PUBCOMP = const(3)

@@ -112,8 +112,10 @@ class Session:
         self.retry_ms = (20000 if level == 3 else 0) if retry_ms is None else retry_ms
         self.republish = republish
         # A store in RAM keeps no note: the session continues whatever session the broker has.
-        self._stranger = getattr(store, "volatile", False)  # may the broker's session be from before the last restart?
-        self.remember = remember and not self._stranger
+        self._may_be_older = getattr(
+            store, "volatile", False
+        )  # may the broker's session be from before the last restart?
+        self.remember = remember and not self._may_be_older
         self.adopted: "Any" = None  # `adopted.Adopted`, if the broker's session may be that old
         self._direct = True  # `store_message` may put a message itself
         self.max_qos = self.qos_limit = max_qos  # qos_limit: the QoS that the broker allows (5: Maximum QoS)
@@ -403,7 +405,7 @@ class Session:
             if not store.is_finished(seq) and store.is_marked(seq) and not self.states[seq & 31] & _ASIDE:
                 self.load_undelivered().doubt(seq)
         self.dup_to = store.low  # in the broker's new session every PUBLISH is a first delivery: no DUP
-        self._stranger = False
+        self._may_be_older = False
         self.adopted = None
         if self.inbound:
             self.inbound.lost()
@@ -439,7 +441,7 @@ class Session:
             for seq in range(low, min(store.next_seq, low + _WINDOW)):
                 if not store.is_finished(seq) and store.is_marked(seq):
                     states[seq & 31] |= _DOUBTFUL
-        if self._stranger:
+        if self._may_be_older:
             if self.adopted is None:
                 from .adopted import Adopted
 

@@ -214,7 +214,7 @@ class WaitingRoom:
                     return entry
         return None
 
-    def gives_time(self) -> bool:
+    def wants_pause(self) -> bool:
         """Return whether to pause reading for a program with tasks: half of the room is used, and it takes messages."""
         if 2 * self.bytes <= self.limit_bytes and 2 * self._count() <= self.limit:
             return False
@@ -314,7 +314,7 @@ class WaitingRoom:
         session = self._session
         self._append(Receipt(session.message, session.handed_id, True))
 
-    def came_again(self) -> bool:
+    def is_duplicate(self) -> bool:
         """Return whether the received message is a duplicate of one that waits, or is done and not acknowledged yet.
 
         A duplicate has DUP and the same packet id, which no other message may have before the acknowledgement. Some brokers
