@@ -226,11 +226,16 @@ def test_devices_without_an_identity_have_no_empty_audit_and_a_reason_is_shown_w
         landing.raw(
             "server/memory", b"%d" % (24_000_000_000 + n * 10_000_000), arrival_us=(START_S + 60 * n) * 1_000_000
         )
+        landing.raw("fast/load", b"%d" % n, arrival_us=START_S * 1_000_000 + n * 40_000)
+    landing.raw("fast/state", b"1", arrival_us=START_S * 1_000_000 + 1_500_000)
     landing.raw("server/door", b"ajar")
     landing.seal()
     with browser.opened(chromium, written(landing.directory, tmp_path / "out")) as page:
         assert not page.locator("#audit").is_visible()
-        assert page.locator(".y span").first.inner_text().endswith("G")
+        assert card(page, "server").locator(".y span").first.inner_text().endswith("G")
+        assert (
+            card(page, "fast").locator(".plot .line").count() and not card(page, "fast").locator(".plot .gap").count()
+        )
         reason = page.locator("#plot-quarantine .name")
         assert reason.inner_text().endswith("no mapping takes its topic")
         assert reason.evaluate("one => one.scrollHeight <= one.clientHeight")

@@ -103,7 +103,7 @@ function drawn(set, from, to, name, unit, isFlag) {
     parts.at(-1).push(one);
   });
   const last = all.at(-1);
-  if (set.u && to - last.to > Math.max(2 * set.u, (to - from) / 100)) gap(last.to, to);
+  if (set.u && to - last.to > Math.max(2 * set.u, 1000, (to - from) / 100)) gap(last.to, to);
   let line = '', dots = '', band = '';
   for (const part of parts) {
     if (part.length === 1) dots += `M${x((part[0].from + part[0].to) / 2)} ${y(part[0].v)}h.01`;
