@@ -8,6 +8,7 @@ from flashmqtt.client import Client
 from flashmqtt.codec.properties import (
     CONTENT_TYPE,
     MESSAGE_EXPIRY_INTERVAL,
+    REASON_STRING,
     SUBSCRIPTION_IDENTIFIER,
     TOPIC_ALIAS,
     USER_PROPERTY,
@@ -133,6 +134,21 @@ def test_properties_below_level_5_are_refused():
         mqtt.subscribe("a", properties={SUBSCRIPTION_IDENTIFIER: 1})
     with pytest.raises(UsageError):
         mqtt.disconnect(code=4)
+
+
+@pytest.mark.req("W12")
+def test_a_property_that_a_program_may_set_is_stored_with_its_message():
+    mqtt = client(level=5)
+    mqtt.publish("a", b"x", 1, properties={CONTENT_TYPE: "text"})
+    assert mqtt.pending == 1
+
+
+@pytest.mark.req("W12")
+def test_a_property_that_unsubscribe_may_not_carry_is_refused():
+    mqtt = client(level=5)
+    for properties in ({REASON_STRING: "why"}, {SUBSCRIPTION_IDENTIFIER: 1}):
+        with pytest.raises(UsageError):
+            mqtt.unsubscribe("a", properties=properties)
 
 
 @pytest.mark.req("W12")

@@ -63,18 +63,19 @@ def test_setting_on_message_claims_what_waits():
 def test_what_was_received_while_nobody_claimed_it_is_kept_over_a_lost_link_and_comes_once():
     broker, mqtt = connected()
     broker.present = 1
-    broker.give(publish(b"a", b"1", 1, 1), publish(b"a", b"2", 2, 2), pubrel(2))
+    broker.give(publish(b"a/topic", b"1", 1, 1), publish(b"a/topic", b"2", 2, 2), pubrel(2))
     turn(broker, mqtt)
     broker.drop()
     until(broker, mqtt, lambda: broker.connects == 2)
-    broker.give(publish(b"a", b"1", 1, 1, dup=1), pubrel(2), publish(b"a", b"3", 1, 3))
+    broker.give(publish(b"a/topic", b"1", 1, 1, dup=1), pubrel(2), publish(b"a/topic", b"3", 1, 3))
     turn(broker, mqtt)
     assert acknowledged(broker) == []
     seen = []
-    mqtt.subscribe("a", 2, lambda m: seen.append(m.payload))
+    mqtt.subscribe("a/topic", 2, lambda m: seen.append(m.payload))
     until(broker, mqtt, lambda: len(acknowledged(broker)) == 3)
     turn(broker, mqtt)
     assert sorted(seen) == [b"1", b"2", b"3"] and sorted(acknowledged(broker)) == [1, 2, 3]
+    assert mqtt.session.waiting.owing == 0
     mqtt.disconnect()
 
 

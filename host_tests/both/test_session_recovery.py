@@ -349,6 +349,41 @@ def test_messages_in_flight_that_are_dropped_leave_the_window():
     assert not broker.session.pending() and all(broker.session.delivered(handle) for handle in handles)
 
 
+@pytest.mark.req("S5", "W13")
+def test_a_long_message_that_is_dropped_while_it_is_sent_ends_the_connection():
+    store = CutStore(limit=8, policy="oldest")
+    broker = connected(store, out_bytes=64, packet_bytes=64)
+    broker.session.publish(b"t", b"y" * 500, 1)
+    broker.connection.pump(broker.now)
+    assert len(broker.offered()) == 64
+    for i in range(8):
+        broker.session.publish(b"t", b"%d" % i, 1)
+    assert store.dropped
+    with pytest.raises(ConnectionLost):
+        broker.took()
+    broker.drop()
+    assert [one[-1:] for one in broker.connect(1)] == [b"3", b"4", b"5", b"6"]
+
+
+@pytest.mark.req("Q4", "Q8")
+def test_a_held_message_that_the_broker_does_not_mention_again_is_handed_over_after_the_response_time():
+    broker = connected(response_ms=30000, keep_alive_s=0)
+    broker.give(publish(b"a", b"x", 2, 9))
+    assert broker.took() == [pubrec(9)]
+    broker.drop()
+    broker.now += 100000
+    broker.connect(1)
+    for ms in (600, 600, 28000):
+        broker.now += ms
+        broker.connection.check(broker.now)
+        broker.process()
+        assert broker.messages == []
+    broker.now += 3000
+    broker.connection.check(broker.now)
+    broker.process()
+    assert len(broker.messages) == 1
+
+
 @pytest.mark.req("S5")
 def test_drop_newest_drops_long_messages_too():
     store = CutStore(limit=3, policy="newest")
