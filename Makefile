@@ -16,7 +16,7 @@ PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help setup run test check bench requirements dump \
-	soak powercut faults hostile brokers fuzz clauses size vectors collect collector-kills pipeline cluster report dashboard verdict check-tables wire-audit compact forget sink \
+	soak powercut faults hostile brokers fuzz mutation clauses size vectors collect collector-kills pipeline cluster report dashboard verdict check-tables wire-audit compact forget sink \
 	deploy monitor backup wipe wakes virtual-board powercut-board image format
 
 help: ## List the targets, with their variables and defaults in parentheses
@@ -120,6 +120,9 @@ wakes: setup ## Wake a sleeping board 500 times, half of them without a network
 
 soak: setup ## Run a fleet under all faults at once, up to the audit; check that memory is flat and flash wear even (MINUTES=60 BOARDS=10 SEED=)
 	@$(PY) -m tools.proof.soak --minutes $(or $(MINUTES),60) --boards $(or $(BOARDS),10) $(if $(SEED),--seed $(SEED))
+
+mutation: setup ## Change one place of the code at a time: does a test fail? Prints those that live (SAMPLE=40 of each area; SEED= AREAS="session journal codec pipeline")
+	@$(PY) -m tools.proof.mutation $(if $(SAMPLE),--sample $(SAMPLE)) $(if $(SEED),--seed $(SEED)) $(if $(AREAS),--areas $(AREAS))
 
 vectors: setup ## Check the packet vectors against a second implementation's codec (needs Node.js with npm)
 	@$(PY) -m tools.proof.check.vectors --check
