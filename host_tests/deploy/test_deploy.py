@@ -696,3 +696,30 @@ def test_writing_that_is_cut_off_leaves_nothing_mounted(with_romfs, monkeypatch)
             monkeypatch.setattr(romfs, "_HASH", "print('%d')")
             with pytest.raises(DeployFailed, match="did not arrive"):
                 romfs.write(link, romfs.packed({"/rom/b": b"new"}), 4096)
+
+
+@pytest.mark.req("B3")
+def test_board_that_prints_without_end_is_told_and_does_not_hang(monkeypatch):
+    import pty
+    import threading
+    import tty
+
+    monkeypatch.setattr("tools.deploy.link.REPL_S", 1)
+    master, slave = pty.openpty()
+    tty.setraw(slave)
+    ended = threading.Event()
+
+    def print_on() -> None:
+        while not ended.wait(0.02):
+            os.write(master, b"stored\r\n")
+
+    printer = threading.Thread(target=print_on)
+    printer.start()
+    try:
+        with pytest.raises(DeployFailed, match="does not answer with MicroPython's REPL"):
+            Link(os.ttyname(slave)).open()
+    finally:
+        ended.set()
+        printer.join()
+        os.close(master)
+        os.close(slave)

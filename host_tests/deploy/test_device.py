@@ -145,3 +145,24 @@ def test_ctrl_c_during_any_flash_operation_comes_after_it_and_leaves_the_file_sy
     )
     with Device(tmp_path) as device, Link(device.path) as link:
         assert link.literal(script, timeout_s=PATIENCE_S) == {(True, True)}
+
+
+@pytest.mark.req("B3")
+def test_ctrl_c_during_a_flash_operation_of_main_ends_main(tmp_path):
+    main = (
+        "import os, rp2, time\n"
+        "device, load = rp2.simulated.device, rp2.simulated.device._load\n"
+        "def interrupted(*arguments):\n"
+        "  device._load = load\n"
+        "  raise KeyboardInterrupt\n"
+        "device._load = interrupted\n"
+        "os.listdir('/')\n"
+        "print('listed')\n"
+        "while True: time.sleep_ms(10)\n"
+    )
+    with Device(tmp_path / "board") as device:
+        put_main(device, tmp_path, main)
+        mpremote(device, "reset")
+        wait_for_reset(device, "hard")
+        device.wait_for(b"listed", PATIENCE_S, since=device.started_at)
+        device.wait_for(b"KeyboardInterrupt", PATIENCE_S, since=device.started_at)

@@ -104,7 +104,7 @@ class Link:
         """
         self._open()
         try:
-            self._board.enter_raw_repl(soft_reset=False, timeout_overall=REPL_S)
+            self._enter_raw_repl()
         except (TransportError, SerialException, OSError) as error:
             self.close()
             raise DeployFailed(
@@ -112,6 +112,16 @@ class Link:
                 "and try again."
             ) from error
         return self
+
+    def _enter_raw_repl(self) -> None:
+        board = self._board
+        board.deadline = (
+            time.monotonic() + REPL_S
+        )  # mpremote's own deadline ends nothing while the board keeps printing
+        try:
+            board.enter_raw_repl(soft_reset=False, timeout_overall=REPL_S)
+        finally:
+            board.deadline = None
 
     @property
     def _board(self) -> _Transport:
@@ -244,7 +254,7 @@ class Link:
     def stop(self) -> None:
         """Interrupt the board's program and enter the raw REPL."""
         try:
-            self._board.enter_raw_repl(soft_reset=False, timeout_overall=REPL_S)
+            self._enter_raw_repl()
         except (TransportError, SerialException, OSError) as error:
             raise DeployFailed(f"The board on {self.path} does not return to its REPL after a reset.") from error
 

@@ -219,22 +219,25 @@ class Device:
     def _send_late_interrupt(self) -> None:
         if self._late.exists() and self._late.stat().st_size:
             os.truncate(self._late, 0)
-            if self._needs_sigint():
+            if self._handles_sigint():
                 assert self._process is not None
                 self._process.send_signal(signal.SIGINT)
 
-    def _needs_sigint(self) -> bool:
-        """Return whether Ctrl-C has to be sent as SIGINT, because a program runs that was sent through the raw REPL.
-
-        The unix port then handles SIGINT, but its terminal is still in the mode for reading lines, where Ctrl-C is a plain byte.
-        """
+    def _handles_sigint(self) -> bool:
+        """Return whether a program runs: only then the process handles SIGINT; the REPL would be ended by it."""
         assert self._process is not None
         try:
             status = Path(f"/proc/{self._process.pid}/status").read_text()
         except OSError:
             return False  # the process is ending
-        caught = int(status.partition("SigCgt:")[2].split(maxsplit=1)[0], 16)
-        return bool(caught & 1 << signal.SIGINT - 1) and not termios.tcgetattr(self._inner)[3] & termios.ISIG
+        return bool(int(status.partition("SigCgt:")[2].split(maxsplit=1)[0], 16) & 1 << signal.SIGINT - 1)
+
+    def _needs_sigint(self) -> bool:
+        """Return whether Ctrl-C has to be sent as SIGINT, because a program runs that was sent through the raw REPL.
+
+        Its terminal is still in the mode for reading lines, where Ctrl-C is a plain byte.
+        """
+        return self._handles_sigint() and not termios.tcgetattr(self._inner)[3] & termios.ISIG
 
     def _from_board(self, data: bytes) -> None:
         if self._start_output is not None:
