@@ -47,18 +47,38 @@ PROPERTIES = [
     (0x2A, 1, "connack"),
 ]
 
-NAMES = (
-    "PAYLOAD_FORMAT_INDICATOR MESSAGE_EXPIRY_INTERVAL CONTENT_TYPE RESPONSE_TOPIC CORRELATION_DATA SUBSCRIPTION_IDENTIFIER "
-    "SESSION_EXPIRY_INTERVAL ASSIGNED_CLIENT_IDENTIFIER SERVER_KEEP_ALIVE AUTHENTICATION_METHOD AUTHENTICATION_DATA "
-    "REQUEST_PROBLEM_INFORMATION WILL_DELAY_INTERVAL REQUEST_RESPONSE_INFORMATION RESPONSE_INFORMATION SERVER_REFERENCE "
-    "REASON_STRING RECEIVE_MAXIMUM TOPIC_ALIAS_MAXIMUM TOPIC_ALIAS MAXIMUM_QOS RETAIN_AVAILABLE USER_PROPERTY "
-    "MAXIMUM_PACKET_SIZE WILDCARD_SUBSCRIPTION_AVAILABLE SUBSCRIPTION_IDENTIFIERS_AVAILABLE SHARED_SUBSCRIPTION_AVAILABLE"
-)
-
 
 @pytest.mark.req("W12")
 def test_a_propertys_name_is_its_identifier():
-    assert [getattr(properties, name) for name in NAMES.split()] == [identifier for identifier, _, _ in PROPERTIES]
+    assert [identifier for identifier, _, _ in PROPERTIES] == [
+        properties.PAYLOAD_FORMAT_INDICATOR,
+        properties.MESSAGE_EXPIRY_INTERVAL,
+        properties.CONTENT_TYPE,
+        properties.RESPONSE_TOPIC,
+        properties.CORRELATION_DATA,
+        properties.SUBSCRIPTION_IDENTIFIER,
+        properties.SESSION_EXPIRY_INTERVAL,
+        properties.ASSIGNED_CLIENT_IDENTIFIER,
+        properties.SERVER_KEEP_ALIVE,
+        properties.AUTHENTICATION_METHOD,
+        properties.AUTHENTICATION_DATA,
+        properties.REQUEST_PROBLEM_INFORMATION,
+        properties.WILL_DELAY_INTERVAL,
+        properties.REQUEST_RESPONSE_INFORMATION,
+        properties.RESPONSE_INFORMATION,
+        properties.SERVER_REFERENCE,
+        properties.REASON_STRING,
+        properties.RECEIVE_MAXIMUM,
+        properties.TOPIC_ALIAS_MAXIMUM,
+        properties.TOPIC_ALIAS,
+        properties.MAXIMUM_QOS,
+        properties.RETAIN_AVAILABLE,
+        properties.USER_PROPERTY,
+        properties.MAXIMUM_PACKET_SIZE,
+        properties.WILDCARD_SUBSCRIPTION_AVAILABLE,
+        properties.SUBSCRIPTION_IDENTIFIERS_AVAILABLE,
+        properties.SHARED_SUBSCRIPTION_AVAILABLE,
+    ]
 
 
 @pytest.mark.req("W12")
