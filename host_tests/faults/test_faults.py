@@ -150,6 +150,7 @@ def test_only_a_device_that_does_not_know_its_session_clears_an_id_by_pubrel(sto
     assert problem in "".join(problems)
 
 
+@pytest.mark.parametrize("store", ["journal", "ram"])
 @pytest.mark.parametrize(
     ("connack_passes", "delivered", "doubtful", "problem"),
     [
@@ -161,12 +162,14 @@ def test_only_a_device_that_does_not_know_its_session_clears_an_id_by_pubrel(sto
     ],
 )
 def test_a_message_past_pubrec_is_in_doubt_after_a_connect_without_an_answer(
-    connack_passes, delivered, doubtful, problem
+    store, connack_passes, delivered, doubtful, problem
 ):
-    case = Case(4, 2, "out", count=1)
+    case = Case(4, 2, "out", count=1, store=store)
+    clearing = [(1, "up", REL), (1, "down", COMP)] if store == "ram" else []  # of a flow that an earlier run left
     lost = Seen("down", CONNACK, len(CONNACK) if connack_passes else 0, 2, 0)
     trace = [
-        *_wire((1, "up", CONNECT), (1, "down", CONNACK), (1, "up", FIRST), (1, "down", REC), (1, "up", REL)),
+        *_wire((1, "up", CONNECT), (1, "down", CONNACK), *clearing),
+        *_wire((1, "up", FIRST), (1, "down", REC), (1, "up", REL)),
         *(*_wire((2, "up", CONNECT)), lost),
         *_wire((3, "up", CONNECT), (3, "down", CONNACK), (3, "up", REL), (3, "down", COMP)),
     ]

@@ -110,6 +110,8 @@ class _Ledger:
         number, packet_id = int(packet.payload.split(b";")[0]), packet.packet_id
         self.unknown.discard(packet_id)
         known = self.ids.get(number)
+        if known is None:
+            self.ended.discard(packet_id)  # that PUBCOMP answered a PUBREL that cleared the id
         if known is not None and not packet.dup:
             self.wrong(f"message {number} again without DUP")
         if packet.dup and self.connection == 1:
