@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from tools.broker import Broker, BrokerFailed
@@ -139,10 +140,10 @@ def native_bytes(loaded: list[str]) -> int:
     return total
 
 
-def run_program(interpreter: Path, folder: Path, *arguments: str) -> str:
-    """Run `tools/proof/bench/on_board/programs.py` with the modules in a folder; return the last line that it printed."""
+def run_script(interpreter: Path, script: Path, arguments: Sequence[str]) -> str:
+    """Run a script on a MicroPython that finds only its frozen modules; return what it printed."""
     ran = subprocess.run(
-        [str(interpreter), "-X", "heapsize=2M", str(RUNNER), arguments[0], str(folder), *arguments[1:]],
+        [str(interpreter), "-X", "heapsize=2M", str(script), *arguments],
         env={**os.environ, "MICROPYPATH": ".frozen"},
         capture_output=True,
         text=True,
@@ -151,7 +152,13 @@ def run_program(interpreter: Path, folder: Path, *arguments: str) -> str:
     )
     if ran.returncode:
         raise RuntimeError(f"{interpreter} {arguments[0]}: {ran.stderr or ran.stdout}")
-    return ran.stdout.strip().splitlines()[-1]
+    return ran.stdout
+
+
+def run_program(interpreter: Path, folder: Path, *arguments: str) -> str:
+    """Run `tools/proof/bench/on_board/programs.py` with the modules in a folder; return the last line that it printed."""
+    printed = run_script(interpreter, RUNNER, [arguments[0], str(folder), *arguments[1:]])
+    return printed.strip().splitlines()[-1]
 
 
 def programs(interpreter: Path, march: str) -> dict[str, dict]:
@@ -202,17 +209,7 @@ def frozen_heap(interpreter: Path, names: list[str]) -> int:
     with tempfile.NamedTemporaryFile("w", suffix=".py") as script:
         script.write(_FROZEN)
         script.flush()
-        ran = subprocess.run(
-            [str(interpreter), "-X", "heapsize=2M", script.name, *names],
-            env={**os.environ, "MICROPYPATH": ".frozen"},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=RUNNING_S,
-        )
-    if ran.returncode:
-        raise RuntimeError(f"{interpreter}: {ran.stderr or ran.stdout}")
-    return int(ran.stdout)
+        return int(run_script(interpreter, Path(script.name), names))
 
 
 def free_while_running(interpreter: Path, march: str, log: bool = True) -> int:

@@ -152,8 +152,8 @@ def publish(store, qos, count):
     return took
 
 
-def peer(qos, count):
-    """Return what each of umqtt.simple's messages took."""
+def peer_client():
+    """Return an umqtt.simple client, and its socket."""
     sys.modules["socket"] = Network
     if "usocket" not in sys.modules:
         sys.modules["usocket"] = Network
@@ -161,6 +161,12 @@ def peer(qos, count):
 
     client = MQTTClient(b"bench", "broker")
     client.sock = link = Socket()
+    return client, link
+
+
+def peer(qos, count):
+    """Return what each of umqtt.simple's messages took."""
+    client, link = peer_client()
     watch = Watch()
     took = []
     for number in range(1, count + 1):
@@ -180,49 +186,37 @@ def received(qos, number):
     return bytes((0x30 | qos << 1, len(body))) + body
 
 
+def timed_receive(qos, count, link, take, got):
+    """Return how long `take` took with each message that came alone, acknowledged; the handler appends to `got`."""
+    watch = Watch()
+    took = []
+    for number in range(1, count + 1):
+        link.incoming.write(received(qos, number))
+        begin = ticks_us()
+        take()
+        watch.add(begin, ticks_us())
+        if len(got) != number or len(link.outgoing.read() or b"") != 4 * qos:
+            raise OSError("not received")
+        took.append(watch.take())
+    return took
+
+
 def receive(qos, count):
-    """Return what each message took that came alone, acknowledged; without the wait for it."""
+    """Return how long each received message took, without the wait for it."""
     from flashmqtt.session.ram import RamStore
 
     got = []
     client = connected(RamStore(), TOPIC, qos, lambda message: got.append(1))
-    link = Network.last
     client.poll(0)
-    watch = Watch()
-    took = []
-    for number in range(1, count + 1):
-        link.incoming.write(received(qos, number))
-        begin = ticks_us()
-        client.poll(0)
-        watch.add(begin, ticks_us())
-        if len(got) != number or len(link.outgoing.read() or b"") != 4 * qos:
-            raise OSError("not received")
-        took.append(watch.take())
-    return took
+    return timed_receive(qos, count, Network.last, client.poll, got)
 
 
 def peer_receive(qos, count):
-    """Return what each of the messages took that came to umqtt.simple."""
-    sys.modules["socket"] = Network
-    if "usocket" not in sys.modules:
-        sys.modules["usocket"] = Network
-    from umqtt.simple import MQTTClient
-
-    client = MQTTClient(b"bench", "broker")
+    """Return how long each message took that umqtt.simple received."""
+    client, link = peer_client()
     got = []
     client.set_callback(lambda topic, payload: got.append(1))
-    client.sock = link = Socket()
-    watch = Watch()
-    took = []
-    for number in range(1, count + 1):
-        link.incoming.write(received(qos, number))
-        begin = ticks_us()
-        client.wait_msg()
-        watch.add(begin, ticks_us())
-        if len(got) != number or len(link.outgoing.read() or b"") != 4 * qos:
-            raise OSError("not received")
-        took.append(watch.take())
-    return took
+    return timed_receive(qos, count, link, client.wait_msg, got)
 
 
 def append(region, policy, count):
