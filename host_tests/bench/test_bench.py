@@ -10,7 +10,7 @@ import pytest
 
 from tools.proof import bench as package
 from tools.proof.bench import __main__ as bench
-from tools.proof.bench import chip, figures
+from tools.proof.bench import chip, codec, figures, journal
 from tools.proof.bench._goals import GOALS, at_least, at_most, shown
 from tools.proof.check import size
 
@@ -208,6 +208,18 @@ def test_the_board_measures_each_operation_of_a_case(unix, tmp_path, case, count
     words = [str(unix.interpreter), "-X", "heapsize=1M", str(chip.DEVICE), "measure", case, str(count), str(image)]
     took = ast.literal_eval(chip.ran(words, f".frozen:{unix._folder / 'lib'}").stdout.strip().splitlines()[-1])
     assert len(took) == (1 if case in ("import", "mount") else count)
+
+
+@pytest.mark.parametrize("case", [*codec.CASES, "encode1level5", "decode1level5"])
+def test_the_board_measures_each_case_of_the_codec(case):
+    sides = ("ours",) if case.endswith("level5") else ("ours", "umqtt")
+    for side in sides:
+        assert codec.measured(f"{side}.{case}", codec.module_path(), 10)["us"] > 0
+
+
+def test_the_board_measures_the_journals_heap():
+    found = journal.on_board(codec.ROOT)
+    assert found["growth"] == found["allocates"] == 0 and 0 < found["heap"] < 100_000
 
 
 def test_programs_run_against_a_broker_and_tell_what_they_loaded():

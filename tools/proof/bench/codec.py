@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-ROOT = HERE.parent.parent
-FIRMWARE = ROOT / "firmware"
+ROOT = Path(__file__).resolve().parents[3]
 DEVICE = HERE / "on_board" / "codec.py"
 BIN = Path(sys.executable).parent
 CASES = ("encode0", "encode1", "decode0", "decode1")
@@ -32,6 +31,11 @@ def peer_path() -> Path:
     if spec is None or not spec.submodule_search_locations:
         raise RuntimeError("micropython-umqtt.simple is not installed")
     return Path(next(iter(spec.submodule_search_locations))).parent
+
+
+def module_path() -> str:
+    """Return MICROPYPATH with flashmqtt and umqtt."""
+    return f"{ROOT / 'firmware'}:{peer_path()}"
 
 
 def command(*arguments: object) -> list[str]:
@@ -107,4 +111,4 @@ def messages(bench: Any, path: str) -> None:
 
 def run(bench: Any) -> None:
     """Measure the codec."""
-    messages(bench, f"{FIRMWARE}:{ROOT}:{peer_path()}")
+    messages(bench, module_path())

@@ -135,7 +135,7 @@ def on_board(root: Path) -> dict[str, int]:
         script = f"import sys; sys.path[:0] = {[str(DEVICE.parent)]!r}; import journal; journal.main({directory + '/flash'!r})"
         environment = dict(os.environ, MICROPYPATH=f"{root}/firmware")
         done = subprocess.run(
-            [MICROPYTHON, "-X", "heapsize=192K", "-c", script],
+            [MICROPYTHON, "-X", "heapsize=320K", "-c", script],
             env=environment,
             capture_output=True,
             text=True,
