@@ -1,4 +1,4 @@
-"""Shared by the commands of `tools`: numbers and folders as arguments, exit status, and one-line error messages.
+"""Shared by the commands of `tools`: numbers and folders as arguments, tables, progress, exit status, one-line errors.
 
 parser.add_argument("--boards", type=number(int, 1, 100), default=10)
 ...
@@ -12,9 +12,9 @@ import math
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 Number = TypeVar("Number", int, float)
 STOPPED = "stopped; everything that was started has been ended"
@@ -44,6 +44,13 @@ def columns(rows: Sequence[Sequence[str]], alignment: str) -> list[str]:
         "  ".join(f"{cell:{side}{width}}" for cell, side, width in zip(row, alignment, widths, strict=True)).rstrip()
         for row in rows
     ]
+
+
+def progress_bar(iterable: Iterable[Any] | None = None, **options: Any) -> Any:
+    """Return tqdm's progress bar as all commands show it: on a terminal only, as wide as the terminal, removed at the end."""
+    from tqdm import tqdm  # not at the top: Spark's tasks import this module, too
+
+    return tqdm(iterable, **{"disable": None, "leave": False, "dynamic_ncols": True, **options})
 
 
 def folder(text: str) -> Path:

@@ -17,10 +17,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TypeVar
 
-from tqdm import tqdm
-
 from app.configuration import ConfigurationError
-from tools.command import ended, folder, number
+from tools.command import ended, folder, number, progress_bar
 from tools.deploy import build, certificates, configuration, ports, romfs, terminal
 from tools.deploy.errors import DeployFailed
 from tools.deploy.image import digest, texts
@@ -195,7 +193,7 @@ def for_rom(link: Link, image: dict[str, bytes]) -> tuple[dict[str, bytes], byte
 
 def write_rom(link: Link, content: bytes, block_bytes: int) -> None:
     """Write the ROMFS partition, with a progress bar."""
-    with tqdm(total=len(content), unit="B", unit_scale=True, disable=None, leave=False, dynamic_ncols=True) as bar:
+    with progress_bar(total=len(content), unit="B", unit_scale=True) as bar:
         bar.set_postfix_str("ROMFS", refresh=False)
         romfs.write(link, content, block_bytes, bar.update)
     say("romfs", f"{len(content) / 1000:.1f} KB written, compared by SHA-256")
@@ -374,7 +372,7 @@ def copy_files(link: Link, image: dict[str, bytes], copy: list[str], remove: lis
     """Remove and copy files, with a progress bar."""
     for name in remove:
         link.run(f"import os\nos.remove({name!r})")
-    with tqdm(total=size, unit="B", unit_scale=True, disable=None, leave=False, dynamic_ncols=True) as bar:
+    with progress_bar(total=size, unit="B", unit_scale=True) as bar:
         for name in copy:
             bar.set_postfix_str(name, refresh=False)
             link.put(name, image[name], bar.update)
@@ -464,7 +462,7 @@ def backup(arguments: argparse.Namespace) -> None:
         folder = (arguments.output or ROOT / "backups") / time.strftime("%Y%m%d-%H%M%S")
         folder.mkdir(parents=True)
         folder.chmod(0o700)
-        for name in tqdm(sorted(files), unit=" files", disable=None, leave=False):
+        for name in progress_bar(sorted(files), unit=" files"):
             target = folder / name.lstrip("/")
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(link.get(name))

@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from tools.command import ended
+from tools.command import columns, ended
 
 from . import plain, schemas
 from .books import Books, as_of_one_commit
@@ -421,15 +421,9 @@ def print_audit(found: Verdict) -> None:
     totals = found.totals
     boards = (counted(totals.get("devices", 0), "device"), counted(totals.get("boots", 0), "boot"))
     lines.append((*boards, *figures(totals)))
-    widths = [max(len(line[n]) for line in lines) for n in range(len(header))]
-    print()
-    for n, line in enumerate(lines):
-        if n in {1, len(lines) - 1}:
-            print("  " + "  ".join("-" * width for width in widths))
-        cells = [
-            text.ljust(w) if k < 2 else text.rjust(w) for k, (text, w) in enumerate(zip(line, widths, strict=True))
-        ]
-        print("  " + "  ".join(cells))
+    first, *boots, sums = columns(lines, "<<>>>>>")
+    rule = "-" * len(first)
+    print("\n  " + "\n  ".join([first, rule, *boots, rule, sums]))
     if len(found.rows) < totals.get("boots", 0):
         print(f"  (of {totals['boots']:,} boots only those with losses are shown, at most {MOST_ROWS})")
     if totals.get("quarantine"):

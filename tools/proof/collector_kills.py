@@ -25,10 +25,10 @@ from pathlib import Path
 import paho.mqtt.client as paho
 import pyarrow.parquet as pq
 from paho.mqtt.enums import CallbackAPIVersion
-from tqdm import tqdm
 
 from tools import children
 from tools.broker import Broker
+from tools.command import progress_bar
 from tools.landing.segments import find_segments
 from tools.proof.soak.samples import children_of
 
@@ -159,7 +159,7 @@ def torture(directory: Path, kills: int, seed: int, batch: int = 60, quiet: bool
         if collector.wait(60):
             raise RuntimeError(f"the collector did not start; see {log.name}")
         publisher = Publisher(broker.port)
-        for _ in tqdm(range(kills), desc="kills", disable=quiet or not sys.stderr.isatty(), file=sys.stderr):
+        for _ in progress_bar(range(kills), desc="kills", disable=quiet or None):
             before = Path(log.name).stat().st_size
             collector = start()
             # Mostly while it collects, sometimes while it starts: how long that takes depends on the machine.

@@ -20,10 +20,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import paho.mqtt.client as paho
-from tqdm import tqdm
 
 from tools.broker import Broker, BrokerFailed
-from tools.command import ended, number
+from tools.command import ended, number, progress_bar
 from tools.proof.board import VirtualBoard
 from tools.proof.proxy import Proxy
 
@@ -118,7 +117,7 @@ async def sleep_and_wake(
         settings = {"sleep_s": 600, "awake_s": AWAKE_S, "keep_alive_s": 30}
         board = VirtualBoard(directory / "board", DEVICE, proxy.port, settings, flash_time=0.0)
         try:
-            for wake in tqdm(range(wakes), unit=" wakes", disable=None if progress else True, leave=False):
+            for wake in progress_bar(range(wakes), unit=" wakes", disable=None if progress else True):
                 last = wake >= wakes - 2
                 proxy.accepting = last or rng.random() < 0.5
                 result.absent += not proxy.accepting

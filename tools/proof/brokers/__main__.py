@@ -17,10 +17,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from tqdm import tqdm
-
 from tools.broker import BrokerFailed
-from tools.command import ended, number
+from tools.command import ended, number, progress_bar
 from tools.proof.brokers import page
 from tools.proof.brokers.judge import Observed, Verdict
 from tools.proof.brokers.kinds import KINDS, Certificate, NotHere
@@ -111,7 +109,7 @@ def _run_kind(
         cases = [case for case in cases if not case.scenario.secure]
         if left_out:
             results.not_run.append(f"{name}, TLS: there is no openssl to make a certificate with")
-    with tqdm(total=len(cases), desc=name, unit=" cases", disable=None, leave=False) as bar:
+    with progress_bar(total=len(cases), desc=name, unit=" cases") as bar:
 
         def report(case: Case, verdict: Verdict, seen: Observed) -> None:
             bar.update()
@@ -121,7 +119,7 @@ def _run_kind(
             if verdict.ours:
                 ended_by = [f"connection ended: {text}" for text in seen.ended[:3]]
                 lines = [*verdict.ours, *(f"(the broker) {text}" for text in verdict.theirs), *ended_by]
-                tqdm.write(
+                bar.write(
                     f"FAILED {name} {results.versions[name]}, level {case.level}, {case.face}, {case.interpreter}, "
                     f"{case.scenario.title}\n       " + "\n       ".join(lines) + f"\n       REPLAY={case}"
                 )

@@ -22,7 +22,7 @@ from typing import Any
 from tqdm import tqdm
 
 from tools.broker import BrokerFailed
-from tools.command import ended, number
+from tools.command import ended, number, progress_bar
 from tools.proof.faults.compiled import ROOT
 from tools.proof.faults.suites import FULL, HOSTILE, RUN, SHORT, Suite, find, power
 
@@ -57,7 +57,7 @@ class Tally:
 
 async def run_suite(suite: Suite, tally: Tally, workers: int) -> None:
     """Run a suite, showing progress."""
-    with tqdm(total=len(suite.bases), desc=suite.name, unit=" cases", disable=None, leave=False) as bar:
+    with progress_bar(total=len(suite.bases), desc=suite.name, unit=" cases") as bar:
 
         def report(verdict: Any, further: int) -> None:
             tally.add(verdict, suite.name)

@@ -15,10 +15,8 @@ import time
 from collections.abc import Coroutine
 from pathlib import Path
 
-from tqdm import tqdm
-
 from tools.broker import Broker, BrokerFailed
-from tools.command import ended, folder, number
+from tools.command import ended, folder, number, progress_bar
 from tools.landing.segments import find_segments
 from tools.pipeline import java
 from tools.pipeline import run as pipeline
@@ -98,7 +96,7 @@ async def apply_faults(arguments: argparse.Namespace, chain: Chain) -> None:
     (board,), (line,), done = chain.boards, chain.lines, chain.stats.faults
     cuts = max(0, arguments.cuts - 1)
     events = chaos.draw(chain.rng, arguments.readings, cuts, arguments.link_cuts, arguments.collector_kills)
-    with tqdm(total=arguments.readings, unit=" messages", disable=None, dynamic_ncols=True, leave=False) as bar:
+    with progress_bar(total=arguments.readings, unit=" messages") as bar:
 
         async def show() -> None:
             while True:

@@ -17,9 +17,8 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tqdm import tqdm
-
 from tools.broker import Broker
+from tools.command import progress_bar
 from tools.proof.board import VirtualBoard
 from tools.proof.chain import (
     ABSENCE,
@@ -228,9 +227,7 @@ class Fleet:
     async def _sample(self) -> None:
         settings, boards = self.settings, self._chain.boards
         every_s = max(SHORTEST_SAMPLE_S, settings.seconds / SAMPLES)
-        with tqdm(
-            total=round(settings.seconds), unit=" s", disable=None, dynamic_ncols=True, leave=False, bar_format=BAR
-        ) as bar:
+        with progress_bar(total=round(settings.seconds), unit=" s", bar_format=BAR) as bar:
             while True:
                 self._look()
                 bar.n = min(round(self._chain.now()), bar.total)
