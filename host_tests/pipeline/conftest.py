@@ -7,8 +7,19 @@ from typing import NamedTuple
 import pyarrow as pa
 import pytest
 
+from host_tests.pipeline.planted import write_pack
 from tools.landing import segments
-from tools.pipeline import senml, session
+from tools.pipeline import session
+
+SMALL_FRAMES = {
+    "spark.default.parallelism": "2",
+    "spark.sql.objectHashAggregate.sortBased.fallbackThreshold": "100000",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.shuffle.partitions": "1",
+}
+"""Settings for frames of a few rows: an interpreted query ends before a compiled one would start."""
 
 
 @pytest.fixture(scope="session")
@@ -16,7 +27,7 @@ def spark(tmp_path_factory):
     found = session.make(
         "local[2]",
         tmp_path_factory.mktemp("spark") / "spark.log",
-        session.SMALL_FRAMES | {"spark.default.parallelism": "2"},
+        SMALL_FRAMES,
     )
     yield found
     found.stop()
@@ -91,7 +102,7 @@ class Landing:
             head |= {"n": "load1", "v": value}
         elif "cause" not in labels:
             head |= {"n": "cause", "vs": "power"}
-        self.raw(f"flashmqtt/{device}/{kind}", senml.write([head]), dup, arrival_us)
+        self.raw(f"flashmqtt/{device}/{kind}", write_pack([head]), dup, arrival_us)
 
     def table(self):
         row, arrival, topic, dup, payload, qos, retain = zip(*self.rows, strict=True) if self.rows else ([],) * 7

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections import Counter
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from tools.pipeline import senml
-
 TIME_S = 1_790_000_000.0
+
+
+def write_pack(records: list[dict[str, object]]) -> bytes:
+    """Return a SenML pack as a board writes it."""
+    return json.dumps(records, separators=(",", ":")).encode()
 
 
 @dataclass
@@ -66,7 +70,7 @@ def life_story(name: str, rng: random.Random, truth: Truth) -> list[list[Message
                 head["bt"] = round(TIME_S + clock + head["up"], 3)
             kind = "boot" if seq == first else "readings"
             record = {"n": "cause", "vs": "power"} if kind == "boot" else {"n": "load1", "v": rng.randint(0, 99)}
-            messages.append(Message(name, life, boot, seq, kind, senml.write([head | record]), clock_s=clock))
+            messages.append(Message(name, life, boot, seq, kind, write_pack([head | record]), clock_s=clock))
         key = messages[0].key
         truth.first[key], truth.last[key] = first, seq
         story.append(messages)

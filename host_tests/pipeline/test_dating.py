@@ -5,13 +5,7 @@ import datetime
 import pytest
 from pyspark.testing import assertDataFrameEqual
 
-from tools.pipeline import check, dating, schemas, session
-
-
-@pytest.fixture(autouse=True)
-def small(spark):
-    with session.small_frames(spark):
-        yield
+from tools.pipeline import check, dating, schemas
 
 
 def frame(spark, table, *rows):

@@ -8,9 +8,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from host_tests.pipeline.planted import TIME_S, fleet
+from host_tests.pipeline.planted import TIME_S, fleet, write_pack
 from host_tests.pipeline.test_lives import generated, joined
-from tools.pipeline import delays, intervals, ledger, schemas, senml, summary, ties
+from tools.pipeline import delays, intervals, ledger, schemas, summary, ties
 from tools.pipeline.messages import process
 from tools.pipeline.state import State
 
@@ -399,7 +399,7 @@ def clock_history(rng, name):
         head = {"bn": f"{name}/", "boot": 1, "seq": seq, "up": float(seq), "n": "load1", "v": 1}
         if clock is not None:
             head["bt"] = round(TIME_S + clock + seq, 3)
-        history.append((seq, senml.write([head]), clock))
+        history.append((seq, write_pack([head]), clock))
     history = rng.sample(history, rng.randint(3, 7))  # in any order, and some are lost
     return [*history, rng.choice(history)]
 

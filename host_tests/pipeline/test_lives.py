@@ -7,8 +7,9 @@ from collections import Counter
 import pytest
 
 from host_tests.pipeline.conftest import Landing
+from host_tests.pipeline.planted import write_pack
 from host_tests.pipeline.test_task import counted, intervals, work_parts
-from tools.pipeline import lives, placing, senml
+from tools.pipeline import lives, placing
 
 SUMS = ("delivered", "readings", "resent", "replayed", "reordered", "returns")
 
@@ -21,7 +22,7 @@ def payload(boot, seq, up=None, identity=0, first=None, value=1, device="a", **l
         head["life"] = identity
     if first is not None:
         head["first"] = first
-    return senml.write([head])
+    return write_pack([head])
 
 
 def side_by_side(payloads):

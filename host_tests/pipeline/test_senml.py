@@ -7,6 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from host_tests.pipeline.planted import write_pack
 from tools.pipeline import senml
 
 HEAD = {"bn": "dev/", "boot": 1, "seq": 7, "up": 2.5}
@@ -14,7 +15,7 @@ T = 1_800_000_000.0
 
 
 def read(*payloads):
-    return senml.read(pa.array([p if isinstance(p, bytes) else senml.write(p) for p in payloads], pa.binary()))
+    return senml.read(pa.array([p if isinstance(p, bytes) else write_pack(p) for p in payloads], pa.binary()))
 
 
 def records(*payloads):
@@ -161,7 +162,7 @@ def test_whole_numbers_that_came_as_floats_are_whole_numbers():
     ],
 )
 def test_bad_payload_is_named_and_its_neighbours_are_read(payload, reason):
-    good = [senml.write([HEAD | {"seq": seq, "n": "x", "v": seq}]) for seq in range(1, 101)]
+    good = [write_pack([HEAD | {"seq": seq, "n": "x", "v": seq}]) for seq in range(1, 101)]
     packs = read(*good[:50], payload, *good[50:])
     assert [row for row, _ in packs.bad] == [50]
     assert reason in packs.bad[0][1]

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from host_tests.pipeline.conftest import Landing
-from host_tests.pipeline.planted import fleet
+from host_tests.pipeline.planted import fleet, write_pack
 from tools.landing import segments
 from tools.pipeline import lives, plain, schemas, senml, task, ties
 from tools.pipeline.messages import EVENT_LABELS, NO_MAPPING, process
@@ -20,6 +20,8 @@ from tools.pipeline.state import State
 from tools.pipeline.storage import Storage
 
 KEY = ("device", "life", "boot")
+YIELDED = {**schemas.TABLES, "plain": schemas.READINGS, "tally": schemas.TALLY, "met": schemas.PLAIN}
+"""The tables that `process` yields rows of."""
 
 
 class Written:
@@ -68,11 +70,11 @@ def work_parts(landing, parts, numbers, reload=False, mapping=NO_MAPPING):
     """Take parts of a landing through a bucket, each as the segment of its number."""
     past = Written()
     state = State(past)
-    tables = {name: [] for name in schemas.YIELDED}
+    tables = {name: [] for name in YIELDED}
     for landing.rows, landing.number in zip(parts, numbers, strict=True):
         written = Written() if reload else past
         for name, found in process(state, landing.table(), mapping):
-            found = found.select(schemas.YIELDED[name].names).cast(schemas.YIELDED[name])
+            found = found.select(YIELDED[name].names).cast(YIELDED[name])
             tables[name] += found.to_pylist()
             written.take(name, found)
         state.settle()
@@ -134,7 +136,7 @@ def test_replay_of_the_whole_landing_adds_nothing_and_is_called_replay(landing, 
     rows = rows_of(landing, messages)
     half = len(rows) // 2
     state = State()
-    tables = {name: [] for name in schemas.YIELDED}
+    tables = {name: [] for name in YIELDED}
     landings = []
     for part in (rows[:half], rows[half:]):
         landing.rows = part
@@ -142,7 +144,7 @@ def test_replay_of_the_whole_landing_adds_nothing_and_is_called_replay(landing, 
         landings.append(landing.table())
     for table in (*landings, *landings):
         for name, found in process(state, table):
-            tables[name] += found.select(schemas.YIELDED[name].names).cast(schemas.YIELDED[name]).to_pylist()
+            tables[name] += found.select(YIELDED[name].names).cast(YIELDED[name]).to_pylist()
         state.settle()
     in_tables = [(*(row[name] for name in KEY), row["seq"]) for row in tables["readings"] + tables["events"]]
     assert len(in_tables) == len(set(in_tables))
@@ -312,7 +314,7 @@ HEADS = st.builds(
     st.integers(1, 6),
     st.dictionaries(st.sampled_from([*senml.LABELS]), ODD, max_size=3),
 )
-PACKS = st.builds(lambda head, records: senml.write([head, *records]), HEADS, st.lists(RECORDS, max_size=3))
+PACKS = st.builds(lambda head, records: write_pack([head, *records]), HEADS, st.lists(RECORDS, max_size=3))
 
 
 @pytest.mark.req("P5")

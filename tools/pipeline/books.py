@@ -92,8 +92,3 @@ def as_of_one_commit(output: Output, what: Callable[[Books], T]) -> T | None:
             if not left or (newest is not None and newest.batch == commit.batch):
                 raise
     return None
-
-
-def plain(table: pa.Table) -> list[dict[str, Any]]:
-    """Return a table's rows as dictionaries."""
-    return table.to_pylist()

@@ -280,9 +280,6 @@ PLAIN = pa.schema(
     ]
 )
 
-# What messages.process yields: the tables, the readings without an identity, and the counts that go into the audit.
-YIELDED = {**TABLES, "plain": READINGS, "tally": TALLY, "met": PLAIN}
-
 STATE = {"intervals": INTERVALS, "identities": IDENTITIES, "held": HELD, "audit": AUDIT, "lives": LIVES, "plain": PLAIN}
 
 # What a task gives back: the files that it wrote.

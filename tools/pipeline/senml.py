@@ -13,7 +13,6 @@ are ignored, unless they end in "_" (§4.4: must be understood).
 
 from __future__ import annotations
 
-import io
 import json
 import math
 import re
@@ -592,10 +591,3 @@ def _names(bn: pa.Array, n: pa.Array, device: pa.Array, parent: np.ndarray) -> t
     below = np.array([name.startswith(start) for name, start in pairs], dtype=bool)
     trimmed = [name[len(start) :] if name.startswith(start) else name for name, start in pairs]
     return pa.array(trimmed, pa.string()), below
-
-
-def write(records: list[dict[str, Any]]) -> bytes:
-    """Return a pack as a board writes it: for tests and the generated fleets."""
-    with io.StringIO() as text:
-        json.dump(records, text, separators=(",", ":"))
-        return text.getvalue().encode()

@@ -48,14 +48,6 @@ ON_ONE_MACHINE = {
     JVM_OPTIONS: "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:-UsePerfData",
 }
 LONGEST_END_S = 10
-SMALL_ROWS = 100_000
-SMALL_FRAMES = {
-    "spark.sql.objectHashAggregate.sortBased.fallbackThreshold": "100000",
-    "spark.sql.adaptive.enabled": "false",
-    "spark.sql.codegen.wholeStage": "false",
-    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-    "spark.sql.shuffle.partitions": "1",
-}
 
 
 def make(master: str | None = None, log: Path | None = None, more: dict[str, str] | None = None) -> SparkSession:
@@ -153,22 +145,6 @@ def archive_file() -> Path:
 def log_file(out: Storage) -> Path | None:
     """Return where the JVM writes when the output directory is on this machine."""
     return Path(out.root) / "spark.log" if out.local else None
-
-
-@contextmanager
-def small_frames(spark: SparkSession, small: bool = True) -> Iterator[None]:
-    """Plan what is done meanwhile for frames of a few thousand rows: interpreted, it is done before it would be compiled."""
-    before = {key: spark.conf.get(key, None) for key in SMALL_FRAMES} if small else {}
-    for key in before:
-        spark.conf.set(key, SMALL_FRAMES[key])
-    try:
-        yield
-    finally:
-        for key, value in before.items():
-            if value is None:
-                spark.conf.unset(key)
-            else:
-                spark.conf.set(key, value)
 
 
 @contextmanager
