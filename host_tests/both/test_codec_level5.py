@@ -6,8 +6,8 @@ from flashmqtt import errors
 from flashmqtt.codec import properties, reasons
 from flashmqtt.codec.decode import LONG, Decoder
 from flashmqtt.codec.packets import AUTH, CONNACK, DISCONNECT, PINGRESP, PUBACK, PUBLISH, connect_error
-from flashmqtt.codec.server import put_auth, put_connack
 from flashmqtt.errors import MalformedPacket, UsageError
+from tools.proof import packets as p
 
 WILL = 0
 ALL = "connect connack publish puback pubrec pubrel pubcomp subscribe suback unsubscribe unsuback disconnect auth will"
@@ -270,7 +270,6 @@ def test_refusal_without_properties_has_none_of_an_earlier_connection():
 
 @pytest.mark.req("W12")
 def test_connack_properties_reach_the_session():
-    buf = bytearray(200)
     block = properties.pack(
         CONNACK,
         [
@@ -284,7 +283,7 @@ def test_connack_properties_reach_the_session():
         ],
     )
     decoder = Decoder(200, 5)
-    decoder.feed(buf[: put_connack(buf, 0, True, 0, 5, block)])
+    decoder.feed(p.connack(5, 1, 0, block))
     assert decoder.next() == CONNACK and decoder.session_present and decoder.code == 0
     got = properties.unpack(decoder.buffer, decoder.properties_start, decoder.properties_end)
     assert got == {
@@ -301,12 +300,11 @@ def test_connack_properties_reach_the_session():
 @pytest.mark.req("W12")
 @pytest.mark.clause("MQTT-4.12.0-6", "MQTT-3.15.2-1")
 def test_auth_is_read_so_that_it_can_be_refused_by_name():
-    buf = bytearray(64)
     block = properties.pack(AUTH, [(properties.AUTHENTICATION_METHOD, "X"), (properties.AUTHENTICATION_DATA, b"\x01")])
     decoder = Decoder(64, 5)
-    decoder.feed(buf[: put_auth(buf, 0, reasons.CONTINUE_AUTHENTICATION, block)])
+    decoder.feed(p.packet(0xF0, bytes((reasons.CONTINUE_AUTHENTICATION, len(block))) + block))
     assert decoder.next() == AUTH and decoder.code == reasons.CONTINUE_AUTHENTICATION
-    decoder.feed(buf[: put_auth(buf, 0)])
+    decoder.feed(p.packet(0xF0))
     assert decoder.next() == AUTH and decoder.code == 0
 
 

@@ -6,9 +6,9 @@ import pytest
 
 import codec_vectors
 from flashmqtt.codec.decode import Decoder
-from flashmqtt.codec.server import ServerDecoder
 from flashmqtt.errors import MalformedPacket
 from tools.proof.fuzz import cases
+from tools.proof.fuzz.server import ServerDecoder
 
 ON_MICROPYTHON = sys.implementation.name == "micropython"
 LEVELS = [3, 4, 5]
@@ -23,6 +23,8 @@ def _failing(vector, what, *detail):
 def test_valid_vector_is_written_byte_for_byte(level):
     buf = bytearray(codec_vectors.SIZE)
     for vector in codec_vectors.vectors("valid", level):
+        if vector["put"] in codec_vectors.NOT_WRITTEN:
+            continue
         got = codec_vectors.written(vector, buf)
         if got != codec_vectors.forms(vector)[0]:
             _failing(vector, "written as", got)

@@ -17,10 +17,10 @@ from flashmqtt.codec import properties
 from flashmqtt.codec.decode import Decoder
 from flashmqtt.codec.encode import put_ack, put_connect, put_publish
 from flashmqtt.codec.packets import PUBACK, PUBCOMP, PUBLISH, PUBREC, PUBREL
-from flashmqtt.codec.server import ServerDecoder
 from flashmqtt.codec.subscribe import put_subscribe, put_unsubscribe
 from flashmqtt.codec.topics import check_filter, check_topic, matches
 from flashmqtt.errors import InvalidTopic
+from tools.proof.fuzz.server import ServerDecoder
 
 EXAMPLES = settings(max_examples=int(os.environ.get("FLASHMQTT_EXAMPLES", "200")), deadline=None)
 

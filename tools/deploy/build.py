@@ -43,7 +43,7 @@ BOARDS = {
     "esp32_c3": ("esp32", "esp32", "with ESP32C3"),
 }
 # Modules that only hosts use.
-HOST_ONLY = ("flashmqtt/hosted.py", "flashmqtt/codec/server.py", "flashmqtt/flash/ram.py", "flashmqtt/flash/file.py")
+HOST_ONLY = ("flashmqtt/hosted.py", "flashmqtt/flash/ram.py", "flashmqtt/flash/file.py")
 # Modules that choose between plain Python and machine code at import; the build makes the choice instead.
 CHOICES = {
     "flashmqtt/fast/__init__.py": ("flashmqtt/fast/plain.py", "flashmqtt/fast/native.py"),

@@ -9,8 +9,6 @@
     properties  level 5 only: the 27 properties, to and from bytes
     reasons     level 5 only: reason codes, by name and by packet
     aliases     level 5 only: topic aliases in both directions
-    server      for hosts only: decodes a client's packets, encodes a server's packets
 
 A board imports `encode`, `decode` and the modules that these need. The first packet that needs a module of level 5 imports it.
-`server` is never imported on a board.
 """

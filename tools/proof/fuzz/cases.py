@@ -8,8 +8,8 @@ A case is made from a seed alone, so a failing one is replayed by its number.
 from flashmqtt.codec.aliases import InboundAliases
 from flashmqtt.codec.decode import Decoder
 from flashmqtt.codec.properties import unpack
-from flashmqtt.codec.server import ServerDecoder
 from flashmqtt.errors import MalformedPacket
+from tools.proof.fuzz.server import ServerDecoder
 
 HEADS = b"\x10\x20\x30\x31\x32\x33\x34\x3b\x3d\x40\x50\x62\x70\x82\x90\xa2\xb0\xc0\xd0\xe0\xf0"
 TELLING = b"\x00\x01\x02\x03\x04\x05\x7f\x80\xff\xfe\x23\x2b\x2f\x24\x1f\x26\x0b\x11\xc2\xc0\xed\xa0"

@@ -1,20 +1,19 @@
-"""The server's side of the codec, for hosts: decodes a client's packets, encodes a server's packets. No board imports this.
+"""The library's decoder, extended to read a client's packets: the fuzzer and the codec's tests use it. No product code does.
 
-For tests, the fuzzer, and a program on a host that reads both directions. Rules and outcomes are those of `encode` and `decode`,
-whose functions it uses; this code may allocate.
+It reads both directions of a connection with the library's own functions, so that the fuzzer also reaches these with CONNECT,
+SUBSCRIBE and UNSUBSCRIBE. It runs on MicroPython, too, and may allocate. What speaks for a broker in tests and proofs uses
+`tools.proof.packets` instead, which shares nothing with the library.
 """
 
+from flashmqtt.codec.decode import Decoder
+from flashmqtt.codec.level5 import read_properties, read_reason
+from flashmqtt.codec.topics import check_filter, is_shared
+from flashmqtt.codec.utf8 import text_kind
 from flashmqtt.compat import TYPE_CHECKING
 from flashmqtt.errors import InvalidTopic, MalformedPacket
 
-from .decode import Decoder
-from .encode import _property_bytes, _put_id, _put_properties, _put_start, outside, put_reason
-from .level5 import read_properties, read_reason
-from .topics import check_filter, is_shared
-from .utf8 import text_kind
-
 if TYPE_CHECKING:
-    from typing import Any  # noqa: TID251
+    from typing import Any
 
 
 class ServerDecoder(Decoder):
@@ -155,77 +154,3 @@ class ServerDecoder(Decoder):
             self.filters.append((filter_, options))
         if not self.filters:
             raise MalformedPacket("no filter", 0x82)
-
-
-def put_connack(
-    buf: "bytearray | memoryview",
-    pos: int,
-    session_present: bool,
-    code: int,
-    level: int = 4,
-    properties: "bytes | bytearray | memoryview | None" = None,
-) -> "Any":
-    """Put a CONNACK (§3.2)."""
-    pos = _put_start(buf, pos, 0x20, 2 + _property_bytes(level, properties))
-    buf[pos] = 1 if session_present else 0
-    buf[pos + 1] = code
-    return _put_properties(buf, pos + 2, properties) if level == 5 else pos + 2
-
-
-def put_suback(
-    buf: "bytearray | memoryview",
-    pos: int,
-    packet_id: int,
-    codes: "Any",
-    level: int = 4,
-    properties: "bytes | bytearray | memoryview | None" = None,
-) -> "Any":
-    """Put a SUBACK (§3.9) with a result per filter."""
-    return _put_codes(buf, pos, 0x90, packet_id, codes, level, properties)
-
-
-def put_unsuback(
-    buf: "bytearray | memoryview",
-    pos: int,
-    packet_id: int,
-    codes: "Any" = b"",
-    level: int = 4,
-    properties: "bytes | bytearray | memoryview | None" = None,
-) -> "Any":
-    """Put an UNSUBACK (§3.11); level 5 has a result per filter."""
-    return _put_codes(buf, pos, 0xB0, packet_id, codes if level == 5 else b"", level, properties)
-
-
-def _put_codes(
-    buf: "bytearray | memoryview",
-    pos: int,
-    head: int,
-    packet_id: int,
-    codes: "Any",
-    level: int,
-    properties: "bytes | bytearray | memoryview | None",
-) -> int:
-    if not 0 < packet_id < 65536:
-        raise outside("packet_id", packet_id, 1, 65535)
-    pos = _put_start(buf, pos, head, 2 + len(codes) + _property_bytes(level, properties))
-    pos = _put_id(buf, pos, packet_id)
-    if level == 5:
-        pos = _put_properties(buf, pos, properties)
-    for code in codes:
-        buf[pos] = code
-        pos += 1
-    return pos
-
-
-def put_pingresp(buf: "bytearray | memoryview", pos: int) -> "Any":
-    """Put a PINGRESP (§3.13)."""
-    return _put_start(buf, pos, 0xD0, 0)
-
-
-def put_auth(
-    buf: "bytearray | memoryview", pos: int, code: int = 0, properties: "bytes | bytearray | memoryview | None" = None
-) -> "Any":
-    """Put an AUTH (5, §3.15)."""
-    if code or properties:
-        return put_reason(buf, pos, 0xF0, 0, code, properties)
-    return _put_start(buf, pos, 0xF0, 0)
