@@ -32,7 +32,7 @@ from tools.collector.runs import PUBREC_WINDOW
 from tools.landing.lock import LandingInUse
 from tools.landing.log import DiskFull, LandingDamaged, LandingStalled, read_log
 from tools.landing.segments import find_segments
-from tools.proof import collector_kills as kills
+from tools.proof.collector_kills import kill_collector
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 60  # on a busy machine
@@ -797,7 +797,7 @@ def send(port, packets, answers):
 @needs_mosquitto
 @pytest.mark.req("P1", "Q3", "Q4")
 def test_killed_at_random_moments_under_load_loses_nothing_and_repeats_no_qos_2(tmp_path):
-    outcome = kills.torture(tmp_path, kills=3, seed=int(time.time()), quiet=True)
+    outcome = asyncio.run(kill_collector(tmp_path, kills=3, seed=int(time.time()), quiet=True))
     assert outcome.missing == {1: 0, 2: 0}
     assert outcome.twice == {1: 0, 2: 0}
     assert outcome.published[2] > 100

@@ -12,7 +12,7 @@ import random
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -50,17 +50,18 @@ class Collector:
         directory: made if missing.
         port: where its broker, or the proxy before it, listens on loopback.
         start_s: how long it may take until it is subscribed; more where the broker itself may be away.
+        options: further arguments of its command line.
     """
 
-    def __init__(self, directory: Path, port: int, start_s: float = START_S):
-        self.kills = 0
+    def __init__(self, directory: Path, port: int, start_s: float = START_S, options: Sequence[str] = ()):
         self.landing = directory / "landing"
         self._start_s = start_s
+        self._offset = 0  # of the log, where the last start begins
         directory.mkdir(parents=True, exist_ok=True)
         command = [
             *(sys.executable, "-m", "tools.collector", "--host", "127.0.0.1", "--port", str(port)),
             *("--topic", "flashmqtt/#", "--client-id", "collector", "--landing", str(self.landing)),
-            *("--segment-seconds", "10", "--longest-pause", str(LONGEST_PAUSE_S)),
+            *("--segment-seconds", "10", "--longest-pause", str(LONGEST_PAUSE_S), *options),
         ]
         self._log = directory / "collector.log"
         self._child = Child(command, ROOT, log=self._log)
@@ -70,24 +71,36 @@ class Collector:
         """Its process id, 0 while it does not run."""
         return self._child.pid
 
+    @property
+    def subscribed(self) -> bool:
+        """Whether its log says, since the last start, that the broker knows its subscription."""
+        return b"subscribed" in self._log.read_bytes()[self._offset :]
+
+    async def launch(self) -> None:
+        """Start its process."""
+        self._offset = self._log.stat().st_size if self._log.exists() else 0
+        await self._child.start()
+
     async def start(self) -> None:
-        """Start it and wait until the broker knows its subscription, so that nothing is published to nobody.
+        """Start it and wait until it is subscribed, so that no message is published before.
 
         Raises:
             CollectorFailed: see the class.
         """
-        offset = self._log.stat().st_size if self._log.exists() else 0
-        await self._child.start()
+        await self.launch()
         deadline = time.monotonic() + self._start_s
-        while b"subscribed" not in self._log.read_bytes()[offset:]:
+        while not self.subscribed:
             if not self._child.running or time.monotonic() > deadline:
                 raise CollectorFailed(f"The collector did not start. Its log, {self._log}:\n{self._child.logged()}")
             await asyncio.sleep(0.05)
 
-    async def kill(self) -> None:
-        """End it as a crash would, and start it again."""
-        await self._child.kill(alone=True)  # its sealer notices by itself
-        self.kills += 1
+    async def kill(self, alone: bool) -> None:
+        """End it as a crash would: `alone`, or together with its sealer."""
+        await self._child.kill(alone)
+
+    async def restart(self) -> None:
+        """Kill it, and start it again; its sealer notices by itself."""
+        await self.kill(alone=True)
         await self.start()
 
     def landed_bytes(self) -> int:
@@ -107,6 +120,18 @@ class Collector:
     async def stop(self) -> None:
         """Let it seal what it has, and end it."""
         await self._child.stop(STOP_S)
+
+    async def drain(self) -> None:
+        """Start it, wait until nothing arrives any more, let it seal everything, and end it.
+
+        Raises:
+            CollectorFailed: it did not start, or ended with an error.
+        """
+        await self.start()
+        await self.quiet()
+        await self.stop()
+        if self._child.status:
+            raise CollectorFailed(f"The collector failed. Its log, {self._log}:\n{self._child.logged()}")
 
 
 class Line(Proxy):
@@ -257,7 +282,13 @@ class Chain:
 
     @contextlib.asynccontextmanager
     async def running(
-        self, folders: Iterable[tuple[str, str]], settings: dict[str, Any], flash_kib: int, capture: bool = False
+        self,
+        folders: Iterable[tuple[str, str]],
+        settings: dict[str, Any],
+        flash_kib: int,
+        flash_time: float = FLASH_TIME,
+        capture: bool = False,
+        power_on: bool = True,
     ) -> AsyncIterator[None]:
         """Start broker, collector and boards, each of them known to the next; end them, and sum up.
 
@@ -265,7 +296,9 @@ class Chain:
             folders: (folder, id) of each board.
             settings: further keys of the boards' configuration.
             flash_kib: the size of their flash.
+            flash_time: see VirtualBoard.
             capture: write what passes to `captures`.
+            power_on: start the boards.
 
         Raises:
             BrokerFailed, CollectorFailed: it did not start.
@@ -283,13 +316,13 @@ class Chain:
                 stack.push_async_callback(line.stop)
                 await line.start()
                 place = self._directory / folder
-                board = VirtualBoard(place, name, line.port, settings, flash_kib * 1024, FLASH_TIME)
+                board = VirtualBoard(place, name, line.port, settings, flash_kib * 1024, flash_time)
                 stack.push_async_callback(board.stop)
                 self.boards.append(board)
                 self.lines.append(line)
             await self.collector.start()
             self.stats.began_us, self._began = time.time_ns() // 1000, time.monotonic()
-            for board in self.boards:
+            for board in self.boards if power_on else ():
                 await board.power_on()
             yield
             self.stats.seconds = self.now()

@@ -120,7 +120,7 @@ async def apply_faults(arguments: argparse.Namespace, chain: Chain) -> None:
                     await chain.cut_link(board, line)
                 else:
                     chain.count(COLLECTOR)
-                    await chain.collector.kill()
+                    await chain.collector.restart()
             if arguments.cuts:
                 await reached(arguments.readings)
                 await chain.stop_storing()

@@ -140,7 +140,7 @@ class Fleet:
         kill_broker = functools.partial(chain.kill_broker, settings.longest_absence_s / 2)
         running: list[Coroutine[None, None, None]] = [
             self._again(BROKER, settings.host_s(settings.broker_s), kill_broker),
-            self._again(COLLECTOR, settings.host_s(settings.collector_s), chain.collector.kill),
+            self._again(COLLECTOR, settings.host_s(settings.collector_s), chain.collector.restart),
             self._again(COLLECTOR_LINK, settings.collector_link_s, chain.cut_collector),
         ]
         for number, (board, line) in enumerate(zip(chain.boards, chain.lines, strict=True), 1):
