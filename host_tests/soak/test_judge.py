@@ -141,13 +141,13 @@ def segment(directory, number, rows):
 
 def test_what_is_twice_in_the_landing_is_counted_by_qos(tmp_path):
     segment(tmp_path, 1, [(1, b"one"), (2, b"two"), (2, b"three")])
-    assert judge.landing(tmp_path) == judge.Landing(3, {1: 0, 2: 0})
+    assert judge.landing(tmp_path) == judge.Landing(3, 3, {1: 0, 2: 0})
     segment(tmp_path, 2, [(1, b"one"), (1, b"one"), (2, b"three")])
-    assert judge.landing(tmp_path) == judge.Landing(6, {1: 2, 2: 1})
+    assert judge.landing(tmp_path) == judge.Landing(6, 3, {1: 2, 2: 1})
 
 
 def test_an_empty_landing_has_nothing(tmp_path):
-    assert judge.landing(tmp_path) == judge.Landing(0, {1: 0, 2: 0})
+    assert judge.landing(tmp_path) == judge.Landing(0, 0, {1: 0, 2: 0})
 
 
 def test_heaps_come_from_the_readings_table(tmp_path):

@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tools.proof.chain import ABSENCE
 from tools.proof.wakes import figures, sleep_and_wake
 
 if TYPE_CHECKING:
@@ -21,11 +22,12 @@ def run(bench: Bench) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         result = asyncio.run(sleep_and_wake(wakes, Path(scratch)))
     if result.missing or result.repeated:
-        raise RuntimeError(f"missing {result.missing}, twice {result.repeated}")
+        raise RuntimeError(f"{result.missing} messages are missing, {result.repeated} came twice")
     costs = figures(result)
-    messages = result.stored / wakes
+    messages = result.messages / wakes
     bench.table(
-        f"{wakes} wakes, {result.absent} of them without a network; {messages:.1f} messages a wake, none lost, none twice",
+        f"{wakes} wakes, {result.faults[ABSENCE]} of them without a network; {messages:.1f} messages a wake, "
+        "none lost, none twice",
         ["a wake's", "cost"],
         [
             ["bytes to the broker (median)", costs["bytes_up"]],

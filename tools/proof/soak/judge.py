@@ -133,9 +133,15 @@ def missing(tables: Path) -> int:
 
 @dataclass(frozen=True)
 class Landing:
-    """What the collector landed: messages, and those that are there more than once, by the QoS they were delivered with."""
+    """What the collector landed.
+
+    Attributes:
+        messages: how many there are; distinct: without repetitions.
+        again: those that are there more than once, by the QoS they were delivered with.
+    """
 
     messages: int
+    distinct: int
     again: dict[int, int]
 
 
@@ -143,10 +149,10 @@ def landing(directory: Path) -> Landing:
     """Count what is in the segments. A message's payload bears its identity: two messages are never the same bytes."""
     tables = [pq.read_table(segment.path, columns=["qos", "payload"]) for segment in find_segments(directory)]
     if not tables:
-        return Landing(0, {1: 0, 2: 0})
+        return Landing(0, 0, {1: 0, 2: 0})
     table = pa.concat_tables(tables)
     again = {}
     for qos in (1, 2):
         payloads = table.filter(pc.equal(table["qos"], qos))["payload"]
         again[qos] = len(payloads) - pc.count_distinct(payloads).as_py()
-    return Landing(len(table), again)
+    return Landing(len(table), pc.count_distinct(table["payload"]).as_py(), again)
