@@ -118,10 +118,13 @@ def opened(
 
 
 def _end(gateway: Any, scratch: Scratch) -> None:
-    """End the JVM, which does when its input does, and remove its folder."""
+    """End the JVM, which ends with its standard input, and remove its folder."""
     jvm: subprocess.Popen[bytes] = gateway.proc
     if jvm.poll() is None:
-        gateway.shutdown()  # so that nothing is sent to it any more
+        # Objects that Python frees from now on are not reported to the JVM. `gateway.shutdown()` would do this, too, and then
+        # may never return: it waits for the reader of each callback connection, and the JVM does not close a connection that
+        # it opens while it is shutting down.
+        gateway._gateway_client.is_connected = False
         jvm.stdin.close()  # type: ignore[union-attr]
         try:
             jvm.wait(LONGEST_END_S)
