@@ -19,10 +19,8 @@ import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tqdm import tqdm
-
 from tools.broker import Broker, BrokerFailed
-from tools.command import ended, number
+from tools.command import ended, number, progress_bar
 from tools.proof.chain import ABSENCE, POWER, Chain, CollectorFailed, RunStats
 from tools.proof.soak import judge
 
@@ -71,7 +69,7 @@ async def sleep_and_wake(
     settings = {"sleep_s": 600, "awake_s": AWAKE_S, "keep_alive_s": 30}
     async with chain.running([("board", DEVICE)], settings, FLASH_KIB, flash_time=0.0, power_on=False):
         (board,), (line,) = chain.boards, chain.lines
-        for wake in tqdm(range(wakes), unit=" wakes", disable=None if progress else True, leave=False):
+        for wake in progress_bar(range(wakes), unit=" wakes", disable=None if progress else True):
             last = wake >= wakes - 2
             if last or chain.rng.random() < 0.5:
                 line.admit(ABSENCE)
