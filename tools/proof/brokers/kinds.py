@@ -156,26 +156,15 @@ class Mosquitto(Kind):
         if not passwords.exists():
             subprocess.run(["mosquitto_passwd", "-b", "-c", passwords, USER, PASSWORD], check=True, capture_output=True)
             passwords.chmod(0o600)
-        configuration = self.directory / "mosquitto.conf"
-        lines = [
-            f"listener {self.port} 127.0.0.1",
-            "allow_anonymous false",
-            f"password_file {passwords}",
-            "persistence true",
-            f"persistence_location {self.directory}/",
-            "autosave_interval 1",
-            "autosave_on_changes true",
-            "max_queued_messages 0",
-            "user root" if os.geteuid() == 0 else "",
-        ]
+        lines = ["allow_anonymous false", f"password_file {passwords}"]
         if self.certificate:
             lines += [
                 f"listener {self.tls_port} 127.0.0.1",
                 f"certfile {self.certificate.certificate}",
                 f"keyfile {self.certificate.key}",
             ]
-        configuration.write_text("\n".join(line for line in lines if line) + "\n")
-        return [bootstrap.find_mosquitto() or "", "-c", str(configuration)]
+        self._extra = "\n".join(lines)
+        return super()._command()
 
 
 class Ejabberd(Kind):
