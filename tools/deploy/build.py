@@ -188,6 +188,14 @@ def _shrunk(pairs: tuple[tuple[str, str], ...]) -> Shrunk:
     return shrink(modules, OPEN, public_names() | FOREIGN, GROUPS, outer, KNOWN)
 
 
+def write_files(folder: Path, files: dict[str, bytes]) -> None:
+    """Write files into a folder: path below it -> content."""
+    for path, content in files.items():
+        target = folder / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(content)
+
+
 def packed(files: dict[str, Path], march: str, plain: bool = False) -> dict[str, bytes]:
     """Return a board's files: path -> content, compiled if the path ends in `.mpy`.
 

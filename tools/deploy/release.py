@@ -27,7 +27,7 @@ from pathlib import Path
 from flashmqtt import __version__
 from tools.command import ended
 from tools.deploy import package
-from tools.deploy.build import MPY_VERSION, library, packed
+from tools.deploy.build import MPY_VERSION, library, packed, write_files
 from tools.deploy.errors import DeployFailed
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -52,10 +52,7 @@ def write_mip(target: Path, march: str) -> None:
     """Write the mip package for one processor into a folder."""
     files = {f"{name[:-3]}.mpy": source for name, source in library(bool(march)).items()}
     contents = packed(files, march)
-    for name, content in contents.items():
-        path = target / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
+    write_files(target, contents)
     (target / "package.json").write_text(package.text(sorted(contents)))
 
 

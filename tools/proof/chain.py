@@ -17,12 +17,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tools.bootstrap import ROOT
 from tools.broker import Broker
 from tools.children import Child
 from tools.proof.board import VirtualBoard
 from tools.proof.proxy import Proxy
 
-ROOT = Path(__file__).resolve().parents[2]
 START_S = 60
 STOP_S = 60
 QUIET_S = 1.5

@@ -14,7 +14,6 @@ import argparse
 import asyncio
 import contextlib
 import datetime
-import json
 import random
 import sys
 import tempfile
@@ -30,10 +29,9 @@ from paho.mqtt.enums import CallbackAPIVersion
 from tools.broker import Broker, BrokerFailed
 from tools.command import ended, number, progress_bar
 from tools.landing.segments import find_segments
+from tools.proof import counts
 from tools.proof.chain import Collector, CollectorFailed
 
-ROOT = Path(__file__).resolve().parents[2]
-RESULT = ROOT / "build" / "collector_kills.json"
 CONFIGURATION = "max_inflight_messages 2000\nautosave_on_changes false\nautosave_interval 1800\nlog_type none"
 SEGMENTS = ("--segment-rows", "700", "--segment-seconds", "0.7")
 DRAINS = 5
@@ -184,8 +182,7 @@ def run(arguments: argparse.Namespace) -> int:
             f"QoS {qos}: {outcome.published[qos]} published, {outcome.missing[qos]} missing, "
             f"{outcome.twice[qos]} more than once" + (f", {outcome.copies} copies marked" if qos == 1 else "")
         )
-    RESULT.parent.mkdir(exist_ok=True)
-    RESULT.write_text(json.dumps(outcome.counted() | {"seconds": round(time.monotonic() - began)}, indent=2) + "\n")
+    counts.write("collector_kills", outcome.counted() | {"seconds": round(time.monotonic() - began)})
     verdict = "holds" if outcome.holds else "BROKEN"
     print(f"{outcome.kills} kills, {outcome.segments} segments, seed {arguments.seed}: {verdict}")
     return 0 if outcome.holds else 1

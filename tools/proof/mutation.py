@@ -17,9 +17,9 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from tools.bootstrap import ROOT
 from tools.command import ended, number
 
-ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ROOT / ".venv" / "mutation"
 BOTH = "host_tests/both/test_"
 # area: (the code, its tests, the fastest first)

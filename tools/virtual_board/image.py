@@ -59,10 +59,7 @@ def laid_out(files: dict[str, Path], target: Path) -> Path:
     target.mkdir(parents=True, exist_ok=True)
     # The folder gets its name when it is complete, because other boards may start at the same time.
     scratch = Path(tempfile.mkdtemp(dir=target))
-    for name, content in packing.packed(files, MARCH).items():
-        path = scratch / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
+    packing.write_files(scratch, packing.packed(files, MARCH))
     try:
         scratch.rename(image)
     except OSError:  # another process was first

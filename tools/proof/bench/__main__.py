@@ -28,8 +28,9 @@ from pathlib import Path
 from typing import Any
 
 from tools import command
+from tools.bootstrap import ROOT
 from tools.proof.bench import figures as documents
-from tools.proof.bench._areas import AREAS, RESULTS, ROOT
+from tools.proof.bench._areas import AREAS, RESULTS
 from tools.proof.bench._goals import GOALS, MET, shown
 
 COUNTED = ("proofs", "size", "journal", "wakes", "chip")  # nothing else on the machine can change what these count

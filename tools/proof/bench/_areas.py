@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[3]
 RESULTS = Path(__file__).parent / "results.json"
 # The areas in the order in which they are measured, the cheap ones first, with the beginnings of their figures' names.
 AREAS = {

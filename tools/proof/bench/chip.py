@@ -93,10 +93,7 @@ class Unix:
     def __init__(self, interpreter: Path, bits: int, folder: Path) -> None:
         self.interpreter = interpreter
         self._folder = folder
-        for path, content in files("x86" if bits == 32 else "x64").items():
-            target = folder / path
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(content)
+        build.write_files(folder, files("x86" if bits == 32 else "x64"))
 
     def run(self, what: str, case: str, count: int, image: Path, before: tuple[str, ...] = ()) -> str:
         """Run the board's side; return what it wrote to stderr."""

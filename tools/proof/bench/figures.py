@@ -22,7 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tools.proof.bench._areas import AREAS, RESULTS, ROOT
+from tools.bootstrap import ROOT
+from tools.proof.bench._areas import AREAS, RESULTS
 from tools.proof.bench._goals import GOALS, shown
 
 LEDGER = (

@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from tools import children
+from tools.bootstrap import ROOT
 from tools.pipeline import fleet
 from tools.pipeline.commits import Output
 
 if TYPE_CHECKING:
     from tools.proof.bench.__main__ import Bench
 
-ROOT = Path(__file__).resolve().parents[3]
 AREA_S = 2400  # it takes some minutes on a quiet machine
 SIZES = (500_000, 8_000_000)
 QUICK = (100_000, 500_000)

@@ -5,9 +5,9 @@ These take from minutes to hours, so they are not repeated here: each leaves wha
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from tools.proof import counts
 
 if TYPE_CHECKING:
     from tools.proof.bench.__main__ import Bench
@@ -36,17 +36,11 @@ RUNS = {
 }
 
 
-def last(build: Path, name: str) -> dict[str, Any] | None:
-    """Return what the last such run counted, None where there was none."""
-    path = build / f"{name}.json"
-    return json.loads(path.read_text()) if path.exists() else None
-
-
 def run(bench: Bench) -> None:
     """Report."""
     rows: list[list[object]] = []
     for name, (command, keys) in RUNS.items():
-        counted = last(bench.root / "build", name)
+        counted = counts.read(name)
         if counted is None:
             rows.append([command, "not run on this machine yet"])
             continue
@@ -62,6 +56,6 @@ def run(bench: Bench) -> None:
         if counted.get("short"):
             told.append("short form")
         rows.append([command, ", ".join(told)])
-        for suite, counts in counted.get("suites", {}).items():
-            rows.append([f"  {suite}", f"{counts['cases']:,} cases, {counts.get('violations', 0)} violations"])
+        for suite, those in counted.get("suites", {}).items():
+            rows.append([f"  {suite}", f"{those['cases']:,} cases, {those.get('violations', 0)} violations"])
     bench.table("proofs: what the last long runs counted", ["command", ""], rows)

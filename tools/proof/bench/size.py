@@ -40,10 +40,7 @@ def peer(march: str) -> Files:
 def imported(files: Files, names: tuple[str, ...]) -> tuple[int, set[str]]:
     """Return the heap that importing these modules takes on this machine, and the files that came with them."""
     with tempfile.TemporaryDirectory() as folder:
-        for path, content in files.items():
-            target = Path(folder) / path
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(content)
+        build.write_files(Path(folder), files)
         told = ast.literal_eval(ran(command("import", *names), folder).stdout.strip().splitlines()[-1])
     return told["heap"], {path for path in files if build.module_name(path) in told["modules"]}
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import logging
 import shutil
 import sys
@@ -17,12 +16,14 @@ import tempfile
 import time
 from pathlib import Path
 
+from tools.bootstrap import ROOT
 from tools.broker import BrokerFailed
 from tools.command import ended, number, progress_bar
+from tools.proof import counts
 from tools.proof.brokers import page
 from tools.proof.brokers.judge import Observed, Verdict
 from tools.proof.brokers.kinds import KINDS, Certificate, NotHere
-from tools.proof.brokers.runner import FACES, INTERPRETERS, ROOT, Case, all_cases, run_broker
+from tools.proof.brokers.runner import FACES, INTERPRETERS, Case, all_cases, run_broker
 from tools.proof.brokers.scenarios import SCENARIOS
 from tools.proof.faults.runner import packet_lines
 
@@ -81,10 +82,8 @@ def run(arguments: argparse.Namespace) -> int:
     for reason in results.not_run:
         print(f"NOT RUN: {reason}")
     if not arguments.cases:
-        build = ROOT / "build"
-        build.mkdir(exist_ok=True)
         counted = {"scenarios": results.cases, "failed": len(results.failing), "not_run": results.not_run}
-        (build / "brokers.json").write_text(json.dumps(counted))
+        counts.write("brokers", counted)
     return 1 if results.failing else 0
 
 

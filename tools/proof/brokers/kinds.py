@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tools import bootstrap, children
+from tools.bootstrap import ROOT
 from tools.broker import Broker, free_port, is_open
 
-ROOT = Path(__file__).resolve().parents[3]
 INSTALLED = ROOT / "build" / "brokers"
 USER, PASSWORD = "board", "secret"
 ERLANG_START_S = 90.0  # RabbitMQ takes 20 s on a quiet machine

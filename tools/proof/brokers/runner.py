@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tools.bootstrap import ROOT
 from tools.broker import BrokerFailed
 from tools.children import Child
 from tools.proof import side_by_side
@@ -22,7 +23,7 @@ from tools.proof.brokers.device import body
 from tools.proof.brokers.judge import Got, Message, Observed, Verdict, judge, number_of
 from tools.proof.brokers.kinds import KINDS, PASSWORD, Certificate, Kind
 from tools.proof.brokers.scenarios import SCENARIOS, Scenario
-from tools.proof.faults.compiled import ROOT, program_on
+from tools.proof.faults.compiled import program_on
 from tools.proof.faults.peer import Peer
 from tools.proof.proxy import Proxy
 

@@ -14,10 +14,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from tools.bootstrap import ROOT
 from tools.command import ended
 from tools.proof.check import boards
 
-ROOT = Path(__file__).resolve().parents[3]
 BIN = Path(sys.executable).parent
 ARCHITECTURES = ("armv6m", "xtensawin")
 ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'firmware'}"}

@@ -11,7 +11,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[3]
+from tools.bootstrap import ROOT
+
 BIN = Path(sys.executable).parent
 PORTS = ("rp2", "esp32")  # a port, its folder in boards/
 

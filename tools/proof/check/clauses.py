@@ -15,9 +15,9 @@ import sys
 import tomllib
 from collections import defaultdict
 
+from tools.bootstrap import ROOT
 from tools.command import ended
 from tools.proof.check import marks
-from tools.proof.check.marks import ROOT
 
 STATEMENTS = ROOT / "host_tests" / "clauses.toml"
 VECTORS = ROOT / "host_tests" / "vectors"

@@ -10,8 +10,8 @@ import argparse
 import re
 import sys
 
+from tools.bootstrap import ROOT
 from tools.command import ended
-from tools.proof.check.marks import ROOT
 
 sys.path.insert(0, str(ROOT / "firmware"))
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import io
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[3]
+from tools.bootstrap import ROOT
+
 MICROPYTHON = "@micropython"  # how the name of a test's twin ends
 
 

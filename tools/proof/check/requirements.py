@@ -13,9 +13,9 @@ import sys
 import tomllib
 from collections import defaultdict
 
+from tools.bootstrap import ROOT
 from tools.command import ended
 from tools.proof.check import marks
-from tools.proof.check.marks import ROOT
 
 RULES = ROOT / "host_tests" / "requirements.toml"
 PAGE = ROOT / "host_tests" / "README.md"

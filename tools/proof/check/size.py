@@ -23,13 +23,13 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from tools.bootstrap import ROOT
 from tools.broker import Broker, BrokerFailed
 from tools.command import ended
 from tools.deploy import build
 from tools.proof.bench import figures as documents
 from tools.proof.bench.figures import LEDGER
 
-ROOT = Path(__file__).resolve().parents[3]
 MICROPYTHON = Path(sys.executable).parent / "micropython"
 BOARD = "armv6m"
 GROWTH = 1.03
@@ -93,10 +93,7 @@ def mpy_bytes() -> dict[str, int]:
 
 def lay_out(folder: Path, march: str) -> None:
     """Write the compiled library and application into a folder."""
-    for path, content in modules(march).items():
-        target = folder / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(content)
+    build.write_files(folder, modules(march))
 
 
 def heap_bytes(interpreter: Path, march: str) -> tuple[dict[str, int], dict[str, list[str]]]:
@@ -122,10 +119,7 @@ def plain_modules(name: str) -> list[str]:
     """Return the modules that a program loads where every module is by itself."""
     files = {f"{path[:-3]}.mpy": source for path, source in build.library().items()}
     with tempfile.TemporaryDirectory() as scratch, Broker(Path(scratch) / "broker", kind="mosquitto") as broker:
-        for path, content in build.packed(files, "x64", plain=True).items():
-            target = Path(scratch) / path
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(content)
+        build.write_files(Path(scratch), build.packed(files, "x64", plain=True))
         return run_program(MICROPYTHON, Path(scratch), name, str(broker.port)).split()
 
 

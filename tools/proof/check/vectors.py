@@ -19,7 +19,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[3]
+from tools.bootstrap import ROOT
+
 FOLDER = ROOT / "host_tests" / "vectors"
 NPM = ROOT / "build" / "npm"
 MQTT_PACKET = "mqtt-packet@9.0.2"

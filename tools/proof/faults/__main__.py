@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import sys
 import time
@@ -23,10 +22,10 @@ from tqdm import tqdm
 
 from tools.broker import BrokerFailed
 from tools.command import ended, number, progress_bar
-from tools.proof.faults.compiled import ROOT
+from tools.proof import counts
 from tools.proof.faults.suites import FULL, HOSTILE, RUN, SHORT, Suite, find, power
 
-FAILING = ROOT / "build" / "faults-failing.txt"
+FAILING = counts.BUILD / "faults-failing.txt"
 WORKERS = 16
 KILLS = ((3, 50), (4, 100), (5, 50))
 KILLS_SHORT = ((4, 20),)
@@ -90,7 +89,6 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     if not arguments.suites:
         names = ", ".join(suite.name for suite in every)
         parser.error(f"argument --only: no suite begins with {arguments.only!r}; there are: {names}")
-    arguments.output = arguments.output or ROOT / "build" / ("hostile.json" if arguments.hostile else "faults.json")
     return arguments
 
 
@@ -128,8 +126,8 @@ def run(arguments: argparse.Namespace) -> int:
     seconds = round(time.monotonic() - started, 1)
     if not arguments.only:
         result = {**tally.counts, "seconds": seconds, "suites": tally.suites, "failing": tally.failing}
-        arguments.output.parent.mkdir(parents=True, exist_ok=True)
-        arguments.output.write_text(json.dumps(result | {"short": arguments.short}, indent=2) + "\n")
+        name = "hostile" if arguments.hostile else "faults"
+        counts.write(name, result | {"short": arguments.short}, arguments.output)
     if tally.heaps:
         print(f"MicroPython's heap after a case: {min(tally.heaps):,} to {max(tally.heaps):,} bytes")
     told = ", ".join(f"{count} {what.replace('_', ' ')}" for what, count in tally.counts.items())

@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from tools.bootstrap import ROOT
 from tools.deploy import build
 from tools.virtual_board.image import MARCH, laid_out
 
-ROOT = Path(__file__).resolve().parents[3]
 # What the device's programs import besides the library that boards carry.
 BESIDES = (
     *(

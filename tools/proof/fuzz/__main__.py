@@ -19,10 +19,9 @@ from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import Pool
 from pathlib import Path
 
+from tools.bootstrap import ROOT
 from tools.command import ended, number
 from tools.proof.fuzz import cases
-
-ROOT = Path(__file__).resolve().parents[3]
 
 VECTORS = str(ROOT / "host_tests" / "vectors")
 WORKERS = os.cpu_count() or 1

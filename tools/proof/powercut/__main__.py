@@ -15,13 +15,12 @@ Exit status: 0 nothing broke; 1 a promise was broken, ids are printed.
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import os
 import sys
 import time
-from pathlib import Path
 
+from tools.proof import counts
 from tools.proof.powercut.adversary import (
     MUTATIONS,
     PLANS,
@@ -36,7 +35,6 @@ from tools.proof.powercut.cuts import BREAKS, GEOMETRIES, run_script
 from tools.proof.powercut.scripts import SCRIPTS
 from tools.proof.powercut.soak import soak
 
-ROOT = Path(__file__).resolve().parents[3]
 LONG = {"variants": 2, "pairs": 12, "pair_variants": 1, "lives": 400, "chains": 8000, "first-mounts": 10000}
 SHORT = {"variants": 1, "pairs": 40, "pair_variants": 1, "lives": 10, "chains": 200, "first-mounts": 400}
 LIFE_STEPS = 1000
@@ -180,21 +178,16 @@ def main() -> int:
         print(f"  {name:12} {by_script.get(name, 0):>9,}")
     if options.script:
         return 1 if broken else 0  # only what was run whole is a figure
-    build = ROOT / "build"
-    build.mkdir(exist_ok=True)
-    (build / "powercut.json").write_text(
-        json.dumps(
-            {
-                "cuts": total,
-                "violations": len(broken),
-                "adversary_chains": chains,
-                "adversary_violations": len([case for case, _ in broken if case.startswith(("adversary", "chains"))]),
-                "enumerated": told,
-                "seconds": round(seconds, 1),
-                "short": options.short,
-            }
-        )
-    )
+    counted = {
+        "cuts": total,
+        "violations": len(broken),
+        "adversary_chains": chains,
+        "adversary_violations": len([case for case, _ in broken if case.startswith(("adversary", "chains"))]),
+        "enumerated": told,
+        "seconds": round(seconds, 1),
+        "short": options.short,
+    }
+    counts.write("powercut", counted)
     return 1 if broken else 0
 
 

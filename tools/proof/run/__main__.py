@@ -15,6 +15,7 @@ import time
 from collections.abc import Coroutine
 from pathlib import Path
 
+from tools.bootstrap import ROOT
 from tools.broker import Broker, BrokerFailed
 from tools.command import ended, folder, number, progress_bar
 from tools.landing.segments import find_segments
@@ -24,7 +25,6 @@ from tools.proof.board import BoardFailed, VirtualBoard
 from tools.proof.chain import COLLECTOR, LINK, LONGEST_PAUSE_S, POWER, Chain, CollectorFailed, RunStats, until
 from tools.proof.run import chaos
 
-ROOT = Path(__file__).resolve().parents[3]
 DEVICE = "virtual-1"
 INTERVAL_MS = 40
 STALLED_S = 120

@@ -10,25 +10,23 @@ import argparse
 import asyncio
 import json
 import os
-import shutil
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from tools.bootstrap import find_mosquitto
+from tools.bootstrap import ROOT, find_mosquitto
 from tools.broker import BrokerFailed
 from tools.command import ended, folder, number
 from tools.pipeline import java
 from tools.pipeline import run as pipeline
+from tools.proof import counts
 from tools.proof.board import BoardFailed
 from tools.proof.chain import CollectorFailed
 from tools.proof.soak import judge, page, samples
 from tools.proof.soak.fleet import Fleet, Settings, SoakFailed, SoakStats
 from tools.proof.soak.samples import Wear
 
-ROOT = Path(__file__).resolve().parents[3]
-RESULT = ROOT / "build" / "soak.json"  # of the last soak, for `make bench`
 # So that a soak's landing takes Spark several batches, as it would where the pipeline runs all the time.
 SEGMENTS_PER_BATCH = 8
 
@@ -150,7 +148,7 @@ def write(directory: Path, stats: SoakStats, verdict: Verdict, lines: list[str])
         "memory": {one.subject: vars(one) | {"flat": one.flat} for one in verdict.trends},
         "erases": {board: list(its.erases.values()) for board, its in verdict.wear.items()},
     }
-    (directory / "soak.json").write_text(json.dumps(counted, indent=2) + "\n")
+    counts.write("soak", counted, directory / "soak.json")
 
 
 def parse(argv: list[str] | None) -> tuple[Settings, Path]:
@@ -184,8 +182,7 @@ def main(argv: list[str] | None = None) -> int:
     def run() -> int:
         status = soak(directory, settings)
         if status != 2:
-            RESULT.parent.mkdir(exist_ok=True)
-            shutil.copy(directory / "soak.json", RESULT)
+            counts.write("soak", json.loads((directory / "soak.json").read_text()))
         return status
 
     return ended(run, SoakFailed, BrokerFailed, BoardFailed, CollectorFailed, java.JavaNotFound)
