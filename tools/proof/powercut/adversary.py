@@ -650,17 +650,12 @@ def sample_chain(seed, sectors=0, cuts=0):
         check(journal, model)
         driver = Driver(journal, model, 99)
         while driver.window():
-            work_out(driver)
+            for seq in driver.window():
+                driver.finish(seq)
         work_on(driver, policy)
     except BREAKS as error:
         raise Lost("chain %d, last boot: %r" % (seed, error)) from error
     return total, boots + 1
-
-
-def work_out(driver):
-    """Finish what is in the window."""
-    for seq in driver.window():
-        driver.finish(seq)
 
 
 def first_mount(seed):

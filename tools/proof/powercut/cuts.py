@@ -7,7 +7,7 @@ from flashmqtt.errors import FlashMqttError, StoreFull
 from flashmqtt.flash.block import BlockRegion
 from tools.flashsim.nor import NorFlash, PowerCut, Random
 
-from .model import DROP_OLDEST, Driver, Lost, Model, drain, look, mount
+from .model import DROP_OLDEST, Driver, Lost, Model, drain, look, mount, remount
 from .scripts import SCRIPTS
 
 # The chip's manners and what it programs at once.
@@ -174,16 +174,10 @@ class Script:
 
     def _again(self, driver):
         """Mount without a clean end, and check."""
-        journal = self.mount()
-        if journal.boot != driver.model.boot + 1:
-            raise Lost("boot %d after %d" % (journal.boot, driver.model.boot))
-        seen = look(journal)
-        driver.model.check(journal, *seen)
-        driver.model.settle(journal, *seen)
-        driver.use(journal)
-        if self.flash.violations:
-            raise Lost(str(self.flash.violations[:3]))
-        return journal
+        remount(driver)
+        if driver.journal.worn or self.flash.violations:
+            raise Lost("worn" if driver.journal.worn else str(self.flash.violations[:3]))
+        return driver.journal
 
 
 BREAKS = (
