@@ -415,6 +415,42 @@ def test_a_clean_end_costs_no_erase_and_counts_boots():
         assert flash.erases == erases and journal.low == boot + 1
 
 
+class Fading(RamRegion):
+    """One page whose first byte reads differently after some reads."""
+
+    def __init__(self, region, page, reads):
+        super().__init__(region.sectors, region.sector_bytes, region.page_bytes, region.cells)
+        self.page = page
+        self.reads = reads
+
+    def read(self, offset, buf):
+        super().read(offset, buf)
+        if offset == self.page:
+            self.reads -= 1
+            if self.reads < 0:
+                buf[0] ^= 1
+
+
+@pytest.mark.req("S2", "S6")
+@pytest.mark.parametrize("reads", [2, 9])
+def test_a_sector_that_a_mount_record_makes_void_stays_void_though_the_header_before_it_reads_differently_next(reads):
+    region = RamRegion(6)
+    journal = Journal(region)
+    for _ in range(40):
+        journal.append(MESSAGE, 100)
+    journal.close()
+    torn = again(region)  # one mount reads the clean end as torn, and opens sector 2
+    end = len(bytes(torn.cells).rstrip(b"\xff"))
+    assert torn.sector_bytes < end < 2 * torn.sector_bytes
+    torn.cells[end - 8 : end] = b"\xff" * 8
+    assert Journal(torn).boot == 2
+    journal = Journal(region)  # the next one reads it whole, and goes on in sector 1
+    for _ in range(5):
+        journal.append(MESSAGE, 100)
+    region.cells[2 * 4096 : 3 * 4096] = torn.cells[2 * 4096 : 3 * 4096]  # and now the new sector reads whole, too
+    assert Journal(Fading(region, 4096, reads)).next_seq == 46
+
+
 @pytest.mark.req("S2")
 def test_nothing_is_written_behind_a_clean_end():
     region = RamRegion(4)
@@ -496,6 +532,21 @@ def test_a_message_in_pieces_exists_from_its_commit():
     for at in range(0, 9000, 300):
         journal.read(1, at, buf, 0, 300)
         assert buf == body[at : at + 300]
+
+
+@pytest.mark.req("S1", "S5")
+@pytest.mark.parametrize("mounts", [1, 2, 3])
+def test_the_room_of_a_message_that_a_power_cut_left_incomplete_is_free_again(mounts):
+    region = RamRegion(8, 1024)
+    longest = limit_of(region)
+    journal = Journal(region)
+    journal.begin(longest)
+    journal.extend(bytes(longest - 1), longest - 1)
+    for _ in range(mounts):
+        journal = Journal(region)
+    assert journal.begin(longest)
+    journal.extend(b"x" * longest, longest)
+    assert journal.commit() == 1 and journal.length(1) == Journal(region).length(1) == longest
 
 
 @pytest.mark.req("S1")

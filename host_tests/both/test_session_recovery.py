@@ -545,6 +545,44 @@ def test_a_held_message_that_can_not_be_read_does_not_keep_back_a_new_one_with_i
     assert payloads(broker) == [b"0", b"newer"] and store.damaged == 1
 
 
+@pytest.mark.req("R2", "R5")
+@pytest.mark.parametrize("rots_at", [0, 3, 100, 303])
+def test_a_long_held_message_that_can_not_be_read_to_its_end_is_counted_and_its_flow_ended(rots_at):
+    store = RottenStore()
+    broker = connected(store, buffer_bytes=64, packet_bytes=64, chunks=True)
+    broker.give(publish(b"t", b"x" * 300, 2, 7), publish(b"t", b"y", 2, 8))
+    broker.took()
+    store.rotten = [7]
+    store.rots_at = rots_at
+    broker.give(pubrel(7), pubrel(8))
+    assert broker.took() == [pubcomp(7), pubcomp(8)]
+    *pieces, last = payloads(broker)
+    assert last == b"y" and len(b"".join(pieces)) <= max(0, rots_at - 4)
+    assert store.damaged == 1 and not store.held()
+
+
+@pytest.mark.req("R2", "R5")
+def test_a_long_held_message_that_can_not_be_read_on_after_a_lost_link_is_acknowledged_when_its_pubrel_comes():
+    store = RottenStore()
+    broker = connected(store, buffer_bytes=64, packet_bytes=64, chunks=True)
+    broker.give(publish(b"t", b"x" * 300, 2, 7))
+    broker.took()
+
+    def cut(message):
+        if message.more:
+            store.rotten = [7]
+            raise OSError("cut")
+
+    broker.on_message = cut
+    with pytest.raises(OSError):
+        broker.give(pubrel(7))
+    broker.session.taken()
+    broker.drop()
+    assert broker.connect(1) == [] and store.damaged == 1 and not store.held()
+    broker.give(pubrel(7), publish(b"t", b"y"))
+    assert broker.took() == [pubcomp(7)] and payloads(broker)[1:] == [b"y"]
+
+
 @pytest.mark.req("Q8", "R5")
 def test_held_messages_of_a_lost_session_that_can_not_be_read_are_passed_over():
     store = RottenStore()

@@ -386,6 +386,73 @@ def test_the_count_survives_resets_of_a_board_that_sleeps():
     assert after.connect(1) == [] and not after.session.suspect and not after.session.delivered(2)
 
 
+class NotedStore(CutStore):
+    """Lists the notes about a suspect: (failed trials, sequence & 255)."""
+
+    def __init__(self):
+        super().__init__()
+        self.notes = []
+
+    def write_note(self, note):
+        super().write_note(note)
+        self.notes.append((note[2], note[3]))
+
+
+def lifted(broker):
+    """Let the broker take all messages; return what was noted since the suspicion began."""
+    notes = broker.session.store.notes
+    tried(broker)
+    for seq in range(2, 7):
+        broker.give(puback(seq) + PINGRESP)
+        broker.took()
+    assert not broker.session.suspect and not broker.session.pending()
+    return notes[1:]
+
+
+@pytest.mark.req("R3", "S4")
+def test_a_suspicion_without_a_failed_trial_is_not_noted():
+    assert lifted(suspected(store=NotedStore())) == []
+
+
+@pytest.mark.req("R3", "S4")
+def test_a_failed_trial_is_noted_once_and_so_is_the_end_of_the_count():
+    broker = suspected(store=NotedStore())
+    for _ in range(2):
+        tried(broker)
+        end(broker, "fin")
+    assert lifted(broker) == [(1, 2), (2, 2), (0, 3), (255, 0)]
+
+
+@pytest.mark.req("R3")
+def test_a_session_that_keeps_no_note_notes_no_suspect():
+    broker = peer(NotedStore(), remember=False)
+    for _ in range(2):
+        broker.session.publish(b"a", b"x", 1)
+        broker.connect(1)
+        check(broker, 6000)
+        end(broker)
+    assert broker.session.suspect and broker.session.store.notes == []
+
+
+@pytest.mark.req("R3", "S1")
+@pytest.mark.parametrize("before", [0, 252, 253, 254])
+def test_a_wake_that_ends_with_another_message_unanswered_is_remembered_over_a_reset(before):
+    store = CutStore()
+    for _ in range(before):
+        store.finish(store.append(b"-", 1))
+    broker = connected(store)
+    handles = [broker.session.publish(b"a", b"%d" % i, 1) for i in range(2)]
+    broker.took()
+    check(broker, 6000)
+    end(broker)  # without an answer
+    broker.connect(1)
+    broker.give(puback(handles[0]))
+    check(broker, 6000)
+    end(broker)  # with an answer to the first only
+    broker = Peer(Session(store.cut(), 4, 4), b"me")
+    assert tried(broker) == publish(b"a", b"1", 1, handles[1], dup=1)
+
+
 def refused_after_connect(broker):
     assert broker.connect(1) == []
     return refused(broker) == [2]
