@@ -20,10 +20,9 @@ from flashmqtt.errors import StoreFull
 from flashmqtt.flash.ram import RamRegion
 from flashmqtt.journal.journal import Journal
 from tools.broker import Broker, find_mosquitto
-from tools.deploy import reference
 from tools.deploy.build import image
 from tools.proof.bench import figures
-from tools.proof.check import requirements
+from tools.proof.check import reference, requirements
 from tools.virtual_board.device import Device
 from tools.virtual_board.image import build
 

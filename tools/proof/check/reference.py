@@ -1,7 +1,7 @@
-"""Generate the API reference from the docstrings: `python -m tools.deploy.reference --write`; without --write, check it.
+"""Generate the API reference from the docstrings: `python -m tools.proof.check.reference --write`; without --write, check it.
 
 The reference is `firmware/API.md`. It has every name that a program may use: the names in PUBLIC, in the order of their files.
-The sources are parsed, not imported.
+griffe reads the sources without importing them.
 
 In docstrings `Args:`, `Attributes:`, `Returns:` and `Raises:` become lists, lines that are set in columns become code blocks,
 and all other text is Markdown.
@@ -10,20 +10,21 @@ and all other text is Markdown.
 from __future__ import annotations
 
 import argparse
-import ast
 import inspect
 import re
 import sys
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
+from functools import cache
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+import griffe
+
+ROOT = Path(__file__).resolve().parents[3]
 FIRMWARE = ROOT / "firmware"
 PAGE = FIRMWARE / "API.md"
-WRITE = "python -m tools.deploy.reference --write"
+WRITE = "python -m tools.proof.check.reference --write"
 
 INTRODUCTION = """\
 Generated from the docstrings by `{}`; a test checks that it is current.
@@ -38,7 +39,7 @@ SECTION = re.compile(r"(Args|Attributes|Handlers|Returns|Raises):(?:\s+(.*))?$")
 ITEM = "\0"  # marks an item of a section until the item is complete
 NEXT_ERROR = re.compile(r"[.;] (?=[A-Z]\w{5,}(?:, [A-Z]\w+)*: )")
 COLUMNS = re.compile(r"\S {3,}\S")
-Function = ast.FunctionDef | ast.AsyncFunctionDef
+STARS = {griffe.ParameterKind.var_positional: "*", griffe.ParameterKind.var_keyword: "**"}
 
 
 @dataclass(frozen=True)
@@ -107,45 +108,51 @@ def anchor(heading: str) -> str:
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
-def type_of(annotation: ast.expr | None) -> str:
-    """Return a type without quotes; "" for Any, None or no annotation."""
-    text = ast.unparse(annotation).replace("'", "") if annotation else ""
+@cache
+def parsed(path: str) -> griffe.Module:
+    """Return a file's names, with their docstrings."""
+    text = (ROOT / path).read_text()
+    lines = griffe.LinesCollection()
+    lines[ROOT / path] = text.splitlines()
+    return griffe.visit(module_name(path), ROOT / path, text, lines_collection=lines)
+
+
+def documented(what: griffe.Object) -> str:
+    """Return a docstring, "" if there is none."""
+    return what.docstring.value if what.docstring else ""
+
+
+def type_of(annotation: object) -> str:
+    """Return a type; "" for Any, None or no annotation."""
+    text = str(annotation or "")
     return "" if text in ("Any", "None") else text
 
 
-def parameters(arguments: ast.arguments) -> Iterator[str]:
+def parameters(function: griffe.Function) -> Iterator[str]:
     """Yield each parameter but `self`, with its type and default value."""
-    defaults = [None] * (len(arguments.args) - len(arguments.defaults)) + list(arguments.defaults)
-    pairs = list(zip(arguments.args, defaults, strict=True))
-    rest = f"*{arguments.vararg.arg}" if arguments.vararg else "*"
-    star = [(ast.arg(rest), None)] if arguments.kwonlyargs or arguments.vararg else []
-    for one, default in (*pairs, *star, *zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)):
-        if one.arg in ("self", "cls"):
+    star = False
+    for one in function.parameters:
+        if one.name in ("self", "cls"):
             continue
+        if one.kind in STARS:
+            star = True
+            yield STARS[one.kind] + one.name
+            continue
+        if one.kind is griffe.ParameterKind.keyword_only and not star:
+            star = True
+            yield "*"
         kind = type_of(one.annotation)
-        text = f"{one.arg}: {kind}" if kind else one.arg
-        if default is not None:
-            text += f" = {ast.unparse(default)}" if kind else f"={ast.unparse(default)}"
+        text = f"{one.name}: {kind}" if kind else one.name
+        if one.default is not None:
+            text += f" = {one.default}" if kind else f"={one.default}"
         yield text
-    if arguments.kwarg:
-        yield f"**{arguments.kwarg.arg}"
 
 
-def signature(function: Function, name: str) -> str:
+def signature(function: griffe.Function, name: str) -> str:
     """Return a function's signature, with types."""
     returns = type_of(function.returns)
-    shown = f"{name}({', '.join(parameters(function.args))})" + (f" -> {returns}" if returns else "")
-    return f"await {shown}" if isinstance(function, ast.AsyncFunctionDef) else shown
-
-
-def is_property(function: Function) -> bool:
-    """Return whether a function is a property."""
-    return any(isinstance(one, ast.Name) and one.id == "property" for one in function.decorator_list)
-
-
-def is_setter(function: Function) -> bool:
-    """Return whether a function is a property's setter."""
-    return any(isinstance(one, ast.Attribute) and one.attr == "setter" for one in function.decorator_list)
+    shown = f"{name}({', '.join(parameters(function))})" + (f" -> {returns}" if returns else "")
+    return f"await {shown}" if "async" in function.labels else shown
 
 
 def markdown(docstring: str) -> list[str]:
@@ -196,70 +203,41 @@ def listed(line: str) -> list[str]:
     return items
 
 
-def public_functions(body: list[ast.stmt], hidden: tuple[str, ...]) -> Iterator[Function]:
+def public_functions(parent: griffe.Object, hidden: tuple[str, ...]) -> Iterator[griffe.Function]:
     """Yield the public functions or methods of a module or class."""
-    for node in body:
-        if isinstance(node, Function) and node.name[0] != "_" and node.name not in hidden and not is_setter(node):
-            yield node
+    for one in parent.members.values():
+        if isinstance(one, griffe.Function) and one.name[0] != "_" and one.name not in hidden:
+            yield one
 
 
-def members(node: ast.ClassDef, hidden: tuple[str, ...]) -> Iterator[str]:
+def attributes(parent: griffe.Object) -> Iterator[griffe.Attribute]:
+    """Yield the names that a module or class sets."""
+    for one in parent.members.values():
+        if isinstance(one, griffe.Attribute):
+            yield one
+
+
+def members(parent: griffe.Object, hidden: tuple[str, ...]) -> Iterator[str]:
     """Yield the lines for a class's attributes, properties and methods."""
-    attributes = dict(documented_names(node.body))
-    for name, text in attributes.items():
-        yield from ["", f"#### `{name}`", "", *markdown(text)]
-    for function in public_functions(node.body, hidden):
-        heading = function.name if is_property(function) else signature(function, function.name)
-        yield from ["", f"#### `{heading}`", "", *markdown(ast.get_docstring(function) or "")]
+    for one in attributes(parent):
+        if one.docstring:
+            yield from ["", f"#### `{one.name}`", "", *markdown(documented(one))]
+    for function in public_functions(parent, hidden):
+        yield from ["", f"#### `{signature(function, function.name)}`", "", *markdown(documented(function))]
 
 
-def documented_names(body: list[ast.stmt]) -> Iterator[tuple[str, str]]:
-    """Yield the annotated names that are followed by a docstring, with that docstring."""
-    for node, after in pairwise(body):
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            says = after.value if isinstance(after, ast.Expr) else None
-            if isinstance(says, ast.Constant) and isinstance(says.value, str):
-                yield node.target.id, says.value
-
-
-def constants(body: list[ast.stmt]) -> Iterator[tuple[str, str]]:
+def constants(module: griffe.Module) -> Iterator[str]:
     """Yield the public constants of a module with their values."""
-    for node in body:
-        if (
-            isinstance(node, ast.Assign)
-            and isinstance(node.targets[0], ast.Name)
-            and isinstance(node.value, ast.Constant)
-        ):
-            name = node.targets[0].id
-            if name.isupper() and not name.startswith("_"):
-                value = node.value.value
-                yield name, f"0x{value:02X}" if isinstance(value, int) and "0x" in _source_of(node) else str(value)
+    for one in attributes(module):
+        number = re.search(r" = (0x\w+|\d+)\b", one.source)
+        if number and one.name.isupper() and one.name[0] != "_":
+            yield f"`{one.name}` " + (f"0x{int(number[1], 16):02X}" if "x" in number[1] else number[1])
 
 
-def _source_of(node: ast.Assign) -> str:
-    return _SOURCES.get(id(node), "")
-
-
-_SOURCES: dict[int, str] = {}
-
-
-def parsed(path: Path) -> ast.Module:
-    """Parse a file; remember the source text of its constants."""
-    text = path.read_text()
-    tree = ast.parse(text)
-    for node in tree.body:
-        if isinstance(node, ast.Assign):
-            _SOURCES[id(node)] = ast.get_source_segment(text, node.value) or ""
-    return tree
-
-
-def constructor(node: ast.ClassDef) -> str:
-    """Return a class's constructor with its types, also if the types are in `if TYPE_CHECKING`."""
-    typed = [inner for one in node.body if isinstance(one, ast.If) for inner in one.body]
-    for function in (*node.body, *typed):
-        if isinstance(function, ast.FunctionDef) and function.name == "__init__":
-            return signature(function, node.name).partition(" -> ")[0]
-    return f"{node.name}"
+def constructor(kind: griffe.Class) -> griffe.Function | None:
+    """Return a class's constructor; the one with types, if that is in `if TYPE_CHECKING`."""
+    found = kind.members.get("__init__")
+    return found if isinstance(found, griffe.Function) else None
 
 
 def wrapped(call: str) -> list[str]:
@@ -267,38 +245,41 @@ def wrapped(call: str) -> list[str]:
     return textwrap.wrap(call, 110, subsequent_indent=" " * (call.index("(") + 1), break_long_words=False)
 
 
+def classes(shown: Shown) -> Iterator[griffe.Class]:
+    """Yield the classes of a file that the reference has."""
+    for one in parsed(shown.path).members.values():
+        if isinstance(one, griffe.Class) and one.name[0] != "_" and (not shown.names or one.name in shown.names):
+            yield one
+
+
 def shown_file(shown: Shown) -> Iterator[str]:
     """Yield the reference's lines for one file."""
-    tree = parsed(ROOT / shown.path)
-    yield from ["", f"## `{module_name(shown.path)}`", "", *markdown(ast.get_docstring(tree) or "")]
-    values = list(constants(tree.body)) if shown.constants else []
-    if values:
-        yield from ["", "*Constants* " + ", ".join(f"`{name}` {value}" for name, value in values)]
-    for name, text in documented_names(tree.body) if shown.constants else ():
-        yield from ["", f"### `{name}`", "", *markdown(text)]
-    for node in tree.body:
-        if isinstance(node, ast.ClassDef):
-            if node.name.startswith("_") or (shown.names and node.name not in shown.names):
-                continue
-            made = constructor(node)
-            yield from ["", f"### class `{node.name}`", ""]
-            if "(" in made:
-                yield from ["```text", *wrapped(made), "```", ""]
-            yield from markdown(ast.get_docstring(node) or "")
-            for function in node.body:
-                if isinstance(function, ast.FunctionDef) and function.name == "__init__":
-                    yield from ["", *markdown(ast.get_docstring(function) or "")]
-            bases = [
-                ast.unparse(base) for base in node.bases if not ast.unparse(base).endswith(("Exception", "Protocol"))
-            ]
-            if bases and shown.path.endswith("errors.py"):
-                yield from ["", f"Is a `{bases[0]}`."]
-            if shown.methods:
-                yield from members(node, shown.hidden)
-    for function in public_functions(tree.body, shown.hidden):
+    module = parsed(shown.path)
+    yield from ["", f"## `{module_name(shown.path)}`", "", *markdown(documented(module))]
+    if shown.constants:
+        values = list(constants(module))
+        if values:
+            yield from ["", "*Constants* " + ", ".join(values)]
+        for one in attributes(module):
+            if one.docstring:
+                yield from ["", f"### `{one.name}`", "", *markdown(documented(one))]
+    for kind in classes(shown):
+        yield from ["", f"### class `{kind.name}`", ""]
+        made = constructor(kind)
+        if made:
+            call = signature(made, kind.name).partition(" -> ")[0]
+            yield from ["```text", *wrapped(call), "```", ""]
+        yield from markdown(documented(kind))
+        if made:
+            yield from ["", *markdown(documented(made))]
+        bases = [base for base in map(str, kind.bases) if not base.endswith(("Exception", "Protocol"))]
+        if bases and shown.path.endswith("errors.py"):
+            yield from ["", f"Is a `{bases[0]}`."]
+        if shown.methods:
+            yield from members(kind, shown.hidden)
+    for function in public_functions(module, shown.hidden):
         if not shown.names or function.name in shown.names:
-            heading = signature(function, function.name)
-            yield from ["", f"### `{heading}`", "", *markdown(ast.get_docstring(function) or "")]
+            yield from ["", f"### `{signature(function, function.name)}`", "", *markdown(documented(function))]
 
 
 def page() -> str:
@@ -317,30 +298,25 @@ def page() -> str:
 def unmentioned() -> Iterator[str]:
     """Yield each argument of a public function that is neither in its docstring nor in its class's."""
     for shown in PUBLIC:
-        tree = parsed(ROOT / shown.path)
-        about = ast.get_docstring(tree) or ""
-        names = shown.names or [one.name for one in public_functions(tree.body, shown.hidden)]
-        for node in tree.body:
-            functions: list[tuple[str, Function]] = []
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                if shown.names and node.name not in shown.names:
-                    continue
-                made = [one for one in node.body if isinstance(one, ast.FunctionDef) and one.name == "__init__"]
-                inside = [*made, *public_functions(node.body, shown.hidden)] if shown.methods else made
-                functions = [(f"{ast.get_docstring(node)}\n{ast.get_docstring(one)}", one) for one in inside]
-            elif isinstance(node, Function) and node.name in names:
-                functions = [(f"{about}\n{ast.get_docstring(node)}", node)]
-            for text, function in functions:
-                given = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
-                for argument in given:
-                    word = argument.arg.strip("_")
-                    if word not in ("self", "cls") and not re.search(rf"\b{re.escape(word)}", text):
-                        yield f"{shown.path}: {function.name}: {argument.arg}"
+        module = parsed(shown.path)
+        about = [(documented(module), one) for one in public_functions(module, shown.hidden)]
+        functions = [(text, one) for text, one in about if not shown.names or one.name in shown.names]
+        for kind in classes(shown):
+            inside = list(public_functions(kind, shown.hidden)) if shown.methods else []
+            made = constructor(kind)
+            functions += [(documented(kind), one) for one in ([made, *inside] if made and made.runtime else inside)]
+        for text, function in functions:
+            for argument in function.parameters:
+                word = argument.name.strip("_")
+                if word not in ("self", "cls") and not re.search(
+                    rf"\b{re.escape(word)}", f"{text}\n{documented(function)}"
+                ):
+                    yield f"{shown.path}: {function.name}: {argument.name}"
 
 
 def main() -> int:
     """Write or check the page; return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m tools.deploy.reference", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m tools.proof.check.reference", description=__doc__.splitlines()[0])
     parser.add_argument("--write", action="store_true")
     if parser.parse_args().write:
         PAGE.write_text(page())
