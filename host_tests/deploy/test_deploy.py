@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import serial
 
+from host_tests.deploy import shrunk
 from tools.broker import Broker
 from tools.deploy import __main__ as deploy
 from tools.deploy import build, ports, romfs
@@ -115,7 +116,7 @@ def test_deployment_cut_off_anywhere_leaves_a_repl_and_can_be_run_again(tmp_path
         for seed, bytes_sent in enumerate((500, 30_000, 110_000)):  # before the first file, and in the midst of them
             heard = device.heard
             process = subprocess.Popen(
-                [sys.executable, "-m", "tools.deploy", *words],
+                shrunk.command(*words),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
             )
