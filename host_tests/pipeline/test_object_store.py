@@ -39,6 +39,17 @@ ENVIRONMENT = {
     "AWS_EC2_METADATA_DISABLED": "true",
     "AWS_ALLOW_HTTP": "true",
 }
+# As `python -m moto.server`, for S3 only and with connections that stay: it takes a request in a third of the time.
+SERVER = """
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication
+from moto.server import main
+from werkzeug.serving import WSGIRequestHandler
+
+DomainDispatcherApplication.get_backend_for_host = lambda *_: "s3"
+WSGIRequestHandler.protocol_version = "HTTP/1.1"
+WSGIRequestHandler.disable_nagle_algorithm = True
+main()
+"""
 WITH_KEYS = {"Authorization": "AWS4-HMAC-SHA256 Credential=a/20260101/us-east-1/s3/aws4_request"}
 
 
@@ -49,7 +60,7 @@ def server():
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
     process = subprocess.Popen(
-        [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
+        [sys.executable, "-c", SERVER, "-H", "127.0.0.1", "-p", str(port)],
         env={**os.environ, "MOTO_S3_CUSTOM_ENDPOINTS": ""},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
