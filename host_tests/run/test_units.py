@@ -8,7 +8,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_every_file_that_is_named_is_there():
-    assert [name for name in (*CASE_BY_CASE, *LONG, *WITH_SPARK) if not list(ROOT.glob(f"{name}*"))] == []
+    assert [
+        name for name in (*CASE_BY_CASE, *LONG, *WITH_SPARK) if not list(ROOT.glob(f"{name.partition('::')[0]}*"))
+    ] == []
 
 
 def test_all_tests_that_take_the_spark_fixture_are_one_unit(request):
