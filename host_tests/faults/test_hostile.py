@@ -63,6 +63,7 @@ def test_bytes_before_a_reset_are_read_although_a_write_failed():
 
 def test_names_are_unique_and_ids_find_their_case():
     assert len({wrong.name for wrong in WRONGS}) == len(WRONGS)
-    for case in ALL:
+    assert len({str(case) for case in ALL}) == len(ALL)
+    assert {case.moment for case in ALL} <= set(MOMENTS)
+    for case in {(case.level, case.moment): case for case in ALL}.values():  # each is looked for in all 7,216
         assert Case.parse(str(case)) == case
-        assert case.moment in MOMENTS
