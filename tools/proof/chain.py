@@ -1,7 +1,7 @@
-"""The chain under faults: boards, each behind a line of its own, a broker, the collector; and all that can be done to them.
+"""The chain under faults: boards, each behind a proxy of its own, a broker and the collector.
 
 A proof that needs the whole chain is a preset of this one: which boards, which faults, at which moments (`make run`, `make
-soak`). The chain starts and ends the programs, does a fault and sees that all runs again, and counts.
+soak`, `tools.proof.wakes`). The chain starts and ends the programs, applies the faults, and counts them.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ START_S = 60
 STOP_S = 60
 QUIET_S = 1.5
 SETTLE_S = 0.05
-# Board and collector are soon back after they lost the broker: where links are cut every second, a run would be all pauses.
+# Board and collector reconnect soon. With longer pauses, a run whose links are cut every second would be mostly pauses.
 LONGEST_PAUSE_S = 2
-# Of the link cuts, how many fall in the middle of a packet.
+# The share of link cuts that fall in the middle of a packet.
 SHARE_INSIDE = 0.6
-# Flash operations take five times their typical time, still below the data sheet's maximum: the slower the chip, the
-# more of the power cuts tear something.
+# Flash operations take five times their typical time, which is still below the data sheet's maximum: on a slower chip, more
+# power cuts tear an operation.
 FLASH_TIME = 5.0
 POLL_S = 0.005
 POWER, LINK, SILENCE, ABSENCE = "power cut", "link cut", "silence", "absence"
@@ -48,8 +48,8 @@ class Collector:
 
     Args:
         directory: made if missing.
-        port: where its broker, or the proxy before it, listens on loopback.
-        start_s: how long it may take until it is subscribed; more where the broker itself may be away.
+        port: the port on loopback of its broker, or of the proxy in front of it.
+        start_s: how long it may take to subscribe; longer if the broker may be down meanwhile.
         options: further arguments of its command line.
     """
 
@@ -104,7 +104,7 @@ class Collector:
         await self.start()
 
     def landed_bytes(self) -> int:
-        """Return how much lies in the landing directory: it stops to grow when nothing arrives any more."""
+        """Return the size of the landing directory: it stops growing when nothing arrives any more."""
         return sum(path.stat().st_size for path in self.landing.rglob("*") if path.is_file())
 
     async def quiet(self) -> None:
@@ -112,7 +112,7 @@ class Collector:
         size, since = -1, time.monotonic()
         while time.monotonic() - since < QUIET_S:
             await asyncio.sleep(0.1)
-            with contextlib.suppress(FileNotFoundError):  # a segment was renamed just now
+            with contextlib.suppress(FileNotFoundError):  # a segment was being renamed
                 now = self.landed_bytes()
                 if now != size:
                     size, since = now, time.monotonic()
@@ -135,19 +135,19 @@ class Collector:
 
 
 class Line(Proxy):
-    """The proxy before one client, which may have several reasons at once to let nobody through."""
+    """The proxy in front of one client. It refuses connections as long as there is at least one reason to."""
 
     def __init__(self, target: int, rng: random.Random, capture: Path | None = None):
         super().__init__(target, rng, capture=capture)
         self._reasons: set[str] = set()
 
     def refuse(self, reason: str) -> None:
-        """Let no connection through any more, for one more reason."""
+        """Add a reason; refuse connections from now on."""
         self._reasons.add(reason)
         self.accepting = False
 
     def admit(self, reason: str) -> None:
-        """Take a reason back; without one left, connections get through again."""
+        """Remove a reason; accept connections if none is left."""
         self._reasons.discard(reason)
         self.accepting = not self._reasons
 
@@ -156,7 +156,7 @@ async def until(condition: Callable[[], bool], board: VirtualBoard, poll_s: floa
     """Wait for a condition, or until the board is done.
 
     Raises:
-        BoardFailed: its program ended meanwhile.
+        BoardFailed: its program ended with an error.
     """
     while not condition() and not board.progress.done:
         if not board.running:
@@ -165,25 +165,25 @@ async def until(condition: Callable[[], bool], board: VirtualBoard, poll_s: floa
 
 
 async def cut_power(board: VirtualBoard, line: Line, rng: random.Random) -> None:
-    """Cut a board's power, and give it back."""
+    """Cut a board's power and switch it on again."""
     line.refuse("power")
-    line.cut()  # what was in flight is lost with the power
+    line.cut()  # bytes in flight are lost with the power
     await board.power_cut(rng)
     line.admit("power")
     await board.power_on()
 
 
 async def cut_link(board: VirtualBoard, line: Line, rng: random.Random) -> bool:
-    """Cut a board's connection, as soon as there is one: now, or in the middle of the next packet that it sends.
+    """Cut a board's connection as soon as there is one: now, or in the middle of the next packet that it sends.
 
-    Returns whether there was one, before the board was done.
+    Return whether a connection was cut before the board was done.
     """
     before = line.counts.cuts
     inside = rng.random() < SHARE_INSIDE
     while line.counts.cuts == before and not board.progress.done:
         await until(lambda: line.connected, board)
         if inside:
-            # Again and again: one that fell silent passes no packet to cut, and the board makes another beside it.
+            # Asked again and again: a silent connection passes no packet that could be cut, and the board opens another one.
             line.cut_inside_a_packet()
             await asyncio.sleep(POLL_S)
         else:
@@ -193,13 +193,13 @@ async def cut_link(board: VirtualBoard, line: Line, rng: random.Random) -> bool:
 
 @dataclass
 class RunStats:
-    """What was done to a chain, and what came of it.
+    """The faults of a run, and its results.
 
     Attributes:
-        faults: how often each fault was done; moments: when, in seconds since the start.
+        faults: how often each fault was applied; moments: when, in seconds since the start.
         torn: a line for each power cut that tore a flash operation.
-        messages: how many the boards stored; dropped: how many they had no room for.
-        expected: what the boards say they published, in the form that the pipeline's audit takes.
+        messages: how many the boards stored; dropped: for how many they had no room.
+        expected: the messages that the boards have stored, in the form that the pipeline's audit reads.
     """
 
     seed: int
@@ -217,7 +217,7 @@ class RunStats:
     expected: dict = field(default_factory=dict)
 
     def counted(self) -> dict[str, Any]:
-        """Return the figures, the faults by their names."""
+        """Return the figures."""
         return {
             "date": time.strftime("%Y-%m-%d"),
             "seed": self.seed,
@@ -238,7 +238,7 @@ class RunStats:
         }
 
     def lines(self, who: str) -> list[str]:
-        """Return it for a person; `who` stored the messages."""
+        """Return the lines to print; `who` stored the messages."""
         count = self.faults
         further = [f"{count[kind]} {kind}s" for kind in (SILENCE, ABSENCE, BROKER, COLLECTOR_LINK) if count[kind]]
         return [
@@ -251,12 +251,12 @@ class RunStats:
 
 
 class Chain:
-    """One chain, with everything below one directory.
+    """One chain, with all its files below one directory.
 
     Args:
-        directory: where everything goes.
+        directory: the directory.
         broker: not started yet.
-        stats: gets what is counted.
+        stats: receives the counts.
         collector_start_s: see Collector.
     """
 
@@ -272,7 +272,7 @@ class Chain:
         self._began = 0.0
 
     def now(self) -> float:
-        """Return the seconds since the boards were switched on."""
+        """Return the seconds since the boards were started."""
         return time.monotonic() - self._began
 
     def count(self, kind: str) -> None:
@@ -290,18 +290,18 @@ class Chain:
         capture: bool = False,
         power_on: bool = True,
     ) -> AsyncIterator[None]:
-        """Start broker, collector and boards, each of them known to the next; end them, and sum up.
+        """Start broker, collector and boards; at the end, stop them and sum up the counts.
 
         Args:
-            folders: (folder, id) of each board.
+            folders: folder and id of each board.
             settings: further keys of the boards' configuration.
             flash_kib: the size of their flash.
             flash_time: see VirtualBoard.
-            capture: write what passes to `captures`.
+            capture: write the traffic to `captures`.
             power_on: start the boards.
 
         Raises:
-            BrokerFailed, CollectorFailed: it did not start.
+            BrokerFailed, CollectorFailed: the broker or the collector did not start.
         """
         async with contextlib.AsyncExitStack() as stack:
             stack.enter_context(self.broker)
@@ -340,9 +340,10 @@ class Chain:
             stats.link_cuts_inside_a_packet += line.counts.cuts_inside_a_packet
 
     async def kill_broker(self, longest_away_s: float) -> None:
-        """Kill it once it has written down what it acknowledged, and nothing can reach it any more; start it again.
+        """Stop all traffic, let the broker write its database, kill the broker and start it again.
 
-        Mosquitto acknowledges before it writes. Killed in between, it loses messages that are nobody else's any more.
+        Mosquitto acknowledges a message before it writes it. A kill in between would lose messages that their senders have
+        already deleted.
         """
         lines = [self.collector_line, *self.lines]
         for line in lines:
@@ -350,7 +351,7 @@ class Chain:
             line.swallow()
         await asyncio.sleep(SETTLE_S)
         for line in lines:
-            line.swallow()  # those that were just being let through
+            line.swallow()  # connections that were accepted meanwhile
         self.broker.save()
         self.broker.kill()
         await asyncio.sleep(self.rng.uniform(0, longest_away_s))
@@ -366,17 +367,17 @@ class Chain:
             self.collector_line.cut()
 
     async def cut_power(self, board: VirtualBoard, line: Line) -> None:
-        """Cut a board's power, and give it back."""
+        """Cut a board's power and switch it on again; count it."""
         self.count(POWER)
         await cut_power(board, line, self.rng)
 
     async def cut_link(self, board: VirtualBoard, line: Line) -> None:
-        """Cut a board's connection, now or inside a packet; it counts where the board was not done before."""
+        """Cut a board's connection, now or inside a packet; count it if the board was not done before."""
         if await cut_link(board, line, self.rng):
             self.count(LINK)
 
     async def stop_storing(self) -> None:
-        """Start each board once more, to send what it has and be done."""
+        """Cut each board's power once more; it then only sends its backlog and ends."""
         for board, line in zip(self.boards, self.lines, strict=True):
             board.configure(stop_after=1)
             await self.cut_power(board, line)

@@ -1,2 +1,1 @@
-"""The main job, `make run`: everything at once, on one machine, and the proof that no reading was lost or came
-twice."""
+"""`make run`: the whole chain under faults on one machine, and the proof that each reading arrived once."""

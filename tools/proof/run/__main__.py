@@ -1,6 +1,6 @@
-"""`python -m tools.proof.run`: board, broker, collector and Spark under faults, ended by the audit.
+"""`python -m tools.proof.run`: board, broker and collector under faults, then Spark and the audit.
 
-Exit status: 0 every reading arrived once; 1 one is missing or came twice; 2 something could not be started or
+Exit status: 0 every reading arrived once; 1 a reading is missing or came twice; 2 a program could not be started or
 ended early; 130 stopped by Ctrl-C.
 """
 
@@ -28,20 +28,18 @@ from tools.proof.run import chaos
 DEVICE = "virtual-1"
 INTERVAL_MS = 40
 STALLED_S = 120
-AMQTT_WARNING = (
-    "amqtt forgets QoS 2 messages in flight when a link is cut: what is missing then, it lost. Install mosquitto."
-)
+AMQTT_WARNING = "amqtt loses QoS 2 messages in flight when a link is cut. Install mosquitto for a run without losses."
 
 
 class RunFailed(Exception):
-    """The run can't go on; the text says why."""
+    """The run can't continue; the text says why."""
 
 
 async def run_chain(arguments: argparse.Namespace, directory: Path) -> RunStats:
-    """Run board, proxy, broker and collector until all is delivered; return what was counted."""
+    """Run board, proxy, broker and collector until everything is delivered; return the counts."""
     broker = Broker(directory / "broker", arguments.port, None if arguments.broker == "auto" else arguments.broker)
     chain = Chain(directory, broker, RunStats(arguments.seed))
-    # Where the flash is full, say after many cuts in a row, publish() refuses: what it took is what this run is about.
+    # When the flash is full, for example after many cuts in a row, publish() refuses. The run is about accepted messages.
     settings = {"interval_ms": arguments.interval_ms, "keep_alive_s": 5, "when_full": "refuse"}
     settings["longest_pause_s"] = LONGEST_PAUSE_S
     if not arguments.cuts:
@@ -62,16 +60,16 @@ async def run_chain(arguments: argparse.Namespace, directory: Path) -> RunStats:
 
 
 def progressed(board: VirtualBoard) -> tuple[int, ...]:
-    """Return what changes while a board gets on."""
+    """Return the values that change while a board makes progress."""
     progress = board.progress
     return progress.boot, progress.stored, progress.waiting, progress.connects
 
 
 async def unless_stalled(running: Coroutine[None, None, None], board: VirtualBoard) -> None:
-    """Let something run to its end, as long as the board gets on with storing or delivering, however slow the machine is.
+    """Wait for a coroutine, as long as the board makes progress, however slow the machine is.
 
     Raises:
-        RunFailed: it got on with nothing for STALLED_S.
+        RunFailed: no progress for STALLED_S.
     """
     task = asyncio.ensure_future(running)
     seen, since = progressed(board), time.monotonic()
@@ -89,9 +87,9 @@ async def unless_stalled(running: Coroutine[None, None, None], board: VirtualBoa
 
 
 async def apply_faults(arguments: argparse.Namespace, chain: Chain) -> None:
-    """Let the run's faults happen, showing progress, until the board has delivered all.
+    """Apply the run's faults and show progress, until the board has delivered everything.
 
-    The last power cut ends the storing: however slow the machine is, the board goes on until every fault has had its turn.
+    The last power cut ends the storing. So the board goes on until every fault was applied, however slow the machine is.
     """
     (board,), (line,), done = chain.boards, chain.lines, chain.stats.faults
     cuts = max(0, arguments.cuts - 1)
@@ -130,7 +128,7 @@ async def apply_faults(arguments: argparse.Namespace, chain: Chain) -> None:
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    """Return the command line's meaning."""
+    """Return the arguments of the command line."""
     parser = argparse.ArgumentParser(prog="python -m tools.proof.run", description=__doc__.splitlines()[0])
     parser.add_argument(
         "--readings", type=number(int, 1), default=1000, help="messages to publish, each with a reading of every sensor"
@@ -141,27 +139,31 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--interval-ms", type=number(int, 10, 60_000), default=INTERVAL_MS, help="between two samples of a sensor"
     )
-    parser.add_argument("--flash-kib", type=number(int, 16), default=64, help="size of the simulated flash, in fours")
     parser.add_argument(
-        "--seed", type=int, default=None, help="repeat the faults of an earlier run, as far as time allows"
+        "--flash-kib", type=number(int, 16), default=64, help="size of the simulated flash, a multiple of 4"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=None, help="draw the same faults as an earlier run; their moments still vary"
     )
     parser.add_argument("--broker", choices=("auto", "mosquitto", "amqtt"), default="auto")
     parser.add_argument(
-        "--port", type=number(int, 1, 65535), default=None, help="the broker's port; a free one by default"
+        "--port", type=number(int, 1, 65535), default=None, help="the broker's port; default: a free one"
     )
     parser.add_argument(
-        "--output", type=folder, default=None, help="where everything goes; a new folder below runs/ by default"
+        "--output", type=folder, default=None, help="folder of all files; default: a new folder below runs/"
     )
     arguments = parser.parse_args(argv)
     if arguments.flash_kib % 4:
-        parser.error(f"argument --flash-kib: flash comes in sectors of 4 KB, not in {arguments.flash_kib}")
+        parser.error(
+            f"argument --flash-kib: it has to be a multiple of 4 (a sector is 4 KB), not {arguments.flash_kib}"
+        )
     if arguments.seed is None:
         arguments.seed = int.from_bytes(os.urandom(4), "big")
     return arguments
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run it all; return the exit status."""
+    """Run the chain, the pipeline and the audit; return the exit status."""
     directory = arguments.output or ROOT / "runs" / time.strftime("%Y%m%d-%H%M%S")
     directory.mkdir(parents=True, exist_ok=True)
     java.find_java()

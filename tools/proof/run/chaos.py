@@ -1,9 +1,8 @@
-"""What happens to the chain during a run, and when: power cuts, link cuts, kills of the collector, at moments
-nobody chose.
+"""The faults of a run and their random moments: power cuts, link cuts, kills of the collector.
 
-Moments are drawn over the run's progress (messages stored by the board), so that they spread over the work
-however fast the machine is; a further random delay lets them fall anywhere in time. Some power cuts follow a
-restart at once, so that recovery is cut too.
+A moment is a number of messages stored by the board, so that the faults spread over the work however fast the machine is. A
+random delay is added, so that they fall anywhere in time. Some power cuts follow right after a restart, so that recovery is cut,
+too.
 """
 
 from __future__ import annotations
@@ -13,16 +12,16 @@ from dataclasses import dataclass
 
 from tools.proof.chain import COLLECTOR, LINK, POWER
 
-# What takes a while (the collector restarts) comes early, so that the board is not done before every fault has had its turn.
+# The collector takes a while to restart, so it is killed early: the board must not be done before every fault was applied.
 FIRST, LAST, LAST_OF_COLLECTOR = 0.02, 0.75, 0.4
 LONGEST_DELAY_S = 0.25
-# One power cut in four comes while the board is still starting.
+# One power cut in four comes while the board starts.
 EARLY = 4
 
 
 @dataclass(frozen=True)
 class Event:
-    """One fault: when `at` messages are stored, and `delay_s` later."""
+    """One fault: `delay_s` after `at` messages are stored; if `early`, `delay_s` after the event before."""
 
     at: int
     delay_s: float
@@ -31,7 +30,7 @@ class Event:
 
 
 def draw(rng: random.Random, messages: int, power: int, link: int, collector: int) -> list[Event]:
-    """Return a run's faults in the order of their moments."""
+    """Return a run's faults, ordered by their moments."""
 
     def moment(kind: str) -> int:
         return round(messages * rng.uniform(FIRST, LAST_OF_COLLECTOR if kind == COLLECTOR else LAST))

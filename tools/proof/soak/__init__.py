@@ -1,1 +1,1 @@
-"""`make soak`: a fleet under every fault at once, for as long as one likes; then what it cost in memory and in flash."""
+"""`make soak`: a fleet of boards under every fault at once, for a given time; then memory and flash wear are judged."""

@@ -1,7 +1,7 @@
-"""`python -m tools.proof.soak`: a fleet of boards under every fault at once, through Spark to the audit; watches memory, wear.
+"""`python -m tools.proof.soak`: a fleet of boards under every fault at once; then Spark, the audit, memory and wear.
 
-Exit status: 0 everything arrived once, memory is flat, wear is even; 1 one of that is not so; 2 something could not be
-started or ended early; 130 stopped by Ctrl-C.
+Exit status: 0 every message arrived once, memory does not grow, wear is even; 1 one of these does not hold; 2 a program could
+not be started or ended early; 130 stopped by Ctrl-C.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from tools.proof.soak import judge, page, samples
 from tools.proof.soak.fleet import Fleet, Settings, SoakFailed, SoakStats
 from tools.proof.soak.samples import Wear
 
-# So that a soak's landing takes Spark several batches, as it would where the pipeline runs all the time.
+# So that Spark reads a soak's landing in several batches, like a pipeline that runs all the time.
 SEGMENTS_PER_BATCH = 8
 
 
 def soak(directory: Path, settings: Settings) -> int:
-    """Run one soak; return 0 where everything holds, 1 where something does not.
+    """Run one soak; return 0 if everything holds, else 1.
 
     Raises:
-        BrokerFailed, BoardFailed, CollectorFailed, SoakFailed, java.JavaNotFound: it could not be run to its end.
+        BrokerFailed, BoardFailed, CollectorFailed, SoakFailed, java.JavaNotFound: the soak could not be run to its end.
     """
     if not find_mosquitto():
         raise BrokerFailed(
-            "The soak kills its broker, and only mosquitto keeps what it had. Debian: apt install mosquitto."
+            "The soak kills its broker, and only mosquitto keeps its messages then. Debian: apt install mosquitto."
         )
     java.find_java()
     directory.mkdir(parents=True, exist_ok=True)
     print(
-        f"soak       {settings.boards} boards, a message each about every {settings.interval_ms / 2:.0f} ms, "
+        f"soak       {settings.boards} boards, about one message of each every {settings.interval_ms / 2:.0f} ms, "
         f"{settings.seconds / 60:.3g} min; faults by seed {settings.seed}",
         flush=True,
     )
@@ -76,7 +76,7 @@ def soak(directory: Path, settings: Settings) -> int:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a soak showed."""
+    """The result of a soak."""
 
     missing: int
     repeated: int
@@ -89,7 +89,7 @@ class Verdict:
 
     @property
     def holds(self) -> bool:
-        """Whether everything arrived once, memory is flat and wear is even."""
+        """Whether every message arrived once, memory does not grow and wear is even."""
         kept = self.delivered and not self.repeated and not self.dropped
         return kept and all(one.flat for one in self.trends) and not self.uneven
 
@@ -99,7 +99,7 @@ class Verdict:
         return judge.uneven(self.wear)
 
     def lines(self) -> list[str]:
-        """Return it for a person; of the boards, the worst."""
+        """Return the lines to print; of the boards' memory, the worst."""
         boards = [one for one in self.trends if one.subject in self.boards]
         told = [one for one in boards if one.told]
         kept = [max(told, key=lambda one: one.growth / one.bound)] if told else boards[:1]
@@ -119,7 +119,7 @@ class Verdict:
 
 
 def judged(directory: Path, stats: SoakStats, delivered: bool) -> Verdict:
-    """Judge a soak by what it left."""
+    """Judge a soak by its files."""
     landed = judge.landing(directory / "collector" / "landing")
     boards = set(stats.expected)
     return Verdict(
@@ -152,9 +152,9 @@ def write(directory: Path, stats: SoakStats, verdict: Verdict, lines: list[str])
 
 
 def parse(argv: list[str] | None) -> tuple[Settings, Path]:
-    """Return the command line's meaning."""
+    """Return the settings and the folder."""
     parser = argparse.ArgumentParser(prog="python -m tools.proof.soak", description=__doc__.splitlines()[0])
-    parser.add_argument("--minutes", type=number(float, 0.01), default=60.0, help="how long the faults go on")
+    parser.add_argument("--minutes", type=number(float, 0.01), default=60.0, help="duration of the faults")
     parser.add_argument("--boards", type=number(int, 1, 100), default=10)
     parser.add_argument(
         "--interval-ms",
@@ -163,9 +163,11 @@ def parse(argv: list[str] | None) -> tuple[Settings, Path]:
         help="between two samples of a sensor",
     )
     parser.add_argument(
-        "--seed", type=int, default=None, help="repeat the faults of an earlier soak, as far as time allows"
+        "--seed", type=int, default=None, help="draw the same faults as an earlier soak; their moments still vary"
     )
-    parser.add_argument("--output", type=folder, default=None, help="where everything goes; below runs/ by default")
+    parser.add_argument(
+        "--output", type=folder, default=None, help="folder of all files; default: a new folder below runs/"
+    )
     arguments = parser.parse_args(argv)
     seed = int.from_bytes(os.urandom(4), "big") if arguments.seed is None else arguments.seed
     directory = arguments.output or ROOT / "runs" / ("soak-" + time.strftime("%Y%m%d-%H%M%S"))
@@ -176,7 +178,7 @@ def parse(argv: list[str] | None) -> tuple[Settings, Path]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run it; return the exit status."""
+    """Run the soak; return the exit status."""
     settings, directory = parse(argv)
 
     def run() -> int:

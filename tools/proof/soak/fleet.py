@@ -1,8 +1,8 @@
-"""The fleet, and all that happens to it at once, at moments nobody chose.
+"""The fleet, and all its faults at once, at random moments.
 
-To each board, independently: the power goes, and in one case of four goes again while it recovers; the connection is cut, also
-inside a packet; it falls silent; it can't be had for seconds. Meanwhile the broker is killed and started again with what it had
-persisted, the collector is killed, the collector's connection is cut.
+Each board has its own faults: its power is cut, and in one case of four again while it recovers; its connection is cut, also
+inside a packet; its connection passes nothing any more (silence); it gets no connection for seconds (absence). Meanwhile the
+broker is killed and started again with what it had persisted, the collector is killed, the collector's connection is cut.
 
 Every fifth board keeps its power: only a program that runs all the time shows whether its heap grows.
 """
@@ -35,26 +35,26 @@ from tools.proof.chain import (
 )
 from tools.proof.soak.samples import Sample, Wear, children_of, resident_bytes
 
-AGAIN = 0.25  # of the power cuts, so many are followed by another while the board starts
+AGAIN = 0.25  # the share of power cuts that are followed by another one while the board starts
 AGAIN_S = 0.4
 STEADY_EVERY = 5
-COLLECTOR_START_S = 60.0  # the broker may be away, too
+COLLECTOR_START_S = 60.0  # the broker may be down, too
 KEEP_ALIVE_S = 5
-SAMPLES = 600  # over the whole soak, about
+SAMPLES = 600  # about so many over the whole soak
 SHORTEST_SAMPLE_S = 0.5
 BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} s{postfix}"
 
 
 class SoakFailed(Exception):
-    """The soak can't go on; the text says why."""
+    """The soak can't continue; the text says why."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What is soaked, for how long, and how often each fault comes: mean seconds between two, for one board or program.
+    """The soak's size, duration and faults: for each fault the mean seconds between two, for one board or program.
 
-    Where it is 0, the programs of the host are killed about eight times: what they hold in memory shows between two kills.
-    A board may pause for `longest_pause_s` between two attempts to connect, also after the last fault.
+    With 0, a program of the host is killed about eight times: the trend of its memory is taken between two kills. A board may
+    pause for `longest_pause_s` between two attempts to connect, also after the last fault.
     """
 
     seconds: float
@@ -75,13 +75,13 @@ class Settings:
     longest_pause_s: int = 20
 
     def host_s(self, given: float) -> float:
-        """Return the mean seconds between two kills of a host's program."""
+        """Return the mean seconds between two kills of a program of the host."""
         return given or max(15.0, self.seconds / 8)
 
 
 @dataclass
 class SoakStats(RunStats):
-    """What a soak shows besides: each board's wear, and figures over time."""
+    """The counts of a soak: also each board's wear, and figures over time."""
 
     wear: dict[str, Wear] = field(default_factory=dict)
     samples: list[Sample] = field(default_factory=list)
@@ -91,8 +91,8 @@ class Fleet:
     """One soak.
 
     Args:
-        directory: where everything goes.
-        settings: see there.
+        directory: the folder of all files.
+        settings: see Settings.
     """
 
     def __init__(self, directory: Path, settings: Settings):
@@ -103,10 +103,10 @@ class Fleet:
         self._rng = self._chain.rng
 
     async def soak(self) -> SoakStats:
-        """Run it all; return what was counted.
+        """Run the soak; return the counts.
 
         Raises:
-            BrokerFailed, BoardFailed, CollectorFailed, SoakFailed: something did not run as it should.
+            BrokerFailed, BoardFailed, CollectorFailed, SoakFailed: a program failed, or not all was delivered in time.
         """
         settings, chain = self.settings, self._chain
         width = len(str(settings.boards))
@@ -161,7 +161,7 @@ class Fleet:
         return max(0.0, self.settings.seconds - self._chain.now())
 
     async def _again(self, kind: str, mean_s: float, act: Callable[[], Awaitable[None]]) -> None:
-        """Do something again and again, until the time is up."""
+        """Apply a fault again and again, until the time is up."""
         while (pause := self._rng.expovariate(1 / mean_s)) < self._left_s():
             await asyncio.sleep(pause)
             self._chain.count(kind)
@@ -169,7 +169,7 @@ class Fleet:
         await asyncio.sleep(self._left_s())
 
     async def _apply_faults(self, board: VirtualBoard, line: Line, steady: bool) -> None:
-        """Let one board's faults happen, one after the other: it has one power supply and one link."""
+        """Apply one board's faults, one after the other: it has one power supply and one link."""
         settings, chain = self.settings, self._chain
         means = {
             POWER: 0.0 if steady else settings.power_s,
@@ -182,7 +182,7 @@ class Fleet:
             await self._live(board, pause)
             kind = self._rng.choices(list(means), weights)[0]
             if kind in (LINK, SILENCE) and not line.connected:
-                continue  # to wait for a connection and then cut it would mean that none ever lasts
+                continue  # waiting for a connection to cut it would mean that no connection ever lasts
             if kind == POWER:
                 await chain.cut_power(board, line)
                 while self._rng.random() < AGAIN:
@@ -202,14 +202,14 @@ class Fleet:
         await self._live(board, self._left_s())
 
     async def _live(self, board: VirtualBoard, seconds: float) -> None:
-        """Wait; raise BoardFailed where the board's program ends meanwhile."""
+        """Wait; raise BoardFailed if the board's program ends meanwhile."""
         end = time.monotonic() + seconds
         await until(lambda: time.monotonic() >= end, board, poll_s=0.02)
 
     async def _drain(self) -> None:
-        """After the last fault: start each board once more, to send what it has, and wait until the collector has it."""
+        """After the last fault, start each board once more to send its backlog; wait until the collector has everything."""
         boards = self._chain.boards
-        self._chain.collector_line.cut()  # one that fell silent would be noticed too late
+        self._chain.collector_line.cut()  # a silent connection would be noticed too late
         await self._chain.stop_storing()
         try:
             async with asyncio.timeout(self.settings.drain_s):

@@ -1,19 +1,19 @@
-"""Is memory flat, is wear even, did everything arrive once? Figures and their bounds.
+"""Does memory grow, is wear even, did every message arrive once? The figures and their bounds.
 
-**Memory.** Over the second half of a life a straight line is laid through the samples. What the line rises by is the
-`growth`; what the samples scatter around it, the `noise`. Flat is what grows by no more than FLAT_ERRORS standard
-errors of that growth, or by no more than is nothing anyway: BOARD_BYTES of a board's heap (a message or a packet
-more is in the works at one moment than at another), HOST_SHARE of what a program of the host holds.
-A board's life here is the whole soak, as its flash outlives its boots and the heap is to be the same after each of them; a
-program's of the host is the longest between two kills, and has to be long enough (PROGRAM_S): what an allocator takes in steps
-of megabytes while a program warms up is no growth, and in a minute one such step looks like it.
+**Memory.** A straight line is fitted through the samples of the second half of a life. `growth` is the rise of the line, `noise`
+the standard deviation of the samples around it. Memory is flat if it grows by at most FLAT_ERRORS standard errors of the growth,
+or by at most a negligible amount: BOARD_BYTES of a board's heap (at one moment it holds a message or a packet more than at
+another), HOST_SHARE of what a program of the host holds.
+A board's life is the whole soak here: its flash outlives its boots, and the heap must be the same after each of them. The life of
+a program of the host is the longest time between two kills, and must take at least PROGRAM_S: while a program warms up, its
+allocator takes memory in steps of megabytes, and in one minute such a step looks like growth.
 
-**Wear.** Even is a flash whose most and least erased sectors are one erase apart, as a ring's are. A power cut adds to that: the
-sector that was erased ahead is erased again by the recovery, which trusts no sector that merely looks blank. Where in the ring
-that is, is chance: so many standard deviations of it (CHANCE) are allowed on top.
+**Wear.** Wear is even if the sectors with the most and the fewest erases differ by one erase, as in a ring. A power cut adds to
+that: recovery erases the sector again that was erased ahead, because a sector that only looks blank can't be trusted. Which
+sector that is, is random: CHANCE standard deviations are allowed in addition.
 
-**Delivery** is the pipeline's audit; here only what it does not look at: that the landing itself holds nothing twice that was
-sent at QoS 2.
+**Delivery** is judged by the pipeline's audit. This module checks only one thing that the audit does not: that the landing has no
+message twice that was sent at QoS 2.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ CHANCE = 4.0
 
 @dataclass(frozen=True)
 class Trend:
-    """What the memory of one subject did in the second half of a life.
+    """The trend of one subject's memory in the second half of a life.
 
     Attributes:
         subject: a board's id or a program's name.
-        samples: how many the line was laid through.
-        seconds: how long they took.
+        samples: how many the line was fitted through.
+        seconds: from the first to the last.
         level: mean bytes.
         growth: bytes, over these seconds, along the line.
         noise: standard deviation around the line, in bytes.
-        bound: what growth is allowed.
-        least_s: in how many seconds it can be told.
+        bound: the growth that is allowed.
+        least_s: the shortest time that allows a verdict.
     """
 
     subject: str
@@ -66,12 +66,12 @@ class Trend:
 
     @property
     def told(self) -> bool:
-        """Whether there were enough samples, over a time that is long enough, to tell anything."""
+        """Whether there are enough samples, over a time that is long enough, for a verdict."""
         return self.samples >= FEWEST_SAMPLES and self.seconds >= self.least_s
 
     @property
     def flat(self) -> bool:
-        """Whether the memory does not grow, as far as can be told."""
+        """Whether the memory does not grow, or there is no verdict."""
         return not self.told or self.growth <= self.bound
 
     def __str__(self) -> str:
@@ -85,7 +85,7 @@ class Trend:
 
 
 def trend(subject: str, at_s: list[float], values: list[float], nothing: float, least_s: float = 0.0) -> Trend:
-    """Lay a line through the second half of a series; growth of up to `nothing` bytes counts as none."""
+    """Fit a line through the second half of a series; growth of up to `nothing` bytes counts as none."""
     x, y = np.array(at_s), np.array(values)
     half = x >= (x[0] + x[-1]) / 2 if len(x) else np.zeros(0, dtype=bool)
     x, y = x[half], y[half]
@@ -117,7 +117,7 @@ def memory(samples: list[Sample], boards: set[str]) -> list[Trend]:
 
 
 def even_spread(its: Wear) -> int:
-    """Return how far the erases of a flash's sectors may be apart."""
+    """Return the allowed difference between the erases of a flash's sectors."""
     return 1 + math.ceil(CHANCE * math.sqrt(its.cuts / max(1, len(its.erases))))
 
 
@@ -127,7 +127,7 @@ def uneven(wear: dict[str, Wear]) -> list[str]:
 
 
 def missing(tables: Path) -> int:
-    """Return how many messages the audit misses."""
+    """Return how many messages are missing according to the audit."""
     return pc.sum(pq.read_table(tables / verdict.FILES["missing"], columns=["messages"])["messages"]).as_py() or 0
 
 
@@ -146,7 +146,7 @@ class Landing:
 
 
 def landing(directory: Path) -> Landing:
-    """Count what is in the segments. A message's payload bears its identity: two messages are never the same bytes."""
+    """Count the messages in the segments. A payload contains its message's identity: no two messages have the same bytes."""
     tables = [pq.read_table(segment.path, columns=["qos", "payload"]) for segment in find_segments(directory)]
     if not tables:
         return Landing(0, 0, {1: 0, 2: 0})

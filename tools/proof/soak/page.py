@@ -1,4 +1,4 @@
-"""The soak as one HTML page, whole in itself and readable offline: memory, wear and waiting messages over time."""
+"""The soak as one HTML page that needs no other file and no network: memory, wear and backlog over time."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _lines(series: dict[str, list[Sample]], scale: float, dash: str = "solid", l
         x: list[float | None] = []
         y: list[float | None] = []
         for before, sample in zip([None, *its], its, strict=False):
-            if before is not None and before.life != sample.life:  # another start: no line leads there
+            if before is not None and before.life != sample.life:  # another start: no line between the two
                 x.append(None)
                 y.append(None)
             x.append(round(sample.at_s, 2))
@@ -94,9 +94,9 @@ def figures(samples: Sequence[Sample], boards: set[str], moments: Sequence[tuple
 
 
 TEXTS = {
-    "Heap of the boards": "As each board tells it after a collection; a line is one boot.",
+    "Heap of the boards": "As each board reports it after a garbage collection; a line is one boot.",
     "Memory of the host's programs": "A line is one process. Red: the broker was killed; blue: the collector.",
-    "Flash wear": "The sector erased most (line) and least (dots) of each board, by the headers of its journal.",
+    "Flash wear": "Each board's sector with the most erases (line) and with the fewest (dots), from the headers of its journal.",
     "Messages that wait": "Stored in a board's flash and not yet sent.",
 }
 

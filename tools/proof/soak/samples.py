@@ -1,10 +1,10 @@
-"""Figures over time: memory of every program, wear of every flash, messages that wait.
+"""Figures over time: memory of every program, wear of every flash, backlog of every board.
 
-One row a sample and subject, so that a plot or a query needs no special case. Subjects are the boards, and the host's
-programs ("collector", "sealer", "broker").
+There is one row for each sample and subject, so that a plot or a query needs no special case. Subjects are the boards, and the
+host's programs ("collector", "sealer", "broker").
 
-What a board's heap holds it tells itself, after a collection, in its health messages: those are read from the
-readings table, after the soak, so they came the whole way.
+A board reports its heap itself, after a garbage collection, in its health messages. They are read from the readings table after
+the soak, so they went through the whole chain.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from tools.pipeline.commits import Output
 from tools.proof.board import HEAP, SECTOR_BYTES
 
 HEAP_BYTES = int(HEAP.removesuffix("K")) * 1024
-HEAD_BYTES = 64  # more than what changes when a sector is opened anew: its sequence, and a CRC over all of it
+HEAD_BYTES = (
+    64  # includes everything that changes when a sector is opened again: its sequence, and a CRC over the header
+)
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -63,7 +65,7 @@ def write(samples: list[Sample], path: Path) -> None:
 
 
 def resident_bytes(pid: int) -> int:
-    """Return how much of a process lies in memory, 0 where it has ended."""
+    """Return the resident memory of a process, 0 if it has ended."""
     try:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE_BYTES
     except (OSError, IndexError):
@@ -71,7 +73,7 @@ def resident_bytes(pid: int) -> int:
 
 
 def children_of(pid: int) -> list[int]:
-    """Return the processes that a process has started."""
+    """Return the ids of a process's children."""
     try:
         return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except OSError:
@@ -79,9 +81,9 @@ def children_of(pid: int) -> list[int]:
 
 
 class Wear:
-    """How often each sector of one flash was erased, by the journal's own headers.
+    """How often each sector of one flash was erased, from the headers of the journal.
 
-    A sector that is blank at the moment, or whose header is just being written, keeps the count that it had last.
+    A sector that is blank at the moment, or whose header is being written, keeps its last count.
     """
 
     def __init__(self, image: Path):
@@ -100,7 +102,7 @@ class Wear:
             sector = content[number * SECTOR_BYTES : (number + 1) * SECTOR_BYTES]
             head = sector[:HEAD_BYTES]
             if head == self._heads.get(number):
-                continue  # as it was
+                continue  # unchanged
             found = read_sector(number, sector)
             if found.fields:
                 self.erases[number] = found.fields["erases"]
@@ -108,22 +110,22 @@ class Wear:
 
     @property
     def least(self) -> int:
-        """Erases of the sector that was erased least."""
+        """Erases of the sector with the fewest."""
         return min(self.erases.values(), default=0)
 
     @property
     def most(self) -> int:
-        """Erases of the sector that was erased most."""
+        """Erases of the sector with the most."""
         return max(self.erases.values(), default=0)
 
     @property
     def spread(self) -> int:
-        """How far the two are apart."""
+        """The difference of the two."""
         return self.most - self.least
 
 
 def heaps(tables: Path, began_us: int) -> list[Sample]:
-    """Return what the boards told of their heaps, as the readings table has it."""
+    """Return the heap figures that the boards reported, from the readings table."""
     output = Output(str(tables))
     columns = ["device", "boot", "name", "value", "time"]
     found = []
