@@ -35,13 +35,13 @@ from tools.proof.chain import Collector, CollectorFailed
 CONFIGURATION = "max_inflight_messages 2000\nautosave_on_changes false\nautosave_interval 1800\nlog_type none"
 SEGMENTS = ("--segment-rows", "700", "--segment-seconds", "0.7")
 DRAINS = 5
-# So that the publisher does not run away from a collector that is killed all the time.
+# Limits of the publisher, so that a collector that is killed all the time can keep up.
 MOST_AHEAD = 3000
 MOST_IN_A_LIFE = 1200
 
 
 class Publisher:
-    """Publishes numbered messages at QoS 1 and 2 in turn, and knows which the broker has taken."""
+    """Publishes numbered messages, at QoS 1 and 2 in turn."""
 
     def __init__(self, port: int) -> None:
         self.sent: Counter[int] = Counter()
@@ -53,7 +53,7 @@ class Publisher:
         self._last: list[paho.MQTTMessageInfo] = []
 
     def publish(self, count: int) -> None:
-        """Hand that many messages to paho."""
+        """Publish so many messages."""
         for _ in range(count):
             qos = 1 + sum(self.sent.values()) % 2
             text = b"%d:%d:" % (qos, self.sent[qos])
@@ -63,16 +63,16 @@ class Publisher:
 
     @property
     def waiting(self) -> int:
-        """How many the broker has not taken yet."""
+        """How many messages the broker has not acknowledged yet."""
         self._last = [info for info in self._last if not info.is_published()]
         return len(self._last)
 
     def finish(self) -> None:
-        """Wait until the broker has taken everything."""
+        """Wait until the broker has acknowledged all messages; disconnect."""
         deadline = time.monotonic() + 60
         while self.waiting:
             if time.monotonic() > deadline:
-                raise RuntimeError(f"the broker has not taken {self.waiting} messages within a minute")
+                raise RuntimeError(f"the broker has not acknowledged {self.waiting} messages within a minute")
             time.sleep(0.05)
         self._client.disconnect()
         self._client.loop_stop()
@@ -80,7 +80,7 @@ class Publisher:
 
 @dataclass
 class Outcome:
-    """What the segments hold, against what was published."""
+    """The messages in the segments, compared with the published ones."""
 
     kills: int
     published: dict[int, int]
@@ -91,7 +91,7 @@ class Outcome:
 
     @property
     def holds(self) -> bool:
-        """Whether the promise was kept."""
+        """Whether no message is missing or there twice."""
         return not any(self.missing.values()) and not any(self.twice.values())
 
     def counted(self) -> dict[str, object]:
@@ -115,7 +115,7 @@ def count(landing: Path, published: dict[int, int], kills: int) -> Outcome:
     copies = 0
     sealed = find_segments(landing)
     for expected, segment in enumerate(sealed, 1):
-        assert segment.number == expected, f"segment {expected} is not there"
+        assert segment.number == expected, f"segment {expected} is missing"
         table = pq.read_table(segment.path, columns=["row", "qos", "dup", "payload"])
         rows += table["row"].to_pylist()
         for qos, dup, payload in zip(*(table[name].to_pylist() for name in ("qos", "dup", "payload")), strict=True):
@@ -169,7 +169,7 @@ async def kill_collector(directory: Path, kills: int, seed: int, batch: int = 60
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run it; return 0 if the promise was kept."""
+    """Run it; return 0 if no message is missing or there twice."""
     with contextlib.ExitStack() as stack:
         directory = arguments.directory
         if directory is None:

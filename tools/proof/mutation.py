@@ -1,7 +1,7 @@
 """Mutation testing, sampled: `make mutation` changes one place of the code at a time and runs the tests of its area.
 
 The changes are cosmic-ray's operators, and one that removes a statement. Only CPython runs, in a copy of the tree. A mutant
-that survives shows a missing test, code that nothing needs, or a change without effect: its diff is printed, to be judged.
+that survives shows a missing test, unnecessary code, or a change without effect. Its diff is printed for a person to judge.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def is_code(node) -> bool:
 
 
 def sample(paths: list[Path], count: int, rng: random.Random) -> Iterator[tuple[Path, str]]:
-    """Yield mutants as (file, source): a line at random, then a kind of change that the line allows, then one of that kind."""
+    """Yield mutants as (file, source). Each is a random change of a random kind in a random line."""
     some = operators()
     from cosmic_ray.ast import ast_nodes, get_ast
     from cosmic_ray.mutating import mutate_code
@@ -115,7 +115,7 @@ def main() -> int:
     """Try a sample of mutants; print those that survive; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tools.proof.mutation", description=__doc__.splitlines()[0])
     parser.add_argument("--seed", type=number(int, 0), default=random.randrange(10**6))
-    parser.add_argument("--sample", type=number(int, 1), default=40, help="mutants of each area")
+    parser.add_argument("--sample", type=number(int, 1), default=40, help="how many mutants of each area")
     parser.add_argument("--areas", nargs="+", choices=AREAS, default=list(AREAS))
     arguments = parser.parse_args()
     print(f"seed {arguments.seed}", flush=True)

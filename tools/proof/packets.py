@@ -1,8 +1,8 @@
-"""MQTT packets for tests, both ways and at all three levels: what a correct program sends, and whatever else one asks for.
+"""MQTT packets for tests, in both directions and at all three levels: correct packets, and wrong ones on request.
 
-The only codec of tests and proofs, kept apart from the product's on purpose: written from the standards alone, so that one's
-mistakes do not hide in the other's. Writers return bytes and check nothing: a wrong flag, a lying length, an id of 0 are there to
-be sent. It runs on MicroPython, too.
+It is the only codec of tests and proofs. It is separate from the product's on purpose, and written from the standards alone: a
+mistake in a shared codec would hide itself. Writers return bytes and check nothing, so that tests can send wrong flags, wrong
+lengths and an id of 0. It runs on MicroPython, too.
 """
 
 TYPE_CHECKING = False
@@ -44,7 +44,7 @@ def packet(head: int, *parts: bytes) -> bytes:
 
 
 def packet_end(octets: bytes | bytearray, start: int = 0) -> int:
-    """Return where the packet that begins at `start` ends, or 0 where it is incomplete."""
+    """Return the end of the packet that begins at `start`, or 0 if it is incomplete."""
     n = shift = 0
     at = start + 1
     while at < len(octets):
@@ -58,7 +58,7 @@ def packet_end(octets: bytes | bytearray, start: int = 0) -> int:
 
 
 def split(octets: bytes) -> "tuple[list[bytes], bytes]":
-    """Return the packets at the beginning of a stream, and the part of one that is left."""
+    """Return the complete packets of a stream, and the rest."""
     packets = []
     start = 0
     while end := packet_end(octets, start):
@@ -80,7 +80,7 @@ def connect(
     user: str = "",
     password: str = "",
 ) -> bytes:
-    """Return a CONNECT without a will; with user and password where there is a user."""
+    """Return a CONNECT without a will; with user and password if there is a user."""
     name = "MQIsdp" if level == 3 else "MQTT"
     head = text(name) + bytes((level, (2 if clean else 0) | (0xC0 if user else 0))) + word(keep_alive_s)
     login = text(user) + text(password) if user else b""
@@ -109,7 +109,7 @@ def publish(
 
 
 def ack(kind: int, packet_id: int, code: int | None = None) -> bytes:
-    """Return a PUBACK, PUBREC, PUBREL or PUBCOMP; a code only where one is given (level 5)."""
+    """Return a PUBACK, PUBREC, PUBREL or PUBCOMP; with a code if one is given (level 5)."""
     return packet(kind << 4 | (2 if kind == PUBREL else 0), word(packet_id) + (b"" if code is None else bytes((code,))))
 
 
@@ -139,16 +139,16 @@ PONG = packet(0xD0)
 
 
 def disconnect(level: int = 4, code: int | None = None) -> bytes:
-    """Return a DISCONNECT; a code only where one is given (level 5)."""
+    """Return a DISCONNECT; with a code if one is given (level 5)."""
     return packet(0xE0, b"" if code is None else bytes((code,)))
 
 
 class Wrong(Exception):
-    """The client under test sent bytes that no client may send; the text says which rule they break."""
+    """The bytes break the standard; the text says which rule."""
 
 
 class Packet:
-    """One packet that came, taken apart."""
+    """One parsed packet."""
 
     def __init__(self, kind: int, flags: int, body: bytes, level: int):
         self.kind = kind
@@ -225,7 +225,7 @@ class _Body:
 
 
 class Reader:
-    """Takes a stream of bytes apart. The level is learnt from a CONNECT, or given."""
+    """Parses a stream of bytes. The level comes from a CONNECT, or is given."""
 
     def __init__(self, level: int = 4):
         self.level = level
@@ -234,7 +234,7 @@ class Reader:
 
     @property
     def pending(self) -> int:
-        """How many bytes of an incomplete packet there are."""
+        """How many bytes of an incomplete packet are in the buffer."""
         return len(self._buffer)
 
     def feed(self, chunk: bytes) -> list[Packet]:
@@ -246,7 +246,7 @@ class Reader:
         return list(self.packets(chunk))
 
     def packets(self, chunk: bytes) -> "Iterator[Packet]":
-        """Yield the packets that these bytes complete: those before a wrong one, too."""
+        """Yield the packets that these bytes complete, also those before a wrong one."""
         self._buffer += chunk
         while (end := self._end()) and end <= len(self._buffer):
             at = 2
@@ -318,7 +318,7 @@ class Reader:
         return result
 
     def _alias(self, result: Packet) -> None:
-        """Put in the topic of an alias that was set on this connection; only the alias as the first property is looked for."""
+        """Set the topic from an alias of this connection. It finds the alias only if that is the first property."""
         alias = int.from_bytes(result.properties[1:3], "big") if result.properties[:1] == b"\x23" else 0
         if alias and result.topic:
             self._aliases[alias] = result.topic
@@ -356,7 +356,7 @@ class Reader:
 
 
 def _check_flags(kind: int, flags: int, level: int) -> None:
-    """Check what may stand beside a type, by the tables of 2.2.2 (3.1: PUBREL, SUBSCRIBE, UNSUBSCRIBE may carry DUP)."""
+    """Check a type's flags by the tables of 2.2.2 (3.1: PUBREL, SUBSCRIBE, UNSUBSCRIBE may have DUP)."""
     if kind == PUBLISH:
         right = flags >> 1 & 3 != 3
     elif kind in (PUBREL, SUBSCRIBE, UNSUBSCRIBE):

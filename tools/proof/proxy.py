@@ -1,20 +1,20 @@
-"""A TCP proxy on loopback that does to a connection what a bad link does: delays it, cuts it at a chosen packet or
-inside one, swallows its bytes.
+"""A TCP proxy on loopback that simulates a bad link: it delays bytes, cuts a connection at a chosen packet or inside one, or
+lets a connection stand without passing anything.
 
-With `capture` it writes what passes to a file that the wire audit reads (`make wire-audit`): one JSON object a line,
-`{"t": microseconds, "c": "connection", "d": "up" or "down", "b": "hex"}`. What a reset took out of the receiver's buffers
-after it had passed stands there too.
+With `capture` it writes the traffic to a file that the wire audit reads (`make wire-audit`): one JSON object a line,
+`{"t": microseconds, "c": "connection", "d": "up" or "down", "b": "hex"}`. The file also has bytes that passed, and that a reset
+then discarded from the receiver's buffers.
 
-It finds packet boundaries with the tests' codec, which shares no mistake with the one under test. It keeps a count of what it
-did. It knows nothing of sessions.
+It finds packet boundaries with the tests' codec, which shares no mistake with the product's. It counts its cuts and bytes. It
+knows nothing of sessions.
 
-Planned cuts have an address, so that every place of a flow can be enumerated and each replayed alone:
+Planned cuts have an address, so that every place of a flow can be enumerated, and each cut replayed alone:
 
     Cut("up", 3, "before", "rst")     the third packet from the client does not pass; the connection is reset
     Cut("down", 1, "middle", "fin")   half of the first packet to the client passes; then the connection ends
     Cut("up", 2, "after", "hole")     the second packet passes, and from then on nothing does, in either direction
 
-Packets are counted from the cut before, over all connections: the plan's first cut waits for its packet, then the second does.
+Packets are counted from the cut before, over all connections. The second cut of a plan begins to count after the first cut.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from typing import TextIO
 from tools.proof.packets import packet_end, split
 
 READ_BYTES = 65536
-# The part that got through must be read before a reset discards what is unread.
+# The receiver must read the part that passed before a reset discards it.
 SETTLE_S = 0.01
 
 UP, DOWN = "up", "down"
@@ -56,7 +56,7 @@ class Cut:
 
     Attributes:
         direction: "up", from the client to the broker, or "down".
-        packet: which packet in that direction, 1 for the first one after the cut before.
+        packet: which packet in that direction; 1 is the first packet after the cut before.
         place: how much of it passes: nothing ("before"), its first byte, half, all but its last byte, all of it ("after").
         manner: "fin" both ends are closed; "rst" both are reset; "hole" nothing passes any more, nothing is closed;
             "action" the proxy's `action` is awaited, then both are reset.
@@ -76,7 +76,7 @@ class Cut:
 
     @classmethod
     def parse(cls, text: str) -> Cut:
-        """Return the cut that `str` wrote."""
+        """Return the cut of a text that `str` made."""
         where, place, manner = text.split(".")
         direction = UP if where.startswith(UP) else DOWN
         if place not in PLACES or manner not in MANNERS:
@@ -86,14 +86,14 @@ class Cut:
 
 @dataclass(frozen=True)
 class Seen:
-    """One packet that came to the proxy whole.
+    """One complete packet that the proxy received.
 
     Attributes:
-        direction: where it was going.
+        direction: UP or DOWN.
         content: its bytes.
-        passed: how many of them passed.
-        connection: on which connection, 1 for the first.
-        cuts: how many planned cuts had been made before.
+        passed: how many of them were passed on.
+        connection: the number of its connection; 1 is the first.
+        cuts: how many planned cuts were made before.
     """
 
     direction: str
@@ -109,13 +109,13 @@ class Seen:
 
     @property
     def whole(self) -> bool:
-        """Whether all of it passed."""
+        """Whether all of it was passed on."""
         return self.passed == len(self.content)
 
 
 @dataclass
 class Counts:
-    """What the proxy did."""
+    """The proxy's counts."""
 
     connections: int = 0
     cuts: int = 0
@@ -134,7 +134,7 @@ class _Link:
     cut_inside: bool = False
 
     def abort(self) -> None:
-        """End both sides with a reset; what lies in buffers is gone, as it is when a board loses its power."""
+        """Reset both sides. Bytes in buffers are lost, as when a board loses its power."""
         for writer in (self.down, self.up):
             raw = writer.get_extra_info("socket")
             if raw is not None:
@@ -145,7 +145,7 @@ class _Link:
             writer.transport.abort()
 
     def end(self) -> None:
-        """Close both sides in order."""
+        """Close both sides normally."""
         self.down.close()
         self.up.close()
 
@@ -156,11 +156,11 @@ class Proxy:
     Args:
         target: the broker's port.
         rng: draws the places of unplanned cuts.
-        delay_s: how long every byte takes, one way; a round trip takes twice that.
+        delay_s: the delay of every byte, one way; a round trip takes twice as long.
         plan: cuts to make, one after the other.
         action: what a cut of manner "action" awaits.
-        watch: keep `trace`, a list of the packets that came; implied by a plan.
-        capture: a file that gets what passes, behind what it holds.
+        watch: keep `trace`, a list of the received packets; implied by a plan.
+        capture: a file to append the traffic to.
     """
 
     def __init__(
@@ -193,18 +193,18 @@ class Proxy:
         self._capture: TextIO | None = None
         if capture is not None:
             capture.parent.mkdir(parents=True, exist_ok=True)
-            # By lines: a run that is killed leaves whole ones. It closes in stop().
+            # Buffered by lines, so that a killed run leaves complete lines. It is closed in stop().
             self._capture = open(capture, "a", buffering=1)  # noqa: SIM115
             self._run = time.time_ns()
 
     async def start(self) -> Proxy:
-        """Start to listen, on a free port."""
+        """Listen on a free port."""
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
         self.port = self._server.sockets[0].getsockname()[1]
         return self
 
     async def stop(self) -> None:
-        """Stop to listen and end every connection; wait for the action's end, and raise what it raised."""
+        """Stop listening and end every connection; wait for the action's end, and raise its error."""
         self._stopped = True
         if self._server is not None:
             self._server.close()
@@ -218,7 +218,7 @@ class Proxy:
 
     @property
     def connected(self) -> bool:
-        """Whether a connection stands at this moment."""
+        """Whether there is a connection at this moment."""
         return bool(self._links)
 
     def cut(self) -> int:
@@ -237,12 +237,12 @@ class Proxy:
             link.cut_inside = True
 
     def swallow(self) -> None:
-        """Let every connection stand but pass nothing on, in either direction: a black hole."""
+        """Keep every connection open, but pass nothing in either direction."""
         for link in self._links:
             link.swallow = True
 
     def _note(self, link: _Link, direction: str, content: bytes) -> None:
-        """Write what is passed on to the capture."""
+        """Write passed bytes to the capture."""
         if self._capture is not None and content:
             line = {
                 "t": time.time_ns() // 1000,
@@ -277,7 +277,7 @@ class Proxy:
         try:
             done, _ = await asyncio.wait(link.tasks, return_when=asyncio.FIRST_COMPLETED)
             if link.swallow and done == {link.tasks[0]}:
-                # The client gave a black hole up; the broker can't know before it finds out by itself.
+                # The client closed a silent connection; the broker must not learn that from the proxy.
                 await asyncio.wait(link.tasks)
         finally:
             for task in link.tasks:
@@ -290,7 +290,7 @@ class Proxy:
         self, link: _Link, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, direction: str
     ) -> None:
         late = _Late(writer, self.delay_s) if self.delay_s else None
-        pending = bytearray()  # the packet under way, where packets are watched
+        pending = bytearray()  # the incomplete packet, if packets are watched
         try:
             while chunk := await reader.read(READ_BYTES):
                 if link.swallow:
@@ -324,7 +324,7 @@ class Proxy:
                 await late.close()
 
     async def _pass(self, link: _Link, packet: bytes, writer: asyncio.StreamWriter, direction: str) -> bool:
-        """Pass a packet on, whole or in part as the plan says; return whether that ended the connection."""
+        """Pass a packet on, all of it or the part that the plan says; return whether that ended the connection."""
         self._seen[direction] += 1
         cut = self._plan[0] if self._plan else None
         if cut is not None and (cut.direction != direction or cut.packet != self._seen[direction]):
@@ -373,7 +373,7 @@ class Proxy:
 
 
 class _Late:
-    """Writes what it is given after a delay, in order."""
+    """Writes bytes after a delay, in their order."""
 
     def __init__(self, writer: asyncio.StreamWriter, delay_s: float):
         self._writer = writer
@@ -382,11 +382,11 @@ class _Late:
         self._last = self._loop.time()
 
     def write(self, chunk: bytes) -> None:
-        """Write this once the delay has passed."""
-        # Two timers of one moment need not fire in the order they were made: each one is later than the one before.
+        """Write bytes when the delay has passed."""
+        # Two timers with the same time may fire in any order, so each one is later than the one before.
         self._last = max(self._loop.time() + self._delay_s, self._last + 1e-7)
         self._loop.call_at(self._last, self._writer.write, chunk)
 
     async def close(self) -> None:
-        """Wait until all is written."""
+        """Wait until everything is written."""
         await asyncio.sleep(max(0.0, self._last - self._loop.time()) + 0.001)

@@ -1,6 +1,6 @@
-"""Cases side by side: workers take one case after another, and what a case is found to need is run as well.
+"""Runs cases side by side in workers; the verdict of a case may add further cases.
 
-It knows no kind of case: a case is a value whose `str` is its id, a worker runs it and returns a verdict.
+It knows no kind of case: a case is a value whose `str` is its id; a worker runs it and returns a verdict.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ Case = TypeVar("Case")
 
 
 class Worker(Protocol):
-    """What runs cases, one at a time."""
+    """Runs cases, one at a time."""
 
     async def run(self, case: Any) -> Any:
         """Run a case; return the verdict."""
 
     async def stop(self) -> None:
-        """End what was started."""
+        """End the programs that it started."""
 
 
 def find(cases: Iterable[Case], text: str) -> Case:
@@ -42,7 +42,7 @@ async def run_cases(
     Args:
         cases: in the order in which they begin.
         workers: how many there are; `make` makes each, by its number.
-        report: is given each verdict, and returns further cases, to be run as well.
+        report: receives each verdict, and returns further cases to run.
     """
     waiting = list(cases)[::-1]
     busy = 0
