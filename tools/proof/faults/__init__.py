@@ -1,5 +1,4 @@
-"""Numbered messages over a link, a broker and a board that fail at every place there is, and a broker that misbehaves.
+"""Numbered messages over a link, a broker and a board that fail at every possible place; and a broker that breaks the rules.
 
-What speaks for the far end (the peer, the hostile broker, the audit) uses `tools.proof.packets`, a codec that shares nothing
-with the library's.
+The peer, the hostile broker and the audit use `tools.proof.packets`, a codec that shares nothing with the library's.
 """

@@ -1,10 +1,10 @@
-"""`python -m tools.proof.faults`: cut the link everywhere, kill the broker everywhere, and count what was lost or came twice.
+"""`python -m tools.proof.faults`: cut the link and kill the broker at every place; count lost and repeated messages.
 
-With `--hostile`: every wrong thing that a broker can do, at every moment, at every level, on both interpreters.
+With `--hostile`: a broker that does every wrong thing, at every moment, at every level, on both interpreters.
 
-A case that fails prints its id; `python -m tools.proof.faults --case ID` runs it alone. Exit status: 0 nothing was violated; 1
-something was; 2 it could not be run; 130 stopped by Ctrl-C. What was counted goes to build/faults.json or build/hostile.json, all
-that is known of failing cases to build/faults-failing.txt.
+A case that fails prints its id; `python -m tools.proof.faults --case ID` runs it alone. Exit status: 0 no rule was violated; 1 a
+rule was violated; 2 it could not be run; 130 stopped by Ctrl-C. The counts go to build/faults.json or build/hostile.json, the
+details of failing cases to build/faults-failing.txt.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ KILLS_SHORT = ((4, 20),)
 
 
 class Tally:
-    """Counts verdicts, and shows the bad ones."""
+    """Counts verdicts, and prints those with problems."""
 
     def __init__(self) -> None:
         self.counts: Counter = Counter()
@@ -67,16 +67,16 @@ async def run_suite(suite: Suite, tally: Tally, workers: int) -> None:
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    """Return the command line's meaning; `cases` or `suites` are those to run."""
+    """Return the arguments of the command line; `cases` or `suites` are those to run."""
     parser = argparse.ArgumentParser(prog="python -m tools.proof.faults", description=__doc__.splitlines()[0])
     parser.add_argument("--case", action="append", help="run only the case with this id, and show its packets")
-    parser.add_argument("--times", type=number(int, 1), default=1, help="how often")
-    parser.add_argument("--hostile", action="store_true", help="a broker that does every wrong thing, in their place")
-    parser.add_argument("--short", action="store_true", help="the part that belongs to the tests")
+    parser.add_argument("--times", type=number(int, 1), default=1, help="repetitions of a --case")
+    parser.add_argument("--hostile", action="store_true", help="run the cases of the hostile broker instead")
+    parser.add_argument("--short", action="store_true", help="only the part that the tests run")
     parser.add_argument("--only", default="", help="only the suites whose name begins so")
     parser.add_argument("--workers", type=number(int, 1), default=WORKERS, help="cases side by side")
-    parser.add_argument("--seed", type=int, help="of the moments at which the board is killed")
-    parser.add_argument("--output", type=Path, help="where the figures go, in place of build/")
+    parser.add_argument("--seed", type=int, help="of the moments of the board's power cuts")
+    parser.add_argument("--output", type=Path, help="file of the counts; default: in build/")
     arguments = parser.parse_args(argv)
     try:
         arguments.cases = [find(text) for text in arguments.case or ()] * arguments.times
@@ -93,7 +93,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def run_chosen(cases: list[Any], workers: int, tally: Tally, show: bool) -> None:
-    """Run these cases, and show what is known of them: of all, or of those that fail."""
+    """Run these cases, and print the details of all, or of those that fail."""
 
     def report(verdict: Any) -> None:
         tally.add(verdict, "chosen")

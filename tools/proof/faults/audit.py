@@ -1,16 +1,16 @@
-"""What a device may put on the wire, checked against what a proxy saw of it; with the tests' own codec.
+"""Checks the device's packets, as a proxy saw them, against the rules of the protocol; with the tests' own codec.
 
-Every packet has to be well-formed; beyond that these rules hold over all connections of a session:
+Every packet has to be well-formed. Besides, these rules hold over all connections of a session:
 
-    a message keeps its packet id; sent again on a later connection it has DUP, on the first connection nothing has it
-    on one connection no message goes out twice (levels 4 and 5), and they go out in the order of their numbers
-    after PUBREL no PUBLISH of that message follows; PUBREL only follows a PUBREC that came, but for an id of a session that the
-        broker knows and a device without a journal does not: before its first message there, that clears the id
+    a message keeps its packet id; it has DUP when it is sent again on a later connection, and never on the first
+    on one connection no message is sent twice (levels 4 and 5), and messages are sent in the order of their numbers
+    no PUBLISH of a message follows its PUBREL; PUBREL only follows a received PUBREC. One exception: a device without a journal
+        that resumes a session of the broker sends PUBREL to clear an id before its first message with that id
     no more messages are unacknowledged than the window allows
-    PUBACK, PUBREC and PUBCOMP answer packets that came, each of them once
+    PUBACK, PUBREC and PUBCOMP answer received packets, each of them once
 
-The broker is watched too. Mosquitto 2.0 sends a QoS 2 message anew, past its PUBREL, where a connection broke before its
-CONNACK: a receiver can't tell that from a new message, so such a repetition is the broker's, and is counted as that.
+The broker's packets are read, too. When a connection ends before its CONNACK, mosquitto 2.0 sends a QoS 2 message again although
+it has sent its PUBREL already. A receiver can't tell that from a new message, so such a repetition is counted as the broker's.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from tools.proof.proxy import UP, Seen
 
 @dataclass
 class Wire:
-    """What the packets of a case tell.
+    """The audit's result.
 
     Attributes:
-        problems: the rules that the device broke, in words.
-        repeated: the numbers that the broker repeated against the rules.
-        released: the numbers whose PUBREC came: at level 3, nobody can know whether a broker that lost them did so after that.
-        forgot: the broker said that it did not know a session that it had known.
-        uncertain: the numbers that a device may call in doubt, whatever the broker says later: their PUBREC had come, and then a
-            CONNECT stayed without an answer, which may have said that the session was lost.
-        unproved: those of them that it must not call delivered, as their PUBREL shows that the PUBREC was read. (At level 5 a
-            PUBCOMP proves the delivery all the same.)
+        problems: descriptions of the rules that the device broke.
+        repeated: the numbers of the messages that the broker repeated against the rules.
+        released: the numbers whose PUBREC was received. At level 3 nobody can know whether the broker lost such a message later.
+        forgot: the broker did not know a session any more that it had known before.
+        uncertain: the numbers that a device may report as in doubt: their PUBREC was received, and then a CONNECT got no answer,
+            and that answer may have said that the session was lost.
+        unproved: the uncertain ones that must not be reported as delivered, because their PUBREL shows that the device has read
+            the PUBREC. (At level 5 a PUBCOMP proves the delivery all the same.)
     """
 
     problems: list[str] = field(default_factory=list)
@@ -48,26 +48,26 @@ class Wire:
 
 @dataclass
 class _Ledger:
-    """What the device has sent and seen of a session."""
+    """The packets of a session so far."""
 
     case: Case
     wire: Wire = field(default_factory=Wire)
     ids: dict[int, int] = field(default_factory=dict)  # number -> packet id
-    released: set[int] = field(default_factory=set)  # ids whose PUBREL was sent and whose PUBCOMP has not come
-    received: set[int] = field(default_factory=set)  # ids whose PUBREC came
+    released: set[int] = field(default_factory=set)  # ids with a PUBREL, without a PUBCOMP yet
+    received: set[int] = field(default_factory=set)  # ids with a PUBREC
     connection: int = 0
-    clean: bool = False  # what the last CONNECT asked for
-    unanswered: bool = False  # the last CONNECT had no CONNACK that passed
-    ended: set[int] = field(default_factory=set)  # ids whose PUBCOMP passed
-    accepted: bool = False  # a CONNACK came
+    clean: bool = False  # the flag of the last CONNECT
+    unanswered: bool = False  # no CONNACK was passed on for the last CONNECT
+    ended: set[int] = field(default_factory=set)  # ids whose PUBCOMP was passed on
+    accepted: bool = False  # a CONNACK was sent
     sent: list[int] = field(default_factory=list)  # numbers, on this connection
     finished: set[int] = field(default_factory=set)
     open: set[int] = field(default_factory=set)  # ids in flight on this connection
-    came: Counter = field(default_factory=Counter)  # (kind, id) of what came down on this connection
+    came: Counter = field(default_factory=Counter)  # (kind, id) of the broker's packets on this connection
     answered: Counter = field(default_factory=Counter)
-    past_pubrel: set[int] = field(default_factory=set)  # the broker's ids, until a PUBCOMP passed
-    joined: bool = False  # a CONNACK passed
-    unknown: set[int] = field(default_factory=set)  # ids that the device has not used, and the broker may hold
+    past_pubrel: set[int] = field(default_factory=set)  # the broker's ids after PUBREL, until a PUBCOMP was passed on
+    joined: bool = False  # a CONNACK was passed on
+    unknown: set[int] = field(default_factory=set)  # ids that the device has not used yet, and that the broker may know
 
     def wrong(self, text: str) -> None:
         self.wire.problems.append(f"wire, connection {self.connection}: {text}")
@@ -135,7 +135,7 @@ class _Ledger:
             self.unanswered = not passed
             if self.case.level > 3 and not packet.session_present:
                 self.wire.forgot |= self.accepted and not self.clean
-                self.ids, self.released, self.received = {}, set(), set()  # all is published anew
+                self.ids, self.released, self.received = {}, set(), set()  # all messages are published again
                 self.unknown = set()
             self.accepted = True
             if passed and not self.joined:
@@ -159,7 +159,7 @@ class _Ledger:
 
 
 def audit(case: Case, trace: list[Seen]) -> Wire:
-    """Return what the packets tell."""
+    """Return the result of the audit."""
     ledger = _Ledger(case)
     ups, downs = p.Reader(case.level), p.Reader(case.level)
     for seen in trace:

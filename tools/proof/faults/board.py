@@ -1,14 +1,15 @@
-"""A board whose power is cut at random moments: publishes numbered messages from its journal, and takes numbered messages.
+"""A board whose power is cut at random moments: it publishes numbered messages from its journal, and receives others.
 
     micropython -m tools.proof.faults.board <port> <level> <count> <window>
 
-Its flash is `flash.bin` in its working directory, with the operation under way in `flash.intent`. A message's number is its
-ordinal in the journal, so that the board goes on where its flash says it was: odd ones at QoS 1, even ones at QoS 2. Lines:
+Its flash is `flash.bin` in its working directory; `flash.intent` has the current flash operation. A message's number is its
+ordinal in the journal, so that after a cut the board continues with the next number. Odd numbers have QoS 1, even ones QoS 2.
+It prints these lines:
 
     up <boot> <stored>      mounted
-    stored <number>         publish() has returned: from here on it is a promise
+    stored <number>         publish() has returned: from now on the message must not be lost
     got <number>            the application was handed this message
-    done                    all is delivered, and the last message of each QoS was taken
+    done                    everything is delivered, and the last message of each QoS was received
 """
 
 import sys
@@ -20,14 +21,14 @@ from flashmqtt.journal.journal import Journal
 from tools.flashsim.nor import FileNorFlash
 
 FLASH_BYTES = 48 * 1024
-TIME = 0.25  # flash operations take this part of their typical time: cuts shall fall into them, and into the rest too
+TIME = 0.25  # the share of their typical time that flash operations take, so that cuts fall into them and between them
 SAMPLE_MS = 4
 KEEP_ALIVE_S = 2
 RESPONSE_S = 2
 
 
 def main(port, level, count, window):
-    """Publish until `count` messages are stored, then until all are delivered and the end has come."""
+    """Publish until `count` messages are stored; wait until all are delivered and the peer's last messages are received."""
     flash = FileNorFlash("flash.bin", FLASH_BYTES, intent="flash.intent", time_scale=TIME)
     journal = Journal(BlockRegion(flash))
     print("up", journal.boot, journal.stored)
@@ -61,7 +62,7 @@ def main(port, level, count, window):
         client.poll(SAMPLE_MS)
         if not number % 8:
             journal.idle()
-    # The end comes at each QoS: a QoS 2 message takes two round trips, and one of QoS 1 overtakes it.
+    # There is a last message of each QoS, because a message at QoS 1 may overtake one at QoS 2, which takes two round trips.
     while client.pending or len(ended) < 2:
         client.poll(50)
     client.disconnect()

@@ -1,20 +1,21 @@
-"""Fault cases: what they are, how their ids read, and what must hold at their end.
+"""Fault cases: their settings, their ids, and what must hold at their end.
 
-An id says all there is to know about a case, and replays it alone:
+An id contains all settings of a case, so that it replays the case alone:
 
     4-q2-out-mpy-ram-mosquitto-w2x4/up3.middle.rst+down2.after.fin
 
 Level 4, QoS 2, messages going out from a device on MicroPython whose store is in RAM, to mosquitto, a window of 2, four
-messages; the third packet up is cut in its middle with a reset, and the second packet down from then on is the last that
-passes. The interpreters are `mpy` (MicroPython) and `cpy` (CPython), with `aio` behind it for the asyncio face; the stores `ram`
-and `journal`; the flows `out`, `in` and `both` (then the messages going out are QoS 1 and 2 in turn).
+messages; the third packet up is cut in its middle with a reset, and then the connection ends after the second packet down.
+
+The interpreters are `mpy` (MicroPython) and `cpy` (CPython), each followed by `aio` for the asyncio client; the stores `ram` and
+`journal`; the flows `out`, `in` and `both` (messages out at QoS 1 and 2 in turn, and messages in).
 
 Brokers:
     mosquitto   one for all cases
     kill        mosquitto with persistence: a cut of manner "action" kills it with SIGKILL and starts it again
-    lost        the same, but what it had persisted is gone; the device publishes what is in doubt once more
-    lostdrop    the same; the device drops what is in doubt
-    amqtt       a second broker
+    lost        the same, but its database is deleted; the device publishes messages in doubt once more
+    lostdrop    the same; the device drops messages in doubt
+    amqtt       another broker
 """
 
 from __future__ import annotations
@@ -49,12 +50,12 @@ class Case:
 
     @property
     def base(self) -> Case:
-        """The same without any cut."""
+        """The same case without any cut."""
         return replace(self, cuts=())
 
     @property
     def size(self) -> int:
-        """How long a message is."""
+        """The length of a message."""
         return LONG if self.long else 40
 
     def __str__(self) -> str:
@@ -78,18 +79,18 @@ class Case:
 
 @dataclass
 class Outcome:
-    """What was seen of a case.
+    """The observations of a case.
 
     Attributes:
-        received: the numbers that arrived at the far end, in their order.
-        handed: the numbers that were handed to the application, in their order.
-        delivered: the numbers whose delivery the device was told, in doubt ones apart.
+        received: the numbers that the peer received, in order.
+        handed: the numbers that the application received, in order.
+        delivered: the numbers that the device reported as delivered.
         doubtful: the numbers that the device reported as in doubt.
-        errors: why connections ended, as the device says.
-        failure: the device's program failed, or hung: its own words.
-        trace: the packets that came to the proxy.
+        errors: why connections ended, as the device reported it.
+        failure: a description, if the device's program failed or hung.
+        trace: the packets that the proxy received.
         made: how many cuts were made.
-        repeated, released, forgot, uncertain, unproved: what `audit` found.
+        repeated, released, forgot, uncertain, unproved: see `audit.Wire`.
     """
 
     received: list[int] = field(default_factory=list)
@@ -112,7 +113,7 @@ class Outcome:
 
 
 def places_of(trace: list[Seen], manners: tuple[str, ...], cuts: int = 0) -> Iterator[Cut]:
-    """Yield every cut there is in what passed after so many cuts: each packet, each place in it, each manner."""
+    """Yield every possible cut of the packets after so many cuts: each packet, each place in it, each manner."""
     for direction in (UP, DOWN):
         lengths = [len(seen.content) for seen in trace if seen.direction == direction and seen.cuts == cuts]
         for number, length in enumerate(lengths, 1):
@@ -127,7 +128,7 @@ def places_of(trace: list[Seen], manners: tuple[str, ...], cuts: int = 0) -> Ite
 
 
 def judge(case: Case, outcome: Outcome) -> list[str]:
-    """Return what was violated, in words; set the outcome's counts of lost and duplicated messages."""
+    """Return descriptions of the violations; set the outcome's counts of lost and repeated messages."""
     if outcome.failure:
         return [outcome.failure]
     problems: list[str] = []
@@ -156,8 +157,8 @@ def _judge_flow(case: Case, outcome: Outcome, where: str, got: list[int], out: b
     if not out:
         twice -= outcome.repeated
     if case.broker.startswith("lost") or outcome.forgot:
-        # A message in doubt may come twice, or not at all, as the policy says: it was reported. Level 3 has no way to say that a
-        # session was lost: a message past PUBREC is lost with it. So is what the broker had queued for the device.
+        # A message in doubt was reported; it may come twice or not at all, depending on the policy. At level 3 a broker can't
+        # say that it lost a session: a message past PUBREC is lost with it. So are messages queued for the device.
         doubtful = set(outcome.doubtful)
         if not out:
             lost = set()

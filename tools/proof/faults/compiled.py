@@ -1,4 +1,4 @@
-"""The library and the device's programs as a board has them: packed as `make deploy` packs, no source, a small heap."""
+"""The library and the device's programs as a board has them: packed like `make deploy` packs them, without source."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tools.bootstrap import ROOT
 from tools.deploy import build
 from tools.virtual_board.image import MARCH, laid_out
 
-# What the device's programs import besides the library that boards carry.
+# The modules that the device's programs import besides a board's library.
 BESIDES = (
     *(
         "tools/__init__.py",
@@ -22,7 +22,7 @@ BESIDES = (
 
 
 def compile_library() -> Path:
-    """Compile all that is not compiled yet; return the folder to put on MICROPYPATH."""
+    """Compile what is not compiled yet; return the folder for MICROPYPATH."""
     files = {
         **build.library(bool(MARCH)),
         "flashmqtt/flash/file.py": ROOT / "firmware" / "flashmqtt" / "flash" / "file.py",
@@ -32,17 +32,17 @@ def compile_library() -> Path:
 
 
 def program_on(interpreter: str, module: str, heap: str, path: str = "") -> tuple[list[str], dict[str, str]]:
-    """Return the command that runs a module, and the variables that it needs.
+    """Return the command that runs a module, and its environment variables.
 
     Args:
-        interpreter: MicroPython where it begins with "mpy", else CPython.
-        module: its name.
+        interpreter: MicroPython if it begins with "mpy", else CPython.
+        module: the name of the module.
         heap: of MicroPython, such as "192K".
-        path: where MicroPython finds the library; by default what boards get.
+        path: where MicroPython finds the library; default: the packed library.
     """
     if interpreter.startswith("mpy"):
         micropython = str(Path(sys.executable).parent / "micropython")
-        # `.frozen` has `ssl` and `asyncio`.
+        # `.frozen` contains `ssl` and `asyncio`.
         path = f".frozen:{path or compile_library()}"
         return [micropython, "-X", f"heapsize={heap}", "-m", module], {"MICROPYPATH": path}
     return [sys.executable, "-m", module], {"PYTHONPATH": f"{ROOT}:{ROOT / 'firmware'}"}

@@ -1,19 +1,19 @@
-"""The board's side of the fault cases: runs on MicroPython and on CPython, takes one case after another from its input.
+"""The board's side of the fault cases, on MicroPython and CPython. It reads one case after another from its input.
 
     case <name> <port> <level> <qos> <flow> <count> <window> <bytes> <store> <republish> <file> [<keep_alive_s> <response_s>]
 
-and answers, line by line:
+and answers with these lines:
 
-    ready <name>                       subscribed: messages may be sent to it (flow "in")
-    got <name> <number>                the application was handed this message
-    delivered <name> <number>          the broker acknowledged this message for good (flow "out")
+    ready <name>                       it has subscribed: messages may be sent to it (flow "in")
+    got <name> <number>                the application received this message
+    delivered <name> <number>          the broker acknowledged this message finally (flow "out")
     doubt <name> <number>              this message was past PUBREC when the broker lost the session
     error <name> <class>[:reason] <text>  a connection ended, and why
-    end <name> <connections> <heap>    all is delivered, or taken and a further connection brought nothing
+    end <name> <connections> <heap>    everything is delivered, or received and a further connection brought nothing
 
-The flow "out" publishes `count` numbered messages, the first half before there is a connection. The flow "in" takes
-messages until one whose payload is "end"; then it connects once more, which shows whether anything comes a second time. The
-flow "both" publishes, at QoS 1 and 2 in turn, and takes messages until the end, over one session.
+The flow "out" publishes `count` numbered messages, the first half before there is a connection. The flow "in" receives
+messages until one whose payload is "end"; then it connects once more, which shows whether a message comes a second time. The
+flow "both" publishes at QoS 1 and 2 in turn and receives messages until "end", in one session.
 """
 
 import gc
@@ -33,7 +33,7 @@ SECTORS = 16
 
 
 def say(*words):
-    """Tell the harness."""
+    """Print a line for the harness."""
     print(*words)
     try:
         sys.stdout.flush()
@@ -42,7 +42,7 @@ def say(*words):
 
 
 def open_store(kind, file):
-    """Return the store that a case asks for: "ram", or "journal" in a flash image of that name."""
+    """Return a case's store: "ram", or "journal" in a flash image with this file name."""
     if kind == "ram":
         from flashmqtt.session.ram import RamStore
 
@@ -60,7 +60,7 @@ def body(number, size):
 
 
 def kind_of(error):
-    """Return an error's class, with the reason that level 5's DISCONNECT tells, where it has one."""
+    """Return an error's class, with the reason code of level 5's DISCONNECT if it has one."""
     kind = type(error).__name__
     return "%s:%02x" % (kind, error.reason) if isinstance(error, FlashMqttError) and error.reason else kind
 
@@ -115,12 +115,12 @@ class Case:
         client.link.fail = self.fail  # type: ignore[method-assign]
 
     def fail(self, error, now_ms):
-        """Tell why a connection ended."""
+        """Print why a connection ended."""
         say("error", self.name, kind_of(error), error)
         self._fail(error, now_ms)
 
     def on_message(self, message):
-        """Hand a message to the application: here, to the harness."""
+        """Print the number of a received message."""
         text = message.payload.decode().split(";")[0]
         if text == "end":
             self.ended = True
@@ -128,20 +128,20 @@ class Case:
             say("got", self.name, text)
 
     def on_delivered(self, handle):
-        """Tell which message was delivered."""
+        """Print which message was delivered."""
         # A message can be delivered before the call that publishes it has returned.
         say("delivered", self.name, self.numbers.get(handle, self.publishing))
 
     def on_refused(self, handle, code):
-        """Tell which message the broker refused: none of these may be."""
+        """Print which message the broker refused; it must not refuse any."""
         say("error", self.name, "Refused", self.numbers.get(handle, self.publishing), hex(code))
 
     def on_in_doubt(self, handle):
-        """Tell which message is in doubt."""
+        """Print which message is in doubt."""
         say("doubt", self.name, self.numbers.get(handle, 0))
 
     def publish(self, first, last):
-        """Publish these messages."""
+        """Publish the messages from `first` to `last` - 1."""
         for number in range(first, last):
             qos = self.qos
             if self.flow == "both":
@@ -168,7 +168,7 @@ class Case:
             try:
                 client.connect(DRAIN_S)
             except ConnectRefused:
-                pass  # told by `fail`; the client goes on trying
+                pass  # `fail` prints it; the client tries again
             self.publish(self.count // 2 + 1, self.count + 1)
             deadline = ticks_add(ticks_ms(), DRAIN_S * 1000)
             asked = True
@@ -195,7 +195,7 @@ class Case:
         client.disconnect()
 
     def linger(self):
-        """Take whatever still comes, over a connection that stands."""
+        """Receive for a moment what still comes, while there is a connection."""
         deadline = ticks_add(ticks_ms(), QUIET_MS)
         while ticks_diff(deadline, ticks_ms()) > 0 or not self.client.connected:
             self.client.poll(QUIET_MS // 3)
@@ -208,7 +208,7 @@ def heap():
 
 
 def main(make):
-    """Run the cases that come in, until the input ends; `make` makes each out of its words."""
+    """Run the cases of the input until it ends; `make` makes a case from its words."""
     while True:
         words = sys.stdin.readline().split()
         if not words:

@@ -1,4 +1,4 @@
-"""The board's side of the fault cases, through the asyncio face: the same commands and answers as `device.py`."""
+"""The board's side of the fault cases with the asyncio client: the same commands and answers as `device.py`."""
 
 import asyncio
 
@@ -10,12 +10,12 @@ from tools.proof.faults.device import DRAIN_S, QUIET_MS, Case, body, kind_of, ma
 
 
 async def sleep_ms(ms):
-    """Let the client's task run for so long."""
+    """Let the client's task run for a time."""
     await asyncio.sleep(ms / 1000)
 
 
 class AioCase(Case):
-    """One case, as a program with tasks."""
+    """One case, as a program with asyncio tasks."""
 
     client_class = Client
 
@@ -24,7 +24,7 @@ class AioCase(Case):
         asyncio.run(self.go())
 
     async def go(self):
-        """Publish, and take messages in a task of their own."""
+        """Publish; receive messages in another task."""
         client = self.client
         taking = None
         if self.flow != "out":
@@ -53,14 +53,14 @@ class AioCase(Case):
         await client.disconnect()
 
     async def connect(self):
-        """Connect; where that fails, the client goes on trying."""
+        """Connect; if the broker refuses, the client tries again."""
         try:
             await self.client.connect(DRAIN_S)
         except ConnectRefused:
             pass
 
     async def publish_some(self, first, last):
-        """Publish these messages."""
+        """Publish the messages from `first` to `last` - 1."""
         for number in range(first, last):
             qos = self.qos
             if self.flow == "both":
@@ -71,7 +71,7 @@ class AioCase(Case):
             self.numbers[await self.client.publish(self.topic, body(number, self.size), qos)] = number
 
     async def take(self):
-        """Take messages, for ever."""
+        """Receive messages until the task is cancelled."""
         while True:
             try:
                 async for message in self.client:
@@ -80,7 +80,7 @@ class AioCase(Case):
                 say("error", self.name, kind_of(error), error)
 
     async def settle(self):
-        """Give whatever still comes its time, over a connection that stands."""
+        """Wait a moment for what still comes, while there is a connection."""
         deadline = ticks_add(ticks_ms(), QUIET_MS)
         while ticks_diff(deadline, ticks_ms()) > 0 or not self.client.connected:
             await sleep_ms(QUIET_MS // 3)

@@ -1,7 +1,7 @@
-"""The far end of a fault case: a small MQTT 3.1.1 client of its own, that publishes and receives exactly once.
+"""The other client of a fault case: a small MQTT 3.1.1 client that publishes and receives exactly once.
 
-It shares no code with the library under test (its codec is `tools.proof.packets`). It talks to the broker
-directly, without the proxy, and survives the broker's restart.
+It shares no code with the library under test (its codec is `tools.proof.packets`). It is connected to the broker without the
+proxy, and connects again after the broker's restart.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ RETRY_S = 0.02
 
 
 class Peer:
-    """One client id at the broker on 127.0.0.1:`port`; `user` and `password` where it asks for them."""
+    """One client of the broker on 127.0.0.1:`port`; `user` and `password` if the broker needs them."""
 
     def __init__(self, port: int, client_id: str, clean: bool = True, user: str = "", password: str = ""):
         self.port = port
@@ -32,13 +32,13 @@ class Peer:
         self._up = asyncio.Event()
         self._next_id = 0
         self._awaited: dict[int, asyncio.Future] = {}
-        self._unsent: dict[int, bytes] = {}  # what is resent after a restart, in order: PUBLISH, later PUBREL
-        self._held: set[int] = set()  # ids of QoS 2 messages that were taken and wait for PUBREL
+        self._unsent: dict[int, bytes] = {}  # resent after a restart, in order: PUBLISH, later PUBREL
+        self._held: set[int] = set()  # ids of received QoS 2 messages that wait for PUBREL
         self._filters: list[tuple[str, int]] = []
         self._waiting = False
 
     async def start(self) -> Peer:
-        """Connect, and stay connected."""
+        """Connect, and reconnect after each loss of the connection."""
         self._task = asyncio.ensure_future(self._run())
         async with asyncio.timeout(ANSWER_S):
             await self._up.wait()
@@ -56,19 +56,19 @@ class Peer:
             self._writer.close()
 
     async def subscribe(self, topic_filter: str, qos: int = 2) -> None:
-        """Subscribe, now and after every restart that lost the session."""
+        """Subscribe, now and after every loss of the session."""
         self._filters.append((topic_filter, qos))
         packet_id = self._id()
         await self._answered(packet_id, p.subscribe(packet_id, [(topic_filter, qos)]), resend=False)
 
     def unsubscribe(self, topic_filter: str) -> None:
-        """End a subscription; nobody waits for the answer."""
+        """End a subscription without waiting for the answer."""
         self._filters = [entry for entry in self._filters if entry[0] != topic_filter]
         if self._writer is not None:
             self._writer.write(p.unsubscribe(self._id(), [topic_filter]))
 
     def send(self, topic: str, payload: bytes, qos: int, retain: bool = False) -> asyncio.Future:
-        """Publish; the future is done when the broker has acknowledged it (at QoS 0: at once)."""
+        """Publish; the future is done when the broker has acknowledged the message (at QoS 0: at once)."""
         if not qos:
             assert self._writer is not None
             self._writer.write(p.publish(topic, payload, retain=retain))
@@ -79,15 +79,15 @@ class Peer:
         return self._answered(packet_id, p.publish(topic, payload, qos, packet_id, retain=retain), resend=True)
 
     def wait(self) -> None:
-        """Send nothing new until the broker was restarted."""
+        """Send no new packet until the broker was restarted."""
         self._waiting = True
 
     def begin(self) -> None:
-        """A case begins, and no flow of an earlier one goes on: a killed broker may use an id anew whose PUBREL never came."""
+        """Begin a case: forget open flows, because a killed broker may use an id again whose PUBREL was never sent."""
         self._held.clear()
 
     def lost(self) -> None:
-        """Take note that the broker is gone, before its sockets say so."""
+        """Note that the broker was killed, before the socket reports it."""
         self._up.clear()
 
     async def resumed(self) -> None:
@@ -97,7 +97,7 @@ class Peer:
             await self._up.wait()
 
     async def until(self, condition, seconds: float) -> bool:
-        """Wait until the condition holds, looked at whenever something arrives; return whether it does."""
+        """Wait until a condition holds, checked whenever something arrives; return whether it holds."""
         try:
             async with asyncio.timeout(seconds), self._news:
                 await self._news.wait_for(condition)
@@ -153,7 +153,7 @@ class Peer:
                 if again[0] >> 4 == p.PUBLISH:
                     again[0] |= 8
                 self._writer.write(bytes(again))
-            # A broker answers in order: the answer to this says that the subscriptions stand.
+            # A broker answers in order: after this answer the subscriptions are active.
             self._writer.write(p.PING)
         elif packet.kind == p.PINGRESP:
             self._up.set()

@@ -1,8 +1,8 @@
-"""Kills a board's process at random moments, tears the flash operation under way, drops what was in flight, and starts it again.
+"""Power cuts of a board: kills its process at random moments, tears the current flash operation, and starts the board again.
 
-What is checked in the end: each message whose publish() returned arrived, at QoS 2 once, in order; each message that was sent to
-the board was handed to its application, in order. A message whose handler had run when the power went may be handed over again:
-no client can know what an application did with it. How often that was is counted.
+At the end it checks that each message whose publish() returned has arrived, at QoS 2 once, in order; and that the application
+received each message that was sent to the board, in order. A message may be handed to the application again if the power went
+after its handler ran: no client can know whether the application has used it. Such repetitions are counted.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ HEAP = os.environ.get("FLASHMQTT_FAULTS_HEAP", "192K")
 WINDOW = 8
 MESSAGES_A_KILL = 12  # published, on average, between two kills
 SENT_A_KILL = 4  # sent to the board
-EARLY = 0.2  # of the kills, so many come while the board still starts
+EARLY = 0.2  # the share of kills while the board starts
 BOOT_S = 20.0
 END_S = 60.0
 
 
 @dataclass(frozen=True)
 class Case:
-    """So many kills of a board, at moments drawn from a seed: the id repeats it as far as time allows."""
+    """A number of kills of a board at random moments; the id repeats the random numbers, but not the exact moments."""
 
     level: int
     kills: int
@@ -50,7 +50,7 @@ class Case:
         """Return the case with this id.
 
         Raises:
-            ValueError: it is none.
+            ValueError: there is no such case.
         """
         found = re.fullmatch(r"power/([345])/(\d+)/(\d+)", text)
         if not found:
@@ -60,7 +60,7 @@ class Case:
 
 @dataclass
 class Verdict:
-    """What was done, and what came of it."""
+    """The counts and problems of a case."""
 
     case: Case
     heap = 0  # not measured
@@ -75,12 +75,12 @@ class Verdict:
     problems: list[str] = field(default_factory=list)
 
     def counts(self) -> dict[str, int]:
-        """Return what is counted of it; a kill is a case."""
+        """Return the counts; each kill counts as a case."""
         kept = {name: getattr(self, name) for name in ("lost", "duplicates_qos2", "torn", "handed_again")}
         return kept | {"cases": self.kills, "cuts": self.kills}
 
     def story(self) -> list[str]:
-        """Return all that is known of it, in lines."""
+        """Return the details, in lines."""
         return [str(self)]
 
 
@@ -107,13 +107,13 @@ class _Board(VirtualBoard):
 
 
 async def run_cases(cases: Iterable[Case], _workers: int, report: Callable[[Verdict], object]) -> None:
-    """Run cases, one at a time: the moments of the kills take a quiet machine; report each verdict."""
+    """Run cases one at a time, because other load would shift the moments of the kills; report each verdict."""
     for case in cases:
         report(await run_case(case))
 
 
 async def run_case(case: Case) -> Verdict:
-    """Kill a board so often; return what came of it."""
+    """Run one case; return the verdict."""
     verdict = Verdict(case)
     rng = random.Random(case.seed)
     kills = case.kills
@@ -130,13 +130,13 @@ async def run_case(case: Case) -> Verdict:
         try:
             await board.power_on()
             for number in range(1, kills + 1):
-                if rng.random() < EARLY:  # somewhere in a start
+                if rng.random() < EARLY:  # during a start
                     await asyncio.sleep(rng.uniform(0, 0.25))
                 else:
                     await _until(lambda: board.progress.stored >= count * number // (kills + 1), board, BOOT_S)  # noqa: B023
                     await asyncio.sleep(rng.uniform(0, 0.05))
                 if not board.running:
-                    await board.finished()  # raises: it ended by itself
+                    await board.finished()  # raises an error: the program ended by itself
                 await cut_power(board, line, rng)
                 for _ in range(SENT_A_KILL if board.starts else 0):
                     verdict.sent += 1
@@ -177,7 +177,7 @@ def _judge(verdict: Verdict, arrived: list[int], handed: list[int]) -> None:
             verdict.problems.append(f"{what}: lost {lost}")
         if strange := [number for number in firsts if not 1 <= number <= last]:
             verdict.problems.append(f"{what}: never stored or sent: {strange}")
-        for qos in (1, 2):  # a QoS 2 message takes two round trips: between the two there is no order
+        for qos in (1, 2):  # no order between QoS 1 and 2: a QoS 2 message takes two round trips
             own = [number for number in firsts if 2 - number % 2 == qos]
             if places := [number for number, after in pairwise(own) if after < number]:
                 verdict.problems.append(f"{what}, QoS {qos}: out of order after {places}")

@@ -1,7 +1,7 @@
-"""Runs fault cases: a device, a proxy with a plan, a broker, and a peer at the far end.
+"""Runs fault cases: a device, a proxy with a plan of cuts, a broker, and a peer.
 
-Cases run side by side in workers. A worker has one device process that takes its cases one after another, and, where the
-broker is to be killed, a broker of its own.
+Cases run side by side in workers. A worker has one device process for its cases, and its own broker for cases that kill the
+broker.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _serial = itertools.count(1)
 
 @dataclass
 class Verdict:
-    """A case, and what it violated."""
+    """A case with its outcome and problems."""
 
     case: Case
     outcome: Outcome
@@ -47,7 +47,7 @@ class Verdict:
         return self.outcome.heap
 
     def counts(self) -> dict[str, int]:
-        """Return what is counted of it."""
+        """Return the counts."""
         outcome = self.outcome
         return {
             "cuts": outcome.made,
@@ -58,7 +58,7 @@ class Verdict:
         }
 
     def story(self) -> list[str]:
-        """Return all that is known of it, in lines."""
+        """Return the details, in lines."""
         outcome = self.outcome
         return [
             f"received {outcome.received}, handed over {outcome.handed}",
@@ -82,7 +82,7 @@ def packet_lines(trace: list[Seen], level: int) -> Iterator[str]:
 
 
 class Device:
-    """A program on a board that takes cases from its input, one after another."""
+    """The program on a board that reads one case after another."""
 
     def __init__(self, interpreter: str, directory: Path, heap: str = HEAP):
         self.interpreter = interpreter
@@ -92,7 +92,7 @@ class Device:
         self._said: asyncio.Queue[str] = asyncio.Queue()
 
     async def lines(self, command: str) -> AsyncIterator[list[str]]:
-        """Give it a command, starting it if it does not run; yield the words of what it answers."""
+        """Send a command to the program, after starting it if necessary; yield the words of each answer."""
         if self._child is None or not self._child.running:
             module = (
                 "tools.proof.faults.device_aio" if self.interpreter.endswith("aio") else "tools.proof.faults.device"
@@ -126,7 +126,7 @@ class Worker:
         self._own: dict[str, Broker] = {}
 
     async def stop(self) -> None:
-        """End what was started."""
+        """End the programs that it started."""
         for device in self._devices.values():
             await device.stop()
         for peer in self._peers.values():
@@ -148,9 +148,9 @@ class Worker:
         return self._peers[kind]
 
     async def _restart(self, broker: Broker, case: Case, proxy: Proxy) -> None:
-        """Kill the broker, once what it promised is written; start it again, and let the peer in first.
+        """Let the broker write its database, kill it, and start it again; the peer connects first.
 
-        Mosquitto acknowledges before it writes: a message that is lost in between is its loss, and no client's.
+        Mosquitto acknowledges a message before it writes it. A kill in between would lose messages without a fault of a client.
         """
         peer = await self._peer(case.broker)
         proxy.accepting = False
@@ -232,12 +232,12 @@ class Worker:
             outcome.received = [int(body.split(b";")[0]) for body in peer.received.pop(topic) if body != b"0;end"]
 
     async def _send(self, case: Case, topic: str, peer: Peer, proxy: Proxy) -> None:
-        """Send the numbered messages to the device, and at last the one that says so."""
+        """Send the numbered messages to the device, and then "end"."""
         for number in range(1, case.count + 1):
             peer.send(topic, f"{number};".encode().ljust(case.size, b"."), case.qos)
         peer.send(topic, b"end", case.qos or 1)
         if case.broker in _OWN_BROKER:
-            # What the broker forgot is gone, this message too: say it until the device has heard it.
+            # The broker may have lost this message: repeat it until the device has received it.
             while True:
                 await asyncio.sleep(AGAIN_S)
                 if proxy.made:
@@ -247,10 +247,10 @@ class Worker:
 async def run_cases(
     cases: Iterable[Case], workers: int, report: Callable[[Verdict], Iterable[Case] | None], heap: str = HEAP
 ) -> None:
-    """Run fault cases side by side; what the report of a verdict returns are further cases."""
+    """Run fault cases side by side; `report` returns further cases."""
     cases = list(cases)
     if any(case.interpreter.startswith("mpy") for case in cases):
-        compile_library()  # once, and not while a case's time runs
+        compile_library()  # once, and outside the time limit of a case
     with tempfile.TemporaryDirectory(prefix="flashmqtt-faults-") as scratch, contextlib.ExitStack() as stack:
         directory = Path(scratch)
         shared: dict[str, Broker] = {}

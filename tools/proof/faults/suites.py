@@ -1,6 +1,6 @@
-"""Which fault cases there are: each suite names settings, and every place of their flows is cut, from a run without cuts.
+"""The fault cases. A suite names settings; each is run without cuts, and then with a cut at every place of that run's trace.
 
-A run's own trace says which packets it has, so nothing is left out when a flow changes.
+The places come from a trace, so that none is left out when a flow changes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tools.proof.faults.runner import HEAP
 
 PINGREQ = 12
 POWER = "the board's power"
-# What runs a kind of case.
+# The function that runs a kind of case.
 RUN: dict[type, Callable[..., Coroutine[Any, Any, None]]] = {
     Case: runner.run_cases,
     power_cuts.Case: power_cuts.run_cases,
@@ -33,13 +33,13 @@ BORDERS = ("before", "after")
 
 @dataclass(frozen=True)
 class Suite:
-    """Settings, and how their flows are cut.
+    """Settings, and the cuts of their flows.
 
     Attributes:
-        bases: the settings.
+        bases: the cases without cuts.
         manners: how connections end.
         places: where in a packet.
-        depth: how many cuts follow each other in one case.
+        depth: the most cuts in one case.
         heap: the size of MicroPython's heap.
     """
 
@@ -52,7 +52,7 @@ class Suite:
     again: Counter = field(default_factory=Counter, compare=False)
 
     async def run(self, workers: int, report: Callable[[Any, int], None]) -> None:
-        """Run the settings and what follows from them; report each verdict, and how many cases that one adds."""
+        """Run the bases and the cases that follow from them; report each verdict, and how many cases it adds."""
 
         def add(verdict: Any) -> list[Case]:
             more = list(self.further(verdict.case, verdict.outcome)) if self.depth else []
@@ -63,12 +63,12 @@ class Suite:
         await RUN[type(self.bases[0])](self.bases, workers, add, **options)
 
     def further(self, case: Case, outcome: Outcome) -> Iterable[Case]:
-        """Return the cases that have one cut more than this one."""
+        """Return the cases with one cut more than this one."""
         if len(case.cuts) == self.depth or outcome.made < len(case.cuts) or outcome.failure:
             return
         if not case.cuts and (outcome.errors or any(seen.type == PINGREQ for seen in outcome.trace)):
-            # The machine stood still for a moment, and the trace has what other runs will not have. A setting that has errors
-            # always is cut all the same.
+            # The machine was busy for a moment, so this trace has packets that other runs do not have: run it again. After five
+            # runs with errors, take the trace.
             self.again[case] += 1
             if self.again[case] < 5:
                 yield case
@@ -94,8 +94,8 @@ LINK = ("fin", "rst", "hole")
 FULL = (
     Suite("one cut", _cases("345", "012", interpreters="mpy cpy"), LINK),
     Suite("two cuts", _cases("345", "12", count=2), ("rst",), BORDERS, depth=2),
-    # What the blocking client, a journal and a window of 8 need on a 64-bit machine, with its code in RAM: in 116 KB some cases
-    # run out of memory.
+    # The blocking client, a journal and a window of 8, with the code in RAM, need this heap on a 64-bit machine: in 116 KB some
+    # cases run out of memory.
     Suite(
         "a window of 8, in the journal",
         _cases("4", "12", window=8, count=12, store="journal"),
@@ -108,8 +108,8 @@ FULL = (
     Suite("asyncio", _cases("45", "12", interpreters="mpyaio cpyaio"), ("rst",), BORDERS),
     Suite("messages in pieces", _cases("345", "12", ("out",), long=True), ("rst", "hole")),
     Suite("the broker dies", _brokers("345", "012"), ("action",), BORDERS),
-    # amqtt 0.12 sends nothing of what it has for a client that was away, and gives no PUBCOMP for a PUBREL that it does not know
-    # any more: over cuts, only QoS 0 and 1 from the device can be asked of it.
+    # amqtt 0.12 sends no queued messages to a client that reconnects, and answers a PUBREL with an unknown id by no PUBCOMP. So
+    # with cuts it is only tested at QoS 0 and 1 from the device.
     Suite("a second broker", _cases("4", "01", ("out",), broker="amqtt"), ("fin", "rst")),
     Suite("a second broker, without cuts", _cases("4", "012", ("out", "in", "both"), broker="amqtt"), (), depth=0),
 )
@@ -123,7 +123,7 @@ SHORT = (
     Suite("the broker dies", _cases("4", "2", ("out",), broker="kill"), ("action",), ("after",)),
 )
 
-# Every wrong thing that a broker can do, at every moment.
+# Every wrong thing of the hostile broker, at every moment.
 HOSTILE = tuple(
     Suite(f"level {level}, {interpreter}", tuple(hostile.all_cases(level, interpreter)), depth=0)
     for level in hostile.LEVELS
@@ -132,12 +132,12 @@ HOSTILE = tuple(
 
 
 def power(kills: Iterable[tuple[int, int]], seed: int) -> Suite:
-    """Return the kills of a board: (level, how many) each."""
+    """Return the suite of a board's kills; `kills` are (level, how many)."""
     return Suite(POWER, tuple(power_cuts.Case(level, count, seed) for level, count in kills), depth=0)
 
 
 def find(text: str) -> Any:
-    """Return the case with this id, of whatever kind.
+    """Return the case with this id, of any kind.
 
     Raises:
         ValueError: there is none.

@@ -1,12 +1,12 @@
-"""A broker for one client that does everything right, but for one wrong thing at one moment.
+"""A broker for one client. It does everything right, except for one wrong thing at one moment.
 
-It accepts any number of connections of one session and plays its part in every flow: it takes the client's numbered messages,
-and sends three of its own (QoS 1, 2 and 0), then one whose payload is "end". When the chosen moment has come, on the connection
-where it comes first, it does the wrong thing once; from then on it does everything right again.
+It accepts any number of connections of one session and takes part in every flow: it receives the client's numbered messages, and
+sends three messages (QoS 1, 2 and 0), then one whose payload is "end". When the chosen moment comes for the first time, it does
+the wrong thing once; after that it does everything right again.
 
-It checks what the client sends, too: bytes that no client may send, acknowledgements of nothing, messages repeated without DUP.
+It also checks the client's packets: bytes that no client may send, acknowledgements of unknown packets, repetitions without DUP.
 
-After its wrong thing it keeps reading until the client closes, so that level 5's DISCONNECT is always seen: see `Wire`.
+After its wrong thing it reads until the client closes the connection, so that it always sees level 5's DISCONNECT: see `Wire`.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from tools.proof.faults.hostile.wrongs import Scene, Wrong
 
 X_ID, Y_ID, END_ID = 1, 2, 3
 READ_BYTES = 65536
-LAST_BYTES_S = 10.0  # a client that has ended its case has closed its sockets: more than a moment means that it has not
+LAST_BYTES_S = 10.0  # at the end of a case the client has closed its sockets, so this takes a moment only
 NO_DISCONNECT = -1
 
 
 @dataclass
 class Seen:
-    """What the broker saw."""
+    """The broker's observations."""
 
     done: bool = False  # the wrong thing was done
     connection: int = 0  # on which connection
@@ -40,11 +40,11 @@ class Seen:
 
 
 class Wire:
-    """One connection's socket, read to its very end, also after a write has failed.
+    """One connection's socket, read to its end even after a write has failed.
 
-    A client that closes its socket before it has read everything resets the connection. The kernel still holds what the
-    client sent before the reset: its DISCONNECT. asyncio's streams drop that as soon as a write fails, which is a race between
-    two processes; so this reads and writes the socket itself.
+    A client that closes its socket before it has read everything resets the connection. The kernel still has the bytes that the
+    client sent before the reset, among them its DISCONNECT. asyncio's streams drop these bytes when a write fails, which is a
+    race between two processes. So this class reads and writes the socket itself.
     """
 
     def __init__(self, sock: socket.socket, number: int):
@@ -57,16 +57,16 @@ class Wire:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     async def read(self) -> bytes:
-        """Return what came, nothing at the end of the connection."""
+        """Return received bytes, or b"" at the end of the connection."""
         if self.closed:
             return b""
         try:
             return await self._loop.sock_recv(self._sock, READ_BYTES)
-        except OSError:  # the reset itself, which comes behind the last byte
+        except OSError:  # a reset, after the last byte
             return b""
 
     async def write(self, content: bytes) -> bool:
-        """Send this; return whether the connection took it."""
+        """Send bytes; return whether that worked."""
         if self.closed:
             return False
         try:
@@ -83,7 +83,7 @@ class Wire:
         if how == "rst":
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         else:
-            with contextlib.suppress(OSError):  # what is not read makes it a reset, too
+            with contextlib.suppress(OSError):  # unread bytes would turn it into a reset
                 while self._sock.recv(READ_BYTES):
                     pass
         self._sock.close()
@@ -127,7 +127,7 @@ class HostileBroker:
         return self
 
     async def stop(self) -> None:
-        """Stop. The client has closed its sockets by now; what it sent before it did is still read."""
+        """Stop. The client has closed its sockets; the bytes that it sent before are still read."""
         tasks = {task for task in (self._accepting,) if task is not None}
         try:
             if self._serving:
@@ -171,7 +171,7 @@ class HostileBroker:
         await self._wire.write(b"".join(contents))
 
     async def _at(self, moment: str, *right: bytes) -> None:
-        """Do the wrong thing if its moment has come, and then the right one, unless it takes its place."""
+        """Do the wrong thing if its moment has come; then the right thing, unless the wrong one replaces it."""
         if moment != self.moment or self.seen.done:
             await self._send(*right)
             return
@@ -195,13 +195,13 @@ class HostileBroker:
     async def _close(self, how: str) -> None:
         assert self._wire is not None
         self._wire.silent = True
-        await asyncio.sleep(0.01)  # mostly what was sent is read first; either way the client has lost the connection
+        await asyncio.sleep(0.01)  # so that the client mostly reads the sent bytes first
         self._wire.close(how)
 
     def _drip(self, content: bytes, seconds: float) -> None:
         wire = self._wire
         assert wire is not None
-        wire.silent = True  # nothing can be sent inside a packet
+        wire.silent = True  # no other packet can be sent inside this one
 
         async def drip() -> None:
             for byte in itertools.cycle(content):
@@ -252,7 +252,7 @@ class HostileBroker:
             self._held.clear()
             self._x = self._y = self._end = ""
         present = int(self._known and self.level > 3)
-        # At level 5 a session lasts where the client asks for it, which clean start does not say.
+        # At level 5 a session lasts even after a clean start, if the client asks for an expiry interval.
         self._known = not packet.clean or self.level == 5
         await self._at("connect", p.connack(self.level, present))
         if (

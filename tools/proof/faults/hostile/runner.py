@@ -21,7 +21,7 @@ LEVELS = "345"
 INTERPRETERS = ("mpy", "cpy")
 COUNT = 4
 CASE_S = 120.0
-# Where the broker falls silent, the client has to notice soon. In the other cases a busy machine must not look like silence.
+# If the broker stops answering, the client has to notice soon. In all other cases a busy machine must not look like that.
 SILENT_KEEP_ALIVE_S, SILENT_RESPONSE_S = 2, 1
 KEEP_ALIVE_S, RESPONSE_S = 60, 20
 _serial = itertools.count(1)
@@ -63,7 +63,7 @@ def all_cases(levels: str, interpreter: str) -> list[Case]:
 
 @dataclass
 class Verdict:
-    """What came of a case."""
+    """The observations of a case."""
 
     case: Case
     seen: Seen
@@ -75,16 +75,16 @@ class Verdict:
     heap: int = 0
 
     def counts(self) -> dict[str, int]:
-        """Return what is counted of it."""
+        """Return further counts: none."""
         return {}
 
     def story(self) -> list[str]:
-        """Return all that is known of it, in lines."""
+        """Return the details, in lines."""
         return [f"{self.texts or 'tolerated'}; took {self.got}; {self.seen}"]
 
     @property
     def first_error(self) -> str:
-        """The error that followed the wrong thing, or "": it was tolerated."""
+        """The error that followed the wrong thing, or "" if it was tolerated."""
         return self.errors[0] if self.errors else ""
 
     @property
@@ -95,14 +95,14 @@ class Verdict:
             return NO_DISCONNECT
         if not self.first_error:
             return NORMAL  # the client disconnects at the end of the case
-        # The other errors end a connection without a DISCONNECT: nobody reads it, as the broker has closed or reset the
-        # connection (_LOST in `wrongs`), answers nothing any more (DeadlineExpired), or said DISCONNECT itself.
+        # Other errors end a connection without a DISCONNECT, because nobody would read it: the broker has closed or reset the
+        # connection (_LOST in `wrongs`), answers nothing any more (DeadlineExpired), or has sent DISCONNECT itself.
         _, _, reason = self.first_error.partition(":")
         return int(reason, 16) if reason else NO_DISCONNECT
 
     @property
     def problems(self) -> list[str]:
-        """What must not be."""
+        """Descriptions of the violations."""
         case = self.case
         problems = list(self.seen.problems)
         if self.failure:

@@ -1,12 +1,12 @@
-"""Every wrong thing that the hostile broker does, and what a client may do about it.
+"""Every wrong thing that the hostile broker does, and how a client may react to it.
 
-A wrong thing is a script: a list of steps, made when its moment has come. A step is bytes to send, or one of
+A wrong thing is a script: a list of steps. A step is bytes to send, or one of
 
     ("close", "fin" or "rst")     end the connection
-    ("silence",)                  answer nothing any more, on this connection
-    ("drip", bytes, seconds)      send these byte by byte, so far apart, for ever anew; answers go on meanwhile
+    ("silence",)                  answer nothing any more on this connection
+    ("drip", bytes, seconds)      send these bytes again and again, one byte at a time, with these pauses; answer nothing else
 
-and what may come of it is one of the words in OUTCOMES. Payloads say what may happen to a message: "bad" must never reach the
+The outcome is one of the words in OUTCOMES. A payload says what may happen to its message: "bad" must never reach the
 application, "odd" may.
 """
 
@@ -22,16 +22,16 @@ MOMENTS = (
     *("connect", "connack", "subscribe", "suback", "publish1", "puback", "publish2"),
     *("pubrec", "pubrel", "pubcomp", "out1", "out2", "out3", "idle"),
 )
-# An error's class, and the reason code that level 5's DISCONNECT has to carry then.
+# An error's class, and the reason code that level 5's DISCONNECT must have.
 _MALFORMED = frozenset({"MalformedPacket:81", "MalformedPacket:82", "MalformedPacket:94", "MalformedPacket:95"})
 _REFUSED = frozenset({"ConnectRefused"})
-# OSError goes by more names on CPython.
+# OSError has subclasses on CPython.
 _LOST = frozenset({"ConnectionLost", "OSError", "ConnectionResetError", "BrokenPipeError"})
-# Word -> the errors that the first connection may end with; "" stands for none: it goes on.
+# Word -> the errors that may end the first connection; "": it does not end.
 OUTCOMES = {
     "malformed": _MALFORMED,
     "violation": frozenset({"ProtocolError:82", "MalformedPacket:82"}),
-    "flow": frozenset({"", "ProtocolError:82"}),  # by the state that the flow is in
+    "flow": frozenset({"", "ProtocolError:82"}),  # depends on the state of the flow
     "tolerated": frozenset({""}),
     "refused": _REFUSED,
     "lost": _LOST,
@@ -46,7 +46,7 @@ Y_ID = 2  # the broker's own QoS 2 message
 
 @dataclass
 class Scene:
-    """What a script may refer to: the level, and the ids of the client's messages in flight at QoS 1 and 2."""
+    """The values that a script uses: the level, and the packet ids of the client's messages in flight."""
 
     level: int
     id1: int = 1
@@ -60,12 +60,12 @@ class Wrong:
     """One wrong thing.
 
     Attributes:
-        script: makes its steps.
+        script: returns its steps.
         outcome: a word of OUTCOMES.
-        levels: where it is wrong.
-        moments: when it is done.
-        instead: whether it takes the place of the right answer.
-        early: the outcome before CONNACK; a well-formed packet is a violation there.
+        levels: at which it is wrong.
+        moments: when it may be done.
+        instead: whether it replaces the right answer.
+        early: the outcome before CONNACK, where a well-formed packet is a violation.
     """
 
     name: str
@@ -172,7 +172,7 @@ def _wrongs() -> list[Wrong]:
     add("ones", "malformed", b"\xff" * 300)
     # Lengths.
     add("a fifth length byte", "malformed", b"\x30\xff\xff\xff\xff\x01")
-    # Level 5 announces how much it takes; at 3 and 4 a long message is read through, and its end is awaited.
+    # At level 5 the client announces its maximum packet size; at 3 and 4 it skips a long message, and waits for its end.
     endless = b"\x30\xff\xff\xff\x7f\x00\x01abad"
     add("a length of 268,435,455, over what was announced", "malformed", endless, levels="5")
     add("a length of 268,435,455", "partial", endless, ("silence",), levels="34")
@@ -201,7 +201,7 @@ def _wrongs() -> list[Wrong]:
     add(
         "PUBLISH anew with the id of a held message",
         "tolerated",
-        # Another message with that id can only mean that the broker lost the session: the held one is handed over, this one held.
+        # Another message with that id means that the broker lost the session: the held message is handed over, this one is held.
         lambda s: _bad(s, "odd", qos=2, packet_id=Y_ID),
         moments=("out2",),
     )
@@ -225,7 +225,7 @@ def _wrongs() -> list[Wrong]:
     )
     add(
         "a flood at QoS 2 without a PUBREL",
-        "deadline",  # more than can be held is left unanswered, and the rest of the flood ends like any silence
+        "deadline",  # messages that find no room are not answered, and the rest of the flood ends like any silence
         lambda s: b"".join(_bad(s, qos=2, packet_id=1000 + n) for n in range(300)),
         ("silence",),
         moments=("idle",),
