@@ -1,1 +1,1 @@
-"""Real brokers: the same scenarios against each that can be had here; `python -m tools.proof.brokers`, `make brokers`."""
+"""The same scenarios against each real broker that can be installed here; `python -m tools.proof.brokers`, `make brokers`."""

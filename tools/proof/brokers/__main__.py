@@ -1,8 +1,7 @@
-"""`python -m tools.proof.brokers`: the same scenarios against every real broker that is here, and a table of what each does.
+"""`python -m tools.proof.brokers`: the same scenarios against every real broker installed here; a table of the results.
 
-A case that fails prints its id; `--case ID` runs it alone, and prints what went over the wire. Exit status: 0 the client did all
-that it has to; 1 it did not; 2 it could not be run; 130 stopped by Ctrl-C. What a broker does wrong itself is told, and is no
-failure.
+A case that fails prints its id; `--case ID` runs it alone and prints its packets. Exit status: 0 the client did everything right;
+1 it did not; 2 it could not be run; 130 stopped by Ctrl-C. Faults of a broker are reported, but are no failure.
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ WORKERS = 4
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    """Return the command line's meaning."""
+    """Return the arguments of the command line."""
     parser = argparse.ArgumentParser(prog="python -m tools.proof.brokers", description=__doc__.splitlines()[0])
-    parser.add_argument("--case", action="append", help="run only the case with this id, and show what happened")
+    parser.add_argument("--case", action="append", help="run only the case with this id, and print its packets")
     parser.add_argument("--brokers", nargs="+", choices=tuple(KINDS), default=tuple(KINDS))
     parser.add_argument("--levels", nargs="+", type=int, choices=(3, 4, 5), default=(3, 4, 5))
     parser.add_argument("--faces", nargs="+", choices=FACES, default=FACES)
@@ -52,7 +51,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def show(case: Case, verdict: Verdict, seen: Observed) -> None:
-    """Print what happened in a case."""
+    """Print a case's packets and verdict."""
     print(f"{case}")
     for line in packet_lines(seen.trace or [], case.level):
         print(f"    {line}")
@@ -62,9 +61,11 @@ def show(case: Case, verdict: Verdict, seen: Observed) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run; return the exit status."""
+    """Run the cases; return the exit status."""
     results = page.Results()
-    logging.getLogger("asyncio").setLevel(logging.ERROR)  # a board whose power was cut reads nothing any more
+    logging.getLogger("asyncio").setLevel(
+        logging.ERROR
+    )  # asyncio warns of a board whose power was cut: it reads nothing any more
     started = time.monotonic()
     directory = (arguments.directory or Path(tempfile.mkdtemp(prefix="flashmqtt-brokers-"))).resolve()
     try:

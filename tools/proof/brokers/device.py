@@ -1,15 +1,15 @@
-"""The board's side of the scenarios, with either face, on MicroPython and on CPython: does what its input says.
+"""The board's side of the scenarios, with either client, on MicroPython and CPython: it executes the commands of its input.
 
-Its first line is a JSON object with the client's settings (see `make_client`), every further one a JSON list: a verb and its
-arguments. It answers each by one line, and tells on lines of their own what happens meanwhile, all of them JSON lists:
+Its first line is a JSON object with the client's settings (see `make_client`), every further line a JSON list: a verb and its
+arguments. It answers each command by one line, and prints further lines for other events. All lines are JSON lists:
 
     ["done", result]  ["failed", class, text, code]       the answer
-    ["got", number, qos, retain, length, crc]             the program was handed this message
-    ["delivered", number]  ["refused", number, code]      what became of one that was published
-    ["oversize", length]                            a long message was passed over
-    ["ended", class, text]                                a connection ended, or an attempt to make one
+    ["got", topic, number, qos, retain, length, crc]      the program received this message
+    ["delivered", number]  ["refused", number, code]      the result of a published message
+    ["oversize", length]                                  a long message was skipped
+    ["ended", class, text]                                a connection, or an attempt to connect, ended
 
-Between two commands the client lives on. A program is written in the order that comes naturally: connect, subscribe, receive.
+Between two commands the client works.
 """
 
 import asyncio
@@ -28,17 +28,17 @@ PATTERN = bytes(range(256)) * 4
 
 
 def body(number, size):
-    """Return a message's payload: its number and a semicolon, filled up to a size."""
+    """Return a message's payload: its number and a semicolon, padded to a size."""
     text = b"%d;" % number
     return text + (PATTERN * ((size - len(text)) // len(PATTERN) + 1))[: max(0, size - len(text))]
 
 
-# CPython's own reads ahead: what lies in its buffer no poller sees.
+# CPython's sys.stdin reads ahead, and a poller does not see the bytes in its buffer.
 _input = sys.stdin if sys.implementation.name == "micropython" else open(0, "rb", buffering=0)  # noqa: SIM115
 
 
 def say(*words):
-    """Tell the runner."""
+    """Print a line for the runner."""
     print(json.dumps(words))
     try:
         sys.stdout.flush()
@@ -47,7 +47,7 @@ def say(*words):
 
 
 def make_client(kind, settings):
-    """Return a client of this class as the settings have it."""
+    """Return a client of this class with these settings."""
     store = None
     if settings["journal"]:
         from flashmqtt.flash.file import FileRegion
@@ -77,7 +77,7 @@ def make_client(kind, settings):
 
 
 class Blocking:
-    """The blocking face; its coroutines never wait for anything but the client."""
+    """The blocking client; its coroutines wait for nothing but the client."""
 
     def __init__(self, settings, take):
         from flashmqtt.client import Client
@@ -107,7 +107,7 @@ class Blocking:
 
 
 class Tasks:
-    """The asyncio face; messages are taken by `async for`."""
+    """The asyncio client; messages are received by `async for`."""
 
     def __init__(self, settings, take):
         from flashmqtt.aio import Client
@@ -125,7 +125,7 @@ class Tasks:
         return await self.client.connect(ANSWER_S)
 
     async def subscribe(self, topic, qos):
-        """Subscribe, and take messages from now on."""
+        """Subscribe, and receive messages from now on."""
         granted = await self.client.subscribe(topic, qos)
         if self._taking is None:
             self._taking = asyncio.create_task(self._receive())
@@ -148,7 +148,7 @@ class Tasks:
 
 
 class Board:
-    """One life of a board."""
+    """One start of a board."""
 
     def __init__(self, settings):
         self.crc = self.number = 0
@@ -163,12 +163,12 @@ class Board:
         client.link.fail = self.fail
 
     def fail(self, error, now_ms):
-        """Tell why a connection ended."""
+        """Print why a connection ended."""
         say("ended", type(error).__name__, str(error))
         self._fail(error, now_ms)
 
     def take(self, message):
-        """Take a message, or a part of a long one."""
+        """Receive a message, or a part of a long one."""
         view = message.view
         if not message.offset:
             head = bytes(view[:12])
@@ -187,7 +187,7 @@ class Board:
             )
 
     async def do(self, verb, arguments):
-        """Do what a line says; return the result."""
+        """Execute a command; return the result."""
         face = self.face
         if verb == "publish":
             topic, numbers, qos, size, retain = arguments
@@ -198,7 +198,7 @@ class Board:
                 if len(numbers) > 1:
                     await face.turn()
             return None
-        if verb == "settle":  # until there is a connection whose subscriptions stand
+        if verb == "settle":  # until there is a connection whose subscriptions are granted
             deadline = ticks_add(ticks_ms(), ANSWER_S * 1000)
             while not (
                 self.client.connected and all(one.state == GRANTED for one in self.client.session.subscriptions)
@@ -215,7 +215,7 @@ class Board:
         return await getattr(face, verb)(*arguments)
 
     async def live(self):
-        """Do what the input says until it ends."""
+        """Execute the commands of the input until it ends."""
         poller = select.poll()
         poller.register(_input, 1)
         while True:
@@ -247,7 +247,7 @@ def main():
         return
     coroutine = Board(settings).live()
     try:
-        coroutine.send(None)  # nothing in it waits for a loop
+        coroutine.send(None)  # it never waits for an event loop
     except StopIteration:
         pass
 

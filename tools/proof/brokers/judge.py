@@ -1,8 +1,8 @@
-"""What came of a case, and whose doing it is: the broker's packets are judged as well as the client's messages.
+"""Judges a case: finds what was wrong, and whether it was the client's or the broker's fault.
 
-Between the client and the broker stands a proxy that keeps every packet. So where a message is missing, or there twice, the wire
-tells who is to blame: what the broker never sent can't arrive; what it sent and had acknowledged, the client has lost. A TLS
-connection can't be watched: there, every deviation is held against the client.
+A proxy between client and broker keeps every packet. So if a message is missing or came twice, the packets show whose fault it
+is: the broker's if it never sent the message, the client's if the broker sent it and the client acknowledged it. A TLS connection
+can't be read: there every deviation counts as the client's.
 
 It parses with the tests' own codec, and knows no sockets.
 """
@@ -22,7 +22,7 @@ MOST_NAMED = 8
 
 @dataclass
 class Message:
-    """A message that somebody published."""
+    """A published message."""
 
     number: int
     qos: int
@@ -32,7 +32,7 @@ class Message:
 
 @dataclass
 class Got:
-    """What the board's program was handed."""
+    """A message that the board's program received."""
 
     number: int
     qos: int
@@ -43,23 +43,23 @@ class Got:
 
 @dataclass
 class Observed:
-    """What a case showed.
+    """The observations of a case.
 
     Attributes:
         sent_in, sent_out: what the peer published to the board, and the board to the peer.
-        prefix: how every topic of the case begins.
-        got: what the board's program took, in order; strays: the topics of what it took that was none of the case's.
-        arrived: payloads that came to the peer, in order.
-        oversize: lengths of the messages that the board's client passed over, and said so.
-        delivered: numbers that the board's client called delivered.
-        left: messages that it had not delivered at the end.
-        retained_in: numbers that must come to the board with RETAIN set; the others must not.
-        uncleared: payloads that were still retained after they had been cleared.
-        ended: why the board's connections ended, as its client says.
-        failures: steps that failed, and how.
-        refusal: class and code of the error with which a wrong password was answered.
-        killed: the broker was killed.
-        trace: the wire, None where it can't be watched.
+        prefix: the beginning of every topic of the case.
+        got: the messages that the board's program received, in order; strays: topics of received messages of other cases.
+        arrived: the payloads that the peer received, in order.
+        oversize: lengths of the messages that the board's client skipped and reported.
+        delivered: numbers that the board's client reported as delivered.
+        left: how many messages it had not delivered at the end.
+        retained_in: numbers that must arrive at the board with RETAIN set; all others without.
+        uncleared: payloads that were still retained after the topic was cleared.
+        ended: why the board's connections ended, as its client reported.
+        failures: descriptions of failed steps.
+        refusal: class and code of the error after a wrong password.
+        killed: whether the broker was killed.
+        trace: the packets, None with TLS.
     """
 
     level: int
@@ -83,7 +83,7 @@ class Observed:
 
 @dataclass
 class Verdict:
-    """What was wrong: with the client (`ours`), with the broker (`theirs`); and what the client says that it does not do."""
+    """Faults of the client (`ours`) and of the broker (`theirs`); `told`: limits that the client reported."""
 
     told: list[str] = field(default_factory=list)
     ours: list[str] = field(default_factory=list)
@@ -91,30 +91,28 @@ class Verdict:
 
 
 def number_of(payload: bytes) -> int:
-    """Return the number of a message, 0 where it has none."""
+    """Return the number of a message, 0 if it has none."""
     head = payload[:12].split(b";")[0]
     return int(head) if head.isdigit() and b";" in payload[:12] else 0
 
 
 @dataclass
 class _Wire:
-    """What the packets tell."""
+    """What the packets show."""
 
-    passed_in: Counter = field(default_factory=Counter)  # number -> how often it came from the broker
-    flows_in: Counter = field(
-        default_factory=Counter
-    )  # ... as a new message each time, for all that a receiver can know
+    passed_in: Counter = field(default_factory=Counter)  # number -> how often the broker sent it
+    flows_in: Counter = field(default_factory=Counter)  # ... as a new message each time, as far as a receiver can know
     retain_in: dict[int, bool] = field(default_factory=dict)
     right_in: set[int] = field(default_factory=set)  # its content was right
     order_in: list[int] = field(
         default_factory=list
-    )  # in which they could be handed over: by PUBLISH, at QoS 2 by PUBREL
+    )  # in which they may be handed over: by PUBLISH, at QoS 2 by PUBREL
     passed_out: Counter = field(default_factory=Counter)
     flows_out: Counter = field(default_factory=Counter)
-    finished_out: set[int] = field(default_factory=set)  # the broker acknowledged it for good
+    finished_out: set[int] = field(default_factory=set)  # the broker acknowledged it finally
     unanswered: set[int] = field(default_factory=set)  # the last PUBLISH or PUBREL of it had no answer
     unanswered_in: set[int] = field(default_factory=set)  # the client left it without PUBACK, PUBREC or PUBCOMP
-    unreleased: set[int] = field(default_factory=set)  # the client sent PUBREC, and no PUBREL came
+    unreleased: set[int] = field(default_factory=set)  # the client sent PUBREC, and no PUBREL followed
     raised: set[int] = field(default_factory=set)  # came at a higher QoS than it was published with
     puback_for_2: set[int] = field(default_factory=set)
     granted: dict[str, int] = field(default_factory=dict)
@@ -129,12 +127,12 @@ class _Wire:
 
 
 def read_wire(trace: list[Seen], level: int, expected: dict[int, Message], prefix: str = "") -> _Wire:
-    """Take a trace apart; `prefix` begins every topic of the case."""
+    """Read a trace; `prefix` is the beginning of every topic of the case."""
     wire = _Wire()
     readers: dict[tuple[int, str], p.Reader] = {}
     out_by_id: dict[int, int] = {}  # packet id -> number, of the board's messages
     out_phase: dict[int, str] = {}  # number -> what it waits for
-    in_phase: dict[int, int] = {}  # packet id -> number of what the broker waits for an answer to
+    in_phase: dict[int, int] = {}  # packet id -> number of the message for which the broker awaits an answer
     in_open: dict[int, int] = {}  # the broker's QoS 2 flows: packet id -> number, until PUBREL
     requests: dict[int, list[tuple[str, int]]] = {}
     clean: dict[int, bool] = {}
@@ -191,7 +189,7 @@ def read_wire(trace: list[Seen], level: int, expected: dict[int, Message], prefi
                 if packet.kind == p.PUBREC:
                     wire.unreleased.add(number)
             elif packet.kind == p.PUBREL and seen.direction == DOWN:
-                # A PUBLISH under this id is another message now, also where the PUBCOMP was lost: see MQTT-4.3.3-1.
+                # From now on a PUBLISH with this id is another message, even if the PUBCOMP is lost: see MQTT-4.3.3-1.
                 number = in_phase[packet.packet_id] = in_open.pop(packet.packet_id, 0)
                 wire.unreleased.discard(number)
                 if number and number not in wire.order_in:
@@ -221,7 +219,7 @@ def read_wire(trace: list[Seen], level: int, expected: dict[int, Message], prefi
 
 
 def judge(seen: Observed) -> Verdict:
-    """Return what was wrong, and with whom."""
+    """Return the faults, of the client and of the broker."""
     verdict = Verdict()
     wire = read_wire(seen.trace, seen.level, seen.sent_in, seen.prefix) if seen.trace is not None else None
     ours, theirs = verdict.ours, verdict.theirs
@@ -279,7 +277,7 @@ def _judge_refusal(seen: Observed, wire: _Wire | None, verdict: Verdict) -> None
 
 
 def _judge_in(seen: Observed, wire: _Wire | None, verdict: Verdict) -> None:
-    """Judge what came to the board."""
+    """Judge the messages to the board."""
     ours, theirs = verdict.ours, verdict.theirs
     taken = Counter(one.number for one in seen.got)
     groups: dict[tuple[str, str], list[int]] = defaultdict(list)
@@ -317,7 +315,7 @@ def _judge_in(seen: Observed, wire: _Wire | None, verdict: Verdict) -> None:
             where = "with RETAIN" if one.retain else "without RETAIN"
             groups["ours" if right else "theirs", f"arrives {where}"].append(one.number)
     firsts = list(dict.fromkeys(one.number for one in seen.got))
-    for qos in () if seen.killed else (1, 2):  # a broker that was killed begins with what it had saved
+    for qos in () if seen.killed else (1, 2):  # a killed broker begins again with its database
         mine = [number for number in firsts if number in seen.sent_in and seen.sent_in[number].qos == qos]
         if mine != sorted(mine):
             wires = [] if wire is None else [number for number in wire.order_in if number in mine]
@@ -328,7 +326,7 @@ def _judge_in(seen: Observed, wire: _Wire | None, verdict: Verdict) -> None:
 
 
 def _judge_out(seen: Observed, wire: _Wire | None, verdict: Verdict) -> None:
-    """Judge what the board published."""
+    """Judge the messages from the board."""
     arrived = Counter(number_of(payload) for payload in seen.arrived)
     groups: dict[tuple[str, str], list[int]] = defaultdict(list)
     for number, message in seen.sent_out.items():

@@ -1,8 +1,8 @@
-"""The brokers: where each comes from, what it says of itself, and how it is configured and run.
+"""The brokers: where each comes from, its version, its configuration, and how to run it.
 
-Every broker runs below one folder, on loopback, as a child of this process and under no service manager, and asks for one user's
-password. What is installed stays: Debian's packages on the machine, the packages from npm and PyPI in folders of ours. It knows
-no MQTT.
+Every broker has its files in one folder and runs on loopback, as a child of this process without a service manager, and requires
+one user's password. It stays installed: Debian's packages on the machine, npm's and PyPI's packages in folders of the project.
+This module knows no MQTT.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ RABBITMQ_SERVER = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
 
 
 class NotHere(Exception):
-    """This broker can't be had here; the text says why, and what would help."""
+    """This broker can't be installed here; the text says why, and what to do."""
 
 
 @dataclass(frozen=True)
 class Certificate:
-    """What a broker shows its clients, for the name `localhost`; it stands for itself."""
+    """A broker's self-signed certificate for the name `localhost`."""
 
     certificate: Path
     key: Path
 
     @classmethod
     def make(cls, directory: Path) -> Certificate | None:
-        """Make one, or return None where there is no openssl."""
+        """Make one, or return None if there is no openssl."""
         if shutil.which("openssl") is None:
             return None
         made = cls(directory / "certificate.pem", directory / "key.pem")
@@ -60,14 +60,14 @@ class Certificate:
 
 
 class Kind(Broker):
-    """One kind of broker; an object of it is one process, or will be.
+    """One kind of broker; an instance is one process.
 
     Attributes:
-        name: as the table has it.
+        name: as in the table.
         source: where it comes from.
-        levels: the protocol levels that it speaks.
-        user: the name with which a client of it has to come.
-        tls_port: where it speaks TLS, 0 where it does not.
+        levels: the protocol levels that it supports.
+        user: the user name that its clients need.
+        tls_port: its port for TLS, 0 for none.
     """
 
     name = source = ""
@@ -81,10 +81,10 @@ class Kind(Broker):
 
     @classmethod
     def provide(cls) -> str:
-        """See that it is installed; return its version.
+        """Install it if it is missing; return its version.
 
         Raises:
-            NotHere: it can't be had.
+            NotHere: it can't be installed.
         """
         raise NotImplementedError
 
@@ -94,7 +94,7 @@ class Kind(Broker):
 
 
 def _installed(package: str) -> str:
-    """Return the version of an installed Debian package, "" where there is none."""
+    """Return the version of an installed Debian package, "" if it is not installed."""
     try:
         ran = subprocess.run(
             ["dpkg-query", "-W", "-f", "${db:Status-Abbrev}${Version}", package],
@@ -120,17 +120,17 @@ def _epmds() -> set[int]:
 
 
 def provide_debian(package: str) -> str:
-    """Install a Debian package where it is not there; return its version without Debian's part.
+    """Install a Debian package if it is missing; return its version without Debian's part.
 
     Raises:
-        NotHere: no apt, no right to, or no network.
+        NotHere: there is no apt, no permission, or no network.
     """
     if not _installed(package):
         if not bootstrap.may_install_debian_packages():
             raise NotHere(f"it is not installed, and only root may install it (Debian: apt install {package})")
         before = _epmds()
         done = bootstrap.install_debian_package(package)
-        for pid in _epmds() - before:  # the installation starts Erlang, which leaves this one behind
+        for pid in _epmds() - before:  # the installation starts Erlang, which leaves its port mapper running
             os.kill(pid, 15)
         if not done:
             raise NotHere(f"apt could not install {package}: is its archive reachable?")
@@ -168,7 +168,7 @@ class Mosquitto(Kind):
 
 
 class Ejabberd(Kind):
-    """ejabberd's mod_mqtt, on an Erlang node that no other one can reach."""
+    """ejabberd's mod_mqtt, on an Erlang node that no other node can reach."""
 
     name, source = "ejabberd", "Debian"
     levels = (4, 5)
@@ -222,7 +222,7 @@ class Ejabberd(Kind):
 
 
 class RabbitMQ(Kind):
-    """RabbitMQ's MQTT plugin. It needs a port mapper (epmd), which is a child of ours as well."""
+    """RabbitMQ's MQTT plugin. It needs a port mapper (epmd), which is a child of this process, too."""
 
     name, source = "rabbitmq", "Debian"
     levels = (3, 4)  # 5 came with RabbitMQ 3.13
@@ -298,7 +298,7 @@ class RabbitMQ(Kind):
             "RABBITMQ_LOG_BASE": here,
             "RABBITMQ_LOGS": "-",
             "RABBITMQ_PID_FILE": f"{here}/pid",
-            "RABBITMQ_ALLOW_INPUT": "1",  # the script becomes the broker, so that the broker is our child
+            "RABBITMQ_ALLOW_INPUT": "1",  # the script becomes the broker, so that the broker is a child of this process
             "RABBITMQ_SERVER_START_ARGS": "-noinput",
             "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "-kernel inet_dist_use_interface {127,0,0,1}",
         }

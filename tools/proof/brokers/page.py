@@ -1,4 +1,4 @@
-"""The table of what each broker does: printed, and kept as a page between two marks. It knows results, and no broker."""
+"""The table of the results: printed, and written into a page between two marks. It knows no broker."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ BEGIN, END = "<!-- brokers -->", "<!-- /brokers -->"
 
 @dataclass
 class Results:
-    """What came of the cases.
+    """The results of the cases.
 
     Attributes:
         outcomes: (broker, scenario) -> verdicts with their cases.
-        not_run: what was not run, and why.
-        failing: the ids of the cases in which the client was wrong.
+        not_run: descriptions of what was not run, with the reason.
+        failing: the ids of the cases in which the client made a fault.
     """
 
     outcomes: dict[tuple[str, str], list[tuple[Case, Verdict]]] = field(default_factory=lambda: defaultdict(list))
@@ -34,11 +34,11 @@ class Results:
     cases: int = 0
 
     def add_broker(self, name: str, version: str, source: str, levels: tuple[int, ...]) -> None:
-        """Note a broker that is here."""
+        """Add an installed broker."""
         self.versions[name], self.sources[name], self.levels[name] = version, source, levels
 
     def add(self, case: Case, verdict: Verdict) -> None:
-        """Note a case."""
+        """Add a case."""
         self.cases += 1
         self.outcomes[case.broker, case.scenario.name].append((case, verdict))
         if verdict.ours:
@@ -46,7 +46,7 @@ class Results:
 
 
 def _cell(outcomes: list[tuple[Case, Verdict]], notes: dict[str, int]) -> str:
-    """Return what a scenario came to with one broker; a broker's deviation is a note with a number."""
+    """Return the result of a scenario with one broker; a broker's deviation is a numbered note."""
     if not outcomes:
         return "not run"
     failed = sum(bool(verdict.ours) for _, verdict in outcomes)
@@ -57,7 +57,7 @@ def _cell(outcomes: list[tuple[Case, Verdict]], notes: dict[str, int]) -> str:
 
 
 def _without_numbers(text: str) -> str:
-    """Return a deviation without the messages that it concerned this time."""
+    """Return a deviation without the numbers of its messages."""
     head, _, tail = text.rpartition(": ")
     return head if head and tail[:1].isdigit() else text
 
@@ -89,7 +89,7 @@ def table(results: Results) -> str:
 
 
 def write(path: Path, results: Results) -> None:
-    """Put the table into a page, in the place of the last one."""
+    """Replace the table of a page."""
     text = path.read_text()
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)

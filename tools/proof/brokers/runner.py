@@ -1,7 +1,7 @@
-"""Runs the scenarios: a broker, a proxy before it that watches, a board's program, and another client (the peer).
+"""Runs the scenarios with a broker, a proxy that keeps the packets, a board's program, and another client (the peer).
 
-A case's id is `broker/level/face/interpreter/scenario`, and replays it alone. Cases of one broker run side by side; those that
-kill it come last, one after the other.
+A case's id is `broker/level/face/interpreter/scenario`, and replays it alone. Cases of one broker run side by side; cases that
+kill it run last, one after the other.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SECTORS = 64
 KEEP_ALIVE_S = 30
 STEP_S = 45.0
 CASE_S = 480.0
-QUIET_S = 0.3  # in which what comes once more comes
+QUIET_S = 0.3  # the wait for repetitions at the end
 PEER_BACK_S = 60.0
 PEER_WINDOW = 10  # mosquitto 2.0.11 forgets QoS 2 messages of a publisher that has more than 20 in flight
 _serial = itertools.count(1)
@@ -41,7 +41,7 @@ _serial = itertools.count(1)
 
 @dataclass(frozen=True)
 class Case:
-    """One scenario, with one broker, at one level, with one face on one interpreter."""
+    """One scenario, with one broker, at one level, with one client on one interpreter."""
 
     broker: str
     level: int
@@ -69,7 +69,7 @@ def all_cases(
     interpreters: Iterable[str] = INTERPRETERS,
     scenarios: Iterable[str] = tuple(SCENARIOS),
 ) -> list[Case]:
-    """Return the cases of a broker, at the levels that it speaks."""
+    """Return the cases of a broker, at the levels that it supports."""
     return [
         Case(broker, level, face, interpreter, SCENARIOS[scenario])
         for scenario in scenarios
@@ -81,14 +81,14 @@ def all_cases(
 
 
 class StepFailed(Exception):
-    """A step of a case did not end well; the text says how."""
+    """A step of a case failed; the text says how."""
 
 
 class BoardFailed(Exception):
-    """The board refused a command by an error.
+    """A command of the board raised an error.
 
     Attributes:
-        name, code: the error's class, and its code, 0 where it has none.
+        name, code: the error's class, and its code, 0 if it has none.
     """
 
     def __init__(self, name: str, text: str, code: int):
@@ -98,7 +98,7 @@ class BoardFailed(Exception):
 
 
 class Board:
-    """A board's program, one life of it after the other."""
+    """A board's program, which can be started again and again."""
 
     def __init__(self, case: Case, directory: Path, seen: Observed, settings: dict[str, Any]):
         self._case = case
@@ -109,7 +109,7 @@ class Board:
         self._answer: asyncio.Future | None = None
 
     async def start(self, more: dict[str, Any] | None = None) -> None:
-        """Switch it on, with these settings besides the usual ones."""
+        """Start it with the case's settings; `more` replaces some."""
         program, environment = program_on(
             self._case.interpreter,
             "tools.proof.brokers.device",
@@ -131,7 +131,7 @@ class Board:
         try:
             kind, *words = json.loads(line)
         except ValueError:
-            return  # cut off by the end of its power
+            return  # cut off by the power cut
         if kind == "got":
             topic, *rest = words
             if topic.startswith(seen.prefix):
@@ -152,7 +152,7 @@ class Board:
             answer.set_exception(BoardFailed(*words))
 
     async def do(self, verb: str, *arguments: Any, seconds: float = STEP_S) -> Any:
-        """Have it do something; return the result."""
+        """Send it a command; return the result."""
         self._answer = asyncio.get_running_loop().create_future()
         assert self._child is not None
         self._child.write(json.dumps([verb, *arguments]))
@@ -171,7 +171,7 @@ class Board:
 
 
 class Play:
-    """One case on its way."""
+    """One running case."""
 
     def __init__(self, case: Case, broker: Kind, directory: Path):
         self.case = case
@@ -184,10 +184,10 @@ class Play:
         self._directory = directory
         self._peers: list[Peer] = []
         self._board: Board | None = None
-        self._sending: list[asyncio.Task] = []  # each waits for the answer to one message of the peer's
+        self._sending: list[asyncio.Task] = []  # each waits for the acknowledgement of one of the peer's messages
 
     async def run(self) -> Verdict:
-        """Play the scenario; return what came of it."""
+        """Run the scenario; return the verdict."""
         scenario = self.case.scenario
         await self.proxy.start()
         self._directory.mkdir(parents=True, exist_ok=True)
@@ -238,7 +238,7 @@ class Play:
         (self._directory / "journal.flash").unlink(missing_ok=True)
 
     async def _peer(self) -> Peer:
-        """Return another client of the broker's, made with the first call."""
+        """Return the peer; the first call makes it."""
         if not self._peers:
             clean = not self.case.scenario.kills
             self._peers.append(Peer(self.broker.port, f"{self.name}p", clean, self.broker.user, PASSWORD))
@@ -291,7 +291,7 @@ class Play:
         elif verb == "subscribe":
             topic, qos = arguments
             if await board.do("subscribe", self._topic(topic), qos) is None:
-                await board.do("settle")  # the connection was lost: the next one asks for it
+                await board.do("settle")  # the connection was lost: the next one subscribes
         elif verb == "publish":
             topic, numbers, qos, size, retain = arguments
             for number in numbers:
@@ -369,7 +369,7 @@ class Worker:
         return case, await play.run(), play.seen
 
     async def stop(self) -> None:
-        """Nothing outlives a case."""
+        """Do nothing: no program outlives a case."""
 
 
 async def run_broker(

@@ -1,18 +1,18 @@
-"""The scenarios, as data: who does what, in which order. `runner` does it, `judge` says what came of it.
+"""The scenarios, as data: who does what, in which order. `runner` runs them, `judge` judges them.
 
-A step is (actor, verb, arguments...). Messages carry numbers; those from the board are from 101 on. `qos` is a tuple of which the
-number chooses; a topic is below the case's own.
+A step is (actor, verb, arguments...). Messages have numbers; those from the board begin at 101. QOS is a tuple; a message's
+number selects its QoS from it. A topic is below the case's prefix.
 
-    board start {settings}              a new life, with the journal of the one before
-    board off                           the power goes: SIGKILL
+    board start {settings}              start it, with the journal of the last start
+    board off                           cut its power: SIGKILL
     board connect | subscribe TOPIC QOS | settle | drain | disconnect
-    board refused                       connect, which the broker has to refuse
+    board refused                       connect; the broker has to refuse
     board publish TOPIC NUMBERS QOS SIZE RETAIN
-    peer subscribe TOPIC                another client, on the same broker; it stays to the end
-    peer send TOPIC NUMBERS QOS SIZE RETAIN     ... until the broker has acknowledged them; `post` does not wait
-    peer none TOPIC                     a new client is sent nothing retained
-    broker kill | start                 SIGKILL; start with what it kept
-    wait in | out                       until every message that was sent has arrived, or its time is over
+    peer subscribe TOPIC                the other client of the broker subscribes
+    peer send TOPIC NUMBERS QOS SIZE RETAIN     publish, and wait for the acknowledgements; `post` does not wait
+    peer none TOPIC                     a new client subscribes, and must receive nothing retained
+    broker kill | start                 SIGKILL; start with its files
+    wait in | out                       until every message has arrived, or the time is over
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from typing import Any
 Step = tuple[Any, ...]
 SHORT = 60
 MEGABYTE = 1_000_000
-ROOMY = 1280  # sectors of a journal: a message that came at QoS 2 may take a quarter of them until its PUBREL
+ROOMY = 1280  # sectors of a journal: a received QoS 2 message may take a quarter of them until its PUBREL
 ALL = (0, 1, 2)
 SAFE = (1, 2)
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """What happens, and between whom.
+    """One scenario.
 
     Attributes:
-        name: as it stands in a case's id.
-        title: as it stands in the table.
-        steps: what is done.
-        settings: what the board's client is told besides the usual.
-        heap: the board's, on MicroPython.
-        wait_s: how long messages may take that have been sent.
-        secure: over TLS, where nothing on the wire can be watched.
-        kills: the broker is killed, so that no other case can use it meanwhile.
-        retained: numbers of which the message has to come with RETAIN set, and no other.
+        name: as in a case's id.
+        title: as in the table.
+        steps: see above.
+        settings: further settings of the board's client.
+        heap: of the board, on MicroPython.
+        wait_s: how long messages may take.
+        secure: over TLS, where the proxy can't read the packets.
+        kills: the broker is killed, so no other case may use it meanwhile.
+        retained: numbers of the messages that must arrive with RETAIN set, and no other.
     """
 
     name: str
@@ -187,7 +187,7 @@ SCENARIOS = {
             "TLS, QoS 0 and 1, both ways",
             (
                 *_BEGIN,
-                # One after the other: nobody can see here whether it was the broker that changed their order.
+                # One after the other, because here nobody can see whether the broker changed their order.
                 *(
                     step
                     for n in _numbers(1, 10)
