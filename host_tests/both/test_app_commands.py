@@ -1,13 +1,24 @@
 """A command has its effect and its reply once, wherever the power goes."""
 
 import os
+import sys
 
 import pytest
 
 from app.commands import CommandRefused, Commands, parse
 from app.state import State
 
-PATH = "/tmp/flashmqtt-test-state.json"
+# Not the file of another process: the twins of these tests may run at the same time.
+PATH = "/tmp/flashmqtt-state-%s-%d.json" % (sys.implementation.name, id(parse) & 0xFFFFFFFF)
+
+
+def forget(path):
+    """Remove a board's file."""
+    for suffix in ("", ".new"):
+        try:
+            os.remove(path + suffix)
+        except OSError:
+            pass
 
 
 class Cut(Exception):
@@ -26,11 +37,7 @@ class Board:
         self.steps = 0
         self.cut_at = 0
         self.now_ms = 0
-        for suffix in ("", ".new"):
-            try:
-                os.remove(path + suffix)
-            except OSError:
-                pass
+        forget(path)
         self.start()
 
     def step(self):
@@ -74,6 +81,7 @@ def test_command_is_done_and_answered_once_when_all_goes_well():
     assert board.replies == [(11, "7", "done")] and board.acts == [("interval", 5000)]
     board.start()
     assert board.interval == 5000 and len(board.replies) == 1
+    forget(PATH)
 
 
 @pytest.mark.req("Q4", "B4")
@@ -102,6 +110,7 @@ def test_cut_at_every_step_leaves_one_effect_and_one_reply():
             assert all(act == ("interval", 2000) for act in board.acts)
             steps += board.steps
     assert cuts > 80
+    forget(PATH)
 
 
 @pytest.mark.req("B4")
@@ -113,6 +122,7 @@ def test_reboot_is_not_repeated_by_the_boot_it_caused():
     board.start()
     board.commands.take(b'{"id": "r", "do": "reboot"}')
     assert board.acts == [("reboot", 0)] and [reply[1:] for reply in board.replies] == [("r", "done")]
+    forget(PATH)
 
 
 @pytest.mark.parametrize(
@@ -137,6 +147,7 @@ def test_what_is_no_command_is_refused_by_name(payload, words):
     board = Board(PATH)
     board.commands.take(payload)
     assert len(board.replies) == 1 and words in board.replies[0][2] and not board.acts
+    forget(PATH)
 
 
 @pytest.mark.req("B4")
@@ -149,6 +160,7 @@ def test_number_as_an_id_is_taken_and_the_last_ids_are_known_again():
     for n in range(6, 70):
         board.commands.take(b'{"id": "%d", "do": "flush"}' % n)
     assert len(board.acts) == 70 and board.commands.refused == 0
+    forget(PATH)
 
 
 @pytest.mark.req("B4")
@@ -169,6 +181,7 @@ def test_commands_that_come_too_fast_write_nothing_and_are_counted():
     for n in range(100):
         board.commands.take(b'{"id": "c%d", "do": "flush"}' % n)
     assert len(board.acts) == 17 + 32
+    forget(PATH)
 
 
 @pytest.mark.req("B4")
@@ -180,3 +193,4 @@ def test_damaged_state_file_is_an_empty_one():
     state.save(a=1, b=2)
     state.save(a=None)
     assert State(PATH).facts == {"b": 2}
+    forget(PATH)

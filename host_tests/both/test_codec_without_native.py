@@ -35,7 +35,8 @@ def test_valid_vectors_are_written_and_read(level):
         if vector["put"] not in ("publish", "puback", "connack"):
             continue
         form = codec_vectors.forms(vector)[0]
-        assert codec_vectors.written(vector, buf) == form
+        if vector["put"] not in codec_vectors.NOT_WRITTEN:
+            assert codec_vectors.written(vector, buf) == form
         for decoder in codec_vectors.decoders(vector, len(form)):
             decoder.feed(form)
             decoder.next()
