@@ -1,1 +1,1 @@
-"""Attack the decoder: every mutation of every golden packet, random streams, coverage-guided ones; on both interpreters."""
+"""Fuzzes the decoder with mutations of the golden packets, random streams and coverage-guided ones; on both interpreters."""

@@ -1,8 +1,8 @@
-"""Fuzz the codec: `python -m tools.proof.fuzz [--cases N] [--seconds N]`; prints what was tried, status 1 on the first failure,
+"""Fuzz the codec: `python -m tools.proof.fuzz [--cases N] [--seconds N]`; prints the counts; status 1 after the first failure,
 130 stopped by Ctrl-C.
 
     mutations     every other value of every byte of every golden packet, through both decoders
-    random        a million streams made from seeds, on CPython, and a tenth of them on MicroPython, where the scan is native
+    random        a million streams from seeds on CPython, and a tenth as many on MicroPython, where the scan is native
     hypothesis    the properties of host_tests/codec, with many more examples
     guided        atheris, coverage-guided, for some seconds
 
@@ -26,17 +26,17 @@ from tools.proof.fuzz import cases
 VECTORS = str(ROOT / "host_tests" / "vectors")
 WORKERS = os.cpu_count() or 1
 HELD_BACK = {signal.SIGINT, signal.SIGTERM}
-SHARE = 5000  # random cases that a worker takes at once
+SHARE = 5000  # random cases that a worker runs at once
 
 
 def in_worker() -> None:
-    """Take the signal that ends workers; Ctrl-C stays held back here, and is the parent's."""
+    """Accept the signal that ends workers; Ctrl-C stays blocked, because the parent handles it."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
 
 def mutate(share: int) -> int:
-    """Attack with every mutation of this worker's share of the golden packets; return how many there were."""
+    """Try every mutation of this worker's share of the golden packets; return how many there were."""
     count = 0
     for level, packets in cases.load(VECTORS).items():
         for packet in packets[share::WORKERS]:
@@ -50,7 +50,7 @@ def random_share(first: int, count: int) -> int:
 
 
 def on_micropython(first: int, count: int) -> str:
-    """Run random cases on MicroPython; return what it printed."""
+    """Run random cases on MicroPython; return its output."""
     script = (
         f"from tools.proof.fuzz import cases\nvectors = cases.load({VECTORS!r})\n"
         f"print(cases.run({first}, {count}, vectors), 'packets')\n"
@@ -66,13 +66,13 @@ def on_micropython(first: int, count: int) -> str:
 
 
 def timed(what: str, start: float, detail: str) -> None:
-    """Print one line of result."""
+    """Print one result with its time."""
     print(f"{what:<12} {detail} in {time.monotonic() - start:.0f} s", flush=True)
 
 
 def on_all_cores(first: int, count: int) -> None:
-    """Attack with mutations and with random cases, on CPython."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK)  # a pool that is half made does not come to its end
+    """Try mutations and random cases, on CPython."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK)  # an interrupted start of a pool would hang
     with Pool(WORKERS, in_worker) as pool:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD_BACK)
         start = time.monotonic()
@@ -85,7 +85,7 @@ def on_all_cores(first: int, count: int) -> None:
 
 
 def on_boards_interpreter(first: int, count: int) -> None:
-    """Attack with a tenth as many other random cases, on MicroPython."""
+    """Try a tenth as many other random cases, on MicroPython."""
     start = time.monotonic()
     each = count // 10 // WORKERS
     with ThreadPoolExecutor(WORKERS) as pool:
@@ -96,7 +96,7 @@ def on_boards_interpreter(first: int, count: int) -> None:
 
 
 def properties(examples: int) -> bool:
-    """Run the codec's properties with so many examples; return whether they hold."""
+    """Run the codec's property tests with so many examples; return whether they pass."""
     start = time.monotonic()
     tests = [sys.executable, "-m", "pytest", "host_tests/codec", "--timeout=3600"]
     if subprocess.run(tests, check=False, cwd=ROOT, env={**os.environ, "FLASHMQTT_EXAMPLES": str(examples)}).returncode:
@@ -106,7 +106,7 @@ def properties(examples: int) -> bool:
 
 
 def guided(seconds: int) -> bool:
-    """Fuzz guided by coverage, where atheris is there; return whether nothing was found."""
+    """Fuzz guided by coverage, if atheris is installed; return whether nothing was found."""
     start = time.monotonic()
     command = [sys.executable, str(Path(__file__).with_name("guided.py")), f"-max_total_time={seconds}"]
     ran = subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True)
@@ -123,19 +123,19 @@ def guided(seconds: int) -> bool:
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    """Return the command line's meaning."""
+    """Return the arguments of the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m tools.proof.fuzz", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--cases", type=number(int, 100), default=1_000_000, help="random streams")
-    parser.add_argument("--first", type=number(int, 0), default=0, help="the first one's number")
-    parser.add_argument("--seconds", type=number(int, 1), default=60, help="of coverage-guided fuzzing")
-    parser.add_argument("--replay", type=number(int, 0), help="run just this random case, on CPython")
+    parser.add_argument("--first", type=number(int, 0), default=0, help="number of the first random stream")
+    parser.add_argument("--seconds", type=number(int, 1), default=60, help="duration of coverage-guided fuzzing")
+    parser.add_argument("--replay", type=number(int, 0), help="run only this random case, on CPython")
     return parser.parse_args(argv)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the attacks one after another; return the exit status."""
+    """Run the kinds of cases one after another; return the exit status."""
     first, count = arguments.first, arguments.cases
     try:
         if arguments.replay is not None:

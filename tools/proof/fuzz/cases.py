@@ -1,8 +1,8 @@
-"""One attack on the decoder, and the makers of attacks; runs on CPython and on MicroPython alike.
+"""The fuzzer's cases; they run on CPython and on MicroPython.
 
-`attack` feeds one stream of bytes in several ways and demands: nothing but MalformedPacket comes out; the
-events are the same however the stream is cut and whatever the buffer held before; what is delivered lies inside what was sent.
-A case is made from a seed alone, so a failing one is replayed by its number.
+`attack` feeds one stream of bytes in several ways and checks: no other error than MalformedPacket is raised; the events do not
+depend on how the stream is cut, nor on what was in the buffer before; every payload is a part of the stream.
+A case is made from a seed alone, so that a failing case is replayed by its number.
 """
 
 from flashmqtt.codec.aliases import InboundAliases
@@ -16,11 +16,11 @@ TELLING = b"\x00\x01\x02\x03\x04\x05\x7f\x80\xff\xfe\x23\x2b\x2f\x24\x1f\x26\x0b
 
 
 class WrongEvent(Exception):
-    """The decoder broke one of the promises that `attack` checks."""
+    """One of the checks of `attack` failed."""
 
 
 class Source:
-    """Random numbers that are the same on every interpreter (xorshift, 30 bits at most)."""
+    """Random numbers, the same on every interpreter (xorshift with 30 bits)."""
 
     def __init__(self, seed):
         self.state = (seed * 7919 + 12345) & 0x3FFFFFFF or 1
@@ -49,7 +49,7 @@ def _new(kind, size, level, streaming, filler):
 
 
 def _event(decoder, kind, sent):
-    """Return what the decoder says of a packet, after looking at it closely."""
+    """Check the decoder's fields of a packet; return them."""
     size = len(decoder.buffer)
     event = [kind]
     if kind == 3:
@@ -91,7 +91,7 @@ def _event(decoder, kind, sent):
 
 
 def _decode(decoder, stream, cuts):
-    """Return the events of a stream that comes in pieces, and the name of the error that ended it, if any."""
+    """Decode a stream in pieces; return its events, and the name of the error that ended it, or ""."""
     events = []
     at = i = 0
     while at < len(stream):
@@ -119,7 +119,7 @@ def _decode(decoder, stream, cuts):
 
 
 def attack(stream, level, size, streaming, server, cuts):
-    """Feed one stream in several ways; return how many packets came of it."""
+    """Feed one stream in several ways; return how many packets it has."""
     kind = ServerDecoder if server else Decoder
     whole = _decode(_new(kind, size, level, streaming, 0x31), stream, (len(stream) or 1,))
     pieces = _decode(_new(kind, size, level, streaming, 0x00), stream, cuts)
@@ -129,9 +129,9 @@ def attack(stream, level, size, streaming, server, cuts):
 
 
 def mutations(packet, level):
-    """Read a packet with every other value in every byte, through both decoders; return how many that were.
+    """Read a packet with every other value in every byte, with both decoders; return how many variants there were.
 
-    Each is read whole, into a buffer that holds what came before; one in 64 also goes through `attack`.
+    Each is read in one piece, into a buffer with old bytes; one in 64 also runs through `attack`.
     """
     count = 0
     for kind in (Decoder, ServerDecoder):
@@ -159,7 +159,7 @@ def mutations(packet, level):
 
 
 def random_stream(source, vectors, malformed):
-    """Return a stream: golden packets mutated, cut, joined; or packets with honest headers and random bodies; or noise."""
+    """Return a stream: golden packets mutated, cut and joined; or packets with valid headers and random bodies; or noise."""
     way = source.below(8)
     stream = bytearray()
     if way == 0:
@@ -196,7 +196,7 @@ def random_stream(source, vectors, malformed):
 
 
 def random_case(seed, vectors):
-    """Return the arguments of `attack` that a seed stands for; `vectors` is by level."""
+    """Return the arguments of `attack` for a seed; `vectors` is by level."""
     source = Source(seed)
     level = 3 + source.below(3)
     stream = random_stream(source, vectors[level], vectors[-level])
@@ -206,7 +206,7 @@ def random_case(seed, vectors):
 
 
 def run(first, count, vectors):
-    """Run the random cases first to first + count - 1; return how many packets they delivered."""
+    """Run the random cases first to first + count - 1; return how many packets they had."""
     packets = 0
     for seed in range(first, first + count):
         case = random_case(seed, vectors)

@@ -1,7 +1,7 @@
 """Coverage-guided fuzzing of the decoder with atheris (libFuzzer); `python tools/proof/fuzz/guided.py -max_total_time=60`.
 
-The first bytes of an input choose level, buffer size, streaming, side and cuts; the rest is the stream. The corpus starts with
-the golden packets, and what it finds new is kept under build/fuzz, so that every run starts where the last one ended.
+The first bytes of an input choose level, buffer size, streaming, side and cuts; the rest is the stream. The corpus begins with
+the golden packets. New inputs are kept in build/fuzz, so that every run continues with the corpus of the last one.
 """
 
 import sys
@@ -18,7 +18,7 @@ with atheris.instrument_imports(include=["flashmqtt"]):
 
 
 def one(data: bytes) -> None:
-    """Run one input; any exception is a finding."""
+    """Run one input; every exception is a finding."""
     if len(data) < 4:
         return
     level = 3 + data[0] % 3
@@ -27,7 +27,7 @@ def one(data: bytes) -> None:
 
 
 def main() -> None:
-    """Set up the corpus and hand over to libFuzzer."""
+    """Make the corpus, then run libFuzzer."""
     corpus = ROOT / "build" / "fuzz"
     corpus.mkdir(parents=True, exist_ok=True)
     if not any(corpus.iterdir()):

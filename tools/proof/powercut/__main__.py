@@ -1,15 +1,15 @@
-"""`python -m tools.proof.powercut`: cut the power at every flash operation of the journal, in every way, and check what is left.
+"""`python -m tools.proof.powercut`: cut the power at every flash operation of the journal, in every way; check the recovery.
 
-Without arguments: every script is cut at every operation under every fault model, with device pages of 256, 64, 32 and 1 byte,
-and every so many of these cuts is followed by cuts of its recovery; an adversary takes every chain of up to five cuts on small
-journals, and random chains on larger ones; first mounts are cut; random lives, in which cuts pile up and sectors go bad.
-The count goes to build/powercut.json.
+Without arguments: every script is cut at every operation with every fault model and with device pages of 256, 64, 32 and 1 byte;
+after some of these cuts the recovery is cut, too. An adversary tries every chain of up to five cuts on small journals, and random
+chains on larger ones. First mounts are cut. In random lives, cuts accumulate and sectors become bad. The counts go to
+build/powercut.json.
 
     --short            a minute of CPU: fewer variants, fewer pairs, fewer plans
     --script NAME      only this script (may be repeated); also: lives, adversary, chains, first-mounts, mutations
-    --replay ID        one case alone, as a failure printed it, with the error in full
+    --replay ID        one case alone, with the id that a failure printed, and the whole error
 
-Exit status: 0 nothing broke; 1 a promise was broken, ids are printed.
+Exit status: 0 every promise was kept; 1 a promise was broken, ids are printed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ LIFE_STEPS = 1000
 
 
 def one(job: tuple[str, str, dict[str, int], int, int]) -> tuple[str, str, int, list[tuple[str, str]]]:
-    """Cut one script's share of operations, or take a share of the random cases; a process of the pool runs this."""
+    """Cut a share of a script's operations, or run a share of the random cases; a process of the pool runs this."""
     name, geometry, how, share, shares = job
     if name in SAMPLED:
         return name, geometry, *sampled(name, range(share, how[name], shares))
@@ -52,7 +52,7 @@ def one(job: tuple[str, str, dict[str, int], int, int]) -> tuple[str, str, int, 
 
 
 def sampled(name: str, numbers: range) -> tuple[int, list[tuple[str, str]]]:
-    """Run random cases; return (cuts, what broke)."""
+    """Run random cases; return (cuts, list of (id, error))."""
     cuts = 0
     broken: list[tuple[str, str]] = []
     for number in numbers:
@@ -64,7 +64,7 @@ def sampled(name: str, numbers: range) -> tuple[int, list[tuple[str, str]]]:
 
 
 def live(number: int) -> int:
-    """Live one life: every geometry and policy, every fourth with bad sectors."""
+    """Run one life: the number selects geometry and policy; every fourth life has bad sectors."""
     geometry = list(GEOMETRIES)[number % 4 if number % 3 else 0]
     return soak(number, LIFE_STEPS, geometry, 2 if number % 4 == 3 else 0, number % 7 in (2, 5), number % 5 % 3)
 
@@ -77,7 +77,7 @@ SAMPLED = {
 
 
 def run_plans(names: tuple[str, ...]) -> tuple[int, list[tuple[str, str]], dict[str, object]]:
-    """Let the adversary enumerate plans; return (cuts, what broke, what was enumerated)."""
+    """Let the adversary enumerate plans; return (cuts, list of (id, error), counts of each plan)."""
     cuts = 0
     broken: list[tuple[str, str]] = []
     told: dict[str, object] = {}
@@ -99,7 +99,7 @@ def run_plans(names: tuple[str, ...]) -> tuple[int, list[tuple[str, str]], dict[
 
 
 def run_mutations() -> list[tuple[str, str]]:
-    """Leave one rule out at a time; return those that nothing noticed."""
+    """Leave one rule of the journal out at a time; return the mutations that no plan noticed."""
     unseen = []
     for name in MUTATIONS:
         with Mutation(name):
@@ -111,7 +111,7 @@ def run_mutations() -> list[tuple[str, str]]:
 
 
 def replay(case: str) -> None:
-    """Run one case, and let its error out."""
+    """Run one case; raise its error."""
     name, _, number = case.partition("/")
     if name in SAMPLED:
         print(f"{case}: holds, {SAMPLED[name](int(number))} cuts")
@@ -136,7 +136,7 @@ def main() -> int:
     parser.add_argument(
         "--script", action="append", choices=[*scripts, *SAMPLED, "adversary", "mutations"], help="only this one"
     )
-    parser.add_argument("--replay", metavar="ID", help="one case, as it was printed")
+    parser.add_argument("--replay", metavar="ID", help="one case, with its printed id")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one a core)")
     options = parser.parse_args()
     if options.replay:
@@ -177,7 +177,7 @@ def main() -> int:
     for name in names:
         print(f"  {name:12} {by_script.get(name, 0):>9,}")
     if options.script:
-        return 1 if broken else 0  # only what was run whole is a figure
+        return 1 if broken else 0  # only a whole run gives figures
     counted = {
         "cuts": total,
         "violations": len(broken),

@@ -1,14 +1,14 @@
-"""Power cuts under an adversary: each bit that a cut operation touched is marginal; how it reads is chosen anew at each boot.
+"""Power cuts with an adversary: bits that a cut operation touched are marginal, and it chooses at each boot how they read.
 
-The real journal runs on a region whose contents are *units*: what one program wrote, a header or a record, each firm or not.
-A program that is cut leaves its unit marginal; an erase that is cut leaves all units of its sector so; the same bytes again,
-or a whole erase, make firm. At each boot each marginal unit that is read is, by the adversary's choice, one of
-    whole, blank, garbled (one of its bits reads 1), and with more readings: without its first bytes, or any of its bits at 1.
-A byte that was programmed to another value than before, marginal or not, is a violation: `no second value`.
+The real journal runs on a region of *units*: a unit is what one program operation wrote, a header or a record, firm or
+marginal. A cut program leaves its unit marginal; a cut erase leaves all units of its sector marginal. Programming the same bytes
+again makes a unit firm, a complete erase removes it. At each boot the adversary chooses for each marginal unit that is read one of
+    whole, blank, garbled (one of its bits reads 1); in random chains also: without its first bytes, or with random bits at 1.
+It is a violation to program a byte to a second value between two erases, marginal or not.
 
-`enumerate_plan` takes every cut of every operation of every program of a plan, every reading, again and again up to a number of
-cuts. What is the same flash with the same promises is done once. One run of the journal gives the cuts at all its operations:
-what a cut would leave is noted as the operation passes. `sample_chain` takes random chains on larger journals.
+`enumerate_plan` tries every cut of every operation of every program of a plan in every reading, up to a number of cuts in a
+chain. States with the same flash and the same promises are tried once. One run of the journal yields the cuts at all its
+operations: each operation notes the state that a cut would leave. `sample_chain` runs random chains on larger journals.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ class SecondValue(AssertionError):
 
 
 class PowerCut(BaseException):
-    """The power went."""
+    """The power was cut."""
 
 
 class Cells(Region):
     """A region of units. A sector is a tuple of (offset, content, firm), a state is a tuple of sectors.
 
     skip: kinds of units ("header", "record") that a second program of the same bytes does not make firm: a mutation.
-    pulse: an erase that was cut also leaves cells marginal that read 1 before: a second program does not mend them.
+    pulse: a cut erase also leaves cells marginal that read 1 before; a second program does not make them firm.
     """
 
     skip: tuple = ()
     pulse = False
 
     def load(self, state, path=(), model=None, rng=None):
-        """Take a state, and the adversary's choices as far as they are made; `model` is copied at each operation."""
+        """Load a state, and the adversary's first choices; `model` is copied at each operation."""
         size = self.sector_bytes
         self.state = list(state)
         self.image = image = bytearray(b"\xff" * (size * self.sectors))
@@ -72,7 +72,7 @@ class Cells(Region):
         self.cut_at = -1
 
     def clone(self):
-        """Return a copy, as it is in the middle of a boot."""
+        """Return a copy in the middle of a boot."""
         other = Cells(self.sectors, self.sector_bytes, self.page_bytes)
         other.__dict__.update(self.__dict__)
         other.state = list(self.state)
@@ -91,7 +91,7 @@ class Cells(Region):
         return self.path[self.chosen - 1]
 
     def read(self, offset, buf):
-        """Fill buf; the adversary decides about what is read for the first time."""
+        """Fill buf; the adversary decides about marginal units that are read for the first time."""
         n = len(buf)
         size = self.sector_bytes
         for sector in range(offset // size, (offset + n - 1) // size + 1):
@@ -125,7 +125,7 @@ class Cells(Region):
         self.image[at : at + len(shown)] = shown
 
     def _passes(self, sector, cut):
-        """An operation: note what a cut of it leaves, or cut it."""
+        """Note the state that a cut of this operation leaves, or cut it."""
         if self.children is not None:
             state = list(self.state)
             state[sector] = cut
@@ -196,7 +196,7 @@ class Cells(Region):
         self.image[sector * size : (sector + 1) * size] = b"\xff" * size
 
     def _needed(self):
-        """Return the sectors that the header of the newest firm sector has on its chain."""
+        """Return the sectors of the chain that begins at the newest firm sector."""
         headers: dict = {}
         records: dict = {}
         for sector, units in enumerate(self.state):
@@ -226,7 +226,7 @@ class Cells(Region):
         return found
 
     def next_path(self, fixed=0):
-        """Return the choices of the next run with the same beginning, whose first `fixed` ones stay, or None."""
+        """Return the choices of the next run, with the same first `fixed` choices, or None after the last."""
         path = self.path[: self.chosen]
         while len(path) > fixed and path[-1] == READINGS - 1:
             path.pop()
@@ -240,7 +240,7 @@ SHORT_BODY, LONG_BODY = 130, 300  # a page takes one; and a piece of 232 with on
 
 
 def step(driver, letter, policy=REFUSE):
-    """Do one thing; what can't be done now is left out. a A: append; f g: finish the oldest, the newest; m: mark; ..."""
+    """Execute one call if it is possible now. a A: append; f g: finish the oldest, the newest; m: mark; ..."""
     journal = driver.journal
     if letter in "aA":
         try:
@@ -286,14 +286,14 @@ def step(driver, letter, policy=REFUSE):
 
 
 def again(driver):
-    """Mount again without a cut, in the same reading of the flash."""
+    """Mount again without a cut, with the same readings."""
     journal = mount(driver.journal.region, driver.journal.policy)
     check(journal, driver.model)
     driver.use(journal)
 
 
 def check(journal, model):
-    """Check a mounted journal: what it says is final from now on."""
+    """Check a mounted journal; its content is final from now on."""
     if journal.boot <= model.boot:
         raise Lost("boot %d after %d" % (journal.boot, model.boot))
     if journal.worn:
@@ -304,7 +304,7 @@ def check(journal, model):
 
 
 def work_on(driver, policy=REFUSE):
-    """The journal must go on: everything out, and then around its ring."""
+    """Check that the journal can still be used: empty it, then use the whole ring."""
     for seq in driver.window():
         driver.finish(seq)
     for key in driver.journal.held():
@@ -320,9 +320,9 @@ def work_on(driver, policy=REFUSE):
 
 @dataclass(frozen=True)
 class Plan:
-    """What is enumerated: programs of up to `steps` of these `letters`, up to `cuts` cuts, after a start without cuts.
+    """Programs of up to `steps` of these `letters`, with up to `cuts` cuts, after a start without cuts.
 
-    programs: one alphabet and length for each boot; the last repeats.
+    There is one alphabet and length for each boot; the last one repeats.
     """
 
     name: str
@@ -338,7 +338,7 @@ class Plan:
 
 @dataclass
 class RunStats:
-    """What was enumerated."""
+    """The counts of an enumeration."""
 
     states: list = field(default_factory=list)  # distinct ones after each cut
     boots: int = 0
@@ -359,8 +359,8 @@ def clone_journal(journal, region):
         elif isinstance(value, list):
             if any(not isinstance(item, (int, type(None), memoryview)) for item in value):
                 raise TypeError(name)
-            value = [None if isinstance(item, memoryview) else item for item in value]  # views are made anew
-        elif isinstance(value, dict):  # views of `_out`, which are made anew
+            value = [None if isinstance(item, memoryview) else item for item in value]  # its views are made again
+        elif isinstance(value, dict):  # views of `_out`, which are made again
             value = {key: other.__dict__["_out"] for key, item in value.items() if item is journal._out}
         elif hasattr(value, "_journal"):
             value = clone_journal(value, region)
@@ -374,7 +374,7 @@ def clone_journal(journal, region):
 
 
 def canonical(units):
-    """Return a sector's units without what has no influence: how often it was erased, and so its header's CRC."""
+    """Return a sector's units without bytes that have no influence: the erase count, and the header's CRC."""
     known = _canonical.get(units)
     if known is None:
         known = _canonical[units] = tuple(
@@ -402,7 +402,7 @@ def start_state(plan):
 
 
 class Case:
-    """One state, and everything that a boot can do there."""
+    """One state, and all programs and readings of a boot in it."""
 
     def __init__(self, plan, state, frozen, level, last, whole):
         self.plan, self.state, self.frozen, self.level = plan, state, frozen, level
@@ -437,7 +437,7 @@ class Case:
         raise Lost(text % (self.plan.name, self.level, region.path[: region.chosen], program, error)) from error
 
     def _go(self, driver, program):
-        """Do every next step from here, in every reading."""
+        """Try every next step, in every reading."""
         if len(program) == self.steps:
             return
         before = driver.journal.region
@@ -487,7 +487,7 @@ def _chunk(numbers):
 
 
 def enumerate_plan(plan, jobs=0, limit_s=0.0, progress=None):
-    """Enumerate a plan; return RunStats. It ends with the level in which something broke."""
+    """Enumerate a plan; return RunStats. It ends at the first level with a broken promise."""
     began = time.monotonic()
     stats = RunStats()
     states = [start_state(plan)]
@@ -527,22 +527,22 @@ def enumerate_plan(plan, jobs=0, limit_s=0.0, progress=None):
     return stats
 
 
-# --- what is enumerated ---
+# --- the plans ---
 
 RICH = "aAfgmuhDcn"
 PLANS = (
     # Every chain of five cuts in the first mount and the mounts after it, with every device page.
     *(Plan("first-%d" % page, 4, page, letters=("",), steps=(0,)) for page in (256, 64, 32, 1)),
-    # As the model had it: a message, a finish, a flush; five cuts of two steps, four of three.
+    # A message, a finish, a flush: five cuts with two steps between them, four with three.
     Plan("two-steps", 4, letters=("afu",), steps=(2,), cuts=5),
     Plan("three-steps", 4, letters=("afu",), steps=(3,), cuts=4),
     *(Plan("two-steps-%d" % page, 5, page, letters=("afu",), steps=(2,), cuts=3) for page in (64, 32, 1)),
-    # Everything that a program does, two steps of it, and then five cuts, four of them in the recoveries from the one before.
+    # Two steps of any kind, and then five cuts, four of them in the recovery from the cut before.
     Plan("recoveries", 5, letters=(RICH, ""), steps=(2, 0), cuts=5),
     # The same, with a step between the cuts.
     Plan("steps-between", 5, letters=(RICH, "af"), steps=(2, 1), cuts=4),
     Plan("any-step", 5, letters=(RICH,), steps=(1,), cuts=3),
-    # A ring that is nearly full, with a held message in its tail; and one that drops the oldest.
+    # A ring that is nearly full, with a held message in its tail; and a ring that drops the oldest messages.
     Plan("full", 6, start="AAAAmhf", letters=("aAfmhD", "afu"), steps=(1, 1), cuts=5),
     Plan("drop", 5, start="AAAA", policy=DROP_OLDEST, letters=("aAfm", "af"), steps=(1,), cuts=4),
     Plan("held", 5, start="ah", letters=("hHDc", "aD"), steps=(1,), cuts=4),
@@ -558,7 +558,7 @@ SHORT_PLANS = ("first-256", "two-steps-64", "two-steps-1", "full", "clean-five")
 
 
 class Mutation:
-    """Leaves one rule out, while it is entered."""
+    """Leaves one rule of the journal out, inside its `with` block."""
 
     def __init__(self, name):
         self.name = name
@@ -580,7 +580,7 @@ class Mutation:
                 return opened(self, *args)
 
             patched["_open"] = keeps
-        elif self.name == "free":  # a sector is freed by the word of a later record
+        elif self.name == "free":  # a sector is freed because of a later record
 
             def frees(self, *args):
                 place = written(self, *args)
@@ -592,7 +592,7 @@ class Mutation:
                 return place
 
             patched["_write"] = frees
-        elif self.name == "one":  # one sector stays free behind a message
+        elif self.name == "one":  # only one sector stays free after a message
 
             def writes(self, kind, *args):
                 return written(self, kind, *(*args[:-1], 1 if kind & 15 == 1 else args[-1]))
@@ -615,7 +615,7 @@ MUTATIONS = ("header", "record", "supersede", "free", "one")
 
 
 def sample_chain(seed, sectors=0, cuts=0):
-    """Run one random chain of cuts; return (cuts, boots). Raises Lost. A chain is its seed."""
+    """Run one random chain of cuts; return (cuts, boots). Raises Lost. The seed determines the chain."""
     rng = random.Random(seed)
     sectors = sectors or rng.choice((4, 5, 6, 16, 24, 40, 64))
     sector_bytes = rng.choice((1024, 1024, 1024, 2048, 4096))
@@ -659,7 +659,7 @@ def sample_chain(seed, sectors=0, cuts=0):
 
 
 def first_mount(seed):
-    """Cut first mounts, one after the other, as the adversary likes; there must be a journal at the end. Return the cuts."""
+    """Cut several first mounts with random readings; in the end there must be a journal. Return the cuts."""
     rng = random.Random(seed)
     sectors = rng.choice((4, 5, 16))
     region = Cells(sectors, rng.choice((1024, 4096)), (256, 64, 32, 1)[seed % 4])
@@ -688,7 +688,7 @@ def first_mount(seed):
 
 
 def first_mount_on_chip(seed):
-    """The same on the simulated chip and its models; return the cuts."""
+    """Do the same on the simulated chip with its fault models; return the cuts."""
     from flashmqtt.flash.block import BlockRegion
     from tools.flashsim import nor
 

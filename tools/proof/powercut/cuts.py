@@ -1,6 +1,6 @@
-"""The engine: runs a script once, keeps what the flash was before each operation, and then cuts each one in every way.
+"""Runs a script once, keeps the flash's content before each operation, and then cuts each operation in every way.
 
-An id names a case and replays it alone: script/operation/model/variant, and after a + the same for a cut in the recovery.
+An id replays one case alone: script/operation/model/variant, and after a + the same for a cut of the recovery.
 """
 
 from flashmqtt.errors import FlashMqttError, StoreFull
@@ -10,17 +10,17 @@ from tools.flashsim.nor import NorFlash, PowerCut, Random
 from .model import DROP_OLDEST, Driver, Lost, Model, drain, look, mount, remount
 from .scripts import SCRIPTS
 
-# The chip's manners and what it programs at once.
+# The chip's personality and its page size.
 GEOMETRIES = {"rp2": ("rp2", 256), "page64": ("esp32", 64), "page32": ("esp32", 32), "esp32": ("esp32", 1)}
 
 
 class Recorder(NorFlash):
-    """A flash that remembers what each operation found."""
+    """A flash that records its content before each operation."""
 
     recording = False
 
     def record(self, model, only=-1):
-        """Begin to remember: every operation, or only the one with that number."""
+        """Record from now on: every operation, or only the one with this number."""
         self.steps = []
         self.model = model
         self.only = only
@@ -46,7 +46,7 @@ class Recorder(NorFlash):
 
 
 def variants_of(kind, count):
-    """Yield (model, variant), some of each model."""
+    """Yield (model, variant): `count` variants of each model."""
     yield "nothing", 0
     yield "unreported", 0
     for i in range(count):
@@ -57,12 +57,12 @@ def variants_of(kind, count):
 
 
 def chosen(kind, at, count):
-    """Yield (model, variant) for the operation of this number: some of each model, or with 0 `some_of` them."""
+    """Yield (model, variant) for the operation with this number: see `variants_of`, or with count 0 `some_of`."""
     return variants_of(kind, count) if count else some_of(kind, at)
 
 
 def some_of(kind, at):
-    """Yield (model, variant) for the operation of this number: done but not told, and torn, in another way each time."""
+    """Yield (model, variant) for the operation with this number: complete but unreported, and torn in varying ways."""
     at %= 99  # `--replay` knows these variants
     yield "unreported", 0
     if kind == "erase":  # there are few
@@ -74,7 +74,7 @@ def some_of(kind, at):
 
 
 class Script:
-    """A script, run once."""
+    """A recorded run of a script."""
 
     def __init__(self, name, geometry="rp2", only=-1):
         self.name, self.sectors, self.policy, before, what = next(s for s in SCRIPTS if s[0] == name)
@@ -82,7 +82,7 @@ class Script:
         self.flash = Recorder(self.sectors * 4096, personality)
         self.region = BlockRegion(self.flash, page_bytes=page_bytes)
         model = Model()
-        if before is None:  # the very first mount is part of it
+        if before is None:  # the first mount is cut, too
             self.flash.record(model, only)
             driver = Driver(self.mount(), model)
         else:
@@ -100,7 +100,7 @@ class Script:
         return mount(self.region, self.policy)
 
     def cut(self, step, fault, variant):
-        """Bring back the moment, cut the operation, switch on again; return the model of that moment."""
+        """Restore the flash before an operation, cut the operation, power up; return the model of that moment."""
         flash = self.flash
         kind, n, buf, off, snapshot, model = step
         flash.restore(snapshot)
@@ -118,7 +118,7 @@ class Script:
         return model
 
     def verify(self, model, thorough):
-        """Mount; everything promised must be there; the journal must go on working."""
+        """Mount; check the promises; check that the journal can still be used."""
         flash = self.flash
         model = model.copy()
         journal = self.mount()
@@ -127,7 +127,7 @@ class Script:
         seen = look(journal)
         model.check(journal, *seen)
         model.settle(journal, *seen)
-        # Before anything is taken out: store, finish, mark, hold, and boot again without a clean end.
+        # First store, finish, mark and hold; then boot again without a clean end.
         driver = Driver(journal, model, 1)
         for length in (33, 300):
             try:
@@ -153,7 +153,7 @@ class Script:
         if model.held:
             driver.discard(driver.journal.held()[0])
         self._again(driver)
-        # Empty it; it has to stay so; then once around.
+        # Empty it, and check that it stays empty; then use the whole ring.
         while driver.window():
             for seq in driver.window():
                 driver.finish(seq)
@@ -194,11 +194,11 @@ BREAKS = (
 
 
 def run_script(name, count, pairs, pair_count, only=None, geometry="rp2", share=(0, 1)):
-    """Cut a script at every operation (of its share); return (cuts, list of (id, what broke)).
+    """Cut a script at every operation of its share; return (cuts, list of (id, error)).
 
-    count, pair_count: variants of each fault model; 0: one after the other, an operation each.
-    pairs: after every so many cuts the recovery is cut too, everywhere; 0: never.
-    only: the id of one case; what it breaks is raised.
+    count, pair_count: variants of each fault model; 0: the variants alternate from operation to operation.
+    pairs: after each such number of cuts, the recovery is cut at every operation, too; 0: never.
+    only: the id of one case; its error is raised.
     """
     script = Script(name, geometry)
     prefix = name if geometry == "rp2" else name + "@" + geometry
@@ -232,7 +232,7 @@ def run_script(name, count, pairs, pair_count, only=None, geometry="rp2", share=
 
 
 def run_sample(name, samples):
-    """Cut a few operations of a script once under each model, in little memory: for MicroPython. Return (cuts, broken)."""
+    """Cut a few operations of a script once with each model, in little memory, for MicroPython. Return (cuts, broken)."""
     n = len(Script(name, only=1 << 20).steps)
     cuts = 0
     broken = []
@@ -259,7 +259,7 @@ def run_pairs(script, step, fault, variant, case, count, only):
     try:
         script.mount()
     except BREAKS:
-        return 0, []  # told by the single cut
+        return 0, []  # the single cut reports it
     finally:
         flash.recording = False
     for at, second in enumerate(flash.steps):

@@ -1,11 +1,11 @@
-"""What a store has promised so far, as plain dictionaries, and the check of a mounted journal against it.
+"""What a journal has promised so far, as plain dictionaries, and the check of a mounted journal against it.
 
-must    a message that was stored and is not finished: it is there, whole, in order
-may     one that was being stored when the power went, or whose finish was not durable yet: there, whole, or not
-gone    one that is durably finished, or that a mount did not find: it never comes back
+must    a message that is stored and not finished: it is in the journal, complete, in order
+may     a message that was being stored when the power went, or whose finish was not durable yet: complete, or absent
+gone    a message that is durably finished, or that a mount did not find: it never appears again
 
-What a mount says is final: what it shows is firm from then on, and what it does not show never appears again. A body depends on
-its generation, so that an old message under a sequence that was given anew is seen.
+The result of a mount is final: a message that it shows stays, and a message that it does not show never appears again. A body
+depends on its generation, so that an old message with a reused sequence is noticed.
 """
 
 from flashmqtt.errors import StoreFull
@@ -15,8 +15,8 @@ from flashmqtt.journal.journal import Journal
 REFUSE, DROP_OLDEST, DROP_NEWEST = 0, 1, 2
 WINDOW = 32
 NO_NOTE = b"\xff" * 12
-DAMAGED = -2  # one that was being stored: `Model.settle`
-GONE = -1  # the length of a message whose body the policy dropped while its mark keeps it
+DAMAGED = -2  # the length of a message that was being stored: see `Model.settle`
+GONE = -1  # the length of a message whose body the policy dropped, but not its mark
 _bodies: dict = {}
 
 
@@ -25,7 +25,7 @@ class Lost(AssertionError):
 
 
 def body_of(seq, length, generation=0):
-    """Return the bytes that a message (or a held one: its key) of this generation has."""
+    """Return the body of a message (or of a held one, by its key) of this generation."""
     key = (seq, length, generation)
     body = _bodies.get(key)
     if body is None:
@@ -41,13 +41,13 @@ def mount(region, policy=REFUSE):
 
 
 def longest(region):
-    """Return the length of a message that always finds room, where the policy may drop others for it."""
+    """Return the greatest length of a message that always finds room if the policy may drop others."""
     pages = region.sector_bytes // 256 - 1
     return (region.sectors - (4 if region.sectors > 5 else 3)) * pages * 232
 
 
 class Model:
-    """One store's promises."""
+    """The promises of one journal."""
 
     def __init__(self):
         self.boot = 0
@@ -55,15 +55,15 @@ class Model:
         self.messages = {}  # sequence: (length, generation), stored and not durably finished
         self.pending = None  # (sequence, length, generation) that is being stored
         self.finished = {}  # sequence: 1, finished, not durable yet
-        self.marks = {}  # sequence: 1 marked for sure; 2: may be marked or not; absent: not marked
+        self.marks = {}  # sequence: 1: marked; 2: may be marked or not; absent: not marked
         self.held = {}  # key: (length, generation)
         self.may_held = {}  # key: (length, generation) that is being stored
         self.discarded = {}  # key: 1, discarded, not durable yet
         self.dropped = 0
         self.dropped_more = 0  # counted, not durable yet
         self.may_drop = {}  # sequence: 1, the policy is about to drop it
-        self.note = (NO_NOTE,)  # what it may be
-        self.damaged = 0  # at most so many may be counted
+        self.note = (NO_NOTE,)  # its possible values
+        self.damaged = 0  # the most that the journal may count
 
     def copy(self):
         """Return a snapshot."""
@@ -73,7 +73,7 @@ class Model:
         return other
 
     def freeze(self):
-        """Return the promises as a tuple that can be compared and hashed."""
+        """Return the promises as a hashable tuple."""
         return (
             self.boot,
             self.next_seq,
@@ -93,7 +93,7 @@ class Model:
 
     @staticmethod
     def thaw(frozen):
-        """Return the model that `freeze` saw."""
+        """Return the model of a tuple from `freeze`."""
         m = Model()
         m.boot, m.next_seq, messages, m.pending, finished, marks, held, may_held, discarded = frozen[:9]
         m.messages, m.marks, m.held, m.may_held = dict(messages), dict(marks), dict(held), dict(may_held)
@@ -103,7 +103,7 @@ class Model:
         return m
 
     def written(self):
-        """A record was written: finishes, marks and drops before it are durable."""
+        """Note that a record was written: earlier finishes and marks are durable."""
         for seq in self.finished:
             self.messages.pop(seq, None)
             self.marks.pop(seq, None)
@@ -113,12 +113,12 @@ class Model:
                 raise Lost("a mark of %d that nobody settled" % seq)
 
     def flushed(self):
-        """A flush or a clean end: how many of the newest were dropped is durable."""
+        """Note a flush or a clean end: the count of dropped newest messages is durable."""
         self.dropped += self.dropped_more
         self.dropped_more = 0
 
     def check(self, journal, messages, held):
-        """Compare with what a journal shows: [(sequence, body or None, marked)] in order, and {key: body}."""
+        """Compare with a journal's content: [(sequence, body or None, marked)] in order, and {key: body}."""
         self._check_messages(journal, messages)
         for key, body in held.items():
             allowed = [body_of(key, *what[key]) for what in (self.held, self.may_held) if key in what]
@@ -152,7 +152,7 @@ class Model:
             if mark != 2 and bool(marked) != bool(mark):
                 raise Lost("%d is %smarked" % (seq, "" if marked else "not "))
             if body is None and (length == DAMAGED or (p and seq == p[0] and not marked)):
-                continue  # the sector that was being opened has no header: its records only tell how far the sequences had gone
+                continue  # its sector has no header: it was being opened, and its records only show the last sequence
             if body is None and marked and (length == GONE or seq in self.may_drop):
                 continue
             if length == GONE or body != body_of(seq, length, generation):
@@ -167,15 +167,13 @@ class Model:
         if p and (p[0], None, False) in messages:  # that header would have told the count
             low = self.dropped
         high += len([seq for seq in self.may_drop if seq in self.finished and seq not in there])
-        if (
-            journal.worn
-        ):  # it dropped them for a write that then found no sector: they are there again after the next mount
+        if journal.worn:  # it dropped them for a write that then found no sector: the next mount shows them again
             high += len(self.may_drop)
         if not low <= journal.dropped <= high:
             raise Lost("dropped is %d, not %d..%d" % (journal.dropped, low, high))
 
     def settle(self, journal, messages, held):
-        """After a check: what is there is there, what is not is gone."""
+        """After a check, take over the journal's content as certain."""
         known = self.messages
         p = self.pending
         if p:
@@ -199,7 +197,7 @@ class Model:
 
 
 class Driver:
-    """Does things to a journal and tells the model, in that order. `generation` goes into every body."""
+    """Executes calls on a journal and updates the model. `generation` goes into every body."""
 
     def __init__(self, journal, model, generation=0):
         self.generation = generation
@@ -207,7 +205,7 @@ class Driver:
         self.use(journal)
 
     def use(self, journal):
-        """Go on with another mount of it."""
+        """Continue with another mount of the journal."""
         self.journal = journal
         self.model.boot = journal.boot
         journal.on_drop = self._dropping
@@ -219,7 +217,7 @@ class Driver:
                 m.may_drop[seq] = 1
 
     def _dropped(self):
-        """What the policy has dropped is gone; what was marked stays, without its body."""
+        """Update the model after the policy dropped messages: marked ones stay without their body."""
         m, j = self.model, self.journal
         for seq in m.may_drop:
             if seq in m.finished:
@@ -270,7 +268,7 @@ class Driver:
         return seq
 
     def written(self):
-        """A write has returned: what was said before it is durable."""
+        """Note that a write has returned: earlier finishes and marks are durable."""
         m = self.model
         for seq in list(m.marks):
             if self.journal.is_marked(seq):
@@ -291,7 +289,7 @@ class Driver:
         self.journal.mark(seq)
 
     def unmark(self, seq):
-        """Take the mark back."""
+        """Remove the mark."""
         if self.model.marks.get(seq):
             self.model.marks[seq] = 2
         self.journal.unmark(seq)
@@ -363,13 +361,13 @@ def window(journal):
 
 
 def see(journal):
-    """Return (messages, held) as `Model.check` wants them; only the window is shown."""
+    """Return (messages, held) of the window, for `Model.check`."""
     j = journal
     return [(seq, content(j, seq), j.is_marked(seq)) for seq in window(j)], held_of(j)
 
 
 def drain(journal):
-    """Read and finish everything; return (messages, held) as `Model.check` wants them."""
+    """Read and finish everything; return (messages, held) for `Model.check`."""
     j = journal
     messages: list[tuple] = []
     while j.low < j.next_seq:
@@ -388,7 +386,7 @@ def drain(journal):
 
 
 def content(journal, seq):
-    """Return a message's bytes; None: it has none any more."""
+    """Return a message's body, or None if it was dropped."""
     n = journal.length(seq)
     if not n:
         return None
@@ -398,7 +396,7 @@ def content(journal, seq):
 
 
 def held_of(journal):
-    """Return {key: body} of what is held."""
+    """Return the held messages: {key: body}."""
     found = {}
     for key in journal.held():
         n = journal.held_length(key)
@@ -409,7 +407,7 @@ def held_of(journal):
 
 
 def look(journal):
-    """Return what a journal holds, from a mount of a copy of its region."""
+    """Return a journal's content, from a mount of a copy of its region."""
     region = journal.region
     cells = bytearray(region.sectors * region.sector_bytes)
     region.read(0, cells)
@@ -417,7 +415,7 @@ def look(journal):
 
 
 def remount(driver):
-    """Switch off and on without a cut; check, and go on."""
+    """Mount again without a clean end and without a cut; check, and continue."""
     model = driver.model
     journal = mount(driver.journal.region, driver.journal.policy)
     if journal.boot != model.boot + 1 and not journal.worn:

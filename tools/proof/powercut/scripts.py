@@ -1,6 +1,6 @@
-"""The scripts: what a journal is used for, each small enough that every flash operation in it can be cut.
+"""The scripts: uses of a journal, each small enough that every flash operation in it can be cut.
 
-A script is (name, sectors, policy, what it does before the cuts begin, what is cut). `d` is a model.Driver.
+A script is (name, sectors, policy, preparation without cuts, part with cuts). `d` is a model.Driver.
 """
 
 from flashmqtt.errors import StoreFull
@@ -9,11 +9,11 @@ from .model import remount
 
 
 def nothing(d):
-    """Begin with an empty journal."""
+    """Start with an empty journal."""
 
 
 def fill(n, length=100):
-    """Store n messages and acknowledge none."""
+    """Store n messages, acknowledge none."""
 
     def do(d):
         for _ in range(n):
@@ -23,7 +23,7 @@ def fill(n, length=100):
 
 
 def run(n, length=100, window=4):
-    """Store and acknowledge n messages, so that the ring has turned."""
+    """Store and acknowledge n messages, so that the ring was used at least once around."""
 
     def do(d):
         for _ in range(n):
@@ -35,7 +35,7 @@ def run(n, length=100, window=4):
 
 
 def qos1(d):
-    """QoS 1, acknowledged in order, with a window, across a change of sector."""
+    """QoS 1 with a window, acknowledged in order, across a change of sector."""
     for _ in range(80):
         d.append(100)
         while len(d.window()) > 4:
@@ -44,7 +44,7 @@ def qos1(d):
 
 
 def out_of_turn(d):
-    """Acknowledgements out of turn; the oldest of all comes last."""
+    """Acknowledgements out of order; the oldest message is acknowledged last."""
     for _ in range(8):
         d.append(60)
     for i in (3, 1, 5, 2, 3):
@@ -60,7 +60,7 @@ def out_of_turn(d):
 
 
 def qos2(d):
-    """QoS 2, both roles: PUBREC seen is a mark; an inbound message is held."""
+    """QoS 2 in both directions: a mark after PUBREC; inbound messages are held."""
     for seq in d.window():
         d.finish(seq)
     held = []
@@ -81,7 +81,7 @@ def qos2(d):
 
 
 def full(d):
-    """Store until there is no more room, go on as far as a full store can, drain a little, store again."""
+    """Store until the journal is full, use the full journal, drain a little, store again."""
 
     def until_full():
         for _ in range(200):
@@ -109,7 +109,7 @@ def full(d):
 
 
 def stuck(d):
-    """An inbound message is never released, and the queue goes round and round; at last one goes on that is slow."""
+    """A held message is never discarded and one message is acknowledged late, while the ring is used again and again."""
     d.hold(7, 40)
     d.append(600)
     d.append(50)
@@ -126,7 +126,7 @@ def stuck(d):
 
 
 def holds(d):
-    """Many inbound messages, long and short, replaced and discarded in any order, while the queue is full."""
+    """Many inbound messages, long and short, replaced and discarded in any order, while the journal is full."""
     for _ in range(120):
         try:
             d.append(220)
@@ -151,7 +151,7 @@ def holds(d):
 
 
 def pieces(d):
-    """Messages longer than a page and longer than a sector, whole and in pieces, one of them given up."""
+    """Messages longer than a page and longer than a sector, whole and in pieces; one is abandoned."""
     d.append(700)
     d.append(5000, 600)
     d.journal.begin(900)
@@ -168,7 +168,7 @@ def pieces(d):
 
 
 def drops(d):
-    """Nobody acknowledges anything, and the oldest make room."""
+    """Almost nothing is acknowledged, and the oldest messages are dropped."""
     for _ in range(60):
         d.append(200)
     d.finish(d.window()[1])
@@ -178,7 +178,7 @@ def drops(d):
 
 
 def newest(d):
-    """What finds no room is dropped and counted."""
+    """Messages that find no room are dropped and counted."""
     for _ in range(50):
         d.append(200)
     d.append(3000)
@@ -189,7 +189,7 @@ def newest(d):
 
 
 def in_flight(d):
-    """A full window with marks waits for a link that stays away, and the oldest make room."""
+    """A full window with marks waits for a connection, and the oldest messages are dropped."""
     for _ in range(8):
         d.append(200)
     d.mark(2)
@@ -207,7 +207,7 @@ def in_flight(d):
 
 
 def duty(d):
-    """Clean ends, as before deep sleeps: the next boot goes on in the same sector."""
+    """Clean ends, as before deep sleep: the next boot continues in the same sector."""
     for i in range(4):
         d.append(100)
         if i % 2:
@@ -223,7 +223,7 @@ def duty(d):
 
 
 def unclean(d):
-    """Boots without clean ends: each begins a sector, and the chain must not grow."""
+    """Boots without clean ends: each opens a sector, and the chain must not grow."""
     for i in range(5):
         d.append(100)
         if i % 3 == 1:

@@ -1,7 +1,7 @@
-"""One flash, one journal, a random life: any calls in any order, the power going at any operation, again and again.
+"""A random life of one journal: random calls in random order, with power cuts at random operations.
 
-The scripts cut one or two times from a clean start; here cuts pile up, also five in a row while recovering, and sectors go bad,
-from the beginning or in mid-life. A life is its arguments: `soak(7, 2000)` always does the same.
+The scripts cut once or twice from a clean start. Here cuts accumulate, also several in a row during recovery, and sectors become
+bad, from the beginning or later. The arguments determine a life: `soak(7, 2000)` always does the same.
 """
 
 import random
@@ -13,13 +13,13 @@ from tools.flashsim.nor import MODELS, NorFlash, PowerCut, Random
 from .cuts import GEOMETRIES
 from .model import DROP_NEWEST, DROP_OLDEST, REFUSE, Driver, Lost, Model, look, mount, remount
 
-worn: list[int] = []  # lives that ended so
+worn: list[int] = []  # the lives that ended with a worn journal
 
 
 def soak(life, steps, geometry="rp2", bad=0, dies=False, policy=REFUSE):
-    """Live one life of so many calls; return the number of power cuts in it. Raises Lost.
+    """Run one life of so many calls; return the number of its power cuts. Raises Lost.
 
-    bad: how many of 10 sectors are so from the beginning. dies: one more sector becomes bad at some time.
+    bad: how many of 10 sectors are bad from the beginning. dies: one more sector becomes bad at some time.
     """
     rng = random.Random(life)
     sectors = rng.choice((4, 5, 6, 8, 12))
@@ -40,7 +40,7 @@ def soak(life, steps, geometry="rp2", bad=0, dies=False, policy=REFUSE):
         driver.generation = step
         if step == dies_at:
             flash.set_bad(rng.randrange(sectors), rng.choice(("erase", "program", "both")))
-        if driver.journal.worn:  # the end of its life: everything can still be read
+        if driver.journal.worn:  # it can't be written any more, but everything can be read
             seen = look(driver.journal)
             model.check(driver.journal, *seen)
             worn.append(life)
@@ -65,7 +65,7 @@ def soak(life, steps, geometry="rp2", bad=0, dies=False, policy=REFUSE):
             raise Lost("boot %d after %d" % (journal.boot, model.boot))
         seen = look(journal)
         model.check(journal, *seen)
-        if journal.worn:  # nothing can be made firm any more
+        if journal.worn:  # nothing can be made durable any more
             worn.append(life)
             break
         model.settle(journal, *seen)
@@ -76,7 +76,7 @@ def soak(life, steps, geometry="rp2", bad=0, dies=False, policy=REFUSE):
 
 
 def act(driver, rng):
-    """Do one thing."""
+    """Execute one random call."""
     model = driver.model
     journal = driver.journal
     dice = rng.random()
@@ -90,7 +90,7 @@ def act(driver, rng):
         elif dice < 0.8:
             if window:
                 seq = rng.choice(window)
-                body = model.messages[seq][0] > 0  # without one, the mark is what keeps it
+                body = model.messages[seq][0] > 0  # a message without a body exists only by its mark
                 (driver.unmark if body and journal.is_marked(seq) and rng.random() < 0.5 else driver.mark)(seq)
             if rng.random() < 0.7:
                 driver.sync()
@@ -135,6 +135,6 @@ def store(driver, rng):
     except StoreFull:
         if driver.journal.policy == DROP_NEWEST:
             raise
-        few = driver.journal.region.sectors < 8  # where held messages may keep outgoing ones out
+        few = driver.journal.region.sectors < 8  # in a small journal, held messages may leave no room for others
         if driver.journal.policy == DROP_OLDEST and length <= 400 and not (few and driver.model.held):
             raise
