@@ -228,7 +228,7 @@ def test_line_of_a_capture_that_says_nothing_is_passed_over(tmp_path):
 
 
 def test_file_that_is_no_capture_is_named(tmp_path):
-    for content, text in ((b"\x0a\x0d\x0d\x0a" + b"\0" * 30, "editcap"), (b"hello", "no pcap")):
+    for content, text in ((b"\x0a\x0d\x0d\x0a" + b"\0" * 30, "editcap"), (b"hello", "neither a pcap")):
         path = tmp_path / "x"
         path.write_bytes(content)
         with path.open("rb") as file, pytest.raises(capture.CaptureError, match=text):

@@ -1,4 +1,4 @@
-"""What is measured, and where the committed results lie: what the measuring and the documents both go by."""
+"""The areas that are measured, and the file of the committed results."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The goals that figures are held against: what the peers measured before the first line was written, and what was wanted.
+"""The goals of the figures. They come from measurements of the peers, and were set before the first line was written.
 
-A figure without a goal is only told. A goal is never moved to fit a figure; a miss is shown, here and in the README.
+A figure without a goal is only reported. A goal is never changed to fit a figure; a missed goal is shown.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ class Goal:
     """A bound for one figure.
 
     Attributes:
-        bound: the number that may just be reached.
-        least: True where the figure has to be at least that, False where at most.
+        bound: the least or greatest number that meets the goal.
+        least: True if the figure has to be at least the bound, False if at most.
     """
 
     bound: float
@@ -24,7 +24,7 @@ class Goal:
 
     @property
     def text(self) -> str:
-        """Return the goal as it is shown beside its figure."""
+        """Return the goal's text beside its figure."""
         return f"{'≥' if self.least else '≤'} {shown(self.bound)}" if self.bound or self.least else "0"
 
     def verdict(self, value: float) -> str:
@@ -40,7 +40,7 @@ class Goal:
 
 
 def shown(value: float) -> str:
-    """Return a number as people read it: three digits, or all of an integer's."""
+    """Return a number's text: three digits, or all digits of an integer."""
     if isinstance(value, int) or abs(value) >= 100:
         return f"{round(value):,}"
     return (
@@ -53,12 +53,12 @@ def shown(value: float) -> str:
 
 
 def at_most(bound: float) -> Goal:
-    """Return the goal of a figure that is better the smaller it is."""
+    """Return the goal of a figure that should be small."""
     return Goal(bound)
 
 
 def at_least(bound: float) -> Goal:
-    """Return the goal of a figure that is better the larger it is."""
+    """Return the goal of a figure that should be large."""
     return Goal(bound, least=True)
 
 

@@ -1,6 +1,6 @@
-"""What the last long runs counted: power cuts, link faults, a hostile broker, the collector's kills, the soak.
+"""The counts of the last long runs: power cuts, link faults, a hostile broker, the collector's kills, the soak.
 
-These take from minutes to hours, so they are not repeated here: each leaves what it counted in `build`, and this area shows it.
+They take from minutes to hours, so they are not repeated here: each writes its counts into `build`, and this area shows them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from tools.proof import counts
 if TYPE_CHECKING:
     from tools.proof.bench.__main__ import Bench
 
-# What is told of each run: the numbers at the top of its file, in this order, where they are there.
+# The counts of each run that are shown, if its file has them, in this order.
 RUNS = {
     "powercut": ("make powercut", ("cuts", "violations", "adversary_chains")),
     "faults": ("make faults", ("cases", "lost", "duplicates_qos2", "violations")),

@@ -1,4 +1,4 @@
-"""The pipeline at its edges: a fleet of 300,000 devices, one device with ten million readings, a year of days and one more.
+"""The pipeline at its limits: a fleet of 300,000 devices, one device with ten million readings, one more day after a year.
 
 Each is the whole run of `python -m tools.pipeline.run` in a process of its own (`_pipeline_jobs`).
 """

@@ -1,7 +1,8 @@
-"""Sizes: the .mpy files of what a board needs, and the heap they take once imported, beside umqtt.simple.
+"""Sizes: a board's .mpy files, and their heap after import, compared with umqtt.simple.
 
-Measured on what `make deploy` copies: constants in place, private names short. The row "as written" leaves that out. The heap is
-measured on MicroPython's unix port, whose words have 64 bits: a board's are half as long, and so is most of its heap.
+The files are those that `make deploy` copies, with constants inserted and private names shortened; the row "as written" is
+without that. The heap is measured on MicroPython's unix port, whose words have 64 bits. A board's words, and most of its heap,
+are half as large.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from tools.proof.check import size as ledger
 
 ARCHITECTURES = {"RP2040": "armv6m", "ESP32": "xtensawin"}
 HOST = "x64"
-# What a program imports for the blocking client with its journal on a block device, at levels 3 and 4.
+# The imports of a program with the blocking client and a journal on a block device, at levels 3 and 4.
 BLOCKING = ("flashmqtt.client", "flashmqtt.journal.journal", "flashmqtt.flash.block", "flashmqtt.backoff")
 CODEC = ("flashmqtt.codec.encode", "flashmqtt.codec.decode")
 CODEC_5 = ("flashmqtt.session.level5",)  # the codec's part is packed into it
@@ -38,7 +39,7 @@ def peer(march: str) -> Files:
 
 
 def imported(files: Files, names: tuple[str, ...]) -> tuple[int, set[str]]:
-    """Return the heap that importing these modules takes on this machine, and the files that came with them."""
+    """Return the heap that importing these modules takes on this machine, and the files that this loads."""
     with tempfile.TemporaryDirectory() as folder:
         build.write_files(Path(folder), files)
         told = ast.literal_eval(ran(command("import", *names), folder).stdout.strip().splitlines()[-1])
@@ -84,7 +85,7 @@ def run(bench: Any) -> None:
 
 
 def ran_programs(bench: Any) -> None:
-    """Report what programs that ran against a broker had loaded; the heap only where a 32-bit interpreter is named."""
+    """Report the modules of programs that ran against a broker; their heap only with a 32-bit interpreter."""
     interpreter32 = os.environ.get("FLASHMQTT_MICROPYTHON32", "")
     bench.progress("size: programs against a broker")
     interpreter = Path(interpreter32) if interpreter32 else ledger.MICROPYTHON

@@ -1,4 +1,4 @@
-"""What a wake of a sleeping board costs: bytes on the wire, page programs and erases (half of the wakes without a network)."""
+"""The costs of a sleeping board's wake: bytes on the wire, page programs, erases (half of the wakes have no network)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""All that CI checks, one line a check: `python -m tools.proof.check [--no-tests]`; a failing one shows what it printed.
+"""All checks of CI, one line a check: `python -m tools.proof.check [--no-tests]`; a failing check shows its output.
 
-Every check runs even where an earlier one failed, so that one run tells all.
+Every check runs even if an earlier one failed, so that one run shows all failures.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ DEVICE_FILES = ("firmware", "boards")
 
 
 def device_sources() -> list[Path]:
-    """Return every Python file that is meant for a board."""
+    """Return every Python file for boards."""
     return sorted(path for folder in DEVICE_FILES for path in (ROOT / folder).rglob("*.py"))
 
 
 def command_checks() -> Iterator[tuple[str, list[str]]]:
-    """Yield name and command of the checks that are one command each."""
+    """Yield name and command of the checks that consist of one command."""
     yield "format", [str(BIN / "ruff"), "format", "--check", "--quiet", "."]
     yield "lint", [str(BIN / "ruff"), "check", "--quiet", "."]
     yield "types, CPython", [str(BIN / "mypy"), "firmware", "tools"]
@@ -41,7 +41,7 @@ def command_checks() -> Iterator[tuple[str, list[str]]]:
 
 
 def run_command(command: list[str]) -> str:
-    """Run a command; return "" where it succeeded, else what it printed."""
+    """Run a command; return "" if it succeeded, else its output."""
     ran = subprocess.run(
         command, check=False, cwd=ROOT, env=ENVIRONMENT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
@@ -49,7 +49,7 @@ def run_command(command: list[str]) -> str:
 
 
 def cross_compile(architecture: str) -> str:
-    """Compile every device file for one architecture; return what went wrong."""
+    """Compile every device file for one architecture; return the errors."""
     problems = []
     with tempfile.TemporaryDirectory() as scratch:
         for source in device_sources():
@@ -73,7 +73,7 @@ def report(name: str, started: float, problem: str) -> bool:
 def main() -> int:
     """Run all checks; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tools.proof.check", description=__doc__.splitlines()[0])
-    parser.add_argument("--no-tests", action="store_true", help="leave out the tests")
+    parser.add_argument("--no-tests", action="store_true", help="do not run the tests")
     arguments = parser.parse_args()
     passed = True
     for name, command in command_checks():
@@ -86,7 +86,7 @@ def main() -> int:
         started = time.monotonic()
         passed &= report(f"mpy-cross {architecture}", started, cross_compile(architecture))
     if not arguments.no_tests:
-        # The tests' own output is shown as it comes: CI reads their closing line.
+        # The tests' output is shown directly: CI reads its last line.
         passed &= subprocess.run([sys.executable, "-m", "pytest", "-n", "auto"], check=False, cwd=ROOT).returncode == 0
     return 0 if passed else 1
 

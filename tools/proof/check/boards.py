@@ -14,11 +14,11 @@ from pathlib import Path
 from tools.bootstrap import ROOT
 
 BIN = Path(sys.executable).parent
-PORTS = ("rp2", "esp32")  # a port, its folder in boards/
+PORTS = ("rp2", "esp32")  # a port is also the name of its folder in boards/
 
 
 def command(port: str) -> tuple[list[str], dict[str, str]]:
-    """Return the command that checks a port's board and all that runs on it, and its environment."""
+    """Return the command that checks a port's board, the application and the library; and its environment."""
     stubs = BIN.parent / f"stubs-{port}"
     folder = Path("boards") / port
     files = [str(path.relative_to(ROOT)) for path in sorted((ROOT / folder).glob("*.py"))]
@@ -33,7 +33,7 @@ def command(port: str) -> tuple[list[str], dict[str, str]]:
 
 
 def check(port: str) -> str:
-    """Return what mypy says of a port's board; "" where all is well."""
+    """Return mypy's errors of a port's board, or ""."""
     arguments, environment = command(port)
     ran = subprocess.run(
         arguments, check=False, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT

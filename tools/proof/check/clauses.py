@@ -1,9 +1,8 @@
-"""Which normative statements are obeyed at a named line and proved by a test: `python -m tools.proof.check.clauses [--list]`.
+"""Which normative statements have a line that obeys them and a test: `python -m tools.proof.check.clauses [--list]`.
 
-The statements are those of `host_tests/clauses.toml`. A line of firmware/ names those it obeys as [MQTT-3.3.1-4] in a comment or
-docstring; a test with @pytest.mark.clause("MQTT-3.3.1-4"), a golden vector in its `clause`. Exit status 1 where a statement of
-the codec has no test, or where somebody names a statement that does not exist. Nothing is run here: that the tests pass is what
-`make test` says.
+The statements are in `host_tests/clauses.toml`. A line of firmware/ names the statements that it obeys as [MQTT-3.3.1-4] in a
+comment or docstring, a test with @pytest.mark.clause("MQTT-3.3.1-4"), a golden vector in its `clause`. Exit status 1 if a
+statement of the codec has no test, or if a named statement does not exist. This runs no tests; `make test` does.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ Statement = tuple[str, str]  # the standard, the id
 
 
 class Book:
-    """The statements, and how a name that somebody wrote is understood."""
+    """The statements, and the meaning of names in code and tests."""
 
     def __init__(self) -> None:
         loaded = tomllib.loads(STATEMENTS.read_text(encoding="utf-8"))
@@ -51,7 +50,7 @@ class Book:
         self.known = self.server | self.left.keys() | {one for area in self.text.values() for one in area}
 
     def meant(self, name: str, standard: str | None) -> list[Statement]:
-        """Return the statements that a name stands for; none where there is no such statement."""
+        """Return the statements with this name; none if there is no such statement."""
         found = [one for one in ((standard, name),) if one in self.known] if standard else []
         if standard is None:
             found = [(each, name) for each in BOTH if (each, name) in self.known]
@@ -101,7 +100,7 @@ def in_tests(book: Book, strange: list[str]) -> dict[Statement, set[str]]:
 def main() -> int:
     """Print the tables; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tools.proof.check.clauses", description=__doc__.splitlines()[0])
-    parser.add_argument("--list", action="store_true", help="name every statement with its lines and tests")
+    parser.add_argument("--list", action="store_true", help="print every statement with its lines and tests")
     parser.add_argument("--area", help="only this area: codec, session")
     arguments = parser.parse_args()
     book = Book()

@@ -1,7 +1,7 @@
 """Draws the flows of QoS 1 and 2 into firmware/DESIGN.md, from the tables in the code.
 
 `python -m tools.proof.check.flows [--write]`: a diagram of the sender's states, and two tables. Without --write it only
-says whether the document is current; exit status 1 where it is not.
+checks whether the document is current; exit status 1 if not.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SENDER_EVENTS = (
     "PUBREC that refuses (5)",
     "PUBCOMP",
 )
-OURS = 4  # so many of these are not the broker's doing
+OURS = 4  # the first ones are events of the client, not of the broker
 VIOLATION = 1
 RECEIVER_STATES = ("none", "HELD")
 RECEIVER_EVENTS = ("PUBLISH of QoS 2", "PUBLISH with the bytes that are held", "PUBREL")
@@ -93,7 +93,7 @@ def picture(steps: bytes, states: tuple[str, ...], events: tuple[str, ...]) -> s
 
 
 def drawn() -> str:
-    """Return what stands between the markers."""
+    """Return the text between the markers."""
     return (
         picture(SENDER, SENDER_STATES, SENDER_EVENTS)
         + "\n\nThe sender of a message (a cell says what is done, and the next state where it is another one):\n\n"
@@ -104,7 +104,7 @@ def drawn() -> str:
 
 
 def is_current() -> bool:
-    """Return whether the document has the tables of today."""
+    """Return whether the document has the current tables."""
     text = DOCUMENT.read_text(encoding="utf-8") if DOCUMENT.exists() else ""
     return f"{BEGIN}\n{drawn()}\n{END}" in text
 

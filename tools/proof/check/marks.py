@@ -1,4 +1,4 @@
-"""Which tests carry a mark, and what it says: pytest collects all tests, and none is run."""
+"""Which tests have a mark, and its arguments. pytest collects all tests and runs none."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MICROPYTHON = "@micropython"  # how the name of a test's twin ends
 
 
 class _Collected:
-    """A pytest plugin that keeps what the marks of this name say."""
+    """A pytest plugin that keeps the arguments of the marks with this name."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -21,21 +21,21 @@ class _Collected:
         self.stopped = False
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        """Take note of every collected item's marks."""
+        """Keep every collected item's marks."""
         for item in session.items:
             self.found += [(item.nodeid, said) for mark in item.iter_markers(self._name) for said in mark.args]
 
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
-        """Take note of Ctrl-C; pytest uses the same way out where a file can't be collected."""
+        """Note Ctrl-C; pytest calls this also if a file can't be collected."""
         self.stopped = excinfo.type is KeyboardInterrupt
 
 
 def collect(name: str) -> list[tuple[str, str]]:
-    """Return (test, argument) for each argument of each mark of this name; a test's twin on MicroPython is one of its own.
+    """Return (test, argument) for each argument of each mark with this name; a test's twin on MicroPython counts as another test.
 
     Raises:
-        SystemExit: pytest could not collect; what it printed is shown.
-        KeyboardInterrupt: Ctrl-C, which pytest takes for itself.
+        SystemExit: pytest could not collect; the text is its output.
+        KeyboardInterrupt: Ctrl-C, which pytest handles itself.
     """
     collected, printed = _Collected(name), io.StringIO()
     with contextlib.redirect_stdout(printed):

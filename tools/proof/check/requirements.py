@@ -1,8 +1,8 @@
-"""Which tests prove which rule: `python -m tools.proof.check.requirements [--list] [--write]`; status 1 where a rule is unproved.
+"""Which tests prove which rule: `python -m tools.proof.check.requirements [--list] [--write]`; status 1 if a rule is unproved.
 
-The rules are those of `host_tests/requirements.toml`; a test names those it proves with `@pytest.mark.req`.
-Nothing is run here: that the tests pass is what `make test` says. `host_tests/README.md` shows the result, chapter by chapter:
-`--write` puts it there. Without `--write`, a page that shows another result is an error.
+The rules are in `host_tests/requirements.toml`; a test names the rules that it proves with `@pytest.mark.req`. This runs no
+tests; `make test` does. `host_tests/README.md` shows the result by chapter: `--write` writes it there. Without `--write`,
+another result on that page is an error.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tools.proof.check.requirements", description=__doc__.splitlines()[0]
     )
-    parser.add_argument("--list", action="store_true", help="name the tests")
-    parser.add_argument("--write", action="store_true", help="put the result into the page")
+    parser.add_argument("--list", action="store_true", help="print the tests")
+    parser.add_argument("--write", action="store_true", help="write the result into the page")
     arguments = parser.parse_args()
     rules = tomllib.loads(RULES.read_text())
     cpython, micropython = collect()

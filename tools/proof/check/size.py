@@ -1,14 +1,13 @@
-"""What the library and the application weigh: `.mpy` bytes and heap after import, per module: `python -m tools.proof.check.size`.
+"""Sizes of library and application: `.mpy` bytes of each module, heap after import: `python -m tools.proof.check.size`.
 
-Compiled as `make deploy` compiles for a Pico W; imported by MicroPython one program after the other, with a collection
-after each. The figures are held against `size_ledger.json` beside this file: a module that grew by more than a little
-fails, until the ledger is written anew on purpose (`--write`).
+The modules are compiled like `make deploy` compiles them for a Pico W. MicroPython imports one program after the other, with a
+garbage collection after each. The figures are compared with `size_ledger.json` beside this file: the check fails if a module grew
+by more than a little, until the ledger is updated with `--write`.
 
 The heap on a board is that of a 32-bit MicroPython; here the unix port has 64 bits, and its figures are about 1.4 times
-as large. With `--interpreter32 PATH` (or FLASHMQTT_MICROPYTHON32), a 32-bit unix port is measured too, and the
-application is run on it, as a virtual Pico W with pinned files, against a real broker, in a heap of 200 KB besides what the
-fake hardware takes. Debian 13 has one: package micropython,
-architecture i386.
+as large. With `--interpreter32 PATH` (or FLASHMQTT_MICROPYTHON32), a 32-bit unix port is measured, too. It also runs the
+application as a virtual Pico W with pinned files, against a real broker, in a heap of 200 KB plus the heap of the fake hardware.
+Debian 13 has such an interpreter: package micropython, architecture i386.
 """
 
 from __future__ import annotations
@@ -34,12 +33,12 @@ MICROPYTHON = Path(sys.executable).parent / "micropython"
 BOARD = "armv6m"
 GROWTH = 1.03
 GROWTH_BYTES = 64
-HEAP_GROWTH = 1.06  # a heap's figures wander with the order in which names are interned
+HEAP_GROWTH = 1.06  # heap figures vary with the order in which names are interned
 PICO_HEAP = 200 * 1024
 RUNNING_S = 120
 FREE_WANTED = 100_000
 
-# What a program imports, and so in this order.
+# The modules that a program imports, in this order.
 PROGRAMS = {
     "client and journal": ("flashmqtt.client", "flashmqtt.journal.journal", "flashmqtt.flash.block"),
     "pinned files": ("flashmqtt.flash.pinned",),
@@ -54,7 +53,7 @@ PROGRAMS = {
     "mqtt_as's calls": ("flashmqtt.mqtt_as",),
 }
 
-# What runs against a broker: `tools/proof/bench/on_board/programs.py`. With a 32-bit interpreter, its heap there.
+# The programs of `tools/proof/bench/on_board/programs.py`, which run against a broker.
 RUNS = ("publisher", "subscriber", "client", "aio_ram", "level5")
 RUNNER = ROOT / "tools" / "proof" / "bench" / "on_board" / "programs.py"
 
@@ -97,7 +96,7 @@ def lay_out(folder: Path, march: str) -> None:
 
 
 def heap_bytes(interpreter: Path, march: str) -> tuple[dict[str, int], dict[str, list[str]]]:
-    """Return program -> heap that its import takes beyond those before it, and program -> modules that came with it."""
+    """Return program -> heap of its import after the programs before it, and program -> modules that this import loaded."""
     with tempfile.TemporaryDirectory() as scratch:
         lay_out(Path(scratch), march)
         script = _MEASURE % (scratch, [(name, list(modules)) for name, modules in PROGRAMS.items()])
@@ -116,7 +115,7 @@ def heap_bytes(interpreter: Path, march: str) -> tuple[dict[str, int], dict[str,
 
 
 def plain_modules(name: str) -> list[str]:
-    """Return the modules that a program loads where every module is by itself."""
+    """Return the modules that a program loads if modules are not packed together."""
     files = {f"{path[:-3]}.mpy": source for path, source in build.library().items()}
     with tempfile.TemporaryDirectory() as scratch, Broker(Path(scratch) / "broker", kind="mosquitto") as broker:
         build.write_files(Path(scratch), build.packed(files, "x64", plain=True))
@@ -124,7 +123,7 @@ def plain_modules(name: str) -> list[str]:
 
 
 def native_bytes(loaded: list[str]) -> int:
-    """Return at most how much machine code is in these modules: what its sources are alone, compiled for a Pico W."""
+    """Return an upper bound of the machine code in these modules: the size of its sources alone, compiled for a Pico W."""
     hosts = {name: host for host, names in build.GROUPS.items() for name in names}
     total = 0
     for path, (_, native) in build.CHOICES.items():
@@ -135,7 +134,7 @@ def native_bytes(loaded: list[str]) -> int:
 
 
 def run_script(interpreter: Path, script: Path, arguments: Sequence[str]) -> str:
-    """Run a script on a MicroPython that finds only its frozen modules; return what it printed."""
+    """Run a script on a MicroPython that finds only its frozen modules; return its output."""
     ran = subprocess.run(
         [str(interpreter), "-X", "heapsize=2M", str(script), *arguments],
         env={**os.environ, "MICROPYPATH": ".frozen"},
@@ -156,10 +155,10 @@ def run_program(interpreter: Path, folder: Path, *arguments: str) -> str:
 
 
 def programs(interpreter: Path, march: str) -> dict[str, dict]:
-    """Run the programs against a broker; return what each one loaded, its bytes for a Pico W, and the heap of its modules.
+    """Run the programs against a broker; return the modules of each, their bytes for a Pico W, and their heap.
 
-    A board has machine code in its heap, a unix port beside it: `native_bytes` is what comes to the heap's figure on a board.
-    What the recovery takes is in that figure, although it leaves again after the mount.
+    Machine code is in the heap on a board, but not on a unix port: on a board, `native_bytes` adds to the heap. The heap includes
+    the recovery, although a board unloads it after the mount.
     """
     sizes = mpy_bytes()
     found: dict[str, dict] = {}
@@ -176,7 +175,7 @@ def programs(interpreter: Path, march: str) -> dict[str, dict]:
     return found
 
 
-# Runs on the board before main.py: what is in the heap by then is the fake hardware, but for the file system's own share.
+# Runs on the board before main.py: then the heap contains the fake hardware only, and the file system.
 _BOOT = """
 import gc, rp2, vfs
 gc.collect()
@@ -209,7 +208,7 @@ def frozen_heap(interpreter: Path, names: list[str]) -> int:
 def free_while_running(interpreter: Path, march: str, log: bool = True) -> int:
     """Run the application as a Pico W does, its journal in pinned files, against a broker; with its log, or without.
 
-    The fake hardware (`tools.virtual_board`) lies in the same heap, which is made larger by what that takes.
+    The fake hardware (`tools.virtual_board`) is in the same heap, so the heap is made larger by its size.
     Return the least free heap that the board reported, after collection.
     """
     import paho.mqtt.client as paho
@@ -297,7 +296,7 @@ def measured(interpreter32: Path | None) -> dict:
 
 
 def complaints(now: dict, ledger: dict) -> list[str]:
-    """Return what grew beyond the ledger."""
+    """Return descriptions of what grew beyond the ledger."""
     found = []
     known_sizes = ledger["mpy_bytes"]
     for name, size in now["mpy_bytes"].items():
@@ -314,7 +313,7 @@ def complaints(now: dict, ledger: dict) -> list[str]:
 
 
 def tell(now: dict) -> None:
-    """Print the ledger."""
+    """Print the figures."""
     print(f"{'module':34} {'.mpy bytes':>10}")
     for name, size in now["mpy_bytes"].items():
         print(f"{name:34} {size:10,}")
@@ -341,15 +340,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.proof.check.size", description=__doc__.splitlines()[0])
     parser.add_argument("--interpreter32", type=Path, default=os.environ.get("FLASHMQTT_MICROPYTHON32") or None)
     parser.add_argument(
-        "--runs", action="store_true", help="run the programs against a broker, and tell what they load"
+        "--runs", action="store_true", help="run the programs against a broker, and print their modules"
     )
     parser.add_argument(
         "--frozen32",
         type=Path,
         default=os.environ.get("FLASHMQTT_FROZEN32") or None,
-        help="with --runs: a 32-bit unix port that has firmware/manifest.py frozen (boards/rp2/README.md says how)",
+        help="with --runs: a 32-bit unix port with firmware/manifest.py frozen (see boards/rp2/README.md)",
     )
-    parser.add_argument("--write", action="store_true", help="make these figures the ledger")
+    parser.add_argument("--write", action="store_true", help="write these figures into the ledger")
     arguments = parser.parse_args()
     now = measured(arguments.interpreter32)
     if arguments.runs:

@@ -1,15 +1,15 @@
-"""Complete the golden vectors (`host_tests/vectors/*.jsonl`), each checked against a codec that is not ours.
+"""Complete the golden vectors (`host_tests/vectors/*.jsonl`), and check them with another codec.
 
     python -m tools.proof.check.vectors            complete the files
-    python -m tools.proof.check.vectors --check    say what differs from the files, and fail if anything does
+    python -m tools.proof.check.vectors --check    report differences from the files; fail if there are any
 
-A vector is a line, and what a person read out of the standard: in `valid.jsonl` name, level, from (who sends it), clause, put
-(the function) and fields, in `malformed.jsonl` bytes and the reason. To add a valid one, write these keys, a line for each
-level, and run this: the bytes of valid packets come from npm's mqtt-packet, never from the code under test. Where the standard
-leaves freedom (a reason code 0 left out or not) the shortest form stands as `hex` and mqtt-packet's as `also`; mqtt-packet must
-read both as the same packet. What it does not write although the standard allows it (level 5's password without user, 3.1's
-PUBREL with DUP) is marked `by_hand`, with its `hex`. For malformed bytes, `second` records what mqtt-packet says of them. Needs
-npm; the tests that use the files do not.
+A vector is a line that a person wrote from the standard: `valid.jsonl` has name, level, from (the sender), clause, put (the
+function) and fields; `malformed.jsonl` has bytes and the reason. To add a valid vector, write these keys, a line for each
+level, and run this tool: the bytes of valid packets come from npm's mqtt-packet, never from the code under test. If the
+standard allows several forms (a reason code 0 may be omitted), `hex` is the shortest form and `also` has mqtt-packet's;
+mqtt-packet must read both as the same packet. Packets that mqtt-packet does not write although the standard allows them (level
+5's password without user, 3.1's PUBREL with DUP) are marked `by_hand`, with their `hex`. For malformed bytes, `second` is
+mqtt-packet's result. This tool needs npm; the tests that use the files do not.
 """
 
 import argparse
@@ -32,7 +32,7 @@ BOOLEAN = (0x01, 0x17, 0x19, 0x25, 0x28, 0x29, 0x2A)
 
 
 def second_properties(properties: list, names: Json) -> Json:
-    """Return properties as mqtt-packet takes them; `names` are those it has for them."""
+    """Return properties in mqtt-packet's form; `names` are its names for them."""
     result: Json = {}
     for identifier, value in properties:
         key = names[str(identifier)]
@@ -57,7 +57,7 @@ def payload_hex(payload: "str | Json") -> str:
 
 
 def second_packet(vector: Json, names: Json) -> Json:
-    """Return the packet of a vector as mqtt-packet takes it."""
+    """Return the packet of a vector in mqtt-packet's form."""
     fields, level = vector["fields"], vector["level"]
     packet: Json = {"cmd": vector["put"]}
     if "properties" in fields:
@@ -140,7 +140,7 @@ class Second:
 
 
 def without_lengths(packets: list[Json]) -> list[Json]:
-    """Return what mqtt-packet read, less what depends on the form of the packet."""
+    """Return what mqtt-packet read, without what depends on the form of the packet."""
     return [
         {k: v for k, v in packet.items() if k not in ("length", "properties") or (k == "properties" and v)}
         for packet in packets
@@ -148,7 +148,7 @@ def without_lengths(packets: list[Json]) -> list[Json]:
 
 
 def section(first_byte: int, level: int) -> str:
-    """Return the section that a packet's type is described in: chapter 3 of 3.1.1 and 5 has one for each, in their order."""
+    """Return the section about a packet's type: chapter 3 of 3.1.1 and 5 has one for each type, in their order."""
     kind = first_byte >> 4
     if kind == 0 or (kind == 15 and level < 5):
         return "2.1.2" if level == 5 else "2.2.1"  # reserved
@@ -187,7 +187,7 @@ def finish_valid(second: Second) -> list[Json]:
         )  # 3.1's DUP of a SUBSCRIBE: written, but not read
         if not repeated and (len(read.get("packets", ())) != 1 or read["left"]):
             raise SystemExit(f"{vector['name']}: mqtt-packet does not read it: {read}")
-        if isinstance(vector["fields"].get("payload"), dict):  # too long to stand in a file
+        if isinstance(vector["fields"].get("payload"), dict):  # too long for the file
             payload = payload_hex(vector["fields"]["payload"])
             assert vector["hex"].endswith(payload)
             vector["hex"] = vector["hex"][: -len(payload)]
@@ -198,7 +198,7 @@ def finish_valid(second: Second) -> list[Json]:
 
 
 def finish_malformed(second: Second) -> list[Json]:
-    """Give the malformed vectors the second opinion on them."""
+    """Add mqtt-packet's result to the malformed vectors."""
     for vector in (found := lines("malformed")):
         answer = second.ask(level=vector["level"], hex=vector["hex"].replace(" ", ""))
         vector["section"] = section(int(vector["hex"][:2], 16), vector["level"])

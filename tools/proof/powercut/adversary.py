@@ -1,8 +1,8 @@
 """Power cuts with an adversary: bits that a cut operation touched are marginal, and it chooses at each boot how they read.
 
-The real journal runs on a region of *units*: a unit is what one program operation wrote, a header or a record, firm or
+The real journal runs on a region of *units*: a unit is what one program operation wrote, a header or a record. It is firm or
 marginal. A cut program leaves its unit marginal; a cut erase leaves all units of its sector marginal. Programming the same bytes
-again makes a unit firm, a complete erase removes it. At each boot the adversary chooses for each marginal unit that is read one of
+again makes a unit firm, a complete erase removes it. At each boot the adversary chooses for each marginal unit that is read:
     whole, blank, garbled (one of its bits reads 1); in random chains also: without its first bytes, or with random bits at 1.
 It is a violation to program a byte to a second value between two erases, marginal or not.
 

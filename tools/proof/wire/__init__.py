@@ -1,1 +1,1 @@
-"""The wire audit: which QoS flows captured traffic holds, and who broke a rule; `python -m tools.proof.wire`."""
+"""The wire audit: the QoS flows of captured traffic, and the rules that were broken; `python -m tools.proof.wire`."""

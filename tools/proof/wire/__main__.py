@@ -1,8 +1,7 @@
-"""`python -m tools.proof.wire --captures DIR --out DIR`: the QoS flows as they happened on the wire, and who broke a rule.
+"""`python -m tools.proof.wire --captures DIR --out DIR`: the QoS flows of captured traffic, and the rules that were broken.
 
 It reads captured traffic (capture.py), finds packets and flows in it (flows.py), and writes the tables packets, flows and
-violations as Parquet; a violation has the clause of MQTT 3.1.1 that was broken. All packets are in memory at once, about 1 KB
-each.
+violations as Parquet; a violation names the broken clause of MQTT 3.1.1. All packets are in memory at once, about 1 KB each.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ PACKETS = pa.schema(
         *(("packet_id", pa.int32()), ("qos", pa.int8()), ("dup", pa.bool_()), ("retain", pa.bool_())),
         ("clean", pa.bool_()),  # CONNECT; for CONNACK: no session present
         *(("topic", pa.string()), ("bytes", pa.int64())),
-        ("checksum", pa.int64()),  # of topic and payload: tells a copy from another message
-        ("fault", pa.string()),  # what the codec refused
+        ("checksum", pa.int64()),  # of topic and payload: distinguishes a copy from another message
+        ("fault", pa.string()),  # why the codec refused the bytes
     ]
 )
 FLOWS = pa.schema(
@@ -47,10 +46,10 @@ VIOLATIONS = pa.schema(
 
 
 def pieces(captures: Path, ports: list[int]) -> Iterator[capture.Piece]:
-    """Yield what all capture files below a directory hold.
+    """Yield the pieces of all capture files below a directory.
 
     Raises:
-        CaptureError: there are none, or one of them is no capture.
+        CaptureError: there are no files, or a file is no capture.
     """
     files = [path for path in sorted(captures.rglob("*")) if path.is_file() and not path.name.startswith(".")]
     if not files:
@@ -63,7 +62,7 @@ def pieces(captures: Path, ports: list[int]) -> Iterator[capture.Piece]:
 
 
 def run(captures: Path, out: Path, ports: list[int]) -> dict[str, pa.Table]:
-    """Audit the captures; return the tables as they were written."""
+    """Audit the captures; write and return the tables."""
     packets, audits = flows.audits(pieces(captures, ports))
     tables = {
         "packets": pa.Table.from_pylist(packets, PACKETS),

@@ -1,9 +1,9 @@
-"""Captured traffic as TCP segments: classic pcap files (tcpdump -w), and a capture of our own, one JSON object a line.
+"""Captured traffic as TCP segments: classic pcap files (tcpdump -w), and the proxy's captures, one JSON object a line.
 
-Only what a wire audit needs is read: Ethernet, Linux cooked, loopback or raw IP; IPv4 and IPv6; TCP. What is not that,
-or is cut off at the end of a file, is passed over.
+It reads only what a wire audit needs: Ethernet, Linux cooked, loopback or raw IP; IPv4 and IPv6; TCP. It skips everything else,
+and an incomplete packet at the end of a file.
 
-The JSON capture is tools/proof/proxy.py's, which has the bytes of both directions in order:
+A JSON capture comes from tools/proof/proxy.py, and has the bytes of both directions in order:
 `{"t": microseconds, "c": "connection", "d": "up" or "down", "b": "hex"}`; "up" is from the client to the broker.
 """
 
@@ -21,7 +21,7 @@ RAW_TYPES = {RAW, 12, 14, 228, 229}
 
 
 class CaptureError(Exception):
-    """A file is no capture that can be read; the text says what to do."""
+    """A file can't be read as a capture; the text says what to do."""
 
 
 class Piece(NamedTuple):
@@ -30,16 +30,16 @@ class Piece(NamedTuple):
     connection: str
     direction: str
     time_us: int
-    position: int  # TCP sequence number; in a JSON capture the place in the stream
+    position: int  # TCP sequence number; in a JSON capture the offset in the stream
     syn: bool
     content: bytes
 
 
 def read(file: BinaryIO, name: str, ports: Iterable[int]) -> Iterator[Piece]:
-    """Yield the pieces of a capture file that went to or came from a broker's ports.
+    """Yield the pieces of a capture file to or from a broker's ports.
 
     Raises:
-        CaptureError: it is neither pcap nor JSON lines.
+        CaptureError: the file is neither pcap nor JSON lines.
     """
     head = file.read(24)
     magic = head[:4]
@@ -51,7 +51,7 @@ def read(file: BinaryIO, name: str, ports: Iterable[int]) -> Iterator[Piece]:
     kinds = {b"\xd4\xc3\xb2\xa1": ("<", 1), b"\xa1\xb2\xc3\xd4": (">", 1), b"\x4d\x3c\xb2\xa1": ("<", 1000)}
     kinds[b"\xa1\xb2\x3c\x4d"] = (">", 1000)
     if magic not in kinds or len(head) < 24:
-        raise CaptureError(f"{name} is no pcap file and no capture of the proxy's")
+        raise CaptureError(f"{name} is neither a pcap file nor a capture of the proxy")
     order, per_us = kinds[magic]
     link = struct.unpack(order + "I", head[20:24])[0] & 0x0FFFFFFF
     wanted = frozenset(ports)
@@ -128,7 +128,7 @@ def _ip(link: int, frame: bytes) -> bytes:
 
 
 def streams(pieces: list[Piece]) -> list[dict[str, Stream]]:
-    """Return the byte streams of one address pair's connections, one dict of directions each: a SYN begins a new one."""
+    """Return the byte streams of one address pair's connections, a dict by direction for each: a SYN begins a new connection."""
     found: list[dict[str, Stream]] = []
     for piece in sorted(pieces, key=lambda one: (one.time_us, not one.syn)):
         if not found or (piece.syn and piece.direction == UP and found[-1] and found[-1].get(UP, Stream()).used(piece)):
@@ -138,18 +138,18 @@ def streams(pieces: list[Piece]) -> list[dict[str, Stream]]:
 
 
 class Stream:
-    """One direction of a connection: segments in any order, with repetitions, to bytes with times."""
+    """One direction of a connection: turns segments in any order, with repetitions, into bytes with times."""
 
     def __init__(self) -> None:
         self.start: int | None = None
         self.parts: list[tuple[int, int, bytes]] = []  # offset, time, content
 
     def used(self, syn: Piece) -> bool:
-        """Return whether a SYN begins another connection than this one, rather than repeating its own."""
+        """Return whether a SYN begins another connection, and is no repetition of this connection's SYN."""
         return self.start is not None and (syn.position + 1) & 0xFFFFFFFF != self.start
 
     def add(self, piece: Piece) -> None:
-        """Take a segment."""
+        """Add a segment."""
         if piece.syn:
             self.start = (piece.position + 1) & 0xFFFFFFFF
             return
@@ -163,7 +163,7 @@ class Stream:
         self.parts.append((offset, piece.time_us, piece.content))
 
     def chunks(self) -> Iterator[tuple[int, bytes]]:
-        """Yield (time, bytes) in stream order; a hole, where the capture lost packets, ends it with (time, b"")."""
+        """Yield (time, bytes) in stream order; at a gap, where the capture lost packets, end with (time, b"")."""
         reached = 0
         for offset, time_us, content in sorted(self.parts):
             if offset > reached:

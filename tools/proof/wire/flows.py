@@ -1,7 +1,7 @@
-"""Captured bytes to packets, packets to flows, and the rules that were broken.
+"""Turns captured bytes into packets and packets into flows, and finds the rules that were broken.
 
-The packets are read by the tests' own codec: the library's would overlook what the library writes wrongly. A packet is a dict
-with the keys of PACKETS in `__main__`, a flow and a violation likewise.
+The packets are read by the tests' own codec: the library's might accept its own mistakes. Packets, flows and violations are dicts
+with the keys of the schemas in `__main__`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tools.proof.wire import capture
 
 
 def packets_of(pieces: list[capture.Piece]) -> list[dict[str, Any]]:
-    """Return the packets of one address pair's connections, in the order of time."""
+    """Return the packets of one address pair's connections, ordered by time."""
     found: list[dict[str, Any]] = []
     for n, streams in enumerate(capture.streams(pieces)):
         connection = pieces[0].connection + (f"#{n + 1}" if n else "")
@@ -27,7 +27,7 @@ def packets_of(pieces: list[capture.Piece]) -> list[dict[str, Any]]:
         hello = next((one for one in up if one["kind"] == "CONNECT"), None)
         down = list(_decode(streams.get(capture.DOWN), connection, capture.DOWN, hello["level"] if hello else 4))
         client = (hello["client"] if hello else "") or connection
-        # At the same microsecond a request stands before its answer.
+        # In the same microsecond a request comes before its answer.
         both = sorted(up + down, key=lambda one: (one["time_us"], one["direction"] == capture.DOWN))
         for number, one in enumerate(both, 1):
             found.append(one | {"client": client, "number": number})
@@ -69,16 +69,16 @@ def _fields(packet: p.Packet) -> dict[str, Any]:
 
 @dataclass
 class Flow:
-    """A message at QoS 1 or 2 under way."""
+    """A message in flight at QoS 1 or 2."""
 
     packet: dict[str, Any]
     story: list[str] = field(default_factory=list)
     connections: set[str] = field(default_factory=set)
     received: bool = False  # PUBREC seen
-    received_in: str = ""  # in this connection: if it ended then, the sender may never have got it
+    received_in: str = ""  # its connection: if that ended then, the sender may not have received the PUBREC
     released: bool = False  # PUBREL sent
     resent_in: str = ""
-    first_sent_us: int = 0  # when the message was first sent: in an earlier flow, where the answer to that one was lost
+    first_sent_us: int = 0  # when the message was first sent; in an earlier flow, if the answer to that one was lost
 
     def __post_init__(self) -> None:
         self.first_sent_us = self.first_sent_us or self.packet["time_us"]
@@ -101,13 +101,13 @@ SIDE = {capture.UP: "client", capture.DOWN: "server"}
 
 
 class Audit:
-    """What one client and its server did, packet by packet."""
+    """The audit of one client and its server, packet by packet."""
 
     def __init__(self) -> None:
         self.flows: list[dict[str, Any]] = []
         self.violations: list[dict[str, Any]] = []
         self.open: dict[tuple[str, int], Flow] = {}  # by the sender's direction and the packet id
-        self.done: dict[tuple[str, int], Flow] = {}  # the last one that was answered, by the same key
+        self.done: dict[tuple[str, int], Flow] = {}  # the last answered flow, by the same key
         self.connection = ""
         self.seen_in: dict[str, int] = {}  # packets in this connection by direction
         self.ended = False
@@ -115,12 +115,12 @@ class Audit:
         self.answered: Counter[tuple[str, int]] = Counter()  # and their PUBACKs and PUBRECs
 
     def violation(self, packet: dict[str, Any], clause: str, text: str) -> None:
-        """Note a broken rule."""
+        """Add a violation."""
         told = {name: packet[name] for name in ("client", "connection", "time_us")}
         self.violations.append(told | {"by": SIDE[packet["direction"]], "clause": clause, "text": text})
 
     def take(self, packet: dict[str, Any]) -> None:
-        """Take the next packet."""
+        """Check the next packet."""
         kind, direction = packet["kind"], packet["direction"]
         if packet["connection"] != self.connection:
             self.connection = packet["connection"]
@@ -146,7 +146,7 @@ class Audit:
         elif first and kind not in {"CONNACK", "AUTH"}:
             self.violation(packet, "MQTT-3.2.0-1", f"the server begins with {kind}")
         if kind == "CONNACK" and packet["clean"]:
-            self._forget()  # a new session: nothing goes on
+            self._forget()  # a new session: all flows end
         elif kind == "PUBLISH" and packet["qos"]:
             self._publish(packet)
         elif kind in {"PUBACK", "PUBREC", "PUBCOMP"}:
@@ -163,7 +163,7 @@ class Audit:
             flow = self.open[key] = Flow(packet)
             done = self.done.get(key)
             if packet["dup"] and done is not None and done.packet["checksum"] == packet["checksum"]:
-                flow.first_sent_us = done.first_sent_us  # its answer was captured, and lost with the connection
+                flow.first_sent_us = done.first_sent_us  # its answer was captured, but the sender did not receive it
         elif flow.packet["checksum"] != packet["checksum"]:
             self.violation(packet, "MQTT-2.3.1-2", f"packet id {key[1]} carries another message while it is in flight")
             self.flows.append(flow.row(None))
@@ -191,7 +191,7 @@ class Audit:
         if kind != "PUBCOMP":
             self.answered[OTHER[packet["direction"]], number] += 1
         if flow is None:
-            # A PUBLISH or PUBREL that was sent again is answered again.
+            # A repeated PUBLISH or PUBREL is answered again.
             key = (OTHER[packet["direction"]], number)
             if kind != "PUBCOMP" and self.answered[key] > self.asked[key]:
                 self.violation(packet, "MQTT-4.3.2-2", f"{kind} {number} answers nothing")
@@ -211,7 +211,7 @@ class Audit:
 
     def _release(self, packet: dict[str, Any], flow: Flow | None) -> None:
         if flow is None:
-            return  # resent after its PUBCOMP was lost: allowed, and answered
+            return  # sent again after its PUBCOMP was lost: allowed
         flow.story.append("PUBREL")
         flow.connections.add(self.connection)
         if not flow.received:
@@ -224,12 +224,12 @@ class Audit:
         self.open, self.done = {}, {}
 
     def end(self) -> None:
-        """The captures are at their end: what is open stays open."""
+        """End the audit: flows that are open now are incomplete."""
         self._forget()
 
 
 def audit(packets: Iterable[dict[str, Any]]) -> Audit:
-    """Return what one client's packets tell."""
+    """Return the audit of one client's packets."""
     found = Audit()
     for packet in sorted(packets, key=lambda one: (one["time_us"], one["connection"], one["number"])):
         found.take(packet)
@@ -238,9 +238,9 @@ def audit(packets: Iterable[dict[str, Any]]) -> Audit:
 
 
 def audits(captured: Iterable[capture.Piece]) -> tuple[list[dict[str, Any]], dict[str, Audit]]:
-    """Return the packets, and what each client's tell.
+    """Return the packets, and the audit of each client.
 
-    A connection may go on in the next file, and a flow in the next connection: give the pieces of all files at once.
+    A connection may continue in the next file, and a flow in the next connection: pass the pieces of all files at once.
     """
     connections: dict[str, list[capture.Piece]] = defaultdict(list)
     for piece in captured:
