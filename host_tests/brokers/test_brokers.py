@@ -216,3 +216,12 @@ def test_table_tells_failures_and_what_the_broker_does(tmp_path):
     page.write(kept, results)
     assert table in kept.read_text() and "old" not in kept.read_text()
     assert kept.read_text().startswith("before\n") and kept.read_text().endswith("\nafter\n")
+
+
+@pytest.mark.parametrize("part", ["--brokers mosquitto", "--levels 3 5", "--scenarios qos", "--case REPLAY"])
+def test_a_run_of_some_cases_is_not_kept_as_the_whole(part, capsys):
+    words = part.replace("REPLAY", str(next(iter(all_cases("mosquitto"))))).split()
+    assert command.parse([]).whole and not command.parse(words).whole
+    with pytest.raises(SystemExit):
+        command.parse([*words, "--keep"])
+    assert "--keep" in capsys.readouterr().err

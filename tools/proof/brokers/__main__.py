@@ -47,6 +47,12 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         arguments.cases = [Case.parse(text) for text in arguments.case or ()]
     except ValueError as error:
         parser.error(f"argument --case: {error}")
+    arguments.whole = not arguments.cases and all(
+        tuple(getattr(arguments, name)) == tuple(parser.get_default(name))
+        for name in ("brokers", "levels", "faces", "interpreters", "scenarios")
+    )
+    if arguments.keep and not arguments.whole:
+        parser.error("--keep: the table on the page is of all cases")
     return arguments
 
 
@@ -82,7 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
     print(f"{results.cases} cases, {len(results.failing)} failed; {time.monotonic() - started:.0f} s")
     for reason in results.not_run:
         print(f"NOT RUN: {reason}")
-    if not arguments.cases:
+    if arguments.whole:
         counted = {"scenarios": results.cases, "failed": len(results.failing), "not_run": results.not_run}
         counts.write("brokers", counted)
     return 1 if results.failing else 0
