@@ -72,7 +72,7 @@ class Row(NamedTuple):
     table: str
     file: str
     rows: int
-    told: str | None
+    summary: str | None
 
 
 @pytest.fixture

@@ -121,21 +121,21 @@ def test_raw_data_is_retired_by_age_and_what_that_makes_impossible_is_told(local
     landing = Storage(str(days.landing.directory))
     assert compact.retire(landing.uri, days.output.latest(), 2_000_000) == 2
     assert [one.number for one in compact.retired(landing, days.output.latest())] == [3]  # the last one stays
-    assert "the tables can't be made again for what is in the segments up to c-000000003.parquet" in compact.lost_by(
+    assert "the tables can't be made again from the segments up to c-000000003.parquet" in compact.lost_by(
         compact.retired(landing, days.output.latest())
     )
     gone = remake.lacking(landing, days.output.latest().read)
     assert gone == {"c": [1, 2]}
-    assert remake.told(gone) == "2 of c, from c-000000001.parquet to c-000000002.parquet"
+    assert remake.listed(gone) == "2 of c, from c-000000001.parquet to c-000000002.parquet"
     assert remake.main(["--landing", landing.uri, "--out", str(out), "--to", str(out.parent / "new")]) == 2
-    assert "the raw data does not go back to the beginning: 2 of c" in capsys.readouterr().err
+    assert "the raw data is incomplete: 2 of c" in capsys.readouterr().err
 
 
 def test_commands_on_the_tables_come_to_the_same_ones_again(spark, days, out, capsys):
     """The one with Spark, in the session that is there: join, make again from the raw data."""
     days.take(days=2, batches=2)
     assert compact.main(["--out", str(out)]) == 0
-    assert "files are" in capsys.readouterr().out
+    assert "files before, " in capsys.readouterr().out
     new = out.parent / "new"
     assert (
         remake.main(["--landing", str(days.landing.directory), "--out", str(out), "--to", str(new), "--buckets", "4"])
@@ -143,7 +143,7 @@ def test_commands_on_the_tables_come_to_the_same_ones_again(spark, days, out, ca
     )
     printed = capsys.readouterr().out
     assert verdict.WHOLE in printed
-    assert f"{new} holds what {out} holds" in printed
+    assert f"{new} has the same sums as {out}" in printed
     assert Output(str(new)).check_format() == 4
     assert remake.main(["--landing", str(days.landing.directory), "--out", str(out), "--to", str(new)]) == 2
     assert "has tables already" in capsys.readouterr().err

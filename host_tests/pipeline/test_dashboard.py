@@ -70,21 +70,21 @@ def test_page_figures_and_values_are_served_and_follow_the_commits(take):
     with serving(out) as (shown, port):
         assert ask(port, "/facts.json")[0] == 503
         assert "No batch" in ask(port, "/")[1]
-        shown.look()
+        shown.refresh()
         status, page, answer = ask(port, "/")
         assert (status, answer.headers["Content-Type"]) == (200, "text/html; charset=utf-8")
         assert "a fleet" in page
         facts = json.loads(ask(port, "/facts.json")[1])
         assert f'"version":"{facts["version"]}"' in page
         assert ask(port, f"/facts.json?v={facts['version']}")[:2] == (204, "")
-        shown.look()
+        shown.refresh()
         assert ask(port, f"/facts.json?v={facts['version']}")[0] == 204
         served = [ask(port, f"/report/{facts['chunks']}/{n:05d}.js") for n in range(facts["chunks"])]
         assert all(status == 200 for status, _, _ in served)
         told = [dict(json.loads(text[len(f"flashmqtt({n},") : -2])) for n, (_, text, _) in enumerate(served)]
         assert {key for one in told for key in one} == {"a", "b"}
         take("c", value=5.0)
-        shown.look()
+        shown.refresh()
         later = json.loads(ask(port, f"/facts.json?v={facts['version']}")[1])
         assert later["totals"]["devices"] == 3
         assert ask(port, "/", "HEAD")[1] == ""
@@ -94,11 +94,11 @@ def test_commit_that_took_the_place_of_another_is_noticed(take, local):
     out = take("a")
     take("b")
     with serving(out) as (shown, port):
-        shown.look()
+        shown.refresh()
         version = shown.facts["version"]
         compact.compact(local, str(out))
         series.forget(shown.output)  # as one does who takes a device out of everything
-        shown.look()
+        shown.refresh()
         assert shown.facts["version"] != version
         assert {row[0] for row in shown.facts["fleet"]} == {"a", "b"}
         assert "flashmqtt(0" in ask(port, "/report/2/00000.js")[1]
@@ -115,14 +115,14 @@ def test_commit_that_took_the_place_of_another_is_noticed(take, local):
 )  # fmt: skip
 def test_other_paths_are_not_there(take, path):
     with serving(take("a")) as (shown, port):
-        shown.look()
+        shown.refresh()
         status, text, _ = ask(port, path)
-        assert (status, text) == (404, "there is nothing here; the page is at /\n")
+        assert (status, text) == (404, "not found; the page is at /\n")
 
 
 def test_page_of_another_site_can_not_read_the_values(take):
     with serving(take("a")) as (shown, port):
-        shown.look()
+        shown.refresh()
         assert ask(port, "/facts.json", Host="evil.example")[0] == 403
         assert ask(port, "/facts.json", Host=f"localhost:{port}")[0] == 200
         answer = ask(port, "/")[2]
@@ -162,34 +162,34 @@ def test_address_of_the_sixth_version_is_served(take):
 def test_trouble_is_told_and_the_dashboard_goes_on(take, capsys, monkeypatch):
     out = take("a")
     with serving(out) as (shown, port):
-        shown.look()
+        shown.refresh()
         with monkeypatch.context() as broken:
             broken.setattr(Output, "latest", lambda _: 1 / 0)
-            shown.look()
-            shown.look()
+            shown.refresh()
+            shown.refresh()
             assert ask(port, "/facts.json")[:2] == (503, "ZeroDivisionError: division by zero")
         assert capsys.readouterr().err.count("division by zero") == 1
-        shown.look()
+        shown.refresh()
         assert ask(port, "/facts.json")[0] == 200
 
 
 def test_page_refreshes_itself_and_keeps_search_and_place(take):
     out = take(*(f"board-{n:02d}" for n in range(30)))
     with browser.chromium() as found, serving(out) as (shown, port):
-        shown.look()
+        shown.refresh()
         with browser.opened(found, f"http://127.0.0.1:{port}/") as page:
             page.fill("#q", "board-1")
             page.fill("#search", "device=board-1")
             page.evaluate("scrollTo(0, 400)")
             before = page.evaluate("[...document.querySelectorAll('.card .line')].map(one => one.getAttribute('d'))")
             take(*(f"board-{n:02d}" for n in range(31)), value=77.5)
-            shown.look()
+            shown.refresh()
             page.locator(".sensor b", has_text="77.5").nth(9).wait_for()
             assert page.locator("#when").inner_text().startswith("31 devices")
             assert page.evaluate("scrollY") == 400
             assert page.input_value("#q") == "board-1"
             assert page.locator(".pager span").first.inner_text() == "1-10 of 10"
-            assert page.locator("#told").inner_text().startswith("10 of 31 boots")
+            assert page.locator("#boots-listed").inner_text().startswith("10 of 31 boots")
             after = page.evaluate("[...document.querySelectorAll('.card .line')].map(one => one.getAttribute('d'))")
             assert len(after) == len(before) == 10
             assert not set(before) & set(after)
@@ -201,7 +201,7 @@ def test_page_says_when_the_dashboard_is_gone(take):
         context = found.new_context()
         page = context.new_page()
         with serving(out) as (shown, port):
-            shown.look()
+            shown.refresh()
             page.goto(f"http://127.0.0.1:{port}/")
             page.wait_for_selector(".card .sensor")
             assert page.locator("#stale").is_hidden()

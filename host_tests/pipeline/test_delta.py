@@ -184,7 +184,7 @@ def test_log_of_another_schema_is_named(batches, out):
     log = out / "events" / "_delta_log"
     shutil.rmtree(log)
     shutil.copytree(out / "quarantine" / "_delta_log", log)
-    with pytest.raises(OutputError, match=r"events/_delta_log can't be brought up to date: it is of another schema"):
+    with pytest.raises(OutputError, match=r"events/_delta_log can't be updated: it has another schema"):
         Delta(batches.output).follow()
 
 

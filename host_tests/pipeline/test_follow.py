@@ -146,7 +146,7 @@ def test_port_that_is_taken_is_named_before_spark_starts(landing, out, capsys):
         port = other.getsockname()[1]
         arguments = ["--landing", str(landing.directory), "--out", str(out), "--metrics-port", str(port)]
         assert run.main(arguments) == 2
-    assert f"can't offer figures at 127.0.0.1:{port}: " in capsys.readouterr().err
+    assert f"can't serve metrics at 127.0.0.1:{port}: " in capsys.readouterr().err
 
 
 WORKER = """Job aborted due to stage failure: Task 0 in stage 3.0 failed 1 times, most recent failure: Lost task 0.0 in stage 3.0
@@ -186,7 +186,7 @@ def test_failure_in_a_worker_comes_out_with_its_own_words(kind, text, told):
 def test_worker_that_was_killed_is_told_as_such():
     said = "Lost task: org.apache.spark.SparkException: Python worker exited unexpectedly (crashed)\n\tat x"
     assert run.cause(Exception(said)).startswith(
-        "a Python worker ended without a word: killed, perhaps for want of memory"
+        "a Python worker was killed, probably because there was too little memory"
     )
 
 

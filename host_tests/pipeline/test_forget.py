@@ -306,7 +306,7 @@ def test_attempt_that_was_killed_while_it_wrote_leaves_nothing_behind(
     local, fleet, never, landing, tmp_path, monkeypatch
 ):
     made = []
-    written = forget._rewritten
+    written = forget._rewrite
 
     def cut_off(*arguments):
         made.append(arguments[2])
@@ -314,7 +314,7 @@ def test_attempt_that_was_killed_while_it_wrote_leaves_nothing_behind(
             raise KeyboardInterrupt
         return written(*arguments)
 
-    monkeypatch.setattr(forget, "_rewritten", cut_off)
+    monkeypatch.setattr(forget, "_rewrite", cut_off)
     with pytest.raises(KeyboardInterrupt):
         forget.forget(str(landing.directory), str(tmp_path / "out"), [GONE])
     monkeypatch.undo()
@@ -350,7 +350,7 @@ def test_registered_database_loses_it_and_one_that_is_gone_is_named(fleet, landi
     assert sink.bring(fleet, database) == []
     database.close()
     sink.register(fleet, "postgresql://127.0.0.1:1/nobody", "flashmqtt")
-    with pytest.raises(OutputError, match=r"where the tables went on to: .*the same command again does the rest"):
+    with pytest.raises(OutputError, match=r"databases of these tables: .*Run the same command again for the rest"):
         forget.forget(str(landing.directory), str(tmp_path / "out"), [GONE])
 
 
@@ -359,31 +359,31 @@ def test_command_asks_says_what_it_did_and_what_it_cannot_reach(fleet, landing, 
     assert forget.main(arguments) == 2
     assert "--device is missing" in capsys.readouterr().err
     assert forget.main([*arguments, "--device", GONE]) == 2
-    assert "nothing was deleted: say --yes" in capsys.readouterr().err
+    assert "nothing was deleted: give --yes" in capsys.readouterr().err
     assert forget.main([*arguments, "--device", GONE, "--dry-run"]) == 0
-    assert "files name them" in capsys.readouterr().out
+    assert "files contain the names" in capsys.readouterr().out
     copy = tmp_path / "captures"
     copy.mkdir()
     (copy / "link.jsonl").write_text(f'{{"device": "{GONE}"}}')
     (tmp_path / "list").write_text(f"{GONE}\nzz-b\n")
     assert forget.main([*arguments, "--devices", str(tmp_path / "list"), "--yes", "--search", str(copy)]) == 1
     printed = capsys.readouterr().out
-    assert "NOT forgotten: 1 places still name them" in printed
+    assert "NOT forgotten: 1 places still contain the names" in printed
     assert f"{copy}/link.jsonl" in printed
     (copy / "link.jsonl").unlink()
     assert forget.main([*arguments, "--devices", str(tmp_path / "list"), "--yes", "--search", str(copy)]) == 0
     printed = capsys.readouterr().out
-    assert f"forgotten: no byte of any file that is left names {GONE}, zz-b" in printed
-    assert "no row was deleted: nothing was known of them, or an earlier attempt deleted all" in printed
+    assert f"forgotten: no remaining file contains {GONE}, zz-b" in printed
+    assert "no row was deleted: there was none, or an earlier attempt deleted all" in printed
     assert "- the board: wipe it first" in printed
     assert "- files that were exported from the tables" in printed
     store = LandingStore(landing.directory / "d.logs", "d")
     assert forget.main([*arguments, "--device", GONE, "--yes"]) == 2
     store.close()
-    assert capsys.readouterr().err == f"forget: a collector works in {landing.directory}: stop it first\n"
-    with fleet.alone():
+    assert capsys.readouterr().err == f"forget: a collector is running in {landing.directory}: stop it first\n"
+    with fleet.locked():
         assert forget.main([*arguments, "--device", GONE, "--yes"]) == 2
-    assert "another run is at work" in capsys.readouterr().err
+    assert "another run is active" in capsys.readouterr().err
 
 
 def test_name_that_is_a_word_of_ours_is_told_to_be_looked_for_as_a_device_only(local, landing, tmp_path, capsys):
@@ -393,7 +393,7 @@ def test_name_that_is_a_word_of_ours_is_told_to_be_looked_for_as_a_device_only(l
     output = take(local, landing, tmp_path / "out", last=1)
     arguments = ["--landing", str(landing.directory), "--out", str(tmp_path / "out"), "--device", "seq", "--yes"]
     assert forget.main(arguments) == 0
-    assert "seq: too short, or a word of our own formats" in capsys.readouterr().out
+    assert "seq: too short for a search of bytes, or a word of our own formats" in capsys.readouterr().out
     assert [row[0] for row in engines.truth(output, "audit")] == ["cellar"]
     assert pq.read_table(landing.directory / "c-000000001.parquet")["topic"].to_pylist() == ["flashmqtt/cellar/boot"]
 

@@ -41,7 +41,7 @@ class Books:
             brought.take(table, found)
             if table in written:
                 written[table].append(found)
-        self.state.settle()
+        self.state.finish_segment()
         self.landing.rows = []
         brought.checked = self.checked(written)
         if brought.ties:

@@ -317,15 +317,15 @@ def test_batches_against_one_batch(seed):
 @pytest.mark.parametrize("seed", range(4, 7))
 def test_what_is_plain_comes_out_as_message_by_message(seed, monkeypatch):
     rounds = generated(seed, 200)
-    plain = placing._plain
-    monkeypatch.setattr(placing, "_plain", lambda *asked: none_of(*plain(*asked)))
+    obvious = placing._obvious
+    monkeypatch.setattr(placing, "_obvious", lambda *asked: none_of(*obvious(*asked)))
     slow = outcome(rounds)
     monkeypatch.undo()
     assert outcome(rounds) == slow
 
 
 def none_of(life, plain, new):
-    """Return the answer of `placing._plain` with all devices taken for doubtful."""
+    """Return the answer of `placing._obvious` with all devices taken for doubtful."""
     return life, plain & False, new
 
 

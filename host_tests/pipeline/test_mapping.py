@@ -125,7 +125,7 @@ def test_text_may_be_read_as_a_number_or_boolean(tmp_path, how, payload, value):
         ('as = "number"', b'{"v": "1 m"}', "$.v is no number: 1 m"),
         ('as = "number"', b'{"v": "1e999"}', "a value is not finite"),
         ('as = "boolean"', b'{"v": "maybe"}', "$.v is no boolean: maybe"),
-        ('time = "$.t"', b'{"v": 1, "t": "noon"}', "time: noon is no time of ISO 8601"),
+        ('time = "$.t"', b'{"v": 1, "t": "noon"}', "time: noon is no ISO 8601 time"),
         ('time = "$.t"', b'{"v": 1, "t": "2026-11-22T12:00:00"}', "has no offset from UTC"),
         ('time = "$.t"', b'{"v": 1, "t": 1e300}', "time: 1e+300 is out of range"),
         ('time = "$.t"', b'{"v": 1, "t": true}', "time: $.t is no time"),
@@ -153,20 +153,20 @@ def test_message_that_does_not_fit_has_a_reason(tmp_path, more, payload, reason)
             7,
             "unknown key 'valu'",
         ),
-        ('[[map]]\ntopic = "{device}/x"\nvalue = 7\n', 3, "value = 7 has to be a text"),
+        ('[[map]]\ntopic = "{device}/x"\nvalue = 7\n', 3, "value = 7 has to be a non-empty text"),
         ('[[map]]\ntopic = "{device}/x"\nvalue = "v"\n', 3, "has to be a JSON path, which begins with $"),
         ('[[map]]\ntopic = "{device}/x"\n\nvalue = "$.a["\n', 4, "'$.a[' is no JSON path (RFC 9535)"),
         ('[[map]]\ntopic = "{device}/x"\nvalue = "$.a"\npath = "@.b"\n', 4, "has to begin with $"),
         ('[[map]]\ntopic = "{device}/x"\nvalue = "$.a"\nname = "{nme}"\n', 4, "there is no {nme}; known: device, key"),
-        ('[[map]]\ntopic = "{device}/x"\nvalue = "$.a"\nunit = "{"\n', 4, "a brace without its other one"),
+        ('[[map]]\ntopic = "{device}/x"\nvalue = "$.a"\nunit = "{"\n', 4, "unbalanced braces"),
         ('[[map]]\ntopic = "{device}/#/x"\nvalue = "$.a"\n', 2, "# has to be the last level"),
         ('[[map]]\ntopic = "{device}/a+"\nvalue = "$.a"\n', 2, "+ and # have to be whole levels"),
-        ('[[map]]\ntopic = "{device}/{device}"\nvalue = "$.a"\n', 2, "{device} is taken"),
+        ('[[map]]\ntopic = "{device}/{device}"\nvalue = "$.a"\n', 2, "{device} is used twice or reserved"),
         ('[[map]]\ntopic = "{device}/{a-b}"\nvalue = "$.a"\n', 2, "{a-b} is no placeholder"),
         ('[[map]]\ntopic = "x/{name}"\nvalue = "$.a"\n', 2, "has no {device}"),
         ('[[map]]\ntopic = "{device}/x"\nvalue = "$"\n', 2, "there is no name"),
         ('[[map]]\ntopic = "{device}/x"\nvalue = "$.a"\nas = "colour"\n', 4, "has to be one of number, boolean"),
-        ('[[map]]\ntopic = "{device}/x"\nignore = true\nvalue = "$"\n', 3, "ignore = true leaves nothing"),
+        ('[[map]]\ntopic = "{device}/x"\nignore = true\nvalue = "$"\n', 3, "ignore = true allows no other key"),
         ('[[map]]\ntopic = "{device}/x"\nignore = "yes"\n', 3, "has to be true or false"),
     ],
 )
@@ -194,7 +194,7 @@ def test_placeholders_take_what_a_regular_expression_would(pattern, expression):
     made, _ = mapping._pattern(pattern)
     for topic in map("".join, itertools.chain(*(itertools.product("a-/", repeat=n) for n in range(1, 8)))):
         match = re.fullmatch(expression, topic)
-        assert made.taken(topic) == (match and match.groupdict()), topic
+        assert made.match(topic) == (match and match.groupdict()), topic
 
 
 def test_topic_that_is_made_to_be_slow_is_not(tmp_path):

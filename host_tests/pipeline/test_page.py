@@ -237,5 +237,5 @@ def test_devices_without_an_identity_have_no_empty_audit_and_a_reason_is_shown_w
             card(page, "fast").locator(".plot .line").count() and not card(page, "fast").locator(".plot .gap").count()
         )
         reason = page.locator("#plot-quarantine .name")
-        assert reason.inner_text().endswith("no mapping takes its topic")
+        assert reason.inner_text().endswith("no mapping matches its topic")
         assert reason.evaluate("one => one.scrollHeight <= one.clientHeight")

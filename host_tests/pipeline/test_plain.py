@@ -248,7 +248,7 @@ def test_verdict_says_by_number_of_devices_that_there_is_no_proof(tmp_path):
     tables.batch()
     found = tables.judge()
     told = (
-        "2 devices without an identity: no proof of delivery; all 21 messages that the collector took of them are in the"
+        "2 devices without an identity: no proof of delivery; all 21 messages that the collector stored are in the"
         " tables, once."
     )
     assert found.line == told
@@ -274,7 +274,7 @@ def test_verdict_prints_what_devices_without_an_identity_brought(tmp_path, capsy
     verdict.print_audit(tables.judge())
     said = capsys.readouterr().out
     assert (
-        "1 device without an identity: 1 message, 1 reading, 1 copy removed; how much it published is not known" in said
+        "1 device without an identity: 1 message, 1 reading, 1 copy removed; how many it published is unknown" in said
     )
     assert "NOTHING" not in said
 
@@ -283,7 +283,7 @@ def test_verdict_prints_what_devices_without_an_identity_brought(tmp_path, capsy
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        (lambda found: found.slice(1), "1 that were taken are not in the tables"),
+        (lambda found: found.slice(1), "1 that were processed are not in the tables"),
         (lambda found: pa.concat_tables([found, found.slice(0, 1)]), "1 rows twice in the tables"),
     ],
 )
@@ -335,8 +335,8 @@ def test_full_check_counts_readings_without_an_identity(spark, tmp_path):
 
 def test_our_boards_topics_cost_nothing_more(landing, monkeypatch):
     """The hot path: no payload is looked at where all topics are our boards'."""
-    monkeypatch.setattr(plain.Plain, "_take_scalars", lambda *_: pytest.fail("looked at"))
-    monkeypatch.setattr(plain.Plain, "_map", lambda *_: pytest.fail("looked at"))
+    monkeypatch.setattr(plain.Plain, "_read_scalars", lambda *_: pytest.fail("looked at"))
+    monkeypatch.setattr(plain.Plain, "_apply_mapping", lambda *_: pytest.fail("looked at"))
     landing.message("a", 1, 1)
     assert set(readings_of(landing)) == {"readings", "prints", "tally"}
 

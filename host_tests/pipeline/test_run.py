@@ -43,10 +43,10 @@ def test_mistake_is_named(tmp_path, capsys, arguments, text):
 def test_second_run_in_an_output_directory_is_refused(tmp_path, capsys):
     (tmp_path / "landing").mkdir()
     arguments = ["--landing", str(tmp_path / "landing"), "--out", str(tmp_path / "out")]
-    with Output(str(tmp_path / "out")).alone():
+    with Output(str(tmp_path / "out")).locked():
         assert run.main(arguments) == 2
-    assert f"pipeline: another run is at work in {tmp_path / 'out'}: wait for its end" in capsys.readouterr().err
-    with Output(str(tmp_path / "out")).alone():
+    assert f"pipeline: another run is active in {tmp_path / 'out'}: wait until it ends" in capsys.readouterr().err
+    with Output(str(tmp_path / "out")).locked():
         pass
 
 

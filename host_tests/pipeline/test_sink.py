@@ -193,14 +193,14 @@ def test_other_tables_and_older_ones_are_refused_and_anew_takes_them(to, tables,
     other = Tables(tmp_path / "other") if (tmp_path / "other").mkdir() is None else None
     fill(other, 1)
     other.batch()
-    with pytest.raises(SinkError, match="holds what other tables brought"):
+    with pytest.raises(SinkError, match="has rows of other tables"):
         update(to, other.output)
     update(to, other.output, anew=True)
     assert_same(to, other.output)
     update(to, tables.output, anew=True)
     assert_same(to, tables.output)
     Path(tables.output.storage.path("commits/000000002.json")).unlink()
-    with pytest.raises(SinkError, match="has come to batch 2, and the tables end before"):
+    with pytest.raises(SinkError, match="is at batch 2, but the tables end before it"):
         update(to, tables.output)
     opened = open_sink(to)
     with opened.transaction():
@@ -494,7 +494,7 @@ def test_database_file_that_is_gone_is_named_and_not_made_again(tables, tmp_path
     for to in (gone, there):
         assert sink.main(["--out", tables.output.storage.uri, "--to", str(to)]) == 0
     gone.unlink()
-    with pytest.raises(SinkError, match=r"gone\.duckdb is not there: .*registered\.json"):
+    with pytest.raises(SinkError, match=r"gone\.duckdb does not exist: .*registered\.json"):
         sink.forget(tables.output, ["a"])
     assert not gone.exists()
     assert run(str(there), "SELECT count(*) FROM readings WHERE device = 'a'") == [(0,)]
@@ -584,7 +584,7 @@ def test_mistake_is_named(tables, tmp_path, capsys, arguments, text):
 def test_driver_that_is_not_there_is_named(tables, capsys, monkeypatch, package, to):
     monkeypatch.setitem(sys.modules, package, None)
     assert sink.main(["--out", tables.output.storage.uri, "--to", to]) == 2
-    assert f"the package {package} is not there: pip install -r requirements.txt" in capsys.readouterr().err
+    assert f"the package {package} is not installed: pip install -r requirements.txt" in capsys.readouterr().err
 
 
 def test_file_that_another_program_has_open_is_named(tables, tmp_path, capsys):

@@ -112,7 +112,7 @@ def test_missing_segment_is_named_and_taken_once_it_is_brought_back(spark, five,
     elsewhere = gone.rename(tmp_path / gone.name)
     with pytest.raises(PySparkException) as raised:
         go(spark, five, out)
-    assert run.cause(raised.value).startswith("segment c-000000002.parquet is missing from the landing: bring it back")
+    assert run.cause(raised.value).startswith("segment c-000000002.parquet is missing from the landing: restore it")
     elsewhere.rename(gone)
     output = go(spark, five, out)
     assert [seq for _, _, seq, _ in keys(spark, output)] == [1, 2, 3, 4, 5, 6, 7]
@@ -158,7 +158,7 @@ def test_damaged_segment_is_named_and_nothing_of_its_batch_counts(spark, landing
     with pytest.raises(PySparkException) as raised:
         go(spark, landing, out)
     assert run.cause(raised.value).startswith("c-000000001.parquet: ")
-    assert "restore it, or take it out of the landing" in run.cause(raised.value)
+    assert "restore it, or remove it from the landing" in run.cause(raised.value)
     assert Output(str(out)).commits() == []
 
 
@@ -180,7 +180,7 @@ def test_paths_may_hold_spaces(spark, five, tmp_path):
 
 def test_output_of_another_format_or_checkpoint_is_refused(spark, five, tmp_path, out):
     go(spark, five, out)
-    with pytest.raises(OutputError, match="begun with 2 buckets"):
+    with pytest.raises(OutputError, match="made with 2 buckets"):
         go(spark, five, out, buckets=4)
     with pytest.raises(OutputError, match="belongs to"):
         go(spark, five, tmp_path / "elsewhere", out / "checkpoint")

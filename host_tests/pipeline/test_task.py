@@ -77,7 +77,7 @@ def work_parts(landing, parts, numbers, reload=False, mapping=NO_MAPPING):
             found = found.select(YIELDED[name].names).cast(YIELDED[name])
             tables[name] += found.to_pylist()
             written.take(name, found)
-        state.settle()
+        state.finish_segment()
         if reload:
             past.tables = {name: past.tables[name] + written.tables[name] for name in past.tables}
             state = reloaded(state, past)
@@ -145,7 +145,7 @@ def test_replay_of_the_whole_landing_adds_nothing_and_is_called_replay(landing, 
     for table in (*landings, *landings):
         for name, found in process(state, table):
             tables[name] += found.select(YIELDED[name].names).cast(YIELDED[name]).to_pylist()
-        state.settle()
+        state.finish_segment()
     in_tables = [(*(row[name] for name in KEY), row["seq"]) for row in tables["readings"] + tables["events"]]
     assert len(in_tables) == len(set(in_tables))
     assert set(in_tables) == truth.messages
@@ -199,7 +199,8 @@ def test_device_that_forgets_at_every_start_ends_in_quarantine_and_stops_no_othe
     tables, state = work(landing, landing.rows, [(0, 2), (2, 4), (4, 7), (7, 8), (8, 11)], reload=True)
     assert intervals(state) == {("a", life, 1): {1, 2} for life in (1, 2, 3)} | {("b", 1, 1): {1}}
     assert [(row["reason"], row["row"]) for row in tables["quarantine"]] == [
-        ("its device's counters began again too often: the id is not its own", row) for row in (7, 8, 9, 10)
+        ("its device's counters began again too often: it shares its id or does not keep its store", row)
+        for row in (7, 8, 9, 10)
     ]
     assert tables["duplicates"] == []
 

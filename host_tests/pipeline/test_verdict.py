@@ -90,7 +90,7 @@ def test_audit_tells_why_messages_are_in_quarantine(local, landing, out, capsys)
     assert printed[at - 1].split()[:6] == ["1", "device", "1", "boot", "5", "5"]
     assert printed[at : at + 2] == [
         "  3 messages could not be read: the table quarantine has them, with the reason:",
-        "    2: neither a number, a boolean nor a SenML pack, and no mapping takes its topic",
+        "    2: neither a number, a boolean nor a SenML pack, and no mapping matches its topic",
     ]
 
 
@@ -100,9 +100,9 @@ def test_landing_without_a_segment_is_no_proof(local, landing, out):
     found = verdict.judge(Output(str(out)))
     assert found.status == 1
     assert found.line.startswith(
-        f"{verdict.NOTHING} there is not one segment in the landing. A collector makes one a minute after a message came"
+        f"{verdict.NOTHING} the landing has no segment. A collector makes one a minute after a message has arrived"
     )
-    assert found.line.endswith(" matches what is published.")
+    assert found.line.endswith(" matches the published topics.")
 
 
 @pytest.mark.req("P6")
@@ -110,7 +110,7 @@ def test_segments_without_a_message_are_no_proof(local, landing, out):
     landing.seal()
     found = verdict.judge(taken(local, landing, out))
     assert found.status == 1
-    assert found.line == f"{verdict.NOTHING} there was no message in what the collector landed."
+    assert found.line == f"{verdict.NOTHING} the collector's segments have no message."
 
 
 @pytest.mark.req("P6", "P5")
@@ -313,7 +313,7 @@ def test_message_that_is_not_written_is_seen_when_it_is_read_back(local, landing
     fill(landing)
     landing.seal()
     found = verdict.judge(taken(local, landing, out))
-    assert found.line == f"{verdict.LOST} 1 that were taken are not in the tables."
+    assert found.line == f"{verdict.LOST} 1 that were processed are not in the tables."
 
 
 @pytest.mark.req("P3")

@@ -1,7 +1,7 @@
-"""Reading an output's books, the audit and the sums by device, without Spark: a part at a time, as of one commit.
+"""Read an output's audit and the sums by device without Spark: in batches of rows, as of one commit.
 
-What is read here grows with the fleet, so it is read in batches of rows and only the worst of anything is kept. It runs
-beside a stream: a commit's files stay until two batches later, and whoever is overtaken begins again with the newest.
+These files grow with the fleet. So they are read in batches of rows, and only the worst rows are kept. A stream may commit
+at the same time: it deletes a commit's files two batches later. A reader whose files were deleted reads the newest commit.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TRIES = 5
 ROWS = 32_768
 
 Where = Any
-"""A filter for rows (`pc.field(...) > ...`), or None: pyarrow has no types."""
+"""A filter for rows (`pc.field(...) > ...`), or None. (pyarrow has no type annotations.)"""
 
 
 class Books:
@@ -33,7 +33,7 @@ class Books:
     def rows(
         self, kind: str, columns: list[str], where: Where = None, settled: bool = True
     ) -> Iterator[pa.RecordBatch]:
-        """Yield rows of `audit` or `lives`, some at a time; of the audit without the settled boots, where they are not wanted."""
+        """Yield rows of `audit` or `lives` in batches; with `settled` false, without the audit's settled boots."""
         schema = schemas.STATE[kind]
         storage = self.output.storage
         for name in sorted(self.commit.state_files(kind, settled)):
@@ -51,7 +51,7 @@ class Books:
             yield from (batch for batch in scanner.to_batches() if batch.num_rows)
 
     def all(self, kind: str, columns: list[str], where: Where = None) -> pa.Table:
-        """Return rows that are known to be few."""
+        """Return all matching rows. Only for queries with few results."""
         schema = pa.schema([schemas.STATE[kind].field(name) for name in columns])
         return pa.Table.from_batches([one.cast(schema) for one in self.rows(kind, columns, where)], schema)
 
@@ -64,7 +64,7 @@ class Books:
         where: Where = None,
         settled: bool = True,
     ) -> pa.Table:
-        """Return the first rows in an order."""
+        """Return the first `most` rows in the given order."""
         found = None
         for batch in self.rows(kind, columns, where, settled):
             table = pa.Table.from_batches([batch])
@@ -77,9 +77,9 @@ class Books:
 
 
 def as_of_one_commit(output: Output, what: Callable[[Books], T]) -> T | None:
-    """Return what a function makes of the newest books; None where there is no commit yet.
+    """Call a function with the newest commit's books; return its result, or None if there is no commit yet.
 
-    It is called again where a stream that goes on has deleted files of the commit that it reads.
+    The function is called again, with a newer commit, if a running stream has deleted files of the commit that it reads.
     """
     for left in reversed(range(TRIES)):
         commit = output.latest()

@@ -1,7 +1,7 @@
-"""The proof that nothing names a device any more: every byte of every file, and every value behind what is compressed.
+"""Check that no file contains a device's name: search all bytes of all files, and all values of compressed files.
 
-A file is searched as it lies there. Parquet is searched by value, too, with the dictionaries as they are stored, whether a row
-uses an entry or not; gzip and zstd are searched decompressed.
+Each file is searched as raw bytes. Parquet files are also searched by value, including dictionary entries that no row uses.
+gzip and zstd files are also searched after decompression.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ COMPRESSED = {".gz": "gzip", ".zst": "zstd"}
 
 
 def search(storage: Storage, names: Names) -> Iterator[str]:
-    """Yield the files below a directory that name one of the devices, in their bytes, values or own names."""
+    """Yield the files below a directory that contain a device's name in their bytes, their values or their path."""
     for name in storage.list("", recursive=True):
         if names.occur(name.encode()) or in_file(storage, name, names):
             yield name
 
 
 def in_file(storage: Storage, name: str, names: Names) -> bool:
-    """Return whether a file names a device; one that is gone meanwhile does not."""
+    """Return whether a file contains a device's name; false if the file was deleted in the meantime."""
     path = storage.path(name)
     try:
         with storage.fs.open_input_stream(path) as stream:
@@ -46,7 +46,7 @@ def in_file(storage: Storage, name: str, names: Names) -> bool:
 
 
 def in_stream(stream: Any, names: Names) -> bool:
-    """Return whether a stream of bytes names a device."""
+    """Return whether a stream of bytes contains a device's name."""
     before = b""
     overlap = 2 * names.longest
     while data := stream.read(CHUNK):
@@ -57,7 +57,7 @@ def in_stream(stream: Any, names: Names) -> bool:
 
 
 def in_parquet(storage: Storage, name: str, names: Names) -> bool:
-    """Return whether a value of a Parquet file names a device. What is no Parquet, a cut-off file, has been searched as bytes."""
+    """Return whether a value of a Parquet file contains a device's name. An incomplete file is searched only as bytes."""
     with storage.fs.open_input_file(storage.path(name)) as source:
         try:
             schema = pq.ParquetFile(source).schema
@@ -76,7 +76,7 @@ def in_parquet(storage: Storage, name: str, names: Names) -> bool:
 
 
 def _texts(array: pa.Array) -> Iterator[pa.Array]:
-    """Yield the arrays of texts in an array, however deep."""
+    """Yield all arrays of texts inside an array, at any depth."""
     kind = array.type
     if pa.types.is_dictionary(kind):
         yield array.dictionary
@@ -97,6 +97,6 @@ def _named(column: str, values: pa.Array, names: Names) -> bool:
     if names.occur(b"\0".join(texts)):
         return True
     if names.weak and column in {"device", "topic"}:
-        told = {one.decode(errors="replace") for one in texts}
-        return bool(names.devices & told) if column == "device" else any(map(names.own, told))
+        decoded = {one.decode(errors="replace") for one in texts}
+        return bool(names.devices & decoded) if column == "device" else any(map(names.own, decoded))
     return False

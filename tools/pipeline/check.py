@@ -1,9 +1,9 @@
-"""`python -m tools.pipeline.check --out DIR`: all tables, row by row, against the audit: the full check.
+"""`python -m tools.pipeline.check --out DIR`: the full check: compares all rows of all tables with the audit.
 
-Each batch is checked when it is written (readback.py), which is what a run's verdict goes by. This looks at all readings
-and events of all time with plain Spark SQL, and believes nothing that the batches counted: for tables that were moved or
-restored, or whose disk is in doubt. Exit status: 0 where tables and audit agree, 1 where they do not, 2 where it could
-not run.
+Each batch is checked when it is written (readback.py), and a run's verdict uses those results. This command reads all
+readings and events with plain Spark SQL and does not use the batches' counts. Use it for tables that were moved or
+restored, or if the disk may be damaged. Exit status: 0 if tables and audit agree, 1 if they differ, 2 if the check
+could not run.
 """
 
 from __future__ import annotations
@@ -32,9 +32,13 @@ BOOT = ["device", "life", "boot"]
 
 @dataclass
 class Checked:
-    """What the full check found: boots looked at, messages in the tables, what differs, and the first boots that do.
+    """The result of the full check.
 
-    `plain`: different readings of devices without an identity.
+    Attributes:
+        boots, messages: how many boots were compared, and how many messages the tables have.
+        twice: surplus rows; absent: messages that only the audit has; strange: messages that only the tables have.
+        rows: the first boots that differ.
+        plain: distinct readings of devices without an identity.
     """
 
     boots: int
@@ -52,7 +56,7 @@ class Checked:
 
 
 def inside(readings: DataFrame, events: DataFrame) -> DataFrame:
-    """Return per boot what the tables really hold: distinct messages, and rows that are there more than once."""
+    """Return for each boot what the tables contain: the number of distinct messages, and of surplus rows."""
     from pyspark.sql import functions as F  # noqa: N812
 
     rows = readings.groupBy(*BOOT, "seq", "index").agg(F.count("*").alias("copies"))
@@ -63,7 +67,7 @@ def inside(readings: DataFrame, events: DataFrame) -> DataFrame:
 
 
 def full_check(spark: SparkSession, out: str) -> Checked:
-    """Hold all tables against the audit. Boots that began before the days that are kept are left out."""
+    """Compare all tables with the audit, except boots that began before the oldest day that is kept."""
     from pyspark.sql import functions as F  # noqa: N812
 
     output = Output(out)
@@ -79,13 +83,13 @@ def full_check(spark: SparkSession, out: str) -> Checked:
     if kept_from:
         both = both.where(F.col("first_arrival") >= F.lit(kept_from).cast("timestamp"))
     none = F.lit(0).cast("long")
-    held, told = F.coalesce("in_tables", none), F.coalesce("delivered", none)
+    in_tables, expected = F.coalesce("in_tables", none), F.coalesce("delivered", none)
     both = both.select(
         *BOOT,
-        held.alias("in_tables"),
+        in_tables.alias("in_tables"),
         F.coalesce("twice", none).alias("twice"),
-        F.greatest(told - held, none).alias("absent"),
-        F.greatest(held - told, none).alias("strange"),
+        F.greatest(expected - in_tables, none).alias("absent"),
+        F.greatest(in_tables - expected, none).alias("strange"),
     ).cache()
     try:
         sums = [F.coalesce(F.sum(name), none).alias(name) for name in ("in_tables", "twice", "absent", "strange")]
@@ -100,23 +104,23 @@ def full_check(spark: SparkSession, out: str) -> Checked:
 
 
 def _check_plain(output: Output, readings: DataFrame, checked: Checked) -> None:
-    """Count the readings without an identity: each place of a collector's log once, and as many as each device brought."""
+    """Compare the readings without an identity: each position of a collector's log once, as many as the sums by device."""
     from pyspark.sql import functions as F  # noqa: N812
 
-    brought = plain.summed(
+    sums_by_device = plain.summed(
         [Books(output, commit).all("plain", schemas.PLAIN.names)] if (commit := output.latest()) else []
     )
-    told = pc.sum(brought["readings"]).as_py() or 0
-    place = (
+    expected = pc.sum(sums_by_device["readings"]).as_py() or 0
+    positions = (
         readings.where("life = 0")
         .groupBy("collector", "segment", "row", "arrival", "index")
         .agg(F.count("*").alias("n"))
     )
-    sums = place.agg(F.count("*").alias("different"), F.coalesce(F.sum("n"), F.lit(0)).alias("rows")).collect()[0]
+    sums = positions.agg(F.count("*").alias("different"), F.coalesce(F.sum("n"), F.lit(0)).alias("rows")).collect()[0]
     checked.plain = sums.different
     checked.twice += sums.rows - sums.different
-    checked.absent += max(0, told - sums.different)
-    checked.strange += max(0, sums.different - told)
+    checked.absent += max(0, expected - sums.different)
+    checked.strange += max(0, sums.different - expected)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -131,13 +135,13 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--master", help="Spark master (default: spark-submit's, or this machine)")
     options = parser.parse_args(argv)
     if not options.out:
-        print("check: --out is missing: say which tables, `make check-tables OUT=tables`", file=sys.stderr)
+        print("check: --out is missing: name the tables, `make check-tables OUT=tables`", file=sys.stderr)
         return 2
     with contextlib.ExitStack() as stack:
         try:
             output = Output(options.out)
             output.check_format()
-            print("  Spark starts, which takes ten seconds or more", flush=True)
+            print("  starting Spark, which takes ten seconds or more", flush=True)
             spark = stack.enter_context(session.opened(options.master, session.log_file(output.storage)))
             found = full_check(spark, options.out)
         except (OutputError, StorageError, java.JavaNotFound) as error:

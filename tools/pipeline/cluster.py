@@ -1,10 +1,9 @@
-"""`python -m tools.pipeline.cluster`: the pipeline on a Spark standalone cluster, and killed in the middle, on this machine.
+"""`python -m tools.pipeline.cluster`: test the pipeline on a Spark standalone cluster on this machine, also with kills.
 
-What it proves: the same job, given nothing but `--master` and paths, runs on a master and two workers as processes of
-their own, started as `python -m tools.pipeline.run` and by `spark-submit` with everything in one configuration file; the
-executors get our code from the driver alone. A driver that is killed with -9 at any moment is started again and the
-tables come out the same. All of them are the same as those of one process. Each run is a process of its own, as a user
-would start it.
+A master and two workers run as separate processes. The same job runs there with no other options than `--master` and
+paths, started as `python -m tools.pipeline.run`, and by `spark-submit` with one configuration file. The executors get our
+code only from the driver. The driver is also killed with SIGKILL at random times and started again. The tables must always
+equal those of a run in one process. Each run is a process of its own, as a user would start it.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ KEY = ["device", "life", "boot", "seq", "index", "name", "value", "arrival", "co
 
 
 class Cluster:
-    """A standalone master and workers, as processes that end with this one."""
+    """A standalone master and workers, as child processes that end with this process."""
 
     def __init__(self, directory: Path, workers: int, cores: int, memory: str):
         import pyspark
@@ -44,7 +43,9 @@ class Cluster:
         home = Path(pyspark.__file__).parent
         self.launcher, self.submitter = home / "bin" / "spark-class", home / "bin" / "spark-submit"
         self.environment = {
-            **{name: value for name, value in os.environ.items() if name != "PYTHONPATH"},  # no code but what is sent
+            **{
+                name: value for name, value in os.environ.items() if name != "PYTHONPATH"
+            },  # only the code that the driver sends
             "JAVA_HOME": str(java.find_java()),
             "SPARK_LOCAL_IP": "127.0.0.1",
             "SPARK_MASTER_HOST": "127.0.0.1",
@@ -52,7 +53,7 @@ class Cluster:
             "SPARK_WORKER_DIR": str(directory / "work"),
             "SPARK_DAEMON_MEMORY": "256m",
             "SPARK_DAEMON_JAVA_OPTS": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
-            # All of it in one directory, whoever is killed: of the JVMs, and of the drivers' own scratch.
+            # All temporary files in one directory, so that they can be deleted also after a kill.
             "JAVA_TOOL_OPTIONS": f"-XX:-UsePerfData -Djava.io.tmpdir={directory}",
         }
         base = "org.apache.spark.deploy"
@@ -84,10 +85,10 @@ class Cluster:
             if found:
                 return found[1]
             time.sleep(0.2)
-        raise TimeoutError(f"{name} did not come up: see {self.directory}/{name}.log")
+        raise TimeoutError(f"{name} did not start: see {self.directory}/{name}.log")
 
     def submit(self, landing: Path, out: Path) -> subprocess.Popen[bytes]:
-        """Start the pipeline with spark-submit, its paths in a configuration file."""
+        """Start the pipeline with spark-submit; a configuration file has the paths."""
         config = self.directory / "pipeline.toml"
         config.write_text(
             f'landing = "{landing}"\nout = "{out}"\nno-report = true\n\n[conf]\n"spark.ui.enabled" = "false"\n'
@@ -105,11 +106,11 @@ class Cluster:
         )
 
     def executors(self) -> int:
-        """Return how many executors the workers have started so far."""
+        """Return the number of executors that the workers have started so far."""
         return len(list((self.directory / "work").glob("app-*/*")))
 
     def stop(self) -> None:
-        """End all of it."""
+        """End master and workers."""
         for process in reversed(self.processes):
             kill(process, signal.SIGTERM)
         for process in self.processes:
@@ -121,7 +122,7 @@ class Cluster:
 
 
 def kill(process: subprocess.Popen[bytes], how: signal.Signals = signal.SIGKILL) -> None:
-    """Send a signal to a process that we started in a session of its own, and to all in it."""
+    """Send a signal to all processes of a process group that we started."""
     try:
         os.killpg(process.pid, how)
     except ProcessLookupError:
@@ -129,7 +130,7 @@ def kill(process: subprocess.Popen[bytes], how: signal.Signals = signal.SIGKILL)
 
 
 def start(landing: Path, out: Path, *more: str) -> subprocess.Popen[bytes]:
-    """Start the pipeline as a user would."""
+    """Start the pipeline with the command that a user would type."""
     command = [
         sys.executable,
         "-m",
@@ -153,24 +154,24 @@ def start(landing: Path, out: Path, *more: str) -> subprocess.Popen[bytes]:
 
 
 def finish(process: subprocess.Popen[bytes]) -> None:
-    """Wait for a pipeline's good end."""
+    """Wait until a pipeline ends; raise RuntimeError if it failed."""
     printed, _ = process.communicate(timeout=900)
     if process.returncode:
         raise RuntimeError(f"the pipeline ended with {process.returncode}:\n{printed.decode()}")
 
 
 def readings(out: Path) -> list[tuple[object, ...]]:
-    """Return an output's readings in one order, without Spark."""
+    """Return an output's readings, sorted, without Spark."""
     output = Output(str(out))
     paths = [output.storage.path(name) for name in output.files("readings")]
     for path in out.joinpath("readings").rglob("*.parquet"):
-        pq.read_metadata(path)  # even what does not count is whole
+        pq.read_metadata(path)  # files of interrupted attempts must be complete, too
     table = ds.dataset(paths, format="parquet").to_table(columns=KEY)
     return sorted(map(tuple, zip(*(column.to_pylist() for column in table.columns), strict=True)))
 
 
 def main() -> int:
-    """Run the proof; return the exit status."""
+    """Run the test; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tools.pipeline.cluster", description=__doc__.split("\n")[0])
     parser.add_argument("--messages", type=int, default=200_000)
     parser.add_argument("--kills", type=int, default=4)
@@ -190,12 +191,12 @@ def main() -> int:
         common = ["--master", cluster.url, "--conf", "spark.executor.memory=512m", "--conf", "spark.executor.cores=1"]
         finish(running := start(landing, directory / "two", *common))
         if readings(directory / "two") != expected:
-            raise RuntimeError("the cluster's readings are others than one process's")
+            raise RuntimeError("the cluster's readings differ from those of one process")
         print(f"cluster    the same, from {cluster.executors()} executors on 2 workers", flush=True)
         before = cluster.executors()
         finish(running := cluster.submit(landing, directory / "submitted"))
         if readings(directory / "submitted") != expected:
-            raise RuntimeError("the readings of spark-submit are others than one process's")
+            raise RuntimeError("the readings of spark-submit differ from those of one process")
         print(f"submit     the same by spark-submit, from {cluster.executors() - before} executors", flush=True)
         kills = 0
         commits: list[int] = []
@@ -206,8 +207,8 @@ def main() -> int:
             while running.poll() is None and len(Output(str(directory / "three")).commits()) == before:
                 time.sleep(0.05)
                 if time.monotonic() - begun > 300:
-                    raise TimeoutError("no batch within five minutes")
-            time.sleep(rng.uniform(0, 1.5))  # into the next batch
+                    raise TimeoutError("no batch was committed within five minutes")
+            time.sleep(rng.uniform(0, 1.5))  # so that the kill is during the next batch
             if running.poll() is not None:
                 break
             kill(running)
@@ -216,7 +217,7 @@ def main() -> int:
             commits.append(len(Output(str(directory / "three")).commits()))
         finish(running := start(landing, directory / "three", "--segments-per-batch", "1"))
         if readings(directory / "three") != expected:
-            raise RuntimeError("the readings after the kills are others than without")
+            raise RuntimeError("the readings after the kills differ from those without kills")
         print(
             f"kill -9    the same after {kills} kills of the driver, with {commits} batches committed at each",
             flush=True,
@@ -224,7 +225,7 @@ def main() -> int:
     except KeyboardInterrupt:
         return 130
     except (RuntimeError, TimeoutError, java.JavaNotFound) as failed:
-        print(f"FAILED     {failed}\n           everything is kept in {directory}", file=sys.stderr)
+        print(f"FAILED     {failed}\n           all files are kept in {directory}", file=sys.stderr)
         return 1
     finally:
         if running is not None:

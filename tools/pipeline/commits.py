@@ -1,9 +1,9 @@
-"""What counts: the commits of an output directory, one JSON file a batch.
+"""The commits of an output directory: one JSON file per batch. Only files that a commit names are valid.
 
-A commit names every file of its batch, and the state that the next batch begins from. It appears whole, by one rename
-(or one put), after all those files are durable; a file that no commit names is a cut-off attempt's and does not count. So a
-batch is in all tables or in none, wherever the driver or a task was killed, and a batch that Spark hands over
-again, because its own checkpoint did not get to note it, is known by its commit.
+A commit names all files of its batch, and the state that the next batch starts from. It is written by one rename (or one
+put) after all those files are durable. A file that no commit names belongs to an interrupted attempt. So a batch is in all
+tables or in none, whenever the driver or a task is killed. If Spark repeats a batch because its checkpoint does not have
+it yet, the batch is recognised by its commit.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ DELTA_LOG = "_delta_log"
 
 
 class OutputError(Exception):
-    """The output directory can't be used; the text says why and what to do."""
+    """The output directory can't be used. The text has the reason and what to do."""
 
 
 @dataclass
 class Commit:
-    """One batch: its files by table, the state behind it, how far each collector's segments were read, and by whom."""
+    """One batch: its files by table, the state after it, the last segment read of each collector, and the stream's id."""
 
     batch: int
     stream: str
@@ -43,15 +43,17 @@ class Commit:
     rows: dict[str, int] = field(default_factory=dict)
     state: dict[str, dict[str, str]] = field(default_factory=dict)  # bucket -> {"intervals": file, ...}
     read: dict[str, int] = field(default_factory=dict)  # collector -> segment
-    stream_read: dict[str, int] = field(default_factory=dict)  # the same, of this stream: another begins anew
-    summary: dict[str, Any] = field(default_factory=summary.empty)  # of the fleet, with this batch: see summary.py
-    kept_from: str | None = None  # of a compaction: the day before which it deleted readings for their age
-    whole: bool = False  # compacted: it stands for all batches up to it
-    revision: int = 0  # of a whole one: how many have been made, with it
-    forgets: bool = False  # of a whole one: it has let go of devices' rows
+    stream_read: dict[str, int] = field(
+        default_factory=dict
+    )  # the same, of this stream; another stream starts at the first segment
+    summary: dict[str, Any] = field(default_factory=summary.empty)  # of the fleet, including this batch: see summary.py
+    kept_from: str | None = None  # of a compaction: readings of earlier days were deleted for their age
+    whole: bool = False  # a compaction: it replaces all commits up to this batch
+    revision: int = 0  # of a compaction: its number, from 1
+    forgets: bool = False  # of a compaction: `forget` made it, and it lacks the rows of some devices
 
     def state_files(self, kind: str, settled: bool = True) -> list[str]:
-        """Return the files of a kind of state; an audit's settled files have keys that go on behind a dot."""
+        """Return the files of a kind of state. The keys of an audit's settled files have a dot and a number at the end."""
         return [
             file
             for files in self.state.values()
@@ -67,11 +69,11 @@ class Output:
         self.storage = Storage(uri)
 
     @contextmanager
-    def alone(self, what: str = "run") -> Iterator[None]:
-        """Keep others of the same kind out of the directory meanwhile; on an object store nothing can, but see `write`.
+    def locked(self, what: str = "run") -> Iterator[None]:
+        """Lock the directory against other commands of the same kind. An object store has no lock, but see `write`.
 
         Raises:
-            OutputError: another one is at work.
+            OutputError: another one is running.
         """
         if not self.storage.local:
             yield
@@ -83,33 +85,33 @@ class Output:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise OutputError(
-                    f"another {what} is at work in {self.storage.uri}: wait for its end, or give another --out"
+                    f"another {what} is active in {self.storage.uri}: wait until it ends, or give another --out"
                 ) from None
             yield
         finally:
             os.close(handle)
 
     def prepare(self, buckets: int) -> None:
-        """Create the directory, or check that this version of the pipeline may write to it.
+        """Create the directory, or check that this version of the pipeline can write to it.
 
         Raises:
-            OutputError: it was written by another format, or for another number of buckets.
+            OutputError: it has another format or another number of buckets.
         """
         storage = self.storage
         if storage.exists(FORMAT_FILE):
             found = self.check_format()
             if found != buckets:
-                raise OutputError(f"{storage.uri} was begun with {found} buckets: run with --buckets {found}")
+                raise OutputError(f"{storage.uri} was made with {found} buckets: run with --buckets {found}")
             return
         if storage.list(COMMITS):
             raise OutputError(f"{storage.uri} has commits but no {FORMAT_FILE}: restore it, or give another --out")
         storage.write_json(FORMAT_FILE, {"format": schemas.FORMAT, "buckets": buckets})
 
     def check_format(self) -> int:
-        """Return the buckets of an output that is there.
+        """Check an existing output's format; return its number of buckets.
 
         Raises:
-            OutputError: there is none, or it was written by another format.
+            OutputError: there is no output, or it has another format.
         """
         storage = self.storage
         if not storage.exists(FORMAT_FILE):
@@ -118,25 +120,25 @@ class Output:
         if found.get("format") != schemas.FORMAT:
             raise OutputError(
                 f"{storage.uri} has table format {found.get('format')}, this program writes {schemas.FORMAT}: give another"
-                " --out (all tables can be made again from the landing), or use the version that wrote it"
+                " --out (the pipeline makes all tables again from the landing), or use the version that wrote it"
             )
         return int(found["buckets"])
 
     def stream_id(self, checkpoint: Storage) -> str:
-        """Return the id of the stream that a checkpoint belongs to: a fresh one for a fresh checkpoint."""
+        """Return the id of a checkpoint's stream; a new checkpoint gets a new id."""
         name = "flashmqtt.json"
         if checkpoint.exists(name):
             found = checkpoint.read_json(name)
             if found["out"] != self.storage.uri:
                 raise OutputError(
-                    f"the checkpoint {checkpoint.uri} belongs to {found['out']}, not to {self.storage.uri}: give the --out that"
-                    " belongs to it, or another --checkpoint"
+                    f"the checkpoint {checkpoint.uri} belongs to {found['out']}, not to {self.storage.uri}: give that --out,"
+                    " or another --checkpoint"
                 )
             latest = self.latest()
             if checkpoint.list("commits") and latest is None:
                 raise OutputError(
-                    f"the checkpoint {checkpoint.uri} has batches that {self.storage.uri} lacks: its tables are gone. Delete the"
-                    " checkpoint too, and everything is made again from the landing"
+                    f"the checkpoint {checkpoint.uri} has batches that {self.storage.uri} lacks: its tables were deleted. Delete"
+                    " the checkpoint, too; then the pipeline makes all tables again from the landing"
                 )
             return found["stream"]
         stream = uuid.uuid4().hex
@@ -144,11 +146,11 @@ class Output:
         return stream
 
     def numbers(self) -> list[int]:
-        """Return the numbers of the commits that are there, also of those that a compacted one stands for."""
+        """Return the numbers of all commit files, also of those that a compaction has replaced."""
         return [int(name.removesuffix(".json")) for name in self.storage.list(COMMITS) if not name.startswith(".")]
 
     def commits(self) -> list[Commit]:
-        """Return the commits that count: back to the last compacted one."""
+        """Return the valid commits: the last compaction and those after it."""
         found: list[Commit] = []
         for number in sorted(self.numbers(), reverse=True):
             found.append(self.commit(number))
@@ -161,7 +163,7 @@ class Output:
         return Commit(**self.storage.read_json(name_of(batch)))
 
     def commit_modified_s(self, batch: int) -> float:
-        """Return when a commit was written (Unix time)."""
+        """Return the time when a commit was written (Unix time)."""
         return self.storage.modified_s(name_of(batch))
 
     def latest(self) -> Commit | None:
@@ -170,7 +172,7 @@ class Output:
         return self.commit(max(numbers)) if numbers else None
 
     def rows(self, table: str) -> int:
-        """Return how many rows a table has."""
+        """Return the number of rows of a table."""
         found = sum(commit.rows.get(table, 0) for commit in self.commits())
         if table == "quarantine":
             for name in self.files("held"):
@@ -179,18 +181,18 @@ class Output:
         return found
 
     def kept_from(self) -> str | None:
-        """Return the day before which readings were deleted for their age, None where none were."""
+        """Return the first day whose readings were not deleted for their age; None if no readings were deleted."""
         return max((commit.kept_from for commit in self.commits() if commit.kept_from), default=None)
 
     def write(self, commit: Commit) -> None:
-        """Make a batch count. Files in its files' directories that it does not name are a cut-off attempt's: they are deleted.
+        """Write the commit of a batch. Delete other files in its directories: they are of interrupted attempts.
 
         Raises:
-            OutputError: there is such a batch, so those files are another run's.
+            OutputError: another run has committed a batch of this number, so the other files may be valid.
         """
         if self.storage.exists(name_of(commit.batch)):
             raise OutputError(
-                f"batch {commit.batch} of {self.storage.uri} was committed by another run meanwhile: let one run work at a time"
+                f"batch {commit.batch} of {self.storage.uri} was committed by another run: start only one run at a time"
             )
         named = {name for names in commit.files.values() for name in names}
         for directory in {name.rsplit("/", 1)[0] for name in named}:
@@ -198,10 +200,10 @@ class Output:
                 if f"{directory}/{name}" not in named:
                     self.storage.delete(f"{directory}/{name}")
         self.storage.write_json(name_of(commit.batch), asdict(commit))
-        self._forget_states(commit)
+        self._delete_old_states(commit)
 
     def replace(self, whole: Commit, old: list[str], then: Callable[[], None] = lambda: None) -> None:
-        """Put a compacted commit in the place of all up to it; `then` hears of it; then delete their files."""
+        """Write a compaction, which replaces all commits up to it; call `then`; delete the files that it does not name."""
         self.storage.write_json(name_of(whole.batch), asdict(whole))
         for number in self.numbers():
             if number < whole.batch:
@@ -212,7 +214,7 @@ class Output:
             if name not in named:
                 self.storage.delete(name)
 
-    def _forget_states(self, commit: Commit) -> None:
+    def _delete_old_states(self, commit: Commit) -> None:
         """Delete state files that neither this commit nor the one before it needs."""
         kept = {name for files in commit.state.values() for name in files.values()}
         if (commit.batch - 1) in self.numbers():
@@ -224,14 +226,14 @@ class Output:
                     self.storage.delete(full)
 
     def files(self, table: str) -> list[str]:
-        """Return the files of a table, over all commits; of the state (`audit`, `intervals`, ...), those of the last."""
+        """Return a table's files, of all commits; for a kind of state (`audit`, `intervals`, ...), those of the last commit."""
         if table in schemas.STATE:
             latest = self.latest()
             return latest.state_files(table) if latest else []
         return [name for commit in self.commits() for name in commit.files.get(table, [])]
 
     def read(self, spark: Any, table: str) -> Any:
-        """Return a table as a DataFrame: exactly what is committed. What is held counts as quarantine as long as it is."""
+        """Return a table's committed rows as a DataFrame. Held messages are rows of `quarantine` as long as they are held."""
         schema = schemas.spark_schema(schemas.TABLES.get(table) or schemas.STATE[table])
         files = self.files(table) + (self.files("held") if table == "quarantine" else [])
         if not files:
@@ -245,10 +247,10 @@ def name_of(batch: int) -> str:
 
 
 def bucket_of(file: str) -> int:
-    """Return the bucket that a table's file belongs to: the first number in its name."""
+    """Return the bucket of a table's file: the first number in its name."""
     return int(file.rsplit("/", 1)[-1].split("-")[1].split(".", maxsplit=1)[0])
 
 
 def day_of(file: str) -> str:
-    """Return the day that a table's file holds the arrivals of: YYYY-MM-DD."""
+    """Return the day of arrival (YYYY-MM-DD) of the rows in a table's file."""
     return file.split("/day=", 1)[1].split("/", 1)[0]

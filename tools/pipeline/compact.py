@@ -1,14 +1,13 @@
-"""`python -m tools.pipeline.compact --out DIR`: the small files of many batches into few large ones, and what is old deleted.
+"""`python -m tools.pipeline.compact --out DIR`: merge the small files of many batches, and delete old data.
 
-A stream leaves a file per bucket, table, day and batch. This job of its own writes the rows of a bucket's files of a day
-into one, where there are more than one of them, and puts one commit in the place of many: days that are compact already
-are left as they are. Readers find the old files or the new ones, never both: that commit takes the last one's name by
-one rename, and what came before it no longer counts. Only then the old files go. The stream may run meanwhile: it only adds
-commits behind.
+A stream writes a file per bucket, table, day and batch. This separate job merges a bucket's files of a day into one file,
+and replaces all commits by one. Days that are already merged are not rewritten. Readers see either the old files or the new
+ones, never both: the new commit gets the last commit's name by one rename, which makes all earlier commits invalid. The
+old files are deleted after that. The stream may run at the same time: it only adds later commits.
 
-`--keep-days N` also lets go of readings, duplicates and quarantine that arrived more than N days ago; the audit of all
-time stays. `--retire LANDING` deletes segments that are in the tables, with `--keep-raw-days N` only those that were
-sealed more than N days ago.
+`--keep-days N` also deletes readings, duplicates and quarantine that arrived more than N days ago; the whole audit is
+kept. `--retire LANDING` deletes segments that are in the tables; with `--keep-raw-days N` only those that were sealed
+more than N days ago.
 """
 
 from __future__ import annotations
@@ -43,13 +42,13 @@ MOST_PARTS = 256
 
 
 class Merge:
-    """A task's work: some files of one bucket, table and day; it travels to the executors."""
+    """A task's work, which Spark sends to the executors: merge the files of one bucket, table and day."""
 
     def __init__(self, out: Storage, batch: int):
         self.out, self.batch = out, batch
 
     def __call__(self, items: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Merge the files named in `items` (bucket, table, file); yield a row per file written."""
+        """Merge the files named in `items` (bucket, table, file); yield a row for each file written."""
         work: dict[tuple[int, str, str], list[str]] = {}
         for batch in items:
             for which, table, file in zip(*(column.to_pylist() for column in batch.columns[:3]), strict=True):
@@ -60,7 +59,7 @@ class Merge:
             yield pa.record_batch([[which], [table], [name], [rows], [None]], schema=schemas.DONE)
 
     def _merge(self, table: str, files: list[str], name: str) -> int:
-        """Write the rows of some files as one, a part of each at a time; return how many."""
+        """Write the rows of several files into one, in batches; return the number of rows."""
         schema = schemas.TABLES[table]
         total = 0
         with self.out.create(name) as stream:
@@ -83,10 +82,10 @@ class Merge:
 
 
 def compact(spark: SparkSession | None, out: str, keep_from: str | None = None) -> Commit | None:
-    """Merge what is not compact yet, let go of what is older than a day; return the commit, None where nothing is to do.
+    """Merge small files, delete old rows; return the commit, or None if there was nothing to do.
 
     Args:
-        spark: None where nothing is to be merged: see `scattered`.
+        spark: None if there is nothing to merge: see `files_to_merge`.
         out: the output directory.
         keep_from: the first day (YYYY-MM-DD) whose readings, duplicates and quarantine are kept.
     """
@@ -97,19 +96,19 @@ def compact(spark: SparkSession | None, out: str, keep_from: str | None = None) 
     last = commits[-1]
     delta = Delta(output)
     publish = delta.follow if delta.exist() else lambda: None
-    publish()  # before files go that a log still names, and so that it has all rows that are only moved now
+    publish()  # first: the log must have all rows before they move, and must not name files that are deleted
     old = {table: [name for commit in commits for name in commit.files.get(table, [])] for table in schemas.TABLES}
     rows = {table: sum(commit.rows.get(table, 0) for commit in commits) for table in schemas.TABLES}
     gone = [file for table in schemas.AGING if keep_from for file in old[table] if day_of(file) < keep_from]
     kept = {table: [file for file in files if file not in set(gone)] for table, files in old.items()}
-    items = scattered(kept)
+    items = files_to_merge(kept)
     if len(commits) < 2 and not gone and not items:
         return None
     for file in gone:
         rows[file.split("/", 1)[0]] -= _rows(output.storage, file)
     merged = replace(last, files=kept, rows=rows, whole=True, revision=revision_of(commits) + 1, forgets=False)
-    told = [one for one in (output.kept_from(), keep_from if gone else None) if one]
-    merged.kept_from = max(told, default=None)
+    days = [one for one in (output.kept_from(), keep_from if gone else None) if one]
+    merged.kept_from = max(days, default=None)
     if items and spark is not None:
         frame = spark.createDataFrame(items, schemas.spark_schema(schemas.DONE))
         parts = min(MOST_PARTS, len({(which, table) for which, table, *_ in items}))
@@ -126,12 +125,12 @@ def compact(spark: SparkSession | None, out: str, keep_from: str | None = None) 
 
 
 def revision_of(commits: list[Commit]) -> int:
-    """Return how many whole commits have been made, given those that count."""
+    """Return the number of compactions so far, given the valid commits."""
     return commits[0].revision if commits[0].whole else 0
 
 
-def scattered(files: dict[str, list[str]]) -> list[tuple[int, str, str, int, None]]:
-    """Return the files of those buckets and days that have more than one: as rows of DONE."""
+def files_to_merge(files: dict[str, list[str]]) -> list[tuple[int, str, str, int, None]]:
+    """Return the files of each bucket, table and day that has more than one file, as rows of DONE."""
     groups: dict[tuple[int, str, str], list[str]] = {}
     for table, names in files.items():
         for file in names:
@@ -147,7 +146,7 @@ def _rows(storage: Storage, file: str) -> int:
 
 
 def orphans(output: Output) -> list[str]:
-    """Return the files of the tables that belong to no commit: left by attempts that were cut off."""
+    """Return the tables' files that no commit names: those of interrupted attempts."""
     commits = output.commits()
     if not commits:
         return []
@@ -163,10 +162,10 @@ def orphans(output: Output) -> list[str]:
 
 
 def retired(landing: Storage, last: Commit, sealed_before_s: float | None = None) -> list[segments.Segment]:
-    """Return the segments that the stream of the last commit has read, but each collector's last.
+    """Return the segments that may be deleted: the last commit's stream has read them. Each collector's last one is kept.
 
-    Not those that an earlier stream has read: what lies there now may be others under the same numbers. With
-    `sealed_before_s`, only those that were sealed before that moment (Unix time).
+    Segments that only an earlier stream has read are not returned: new segments may have the same numbers now. With
+    `sealed_before_s`, only segments that were sealed before that time (Unix time) are returned.
     """
     found = []
     for collector, numbers in source.latest(landing).items():
@@ -178,7 +177,7 @@ def retired(landing: Storage, last: Commit, sealed_before_s: float | None = None
 
 
 def retire(landing: str, last: Commit, sealed_before_s: float | None = None) -> int:
-    """Delete the segments that `retired` returns; return how many."""
+    """Delete the segments that `retired` returns; return their number."""
     directory = Storage(landing)
     found = retired(directory, last, sealed_before_s)
     for segment in found:
@@ -187,15 +186,15 @@ def retire(landing: str, last: Commit, sealed_before_s: float | None = None) -> 
 
 
 def lost_by(found: list[segments.Segment]) -> str:
-    """Return what can't be done any more once some segments are deleted."""
+    """Return a warning: what becomes impossible when some segments are deleted."""
     to: dict[str, int] = {}
     for segment in found:
         to[segment.collector] = max(segment.number, to.get(segment.collector, 0))
     what = ", ".join(f"{segments.file_name(collector, number)}" for collector, number in sorted(to.items()))
     return (
-        f"From now on the tables can't be made again for what is in the segments up to {what}: not after a damaged or lost"
-        " output, not by a later version that reads a payload in another way, and not with another number of buckets. Topics,"
-        " QoS, properties and payloads of what was read are gone but for the quarantine."
+        f"From now on the tables can't be made again from the segments up to {what}: not if the output is damaged or lost,"
+        " not by a later version that reads payloads in another way, and not with another number of buckets. Topics,"
+        " QoS, properties and payloads of the messages are deleted, except those in quarantine."
     )
 
 
@@ -218,13 +217,13 @@ def main(argv: list[str] | None = None) -> int:
         "--keep-raw-days",
         type=command.number(int, 1),
         metavar="N",
-        help="with --retire: but not those sealed within N days",
+        help="with --retire: keep the segments that were sealed in the last N days",
     )
-    parser.add_argument("--dry-run", action="store_true", help="say what would be done")
+    parser.add_argument("--dry-run", action="store_true", help="only show what would be done")
     parser.add_argument("--master", help="Spark master (default: spark-submit's, or this machine)")
     options = parser.parse_args(argv)
     if not options.out:
-        print("compact: --out is missing: say which tables, `make compact OUT=tables`", file=sys.stderr)
+        print("compact: --out is missing: name the tables, `make compact OUT=tables`", file=sys.stderr)
         return 2
     now = datetime.datetime.now(datetime.UTC)
     keep_from = str((now - datetime.timedelta(days=options.keep_days)).date()) if options.keep_days else None
@@ -240,10 +239,10 @@ def main(argv: list[str] | None = None) -> int:
             output.check_format()
             gone = retired(Storage(options.retire), before, sealed_before_s) if options.retire else []
             if options.dry_run:
-                return _told(output, keep_from, gone)
-            stack.enter_context(output.alone("compaction"))
+                return _print_plan(output, keep_from, gone)
+            stack.enter_context(output.locked("compaction"))
             spark = None
-            if scattered({table: output.files(table) for table in schemas.TABLES}):
+            if files_to_merge({table: output.files(table) for table in schemas.TABLES}):
                 spark = stack.enter_context(session.opened(options.master, session.log_file(output.storage)))
         except (OutputError, StorageError, source.LandingError, java.JavaNotFound) as error:
             print(f"compact: {error}", file=sys.stderr)
@@ -251,12 +250,12 @@ def main(argv: list[str] | None = None) -> int:
         files = sum(len(output.files(table)) for table in schemas.TABLES)
         merged = compact(spark, options.out, keep_from)
         after = sum(map(len, merged.files.values())) if merged else files
-        print(f"{files} files are {after} now")
-        cut_off = orphans(output)
-        for file in cut_off:
+        print(f"{files} files before, {after} after")
+        left_over = orphans(output)
+        for file in left_over:
             output.storage.delete(file)
-        if cut_off:
-            print(f"{len(cut_off)} files of attempts that were cut off deleted")
+        if left_over:
+            print(f"{len(left_over)} files of interrupted attempts deleted")
         if options.retire:
             print(f"{retire(options.retire, before, sealed_before_s)} segments retired")
             if gone:
@@ -264,11 +263,11 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def _told(output: Output, keep_from: str | None, gone: list[segments.Segment]) -> int:
+def _print_plan(output: Output, keep_from: str | None, gone: list[segments.Segment]) -> int:
     files = {table: output.files(table) for table in schemas.TABLES}
     old = [file for table in schemas.AGING if keep_from for file in files[table] if day_of(file) < keep_from]
     print(
-        f"{len(scattered(files))} files would be joined, {len(old)} deleted for their age, {len(gone)} segments retired"
+        f"{len(files_to_merge(files))} files would be merged, {len(old)} deleted for their age, {len(gone)} segments retired"
     )
     if gone:
         print(lost_by(gone))

@@ -1,7 +1,7 @@
-"""`python -m tools.pipeline.dashboard --out DIR`: the report's page, served beside a run that follows; it refreshes itself.
+"""`python -m tools.pipeline.dashboard --out DIR`: serve the report's page during a run; the page refreshes itself.
 
-It looks for commits, makes verdict and figures of the newest one, and keeps them. What is served is that, and the values
-from series.py: three kinds of paths, none of which is looked up among files.
+It looks for commits, computes verdict and figures of the newest one, and keeps them in memory. It serves these, and the
+values from series.py: three kinds of paths. No path is looked up in the file system.
 """
 
 from __future__ import annotations
@@ -28,51 +28,52 @@ from .storage import StorageError
 
 PORT = 9106
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-REST = 4
-"""It looks at most for one part of so many of its time."""
-AGAIN_S = 60.0
-"""Also without a new commit it judges so often: a board may have fallen silent."""
-NOTHING = """<!doctype html><html lang="en"><meta charset="utf-8"><title>flashmqtt</title><meta http-equiv="refresh" content="5">
-<meta name="color-scheme" content="light dark"><p>No batch is in the tables yet. This page looks again every five seconds."""
+PAUSE_RATIO = 4
+"""It pauses at least this many times as long as a refresh took."""
+JUDGE_EVERY_S = 60.0
+"""Without a new commit the verdict is computed this often: a board may be silent by then."""
+EMPTY_PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>flashmqtt</title>
+<meta http-equiv="refresh" content="5">
+<meta name="color-scheme" content="light dark"><p>No batch is in the tables yet. This page reloads every five seconds."""
 
 
 class PortInUse(Exception):
-    """The port is taken, or not allowed."""
+    """The port is in use, or not allowed."""
 
 
 class Dashboard:
-    """What is served: made anew when a commit has come."""
+    """What is served. It is updated after each new commit."""
 
     def __init__(self, output: Output, expectations: Callable[[], verdict.Expectations], every_s: float, title: str):
         self.output, self.expectations, self.every_s, self.title = output, expectations, every_s, title
         self.store = series.Store(output)
-        self.trouble = ""
+        self.problem = ""
         self.facts: dict[str, Any] | None = None
-        self.page = NOTHING.encode()
+        self.page = EMPTY_PAGE.encode()
         self.policy = "default-src 'none'; style-src 'unsafe-inline'"
         self._commit: Commit | None = None
         self._line = ""
-        self._looked = 0.0
+        self._judged_s = 0.0
 
-    def look(self) -> None:
-        """Take in what is new. A failure is told once and tried again."""
+    def refresh(self) -> None:
+        """Update page and figures if there is a new commit. An error is printed once; the next call tries again."""
         try:
             newest = self.output.latest()
-            due = time.monotonic() - self._looked > AGAIN_S
+            due = time.monotonic() - self._judged_s > JUDGE_EVERY_S
             if newest and (
                 due or newest != self._commit
-            ):  # also another under the same number: compacted, or rows deleted
+            ):  # the same number with other contents: a compaction, or deleted rows
                 found = verdict.judge(self.output, self.expectations())
                 if newest != self._commit or found.line != self._line:
                     self._make(found)
                     self._commit, self._line = newest, found.line
-                self._looked = time.monotonic()
-            self.trouble = ""
+                self._judged_s = time.monotonic()
+            self.problem = ""
         except Exception as error:  # must not end the dashboard
-            told = f"{type(error).__name__}: {error}"
-            if told != self.trouble:
-                print(f"dashboard: {told}", file=sys.stderr, flush=True)
-            self.trouble = told
+            text = f"{type(error).__name__}: {error}"
+            if text != self.problem:
+                print(f"dashboard: {text}", file=sys.stderr, flush=True)
+            self.problem = text
 
     def _make(self, found: verdict.Verdict) -> None:
         facts = report.collect(self.output, found, self.store)
@@ -93,8 +94,8 @@ class Dashboard:
         if parts.path == "/":
             return 200, "text/html; charset=utf-8", self.page
         if parts.path == "/facts.json":
-            if self.trouble or self.facts is None:
-                return 503, "text/plain; charset=utf-8", (self.trouble or "no batch yet").encode()
+            if self.problem or self.facts is None:
+                return 503, "text/plain; charset=utf-8", (self.problem or "no batch yet").encode()
             if parse_qs(parts.query).get("v") == [self.facts["version"]]:
                 return 204, "", b""
             return 200, "application/json", json.dumps(self.facts, default=str).encode()
@@ -104,11 +105,11 @@ class Dashboard:
             if 0 < of <= series.PARTS and not of & (of - 1) and number < of:
                 text = report.chunk(self.store, number, of, report.points_each(self.facts))
                 return 200, "text/javascript; charset=utf-8", text.encode()
-        return 404, "text/plain; charset=utf-8", b"there is nothing here; the page is at /\n"
+        return 404, "text/plain; charset=utf-8", b"not found; the page is at /\n"
 
 
 def _split(address: str) -> SplitResult:
-    """Return the parts of what a client calls an address; of one that is none, nothing."""
+    """Return the parts of a URL that a client sent; empty parts if it is invalid."""
     try:
         return urlsplit(address)
     except ValueError:
@@ -116,7 +117,7 @@ def _split(address: str) -> SplitResult:
 
 
 class Server(ThreadingHTTPServer):
-    """Serves a dashboard."""
+    """An HTTP server for a dashboard."""
 
     daemon_threads = True
     allow_reuse_address = True
@@ -141,10 +142,10 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answer."""
-        # A page of another site whose name was made to lead here must not read the values.
+        # Against DNS rebinding: a page of another site, whose name resolves to this machine, must not read the values.
         named = _split("//" + self.headers.get("Host", "")).hostname
         if self.server.server_address[0] in LOOPBACK and named not in LOOPBACK:
-            status, kind, content = 403, "text/plain; charset=utf-8", b"ask for it by the name localhost\n"
+            status, kind, content = 403, "text/plain; charset=utf-8", b"use the name localhost in the address\n"
         else:
             status, kind, content = self.server.dashboard.answer(self.path)
         self.send_response(status)
@@ -163,10 +164,10 @@ class Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET  # noqa: N815
 
     def log_message(self, *_: Any) -> None:
-        """Say nothing of requests."""
+        """Print nothing for a request."""
 
     def handle(self) -> None:
-        """Serve a connection; one that the other side cuts is no matter."""
+        """Serve a connection. It is no error if the client closes it."""
         try:
             super().handle()
         except (ConnectionError, TimeoutError):
@@ -179,20 +180,20 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--out", nargs="?", help="the output directory of the pipeline")
     parser.add_argument("--port", type=command.number(int, 0, 65_535), default=PORT, metavar="P")
     parser.add_argument(
-        "--address", default="127.0.0.1", metavar="A", help="where to listen; default: this machine alone"
+        "--address", default="127.0.0.1", metavar="A", help="the address to listen on (default: only this machine)"
     )
     parser.add_argument(
         "--every",
         type=command.number(float, 0.1),
         default=5.0,
         metavar="SECONDS",
-        help="how often it looks for commits",
+        help="the time between two searches for commits",
     )
     parser.add_argument("--title", default="flashmqtt: values and delivery")
     verdict.add_options(parser)
     options = parser.parse_args(argv)
     if not options.out:
-        print("dashboard: --out is missing: say which tables, `make dashboard OUT=tables`", file=sys.stderr)
+        print("dashboard: --out is missing: name the tables, `make dashboard OUT=tables`", file=sys.stderr)
         return 2
     try:
         verdict.expectations(options)
@@ -207,12 +208,12 @@ def main(argv: list[str] | None = None) -> int:
     thread.start()
     host = f"[{options.address}]" if ":" in options.address else options.address
     try:
-        shown.look()
+        shown.refresh()
         print(f"  http://{host}:{server.server_address[1]}/ shows {options.out}; Ctrl-C ends it", flush=True)
         while True:
             begun = time.monotonic()
-            shown.look()
-            time.sleep(max(options.every, REST * (time.monotonic() - begun)))
+            shown.refresh()
+            time.sleep(max(options.every, PAUSE_RATIO * (time.monotonic() - begun)))
     except KeyboardInterrupt:
         print("\n  stopped", flush=True)
     finally:

@@ -1,9 +1,10 @@
-"""When a reading was taken, where its board may not have known the time.
+"""Compute when a reading was taken, also if its board did not know the time then.
 
-A record that has both uptime and wall-clock time ties one to the other for its whole boot, backwards too: so readings are
-dated when they are read, by a join with their boot's clock, and a tie that comes a week later dates all that was
-written before it. A board that never learns the time is dated by arrival, and marked so (`dated_by`). A clock that was set
-wrong and then right moves against the uptime: what it said before it was set for the last time does not count.
+A record with both uptime and wall-clock time (a tie) gives the offset between the two for its whole boot, also for earlier
+readings. So readings are dated when a program reads them, by a join with their boot's clock: a tie that arrives a week
+later also dates the readings that were written before. The readings of a board that never learns the time are dated by
+their arrival. `dated_by` has the method. If a clock was set wrong and later right, its offset from the uptime jumps; times
+from before the last jump are not used.
 """
 
 from __future__ import annotations
@@ -17,18 +18,18 @@ BOOT = ["device", "life", "boot"]
 
 
 def plausible(clock_us: Column, arrival: Column) -> Column:
-    """Return whether a board's clock can be right."""
+    """Return whether a board's clock is plausible."""
     return (clock_us > SET_SINCE_US) & (clock_us < F.unix_micros(arrival) + AHEAD_US)
 
 
 def ties_of() -> Column:
-    """Return a boot's ties in order: an aggregate of (seq, offset_us, uptime), of those that can be right."""
-    right = plausible(F.col("offset_us") + (F.col("uptime") * 1e6).cast("long"), F.col("arrival"))
-    return F.sort_array(F.collect_list(F.when(right, F.struct("seq", "offset_us", "uptime"))))
+    """Return a boot's plausible ties in order: an aggregate of (seq, offset_us, uptime)."""
+    is_plausible = plausible(F.col("offset_us") + (F.col("uptime") * 1e6).cast("long"), F.col("arrival"))
+    return F.sort_array(F.collect_list(F.when(is_plausible, F.struct("seq", "offset_us", "uptime"))))
 
 
 def jumps(ties: Column) -> Column:
-    """Return how often a clock was set anew, and at which message for the last time: (n, seq), seq null for never."""
+    """Return how often a clock jumped, and the first message after the last jump: (n, seq); seq is null if it never did."""
     before = F.slice(ties, 1, F.greatest(F.size(ties) - 1, F.lit(0)))
     after = F.slice(ties, 2, F.greatest(F.size(ties) - 1, F.lit(0)))
     moved = F.zip_with(
@@ -44,7 +45,7 @@ def jumps(ties: Column) -> Column:
 
 
 def offset_us(ties: Column) -> Column:
-    """Return a boot's wall-clock time less its uptime: the last tie's, null where there is none."""
+    """Return a boot's wall-clock time minus its uptime, from its last tie; null if it has no tie."""
     return F.get(ties, F.size(ties) - 1)["offset_us"]
 
 
@@ -64,16 +65,16 @@ def clocks(ties: DataFrame) -> DataFrame:
 
 
 def dated(readings: DataFrame, clock: DataFrame) -> DataFrame:
-    """Add when each reading was taken: `taken`, and by what that is known, `dated_by` (clock, uptime or arrival).
+    """Add the time of each reading, `taken`, and its source, `dated_by` (clock, uptime or arrival).
 
-    A reading's own time counts unless it was told before the clock was set for the last time.
+    A reading's own time is used unless the reading is from before the clock's last jump.
     """
-    told = plausible(F.unix_micros("time"), F.col("arrival")) & (
+    has_own_time = plausible(F.unix_micros("time"), F.col("arrival")) & (
         F.col("set_at").isNull() | (F.col("seq") >= F.col("set_at"))
     )
     by_uptime = F.timestamp_micros(F.col("offset_us") + F.round(F.col("uptime") * 1e6).cast("long"))
     by = (
-        F.when(told, "clock")
+        F.when(has_own_time, "clock")
         .when(F.col("offset_us").isNotNull() & F.col("uptime").isNotNull(), "uptime")
         .otherwise("arrival")
     )

@@ -1,8 +1,8 @@
-"""Delays as counts on a fixed scale, so that batches add up and percentiles need no second look at the readings.
+"""Histograms of delays with fixed steps: batches can be added, and percentiles do not need the readings again.
 
-Step n > 0 covers delays from `2^((n-1)/16)` to `2^(n/16)` ms, step 0 those under 1 ms: a percentile is right to
-2.2 %. A board's uptime has no fixed tie to the wall clock until a record gives one, so the counts are taken of
-"arrival less uptime", less the smallest of the batch (`base_us`); the tie comes in when the audit reads them.
+Step n > 0 covers delays from `2^((n-1)/16)` to `2^(n/16)` ms, step 0 delays under 1 ms. So a percentile has an error of
+at most 2.2 %. The offset between a board's uptime and the wall clock is unknown until a record has both. So the histogram
+counts "arrival minus uptime", minus the batch's smallest such value (`base_us`). The audit applies the offset later.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 STEPS_PER_OCTAVE = 16
 NO_MOMENT_US = 10**14
-"""Smaller bases are of a board that told its time but no uptime (as a moment, this is in 1973)."""
+"""A smaller base is of a board that sent its time but no uptime. (As a time, this is in 1973.)"""
 
 
 def steps(delays_us: np.ndarray) -> np.ndarray:
@@ -23,17 +23,17 @@ def steps(delays_us: np.ndarray) -> np.ndarray:
 
 
 def middles_us(of: np.ndarray) -> np.ndarray:
-    """Return the delay in the middle of each step, in microseconds (0 for step 0)."""
+    """Return the middle of each step, in microseconds (0 for step 0)."""
     return np.where(of <= 0, 0.0, np.exp2((of - 0.5) / STEPS_PER_OCTAVE) * 1000.0)
 
 
-def written_out(bins: pa.Array, offset_us: pa.Array) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return (boot, delay in microseconds, messages) of many boots' counts, sorted so.
+def expanded(bins: pa.Array, offset_us: pa.Array) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the histograms of many boots as arrays (boot, delay in microseconds, number of messages), in this order.
 
     Args:
-        bins: per boot a list of {base_us, steps, counts}, one of each of its tallies.
-        offset_us: per boot its clock less its uptime, null where it never told. Without it a base means nothing, unless
-            it is no moment in time: then the board told no uptime, and the base is of its clock already.
+        bins: for each boot a list of {base_us, steps, counts}, one for each of its tallies.
+        offset_us: for each boot its clock minus its uptime, null if unknown. A base can't be used without the offset,
+            unless it is below NO_MOMENT_US: such a base is relative to the board's clock already.
     """
     boot = np.repeat(np.arange(len(bins)), pc.fill_null(pc.list_value_length(bins), 0).to_numpy())
     flat = bins.flatten()
@@ -54,7 +54,7 @@ def written_out(bins: pa.Array, offset_us: pa.Array) -> tuple[np.ndarray, np.nda
 
 
 def percentile(boot: np.ndarray, value: np.ndarray, weight: np.ndarray, boots: int, share: float) -> np.ndarray:
-    """Return for each boot the first of its values at which `share` of its weight is reached, NaN where it has none."""
+    """Return for each boot its first value at which `share` of its total weight is reached; NaN if it has no values."""
     reached = np.cumsum(weight)
     ends = np.concatenate(([0], reached))[np.searchsorted(boot, np.arange(boots + 1))]
     wanted = ends[:-1] + share * np.diff(ends)
@@ -63,19 +63,19 @@ def percentile(boot: np.ndarray, value: np.ndarray, weight: np.ndarray, boots: i
 
 
 def figures(bins: pa.Array, offset_us: pa.Array, late_after_s: float, shares: tuple[float, ...]) -> pa.StructArray:
-    """Return per boot: how many messages came later than that, percentiles (ms), messages by octave of milliseconds."""
+    """Return for each boot: messages later than `late_after_s`, percentiles (ms), messages by octave of milliseconds."""
     boots = len(bins)
-    boot, delay_us, count = written_out(bins, offset_us)
+    boot, delay_us, count = expanded(bins, offset_us)
     late = np.bincount(boot, weights=count * (delay_us > 1e6 * late_after_s), minlength=boots).astype(np.int64)
     reached = [percentile(boot, delay_us / 1000.0, count, boots, share) for share in shares]
     octave = np.floor(np.log2(np.maximum(delay_us / 1000.0, 1.0))).astype(np.int64)
     pairs, place = np.unique(boot * 64 + octave, return_inverse=True)
     offsets = pa.array(np.searchsorted(pairs, np.arange(boots + 1) * 64).astype(np.int32))
     messages = np.bincount(place, weights=count, minlength=len(pairs)).astype(np.int64)
-    told = pa.StructArray.from_arrays(
+    by_octave = pa.StructArray.from_arrays(
         [pa.array((pairs % 64).astype(np.int32)), pa.array(messages)], names=["octave", "messages"]
     )
     arrays = [pa.array(late), *[pa.array(one, from_pandas=True) for one in reached]]
-    arrays.append(pa.ListArray.from_arrays(offsets, told))
+    arrays.append(pa.ListArray.from_arrays(offsets, by_octave))
     names = ["late", *[f"p{round(100 * share)}" for share in shares], "octaves"]
     return pa.StructArray.from_arrays(arrays, names=names)

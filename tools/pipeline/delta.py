@@ -1,13 +1,13 @@
-"""The tables as Delta tables, for engines that don't know our commits: a log beside each table, which follows them.
+"""Delta logs, for engines that don't know our commits: a log in each table's directory, which follows the commits.
 
-A commit of ours counts for all tables at once; Delta has no such thing, so ours stays the truth. After each commit, the files
-that it names are registered in each table's `_delta_log` as they are; nothing is copied. Each Delta version carries the number of
-our commit as an application transaction id, and is written only on top of the version that was looked at: publishing again
-changes nothing, two processes that publish at once come to the same, and a run that was killed in between catches up at the next
-start. A log that is behind names files that are still there: they are deleted only after it has let go of them.
+Our commits cover all tables at once, which Delta can't; so our commits decide which files are valid. After each commit, its
+files are added to each table's `_delta_log`; no data is copied. Each Delta version has the number of our commit as an
+application transaction id, and is written only if no other version was written since the log was read. So publishing again
+changes nothing, two processes that publish at the same time get the same result, and a killed run's logs are completed at
+the next start. Files are deleted only after the logs have removed them, so the files of an older log still exist.
 
-A log is made from our commits alone: delete a `_delta_log`, and the next run makes it anew. It names no device: of a file's
-columns it holds the bounds of `arrival` only.
+A log is made only from our commits: if you delete a `_delta_log`, the next run makes it again. It has no device names: the
+only column with minimum and maximum is `arrival`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
 
 DIRECTORIES = {name: name for name in schemas.TABLES} | {name: f"state/{name}" for name in ("audit", "lives", "held")}
-"""The Delta tables, by name: where they lie. What is held counts as quarantine as long as it is."""
+"""The Delta tables' directories. Held messages count as quarantine as long as they are held."""
 PARTITIONS = [pa.field("day", pa.date32()), pa.field("batch", pa.int64())]
 """The tables' directories, day=YYYY-MM-DD/batch=N, as columns; the state's tables have none."""
 BATCH, REVISION = "flashmqtt.batch", "flashmqtt.revision"
@@ -41,7 +41,7 @@ READERS = 8
 
 
 class DeltaError(OutputError):
-    """A Delta log can't be written; the text says why and what to do."""
+    """A Delta log can't be written. The text has the reason and what to do."""
 
 
 class Delta:
@@ -53,12 +53,12 @@ class Delta:
         self._first: tuple[int, float] | None = None
 
     def exist(self) -> bool:
-        """Return whether an earlier run has made them."""
+        """Return whether there is a Delta log."""
         storage = self.output.storage
         return any(storage.exists(f"{directory}/{DELTA_LOG}") for directory in DIRECTORIES.values())
 
     def follow(self) -> None:
-        """Bring all logs to the newest commit, from wherever they are.
+        """Update all logs to the newest commit, whatever their state.
 
         Raises:
             DeltaError: a log can't be read or written.
@@ -73,7 +73,7 @@ class Delta:
         self._before, self._first = latest, first
 
     def committed(self, commit: Commit) -> None:
-        """Register what a commit adds; look at all of them again only where others have been at work.
+        """Add a commit's files to the logs. Compare the whole logs only if another process has changed something.
 
         Raises:
             DeltaError: see `follow`.
@@ -96,15 +96,15 @@ class Delta:
                 found = self._open(table)
                 if (found.transaction_version(BATCH) or 0) < commit.batch:
                     self._write(table, found, sorted(new - old), sorted(old - new), commit.batch, None, lambda _: True)
-            except (CommitFailedError, FileNotFoundError):  # another process publishes, or a compaction was quicker
+            except (CommitFailedError, FileNotFoundError):  # another process published, or a compaction deleted a file
                 self.follow()
                 return
             except (Failed, OSError, ValueError) as error:
-                raise self._told(table, error) from error
+                raise self._error(table, error) from error
         self._before = commit
 
     def forget_history(self) -> None:
-        """Keep of each log the newest version only: what other writers noted of files that are gone goes, too.
+        """Delete all versions of each log except the newest, which has no statistics of deleted files.
 
         Raises:
             DeltaError: see `follow`.
@@ -126,10 +126,10 @@ class Delta:
                     if not name.startswith((newest, "_last_checkpoint")):
                         storage.delete(f"{log}/{name}")
             except (Failed, OSError, ValueError) as error:
-                raise self._told(table, error) from error
+                raise self._error(table, error) from error
 
     def _first_commit(self) -> tuple[int, float]:
-        """Return what changes when a compaction has put one commit in the place of many."""
+        """Return a value that changes when a compaction replaces commits."""
         number = min(self.output.numbers())
         return number, self.output.commit_modified_s(number)
 
@@ -140,40 +140,40 @@ class Delta:
         for left in reversed(range(TRIES)):
             try:
                 found = self._open(table)
-                # In this order: whoever has written meanwhile has taken this version's successor.
+                # In this order: if another process writes in the meantime, our write fails, because its version exists.
                 commits = self.output.commits()
                 self._reconcile(table, found, commits)
                 return
             except (CommitFailedError, FileNotFoundError) as error:  # another process publishes, or compacts
                 if not left:
-                    raise self._told(table, error) from error
+                    raise self._error(table, error) from error
             except (Failed, OSError, ValueError) as error:
-                raise self._told(table, error) from error
+                raise self._error(table, error) from error
             time.sleep(0.01)
 
     def _reconcile(self, table: str, found: DeltaTable, commits: list[Commit]) -> None:
-        """Write the version that a table lacks, if it lacks one."""
+        """Write a new version if the log differs from the commits."""
         last, first = commits[-1], commits[0]
-        revision = first.revision  # of the whole commit that it may be
-        told = found.transaction_version(BATCH), found.transaction_version(REVISION)
+        revision = first.revision  # of the compaction, if it is one
+        published = found.transaction_version(BATCH), found.transaction_version(REVISION)
         if table in schemas.STATE:
             files, written = set(last.state_files(table)), {}
         else:
             written = {name: commit for commit in commits for name in commit.files.get(table, [])}
             files = set(written)
-        present = set(pa.table(found.get_add_actions())["path"].to_pylist()) if told[0] is not None else set()
+        present = set(pa.table(found.get_add_actions())["path"].to_pylist()) if published[0] is not None else set()
         present = {f"{DIRECTORIES[table]}/{name}" for name in present}
         adds, removes = sorted(files - present), sorted(present - files)
         if not adds and not removes:
             return
-        # A compaction moves rows and changes none, as far as they had been published.
-        moves = told[0] is not None and first.whole and first.batch <= told[0] and not first.forgets
+        # A compaction only moves rows that were published before.
+        moves = published[0] is not None and first.whole and first.batch <= published[0] and not first.forgets
 
         def changes(name: str) -> bool:
             if table in schemas.STATE or not moves:
                 return True
             if name in written:
-                return written[name].batch > (told[0] or 0)
+                return written[name].batch > (published[0] or 0)
             return table in schemas.AGING and day_of(name) < (first.kept_from or "")
 
         self._write(table, found, adds, removes, last.batch, revision, changes)
@@ -194,7 +194,7 @@ class Delta:
         now_ms = int(time.time() * 1000)
         actions: list[Any] = self._added(table, adds, changes)
         actions += [
-            RemoveAction(self._inside(table, name), changes(name), now_ms, None, self._values(table, name))
+            RemoveAction(self._relative(table, name), changes(name), now_ms, None, self._partition_values(table, name))
             for name in removes
         ]
         ids = [Transaction(BATCH, batch, now_ms)]
@@ -209,7 +209,7 @@ class Delta:
         )
 
     def _open(self, table: str) -> DeltaTable:
-        """Open a table; make it where it is not there yet."""
+        """Open a table; create it if it does not exist."""
         from deltalake import DeltaTable, Schema
         from deltalake.exceptions import TableNotFoundError
 
@@ -225,11 +225,11 @@ class Delta:
             DeltaTable.create(where, schema, "ignore", by, name=table, configuration=CONFIGURATION)
             found = DeltaTable(where)
         if found.schema() != schema:
-            raise ValueError("it is of another schema")
+            raise ValueError("it has another schema")
         return found
 
     def _added(self, table: str, names: list[str], changes: Callable[[str], bool]) -> list[Any]:
-        """Return the actions that register some files: their sizes, rows, and bounds of `arrival`."""
+        """Return the actions that add some files: their sizes, rows, and minimum and maximum of `arrival`."""
         from deltalake.transaction import AddAction
 
         storage = self.output.storage
@@ -241,9 +241,9 @@ class Delta:
             with storage.fs.open_input_file(storage.path(name)) as file:
                 stats = _stats(pq.read_metadata(file))
             return AddAction(
-                self._inside(table, name),
+                self._relative(table, name),
                 info.size,
-                self._values(table, name),
+                self._partition_values(table, name),
                 int(info.mtime.timestamp() * 1000),
                 changes(name),
                 json.dumps(stats),
@@ -254,33 +254,33 @@ class Delta:
         with ThreadPoolExecutor(READERS) as pool:
             return list(pool.map(one, names))
 
-    def _inside(self, table: str, name: str) -> str:
+    def _relative(self, table: str, name: str) -> str:
         return name.removeprefix(f"{DIRECTORIES[table]}/")
 
-    def _values(self, table: str, name: str) -> dict[str, str | None]:
-        """Return a file's values of the partition columns: its directories say them."""
+    def _partition_values(self, table: str, name: str) -> dict[str, str | None]:
+        """Return a file's values of the partition columns, from its directories' names."""
         if table in schemas.STATE:
             return {}
         pairs = (part.partition("=") for part in name.split("/")[1:-1])
         return {key: value for key, _, value in pairs}
 
-    def _told(self, table: str, error: Exception) -> DeltaError:
+    def _error(self, table: str, error: Exception) -> DeltaError:
         log = self.output.storage.address(f"{DIRECTORIES[table]}/{DELTA_LOG}")
         return DeltaError(
-            f"the Delta log {log} can't be brought up to date: {error}. The tables themselves are whole. Delete that log, and the"
-            " next run makes it anew, or run with --no-delta"
+            f"the Delta log {log} can't be updated: {error}. The tables themselves are complete. Delete that log, and the next"
+            " run makes it again; or run with --no-delta"
         )
 
 
 def address(storage: Storage, name: str = "") -> str:
-    """Return a name's path as deltalake takes it."""
+    """Return a file's path in the form that deltalake needs."""
     if storage.local:
         return storage.path(name)
     return storage.address(name).replace("s3a://", "s3://", 1).replace("s3n://", "s3://", 1)
 
 
 def _stats(meta: Any) -> dict[str, Any]:
-    """Return a file's rows and the bounds of `arrival`, which Delta keeps in milliseconds."""
+    """Return a file's number of rows, and minimum and maximum of `arrival`, which Delta stores in milliseconds."""
     stats: dict[str, Any] = {"numRecords": meta.num_rows}
     names = meta.schema.names
     if "arrival" not in names:

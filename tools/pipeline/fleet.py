@@ -1,10 +1,10 @@
-"""Generated fleets: landings of any size, with faults planted and the truth about them.
+"""Generate fleets: landings of any size, with duplicates, from known messages.
 
-`python -m tools.pipeline.fleet --landing DIR` writes one to try things on. A slice of a fleet is numpy and Arrow
-throughout (a million messages in about two seconds), so the bench makes its eight million on the spot.
+`python -m tools.pipeline.fleet --landing DIR` writes a landing for experiments. All work is done with numpy and Arrow
+(a million messages in about two seconds), so the bench generates its eight million messages when it runs.
 
-The boards of a fleet behave like ours: each boot begins with a boot message, sequence numbers run over all boots, what
-is sent again is the same bytes with DUP.
+The boards of a fleet behave like ours: each boot begins with a boot message, sequence numbers continue over all boots,
+and a retransmission has the same bytes and DUP.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BEGIN_US = 1_790_000_000_000_000  # in September 2026
 
 @dataclass
 class Messages:
-    """Messages as they were published: parallel arrays, by device and then in order."""
+    """Published messages: parallel arrays, sorted by device, then by sequence number."""
 
     device: np.ndarray
     boot: np.ndarray
@@ -33,7 +33,7 @@ class Messages:
     up_ms: np.ndarray
     captured_us: np.ndarray
     is_boot: np.ndarray
-    clock_us: np.ndarray  # what the board's clock says, -1 where it is not set
+    clock_us: np.ndarray  # the board's clock, -1 if it is not set
 
     def take(self, which: np.ndarray) -> Messages:
         """Return some of them."""
@@ -45,7 +45,7 @@ class Messages:
 
 @dataclass
 class Delivery:
-    """What arrives: which message in which order, when, and whether as a copy."""
+    """The arrivals in order: which message, when, and whether it is a copy."""
 
     message: np.ndarray
     arrival_us: np.ndarray
@@ -54,7 +54,7 @@ class Delivery:
 
 @dataclass
 class Fleet:
-    """A fleet's constants."""
+    """A fleet's parameters."""
 
     devices: int = 1000
     interval_ms: int = 1000
@@ -82,14 +82,12 @@ def publish(fleet: Fleet, first: int, count: int) -> Messages:
 
 
 def in_order(device: np.ndarray, arrival_us: np.ndarray) -> np.ndarray:
-    """Return arrivals of messages, by device and then in order, so that none comes before the one in front of it."""
+    """Return the arrivals, changed so that no message arrives before its device's previous one."""
     if not len(device):
         return arrival_us
     begins = np.concatenate(([True], device[1:] != device[:-1]))
     since = arrival_us - arrival_us.min()
-    step = (
-        int(since.max()) + 1
-    )  # a device's part of the scale: as far as the slice reaches, however many devices there are
+    step = int(since.max()) + 1  # the offset between two devices: longer than the whole slice
     if step * int(begins.sum()) >= 1 << 63:
         raise OverflowError(f"{begins.sum()} devices over {step / 1e6:.0f} s: write the fleet in shorter slices")
     base = (np.cumsum(begins) - 1) * step
@@ -97,7 +95,7 @@ def in_order(device: np.ndarray, arrival_us: np.ndarray) -> np.ndarray:
 
 
 def deliver(fleet: Fleet, messages: Messages, rng: np.random.Generator) -> Delivery:
-    """Let all messages arrive, each device's in order, some of them again a little later."""
+    """Return the arrivals of all messages, each device's in order, and of some copies a little later."""
     delay = (rng.lognormal(3.5, 1.0, len(messages)) * 1000).astype(np.int64)
     arrival = messages.captured_us + delay
     arrival = in_order(messages.device, arrival)
@@ -119,8 +117,8 @@ def payloads(fleet: Fleet, messages: Messages, rng: np.random.Generator) -> pa.A
     name = pa.array(fleet.names).take(pa.array(messages.device))
     value = text(np.round(rng.random(len(messages)) * 100, 2))
     clock = pc.binary_join_element_wise(',"bt":', text(np.round(messages.clock_us / 1e6, 3)), "")
-    told = pa.array(messages.clock_us >= 0)
-    clock = pc.if_else(told, clock, "")
+    has_clock = pa.array(messages.clock_us >= 0)
+    clock = pc.if_else(has_clock, clock, "")
     record = pc.if_else(
         pa.array(messages.is_boot),
         ',"n":"cause","vs":"power"',
@@ -177,10 +175,10 @@ def write(
     buckets: int = segments.BUCKETS,
     begin: int = 0,
 ) -> int:
-    """Write `messages` messages of a faultless fleet with duplicates as segments of a landing; return the rows.
+    """Write segments with `messages` messages of a fleet, with duplicates, without losses; return the number of rows.
 
     Args:
-        begin: what each device has published before, from 0: so that a landing goes on. The segments go on anyway.
+        begin: how many messages each device has published before, to continue a landing. Segment numbers always continue.
     """
     landing.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng([fleet.seed, begin])
@@ -192,7 +190,7 @@ def write(
     for first in range(begin, end, step):
         number += 1
         some = publish(fleet, first, min(step, end - first))
-        before = (number << 32) if there else total  # numbers of the collector's rows only have to rise
+        before = (number << 32) if there else total  # a collector's row numbers must rise; gaps are allowed
         table = rows(fleet, some, deliver(fleet, some, rng), payloads(fleet, some, rng), "fleet", number, before)
         segments.write_segment(landing, "fleet", number, table, buckets, sync=False)
         total += table.num_rows
@@ -207,7 +205,9 @@ def main() -> int:
     parser.add_argument("--messages", type=int, default=500_000)
     parser.add_argument("--interval", type=float, default=1.0, metavar="SECONDS", help="between a device's messages")
     parser.add_argument("--boot-every", type=int, default=2000, metavar="MESSAGES")
-    parser.add_argument("--begin", type=int, default=0, metavar="N", help="go on: each device has published N messages")
+    parser.add_argument(
+        "--begin", type=int, default=0, metavar="N", help="continue a landing: each device has published N messages"
+    )
     parser.add_argument("--duplicates", type=float, default=0.01)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()

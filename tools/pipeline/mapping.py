@@ -1,13 +1,13 @@
-"""From topics and payloads of any kind to readings: what a mapping file says, and what holds without one.
+"""Convert topics and payloads of any kind to readings, by a mapping file or by default rules.
 
-A mapping file is TOML, a table `[[map]]` for each kind of reading (README.md shows one). The first `topic` that matches takes
-the message, with all tables of the same `topic`; each gives the readings that its paths find. A message without one reading, or
-with something in it that is none, does not fit: `Misfit` says why, and it goes to quarantine.
+A mapping file is TOML, with a table `[[map]]` for each kind of reading (README.md has an example). The first table whose
+`topic` matches applies, together with all other tables of the same `topic`. Each gives the readings that its paths find.
+A message without any reading, or with an invalid value, raises `Misfit` with the reason, and goes to quarantine.
 
-Without a mapping a payload that is one number or boolean is a reading: the topic's last level is its name, what stands before
-is its device. Topics below `flashmqtt/` are our boards', whose messages carry an identity.
+Without a mapping, a payload that is one number or boolean is a reading: the topic's last level is its name, and the levels
+before it are the device. Topics below `flashmqtt/` are of our boards, whose messages have an identity.
 
-It knows neither Arrow nor Spark. A mapping travels to the executors, so JSON paths are compiled where they are used.
+This module uses neither Arrow nor Spark. Spark sends a mapping to the executors, so JSON paths are compiled there.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ import orjson
 
 OURS = "flashmqtt/"
 NO_READINGS = ("flashmqtt-live/", "flashmqtt-commands/", "homeassistant/")
-"""What our programs publish beside their readings: for eyes, commands, Home Assistant's discovery."""
+"""Messages of our programs that are no readings: live values, commands, Home Assistant's discovery."""
 NUMBER = re.compile(r"-?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
-# JSON's booleans, what Python's str() makes of them, and what devices say of themselves.
+# JSON's booleans, Python's, and the words of devices that announce their connection.
 BOOLEANS = {"true": True, "True": True, "online": True, "false": False, "False": False, "offline": False}
 WORDS = {"true": True, "on": True, "yes": True, "1": True, "false": False, "off": False, "no": False, "0": False}
 UNITS_US = {"s": 1_000_000.0, "ms": 1000.0, "us": 1.0, "ns": 0.001}
@@ -41,15 +41,15 @@ LONGEST_SHOWN = 60
 
 
 class MappingError(Exception):
-    """A mapping file can't be used; the text says where and why."""
+    """A mapping file can't be used. The text has the line and the reason."""
 
 
 class Misfit(ValueError):
-    """A message does not fit its mapping; the text is the reason."""
+    """A message does not fit its mapping. The text has the reason."""
 
 
 class Reading(NamedTuple):
-    """A reading as a mapping finds it."""
+    """A reading that a mapping found."""
 
     device: str
     name: str
@@ -61,12 +61,12 @@ class Reading(NamedTuple):
 
 
 Nodes = list[tuple[Any, Any]]
-"""What a path finds: each value, with the key or index that it stands under (None for the whole)."""
+"""What a path finds: each value with its key or index (None for the whole payload)."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A table `[[map]]`: fixed texts with placeholders, or JSON paths, which begin with `$` or `@`."""
+    """A table `[[map]]`. Its values are texts with placeholders, or JSON paths, which begin with `$` or `@`."""
 
     line: int
     topic: str
@@ -83,10 +83,10 @@ class Rule:
     convert: str | None = None
 
     def readings(self, words: dict[str, str], whole: Any) -> Iterator[Reading]:
-        """Yield what the rule finds in a payload.
+        """Yield the readings that the rule finds in a payload.
 
         Raises:
-            Misfit: something that it finds is no reading.
+            Misfit: a value is not a reading.
         """
         several = not _is_single(self.path)
         for item, item_key in _find(self.path, whole, whole):
@@ -105,15 +105,15 @@ class Rule:
                 yield Reading(device, name, unit, *self._typed(found), self._time_us(whole, item))
 
     def _text(self, which: str, filled: dict[str, str], whole: Any, item: Any) -> str | None:
-        """Return a text of the rule: filled in, or what its path finds."""
-        told = getattr(self, which)
-        if told[:1] not in ("$", "@"):
-            return PLACEHOLDER.sub(lambda match: filled[match[1]], told)
-        for found, _ in _find(told, whole, item):
+        """Return a text of the rule: with its placeholders replaced, or the value that its path finds."""
+        template = getattr(self, which)
+        if template[:1] not in ("$", "@"):
+            return PLACEHOLDER.sub(lambda match: filled[match[1]], template)
+        for found, _ in _find(template, whole, item):
             if isinstance(found, str | int | float) and not isinstance(found, bool):
                 return str(found)
             if found is not None:
-                raise Misfit(f"{which}: {told} is no text")
+                raise Misfit(f"{which}: {template} is no text")
         return None
 
     def _typed(self, found: Any) -> tuple[float | None, str | None, bool | None]:
@@ -145,18 +145,18 @@ class Rule:
                 try:
                     moment = datetime.datetime.fromisoformat(found)
                 except ValueError:
-                    raise Misfit(f"time: {_shown(found)} is no time of ISO 8601") from None
+                    raise Misfit(f"time: {_shown(found)} is no ISO 8601 time") from None
                 if moment.tzinfo is None:
                     raise Misfit(f"time: {_shown(found)} has no offset from UTC")
                 since = moment - datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
-                told_us: float = since // datetime.timedelta(microseconds=1)
+                time_us: float = since // datetime.timedelta(microseconds=1)
             elif isinstance(found, int | float) and not isinstance(found, bool):
-                told_us = found * UNITS_US[self.time_unit]
+                time_us = found * UNITS_US[self.time_unit]
             else:
                 raise Misfit(f"time: {self.time} is no time")
-            if not 0 <= told_us <= LATEST_US:
+            if not 0 <= time_us <= LATEST_US:
                 raise Misfit(f"time: {_shown(found)} is out of range")
-            return round(told_us)
+            return round(time_us)
         return None
 
 
@@ -165,15 +165,15 @@ NOT_FINITE = "a value is not finite"
 
 @dataclass(frozen=True)
 class Mapping:
-    """The rules of a file, in its order; none of them where there is no file."""
+    """The rules of a file, in its order; empty without a file."""
 
     rules: tuple[Rule, ...] = ()
     _groups: dict[str, tuple[Rule, ...]] = field(default_factory=dict, compare=False, repr=False)
 
     def of(self, topic: str) -> tuple[tuple[Rule, ...], dict[str, str]] | None:
-        """Return the rules that take a topic's messages, and what the topic's placeholders stand for; None: none does."""
+        """Return the rules for a topic, and the values of the topic's placeholders; None if no rule matches."""
         for rule in self.rules:
-            words = rule.pattern.taken(topic)
+            words = rule.pattern.match(topic)
             if words is not None:
                 if rule.topic not in self._groups:
                     self._groups[rule.topic] = tuple(one for one in self.rules if one.topic == rule.topic)
@@ -182,7 +182,7 @@ class Mapping:
 
 
 def readings(rules: tuple[Rule, ...], words: dict[str, str], payload: bytes) -> list[Reading]:
-    """Return the readings of a message; none where it is to be ignored.
+    """Return the readings of a message; an empty list if it is to be ignored.
 
     Raises:
         Misfit: it does not fit the rules.
@@ -225,7 +225,7 @@ def _shown(value: Any) -> str:
 
 @functools.lru_cache(1024)
 def _compiled(path: str) -> Any:
-    """Return a path as RFC 9535 has it; `@` is the item that `path` found, `$` the whole payload."""
+    """Compile a path (RFC 9535). `@` is the item that `path` found, `$` the whole payload."""
     import jsonpath
 
     return jsonpath.JSONPathEnvironment(strict=True).compile("$" + path[1:])
@@ -233,13 +233,13 @@ def _compiled(path: str) -> Any:
 
 @functools.lru_cache(1024)
 def _steps(path: str) -> tuple[str, ...] | None:
-    """Return the names of a path that is nothing but names, which need no JSON path library."""
+    """Return the names of a path that consists of names only (it needs no JSON path library); None for other paths."""
     return tuple(path.split(".")[1:]) if STEPS.fullmatch(path) else None
 
 
 @functools.lru_cache(1024)
 def _is_single(path: str) -> bool:
-    """Return whether a path leads to one value at most."""
+    """Return whether a path finds at most one value."""
     return _steps(path) is not None or bool(_compiled(path).singular_query())
 
 
@@ -260,7 +260,7 @@ def _found(path: str, at: dict[str, Any] | list[Any]) -> Nodes:
 
     try:
         return [(one.obj, one.parts[-1] if one.parts else None) for one in _compiled(path).finditer(at)]
-    except (jsonpath.JSONPathError, RecursionError) as error:  # nested too deep for it
+    except (jsonpath.JSONPathError, RecursionError) as error:  # nested too deeply
         raise Misfit(f"{path}: {str(error).splitlines()[0]}") from None
 
 
@@ -271,25 +271,25 @@ def read(path: str | Path) -> Mapping:
     """Read a mapping file.
 
     Raises:
-        MappingError: it is not there, is no TOML, or says what no mapping can say; with the line.
+        MappingError: it does not exist, is no TOML, or has an invalid key or value. The text has the line.
     """
     try:
         text = Path(path).read_text()
-        told = tomllib.loads(text)
+        content = tomllib.loads(text)
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise MappingError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
     lines = _Lines(str(path), text)
-    for key in told:
+    for key in content:
         if key != "map":
             raise lines.error(None, key, f"unknown key {key!r}; a mapping consists of tables [[map]]")
-    tables = told.get("map", [])
+    tables = content.get("map", [])
     if not isinstance(tables, list) or not tables or not all(isinstance(one, dict) for one in tables):
         raise lines.error(None, "map", "there is no table [[map]]")
     return Mapping(tuple(_rule(lines, number, table) for number, table in enumerate(tables)))
 
 
 class _Lines:
-    """Where the keys of a file's tables stand: TOML's reader does not tell."""
+    """The lines of the keys in a file's tables, which the TOML parser does not return."""
 
     def __init__(self, path: str, text: str):
         self.path = path
@@ -321,7 +321,7 @@ def _rule(lines: _Lines, number: int, table: dict[str, Any]) -> Rule:
             if not isinstance(value, bool):
                 raise wrong(key, f"ignore = {value!r} has to be true or false")
         elif not isinstance(value, str) or not value:
-            raise wrong(key, f"{key} = {value!r} has to be a text")
+            raise wrong(key, f"{key} = {value!r} has to be a non-empty text")
         elif key in CHOICES and value not in CHOICES[key]:
             raise wrong(key, f"{key} = {value!r} has to be one of {', '.join(CHOICES[key])}")
     if "topic" not in table:
@@ -333,10 +333,10 @@ def _rule(lines: _Lines, number: int, table: dict[str, Any]) -> Rule:
         raise wrong("topic", f"topic = {topic!r}: {error}") from None
     if table.get("ignore"):
         if len(table) > 2:
-            raise wrong("ignore", "ignore = true leaves nothing for other keys to say: take them out")
+            raise wrong("ignore", "ignore = true allows no other key than topic: remove the others")
         return Rule(lines.of(number, "topic"), topic, pattern, True)
     if "value" not in table and "path" not in table:
-        raise wrong("topic", 'there is neither a value nor a path: value = "$" takes the whole payload')
+        raise wrong("topic", 'there is neither a value nor a path: value = "$" is the whole payload')
     for key in ("path", "value", "time"):
         if key in table and table[key][0] not in "$@":
             raise wrong(
@@ -344,15 +344,15 @@ def _rule(lines: _Lines, number: int, table: dict[str, Any]) -> Rule:
                 f"{key} = {table[key]!r} has to be a JSON path, which begins with $ (or with @ for the item of path)",
             )
     if table.get("path", "$")[0] == "@":
-        raise wrong("path", f"path = {table['path']!r} has to begin with $: it leads from the payload to the items")
+        raise wrong("path", f"path = {table['path']!r} has to begin with $: it finds the items in the payload")
     for key in ("device", "path", "name", "value", "unit", "time"):
-        told = table.get(key, "")
-        if told[:1] in ("$", "@"):
-            _check_path(told, lambda text, key=key: wrong(key, text))
-        elif "{" in told or "}" in told:
-            _check_placeholders(told, words | {"key"}, lambda text, key=key: wrong(key, text))
+        text = table.get(key, "")
+        if text[:1] in ("$", "@"):
+            _check_path(text, lambda problem, key=key: wrong(key, problem))
+        elif "{" in text or "}" in text:
+            _check_placeholders(text, words | {"key"}, lambda problem, key=key: wrong(key, problem))
     if "device" not in table and "device" not in words:
-        raise wrong("topic", f"topic = {topic!r} has no {{device}}, and there is no device")
+        raise wrong("topic", f"topic = {topic!r} has no {{device}}, and there is no key device")
     name = table.get("name") or ("{name}" if "name" in words else "{key}")
     value = table.get("value", "@")
     if "{key}" in name and not _has_key(table.get("path", "$"), value):
@@ -373,7 +373,7 @@ def _check_path(path: str, wrong: Any) -> None:
     try:
         import jsonpath
     except ModuleNotFoundError:
-        raise wrong(f"{path}: the package python-jsonpath is not there: pip install -r requirements.txt") from None
+        raise wrong(f"{path}: the package python-jsonpath is not installed: pip install -r requirements.txt") from None
     try:
         _compiled(path)
     except jsonpath.JSONPathError as error:
@@ -385,19 +385,19 @@ def _check_placeholders(text: str, known: set[str], wrong: Any) -> None:
         if name not in known:
             raise wrong(f"{text!r}: there is no {{{name}}}; known: {', '.join(sorted(known))}")
     if re.search(r"[{}]", PLACEHOLDER.sub("", text)):
-        raise wrong(f"{text!r}: a brace without its other one")
+        raise wrong(f"{text!r}: unbalanced braces")
 
 
 class _Level(NamedTuple):
-    """A level of a topic pattern: texts with a placeholder between each two; without texts it takes any level."""
+    """A level of a topic pattern: texts with a placeholder between each two. Without texts it matches any level."""
 
     texts: tuple[str, ...]
     words: tuple[str, ...] = ()
 
-    def taken(self, text: str, found: dict[str, str]) -> bool:
-        """Return whether a level fits; put into `found` what its placeholders stand for, the first as long as can be.
+    def match(self, text: str, found: dict[str, str]) -> bool:
+        """Return whether a level matches; put the placeholders' values into `found`, the first one as long as possible.
 
-        A regular expression would try all places of all texts, and a publisher could make it do so for days.
+        A regular expression could backtrack for days on a topic that a publisher has chosen for that purpose.
         """
         texts, words = self.texts, self.words
         if not words:
@@ -416,24 +416,24 @@ class _Level(NamedTuple):
 
 @dataclass(frozen=True)
 class Pattern:
-    """A topic pattern: its levels, and whether any may follow."""
+    """A topic pattern: its levels, and whether further levels may follow."""
 
     levels: tuple[_Level, ...]
     is_open: bool = False
 
-    def taken(self, topic: str) -> dict[str, str] | None:
-        """Return what the placeholders stand for in a topic; None where it does not fit."""
+    def match(self, topic: str) -> dict[str, str] | None:
+        """Return the placeholders' values in a topic; None if it does not match."""
         levels = topic.split("/")
         if len(levels) < len(self.levels) or (len(levels) > len(self.levels) and not self.is_open):
             return None
         found: dict[str, str] = {}
-        if all(level.taken(text, found) for level, text in zip(self.levels, levels, strict=False)):
+        if all(level.match(text, found) for level, text in zip(self.levels, levels, strict=False)):
             return found
         return None
 
 
 def _pattern(topic: str) -> tuple[Pattern, set[str]]:
-    """Return a topic pattern, and its placeholders."""
+    """Return a topic pattern and its placeholders."""
     words: set[str] = set()
     levels = topic.split("/")
     made = []
@@ -452,18 +452,18 @@ def _pattern(topic: str) -> tuple[Pattern, set[str]]:
             if not match[1].isidentifier():
                 raise ValueError(f"{match[0]} is no placeholder, such as {{device}}")
             if match[1] in words | {"key"}:
-                raise ValueError(f"{match[0]} is taken")
+                raise ValueError(f"{match[0]} is used twice or reserved")
             words.add(match[1])
             texts.append(level[at : match.start()])
             own.append(match[1])
             at = match.end()
         if re.search(r"[{}]", PLACEHOLDER.sub("", level)):
-            raise ValueError("a brace without its other one")
+            raise ValueError("unbalanced braces")
         made.append(_Level((*texts, level[at:]), tuple(own)))
     return Pattern(tuple(made), levels[-1] == "#"), words
 
 
 def device_and_name(topic: str) -> tuple[str, str | None]:
-    """Return the device and the reading's name that a topic stands for where no mapping takes it."""
+    """Return the device and the reading's name of a topic without a mapping."""
     device, _, name = topic.rpartition("/")
     return (device, name) if device and name else (topic, None)

@@ -1,10 +1,10 @@
-"""Rows of a segment to rows of the tables: parse, place in a life, compare, count.
+"""Convert rows of a segment to rows of the tables: parse, assign to a life, compare, count.
 
-It is Arrow and numpy on a row group at a time, with Python loops only over bad payloads and over devices whose lives are not
-plain (placing.py). What comes out does not depend on how the rows fell into batches: the tests hold every split of small
-histories against one batch.
+It processes a row group at a time with Arrow and numpy; Python loops are only for bad payloads and for devices whose lives
+are not obvious (placing.py). The result does not depend on how the rows are divided into batches: the tests compare every
+division of small histories with a single batch.
 
-It does not know Spark nor files: a function from (state, rows) to (tables, state), tested as such.
+This module uses neither Spark nor files: it maps (state, rows) to (tables, state).
 """
 
 from __future__ import annotations
@@ -24,40 +24,40 @@ from .state import State, Waiting, unpack
 
 EVENT_LABELS = ("first", "cause", "dropped", "doubt_first", "doubt_last", "since")
 WITH_DAY = {name: schemas.TABLES[name].append(schemas.ORIGIN[0]) for name in ("prints", "undelivered")}
-"""Tables that lie by the day of their arrival without having it as a column."""
+"""Tables whose files are sorted by day of arrival, although the arrival is no column of theirs."""
 NO_MAPPING = Mapping()
 FAR_BACK = 1000
-"""Numbers: no board's newest message is so far behind the one before it."""
+"""No board's newest message has a number that is this much lower than its previous one."""
 
 
 def process(state: State, rows: pa.Table, mapping: Mapping = NO_MAPPING) -> Iterator[tuple[str, pa.Table]]:
-    """Take some rows of a segment, in landing order, into the state; yield (table name, rows to write)."""
+    """Add some rows of a segment, in landing order, to the state; yield (table name, rows to write)."""
     _note_progress(state, rows)
-    rows = _not_forgotten(state, rows)
+    rows = _without_deleted(state, rows)
     if not rows.num_rows:
         return
     payload = rows["payload"].combine_chunks()
     topic = _encoded(rows["topic"])
     others = plain.Plain(topic, payload, mapping)
-    if others.taken.any():
+    if others.handled.any():
         yield from others.tables(state, rows)
         if others.bad:
             yield from _quarantine(state, rows, topic, payload, others.bad)
-        own = rows.filter(pa.array(~others.taken))
+        own = rows.filter(pa.array(~others.handled))
         if own.num_rows:
-            yield from _take_packs(state, own, _encoded(own["topic"]), own["payload"].combine_chunks())
+            yield from _process_packs(state, own, _encoded(own["topic"]), own["payload"].combine_chunks())
     else:
-        yield from _take_packs(state, rows, topic, payload)
+        yield from _process_packs(state, rows, topic, payload)
 
 
-def _take_packs(
+def _process_packs(
     state: State, rows: pa.Table, topic: pa.DictionaryArray, payload: pa.Array
 ) -> Iterator[tuple[str, pa.Table]]:
-    """Take messages that are to be SenML packs with an identity."""
+    """Process messages that must be SenML packs with an identity."""
     packs, bad = _read(payload, topic)
     messages = packs.messages
 
-    # The device in the payload must be the topic's.
+    # Payload and topic must have the same device.
     topics = topic.dictionary.to_pylist()
     of_topic = pa.array([segments.device_of(text) for text in topics], pa.string())
     place = messages["row"].combine_chunks()
@@ -77,27 +77,27 @@ def _take_packs(
         yield from _quarantine(state, rows, topic, payload, bad)
 
 
-def _not_forgotten(state: State, rows: pa.Table) -> pa.Table:
-    """Return some rows without those that were read before and were deleted for their age since, or are copies of such ones.
+def _without_deleted(state: State, rows: pa.Table) -> pa.Table:
+    """Return the rows without those that were read before and then deleted for their age, and without copies of such rows.
 
-    Nothing is left to compare them with, so they would be taken for others under their identities, or for a new life.
+    Their originals do not exist any more. So they would be processed as reused identities, or as a new life.
     """
     again = state.read_before(rows["collector"], rows["segment"], rows["row"])
     if not again.any() or not state.kept_from_us:
         return rows
     arrival = rows["arrival"].cast(pa.int64())
-    forgotten = again & (arrival.to_numpy() < state.kept_from_us)
-    left = np.flatnonzero(again & ~forgotten)
+    deleted = again & (arrival.to_numpy() < state.kept_from_us)
+    left = np.flatnonzero(again & ~deleted)
     columns = [*(rows[name] for name in ("collector", "segment", "row")), arrival]
     places = zip(*(column.take(pa.array(left)).to_pylist() for column in columns), strict=True)
-    forgotten[left] = [place in state.dropped for place in places]
-    return rows.filter(pa.array(~forgotten))
+    deleted[left] = [place in state.dropped for place in places]
+    return rows.filter(pa.array(~deleted))
 
 
 def _quarantine(
     state: State, rows: pa.Table, topic: pa.DictionaryArray, payload: pa.Array, bad: list[tuple[int, str]]
 ) -> Iterator[tuple[str, pa.Table]]:
-    """Yield the messages that can't be used, but those that are in quarantine already: of a log that is read again."""
+    """Yield the rows for quarantine, except those that are there already because a log is read again."""
     bad.sort()
     at = pa.array([row for row, _ in bad], pa.int64())
     reasons = pa.array([reason for _, reason in bad], pa.string())
@@ -118,17 +118,17 @@ def _quarantine(
 
 
 def _read(payload: pa.Array, topic: pa.DictionaryArray) -> tuple[senml.Packs, list[tuple[int, str]]]:
-    """Read the payloads; boot messages apart from readings, because they have other labels."""
+    """Read the payloads; boot messages separately from readings, because they have other labels."""
     boot_topics = np.array([text.endswith("/boot") for text in topic.dictionary.to_pylist()], dtype=bool)
     if not boot_topics.any():
         packs = senml.read(payload)
         return packs, packs.bad
     is_boot = boot_topics[topic.indices.to_numpy()]
     messages, records, bad = [], [], []
-    for which, told in ((~is_boot, False), (is_boot, True)):
+    for which, are_boots in ((~is_boot, False), (is_boot, True)):
         at = np.flatnonzero(which)
         packs = senml.read(payload.take(pa.array(at)))
-        found, readings = _as_boot_messages(packs) if told else packs[:2]
+        found, readings = _as_boot_messages(packs) if are_boots else packs[:2]
         messages.append(_moved(found, at))
         records.append(_moved(readings, at))
         bad += [(int(at[row]), reason) for row, reason in packs.bad]
@@ -136,7 +136,7 @@ def _read(payload: pa.Array, topic: pa.DictionaryArray) -> tuple[senml.Packs, li
 
 
 def _by_row(table: pa.Table) -> pa.Table:
-    """Return a table by its column `row`. Most labels are in no message of a batch: their columns cost nothing."""
+    """Return a table sorted by its column `row`. Columns of nulls are not sorted: most labels are in no message."""
     order = pa.array(np.argsort(table["row"].to_numpy(), kind="stable"))
     columns = [
         pa.nulls(len(table), column.type) if column.null_count == len(table) else column.take(order)
@@ -146,14 +146,14 @@ def _by_row(table: pa.Table) -> pa.Table:
 
 
 def _moved(table: pa.Table, at: np.ndarray) -> pa.Table:
-    """Return a table whose `row` is a place in `at` with the places themselves."""
+    """Return a table with its column `row`, which has indices of `at`, replaced by the elements of `at`."""
     return table.set_column(0, table.schema.field(0), pa.array(at[table["row"].to_numpy()]))
 
 
 def _as_boot_messages(packs: senml.Packs) -> tuple[pa.Table, pa.Table]:
-    """Fill a boot message's labels from records of those names; its own sequence number is the boot's first.
+    """Fill boot messages' labels from records of these names. The default of `first` is the message's own number.
 
-    Such records tell of the message, so they are no readings.
+    Such records describe the message, so they are no readings.
     """
     messages = packs.messages
     for label in EVENT_LABELS:
@@ -171,12 +171,12 @@ def _as_boot_messages(packs: senml.Packs) -> tuple[pa.Table, pa.Table]:
             column = pc.coalesce(column, messages["seq"].combine_chunks())
             column = pc.max_element_wise(column, 1)
         messages = messages.set_column(messages.schema.get_field_index(label), messages.schema.field(label), column)
-    told = pc.is_in(packs.records["name"], value_set=pa.array(EVENT_LABELS))
-    return messages, packs.records.filter(pc.invert(told))
+    is_label = pc.is_in(packs.records["name"], value_set=pa.array(EVENT_LABELS))
+    return messages, packs.records.filter(pc.invert(is_label))
 
 
 def _note_progress(state: State, rows: pa.Table) -> None:
-    """Note how far the collectors' logs have been read."""
+    """Record how far the collectors' logs have been read."""
     collector = _encoded(rows["collector"])
     segment, row = rows["segment"].to_numpy(), rows["row"].to_numpy()
     for number, name in enumerate(collector.dictionary.to_pylist()):
@@ -189,17 +189,17 @@ def _note_progress(state: State, rows: pa.Table) -> None:
 
 
 def _encoded(column: pa.ChunkedArray) -> pa.DictionaryArray:
-    """Return a column of few different texts as one dictionary array."""
+    """Return a column with few distinct texts as one dictionary array."""
     if not pa.types.is_dictionary(column.type):
         column = column.dictionary_encode()
     return column.unify_dictionaries().combine_chunks()
 
 
 class _Batch:
-    """The messages of a batch that have an identity, and what became of each.
+    """The messages of a batch that have an identity, and the result for each.
 
     Attributes:
-        bad: (row, reason) of those for quarantine.
+        bad: (row, reason) of the messages for quarantine.
     """
 
     def __init__(
@@ -217,22 +217,22 @@ class _Batch:
         self.collector = _encoded(rows["collector"])
         self.origin = {"arrival": rows["arrival"].combine_chunks(), "collector": self.collector}
         self.origin |= {name: rows[name].combine_chunks() for name in ("segment", "row")}
-        self.own = len(rows)  # rows from here on were held
+        self.own_rows = len(rows)  # higher row numbers are of messages that were held
         self.place = messages["row"].to_numpy()
         self.device = state.device_numbers(messages["device"].combine_chunks())
         self.printed = printed
-        asked = self._asked()
-        placed, compared = placing.place(state, asked)
+        placing_input = self._placing_input()
+        placed, compared = placing.place(state, placing_input)
         self.life = placed.life
         self.bad = [(int(self.place[at]), reason) for at, reason in placed.refused]
         self.no_room = [(what, reason) for what, reason in placed.overflowed if isinstance(what, Waiting)]
         self.bad += [(int(self.place[at]), reason) for at, reason in placed.overflowed if not isinstance(at, Waiting)]
         if not placed.life.all() or placed.released:
-            self._leave_out(placed)
+            self._apply_placing(placed)
         self._compare(compared)
 
-    def _asked(self) -> placing.Messages:
-        """Return what placing asks of the messages."""
+    def _placing_input(self) -> placing.Messages:
+        """Return the messages in the form that `placing` needs."""
         table, at = self.messages, self.place
         origin = np.stack(
             [
@@ -253,8 +253,8 @@ class _Batch:
             origin,
         )
 
-    def _leave_out(self, placed: placing.Placed) -> None:
-        """Leave out what has no place, hold what waits for one, and take in what has found its own."""
+    def _apply_placing(self, placed: placing.Placed) -> None:
+        """Remove messages without a life, hold those that wait for one, and add held ones that have one now."""
         state = self.state
         again = state.read_before(self.collector, self.rows["segment"], self.rows["row"])
         for at, device, one in placed.held:
@@ -262,7 +262,7 @@ class _Batch:
             where = (waiting.collector, waiting.segment, waiting.row)
             if not (again[self.place[at]] and state.is_in_quarantine(where, waiting.print)):
                 state.held.setdefault(device, []).append(waiting)
-        # What was held arrives behind the message that showed its life.
+        # A released message is sorted directly after the message that released it.
         order = self.place.astype(np.float64)
         found: list[tuple[Waiting, int, float]] = []
         for n, (behind, what, life) in enumerate(placed.released, 1):
@@ -276,7 +276,7 @@ class _Batch:
         self.place, self.device, self.life = self.place[kept], self.device[kept], self.life[kept]
         self.printed, order = self.printed[kept], order[kept]
         if found:
-            order = np.concatenate((order, self._take_in(found)))
+            order = np.concatenate((order, self._add_released(found)))
         sorting = np.argsort(order, kind="stable")
         self.messages = self.messages.take(pa.array(sorting))
         self.place, self.device, self.life = self.place[sorting], self.device[sorting], self.life[sorting]
@@ -291,12 +291,12 @@ class _Batch:
             *(topic, self.payload[place].as_py(), arrival_us, *message.where),
         )
 
-    def _take_in(self, found: list[tuple[Waiting, int, float]]) -> np.ndarray:
-        """Add messages that were held; return where they belong among the others."""
+    def _add_released(self, found: list[tuple[Waiting, int, float]]) -> np.ndarray:
+        """Add messages that were held; return their positions among the others."""
         what = [one for one, _, _ in found]
         payload = pa.array([one.payload for one in what], pa.binary())
         packs, _ = _read(payload, pa.array([one.topic for one in what], pa.string()).dictionary_encode())
-        at = np.arange(self.own, self.own + len(what))
+        at = np.arange(self.own_rows, self.own_rows + len(what))
         messages = _moved(packs.messages, at)
         self.messages = pa.concat_tables([self.messages, messages]).combine_chunks()
         self.records = pa.concat_tables([self.records, _moved(packs.records, at)]).combine_chunks()
@@ -321,7 +321,7 @@ class _Batch:
         return np.array([moment for _, _, moment in found])
 
     def _compare(self, compared: placing.Comparison | None) -> None:
-        """Tell new messages from copies, and copies from others under the same identity."""
+        """Distinguish new messages, copies, and other messages with a used identity."""
         state, messages = self.state, self.messages
         boot, seq = messages["boot"].to_numpy(), messages["seq"].to_numpy()
         self.uptime = messages["uptime"].combine_chunks()
@@ -346,12 +346,12 @@ class _Batch:
         self.returned = self._returned(boot, seq)
 
     def _returned(self, boot: np.ndarray, seq: np.ndarray) -> np.ndarray:
-        """Return for each message, in identity order, whether its device went back with it; note the newest messages.
+        """Return for each message, in identity order, whether its device went back with it; update the newest messages.
 
-        A device's newest message is the one that arrived last, of those that are no copies.
+        A device's newest message is the one that arrived last, copies excluded.
         """
         state = self.state
-        state.make_room()
+        state.extend_fronts()
         position = np.empty(len(self.order), dtype=np.int64)
         position[self.order] = np.arange(len(self.order))
         at = np.sort(self.order[self.new])
@@ -384,17 +384,17 @@ class _Batch:
             previous[first] = of_front
             last.append(previous)
         back = now[1] < last[1]
-        # Two boards have not the same number for their life: where one is told, only faults on the way bring an older boot again.
-        unnamed = self.messages["life"].to_numpy()[at] == 0
-        back |= unnamed & (now[1] == last[1]) & ((now[2] < last[2]) | (now[3] < last[3] - FAR_BACK))
-        back[first[before[0] == 0]] = False  # nothing came of these devices before
+        # Two boards never have the same random life. So with a life, an older boot's message is only a delayed one.
+        without_life = self.messages["life"].to_numpy()[at] == 0
+        back |= without_life & (now[1] == last[1]) & ((now[2] < last[2]) | (now[3] < last[3] - FAR_BACK))
+        back[first[before[0] == 0]] = False  # there was no message of these devices before
         returned[position[at[back]]] = True
         ends = np.append(first[1:] - 1, len(at) - 1)
         state.fronts[:, device[ends]] = np.stack([column[ends] for column in now])
         return returned
 
     def overflowed(self) -> Iterator[tuple[str, pa.Table]]:
-        """Yield the messages for which there is no room among those held."""
+        """Yield the held messages that go to quarantine because there are too many."""
         if not self.no_room:
             return
         rows = [
@@ -408,7 +408,7 @@ class _Batch:
         yield "quarantine", table_of(arrays, schemas.QUARANTINE)
 
     def _highest(self, codes: np.ndarray) -> np.ndarray:
-        """Return for each message the highest code of its group before this batch, 0 where there is none."""
+        """Return for each message the highest code of its group before this batch, 0 if there is none."""
         seen = self.state.seen
         if not len(seen.hi):
             return np.zeros(len(codes), dtype=np.int64)
@@ -419,14 +419,14 @@ class _Batch:
 
     @staticmethod
     def _overtaken(codes: np.ndarray, order: np.ndarray) -> np.ndarray:
-        """Return for each message, in identity order, whether a higher one of its group came before it."""
-        # Arrival places made larger from group to group, so that a minimum from the right never crosses groups.
+        """Return for each message, in identity order, whether one of its group with a higher number arrived before it."""
+        # Positions of arrival, increased from group to group, so that a minimum from the right stays in its group.
         place = order + intervals.group_of(codes) * len(order)
         later = np.minimum.accumulate(place[::-1])[::-1]
         return np.concatenate((later[1:] < place[:-1], [False]))
 
     def tables(self) -> Iterator[tuple[str, pa.Table]]:
-        """Yield what is to be written."""
+        """Yield the tables to write."""
         if not len(self.place):
             return
         order, new, records = self.order, self.new, self.records
@@ -463,7 +463,7 @@ class _Batch:
         return [self.origin[field.name].take(at) for field in schemas.ORIGIN]
 
     def _readings(self, records: pa.Table, chosen: np.ndarray) -> pa.Table:
-        # Records stand in message order (by `row`); find those of the chosen messages, in the order of the choice.
+        # Records are sorted by message (`row`); find those of the chosen messages, in the order of `chosen`.
         row = records["row"].to_numpy()
         begins = np.searchsorted(row, self.place)
         if len(row) == len(self.place) and np.array_equal(row, self.place):
@@ -485,13 +485,13 @@ class _Batch:
         return table_of([*self._key(of_message), *columns[:-1], moment, *self._origin(of_message)], schemas.READINGS)
 
     def _events(self, chosen: np.ndarray, records: pa.Table) -> pa.Table:
-        """Return the messages that tell of more than readings, or of none: so every message is in one of the two tables."""
+        """Return the messages with event labels or without readings. So every message is in `readings` or in `events`."""
         table = self.messages
-        told = np.bincount(records["row"].to_numpy(), minlength=int(self.place.max()) + 1)[self.place] == 0
+        is_event = np.bincount(records["row"].to_numpy(), minlength=int(self.place.max()) + 1)[self.place] == 0
         for label in EVENT_LABELS:
             if table[label].null_count < table.num_rows:
-                told |= table[label].is_valid().to_numpy()
-        events = chosen[told[chosen]]
+                is_event |= table[label].is_valid().to_numpy()
+        events = chosen[is_event[chosen]]
         at = pa.array(events)
         columns = [table[label].combine_chunks().take(at) for label in EVENT_LABELS]
         columns += [self.uptime.take(at), table["time_us"].combine_chunks().take(at).cast(schemas.MOMENT)]
@@ -506,7 +506,7 @@ class _Batch:
         at = np.flatnonzero(tied)
         group, seq = self.group[self.new][at], self.seq[self.new][at]
         offset = clock_us[at] - np.rint(uptime[at] * 1e6).astype(np.int64)
-        # Numbers that all came with these rows: no tie of another batch lies between such neighbours.
+        # If these rows have all numbers between two ties, no other batch has a tie between them.
         apart = (np.diff(group) != 0) | (np.diff(seq) != np.diff(at))
         kept = ties.kept(offset, uptime[at], apart)
         messages, offset = chosen[at[kept]], offset[kept]
@@ -534,14 +534,14 @@ class _Batch:
         return table_of(columns, WITH_DAY["prints"])
 
     def _undelivered(self, chosen: np.ndarray) -> Iterator[tuple[str, pa.Table]]:
-        """Yield what the boards say of numbers that they gave up."""
+        """Yield the numbers that the boards gave up, with the reasons."""
         rows = []
         for reason in senml.GIVEN_UP:
             label = self.messages[f"{reason}_seqs"].combine_chunks()
             if label.null_count == len(label):
                 continue
-            told = chosen[_is_valid(label)[chosen]]
-            for at, text in zip(told.tolist(), label.take(pa.array(told)).to_pylist(), strict=True):
+            with_label = chosen[_is_valid(label)[chosen]]
+            for at, text in zip(with_label.tolist(), label.take(pa.array(with_label)).to_pylist(), strict=True):
                 rows += [(at, reason, lo, hi) for lo, hi in senml.ranges(text) or ()]
         if rows:
             places, reasons, lows, highs = zip(*rows, strict=True)
@@ -551,16 +551,16 @@ class _Batch:
             yield "undelivered", table_of(columns, WITH_DAY["undelivered"])
 
     def _replayed(self, messages: np.ndarray) -> np.ndarray:
-        """Return for each message whether this very row of a collector's log was read before."""
+        """Return for each message whether the same row of a collector's log was read before."""
         _, encoded, segment, row = self._origin(messages)
-        was_held = self.place[messages] >= self.own
+        was_held = self.place[messages] >= self.own_rows
         return self.state.read_before(encoded, segment, row) & ~was_held
 
     def _tally(self, records: pa.Table) -> pa.Table:
-        # A message that goes to quarantine counts for no boot.
-        taken = self.new | self.copy
+        # Messages for quarantine are not counted for a boot.
+        counted = self.new | self.copy
         order, new, copy, reordered, returned, group, arrival_us = (
-            one if taken.all() else one[taken]
+            one if counted.all() else one[counted]
             for one in (self.order, self.new, self.copy, self.reordered, self.returned, self.group, self.arrival_us)
         )
         replay = np.zeros(len(order), dtype=bool)
@@ -577,7 +577,7 @@ class _Batch:
         starts = np.searchsorted(inverse, np.arange(size))
         first_arrival = np.minimum.reduceat(arrival_us, starts)
         last_arrival = np.maximum.reduceat(arrival_us, starts)
-        # Arrival less uptime (or less the board's own time, where it tells no uptime).
+        # Arrival minus uptime (or minus the board's own time, if it sends no uptime).
         time_us = pc.fill_null(self.messages["time_us"], 0).to_numpy()
         up_us = np.rint(pc.fill_null(self.uptime, 0.0).to_numpy() * 1e6).astype(np.int64)
         moment = np.where(_is_valid(self.uptime), up_us, time_us)[order]

@@ -1,5 +1,5 @@
 'use strict';
-// The page's own program: it draws what report.py put in `facts`, and the values that lie in `series` or in files beside the page.
+// The page's program: it draws report.py's `facts`, and the values in `series` or in scripts in the page's folder.
 const HEALTH = ['healthy', 'late', 'given up by the board', 'in doubt', 'silent', 'missing', 'twice', 'no proof'];
 const UNITS = new Map(Object.entries({Cel: '°C', '/': '', '%RH': '% RH', '%EL': '% battery', lx: 'lx', 'W/m2': 'W/m²', 'm/s2': 'm/s²', m3: 'm³'}));
 const PAGE = 12, MOST_SENSORS = 6, MOST_ROWS = 200, SVG = 'http://www.w3.org/2000/svg';
@@ -14,7 +14,7 @@ const state = Object.assign({q: '', health: '', sort: 'worst', page: 0, range: '
   Object.fromEntries(new URLSearchParams(location.hash.slice(1))));
 state.page = Math.max(0, Math.floor(+state.page) || 0);
 
-// Characters that can't be seen, or that turn the text around them, are shown by their numbers.
+// Invisible characters, and those that change the direction of the text, are shown as numbers.
 const seen = text => String(text).replace(/[\p{C}\p{Zl}\p{Zp}]/gu, one => '\\u{' + one.codePointAt(0).toString(16).toUpperCase() + '}');
 const number = value => value.toLocaleString('en', {maximumSignificantDigits: 6});
 const count = value => value.toLocaleString('en');
@@ -28,22 +28,22 @@ function span(ms) {
   for (const [unit, size] of Object.entries(MS).reverse()) if (ms >= 2 * size || ms === size || unit === 's') return `${count(Math.round(ms / size))} ${unit}`;
 }
 const ago = ms => now() - ms < -MS.min ? moment(ms) : `${span(Math.max(0, now() - ms))} ago`;
-function make(tag, told = {}, ...inside) {
+function make(tag, attributes = {}, ...inside) {
   const one = tag in {svg: 1, path: 1, rect: 1, title: 1} ? document.createElementNS(SVG, tag) : document.createElement(tag);
-  for (const [key, value] of Object.entries(told))
+  for (const [key, value] of Object.entries(attributes))
     if (key.startsWith('on')) one[key] = value; else if (value !== null && value !== false) one.setAttribute(key, value);
   one.append(...inside);
   return one;
 }
-const named = (tag, text, told = {}) => make(tag, {class: 'name', title: seen(text).slice(0, 2000), ...told}, seen(text).slice(0, 300));
+const named = (tag, text, attributes = {}) => make(tag, {class: 'name', title: seen(text).slice(0, 2000), ...attributes}, seen(text).slice(0, 300));
 const dot = health => make('i', {class: 'dot', style: `background:var(--h${health})`});
 
 function remember() {
-  const told = Object.fromEntries(Object.entries(state).filter(([, value]) => value !== '' && value !== 0 && value !== 'worst'));
-  history.replaceState(null, '', '#' + new URLSearchParams(told));
+  const changed = Object.fromEntries(Object.entries(state).filter(([, value]) => value !== '' && value !== 0 && value !== 'worst'));
+  history.replaceState(null, '', '#' + new URLSearchParams(changed));
 }
 
-// Plots: an SVG that takes any width; labels are HTML, so that they keep their size.
+// Plots: an SVG of any width; labels are HTML, so that their size does not change.
 function ticks(lo, hi) {
   const rough = (hi - lo) / 3, size = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 5, 10].map(n => n * size).find(one => one >= rough);
@@ -122,11 +122,11 @@ function drawn(set, from, to, name, unit, isFlag) {
   });
   return box;
 }
-function pointing(svg, from, to, told) {
+function pointing(svg, from, to, textAt) {
   const mark = make('path', {class: 'at'});
   svg.onpointermove = svg.onpointerdown = event => {
     const place = svg.getBoundingClientRect(), tip = id('tip');
-    const [at, text] = told(from + (to - from) * (event.clientX - place.left) / place.width);
+    const [at, text] = textAt(from + (to - from) * (event.clientX - place.left) / place.width);
     mark.setAttribute('d', `M${1000 * (at - from) / (to - from)} 0V100`);
     svg.append(mark);
     tip.textContent = text;
@@ -138,7 +138,7 @@ function pointing(svg, from, to, told) {
 }
 
 // The values: a card for each device.
-window.flashmqtt = (which, told) => chunks.set(which, new Map(told));
+window.flashmqtt = (which, values) => chunks.set(which, new Map(values));
 if (id('series')) flashmqtt(0, Object.entries(JSON.parse(id('series').textContent)));
 const waiting = new Map();
 function load(which) {
@@ -165,7 +165,7 @@ function shown(row) {
   const wanted = `${row.last_ms} ${wide.has(row.key)}`;
   if (card.has !== wanted) load(chunkOf(row)).then(() => {card.has = wanted; head(card); body(card)}, name =>
     card.lastChild.replaceChildren(make('p', {class: 'soft'},
-      `The values are in ${name}, which is not there: keep the folder ${facts.folder} beside the page, or load the page anew.`)));
+      `The values are in ${name}, which is not there: keep the folder ${facts.folder} beside the page, or reload the page.`)));
   else if (card.range !== state.range) body(card);
   return card;
 }
@@ -257,29 +257,29 @@ function delivery() {
     const by = new Map(time.at.map((at, n) => [at, time.messages[n]]));
     pointing(svg, from, to, at => {const one = Math.floor(at / step) * time.step_s;
       return [one * 1000 + step / 2, `${moment(one * 1000)}: ${count(by.get(one) || 0)} messages in ${span(step)}`]});
-    const told = panel('time', 'Messages over time', `By their arrival, in ${span(step)} each.` +
+    const overTime = panel('time', 'Messages over time', `By their arrival, in ${span(step)} each.` +
       (facts.undated ? ` Not drawn: ${count(facts.undated)} that came before 2020 or after 2100 by their collector's clock.` : ''), box);
-    told.classList.add('wide');
-    made.push(told);
+    overTime.classList.add('wide');
+    made.push(overTime);
   }
   if (delays.octave.length) made.push(panel('delays', 'Delay from capture to arrival', 'Messages of boots that know the time.',
     rowsOf(delays.octave.map((octave, n) => [`${length(2 ** octave)} to ${length(2 ** (octave + 1))}`, delays.messages[n]]))));
-  if (facts.missing.length) made.push(panel('missing', 'What is missing', 'Ranges of sequence numbers that never arrived, the longest first.',
+  if (facts.missing.length) made.push(panel('missing', 'What is missing', 'Ranges of sequence numbers that have not arrived, longest first.',
     rowsOf(facts.missing.slice(0, 12).map(one => [`${one.device}, boot ${one.boot}: ${count(one.lo)}` + (one.hi > one.lo ? ` to ${count(one.hi)}` : ''), one.messages]),
       rest(12, facts.missing_ranges, '; all are in the table missing'))));
   for (const [name, heading, text, of] of [
-    ['causes', 'Boots by cause', 'What the boards said of their resets.', facts.causes],
-    ['quarantine', 'Quarantine', 'Messages that could not be read, by the reason.', facts.quarantine]]) {
+    ['causes', 'Boots by cause', 'The causes that the boards reported.', facts.causes],
+    ['quarantine', 'Quarantine', 'Messages that could not be read, by reason.', facts.quarantine]]) {
     const lines = Object.entries(of);
     if (lines.length) made.push(panel(name, heading, text, rowsOf(lines.slice(0, 15), rest(15, lines.length, ''))));
   }
   const worn = facts.own.filter(one => one.erases !== null).sort((a, b) => b.erases - a.erases);
   if (worn.length) made.push(panel('wear', 'Flash wear', `Erases of the most worn sector; it is rated for ${count(facts.erases_rated)}.`,
     rowsOf(worn.slice(0, 12).map(one => [one.device, one.erases, count(one.erases) +
-      (one.years_left === null ? '' : `, ${one.years_left.toLocaleString('en', {maximumFractionDigits: 1})} years left`)]), rest(12, facts.own_told.erases, ', the most worn'))));
+      (one.years_left === null ? '' : `, ${one.years_left.toLocaleString('en', {maximumFractionDigits: 1})} years left`)]), rest(12, facts.own_count.erases, ', the most worn'))));
   const linked = facts.own.filter(one => one.reconnects !== null).sort((a, b) => b.reconnects - a.reconnects);
   if (linked.length) made.push(panel('reconnects', 'Reconnects', 'Connections beyond the first of each boot.',
-    rowsOf(linked.slice(0, 12).map(one => [one.device, one.reconnects]), rest(12, facts.own_told.reconnects, ', the most'))));
+    rowsOf(linked.slice(0, 12).map(one => [one.device, one.reconnects]), rest(12, facts.own_count.reconnects, ', the most'))));
   id('panels').replaceChildren(...made);
 }
 function length(ms) {
@@ -298,7 +298,7 @@ function audit() {
   });
   const by = columns.indexOf(state.by);
   if (by >= 0) rows.sort((a, b) => (a[by] < b[by] ? -1 : a[by] > b[by] ? 1 : 0) * (state.down ? -1 : 1));
-  id('told').textContent = `${count(rows.length)} of ${count(facts.audit.length)} boots` + (rows.length > MOST_ROWS ? `, ${MOST_ROWS} are shown` : '')
+  id('boots-listed').textContent = `${count(rows.length)} of ${count(facts.audit.length)} boots` + (rows.length > MOST_ROWS ? `, ${MOST_ROWS} are shown` : '')
     + (facts.totals.boots > facts.audit.length ? `; the worst of ${count(facts.totals.boots)} are listed, all are in the table audit` : '');
   id('audit').tHead.rows[0].replaceChildren(...columns.map(name => make('th', {onclick: () => {
     state.down = state.by === name && !state.down ? '1' : ''; state.by = name; audit(); remember()}}, name.replaceAll('_', ' '))));
@@ -307,8 +307,8 @@ function audit() {
       value === null ? '' : typeof value === 'number' ? number(value) : seen(value))))));
 }
 
-function apply(told) {
-  facts = told;
+function apply(newest) {
+  facts = newest;
   facts.rows = facts.fleet.map(([key, part, health, names, published, delivered, missing, last_ms]) => ({key, part, health, published,
     delivered, missing, last_ms, words: `${seen(key)} ${key} ${HEALTH[health]} ${facts.names[names].join(' ')}`.toLowerCase()}));
   const zone = Intl.DateTimeFormat().resolvedOptions().timeZone;
@@ -335,14 +335,14 @@ function apply(told) {
   audit();
 }
 
-// Beside a run that follows: the page asks for what is new, and stays where it is.
+// During a continuous run the page fetches new facts, and keeps its position.
 async function refresh() {
   try {
     const answer = await fetch(`facts.json?v=${encodeURIComponent(facts.version)}`, {cache: 'no-store'});
     if (answer.status === 200) {
-      const told = await answer.json(), before = [scrollX, scrollY];
+      const newest = await answer.json(), before = [scrollX, scrollY];
       waiting.clear();
-      apply(told);
+      apply(newest);
       scrollTo(...before);
     } else if (answer.status !== 204) throw new Error(await answer.text());
     refresh.heard = Date.now();

@@ -1,4 +1,4 @@
-"""What a task gathered part by part, joined: an audit's cost goes by the rows of its small tables."""
+"""Merge the tallies that a task collected in parts, because the audit's cost depends on their number of rows."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from .state import pack
 
 
 def merge_tallies(tallies: list[pa.Table]) -> pa.Table:
-    """Return the tallies of a batch's parts as one row per boot: an audit's cost goes by rows and steps.
+    """Return the tallies of a batch's parts with one row per boot.
 
-    The delays are counted anew from the smallest base of each boot, a step's at its middle.
+    The delays are counted again relative to each boot's smallest base; each delay counts as the middle of its step.
     """
     table = pa.concat_tables([one.cast(schemas.TALLY) for one in tallies]).combine_chunks()
     device = pc.dictionary_encode(table["device"].combine_chunks())
@@ -31,7 +31,7 @@ def merge_tallies(tallies: list[pa.Table]) -> pa.Table:
     arrivals = {name: table[name].cast(pa.int64()).to_numpy()[order] for name in ("first_arrival", "last_arrival")}
     steps = table["steps"].combine_chunks()
     lengths = pc.list_value_length(steps).to_numpy()
-    # A part without a new message has no delays, and its base means nothing.
+    # A part without a new message has no delays; its base is not used.
     own_base = np.where(lengths > 0, table["base_us"].to_numpy(), np.iinfo(np.int64).max)
     base = np.minimum.reduceat(own_base[order], starts)
     base = np.where(base == np.iinfo(np.int64).max, 0, base)

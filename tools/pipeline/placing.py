@@ -1,9 +1,8 @@
-"""Which life each message of a batch belongs to, for all devices of a bucket at once.
+"""Assign each message of a batch to a life, for all devices of a bucket at once.
 
-Nearly always the answer is plain, and numpy sees that for a whole batch: every message tells a life that is known, or its
-device has had one life only and all of the batch lies in line in it. The devices for which it is not plain go through
-`lives.Device`, message by message. Both come to the same, so the rules stand there alone; here stand conditions
-under which they have nothing to decide.
+Nearly always the life is obvious, and numpy finds it for a whole batch: every message has a known life, or its device has
+only one life, and the numbers of the batch fit into it. For all other devices, `lives.Device` processes message by message.
+The rules are only in `lives`. This module has conditions under which the rules have only one possible result.
 """
 
 from __future__ import annotations
@@ -23,34 +22,36 @@ class Messages:
     """Messages in the order of their arrival: parallel arrays."""
 
     device: np.ndarray
-    identity: np.ndarray  # 0 where the message tells none
+    identity: np.ndarray  # the life that the board sent, 0 for none
     boot: np.ndarray
     seq: np.ndarray
-    first: np.ndarray  # of a boot message: what its boot began with; else -1
+    first: np.ndarray  # of a boot message: the boot's first number; else -1
     print: np.ndarray
     collector: list[str]  # names
-    origin: np.ndarray  # of each: number in `collector`, segment, row
+    origin: np.ndarray  # for each message: index in `collector`, segment, row
 
 
 @dataclass
 class Placed:
-    """What becomes of the messages: a life, 0 where there is none."""
+    """The result for the messages. `life` is 0 for a message without a life (refused or held)."""
 
     life: np.ndarray
     refused: list[tuple[int, str]] = field(default_factory=list)
-    held: list[tuple[int, int, lives.Held]] = field(default_factory=list)  # (place, device, what)
-    released: list[tuple[int, Waiting | int, int]] = field(default_factory=list)  # (behind which, what, life)
+    held: list[tuple[int, int, lives.Held]] = field(default_factory=list)  # (index, device, message)
+    released: list[tuple[int, Waiting | int, int]] = field(
+        default_factory=list
+    )  # (index after which it is sorted, message, life)
     overflowed: list[tuple[Waiting | int, str]] = field(default_factory=list)
 
 
 class Comparison:
-    """Messages by identity, held against those under the same identity.
+    """Messages sorted by identity, each compared with the first one of the same identity.
 
     Attributes:
-        order: the messages sorted by identity; copies in the order of their arrival. The others are in this order.
-        first: is it the first of its identity in this batch? known: was it there before?
-        same: has it the print of the one that was first? lost: is that one's print gone?
-        keys: the packed keys that occur. which: for each message the place of its key there.
+        order: the messages sorted by identity, copies by arrival. The following arrays are in this order.
+        first: is it the first of its identity in this batch? known: was its identity seen in an earlier batch?
+        same: does it have the first one's print? lost: was the first one's print deleted?
+        keys: the distinct packed keys. which: the index in `keys` of each message's key.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class Comparison:
             self._compare(state, prints[order])
 
     def _compare(self, state: State, prints: np.ndarray) -> None:
-        """Hold the prints of copies against those of what they repeat."""
+        """Compare the prints of copies with those of their originals."""
         at = np.flatnonzero(~self.same)
         begins = np.flatnonzero(self.first)
         original = prints[begins[np.searchsorted(begins, at, side="right") - 1]]
@@ -90,7 +91,7 @@ class Comparison:
 
 
 def seen(state: State, keys: np.ndarray, which: np.ndarray, seq: np.ndarray) -> np.ndarray:
-    """Return for each message, of key `keys[which]`, whether its number was seen in earlier batches."""
+    """Return for each message, with the key `keys[which]`, whether its number was seen in earlier batches."""
     if not len(state.keys):
         return np.zeros(len(seq), dtype=bool)
     at = np.minimum(np.searchsorted(state.keys, keys), len(state.keys) - 1)
@@ -99,18 +100,22 @@ def seen(state: State, keys: np.ndarray, which: np.ndarray, seq: np.ndarray) -> 
 
 
 def place(state: State, messages: Messages) -> tuple[Placed, Comparison | None]:
-    """Place messages; note lives that begin. Return also their comparison, where nothing but plain devices was met."""
-    life, plain, new = _plain(state, messages)
-    chosen = plain[messages.device]
+    """Assign messages to lives, and add new lives to the state.
+
+    Returns:
+        The result; and the comparison of the messages, if `_one_by_one` was not needed, else None.
+    """
+    life, obvious, new = _obvious(state, messages)
+    chosen = obvious[messages.device]
     compared = None
     if chosen.any():
         some = messages if chosen.all() else _part(messages, chosen)
         compared = Comparison(state, some.device, life[chosen], some.boot, some.seq, some.print)
-        doubtful = _out_of_line(state, some, compared, life[chosen])
-        if len(doubtful):
-            plain[doubtful] = False
-            chosen = plain[messages.device]
-    beginning = new[plain[new]]
+        undecided = _undecided(state, some, compared, life[chosen])
+        if len(undecided):
+            obvious[undecided] = False
+            chosen = obvious[messages.device]
+    beginning = new[obvious[new]]
     first_identity = np.zeros(len(state.devices), dtype=np.int64)
     first_identity[messages.device[::-1]] = messages.identity[::-1]
     if len(beginning):
@@ -127,26 +132,26 @@ def _part(messages: Messages, which: np.ndarray) -> Messages:
     return Messages(**{name: getattr(messages, name)[which] for name in names}, collector=messages.collector)
 
 
-def _plain(state: State, messages: Messages) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return each message's life as far as it is plain, for each device whether it is, and which devices are new."""
+def _obvious(state: State, messages: Messages) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return each message's life if it is obvious, for each device whether all of its lives are, and the new devices."""
     devices, device, identity = len(state.devices), messages.device, messages.identity
     its_device = state.lives >> LIFE_BITS
     count = np.bincount(its_device, minlength=devices)
     last_life, last_identity = np.zeros(devices, dtype=np.int64), np.zeros(devices, dtype=np.int64)
     last_life[its_device] = state.lives & ONE_LIFE
     last_identity[its_device] = state.identities
-    plain = np.ones(devices, dtype=bool)
+    obvious = np.ones(devices, dtype=bool)
     for number in state.held:
-        plain[number] = False
+        obvious[number] = False
     life = np.where(identity == last_identity[device], last_life[device], 0)
-    tells = identity > 0
-    if not tells.all():
+    has_identity = identity > 0
+    if not has_identity.all():
         anonymous = np.zeros(devices, dtype=bool)
-        anonymous[device[~tells]] = True
-        plain[device[tells]] &= ~anonymous[device[tells]]  # some of its messages tell a life, some don't
-        plain &= ~anonymous | (count == 0) | ((count == 1) & (last_identity == 0))
-    others = np.flatnonzero(tells & (life == 0) & (count[device] > 1))
-    if len(others):  # an older life's, in most cases
+        anonymous[device[~has_identity]] = True
+        obvious[device[has_identity]] &= ~anonymous[device[has_identity]]  # only a part of its messages has a life
+        obvious &= ~anonymous | (count == 0) | ((count == 1) & (last_identity == 0))
+    others = np.flatnonzero(has_identity & (life == 0) & (count[device] > 1))
+    if len(others):  # mostly messages of an older life
         index = np.argsort(state.identities + (its_device << 31), kind="stable")
         known = (state.identities + (its_device << 31))[index]
         wanted = identity[others] + (device[others] << 31)
@@ -156,13 +161,13 @@ def _plain(state: State, messages: Messages) -> tuple[np.ndarray, np.ndarray, np
     first = np.full(devices, -1, dtype=np.int64)
     first[device[unknown[::-1]]] = identity[unknown[::-1]]
     fresh = (count[device[unknown]] == 0) & (identity[unknown] == first[device[unknown]])
-    plain[device[unknown[~fresh]]] = False
+    obvious[device[unknown[~fresh]]] = False
     life[unknown[fresh]] = 1
-    return life, plain, np.flatnonzero((first >= 0) & (count == 0))
+    return life, obvious, np.flatnonzero((first >= 0) & (count == 0))
 
 
-def _out_of_line(state: State, messages: Messages, compared: Comparison, life: np.ndarray) -> np.ndarray:
-    """Return the devices among some that are plain so far for which there is something to decide."""
+def _undecided(state: State, messages: Messages, compared: Comparison, life: np.ndarray) -> np.ndarray:
+    """Return the devices of these messages for which the rules in `lives` have to decide."""
     found = []
     anonymous = messages.identity == 0
     order = compared.order
@@ -176,7 +181,7 @@ def _out_of_line(state: State, messages: Messages, compared: Comparison, life: n
 
 
 def _overlapping(state: State, messages: Messages, compared: Comparison, anonymous: np.ndarray) -> np.ndarray:
-    """Return the devices that tell no life and whose boots, those of this batch included, do not follow one another in line."""
+    """Return the devices without identities whose boots, including this batch, have overlapping numbers."""
     keys = np.union1d(state.keys, compared.keys)
     lo, hi = np.full(len(keys), np.iinfo(np.int64).max), np.zeros(len(keys), dtype=np.int64)
     if len(state.keys):
@@ -185,22 +190,22 @@ def _overlapping(state: State, messages: Messages, compared: Comparison, anonymo
     at = np.searchsorted(keys, compared.keys)
     batch_lo, batch_hi = compared.spans()
     lo[at], hi[at] = np.minimum(lo[at], batch_lo), np.maximum(hi[at], batch_hi)
-    # A boot message claims the numbers from the boot's first on.
-    tells = np.flatnonzero(messages.first[compared.order] >= 0)
+    # A boot message claims all numbers from the boot's first one.
+    has_identity = np.flatnonzero(messages.first[compared.order] >= 0)
     claimed = lo.copy()
-    begins = messages.first[compared.order[tells]]
-    seq = compared.seq[tells]
+    begins = messages.first[compared.order[has_identity]]
+    seq = compared.seq[has_identity]
     start = np.where((begins >= 1) & (begins < seq), begins, seq)
-    place_of = at[compared.which[tells]]
+    place_of = at[compared.which[has_identity]]
     np.minimum.at(claimed, place_of, start)
     late = np.zeros(len(keys), dtype=bool)
-    late[place_of[start > lo[place_of]]] = True  # a number of the boot is below the one that it says it began with
+    late[place_of[start > lo[place_of]]] = True  # a number of the boot is below its first number in the boot message
     same_life = (keys[1:] >> BOOT_BITS) == (keys[:-1] >> BOOT_BITS)
     late[1:] |= same_life & (hi[:-1] >= claimed[1:])
     device, _, _ = unpack(keys[late])
-    mine = np.zeros(len(state.devices), dtype=bool)
-    mine[messages.device[anonymous]] = True
-    return device[mine[device]]
+    concerned = np.zeros(len(state.devices), dtype=bool)
+    concerned[messages.device[anonymous]] = True
+    return device[concerned[device]]
 
 
 def _far(state: State, messages: Messages, life: np.ndarray) -> np.ndarray:
@@ -214,14 +219,14 @@ def _far(state: State, messages: Messages, life: np.ndarray) -> np.ndarray:
     if len(state.keys):
         its_life = state.keys >> BOOT_BITS
         at = np.minimum(np.searchsorted(keys, its_life), len(keys) - 1)
-        mine = keys[at] == its_life
-        np.maximum.at(before, at[mine], state.spans()[1][mine])
+        concerned = keys[at] == its_life
+        np.maximum.at(before, at[concerned], state.spans()[1][concerned])
     reference = np.where(before > 0, before, lowest)
     return keys[highest > reference + lives.MOST_GAP] >> LIFE_BITS
 
 
 def _one_by_one(state: State, messages: Messages, rows: np.ndarray, found: Placed) -> None:
-    """Take some messages, all those of their devices, through `lives.Device`."""
+    """Process messages with `lives.Device`. For each device, `rows` must have all its messages."""
     device = messages.device[rows]
     order = np.argsort(device, kind="stable")
     rows, device = rows[order], device[order]
@@ -242,27 +247,27 @@ def _one_by_one(state: State, messages: Messages, rows: np.ndarray, found: Place
     )
     begun = []
     for n, number in enumerate(numbers.tolist()):
-        mine = []
+        concerned = []
         for one, identity in state.lives_of(number):
             a, b = np.searchsorted(state.keys, [pack(number, one, 0), pack(number, one + 1, 0)])
             boots = (state.keys[a:b] & ((1 << BOOT_BITS) - 1)).tolist()
             spans = dict(zip(boots, zip(lo[a:b].tolist(), hi[a:b].tolist(), strict=True), strict=True))
-            mine.append(lives.Life(one, identity, spans))
+            concerned.append(lives.Life(one, identity, spans))
         held = [lives.Held(_message(one), one.reason, one) for one in state.held.get(number, ())]
-        told = lives.Device(mine, held, known.get(number, {}))
-        before = len(mine)
+        its_lives = lives.Device(concerned, held, known.get(number, {}))
+        before = len(concerned)
         for _ in range(bounds[n], bounds[n + 1]):
             at, *rest = next(fields)
             message = lives.Message(*rest)
-            verdict = told.take(at, message)
+            verdict = its_lives.take(at, message)
             found.life[at] = verdict.life
             if verdict.reason:
                 found.refused.append((at, verdict.reason))
-        begun += [(number, life.number, life.identity) for life in told.lives[before:]]
-        found.released += [(at, one.tag, life) for at, one, life in told.released]
-        found.overflowed += [(one.tag, one.reason) for one in told.overflowed]
-        state.held[number] = [one.tag for one in told.held if isinstance(one.tag, Waiting)]
-        found.held += [(one.tag, number, one) for one in told.held if not isinstance(one.tag, Waiting)]
+        begun += [(number, life.number, life.identity) for life in its_lives.lives[before:]]
+        found.released += [(at, one.tag, life) for at, one, life in its_lives.released]
+        found.overflowed += [(one.tag, one.reason) for one in its_lives.overflowed]
+        state.held[number] = [one.tag for one in its_lives.held if isinstance(one.tag, Waiting)]
+        found.held += [(one.tag, number, one) for one in its_lives.held if not isinstance(one.tag, Waiting)]
         if not state.held[number]:
             del state.held[number]
     if begun:
@@ -276,7 +281,7 @@ def _message(one: Waiting) -> lives.Message:
 def _known(
     state: State, messages: Messages, rows: np.ndarray, numbers: np.ndarray
 ) -> dict[int, dict[tuple[int, int, int], int | None]]:
-    """Return the prints of what was seen under the numbers that some devices will ask for, by device."""
+    """Return, by device, the known prints for all identities that `lives.Device` may look up."""
     waiting = [(number, one.boot, one.seq) for number in numbers.tolist() for one in state.held.get(number, ())]
     asked = np.array(waiting, dtype=np.int64).reshape(-1, 3).T
     device = np.concatenate((messages.device[rows], asked[0]))

@@ -1,11 +1,12 @@
-"""Messages that carry no identity of ours: plain numbers and booleans, and whatever a mapping reads.
+"""Messages without an identity: plain numbers and booleans, and the payloads of a mapping.
 
-Nothing tells how many of them there should be, so there is no proof of their delivery. What is known is where the collector
-put each: a reading's `seq` is its row in the collector's log, `life` and `boot` are 0. A message is in the tables once for each
-time that the collector landed it; a copy that it knew to be one (segments.py), one that the broker had kept (RETAIN), and a log
-that is read again give duplicates. No message depends on another, so neither does the result on how they fell into batches.
+The number of published messages is unknown, so there is no proof of their delivery. Known is each message's position in the
+collector's log: a reading's `seq` is its row there; `life` and `boot` are 0. A message is in the tables once for each time
+that the collector stored it. Copies that the collector recognised (segments.py), retained messages (RETAIN) and rows of a
+log that is read again go to the duplicates. No message depends on another. So the result does not depend on how the
+messages are divided into batches.
 
-It does not know Spark nor files.
+This module uses neither Spark nor files.
 """
 
 from __future__ import annotations
@@ -25,27 +26,27 @@ from .prints import of as prints_of
 from .state import State
 
 SCALAR = rf"^[ \t\r\n]*({NUMBER.pattern}|{'|'.join(BOOLEANS)})[ \t\r\n]*$"
-Taker = tuple[tuple[Rule, ...], dict[str, str]]
+Match = tuple[tuple[Rule, ...], dict[str, str]]
 FORGOTTEN = re.compile(r"\*{4,}")
-"""What `forget` puts in the place of a device's name, in messages of several devices: it is none."""
-NO_MAPPING = "neither a number, a boolean nor a SenML pack, and no mapping takes its topic"
+"""What `forget` writes instead of a device's name in messages of several devices. It is not a device."""
+NO_MAPPING = "neither a number, a boolean nor a SenML pack, and no mapping matches its topic"
 RETAINED, RESENT, REPLAYED = "retained", "resend", "replay"
 ITEMS = pa.schema([pa.field("row", pa.int64()), *[schemas.READINGS.field(name) for name in ("device", "index", "name")],
                    *[schemas.READINGS.field(name) for name in ("unit", "value", "text", "flag", "time")]])  # fmt: skip
 
 
 class Plain:
-    """The messages of some rows that are taken here.
+    """The messages of some rows that this module handles.
 
     Attributes:
-        taken: which rows.
-        bad: those that do not fit: (row, reason).
+        handled: which rows.
+        bad: (row, reason) of the messages for quarantine.
     """
 
     def __init__(self, topic: pa.DictionaryArray, payload: pa.Array, mapping: Mapping):
         topics = topic.dictionary
         self.topic, self.payload = topic, payload
-        self.taken = np.zeros(len(payload), dtype=bool)
+        self.handled = np.zeros(len(payload), dtype=bool)
         self.bad: list[tuple[int, str]] = []
         self.parts: list[pa.Table] = []
         texts = topics.to_pylist() if mapping.rules else []
@@ -57,22 +58,22 @@ class Plain:
         if not (other | mapped).any():
             return
         index = topic.indices.to_numpy()
-        idle = np.zeros(len(topics), dtype=bool)
-        for beginning in NO_READINGS:
-            idle |= pc.starts_with(topics, beginning).to_numpy(zero_copy_only=False)
-        self.taken |= (idle & ~mapped)[index]
+        ignored = np.zeros(len(topics), dtype=bool)
+        for prefix in NO_READINGS:
+            ignored |= pc.starts_with(topics, prefix).to_numpy(zero_copy_only=False)
+        self.handled |= (ignored & ~mapped)[index]
         if mapped.any():
             at = np.flatnonzero(mapped[index])
-            self._map(at, [rule for n in index[at].tolist() if (rule := rules[n])])
-        if (other & ~idle & ~mapped).any():
-            self._take_scalars(np.flatnonzero((other & ~idle & ~mapped)[index]))
+            self._apply_mapping(at, [rule for n in index[at].tolist() if (rule := rules[n])])
+        if (other & ~ignored & ~mapped).any():
+            self._read_scalars(np.flatnonzero((other & ~ignored & ~mapped)[index]))
 
-    def _map(self, at: np.ndarray, rules: list[Taker]) -> None:
-        self.taken[at] = True
+    def _apply_mapping(self, at: np.ndarray, rules: list[Match]) -> None:
+        self.handled[at] = True
         found: list[tuple[object, ...]] = []
-        for row, told, payload in zip(at.tolist(), rules, self.payload.take(pa.array(at)).to_pylist(), strict=True):
+        for row, match, payload in zip(at.tolist(), rules, self.payload.take(pa.array(at)).to_pylist(), strict=True):
             try:
-                own = readings(*told, payload)
+                own = readings(*match, payload)
             except Misfit as misfit:
                 self.bad.append((row, f"mapping: {misfit}"))
                 continue
@@ -91,19 +92,19 @@ class Plain:
             ]
             self.parts.append(pa.table(arrays, schema=ITEMS))
 
-    def _take_scalars(self, at: np.ndarray) -> None:
+    def _read_scalars(self, at: np.ndarray) -> None:
         payload = self.payload.take(pa.array(at))
         is_scalar = pc.match_substring_regex(payload, SCALAR).to_numpy(zero_copy_only=False)
-        lost = at[~is_scalar & ~pc.match_substring_regex(payload, rb"^[ \t\r\n]*\[").to_numpy(zero_copy_only=False)]
-        self.bad += [(row, NO_MAPPING) for row in lost.tolist()]
-        self.taken[lost] = True
+        unknown = at[~is_scalar & ~pc.match_substring_regex(payload, rb"^[ \t\r\n]*\[").to_numpy(zero_copy_only=False)]
+        self.bad += [(row, NO_MAPPING) for row in unknown.tolist()]
+        self.handled[unknown] = True
         at = at[is_scalar]
         if not len(at):
             return
-        self.taken[at] = True
+        self.handled[at] = True
         text = pc.utf8_trim(payload.filter(pa.array(is_scalar)).cast(pa.string()), " \t\r\n")
         boolean = pc.is_in(text, value_set=pa.array(list(BOOLEANS)))
-        # Python's reading of a number is JSON's; Arrow's refuses some.
+        # Python parses all numbers of JSON; Arrow refuses some.
         distinct = text.dictionary_encode()
         numbers = [None if one in BOOLEANS else float(one) for one in distinct.dictionary.to_pylist()]
         value = pa.array(numbers, pa.float64()).take(distinct.indices)
@@ -121,7 +122,7 @@ class Plain:
         self.parts.append(pa.table(arrays, schema=ITEMS).filter(pa.array(~infinite)))
 
     def tables(self, state: State, rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
-        """Yield the readings (`plain`), the duplicates, and what each device brought (`met`)."""
+        """Yield the readings (`plain`), the duplicates, and the sums by device (`met`)."""
         items = pa.concat_tables([*self.parts, ITEMS.empty_table()]).combine_chunks()
         items = items.sort_by([("row", "ascending"), ("index", "ascending")])
         if not items.num_rows:
@@ -137,10 +138,10 @@ class Plain:
         if copy.any():
             heads = items.filter(pa.array(copy & first))
             yield "duplicates", _duplicates(rows, heads, [one for one in cause if one is not None])
-        yield "met", _met(rows, items, copy, first)
+        yield "met", _sums_by_device(rows, items, copy, first)
 
     def _causes(self, state: State, rows: pa.Table, at: np.ndarray) -> list[str | None]:
-        """Return for each message why it is a copy; None where it is new."""
+        """Return for each message why it is a copy; None if it is new."""
         some = rows.take(pa.array(at))
         marked = pc.and_(pc.equal(some["qos"], 0), some["dup"]).to_numpy()
         retained = some["retain"].to_numpy()
@@ -153,12 +154,15 @@ class Plain:
                 one = {name: some[name][n].as_py() for name in ("collector", "segment", "row")}
                 its_print = int(prints_of(some["payload"].combine_chunks()[n : n + 1])[0])
                 again[n] = state.is_in_quarantine((one["collector"], one["segment"], one["row"]), its_print)
-        told = np.select([again, marked, retained], [1, 2, 3])
-        return [(None, REPLAYED, RESENT, RETAINED)[n] for n in told.tolist()]
+        codes = np.select([again, marked, retained], [1, 2, 3])
+        return [(None, REPLAYED, RESENT, RETAINED)[n] for n in codes.tolist()]
 
 
 def places(rows: pa.Table) -> np.ndarray:
-    """Return 64 bits for each row's place in its collector's log, with its moment: numbers may begin anew, moments do not."""
+    """Return a 64-bit hash of each row's position in its collector's log and its arrival.
+
+    The arrival is included because a collector's numbers may begin again.
+    """
     collector = rows["collector"].combine_chunks()
     if not pa.types.is_dictionary(collector.type):
         collector = collector.dictionary_encode()
@@ -199,8 +203,8 @@ def _duplicates(rows: pa.Table, items: pa.Table, causes: list[str]) -> pa.Table:
     return table_of([*columns, *_origin(rows, items["row"].combine_chunks())], schemas.DUPLICATES)
 
 
-def _met(rows: pa.Table, items: pa.Table, copy: np.ndarray, first: np.ndarray) -> pa.Table:
-    """Return what each device brought. A message counts for the device of its first reading."""
+def _sums_by_device(rows: pa.Table, items: pa.Table, copy: np.ndarray, first: np.ndarray) -> pa.Table:
+    """Return the sums by device. A message counts for the device of its first reading."""
     arrival = rows["arrival"].take(items["row"].combine_chunks()).combine_chunks()
     each = [(first & ~copy), ~copy, (first & copy)]
     columns = [items["device"].combine_chunks(), *[pa.array(one.astype(np.int64)) for one in each], arrival, arrival]
@@ -208,7 +212,7 @@ def _met(rows: pa.Table, items: pa.Table, copy: np.ndarray, first: np.ndarray) -
 
 
 def summed(tables: list[pa.Table]) -> pa.Table:
-    """Return what each device brought, over some tables of that."""
+    """Return the sums by device over several such tables."""
     how = {"messages": "sum", "readings": "sum", "copies": "sum", "first_arrival": "min", "last_arrival": "max"}
     table = pa.concat_tables([schemas.PLAIN.empty_table(), *(one.cast(schemas.PLAIN) for one in tables)])
     found = table.group_by("device", use_threads=False).aggregate(list(how.items()))

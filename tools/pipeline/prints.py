@@ -1,10 +1,10 @@
-"""Prints: 32 bits for each message's payload, by which a copy is told from another message under the same identity.
+"""Prints: a 32-bit hash of each message's payload, to distinguish a copy from another message of the same identity.
 
-Every message that is stored leaves its print in a table of that name. A message whose number was seen already is compared,
-however long ago that was: with the prints of this batch, then with the table's files, newest first, until all are found.
-So a batch without late copies reads none of them, and one whose copies follow soon reads the last file or two.
+The table `prints` has the print of every stored message. A message whose number was seen before is compared with its
+original, whatever the original's age: with the prints of this batch, then with the table's files, newest first, until all
+are found. So a batch without late copies reads no file, and a batch with recent copies reads the last file or two.
 
-It knows neither Spark nor where the files lie.
+This module knows neither Spark nor the files' names.
 """
 
 from __future__ import annotations
@@ -17,36 +17,36 @@ import pyarrow as pa
 
 from . import intervals
 
-WORDS = 1 << 14  # then the factors begin again: no board's message is longer than 128 KB
+WORDS = 1 << 14  # then the factors repeat: no board's message is longer than 128 KB
 MOST = (1 << intervals.SEQ_BITS) - 1
 MOST_KEPT = 1 << 22
-"""Prints from files that are kept at hand, 12 bytes each."""
+"""The most prints from files that are kept in memory, 12 bytes each."""
 
 
 class Past(Protocol):
-    """What earlier batches wrote for a bucket, file by file; a file is read when its function is called.
+    """A bucket's files of earlier batches. Each is a function that reads the file.
 
-    It raises FileNotFoundError where a compaction has put another in its place: then the list is asked for again.
+    The function raises FileNotFoundError if a compaction has replaced the file: then request the list again.
     """
 
     def prints(self) -> Sequence[Callable[[], pa.Table]]:
-        """Return the files of prints, the newest first."""
+        """Return the files of prints, newest first."""
 
     def quarantine(self) -> Sequence[Callable[[], pa.Table]]:
         """Return the files of messages in quarantine."""
 
     def duplicates(self) -> Sequence[Callable[[], pa.Table]]:
-        """Return the files of messages that were dropped."""
+        """Return the files of dropped copies."""
 
     def kept_from_us(self) -> int:
-        """Return the moment before which all that arrived was deleted for its age (Unix time), 0 where nothing was."""
+        """Return the time (Unix time, µs) before which all rows were deleted for their age; 0 if none were."""
 
     def plain(self) -> Sequence[Callable[[], np.ndarray]]:
-        """Return the places (plain.py) of the messages without an identity that gave readings, file by file."""
+        """Return the files of readings without an identity; each function returns their positions (`plain.places`)."""
 
 
 class Nothing:
-    """A past without batches."""
+    """The past of the first batch: no files."""
 
     def prints(self) -> Sequence[Callable[[], pa.Table]]:
         """Return no files."""
@@ -70,7 +70,7 @@ class Nothing:
 
 
 def _factors() -> np.ndarray:
-    """Return odd numbers without a pattern, the same for ever (splitmix64)."""
+    """Return pseudo-random odd numbers, always the same (splitmix64)."""
     mixed = np.arange(1, WORDS + 2, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -82,9 +82,9 @@ MIX = np.uint64(0xD6E8FEB86659FD93)
 
 
 def of(payloads: pa.Array) -> np.ndarray:
-    """Return the print of each payload: its length and its words, each times an odd number of its own, added up and mixed.
+    """Return the print of each payload: the sum of its length and its words, each times its own odd factor, then mixed.
 
-    Two payloads have the same print by chance, once in 2^32: and a message is compared with one other only.
+    Two different payloads have the same print with a probability of 2^-32. A message is compared with only one other.
     """
     payloads = payloads.cast(pa.large_binary())
     if not len(payloads):
@@ -92,7 +92,7 @@ def of(payloads: pa.Array) -> np.ndarray:
     _, offset_bytes, data = payloads.buffers()
     offsets = np.frombuffer(offset_bytes, np.int64)[payloads.offset : payloads.offset + len(payloads) + 1]
     start, length = offsets[:-1] - offsets[0], np.diff(offsets)
-    raw = np.zeros(offsets[-1] - offsets[0] + 8, np.uint8)  # eight more: the last word reaches past the end
+    raw = np.zeros(offsets[-1] - offsets[0] + 8, np.uint8)  # 8 more bytes: the last word extends past the end
     if data is not None:
         raw[:-8] = np.frombuffer(data, np.uint8)[offsets[0] : offsets[-1]]
     words: np.ndarray = np.ndarray((len(raw) - 7,), np.dtype("<u8"), raw.data, strides=(1,))
@@ -121,7 +121,7 @@ class _Part:
         self.codes, self.prints = codes[order], prints[order]
 
     def find(self, keys: np.ndarray, seqs: np.ndarray, found: np.ndarray, known: np.ndarray) -> None:
-        """Fill in the prints that are here."""
+        """Fill in the prints that this part has."""
         left = np.flatnonzero(~known)
         if not len(self.keys) or not len(left):
             return
@@ -134,10 +134,10 @@ class _Part:
 
 
 class Prints:
-    """The prints of a bucket: of this batch, and of those before.
+    """The prints of a bucket: of this batch and of earlier ones.
 
     Args:
-        past: what those before wrote.
+        past: the files of earlier batches.
         keys_of: returns the packed keys of a table's rows.
     """
 
@@ -149,7 +149,7 @@ class Prints:
         self.bounds: dict[int, tuple[int, int]] = {}  # the lowest and the highest number in a file that was read
 
     def add(self, keys: np.ndarray, seqs: np.ndarray, prints: np.ndarray) -> None:
-        """Take over the prints of new messages."""
+        """Add the prints of new messages."""
         if len(keys):
             self.parts.append(_Part(keys, seqs, prints))
 

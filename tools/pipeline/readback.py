@@ -1,8 +1,8 @@
-"""What a batch wrote, read back: every message that the state calls seen is in the files, once.
+"""Read back what a batch wrote, and check that every new message of the state is in the files exactly once.
 
-It looks at the files under their final names and believes nothing that the batch counted: the numbers found there are
-held against the intervals before and after the batch. So the cost follows what is new, and by induction all of the
-tables are right where each batch was. `python -m tools.pipeline.check` is the other check, which reads everything.
+It reads the files under their final names and does not use the batch's counts: it compares the numbers in the files with
+the intervals before and after the batch. So the cost depends on the new rows only. By induction, the whole tables are
+correct if every batch was. `python -m tools.pipeline.check` reads everything instead.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ def read_back(
     before: intervals.Intervals,
     with_plain: bool = False,
 ) -> tuple[dict[int, tuple[int, int]], tuple[int, int]]:
-    """Return for each boot, by packed key: the messages in some files, and the rows in them that were there already.
+    """Return for each boot, by packed key: its messages in the files, and the surplus rows.
 
-    And of the readings without an identity: how many rows there are, and how many different ones.
+    Return also the number of rows without an identity, and of distinct ones.
 
     Args:
         storage: where the files are.
-        files: of the tables `readings` and `events`.
-        state: with the batch in it.
-        known: the keys that the groups of `before` are places in.
-        before: what was seen before the batch.
+        files: the files of the tables `readings` and `events`.
+        state: the bucket's state, including the batch.
+        known: the keys before the batch; a group of `before` is an index into them.
+        before: the intervals before the batch.
         with_plain: whether there are readings without an identity.
     """
     moved = np.searchsorted(state.keys, known)
@@ -66,9 +66,9 @@ def read_back(
 def _codes(
     storage: Storage, names: Iterable[str], state: State, plain: list[np.ndarray], with_plain: bool
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield the codes and the places in the pack of the rows of some files, a part at a time.
+    """Yield the rows of some files in batches: their codes, and their indices in the pack.
 
-    Those of readings without an identity are gathered in `plain`, in one number each.
+    For readings without an identity, one number per row is added to `plain` instead.
     """
     for name in names:
         with storage.fs.open_input_file(storage.path(name)) as source:
@@ -105,9 +105,9 @@ def _codes(
 def _distinct(
     parts: Iterator[tuple[np.ndarray, np.ndarray]], earlier: intervals.Intervals, twice: np.ndarray
 ) -> intervals.Intervals:
-    """Return the messages in some rows; count in `twice` the rows that are there already, here or in an earlier batch."""
+    """Return the messages in some rows; count in `twice` the surplus rows, of this batch or of an earlier one."""
     found = intervals.EMPTY
-    end = (-1, -1)  # the last row: its message's other rows may come with the next part
+    end = (-1, -1)  # the last row: the next part may continue its message
     for codes, place in parts:
         if not (np.diff(codes) > 0).all():
             order = np.lexsort((place, codes))
@@ -115,8 +115,8 @@ def _distinct(
         same = codes[1:] == codes[:-1]
         again = np.concatenate(([False], same & (place[1:] == place[:-1])))
         first = np.concatenate(([True], ~same))
-        goes_on = codes[0] == end[0] and place[0] > end[1]
-        repeated = found.contains(codes) & ~(goes_on & (codes == end[0])) | earlier.contains(codes)
+        continues = codes[0] == end[0] and place[0] > end[1]
+        repeated = found.contains(codes) & ~(continues & (codes == end[0])) | earlier.contains(codes)
         np.add.at(twice, intervals.group_of(codes[again | repeated]), 1)
         end = int(codes[-1]), int(place[-1])
         new = first & ~found.contains(codes) & ~earlier.contains(codes)

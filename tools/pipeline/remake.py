@@ -1,9 +1,9 @@
-"""`python -m tools.pipeline.remake --landing DIR --out OLD --to NEW`: the tables once more, from the raw data that was kept.
+"""`python -m tools.pipeline.remake --landing DIR --out OLD --to NEW`: make the tables again, from the raw data.
 
-After a later version that reads payloads in another way, with another number of buckets, or where an output is in doubt. It
-first says whether the raw data goes back to the beginning: what was retired can't be made again, and then nothing is made
-unless `--partly` says that the rest will do. The new tables lie beside the old ones, which stay as they are; at the end the
-sums of both are held against each other. Exit status: 0 where they agree, 1 where they differ, 2 where it could not run.
+Use it for a later version that reads payloads in another way, for another number of buckets, or if an output may be wrong.
+First it checks that the raw data is complete: tables can't be made again from retired segments. If segments are missing,
+it makes nothing, except with `--partly`. The new tables are in another folder; the old ones are not changed. At the end it
+compares the sums of both. Exit status: 0 if they agree, 1 if they differ, 2 if it could not run.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ COMPARED = (
 
 
 def lacking(landing: Storage, read: dict[str, int]) -> dict[str, list[int]]:
-    """Return the segments that the tables were made of and that are not in the landing: collector -> numbers."""
+    """Return the segments that are in the tables but not in the landing: collector -> numbers."""
     found = source.latest(landing)
     gone = {}
     for collector, last in sorted(read.items()):
@@ -37,8 +37,8 @@ def lacking(landing: Storage, read: dict[str, int]) -> dict[str, list[int]]:
     return gone
 
 
-def told(gone: dict[str, list[int]]) -> str:
-    """Return in words what is lacking."""
+def listed(gone: dict[str, list[int]]) -> str:
+    """Return a text that lists the missing segments."""
     return "; ".join(
         f"{len(numbers):,} of {collector}, from {segments.file_name(collector, numbers[0])} to"
         f" {segments.file_name(collector, numbers[-1])}"
@@ -47,9 +47,9 @@ def told(gone: dict[str, list[int]]) -> str:
 
 
 def differences(old: dict[str, int], new: dict[str, int]) -> list[str]:
-    """Return where the sums of two outputs differ."""
+    """Return a text for each sum that differs between two outputs."""
     return [
-        f"{name}: {old.get(name, 0):,} were, {new.get(name, 0):,} are"
+        f"{name}: {old.get(name, 0):,} before, {new.get(name, 0):,} now"
         for name in COMPARED
         if old.get(name, 0) != new.get(name, 0)
     ]
@@ -60,18 +60,18 @@ def main(argv: list[str] | None = None) -> int:
     from pyspark.errors import PySparkException
 
     from . import java, session, stream
-    from .run import cause, tell
+    from .run import cause, print_batch
 
     parser = argparse.ArgumentParser(prog="python -m tools.pipeline.remake", description=__doc__.split("\n")[0])
     parser.add_argument("--landing", required=True, help="the raw data")
-    parser.add_argument("--out", required=True, help="the tables as they are")
-    parser.add_argument("--to", required=True, help="where the new ones go")
+    parser.add_argument("--out", required=True, help="the old tables")
+    parser.add_argument("--to", required=True, help="the folder for the new tables")
     parser.add_argument(
         "--buckets", type=number(int, 1), help="device buckets (default: as many as the old tables have)"
     )
     parser.add_argument("--mapping", help="the mapping file that the old tables were made with, or a new one")
     parser.add_argument("--segments-per-batch", type=number(int, 1), default=stream.SEGMENTS_PER_BATCH)
-    parser.add_argument("--partly", action="store_true", help="make what can be made, though raw data was retired")
+    parser.add_argument("--partly", action="store_true", help="make the tables although segments are missing")
     parser.add_argument("--master", help="Spark master (default: spark-submit's, or this machine)")
     options = parser.parse_args(argv)
     with contextlib.ExitStack() as stack:
@@ -85,12 +85,12 @@ def main(argv: list[str] | None = None) -> int:
             gone = lacking(landing, before.read)
             if gone and not options.partly:
                 raise OutputError(
-                    f"the raw data does not go back to the beginning: {told(gone)} are not in {landing.uri}. Bring them back,"
-                    " or make the tables of the rest only: --partly"
+                    f"the raw data is incomplete: {listed(gone)} are not in {landing.uri}. Restore them,"
+                    " or make tables only from the rest: --partly"
                 )
             if new.latest() is not None:
                 raise OutputError(f"{options.to} has tables already: give another --to")
-            stack.enter_context(new.alone())
+            stack.enter_context(new.locked())
             spark = stack.enter_context(session.opened(options.master, session.log_file(new.storage)))
             query = stream.start(
                 spark,
@@ -99,7 +99,7 @@ def main(argv: list[str] | None = None) -> int:
                 f"{options.to.rstrip('/')}/checkpoint",
                 buckets,
                 options.segments_per_batch,
-                told=tell,
+                on_commit=print_batch,
                 mapping=rules,
             )
             query.awaitTermination()
@@ -115,9 +115,9 @@ def main(argv: list[str] | None = None) -> int:
     for line in differ:
         print(f"  {line}")
     if gone:
-        print(f"  made without {told(gone)}")
+        print(f"  made without {listed(gone)}")
     if not differ:
-        print(f"  {options.to} holds what {options.out} holds: put it in its place, with its checkpoint")
+        print(f"  {options.to} has the same sums as {options.out}, and can replace it, together with its checkpoint")
     return int(bool(differ))
 
 

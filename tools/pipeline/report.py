@@ -1,9 +1,9 @@
-"""`python -m tools.pipeline.report --out DIR`: one HTML page about a fleet, readable offline: its values, then their delivery.
+"""`python -m tools.pipeline.report --out DIR`: write an HTML page about a fleet, readable offline: values and delivery.
 
-It is made without Spark, of the sums that go on from batch to batch, of the worst of the audit's rows, and of the points that
-series.py keeps. page.html, page.css and page.js are the page; its figures stand in it as JSON (`id="facts"`), which is what
-the tests hold against the tables. The values of a small fleet are in the page (`id="series"`), those of a larger one in
-scripts beside it (`report/`), which the page loads as it needs them, from a disk too.
+It is made without Spark, from the sums in the commits, the worst rows of the audit, and the points in series.py's file.
+page.html, page.css and page.js are the template. The page has its figures as JSON (`id="facts"`), which the tests compare
+with the tables. A small fleet's values are in the page (`id="series"`). A larger fleet's values are in scripts in `report/`,
+which the page loads when it needs them, also from a disk.
 """
 
 from __future__ import annotations
@@ -36,31 +36,31 @@ from .verdict import Verdict
 ERASES_RATED = 100_000
 MOST_ROWS = 5_000
 MOST_DEVICES = 40_000
-"""Listed on the page, the worst first. Also bounded by their bytes."""
+"""The most devices listed on the page, worst first. Their bytes are limited, too."""
 MOST_FLEET_BYTES = 2_500_000
 MOST_NAMES_BYTES = 400_000
 MOST_AUDIT_BYTES = 1_300_000
 MOST_SERIES_BYTES = 2_000_000
-"""Of values in the page. All these are as the page has them: `<` takes six."""
+"""The most bytes of values in the page. All these limits are for the encoded text, in which `<` has six bytes."""
 MOST_SHOWN = 50
 MOST_TEXT = 200
 SMALL = 400
-"""A fleet of so many devices and plots has its values in the page."""
+"""Up to this number of devices and of plots, the values are in the page."""
 EMBEDDED_POINTS = 30_000
 MOST_POINTS = 3_000_000
-"""Of all plots that lie beside the page."""
+"""The most points of all plots in `report/`."""
 IN_A_CHUNK = 24
-"""Devices whose values lie in one file."""
+"""Devices per file of `report/`."""
 GIVEN_UP = ("refused", "expired", "dropped", "damaged")
 SUMS = ("published", "delivered", "resent", "replayed", "missing", *GIVEN_UP, "in_doubt", "unexplained", "late")
 HEALTH = ("healthy", "late", "given up by the board", "in doubt", "silent", "missing", "twice")
 MISSING = HEALTH.index("missing")
 UNPROVED = len(HEALTH)
-"""The health of a device that says too little of itself for a proof of delivery."""
+"""The health of a device whose messages have no identity: there is no proof of their delivery."""
 
 
 def devices(lives: pa.Table, silence: verdict.Silence, late_share: float = 0.01) -> pa.Table:
-    """Return the sums by device, with its health: an index into HEALTH, the worst that is so."""
+    """Return the sums by device, with its health: the index in HEALTH of its worst problem."""
     sums = [(name, "sum") for name in ("boots", *SUMS, "twice", "absent", "told_uptime", "reconnects")]
     found = lives.group_by("device", use_threads=False).aggregate(
         [
@@ -91,12 +91,12 @@ def devices(lives: pa.Table, silence: verdict.Silence, late_share: float = 0.01)
 
 
 def collect(output: Output, found: Verdict, store: series.Store | None = None) -> dict[str, Any]:
-    """Return all that the page shows but the values, as plain ones; bring the values up to date with it."""
-    its = store or series.Store(output)
-    told = as_of_one_commit(output, lambda books: _collected(books, found, its))
-    if told is None:
+    """Return all facts of the page except the values, as plain Python objects; update the values' file."""
+    values = store or series.Store(output)
+    facts = as_of_one_commit(output, lambda books: _collected(books, found, values))
+    if facts is None:
         raise OutputError(f"{output.storage.uri} has no batches: run the pipeline first (make pipeline)")
-    return told
+    return facts
 
 
 def _collected(books: Books, found: Verdict, store: series.Store) -> dict[str, Any]:
@@ -107,7 +107,7 @@ def _collected(books: Books, found: Verdict, store: series.Store) -> dict[str, A
         by_device.setdefault(device, []).append(row)
     worst: pa.Table | None = None
     own: dict[str, pa.Table | None] = dict.fromkeys(OWN)
-    own_told = dict.fromkeys(OWN, 0)
+    own_count = dict.fromkeys(OWN, 0)
     health = np.zeros(len(HEALTH) + 1, dtype=np.int64)
     for name in books.commit.state_files("lives"):
         storage = books.output.storage
@@ -120,16 +120,16 @@ def _collected(books: Books, found: Verdict, store: series.Store) -> dict[str, A
         order = [("health", "descending"), ("missing", "descending"), ("device", "ascending")]
         worst = _first(worst, some.select(SHOWN), order, MOST_DEVICES)
         for one in OWN:
-            tells = some.filter(some[one].is_valid())
-            own_told[one] += tells.num_rows
-            own[one] = _first(own[one], tells, [(one, "descending"), ("device", "ascending")], MOST_SHOWN)
+            known = some.filter(some[one].is_valid())
+            own_count[one] += known.num_rows
+            own[one] = _first(own[one], known, [(one, "descending"), ("device", "ascending")], MOST_SHOWN)
     listed = [_corrected(row, by_device) for row in worst.to_pylist()] if worst is not None else []
-    told_of = {row["device"]: row for row in listed}
+    by_name = {row["device"]: row for row in listed}
     for device, names in store.sensors():
-        if device in told_of:
-            told_of[device]["names"] = names
-        elif len(listed) == health.sum() and len(told_of) < MOST_DEVICES:  # it is not among those of the audit
-            told_of[device] = store.unproved(device) | {"health": UNPROVED, "names": names}
+        if device in by_name:
+            by_name[device]["names"] = names
+        elif len(listed) == health.sum() and len(by_name) < MOST_DEVICES:  # the audit does not have it
+            by_name[device] = store.unproved(device) | {"health": UNPROVED, "names": names}
     owns = {row["device"]: row for table in own.values() if table is not None for row in table.to_pylist()}
     totals = {**found.totals, "batches": books.commit.batch, "silent": found.silent}
     totals["devices"] += found.plain
@@ -138,7 +138,7 @@ def _collected(books: Books, found: Verdict, store: series.Store) -> dict[str, A
     span_us = (summary["last_arrival_us"] or 0) - (summary["first_arrival_us"] or 0)
     order = [("missing", "descending"), ("device", "ascending"), ("life", "ascending"), ("boot", "ascending")]
     columns = [*COLUMNS, "twice", "absent"]
-    # All boots with something amiss come first; of the others only the devices' newest are looked at.
+    # All boots with problems come first; of the others, only the devices' newest boots are read.
     some_rows = books.worst("audit", columns, order, MOST_ROWS, verdict.BAD).to_pylist()
     some_rows += books.worst("audit", columns, order, MOST_ROWS, ~verdict.BAD, settled=False).to_pylist()
     rows = [found.adjusted.get((row["device"], row["life"], row["boot"]), row) for row in some_rows[:MOST_ROWS]]
@@ -152,12 +152,12 @@ def _collected(books: Books, found: Verdict, store: series.Store) -> dict[str, A
         "undated": summary.get("undated", 0),
         "totals": {**totals, "span_s": span_us / 1e6},
         "verdict": {"line": found.line, "status": found.status},
-        "devices": list(told_of.values()),
+        "devices": list(by_name.values()),
         "health": health.tolist() if len(listed) < health.sum() else None,
         "sensors": sensors,
         "has_days": store.has_days(),
-        "chunks": 1 << max(0, len(told_of) // IN_A_CHUNK).bit_length()
-        if sensors > SMALL or len(told_of) > SMALL
+        "chunks": 1 << max(0, len(by_name) // IN_A_CHUNK).bit_length()
+        if sensors > SMALL or len(by_name) > SMALL
         else 1,
         "over_time": {
             "step_s": over_time["step_s"],
@@ -172,20 +172,20 @@ def _collected(books: Books, found: Verdict, store: series.Store) -> dict[str, A
         "missing": ranges,
         "missing_ranges": all_ranges,
         "own": [_own(owns[device]) for device in sorted(owns)],
-        "own_told": own_told,
+        "own_count": own_count,
         "quarantine": dict(sorted(summary["reasons"].items(), key=lambda item: (-item[1], item[0]))[:MOST_SHOWN]),
         "audit": [{name: _plain(row[name]) for name in columns} for row in rows],
     }
 
 
 def _first(found: pa.Table | None, more: pa.Table, order: list[tuple[str, str]], most: int) -> pa.Table:
-    """Return the first rows of two tables in an order."""
+    """Return the first `most` rows of two tables, in the given order."""
     both = more if found is None else pa.concat_tables([found, more])
     return both.sort_by(order).slice(0, most)
 
 
 def _longest_ranges(output: Output) -> tuple[list[dict[str, Any]], int]:
-    """Return the longest ranges of the table `missing`, and how many there are."""
+    """Return the longest ranges of the table `missing`, and the number of all ranges."""
     order = [("messages", "descending"), ("device", "ascending"), ("lo", "ascending")]
     longest, count = verdict.MISSING.empty_table(), 0
     storage = output.storage
@@ -198,17 +198,17 @@ def _longest_ranges(output: Output) -> tuple[list[dict[str, Any]], int]:
 
 
 def _corrected(row: dict[str, Any], adjusted: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
-    """Return a device's row with what its own counter says put in."""
+    """Return a device's row, corrected by the board's own counters."""
     row["last_ms"] = int(row.pop("last_arrival").timestamp() * 1000)
-    told = adjusted.get(row["device"])
-    if told and row["boots"] == len(told):
-        row |= {name: sum(one[name] for one in told) for name in ("published", "missing", "unexplained")}
+    boots = adjusted.get(row["device"])
+    if boots and row["boots"] == len(boots):
+        row |= {name: sum(one[name] for one in boots) for name in ("published", "missing", "unexplained")}
         row["health"] = max(row["health"] if row["health"] != MISSING else 0, MISSING if row["unexplained"] else 0)
     return row
 
 
 def _own(row: dict[str, Any]) -> dict[str, Any]:
-    """Return what a board tells of itself: erases, the days they took, and reconnects."""
+    """Return a board's own counters: erases, the days in which they happened, and reconnects."""
     erases, first = row["erases"], row["erases_first"]
     return {
         "device": row["device"],
@@ -224,7 +224,7 @@ def _plain(value: Any) -> Any:
 
 
 def years_left(own: dict[str, Any]) -> float | None:
-    """Return in how many years a board's most worn sector reaches its rated erases, at the rate seen; None where unknown."""
+    """Return the years until a board's most worn sector reaches its rated erases, at the rate so far; None if unknown."""
     if not own["erases"] or not own["erases_seen"] or not own["days"]:
         return None
     return (ERASES_RATED - own["erases"]) / (own["erases_seen"] / own["days"]) / 365.25
@@ -265,14 +265,14 @@ def _script(name: str, value: Any) -> str:
 
 
 def _json(value: Any) -> str:
-    """Return a value as it stands in the page."""
+    """Return a value as JSON for the page."""
     return json.dumps(value, default=str, separators=(",", ":")).replace("<", "\\u003c")
 
 
 def compact(facts: dict[str, Any]) -> dict[str, Any]:
-    """Return the facts as the page's program takes them: rows without names, texts of bounded length."""
+    """Return the facts in the form that page.js needs: rows without column names, texts of limited length."""
     total = facts["totals"]
-    told: dict[str, Any] = {
+    short: dict[str, Any] = {
         "made_ms": 0,
         "version": "",
         "live": 0,
@@ -283,15 +283,15 @@ def compact(facts: dict[str, Any]) -> dict[str, Any]:
         "last_ms": 0,
         "undated": 0,
     }
-    told |= {"missing_ranges": len(facts["missing"]), "own_told": {"erases": 0, "reconnects": 0}} | facts
-    told["tiles"] = [(name, total[name], name in {"missing", "unexplained"} and total[name] > 0) for name in TILES]
-    told["tiles"].insert(6, ("duplicates removed", total["resent"] + total["replayed"], False))
-    told["tiles"] += [("in quarantine", total["quarantine"], total["quarantine"] > 0)]
-    told["tiles"] += [("silent", total["silent"], total["silent"] > 0)]
+    short |= {"missing_ranges": len(facts["missing"]), "own_count": {"erases": 0, "reconnects": 0}} | facts
+    short["tiles"] = [(name, total[name], name in {"missing", "unexplained"} and total[name] > 0) for name in TILES]
+    short["tiles"].insert(6, ("duplicates removed", total["resent"] + total["replayed"], False))
+    short["tiles"] += [("in quarantine", total["quarantine"], total["quarantine"] > 0)]
+    short["tiles"] += [("silent", total["silent"], total["silent"] > 0)]
     names: dict[tuple[str, ...], int] = {(): 0}
     rows = []
     room, names_room = MOST_FLEET_BYTES, MOST_NAMES_BYTES
-    for one in told.pop("devices"):
+    for one in short.pop("devices"):
         key = series.key_of(one["device"])
         own = tuple(_cut(name) for name in one.get("names", ()))
         if own not in names:
@@ -304,21 +304,21 @@ def compact(facts: dict[str, Any]) -> dict[str, Any]:
         last_ms = one.get("last_ms", 0)
         figures = (one["published"], one["delivered"], one["missing"], last_ms)
         rows.append([key, series.part_of(one["device"]), one["health"], names.get(own, 0), *figures])
-    told |= {"fleet": rows, "names": list(names), "columns": COLUMNS, "erases_rated": ERASES_RATED}
+    short |= {"fleet": rows, "names": list(names), "columns": COLUMNS, "erases_rated": ERASES_RATED}
     codes = [one["health"] for one in facts["devices"]]
-    told["health"] = facts.get("health") or np.bincount(codes, minlength=len(HEALTH) + 1).tolist()
-    told["missing"] = [one | {"device": _cut(one["device"])} for one in facts["missing"]]
-    told["causes"] = {_cut(text): count for text, count in facts["causes"].items()}
-    told["quarantine"] = {_cut(text): count for text, count in facts["quarantine"].items()}
-    told["own"] = [one | {"device": _cut(one["device"]), "years_left": years_left(one)} for one in facts["own"]]
-    room, told["audit"] = MOST_AUDIT_BYTES, []
+    short["health"] = facts.get("health") or np.bincount(codes, minlength=len(HEALTH) + 1).tolist()
+    short["missing"] = [one | {"device": _cut(one["device"])} for one in facts["missing"]]
+    short["causes"] = {_cut(text): count for text, count in facts["causes"].items()}
+    short["quarantine"] = {_cut(text): count for text, count in facts["quarantine"].items()}
+    short["own"] = [one | {"device": _cut(one["device"]), "years_left": years_left(one)} for one in facts["own"]]
+    room, short["audit"] = MOST_AUDIT_BYTES, []
     for row in facts["audit"]:
         line = [series.key_of(row["device"]), *(_cut(row.get(name)) for name in COLUMNS[1:])]
         room -= len(_json(line)) + 1
         if room < 0:
             break
-        told["audit"].append(line)
-    return told
+        short["audit"].append(line)
+    return short
 
 
 def _cut(value: Any) -> Any:
@@ -328,7 +328,7 @@ def _cut(value: Any) -> Any:
 def write(
     output: Output, found: Verdict, name: str = "report.html", title: str = "flashmqtt: values and delivery"
 ) -> str:
-    """Write the page into the output directory; return its path. What the values of a large fleet take lies beside it."""
+    """Write the page into the output directory; return its path. A large fleet's values are written to `report/`."""
     store = series.Store(output)
     facts = collect(output, found, store)
     most = points_each(facts)
@@ -348,18 +348,18 @@ def write(
 
 
 def points_each(facts: dict[str, Any]) -> int:
-    """Return how many points a plot of the page may have: fewer where there are many plots."""
+    """Return the most points of a plot: fewer if there are many plots."""
     room = EMBEDDED_POINTS if facts["chunks"] == 1 else MOST_POINTS
     return max(32, min(series.POINTS, room // max(1, facts["sensors"])))
 
 
 def chunk(store: series.Store, number: int, of: int, most: int = series.POINTS) -> str:
-    """Return a part of the values as a script: so a page that was opened from a disk may load it."""
+    """Return a part of the values as a script, because a page from a disk can load only scripts."""
     return f"flashmqtt({number},{json.dumps(list(store.chunk(number, of, most).items()), separators=(',', ':'))})\n"
 
 
 def _put(output: Output, name: str, text: str) -> None:
-    """Write a file that can be made again: whole or not at all, but nothing waits for the disk."""
+    """Write a file that can be made again: atomically, but without a sync."""
     if not output.storage.local:
         with output.storage.create(name) as file:
             file.write(text.encode())
@@ -372,7 +372,7 @@ def _put(output: Output, name: str, text: str) -> None:
 
 
 def _keep_folder(output: Output, kept: str | None) -> None:
-    """Delete the values of earlier pages that were cut into another number of parts."""
+    """Delete the values of earlier pages that had another number of parts."""
     for file in output.storage.list(FOLDER, recursive=True):
         if file.endswith(".js") and file.split("/")[0] != kept:
             output.storage.delete(f"{FOLDER}/{file}")
@@ -385,7 +385,7 @@ def main(argv: list[str] | None = None) -> int:
     verdict.add_options(parser)
     options = parser.parse_args(argv)
     if not options.out:
-        print("report: --out is missing: say which tables, `make report OUT=tables`", file=sys.stderr)
+        print("report: --out is missing: name the tables, `make report OUT=tables`", file=sys.stderr)
         return 2
     try:
         output = Output(options.out)

@@ -1,7 +1,7 @@
-"""`python -m tools.pipeline.run --landing DIR --out DIR`: segments to tables, the audit, and whether it is clean.
+"""`python -m tools.pipeline.run --landing DIR --out DIR`: convert segments to tables, then print the audit and the verdict.
 
-Exit status: 0 where every message that was published is in the tables once, could be read, and every board still talks; 1
-where not (the last line says all that is wrong), 2 where the pipeline could not run (the text says why and what to do).
+Exit status: 0 if every published message is in the tables once and could be read, and no board is silent; 1 if not (the
+last line lists all problems); 2 if the pipeline could not run (the text has the reason and what to do).
 """
 
 from __future__ import annotations
@@ -29,62 +29,64 @@ if TYPE_CHECKING:
     from .metrics import Metrics
 
 
-STOPPED = "stopped; batches that were told are in the tables, the next run goes on behind them"
-TOLD = {"readings": "readings", "duplicates": "duplicates removed", "quarantine": "in quarantine"}
+STOPPED = "stopped; the batches printed above are in the tables, and the next run continues after them"
+PRINTED = {"readings": "readings", "duplicates": "duplicates removed", "quarantine": "in quarantine"}
 
 
 class ConfigurationError(Exception):
-    """The command line or the configuration file can't be used; the text says why."""
+    """The command line or the configuration file can't be used. The text has the reason."""
 
 
 def arguments(argv: list[str] | None) -> argparse.Namespace:
-    """Read the command line, and the configuration file that it may name.
+    """Read the command line, and the configuration file if there is one.
 
     Raises:
-        ConfigurationError: the file is not there, is no TOML, or has a key that is not known.
+        ConfigurationError: the file does not exist, is no TOML, or has an unknown key.
     """
     parser = argparse.ArgumentParser(prog="python -m tools.pipeline.run", description=__doc__.split("\n")[0])
     parser.add_argument(
-        "--config", type=Path, help="a TOML file with these names (a table [conf] for Spark's); flags win"
+        "--config", type=Path, help="a TOML file with these options (Spark's in a table [conf]); flags override it"
     )
-    parser.add_argument("--landing", help="where the collector seals its segments: a path, s3a://, hdfs://")
-    parser.add_argument("--out", help="where the tables go: a path, s3a://, hdfs://")
-    parser.add_argument("--mapping", help="a TOML file: which topics and JSON paths give which readings")
+    parser.add_argument("--landing", help="the collector's landing folder: a path, s3a://, hdfs://")
+    parser.add_argument("--out", help="the folder for the tables: a path, s3a://, hdfs://")
+    parser.add_argument("--mapping", help="a TOML file that maps topics and JSON paths to readings")
     parser.add_argument("--checkpoint", help="Spark's checkpoint (default: OUT/checkpoint)")
     parser.add_argument("--master", help="Spark master (default: spark-submit's, or this machine)")
     parser.add_argument("--conf", action="append", default=[], metavar="KEY=VALUE", help="a Spark setting")
     parser.add_argument(
         "--buckets", type=int, default=segments.BUCKETS, help="device buckets, fixed for an output directory"
     )
-    parser.add_argument("--segments-per-batch", type=int, default=64, help="most segments of a micro-batch")
+    parser.add_argument("--segments-per-batch", type=int, default=64, help="the most segments of a batch")
     parser.add_argument(
-        "--follow", type=float, metavar="SECONDS", help="go on for ever, looking for segments this often"
+        "--follow", type=float, metavar="SECONDS", help="do not end; look for new segments at this interval"
     )
     parser.add_argument(
-        "--late-after", type=float, default=60.0, metavar="SECONDS", help="a delay that the audit calls late"
+        "--late-after", type=float, default=60.0, metavar="SECONDS", help="a longer delay counts as late"
     )
-    parser.add_argument("--no-delta", action="store_true", help="leave the Delta logs beside the tables as they are")
+    parser.add_argument("--no-delta", action="store_true", help="do not update the tables' Delta logs")
     verdict.add_options(parser)
     parser.add_argument(
         "--prove-every",
         type=float,
         default=600.0,
         metavar="SECONDS",
-        help="with --follow: audit, missing ranges and report at this interval (and on SIGUSR1); 0: on demand only",
+        help="with --follow: print the verdict and write the report at this interval, and on SIGUSR1; 0: only then",
     )
-    parser.add_argument("--metrics-port", type=int, default=0, metavar="P", help="figures for Prometheus; 0: none")
+    parser.add_argument(
+        "--metrics-port", type=int, default=0, metavar="P", help="a port for Prometheus metrics; 0: none"
+    )
     parser.add_argument("--metrics-address", default="127.0.0.1", metavar="A")
-    parser.add_argument("--no-report", action="store_true", help="leave the HTML page out")
+    parser.add_argument("--no-report", action="store_true", help="do not write the HTML page")
     options = parser.parse_args(argv)
     if options.config:
-        told = configuration(options.config, set(vars(options)) - {"config"})
-        settings = [f"{key}={value}" for key, value in told.pop("conf", {}).items()]
-        parser.set_defaults(**told)
+        defaults = configuration(options.config, set(vars(options)) - {"config"})
+        settings = [f"{key}={value}" for key, value in defaults.pop("conf", {}).items()]
+        parser.set_defaults(**defaults)
         options = parser.parse_args(argv)
         options.conf = settings + options.conf
     for name in ("landing", "out"):
         if not getattr(options, name):
-            raise ConfigurationError(f"--{name} is missing: give it, or put it into the file that --config names")
+            raise ConfigurationError(f"--{name} is missing: give it, or put it into the file of --config")
     if not all("=" in one for one in options.conf):
         raise ConfigurationError("--conf takes KEY=VALUE")
     for name, least in (
@@ -102,16 +104,16 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
 
 
 def configuration(path: Path, known: set[str]) -> dict[str, Any]:
-    """Read a configuration file; return it by the names of the options."""
+    """Read a configuration file; return its values by option name."""
     try:
-        told = tomllib.loads(path.read_text())
+        values = tomllib.loads(path.read_text())
     except (OSError, tomllib.TOMLDecodeError) as error:
         raise ConfigurationError(f"{path}: {error}") from error
-    told = {key.replace("-", "_"): value for key, value in told.items()}
-    unknown = sorted(set(told) - known)
+    values = {key.replace("-", "_"): value for key, value in values.items()}
+    unknown = sorted(set(values) - known)
     if unknown:
         raise ConfigurationError(f"{path}: unknown key {unknown[0]!r}; known: {', '.join(sorted(known))}")
-    return told
+    return values
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -133,7 +135,7 @@ def main(argv: list[str] | None = None) -> int:
             rules = mapping.read(options.mapping) if options.mapping else mapping.Mapping()
             output = Output(options.out)
             found = source.latest(Storage(options.landing))
-            stack.enter_context(output.alone())
+            stack.enter_context(output.locked())
             log = session.log_file(output.storage)
             metrics = None
             if options.metrics_port:
@@ -145,7 +147,7 @@ def main(argv: list[str] | None = None) -> int:
                 except PortInUse as error:
                     raise ConfigurationError(str(error)) from error
             count = verdict.counted(sum(map(len, found.values())), "segment")
-            print(f"  {count} in {options.landing}; Spark starts, which takes ten seconds or more", flush=True)
+            print(f"  {count} in {options.landing}; starting Spark, which takes ten seconds or more", flush=True)
             spark = stack.enter_context(session.opened(options.master, log, settings))
         except (*named, ConfigurationError, mapping.MappingError, java.JavaNotFound, OSError, ValueError) as error:
             print(f"pipeline: {error}", file=sys.stderr)
@@ -156,7 +158,7 @@ def main(argv: list[str] | None = None) -> int:
             print(f"pipeline: {error}", file=sys.stderr)
             return 2
         except PySparkException as error:
-            print(f"pipeline: {cause(error)}" + (f"\nThe whole story is in {log}" if log else ""), file=sys.stderr)
+            print(f"pipeline: {cause(error)}" + (f"\nMore details are in {log}" if log else ""), file=sys.stderr)
             return 2
 
 
@@ -169,8 +171,8 @@ def _run(
 ) -> int:
     from . import follow, report, stream
 
-    def told(commit: Commit) -> None:
-        tell(commit)
+    def on_commit(commit: Commit) -> None:
+        print_batch(commit)
         if metrics:
             metrics.committed_batch(commit)
 
@@ -183,7 +185,7 @@ def _run(
         options.buckets,
         options.segments_per_batch,
         options.follow,
-        told,
+        on_commit,
         options.late_after,
         not options.no_delta,
         rules,
@@ -206,9 +208,9 @@ def _run(
     return found.status
 
 
-def tell(commit: Commit) -> None:
-    """Say what a batch brought."""
-    rows = [f"{commit.rows.get(table, 0):,} {what}" for table, what in TOLD.items()]
+def print_batch(commit: Commit) -> None:
+    """Print the number of rows that a batch wrote."""
+    rows = [f"{commit.rows.get(table, 0):,} {what}" for table, what in PRINTED.items()]
     print(f"  batch {commit.batch}: {', '.join(rows)}", flush=True)
 
 
@@ -217,10 +219,10 @@ LONGEST_CAUSE = 2000
 
 
 def cause(error: Exception) -> str:
-    """Return the words of a Python failure inside Spark, or the beginning of Spark's own text.
+    """Return the text of a Python error inside Spark, or the first line of Spark's own text.
 
-    Spark gives a worker's failure as its traceback within texts of its own, once or more: the last line of the last
-    traceback that is at the margin begins the failure's own text, which goes on to the next empty line or Java frame.
+    Spark's text contains the worker's traceback once or more. The error's own text begins at the first line after the last
+    traceback that is not indented further than the traceback. It ends before the next empty line or Java frame.
     """
     lines = [line.rstrip() for line in str(error).splitlines()]
     found = ""
@@ -251,8 +253,8 @@ def cause(error: Exception) -> str:
     crashed = next((line.strip() for line in lines if "Python worker exited unexpectedly" in line), "")
     if crashed:
         return (
-            "a Python worker ended without a word: killed, perhaps for want of memory. Give it more"
-            " (spark.executor.memoryOverhead on a cluster), or fewer cores"
+            "a Python worker was killed, probably because there was too little memory. Give it more"
+            " (spark.executor.memoryOverhead on a cluster), or use fewer cores"
         )
     ours = [line.strip() for line in lines if line.strip().startswith(OURS) and ": " in line]
     if ours:

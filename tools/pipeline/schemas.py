@@ -1,7 +1,7 @@
-"""Every schema of the pipeline, in one place: what the tables hold, column by column.
+"""All schemas of the pipeline: the columns of every table.
 
-They are written once, as Arrow schemas, because the hot path is Arrow batches; `spark_schema` gives the same for
-Spark. Changing a table means raising FORMAT: an output directory of another format is refused by name.
+They are Arrow schemas, because the batches are Arrow; `spark_schema` converts them for Spark. If you change a table,
+increase FORMAT: an output directory of another format is refused with that reason.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ FORMAT = 3
 LARGEST = 2**31 - 1  # of a boot and of a sequence number
 MOMENT = pa.timestamp("us", tz="UTC")
 
-# A message's identity. `life` counts from 1 and goes up when a device's counters begin again (flash wiped, board replaced
-# under the same id); see lives.py. It is 0 where the message carries none; see plain.py.
+# A message's identity. `life` begins at 1 and rises by 1 each time that a device's counters begin again (flash wiped, or
+# board replaced with the same id); see lives.py. It is 0 if the message has no identity; see plain.py.
 KEY = [
     pa.field("device", pa.string(), nullable=False),
     pa.field("life", pa.int32(), nullable=False),
@@ -27,7 +27,7 @@ KEY = [
 ]
 SEQ = pa.field("seq", pa.int64(), nullable=False)
 
-# Where a row came from: enough to find the payload again.
+# The origin of a row: its position in the collector's log, where its payload can be found.
 ORIGIN = [
     pa.field("arrival", MOMENT, nullable=False),
     pa.field("collector", pa.string(), nullable=False),
@@ -48,7 +48,7 @@ READINGS = pa.schema(
         pa.field("blob", pa.string()),  # SenML "vd": base64url, as sent
         pa.field("sum", pa.float64()),
         pa.field("uptime", pa.float64()),  # seconds since the boot
-        pa.field("time", MOMENT),  # by the board's own clock, where it had one
+        pa.field("time", MOMENT),  # by the board's own clock, if it was set
         *ORIGIN,
     ]
 )
@@ -59,10 +59,10 @@ EVENTS = pa.schema(
         SEQ,
         pa.field("first", pa.int64()),  # sequence number of the boot's first message
         pa.field("cause", pa.string()),  # of the reset
-        pa.field("dropped", pa.int64()),  # dropped by policy so far, over the device's life
-        pa.field("doubt_first", pa.int64()),  # a window of messages that the board calls in doubt
+        pa.field("dropped", pa.int64()),  # dropped by policy so far, in the device's life
+        pa.field("doubt_first", pa.int64()),  # a range of messages that the board reported as in doubt
         pa.field("doubt_last", pa.int64()),
-        pa.field("since", pa.int64()),  # where the life began in the board's numbers, if not at 1
+        pa.field("since", pa.int64()),  # the life's first number, if it is not 1
         pa.field("uptime", pa.float64()),
         pa.field("time", MOMENT),
         *ORIGIN,
@@ -73,7 +73,7 @@ TIES = pa.schema(
     [
         *KEY,
         SEQ,
-        pa.field("offset_us", pa.int64(), nullable=False),  # the board's clock less its uptime
+        pa.field("offset_us", pa.int64(), nullable=False),  # the board's clock minus its uptime
         pa.field("uptime", pa.float64(), nullable=False),
         pa.field("arrival", MOMENT, nullable=False),
     ]
@@ -101,18 +101,18 @@ QUARANTINE = pa.schema(
 TALLY = pa.schema(
     [
         *KEY,
-        pa.field("delivered", pa.int64(), nullable=False),  # messages, each once
+        pa.field("delivered", pa.int64(), nullable=False),  # distinct messages
         pa.field("readings", pa.int64(), nullable=False),
         pa.field("resent", pa.int64(), nullable=False),
         pa.field("replayed", pa.int64(), nullable=False),
         pa.field("reordered", pa.int64(), nullable=False),
-        # How often the device's newest message went back to an older life; where boards tell no life, also to an older boot,
-        # or far back in its numbers: one board does so hardly ever, two under one id do it all the time.
+        # How often the device's newest message went back to an older life; for boards without a life, also to an older boot
+        # or far back in its numbers. This is rare for one board, and frequent for two boards with the same id.
         pa.field("returns", pa.int64(), nullable=False),
         pa.field("first_arrival", MOMENT, nullable=False),
         pa.field("last_arrival", MOMENT, nullable=False),
-        # How many messages arrived how long after their uptime: arrival less uptime is `base_us` plus a step of
-        # delays.py. The boot's clock offset, once known, turns it into a delay.
+        # A histogram of arrival minus uptime, which is `base_us` plus a step of delays.py. With the boot's clock offset it
+        # becomes a histogram of delays.
         pa.field("base_us", pa.int64(), nullable=False),
         pa.field("steps", pa.list_(pa.int32()), nullable=False),
         pa.field("counts", pa.list_(pa.int64()), nullable=False),
@@ -120,10 +120,10 @@ TALLY = pa.schema(
 )
 
 REASONS = ("refused", "expired", "dropped", "damaged", "in_doubt")
-"""Why a number may be missing, as its board says. A number that has several reasons counts for the first of them."""
+"""The reasons that a board gives for a missing number. A number with several reasons counts for the first one."""
 RANGE = pa.struct([pa.field("lo", pa.int64(), nullable=False), pa.field("hi", pa.int64(), nullable=False)])
 
-# The audit: one row a boot, what it published and what became of it; then what the next batch goes on from.
+# The audit: one row per boot. First what it published and what was delivered, then values that the next batch needs.
 AUDIT = pa.schema(
     [
         *KEY,
@@ -136,16 +136,16 @@ AUDIT = pa.schema(
         pa.field("resent", pa.int64(), nullable=False),
         pa.field("replayed", pa.int64(), nullable=False),
         pa.field("missing", pa.int64(), nullable=False),
-        # Of the missing ones, each counted once: what the board says it gave up, what it calls in doubt, and the rest.
+        # The missing numbers, each counted once: those that the board gave up, those in doubt, and the rest.
         *[pa.field(name, pa.int64(), nullable=False) for name in ("refused", "expired", "dropped", "damaged")],
         pa.field("in_doubt", pa.int64(), nullable=False),
         pa.field("unexplained", pa.int64(), nullable=False),
-        # Gaps so long that no board can have lost all of it (lives.MOST_GAP): neither published nor missing.
+        # Gaps that are too long for a loss (lives.MOST_GAP): their numbers count neither as published nor as missing.
         pa.field("suspect", pa.int64(), nullable=False),
         pa.field("missing_ranges", pa.list_(RANGE), nullable=False),
         pa.field("in_tables", pa.int64(), nullable=False),  # messages read back from the files after they were written
-        pa.field("twice", pa.int64(), nullable=False),  # rows that were there already
-        pa.field("absent", pa.int64(), nullable=False),  # messages that the state calls seen and no file holds
+        pa.field("twice", pa.int64(), nullable=False),  # surplus rows
+        pa.field("absent", pa.int64(), nullable=False),  # messages that the state has, but no file
         pa.field("reordered", pa.int64(), nullable=False),
         pa.field("returns", pa.int64(), nullable=False),
         pa.field("late", pa.int64(), nullable=False),
@@ -160,8 +160,8 @@ AUDIT = pa.schema(
         pa.field("open", pa.bool_(), nullable=False),
         pa.field("first_arrival", MOMENT, nullable=False),
         pa.field("last_arrival", MOMENT, nullable=False),
-        # What the next batch goes on from.
-        pa.field("begun", pa.int64()),  # the first number, as the boot message tells it
+        # Values that the next batch needs.
+        pa.field("begun", pa.int64()),  # the first number, from the boot message
         pa.field("cause_seq", pa.int64()),
         pa.field("dropped_before", pa.int64()),
         pa.field("dropped_after", pa.int64()),
@@ -173,7 +173,7 @@ AUDIT = pa.schema(
         pa.field("base_us", pa.int64(), nullable=False),
         pa.field("steps", pa.list_(pa.int32()), nullable=False),
         pa.field("counts", pa.list_(pa.int64()), nullable=False),
-        # What the board told of itself in this boot: erases of its most worn sector, connections.
+        # The board's own counters in this boot: erases of its most worn sector, connections.
         pa.field("erases_first", pa.float64()),
         pa.field("erases", pa.float64()),
         pa.field("connects", pa.float64()),
@@ -181,7 +181,7 @@ AUDIT = pa.schema(
     ]
 )
 
-# The same by device and life: sums, and what the report and the verdict ask of a device.
+# The same by device and life: sums, and values for the report and the verdict.
 LIVES = pa.schema(
     [
         *KEY[:2],
@@ -205,8 +205,8 @@ LIVES = pa.schema(
         ],
         pa.field("first_arrival", MOMENT, nullable=False),
         pa.field("last_arrival", MOMENT, nullable=False),
-        pa.field("since", pa.int64()),  # the number that the life began with, where its board says that it was not 1
-        # Numbers that the board calls in doubt, or says that it gave up and why: ranges, joined.
+        pa.field("since", pa.int64()),  # the life's first number, if the board reported another one than 1
+        # Numbers that the board reported as given up or in doubt, by reason: disjoint ranges.
         *[pa.field(f"{name}_ranges", pa.list_(RANGE), nullable=False) for name in REASONS],
         pa.field("erases_first", pa.float64()),
         pa.field("erases", pa.float64()),
@@ -217,21 +217,21 @@ LIVES = pa.schema(
 
 INTERVALS = pa.schema([*KEY, pa.field("lo", pa.int64(), nullable=False), pa.field("hi", pa.int64(), nullable=False)])
 
-# The payload of every message that was stored, in 32 bits: see prints.py.
+# A 32-bit hash of every stored message's payload: see prints.py.
 PRINTS = pa.schema([*KEY, SEQ, pa.field("print", pa.int32(), nullable=False)])
 
-# What a board says of numbers that it gave up: a reason, and a range of them in this life.
+# The numbers that a board gave up: a reason, and a range of numbers of this life.
 UNDELIVERED = pa.schema(
     [
         *KEY,
-        SEQ,  # of the message that says so
+        SEQ,  # of the message that reported them
         pa.field("reason", pa.string(), nullable=False),  # "refused", "expired", "dropped", "damaged"
         pa.field("lo", pa.int64(), nullable=False),
         pa.field("hi", pa.int64(), nullable=False),
     ]
 )
 
-# The lives of each device, what its board calls them (0: it says nothing), and its newest message, in the row of its life.
+# The lives of each device, the boards' numbers for them (0: none), and each device's newest message, in its life's row.
 IDENTITIES = pa.schema(
     [
         *KEY[:2],
@@ -242,7 +242,7 @@ IDENTITIES = pa.schema(
     ]
 )
 
-# What is held until its life is known. It counts as quarantine as long as it is (commits.py).
+# The messages that are held until their life is known. Meanwhile they count as quarantine (commits.py).
 HELD = pa.schema(
     [
         KEY[0],
@@ -266,9 +266,9 @@ TABLES = {
 }
 
 AGING = ("readings", "prints", "duplicates", "quarantine")
-"""The tables that a retention by age applies to: events and ties are few, and date what is kept."""
+"""The tables with a retention by age. Events and ties are kept: they are few, and date the readings."""
 
-# What the devices brought whose messages carry no identity: see plain.py.
+# The sums by device for messages without an identity: see plain.py.
 PLAIN = pa.schema(
     [
         KEY[0],
@@ -282,14 +282,14 @@ PLAIN = pa.schema(
 
 STATE = {"intervals": INTERVALS, "identities": IDENTITIES, "held": HELD, "audit": AUDIT, "lives": LIVES, "plain": PLAIN}
 
-# What a task gives back: the files that it wrote.
+# A task's result: the files that it wrote.
 DONE = pa.schema(
     [
         pa.field("bucket", pa.int32(), nullable=False),
         pa.field("table", pa.string(), nullable=False),
         pa.field("file", pa.string(), nullable=False),
         pa.field("rows", pa.int64(), nullable=False),
-        pa.field("told", pa.string()),  # of table "summary": what the bucket adds to the fleet's sums, as JSON
+        pa.field("summary", pa.string()),  # of table "summary": the bucket's addition to the fleet's sums, as JSON
     ]
 )
 

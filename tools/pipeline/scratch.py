@@ -1,8 +1,8 @@
-"""Where a JVM of ours keeps what it needs while it runs: a folder of its own, gone at the end, or at the next start after a kill.
+"""A temporary folder for a JVM: deleted at its end, or, after a kill, at the next start.
 
-Spark and its libraries leave `spark-*`, `blockmgr-*`, `artifacts-*` and unpacked libraries in the JVM's temporary
-directory, and remove them in an orderly end only. In a folder of their own they can be removed without them. A folder
-that nobody holds the lock of is one that a killed process left behind.
+Spark and its libraries create `spark-*`, `blockmgr-*`, `artifacts-*` and unpacked libraries in the JVM's temporary
+directory, and delete them only at a normal end. In a separate folder, another process can delete them. A folder that no
+process has locked belongs to a killed process.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ PREFIX = "flashmqtt-spark-"
 
 
 class Scratch:
-    """A folder in the temporary directory that is this process's until `remove`, or until it ends."""
+    """A folder in the temporary directory, locked by this process until `remove` or until the process ends."""
 
     def __init__(self) -> None:
         remove_left_behind()
@@ -26,24 +26,24 @@ class Scratch:
             try:
                 self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
             except FileNotFoundError:
-                continue  # another start took it for one that was left behind
+                continue  # another process deleted it, because it was not locked yet
             fcntl.flock(self._lock, fcntl.LOCK_EX)
             if self.path.exists():
                 return
             os.close(self._lock)
 
     def remove(self) -> None:
-        """Delete the folder and what is in it."""
+        """Delete the folder with its contents."""
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._lock)
 
 
 def remove_left_behind() -> None:
-    """Delete the folders of this user's processes that were killed."""
+    """Delete the folders of this user's killed processes."""
     for path in Path(tempfile.gettempdir()).glob(PREFIX + "*"):
         try:
             handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        except OSError:  # just removed, another user's, or no folder
+        except OSError:  # already deleted, of another user, or not a folder
             continue
         try:
             if os.fstat(handle).st_uid == os.getuid():

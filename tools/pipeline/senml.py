@@ -1,14 +1,14 @@
-"""SenML packs (RFC 8428, JSON) to columns, a batch of payloads at a time.
+"""Convert SenML packs (RFC 8428, JSON) to columns, a batch of payloads at a time.
 
-The fast way gives a whole batch to Arrow's JSON reader, one line a payload, with a fixed schema. Where the reader
-refuses (it refuses a block for one bad row), the batch is halved until the culprits stand alone, and those are read by
-Python's `json`, one at a time, which also knows the reason. So a bad payload costs time in proportion to how
-rare it is, and can neither stop the batch nor lend its rows to a neighbour: rows out are checked against rows in.
+The fast path gives a whole batch to Arrow's JSON reader, one line per payload, with a fixed schema. The reader refuses a
+whole block for one bad row. Then the batch is halved until the blocks with bad payloads are small; Python's `json` reads
+their payloads one by one, and gives the reason. So a bad payload costs little time and does not stop the batch. The number
+of rows after parsing is compared with the number before, so that a payload can't add rows to others.
 
-A pack's first record carries the message's identity in labels of ours: `life`, `boot`, `seq`, `up` (uptime, s); the device
-is the base name up to its last "/". Boot messages add `first`, `cause`, `dropped`, `since`; in-doubt windows `doubt_first`,
-`doubt_last`; what a board gave up stands in `refused_seqs` and the like, as ranges of numbers ("5-8,12"). Unknown labels
-are ignored, unless they end in "_" (§4.4: must be understood).
+A pack's first record has the message's identity in our own labels: `life`, `boot`, `seq`, `up` (uptime, s); the device is
+the base name up to its last "/". Boot messages add `first`, `cause`, `dropped`, `since`. Ranges in doubt are in
+`doubt_first` and `doubt_last`. Numbers that the board gave up are in `refused_seqs` etc., as ranges ("5-8,12"). Unknown
+labels are ignored, unless they end in "_" (§4.4: must be understood).
 """
 
 from __future__ import annotations
@@ -66,13 +66,13 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9\-:./_]*")  # §4.5.1
 REST_OF_NAME = re.compile(r"[A-Za-z0-9\-:./_]*")  # what follows the device
 BASE64URL = re.compile(r"[A-Za-z0-9_-]*={0,2}")
 RANGE = re.compile(r"[0-9]{1,10}(-[0-9]{1,10})?")
-# What Arrow's reader takes where unknown labels are ignored, and JSON or SenML do not: a label that must be understood,
-# numbers that are none, more behind the pack. It may stand in a text, too: a payload that has it is read one by one.
+# What Arrow's reader accepts if it ignores unknown labels, but JSON or SenML forbid: a label that must be understood, NaN
+# and infinity, data after the pack. A valid text may contain these, too. Such payloads are read one by one.
 STRICTLY = rb'_"|NaN|Inf|\][ \t\r]*,[ \t\r]*"'
-MOST_BRACKETS = 256  # Arrow's reader recurses: a payload of nothing but "[" would take its stack
+MOST_BRACKETS = 256  # Arrow's reader is recursive: a payload of many "[" would overflow its stack
 SMALLEST_BLOCK = 32
 
-# A message per row, then a record per row; `message` and `row` are places in what was handed to `read`.
+# One row per message; one row per record. `row` is an index in the argument of `read`.
 MESSAGES = pa.schema(
     [
         pa.field("row", pa.int64(), nullable=False),
@@ -87,7 +87,7 @@ MESSAGES = pa.schema(
         pa.field("doubt_first", pa.int64()),
         pa.field("doubt_last", pa.int64()),
         pa.field("since", pa.int64()),
-        pa.field("life", pa.int64(), nullable=False),  # what the board says, 0 for nothing
+        pa.field("life", pa.int64(), nullable=False),  # the board's number, 0 for none
         *[pa.field(f"{reason}_seqs", pa.string()) for reason in GIVEN_UP],
     ]
 )
@@ -109,7 +109,7 @@ RECORDS = pa.schema(
 
 
 class Packs(NamedTuple):
-    """What a batch of payloads held: good messages, their records (both in `row` order), and (row, reason) of the bad."""
+    """The contents of a batch of payloads: valid messages, their records (both sorted by `row`), and (row, reason)."""
 
     messages: pa.Table
     records: pa.Table
@@ -117,7 +117,7 @@ class Packs(NamedTuple):
 
 
 class BadPack(ValueError):
-    """A payload is not a SenML pack with an identity; the text is the reason."""
+    """A payload is not a SenML pack with an identity. The text has the reason."""
 
 
 def read(payloads: pa.Array) -> Packs:
@@ -154,22 +154,22 @@ def _together(parts: list[pa.Table], schema: pa.Schema) -> pa.Table:
 
 
 def _labels_in_use(payloads: pa.Array) -> dict[str, pa.DataType]:
-    """Return the optional labels that a few of the payloads use: reading columns that nobody fills costs as much again."""
+    """Return the optional labels in a sample of the payloads. Reading all unused columns would double the time."""
     step = max(1, len(payloads) // 16)
     sample = b"".join(payload.as_py() or b"" for payload in payloads[::step])
     return {label: kind for label, kind in LABELS.items() if f'"{label}"'.encode() in sample}
 
 
 def _parse_block(payloads: pa.Array, fields: dict[str, pa.DataType], unexpected: str) -> pa.Array | None:
-    """Return a list of records for each payload, or None where the reader refuses any of them."""
+    """Return a list of records for each payload, or None if the reader refuses one of them."""
     try:
-        text = payloads.cast(pa.string())  # the JSON reader itself lets invalid UTF-8 through
+        text = payloads.cast(pa.string())  # the JSON reader accepts invalid UTF-8
     except pa.ArrowInvalid:
         return None
     lines = pc.binary_join_element_wise('{"p":', text, "}\n", "")
     joined = lines.buffers()[2]
     if np.count_nonzero(np.frombuffer(joined, np.uint8) == ord("\n")) != len(payloads):
-        return None  # a line break inside a payload, which could bring rows of its own
+        return None  # a line break inside a payload could add rows
     schema = pa.schema([("p", pa.list_(pa.struct(list(fields.items()))))])
     try:
         table = pj.read_json(
@@ -179,7 +179,7 @@ def _parse_block(payloads: pa.Array, fields: dict[str, pa.DataType], unexpected:
         )
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
         return None
-    # A payload can't bring less than a row (its line begins with an object of ours); one that brings more shows here.
+    # Each payload gives at least one row, because its line begins with our object. More rows are an error.
     if table.num_rows != len(payloads):
         return None
     packs = table["p"]
@@ -187,7 +187,7 @@ def _parse_block(payloads: pa.Array, fields: dict[str, pa.DataType], unexpected:
 
 
 def _all_finite(packs: pa.ListArray) -> bool:
-    """Return whether no number is NaN or infinite: Arrow's reader takes those, which JSON does not have."""
+    """Return whether all numbers are finite. Arrow's reader accepts NaN and infinity, which JSON does not have."""
     records = packs.flatten()
     for n, field in enumerate(records.type):
         if pa.types.is_floating(field.type):
@@ -200,7 +200,7 @@ def _all_finite(packs: pa.ListArray) -> bool:
 def _parse(
     payloads: pa.Array, rows: np.ndarray, parts: list[tuple[np.ndarray, pa.Array]], bad: list[tuple[int, str]]
 ) -> None:
-    """Parse with every label, halving where the reader refuses, and one by one where little is left."""
+    """Parse with all labels. If the reader refuses a block, halve it; read small blocks one by one."""
     suspicious = pc.or_(
         pc.greater(pc.add(pc.count_substring(payloads, "["), pc.count_substring(payloads, "{")), MOST_BRACKETS),
         pc.match_substring_regex(payloads, STRICTLY),
@@ -238,7 +238,7 @@ def _parse_one_by_one(
 
 
 def read_one(payload: bytes) -> list[dict[str, Any]]:
-    """Read one payload strictly; return its records with the labels that are known.
+    """Read one payload strictly; return its records with the known labels.
 
     Raises:
         BadPack: it is not a list of objects whose known labels have the right types.
@@ -269,7 +269,7 @@ def read_one(payload: bytes) -> list[dict[str, Any]]:
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise BadPack("a label stands twice in a record")
+        raise BadPack("a label is twice in a record")
     return found
 
 
@@ -318,7 +318,7 @@ def _encodable(value: str) -> bool:
 
 
 def ranges(text: str) -> list[tuple[int, int]] | None:
-    """Return the ranges of numbers that a text lists ("5-8,12,40-41"), None where it is no such list; "" lists none."""
+    """Return the ranges in a text ("5-8,12,40-41"; "" for none), or None if it is not such a text."""
     found = []
     for one in text.split(",") if text else ():
         if not RANGE.fullmatch(one):
@@ -332,7 +332,7 @@ def ranges(text: str) -> list[tuple[int, int]] | None:
 
 
 class _Fields:
-    """The columns of a struct array by label, null where the label was not read."""
+    """The columns of a struct array by label; all null for a label that was not read."""
 
     def __init__(self, records: pa.StructArray):
         self.records = records
@@ -348,7 +348,7 @@ class _Fields:
 
 
 def _resolve(rows: np.ndarray, packs: pa.ListArray) -> tuple[pa.Table, pa.Table, list[tuple[int, str]]]:
-    """Resolve base fields (§4.1), times and identities; return messages, records and what is wrong with the others."""
+    """Resolve base fields (§4.1), times and identities; return messages, records, and (row, reason) of bad packs."""
     reasons = _Reasons(len(packs))
     reasons.where(~_valid(packs), "not a pack: no array")
     counts = pc.fill_null(pc.list_value_length(packs), 0).to_numpy()
@@ -384,9 +384,9 @@ def _resolve(rows: np.ndarray, packs: pa.ListArray) -> tuple[pa.Table, pa.Table,
     reasons.where((boot < 0) | (boot > LARGEST) | (seq < 1) | (seq > LARGEST), "boot or seq out of range")
     for label in ("life", "first", "dropped", "doubt_first", "doubt_last", "since"):
         if heads.has(label):
-            told_number = pc.fill_null(heads[label], 1).to_numpy()
+            number = pc.fill_null(heads[label], 1).to_numpy()
             least = 0 if label in {"dropped", "life"} else 1
-            reasons.where((told_number < least) | (told_number > LARGEST), f"{label} out of range")
+            reasons.where((number < least) | (number > LARGEST), f"{label} out of range")
     for reason in GIVEN_UP:
         label = f"{reason}_seqs"
         if heads.has(label):
@@ -403,37 +403,37 @@ def _resolve(rows: np.ndarray, packs: pa.ListArray) -> tuple[pa.Table, pa.Table,
     device = device_of.take(head_bn.indices)
     reasons.where(pc.equal(device, "").to_numpy(zero_copy_only=False), "no identity: bn is empty")
 
-    # Times: bt + t; absolute from 2^28 s on, else relative to the message's own moment.
+    # Times: bt + t. From 2^28 s on they are absolute, else relative to the message's own time.
     version = fields["bver"]
     if version.null_count < len(version):
         wrong = pc.fill_null(pc.not_equal(version, float(VERSION)), False)
         newer = pc.and_(wrong, pc.invert(pc.fill_null(pc.less(version, float(VERSION)), False)))
         reasons.where(_any(parent, newer.to_numpy(zero_copy_only=False), len(packs)), "bver: a newer SenML")
-    time, told = _sum(fields["t"], base("bt"))
+    time, has_time = _sum(fields["t"], base("bt"))
     with np.errstate(invalid="ignore"):
         reasons.where(_any(parent, ~(np.abs(time) <= LATEST_S), len(packs)), "time out of range")
-        absolute = told & (time >= ABSOLUTE_S) & (time <= LATEST_S)
+        absolute = has_time & (time >= ABSOLUTE_S) & (time <= LATEST_S)
         relative = np.where(absolute | ~(np.abs(time) < ABSOLUTE_S), 0.0, time)
         time_us = np.where(absolute, np.rint(np.where(absolute, time, 0.0) * 1e6), 0).astype(np.int64)
     moment = pa.array(time_us, mask=~absolute)
     first_of = starts if not single else parent
     first_of = np.minimum(first_of, len(flat) - 1)
-    # `up` is the uptime at the message's own moment: that is `bt`, whatever the first record's `t` adds to it.
+    # `up` is the uptime at the message's own time, which is `bt`, without the first record's `t`.
     own_us, dated = time_us[first_of], absolute[first_of]
     if heads.has("bt") and heads.has("t"):
         head_bt = pc.fill_null(heads["bt"], 0.0).to_numpy()
         with np.errstate(invalid="ignore"):
-            tells = (head_bt >= ABSOLUTE_S) & (head_bt <= LATEST_S)
-        own_us = np.where(tells, np.rint(np.where(tells, head_bt, 0.0) * 1e6).astype(np.int64), own_us)
-        dated |= tells
-    # A record's uptime is as far from the message's as its time is.
+            is_valid = (head_bt >= ABSOLUTE_S) & (head_bt <= LATEST_S)
+        own_us = np.where(is_valid, np.rint(np.where(is_valid, head_bt, 0.0) * 1e6).astype(np.int64), own_us)
+        dated |= is_valid
+    # A record's uptime differs from the message's uptime by the same amount as its time does.
     behind = np.where(absolute, (time_us - own_us[parent]) / 1e6, relative)
     uptime = pa.array(up_number[parent] + behind, mask=~_valid(up)[parent] | (absolute & ~dated[parent]))
 
-    # Values (§4.5.4): a base value or base sum that stands alone is added to 0.
+    # Values (§4.5.4): a base value or base sum without a value or sum is added to 0.
     is_head = np.zeros(len(flat), dtype=bool)
     heads_at = starts[counts > 0]
-    is_head[heads_at] = ~_valid(fields["n"])[heads_at]  # a first record without a name may hold the identity alone
+    is_head[heads_at] = ~_valid(fields["n"])[heads_at]  # a first record without a name may have only the identity
     others = [_valid(fields[label]) for label in ("vs", "vb", "vd") if fields.has(label)]
     several = sum((other.astype(np.int8) for other in others), _valid(fields["v"]).astype(np.int8))
     reasons.where(_any(parent, several > 1, len(packs)), "several values in one record")
@@ -505,7 +505,7 @@ def _resolve(rows: np.ndarray, packs: pa.ListArray) -> tuple[pa.Table, pa.Table,
 
 
 class _Reasons:
-    """For each pack the first thing found wrong with it."""
+    """For each pack the first error."""
 
     def __init__(self, size: int):
         self.code = np.zeros(size, dtype=np.int16)
@@ -538,20 +538,20 @@ def _any(parent: np.ndarray, flags: np.ndarray, size: int) -> np.ndarray:
 
 
 def _carried(column: pa.Array, start: np.ndarray) -> pa.Array:
-    """Carry a base field forward to the records behind it in its pack."""
+    """Copy a base field to the following records of its pack."""
     valid = _valid(column)
     last = np.maximum.accumulate(np.where(valid, np.arange(len(column)), -1))
     return column.take(pa.array(np.maximum(last, 0), mask=last < start))
 
 
 def _sum(one: pa.Array, other: pa.Array, wanted: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Add a field and its base field; return the sums (0 where there are none) and where there are any.
+    """Add a field and its base field; return the sums (0 if both are missing), and which records have one.
 
-    §4.5.3, §4.5.4: where one of the two is missing it counts as 0. `wanted`: the records that may have a sum at all.
+    §4.5.3, §4.5.4: a missing one counts as 0. `wanted`: the records to which the base field applies.
     """
     valid = _valid(one)
     total = one.to_numpy(zero_copy_only=False) if one.null_count == 0 else pc.fill_null(one, 0.0).to_numpy()
-    total = total + 0.0  # so that there is one zero: whether "-0" keeps its sign goes by the reader
+    total = total + 0.0  # -0.0 becomes 0.0: the two readers treat the sign of "-0" differently
     if other.null_count < len(other):
         base_valid = _valid(other) if wanted is None else _valid(other) & wanted
         total = total + np.where(base_valid, pc.fill_null(other, 0.0).to_numpy(), 0.0)
@@ -560,7 +560,7 @@ def _sum(one: pa.Array, other: pa.Array, wanted: np.ndarray | None = None) -> tu
 
 
 def _decodable(column: pa.Array) -> np.ndarray:
-    """Return where a field is missing or base64url (RFC 4648 §5; padding should not be there, and may)."""
+    """Return which records have valid base64url (RFC 4648 §5) or nothing in a field. Padding is accepted."""
     encoded = pc.dictionary_encode(pc.fill_null(column, ""))
     good = [
         BASE64URL.fullmatch(text) is not None
@@ -572,9 +572,9 @@ def _decodable(column: pa.Array) -> np.ndarray:
 
 
 def _names(bn: pa.Array, n: pa.Array, device: pa.Array, parent: np.ndarray) -> tuple[pa.Array, np.ndarray | None]:
-    """Return each record's name without its device: what bn + n leaves behind "<device>/"; and where it is one of those.
+    """Return each record's name: bn + n without "<device>/"; and which records had this prefix.
 
-    None stands for all of them. Another name is whole.
+    The second value is None if all had it. Without the prefix, the name is bn + n.
     """
     encoded = pc.dictionary_encode(pc.fill_null(bn, ""))
     if all(text.endswith("/") and text.count("/") == 1 for text in encoded.dictionary.to_pylist()):

@@ -1,12 +1,12 @@
-"""The values that the page plots: per device and reading a bounded number of points, kept in an SQLite file beside the tables.
+"""The values for the page's plots: a limited number of points per device and reading, in an SQLite file in the output.
 
-The file is derived from the table `readings` and goes on by what the commits since its last update brought. It may be
-deleted at any time; the next report makes it again.
+The file is made from the table `readings`; an update adds the commits since the last update. You may delete the file at any
+time: the next report makes it again.
 
-A *point* stands for one reading or for several that follow each other: (first, last) in milliseconds, how many, their mean,
-lowest and highest value. Two sets of points are kept of a series: `all`, at most POINTS over all time, whose stretch doubles
-as time goes on, and `day`, the newest 24 hours in stretches of nine minutes. Stretches are powers of two, so points of one
-are joined to those of the next without a look at the readings.
+A *point* represents one reading or several consecutive ones: (first, last) in milliseconds, their number, mean, lowest and
+highest value. A series is one reading of one device. It has two sets of points: `all`, at most POINTS over all time, and
+`day`, the newest 24 hours. A point covers a stretch of time: in `day` nine minutes, in `all` a length that doubles as time
+passes. The lengths are powers of two, so points can be merged into longer stretches without the readings.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ NAME = "series.sqlite"
 POINTS = 256
 DAY_MS = 86_400_000
 DAY_LEVEL = 19
-"""A stretch of the newest day is 2^19 ms."""
+"""A stretch of `day` is 2^19 ms."""
 MOST_SERIES = 64
-"""Of a device. What it sends under more names is counted, not drawn."""
+"""The most series of a device. Readings under further names are counted, not drawn."""
 MOST_TEXT = 500
 MOST_NAME = 2000
-"""Characters of a name, which a page shows in a tooltip."""
+"""The most characters of a name, which the page shows in a tooltip."""
 MOST_PENDING = 2_000_000
 BEHIND_US = 400 * 86_400_000_000
-"""A reading that came more than 400 days after the time it tells has a wrong clock."""
+"""A reading's own time is not used if it is more than 400 days before the arrival."""
 ROWS = 131_072
 GAP = 1.75
-"""Readings are missing where the next one came later than so many usual intervals,"""
+"""There is a gap if the next reading is later than this many usual intervals,"""
 GAP_MS = 1000
-"""and later than this: a board that reads every 40 ms pauses for its flash, and misses nothing."""
+"""and later than this: a board that reads every 40 ms pauses during flash operations, without a loss."""
 LARGEST = 3.0e38
 PARTS = 1 << 16
 
@@ -67,7 +67,7 @@ CREATE TABLE IF NOT EXISTS left_out (
 
 
 class Points(NamedTuple):
-    """Points of some series, as columns."""
+    """Points of several series, as columns."""
 
     series: np.ndarray
     first: np.ndarray
@@ -87,13 +87,13 @@ NO_POINTS = Points(*[np.zeros(0, dtype=kind) for kind in KINDS])
 
 
 def together(*some: Points) -> Points:
-    """Return some points as one table, by series and time."""
+    """Return points as one table, sorted by series and time."""
     both = Points(*[np.concatenate(columns) for columns in zip(*some, strict=True)])
     return both.take(np.lexsort((both.first, both.series)))
 
 
 def joined(points: Points, level: np.ndarray) -> Points:
-    """Return points (by series and time) as one for each stretch of 2^level ms; `level` by series."""
+    """Merge points (sorted by series and time) into one for each stretch of 2^level ms; `level` is by series."""
     if not len(points.first):
         return points
     stretch = points.first >> level[points.series]
@@ -116,7 +116,7 @@ def joined(points: Points, level: np.ndarray) -> Points:
 
 
 def levels(points: Points, count: int, most: int = POINTS) -> np.ndarray:
-    """Return for each of `count` series the least level at which its points are at most `most`."""
+    """Return for each of `count` series the lowest level at which it has at most `most` points."""
     first = np.full(count, np.iinfo(np.int64).max)
     last = np.full(count, np.iinfo(np.int64).min)
     np.minimum.at(first, points.series, points.first)
@@ -126,7 +126,7 @@ def levels(points: Points, count: int, most: int = POINTS) -> np.ndarray:
 
 
 def packed(points: Points) -> bytes:
-    """Return one series' points as bytes."""
+    """Return a series' points as bytes."""
     several = points.n > 1
     parts = [np.diff(points.first, prepend=0), points.last - points.first, points.n, points.mean]
     parts += [points.lo[several], points.hi[several]]
@@ -134,7 +134,7 @@ def packed(points: Points) -> bytes:
 
 
 def unpacked(blob: bytes | None, series: int = 0) -> Points:
-    """Return the points that `packed` made bytes of."""
+    """Return the points from the bytes of `packed`."""
     if not blob:
         return NO_POINTS
     whole = zlib.decompress(blob)
@@ -157,33 +157,36 @@ def unpacked(blob: bytes | None, series: int = 0) -> Points:
 
 
 def taken_ms(rows: pa.Table | pa.RecordBatch, now_us: int) -> np.ndarray:
-    """Return when readings were taken, -1 where no clock can be right.
+    """Return when readings were taken, -1 if no clock is plausible.
 
-    A reading's own time counts, else its uptime with the clock of another reading of its boot in these rows, else its arrival.
+    This is a reading's own time; else its uptime plus the clock offset of another reading of its boot in these rows; else
+    its arrival.
     """
     arrival, time_us = (pc.fill_null(rows[name].cast(pa.int64()), 0).to_numpy() for name in ("arrival", "time"))
     latest = now_us + AHEAD_US
-    came = (arrival > SET_SINCE_US) & (arrival < latest)
-    at = np.where(came, arrival, latest)
-    told = (time_us > np.maximum(SET_SINCE_US, np.where(came, at - BEHIND_US, 0))) & (time_us < at + AHEAD_US * came)
-    found = np.where(told, time_us, np.where(came, arrival, -1000))
-    lacking = ~told & rows["uptime"].is_valid().to_numpy(zero_copy_only=False)
-    if lacking.any() and told.any():
+    arrival_ok = (arrival > SET_SINCE_US) & (arrival < latest)
+    at = np.where(arrival_ok, arrival, latest)
+    known = (time_us > np.maximum(SET_SINCE_US, np.where(arrival_ok, at - BEHIND_US, 0))) & (
+        time_us < at + AHEAD_US * arrival_ok
+    )
+    found = np.where(known, time_us, np.where(arrival_ok, arrival, -1000))
+    without_time = ~known & rows["uptime"].is_valid().to_numpy(zero_copy_only=False)
+    if without_time.any() and known.any():
         uptime_us = (pc.fill_null(rows["uptime"], 0).to_numpy() * 1e6).astype(np.int64)
-        tied = told & rows["uptime"].is_valid().to_numpy(zero_copy_only=False)
+        tied = known & rows["uptime"].is_valid().to_numpy(zero_copy_only=False)
         boots = pa.array(np.arange(len(rows)))
         key = pa.table([rows["device"].cast(pa.string()), rows["life"], rows["boot"], boots], ["d", "l", "b", "row"])
         ties = key.filter(pa.array(tied)).group_by(["d", "l", "b"], use_threads=False).aggregate([("row", "max")])
-        both = key.filter(pa.array(lacking)).join(ties, ["d", "l", "b"], join_type="inner", use_threads=False)
+        both = key.filter(pa.array(without_time)).join(ties, ["d", "l", "b"], join_type="inner", use_threads=False)
         row, tie = both["row"].to_numpy(), both["row_max"].to_numpy()
         dated = time_us[tie] - uptime_us[tie] + uptime_us[row]
-        right = plausible(dated, at[row])
-        found[row[right]] = dated[right]
+        is_plausible = plausible(dated, at[row])
+        found[row[is_plausible]] = dated[is_plausible]
     return found // 1000
 
 
 def _texts(column: pa.Array) -> tuple[list[str], np.ndarray]:
-    """Return a column's different texts, the last of them empty, and for each row which of them it has."""
+    """Return a column's distinct texts, plus an empty one at the end, and for each row the index of its text."""
     encoded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
     codes = pc.fill_null(encoded.indices, len(encoded.dictionary)).to_numpy()
     return [*encoded.dictionary.to_pylist(), ""], codes.astype(np.int64)
@@ -199,7 +202,7 @@ class Newest(NamedTuple):
 
 
 class _Gathered:
-    """Readings on their way into the file: a bucket's, or as many as memory should hold."""
+    """Points in memory that are not in the file yet: of one bucket, or as many as MOST_PENDING allows."""
 
     def __init__(self, store: Store, now_us: int):
         self.store, self.now_us = store, now_us
@@ -214,7 +217,7 @@ class _Gathered:
         self.left_out: dict[str, list[int]] = {}
 
     def add(self, rows: pa.RecordBatch) -> None:
-        """Take some rows of the table `readings`."""
+        """Add some rows of the table `readings`."""
         ms = taken_ms(rows, self.now_us)
         (devices, device), (names, name) = _texts(rows["device"]), _texts(rows["name"])
         pairs, where = np.unique(device * len(names) + name, return_inverse=True)
@@ -258,8 +261,8 @@ class _Gathered:
         chosen = pa.array(ends)
         text = pc.coalesce(rows["text"].cast(pa.string()), rows["flag"].cast(pa.string()))
         columns = [value.take(chosen), rows["unit"].cast(pa.string()).take(chosen), text.take(chosen)]
-        told = zip(*(column.to_pylist() for column in columns), strict=True)
-        for which, at, (number, unit, words) in zip(series[ends].tolist(), ms[ends].tolist(), told, strict=True):
+        values = zip(*(column.to_pylist() for column in columns), strict=True)
+        for which, at, (number, unit, words) in zip(series[ends].tolist(), ms[ends].tolist(), values, strict=True):
             before = self.newest.get(which)
             if before is None or before.ms <= at:
                 self.newest[which] = Newest(at, number, unit, words[:MOST_TEXT] if words else words)
@@ -276,7 +279,7 @@ class _Gathered:
                 self.write()
 
     def write(self) -> None:
-        """Join what was gathered with what the file holds."""
+        """Merge the collected points with those in the file."""
         whole = together(*self.pending)
         touched = np.unique(np.concatenate((whole.series, np.array(list(self.newest), dtype=np.int64))))
         for at in range(0, len(touched), ROWS // POINTS):
@@ -290,14 +293,14 @@ class _Gathered:
 
 
 class Store:
-    """The file. Several processes may open it: whoever comes first brings it up to date."""
+    """The file. Several processes may open it; the first one updates it."""
 
     def __init__(self, output: Output):
         self.output = output
         if output.storage.local:
             directory = Path(output.storage.path(FOLDER))
             directory.mkdir(parents=True, exist_ok=True)
-        else:  # an object store holds no file that changes: this one lives as long as its process
+        else:  # an object store can't have SQLite files: use a temporary file of this process
             self._temporary = tempfile.TemporaryDirectory(prefix="flashmqtt-series-")
             directory = Path(self._temporary.name)
         self.path = directory / NAME
@@ -307,10 +310,10 @@ class Store:
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[sqlite3.Connection]:
-        """Yield the open file, one thread at a time; make it where it is not there, damaged or of another version."""
+        """Yield the open file, one thread at a time. Make it again if it is missing, damaged or of another version."""
         with self._lock:
             held = self._held
-            if held and not (self.path.exists() and self.path.stat().st_ino == held[0]):  # it was deleted meanwhile
+            if held and not (self.path.exists() and self.path.stat().st_ino == held[0]):  # another process deleted it
                 held[1].close()
                 held = None
             if held is None:
@@ -328,7 +331,7 @@ class Store:
 
     def _connect(self) -> sqlite3.Connection:
         if not self.path.exists():
-            forget(self.output, self.path)  # no log of changes to a file that is gone must come into the new one
+            forget(self.output, self.path)  # the new file must not get the write-ahead log of a deleted one
         for again in (False, True):
             connection = sqlite3.connect(self.path, timeout=600, isolation_level=None, check_same_thread=False)
             try:
@@ -354,8 +357,8 @@ class Store:
         return [name for (name,) in rows]
 
     def join(self, keys: list[tuple[str, str]], new: Points, newest: list[Newest]) -> None:
-        """Join new points with those that are kept, of some series."""
-        before, days, told = [new], [], []
+        """Merge new points of some series with those in the file."""
+        before, days, last = [new], [], []
         for n, (device, name) in enumerate(keys):
             row = self.connection.execute(
                 "SELECT last_ms, value, unit, text, points, day FROM series WHERE part=? AND device=? AND name=?",
@@ -368,7 +371,7 @@ class Store:
                 old = Newest(*row[:4])
                 one = one if one.ms >= old.ms else old
                 one = one._replace(unit=one.unit if one.unit is not None else old.unit)
-            told.append(one)
+            last.append(one)
         whole, day = together(*before), together(new, *days)
         level = levels(whole, len(keys))
         since = np.full(len(keys), np.iinfo(np.int64).min)
@@ -379,7 +382,7 @@ class Store:
         whole = joined(whole, level)
         bounds, day_bounds = (np.searchsorted(one.series, np.arange(len(keys) + 1)) for one in (whole, day))
         rows = []
-        for n, ((device, name), one) in enumerate(zip(keys, told, strict=True)):
+        for n, ((device, name), one) in enumerate(zip(keys, last, strict=True)):
             points = packed(whole.take(slice(bounds[n], bounds[n + 1])))
             its_day = packed(day.take(slice(day_bounds[n], day_bounds[n + 1]))) if is_long[n] else None
             rows.append((part_of(device), device, name, one.unit, one.ms, one.value, one.text, points, its_day))
@@ -388,7 +391,7 @@ class Store:
         self.connection.executemany("INSERT OR REPLACE INTO series VALUES (?,?,?,?,?,?,?,?,?)", rows)
 
     def leave_out(self, devices: dict[str, list[int]]) -> None:
-        """Count readings that are not drawn."""
+        """Count the readings that are not drawn."""
         self.connection.executemany(
             "INSERT INTO left_out VALUES (?,?,?,?) ON CONFLICT DO UPDATE SET names=names+excluded.names,"
             " undated=undated+excluded.undated",
@@ -396,37 +399,37 @@ class Store:
         )
 
     def update(self, commit: Commit, now_us: int | None = None) -> None:
-        """Take what the commits up to this one brought since the last update."""
+        """Add the commits from the last update up to this one."""
         with self.opened() as connection:
             connection.execute("BEGIN IMMEDIATE")
             try:
-                told = dict(connection.execute("SELECT key, value FROM told"))
-                at = int(told.get("batch", 0))
-                if at > commit.batch and at > (self.output.latest() or commit).batch:  # the tables began anew
-                    at, told = 0, {}
+                known = dict(connection.execute("SELECT key, value FROM told"))
+                at = int(known.get("batch", 0))
+                if at > commit.batch and at > (self.output.latest() or commit).batch:  # the tables were made again
+                    at, known = 0, {}
                     connection.execute("DELETE FROM series")
                     connection.execute("DELETE FROM left_out")
                 if at < commit.batch:
-                    self._read(at, told, commit, now_us or time.time_ns() // 1000)
-                    told = {"batch": str(commit.batch), "read": json.dumps(commit.read)}
-                    told["until_us"] = str(commit.summary["last_arrival_us"] or 0)
-                    connection.executemany("INSERT OR REPLACE INTO told VALUES (?,?)", told.items())
+                    self._read(at, known, commit, now_us or time.time_ns() // 1000)
+                    known = {"batch": str(commit.batch), "read": json.dumps(commit.read)}
+                    known["until_us"] = str(commit.summary["last_arrival_us"] or 0)
+                    connection.executemany("INSERT OR REPLACE INTO told VALUES (?,?)", known.items())
                 connection.execute("COMMIT")
             except BaseException:
                 connection.execute("ROLLBACK")
                 raise
 
-    def _read(self, at: int, told: dict[str, str], until: Commit, now_us: int) -> None:
+    def _read(self, at: int, known: dict[str, str], until: Commit, now_us: int) -> None:
         commits = [one for one in self.output.commits() if one.batch <= until.batch]
         merged = bool(at) and bool(commits) and commits[0].whole and commits[0].batch > at
         files = [name for one in commits if one.batch > at for name in one.files.get("readings", [])]
         where = None
-        if merged:  # a compaction joined new rows with old ones: the new ones are of later segments
-            read = json.loads(told["read"])
+        if merged:  # a compaction merged new rows with old ones; the new ones are of later segments
+            read = json.loads(known["read"])
             where = pc.is_in(pc.field("collector"), pa.array(list(read), pa.string()))
             for collector, number in read.items():
                 where &= (pc.field("collector") != collector) | (pc.field("segment") <= number)
-            since = int(told["until_us"]) / 1e6 - 86_400
+            since = int(known["until_us"]) / 1e6 - 86_400
             day = datetime.datetime.fromtimestamp(since, datetime.UTC).strftime("%Y-%m-%d")
             files = [name for name in files if name.split("/day=", 1)[1][:10] >= day]
         gathered = _Gathered(self, now_us)
@@ -446,24 +449,24 @@ class Store:
         gathered.write()
 
     def count(self) -> int:
-        """Return how many series there are."""
+        """Return the number of series."""
         with self.opened() as connection:
             return int(connection.execute("SELECT count(*) FROM series").fetchone()[0])
 
     def has_days(self) -> bool:
-        """Return whether a series is so long that its newest day is kept apart."""
+        """Return whether a series is so long that it has separate points of the newest day."""
         with self.opened() as connection:
             return connection.execute("SELECT 1 FROM told WHERE key='has_days'").fetchone() is not None
 
     def sensors(self) -> Iterator[tuple[str, list[str]]]:
-        """Yield the devices with the names of their series."""
+        """Yield each device with the names of its series."""
         with self.opened() as connection:
             rows = connection.execute("SELECT device, name FROM series ORDER BY part, device, name")
             for device, group in itertools.groupby(rows, key=lambda row: row[0]):
                 yield device, [name for _, name in group]
 
     def unproved(self, device: str) -> dict[str, Any]:
-        """Return what a page says of a device that the audit does not know."""
+        """Return the page's values for a device that is not in the audit."""
         sql = "SELECT max(last_ms) FROM series WHERE part=? AND device=?"
         with self.opened() as connection:
             last_ms = connection.execute(sql, (part_of(device), device)).fetchone()[0]
@@ -472,7 +475,7 @@ class Store:
         )
 
     def chunk(self, number: int, of: int, most: int = POINTS) -> dict[str, Any]:
-        """Return the series of one of `of` (a power of two) parts of the devices, by their keys."""
+        """Divide the devices into `of` parts (a power of two); return the series of part `number`, by the devices' keys."""
         bounds = PARTS * number // of, PARTS * (number + 1) // of - 1
         found: dict[str, Any] = {}
         with self.opened() as connection:
@@ -496,19 +499,19 @@ class Store:
 
 
 def forget(output: Output, path: Path | None = None) -> None:
-    """Delete the file: it is made anew by the next report."""
+    """Delete the file. The next report makes it again."""
     path = path or Path(output.storage.path(FOLDER)) / NAME
     for suffix in ("", "-wal", "-shm"):
         path.with_name(path.name + suffix).unlink(missing_ok=True)
 
 
 def part_of(device: str) -> int:
-    """Return where in the file a device's series are: a number below PARTS."""
+    """Return a device's part of the file: a number below PARTS."""
     return zlib.crc32(device.encode("utf-8", "surrogatepass")) >> 16
 
 
 def key_of(device: str) -> str:
-    """Return how the page calls a device: by its name, or for a long one by its beginning and a checksum."""
+    """Return a device's key in the page: its name, or, if that is long, its beginning and a checksum."""
     if len(device) <= MOST_KEY:
         return device
     return f"{device[: MOST_KEY - 9]}…{zlib.crc32(device.encode('utf-8', 'surrogatepass')):08x}"
@@ -518,10 +521,10 @@ MOST_KEY = 100
 
 
 def drawn(points: Points, most: int) -> dict[str, Any] | None:
-    """Return one series' points as the page takes them, None for none.
+    """Return a series' points in the form that page.js needs; None if there are none.
 
-    `t`: when each began, as the difference to the one before; `d`: how long each is; `v`: means; `a` and `b`: lowest and
-    highest, where points stand for several readings; `g`: the points before which readings are missing.
+    `t`: the first times, as differences; `d`: the durations; `v`: means; `a` and `b`: lowest and highest values, if a point
+    has several readings; `g`: the indices of the points after a gap; `u`: the usual interval.
     """
     if not len(points.n):
         return None
@@ -541,7 +544,7 @@ def _short(values: np.ndarray) -> list[float]:
 
 
 def gaps(points: Points) -> tuple[int, list[int]]:
-    """Return a series' usual interval (0 where unknown), and the points before which readings are missing: those came later."""
+    """Return a series' usual interval (0 if unknown), and the indices of the points after a gap."""
     if len(points.n) < 3:
         return 0, []
     between = points.first[1:] - points.last[:-1]

@@ -1,7 +1,7 @@
-"""The Spark session: made in this one place, quiet, and the same on one machine and on a cluster.
+"""Make the Spark session, with the same settings on one machine and on a cluster, without output on the terminal.
 
-On one machine the JVM is started here, with what it prints sent to a log file (Spark's launcher and the JVM warn
-about themselves before any log level applies). Under `spark-submit` the session that is there is used as it is.
+On one machine this module starts the JVM and redirects its output to a log file, because Spark's launcher and the JVM print
+warnings before the log level applies. Under `spark-submit` the existing session is used.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ ON_ONE_MACHINE = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.memory": "640m",
     "spark.sql.shuffle.partitions": "4",
-    # The heavy work is in the Python workers; what the JVM does is start, plan and copy. Its second compiler costs more
-    # than it gives here: without it, start and first audit took 17 CPU s instead of 29.
+    # The Python workers do most of the work; the JVM only starts, plans and copies. Its second compiler costs more time
+    # than it saves: without it, start and first audit need 17 CPU s instead of 29.
     JVM_OPTIONS: "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:-UsePerfData",
 }
 LONGEST_END_S = 10
@@ -54,9 +54,9 @@ def make(master: str | None = None, log: Path | None = None, more: dict[str, str
     """Return the session.
 
     Args:
-        master: a Spark master's URL; None takes spark-submit's, or all cores of this machine.
-        log: where the JVM's own output goes where it is started here; None leaves it on the terminal.
-        more: settings that win over those here.
+        master: a Spark master's URL; None: that of spark-submit, or all cores of this machine.
+        log: the file for the output of a JVM that is started here; None: the terminal.
+        more: settings that override those of this module.
 
     Raises:
         java.JavaNotFound: there is no Java.
@@ -86,7 +86,7 @@ def make(master: str | None = None, log: Path | None = None, more: dict[str, str
                 settings[JVM_OPTIONS] += f" -XX:SharedArchiveFile={archive}"
     settings |= more or {}
     scratch = None
-    if not submitted and SparkContext._gateway is None:  # else the JVM is there already, and keeps its folder
+    if not submitted and SparkContext._gateway is None:  # else there is a JVM already, with its own folder
         scratch = Scratch()
         settings[JVM_OPTIONS] = f'{settings.get(JVM_OPTIONS, "")} "-Djava.io.tmpdir={scratch.path}"'
     for key, value in settings.items():
@@ -105,7 +105,7 @@ def make(master: str | None = None, log: Path | None = None, more: dict[str, str
 def opened(
     master: str | None = None, log: Path | None = None, more: dict[str, str] | None = None
 ) -> Iterator[SparkSession]:
-    """Yield the session as `make` does; stop it behind the block, unless it is another's: it was there before."""
+    """Yield the session of `make`. Stop it after the block, unless it existed before."""
     from pyspark import SparkContext
 
     was_there = SparkContext._active_spark_context is not None
@@ -135,7 +135,7 @@ def _end(gateway: Any, scratch: Scratch) -> None:
 
 
 def archive_file() -> Path:
-    """Return where this machine's archive of loaded classes lies, or would lie, for this Spark and this Java."""
+    """Return the path of this machine's archive of loaded classes for this Spark and Java. It may not exist."""
     import pyspark
 
     home = Path(os.environ["JAVA_HOME"]).resolve()
@@ -146,13 +146,13 @@ def archive_file() -> Path:
 
 
 def log_file(out: Storage) -> Path | None:
-    """Return where the JVM writes when the output directory is on this machine."""
+    """Return the path of the JVM's log, if the output directory is on this machine."""
     return Path(out.root) / "spark.log" if out.local else None
 
 
 @contextmanager
 def _output_to(log: Path | None) -> Iterator[None]:
-    """Let processes that are started meanwhile, the JVM, write to a log file."""
+    """Redirect the output of processes that are started in the block (the JVM) to a log file."""
     if log is None:
         yield
         return
@@ -175,10 +175,10 @@ def _output_to(log: Path | None) -> Iterator[None]:
 
 
 def code_archive(directory: Path) -> Path:
-    """Return a zip of the code that tasks need: what `--py-files` takes."""
+    """Return a zip of the code that tasks need, in the form of `--py-files`."""
     archive = directory / "flashmqtt_pipeline.zip"
-    rooms = ("tools/landing", "tools/pipeline")
-    parts = [*((ROOT, room) for room in rooms), (ROOT / "firmware", "flashmqtt")]
+    packages = ("tools/landing", "tools/pipeline")
+    parts = [*((ROOT, package) for package in packages), (ROOT / "firmware", "flashmqtt")]
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as out:
         for name in ("tools/__init__.py", "tools/command.py"):
             out.write(ROOT / name, name)

@@ -1,12 +1,12 @@
-"""`python -m tools.pipeline.sink --out DIR --to WHERE`: the committed readings into a database, and no row twice.
+"""`python -m tools.pipeline.sink --out DIR --to WHERE`: copy the committed readings into a database, each exactly once.
 
-WHERE is a DuckDB file (`readings.duckdb`) or a PostgreSQL server (`postgresql://user@host/database`). Each commit goes over in
-one transaction together with the position, which says up to which commit the database has come: so a sink that was killed, or a
-database that was, goes on behind the last commit that is there whole. Where a compaction has put one commit in the place of
-several, rows that are there already are left alone.
+WHERE is a DuckDB file (`readings.duckdb`) or a PostgreSQL server (`postgresql://user@host/database`). One transaction copies
+a commit's rows and the position, which is the last commit in the database. So if the sink or the database is killed, the
+next start continues after the last complete commit. If a compaction has replaced several commits by one, rows that the
+database has are skipped.
 
-The boots' rows follow the newest commit, as late messages correct them. What our tables let go of for its age stays in the
-database: that is the database's own affair. Exit status: 0, or 2 where it could not run.
+The boots' rows are those of the newest commit, because late messages correct them. Rows that our tables delete for their
+age stay in the database, which has its own retention. Exit status: 0, or 2 if it could not run.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from .storage import Storage, StorageError
 from .ties import AHEAD_US, DRIFT, JUMP_US, SET_SINCE_US
 
 LAYOUT = 1
-"""Of the sinks' tables; raised when they change."""
+"""The version of the sinks' tables; increased when they change."""
 ROWS = 131_072
 TRIES = 5
 REGISTERED = "sinks/registered.json"
@@ -51,22 +51,22 @@ KEYS = {
     "ties": ("device", "life", "boot", "seq"),
     "boots": ("device", "life", "boot"),
 }
-"""What a row is known by: readings and events by their place in the collector's log, which no two have."""
+"""The key columns of each table. Readings and events have their position in the collector's log, which is unique."""
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
 SHEET_ROWS = 1_048_575
 
 
 class SinkError(Exception):
-    """The database can't be used; the text says why and what to do."""
+    """The database can't be used. The text has the reason and what to do."""
 
 
 @dataclass
 class Position:
-    """Up to where a database has come.
+    """The last commit in a database.
 
     Attributes:
-        output: which output directory: see `identity`.
-        boots: the files of the audit whose rows it has.
+        output: the output directory's id: see `identity`.
+        boots: the files of the audit whose rows the database has.
     """
 
     output: str
@@ -78,36 +78,36 @@ class Position:
 
 
 class Sink(Protocol):
-    """A database. All but `forget` is called within its transaction."""
+    """A database. All methods except `forget` are called inside its transaction."""
 
     where: str
 
     def transaction(self) -> AbstractContextManager[None]:
-        """Return a transaction, in which nobody else works; the tables are there when it has begun."""
+        """Return an exclusive transaction. Its begin creates the tables if they do not exist."""
 
     def position(self) -> Position | None:
-        """Return the position; None where nothing came yet."""
+        """Return the position; None if the database is empty."""
 
     def move(self, position: Position) -> None:
         """Set the position."""
 
     def add(self, table: str, rows: pa.Table, maybe_there: bool) -> None:
-        """Add rows; with `maybe_there` leave those alone that are there already."""
+        """Add rows; with `maybe_there` skip those that exist."""
 
     def put(self, table: str, rows: pa.Table) -> None:
-        """Add rows in the place of those with the same keys."""
+        """Add rows; replace those with the same keys."""
 
     def clear(self) -> None:
-        """Delete everything, the position too."""
+        """Delete all rows and the position."""
 
     def forget(self, devices: list[str]) -> int:
-        """Delete all rows of some devices, their bytes too; return how many rows."""
+        """Delete all rows of some devices, and their bytes; return the number of rows."""
 
     def dated(self) -> Iterator[list[tuple[Any, ...]]]:
-        """Yield the rows of the view `dated` for a spreadsheet (SHEET's columns), some at a time, by device and moment."""
+        """Yield the rows of the view `dated` (SHEET's columns), in batches, sorted by device and time."""
 
     def close(self) -> None:
-        """Let go of the database."""
+        """Close the database."""
 
 
 SHEET = ("taken", "device", "name", "value", "unit", "text", "flag", "dated_by", "arrival")
@@ -131,12 +131,12 @@ def open_sink(to: str, schema: str = "flashmqtt") -> Sink:
 
 
 def _is_address(to: str) -> bool:
-    """Return whether it is a server's address, and no file's path, which may have a `=` in it, too."""
+    """Return whether `to` is a server's address, not a file's path (which may contain `=`, too)."""
     return "://" in to or re.match(r"\s*[a-z_]+\s*=", to) is not None
 
 
 def identity(output: Output) -> str:
-    """Return what tells an output from another one, such as one that `remake` made: made here when it is first asked for."""
+    """Return an output's random id, which distinguishes it from others, such as those of `remake`. Make it if needed."""
     if not output.storage.exists(IDENTITY):
         output.storage.write_json(IDENTITY, {"id": uuid.uuid4().hex})
     return str(output.storage.read_json(IDENTITY)["id"])
@@ -145,12 +145,12 @@ def identity(output: Output) -> str:
 def bring(
     output: Output, sink: Sink, anew: bool = False, taken: Callable[[], None] = lambda: None
 ) -> list[tuple[int, int]]:
-    """Bring a database up to the newest commit; return (batch, readings) of each commit that went over.
+    """Update a database to the newest commit; return (batch, readings) of each copied commit.
 
-    `taken` hears that the database is ours, before it gets a row.
+    Call `taken` when the database is known to be ours, before the first row is written.
 
     Raises:
-        SinkError: it holds another output's rows, or is ahead of this one.
+        SinkError: the database has rows of another output, or a later position than this output.
     """
     own = identity(output)
     gone: list[tuple[int, int]] = []
@@ -160,7 +160,7 @@ def bring(
                 gone.append(brought)
                 anew = False
             break
-        except FileNotFoundError:  # a compaction deleted what it has replaced: look again
+        except FileNotFoundError:  # a compaction deleted the files that it replaced: try again
             if not left:
                 raise
     return gone
@@ -169,7 +169,7 @@ def bring(
 def _next(
     output: Output, own: str, sink: Sink, anew: bool, taken: Callable[[], None] = lambda: None
 ) -> tuple[int, int] | None:
-    """Bring over the next commit in one transaction; return its batch and readings, None where there is none."""
+    """Copy the next commit in one transaction; return its batch and number of readings, or None if there is none."""
     with sink.transaction():
         before = sink.position()
         if anew and before:
@@ -184,12 +184,12 @@ def _next(
         if not left:
             return None
         commit = left[0]
-        overtaken = commit.whole and reached > 0
+        maybe_there = commit.whole and reached > 0
         for table in ("readings", "events", "ties"):
             for rows in _rows(output.storage, commit.files.get(table, ()), TABLES[table]):
-                sink.add(table, rows, overtaken)
+                sink.add(table, rows, maybe_there)
         boots = before.boots if before else []
-        if commit is commits[-1]:  # the state of others may be gone
+        if commit is commits[-1]:  # the state of older commits may be deleted
             files = commit.state_files("audit")
             for rows in _rows(output.storage, [name for name in files if name not in boots], BOOTS):
                 sink.put("boots", rows)
@@ -199,12 +199,12 @@ def _next(
 
 
 def _check(before: Position, own: str, commits: list[Commit], sink: Sink) -> None:
-    """Check that a position is one of these commits.
+    """Check that a position is of one of these commits.
 
     Raises:
         SinkError: it is not.
     """
-    again = "--anew deletes what is there and brings everything over"
+    again = "--anew deletes its rows and copies everything again"
     if before.layout != LAYOUT:
         raise SinkError(f"{sink.where} has tables of layout {before.layout}, this program writes {LAYOUT}: {again}")
     same = [commit for commit in commits if commit.batch == before.batch]
@@ -212,12 +212,12 @@ def _check(before: Position, own: str, commits: list[Commit], sink: Sink) -> Non
         (one.stream, one.stream_batch) != (before.stream, before.stream_batch) for one in same
     ):
         raise SinkError(
-            f"{sink.where} holds what other tables brought (or these, before they were made anew): give another --to, or {again}"
+            f"{sink.where} has rows of other tables (or of these, before they were made again): give another --to, or {again}"
         )
     if not commits or before.batch > commits[-1].batch:
         raise SinkError(
-            f"{sink.where} has come to batch {before.batch}, and the tables end before: were they restored? Bring the newer ones"
-            f" back, or {again}"
+            f"{sink.where} is at batch {before.batch}, but the tables end before it. If they were restored from a backup, restore"
+            f" newer ones, or {again}"
         )
 
 
@@ -229,17 +229,19 @@ def _rows(storage: Storage, files: Iterable[str], schema: pa.Schema) -> Iterator
                     yield pa.Table.from_batches([batch]).select(schema.names).cast(schema)
 
 
-# The moment of a reading, as dating.py has it: SQL that DuckDB and PostgreSQL share, but for their own words.
+# The time of a reading, as in dating.py. DuckDB and PostgreSQL share this SQL, except for two expressions.
 
 
 def dated_view(us: str, moment: str) -> str:
     """Return the query of the view `dated`.
 
     Args:
-        us: an expression for a moment in µs since 1970, with `{}` for the moment.
-        moment: the way back, with `{}` for the µs.
+        us: an expression that converts a time, `{}`, to µs since 1970.
+        moment: the inverse expression, with `{}` for the µs.
     """
-    told = f"{us.format('r.time')} > {SET_SINCE_US} AND {us.format('r.time')} < {us.format('r.arrival')} + {AHEAD_US}"
+    has_own_time = (
+        f"{us.format('r.time')} > {SET_SINCE_US} AND {us.format('r.time')} < {us.format('r.arrival')} + {AHEAD_US}"
+    )
     return f"""
 WITH right_ones AS (
   SELECT device, life, boot, seq, offset_us, uptime,
@@ -254,7 +256,7 @@ WITH right_ones AS (
     max(CASE WHEN abs(offset_us - offset_before) > {JUMP_US} + (uptime - uptime_before) * {DRIFT * 1e6} THEN seq END) AS set_at
   FROM right_ones GROUP BY device, life, boot
 ), told AS (
-  SELECT r.*, c.offset_us, CASE WHEN {told} AND (c.set_at IS NULL OR r.seq >= c.set_at) THEN 'clock'
+  SELECT r.*, c.offset_us, CASE WHEN {has_own_time} AND (c.set_at IS NULL OR r.seq >= c.set_at) THEN 'clock'
     WHEN c.offset_us IS NOT NULL AND r.uptime IS NOT NULL THEN 'uptime' ELSE 'arrival' END AS dated_by
   FROM readings r LEFT JOIN clocks c ON c.device = r.device AND c.life = r.life AND c.boot = r.boot
 )
@@ -264,11 +266,11 @@ SELECT CASE dated_by WHEN 'clock' THEN time WHEN 'uptime'
 FROM told"""
 
 
-# Which databases hold an output's rows: whoever has to delete a device asks here.
+# The list of databases that have an output's rows, for the deletion of devices.
 
 
 def register(output: Output, to: str, schema: str) -> None:
-    """Note a database beside the tables, without its password."""
+    """Add a database to the output's list, without its password."""
     known = registered(output)
     one = {"to": without_password(to), "schema": schema}
     if one not in known:
@@ -276,18 +278,18 @@ def register(output: Output, to: str, schema: str) -> None:
 
 
 def registered(output: Output) -> list[dict[str, str]]:
-    """Return the databases that hold rows of an output: arguments of `open_sink`."""
+    """Return the databases that have rows of an output, as arguments of `open_sink`."""
     found: list[dict[str, str]] = output.storage.read_json(REGISTERED) if output.storage.exists(REGISTERED) else []
     return found
 
 
 def forget(output: Output, devices: list[str]) -> dict[str, int]:
-    """Delete some devices from every database of an output; return the rows deleted by database.
+    """Delete devices from all databases of an output; return the number of deleted rows by database.
 
-    A database that has been filled from another output since holds nothing of this one, and is left as it is.
+    A database that was later filled from another output has no rows of this one, and is not changed.
 
     Raises:
-        SinkError: some of them can't be opened: nothing was deleted there.
+        SinkError: a database can't be opened. Nothing was deleted there.
     """
     deleted: dict[str, int] = {}
     failed: list[str] = []
@@ -296,7 +298,7 @@ def forget(output: Output, devices: list[str]) -> dict[str, int]:
         try:
             if not _is_address(to) and not Path(to).exists():
                 where = output.storage.address(REGISTERED)
-                raise SinkError(f"{to} is not there: bring it back, or, if it was deleted, take it out of {where}")
+                raise SinkError(f"{to} does not exist: restore it, or, if it was deleted, remove it from {where}")
             sink = open_sink(to, one["schema"])
             try:
                 with sink.transaction():
@@ -313,7 +315,7 @@ def forget(output: Output, devices: list[str]) -> dict[str, int]:
 
 
 def without_password(to: str) -> str:
-    """Return a database's address as it may be kept; a file's as an absolute path."""
+    """Return a server's address without its password, or a file's absolute path."""
     if not _is_address(to):
         return str(Path(to).resolve())
     from .sink_postgres import address
@@ -325,9 +327,10 @@ def without_password(to: str) -> str:
 
 
 def write_csv(sink: Sink, path: Path) -> int:
-    """Write the dated readings for a spreadsheet; return how many rows.
+    """Write the dated readings for a spreadsheet; return the number of rows.
 
-    With a byte order mark, by which Excel knows UTF-8; a text that a spreadsheet would take for a formula gets an apostrophe.
+    The file begins with a byte order mark, so that Excel recognises UTF-8. A text that begins like a formula gets an
+    apostrophe.
     """
     count = 0
     temporary = path.with_name(f".{path.name}.tmp")
@@ -350,7 +353,7 @@ def _cell(value: Any) -> Any:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Bring a database up to date; return the exit status."""
+    """Update a database; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tools.pipeline.sink", description=__doc__.split("\n")[0])
     parser.add_argument("--out", nargs="?", help="the output directory of the pipeline")
     parser.add_argument(
@@ -358,10 +361,13 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--schema", default="flashmqtt", help="PostgreSQL's schema for the tables (default: flashmqtt)")
     parser.add_argument(
-        "--follow", type=command.number(float, 0.1), metavar="SECONDS", help="go on, looking this often"
+        "--follow",
+        type=command.number(float, 0.1),
+        metavar="SECONDS",
+        help="do not end; look for commits at this interval",
     )
-    parser.add_argument("--anew", action="store_true", help="delete what is there, and bring everything over")
-    parser.add_argument("--csv", type=Path, metavar="FILE", help="write the dated readings for a spreadsheet, too")
+    parser.add_argument("--anew", action="store_true", help="delete the database's content, and copy everything again")
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="also write the dated readings for a spreadsheet")
     options = parser.parse_args(argv)
     for name in ("out", "to"):
         if not getattr(options, name):
@@ -373,16 +379,16 @@ def main(argv: list[str] | None = None) -> int:
     try:
         output = Output(options.out)
         output.check_format()
-        told = ""
+        last_error = ""
         while True:
             try:
-                told = _once(output, options)
+                last_error = _once(output, options)
             except SinkError as error:
                 if not options.follow or options.anew:
                     raise
-                if str(error) != told:
-                    told = str(error)
-                    print(f"sink: {told}; trying again", file=sys.stderr, flush=True)
+                if str(error) != last_error:
+                    last_error = str(error)
+                    print(f"sink: {last_error}; trying again", file=sys.stderr, flush=True)
             options.anew = False
             if not options.follow:
                 return 0
@@ -402,7 +408,7 @@ def _once(output: Output, options: argparse.Namespace) -> str:
             print(f"  {sink.where} is up to date", flush=True)
         if options.csv and (brought or not options.csv.exists()):
             rows = write_csv(sink, options.csv)
-            more = f" (a sheet of Excel holds {SHEET_ROWS:,})" if rows > SHEET_ROWS else ""
+            more = f" (an Excel sheet has at most {SHEET_ROWS:,})" if rows > SHEET_ROWS else ""
             print(f"  {rows:,} rows in {options.csv}{more}", flush=True)
     finally:
         with suppress(SinkError):
@@ -411,16 +417,16 @@ def _once(output: Output, options: argparse.Namespace) -> str:
 
 
 def as_json(position: Position) -> str:
-    """Return a position as it is kept."""
+    """Return a position as JSON, for the table `position`."""
     return json.dumps(asdict(position))
 
 
 def position_of(rows: list[tuple[Any, ...]]) -> Position | None:
-    """Return the position that the table `position` tells."""
+    """Return the position from the rows of the table `position`."""
     return Position(**json.loads(rows[0][0])) if rows else None
 
 
 if __name__ == "__main__":
     from tools.pipeline import sink  # noqa: PLW0406 - the databases raise its SinkError, which is not __main__'s
 
-    sys.exit(ended(sink.main, stopped="stopped; what went over whole is in the database"))
+    sys.exit(ended(sink.main, stopped="stopped; all completely copied commits are in the database"))

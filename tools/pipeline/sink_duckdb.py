@@ -1,7 +1,7 @@
-"""A DuckDB file as a sink: one file, no server, and any program that reads DuckDB reads it.
+"""A DuckDB file as a sink: one file, without a server.
 
-A row is in the file once because the position moves in the same transaction; only where a compaction overtook the sink are
-rows held against those that are there. Moments are in UTC, without a time zone, as spreadsheets have them.
+Each row is in the file once, because the same transaction writes rows and position. Only after a compaction of commits that
+the sink has not read are rows compared with existing ones. Times are in UTC, without a time zone, as in spreadsheets.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class DuckSink:
         try:
             import duckdb
         except ModuleNotFoundError:
-            raise SinkError("the package duckdb is not there: pip install -r requirements.txt") from None
-        # Where a link leads: `forget` puts another file in its place.
+            raise SinkError("the package duckdb is not installed: pip install -r requirements.txt") from None
+        # The target of a link, because `forget` replaces the file.
         self._duckdb, self.path, self.where = duckdb, path.resolve(), str(path)
         self._open()
 
@@ -58,7 +58,7 @@ class DuckSink:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Begin; commit, or roll back where the block raises."""
+        """Begin; commit, or roll back if the block raises."""
         try:
             self._run("BEGIN")
             for table, schema in TABLES.items():
@@ -68,14 +68,14 @@ class DuckSink:
             yield
             self._run("COMMIT")
         except BaseException as error:
-            with suppress(self._duckdb.Error):  # it may have been rolled back already
+            with suppress(self._duckdb.Error):  # it may be rolled back already
                 self._run("ROLLBACK")
             if isinstance(error, self._duckdb.Error):
                 raise SinkError(f"{self.path}: {str(error).splitlines()[0]}") from error
             raise
 
     def position(self) -> Position | None:
-        """Return the position; None where nothing came yet."""
+        """Return the position; None if the database is empty."""
         return sinks.position_of(self._run("SELECT told FROM position"))
 
     def move(self, position: Position) -> None:
@@ -84,13 +84,13 @@ class DuckSink:
         self._run("INSERT INTO position VALUES (?)", [sinks.as_json(position)])
 
     def add(self, table: str, rows: pa.Table, maybe_there: bool) -> None:
-        """Add rows; with `maybe_there` leave those alone that are there already."""
+        """Add rows; with `maybe_there` skip those that exist."""
         names = _names(TABLES[table].names)
         but = f"ANTI JOIN {table} USING ({_names(KEYS[table])})" if maybe_there else ""
         self._insert(f"INSERT INTO {table} ({names}) SELECT {names} FROM incoming {but}", rows)
 
     def put(self, table: str, rows: pa.Table) -> None:
-        """Add rows in the place of those with the same keys."""
+        """Add rows; replace those with the same keys."""
         same = " AND ".join(f'{table}."{name}" = incoming."{name}"' for name in KEYS[table])
         self._insert(f"DELETE FROM {table} USING incoming WHERE {same}", rows)
         self.add(table, rows, False)
@@ -106,12 +106,12 @@ class DuckSink:
             self._connection.unregister("incoming")
 
     def clear(self) -> None:
-        """Delete everything, the position too."""
+        """Delete all rows and the position."""
         for table in (*TABLES, "position"):
             self._run(f"DELETE FROM {table}")
 
     def forget(self, devices: list[str]) -> int:
-        """Delete all rows of some devices; then write the file anew, because deleted rows' bytes stay in it. Return how many."""
+        """Delete all rows of some devices; rewrite the file, because it keeps deleted bytes. Return the number of rows."""
         with self.transaction():
             deleted = 0
             for table in TABLES:
@@ -133,13 +133,13 @@ class DuckSink:
         return deleted
 
     def dated(self) -> Iterator[list[tuple[Any, ...]]]:
-        """Yield the rows of the view `dated` for a spreadsheet, some at a time, by device and moment."""
+        """Yield the rows of the view `dated` for a spreadsheet, in batches, sorted by device and time."""
         found = self._connection.execute(f"SELECT {_names(SHEET)} FROM dated ORDER BY device, taken, name")
         while rows := found.fetchmany(ROWS):
             yield rows
 
     def close(self) -> None:
-        """Let go of the file; what was written is in it, and no log beside it."""
+        """Close the file. All written rows are in it then, without a separate log."""
         self._connection.close()
 
 

@@ -1,7 +1,8 @@
-"""PostgreSQL as a sink; where TimescaleDB is in the database, the readings are a hypertable over their arrival.
+"""PostgreSQL as a sink. With TimescaleDB in the database, the readings are a hypertable by arrival.
 
-Rows come by COPY into a temporary table, and from there those that are new; the position moves in the same transaction. Text
-that PostgreSQL can't hold is changed: U+0000 becomes U+FFFD, and names longer than its indexes take are cut, with their digest.
+COPY writes the rows into a temporary table, and INSERT copies the new ones from there; the same transaction writes the
+position. Texts that PostgreSQL can't store are changed: U+0000 becomes U+FFFD, and names that are too long for its indexes
+are cut, with a digest at the end.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class PostgresSink:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Begin; commit, or roll back where the block raises."""
+        """Begin; commit, or roll back if the block raises."""
         try:
             self._run("BEGIN")
             try:
@@ -75,7 +76,7 @@ class PostgresSink:
             raise SinkError(f"{self.where}: {_first_line(error)}") from error
 
     def _prepare(self) -> None:
-        """Make what is not there yet, and keep other sinks out."""
+        """Lock out other sinks; create the schema, tables and view if they do not exist."""
         self._run("SET LOCAL TIME ZONE 'UTC'")
         self._run("SELECT pg_advisory_xact_lock(hashtext(%s))", [f"flashmqtt {self._schema}"])
         self._run(f'CREATE SCHEMA IF NOT EXISTS "{self._schema}"')
@@ -93,7 +94,7 @@ class PostgresSink:
         self._run("CREATE TABLE position (told text NOT NULL)")
 
     def position(self) -> Position | None:
-        """Return the position; None where nothing came yet."""
+        """Return the position; None if the database is empty."""
         return sinks.position_of(self._run("SELECT told FROM position").fetchall())
 
     def move(self, position: Position) -> None:
@@ -102,11 +103,11 @@ class PostgresSink:
         self._run("INSERT INTO position VALUES (%s)", [sinks.as_json(position)])
 
     def add(self, table: str, rows: pa.Table, maybe_there: bool) -> None:
-        """Add rows; those that are there already are left alone, expected or not."""
+        """Add rows; skip those that exist, with or without `maybe_there`."""
         self._insert(table, rows, "DO NOTHING")
 
     def put(self, table: str, rows: pa.Table) -> None:
-        """Add rows in the place of those with the same keys."""
+        """Add rows; replace those with the same keys."""
         others = [name for name in TABLES[table].names if name not in KEYS[table]]
         self._insert(table, rows, "DO UPDATE SET " + ", ".join(f'"{name}" = excluded."{name}"' for name in others))
 
@@ -122,13 +123,13 @@ class PostgresSink:
         self._run(f"INSERT INTO {table} ({names}) SELECT {names} FROM incoming ON CONFLICT ({keys}) {conflict}")
 
     def clear(self) -> None:
-        """Delete everything, the position too."""
+        """Delete all rows and the position."""
         self._run(f"TRUNCATE {', '.join(TABLES)}, position")
 
     def forget(self, devices: list[str]) -> int:
-        """Delete all rows of some devices, and write the tables anew, so that no file of a table holds them. Return how many.
+        """Delete all rows of some devices; rewrite the tables, because files keep deleted bytes. Return the number of rows.
 
-        The server's log of writes (WAL), replicas and backups are the server's own.
+        The server's write-ahead log, replicas and backups are not changed.
         """
         deleted = 0
         with self.transaction():
@@ -143,14 +144,14 @@ class PostgresSink:
         return deleted
 
     def dated(self) -> Iterator[list[tuple[Any, ...]]]:
-        """Yield the rows of the view `dated` for a spreadsheet, some at a time, by device and moment."""
+        """Yield the rows of the view `dated` for a spreadsheet, in batches, sorted by device and time."""
         with self.transaction(), self._connection.cursor("flashmqtt_dated") as cursor:
             cursor.execute(f"SELECT {_names(SHEET)} FROM dated ORDER BY device, taken, name")
             while rows := cursor.fetchmany(ROWS):
                 yield rows
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         self._connection.close()
 
 
@@ -158,18 +159,18 @@ def address(to: str) -> str:
     """Return an address without its password."""
     conninfo = _driver().conninfo
     try:
-        told = conninfo.conninfo_to_dict(to)
+        parameters = conninfo.conninfo_to_dict(to)
     except _driver().Error as error:
         raise SinkError(f"this is no PostgreSQL address: {_first_line(error)}") from None
-    told.pop("password", None)
-    return str(conninfo.make_conninfo(**told)) or "dbname="
+    parameters.pop("password", None)
+    return str(conninfo.make_conninfo(**parameters)) or "dbname="
 
 
 def _driver() -> Any:
     try:
         import psycopg
     except ImportError:
-        raise SinkError("the package psycopg is not there: pip install -r requirements.txt") from None
+        raise SinkError("the package psycopg is not installed: pip install -r requirements.txt") from None
     return psycopg
 
 
@@ -186,7 +187,7 @@ def _names(names: Any) -> str:
 
 
 def _storable(rows: pa.Table) -> pa.Table:
-    """Return rows whose texts PostgreSQL takes."""
+    """Return the rows with texts that PostgreSQL can store."""
     for n, kind in enumerate(rows.schema):
         if not pa.types.is_string(kind.type):
             continue
@@ -202,7 +203,7 @@ def _storable(rows: pa.Table) -> pa.Table:
 
 
 def _short(name: str) -> str:
-    """Return a name that an index takes, and no other name has."""
+    """Return a name that is short enough for an index; different names stay different."""
     name = name.replace("\0", "\ufffd")
     data = name.encode()
     if len(data) <= LONGEST_NAME_BYTES:

@@ -1,9 +1,9 @@
-"""The streaming source: which segments a batch takes.
+"""The streaming source: determines the segments of a batch.
 
-Spark's own file source notices the files of a landing and keeps in its checkpoint which it has seen. What streams are the
-segments' *names*: the batch's tasks, one a device bucket (stream.py), read their own row groups, so no message goes
-through the JVM and nothing is shuffled. A batch's names only say how far it goes in each collector's segments; every
-number up to there has to be there, also one that was brought back later under an older name.
+Spark's file source finds the files of a landing and records them in its checkpoint. The stream has only the segments'
+*names*: the batch's tasks, one per device bucket (stream.py), read their own row groups. So no message passes through the
+JVM, and nothing is shuffled. A batch's names only determine the last segment of each collector. All segments up to it must
+exist, also one that was restored later.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 
 FILE = "path string, modificationTime timestamp, length bigint, content binary"  # of Spark's format binaryFile
 MOST_AGE = "90d"
-"""How much older than the newest a segment may be to be noticed: Spark remembers the names of this long."""
+"""Segments that are older than the newest by more than this are not found; Spark keeps the names of this period."""
 
 
 class LandingError(Exception):
-    """The landing directory is not what the checkpoint says it should be; the text says what to do."""
+    """The landing directory does not agree with the checkpoint. The text has what to do."""
 
 
 def latest(landing: Storage) -> dict[str, dict[int, str]]:
     """Return the sealed segments of a landing: collector -> number -> name."""
     if not landing.exists():
         raise LandingError(
-            f"{landing.uri}: there is no such landing directory. Start a collector first, or mend --landing"
+            f"{landing.uri}: there is no such landing directory. Start a collector first, or correct --landing"
         )
     found: dict[str, dict[int, str]] = {}
     for name in landing.list():
@@ -42,58 +42,58 @@ def latest(landing: Storage) -> dict[str, dict[int, str]]:
 
 
 def check_numbers(found: dict[str, dict[int, str]], read: dict[str, int], checkpoint: Storage) -> None:
-    """Check that no collector has begun to number its segments anew since `read`: those would be taken for read ones.
+    """Check that no collector's segment numbers have begun again since `read`. Such segments would count as read.
 
     Raises:
-        LandingError: one has.
+        LandingError: a collector's newest number is below its last one that was read.
     """
     for collector, last in read.items():
         newest = max(found.get(collector, {last: ""}))
         if newest < last:
             raise LandingError(
-                f"segment {segments.file_name(collector, newest)} is its collector's newest, but {last} of them have been read:"
-                f" their numbers began anew. Stop the pipeline, delete the checkpoint {checkpoint.uri}, and start it again: it"
-                " reads the whole landing then, and finds what is in the tables already"
+                f"segment {segments.file_name(collector, newest)} is its collector's newest, but segment {last} has been read:"
+                f" the numbers began again. Stop the pipeline, delete the checkpoint {checkpoint.uri}, and start it again: it"
+                " then reads the whole landing, and recognises messages that are in the tables"
             )
 
 
 def between(found: dict[str, dict[int, str]], start: dict[str, int], end: dict[str, int]) -> list[segments.Segment]:
-    """Return the segments after `start` up to `end`.
+    """Return the segments after `start`, up to and including `end`.
 
     Raises:
-        LandingError: one of them is not there.
+        LandingError: one of them is missing.
     """
     chosen = []
     for collector in sorted(end):
         numbers = found.get(collector, {})
         first = start.get(collector, 0) + 1
         if collector not in start and numbers:
-            first = min(numbers)  # older ones were never ours: retired before this pipeline began
+            first = min(numbers)  # older ones were retired before this pipeline started
         for number in range(first, end[collector] + 1):
             if number not in numbers:
                 raise LandingError(
-                    f"segment {segments.file_name(collector, number)} is missing from the landing: bring it back. If it is"
-                    " lost, put an empty one in its place (python -m tools.landing.segments), and the audit lists what it held"
-                    " as missing"
+                    f"segment {segments.file_name(collector, number)} is missing from the landing: restore it. If it is"
+                    " lost, make an empty one instead (python -m tools.landing.segments); the audit then lists its messages as"
+                    " missing"
                 )
             chosen.append(segments.Segment(collector, number, numbers[number]))
     return chosen
 
 
 def names(spark: SparkSession, landing: Storage, segments_per_batch: int) -> DataFrame:
-    """Return the stream of the segments' names: one row, `path`, for each that appears."""
+    """Return the stream of the segments' names: one row, `path`, for each new segment."""
     files = spark.readStream.format("binaryFile").schema(FILE)
     options: dict[str, str | int | bool] = {
         "pathGlobFilter": "*.parquet",
         "maxFilesPerTrigger": segments_per_batch,
         "maxFileAge": MOST_AGE,
-        "ignoreMissingFiles": True,  # `between` names them, with what to do
+        "ignoreMissingFiles": True,  # `between` reports them
     }
     return files.options(**options).load(landing.address()).select("path")  # the contents are not read
 
 
 def reached(paths: Iterable[str]) -> dict[str, int]:
-    """Return the last segment of each collector among some paths."""
+    """Return the last segment of each collector in some paths."""
     found: dict[str, int] = {}
     for path in paths:
         parsed = segments.parse_name(path.rsplit("/", 1)[-1])

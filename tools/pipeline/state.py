@@ -1,7 +1,7 @@
-"""What a bucket remembers from batch to batch: which numbers were seen, as intervals, which lives its devices have had,
-each device's newest message, and what is held.
+"""A bucket's state between batches: the numbers that were seen, as intervals; its devices' lives; each device's newest
+message; and held messages.
 
-It is loaded from the files of the last commit and written anew by each batch that changes it.
+It is loaded from the files of the last commit. Each batch that changes it writes new files.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LIFE_BITS, BOOT_BITS = 10, 31
 
 
 class Waiting(NamedTuple):
-    """A message that is held: what placing asks of it, why it is held, and the row of the landing."""
+    """A held message: the fields that determine its life, the reason for holding it, and its row in the landing."""
 
     identity: int
     boot: int
@@ -38,17 +38,17 @@ class Waiting(NamedTuple):
 
 
 class State:
-    """What a bucket remembers. A device has a number here, by the order in which it was first met."""
+    """A bucket's state. Devices are numbered in the order in which they were first seen."""
 
     def __init__(self, past: Past | None = None) -> None:
         self.devices: list[str] = []
         self.number: dict[str, int] = {}
         self.keys = np.zeros(
             0, dtype=np.int64
-        )  # packed (device, life, boot), sorted: an interval group's number is its place
+        )  # packed (device, life, boot), sorted: the index of a key is the number of its interval group
         self.seen = intervals.EMPTY
         self.lives = np.zeros(0, dtype=np.int64)  # packed (device, life), sorted
-        self.identities = np.zeros(0, dtype=np.int64)  # of each life: what its board calls it, 0 where it says nothing
+        self.identities = np.zeros(0, dtype=np.int64)  # of each life: the board's number for it, 0 for none
         self.fronts = np.zeros((4, 0), dtype=np.int64)  # of each device's newest message: arrival, life, boot, seq
         self.held: dict[int, list[Waiting]] = {}  # by device, oldest first
         self.past = past or Nothing()
@@ -56,20 +56,20 @@ class State:
         self.quarantined: set[tuple[tuple[str, int, int], int]] | None = None
         self.plain_places: np.ndarray | None = None
         self.read: dict[str, tuple[int, int]] = {}  # collector -> (segment, row)
-        self.reading: dict[str, tuple[int, int]] = {}  # the same, with the segment that is being read
+        self.reading: dict[str, tuple[int, int]] = {}  # the same, including the segment that is being read
 
-    def settle(self) -> None:
-        """A segment is at its end: its rows have been read (a bucket's row groups in it are in no order of rows)."""
+    def finish_segment(self) -> None:
+        """Mark the current segment's rows as read. Not earlier, because its row groups are not sorted by row number."""
         self.read |= self.reading
 
     @cached_property
     def kept_from_us(self) -> int:
-        """The moment before which all that arrived was deleted for its age. It is asked for replays only."""
+        """The time before which all rows were deleted for their age. Used only for rows that were read before."""
         return self.past.kept_from_us()
 
     @cached_property
     def dropped(self) -> set[tuple[str, int, int, int]]:
-        """Where the messages lie that earlier batches dropped: collector, segment, row, arrival. It is asked for replays only."""
+        """Positions of dropped copies: (collector, segment, row, arrival). Used only for rows that were read before."""
         found: set[tuple[str, int, int, int]] = set()
         for load in self.past.duplicates():
             table = load()
@@ -78,7 +78,7 @@ class State:
         return found
 
     def is_in_quarantine(self, where: tuple[str, int, int], its_print: int) -> bool:
-        """Return whether an earlier batch put this row of a collector's log into quarantine. It is asked for replays only."""
+        """Return whether an earlier batch put this row into quarantine. Used only for rows that were read before."""
         if self.quarantined is None:
             self.quarantined = set()
             for load in self.past.quarantine():
@@ -88,9 +88,9 @@ class State:
         return (where, its_print) in self.quarantined
 
     def is_in_readings(self, places: np.ndarray) -> np.ndarray:
-        """Return which rows of collectors' logs gave readings without an identity in earlier batches: see plain.py.
+        """Return which positions (`plain.places`) gave readings without an identity in earlier batches.
 
-        It is asked for replays only.
+        Used only for rows that were read before.
         """
         tries_left = 3
         while self.plain_places is None:
@@ -98,14 +98,14 @@ class State:
             try:
                 parts = [load() for load in self.past.plain()]
                 self.plain_places = np.unique(np.concatenate([np.zeros(0, np.uint64), *parts]))
-            except FileNotFoundError:  # a compaction has put another in its place
+            except FileNotFoundError:  # a compaction has replaced the file
                 if not tries_left:
                     raise
         there: np.ndarray = np.isin(places, self.plain_places)
         return there
 
     def read_before(self, collector: pa.DictionaryArray, segment: pa.ChunkedArray, row: pa.ChunkedArray) -> np.ndarray:
-        """Return for some rows whether this place of a collector's log was read before."""
+        """Return which rows of the collectors' logs were read before."""
         if isinstance(collector, pa.ChunkedArray):
             if not pa.types.is_dictionary(collector.type):
                 collector = collector.dictionary_encode()
@@ -120,7 +120,7 @@ class State:
     # Devices and groups.
 
     def device_numbers(self, names: pa.Array) -> np.ndarray:
-        """Return the number of each device, giving new ones to new devices."""
+        """Return the number of each device. A new device gets the next number."""
         encoded = pc.dictionary_encode(names)
         numbers = []
         for name in encoded.dictionary.to_pylist():
@@ -132,7 +132,7 @@ class State:
         return np.array(numbers, dtype=np.int64)[encoded.indices.to_numpy()]
 
     def groups(self, keys: np.ndarray) -> np.ndarray:
-        """Return the interval group of each packed key, making groups for new keys."""
+        """Return the interval group of each packed key. A new key gets a new group."""
         distinct, inverse = np.unique(keys, return_inverse=True)
         known = np.union1d(self.keys, distinct)
         if len(known) != len(self.keys):
@@ -146,7 +146,7 @@ class State:
         return np.searchsorted(self.keys, distinct)[inverse]
 
     def spans(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the lowest and the highest number seen of each key."""
+        """Return the lowest and the highest sequence number seen of each key."""
         groups = np.arange(len(self.keys))
         first = np.searchsorted(self.seen.lo, groups << intervals.SEQ_BITS)
         last = np.searchsorted(self.seen.lo, (groups + 1) << intervals.SEQ_BITS) - 1
@@ -166,13 +166,13 @@ class State:
         return list(zip(numbers.tolist(), self.identities[a:b].tolist(), strict=True))
 
     def add_lives(self, device: np.ndarray, life: np.ndarray, identity: np.ndarray) -> None:
-        """Take over lives that have begun."""
+        """Add lives."""
         lives = np.concatenate((self.lives, (device << LIFE_BITS) | life))
         order = np.argsort(lives, kind="stable")
         self.lives, self.identities = lives[order], np.concatenate((self.identities, identity))[order]
 
-    def make_room(self) -> None:
-        """Have a front for each device."""
+    def extend_fronts(self) -> None:
+        """Add an empty entry to `fronts` for each new device."""
         lacking = len(self.devices) - self.fronts.shape[1]
         if lacking > 0:
             self.fronts = np.concatenate((self.fronts, np.zeros((4, lacking), dtype=np.int64)), axis=1)
@@ -180,7 +180,7 @@ class State:
     # To and from tables.
 
     def load_intervals(self, table: pa.Table) -> None:
-        """Take over the intervals of an earlier batch."""
+        """Load the intervals of earlier batches."""
         if not table.num_rows:
             return
         device = self.device_numbers(table["device"].combine_chunks())
@@ -201,13 +201,13 @@ class State:
         return pa.table(columns, schema=schemas.INTERVALS)
 
     def load_lives(self, table: pa.Table) -> None:
-        """Take over the lives of earlier batches."""
+        """Load the lives of earlier batches."""
         if not table.num_rows:
             return
         device = self.device_numbers(table["device"].combine_chunks())
         life = table["life"].to_numpy().astype(np.int64)
         self.add_lives(device, life, table["identity"].to_numpy())
-        self.make_room()
+        self.extend_fronts()
         arrival = pc.fill_null(table["arrival"].cast(pa.int64()), 0).to_numpy()
         is_front = arrival > 0
         boot, seq = (pc.fill_null(table[name], 0).to_numpy() for name in ("boot", "seq"))
@@ -215,7 +215,7 @@ class State:
 
     def lives_table(self) -> pa.Table:
         """Return the lives as a table, each device's newest message in the row of its life."""
-        self.make_room()
+        self.extend_fronts()
         device, life = self.lives >> LIFE_BITS, self.lives & ((1 << LIFE_BITS) - 1)
         arrival, its_life, boot, seq = self.fronts[:, device] if len(device) else self.fronts
         other = (its_life != life) | (arrival == 0)
@@ -226,11 +226,11 @@ class State:
         return pa.table(columns, schema=schemas.IDENTITIES)
 
     def held_reasons(self) -> Counter[str]:
-        """Return how many messages are held, by the reason."""
+        """Return the number of held messages by reason."""
         return Counter(one.reason for held in self.held.values() for one in held)
 
     def load_held(self, table: pa.Table) -> None:
-        """Take over what earlier batches held."""
+        """Load the held messages of earlier batches."""
         device = self.device_numbers(table["device"].combine_chunks()).tolist() if table.num_rows else []
         columns = [table[name] for name in Waiting._fields if name != "arrival_us"]
         columns.insert(Waiting._fields.index("arrival_us"), table["arrival"].cast(pa.int64()))
@@ -239,7 +239,7 @@ class State:
             self.held.setdefault(number, []).append(Waiting(*row))
 
     def held_table(self) -> pa.Table:
-        """Return what is held as a table."""
+        """Return the held messages as a table."""
         rows = [(self.devices[device], *one) for device, held in self.held.items() for one in held]
         columns = list(zip(*rows, strict=True)) or [()] * (1 + len(Waiting._fields))
         by_name = dict(zip(("device", *Waiting._fields), columns, strict=True))

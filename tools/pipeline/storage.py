@@ -1,9 +1,8 @@
-"""Where files lie: one machine's disk or shared storage, by the path alone.
+"""Files on a local disk or on shared storage; the path determines which.
 
-`/data/out`, `file:///data/out`, `s3a://bucket/out` and `hdfs://name/out` all work, in the driver and in the tasks,
-through pyarrow's file systems (S3 keys and regions come from the usual AWS variables, HDFS from the Hadoop
-client's). On a local disk a written file and its name are synced before `write` returns; object stores make a put
-durable and atomic by themselves.
+`/data/out`, `file:///data/out`, `s3a://bucket/out` and `hdfs://name/out` work in the driver and in the tasks, through
+pyarrow's file systems. (S3 keys and regions are from the usual AWS variables, HDFS settings from the Hadoop client's.) On a
+local disk, a written file and its name are synced before `create` ends. In an object store a put is atomic and durable.
 """
 
 from __future__ import annotations
@@ -24,15 +23,15 @@ import pyarrow.fs as pafs
 from tools.landing.log import sync_directory
 
 IN_MEMORY_BYTES, PART_BYTES = 32 << 20, 1 << 20
-"""Of a file on its way to an object store: a longer one waits on this machine's disk until it is whole."""
+"""For a file that is uploaded to an object store: a longer file is on this machine's disk until it is complete."""
 
 
 class StorageError(Exception):
-    """A path can't be used; the text says why and what to do."""
+    """A path can't be used. The text has the reason and what to do."""
 
 
 class Storage:
-    """A directory on some file system. Names below it are relative, with `/`."""
+    """A directory on a file system. Names in it are relative, with `/`."""
 
     def __init__(self, uri: str):
         self.uri = uri.rstrip("/")
@@ -58,26 +57,26 @@ class Storage:
         self._open()
 
     def path(self, name: str = "") -> str:
-        """Return a name's path in `fs`."""
+        """Return a file's path in `fs`."""
         return f"{self.root}/{name}" if name else self.root
 
     def address(self, name: str = "") -> str:
-        """Return a name's path as Spark takes it: of a URL's form, but nothing in it is escaped."""
+        """Return a file's path in the form that Spark needs: a URL, but without escapes."""
         where = f"file://{Path(self.uri).absolute()}" if "://" not in self.uri else self.uri
         return f"{where}/{name}" if name else where
 
     def exists(self, name: str = "") -> bool:
-        """Return whether there is a file or directory of that name."""
+        """Return whether a file or directory of this name exists."""
         return self.fs.get_file_info(self.path(name)).type != pafs.FileType.NotFound
 
     def list(self, name: str = "", recursive: bool = False) -> list[str]:
-        """Return the files below a directory, as names below that directory, sorted; none where it does not exist."""
+        """Return the names of the files in a directory, relative to it and sorted; empty if it does not exist."""
         base = self.path(name)
         found = self.fs.get_file_info(pafs.FileSelector(base, allow_not_found=True, recursive=recursive))
         return sorted(info.path[len(base) + 1 :] for info in found if info.type == pafs.FileType.File)
 
     def modified_s(self, name: str) -> float:
-        """Return when a file was last written (Unix time)."""
+        """Return the time when a file was last written (Unix time)."""
         info = self.fs.get_file_info(self.path(name))
         if info.type == pafs.FileType.NotFound:
             raise FileNotFoundError(f"{self.uri}/{name} is not there")
@@ -89,10 +88,10 @@ class Storage:
 
     @contextmanager
     def create(self, name: str) -> Iterator[Any]:
-        """Open a new file for writing. It has its name, durably, when the block ends, and none where the block raises."""
+        """Open a new file for writing. It gets its name, durably, at the end of the block, or no name if the block raises."""
         target = self.path(name)
         if not self.local:
-            # Not straight to the store: what is closed there appears, after a failure, too.
+            # Not written directly to the store: there a file would appear also after an error.
             with tempfile.SpooledTemporaryFile(IN_MEMORY_BYTES) as spooled:
                 yield spooled
                 spooled.seek(0)
@@ -114,7 +113,7 @@ class Storage:
         sync_directory(parent)
 
     def write_json(self, name: str, value: Any) -> None:
-        """Write a JSON file, whole or not at all."""
+        """Write a JSON file atomically."""
         with self.create(name) as file:
             file.write(json.dumps(value, indent=1, sort_keys=True).encode())
 

@@ -1,8 +1,8 @@
-"""The actions on segments: one batch, and the stream of batches.
+"""Process segments: one batch, or a stream of batches.
 
-Spark's checkpoint knows which segments a batch covers; commits.py knows which batches count. A batch that was
-committed and is handed over again is skipped, one that was cut off is done again from the same state and the same
-segments, and both give the same tables.
+Spark's checkpoint has the segments of each batch; commits.py has the valid batches. After a kill, Spark may repeat a batch.
+If it was committed, it is skipped. If not, it is repeated from the same state and the same segments. Both give the same
+tables.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 SEGMENTS_PER_BATCH = 64
 LATE_AFTER_S = 60.0
-"""A delay that the audit calls late."""
+"""A longer delay counts as late in the audit."""
 
 
 class Work:
-    """What a task does for its buckets; it travels to the executors."""
+    """A task's work, which Spark sends to the executors."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Work:
         self.read = {collector: (number, 1 << 62) for collector, number in (before.read if before else {}).items()}
 
     def __call__(self, numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Work on the buckets of these numbers; yield a row per file written."""
+        """Process the buckets of these numbers; yield a row for each file written."""
         for batch in numbers:
             for which in batch.column(0).to_pylist():
                 state = self.state.get(str(which), {})
@@ -86,10 +86,10 @@ def run_batch(
     late_after_s: float = LATE_AFTER_S,
     mapping: Mapping = NO_MAPPING,
 ) -> Commit:
-    """Take each collector's segments up to `end`, those that this stream has not read yet, as one batch: a task a bucket.
+    """Process each collector's segments up to `end` that this stream has not read, as one batch, with a task per bucket.
 
     Raises:
-        LandingError: one of them is not there.
+        LandingError: one of them is missing.
     """
     before = output.latest()
     commit = Commit(before.batch + 1 if before else 1, stream, stream_batch)
@@ -106,14 +106,14 @@ def run_batch(
     tasks = spark.range(0, buckets, 1, buckets)
     for row in sorted(tasks.mapInArrow(work, schemas.spark_schema(schemas.DONE)).collect()):
         if row.table == "summary":
-            summary.add(commit.summary, json.loads(row.told))
+            summary.add(commit.summary, json.loads(row.summary))
         elif row.table.startswith("state/"):
             kind = row.table.removeprefix("state/")
             files = commit.state.setdefault(str(row.bucket), {})
             if row.file:
                 files[kind] = row.file
             else:
-                del files[kind]  # nothing is left of a settled file
+                del files[kind]  # no row of a settled file is left
         else:
             commit.files.setdefault(row.table, []).append(row.file)
             commit.rows[row.table] = commit.rows.get(row.table, 0) + row.rows
@@ -124,7 +124,7 @@ def run_batch(
 def once(
     spark: SparkSession, landing: str, out: str, buckets: int = segments.BUCKETS, late_after_s: float = LATE_AFTER_S
 ) -> Commit:
-    """Take all that is in a landing as one batch, without a checkpoint: for a landing that no longer grows."""
+    """Process a whole landing as one batch, without a checkpoint: for a landing that does not grow any more."""
     output, directory = Output(out), Storage(landing)
     output.prepare(buckets)
     end = {collector: max(numbers) for collector, numbers in source.latest(directory).items()}
@@ -141,24 +141,26 @@ def start(
     buckets: int = segments.BUCKETS,
     segments_per_batch: int = SEGMENTS_PER_BATCH,
     every_s: float | None = None,
-    told: Callable[[Commit], None] = lambda _: None,
+    on_commit: Callable[[Commit], None] = lambda _: None,
     late_after_s: float = LATE_AFTER_S,
     publish: bool = True,
     mapping: Mapping = NO_MAPPING,
 ) -> StreamingQuery:
-    """Start the stream: through what is there now, or, with `every_s`, for ever at that interval; `told` hears of each batch.
+    """Start the stream: over the present segments, or, with `every_s`, without end. Call `on_commit` for each batch.
 
-    With `publish`, the tables' Delta logs follow each commit, and first catch up where an earlier run was killed before they did.
+    With `publish`, the tables' Delta logs are updated now, because an earlier run may have been killed, and after each commit.
 
     Raises:
-        OutputError, StorageError, LandingError: see there.
+        OutputError, StorageError, LandingError: the output or the landing can't be used.
     """
     output, directory = Output(out), Storage(landing)
     found = source.latest(directory)
     output.prepare(buckets)
     stream = output.stream_id(Storage(checkpoint))
     before = output.latest()
-    if before and before.stream == stream:  # Spark hands over no name twice, so a batch may not come to see it
+    if (
+        before and before.stream == stream
+    ):  # Spark reports each name once, so there may be no batch that would check this
         source.check_numbers(found, before.stream_read, Storage(checkpoint))
     delta = Delta(output) if publish else None
     if delta:
@@ -168,14 +170,14 @@ def start(
         before = output.latest()
         if before and before.stream == stream:
             if before.stream_batch >= number:
-                return  # committed, but Spark did not get to note it
+                return  # committed, but Spark was killed before it recorded that
             source.check_numbers(source.latest(directory), before.stream_read, Storage(checkpoint))
         end = source.reached(row.path for row in batch.collect())
-        # In this session and not in the batch's clone of it: Spark keeps Python workers for each session apart.
+        # In this session, not in the batch's clone of it, because each session has its own Python workers.
         commit = run_batch(spark, end, directory, output, buckets, stream, number, late_after_s, mapping)
         if delta:
             delta.committed(commit)
-        told(commit)
+        on_commit(commit)
 
     writer = (
         source.names(spark, directory, segments_per_batch)

@@ -1,4 +1,4 @@
-"""The file to hand to `spark-submit`: `spark-submit [its options] tools/pipeline/submit.py --landing ... --out ...`."""
+"""The file for `spark-submit`: `spark-submit [its options] tools/pipeline/submit.py --landing ... --out ...`."""
 
 import sys
 from pathlib import Path

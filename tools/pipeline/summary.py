@@ -1,7 +1,7 @@
-"""The fleet in a few numbers: sums over all boots, which go on from batch to batch by what each adds.
+"""The fleet's sums over all boots. Each batch adds its differences.
 
-Integers only, so that what was added can be taken away again when a boot's row changes. Their size does not grow with
-the fleet nor with time: the stretches of the arrivals get longer, and rare texts are counted together.
+All values are integers, so that they can be subtracted exactly when a boot's row changes. The size depends neither on the
+fleet nor on time: the steps of the histogram of arrivals become longer, and rare texts are counted together.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MOST_STEPS = 400
 MOST_TEXTS = 50
 OTHERS = "(others)"
 FIRST_US, LAST_US = 1_577_836_800_000_000, 4_102_444_800_000_000
-"""An arrival before 2020 or after 2100 was told by a clock that was never set: it is counted apart."""
+"""An arrival before 2020 or after 2100 is from a clock that was not set. It is counted as undated."""
 
 TOTALS = (
     *("published", "delivered", "readings", "resent", "replayed", "missing", "refused", "expired"),
@@ -25,13 +25,13 @@ TOTALS = (
     *("late", "reordered", "returns", "clock_jumps", "in_tables", "twice", "absent"),
 )
 PLAIN = ("plain_messages", "plain_readings", "plain_copies")
-"""Of messages without an identity: taken, their readings, and copies that were removed."""
+"""For messages without an identity: messages, their readings, and removed copies."""
 
 Summary = dict[str, Any]
 
 
 def empty() -> Summary:
-    """Return the summary of nothing."""
+    """Return an empty summary."""
     return {
         "totals": dict.fromkeys((*TOTALS, *PLAIN, "boots", "devices", "quarantine"), 0),
         "octaves": {},
@@ -39,14 +39,14 @@ def empty() -> Summary:
         "reasons": {},
         "topics": {},  # without the device: flashmqtt/+/readings
         "time": {"step_s": STEPS[0], "messages": {}},
-        "undated": 0,  # messages that came at no time that can be
+        "undated": 0,  # messages with an implausible arrival
         "first_arrival_us": None,
         "last_arrival_us": None,
     }
 
 
 def of(audit: pa.Table, sign: int = 1) -> Summary:
-    """Return what some rows of the audit come to, times `sign`; without boots and devices, which their maker counts."""
+    """Return the sums of some rows of the audit, times `sign`, without boots and devices, which the caller counts."""
     found = empty()
     if not audit.num_rows:
         return found
@@ -72,14 +72,14 @@ def add(into: Summary, more: Summary) -> None:
     for part in ("octaves", "causes", "reasons", "topics"):
         into[part] = _bounded(_sum(into[part], more[part]), part)
     for name, choose in (("first_arrival_us", min), ("last_arrival_us", max)):
-        told = [one[name] for one in (into, more) if one[name] is not None]
-        into[name] = choose(told) if told else None
+        known = [one[name] for one in (into, more) if one[name] is not None]
+        into[name] = choose(known) if known else None
     into["time"] = _joined(into["time"], more["time"])
     into["undated"] = into.get("undated", 0) + more.get("undated", 0)
 
 
 def take_away(into: Summary, less: Summary) -> None:
-    """Take away from a summary what was added to it; but for the first and the last arrival, which only all rows tell."""
+    """Subtract from a summary. The first and the last arrival stay, because they would need all rows."""
     for name, value in less["totals"].items():
         into["totals"][name] = into["totals"].get(name, 0) - value
     for part in ("octaves", "causes", "reasons"):
@@ -99,8 +99,8 @@ def add_arrivals(into: Summary, arrival_us: np.ndarray) -> None:
     first, last = int(arrival_us.min()) // 1_000_000, int(arrival_us.max()) // 1_000_000
     step_s = _step(last - first)
     at, counts = np.unique(arrival_us // (step_s * 1_000_000) * step_s, return_counts=True)
-    told = {"step_s": step_s, "messages": dict(zip(map(str, at.tolist()), counts.tolist(), strict=True))}
-    into["time"] = _joined(into["time"], told)
+    known = {"step_s": step_s, "messages": dict(zip(map(str, at.tolist()), counts.tolist(), strict=True))}
+    into["time"] = _joined(into["time"], known)
 
 
 def add_reasons(into: Summary, reasons: pa.ChunkedArray) -> None:
@@ -111,7 +111,7 @@ def add_reasons(into: Summary, reasons: pa.ChunkedArray) -> None:
 
 
 def add_held(into: Summary, before: dict[str, int], after: dict[str, int]) -> None:
-    """Count messages that are held, which count as quarantine, by reason: those of before have gone on or are there still."""
+    """Count held messages, which count as quarantine, by reason: add those after the batch, subtract those before it."""
     found = _sum(dict(after), {reason: -count for reason, count in before.items()})
     into["reasons"] = _bounded(_sum(into["reasons"], found), "reasons")
     into["totals"]["quarantine"] += sum(found.values())
@@ -137,7 +137,7 @@ def _sum(one: dict[str, int], other: dict[str, int]) -> dict[str, int]:
 
 
 def _bounded(counts: dict[str, int], part: str) -> dict[str, int]:
-    """Keep the most frequent texts; a text that a later row takes away again leaves its place in `OTHERS` as it is."""
+    """Keep the most frequent texts, and count the others as OTHERS. OTHERS does not decrease if a row is subtracted later."""
     if part == "octaves" or len(counts) <= 4 * MOST_TEXTS:
         return counts
     ranked = sorted(counts.items(), key=lambda item: (item[0] == OTHERS, -abs(item[1]), item[0]))
@@ -151,7 +151,7 @@ def _step(span_s: float) -> int:
 
 
 def _joined(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    """Return two counts by stretch of time as one, in stretches so long that there are not too many."""
+    """Add two histograms by time; increase the step until there are at most MOST_STEPS steps."""
     at = [int(key) for part in (one, other) for key in part["messages"]]
     if not at:
         return one

@@ -1,10 +1,11 @@
-"""One task's work: a device bucket's new rows, from segments to tables, and the bucket's state.
+"""A task's work: convert a device bucket's new rows from segments to tables, and update the bucket's state.
 
-One process per bucket and batch; memory follows the row group, not the batch. What it writes has names of its own for each
-attempt; nothing counts until the driver has put those names into the batch's commit (commits.py). Rows lie by the day of
-their arrival. When they are written they are read back (readback.py), and the bucket's audit goes on by them (ledger.py).
+There is one process per bucket and batch. Its memory depends on the row group, not on the batch. Each attempt's files have
+unique names, and are valid when the driver has written these names into the batch's commit (commits.py). Files are in
+directories by day of arrival. After the rows are written, they are read back (readback.py), and the bucket's audit is
+updated (ledger.py).
 
-It does not know Spark.
+This module does not use Spark.
 """
 
 from __future__ import annotations
@@ -34,19 +35,19 @@ from .storage import Storage
 
 DAY_US = 86_400_000_000
 MOST_OPEN = 64
-"""Files of a task that are open at a time: a batch may hold the messages of many days."""
+"""The most open files of a task: a batch may have messages of many days."""
 SETTLED = "audit."
-"""What the keys of a bucket's settled files begin with, in a commit's state; the rest is a number."""
+"""The prefix of the keys of a bucket's settled files in a commit's state. A number follows it."""
 
 
 class Done(NamedTuple):
-    """A file that a task wrote; or, of table `summary`, what the bucket adds to the fleet's sums (no file)."""
+    """A file that a task wrote. With the table `summary`: no file, but the bucket's addition to the fleet's sums."""
 
     bucket: int
     table: str
     file: str
     rows: int
-    told: str | None = None
+    summary: str | None = None
 
 
 def run(
@@ -61,7 +62,7 @@ def run(
     late_after_s: float = 60.0,
     mapping: Mapping = NO_MAPPING,
 ) -> list[Done]:
-    """Do one bucket's part of a batch; return the files written. Attempts don't see each other's files."""
+    """Process one bucket's part of a batch; return the files written. Attempts don't see each other's files."""
     state = State(_Past(storage, bucket))
     state.read = dict(read)
     for kind, load in (
@@ -74,82 +75,86 @@ def run(
     held_before = state.held_reasons()
     known, seen_before = state.keys, state.seen
     name = f"bucket-{bucket:04d}-{uuid.uuid4().hex[:8]}"
-    brought, told = ledger.Batch(), summary.empty()
-    met: list[pa.Table] = []
+    audited, sums = ledger.Batch(), summary.empty()
+    plain_sums: list[pa.Table] = []
     with _Writers(storage, bucket, batch, name) as writers:
         for segment in _in_order(landing, paths, bucket, buckets):
             for rows in segment:
-                summary.add_topics(told, rows["topic"].unify_dictionaries().combine_chunks())
+                summary.add_topics(sums, rows["topic"].unify_dictionaries().combine_chunks())
                 for table, found in process(state, rows, mapping):
-                    brought.take(table, found)
-                    _count(told, table, found)
+                    audited.take(table, found)
+                    _count(sums, table, found)
                     if table == "plain":
                         writers.write_by_day("readings", found)
                     elif table == "met":
-                        met.append(found)
+                        plain_sums.append(found)
                     elif table in schemas.TABLES and table != "ties":
                         writers.write_by_day(table, found)
-            state.settle()
-        if brought.ties:
-            brought.ties = [ties.merge(state, known, seen_before, brought.ties)]
-            writers.write_by_day("ties", brought.ties[0])
+            state.finish_segment()
+        if audited.ties:
+            audited.ties = [ties.merge(state, known, seen_before, audited.ties)]
+            writers.write_by_day("ties", audited.ties[0])
         writers.close()
         held = state.held_reasons()
         if writers.done or held != held_before or not state_files:
             files = {
                 table: [one.file for one in writers.done if one.table == table] for table in ("readings", "events")
             }
-            brought.checked, found_plain = read_back(storage, files, state, known, seen_before, bool(met))
-            made = ledger.update(state, known, _kept(storage, state_files), brought, late_after_s)
-            summary.add(told, made.summary)
-            summary.add_held(told, held_before, held)
+            audited.checked, found_plain = read_back(storage, files, state, known, seen_before, bool(plain_sums))
+            made = ledger.update(state, known, _kept(storage, state_files), audited, late_after_s)
+            summary.add(sums, made.summary)
+            summary.add_held(sums, held_before, held)
             writers.write("state/intervals", state.intervals_table())
             writers.write("state/identities", state.lives_table())
             if held or held_before:
                 writers.write("state/held", state.held_table())
             writers.write("state/audit", made.newest)
             writers.write("state/lives", made.lives)
-            _settle(writers, state_files, made)
-            if met:
-                _add_plain(writers, state_files, told, met, found_plain)
-    return [*writers.done, Done(bucket, "summary", "", 0, json.dumps(told))]
+            _write_settled(writers, state_files, made)
+            if plain_sums:
+                _add_plain(writers, state_files, sums, plain_sums, found_plain)
+    return [*writers.done, Done(bucket, "summary", "", 0, json.dumps(sums))]
 
 
-def _count(told: summary.Summary, table: str, rows: pa.Table) -> None:
-    """Count what the report shows of some rows of a table."""
+def _count(sums: summary.Summary, table: str, rows: pa.Table) -> None:
+    """Add some rows of a table to the sums that the report shows."""
     if table == "quarantine":
-        summary.add_reasons(told, rows["reason"])
+        summary.add_reasons(sums, rows["reason"])
     elif table in ("readings", "plain"):
-        # A row a message: its readings stand together.
+        # The first row of each message: a message's readings are adjacent.
         first = np.ones(rows.num_rows, dtype=bool)
         if rows.num_rows:
             seq, place = rows["seq"].to_numpy(), rows["row"].to_numpy()
             first[1:] = (seq[1:] != seq[:-1]) | (place[1:] != place[:-1])
-        summary.add_arrivals(told, rows["arrival"].cast(pa.int64()).to_numpy()[first])
+        summary.add_arrivals(sums, rows["arrival"].cast(pa.int64()).to_numpy()[first])
 
 
 def _add_plain(
-    writers: _Writers, state_files: dict[str, str], told: summary.Summary, met: list[pa.Table], found: tuple[int, int]
+    writers: _Writers,
+    state_files: dict[str, str],
+    sums: summary.Summary,
+    plain_sums: list[pa.Table],
+    found: tuple[int, int],
 ) -> None:
-    """Write what the devices without an identity have brought; `found`: their rows in the files, and those that differ."""
-    brought = plain.summed(met)
-    totals = told["totals"]
+    """Write the sums of the devices without an identity. `found`: the number of their rows in the files, and of distinct ones."""
+    by_device = plain.summed(plain_sums)
+    totals = sums["totals"]
     for name in ("messages", "readings", "copies"):
-        totals[f"plain_{name}"] = pc.sum(brought[name]).as_py()
+        totals[f"plain_{name}"] = pc.sum(by_device[name]).as_py()
     arrivals = summary.empty()
-    arrivals["first_arrival_us"] = pc.min(brought["first_arrival"].cast(pa.int64())).as_py()
-    arrivals["last_arrival_us"] = pc.max(brought["last_arrival"].cast(pa.int64())).as_py()
-    summary.add(told, arrivals)
+    arrivals["first_arrival_us"] = pc.min(by_device["first_arrival"].cast(pa.int64())).as_py()
+    arrivals["last_arrival_us"] = pc.max(by_device["last_arrival"].cast(pa.int64())).as_py()
+    summary.add(sums, arrivals)
     rows, different = found
     totals["twice"] += rows - different
     totals["absent"] += totals["plain_readings"] - different
     if "plain" in state_files:
-        brought = plain.summed([_load(writers.storage, state_files["plain"], schemas.PLAIN), brought])
-    writers.write("state/plain", brought)
+        by_device = plain.summed([_load(writers.storage, state_files["plain"], schemas.PLAIN), by_device])
+    writers.write("state/plain", by_device)
 
 
 def _kept(storage: Storage, state_files: dict[str, str]) -> ledger.Kept:
-    """Return a bucket's audit as the last commit has it."""
+    """Return a bucket's audit from the last commit."""
     if "audit" not in state_files:
         return ledger.Kept(schemas.AUDIT.empty_table(), schemas.LIVES.empty_table())
 
@@ -166,8 +171,8 @@ def _kept(storage: Storage, state_files: dict[str, str]) -> ledger.Kept:
     )
 
 
-def _settle(writers: _Writers, state_files: dict[str, str], made: ledger.Update) -> None:
-    """Write the settled files that a batch makes or changes."""
+def _write_settled(writers: _Writers, state_files: dict[str, str], made: ledger.Update) -> None:
+    """Write the settled files that a batch adds or changes."""
     for key, rows in made.settled.items():
         if rows is None:
             writers.done.append(Done(writers.bucket, f"state/{key}", "", 0))
@@ -179,7 +184,7 @@ def _settle(writers: _Writers, state_files: dict[str, str], made: ledger.Update)
 
 
 class _Past:
-    """What the commits so far hold for a bucket; asked for only where a batch brings a copy of what came before it."""
+    """A bucket's files in the commits so far. Used only if a batch has copies of earlier messages."""
 
     def __init__(self, storage: Storage, bucket: int):
         self.storage, self.bucket = storage, bucket
@@ -218,10 +223,10 @@ def _load(storage: Storage, name: str, schema: pa.Schema) -> pa.Table:
 
 
 def _in_order(landing: Storage, paths: Iterable[str], bucket: int, buckets: int) -> Iterator[Iterator[pa.Table]]:
-    """Yield a bucket's rows segment by segment: in landing order, and between collectors by when a segment begins.
+    """Yield a bucket's rows by segment, in landing order; segments of several collectors by their first arrival.
 
     Raises:
-        SegmentError: a file under a segment's name is not one.
+        SegmentError: a file with a segment's name is not a segment.
     """
     begun: dict[str, float] = {}
     files = []
@@ -232,8 +237,8 @@ def _in_order(landing: Storage, paths: Iterable[str], bucket: int, buckets: int)
         index = meta.schema.names.index("arrival")
         statistics = [meta.row_group(n).column(index).statistics for n in range(meta.num_row_groups)]
         begins = [one.min.timestamp() for one in statistics if one is not None and one.has_min_max]
-        # Never before the segment in front of it: a clock may have been set back, and a message that was held for long
-        # lands with its own time of arrival.
+        # Never before the collector's previous segment: a clock may have been set back, and a message that the collector
+        # has held for a long time has an early arrival.
         begun[collector] = max(min(begins, default=0.0), begun.get(collector, 0.0))
         files.append((begun[collector], path))
     for _, path in sorted(files):
@@ -249,13 +254,13 @@ def _opened(landing: Storage, path: str) -> Iterator[Any]:
             yield source
     except (pa.ArrowInvalid, segments.SegmentError, OSError) as error:
         raise segments.SegmentError(
-            f"{path}: {error}. A segment has its name only once it is whole, so this file was damaged or written by something"
-            " else: restore it, or take it out of the landing"
+            f"{path}: {error}. A segment gets its name when it is complete, so this file was damaged, or another program wrote"
+            " it: restore it, or remove it from the landing"
         ) from error
 
 
 class _Writers:
-    """The Parquet files of one attempt, opened when there is something to write, named when all is written."""
+    """The Parquet files of one attempt. Each is opened at the first write, and gets its name when it is complete."""
 
     def __init__(self, storage: Storage, bucket: int, batch: int, name: str):
         self.storage, self.bucket, self.batch, self.name = storage, bucket, batch, name
@@ -266,7 +271,7 @@ class _Writers:
         return self
 
     def write_by_day(self, table: str, rows: pa.Table) -> None:
-        """Write some rows to the files of the days on which they arrived."""
+        """Write rows to the files of their days of arrival."""
         day = rows["arrival"].cast(pa.int64()).to_numpy() // DAY_US
         days = np.unique(day).tolist()
         for one in days:
@@ -276,7 +281,7 @@ class _Writers:
             self.write(table, chosen, f"day={np.datetime64(one, 'D')}/")
 
     def write(self, table: str, rows: pa.Table, where: str = "") -> None:
-        """Write some rows to the file of a table, or of a part of it."""
+        """Write rows to the file of a table, or of a part of it."""
         key = table, where
         if key not in self.open:
             if len(self.open) >= MOST_OPEN:
@@ -284,7 +289,9 @@ class _Writers:
             directory, _, part = table.partition(".")
             again = sum(one.table == table and f"/{where}" in one.file for one in self.done)
             name = "-".join(filter(None, [self.name, part, f"{again + 1}" if again else ""]))
-            if directory.startswith("state/"):  # flat: these go, and an empty directory a batch would stay
+            if directory.startswith(
+                "state/"
+            ):  # no directory per batch: these files are deleted later, and the directories would stay
                 file = f"{directory}/{self.batch:09d}-{name}.parquet"
             else:
                 file = f"{directory}/{where}batch={self.batch}/{name}.parquet"
@@ -295,7 +302,7 @@ class _Writers:
         self.open[key] = file, context, writer, count + rows.num_rows
 
     def close(self) -> None:
-        """Finish all files that are open: they have their names then."""
+        """Complete all open files; they get their names."""
         for key in list(self.open):
             self._finish(key)
 

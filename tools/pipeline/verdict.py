@@ -1,8 +1,8 @@
-"""`python -m tools.pipeline.verdict --out DIR`: what became of everything that was published, and whether that is all of it.
+"""`python -m tools.pipeline.verdict --out DIR`: compute the verdict: whether all published messages are in the tables.
 
-It reads the audit that each batch leaves (ledger.py) and starts no Spark, so it is made at any moment, also beside a
-run that follows. Exit status: 0 where every message that was published is in the tables once, every message could be read,
-and every board still talks; 1 where not, with all that is wrong in the last line; 2 where there is nothing to read.
+It reads the audit that each batch writes (ledger.py), without Spark, at any time, also during a continuous run. Exit status:
+0 if every published message is in the tables once, all messages could be read, and no board is silent; 1 if not, with all
+problems in the last line; 2 if there are no tables.
 """
 
 from __future__ import annotations
@@ -42,35 +42,35 @@ NOTHING = "NOTHING was collected:"
 NONE_READ = "No message is in the tables: nothing but what is in quarantine was collected."
 
 SILENT_TIMES = 10
-"""A board is silent that has said nothing for so many of its own mean intervals,"""
+"""A board is silent if it has sent nothing for this many of its own mean intervals,"""
 SILENT_LEAST_S = 600.0
-"""but for so long at least."""
+"""and for at least this time."""
 FEW = 3
-"""Messages from which a board's mean interval is told."""
+"""The fewest messages for a mean interval."""
 
 RETURNS = 3
-"""A device whose newest message went back to an older life, boot or number so often is two boards under one id: one board's does
-so once or twice, where messages were held up on the way."""
+"""If a device's newest message goes back to an older life, boot or number this often, two boards have the same id. With one
+board it happens once or twice, because of delayed messages."""
 
 ACCEPTABLE = ("quarantine", "silent", "given-up")
 GIVEN_UP = ("refused", "expired", "dropped", "damaged")
 MISSING = pa.schema([*schemas.KEY, *schemas.RANGE, pa.field("messages", pa.int64(), nullable=False)])
 FILES = {"missing": "missing/missing.parquet", "verdict": "verdict.json"}
 BAD = (pc.field("missing") > 0) | (pc.field("twice") > 0) | (pc.field("absent") > 0)
-"""Boots with something amiss: where a settled file has none, its bounds say so, and it is not read."""
+"""Boots with problems. The statistics of a settled file show whether it has any; if not, it is not read."""
 PRINTED = ("device", "life", "boot", "published", "delivered", "resent", "replayed", "missing", "twice", "absent")
 
 
 @dataclass(frozen=True)
 class Expectations:
-    """What a fleet is held against, beside its own numbers.
+    """What the fleet is compared with, in addition to its own sequence numbers.
 
     Attributes:
-        boards: what the boards' own counters say: `{device: {"boots": [{"boot", "first", "last"}, ...]}}`.
-        silent_after_s: a board that has said nothing for so long is silent; None: by its own mean interval; 0: none is.
-        as_of_s: the moment that silence is told at (Unix time); None: the newest arrival of any board.
-        topics: filters that something has to have matched.
-        accept: of ACCEPTABLE, what is told but changes nothing.
+        boards: the boards' own counters: `{device: {"boots": [{"boot", "first", "last"}, ...]}}`.
+        silent_after_s: a board that has sent nothing for this time is silent; None: by its mean interval; 0: no board is.
+        as_of_s: the time at which silence is measured (Unix time); None: the newest arrival of any board.
+        topics: filters that must have matched a message.
+        accept: of ACCEPTABLE, problems that are reported but don't change the exit status.
     """
 
     boards: dict[str, Any] = field(default_factory=dict)
@@ -82,13 +82,13 @@ class Expectations:
 
 @dataclass(frozen=True)
 class Silence:
-    """When a board is silent: what it usually does, against when it was last heard."""
+    """Decides whether a board is silent: compares its last arrival with its mean interval."""
 
     as_of_us: int = 0
     after_s: float | None = None
 
     def of(self, devices: pa.Table) -> np.ndarray:
-        """Return which devices are silent, of a table of `delivered`, `first_arrival` and `last_arrival`."""
+        """Return which devices are silent; the table needs `delivered`, `first_arrival` and `last_arrival`."""
         messages = devices["delivered"].to_numpy()
         first, last = (devices[name].cast(pa.int64()).to_numpy() for name in ("first_arrival", "last_arrival"))
         quiet_s = (self.as_of_us - last) / 1e6
@@ -100,17 +100,17 @@ class Silence:
 
 @dataclass
 class Verdict:
-    """What it comes to.
+    """The verdict.
 
     Attributes:
         totals: sums over the fleet.
-        problems: all that is wrong, a text each: what is in the last line.
-        accepted: what would be wrong, but was accepted.
-        rows: the boots that are shown.
+        problems: a text for each problem, for the last line.
+        accepted: a text for each accepted problem.
+        rows: the boots to print.
         adjusted: rows of the audit that the boards' own counters change, by (device, life, boot).
-        unknown: boots of a told board that it knows nothing of: (device, boot, messages).
-        reasons: why messages are in quarantine, and how many for each.
-        plain: devices whose messages carry no identity: nothing tells how many messages there should be.
+        unknown: boots that are not in their board's own counters: (device, boot, messages).
+        reasons: the number of messages in quarantine by reason.
+        plain: the number of devices without an identity, for which there is no proof of delivery.
     """
 
     batch: int
@@ -134,42 +134,42 @@ class Verdict:
 
     @property
     def unproven(self) -> str:
-        """What can't be told of the devices without an identity; empty where there are none."""
+        """The text about the devices without an identity; empty if there are none."""
         messages = self.totals.get("plain_messages", 0)
         if not self.plain:
             return ""
-        taken = f"all {messages:,} messages that the collector took of them are" if messages != 1 else "its message is"
+        stored = f"all {messages:,} messages that the collector stored are" if messages != 1 else "its message is"
         right = not (self.totals.get("twice") or self.totals.get("absent"))
         head = f"{counted(self.plain, 'device')} without an identity: no proof of delivery"
-        return f"{head}; {taken} in the tables, once." if right else f"{head}."
+        return f"{head}; {stored} in the tables, once." if right else f"{head}."
 
     @property
     def line(self) -> str:
-        """The last line: everything that is wrong, or that nothing is."""
-        told = f" (accepted: {'; '.join(self.accepted)})" if self.accepted else ""
+        """The last line: all problems, or that there are none."""
+        more = f" (accepted: {'; '.join(self.accepted)})" if self.accepted else ""
         if self.plain:
-            told = f" {self.unproven}{told}"
+            more = f" {self.unproven}{more}"
         if not self.problems:
             whole = WHOLE if self.totals.get("delivered") else "" if self.plain else NONE_READ
-            return (whole + told).strip()
+            return (whole + more).strip()
         head = NOTHING if self.nothing else LOST if self.lost else BUT
-        return f"{head} {'; '.join(self.problems)}.{told}"
+        return f"{head} {'; '.join(self.problems)}.{more}"
 
 
 def judge(output: Output, expected: Expectations | None = None) -> Verdict:
-    """Judge an output as of its newest commit; write `missing` and `verdict.json` beside the tables."""
+    """Compute the verdict as of an output's newest commit; write `missing` and `verdict.json` into the output."""
     wanted = expected or Expectations()
     found = as_of_one_commit(output, lambda books: _judged(books, wanted))
     if found is None:
         found = Verdict(0, {}, nothing=True)
         found.problems.append(
-            "there is not one segment in the landing. A collector makes one a minute after a message came (--segment-seconds),"
-            " and when it ends: see that one runs on this landing, and that its --topic matches what is published"
+            "the landing has no segment. A collector makes one a minute after a message has arrived (--segment-seconds), and"
+            " when it ends: check that one is running with this landing, and that its --topic matches the published topics"
         )
-    told = {"batch": found.batch, "status": found.status, "line": found.line, "totals": found.totals}
-    told |= {"problems": found.problems, "accepted": found.accepted, "silent": found.silent, "at": _now()}
-    told |= {"without_identity": found.plain}
-    output.storage.write_json(FILES["verdict"], told)
+    content = {"batch": found.batch, "status": found.status, "line": found.line, "totals": found.totals}
+    content |= {"problems": found.problems, "accepted": found.accepted, "silent": found.silent, "at": _now()}
+    content |= {"without_identity": found.plain}
+    output.storage.write_json(FILES["verdict"], content)
     return found
 
 
@@ -182,7 +182,7 @@ def _judged(books: Books, wanted: Expectations) -> Verdict:
     found = Verdict(commit.batch, dict(commit.summary["totals"]))
     totals = found.totals
     if wanted.boards:
-        _hold_against_counters(books, wanted.boards, found)
+        _compare_with_counters(books, wanted.boards, found)
     _write_missing(books, found)
     given_up = {name: totals[name] for name in GIVEN_UP if totals[name]}
     left = totals["missing"] - sum(given_up.values())
@@ -190,12 +190,12 @@ def _judged(books: Books, wanted: Expectations) -> Verdict:
         found.accepted.append(f"{totals['missing']:,} given up by their boards ({_listed(given_up)})")
     elif totals["missing"]:
         reasons = given_up | {"in doubt": totals["in_doubt"], "without a reason": totals["unexplained"]}
-        told = {name: count for name, count in reasons.items() if count}
-        split = f" ({_listed(told)})" if len(told) > 1 or given_up else ""
+        counts = {name: count for name, count in reasons.items() if count}
+        split = f" ({_listed(counts)})" if len(counts) > 1 or given_up else ""
         found.problems.append(f"{totals['missing']:,} missing{split}")
     lost = {
         "twice": f"{totals['twice']:,} rows twice in the tables",
-        "absent": f"{totals['absent']:,} that were taken are not in the tables",
+        "absent": f"{totals['absent']:,} that were processed are not in the tables",
     }
     found.problems += [text for name, text in lost.items() if totals[name]]
     if found.unknown:
@@ -208,23 +208,23 @@ def _judged(books: Books, wanted: Expectations) -> Verdict:
     if shared := _shared(books):
         found.problems.append(f"{len(shared):,} id{_s(len(shared))} that two boards have ({_named(shared)})")
     quarantine = totals["quarantine"]
-    taken = totals["delivered"] + totals.get("plain_messages", 0)
+    stored = totals["delivered"] + totals.get("plain_messages", 0)
     if quarantine:
         found.reasons = dict(commit.summary["reasons"])
-        text = f"{quarantine:,} in quarantine" if taken else f"all {quarantine:,} messages are in quarantine"
+        text = f"{quarantine:,} in quarantine" if stored else f"all {quarantine:,} messages are in quarantine"
         accepted = "quarantine" in wanted.accept
         (found.accepted if accepted else found.problems).append(text)
-        found.lost |= not (accepted and taken)
-    elif not taken:
+        found.lost |= not (accepted and stored)
+    elif not stored:
         found.nothing = True
-        found.problems.append("there was no message in what the collector landed")
+        found.problems.append("the collector's segments have no message")
     found.problems += [f"nothing matched the topic {topic}" for topic in wanted.topics if not _matched(books, topic)]
     newest_us = commit.summary["last_arrival_us"] or 0
     as_of_us = newest_us if wanted.as_of_s is None else int(wanted.as_of_s * 1e6)
     found.silence = Silence(as_of_us, wanted.silent_after_s)
     others = plain.summed([books.all("plain", schemas.PLAIN.names)])
     found.plain = others.num_rows
-    for name in ("messages", "readings", "copies"):  # of the devices that are there now: others were forgotten
+    for name in ("messages", "readings", "copies"):  # of the present devices: others were deleted
         found.totals[f"plain_{name}"] = pc.sum(others[name]).as_py() or 0
     names, found.silent = _silent(books, found.silence, others)
     if found.silent:
@@ -252,13 +252,13 @@ def _listed(counts: dict[str, int]) -> str:
 
 
 def _named(names: list[str], count: int = 0) -> str:
-    """Return the first of some devices' names for a sentence; `count`: how many there are, if not all are in `names`."""
+    """Return the first names as a list for a sentence. `count`: the number of all names, if `names` has only a part."""
     more = max(count, len(names)) > min(len(names), MOST_NAMED)
     return ", ".join(map(shown, names[:MOST_NAMED])) + (", ..." if more else "")
 
 
 def _jumped(books: Books) -> list[str]:
-    """Return the devices whose numbers have a gap that no board can have lost."""
+    """Return the devices with a gap that is too long for a loss."""
     found = (batch.column(0).to_pylist() for batch in books.rows("lives", ["device"], pc.field("suspect") > 0))
     return sorted({name for names in found for name in names})
 
@@ -272,13 +272,13 @@ def _shared(books: Books) -> list[str]:
     return sorted(name for name, count in returns.items() if count >= RETURNS)
 
 
-def _hold_against_counters(books: Books, boards: dict[str, Any], found: Verdict) -> None:
-    """Correct the audit by what the boards' own counters say: what they call published, and what they know nothing of."""
+def _compare_with_counters(books: Books, boards: dict[str, Any], found: Verdict) -> None:
+    """Correct the audit by the boards' own counters; find boots that the counters don't have."""
     names = [*schemas.AUDIT.names[: schemas.AUDIT.names.index("begun")]]
     where = pc.field("device").isin(list(boards)) & (pc.field("life") == 1)
     rows = {(row["device"], row["boot"]): row for row in books.all("audit", names, where).to_pylist()}
-    for device, told in boards.items():
-        for boot in told["boots"]:
+    for device, counters in boards.items():
+        for boot in counters["boots"]:
             row = rows.pop((device, boot["boot"]), None)
             new = _by_counter(device, boot, row)
             for name in ("published", "missing", "unexplained"):
@@ -290,7 +290,7 @@ def _hold_against_counters(books: Books, boards: dict[str, Any], found: Verdict)
 
 
 def _by_counter(device: str, boot: dict[str, int], row: dict[str, Any] | None) -> dict[str, Any]:
-    """Return a boot's row of the audit, given the first and the last number that its board says it published."""
+    """Return a boot's row of the audit, corrected by the first and the last number of the board's own counter."""
     first, last = boot["first"], boot["last"]
     if row is None:
         row = dict.fromkeys(schemas.AUDIT.names, 0) | {"device": device, "life": 1, "boot": boot["boot"]}
@@ -340,7 +340,7 @@ def _ranges(batch: pa.RecordBatch, but: dict[tuple[str, int, int], Any]) -> pa.T
 
 
 def _matched(books: Books, topic: str) -> bool:
-    """Return whether a message's topic matched a filter. Topics are counted without their devices: those are looked up."""
+    """Return whether a message's topic matched a filter. Topics are counted without devices; devices are looked up."""
     levels = topic.split("/")
     for shape in books.commit.summary["topics"]:
         if not matches(levels, shape.split("/")):
@@ -354,7 +354,7 @@ def _matched(books: Books, topic: str) -> bool:
 
 
 def matches(wanted: list[str], levels: list[str]) -> bool:
-    """Return whether a topic filter (§4.7) matches a topic, in which `+` stands for any text."""
+    """Return whether a topic filter (§4.7) matches a topic, in which `+` represents any text."""
     for n, one in enumerate(wanted):
         if one == "#":
             return True
@@ -364,7 +364,7 @@ def matches(wanted: list[str], levels: list[str]) -> bool:
 
 
 def _silent(books: Books, silence: Silence, others: pa.Table) -> tuple[list[str], int]:
-    """Return the boards that have been silent for longest, and how many are; `others`: the devices without an identity."""
+    """Return the longest silent boards, and the number of silent ones. `others`: the devices without an identity."""
     count = 0
     longest: list[tuple[datetime.datetime, str]] = []
     heard = others.select(["device", "first_arrival", "last_arrival"]).append_column("delivered", others["messages"])
@@ -377,7 +377,7 @@ def _silent(books: Books, silence: Silence, others: pa.Table) -> tuple[list[str]
 
 
 def _lives(books: Books, name: str) -> pa.Table:
-    """Return when the devices of a bucket were heard, and how often."""
+    """Return first and last arrival and number of messages of a bucket's devices."""
     storage = books.output.storage
     columns = ["device", "first_arrival", "last_arrival", "delivered"]
     with storage.fs.open_input_file(storage.path(name)) as file:
@@ -388,7 +388,7 @@ def _lives(books: Books, name: str) -> pa.Table:
 
 
 def _rows(books: Books, found: Verdict) -> list[dict[str, Any]]:
-    """Return the boots that are shown: all of a small fleet, of a larger one those with losses."""
+    """Return the boots to print: all of a small fleet, those with problems of a larger one."""
     small = found.totals["boots"] <= MOST_ROWS
     order = [("device", "ascending"), ("life", "ascending"), ("boot", "ascending")]
     most = MOST_ROWS + len(found.adjusted)
@@ -401,7 +401,7 @@ def _rows(books: Books, found: Verdict) -> list[dict[str, Any]]:
 
 
 def shown(text: str, longest: int = LONGEST_NAME) -> str:
-    """Return a device's name, or another text that boards choose, as it may stand on a terminal."""
+    """Return a text from a board so that it can be printed: shortened, without control characters."""
     name = text if len(text) <= longest else text[: longest - 1] + "…"
     return "".join(one if one.isprintable() else repr(one)[1:-1] for one in name)
 
@@ -412,8 +412,8 @@ def print_audit(found: Verdict) -> None:
     lines: list[tuple[str, ...]] = [header]
 
     def figures(row: dict[str, Any]) -> list[str]:
-        told = [row.get(name, 0) for name in ("published", "delivered", "missing", "twice")]
-        return [f"{one:,}" for one in (*told[:2], row.get("resent", 0) + row.get("replayed", 0), *told[2:])]
+        counts = [row.get(name, 0) for name in ("published", "delivered", "missing", "twice")]
+        return [f"{one:,}" for one in (*counts[:2], row.get("resent", 0) + row.get("replayed", 0), *counts[2:])]
 
     for row in found.rows:
         boot = f"{row['boot']}" if row["life"] == 1 else f"{row['boot']} (life {row['life']})"
@@ -435,46 +435,50 @@ def print_audit(found: Verdict) -> None:
             print(f"    {messages:,}: {shown(text, LONGEST_REASON)}")
     if found.plain:
         counts = zip(("messages", "readings", "copies"), ("message", "reading", "copy"), strict=True)
-        brought = ", ".join(counted(totals.get(f"plain_{name}", 0), what) for name, what in counts)
+        sums = ", ".join(counted(totals.get(f"plain_{name}", 0), what) for name, what in counts)
         whose = "it" if found.plain == 1 else "they"
         print(
-            f"  {counted(found.plain, 'device')} without an identity: {brought} removed; how much {whose} published is not known"
+            f"  {counted(found.plain, 'device')} without an identity: {sums} removed; how many {whose} published is unknown"
         )
     print()
     for device, number, messages in found.unknown[:MOST_ROWS]:
-        print(f"  {shown(device)} boot {number}: {messages} messages of a boot that its board knows nothing of")
+        print(f"  {shown(device)} boot {number}: {messages} messages of a boot that is not in its board's counters")
     print("  " + found.line, flush=True)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say what a fleet is held against."""
-    parser.add_argument("--expected", help="JSON of what the boards' own counters say they published")
+    """Add the options for `Expectations`."""
+    parser.add_argument("--expected", help="a JSON file with the boards' own counters")
     parser.add_argument(
         "--silent-after",
         type=float,
         metavar="SECONDS",
-        help=f"a board is silent that has said nothing for so long; 0: none is (default: {SILENT_TIMES} of its mean intervals,"
-        f" at least {SILENT_LEAST_S:.0f} s)",
+        help=f"a board that has sent nothing for this time is silent; 0: no board is (default: {SILENT_TIMES} of its mean"
+        f" intervals, at least {SILENT_LEAST_S:.0f} s)",
     )
     parser.add_argument(
         "--as-of",
         choices=("newest", "now"),
-        help="told at the newest arrival, or now (default: newest; with --follow now)",
+        help="measure silence at the newest arrival or now (default: newest; with --follow: now)",
     )
     parser.add_argument(
         "--expect-topic",
         action="append",
         default=[],
         metavar="FILTER",
-        help="something has to have matched it; may be repeated",
+        help="report a problem if no message matches it; may be repeated",
     )
     parser.add_argument(
-        "--accept", action="append", default=[], choices=ACCEPTABLE, help="told, but no reason for exit status 1"
+        "--accept",
+        action="append",
+        default=[],
+        choices=ACCEPTABLE,
+        help="report this problem, but do not exit with status 1; may be repeated",
     )
 
 
 def expectations(options: argparse.Namespace, now: bool = False) -> Expectations:
-    """Return what the options say.
+    """Return the expectations from the options.
 
     Raises:
         OSError, ValueError: the file of `--expected` can't be read.
@@ -485,14 +489,14 @@ def expectations(options: argparse.Namespace, now: bool = False) -> Expectations
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Judge an output; return the exit status."""
+    """Compute and print the verdict; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tools.pipeline.verdict", description=__doc__.split("\n")[0])
     parser.add_argument("--out", nargs="?", help="the output directory of the pipeline")
     add_options(parser)
-    parser.add_argument("--report", action="store_true", help="write the HTML page, too")
+    parser.add_argument("--report", action="store_true", help="also write the HTML page")
     options = parser.parse_args(argv)
     if not options.out:
-        print("verdict: --out is missing: say which tables, `make verdict OUT=tables`", file=sys.stderr)
+        print("verdict: --out is missing: name the tables, `make verdict OUT=tables`", file=sys.stderr)
         return 2
     try:
         output = Output(options.out)
