@@ -64,7 +64,7 @@ class Books:
         found = {}
         seen = set()
         for part in written["readings"] + written["events"]:
-            for key, seq in zip(ledger.keys_of(self.state, part).tolist(), part["seq"].to_pylist(), strict=True):
+            for key, seq in zip(self.state.keys_of(part).tolist(), part["seq"].to_pylist(), strict=True):
                 if (key, seq) not in seen:
                     seen.add((key, seq))
                     found[key] = (found.get(key, (0, 0))[0] + 1, 0)

@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 from . import delays, intervals, schemas, summary, ties
 from .lives import MOST_GAP
 from .parts import merge_tallies
-from .state import BOOT_BITS, State, pack
+from .state import BOOT_BITS, State, pack, unpack
 
 NEWEST = 2
 """The boots of a device in the file that each batch rewrites: the open one and its predecessor."""
@@ -104,19 +104,6 @@ class Update:
     touched: int  # how many boots' rows were recomputed
 
 
-def keys_of(state: State, table: pa.Table) -> np.ndarray:
-    """Return the packed key of each row."""
-    if not table.num_rows:
-        return np.zeros(0, dtype=np.int64)
-    device = table["device"].combine_chunks()
-    if pa.types.is_dictionary(device.type):
-        numbers = state.device_numbers(device.dictionary)
-        device = numbers[device.indices.to_numpy()]
-    else:
-        device = state.device_numbers(device)
-    return np.asarray(pack(device, table["life"].to_numpy().astype(np.int64), table["boot"].to_numpy()), dtype=np.int64)
-
-
 def update(state: State, known: np.ndarray, kept: Kept, batch: Batch, late_after_s: float = 60.0) -> Update:
     """Add a batch to a bucket's audit.
 
@@ -129,27 +116,27 @@ def update(state: State, known: np.ndarray, kept: Kept, batch: Batch, late_after
     """
     tallies = [one.cast(schemas.TALLY) for one in batch.tallies]
     events = _concatenated(batch.events, schemas.EVENTS)
-    event_keys = keys_of(state, events)
+    event_keys = state.keys_of(events)
     reported = _Reported(state, kept.lives, events, event_keys, _concatenated(batch.given_up, schemas.UNDELIVERED))
-    changed = np.unique(np.concatenate([keys_of(state, one) for one in tallies] or [np.zeros(0, np.int64)]))
+    changed = np.unique(np.concatenate([state.keys_of(one) for one in tallies] or [np.zeros(0, np.int64)]))
     wanted = _affected(state, known, np.searchsorted(state.keys, changed), reported.new)
     after = wanted + 1
     after = after[after < len(state.keys)]
     context = np.setdiff1d(after[np.isin(after - 1, wanted)], wanted)
     context = context[_same_life(state.keys, context, context - 1)]
 
-    old, old_keys = kept.newest, keys_of(state, kept.newest)
+    old, old_keys = kept.newest, state.keys_of(kept.newest)
     settled: dict[str, pa.Table | None] = {}
     needed = state.keys[np.concatenate((wanted, context))]
     if len(kept.settled):
         lacking = np.setdiff1d(needed[np.isin(needed, known)], old_keys)
         for name in kept.settled if len(lacking) else ():
-            found = np.isin(keys_of(state, kept.load(name, ["device", "life", "boot"])), lacking)
+            found = np.isin(state.keys_of(kept.load(name, ["device", "life", "boot"])), lacking)
             if found.any():
                 rows = kept.load(name, schemas.AUDIT.names)
                 settled[name] = rows.filter(pa.array(~found)) if not found.all() else None
                 old = pa.concat_tables([old, rows.filter(pa.array(found))])
-        old_keys = keys_of(state, old)
+        old_keys = state.keys_of(old)
     order = np.argsort(old_keys, kind="stable")
     old, old_keys = old.take(pa.array(order)), old_keys[order]
 
@@ -350,7 +337,7 @@ def _rows(
         return schemas.AUDIT.empty_table()
     keys = state.keys[wanted]
     merged = merge_tallies([before.select(schemas.TALLY.names).cast(schemas.TALLY), *tallies]).cast(schemas.TALLY)
-    merged = merged.take(pa.array(np.argsort(keys_of(state, merged), kind="stable")))
+    merged = merged.take(pa.array(np.argsort(state.keys_of(merged), kind="stable")))
     reports = _from_events(keys, before, before_keys, events, event_keys)
     clocks = _Ties(state, wanted, before, before_keys, batch.ties)
     counters = _counters(state, keys, before, before_keys, batch.counters)
@@ -536,7 +523,7 @@ class _Ties:
         flat = before["ties"].combine_chunks().flatten()
         counts = pc.list_value_length(before["ties"].combine_chunks()).to_numpy()
         place = np.concatenate(
-            (np.repeat(np.searchsorted(keys, before_keys), counts), np.searchsorted(keys, keys_of(state, table)))
+            (np.repeat(np.searchsorted(keys, before_keys), counts), np.searchsorted(keys, state.keys_of(table)))
         ).astype(np.int64)
 
         def both(name: str) -> np.ndarray:
@@ -569,7 +556,7 @@ def _counters(
     for name in COUNTERS:
         found[name][at] = _numbers(before, name)
     for table in new:
-        places = np.searchsorted(keys, keys_of(state, table))
+        places = np.searchsorted(keys, state.keys_of(table))
         value, uptime = table["value"].to_numpy(), _numbers(table, "uptime")
         is_wear = pc.equal(table["name"].cast(pa.string()), WEAR).to_numpy()
         np.fmin.at(found["erases_first"], places[is_wear], value[is_wear])
@@ -584,8 +571,8 @@ def _lives(
 ) -> tuple[pa.Table, int]:
     """Return the rows by device and life, and the number of new devices. Sums change by the differences of the rows."""
     old_keys = _life_keys(state, lives) if lives.num_rows else np.zeros(0, dtype=np.int64)
-    made_keys = keys_of(state, made) >> BOOT_BITS
-    before_keys = keys_of(state, before) >> BOOT_BITS
+    made_keys = state.keys_of(made) >> BOOT_BITS
+    before_keys = state.keys_of(before) >> BOOT_BITS
     keys = np.union1d(old_keys, made_keys)
     at_old, at_made, at_before = (np.searchsorted(keys, one) for one in (old_keys, made_keys, before_keys))
     columns: dict[str, Any] = {}
@@ -635,6 +622,4 @@ def _lives(
 
 def unpack_lives(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the device and the life of packed (device, life); the third array, for the boot, is all 0."""
-    from .state import unpack
-
     return unpack(keys << BOOT_BITS)

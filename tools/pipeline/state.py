@@ -154,8 +154,11 @@ class State:
 
     def keys_of(self, table: pa.Table) -> np.ndarray:
         """Return the packed keys of a table's rows."""
+        if not table.num_rows:
+            return np.zeros(0, dtype=np.int64)
         device = self.device_numbers(table["device"].combine_chunks())
-        return pack(device, table["life"].to_numpy().astype(np.int64), table["boot"].to_numpy())
+        life = table["life"].to_numpy().astype(np.int64)
+        return np.asarray(pack(device, life, table["boot"].to_numpy()), dtype=np.int64)
 
     # Lives.
 

@@ -85,8 +85,11 @@ def run_batch(
     stream_batch: int,
     late_after_s: float = LATE_AFTER_S,
     mapping: Mapping = NO_MAPPING,
+    found: dict[str, dict[int, str]] | None = None,
 ) -> Commit:
     """Process each collector's segments up to `end` that this stream has not read, as one batch, with a task per bucket.
+
+    `found` has the landing's segments, if the caller has listed them.
 
     Raises:
         LandingError: one of them is missing.
@@ -98,7 +101,7 @@ def run_batch(
         commit.read = dict(before.read)
         commit.summary = copy.deepcopy(before.summary)
         commit.stream_read = dict(before.stream_read) if before.stream == stream else {}
-    chosen = source.between(source.latest(landing), commit.stream_read, end)
+    chosen = source.between(found or source.latest(landing), commit.stream_read, end)
     for segment in chosen:
         commit.stream_read[segment.collector] = segment.number
         commit.read[segment.collector] = max(segment.number, commit.read.get(segment.collector, 0))
@@ -168,13 +171,16 @@ def start(
 
     def one(batch: DataFrame, number: int) -> None:
         before = output.latest()
-        if before and before.stream == stream:
-            if before.stream_batch >= number:
-                return  # committed, but Spark was killed before it recorded that
-            source.check_numbers(source.latest(directory), before.stream_read, Storage(checkpoint))
+        if before and before.stream != stream:
+            before = None
+        if before and before.stream_batch >= number:
+            return  # committed, but Spark was killed before it recorded that
+        found = source.latest(directory)
+        if before:
+            source.check_numbers(found, before.stream_read, Storage(checkpoint))
         end = source.reached(row.path for row in batch.collect())
         # In this session, not in the batch's clone of it, because each session has its own Python workers.
-        commit = run_batch(spark, end, directory, output, buckets, stream, number, late_after_s, mapping)
+        commit = run_batch(spark, end, directory, output, buckets, stream, number, late_after_s, mapping, found)
         if delta:
             delta.committed(commit)
         on_commit(commit)
