@@ -16,8 +16,7 @@ import pyarrow as pa
 
 from tools.landing.log import sync_directory
 
-from . import sink as sinks
-from .sink import KEYS, SHEET, TABLES, Position, SinkError
+from .sink_database import KEYS, SHEET, TABLES, Position, SinkError, as_json, dated_view, position_of
 
 TYPES = {
     pa.string(): "VARCHAR",
@@ -27,7 +26,7 @@ TYPES = {
     pa.bool_(): "BOOLEAN",
     pa.timestamp("us", tz="UTC"): "TIMESTAMP",
 }
-DATED = sinks.dated_view("epoch_us({})", "make_timestamp({})")
+DATED = dated_view("epoch_us({})", "make_timestamp({})")
 ROWS = 65_536
 
 
@@ -76,12 +75,12 @@ class DuckSink:
 
     def position(self) -> Position | None:
         """Return the position; None if the database is empty."""
-        return sinks.position_of(self._run("SELECT told FROM position"))
+        return position_of(self._run("SELECT told FROM position"))
 
     def move(self, position: Position) -> None:
         """Set the position."""
         self._run("DELETE FROM position")
-        self._run("INSERT INTO position VALUES (?)", [sinks.as_json(position)])
+        self._run("INSERT INTO position VALUES (?)", [as_json(position)])
 
     def add(self, table: str, rows: pa.Table, maybe_there: bool) -> None:
         """Add rows; with `maybe_there` skip those that exist."""

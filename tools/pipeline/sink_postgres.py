@@ -17,8 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 
-from . import sink as sinks
-from .sink import KEYS, SHEET, TABLES, Position, SinkError
+from .sink_database import KEYS, SHEET, TABLES, Position, SinkError, as_json, dated_view, position_of
 
 TYPES = {
     pa.string(): "text",
@@ -28,7 +27,7 @@ TYPES = {
     pa.bool_(): "boolean",
     pa.timestamp("us", tz="UTC"): "timestamptz",
 }
-DATED = sinks.dated_view(
+DATED = dated_view(
     "CAST(extract(epoch FROM {}) * 1000000 AS bigint)", "(timestamptz 'epoch' + {} * interval '1 microsecond')"
 )
 NAMES = ("device", "name", "collector")
@@ -95,12 +94,12 @@ class PostgresSink:
 
     def position(self) -> Position | None:
         """Return the position; None if the database is empty."""
-        return sinks.position_of(self._run("SELECT told FROM position").fetchall())
+        return position_of(self._run("SELECT told FROM position").fetchall())
 
     def move(self, position: Position) -> None:
         """Set the position."""
         self._run("DELETE FROM position")
-        self._run("INSERT INTO position VALUES (%s)", [sinks.as_json(position)])
+        self._run("INSERT INTO position VALUES (%s)", [as_json(position)])
 
     def add(self, table: str, rows: pa.Table, maybe_there: bool) -> None:
         """Add rows; skip those that exist, with or without `maybe_there`."""
