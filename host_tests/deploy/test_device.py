@@ -1,5 +1,6 @@
 """The virtual board on its serial port, under the real mpremote: what a Pico W on a USB cable would do."""
 
+import os
 import subprocess
 import sys
 import time
@@ -116,6 +117,35 @@ def test_reset_stops_the_watchdog_until_somebody_starts_it_again(tmp_path):
         device.wait_for(b"cause 3")
         time.sleep(3.5)  # it would have bitten
         assert device.resets[-1] == "hard"
+
+
+@pytest.mark.req("B3")
+def test_ctrl_c_leaves_the_heap_whole_while_garbage_is_collected(tmp_path):
+    script = (
+        "import gc, time\n"
+        "for n in range(40):\n"
+        "  try:\n"
+        "    print('next')\n"
+        "    while True:\n"
+        "      for i in range(50): gc.collect()\n"
+        "      time.sleep_us(1)\n"
+        "  except KeyboardInterrupt: kept = bytearray(1000)\n"
+        "print('whole', len(kept))"
+    )
+    with Device(tmp_path / "board") as device:
+        put_main(device, tmp_path, script)
+        mpremote(device, "reset")
+        port = os.open(device.path, os.O_RDWR | os.O_NOCTTY)
+        try:
+            for n in range(40):
+                deadline = time.monotonic() + PATIENCE_S
+                while device.console.count(b"next") <= n:
+                    assert time.monotonic() < deadline, bytes(device.console[-400:])
+                    time.sleep(0.005)
+                os.write(port, b"\x03")
+            device.wait_for(b"whole 1000", PATIENCE_S)
+        finally:
+            os.close(port)
 
 
 @pytest.mark.req("B3")

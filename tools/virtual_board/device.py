@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import fcntl
 import os
 import random
 import select
@@ -31,6 +30,7 @@ BOARDS = ("pico_w", "pico2_w", "w5500_evb_pico", "esp32", "esp32_s3", "esp32_c3"
 HEAP = "512K"  # a word is twice as long as on a board, and the heap also has the simulated chip
 POWER_ON, WATCHDOG_RESET = 1, 3
 CTRL_C = b"\x03"
+INTERRUPT_S = 1.0
 RAW_BANNER = b"raw REPL; CTRL-B to exit\r\n"
 READY = "\x01wired\x02"  # `power_on.py` prints this when the board is ready; the user does not see it
 READY_S = 60.0
@@ -142,7 +142,7 @@ class Device:
 
     def _boot(self, how: str) -> None:
         inner, slave = os.openpty()
-        _make_raw(slave, signals=True)
+        _make_raw(slave)
         environment = {**self._environment, **({"FLASHMQTT_RAW": "1"} if self._raw else {})}
         self._process = subprocess.Popen(
             [
@@ -154,7 +154,7 @@ class Device:
             stdin=slave,
             stdout=slave,
             stderr=slave,
-            preexec_fn=lambda: _own_terminal(0),  # noqa: PLW1509 - two system calls, so that Ctrl-C reaches the board
+            start_new_session=True,
         )
         os.close(slave)
         self._inner = inner
@@ -207,9 +207,7 @@ class Device:
         self._send_to_board(data)
 
     def _send_to_board(self, data: bytes) -> None:
-        if CTRL_C in data and self._needs_sigint():
-            assert self._process is not None
-            self._process.send_signal(signal.SIGINT)
+        if CTRL_C in data and self._interrupt():
             data = data.replace(CTRL_C, b"")
         try:
             os.write(self._inner, data)
@@ -219,25 +217,35 @@ class Device:
     def _send_late_interrupt(self) -> None:
         if self._late.exists() and self._late.stat().st_size:
             os.truncate(self._late, 0)
-            if self._handles_sigint():
-                assert self._process is not None
-                self._process.send_signal(signal.SIGINT)
+            self._interrupt()
 
-    def _handles_sigint(self) -> bool:
-        """Return whether a program runs: only then the process handles SIGINT; the REPL would be ended by it."""
+    def _interrupt(self) -> bool:
+        """Send SIGINT to a running program; return False if there is none: then Ctrl-C is a byte for the REPL.
+
+        A board raises KeyboardInterrupt before the next bytecode, the unix port raises it at once. During a garbage collection,
+        that would leave the heap locked. So the process gets the signal while it is in a system call. A program that makes none
+        gets it after INTERRUPT_S.
+        """
         assert self._process is not None
+        process = Path(f"/proc/{self._process.pid}")
+        deadline = time.monotonic() + INTERRUPT_S
         try:
-            status = Path(f"/proc/{self._process.pid}/status").read_text()
+            while True:
+                self._process.send_signal(signal.SIGSTOP)
+                while "\nState:\tT" not in (status := (process / "status").read_text()):
+                    time.sleep(0.0002)
+                # The handler is there while a program runs; the REPL would be ended by the signal.
+                runs = bool(int(status.partition("SigCgt:")[2].split(maxsplit=1)[0], 16) & 1 << signal.SIGINT - 1)
+                in_call = not (process / "syscall").read_text().startswith("-1 ")
+                if runs and (in_call or time.monotonic() > deadline):
+                    self._process.send_signal(signal.SIGINT)
+                    deadline = 0.0
+                self._process.send_signal(signal.SIGCONT)
+                if not runs or not deadline:
+                    return runs
+                time.sleep(0.001)
         except OSError:
             return False  # the process is ending
-        return bool(int(status.partition("SigCgt:")[2].split(maxsplit=1)[0], 16) & 1 << signal.SIGINT - 1)
-
-    def _needs_sigint(self) -> bool:
-        """Return whether Ctrl-C has to be sent as SIGINT, because a program runs that was sent through the raw REPL.
-
-        Its terminal is still in the mode for reading lines, where Ctrl-C is a plain byte.
-        """
-        return self._handles_sigint() and not termios.tcgetattr(self._inner)[3] & termios.ISIG
 
     def _from_board(self, data: bytes) -> None:
         if self._start_output is not None:
@@ -289,17 +297,11 @@ class Device:
             self._boot("watchdog")
 
 
-def _make_raw(descriptor: int, signals: bool = False) -> None:
-    """Make a terminal pass bytes unchanged; with `signals`, Ctrl-C still sends SIGINT."""
+def _make_raw(descriptor: int) -> None:
+    """Make a terminal pass bytes unchanged."""
     attributes = termios.tcgetattr(descriptor)
-    attributes[0] = attributes[1] = 0
-    attributes[3] = termios.ISIG if signals else 0
+    attributes[0] = attributes[1] = attributes[3] = 0
     termios.tcsetattr(descriptor, termios.TCSANOW, attributes)
-
-
-def _own_terminal(descriptor: int) -> None:
-    os.setsid()
-    fcntl.ioctl(descriptor, termios.TIOCSCTTY, 0)
 
 
 def main() -> int:
