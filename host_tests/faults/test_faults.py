@@ -150,6 +150,24 @@ def test_only_a_device_that_does_not_know_its_session_clears_an_id_by_pubrel(sto
     assert problem in "".join(problems)
 
 
+@pytest.mark.parametrize(
+    ("manner", "before", "problem"),
+    [
+        ("rst", [], ""),
+        ("action", [], ""),
+        ("fin", [], "without a PUBREC"),
+        ("rst", [(1, "up", b"\xc0\x00")], "without a PUBREC"),
+    ],
+)
+def test_a_connack_that_a_reset_may_have_discarded_is_not_known_to_be_read(manner, before, problem):
+    case = Case(4, 2, "out", store="ram", cuts=(Cut("down", 1, "after", manner),))
+    trace = _wire((1, "up", CONNECT), (1, "down", p.connack(4, 0)), *before, (2, "up", CONNECT))
+    trace += _wire((2, "down", p.connack(4, 1)), (2, "up", REL))
+    problems = audit(case, trace).problems
+    assert bool(problems) == bool(problem), problems
+    assert problem in "".join(problems)
+
+
 @pytest.mark.parametrize("store", ["journal", "ram"])
 @pytest.mark.parametrize(
     ("connack_passes", "delivered", "doubtful", "problem"),

@@ -9,6 +9,9 @@ Every packet has to be well-formed. Besides, these rules hold over all connectio
     no more messages are unacknowledged than the window allows
     PUBACK, PUBREC and PUBCOMP answer received packets, each of them once
 
+A reset discards what the device has not read yet. So a CONNACK before a reset counts as read only if the device sent something
+after it.
+
 The broker's packets are read, too. When a connection ends before its CONNACK, mosquitto 2.0 sends a QoS 2 message again although
 it has sent its PUBREL already. A receiver can't tell that from a new message, so such a repetition is counted as the broker's.
 """
@@ -66,7 +69,10 @@ class _Ledger:
     came: Counter = field(default_factory=Counter)  # (kind, id) of the broker's packets on this connection
     answered: Counter = field(default_factory=Counter)
     past_pubrel: set[int] = field(default_factory=set)  # the broker's ids after PUBREL, until a PUBCOMP was passed on
-    joined: bool = False  # a CONNACK was passed on
+    joined: bool = False  # the device has read a CONNACK
+    unread: bool = (
+        False  # a reset may have discarded the CONNACK that was passed on: the device has sent nothing after it
+    )
     unknown: set[int] = field(default_factory=set)  # ids that the device has not used yet, and that the broker may know
 
     def wrong(self, text: str) -> None:
@@ -76,6 +82,9 @@ class _Ledger:
         if self.unanswered:
             self.wire.uncertain |= self.numbers(self.received - self.ended)
             self.wire.unproved |= self.numbers(self.released) if self.case.level < 5 else set()
+        elif self.unread:
+            self.wire.uncertain |= self.numbers(self.received - self.ended)
+        self.unread = False
         self.connection = connection
         self.sent, self.open, self.came, self.answered = [], set(), Counter(), Counter()
 
@@ -86,7 +95,10 @@ class _Ledger:
         if packet.kind == p.CONNECT:
             self.clean = packet.clean
             self.unanswered = True
-        elif packet.kind == p.PUBLISH and packet.qos:
+            return
+        self.joined |= self.unread
+        self.unread = False
+        if packet.kind == p.PUBLISH and packet.qos:
             self.published(packet)
         elif packet.kind == p.PUBREL:
             if packet.packet_id in self.unknown:
@@ -138,8 +150,9 @@ class _Ledger:
                 self.ids, self.released, self.received = {}, set(), set()  # all messages are published again
                 self.unknown = set()
             self.accepted = True
+            self.unread = passed and any(cut.manner in ("rst", "action") for cut in self.case.cuts)
             if passed and not self.joined:
-                self.joined = True
+                self.joined = not self.unread
                 if self.case.store == "ram" and not self.clean and (packet.session_present or self.case.level == 3):
                     self.unknown = set(range(1, 65536))
         elif packet.kind == p.PUBREL:
