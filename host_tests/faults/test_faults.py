@@ -11,6 +11,7 @@ from tools.proof.faults import power
 from tools.proof.faults.__main__ import Tally, run_suite
 from tools.proof.faults.audit import audit
 from tools.proof.faults.cases import Case, Outcome, judge, places_of
+from tools.proof.faults.peer import Peer
 from tools.proof.faults.runner import HEAP
 from tools.proof.faults.suites import FULL, SHORT
 from tools.proof.proxy import Cut, Seen
@@ -199,3 +200,31 @@ def test_a_message_past_pubrec_is_in_doubt_after_a_connect_without_an_answer(
     problems = judge(case, outcome)
     assert bool(problems) == bool(problem), problems
     assert problem in "".join(problems)
+
+
+def test_the_peer_is_settled_when_its_flows_have_ended():
+    ended = []
+
+    async def broker(reader, writer):
+        codec = p.Reader()
+        pings = 0
+        while chunk := await reader.read(100):
+            for packet in codec.feed(chunk):
+                if packet.kind == p.CONNECT:
+                    writer.write(p.connack(4, 0))
+                elif packet.kind == p.PINGREQ:
+                    pings += 1
+                    late = {2: p.publish("t", "1", 2, 1), 6: p.ack(p.PUBREL, 1)}.get(pings, b"")
+                    ended.extend([pings] if pings == 6 else [])
+                    writer.write(late + p.packet(0xD0))
+        writer.close()
+
+    async def scene():
+        server = await asyncio.start_server(broker, "127.0.0.1", 0)
+        async with server:
+            peer = await Peer(server.sockets[0].getsockname()[1], "peer").start()
+            await peer.settled()
+            assert ended == [6] and peer.received["t"] == [b"1"]
+            await peer.stop()
+
+    asyncio.run(scene())

@@ -36,6 +36,8 @@ class Peer:
         self._held: set[int] = set()  # ids of received QoS 2 messages that wait for PUBREL
         self._filters: list[tuple[str, int]] = []
         self._waiting = False
+        self._taken = 0  # how many packets came, without PINGRESP
+        self._pong = asyncio.Event()
 
     async def start(self) -> Peer:
         """Connect, and reconnect after each loss of the connection."""
@@ -81,6 +83,18 @@ class Peer:
     def wait(self) -> None:
         """Send no new packet until the broker was restarted."""
         self._waiting = True
+
+    async def settled(self) -> None:
+        """Wait until no flow is under way: three PINGREQs bring nothing, and no QoS 2 message waits for its PUBREL."""
+        quiet = 0
+        async with asyncio.timeout(ANSWER_S):
+            while quiet < 3:
+                taken = self._taken
+                self._pong.clear()
+                if self._writer is not None:
+                    self._writer.write(p.PING)
+                await self._pong.wait()
+                quiet = quiet + 1 if taken == self._taken and not self._held else 0
 
     def begin(self) -> None:
         """Begin a case: forget open flows, because a killed broker may use an id again whose PUBREL was never sent."""
@@ -141,6 +155,7 @@ class Peer:
 
     def _take(self, packet: p.Packet) -> None:
         assert self._writer is not None
+        self._taken += packet.kind != p.PINGRESP
         if packet.kind == p.CONNACK:
             if packet.code:
                 raise p.Wrong(f"the broker refused the peer with code {packet.code}")
@@ -157,6 +172,7 @@ class Peer:
             self._writer.write(p.PING)
         elif packet.kind == p.PINGRESP:
             self._up.set()
+            self._pong.set()
         elif packet.kind == p.PUBLISH:
             if packet.qos < 2 or packet.packet_id not in self._held:
                 self.received[packet.topic].append(packet.payload)

@@ -150,12 +150,14 @@ class Worker:
     async def _restart(self, broker: Broker, case: Case, proxy: Proxy) -> None:
         """Let the broker write its database, kill it, and start it again; the peer connects first.
 
-        Mosquitto acknowledges a message before it writes it. A kill in between would lose messages without a fault of a client.
+        Mosquitto acknowledges a message before it writes it. A kill in between would lose messages without a fault of a client,
+        and what the peer and the broker finish after the writing would come twice.
         """
         peer = await self._peer(case.broker)
         proxy.accepting = False
         peer.wait()
         await asyncio.sleep(QUIET_S)
+        await peer.settled()
         await asyncio.to_thread(broker.save)
         broker.kill()
         if case.broker != "kill":
