@@ -77,6 +77,16 @@ def test_a_board_whose_heap_goes_up_and_down_with_its_work_is_flat():
     assert only(heap, ["board-1"]).flat
 
 
+@pytest.mark.parametrize(("steps", "flat"), [((70,), True), ((20, 70), True), ((60, 80), False), ((55, 65, 75), False)])
+def test_a_module_that_a_board_loads_late_is_no_growth_and_repeated_steps_are(steps, flat):
+    rng = random.Random(3)
+    heap = [
+        Sample(5.0 * n, "board-1", 1, "memory", 160_000 + 3500 * sum(n >= at for at in steps) + rng.choice((0, 32, 64)))
+        for n in range(88)
+    ]
+    assert only(heap, ["board-1"]).flat == flat
+
+
 def test_one_step_of_an_allocator_in_a_short_life_tells_nothing_and_in_a_long_one_is_growth():
     # What a soak of 15 minutes saw of the sealer, whose longest life of 130 s was mostly warming up.
     steps = [131_000_000.0 if n < 66 else 138_000_000.0 for n in range(88)]

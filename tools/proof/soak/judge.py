@@ -4,7 +4,8 @@
 the standard deviation of the samples around it. Memory is flat if it grows by at most FLAT_ERRORS standard errors of the growth,
 or by at most a negligible amount: BOARD_BYTES of a board's heap (at one moment it holds a message or a packet more than at
 another), HOST_SHARE of what a program of the host holds.
-A board's life is the whole soak here: its flash outlives its boots, and the heap must be the same after each of them. The life of
+A board's life is the whole soak here: its flash outlives its boots, and the heap must be the same after each of them. Its largest
+step that lasts is not counted: a module that is loaded on demand, once in a boot, takes 2 to 4 KB. The life of
 a program of the host is the longest time between two kills, and must take at least PROGRAM_S: while a program warms up, its
 allocator takes memory in steps of megabytes, and in one minute such a step looks like growth.
 
@@ -21,6 +22,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -100,6 +102,16 @@ def trend(subject: str, at_s: list[float], values: list[float], nothing: float, 
     return Trend(subject, len(x), seconds, level, float(slope) * seconds, noise, bound, least_s)
 
 
+def without_largest_step(values: list[float]) -> list[float]:
+    """Return a board's series without its largest upward step in the second half, if the level stays up until the end."""
+    half = len(values) // 2
+    steps = [(after - before, n) for n, (before, after) in enumerate(pairwise(values), 1) if n > half]
+    height, at = max(steps, default=(0.0, 0))
+    if height <= BOARD_BYTES or min(values[at:]) < values[at - 1] + height / 2:
+        return values
+    return values[:at] + [value - height for value in values[at:]]
+
+
 def memory(samples: list[Sample], boards: set[str]) -> list[Trend]:
     """Return the trend of each subject's memory."""
     lives: dict[str, dict[int, list[Sample]]] = defaultdict(lambda: defaultdict(list))
@@ -110,6 +122,8 @@ def memory(samples: list[Sample], boards: set[str]) -> list[Trend]:
     for subject, its in sorted(lives.items()):
         longest = max(its.values(), key=lambda life: life[-1].at_s - life[0].at_s)
         values = [one.value for one in longest]
+        if subject in boards:
+            values = without_largest_step(values)
         nothing = BOARD_BYTES if subject in boards else HOST_SHARE * float(np.mean(values))
         least_s = 0.0 if subject in boards else PROGRAM_S
         found.append(trend(subject, [one.at_s for one in longest], values, nothing, least_s))
