@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -83,6 +85,8 @@ def local():
 class Landing:
     """A landing directory that a test fills message by message."""
 
+    sealed_s = 0.0  # of the newest segment of all landings
+
     def __init__(self, directory, collector="c"):
         self.directory = directory
         self.collector = collector
@@ -126,6 +130,9 @@ class Landing:
     def seal(self):
         self.number += 1
         path = segments.write_segment(self.directory, self.collector, self.number, self.table(), sync=False)
+        # Spark's file source takes segments by their time in ms, and two of the same one in any order.
+        Landing.sealed_s = max(time.time(), Landing.sealed_s + 0.01)
+        os.utime(path, (Landing.sealed_s, Landing.sealed_s))
         self.rows = []
         return path
 
