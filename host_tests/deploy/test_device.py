@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -146,6 +147,19 @@ def test_ctrl_c_leaves_the_heap_whole_while_garbage_is_collected(tmp_path):
             device.wait_for(b"whole 1000", PATIENCE_S)
         finally:
             os.close(port)
+
+
+@pytest.mark.req("B3")
+def test_ctrl_c_for_a_board_that_has_just_ended_is_a_byte(tmp_path):
+    device = Device(tmp_path / "board")
+    ended = subprocess.Popen(["true"])  # nobody waits for it: it stays in the process table
+    while "State:\tZ" not in Path(f"/proc/{ended.pid}/status").read_text():
+        time.sleep(0.005)
+    device._process = SimpleNamespace(pid=ended.pid, send_signal=lambda _: None)
+    assert not device._interrupt()
+    ended.wait()
+    device._process = None
+    device.stop()
 
 
 @pytest.mark.req("B3")

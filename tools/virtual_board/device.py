@@ -232,7 +232,9 @@ class Device:
         try:
             while True:
                 self._process.send_signal(signal.SIGSTOP)
-                while "\nState:\tT" not in (status := (process / "status").read_text()):
+                while (state := (status := (process / "status").read_text()).partition("State:\t")[2][0]) != "T":
+                    if state in "ZX":
+                        return False  # it has ended, and nobody has waited for it yet
                     time.sleep(0.0002)
                 # The handler is there while a program runs; the REPL would be ended by the signal.
                 runs = bool(int(status.partition("SigCgt:")[2].split(maxsplit=1)[0], 16) & 1 << signal.SIGINT - 1)
