@@ -101,7 +101,7 @@ def run_batch(
         commit.read = dict(before.read)
         commit.summary = copy.deepcopy(before.summary)
         commit.stream_read = dict(before.stream_read) if before.stream == stream else {}
-    chosen = source.between(found or source.latest(landing), commit.stream_read, end)
+    chosen = source.between(source.latest(landing) if found is None else found, commit.stream_read, end)
     for segment in chosen:
         commit.stream_read[segment.collector] = segment.number
         commit.read[segment.collector] = max(segment.number, commit.read.get(segment.collector, 0))
@@ -130,8 +130,9 @@ def once(
     """Process a whole landing as one batch, without a checkpoint: for a landing that does not grow any more."""
     output, directory = Output(out), Storage(landing)
     output.prepare(buckets)
-    end = {collector: max(numbers) for collector, numbers in source.latest(directory).items()}
-    commit = run_batch(spark, end, directory, output, buckets, uuid.uuid4().hex, 0, late_after_s)
+    found = source.latest(directory)
+    end = {collector: max(numbers) for collector, numbers in found.items()}
+    commit = run_batch(spark, end, directory, output, buckets, uuid.uuid4().hex, 0, late_after_s, found=found)
     Delta(output).follow()
     return commit
 
