@@ -1,7 +1,13 @@
 """How a process that used Spark ends."""
 
+import os
+import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
+
+import pytest
 
 USES_SPARK = """
 import socket
@@ -27,3 +33,33 @@ def test_process_ends_although_a_connection_of_the_jvm_stays_open():
     ended = subprocess.run([sys.executable, "-c", USES_SPARK], capture_output=True, text=True, timeout=150, check=False)
     assert (ended.returncode, ended.stdout) == (0, "stopped\n")
     assert "Traceback" not in ended.stderr
+
+
+def group_is_there(group):
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("delay_s", [0, 1])
+def test_no_process_is_left_after_an_interrupt_while_the_jvm_starts(delay_s):
+    program = "from tools.pipeline import session; session.make('local[1]')"
+    process = subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.DEVNULL, start_new_session=True)
+    try:
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        while not children.read_text():
+            assert process.poll() is None
+            time.sleep(0.001)
+        time.sleep(delay_s)
+        process.send_signal(signal.SIGINT)
+        process.wait(60)
+        deadline = time.monotonic() + 60
+        while group_is_there(process.pid):
+            assert time.monotonic() < deadline, "a child is left"
+            time.sleep(0.05)
+    finally:
+        if group_is_there(process.pid):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()

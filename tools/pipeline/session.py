@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import signal
 import subprocess
 import sys
 import zipfile
@@ -91,10 +92,17 @@ def make(master: str | None = None, log: Path | None = None, more: dict[str, str
         settings[JVM_OPTIONS] = f'{settings.get(JVM_OPTIONS, "")} "-Djava.io.tmpdir={scratch.path}"'
     for key, value in settings.items():
         builder = builder.config(key, value)
-    with _output_to(None if submitted else log):
-        spark = builder.getOrCreate()
-    if scratch:
-        atexit.register(_end, spark.sparkContext._gateway, scratch)
+    before = _children()
+    try:
+        with _output_to(None if submitted else log):
+            spark = builder.getOrCreate()
+    finally:
+        if scratch and SparkContext._gateway is not None:
+            atexit.register(_end, SparkContext._gateway, scratch)
+        elif scratch:  # Ctrl-C before the JVM has written its port: it cannot write it any more, and would never end
+            for child in _children() - before:
+                os.kill(child, signal.SIGKILL)
+            scratch.remove()
     spark.sparkContext.setLogLevel("ERROR" if log is None else "WARN")
     if not str(spark.sparkContext.master).startswith("local"):
         spark.sparkContext.addPyFile(str(code_archive(Path(spark.sparkContext._temp_dir))))
@@ -132,6 +140,11 @@ def _end(gateway: Any, scratch: Scratch) -> None:
             jvm.kill()
             jvm.wait()
     scratch.remove()
+
+
+def _children() -> set[int]:
+    """Return the ids of this process's child processes. Empty on a system that does not have /proc."""
+    return {int(child) for path in Path("/proc/self/task").glob("*/children") for child in path.read_text().split()}
 
 
 def archive_file() -> Path:
