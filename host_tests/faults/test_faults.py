@@ -1,12 +1,14 @@
 """The link cut at every place, the broker killed: nothing lost, nothing twice; and the harness finds what is planted."""
 
 import asyncio
+import random
 from dataclasses import replace
 
 import pytest
 
-from tools.broker import find_mosquitto
+from tools.broker import Broker, find_mosquitto
 from tools.proof import packets as p
+from tools.proof.chain import Line, until
 from tools.proof.faults import power
 from tools.proof.faults.__main__ import Tally, run_suite
 from tools.proof.faults.audit import audit
@@ -49,6 +51,35 @@ def test_a_board_killed_at_random_moments_loses_and_repeats_nothing(level):
     assert verdict.problems == []
     assert verdict.kills == 12
     assert verdict.published == 12 * power.MESSAGES_A_KILL
+
+
+@needs_mosquitto
+def test_the_board_waits_while_its_journal_is_full(tmp_path):
+    async def scene(broker):
+        peer = await Peer(broker.port, "peer").start()
+        await peer.subscribe("board/out")
+        line = Line(broker.port, random.Random(0))
+        line.refuse("full")
+        await line.start()
+        board = power.Board(
+            tmp_path / "board", line.port, power.Case(4, 40, 0)
+        )  # 480 messages: more than its flash holds
+        try:
+            await board.power_on()
+            await until(lambda: board.was_full, board)
+            line.admit("full")
+            await until(lambda: board.progress.stored == 40 * power.MESSAGES_A_KILL, board)
+            for qos in (1, 2):
+                peer.send("board/in", b"end", qos)
+            await until(lambda: False, board)
+            assert await peer.until(lambda: len(peer.received["board/out"]) == board.progress.stored, 60)
+        finally:
+            await board.stop()
+            await line.stop()
+            await peer.stop()
+
+    with Broker(tmp_path / "broker", kind="mosquitto") as broker:
+        asyncio.run(asyncio.wait_for(scene(broker), 120))
 
 
 def test_every_case_is_found_again_by_its_id():

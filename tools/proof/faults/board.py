@@ -8,6 +8,7 @@ It prints these lines:
 
     up <boot> <stored>      mounted
     stored <number>         publish() has returned: from now on the message must not be lost
+    full <number>           the journal has no space for this message: the board waits for acknowledgements
     got <number>            the application was handed this message
     done                    everything is delivered, and the last message of each QoS was received
 """
@@ -16,6 +17,7 @@ import sys
 
 from flashmqtt.backoff import Backoff
 from flashmqtt.client import Client
+from flashmqtt.errors import StoreFull
 from flashmqtt.flash.block import BlockRegion
 from flashmqtt.journal.journal import Journal
 from tools.flashsim.nor import FileNorFlash
@@ -23,6 +25,7 @@ from tools.flashsim.nor import FileNorFlash
 FLASH_BYTES = 48 * 1024
 TIME = 0.25  # the share of their typical time that flash operations take, so that cuts fall into them and between them
 SAMPLE_MS = 4
+FULL_MS = 50
 KEEP_ALIVE_S = 2
 RESPONSE_S = 2
 
@@ -57,7 +60,12 @@ def main(port, level, count, window):
     client.link.start(0)
     while journal.stored < count:
         number = journal.stored + 1
-        client.publish("board/out", b"%d;%s" % (number, b"." * (number % 90)), qos=2 - number % 2)
+        try:
+            client.publish("board/out", b"%d;%s" % (number, b"." * (number % 90)), qos=2 - number % 2)
+        except StoreFull:
+            print("full", number)
+            client.poll(FULL_MS)
+            continue
         print("stored", number)
         client.poll(SAMPLE_MS)
         if not number % 8:

@@ -84,15 +84,19 @@ class Verdict:
         return [str(self)]
 
 
-class _Board(VirtualBoard):
+class Board(VirtualBoard):
+    """A board that runs `tools.proof.faults.board`, with what its lines reported."""
+
     def __init__(self, directory: Path, port: int, case: Case):
         program, environment = program_on("mpy", "tools.proof.faults.board", HEAP)
         program += map(str, (port, case.level, case.kills * MESSAGES_A_KILL, WINDOW))
         super().__init__(directory, "board", port, program=(program, environment))
         self.got: list[int] = []
         self.starts = 0
+        self.was_full = False  # its journal refused a message
 
     def take(self, line: str) -> None:
+        """Read one line of the program."""
         super().take(line)
         kind, *words = line.split() or [""]
         if not line.endswith("\n"):
@@ -101,6 +105,8 @@ class _Board(VirtualBoard):
             self.progress.stored = int(words[0])
         elif kind == "got":
             self.got.append(int(words[0]))
+        elif kind == "full":
+            self.was_full = True
         elif kind == "up":
             self.starts += 1
             self.progress.stored = max(self.progress.stored, int(words[1]))
@@ -126,7 +132,7 @@ async def run_case(case: Case) -> Verdict:
         await peer.subscribe("board/out")
         line = Line(broker.port, rng)
         await line.start()
-        board = _Board(Path(scratch) / "board", line.port, case)
+        board = Board(Path(scratch) / "board", line.port, case)
         try:
             await board.power_on()
             for number in range(1, kills + 1):
