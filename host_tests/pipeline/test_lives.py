@@ -4,14 +4,18 @@ import itertools
 import random
 from collections import Counter
 
+import pyarrow as pa
 import pytest
 
 from host_tests.pipeline.conftest import Landing
 from host_tests.pipeline.planted import write_pack
-from host_tests.pipeline.test_task import counted, intervals, work_parts
-from tools.pipeline import lives, placing
+from host_tests.pipeline.test_task import KEY, YIELDED, Written, counted, intervals, reloaded, work_parts
+from tools.pipeline import lives, placing, schemas
+from tools.pipeline.messages import process
+from tools.pipeline.state import State
 
 SUMS = ("delivered", "readings", "resent", "replayed", "reordered", "returns")
+ROWS = ("readings", "events", "duplicates", "quarantine", "prints", "undelivered")
 
 
 def payload(boot, seq, up=None, identity=0, first=None, value=1, device="a", **labels):
@@ -50,49 +54,99 @@ def joined(rounds):
     return list(itertools.chain.from_iterable(rounds))
 
 
+class Taken:
+    """What some batches came to; the next batch goes on from it, and leaves it as it is."""
+
+    def __init__(self):
+        self.past = Written()
+        self.state = State(self.past)
+        self.tables = {name: [] for name in (*ROWS, "tally")}
+        self.batches = 0
+
+    def then(self, rows, reload=True):
+        """Return what they and one more batch come to, which begins with the state as a task loads it."""
+        found = Taken()
+        found.past.tables = {name: list(tables) for name, tables in self.past.tables.items()}
+        found.state = reloaded(self.state, found.past) if reload else State(found.past)
+        found.tables = {name: list(rows) for name, rows in self.tables.items()}
+        found.batches = self.batches + 1
+        landing, written = Landing(None), Written()
+        landing.rows, landing.number = rows, found.batches
+        for name, table in process(found.state, landing.table()):
+            table = table.select(YIELDED[name].names).cast(YIELDED[name])
+            if name in ROWS:
+                found.tables[name] += rows_of(table)
+            elif name == "tally":
+                found.tables[name] += table.select([*KEY, *SUMS]).to_pylist()
+            (written if reload else found.past).take(name, table)
+        found.state.finish_segment()
+        for name, tables in written.tables.items():
+            found.past.tables[name] += tables
+        return found
+
+    def outcome(self, reload=True):
+        """Return all of it, in an order of its own."""
+        state = reloaded(self.state, self.past) if reload else self.state
+        held = state.held_table()
+        found = {name: sorted(rows, key=repr) for name, rows in self.tables.items() if name in ROWS}
+        found["quarantine"] = sorted(
+            found["quarantine"] + rows_of(held.select(schemas.QUARANTINE.names)), key=repr
+        )  # as commits.Output reads it
+        found |= {f"n_{name}": counted(self.tables, name) for name in SUMS}
+        found["intervals"] = intervals(state)
+        found["lives"] = sorted(state.lives_table().to_pylist(), key=lambda row: (row["device"], row["life"]))
+        found["held"] = sorted(rows_of(held), key=lambda row: row["device"])
+        return found
+
+
+def rows_of(table):
+    """Return a table's rows without the number of the segment; times as numbers, which are read faster."""
+    names = [name for name in table.column_names if name != "segment"]
+    times = [pa.types.is_timestamp(table.schema.field(name).type) for name in names]
+    columns = [table[name].cast(pa.int64()) if time else table[name] for name, time in zip(names, times, strict=True)]
+    return pa.table(columns, names).to_pylist()
+
+
 def outcome(rounds, cuts=(), reload=True):
-    """Return what batches cut behind these rounds come to, in an order of its own."""
-    bounds = [0, *cuts, len(rounds)]
-    rows = [joined(rounds[begin:end]) for begin, end in itertools.pairwise(bounds)]
-    tables, state = work_parts(Landing(None), rows, range(1, len(rows) + 1), reload)
-    found = {
-        name: sorted(
-            tuple((key, repr(value)) for key, value in row.items() if key != "segment") for row in tables[name]
-        )
-        for name in ("readings", "events", "duplicates", "quarantine", "prints", "undelivered")
-    }
-    found |= {f"n_{name}": counted(tables, name) for name in SUMS}
-    found["intervals"] = intervals(state)
-    found["lives"] = sorted(state.lives_table().to_pylist(), key=lambda row: (row["device"], row["life"]))
-    held = [{name: value for name, value in row.items() if name != "segment"} for row in state.held_table().to_pylist()]
-    found["held"] = sorted(held, key=lambda row: row["device"])
-    return found
+    """Return what batches cut behind these rounds come to."""
+    taken = Taken()
+    for begin, end in itertools.pairwise([0, *cuts, len(rounds)]):
+        taken = taken.then(joined(rounds[begin:end]), reload)
+    return taken.outcome(reload)
 
 
-def splits(length, most=None):
-    """Yield the places to cut, at most so many at a time."""
-    for count in range(length if most is None else most + 1):
-        yield from itertools.combinations(range(1, length), count)
+def splits(rounds, most=None, taken=None, cuts=()):
+    """Yield what all splits come to, at most so many cuts each: (cuts, outcome). Equal beginnings are worked on once."""
+    taken, begin = taken or Taken(), cuts[-1] if cuts else 0
+    yield cuts, taken.then(joined(rounds[begin:])).outcome()
+    if most is None or len(cuts) < most:
+        for end in range(begin + 1, len(rounds)):
+            yield from splits(rounds, most, taken.then(joined(rounds[begin:end])), (*cuts, end))
 
 
 def assert_batches_make_no_difference(rounds, most=None):
     whole = outcome(rounds, reload=False)
-    for cuts in splits(len(rounds), most):
-        assert outcome(rounds, cuts) == whole, cuts
+    for cuts, found in splits(rounds, most):
+        assert found == whole, cuts
     return whole
 
 
-def in_tables(found):
-    """Return (life, boot, seq) of the readings."""
-    keys = []
-    for row in found["readings"]:
-        told = dict(row)
-        keys.append(tuple(int(told[name]) for name in ("life", "boot", "seq")))
-    return sorted(keys)
+def in_tables(found, device="a"):
+    """Return (life, boot, seq) of a device's readings."""
+    rows = [row for row in found["readings"] if row["device"] == device]
+    return sorted(tuple(row[name] for name in ("life", "boot", "seq")) for row in rows)
 
 
 def reasons(found):
-    return Counter(dict(row)["reason"].strip("'\"").split(":")[0] for row in found["quarantine"])
+    return Counter(row["reason"].split(":")[0] for row in found["quarantine"])
+
+
+def by_device(counts):
+    """Return how many of each device."""
+    found = Counter()
+    for (device, *_), count in counts.items():
+        found[device] += count
+    return found
 
 
 # A board's life before it was wiped, and the one after: boot messages tell where a boot began.
@@ -137,31 +191,34 @@ def test_wiped_board_that_tells_its_life_loses_nothing_in_any_order():
 
 @pytest.mark.req("P3", "P4")
 def test_wiped_board_that_tells_no_life_waits_for_its_boot_message():
-    found = assert_batches_make_no_difference(landed([*OLD, *NEW[1:3], NEW[0], NEW[3], OLD[1]]), most=2)
-    assert in_tables(found) == sorted(
+    comes = [*OLD, *NEW[1:3], NEW[0], NEW[3], OLD[1]]
+    next_shows_it = [*OLD, *NEW[1:]]  # the next boot's message shows the life, and what waited finds its place
+    never = [*OLD, *NEW[1:3]]
+    found = assert_batches_make_no_difference(side_by_side([comes, next_shows_it, never]), most=2)
+    assert in_tables(found, "d0") == sorted(
         [(1, 1, 1), (1, 1, 2), (1, 1, 3), (1, 2, 4), (1, 2, 5), (2, 1, 1), (2, 1, 2), (2, 1, 3), (2, 2, 4)]
     )
-    assert not found["quarantine"]
-    assert sum(found["n_resent"].values()) == 1
-    # The boot message is lost; the next boot's shows the life, and what waited finds its place.
-    found = assert_batches_make_no_difference(landed([*OLD, *NEW[1:]]), most=2)
-    assert Counter(life for life, _, _ in in_tables(found)) == {1: 5, 2: 3}
-    # And none comes: kept, and said.
-    found = assert_batches_make_no_difference(landed([*OLD, *NEW[1:3]]), most=2)
+    assert by_device(found["n_resent"]) == {"d0": 1}
+    assert Counter(life for life, _, _ in in_tables(found, "d1")) == {1: 5, 2: 3}
+    # What waits for a message that never comes is kept, and said.
     assert reasons(found) == {"identity reused": 2}
-    assert len(found["held"]) == 2
+    assert {row["topic"] for row in found["quarantine"]} == {"flashmqtt/d2/readings"}
+    assert [row["device"] for row in found["held"]] == ["d2"] * 2
 
 
 @pytest.mark.req("P3")
-@pytest.mark.parametrize("identity", [0, 5])
-def test_same_identity_with_another_payload_is_a_named_conflict_whenever_it_comes(identity):
-    first, other = payload(1, 2, identity=identity, value=1), payload(1, 2, identity=identity, value=2)
-    start = payload(1, 1, identity=identity, first=1)
-    later = [payload(1, seq, identity=identity) for seq in range(3, 6)]
-    found = assert_batches_make_no_difference(landed([start, first, *later, other, first]))
-    assert reasons(found) == {"identity reused": 1}
-    assert sum(found["n_resent"].values()) == 1
-    assert len(in_tables(found)) == 5
+def test_same_identity_with_another_payload_is_a_named_conflict_whenever_it_comes():
+    histories = []
+    for identity in (0, 5):
+        first, other = payload(1, 2, identity=identity, value=1), payload(1, 2, identity=identity, value=2)
+        start = payload(1, 1, identity=identity, first=1)
+        later = [payload(1, seq, identity=identity) for seq in range(3, 6)]
+        histories.append([start, first, *later, other, first])
+    found = assert_batches_make_no_difference(side_by_side(histories))
+    assert reasons(found) == {"identity reused": 2}
+    assert {row["topic"] for row in found["quarantine"]} == {"flashmqtt/d0/readings", "flashmqtt/d1/readings"}
+    assert by_device(found["n_resent"]) == {"d0": 1, "d1": 1}
+    assert Counter(row["device"] for row in found["readings"]) == {"d0": 5, "d1": 5}
 
 
 @pytest.mark.req("P4")
@@ -361,4 +418,4 @@ def test_copy_whose_print_is_gone_is_kept_and_said(monkeypatch):
     rounds = landed([payload(1, 1, identity=5), payload(1, 1, identity=5)])
     monkeypatch.setattr("host_tests.pipeline.test_task.Written.prints", lambda self: [])
     found = outcome(rounds, [1])
-    assert [dict(row)["reason"] for row in found["quarantine"]] == [repr(lives.NOT_COMPARED)]
+    assert [row["reason"] for row in found["quarantine"]] == [lives.NOT_COMPARED]
