@@ -71,10 +71,20 @@ def opened(browser, address, width=1280, scheme="light", cards=True):
 
 def painted(page, element):
     """Return (share of an element's pixels that stand out from its corner, number of colours)."""
+    ((share, colours),) = all_painted(page, [element])
+    return share, colours
+
+
+def all_painted(page, elements):
+    """Return what `painted` returns, of several elements: a page that looks at a picture takes longer than the look."""
     import base64
 
+    pictures = []
+    for element in elements:
+        element.scroll_into_view_if_needed()
+        pictures.append(base64.b64encode(element.screenshot()).decode())
     blank = page.context.new_page()
     try:
-        return blank.evaluate(LOOK, base64.b64encode(element.screenshot()).decode())
+        return [blank.evaluate(LOOK, picture) for picture in pictures]
     finally:
         blank.close()
