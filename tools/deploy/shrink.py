@@ -27,7 +27,7 @@ from dataclasses import dataclass
 
 from tools.deploy.bundle import bundle
 from tools.deploy.names import Names
-from tools.deploy.source import COMPREHENSIONS, FUNCTIONS, Source, bound_in, own, parsed, words
+from tools.deploy.source import COMPREHENSIONS, FUNCTIONS, Source, bound_in, children, own, parsed, tree_of, words
 
 _CPYTHON = re.compile(r"# CPython$")
 _OPERATORS: dict[type, Callable[..., int]] = {
@@ -233,7 +233,7 @@ class _Inliner(ast.NodeVisitor):
         self._enter(node, Counter(bound_in(node.body)), node.body)
 
     def _visit_comprehension(self, node: ast.AST) -> None:
-        self._enter(node, Counter(bound_in(ast.iter_child_nodes(node))), list(ast.iter_child_nodes(node)))
+        self._enter(node, Counter(bound_in(children(node))), children(node))
 
     def visit_arg(self, node: ast.arg) -> None:
         """Skip annotations: they cost nothing on a board."""
@@ -265,7 +265,7 @@ def _inlined(program: _Program, kept: Collection[str]) -> dict[str, str]:
 def _for_boards(text: str) -> str:
     """Return a module without code that only CPython or a type checker uses."""
     lines = text.splitlines(True)
-    for node in ast.walk(ast.parse(text)):
+    for node in tree_of(text)[1]:
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING" and not node.orelse:
             for i in range(node.lineno - 1, node.end_lineno or 0):
                 lines[i] = "\n"

@@ -89,8 +89,7 @@ class Source:
         self.name = name
         self.text = text
         self.package = name if is_package else name.rpartition(".")[0]
-        self.tree = ast.parse(text)
-        self.nodes = list(ast.walk(self.tree))
+        self.tree, self.nodes = tree_of(text)
         self.bindings = Counter(bound_in(self.tree.body))
         self.bindings.update(  # functions that assign a global
             name for node in self.nodes if isinstance(node, ast.Global) for name in node.names
@@ -168,7 +167,10 @@ class Source:
         """Every node with its scope; cached for all steps over a program."""
         top = Scope(self.tree, None, self.bindings)
         self._note_modules(top, self.tree.body)
-        return [found for node in self.tree.body for found in self._visit(node, top)]
+        found: list[tuple[ast.AST, Scope]] = []
+        for node in self.tree.body:
+            self._visit(node, top, found)
+        return found
 
     def _note_modules(self, scope: Scope, body: Iterable[ast.AST]) -> None:
         for node in own(body):
@@ -184,8 +186,9 @@ class Source:
             elif isinstance(node, ast.Global):
                 scope.declared.update(node.names)
 
-    def _visit(self, node: ast.AST, scope: Scope) -> Iterator[tuple[ast.AST, Scope]]:
-        yield node, scope
+    def _visit(self, node: ast.AST, scope: Scope, found: list[tuple[ast.AST, Scope]]) -> None:
+        """Append a node and all nodes below it, each with its scope."""
+        found.append((node, scope))
         outside: list[ast.AST] = []
         inside: list[ast.AST] = []
         if isinstance(node, FUNCTIONS):
@@ -199,20 +202,20 @@ class Source:
             inside = list(node.body)
             inner = Scope(node, scope, Counter(bound_in(inside)))
         elif isinstance(node, COMPREHENSIONS):
-            inside = list(ast.iter_child_nodes(node))
+            inside = children(node)
             inner = Scope(node, scope, Counter(bound_in(inside)))
         elif isinstance(node, ast.AnnAssign):
             outside = [node.target, *([node.value] if node.value else [])]
         elif not isinstance(node, ast.JoinedStr):
-            outside = list(ast.iter_child_nodes(node))
+            outside = children(node)
         for child in outside:
-            yield from self._visit(child, scope)
+            self._visit(child, scope, found)
         if inside:
             self._note_modules(inner, inside)
             if not isinstance(node, COMPREHENSIONS):
                 inner.bound.subtract({name: inner.bound[name] for name in inner.declared})
             for child in inside:
-                yield from self._visit(child, inner)
+                self._visit(child, inner, found)
 
     def _places_of(self, node: ast.AST, scope: Scope) -> Iterator[Place]:
         if isinstance(node, ast.Name):
@@ -270,6 +273,19 @@ class Source:
         return ""
 
 
+@functools.lru_cache(maxsize=256)
+def tree_of(text: str) -> tuple[ast.Module, list[ast.AST]]:
+    """Return a module's syntax tree and all its nodes. Nobody changes them: they are shared."""
+    tree = ast.parse(text)
+    nodes: list[ast.AST] = []
+    left: list[ast.AST] = [tree]
+    while left:
+        node = left.pop()
+        nodes.append(node)
+        left += children(node)
+    return tree, nodes
+
+
 def arguments_of(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> list[ast.arg]:
     """Return a function's parameters."""
     found = node.args
@@ -291,28 +307,43 @@ def resolved(name: str, scope: Scope) -> tuple[str, Scope]:
     return GLOBAL, at
 
 
-def bound_in(body: Iterable[ast.AST]) -> Iterator[str]:
-    """Yield the names that statements bind in their scope, once for each place."""
-    for node in body:
+def children(node: ast.AST) -> list[ast.AST]:
+    """Return the nodes directly below a node, without Load, Store and Del. `ast.iter_child_nodes` takes twice as long."""
+    found: list[ast.AST] = []
+    for name in node._fields:
+        value = getattr(node, name, None)
+        if isinstance(value, list):
+            found += [one for one in value if isinstance(one, ast.AST)]
+        elif isinstance(value, ast.AST) and not isinstance(value, ast.expr_context):
+            found.append(value)
+    return found
+
+
+def bound_in(body: Iterable[ast.AST]) -> list[str]:
+    """Return the names that statements bind in their scope, once for each place."""
+    found = []
+    for node in own(body):
         if isinstance(node, _DEFINITIONS):
-            yield node.name
+            found.append(node.name)
         elif isinstance(node, _IMPORTS):
-            for alias in node.names:
-                yield alias.asname or alias.name.partition(".")[0]
+            found += [alias.asname or alias.name.partition(".")[0] for alias in node.names]
         elif isinstance(node, ast.Name) and isinstance(node.ctx, _BINDS):
-            yield node.id
+            found.append(node.id)
         elif isinstance(node, ast.ExceptHandler) and node.name:
-            yield node.name
-        if not isinstance(node, SCOPES):
-            yield from bound_in(ast.iter_child_nodes(node))
+            found.append(node.name)
+    return found
 
 
-def own(body: Iterable[ast.AST]) -> Iterator[ast.AST]:
-    """Yield all nodes of a scope, without nested scopes."""
-    for node in body:
-        yield node
+def own(body: Iterable[ast.AST]) -> list[ast.AST]:
+    """Return all nodes of a scope, without nested scopes."""
+    found = []
+    left = [*body][::-1]
+    while left:
+        node = left.pop()
+        found.append(node)
         if not isinstance(node, SCOPES):
-            yield from own(ast.iter_child_nodes(node))
+            left += children(node)[::-1]
+    return found
 
 
 def words(tree: ast.AST) -> Iterator[str]:
