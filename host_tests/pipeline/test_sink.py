@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -48,31 +49,43 @@ def to(request, tmp_path):
     yield address
 
 
-def run(to, sql, parameters=None):
-    """Read from a sink as any program does."""
+@contextmanager
+def reader(to):
+    """Yield a function that reads from a sink as any program does."""
     if "://" in to:
         import psycopg
 
         with psycopg.connect(to, autocommit=True) as connection:
             connection.execute("SET search_path TO flashmqtt, public")
             connection.execute("SET TIME ZONE 'UTC'")
-            found = connection.execute(sql, parameters)
-            return found.fetchall() if found.description else []
+
+            def read(sql, parameters=None):
+                found = connection.execute(sql, parameters)
+                return found.fetchall() if found.description else []
+
+            yield read
+        return
     import duckdb
 
     with duckdb.connect(to) as connection:
-        return connection.execute(sql, parameters).fetchall()
+        yield lambda sql, parameters=None: connection.execute(sql, parameters).fetchall()
+
+
+def run(to, sql, parameters=None):
+    """Read once."""
+    with reader(to) as read:
+        return read(sql, parameters)
 
 
 def moment(value):
     return value.replace(tzinfo=None) if isinstance(value, datetime.datetime) else value
 
 
-def in_sink(to, table):
+def in_sink(read, table):
     """Return all rows of a sink's table."""
     columns = sink.TABLES[table].names
     names = ", ".join(f'"{name}"' for name in columns)
-    return sorted(repr([moment(one) for one in row]) for row in run(to, f"SELECT {names} FROM {table}"))
+    return sorted(repr([moment(one) for one in row]) for row in read(f"SELECT {names} FROM {table}"))
 
 
 def in_tables(output, table):
@@ -86,9 +99,19 @@ def in_tables(output, table):
     return sorted(rows)
 
 
-def assert_same(to, output):
-    for table in sink.TABLES:
-        assert in_sink(to, table) == in_tables(output, table), table
+def all_in_tables(output):
+    return {table: in_tables(output, table) for table in sink.TABLES}
+
+
+def assert_same(to, output, wanted=None):
+    with reader(to) as read:
+        for table, rows in (wanted or all_in_tables(output)).items():
+            assert in_sink(read, table) == rows, table
+
+
+def readings_in_sink(to):
+    with reader(to) as read:
+        return in_sink(read, "readings")
 
 
 def update(to, output, **more):
@@ -181,11 +204,11 @@ def test_compaction_in_the_middle_is_begun_anew(to, tables, monkeypatch):
 
 def test_what_is_deleted_for_its_age_stays_in_the_sink(to, tables):
     update(to, tables.output)
-    before = in_sink(to, "readings")
+    before = readings_in_sink(to)
     compact.compact(Local(), tables.output.storage.uri, "2099-01-01")
     assert in_tables(tables.output, "readings") == []
     update(to, tables.output)
-    assert in_sink(to, "readings") == before
+    assert readings_in_sink(to) == before
 
 
 def test_other_tables_and_older_ones_are_refused_and_anew_takes_them(to, tables, tmp_path):
@@ -212,6 +235,7 @@ def test_other_tables_and_older_ones_are_refused_and_anew_takes_them(to, tables,
 
 KILLED = """
 import os, signal, sys
+import duckdb, psycopg, pandas, pyarrow.csv, pyarrow.dataset  # once, not in each child
 sys.path.insert(0, {root!r})
 from tools.pipeline import sink, sink_duckdb, sink_postgres
 from tools.pipeline.commits import Output
@@ -249,6 +273,7 @@ def test_killed_behind_every_statement_the_sink_goes_on_where_it_was(to, tables)
     tables.batch()
     command = [sys.executable, "-c", KILLED.format(root=str(ROOT)), tables.output.storage.uri, to]
     lives = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    wanted = all_in_tables(tables.output)
     left = []
     try:
         while True:
@@ -261,7 +286,7 @@ def test_killed_behind_every_statement_the_sink_goes_on_where_it_was(to, tables)
             assert status == -signal.SIGKILL
             left.append(len(in_sink_or_none(to)))
             update(to, tables.output)
-            assert_same(to, tables.output)
+            assert_same(to, tables.output, wanted)
     finally:
         lives.stdin.close()
         lives.wait(60)
@@ -272,7 +297,7 @@ def test_killed_behind_every_statement_the_sink_goes_on_where_it_was(to, tables)
 
 def in_sink_or_none(to):
     try:
-        return in_sink(to, "readings")
+        return readings_in_sink(to)
     except Exception as error:
         assert "exist" in str(error)
         return []
@@ -407,7 +432,7 @@ def test_forgotten_device_is_in_no_row_and_no_byte(to, tables, request):
     sink.register(tables.output, to, "flashmqtt")
     bring(tables.output, opened)
     opened.close()
-    total = len(in_sink(to, "readings"))
+    total = len(readings_in_sink(to))
     directory = request.getfixturevalue("server").directory if "://" in to else None
     if directory:
         run(to, "CHECKPOINT")
@@ -417,7 +442,7 @@ def test_forgotten_device_is_in_no_row_and_no_byte(to, tables, request):
     if directory:
         run(to, "CHECKPOINT")
     assert b"secret-device" not in bytes_of(to, directory)
-    assert len(in_sink(to, "readings")) == total - 50
+    assert len(readings_in_sink(to)) == total - 50
     assert update(to, tables.output) == []
     landing.raw("d/t", b"8")
     tables.batch()
