@@ -23,13 +23,12 @@ def test_a_random_life_keeps_every_promise(life):
 
 
 @pytest.mark.req("S1", "S2")
-@pytest.mark.parametrize("page", (256, 64, 32, 1))
-def test_every_chain_of_cuts_under_the_adversary_keeps_every_promise(page):
+@pytest.mark.parametrize(("page", "sectors"), [(256, 4), (64, 5), (32, 4), (1, 5)])
+def test_every_chain_of_cuts_under_the_adversary_keeps_every_promise(page, sectors):
     """Four cuts, the last programs of all of them marginal, and the next sector erased, made version 1 unreadable."""
-    for sectors in (4, 5):
-        stats = enumerate_plan(Plan("afu", sectors, page, letters=("afu",), steps=(1,), cuts=4), jobs=1)
-        assert not stats.broken, stats.broken[0][2]
-        assert stats.cuts > 1000
+    stats = enumerate_plan(Plan("afu", sectors, page, letters=("afu",), steps=(1,), cuts=4), jobs=1)
+    assert not stats.broken, stats.broken[0][2]
+    assert stats.cuts > 1000
 
 
 @pytest.mark.req("S1", "S2")
