@@ -3,6 +3,11 @@
 import sys
 
 if sys.implementation.name == "cpython":
+    import os
+
+    # Nothing here uses numpy's linear algebra, whose threads take half the CPU time of each start, also of child processes.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
     # The tools import flashmqtt's modules. This finds them without the Makefile's PYTHONPATH.
     from pathlib import Path
 
