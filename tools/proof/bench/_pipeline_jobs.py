@@ -1,10 +1,10 @@
 """The jobs that the pipeline's bench compares, each in its own process: `python -m tools.proof.bench._pipeline_jobs JOB OUT ...`.
 
-The whole run, which three programs do: parse the packs, one row a reading, drop the copies by device, boot and sequence
+Three programs do the complete run: parse the packs (one row per reading), drop the copies by device, boot and sequence
 number, write the readings as Parquet (zstd), read them back and check that each is there once, audit (per device and
 boot: published, delivered, copies, missing ranges, percentiles and octaves of the delay), and draw the same report, with at
-most 256 points for each device's plot. All of it counts, from the start of the process to its end. Each prints one JSON line
-per measurement.
+most 256 points for each device's plot. All of these steps are measured, and the loading of the engine. Each job prints one
+JSON line per measurement.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ PACK = (
 )
 SAMPLE_S = 0.25
 MEMORY_EVERY = 4  # samples
-DAY_DEVICES, DAY_MESSAGES = 1000, 100  # of each device
+DAY_DEVICES, DAY_MESSAGES = 1000, 100  # messages of each device and day
 
 
 class Meter:
-    """Wall time, CPU time and memory of this process and all below it.
+    """Wall time, CPU time and memory of this process and all its descendants.
 
-    CPU time is told by watching each process: Spark's Python workers are killed at the end and nobody waits for them, so
-    that they are in no parent's count. What a process uses after it was looked at for the last time is lost.
+    The CPU time of each process is sampled: Spark's Python workers are killed at the end and no process waits for them, so
+    no parent's CPU time includes theirs. CPU time that a process uses after its last sample is not counted.
     """
 
     def __init__(self) -> None:
@@ -81,7 +81,7 @@ class Meter:
         self.cpu, self.wall = self._cpu_s(), time.perf_counter()
 
     def told(self, name: str, rows: int, **more: Any) -> None:
-        """Print what the measurement gave, and begin the next."""
+        """Print the measurement, and begin the next one."""
         wall, cpu = time.perf_counter() - self.wall, self._cpu_s() - self.cpu
         found = {"job": name, "rows": rows, "wall_s": wall, "cpu_s": cpu, **more}
         print(json.dumps(found | {"peak_bytes": self.peak_bytes, "task_bytes": self.task_bytes}), flush=True)
@@ -96,7 +96,7 @@ def fresh(out: Path) -> Path:
 
 
 def bytes_a_row(out: Path, names: list[str], rows: int = 0) -> float:
-    """Return how many bytes of some Parquet files a row takes."""
+    """Return the average bytes per row of some Parquet files."""
     import pyarrow.parquet as pq
 
     rows = rows or sum(pq.read_metadata(out / name).num_rows for name in names)
@@ -104,7 +104,7 @@ def bytes_a_row(out: Path, names: list[str], rows: int = 0) -> float:
 
 
 def whole(landings: list[str], out: Path) -> None:
-    """Our whole run, `python -m tools.pipeline.run`, with all that it starts."""
+    """Our complete run, `python -m tools.pipeline.run`, with all processes that it starts."""
     from tools.pipeline.commits import Output
 
     for landing in landings:
@@ -120,7 +120,7 @@ def whole(landings: list[str], out: Path) -> None:
 
 
 def spark(landings: list[str], out: Path) -> None:
-    """Batches and a stream in one session that is warm."""
+    """Batches and a stream in one Spark session; only the first batch is cold."""
     from tools.pipeline import session, stream
 
     meter = Meter()
@@ -144,9 +144,9 @@ def spark(landings: list[str], out: Path) -> None:
 
 
 def days(histories: list[str], out: Path) -> None:
-    """One more day, batch, verdict and report, on histories of so many days: three times each, in a session that is warm.
+    """Measure one more day (batch, verdict and report) after each history: three times each, in a warm Spark session.
 
-    A history is a number of days, and behind an `x` the messages of a device and day.
+    A history is a number of days. `x` and a number after it give the messages per device and day.
     """
     from tools.pipeline import fleet, report, session, stream, verdict
 
@@ -176,14 +176,17 @@ def days(histories: list[str], out: Path) -> None:
 
 
 def told_page(out: Path, facts: dict[str, Any]) -> None:
-    """Write the report that a peer's figures make: the same page as ours."""
+    """Write the same report page as ours, from a peer's figures."""
     from tools.pipeline import report
 
     (out / "report.html").write_text(report.page(facts, "the same report"))
 
 
 def told_values(out: Path, rows: list[tuple[Any, ...]]) -> None:
-    """Write what the report plots: (device, name, unit, first, last, readings, mean, lowest, highest), by device and time."""
+    """Write the values for the report's plots, from rows in the order of device and time.
+
+    A row is (device, name, unit, first, last, readings, mean, lowest, highest).
+    """
     devices: dict[str, list[tuple[Any, ...]]] = {}
     for device, *point in rows:
         devices.setdefault(device, []).append(tuple(point))
@@ -195,7 +198,7 @@ def told_values(out: Path, rows: list[tuple[Any, ...]]) -> None:
 
 
 def level_of(first_ms: int, last_ms: int) -> int:
-    """Return the power of two that a point's stretch is, so that a plot has at most 256."""
+    """Return the exponent of the power of two (in ms) that one point covers, so that a plot has at most 256 points."""
     return max(0, ((last_ms - first_ms) // 255).bit_length())
 
 
@@ -207,7 +210,7 @@ def facts_of(
     ranges: list[dict[str, Any]],
     audit: list[dict[str, Any]],
 ) -> dict[str, Any]:
-    """Return what the page takes, of a peer's own figures."""
+    """Return the facts that the report page needs, from a peer's own figures."""
     names = ("resent", "replayed", "unexplained", "quarantine", "silent", "boots", "devices", "readings")
     blank = dict.fromkeys(names, 0)
     return {
@@ -225,7 +228,7 @@ def facts_of(
 
 
 def duckdb(landings: list[str], out: Path) -> None:
-    """The whole run in DuckDB's SQL, as fast as we could make it."""
+    """The complete run in DuckDB's SQL, as fast as we could make it."""
     for landing in landings:
         fresh(out)
         meter = Meter()
@@ -251,7 +254,7 @@ def duckdb(landings: list[str], out: Path) -> None:
             GROUP BY device, boot, seq"""
         )
         connection.execute(f"COPY kept TO '{out}/readings.parquet' (FORMAT parquet, COMPRESSION zstd)")
-        # Read back: each message once.
+        # Read back: each message must be there once.
         connection.execute(
             f"""CREATE TABLE checked AS SELECT device, boot, count(*) AS in_tables, sum(n - 1) AS twice FROM
             (SELECT device, boot, seq, count(*) AS n FROM read_parquet('{out}/readings.parquet') GROUP BY device, boot, seq)
@@ -312,7 +315,7 @@ def duckdb(landings: list[str], out: Path) -> None:
 
 
 def polars(landings: list[str], out: Path) -> None:
-    """The whole run in Polars, a segment at a time where rows need not meet."""
+    """The complete run in Polars; steps that do not combine rows of several segments run segment by segment."""
     for landing in landings:
         fresh(out)
         meter = Meter()

@@ -1,12 +1,12 @@
-"""The chip: what an operation takes on an emulated Pico, in its cycles at 125 MHz, beside umqtt.simple.
+"""The chip: the time of each operation on an emulated Pico at 125 MHz, compared with umqtt.simple.
 
-Measured on the image of a plain Pico that FLASHMQTT_UF2 names. Without one this area says so, and the last run's figures stay.
-The modules are those that `make deploy` copies. The emulator (rp2040py) counts the processor's cycles, and the board's clock runs
-on them. Free there, so that real times are longer: what the flash takes to program and erase, and misses of the cache
-before it. The USB interrupt is off during a measurement: the emulated host's polling would take a third of the cycles.
+FLASHMQTT_UF2 is the path of a firmware image for a plain Pico. Without it this area prints a note, and the chip's figures of the
+last run stay. The modules are those that `make deploy` copies. The emulator (rp2040py) counts the processor's cycles, and the
+board's clock is derived from them. In the emulator, programming and erasing flash and XIP cache misses take no time, so a real
+board is slower. The USB interrupt is off during a measurement: the emulated host's polling would take a third of the cycles.
 
-The proxy needs no image: the user instructions of the same operations on a unix port, of 32 bits where FLASHMQTT_MICROPYTHON32
-names one. The table tells how many cycles of the chip stand against one of them.
+The proxy needs no image. It is the number of user instructions of the same operations on a unix port: a 32-bit port if
+FLASHMQTT_MICROPYTHON32 is set to its path. The table shows the chip's cycles for each instruction of the proxy.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ DEVICE = HERE / "on_board" / "chip.py"
 SECTORS, SECTOR_BYTES = 64, 4096
 CYCLES_A_MS = 125_000
 
-# Runs on the emulated board. The journal lies where littlefs has written nothing, from FIRST on.
+# Runs on the emulated board. The journal starts at sector FIRST, in sectors that littlefs has not written.
 RUN = """
 import machine, rp2
 import bench_chip
@@ -52,7 +52,7 @@ print(took)
 """
 
 
-# The figures: its case on the board, how many operations, and the journal that they begin with.
+# For each figure: the case on the board, the number of operations, and the kind of journal at the start.
 FIGURES = {
     "umqtt_simple.publish_qos0_ms": ("umqtt0", 20, ""),
     "umqtt_simple.publish_qos1_ms": ("umqtt1", 20, ""),
@@ -70,14 +70,15 @@ FIGURES = {
     "mount_64_ms": ("mount", 1, "some"),
     "import_ms": ("import", 1, ""),
 }
-WARM = 2  # the first operations, which do what is done once
-# The proxy counts operations by the difference of two runs; what happens once, by the difference to a run without it.
+WARM = 2  # the first operations do one-time work and are not counted
+# The proxy takes the difference of two runs that differ in the number of operations. For an operation that happens once, it
+# takes the difference between a run of the case and a run of the case given here.
 BESIDE = {"mount": "import", "import": "nothing"}
 NO_IMAGE = "FLASHMQTT_UF2 names no image of a plain Pico: nothing was measured on the chip, and its last figures stay"
 
 
 def files(march: str) -> dict[str, bytes]:
-    """Return what lies on the emulated board: the library as `make deploy` compiles it, umqtt.simple, and the cases."""
+    """Return the emulated board's files: the library as `make deploy` compiles it, umqtt.simple, and the cases."""
     library = build.packed({f"/lib/{path[:-3]}.mpy": source for path, source in build.library().items()}, march)
     simple = (peer_path() / "umqtt" / "simple.py").read_text()
     return {
@@ -129,7 +130,7 @@ class Unix:
 
 
 def blank_run(storage: bytes) -> int:
-    """Return the first of as many blank sectors in a row as the journal takes."""
+    """Return the first sector of a blank range that is large enough for the journal."""
     found = storage.find(b"\xff" * (SECTORS + 1) * SECTOR_BYTES)
     if found < 0:
         raise RuntimeError("no room for the journal between the files")
@@ -137,7 +138,7 @@ def blank_run(storage: bytes) -> int:
 
 
 class Chip:
-    """Emulated Picos that all begin with the same files."""
+    """Starts emulated Picos with these files."""
 
     def __init__(self, uf2: Path, on_board: dict[str, bytes]) -> None:
         self._new = lambda: EmulatedPico(uf2)
@@ -152,7 +153,7 @@ class Chip:
         return int(printed) * SECTOR_BYTES
 
     def run(self, code: str, journal: bytes = b"", timeout_s: float = 400) -> str:
-        """Return what this code prints on a board whose last sectors hold this journal."""
+        """Return what this code prints on a board that has this journal in flash, from sector FIRST on."""
         return asyncio.run(self._run(code, journal, timeout_s))
 
     async def _run(self, code: str, journal: bytes, timeout_s: float) -> str:
@@ -170,13 +171,13 @@ class Chip:
             pico.stop()
 
     def measure(self, case: str, count: int, journal: bytes = b"") -> list[float]:
-        """Return what each operation took, in milliseconds."""
+        """Return the time of each operation, in milliseconds."""
         printed = self.run(RUN.format(case=case, count=count, sectors=SECTORS), journal)
         return [us / 1000 for us in ast.literal_eval(printed.strip().splitlines()[-1])]
 
 
 def figure_of(name: str, took: list[float]) -> float:
-    """Return the figure: the dearest operation where a sector changes, else the mean of those after the first."""
+    """Return the longest time if the figure is about a sector change, else the mean without the first WARM operations."""
     if name.startswith("sector_change"):
         return max(took)
     return statistics.fmean(took[WARM:] or took)
@@ -203,7 +204,7 @@ def counted(bench: Bench, bits: int, unix: Unix) -> dict[str, float]:
     """Return the instructions of each operation on the unix port."""
     found: dict[str, float] = {}
     for name, (case, count, kind) in FIGURES.items():
-        if name.startswith("sector_change"):  # one among many, which a difference of runs does not show
+        if name.startswith("sector_change"):  # one slow operation, lost in the difference of two runs
             continue
         bench.progress(f"chip: {name}, instructions")
         place = name.removesuffix("_ms")
@@ -213,7 +214,7 @@ def counted(bench: Bench, bits: int, unix: Unix) -> dict[str, float]:
 
 
 def run(bench: Bench) -> None:
-    """Measure the chip where there is an image, and the proxy in any case."""
+    """Measure the chip if there is an image, and the proxy if there is valgrind."""
     uf2 = os.environ.get("FLASHMQTT_UF2", "")
     interpreter32 = os.environ.get("FLASHMQTT_MICROPYTHON32", "")
     bits = 32 if interpreter32 else 64

@@ -1,4 +1,4 @@
-"""How long a first reading takes: `make deploy` onto a virtual board whose first configuration named the wrong broker."""
+"""The time to the first reading: `make deploy` to a virtual board whose first configuration named the wrong broker."""
 
 from __future__ import annotations
 
@@ -19,11 +19,14 @@ if TYPE_CHECKING:
     from tools.proof.bench.__main__ import Bench
 
 RUNS, QUICK_RUNS = 3, 1
-WRONG_S = "20"  # the board tries the wrong broker for so long
+WRONG_S = "20"  # timeout of the deployment with the wrong broker
 
 
 def first_reading_s(directory: Path) -> float:
-    """Deploy a wrong configuration, then the right one; return the seconds of the second until a reading was delivered."""
+    """Deploy a wrong configuration, then the right one; return the seconds that the second deployment took.
+
+    The second deployment ends when a reading has been delivered.
+    """
     password = secrets.token_hex(8)
     config = directory / "config"
     config.mkdir(parents=True)

@@ -1,13 +1,13 @@
 """Put the committed figures into the documents, or say where they differ: `python -m tools.proof.bench.figures [--write]`.
 
-The figures are those of `results.json`, which `make bench KEEP=1` writes. A document takes them up in two ways, both of them
-comments that a reader of the page does not see:
+The figures are those of `results.json`, which `make bench KEEP=1` writes. A document marks their places with comments, which
+the rendered page does not show:
 
-    <!-- figures -->          a table of all figures that have a row below, ours beside the peer's; up to <!-- /figures -->
-    <!--= NAME -->57,425<!--=-->        one figure, as people read it
-    <!--≥ NAME -->60,000<!--≥-->        a round number that is reckoned with: the figure must be at least that (or at most: ≤)
+    <!-- figures -->          a table of all figures in ROWS, with those of the peers; it ends at <!-- /figures -->
+    <!--= NAME -->57,425<!--=-->        one figure, formatted
+    <!--≥ NAME -->60,000<!--≥-->        a round number in an argument: the figure must be at least this (with ≤: at most)
 
-After NAME, "KB" stands for thousands. The ledger of sizes is among the figures: `ledger.running_free_32`,
+" KB" after NAME: the number is in thousands. The sizes in the ledger are figures, too: `ledger.running_free_32`,
 `ledger.pinned_files.heap_32`, `ledger.mpy_bytes` (all modules) and so on.
 """
 
@@ -28,7 +28,7 @@ from tools.proof.bench._goals import GOALS, shown
 
 LEDGER = (
     ROOT / "tools" / "proof" / "check" / "size_ledger.json"
-)  # which `python -m tools.proof.check.size --write` makes
+)  # written by `python -m tools.proof.check.size --write`
 TABLE = re.compile(r"(<!-- figures -->\n).*?(<!-- /figures -->)", re.DOTALL)
 ONE = re.compile(r"<!--([=≥≤]) (\S+)( KB)? -->(.*?)<!--\1-->")
 Figures = Mapping[str, float]
@@ -39,10 +39,10 @@ class Row:
     """A row of the table.
 
     Attributes:
-        what: what is measured, for people.
-        name: our figure.
-        peer: a peer's, reckoned from the figures where they were taken in the same run; or words.
-        unit: what stands behind both numbers.
+        what: what is measured, in words.
+        name: the name of our figure.
+        peer: text about a peer, or a function that makes this text from the figures.
+        unit: text after our number.
     """
 
     what: str
@@ -52,12 +52,12 @@ class Row:
 
 
 def by_ratio(name: str, ratio: str, peer: str, unit: str = "") -> Callable[[Figures], str]:
-    """Return how to reckon a peer's figure from ours and the ratio of the two."""
+    """Return a function that computes a peer's figure from ours and the ratio of the two."""
     return lambda figures: f"{peer}: {shown(figures[name] / figures[ratio])}{unit}" if ratio in figures else ""
 
 
 def named(name: str, peer: str, unit: str = "") -> Callable[[Figures], str]:
-    """Return how to show a peer's own figure."""
+    """Return a function that formats a peer's own figure."""
     return lambda figures: f"{peer}: {shown(figures[name])}{unit}" if name in figures else ""
 
 
@@ -202,7 +202,7 @@ ROWS: dict[str, list[Row]] = {
 
 
 def table(results: Mapping[str, Any]) -> str:
-    """Return the Markdown of all rows whose figure was measured, and of what they were measured on."""
+    """Return the Markdown table of all rows whose figure was measured, and a paragraph about the measurement."""
     figures = results["figures"]
     lines: list[str] = []
     for title, rows in ROWS.items():
@@ -223,7 +223,7 @@ def table(results: Mapping[str, Any]) -> str:
 
 
 def measured_on(results: Mapping[str, Any]) -> list[str]:
-    """Return a paragraph: when, where and how quietly it was measured."""
+    """Return a paragraph: when and on which machine the figures were measured, and where others disturbed it."""
     told = results["areas"]
     days = sorted({area["date"][:10] for area in told.values()})
     noisy = [area for area, one in told.items() if one["noisy"]]
@@ -243,12 +243,12 @@ def area_of(name: str) -> str:
 
 
 def said_as(value: float, unit: str | None) -> str:
-    """Return a figure as it stands in a sentence."""
+    """Return a figure formatted for a sentence; in thousands if there is a unit."""
     return f"{value / 1000:,.0f}" if unit else shown(value)
 
 
 def ledger() -> dict[str, int]:
-    """Return what the ledger of sizes says, as figures."""
+    """Return the sizes in the ledger as figures."""
     told = json.loads(LEDGER.read_text())
     found = {f"ledger.{name}": value for name, value in told.items() if isinstance(value, int)}
     found["ledger.mpy_bytes"] = sum(told["mpy_bytes"].values())
@@ -272,7 +272,7 @@ def filled(text: str, results: Mapping[str, Any]) -> str:
 
 
 def complaints(text: str, results: Mapping[str, Any]) -> list[str]:
-    """Return in what a document differs from the committed figures."""
+    """Return the differences between a document and the committed figures."""
     figures = results["figures"]
     found: list[str] = []
     if any(match[0] != match[1] + table(results) + match[2] for match in TABLE.finditer(text)):
@@ -305,7 +305,7 @@ def documents() -> list[Path]:
 
 
 def committed() -> dict[str, Any]:
-    """Return the committed results, the ledger's sizes among them."""
+    """Return the committed results, including the sizes in the ledger."""
     results = json.loads(RESULTS.read_text())
     return {**results, "figures": {**results["figures"], **ledger()}}
 
@@ -323,7 +323,7 @@ def write() -> list[Path]:
 
 
 def main() -> int:
-    """Write the figures into the documents, or say what differs; return the exit status."""
+    """Check the documents, with `--write` after updating them; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tools.proof.bench.figures", description=__doc__.splitlines()[0])
     parser.add_argument("--write", action="store_true", help="put them in")
     if parser.parse_args().write:

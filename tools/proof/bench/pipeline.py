@@ -1,8 +1,8 @@
-"""The pipeline's whole run beside DuckDB and Polars that do all of the same, on the same generated fleets.
+"""The pipeline's complete run, compared with DuckDB and Polars doing the same work on the same generated fleets.
 
-A fleet of 1,000 devices, 1% copies, one reading a message: 0.5 and 8 million. And the cost of one more day where 1, 10 and
-100 days are there already. Every job runs in a process of its own (`_pipeline_jobs`), which counts its CPU time with that of
-all its children, and tells each measurement when it has it. What is started here ends here, also when the area is given up.
+A fleet has 1,000 devices, 1% copies and one reading per message; its sizes are 0.5 and 8 million readings. The area also
+measures the cost of one more day after 1, 10 and 100 days. Every job runs in its own process (`_pipeline_jobs`), which counts
+its CPU time and that of all its children, and prints each measurement at once. All processes are ended, also after a timeout.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ HISTORIES = (1, 10, 100)
 QUICK_HISTORIES = (1, 5)
 PEERS = ("duckdb", "polars")
 START_RUNS = 3
-BOOTS = (20_000, 120_000)  # of a fleet whose run is measured; the difference is what a changed boot costs
+BOOTS = (20_000, 120_000)  # of two fleets; the difference of their CPU times gives the cost of a changed boot
 
 
 def job(bench: Bench, kind: str, out: Path, landings: Sequence[object]) -> list[dict[str, Any]]:
@@ -57,13 +57,13 @@ def job(bench: Bench, kind: str, out: Path, landings: Sequence[object]) -> list[
 
 @contextmanager
 def started(module: str, *arguments: str, errors: IO[str] | int) -> Iterator[subprocess.Popen[bytes]]:
-    """Start one of our modules in a session of its own; end it, and all that it started, with the block."""
+    """Run one of our modules in its own process session; kill it and all its children when the block ends."""
     command = [sys.executable, "-m", module, *arguments]
     process = children.popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=errors)
     try:
         yield process
     finally:
-        children.kill(process)  # a JVM whose stdin ends goes by itself, but not at once
+        children.kill(process)  # a JVM exits by itself when its stdin is closed, but not at once
         process.wait()
         if process.stdout is not None:
             process.stdout.close()
@@ -131,7 +131,7 @@ def run(bench: Bench) -> None:
 
 
 def told(bench: Bench, measured: dict[str, list[dict[str, Any]]], starts: list[float]) -> None:
-    """Report."""
+    """Print the tables, check that the jobs agree, and record the figures."""
     names = {
         "whole": "flashmqtt, the whole run",
         "duckdb": "DuckDB, the whole run",
@@ -175,7 +175,7 @@ def told(bench: Bench, measured: dict[str, list[dict[str, Any]]], starts: list[f
         days.setdefault(one["history"], []).append(one["cpu_s"])
     header = ["days before", "CPU s, one more", "", ""]
     bench.table("one more day: batch, verdict and report", header, [[history, *each] for history, each in days.items()])
-    least = {history: min(each) for history, each in days.items()}  # the machine's noise only adds
+    least = {history: min(each) for history, each in days.items()}  # noise only adds time
     for history, cpu_s in least.items():
         bench.figure(f"pipeline.day_after_{history}.cpu_s", cpu_s)
     bench.figure("pipeline.one_more_day.ratio_100_to_1", least[max(least)] / least[min(least)])

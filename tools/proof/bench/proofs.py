@@ -1,6 +1,6 @@
 """The counts of the last long runs: power cuts, link faults, a hostile broker, the collector's kills, the soak.
 
-They take from minutes to hours, so they are not repeated here: each writes its counts into `build`, and this area shows them.
+These runs take minutes to hours, so this area does not repeat them. Each run writes its counts to `build`; this area shows them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from tools.proof import counts
 if TYPE_CHECKING:
     from tools.proof.bench.__main__ import Bench
 
-# The counts of each run that are shown, if its file has them, in this order.
+# For each run: its command, and the counts to show, in this order. Counts that are not in its file are left out.
 RUNS = {
     "powercut": ("make powercut", ("cuts", "violations", "adversary_chains")),
     "faults": ("make faults", ("cases", "lost", "duplicates_qos2", "violations")),
@@ -37,7 +37,7 @@ RUNS = {
 
 
 def run(bench: Bench) -> None:
-    """Report."""
+    """Print the counts and record them as figures."""
     rows: list[list[object]] = []
     for name, (command, keys) in RUNS.items():
         counted = counts.read(name)

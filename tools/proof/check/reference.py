@@ -1,6 +1,6 @@
 """Generate the API reference from the docstrings: `python -m tools.proof.check.reference --write`; without --write, check it.
 
-The reference is `firmware/API.md`. It has every name that a program may use: the names in PUBLIC, in the order of their files.
+The reference is `firmware/API.md`. It lists every name that a program may use: the names in PUBLIC, in the order of their files.
 griffe reads the sources without importing them.
 
 In docstrings `Args:`, `Attributes:`, `Returns:` and `Raises:` become lists, lines that are set in columns become code blocks,
@@ -44,7 +44,7 @@ STARS = {griffe.ParameterKind.var_positional: "*", griffe.ParameterKind.var_keyw
 
 @dataclass(frozen=True)
 class Shown:
-    """The names of a file that the reference has.
+    """The names of a file that the reference lists.
 
     Attributes:
         title: the title of a group of files; "" continues the previous group.
@@ -129,7 +129,7 @@ def type_of(annotation: object) -> str:
 
 
 def parameters(function: griffe.Function) -> Iterator[str]:
-    """Yield each parameter but `self`, with its type and default value."""
+    """Yield each parameter except `self`, with its type and default value."""
     star = False
     for one in function.parameters:
         if one.name in ("self", "cls"):
@@ -235,7 +235,7 @@ def constants(module: griffe.Module) -> Iterator[str]:
 
 
 def constructor(kind: griffe.Class) -> griffe.Function | None:
-    """Return a class's constructor; the one with types, if that is in `if TYPE_CHECKING`."""
+    """Return a class's constructor; if `if TYPE_CHECKING` defines one with types, return that one."""
     found = kind.members.get("__init__")
     return found if isinstance(found, griffe.Function) else None
 
@@ -246,7 +246,7 @@ def wrapped(call: str) -> list[str]:
 
 
 def classes(shown: Shown) -> Iterator[griffe.Class]:
-    """Yield the classes of a file that the reference has."""
+    """Yield the classes of a file that the reference lists."""
     for one in parsed(shown.path).members.values():
         if isinstance(one, griffe.Class) and one.name[0] != "_" and (not shown.names or one.name in shown.names):
             yield one

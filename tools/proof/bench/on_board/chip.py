@@ -1,12 +1,12 @@
 # mypy: ignore-errors
 """The board's side of the chip's figures: the same operations on an emulated Pico and on a unix port.
 
-`measure(CASE, COUNT, REGION)` returns what each of COUNT operations took, in microseconds; `prepare(KIND, REGION)` makes the
-journal that a case begins with. REGION is a call that opens the region. On a unix port: `chip.py measure CASE COUNT IMAGE`,
+`measure(CASE, COUNT, REGION)` returns the time of each of COUNT operations, in microseconds; `prepare(KIND, REGION)` makes the
+journal that a case begins with. REGION is a function that opens the region. On a unix port: `chip.py measure CASE COUNT IMAGE`,
 `chip.py prepare KIND 0 IMAGE`. Only the library's public calls are used.
 
-The socket costs nothing: writes and reads are calls of a RingIO, which is C, and the broker's answers are made between the
-measured stretches.
+The socket costs almost nothing: its writes and reads are calls of a RingIO, which is C code. The broker's answers are made
+between the measured intervals.
 """
 
 import gc
@@ -20,7 +20,7 @@ TOPIC = b"bench/01234567890123"  # 20 characters
 PAYLOAD = b"x" * 64
 MESSAGE = b"m" * 100
 SECTORS, SECTOR_BYTES = 64, 4096
-POLLS = 50  # more than an acknowledgement can take
+POLLS = 50  # more polls than an acknowledgement can need
 
 
 class Socket(io.IOBase):
@@ -34,25 +34,25 @@ class Socket(io.IOBase):
         self.setblocking = self.connect = bool
 
     def readinto(self, room):
-        """Read what there is; None where there is nothing."""
+        """Read the available bytes; return None if there are none."""
         return self.incoming.readinto(room) or None
 
     def setsockopt(self, *_):
-        """There is nothing to set."""
+        """Do nothing: this socket has no options."""
 
     def ioctl(self, request, argument):
-        """Poll: it can always be written."""
+        """Answer a poll: the socket is always writable."""
         return argument & (5 if self.incoming.any() else 4) if request == 3 else 0
 
     def answer(self):
-        """Take the packets that were written, and answer each."""
+        """Read the packets that the client wrote, and answer each one."""
         sent = self.outgoing.read()
         at = 0
         while at < len(sent):
             kind = sent[at] >> 4
             body = at + 2
             if sent[at + 1] & 0x80:
-                body += 1  # no longer ones are written here
+                body += 1  # the client writes no packet whose length needs more than two bytes
             at = body + (sent[at + 1] & 0x7F) + ((sent[at + 2] << 7) if body - at == 3 else 0)
             if kind == 1:
                 self.incoming.write(b"\x20\x02\x00\x00")
@@ -67,18 +67,18 @@ class Socket(io.IOBase):
 
 
 class Network:
-    """Stands for the module `socket`."""
+    """Replaces the module `socket`."""
 
     SOCK_STREAM = 1
     last = None
 
     @staticmethod
     def getaddrinfo(*_):
-        """Know every name."""
+        """Resolve every name."""
         return [(2, 1, 0, "", ("", 1883))]
 
     class socket(Socket):  # noqa: N801
-        """The one socket, where `Network.last` finds it."""
+        """A socket; `Network.last` is the newest one."""
 
         def __init__(self, *_):
             super().__init__()
@@ -86,7 +86,7 @@ class Network:
 
 
 class Watch:
-    """A stopwatch that knows what it costs itself."""
+    """A stopwatch that subtracts its own cost."""
 
     def __init__(self):
         self.total = 0
@@ -99,19 +99,19 @@ class Watch:
         self.own = min(costs)
 
     def add(self, begin, end):
-        """Count a stretch."""
+        """Add an interval."""
         self.total += ticks_diff(end, begin)
         self.stretches += 1
 
     def take(self):
-        """Return what was counted, and begin again."""
+        """Return the total time without the stopwatch's own cost, and start again at 0."""
         total = self.total - self.stretches * self.own
         self.total = self.stretches = 0
         return total
 
 
 def connected(store, *subscription):
-    """Return a client with a connection, and perhaps a subscription."""
+    """Return a connected client, with a subscription if one is given."""
     sys.modules["socket"] = Network
     from flashmqtt.client import Client
 
@@ -129,7 +129,7 @@ def connected(store, *subscription):
 
 
 def publish(store, qos, count):
-    """Return what each message took, until it was acknowledged for good."""
+    """Return the time of each message, up to its last acknowledgement."""
     client = connected(store)
     link = Network.last
     watch = Watch()
@@ -165,7 +165,7 @@ def peer_client():
 
 
 def peer(qos, count):
-    """Return what each of umqtt.simple's messages took."""
+    """Return the time of each message that umqtt.simple publishes."""
     client, link = peer_client()
     watch = Watch()
     took = []
@@ -187,7 +187,10 @@ def received(qos, number):
 
 
 def timed_receive(qos, count, link, take, got):
-    """Return how long `take` took with each message that came alone, acknowledged; the handler appends to `got`."""
+    """Return the time that `take` needs for each message, with its acknowledgement; the handler appends to `got`.
+
+    Each message arrives alone.
+    """
     watch = Watch()
     took = []
     for number in range(1, count + 1):
@@ -202,7 +205,7 @@ def timed_receive(qos, count, link, take, got):
 
 
 def receive(qos, count):
-    """Return how long each received message took, without the wait for it."""
+    """Return the time to receive each message, without the wait for its arrival."""
     from flashmqtt.session.ram import RamStore
 
     got = []
@@ -212,7 +215,7 @@ def receive(qos, count):
 
 
 def peer_receive(qos, count):
-    """Return how long each message took that umqtt.simple received."""
+    """Return the time that umqtt.simple needs to receive each message."""
     client, link = peer_client()
     got = []
     client.set_callback(lambda topic, payload: got.append(1))
@@ -220,7 +223,7 @@ def peer_receive(qos, count):
 
 
 def append(region, policy, count):
-    """Return what each `append` of 100 bytes took."""
+    """Return the time of each `append` of 100 bytes."""
     from flashmqtt.journal import journal
 
     store = journal.Journal(region, policy=getattr(journal, policy))
@@ -235,7 +238,7 @@ def append(region, policy, count):
 
 
 def mount(region):
-    """Return what a mount took."""
+    """Return the time of a mount."""
     from flashmqtt.journal.journal import Journal
 
     watch = Watch()
@@ -246,7 +249,7 @@ def mount(region):
 
 
 def imports():
-    """Return what the import of client and journal took."""
+    """Return the time to import client and journal."""
     sys.modules["socket"] = Network
     watch = Watch()
     begin = ticks_us()
@@ -258,7 +261,7 @@ def imports():
 
 
 def measure(case, count, region):
-    """Return what each operation of a case took, in microseconds."""
+    """Return the time of each operation of a case, in microseconds."""
     if case == "import":
         return imports()
     if case == "mount":
@@ -282,7 +285,7 @@ def measure(case, count, region):
 
 
 def prepare(kind, region):
-    """Make a journal: `empty`, with `some` messages (300), or `full`: it went round and drops the oldest."""
+    """Make a journal: `empty`, `some` (300 messages), or `full` (it has wrapped around and drops the oldest messages)."""
     from flashmqtt.journal import journal
 
     store = journal.Journal(region(), policy=journal.DROP_OLDEST)
@@ -295,7 +298,7 @@ def prepare(kind, region):
 
 
 class Memory:
-    """A block device in memory, as rp2.Flash is one: 64 sectors, and bits are only cleared."""
+    """A block device in memory, like rp2.Flash: 64 sectors, and a write only clears bits."""
 
     def __init__(self, path):
         self.cells = bytearray(b"\xff" * SECTORS * SECTOR_BYTES)
@@ -312,14 +315,14 @@ class Memory:
         buf[:] = self._view[at : at + len(buf)]
 
     def writeblocks(self, block, buf, offset=0):
-        """Clear bits."""
+        """Clear the bits that are 0 in buf."""
         at = block * SECTOR_BYTES + offset
         end = at + len(buf)
         both = int.from_bytes(self._view[at:end], "little") & int.from_bytes(buf, "little")
         self.cells[at:end] = both.to_bytes(len(buf), "little")
 
     def ioctl(self, request, argument):
-        """Tell the size, or erase."""
+        """Return the number or size of the sectors, or erase one."""
         if request == 6:
             at = argument * SECTOR_BYTES
             self.cells[at : at + SECTOR_BYTES] = b"\xff" * SECTOR_BYTES

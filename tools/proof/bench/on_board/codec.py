@@ -1,8 +1,8 @@
 """The board's side of the codec's figures; runs on MicroPython: `codec.py WHAT COUNT`, or `codec.py import NAME...`.
 
-WHAT is `ours` or `umqtt`, a dot, and a case. Both sides do the same work over the same stream, which lies in memory: they make
-a packet and hand it over for writing; at QoS 1 they also read the PUBACK. Or they take a packet off the stream, call a function
-with topic and payload, and at QoS 1 answer. Prints a dict: the time, and the heap that was taken and not given back, a message.
+WHAT is `ours` or `umqtt`, a dot, and a case. Both libraries do the same work on the same stream in memory. To encode, they make
+and write a packet, and at QoS 1 read the PUBACK. To decode, they read a packet, call a function with topic and payload, and at
+QoS 1 write the PUBACK. Prints a dict: the time per message, and the heap per message that is allocated and not freed.
 """
 
 import gc
@@ -18,7 +18,7 @@ HEAD1 = b"\x32\x58\x00\x14" + TOPIC + b"\x00\x01"
 
 
 class Link:
-    """A socket whose incoming bytes are the same again and again, and whose outgoing bytes go nowhere."""
+    """A socket that repeats the same incoming bytes and discards the outgoing bytes."""
 
     def __init__(self, incoming):
         self._in = io.BytesIO(incoming)
@@ -35,11 +35,11 @@ class Link:
 
 
 def taken(topic, payload):
-    """Stand for the application."""
+    """Take the place of the application's message handler."""
 
 
 def ours(case, count):
-    """Return the run of a case of our codec."""
+    """Return a function that runs a case with our codec."""
     from flashmqtt.codec.decode import Decoder
     from flashmqtt.codec.encode import put_ack, put_publish
 
@@ -85,7 +85,7 @@ def ours(case, count):
 
 
 def umqtt(case, count):
-    """Return the run of a case of umqtt.simple."""
+    """Return a function that runs a case with umqtt.simple."""
     from umqtt.simple import MQTTClient
 
     qos = int(case[6])
@@ -111,7 +111,7 @@ def umqtt(case, count):
 
 
 def measure():
-    """Print what a message of this case costs."""
+    """Print the time and the heap of one message of this case."""
     side, case = WHAT.split(".")
     count = int(sys.argv[2])
     run = (ours if side == "ours" else umqtt)(case, count)
@@ -128,7 +128,7 @@ def measure():
 
 
 def imports():
-    """Print the heap that importing these modules takes, and which modules of ours that loads."""
+    """Print the heap that importing these modules takes, and the names of the MQTT modules that are then loaded."""
     gc.collect()
     before = gc.mem_alloc()
     for name in sys.argv[2:]:

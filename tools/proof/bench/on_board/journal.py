@@ -1,4 +1,4 @@
-"""Runs under MicroPython: heap in use with 10 and with 10,000 messages stored, and that the steady state allocates nothing."""
+"""Runs on MicroPython: measures the heap with 10 and 10,000 stored messages, and whether the steady state allocates."""
 
 import gc
 
@@ -9,7 +9,7 @@ from flashmqtt.journal.journal import Journal
 
 
 def used():
-    """Return the bytes in use, tidied."""
+    """Return the heap in use after a garbage collection."""
     gc.collect()
     return gc.mem_alloc()
 
@@ -41,7 +41,7 @@ def main(path):
 
 
 def cycle(journal, message, out):
-    """Store, read, mark, acknowledge the oldest."""
+    """Store a message; read, mark and acknowledge the oldest one."""
     journal.append(message, 100)
     seq = journal.low
     journal.read(seq, 0, out, 0, 100)

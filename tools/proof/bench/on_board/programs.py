@@ -1,9 +1,10 @@
 # mypy: ignore-errors
-"""Programs as people write them, against a real broker; `programs.py NAME FOLDER PORT` prints which of our modules one loaded.
+"""Typical programs against a real broker; `programs.py NAME FOLDER PORT` prints which of our modules the program loaded.
 
-`publisher`: QoS 0, 1 and 2 out of a journal, and a reconnect. `subscriber`: QoS 0 and 1 coming in, no store. `client`: what
-both do, and QoS 2 coming in. `aio_ram`: asyncio, QoS 0 and 1 both ways, no journal. `level5`: QoS 0, 1 and 2 both ways at
-level 5, with a property, and a journal. `programs.py heap FOLDER NAME...` prints the heap that importing these modules takes.
+`publisher`: publishes at QoS 0, 1 and 2 from a journal, and reconnects. `subscriber`: receives at QoS 0 and 1, no store.
+`client`: all of `publisher`, and receives at QoS 0, 1 and 2. `aio_ram`: asyncio, QoS 0 and 1 both ways, no journal. `level5`: QoS
+0, 1 and 2 both ways at level 5, with a property and a journal. `programs.py heap FOLDER NAME...` prints the heap that importing
+these modules takes.
 """
 
 import gc
@@ -13,20 +14,20 @@ import sys
 import vfs
 
 LOADED = []
-FOLDER = sys.argv[2]  # with the library, compiled
+FOLDER = sys.argv[2]  # contains the compiled library
 
 
 class Noting:
-    """A file system that notes which modules are loaded: one may leave again, as the recovery does."""
+    """A file system that records which modules are loaded, also those unloaded again later, such as the recovery."""
 
     def mount(self, *_):
-        """Be mounted."""
+        """Do nothing."""
 
     def umount(self):
-        """Be unmounted."""
+        """Do nothing."""
 
     def stat(self, path):
-        """Tell what a path is."""
+        """Return the status of a path."""
         return os.stat(FOLDER + "/" + path.lstrip("/"))
 
     def open(self, path, mode):
@@ -37,7 +38,7 @@ class Noting:
 
 
 def journal():
-    """Return a journal in memory, on a block device as a board has it."""
+    """Return a journal in memory, on a block device as on a board."""
     from chip import Memory
 
     from flashmqtt.flash.block import BlockRegion
@@ -47,7 +48,7 @@ def journal():
 
 
 def drop_link(port, client_id):
-    """Make the broker end the connection of a client: another one comes with its name."""
+    """Make the broker close a client's connection: connect again with the same client identifier."""
     import socket
 
     link = socket.socket()
@@ -60,7 +61,7 @@ def drop_link(port, client_id):
 
 
 def send(port, packets):
-    """Connect as somebody else, and send."""
+    """Connect as another client, and send these packets."""
     import socket
 
     link = socket.socket()
@@ -90,12 +91,12 @@ def published(port, client_id):
 
 
 def publisher(port):
-    """Send."""
+    """Run `published`, then disconnect."""
     published(port, b"size-publisher").disconnect()
 
 
 def received(client, topic, most, properties=None):
-    """Subscribe, send to oneself at each QoS, and end."""
+    """Subscribe to a topic, publish to it at each QoS up to `most`, receive the messages, and disconnect."""
     came = []
     client.subscribe(topic, most, lambda message: came.append(message.qos))
     for qos in range(most + 1):
@@ -158,7 +159,7 @@ def aio_ram(port):
 
 
 def heap(names):
-    """Print the heap that importing these modules takes, all of them kept."""
+    """Print the heap that importing these modules takes while all of them stay loaded."""
     gc.collect()
     before = gc.mem_alloc()
     kept = [__import__(name, None, None, ("*",)) for name in names]

@@ -1,8 +1,8 @@
 # mypy: ignore-errors
 """The board's side of the session's figures; runs on MicroPython: `session.py NAME PORT WHAT COUNT QOS WINDOW`.
 
-NAME is the client to measure: `flashmqtt` (stored in a journal on a simulated NOR flash), `flashmqtt-ram`, `flashmqtt-aio` (it
-can only `take`), or `umqtt.simple`. It prints one line: a dict of what it measured.
+NAME is the client to measure: `flashmqtt` (stored in a journal on a simulated NOR flash), `flashmqtt-ram`, `flashmqtt-aio` (only
+with `take` as WHAT), or `umqtt.simple`. The last line that it prints is a dict of its measurements.
 """
 
 import gc
@@ -53,8 +53,8 @@ class Ours:
             store,
             window=WINDOW,
             keep_alive_s=4 if WHAT == "silence" else 60,
-            # umqtt.simple's sessions are clean, too. One that lasts would begin the next run with what the broker kept meanwhile:
-            # thousands of messages at once, which mosquitto 2.0.11 may answer with nothing but load.
+            # umqtt.simple's sessions are clean, too. With a persistent session the next run would begin with thousands of
+            # messages that the broker has queued; mosquitto 2.0.11 may then use CPU time without sending anything.
             clean=WHAT == "take",
             backoff=Backoff(base_ms=100, cap_ms=500),
         )
@@ -136,7 +136,7 @@ class Counting:
         self.writes = 0
 
     def write(self, *arguments):
-        """Pass on, and count."""
+        """Count the write, and pass it on."""
         self.writes += 1
         return self.sock.write(*arguments)
 
@@ -145,7 +145,7 @@ class Counting:
 
 
 def send(client):
-    """Messages a second, and CPU a message, all acknowledged."""
+    """Return messages per second and CPU time per message, up to the last acknowledgement."""
     begin = time.ticks_ms()
     cpu = time.clock()
     for _ in range(COUNT):
@@ -156,19 +156,19 @@ def send(client):
 
 
 def take(client):
-    """Messages received a second, and CPU a message; the harness publishes when it reads `ready`."""
+    """Return received messages per second and CPU time per message; the harness publishes when it reads `ready`."""
     client.subscribe()
     gc.collect()
     print("ready")
     while not client.ended:  # at QoS 0 a broker may drop some
         client.receive()
     seconds = time.ticks_diff(time.ticks_ms(), client.begin) / 1000
-    n = client.received - 1  # since the first, which may come after any time
+    n = client.received - 1  # after the first message, because the wait for that one is not measured
     return {"per_s": n / (seconds or 0.001), "cpu_us": (time.clock() - client.cpu) * 1e6 / n}
 
 
 def take_aio():
-    """What `take` measures, with the asyncio face: messages by `async for`."""
+    """Measure the same as `take`, with the asyncio client: messages by `async for`."""
     import asyncio
 
     from flashmqtt.aio import Client
@@ -195,8 +195,8 @@ def take_aio():
 
 
 def heap(client):
-    """Heap allocated a message, and writes to the socket."""
-    for _ in range(60):  # into the journal's second sector: its first change of sectors makes 64 bytes of room, once
+    """Return the heap allocated per message, and the socket writes of one publish."""
+    for _ in range(60):  # into the journal's second sector: only the first sector change allocates 64 bytes
         client.publish()
     client.finish()
     gc.collect()
@@ -214,17 +214,17 @@ def heap(client):
 
 
 def silence(client):
-    """How many keep alives a link that fell silent stays unnoticed; the harness makes it silent when it reads `ready`."""
+    """Return after how many keep alives a silent link is noticed; the harness silences it when it reads `ready`."""
     print("ready")
     begin = time.ticks_ms()
-    # One `poll` may notice it and connect again.
+    # One `poll` may both notice the silence and connect again.
     while client.mqtt.connected and client.mqtt.link.connects == 1:
         client.mqtt.poll(50)
     return {"keep_alives": time.ticks_diff(time.ticks_ms(), begin) / 4000}
 
 
 def burst(client):
-    """How many of COUNT inbound messages that come at once arrive in one connection; the harness publishes at `ready`."""
+    """Return how many of COUNT messages, published at once by the harness at `ready`, arrive in one connection."""
     from time import ticks_add
 
     client.subscribe()
@@ -236,7 +236,7 @@ def burst(client):
 
 
 def resume(client):
-    """Seconds from the broker's return to the first message delivered; the harness ends and starts the broker."""
+    """Publish without a broker, and wait for the delivery; the harness stops and starts the broker, and takes the time."""
     print("ready")
     while client.mqtt.connected:
         client.mqtt.poll(50)
