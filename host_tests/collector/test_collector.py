@@ -458,6 +458,12 @@ async def test_killed_sealer_is_started_again(tmp_path):
 
 
 @pytest.mark.req("P1")
+def test_program_of_the_collector_loads_no_parquet_library():
+    program = "import sys, tools.collector.__main__; print({'numpy', 'pandas', 'pyarrow'} & set(sys.modules))"
+    assert subprocess.check_output([sys.executable, "-c", program], text=True) == "set()\n"
+
+
+@pytest.mark.req("P1")
 @in_a_loop
 async def test_no_room_for_the_last_segment_is_an_error_and_the_next_start_seals_it(tmp_path, monkeypatch):
     monkeypatch.setattr(sealer, "RETRY_S", 0.01)

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from host_tests.pipeline.planted import write_pack
-from tools.landing import segments
+from tools.landing import parquet
 from tools.pipeline import session
 
 SMALL_FRAMES = {
@@ -124,12 +124,12 @@ class Landing:
                 pa.nulls(count, pa.binary()),
                 pa.array(payload, pa.binary()),
             ],
-            schema=segments.SCHEMA,
+            schema=parquet.SCHEMA,
         )
 
     def seal(self):
         self.number += 1
-        path = segments.write_segment(self.directory, self.collector, self.number, self.table(), sync=False)
+        path = parquet.write_segment(self.directory, self.collector, self.number, self.table(), sync=False)
         # Spark's file source takes segments by their time in ms, and two of the same one in any order.
         Landing.sealed_s = max(time.time(), Landing.sealed_s + 0.01)
         os.utime(path, (Landing.sealed_s, Landing.sealed_s))

@@ -20,7 +20,7 @@ from deltalake import DeltaTable
 
 from host_tests.pipeline import engines
 from tools.children import bound_to_this_process
-from tools.landing import segments
+from tools.landing import parquet
 from tools.pipeline import compact, forget, report, stream, verdict
 from tools.pipeline.commits import Commit, Output, OutputError
 from tools.pipeline.delta import Delta
@@ -200,9 +200,9 @@ def test_segment_of_many_rows_goes_up_in_parts(fleet):
     columns = {"collector": ["c"] * rows, "segment": [1] * rows, "row": list(range(rows)), "arrival": list(range(rows))}
     columns |= {"topic": ["flashmqtt/a/x"] * rows, "qos": [1] * rows, "dup": [False] * rows, "retain": [False] * rows}
     columns |= {"properties": [None] * rows, "payload": [os.urandom(60) for _ in range(rows)]}
-    arrays = [pa.array(columns[field.name]).cast(field.type) for field in segments.SCHEMA]
+    arrays = [pa.array(columns[field.name]).cast(field.type) for field in parquet.SCHEMA]
     with fleet.raw.create("c-000000009.parquet") as file:  # 12 MB: more than a part
-        segments.write_rows(file, pa.table(arrays, schema=segments.SCHEMA))
+        parquet.write_rows(file, pa.table(arrays, schema=parquet.SCHEMA))
     with fleet.raw.fs.open_input_file(fleet.raw.path("c-000000009.parquet")) as file:
         assert pq.read_metadata(file).num_rows == rows
     assert fleet.raw.list() == ["c-000000009.parquet"]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from host_tests.pipeline.conftest import Landing, Local
 from host_tests.pipeline.test_task import work
-from tools.landing import segments
+from tools.landing import parquet
 from tools.pipeline import check, mapping, plain, schemas, stream, task, verdict
 from tools.pipeline.commits import Output
 from tools.pipeline.messages import process
@@ -365,4 +365,4 @@ def test_segment_of_a_mapping_that_takes_all_is_in_order(landing):
     landing.raw("flashmqtt/d/x", b'{"a": 1}')
     every = mapping.Mapping((mapping._rule(mapping._Lines("m", ""), 0, {"topic": "#", "device": "d", "path": "$.*"}),))
     assert [row["name"] for row in readings_of(landing, every)["plain"]] == ["a"]
-    assert segments.SCHEMA.names[-1] == "payload"
+    assert parquet.SCHEMA.names[-1] == "payload"

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from host_tests.pipeline.conftest import Landing
 from host_tests.pipeline.planted import fleet, write_pack
-from tools.landing import segments
+from tools.landing import parquet, segments
 from tools.pipeline import lives, plain, schemas, senml, task, ties
 from tools.pipeline.messages import EVENT_LABELS, NO_MAPPING, process
 from tools.pipeline.parts import merge_tallies
@@ -293,7 +293,7 @@ def test_file_that_is_no_segment_is_named(landing, tmp_path, spoil, text):
 
 
 def test_lost_segment_can_be_replaced_by_an_empty_one(landing, tmp_path):
-    path = segments.write_segment(landing.directory, "c", 1, segments.SCHEMA.empty_table())
+    path = parquet.write_segment(landing.directory, "c", 1, parquet.SCHEMA.empty_table())
     done = task.run(Storage(str(tmp_path)), Storage(str(landing.directory)), 0, 8, 1, {}, {}, [path.name])
     assert {one.rows for one in done} == {0}
     assert {one.table for one in done} == {

@@ -8,7 +8,7 @@ import pytest
 
 from flashmqtt.flash.ram import RamRegion
 from flashmqtt.journal.journal import Journal
-from tools.landing import segments
+from tools.landing import parquet, segments
 from tools.pipeline import schemas
 from tools.pipeline.commits import Commit, Output
 from tools.proof.soak import judge
@@ -146,7 +146,7 @@ def segment(directory, number, rows):
         "properties": [None] * count,
         "payload": [payload for _, payload in rows],
     }
-    pq.write_table(pa.table(columns, schema=segments.SCHEMA), directory / segments.file_name("c", number))
+    pq.write_table(pa.table(columns, schema=parquet.SCHEMA), directory / segments.file_name("c", number))
 
 
 def test_what_is_twice_in_the_landing_is_counted_by_qos(tmp_path):

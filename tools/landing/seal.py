@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tools.landing import segments
+from tools.landing import parquet
 from tools.landing.log import HELD, LANDED, RELEASED, Contents, LandingDamaged, read_log
 from tools.landing.recent import varint
 
@@ -96,7 +96,7 @@ class Columns:
                 pa.array(self.properties, pa.binary()),
                 pa.array(self.payloads, pa.binary()),
             ],
-            schema=segments.SCHEMA,
+            schema=parquet.SCHEMA,
         )
 
 
@@ -139,7 +139,7 @@ def seal(log: Path, directory: Path, salvage: bool = False) -> dict[str, Any]:
             "start once with --salvage to seal the readable part; the damaged file is kept"
         )
     table = rows_of(contents)
-    path = segments.write_segment(directory, contents.header.collector, contents.header.number, table)
+    path = parquet.write_segment(directory, contents.header.collector, contents.header.number, table)
     if contents.damage or contents.torn_bytes:
         os.replace(log, log.with_suffix(DAMAGED))
     return {"number": contents.header.number, "rows": table.num_rows, "path": str(path), "bytes": path.stat().st_size}

@@ -1,57 +1,22 @@
-"""Segments: sealed Parquet files that the collector writes and Spark reads.
+"""Segments' file names, and the device bucket of a row.
 
 A landing directory contains `<collector>-<number>.parquet`: numbers begin at 1, without gaps, with nine digits so that
 names sort. A file with such a name is complete and durable, and never changes. Readers ignore temporary files
-(`.name.tmp`).
+(`.name.tmp`). What such a file contains: `parquet`.
 
-Rows are sorted by device bucket, and keep the landing order within a bucket. Each row group belongs to one bucket, so a
-task reads only its own bucket's row groups. The file's key-value metadata maps row groups to buckets. A file without this
-metadata, from another writer, is read whole and filtered.
-
-This module knows nothing of Spark, MQTT sessions or logs.
+This module loads no Parquet library, so neither does the collector, which only names and lists segments.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import re
-import sys
 import zlib
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any, NamedTuple
-
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
-
-from tools.landing.log import sync_directory
-
-SCHEMA = pa.schema(
-    [
-        pa.field("collector", pa.string(), nullable=False),
-        pa.field("segment", pa.int64(), nullable=False),
-        pa.field("row", pa.int64(), nullable=False),  # ordinal over all of the collector's segments
-        pa.field("arrival", pa.timestamp("us", tz="UTC"), nullable=False),
-        pa.field("topic", pa.string(), nullable=False),
-        pa.field("qos", pa.int8(), nullable=False),
-        pa.field("dup", pa.bool_(), nullable=False),  # at QoS 0: marks a copy of a QoS 1 message (recent.py)
-        pa.field("retain", pa.bool_(), nullable=False),
-        pa.field("properties", pa.binary()),  # level 5: the encoded properties; null at levels 3 and 4
-        pa.field("payload", pa.binary(), nullable=False),
-    ]
-)
+from typing import NamedTuple
 
 BUCKETS = 8
 """Device buckets of a landing, and tasks of a micro-batch. A power of two, so that it can be doubled later."""
 
-ROWS_PER_GROUP = 131_072
-"""Most rows of a row group: a task holds one row group in memory."""
-
-LAYOUT_KEY = b"flashmqtt.layout"
 NAME = re.compile(r"(?P<collector>[A-Za-z0-9](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?)-(?P<number>[0-9]{9,})\.parquet")
 COLLECTOR_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9_])?")
 
@@ -97,86 +62,6 @@ def bucket_of(topic: str, buckets: int = BUCKETS) -> int:
     return zlib.crc32(device_of(topic).encode()) % buckets
 
 
-def buckets_of(topics: pa.Array | pa.ChunkedArray, buckets: int = BUCKETS) -> np.ndarray:
-    """Return the bucket of every row, with one Python call for each distinct topic."""
-    encoded = pc.dictionary_encode(topics)
-    if isinstance(encoded, pa.ChunkedArray):
-        encoded = encoded.combine_chunks()
-    if isinstance(encoded, pa.ChunkedArray):  # nothing to combine: no rows
-        return np.zeros(0, dtype=np.int32)
-    by_topic = np.array([bucket_of(topic, buckets) for topic in encoded.dictionary.to_pylist()], dtype=np.int32)
-    return by_topic[encoded.indices.to_numpy()]
-
-
-def write_segment(
-    directory: str | os.PathLike[str],
-    collector: str,
-    number: int,
-    table: pa.Table,
-    buckets: int = BUCKETS,
-    *,
-    rows_per_group: int = ROWS_PER_GROUP,
-    sync: bool = True,
-) -> Path:
-    """Write `table` (rows in landing order, columns of SCHEMA) as a segment; durable on return.
-
-    The file is written under a temporary name, synced, renamed, and the directory is synced, so only a complete file has
-    the segment's name. An existing segment is not written again, because readers may have read it: the rows of a number
-    must be a function of the log.
-
-    Raises:
-        SegmentError: the columns are not SCHEMA's, or the name is not allowed.
-    """
-    target = Path(directory) / file_name(collector, number)
-    if target.exists():
-        return target
-    temporary = target.with_name(f".{target.name}.tmp")
-    try:
-        table = table.select(SCHEMA.names).cast(SCHEMA)
-    except (KeyError, pa.ArrowInvalid, ValueError) as error:
-        raise SegmentError(f"{target.name}: {error}") from error
-    with open(temporary, "wb") as file:
-        write_rows(file, table, buckets, rows_per_group)
-        file.flush()
-        if sync:
-            os.fsync(file.fileno())
-    os.replace(temporary, target)
-    if sync:
-        sync_directory(target.parent)
-    return target
-
-
-def write_rows(stream: Any, table: pa.Table, buckets: int = BUCKETS, rows_per_group: int = ROWS_PER_GROUP) -> None:
-    """Write rows, in landing order and with the columns of SCHEMA, as a segment to a stream."""
-    bucket = buckets_of(table["topic"], buckets)
-    order = np.argsort(bucket, kind="stable")
-    table = table.take(pa.array(order))
-    sizes = np.bincount(bucket, minlength=buckets)
-    pieces: list[tuple[int, int, int]] = []  # bucket, first row, rows
-    at = 0
-    for which, size in enumerate(sizes.tolist()):
-        pieces += [(which, at + k, min(rows_per_group, size - k)) for k in range(0, size, rows_per_group)]
-        at += size
-    layout = {"buckets": buckets, "groups": [which for which, _, _ in pieces]}
-    schema = SCHEMA.with_metadata({LAYOUT_KEY: json.dumps(layout, separators=(",", ":")).encode()})
-    with pq.ParquetWriter(
-        stream,
-        schema,
-        compression="zstd",
-        compression_level=1,
-        use_dictionary=["collector", "topic"],
-        write_statistics=["arrival", "row", "topic"],
-    ) as writer:
-        for _, first, rows in pieces:
-            writer.write_table(table.slice(first, rows).replace_schema_metadata(schema.metadata), row_group_size=rows)
-
-
-def buckets_in(metadata: dict[bytes, bytes] | None) -> int:
-    """Return the number of buckets in a segment's layout; 1 for a segment without one."""
-    layout = (metadata or {}).get(LAYOUT_KEY)
-    return int(json.loads(layout)["buckets"]) if layout else 1
-
-
 def find_segments(directory: str | os.PathLike[str]) -> list[Segment]:
     """Return the sealed segments of a local landing directory, sorted by collector and number."""
     found = []
@@ -185,54 +70,3 @@ def find_segments(directory: str | os.PathLike[str]) -> list[Segment]:
         if name:
             found.append(Segment(name[0], name[1], entry.path))
     return sorted(found)
-
-
-def check_columns(names: list[str]) -> None:
-    """Raise SegmentError if a column of SCHEMA is not among the names."""
-    missing = [name for name in SCHEMA.names if name not in names]
-    if missing:
-        raise SegmentError(
-            f"a segment without the column {missing[0]!r}: it was written by another version of the collector"
-        )
-
-
-def read_bucket(file: pq.ParquetFile, bucket: int, buckets: int) -> Iterator[pa.Table]:
-    """Yield a bucket's rows of one segment, a row group at a time, in landing order.
-
-    Any layout works: a segment with another number of buckets, or without a layout, is filtered.
-    """
-    # If one number of buckets divides the other, only some row groups are read. No filter is needed where `buckets` divides.
-    layout_json = (file.schema_arrow.metadata or {}).get(LAYOUT_KEY)
-    theirs, groups = 1, [0] * file.num_row_groups
-    check_columns(file.schema_arrow.names)
-    if layout_json:
-        layout = json.loads(layout_json)
-        theirs, groups = layout["buckets"], layout["groups"]
-    exact = theirs % buckets == 0
-    if exact:
-        wanted = [n for n, which in enumerate(groups) if which % buckets == bucket]
-    elif buckets % theirs == 0:
-        wanted = [n for n, which in enumerate(groups) if which == bucket % theirs]
-    else:
-        wanted = list(range(len(groups)))
-    for group in wanted:
-        table = file.read_row_group(group, columns=SCHEMA.names, use_threads=False)
-        if not exact:
-            table = table.filter(pa.array(buckets_of(table["topic"], buckets) == bucket))
-        if table.num_rows:
-            yield table
-
-
-def main() -> int:
-    """Write an empty segment in place of one that is permanently lost."""
-    parser = argparse.ArgumentParser(prog="python -m tools.landing.segments", description=main.__doc__)
-    parser.add_argument("--landing", type=Path, required=True)
-    parser.add_argument("--collector", required=True)
-    parser.add_argument("--number", type=int, required=True)
-    options = parser.parse_args()
-    print(write_segment(options.landing, options.collector, options.number, SCHEMA.empty_table()))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

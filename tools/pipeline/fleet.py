@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tools.landing import segments
+from tools.landing import parquet, segments
 
 BEGIN_US = 1_790_000_000_000_000  # in September 2026
 
@@ -163,7 +163,7 @@ def rows(
             pa.nulls(count, pa.binary()),
             text.take(which),
         ],
-        schema=segments.SCHEMA,
+        schema=parquet.SCHEMA,
     )
 
 
@@ -192,7 +192,7 @@ def write(
         some = publish(fleet, first, min(step, end - first))
         before = (number << 32) if there else total  # a collector's row numbers must rise; gaps are allowed
         table = rows(fleet, some, deliver(fleet, some, rng), payloads(fleet, some, rng), "fleet", number, before)
-        segments.write_segment(landing, "fleet", number, table, buckets, sync=False)
+        parquet.write_segment(landing, "fleet", number, table, buckets, sync=False)
         total += table.num_rows
     return total
 

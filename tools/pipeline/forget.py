@@ -29,7 +29,7 @@ import pyarrow.parquet as pq
 
 from tools.command import ended
 from tools.landing import forget as landing_logs
-from tools.landing import segments
+from tools.landing import parquet, segments
 from tools.landing.lock import LandingInUse
 from tools.landing.log import LandingError
 from tools.landing.names import Names
@@ -136,7 +136,7 @@ def forget(
 
 def format_words() -> bytes:
     """Return the words of our own formats. A search of bytes can't distinguish a device of such a name from them."""
-    every = [*schemas.TABLES.items(), *schemas.STATE.items(), ("segment", segments.SCHEMA)]
+    every = [*schemas.TABLES.items(), *schemas.STATE.items(), ("segment", parquet.SCHEMA)]
     found = [name for table, schema in every for name in (table, *schema.names)]
     found += [
         *Commit.__dataclass_fields__,
@@ -235,13 +235,13 @@ def _clean_segments(
             sealed_s = landing.modified_s(name)
             with landing.fs.open_input_file(landing.path(name)) as opened:
                 file = pq.ParquetFile(opened)
-                buckets = segments.buckets_in(file.schema_arrow.metadata)
-                rows = file.read(columns=segments.SCHEMA.names, use_threads=False).sort_by("row")
+                buckets = parquet.buckets_in(file.schema_arrow.metadata)
+                rows = file.read(columns=parquet.SCHEMA.names, use_threads=False).sort_by("row")
             kept, gone = landing_logs.without(rows, names, its_places)
             if not gone.num_rows and not byte_search.in_file(landing, name, names):
                 continue
             with landing.create(name) as stream:
-                segments.write_rows(stream, kept.cast(segments.SCHEMA), buckets)
+                parquet.write_rows(stream, kept.cast(parquet.SCHEMA), buckets)
             if landing.local:
                 os.utime(landing.path(name), (sealed_s, sealed_s))
             done.add(f"segments of {collector}", gone.num_rows)

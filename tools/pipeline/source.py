@@ -73,7 +73,7 @@ def between(found: dict[str, dict[int, str]], start: dict[str, int], end: dict[s
             if number not in numbers:
                 raise LandingError(
                     f"segment {segments.file_name(collector, number)} is missing from the landing: restore it. If it is"
-                    " lost, make an empty one instead (python -m tools.landing.segments); the audit then lists its messages as"
+                    " lost, make an empty one instead (python -m tools.landing.parquet); the audit then lists its messages as"
                     " missing"
                 )
             chosen.append(segments.Segment(collector, number, numbers[number]))

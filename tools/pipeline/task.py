@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from tools.landing import segments
+from tools.landing import parquet, segments
 
 from . import ledger, plain, schemas, summary, ties
 from .commits import Output, bucket_of
@@ -233,7 +233,7 @@ def _in_order(landing: Storage, paths: Iterable[str], bucket: int, buckets: int)
     for (collector, _), path in sorted((segments.parse_name(path) or ("", 0), path) for path in paths):
         with _opened(landing, path) as source:
             meta = pq.read_metadata(source)
-            segments.check_columns(meta.schema.names)
+            parquet.check_columns(meta.schema.names)
         index = meta.schema.names.index("arrival")
         statistics = [meta.row_group(n).column(index).statistics for n in range(meta.num_row_groups)]
         begins = [one.min.timestamp() for one in statistics if one is not None and one.has_min_max]
@@ -244,7 +244,7 @@ def _in_order(landing: Storage, paths: Iterable[str], bucket: int, buckets: int)
     for _, path in sorted(files):
         with _opened(landing, path) as source:
             file = pq.ParquetFile(source, read_dictionary=["collector", "topic"])
-            yield segments.read_bucket(file, bucket, buckets)
+            yield parquet.read_bucket(file, bucket, buckets)
 
 
 @contextmanager
