@@ -142,25 +142,30 @@ class Sealer:
             "salvage": self._salvage,
         }
         try:
-            process = self._process
-            if process is None or process.returncode is not None:
-                process = self._process = await asyncio.create_subprocess_exec(
-                    sys.executable,
-                    "-m",
-                    "tools.landing.seal",
-                    stdin=asyncio.subprocess.PIPE,
-                    stdout=asyncio.subprocess.PIPE,
-                    pass_fds=self._store.lock_handles,
-                )
-            assert process.stdin is not None
-            assert process.stdout is not None
-            process.stdin.write(json.dumps(request).encode() + b"\n")
-            await process.stdin.drain()
-            line = await process.stdout.readline()
+            line = await self._exchange(json.dumps(request))
             if not line:
-                await process.wait()
-                return {"error": f"the sealing process ended with status {process.returncode}"}
+                assert self._process is not None
+                await self._process.wait()
+                return {"error": f"the sealing process ended with status {self._process.returncode}"}
             answer: dict = json.loads(line)
         except (OSError, ValueError) as error:
             return {"error": f"{type(error).__name__}: {error}"}
         return answer
+
+    async def _exchange(self, request: str) -> str:
+        """Send a line to the sealing process, which is started if it does not run; return its line, or "" if it ended."""
+        process = self._process
+        if process is None or process.returncode is not None:
+            process = self._process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "tools.landing.seal",
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                pass_fds=self._store.lock_handles,
+            )
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(request.encode() + b"\n")
+        await process.stdin.drain()
+        return (await process.stdout.readline()).decode()

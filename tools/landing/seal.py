@@ -145,6 +145,20 @@ def seal(log: Path, directory: Path, salvage: bool = False) -> dict[str, Any]:
     return {"number": contents.header.number, "rows": table.num_rows, "path": str(path), "bytes": path.stat().st_size}
 
 
+def answer(line: str) -> str:
+    """Process one request and return its answer, both as a line of JSON.
+
+    A request has `log` and `directory` (paths) and `salvage`; an answer is what `seal` returns, or has `error` (a text) and
+    `damaged`.
+    """
+    request = json.loads(line)
+    try:
+        result = seal(Path(request["log"]), Path(request["directory"]), request["salvage"])
+    except Exception as error:  # the collector reports it and retries
+        result = {"error": f"{type(error).__name__}: {error}", "damaged": isinstance(error, LandingDamaged)}
+    return json.dumps(result)
+
+
 def main() -> None:
     """Answer requests until the input ends."""
     for number in (
@@ -156,13 +170,8 @@ def main() -> None:
         os.nice(5)  # the collector has priority
     pa.set_cpu_count(1)
     for line in sys.stdin:
-        request = json.loads(line)
         try:
-            answer = seal(Path(request["log"]), Path(request["directory"]), request["salvage"])
-        except Exception as error:  # the collector reports it and retries
-            answer = {"error": f"{type(error).__name__}: {error}", "damaged": isinstance(error, LandingDamaged)}
-        try:
-            print(json.dumps(answer), flush=True)
+            print(answer(line), flush=True)
         except BrokenPipeError:  # the collector was killed; the next one finds the segment
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return
