@@ -206,6 +206,30 @@ def test_wiped_board_that_tells_no_life_waits_for_its_boot_message():
     assert [row["device"] for row in found["held"]] == ["d2"] * 2
 
 
+@pytest.mark.req("P3", "P4")
+def test_boot_message_begins_a_life_if_its_boot_has_lower_numbers_in_the_life_that_is_known():
+    other_life = payload(1, 9, first=9)
+    above = [other_life, payload(2, 1, first=1), payload(2, 6), payload(2, 5, first=4)]
+    same = [other_life, payload(2, 1, first=1), payload(2, 3, first=1)]
+    below = [other_life, payload(2, 2, first=2), payload(2, 5, first=1)]
+    found = assert_batches_make_no_difference(side_by_side([above, same, below]))
+    assert [in_tables(found, device) for device in ("d0", "d1", "d2")] == [
+        [(1, 1, 9), (2, 2, 1), (2, 2, 6), (3, 2, 5)],
+        [(1, 1, 9), (2, 2, 1), (2, 2, 3)],
+        [(1, 1, 9), (2, 2, 2), (2, 2, 5)],
+    ]
+
+
+@pytest.mark.req("P3", "P4")
+def test_copies_that_wait_for_a_boot_message_go_into_its_life_together():
+    waiting = payload(1, 2, value=2)
+    other = waiting.replace(b'"v":2', b'"v":3')
+    found = assert_batches_make_no_difference(landed([*OLD[:3], waiting, waiting, other, NEW[0]]), most=2)
+    assert Counter(life for life, _, _ in in_tables(found)) == {1: 3, 2: 2}
+    assert found["n_resent"] == {("a", 2, 1): 1}
+    assert [row["payload"] for row in found["held"]] == [other]
+
+
 @pytest.mark.req("P3")
 def test_same_identity_with_another_payload_is_a_named_conflict_whenever_it_comes():
     histories = []
