@@ -10,6 +10,7 @@ fixtures are made once; where every case stands alone, each is a unit. Units tha
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -150,6 +151,17 @@ def pytest_configure(config: pytest.Config) -> None:
         number = int(config.workerinput["workerid"].removeprefix("gw"))
         begin = number * len(folders) // config.workerinput["workercount"]
         config.args = folders[begin:] + folders[:begin]
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Exempt all that was collected from garbage collection: it stays to the end, and walking it costs 7% of the CPU time."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Undo it, or polars reports its classes as leaked."""
+    gc.unfreeze()
 
 
 @pytest.hookimpl(optionalhook=True)
