@@ -33,6 +33,7 @@ from tools.deploy.source import (
     Source,
     arguments_of,
     bound_in,
+    children,
     own,
     parsed,
     words,
@@ -308,7 +309,15 @@ class _Families:
         self._head: dict[str, str] = {}
         by_name: defaultdict[str, list[str]] = defaultdict(list)
         classes = []
+        aliases: dict[str, dict[str, str]] = {}
         for module in modules.values():
+            aliases[module.name] = {
+                alias.asname: alias.name
+                for node, _ in module.imports()
+                if isinstance(node, ast.ImportFrom)
+                for alias in node.names
+                if alias.asname
+            }
             for node in module.nodes:
                 if isinstance(node, ast.ClassDef):
                     key = self._key(module, node)
@@ -316,16 +325,9 @@ class _Families:
                     by_name[node.name].append(key)
                     classes.append((module, node, key))
         for module, node, key in classes:
-            aliases = {
-                alias.asname: alias.name
-                for one in module.nodes
-                if isinstance(one, ast.ImportFrom)
-                for alias in one.names
-                if alias.asname
-            }
             for base in node.bases:
                 word = base.attr if isinstance(base, ast.Attribute) else base.id if isinstance(base, ast.Name) else ""
-                for other in by_name[aliases.get(word, word)]:
+                for other in by_name[aliases[module.name].get(word, word)]:
                     self._head[self._find(key)] = self._find(other)
         self._names = by_name
         self.delegating = {self._find(key) for _, node, key in classes if _delegates(node)}
@@ -372,13 +374,15 @@ def _class_around(place: Place) -> ast.AST | None:
     return None
 
 
-def _surroundings(tree: ast.AST, around: tuple = ()) -> Iterator[tuple[int, list[ast.AST]]]:
+def _surroundings(tree: ast.AST) -> Iterator[tuple[int, list[ast.AST]]]:
     """Yield each function's id with the classes and functions around it."""
-    for node in ast.iter_child_nodes(tree):
+    left: list[tuple[ast.AST, tuple[ast.AST, ...]]] = [(tree, ())]
+    while left:
+        node, around = left.pop()
         if isinstance(node, FUNCTIONS):
             yield id(node), list(around)
         inner = (*around, node) if isinstance(node, (*FUNCTIONS, ast.ClassDef)) else around
-        yield from _surroundings(node, inner)
+        left += [(child, inner) for child in children(node)]
 
 
 def _is_shorter(short: str, name: str) -> bool:

@@ -11,12 +11,13 @@ import functools
 import keyword
 from collections import Counter
 
-from tools.deploy.source import FUNCTIONS, LOCAL, PARAMETER, Source
+from tools.deploy.source import FUNCTIONS, LOCAL, PARAMETER, Source, collector_off
 
 _SHORT = 126  # the first two numbers are the file's name and "<module>"
 
 
 @functools.lru_cache(maxsize=256)
+@collector_off()
 def ordered(text: str) -> str:
     """Return a module's text with its most frequent names first; unchanged if all names fit or there is no docstring."""
     module = Source("", text, False)

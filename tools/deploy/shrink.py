@@ -27,7 +27,18 @@ from dataclasses import dataclass
 
 from tools.deploy.bundle import bundle
 from tools.deploy.names import Names
-from tools.deploy.source import COMPREHENSIONS, FUNCTIONS, Source, bound_in, children, own, parsed, tree_of, words
+from tools.deploy.source import (
+    COMPREHENSIONS,
+    FUNCTIONS,
+    Source,
+    bound_in,
+    children,
+    collector_off,
+    own,
+    parsed,
+    tree_of,
+    words,
+)
 
 _CPYTHON = re.compile(r"# CPython$")
 _OPERATORS: dict[type, Callable[..., int]] = {
@@ -162,6 +173,11 @@ class _Inliner(ast.NodeVisitor):
         else:
             super().visit(node)
 
+    def generic_visit(self, node: ast.AST) -> None:
+        """Visit the nodes below a node."""
+        for child in children(node):
+            self.visit(child)
+
     def visit_Assign(self, node: ast.Assign) -> None:
         target = node.targets[0]
         if not self._scopes and isinstance(target, ast.Name) and target.id in self._module.constants:
@@ -295,6 +311,7 @@ class Shrunk:
     names: Names
 
 
+@collector_off()
 def shrink(
     sources: Mapping[str, str],
     kept: Collection[str] = (),

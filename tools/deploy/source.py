@@ -7,20 +7,31 @@ keywords of calls, locals. This module handles one module at a time; `shrink`, `
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
+import gc
 import itertools
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 SCOPES = (*FUNCTIONS, ast.ClassDef, *COMPREHENSIONS)
+_SCOPES = frozenset(SCOPES)
 # Tuples, because `isinstance` with `A | B` takes twice as long, and these are used a million times.
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _IMPORTS = (ast.Import, ast.ImportFrom)
 _BINDS = (ast.Store, ast.Del)
+# Fields of nodes that are strings, numbers, Load, Store, Del or operators.
+_PLAIN_FIELDS = frozenset(
+    ("arg", "attr", "ctx", "id", "is_async", "level", "module", "op", "ops", "simple", "type_comment")
+)
+# A node of another kind has no name and no scope of its own.
+_NAMED = frozenset((ast.Name, ast.Attribute, *_DEFINITIONS, ast.Lambda, ast.ExceptHandler, ast.Global, ast.keyword))
+_SPECIAL = frozenset((*SCOPES, ast.AnnAssign, ast.JoinedStr))
 LOOKING_GLASS = ("globals", "locals", "vars", "eval", "exec")
 
 GLOBAL, ATTRIBUTE, MEMBER, PARAMETER, KEYWORD, LOCAL = "global", "attribute", "member", "parameter", "keyword", "local"
@@ -137,9 +148,7 @@ class Source:
     def imports(self, modules: Iterable[str] = ()) -> Iterator[tuple[ast.Import | ast.ImportFrom, Scope]]:
         """Yield each import with the scope that gets its names."""
         self._modules = set(modules)
-        for node, scope in self._walked:
-            if isinstance(node, _IMPORTS):
-                yield node, scope
+        yield from self._imports
 
     def places(self, modules: Iterable[str] = ()) -> list[Place]:
         """Return every occurrence of a name, except in imports, annotations and f-strings.
@@ -148,7 +157,7 @@ class Source:
             modules: the program's modules; an attribute of one of them is a MEMBER.
         """
         self._modules = set(modules)
-        return [place for node, scope in self._walked for place in self._places_of(node, scope)]
+        return [place for node, scope in self._walked if type(node) in _NAMED for place in self._places_of(node, scope)]
 
     def handed_on(self, modules: Iterable[str]) -> set[str]:
         """Return the program's modules that the code uses as objects, so that their attributes are unknown."""
@@ -172,6 +181,10 @@ class Source:
             self._visit(node, top, found)
         return found
 
+    @functools.cached_property
+    def _imports(self) -> list[tuple[ast.Import | ast.ImportFrom, Scope]]:
+        return [(node, scope) for node, scope in self._walked if isinstance(node, _IMPORTS)]
+
     def _note_modules(self, scope: Scope, body: Iterable[ast.AST]) -> None:
         for node in own(body):
             if isinstance(node, ast.Import):
@@ -189,6 +202,10 @@ class Source:
     def _visit(self, node: ast.AST, scope: Scope, found: list[tuple[ast.AST, Scope]]) -> None:
         """Append a node and all nodes below it, each with its scope."""
         found.append((node, scope))
+        if type(node) not in _SPECIAL:
+            for child in children(node):
+                self._visit(child, scope, found)
+            return
         outside: list[ast.AST] = []
         inside: list[ast.AST] = []
         if isinstance(node, FUNCTIONS):
@@ -206,8 +223,6 @@ class Source:
             inner = Scope(node, scope, Counter(bound_in(inside)))
         elif isinstance(node, ast.AnnAssign):
             outside = [node.target, *([node.value] if node.value else [])]
-        elif not isinstance(node, ast.JoinedStr):
-            outside = children(node)
         for child in outside:
             self._visit(child, scope, found)
         if inside:
@@ -273,16 +288,29 @@ class Source:
         return ""
 
 
+@contextlib.contextmanager
+def collector_off() -> Iterator[None]:
+    """Switch the garbage collector off. It takes a third of the time, to look at syntax trees that are all kept."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
 @functools.lru_cache(maxsize=256)
 def tree_of(text: str) -> tuple[ast.Module, list[ast.AST]]:
     """Return a module's syntax tree and all its nodes. Nobody changes them: they are shared."""
     tree = ast.parse(text)
-    nodes: list[ast.AST] = []
-    left: list[ast.AST] = [tree]
+    nodes: list[Any] = []
+    left: list[Any] = [tree]
     while left:
         node = left.pop()
         nodes.append(node)
-        left += children(node)
+        node.below = _below(node)
+        left += node.below
     return tree, nodes
 
 
@@ -307,28 +335,40 @@ def resolved(name: str, scope: Scope) -> tuple[str, Scope]:
     return GLOBAL, at
 
 
-def children(node: ast.AST) -> list[ast.AST]:
-    """Return the nodes directly below a node, without Load, Store and Del. `ast.iter_child_nodes` takes twice as long."""
+def children(node: Any) -> list[ast.AST]:
+    """Return the nodes directly below a node of a `tree_of`, without Load, Store, Del and operators."""
+    return node.below
+
+
+def _below(node: ast.AST) -> list[ast.AST]:
+    """Return the nodes directly below a node. `ast.iter_child_nodes` takes several times as long."""
     found: list[ast.AST] = []
-    for name in node._fields:
+    for name in _fields_below(type(node).__name__):
         value = getattr(node, name, None)
         if isinstance(value, list):
             found += [one for one in value if isinstance(one, ast.AST)]
-        elif isinstance(value, ast.AST) and not isinstance(value, ast.expr_context):
+        elif isinstance(value, ast.AST):
             found.append(value)
     return found
+
+
+@functools.cache
+def _fields_below(kind: str) -> tuple[str, ...]:
+    """Return the fields of a kind of node in which `children` finds nodes."""
+    return () if kind == "Constant" else tuple(name for name in getattr(ast, kind)._fields if name not in _PLAIN_FIELDS)
 
 
 def bound_in(body: Iterable[ast.AST]) -> list[str]:
     """Return the names that statements bind in their scope, once for each place."""
     found = []
     for node in own(body):
-        if isinstance(node, _DEFINITIONS):
+        if isinstance(node, ast.Name):  # the most frequent kind
+            if isinstance(node.ctx, _BINDS):
+                found.append(node.id)
+        elif isinstance(node, _DEFINITIONS):
             found.append(node.name)
         elif isinstance(node, _IMPORTS):
             found += [alias.asname or alias.name.partition(".")[0] for alias in node.names]
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, _BINDS):
-            found.append(node.id)
         elif isinstance(node, ast.ExceptHandler) and node.name:
             found.append(node.name)
     return found
@@ -341,7 +381,7 @@ def own(body: Iterable[ast.AST]) -> list[ast.AST]:
     while left:
         node = left.pop()
         found.append(node)
-        if not isinstance(node, SCOPES):
+        if type(node) not in _SCOPES:
             left += children(node)[::-1]
     return found
 
