@@ -1,6 +1,7 @@
 """Run the cases of one test module on MicroPython: `micropython runner.py MODULE CASE...`.
 
-A CASE is `name` or `name/index`; without any, all are run. Each prints one line, `@case NAME OUTCOME`, with the
+A CASE is `name` or `name/index`; without any, all are run; with `--few`, each function with its first, middle and
+last parameters. Each prints one line, `@case NAME OUTCOME`, with the
 traceback or reason behind it as indented lines, so that the host can tell the cases apart even where the process dies
 half-way.
 """
@@ -32,20 +33,23 @@ def run(module, wanted):
             print("    " + line)
 
 
-def cases(module):
-    """Return the names of all cases of a module."""
+def cases(module, few=False):
+    """Return the names of all cases of a module, or of each function's first, middle and last one."""
     found = []
     for name in dir(module):
         if name.startswith("test_"):
             parameters = getattr(getattr(module, name), "parameters", None)
-            found += [name] if parameters is None else ["%s/%d" % (name, i) for i in range(len(parameters))]
+            count = 0 if parameters is None else len(parameters)
+            indices = sorted({0, (count - 1) // 2, count - 1}) if few and count else range(count)
+            found += [name] if parameters is None else ["%s/%d" % (name, i) for i in indices]
     return found
 
 
 def main():
     """Import the module and run what the command line names."""
     module = __import__(sys.argv[1])
-    for wanted in sys.argv[2:] or cases(module):
+    given = sys.argv[2:]
+    for wanted in cases(module, given == ["--few"]) if given in ([], ["--few"]) else given:
         run(module, wanted)
 
 
