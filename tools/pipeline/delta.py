@@ -17,7 +17,8 @@ import json
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.fs as pafs
@@ -38,6 +39,8 @@ BATCH, REVISION = "flashmqtt.batch", "flashmqtt.revision"
 CONFIGURATION: dict[str, str | None] = {"delta.checkpointInterval": "20"}
 TRIES = 8
 READERS = 8
+
+T = TypeVar("T")
 
 
 class DeltaError(OutputError):
@@ -68,8 +71,12 @@ class Delta:
         if latest is None:
             return
         first = self._first_commit()
-        for table in DIRECTORIES:
-            self._follow(table)
+        tables = list(DIRECTORIES)
+        for tries_left in reversed(range(TRIES)):
+            tables = self._follow(tables, tries_left)
+            if not tables:
+                break
+            time.sleep(0.01)
         self._before, self._first = latest, first
 
     def committed(self, commit: Commit) -> None:
@@ -133,23 +140,31 @@ class Delta:
         number = min(self.output.numbers())
         return number, self.output.commit_modified_s(number)
 
-    def _follow(self, table: str) -> None:
+    def _follow(self, tables: list[str], tries_left: int) -> list[str]:
+        """Update some logs to the newest commit. Return those to try again: another process publishes or compacts."""
         from deltalake.exceptions import CommitFailedError
         from deltalake.exceptions import DeltaError as Failed
 
-        for left in reversed(range(TRIES)):
+        again: list[str] = []
+
+        def tried(some: list[str], work: Callable[[], T]) -> T | None:
             try:
-                found = self._open(table)
-                # In this order: if another process writes in the meantime, our write fails, because its version exists.
-                commits = self.output.commits()
-                self._reconcile(table, found, commits)
-                return
-            except (CommitFailedError, FileNotFoundError) as error:  # another process publishes, or compacts
-                if not left:
-                    raise self._error(table, error) from error
+                return work()
+            except (CommitFailedError, FileNotFoundError) as error:
+                if not tries_left:
+                    raise self._error(some[0], error) from error
+                again.extend(some)
             except (Failed, OSError, ValueError) as error:
-                raise self._error(table, error) from error
-            time.sleep(0.01)
+                raise self._error(some[0], error) from error
+            return None
+
+        # In this order: if another process writes in the meantime, our write fails, because its version exists.
+        found = {table: log for table in tables if (log := tried([table], partial(self._open, table)))}
+        commits = tried(list(found), self.output.commits) if found else None
+        if commits:
+            for table, log in found.items():
+                tried([table], partial(self._reconcile, table, log, commits))
+        return again
 
     def _reconcile(self, table: str, found: DeltaTable, commits: list[Commit]) -> None:
         """Write a new version if the log differs from the commits."""
