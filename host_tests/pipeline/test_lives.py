@@ -1,10 +1,12 @@
 """Lives: wiped boards, two boards under one id, jumps, old copies. How messages fell into batches makes no difference."""
 
+import functools
 import itertools
 import random
 from collections import Counter
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from host_tests.pipeline.conftest import Landing
@@ -68,16 +70,14 @@ class Taken:
         found = Taken()
         found.past.tables = {name: list(tables) for name, tables in self.past.tables.items()}
         found.state = reloaded(self.state, found.past) if reload else State(found.past)
-        found.tables = {name: list(rows) for name, rows in self.tables.items()}
+        found.tables = {name: list(tables) for name, tables in self.tables.items()}
         found.batches = self.batches + 1
         landing, written = Landing(None), Written()
         landing.rows, landing.number = rows, found.batches
         for name, table in process(found.state, landing.table()):
             table = table.select(YIELDED[name].names).cast(YIELDED[name])
-            if name in ROWS:
-                found.tables[name] += rows_of(table)
-            elif name == "tally":
-                found.tables[name] += table.select([*KEY, *SUMS]).to_pylist()
+            if name in found.tables:
+                found.tables[name].append(table)
             (written if reload else found.past).take(name, table)
         found.state.finish_segment()
         for name, tables in written.tables.items():
@@ -85,26 +85,35 @@ class Taken:
         return found
 
     def outcome(self, reload=True):
-        """Return all of it, in an order of its own."""
+        """Return all of it as tables, in an order of its own."""
         state = reloaded(self.state, self.past) if reload else self.state
         held = state.held_table()
-        found = {name: sorted(rows, key=repr) for name, rows in self.tables.items() if name in ROWS}
-        found["quarantine"] = sorted(
-            found["quarantine"] + rows_of(held.select(schemas.QUARANTINE.names)), key=repr
-        )  # as commits.Output reads it
-        found |= {f"n_{name}": counted(self.tables, name) for name in SUMS}
-        found["intervals"] = intervals(state)
-        found["lives"] = sorted(state.lives_table().to_pylist(), key=lambda row: (row["device"], row["life"]))
-        found["held"] = sorted(rows_of(held), key=lambda row: row["device"])
+        found = {name: pa.concat_tables([YIELDED[name].empty_table(), *self.tables[name]]) for name in self.tables}
+        quarantine = held.select(schemas.QUARANTINE.names)  # as commits.Output reads it
+        found["quarantine"] = pa.concat_tables([found["quarantine"], quarantine])
+        found["tally"] = summed(found["tally"])
+        found |= {"intervals": state.intervals_table(), "lives": state.lives_table()}
+        found = {name: in_order(table) for name, table in found.items()}
+        # What is held of a device has its order.
+        found["held"] = sorted(without_segment(held).to_pylist(), key=lambda row: row["device"])
         return found
 
 
-def rows_of(table):
-    """Return a table's rows without the number of the segment; times as numbers, which are read faster."""
-    names = [name for name in table.column_names if name != "segment"]
-    times = [pa.types.is_timestamp(table.schema.field(name).type) for name in names]
-    columns = [table[name].cast(pa.int64()) if time else table[name] for name, time in zip(names, times, strict=True)]
-    return pa.table(columns, names).to_pylist()
+def in_order(table):
+    """Return a table's rows without the number of the segment, in an order of their own."""
+    table = without_segment(table)
+    return table.sort_by([(name, "ascending") for name in table.column_names])
+
+
+def without_segment(table):
+    return table.select([name for name in table.column_names if name != "segment"])
+
+
+def summed(tally):
+    """Return the sums of each boot, without those of nothing."""
+    found = tally.group_by(list(KEY)).aggregate([(name, "sum") for name in SUMS])
+    some = [pc.greater(found[f"{name}_sum"], 0) for name in SUMS]
+    return found.filter(functools.reduce(pc.or_, some))
 
 
 def outcome(rounds, cuts=(), reload=True):
@@ -127,8 +136,25 @@ def splits(rounds, most=None, taken=None, cuts=()):
 def assert_batches_make_no_difference(rounds, most=None):
     whole = outcome(rounds, reload=False)
     for cuts, found in splits(rounds, most):
-        assert found == whole, cuts
-    return whole
+        assert_equal(found, whole, cuts)
+    return as_rows(whole)
+
+
+def assert_equal(found, whole, what=None):
+    for name, table in found.items():
+        assert table == whole[name], (what, name)
+
+
+def as_rows(found):
+    """Return an outcome's tables as rows, sums by boot, and sets of numbers by boot."""
+    rows = {name: table if name == "held" else table.to_pylist() for name, table in found.items()}
+    tally = rows.pop("tally")
+    for name in SUMS:
+        rows[f"n_{name}"] = {tuple(row[key] for key in KEY): row[f"{name}_sum"] for row in tally if row[f"{name}_sum"]}
+    numbers = {}
+    for row in rows["intervals"]:
+        numbers.setdefault(tuple(row[key] for key in KEY), set()).update(range(row["lo"], row["hi"] + 1))
+    return rows | {"intervals": numbers}
 
 
 def in_tables(found, device="a"):
@@ -261,86 +287,94 @@ def test_message_in_quarantine_is_no_sign_of_life_of_its_boot():
 
 
 @pytest.mark.req("P3", "P4")
-@pytest.mark.parametrize("identity", [0, 5])
-def test_every_order_of_a_small_history_gives_the_same_in_all_splits(identity):
-    history = [
-        payload(1, 1, identity=identity, first=1),
-        payload(1, 2, identity=identity),
-        payload(2, 3, identity=identity, first=3),
-        payload(1, 2, identity=identity, value=2),
-        payload(1, 1, up=9, identity=identity and 6, first=1),
-    ]
-    rounds = side_by_side(list(itertools.permutations(history)))
+def test_every_order_of_a_small_history_gives_the_same_in_all_splits():
+    histories = []
+    for identity in (0, 5):
+        history = [
+            payload(1, 1, identity=identity, first=1),
+            payload(1, 2, identity=identity),
+            payload(2, 3, identity=identity, first=3),
+            payload(1, 2, identity=identity, value=2),
+            payload(1, 1, up=9, identity=identity and 6, first=1),
+        ]
+        histories += itertools.permutations(history)
+    rounds = side_by_side(histories)
     found = assert_batches_make_no_difference(rounds)
     kept = len(found["readings"]) + len(found["quarantine"]) + sum(found["n_resent"].values())
     assert kept == sum(map(len, rounds))
 
 
 @pytest.mark.req("P4")
-@pytest.mark.parametrize("identity", [0, 5])
-def test_counter_that_jumps_far_is_a_suspect_until_another_message_is_there(identity):
-    far = 1_000_000_000
-    rows = landed([payload(1, seq, identity=identity) for seq in (1, 2, far, 3, 4)])
-    found = assert_batches_make_no_difference(rows)
-    assert found["intervals"] == {("a", 1, 1): {1, 2, 3, 4}}
-    assert reasons(found) == {"counter jumped": 1}
-    rows = landed([payload(1, seq, identity=identity) for seq in (1, 2, far, 3, far + 1, far + 2)])
-    found = assert_batches_make_no_difference(rows)
-    assert found["intervals"] == {("a", 1, 1): {1, 2, 3, far, far + 1, far + 2}}
-    assert not found["quarantine"]
+def test_counter_that_jumps_far_is_a_suspect_until_another_message_is_there():
+    far, histories = 1_000_000_000, []
+    for identity in (0, 5):
+        histories.append([payload(1, seq, identity=identity) for seq in (1, 2, far, 3, 4)])
+        histories.append([payload(1, seq, identity=identity) for seq in (1, 2, far, 3, far + 1, far + 2)])
+    found = assert_batches_make_no_difference(side_by_side(histories))
+    suspected, confirmed = {1, 2, 3, 4}, {1, 2, 3, far, far + 1, far + 2}
+    assert found["intervals"] == {
+        (f"d{n}", 1, 1): numbers for n, numbers in enumerate((suspected, confirmed, suspected, confirmed))
+    }
+    assert reasons(found) == {"counter jumped": 2}
+    assert {row["topic"] for row in found["quarantine"]} == {"flashmqtt/d0/readings", "flashmqtt/d2/readings"}
 
 
 @pytest.mark.req("P3", "P4")
-@pytest.mark.parametrize("identity", [0, 5])
-def test_two_payloads_under_one_number_far_ahead_are_a_conflict_once_it_is_confirmed(identity):
+def test_two_payloads_under_one_number_far_ahead_are_a_conflict_once_it_is_confirmed():
     far = 1_000_000_000
-    rows = landed(
+    histories = [
         [
             payload(1, 1, identity=identity),
             payload(1, far, identity=identity),
             payload(1, far, identity=identity, value=2),
             payload(1, far + 1, identity=identity),
         ]
-    )
-    found = assert_batches_make_no_difference(rows)
-    assert found["intervals"] == {("a", 1, 1): {1, far, far + 1}}
-    assert reasons(found) == {"identity reused": 1}
+        for identity in (0, 5)
+    ]
+    found = assert_batches_make_no_difference(side_by_side(histories))
+    assert found["intervals"] == {("d0", 1, 1): {1, far, far + 1}, ("d1", 1, 1): {1, far, far + 1}}
+    assert reasons(found) == {"identity reused": 2}
+    assert {row["topic"] for row in found["quarantine"]} == {"flashmqtt/d0/readings", "flashmqtt/d1/readings"}
     assert not found["held"]
 
 
-@pytest.mark.req("P4")
-@pytest.mark.parametrize("kind", ["told", "lives", "boots", "numbers"])
-def test_two_boards_under_one_id_return_again_and_again(kind):
-    one = {
-        "told": [payload(1, seq, identity=5) for seq in range(1, 7)],
-        "lives": [payload(7, seq, first=seq if seq == 1 else None, value=2) for seq in range(1, 7)],
-        "boots": [payload(3, seq) for seq in range(1, 7)],
-        "numbers": [payload(3, seq) for seq in range(1, 7)],
-    }[kind]
-    other = {
-        "told": [payload(1, seq, identity=6, value=2) for seq in range(1, 7)],
-        "lives": [payload(3, seq) for seq in range(50, 56)],
-        "boots": [payload(8, seq) for seq in range(50, 56)],
-        "numbers": [payload(3, seq) for seq in range(5000, 5006)],
-    }[kind]
-    order = [message for pair in zip(other, one, strict=True) for message in pair]
-    found = assert_batches_make_no_difference(landed(order), most=2)
-    assert sum(found["n_returns"].values()) >= 5
-    assert not found["quarantine"]
-    assert len(in_tables(found)) == 12
-    # One after the other they are a board that was wiped, or lost a lot.
-    assert sum(outcome(landed([*other, *one]))["n_returns"].values()) <= 1
+def crosswise(one, other):
+    return [message for pair in zip(other, one, strict=True) for message in pair]
 
 
 @pytest.mark.req("P4")
-def test_boots_of_one_told_life_that_arrive_crosswise_are_no_returns():
-    first = [payload(1, seq, identity=5) for seq in range(1, 7)]
-    second = [payload(2, seq, identity=5) for seq in range(7, 13)]
-    found = assert_batches_make_no_difference(
-        landed([message for pair in zip(second, first, strict=True) for message in pair]), most=2
+def test_two_boards_under_one_id_return_again_and_again_and_boots_of_one_told_life_do_not():
+    boards = [
+        (  # told lives
+            [payload(1, seq, identity=5) for seq in range(1, 7)],
+            [payload(1, seq, identity=6, value=2) for seq in range(1, 7)],
+        ),
+        (  # lives
+            [payload(7, seq, first=seq if seq == 1 else None, value=2) for seq in range(1, 7)],
+            [payload(3, seq) for seq in range(50, 56)],
+        ),
+        (  # boots
+            [payload(3, seq) for seq in range(1, 7)],
+            [payload(8, seq) for seq in range(50, 56)],
+        ),
+        (  # numbers
+            [payload(3, seq) for seq in range(1, 7)],
+            [payload(3, seq) for seq in range(5000, 5006)],
+        ),
+    ]
+    boots_of_one_life = (
+        [payload(1, seq, identity=5) for seq in range(1, 7)],
+        [payload(2, seq, identity=5) for seq in range(7, 13)],
     )
-    assert sum(found["n_returns"].values()) == 0
-    assert len(in_tables(found)) == 12
+    orders = [crosswise(one, other) for one, other in (*boards, boots_of_one_life)]
+    found = assert_batches_make_no_difference(side_by_side(orders), most=2)
+    returns = by_device(found["n_returns"])
+    assert [min(returns[f"d{n}"], 5) for n in range(5)] == [5, 5, 5, 5, 0]
+    assert not found["quarantine"]
+    assert [len(in_tables(found, f"d{n}")) for n in range(5)] == [12] * 5
+    # One after the other they are a board that was wiped, or lost a lot.
+    found = as_rows(outcome(side_by_side([[*other, *one] for one, other in boards])))
+    assert max(by_device(found["n_returns"]).values()) <= 1
 
 
 def test_messages_of_several_collectors_are_no_returns():
@@ -348,7 +382,7 @@ def test_messages_of_several_collectors_are_no_returns():
     for seq in range(1, 21):
         landing.raw("flashmqtt/a/readings", payload(1 + seq // 11, seq))
     odd, even = landing.rows[::2], landing.rows[1::2]
-    found = outcome([odd, even])
+    found = as_rows(outcome([odd, even]))
     assert found["n_reordered"]
     assert not found["n_returns"]
 
@@ -387,7 +421,7 @@ def generated(seed, devices):
 def test_batches_against_one_batch(seed):
     rounds = generated(seed, 200)
     found = assert_batches_make_no_difference(rounds, most=1)
-    assert outcome(rounds, range(1, len(rounds))) == found
+    assert as_rows(outcome(rounds, range(1, len(rounds)))) == found
     kept = len(found["readings"]) + len(found["quarantine"]) + sum(found["n_resent"].values())
     assert kept == sum(map(len, rounds))  # nothing is dropped that was not compared
     assert len(reasons(found)) >= 3
@@ -402,7 +436,7 @@ def test_what_is_plain_comes_out_as_message_by_message(seed, monkeypatch):
     monkeypatch.setattr(placing, "_obvious", lambda *asked: none_of(*obvious(*asked)))
     slow = outcome(rounds)
     monkeypatch.undo()
-    assert outcome(rounds) == slow
+    assert_equal(outcome(rounds), slow)
 
 
 def none_of(life, plain, new):
@@ -441,5 +475,5 @@ def test_held_messages_beyond_the_limit_go_to_quarantine_the_oldest_first(monkey
 def test_copy_whose_print_is_gone_is_kept_and_said(monkeypatch):
     rounds = landed([payload(1, 1, identity=5), payload(1, 1, identity=5)])
     monkeypatch.setattr("host_tests.pipeline.test_task.Written.prints", lambda self: [])
-    found = outcome(rounds, [1])
+    found = as_rows(outcome(rounds, [1]))
     assert [row["reason"] for row in found["quarantine"]] == [lives.NOT_COMPARED]
