@@ -3,6 +3,7 @@
 import base64
 import gzip
 import json
+import shutil
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -80,23 +81,37 @@ def state_rows(output, kind):
     return sorted(repr(row) for batch in books.rows(kind, names) for row in batch.to_pylist())
 
 
-@pytest.fixture
-def fleet(local, landing, tmp_path):
-    fill(landing)
-    output = take(local, landing, tmp_path / "out")
-    report.write(output, verdict.judge(output))
-    return output
+def made_once(tmp_path_factory, name, without=()):
+    """Return the folder of a fleet's landing and tables, and its landing; each test has a copy."""
+    home = tmp_path_factory.mktemp(name)
+    landing = Landing(home / "landing")
+    landing.directory.mkdir()
+    fill(landing, without)
+    output = take(Local(), landing, home / "out")
+    found = verdict.judge(output)
+    if not without:
+        report.write(output, found)
+    return home, landing
+
+
+@pytest.fixture(scope="module")
+def fleet_made_once(tmp_path_factory):
+    return made_once(tmp_path_factory, "fleet")
+
+
+@pytest.fixture(scope="module")
+def never(tmp_path_factory):
+    """The same fleet, had the device never been. Tests only read it."""
+    home, _ = made_once(tmp_path_factory, "never", {GONE})
+    return Output(str(home / "out"))
 
 
 @pytest.fixture
-def never(local, tmp_path):
-    """The same fleet, had the device never been."""
-    landing = Landing(tmp_path / "never" / "landing")
-    landing.directory.mkdir(parents=True)
-    fill(landing, {GONE})
-    output = take(local, landing, tmp_path / "never" / "out")
-    verdict.judge(output)
-    return output
+def fleet(fleet_made_once, landing, tmp_path):
+    home, filled = fleet_made_once
+    shutil.copytree(home, tmp_path, dirs_exist_ok=True)
+    vars(landing).update({**vars(filled), "directory": landing.directory, "rows": []})
+    return Output(str(tmp_path / "out"))
 
 
 def same_as_never(output, never):
