@@ -5,6 +5,7 @@ import datetime
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -133,13 +134,25 @@ def fill(tables, seq, boots=1):
     landing.raw("json/k", '{"a": "=1+1;\\"x\\"", "b": "", "c": true, "z": "\u00e4\\n"}'.encode())
 
 
-@pytest.fixture
-def tables(tmp_path):
-    made = Tables(tmp_path)
+@pytest.fixture(scope="module")
+def made_once(tmp_path_factory):
+    """Two batches, and their folder."""
+    home = tmp_path_factory.mktemp("tables")
+    made = Tables(home)
     for seq in (1, 5):
         fill(made, seq)
         made.batch()
-    return made
+    return home, made
+
+
+@pytest.fixture
+def tables(made_once, tmp_path):
+    """A copy for each test."""
+    home, made = made_once
+    shutil.copytree(home, tmp_path, dirs_exist_ok=True)
+    found = Tables(tmp_path)
+    vars(found.landing).update({**vars(made.landing), "directory": found.landing.directory, "rows": []})
+    return found
 
 
 @pytest.mark.req("P3")
