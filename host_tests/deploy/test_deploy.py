@@ -113,7 +113,7 @@ def test_deployment_cut_off_anywhere_leaves_a_repl_and_can_be_run_again(tmp_path
     with Broker(tmp_path / "broker") as broker, Device(tmp_path / "board", "esp32", wifi=WIFI) as device:
         config = write_configuration(tmp_path / "config", broker.port)
         words = ["deploy", "--board", "esp32", "--port", device.path, "--config", str(config), "--timeout", "120"]
-        for seed, bytes_sent in enumerate((500, 30_000, 110_000)):  # before the first file, and in the midst of them
+        for seed, bytes_sent in enumerate((500, 20_000, 60_000)):  # before the first file, and in the midst of them
             heard = device.heard
             process = subprocess.Popen(
                 shrunk.command(*words),

@@ -190,11 +190,10 @@ class Link:
 
     def _write(self, path: str, content: bytes, step: Callable[[int], object]) -> None:
         self._make_folders(path)
-        self._board.exec(f"f=open({path!r},'wb')\nw=f.write\nw({content[:CHUNK]!r})")
-        step(min(len(content), CHUNK))
-        for at in range(CHUNK, len(content), CHUNK):
+        self._board.exec(f"from binascii import a2b_base64 as a\nf=open({path!r},'wb')\nw=f.write")
+        for at in range(0, len(content), CHUNK):
             piece = content[at : at + CHUNK]
-            self._board.exec(f"w({piece!r})")
+            self._board.exec(f"w(a({binascii.b2a_base64(piece, newline=False)!r}))")  # a bytes literal is twice as long
             step(len(piece))
         self._board.exec("f.close()")
 

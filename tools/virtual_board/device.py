@@ -35,6 +35,7 @@ RAW_BANNER = b"raw REPL; CTRL-B to exit\r\n"
 READY = "\x01wired\x02"  # `power_on.py` prints this when the board is ready; the user does not see it
 READY_S = 60.0
 TICK_S = 0.05
+LOOK_S = 0.01  # between two looks at the watchdog and for a late Ctrl-C, however often the board prints
 
 
 class Device:
@@ -175,6 +176,7 @@ class Device:
             self._inner = -1
 
     def _serve(self) -> None:
+        next_look = 0.0
         while not self._stopping.is_set():
             with self._lock:
                 watched = [descriptor for descriptor in (self._outer, self._inner) if descriptor >= 0]
@@ -191,8 +193,10 @@ class Device:
                         self._from_board(data)
                     else:
                         self._ended()
-                self._send_late_interrupt()
-                self._check_watchdog()
+                if time.monotonic() >= next_look:
+                    next_look = time.monotonic() + LOOK_S
+                    self._send_late_interrupt()
+                    self._check_watchdog()
 
     def _from_user(self, data: bytes) -> None:
         self.heard += len(data)
