@@ -342,6 +342,53 @@ def crosswise(one, other):
     return [message for pair in zip(other, one, strict=True) for message in pair]
 
 
+FAR = 2 * lives.MOST_GAP
+
+
+def taken(*messages):
+    """Let a device take messages (identity, boot, seq, first). Return the numbers of its lives, 0 for those held, at the end."""
+    device = lives.Device([], [], {})
+    found = {
+        place: device.take(place, lives.Message(*message, print=place, where=("c", 1, place))).life
+        for place, message in enumerate(messages)
+    }
+    found |= {held.tag: life for _, held, life in device.released}
+    assert [held.tag for held in device.held] == [place for place, life in found.items() if not life]
+    return list(found.values())
+
+
+@pytest.mark.req("P3", "P4")
+@pytest.mark.parametrize(
+    ("second", "expected"),
+    [
+        ((7, 2, FAR + 5, None), [1, 2, 1, 1]),
+        ((7, 2, FAR, None), [1, 2, 0, 0]),  # the same number
+        ((8, 2, FAR + 5, None), [1, 2, 0, 0]),  # another life
+        ((7, 3, FAR + 5, None), [1, 2, 1, 1]),
+        ((7, 3, FAR - 5, None), [1, 2, 0, 0]),  # a later boot with a lower number
+        ((7, 1, FAR - 5, None), [1, 2, 1, 1]),
+        ((7, 1, FAR + 5, None), [1, 2, 0, 0]),
+        ((7, 2, FAR + lives.NEAR, None), [1, 2, 1, 1]),
+        ((7, 2, FAR + lives.NEAR + 1, None), [1, 2, 0, 0]),
+    ],
+)
+def test_jump_is_confirmed_by_a_near_number_of_the_same_life_in_the_order_of_the_boots(second, expected):
+    assert taken((7, 1, 1, None), (8, 1, 1, None), (7, 2, FAR, None), second) == expected
+
+
+@pytest.mark.req("P3", "P4")
+@pytest.mark.parametrize(("seq", "expected"), [(300, [1, 1, 2, 2]), (FAR, [1, 1, 0, 2])])
+def test_new_life_takes_a_waiting_message_that_fits_unless_its_number_is_far_ahead(seq, expected):
+    first_life = [(0, 1, 1, None), (0, 5, 20, None)]
+    assert taken(*first_life, (0, 2, seq, None), (0, 1, 2, 2)) == expected
+
+
+@pytest.mark.req("P3", "P4")
+def test_new_life_without_identity_takes_no_waiting_message_that_has_one():
+    waiting = (7, 2, FAR, None)
+    assert taken((0, 1, 1, None), (7, 1, 1, None), waiting, (0, 1, FAR - 2, FAR - 3)) == [1, 2, 0, 3]
+
+
 @pytest.mark.req("P4")
 def test_two_boards_under_one_id_return_again_and_again_and_boots_of_one_told_life_do_not():
     boards = [
