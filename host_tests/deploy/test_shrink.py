@@ -39,7 +39,7 @@ BESIDES = (
 LEFT_OUT = "test_codec_without_native.py"
 TESTS = sorted(path.stem for path in BOTH.glob("test_*.py") if path.name != LEFT_OUT)
 # Their parameters are seeds, sizes and positions. On the packed library each function runs with its first, middle and last ones:
-# together with the other files they run every line that all parameters run, and a packed line is right for all or for none.
+# a wrong name fails with any parameters that reach its line. `host_tests/both` runs all parameters on the source.
 FEW = (
     *("test_flashsim", "test_journal_held_pieces", "test_journal_reserve", "test_long_messages", "test_pinned"),
     "test_session_random",
