@@ -8,16 +8,20 @@ sys.exit(ended(main, BrokerFailed, BoardFailed))
 from __future__ import annotations
 
 import argparse
+import io
 import math
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 Number = TypeVar("Number", int, float)
 STOPPED = "stopped; everything that was started has been ended"
+LINE_S = 10
+LINE = "{desc}{n_fmt}/{total_fmt}{unit} after {elapsed}{postfix}"
 
 
 def number(kind: type[Number], least: float, most: float = math.inf) -> Callable[[str], Number]:
@@ -46,11 +50,37 @@ def columns(rows: Sequence[Sequence[str]], alignment: str) -> list[str]:
     ]
 
 
-def progress_bar(iterable: Iterable[Any] | None = None, **options: Any) -> Any:
-    """Return tqdm's progress bar as all commands show it: on a terminal only, as wide as the terminal, removed at the end."""
+def progress_bar(iterable: Iterable[Any] | None = None, disable: bool = False, **options: Any) -> Any:
+    """Return tqdm's progress bar as all commands show it.
+
+    On a terminal it is as wide as the terminal, and removed at the end. Elsewhere (a log, CI) it is a line of text after
+    LINE_S seconds, and again whenever LINE_S seconds or a tenth of the time so far have passed, whichever is longer.
+    """
     from tqdm import tqdm  # not at the top: Spark's tasks import this module, too
 
-    return tqdm(iterable, **{"disable": None, "leave": False, "dynamic_ncols": True, **options})
+    class Lines(tqdm):
+        """Progress as lines of text."""
+
+        monitor_interval = 0  # no thread
+
+        def __init__(self, *arguments: Any, **options: Any):
+            self._begun = time.monotonic()
+            self._due = self._begun + LINE_S
+            super().__init__(*arguments, file=io.StringIO(), **options)
+
+        def display(self, msg: str | None = None, pos: int | None = None) -> None:  # type: ignore[override]
+            """Print a line if it is due."""
+            now = time.monotonic()
+            if msg is None and now >= self._due:
+                self._due = now + max(LINE_S, (now - self._begun) / 10)
+                print(self, file=sys.stderr, flush=True)
+
+    options = {"disable": disable, "leave": False, **options}
+    if disable or sys.stderr.isatty():
+        return tqdm(iterable, dynamic_ncols=True, **options)
+    if "desc" in options:
+        options["desc"] += ": "
+    return Lines(iterable, **{**options, "bar_format": LINE})
 
 
 def folder(text: str) -> Path:

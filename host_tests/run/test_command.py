@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tools.command import ended, folder, number
+from tools import command
+from tools.command import ended, folder, number, progress_bar
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -39,6 +40,31 @@ def test_a_folder_may_be_missing_but_not_a_file(tmp_path):
     for wrong in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(argparse.ArgumentTypeError, match=r"file is no folder"):
             folder(str(wrong))
+
+
+def test_progress_without_a_terminal_is_a_line_when_it_is_due(capsys, monkeypatch):
+    monkeypatch.setattr(command, "LINE_S", 0)
+    with progress_bar(total=1000, desc="run", unit=" messages") as bar:
+        bar.n = 300
+        bar.set_postfix_str("power cuts 2")
+    assert capsys.readouterr().err.splitlines()[-1] == "run: 300/1000 messages after 00:00, power cuts 2"
+    assert list(progress_bar(range(3), disable=True)) == [0, 1, 2]
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(command, "LINE_S", 60)
+    with progress_bar(total=1000) as bar:
+        for _ in range(10):
+            bar.update(100)
+            bar.refresh()
+    assert capsys.readouterr().err == ""
+
+
+def test_progress_on_a_terminal_is_a_bar_that_is_removed(capsys, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with progress_bar(total=1000, unit=" messages") as bar:
+        bar.n = 300
+        bar.refresh()
+    shown = capsys.readouterr().err
+    assert "300/1000" in shown and "\n" not in shown and shown.endswith("\r")
 
 
 def test_a_named_failure_is_one_line_and_any_other_stays_an_error(capsys):

@@ -142,7 +142,7 @@ async def kill_collector(directory: Path, kills: int, seed: int, batch: int = 60
         try:
             await collector.drain()  # makes the session at the broker
             publisher = Publisher(broker.port)
-            for _ in progress_bar(range(kills), desc="kills", disable=quiet or None):
+            for _ in progress_bar(range(kills), unit=" kills", disable=quiet):
                 await collector.launch()
                 # Mostly while it collects, sometimes while it starts: how long that takes depends on the machine.
                 starting = rng.random() < 0.8

@@ -69,7 +69,7 @@ async def sleep_and_wake(
     settings = {"sleep_s": 600, "awake_s": AWAKE_S, "keep_alive_s": 30}
     async with chain.running([("board", DEVICE)], settings, FLASH_KIB, flash_time=0.0, power_on=False):
         (board,), (line,) = chain.boards, chain.lines
-        for wake in progress_bar(range(wakes), unit=" wakes", disable=None if progress else True):
+        for wake in progress_bar(range(wakes), unit=" wakes", disable=not progress):
             last = wake >= wakes - 2
             if last or chain.rng.random() < 0.5:
                 line.admit(ABSENCE)
