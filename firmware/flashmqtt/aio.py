@@ -313,7 +313,7 @@ class Client:
 
     async def _send(self, topic: "Any", payload: "Any", retain: bool, properties: "Any") -> None:
         """Send a QoS 0 message that does not fit in the output's free room in pieces."""
-        from .session.pieces import Sending
+        from .sending import Sending
 
         sending = Sending(self, topic, payload, retain, properties)
         try:

@@ -490,7 +490,7 @@ class Client:
         elif self.connection.state != OPEN:
             return 0
         elif not session.put_unstored(encoded, payload, retain, properties):
-            from .session.pieces import send
+            from .sending import send
 
             send(self, encoded, payload, retain, properties)
         if session.level != _LEVEL_5 and not isinstance(topic, (bytearray, memoryview)):
