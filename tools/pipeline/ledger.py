@@ -37,7 +37,7 @@ FULL_ROWS = 16_384
 """A settled file of this size is not merged with others any more."""
 
 SHARES = (0.5, 0.9, 0.99)
-WEAR = "wear"  # erases of a board's most worn sector, in its health message (firmware/app/health.py)
+WEAR = "wear"  # erases of a board's newest sector, in its health message (firmware/app/health.py)
 CONNECTS = "connects"  # connections since the boot
 MOST_COUNTED = 1 << 31  # a larger value is no counter of a board: another reading may have the same name
 
