@@ -9,12 +9,10 @@ from flashmqtt import journal
 from tools.journal import layout
 
 FOLDER = Path(journal.__file__).parent
-OTHER_NAMES = {"MOST": "HELD_MAX"}
 OWN = {
     "FREE",
     "CHAINED",
     "BAD",
-    "FOR_MESSAGE",
     "FOR_HELD",
     "FOR_STATE",
 }  # not of the format: what a sector is, how much room
@@ -26,4 +24,4 @@ def test_a_module_has_the_numbers_of_the_layout(module):
     text = (FOLDER / f"{module}.py").read_text()
     for name, value in re.findall(r"^_([A-Z_0-9]+) = const\((.+)\)", text, re.MULTILINE):
         if name not in OWN:
-            assert getattr(layout, OTHER_NAMES.get(name, name)) == int(value, 0), name
+            assert getattr(layout, name) == int(value, 0), name
