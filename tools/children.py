@@ -54,10 +54,10 @@ def popen(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
     )
 
 
-def kill(process: subprocess.Popen[bytes] | asyncio.subprocess.Process) -> None:
-    """Kill a child and its children with SIGKILL."""
+def kill(process: subprocess.Popen[bytes] | asyncio.subprocess.Process, how: signal.Signals = signal.SIGKILL) -> None:
+    """Send a signal to a child and its children."""
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+        os.killpg(process.pid, how)
 
 
 class Child:

@@ -41,6 +41,11 @@ def number(kind: type[Number], least: float, most: float = math.inf) -> Callable
     return read
 
 
+def report_line(kind: str, text: str) -> None:
+    """Print one line of a report."""
+    print(f"{kind:10} {text}", flush=True)
+
+
 def columns(rows: Sequence[Sequence[str]], alignment: str) -> list[str]:
     """Return the lines of a table; `alignment` has one of < and > for each column."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

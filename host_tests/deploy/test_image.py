@@ -61,7 +61,7 @@ def sources(tmp_path, monkeypatch):
     for tool in ("sh", "mkdir", "touch", "tee", "env"):
         (tmp_path / "bin" / tool).symlink_to(f"/bin/{tool}" if Path(f"/bin/{tool}").exists() else f"/usr/bin/{tool}")
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    monkeypatch.setattr(image, "report_heap", lambda wanted, made: image.say("heap", "not measured"))
+    monkeypatch.setattr(image, "report_heap", lambda wanted, made: image.report_line("heap", "not measured"))
     return root
 
 

@@ -32,7 +32,7 @@ from flashmqtt.session.level5 import Level5
 from flashmqtt.session.message import Message
 from flashmqtt.session.subscriptions import DECLINED, GRANTED
 from tools.collector.health import Health
-from tools.collector.oversize import varint
+from tools.collector.oversize import encode_varint
 from tools.collector.runs import RunDecoder, RunSession
 from tools.collector.sealer import Sealer
 from tools.landing import recent, segments
@@ -583,7 +583,7 @@ class Collector:
 @functools.lru_cache(4096)
 def _head(first: int, length: int) -> bytes:
     """Return a packet's fixed header."""
-    return bytes((first,)) + varint(length)
+    return bytes((first,)) + encode_varint(length)
 
 
 def _describe(error: BaseException) -> str:

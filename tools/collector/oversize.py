@@ -25,7 +25,7 @@ LONGEST_LENGTH_BYTES = 4
 MOST_PROPERTIES = 4096  # bytes; the description omits longer properties
 
 
-def varint(number: int) -> bytes:
+def encode_varint(number: int) -> bytes:
     """Return a number as MQTT's variable byte integer."""
     encoded = bytearray()
     while number > 127:
@@ -75,9 +75,9 @@ class _LongPublish:
         what = {"oversize": {"bytes": self.payload_bytes, "sha256": self._digest.hexdigest()}}
         body = self.head
         if self._properties_length is not None:
-            body += varint(len(self._properties)) + self._properties
+            body += encode_varint(len(self._properties)) + self._properties
         body += json.dumps(what).encode()
-        return bytes((self.first,)) + varint(len(body)) + body
+        return bytes((self.first,)) + encode_varint(len(body)) + body
 
 
 class OversizeDecoder(Decoder):

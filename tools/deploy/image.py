@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flashmqtt import __version__
-from tools.command import ended, folder, number
+from tools.bootstrap import ROOT
+from tools.command import ended, folder, number, report_line
 from tools.deploy import build
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 DEFINITION = ROOT / "boards" / "rp2" / "definition"
 OLDEST = (1, 24)
 MARKER = "flashmqtt_image"  # a frozen module that describes the image
@@ -136,11 +136,6 @@ class Wanted:
     def definition(self) -> Path:
         """The port's definition of the board."""
         return self.port / "boards" / self.chip.name
-
-
-def say(kind: str, text: str) -> None:
-    """Print one line of the report."""
-    print(f"{kind:10} {text}", flush=True)
 
 
 def version(micropython: Path) -> tuple[int, int, int]:
@@ -315,16 +310,16 @@ def built(wanted: Wanted, jobs: int) -> Path:
     what = "flashmqtt and the application frozen" if wanted.application else "flashmqtt frozen"
     if not wanted.freezes:
         what = f"{wanted.romfs_kib} KB of ROMFS, for the modules that make deploy copies"
-    say("image", f"{wanted.chip.name}, MicroPython {'.'.join(map(str, found))}, with {what}")
+    report_line("image", f"{wanted.chip.name}, MicroPython {'.'.join(map(str, found))}, with {what}")
     path = prepare(wanted, target)
-    say("manifest", os.path.relpath(path))
+    report_line("manifest", os.path.relpath(path))
     log = target / "build.log"
     log.unlink(missing_ok=True)
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "MAKEFLAGS": "", "MFLAGS": ""}
     for name in ("BOARD", "BOARD_DIR", "BUILD", "MANIFEST", "USER_C_MODULES", "PYTHONPATH", "MAKEOVERRIDES"):
         environment.pop(name, None)  # set by `make image BOARD=...`
     cross = target / "mpy-cross"
-    say("build", f"mpy-cross, then the port, {jobs} jobs at a time; output goes to {os.path.relpath(log)}")
+    report_line("build", f"mpy-cross, then the port, {jobs} jobs at a time; output goes to {os.path.relpath(log)}")
     run(["make", "-C", str(wanted.micropython / "mpy-cross"), f"-j{jobs}", f"BUILD={cross}"], environment, log)
     environment["MICROPY_MPYCROSS"] = str(cross / "mpy-cross")
     # CMake's cache would keep the options of the last build.
@@ -347,7 +342,9 @@ def built(wanted: Wanted, jobs: int) -> Path:
     code = target / "port" / wanted.chip.products[1]
     if not made.is_file():
         raise ImageFailed(f"The build succeeded, but {made} does not exist. See {os.path.relpath(log)}.")
-    say("built", f"{os.path.relpath(made)}, {made.stat().st_size:,} bytes; {code.stat().st_size:,} bytes of flash")
+    report_line(
+        "built", f"{os.path.relpath(made)}, {made.stat().st_size:,} bytes; {code.stat().st_size:,} bytes of flash"
+    )
     return made
 
 
@@ -400,15 +397,15 @@ def heap(image: Path) -> tuple[int, int, int]:
 def report_heap(wanted: Wanted, image: Path) -> None:
     """Print the image's free heap, if it can be measured."""
     if not wanted.freezes:
-        say("heap", "not measured: nothing is frozen")
+        report_line("heap", "not measured: nothing is frozen")
     elif wanted.board != "pico":
-        say("heap", "not measured: the emulator (rp2040py) runs images for a plain Pico only")
+        report_line("heap", "not measured: the emulator (rp2040py) runs images for a plain Pico only")
     elif importlib.util.find_spec("rp2040py") is None:
-        say("heap", "not measured: rp2040py is not installed (requirements-dev.txt has it)")
+        report_line("heap", "not measured: rp2040py is not installed (requirements-dev.txt has it)")
     else:
         start, imported, made = heap(image)
-        say("heap", f"{start:,} bytes free at the prompt, {imported:,} with client and journal imported,")
-        say("", f"{made:,} with client and journal made; measured by booting the image on an emulated Pico")
+        report_line("heap", f"{start:,} bytes free at the prompt, {imported:,} with client and journal imported,")
+        report_line("", f"{made:,} with client and journal made; measured by booting the image on an emulated Pico")
 
 
 def optional_path(text: str) -> Path | None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
-from pathlib import Path
 
 from flashmqtt import __version__
+from tools.bootstrap import ROOT
 from tools.deploy.build import HOST_ONLY
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 PATH = ROOT / "firmware" / "package.json"
 MANIFEST = ROOT / "firmware" / "manifest.py"
 

@@ -25,12 +25,12 @@ import tarfile
 from pathlib import Path
 
 from flashmqtt import __version__
+from tools.bootstrap import ROOT
 from tools.command import ended
 from tools.deploy import package
 from tools.deploy.build import MPY_VERSION, library, packed, write_files
 from tools.deploy.errors import DeployFailed
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 # mpy-cross's name of each processor for which it can compile our native code, with example boards. "": no machine code.
 PROCESSORS = {
     "": "every board, slower",

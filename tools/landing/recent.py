@@ -81,19 +81,19 @@ def _qos_1(packets: bytes, level: int) -> Iterator[tuple[int, bytes, bytes]]:
     at = 0
     while at < len(packets):
         head, at = packets[at], at + 1
-        length, at = varint(packets, at)
+        length, at = decode_varint(packets, at)
         stop = at + length
         topic_end = at + 2 + (packets[at] << 8 | packets[at + 1])
         if head & QOS_BITS == QOS_1:
             body = topic_end + 2
             if level == 5:
-                length, body = varint(packets, body)
+                length, body = decode_varint(packets, body)
                 body += length
             yield packets[topic_end] << 8 | packets[topic_end + 1], packets[at + 2 : topic_end], packets[body:stop]
         at = stop
 
 
-def varint(data: bytes, at: int) -> tuple[int, int]:
+def decode_varint(data: bytes, at: int) -> tuple[int, int]:
     """Return a Variable Byte Integer of a valid packet, and its end (MQTT 5, §1.5.5)."""
     length = shift = 0
     while True:

@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from tools.landing import parquet
 from tools.landing.log import HELD, LANDED, RELEASED, Contents, LandingDamaged, read_log
-from tools.landing.recent import varint
+from tools.landing.recent import decode_varint
 
 QOS_BITS, DUP_BIT, RETAIN_BIT = 0x06, 0x08, 0x01
 DAMAGED = ".damaged"
@@ -65,7 +65,7 @@ class Columns:
             if head & QOS_BITS:
                 body += 2
             if level == 5:
-                length, start = varint(data, body)
+                length, start = decode_varint(data, body)
                 body = start + length
                 properties = data[start:body]
                 self.properties.append(properties)

@@ -23,7 +23,7 @@ from pathlib import Path
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
-from tools.children import bound_to_this_process
+from tools.children import kill, popen
 
 from . import fleet, java
 from .commits import Output
@@ -67,16 +67,7 @@ class Cluster:
 
     def _start(self, name: str, *command: str) -> None:
         with open(self.directory / f"{name}.log", "wb") as log:
-            self.processes.append(
-                subprocess.Popen(
-                    [str(self.launcher), *command],
-                    env=self.environment,
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,
-                    preexec_fn=bound_to_this_process(),  # noqa: PLW1509
-                )
-            )
+            self.processes.append(popen([str(self.launcher), *command], env=self.environment, stdout=log, stderr=log))
 
     def _wait(self, name: str, pattern: str, deadline_s: float = 180) -> str:
         end = time.monotonic() + deadline_s
@@ -95,12 +86,10 @@ class Cluster:
         )
         options = ["--master", self.url, "--executor-memory", "512m", "--conf", "spark.executor.cores=1"]
         job = [str(ROOT / "tools" / "pipeline" / "submit.py"), "--config", str(config)]
-        return subprocess.Popen(
+        return popen(
             [str(self.submitter), *options, *job],
             cwd=self.directory,
             env=self.environment,
-            start_new_session=True,
-            preexec_fn=bound_to_this_process(),  # noqa: PLW1509
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
         )
@@ -121,14 +110,6 @@ class Cluster:
                 process.wait()
 
 
-def kill(process: subprocess.Popen[bytes], how: signal.Signals = signal.SIGKILL) -> None:
-    """Send a signal to all processes of a process group that we started."""
-    try:
-        os.killpg(process.pid, how)
-    except ProcessLookupError:
-        pass
-
-
 def start(landing: Path, out: Path, *more: str) -> subprocess.Popen[bytes]:
     """Start the pipeline with the command that a user would type."""
     command = [
@@ -142,12 +123,10 @@ def start(landing: Path, out: Path, *more: str) -> subprocess.Popen[bytes]:
         "--no-report",
         *more,
     ]
-    return subprocess.Popen(
+    return popen(
         command,
         cwd=ROOT,
         env={**os.environ, "TMPDIR": str(out.parent)},
-        start_new_session=True,
-        preexec_fn=bound_to_this_process(),  # noqa: PLW1509
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
     )

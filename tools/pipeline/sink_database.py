@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
@@ -97,6 +97,16 @@ def position_of(rows: list[tuple[Any, ...]]) -> Position | None:
 
 
 # The time of a reading, as in dating.py. DuckDB and PostgreSQL share this SQL, except for two expressions.
+
+
+def column_definition(field: pa.Field, types: Mapping[pa.DataType, str]) -> str:
+    """Return a column's definition for CREATE TABLE; `types` has the database's names of types."""
+    return f'"{field.name}" {types[field.type]}' + ("" if field.nullable else " NOT NULL")
+
+
+def column_list(names: Iterable[str]) -> str:
+    """Return column names for a statement."""
+    return ", ".join(f'"{name}"' for name in names)
 
 
 def dated_view(us: str, moment: str) -> str:

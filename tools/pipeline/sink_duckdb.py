@@ -16,7 +16,18 @@ import pyarrow as pa
 
 from tools.landing.log import sync_directory
 
-from .sink_database import KEYS, SHEET, TABLES, Position, SinkError, as_json, dated_view, position_of
+from .sink_database import (
+    KEYS,
+    SHEET,
+    TABLES,
+    Position,
+    SinkError,
+    as_json,
+    column_definition,
+    column_list,
+    dated_view,
+    position_of,
+)
 
 TYPES = {
     pa.string(): "VARCHAR",
@@ -61,7 +72,9 @@ class DuckSink:
         try:
             self._run("BEGIN")
             for table, schema in TABLES.items():
-                self._run(f"CREATE TABLE IF NOT EXISTS {table} ({', '.join(_column(one) for one in schema)})")
+                self._run(
+                    f"CREATE TABLE IF NOT EXISTS {table} ({', '.join(column_definition(one, TYPES) for one in schema)})"
+                )
             self._run("CREATE TABLE IF NOT EXISTS position (told VARCHAR)")
             self._run(f"CREATE VIEW IF NOT EXISTS dated AS {DATED}")
             yield
@@ -84,8 +97,8 @@ class DuckSink:
 
     def add(self, table: str, rows: pa.Table, maybe_there: bool) -> None:
         """Add rows; with `maybe_there` skip those that exist."""
-        names = _names(TABLES[table].names)
-        but = f"ANTI JOIN {table} USING ({_names(KEYS[table])})" if maybe_there else ""
+        names = column_list(TABLES[table].names)
+        but = f"ANTI JOIN {table} USING ({column_list(KEYS[table])})" if maybe_there else ""
         self._insert(f"INSERT INTO {table} ({names}) SELECT {names} FROM incoming {but}", rows)
 
     def put(self, table: str, rows: pa.Table) -> None:
@@ -133,21 +146,13 @@ class DuckSink:
 
     def dated(self) -> Iterator[list[tuple[Any, ...]]]:
         """Yield the rows of the view `dated` for a spreadsheet, in batches, sorted by device and time."""
-        found = self._connection.execute(f"SELECT {_names(SHEET)} FROM dated ORDER BY device, taken, name")
+        found = self._connection.execute(f"SELECT {column_list(SHEET)} FROM dated ORDER BY device, taken, name")
         while rows := found.fetchmany(ROWS):
             yield rows
 
     def close(self) -> None:
         """Close the file. All written rows are in it then, without a separate log."""
         self._connection.close()
-
-
-def _column(field: pa.Field) -> str:
-    return f'"{field.name}" {TYPES[field.type]}' + ("" if field.nullable else " NOT NULL")
-
-
-def _names(names: Any) -> str:
-    return ", ".join(f'"{name}"' for name in names)
 
 
 def _quoted(text: str) -> str:

@@ -17,7 +17,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 
-from .sink_database import KEYS, SHEET, TABLES, Position, SinkError, as_json, dated_view, position_of
+from .sink_database import (
+    KEYS,
+    SHEET,
+    TABLES,
+    Position,
+    SinkError,
+    as_json,
+    column_definition,
+    column_list,
+    dated_view,
+    position_of,
+)
 
 TYPES = {
     pa.string(): "text",
@@ -83,8 +94,8 @@ class PostgresSink:
         if self._run("SELECT to_regclass(%s)", [f'"{self._schema}".position']).fetchone()[0]:
             return
         for table, fields in TABLES.items():
-            columns = ", ".join(_column(one) for one in fields)
-            self._run(f"CREATE TABLE {table} ({columns}, PRIMARY KEY ({_names(KEYS[table])}))")
+            columns = ", ".join(column_definition(one, TYPES) for one in fields)
+            self._run(f"CREATE TABLE {table} ({columns}, PRIMARY KEY ({column_list(KEYS[table])}))")
         timescale = self._run("SELECT 1 FROM pg_proc WHERE proname = 'create_hypertable'").fetchone()
         if timescale:
             self._run("SELECT create_hypertable('readings', 'arrival', chunk_time_interval => %s::interval)", [CHUNK])
@@ -116,9 +127,9 @@ class PostgresSink:
         text = io.BytesIO()
         options = pyarrow.csv.WriteOptions(include_header=False)
         pyarrow.csv.write_csv(_storable(rows), text, options)
-        names = _names(TABLES[table].names)
+        names = column_list(TABLES[table].names)
         self._copy(f"COPY incoming ({names}) FROM STDIN (FORMAT csv)", text.getvalue())
-        keys = _names(KEYS[table])
+        keys = column_list(KEYS[table])
         self._run(f"INSERT INTO {table} ({names}) SELECT {names} FROM incoming ON CONFLICT ({keys}) {conflict}")
 
     def clear(self) -> None:
@@ -145,7 +156,7 @@ class PostgresSink:
     def dated(self) -> Iterator[list[tuple[Any, ...]]]:
         """Yield the rows of the view `dated` for a spreadsheet, in batches, sorted by device and time."""
         with self.transaction(), self._connection.cursor("flashmqtt_dated") as cursor:
-            cursor.execute(f"SELECT {_names(SHEET)} FROM dated ORDER BY device, taken, name")
+            cursor.execute(f"SELECT {column_list(SHEET)} FROM dated ORDER BY device, taken, name")
             while rows := cursor.fetchmany(ROWS):
                 yield rows
 
@@ -175,14 +186,6 @@ def _driver() -> Any:
 
 def _first_line(error: Exception) -> str:
     return next(iter(str(error).splitlines()), type(error).__name__)
-
-
-def _column(field: pa.Field) -> str:
-    return f'"{field.name}" {TYPES[field.type]}' + ("" if field.nullable else " NOT NULL")
-
-
-def _names(names: Any) -> str:
-    return ", ".join(f'"{name}"' for name in names)
 
 
 def _storable(rows: pa.Table) -> pa.Table:

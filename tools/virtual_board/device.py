@@ -23,9 +23,9 @@ import threading
 import time
 from pathlib import Path
 
+from tools.bootstrap import ROOT
 from tools.flashsim.tear import tear
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 BOARDS = ("pico_w", "pico2_w", "w5500_evb_pico", "esp32", "esp32_s3", "esp32_c3")
 HEAP = "512K"  # a word is twice as long as on a board, and the heap also has the simulated chip
 POWER_ON, WATCHDOG_RESET = 1, 3

@@ -12,9 +12,9 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from tools.bootstrap import ROOT
 from tools.deploy import build as packing
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 # mpy-cross's name for this machine; "": no machine code, the library uses plain Python.
 MARCH = {"x86_64": "x64", "i686": "x86", "armv7l": "armv7m"}.get(platform.machine(), "")
 # Files besides library and application: path in the repository -> path on the board.

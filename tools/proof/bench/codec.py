@@ -17,8 +17,9 @@ from importlib import util
 from pathlib import Path
 from typing import Any
 
+from tools.bootstrap import ROOT
+
 HERE = Path(__file__).parent
-ROOT = Path(__file__).resolve().parents[3]
 DEVICE = HERE / "on_board" / "codec.py"
 BIN = Path(sys.executable).parent
 CASES = ("encode0", "encode1", "decode0", "decode1")

@@ -21,12 +21,12 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tools.bootstrap import ROOT
 from tools.broker import Broker
 
 if TYPE_CHECKING:
     from tools.proof.bench.__main__ import Bench
 
-ROOT = Path(__file__).resolve().parents[3]
 BROKER = "max_inflight_messages 10000\nautosave_on_changes false\nautosave_interval 1800\nlog_type none"
 DEVICES = 50
 PAYLOAD = b'[{"bn":"device-%02d/","boot":3,"seq":%08d,"up":12.345,"n":"load1","v":0.42}]'

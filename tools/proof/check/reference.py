@@ -21,7 +21,8 @@ from pathlib import Path
 
 import griffe
 
-ROOT = Path(__file__).resolve().parents[3]
+from tools.bootstrap import ROOT
+
 FIRMWARE = ROOT / "firmware"
 PAGE = FIRMWARE / "API.md"
 WRITE = "python -m tools.proof.check.reference --write"

@@ -5,11 +5,11 @@ the golden packets. New inputs are kept in build/fuzz, so that every run continu
 """
 
 import sys
-from pathlib import Path
 
 import atheris
 
-ROOT = Path(__file__).resolve().parents[3]
+from tools.bootstrap import ROOT
+
 sys.path[:0] = [str(ROOT / "firmware"), str(ROOT)]
 
 with atheris.instrument_imports(include=["flashmqtt"]):
