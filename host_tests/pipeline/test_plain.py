@@ -261,7 +261,7 @@ def test_verdict_says_by_number_of_devices_that_there_is_no_proof(tmp_path):
     tables.landing.message("a", 1, 3)
     tables.batch()
     found = tables.judge()
-    assert found.line == f"NOT every message that was published is in the tables once: 1 missing. {told}"
+    assert found.line == f"NOT every published message is in the tables exactly once: 1 missing. {told}"
     assert found.status == 1
 
 

@@ -74,7 +74,7 @@ def test_missing_message_is_found_with_and_without_the_boards_own_counters(local
     assert missing(out) == [("a", 1, 1, 4, 4, 1), ("a", 1, 1, 6, 7, 2), ("a", 1, 2, 10, 11, 2), ("a", 1, 3, 12, 12, 1)]
     found = verdict.judge(output, verdict.Expectations({"a": {"boots": boots[1:2]}}))
     assert found.unknown == [("a", 1, 4)]
-    assert "1 boots that their boards know nothing of" in found.line
+    assert "1 boots that are not in the boards' counters" in found.line
 
 
 @pytest.mark.req("P6")

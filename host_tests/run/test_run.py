@@ -50,12 +50,12 @@ def test_every_reading_arrives_once_whatever_is_cut(tmp_path):
     process = start(output, *HASTE, *faults, TMPDIR=str(temporary))
     printed, complaints = process.communicate(timeout=600)
     assert process.returncode == 0, printed + complaints
-    story = json.loads((output / "story.json").read_text())
-    assert (story["power_cuts"], story["link_cuts"], story["collector_kills"]) == FAULTS
-    assert story["published"] >= READINGS
+    counted = json.loads((output / "run.json").read_text())
+    assert (counted["power_cuts"], counted["link_cuts"], counted["collector_kills"]) == FAULTS
+    assert counted["published"] >= READINGS
     expected = json.loads((output / "expected.json").read_text())["virtual-1"]["boots"]
     assert expected[0]["first"] == 1
-    assert expected[-1]["last"] == story["published"]
+    assert expected[-1]["last"] == counted["published"]
     assert all(later["first"] == earlier["last"] + 1 for earlier, later in pairwise(expected))
     assert re.search(r"\bmissing\b", printed)
     assert "report.html" in printed.splitlines()[-1]
@@ -63,7 +63,7 @@ def test_every_reading_arrives_once_whatever_is_cut(tmp_path):
     assert list(temporary.glob(f"{PREFIX}*")) == []
     board = flows.audits(wire.pieces(output / "captures", []))[1]["virtual-1"]
     assert [broken for broken in board.violations if broken["by"] == "client"] == []
-    assert len([flow for flow in board.flows if flow["complete"] and flow["direction"] == "up"]) >= story["published"]
+    assert len([flow for flow in board.flows if flow["complete"] and flow["direction"] == "up"]) >= counted["published"]
 
 
 @pytest.mark.skipif(not find_mosquitto(), reason="the test before this one takes amqtt")

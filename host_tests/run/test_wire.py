@@ -56,7 +56,7 @@ AGAIN = [(UP, connect()), (DOWN, connack(session=True))]
 
 
 def stories(found):
-    return [(flow["packet_id"], flow["story"], flow["complete"], flow["connections"]) for flow in found.flows]
+    return [(flow["packet_id"], flow["steps"], flow["complete"], flow["connections"]) for flow in found.flows]
 
 
 def test_flows_of_both_qualities_are_followed_to_their_end():
@@ -247,7 +247,7 @@ def test_audit_follows_a_connection_over_two_files_and_a_client_over_two_connect
     assert wire.main(["--captures", str(captures), "--out", str(tmp_path / "out")]) == 0
     assert "9 packets, 0 violations" in capsys.readouterr().out
     tables = {name: pq.read_table(tmp_path / "out" / f"{name}.parquet") for name in ("packets", "flows", "violations")}
-    rows = tables["flows"].select(["client", "packet_id", "story", "complete"]).to_pylist()
+    rows = tables["flows"].select(["client", "packet_id", "steps", "complete"]).to_pylist()
     assert [tuple(row.values()) for row in rows] == [
         ("board-1", 1, "PUBLISH PUBACK", True),
         ("board-1", 2, "PUBLISH PUBLISH+DUP PUBREC", False),

@@ -32,7 +32,7 @@ def only(samples, boards=()):
 
 def test_noise_without_growth_is_flat():
     found = only(series(1_000_000, noise=20_000))
-    assert found.told
+    assert found.is_conclusive
     assert found.flat
     assert found.noise == pytest.approx(20_000, rel=0.3)
 
@@ -91,14 +91,14 @@ def test_one_step_of_an_allocator_in_a_short_life_tells_nothing_and_in_a_long_on
     # What a soak of 15 minutes saw of the sealer, whose longest life of 130 s was mostly warming up.
     steps = [131_000_000.0 if n < 66 else 148_000_000.0 for n in range(88)]
     short = only([Sample(1.5 * n, "sealer", 1, "memory", steps[n]) for n in range(88)])
-    assert not short.told and short.flat
+    assert not short.is_conclusive and short.flat
     long = only([Sample(15.0 * n, "sealer", 1, "memory", steps[n]) for n in range(88)])
-    assert long.told and not long.flat
+    assert long.is_conclusive and not long.flat
 
 
 def test_too_few_samples_tell_nothing():
     found = only(series(1_000_000, growth=900_000)[:10])
-    assert not found.told
+    assert not found.is_conclusive
     assert found.flat
     assert "too few" in str(found)
 

@@ -153,7 +153,7 @@ class Collector:
         try:
             self.store = mount()
         except LandingInUse as error:
-            health.say(f"{error}; waiting up to {LOCK_WAIT_S:.0f} s for it to end")
+            health.log(f"{error}; waiting up to {LOCK_WAIT_S:.0f} s for it to end")
             self.store = mount(wait_s=LOCK_WAIT_S)
         self.store.level = settings.level
         self.session = RunSession(
@@ -209,18 +209,18 @@ class Collector:
         """
         if self.store.torn_bytes:
             self.health.torn_bytes.inc(self.store.torn_bytes)
-            self.health.say(f"cut off {self.store.torn_bytes} bytes of a block that was never acknowledged")
+            self.health.log(f"cut off {self.store.torn_bytes} bytes of a block that was never acknowledged")
         self.sealer.start()
         try:
             await self._collect()
             await self._sync_pending()
             self._rotate()
             if self.store.closed:
-                self.health.say(f"sealing {len(self.store.closed)} segments")
+                self.health.log(f"sealing {len(self.store.closed)} segments")
             await self.sealer.finish()
             waiting = self.store.held_count
             held = f"; {waiting} QoS 2 messages wait for their PUBREL in the log" if waiting else ""
-            self.health.say(f"everything received is sealed: {self.store.stored} rows in all{held}")
+            self.health.log(f"everything received is sealed: {self.store.stored} rows in all{held}")
         finally:
             await self.sealer.stop()
             self.store.close()
@@ -249,7 +249,7 @@ class Collector:
             except _Restart as error:
                 if str(error) != reported:
                     reported = str(error)
-                    self.health.say(f"{reported}; reconnecting")
+                    self.health.log(f"{reported}; reconnecting")
                 continue
             except errors.ConnectRefused as error:
                 if error.code in _WRONG_CREDENTIALS and not self.connects:
@@ -274,7 +274,7 @@ class Collector:
                 self.health.failed_connects.inc()
             if reason != reported:
                 reported = reason
-                self.health.say(f"{reason}; trying again")
+                self.health.log(f"{reason}; trying again")
             await self._sleep(backoff.ended(int((time.monotonic() - started) * 1000)) / 1000)
 
     def _broker_name(self) -> str:
@@ -387,7 +387,7 @@ class Collector:
                 if not connection.session_present and (self.connects > 1 or self.store.stored):
                     self.health.lost_sessions.inc()
                     state = "but the broker has forgotten the session: the messages queued there are lost"
-                self.health.say(f"connected to {self._broker_name()}, {state}")
+                self.health.log(f"connected to {self._broker_name()}, {state}")
             elif event == SUBSCRIBED:
                 self._subscribed()
             elif event == RESTART:
@@ -422,7 +422,7 @@ class Collector:
     def _note_oversize(self, topic: str, length: int) -> None:
         self.health.oversize.inc()
         outcome = "dropped" if self.settings.drop_oversize else "its length and digest land in its place"
-        self.health.say(
+        self.health.log(
             f"a message of {length} bytes on '{topic}' is longer than --packet-bytes {self.settings.packet_bytes}: {outcome}"
         )
 
@@ -435,7 +435,7 @@ class Collector:
             names = ", ".join(
                 f"'{bytes(entry.filter).decode()}' at QoS {entry.code}" for entry in self.session.subscriptions
             )
-            self.health.say(f"subscribed to {names}")
+            self.health.log(f"subscribed to {names}")
 
     # --- durable, then acknowledged -----------------------------------------------------------------------------
 
@@ -462,7 +462,7 @@ class Collector:
                     health.stalled.set(1)
                 if str(error) != reported:
                     reported = str(error)
-                    health.say(reported)
+                    health.log(reported)
                 if self._stopping:
                     raise
                 if self.store.log_bytes >= FULL_DISK_ROTATE_BYTES:
@@ -472,7 +472,7 @@ class Collector:
                 break
         if reported:
             health.stalled.set(0)
-            health.say("the landing can be written again; continuing")
+            health.log("the landing can be written again; continuing")
         health.sync_seconds.observe(time.monotonic() - started)
         self._last_message = time.monotonic()
         rows = self.store.stored - self._rows_committed
@@ -535,7 +535,7 @@ class Collector:
         except LandingStalled as error:
             if self._stopping:
                 raise
-            self.health.say(f"{error}; no new log was made, the old one stays in use")
+            self.health.log(f"{error}; no new log was made, the old one stays in use")
 
     # --- waiting ------------------------------------------------------------------------------------------------
 

@@ -80,7 +80,7 @@ class Health:
                 f"can't serve metrics at {address}:{port}: {error.strerror}; choose another --metrics-port, or 0 for none"
             ) from error
 
-    def say(self, text: str) -> None:
+    def log(self, text: str) -> None:
         """Print one log line, unless the collector is quiet."""
         if not self._quiet:
             print(f"{time.strftime('%H:%M:%S')} collector: {text}", file=sys.stderr, flush=True)

@@ -124,7 +124,7 @@ class Sealer:
             self._health.seal_failures.inc()
             if answer["error"] != self._reported:
                 self._reported = answer["error"]
-                self._health.say(f"segment {number} is not sealed yet: {self._reported}; trying again")
+                self._health.log(f"segment {number} is not sealed yet: {self._reported}; trying again")
             return False
         self._reported = ""
         self._health.seal_seconds.observe(time.monotonic() - started)

@@ -35,11 +35,11 @@ MOST_ROWS = 40
 MOST_NAMED = 5
 LONGEST_NAME = 60
 LONGEST_REASON = 200
-WHOLE = "Every message that was published is in the tables, once."
-LOST = "NOT every message that was published is in the tables once:"
-BUT = "Every message that is known of is in the tables, once, BUT:"
+WHOLE = "Every published message is in the tables exactly once."
+LOST = "NOT every published message is in the tables exactly once:"
+BUT = "All known messages are in the tables exactly once, BUT:"
 NOTHING = "NOTHING was collected:"
-NONE_READ = "No message is in the tables: nothing but what is in quarantine was collected."
+NONE_READ = "No message is in the tables: all collected messages are in quarantine."
 
 SILENT_TIMES = 10
 """A board is silent if it has sent nothing for this many of its own mean intervals,"""
@@ -199,7 +199,7 @@ def _judged(books: Books, wanted: Expectations) -> Verdict:
     }
     found.problems += [text for name, text in lost.items() if totals[name]]
     if found.unknown:
-        found.problems.append(f"{len(found.unknown)} boots that their boards know nothing of")
+        found.problems.append(f"{len(found.unknown)} boots that are not in the boards' counters")
     found.lost = bool(found.problems)
     if totals["suspect"]:
         found.problems.append(

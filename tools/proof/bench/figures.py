@@ -90,7 +90,7 @@ ROWS: dict[str, list[Row]] = {
         Row(
             "keep alives until a silent link is noticed",
             "session.silent_link_keepalives",
-            f"{SIMPLE} waits for ever",
+            f"{SIMPLE} never notices it",
         ),
         Row("of 100 inbound QoS 2 messages at once, arrived in one connection", "session.inbound_qos2_burst"),
         Row("seconds from `make deploy`, after a wrong broker, to the first reading", "first_reading_s"),
@@ -165,21 +165,21 @@ ROWS: dict[str, list[Row]] = {
         Row("years at a message a second, 256 KB", "journal.years_1_per_s.256k"),
         Row("bytes that a recovery of 1 MB reads, half full", "journal.recovery_bytes_read.256"),
     ],
-    "Proved by force": [
+    "Fault tests": [
         Row("power cuts", "powercut.cuts"),
         Row("  of which broke a promise", "powercut.violations"),
-        Row("cuts after cuts by an adversary who chooses how marginal bits read", "powercut.adversary_chains"),
+        Row("chained power cuts, marginal bits read in the worst way", "powercut.adversary_chains"),
         Row("scenarios against real brokers", "brokers.scenarios"),
         Row("  failed by our fault", "brokers.failed"),
-        Row("link cuts, and deaths of broker and board", "faults.cases"),
+        Row("link cuts, and kills of broker and board", "faults.cases"),
         Row("  messages lost", "faults.lost"),
         Row("  QoS 2 messages twice", "faults.duplicates_qos2"),
-        Row("wrong moves of a hostile broker", "hostile.cases"),
-        Row("  of which went unnoticed", "hostile.failing"),
+        Row("protocol violations by a hostile broker", "hostile.cases"),
+        Row("  not detected", "hostile.failing"),
         Row("minutes of a fleet under all faults at once", "soak.minutes"),
         Row("  messages published", "soak.published"),
         Row("  missing in the tables", "soak.missing"),
-        Row("  there twice", "soak.repeated"),
+        Row("  duplicated in the tables", "soak.repeated"),
     ],
     "On the host": [
         Row(
@@ -209,7 +209,7 @@ def table(results: Mapping[str, Any]) -> str:
         here = [row for row in rows if row.name in figures]
         if not here:
             continue
-        lines.append(f"| **{title}** | {'| | |' if lines else 'flashmqtt | beside it | goal |'} |")
+        lines.append(f"| **{title}** | {'| | |' if lines else 'flashmqtt | compared with | goal |'} |")
         if len(lines) == 1:
             lines.append("|---|---|---|---|---|")
         for row in here:

@@ -109,7 +109,7 @@ def _run_kind(
         return
     for level in arguments.levels if not arguments.cases else ():
         if level not in kind.levels:
-            results.not_run.append(f"{name} {results.versions[name]} at level {level}: it does not speak it")
+            results.not_run.append(f"{name} {results.versions[name]} at level {level}: not supported")
     if certificate is None:
         left_out = [case for case in cases if case.scenario.secure]
         cases = [case for case in cases if not case.scenario.secure]

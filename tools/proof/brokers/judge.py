@@ -283,7 +283,7 @@ def _judge_in(seen: Observed, wire: _Wire | None, verdict: Verdict) -> None:
     groups: dict[tuple[str, str], list[int]] = defaultdict(list)
     for number, message in seen.sent_in.items():
         if not taken[number] and message.size in seen.oversize:
-            verdict.told = ["passed over, and reported"]
+            verdict.told = ["skipped and reported"]
         elif not taken[number]:
             if wire is not None and number in wire.unreleased:
                 groups["theirs", "no PUBREL follows PUBREC"].append(number)

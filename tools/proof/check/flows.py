@@ -44,9 +44,9 @@ ACTIONS = {
     "PUT_PUBREL": "PUBREL",
     "HOLD": "hold, then PUBREC",
     "PUT_PUBREC": "PUBREC",
-    "HAND_OVER": "hand over; taken: discard, then PUBCOMP",
+    "HAND_OVER": "hand over; after the acknowledgement discard, then PUBCOMP",
     "PUT_PUBCOMP": "PUBCOMP",
-    "HAND_OVER_FIRST": "hand over the old one; taken: discard, then take in the new one",
+    "HAND_OVER_FIRST": "hand over the old message; after the acknowledgement discard it, then process the new PUBLISH",
 }
 
 

@@ -51,7 +51,7 @@ class Tally:
             self.failing.append(str(verdict.case))
             tqdm.write(f"FAILED {verdict.case}\n       " + "\n       ".join(verdict.problems))
             with FAILING.open("a") as log:
-                print(verdict.case, *verdict.problems, *verdict.story(), sep="\n    ", file=log)
+                print(verdict.case, *verdict.problems, *verdict.details(), sep="\n    ", file=log)
 
 
 async def run_suite(suite: Suite, tally: Tally, workers: int) -> None:
@@ -98,7 +98,7 @@ def run_chosen(cases: list[Any], workers: int, tally: Tally, show: bool) -> None
     def report(verdict: Any) -> None:
         tally.add(verdict, "chosen")
         if verdict.problems or show:
-            print(verdict.case, *verdict.story(), sep="\n  ")
+            print(verdict.case, *verdict.details(), sep="\n  ")
 
     for kind, run_cases in RUN.items():
         chosen = [case for case in cases if isinstance(case, kind)]

@@ -79,7 +79,7 @@ class Verdict:
         kept = {name: getattr(self, name) for name in ("lost", "duplicates_qos2", "torn", "handed_again")}
         return kept | {"cases": self.kills, "cuts": self.kills}
 
-    def story(self) -> list[str]:
+    def details(self) -> list[str]:
         """Return the details, in lines."""
         return [str(self)]
 

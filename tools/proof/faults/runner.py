@@ -57,7 +57,7 @@ class Verdict:
             "repeated_by_the_broker": int(bool(outcome.repeated)),
         }
 
-    def story(self) -> list[str]:
+    def details(self) -> list[str]:
         """Return the details, in lines."""
         outcome = self.outcome
         return [

@@ -169,7 +169,7 @@ def run(arguments: argparse.Namespace) -> int:
     java.find_java()
     stats = asyncio.run(run_chain(arguments, directory))
     (directory / "expected.json").write_text(json.dumps(stats.expected, indent=2) + "\n")
-    (directory / "story.json").write_text(json.dumps(stats.counted(), indent=2) + "\n")
+    (directory / "run.json").write_text(json.dumps(stats.counted(), indent=2) + "\n")
     print("\n".join(stats.lines("board")), flush=True)
     landing = directory / "collector" / "landing"
     print(f"pipeline   Spark reads {len(find_segments(landing))} segments", flush=True)
@@ -181,7 +181,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     print(
         f"written    {os.path.relpath(directory)}: tables/ (Parquet, report.html), board/console.log, collector/, broker/, "
-        "captures/ (for make wire-audit), story.json",
+        "captures/ (for make wire-audit), run.json",
         flush=True,
     )
     return status

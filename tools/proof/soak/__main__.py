@@ -101,7 +101,7 @@ class Verdict:
     def lines(self) -> list[str]:
         """Return the lines to print; of the boards' memory, the worst."""
         boards = [one for one in self.trends if one.subject in self.boards]
-        told = [one for one in boards if one.told]
+        told = [one for one in boards if one.is_conclusive]
         kept = [max(told, key=lambda one: one.growth / one.bound)] if told else boards[:1]
         kept += [one for one in boards if not one.flat and one not in kept]
         kept += [one for one in self.trends if one.subject not in self.boards]

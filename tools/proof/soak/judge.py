@@ -70,18 +70,18 @@ class Trend:
     least_s: float = 0.0
 
     @property
-    def told(self) -> bool:
+    def is_conclusive(self) -> bool:
         """Whether there are enough samples, over a time that is long enough, for a verdict."""
         return self.samples >= FEWEST_SAMPLES and self.seconds >= self.least_s
 
     @property
     def flat(self) -> bool:
         """Whether the memory does not grow, or there is no verdict."""
-        return not self.told or self.growth <= self.bound
+        return not self.is_conclusive or self.growth <= self.bound
 
     def __str__(self) -> str:
         text = f"{self.subject:10} {self.level / 1024:8,.0f} KB"
-        if not self.told:
+        if not self.is_conclusive:
             return f"{text}, too few samples, or too short a life, to tell whether it grows"
         return (
             f"{text}, {self.growth:+,.0f} B in the last {self.seconds:,.0f} s (noise {self.noise:,.0f} B, bound "

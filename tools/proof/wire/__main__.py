@@ -34,7 +34,7 @@ FLOWS = pa.schema(
     [
         *(("client", pa.string()), ("direction", pa.string()), ("packet_id", pa.int32()), ("qos", pa.int8())),
         *(("topic", pa.string()), ("begun_us", pa.int64()), ("ended_us", pa.int64()), ("connections", pa.int32())),
-        *(("publishes", pa.int32()), ("story", pa.string()), ("complete", pa.bool_())),
+        *(("publishes", pa.int32()), ("steps", pa.string()), ("complete", pa.bool_())),
     ]
 )
 VIOLATIONS = pa.schema(

@@ -72,7 +72,7 @@ class Flow:
     """A message in flight at QoS 1 or 2."""
 
     packet: dict[str, Any]
-    story: list[str] = field(default_factory=list)
+    steps: list[str] = field(default_factory=list)
     connections: set[str] = field(default_factory=set)
     received: bool = False  # PUBREC seen
     received_in: str = ""  # its connection: if that ended then, the sender may not have received the PUBREC
@@ -90,8 +90,8 @@ class Flow:
             "begun_us": self.packet["time_us"],
             "ended_us": ended_us,
             "connections": len(self.connections),
-            "publishes": sum(step.startswith("PUBLISH") for step in self.story),
-            "story": " ".join(self.story),
+            "publishes": sum(step.startswith("PUBLISH") for step in self.steps),
+            "steps": " ".join(self.steps),
             "complete": ended_us is not None,
         }
 
@@ -180,7 +180,7 @@ class Audit:
                 flow.resent_in = self.connection
             elif packet["level"] == 5:
                 self.violation(packet, "MQTT-4.4.0-1", f"PUBLISH {key[1]} is resent on a live connection at level 5")
-        flow.story.append(step)
+        flow.steps.append(step)
         flow.connections.add(self.connection)
 
     def _sent(self, direction: str) -> list[Flow]:
@@ -196,7 +196,7 @@ class Audit:
             if kind != "PUBCOMP" and self.answered[key] > self.asked[key]:
                 self.violation(packet, "MQTT-4.3.2-2", f"{kind} {number} answers nothing")
             return
-        flow.story.append(kind)
+        flow.steps.append(kind)
         flow.connections.add(self.connection)
         if (kind == "PUBACK") != (flow.packet["qos"] == 1):
             self.violation(packet, "MQTT-4.3.3-2", f"{kind} {number} answers a PUBLISH at QoS {flow.packet['qos']}")
@@ -212,7 +212,7 @@ class Audit:
     def _release(self, packet: dict[str, Any], flow: Flow | None) -> None:
         if flow is None:
             return  # sent again after its PUBCOMP was lost: allowed
-        flow.story.append("PUBREL")
+        flow.steps.append("PUBREL")
         flow.connections.add(self.connection)
         if not flow.received:
             self.violation(packet, "MQTT-4.3.3-1", f"PUBREL {packet['packet_id']} before its PUBREC")

@@ -78,7 +78,7 @@ class Verdict:
         """Return further counts: none."""
         return {}
 
-    def story(self) -> list[str]:
+    def details(self) -> list[str]:
         """Return the details, in lines."""
         return [f"{self.texts or 'tolerated'}; took {self.got}; {self.seen}"]
 
