@@ -17,7 +17,7 @@ PYTEST_ARGS ?=
 .DEFAULT_GOAL := help
 .PHONY: help setup run test check bench requirements dump \
 	soak powercut faults hostile brokers fuzz mutation clauses size vectors collect collector-kills pipeline cluster report dashboard verdict check-tables wire-audit compact forget sink \
-	deploy monitor backup wipe wakes virtual-board powercut-board image format
+	deploy monitor backup wipe release wakes virtual-board powercut-board image format
 
 help: ## List the targets, with their variables and defaults in parentheses
 	@awk 'BEGIN {FS = ":.*## "} /^##@ / {printf "\n%s\n", substr($$0, 5)} /^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))

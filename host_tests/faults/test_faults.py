@@ -8,7 +8,7 @@ import pytest
 
 from tools.broker import Broker, find_mosquitto
 from tools.proof import packets as p
-from tools.proof.chain import Line, until
+from tools.proof.chain import BoardProxy, until
 from tools.proof.faults import power
 from tools.proof.faults.__main__ import Tally, run_suite
 from tools.proof.faults.audit import audit
@@ -58,16 +58,16 @@ def test_the_board_waits_while_its_journal_is_full(tmp_path):
     async def scene(broker):
         peer = await Peer(broker.port, "peer").start()
         await peer.subscribe("board/out")
-        line = Line(broker.port, random.Random(0))
-        line.refuse("full")
-        await line.start()
+        proxy = BoardProxy(broker.port, random.Random(0))
+        proxy.refuse("full")
+        await proxy.start()
         board = power.Board(
-            tmp_path / "board", line.port, power.Case(4, 40, 0)
+            tmp_path / "board", proxy.port, power.Case(4, 40, 0)
         )  # 480 messages: more than its flash holds
         try:
             await board.power_on()
             await until(lambda: board.was_full, board)
-            line.admit("full")
+            proxy.admit("full")
             await until(lambda: board.progress.stored == 40 * power.MESSAGES_A_KILL, board)
             for qos in (1, 2):
                 peer.send("board/in", b"end", qos)
@@ -75,7 +75,7 @@ def test_the_board_waits_while_its_journal_is_full(tmp_path):
             assert await peer.until(lambda: len(peer.received["board/out"]) == board.progress.stored, 60)
         finally:
             await board.stop()
-            await line.stop()
+            await proxy.stop()
             await peer.stop()
 
     with Broker(tmp_path / "broker", kind="mosquitto") as broker:

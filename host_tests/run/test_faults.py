@@ -1,4 +1,4 @@
-"""The broker that can be killed; the line before a board, and its cuts."""
+"""The broker that can be killed; the proxy before a board, and its cuts."""
 
 import asyncio
 import random
@@ -10,7 +10,7 @@ from paho.mqtt.enums import CallbackAPIVersion
 
 from tools.broker import Broker, find_mosquitto
 from tools.proof.board import Progress
-from tools.proof.chain import SHARE_INSIDE, Line, cut_link
+from tools.proof.chain import SHARE_INSIDE, BoardProxy, cut_link
 
 
 @pytest.mark.skipif(not find_mosquitto(), reason="mosquitto is not installed")
@@ -48,18 +48,18 @@ def test_a_line_lets_through_when_the_last_reason_is_gone():
             await writer.drain()
 
         server = await asyncio.start_server(greet, "127.0.0.1", 0)
-        line = Line(server.sockets[0].getsockname()[1], random.Random(1))
-        await line.start()
-        heard = [await _greeted(line.port)]
+        proxy = BoardProxy(server.sockets[0].getsockname()[1], random.Random(1))
+        await proxy.start()
+        heard = [await _greeted(proxy.port)]
         for act, reason in (
-            (line.refuse, "power"),
-            (line.refuse, "broker"),
-            (line.admit, "power"),
-            (line.admit, "broker"),
+            (proxy.refuse, "power"),
+            (proxy.refuse, "broker"),
+            (proxy.admit, "power"),
+            (proxy.admit, "broker"),
         ):
             act(reason)
-            heard.append(await _greeted(line.port))
-        await line.stop()
+            heard.append(await _greeted(proxy.port))
+        await proxy.stop()
         server.close()
         return heard
 
@@ -73,23 +73,23 @@ def test_a_cut_inside_a_packet_takes_the_connection_that_follows_a_silent_one():
 
     async def run():
         server = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
-        line = Line(server.sockets[0].getsockname()[1], random.Random(1))
-        await line.start()
-        _, silent = await asyncio.open_connection("127.0.0.1", line.port)
-        while not line.connected:
+        proxy = BoardProxy(server.sockets[0].getsockname()[1], random.Random(1))
+        await proxy.start()
+        _, silent = await asyncio.open_connection("127.0.0.1", proxy.port)
+        while not proxy.connected:
             await asyncio.sleep(0.01)
-        line.swallow()
-        cutting = asyncio.ensure_future(cut_link(Board(), line, random.Random(1)))
+        proxy.swallow()
+        cutting = asyncio.ensure_future(cut_link(Board(), proxy, random.Random(1)))
         await asyncio.sleep(0.05)
-        _, writer = await asyncio.open_connection("127.0.0.1", line.port)
+        _, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
         while not cutting.done():
             writer.write(b"\x32\x07\x00\x03a/b\x00\x0a")
             await asyncio.sleep(0.01)
         for one in (silent, writer):
             one.close()
-        await line.stop()
+        await proxy.stop()
         server.close()
-        return cutting.result(), line.counts.cuts_inside_a_packet
+        return cutting.result(), proxy.counts.cuts_inside_a_packet
 
     assert random.Random(1).random() < SHARE_INSIDE
     assert asyncio.run(asyncio.wait_for(run(), 60)) == (True, 1)

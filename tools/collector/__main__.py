@@ -36,7 +36,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--client-id", default="collector", help="name of the session at the broker, and of the segments")
     made.add_argument("--landing", type=Path, required=True, metavar="DIR", help="folder of the segments and logs")
     made.add_argument("--level", type=int, choices=(4, 5), default=4, help="protocol: 4 is MQTT 3.1.1, 5 is MQTT 5")
-    made.add_argument("--user")
+    made.add_argument("--user", help="the user name for the broker")
     made.add_argument("--password-file", type=Path, help="default: the environment's FLASHMQTT_PASSWORD")
     made.add_argument("--tls", action="store_true", help="encrypt, and verify the broker's certificate and name")
     made.add_argument("--ca-file", type=Path, help="trusted certificates for --tls; default: the system's")

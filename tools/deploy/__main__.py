@@ -532,8 +532,9 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     for name, act in (("deploy", deploy), ("monitor", monitor), ("backup", backup), ("wipe", wipe)):
         command = commands.add_parser(name, help=act.__doc__.splitlines()[0] if act.__doc__ else "")
         command.add_argument("--port", default="auto", help="the serial port; auto: the only connected board")
-        command.add_argument("--yes", action="store_true", help="answer yes to every question")
         command.set_defaults(act=act)
+        if name in ("deploy", "wipe"):
+            command.add_argument("--yes", action="store_true", help="answer yes to every question")
         if name == "deploy":
             command.add_argument("--board", choices=("auto", *build.BOARDS), default="auto", help="auto: ask the board")
             own = "your own board.py (boards/README.md)"
@@ -542,9 +543,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
             command.add_argument("--dry-run", action="store_true", help="only show what would be done")
         if name in ("deploy", "monitor"):
             command.add_argument("--plain", action="store_true", help="keep all names and modules")
-            command.add_argument(
-                "--timeout", type=number(float, 0.1), default=DELIVERY_S, help="seconds to wait for the first delivery"
-            )
+            waits = "seconds to wait for the first delivery" if name == "deploy" else "seconds, with --for-a-while"
+            command.add_argument("--timeout", type=number(float, 0.1), default=DELIVERY_S, help=waits)
         if name == "monitor":
             command.add_argument("--for-a-while", action="store_true", help="exit after --timeout")
         if name == "backup":

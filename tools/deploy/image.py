@@ -427,7 +427,9 @@ def main(argv: list[str] | None = None) -> int:
         "--user-c-modules", type=optional_path, default=None, help="USER_C_MODULES of MicroPython's build"
     )
     parser.add_argument("--output", type=folder, default=ROOT / "build" / "image", help="the folder for the build")
-    parser.add_argument("--jobs", type=number(int, 1, 64), default=os.cpu_count() or 1)
+    parser.add_argument(
+        "--jobs", type=number(int, 1, 64), default=os.cpu_count() or 1, help="compilers at the same time"
+    )
     arguments = parser.parse_args(argv)
 
     def act() -> int:

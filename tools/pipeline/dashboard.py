@@ -178,7 +178,13 @@ def main(argv: list[str] | None = None) -> int:
     """Serve until Ctrl-C."""
     parser = argparse.ArgumentParser(prog="python -m tools.pipeline.dashboard", description=__doc__.split("\n")[0])
     parser.add_argument("--out", nargs="?", help="the output directory of the pipeline")
-    parser.add_argument("--port", type=command.number(int, 0, 65_535), default=PORT, metavar="P")
+    parser.add_argument(
+        "--port",
+        type=command.number(int, 0, 65_535),
+        default=PORT,
+        metavar="P",
+        help=f"the port to listen on (default: {PORT})",
+    )
     parser.add_argument(
         "--address", default="127.0.0.1", metavar="A", help="the address to listen on (default: only this machine)"
     )
@@ -189,7 +195,7 @@ def main(argv: list[str] | None = None) -> int:
         metavar="SECONDS",
         help="the time between two searches for commits",
     )
-    parser.add_argument("--title", default="flashmqtt: values and delivery")
+    parser.add_argument("--title", default="flashmqtt: values and delivery", help="the page's title")
     verdict.add_options(parser)
     options = parser.parse_args(argv)
     if not options.out:

@@ -70,7 +70,9 @@ def main(argv: list[str] | None = None) -> int:
         "--buckets", type=number(int, 1), help="device buckets (default: as many as the old tables have)"
     )
     parser.add_argument("--mapping", help="the mapping file that the old tables were made with, or a new one")
-    parser.add_argument("--segments-per-batch", type=number(int, 1), default=stream.SEGMENTS_PER_BATCH)
+    parser.add_argument(
+        "--segments-per-batch", type=number(int, 1), default=stream.SEGMENTS_PER_BATCH, help="segments of one commit"
+    )
     parser.add_argument("--partly", action="store_true", help="make the tables although segments are missing")
     parser.add_argument("--master", help="Spark master (default: spark-submit's, or this machine)")
     options = parser.parse_args(argv)

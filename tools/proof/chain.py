@@ -134,7 +134,7 @@ class Collector:
             raise CollectorFailed(f"The collector failed. Its log, {self._log}:\n{self._child.logged()}")
 
 
-class Line(Proxy):
+class BoardProxy(Proxy):
     """The proxy in front of one client. It refuses connections as long as there is at least one reason to."""
 
     def __init__(self, target: int, rng: random.Random, capture: Path | None = None):
@@ -164,31 +164,31 @@ async def until(condition: Callable[[], bool], board: VirtualBoard, poll_s: floa
         await asyncio.sleep(poll_s)
 
 
-async def cut_power(board: VirtualBoard, line: Line, rng: random.Random) -> None:
+async def cut_power(board: VirtualBoard, proxy: BoardProxy, rng: random.Random) -> None:
     """Cut a board's power and switch it on again."""
-    line.refuse("power")
-    line.cut()  # bytes in flight are lost with the power
+    proxy.refuse("power")
+    proxy.cut()  # bytes in flight are lost with the power
     await board.power_cut(rng)
-    line.admit("power")
+    proxy.admit("power")
     await board.power_on()
 
 
-async def cut_link(board: VirtualBoard, line: Line, rng: random.Random) -> bool:
+async def cut_link(board: VirtualBoard, proxy: BoardProxy, rng: random.Random) -> bool:
     """Cut a board's connection as soon as there is one: now, or in the middle of the next packet that it sends.
 
     Return whether a connection was cut before the board was done.
     """
-    before = line.counts.cuts
+    before = proxy.counts.cuts
     inside = rng.random() < SHARE_INSIDE
-    while line.counts.cuts == before and not board.progress.done:
-        await until(lambda: line.connected, board)
+    while proxy.counts.cuts == before and not board.progress.done:
+        await until(lambda: proxy.connected, board)
         if inside:
             # Asked again and again: a silent connection passes no packet that could be cut, and the board opens another one.
-            line.cut_inside_a_packet()
+            proxy.cut_inside_a_packet()
             await asyncio.sleep(POLL_S)
         else:
-            line.cut()
-    return line.counts.cuts > before
+            proxy.cut()
+    return proxy.counts.cuts > before
 
 
 @dataclass
@@ -237,7 +237,7 @@ class RunStats:
             "inside_a_packet": self.link_cuts_inside_a_packet,
         }
 
-    def lines(self, who: str) -> list[str]:
+    def summary_lines(self, who: str) -> list[str]:
         """Return the lines to print; `who` stored the messages."""
         count = self.faults
         further = [f"{count[kind]} {kind}s" for kind in (SILENCE, ABSENCE, BROKER, COLLECTOR_LINK) if count[kind]]
@@ -265,7 +265,7 @@ class Chain:
         self.rng = random.Random(stats.seed)
         self.broker = broker
         self.boards: list[VirtualBoard] = []
-        self.lines: list[Line] = []  # each board's, in their order
+        self.proxies: list[BoardProxy] = []  # each board's, in their order
         stats.broker = broker.kind
         self._collector_start_s = collector_start_s
         self._directory = directory
@@ -305,21 +305,23 @@ class Chain:
         """
         async with contextlib.AsyncExitStack() as stack:
             stack.enter_context(self.broker)
-            self.collector_line = Line(self.broker.port, self.rng)
-            stack.push_async_callback(self.collector_line.stop)
-            await self.collector_line.start()
-            self.collector = Collector(self._directory / "collector", self.collector_line.port, self._collector_start_s)
+            self.collector_proxy = BoardProxy(self.broker.port, self.rng)
+            stack.push_async_callback(self.collector_proxy.stop)
+            await self.collector_proxy.start()
+            self.collector = Collector(
+                self._directory / "collector", self.collector_proxy.port, self._collector_start_s
+            )
             stack.push_async_callback(self.collector.stop)
             for folder, name in folders:
                 file = self._directory / "captures" / f"{name}.jsonl" if capture else None
-                line = Line(self.broker.port, self.rng, file)
-                stack.push_async_callback(line.stop)
-                await line.start()
+                proxy = BoardProxy(self.broker.port, self.rng, file)
+                stack.push_async_callback(proxy.stop)
+                await proxy.start()
                 place = self._directory / folder
-                board = VirtualBoard(place, name, line.port, settings, flash_kib * 1024, flash_time)
+                board = VirtualBoard(place, name, proxy.port, settings, flash_kib * 1024, flash_time)
                 stack.push_async_callback(board.stop)
                 self.boards.append(board)
-                self.lines.append(line)
+                self.proxies.append(proxy)
             await self.collector.start()
             self.stats.began_us, self._began = time.time_ns() // 1000, time.monotonic()
             for board in self.boards if power_on else ():
@@ -330,14 +332,14 @@ class Chain:
 
     def _sum_up(self) -> None:
         stats = self.stats
-        for board, line in zip(self.boards, self.lines, strict=True):
+        for board, proxy in zip(self.boards, self.proxies, strict=True):
             stats.expected |= board.expected()
             stats.torn += board.power.torn
             stats.boots += len(board.boots)
             stats.connects += board.connects
             stats.messages += board.boots[-1].last
             stats.dropped += board.dropped
-            stats.link_cuts_inside_a_packet += line.counts.cuts_inside_a_packet
+            stats.link_cuts_inside_a_packet += proxy.counts.cuts_inside_a_packet
 
     async def kill_broker(self, longest_away_s: float) -> None:
         """Stop all traffic, let the broker write its database, kill the broker and start it again.
@@ -345,39 +347,39 @@ class Chain:
         Mosquitto acknowledges a message before it writes it. A kill in between would lose messages that their senders have
         already deleted.
         """
-        lines = [self.collector_line, *self.lines]
-        for line in lines:
-            line.refuse(BROKER)
-            line.swallow()
+        proxies = [self.collector_proxy, *self.proxies]
+        for proxy in proxies:
+            proxy.refuse(BROKER)
+            proxy.swallow()
         await asyncio.sleep(SETTLE_S)
-        for line in lines:
-            line.swallow()  # connections that were accepted meanwhile
+        for proxy in proxies:
+            proxy.swallow()  # connections that were accepted meanwhile
         self.broker.save()
         self.broker.kill()
         await asyncio.sleep(self.rng.uniform(0, longest_away_s))
         self.broker.start()
-        for line in lines:
-            line.admit(BROKER)
+        for proxy in proxies:
+            proxy.admit(BROKER)
 
     async def cut_collector(self) -> None:
         """Cut the collector's connection."""
         if self.rng.random() < SHARE_INSIDE:
-            self.collector_line.cut_inside_a_packet()
+            self.collector_proxy.cut_inside_a_packet()
         else:
-            self.collector_line.cut()
+            self.collector_proxy.cut()
 
-    async def cut_power(self, board: VirtualBoard, line: Line) -> None:
+    async def cut_power(self, board: VirtualBoard, proxy: BoardProxy) -> None:
         """Cut a board's power and switch it on again; count it."""
         self.count(POWER)
-        await cut_power(board, line, self.rng)
+        await cut_power(board, proxy, self.rng)
 
-    async def cut_link(self, board: VirtualBoard, line: Line) -> None:
+    async def cut_link(self, board: VirtualBoard, proxy: BoardProxy) -> None:
         """Cut a board's connection, now or inside a packet; count it if the board was not done before."""
-        if await cut_link(board, line, self.rng):
+        if await cut_link(board, proxy, self.rng):
             self.count(LINK)
 
     async def stop_storing(self) -> None:
         """Cut each board's power once more; it then only sends its backlog and ends."""
-        for board, line in zip(self.boards, self.lines, strict=True):
+        for board, proxy in zip(self.boards, self.proxies, strict=True):
             board.configure(stop_after=1)
-            await self.cut_power(board, line)
+            await self.cut_power(board, proxy)

@@ -46,14 +46,14 @@ async def run_cases(
     """
     waiting = list(cases)[::-1]
     busy = 0
-    news = asyncio.Condition()
+    changed = asyncio.Condition()
 
     async def work(worker: Worker) -> None:
         nonlocal busy
         try:
             while True:
-                async with news:
-                    await news.wait_for(lambda: waiting or not busy)  # noqa: B023
+                async with changed:
+                    await changed.wait_for(lambda: waiting or not busy)  # noqa: B023
                     if not waiting:
                         return
                     case = waiting.pop()
@@ -61,9 +61,9 @@ async def run_cases(
                 try:
                     waiting.extend(report(await worker.run(case)) or ())
                 finally:
-                    async with news:
+                    async with changed:
                         busy -= 1
-                        news.notify_all()
+                        changed.notify_all()
         finally:
             await worker.stop()
 

@@ -68,13 +68,13 @@ async def sleep_and_wake(
     chain = Chain(directory, Broker(directory / "broker"), stats)
     settings = {"sleep_s": 600, "awake_s": AWAKE_S, "keep_alive_s": 30}
     async with chain.running([("board", DEVICE)], settings, FLASH_KIB, flash_time=0.0, power_on=False):
-        (board,), (line,) = chain.boards, chain.lines
+        (board,), (proxy,) = chain.boards, chain.proxies
         for wake in progress_bar(range(wakes), unit=" wakes", disable=not progress):
             last = wake >= wakes - 2
             if last or chain.rng.random() < 0.5:
-                line.admit(ABSENCE)
+                proxy.admit(ABSENCE)
             else:
-                line.refuse(ABSENCE)
+                proxy.refuse(ABSENCE)
                 chain.count(ABSENCE)
             await _wake(chain, stats, not last and chain.rng.random() < cuts)
         for _ in range(FURTHER_WAKES):  # on a busy machine a wake's deadline may come before its acknowledgements
@@ -91,18 +91,18 @@ async def sleep_and_wake(
 
 async def _wake(chain: Chain, stats: WakeStats, cut: bool) -> None:
     """Let the board wake once; with `cut`, its power goes meanwhile, and the wake is not counted in the costs."""
-    (board,), (line,), rng = chain.boards, chain.lines, chain.rng
-    line.admit(POWER)
+    (board,), (proxy,), rng = chain.boards, chain.proxies, chain.rng
+    proxy.admit(POWER)
     offset = board.console.stat().st_size if board.console.exists() else 0
-    up, down = line.counts.bytes_up, line.counts.bytes_down
+    up, down = proxy.counts.bytes_up, proxy.counts.bytes_down
     await board.power_on("deep-sleep")
     if cut:
         await asyncio.sleep(rng.uniform(0.02, 0.15))
-        line.swallow()  # so that the board can't finish, and sleep, before its power goes
-        line.refuse(POWER)
+        proxy.swallow()  # so that the board can't finish, and sleep, before its power goes
+        proxy.refuse(POWER)
         await asyncio.sleep(rng.uniform(0.0, 0.4))
         if board.running:
-            line.cut()
+            proxy.cut()
             await board.power_cut(rng)
             chain.count(POWER)
             return
@@ -113,9 +113,9 @@ async def _wake(chain: Chain, stats: WakeStats, cut: bool) -> None:
         raise RuntimeError(f"the board did not go to sleep: {printed}")
     stats.programs.append(int(found[1]))
     stats.erases.append(int(found[2]))
-    if line.accepting:
-        stats.up.append(line.counts.bytes_up - up)
-        stats.down.append(line.counts.bytes_down - down)
+    if proxy.accepting:
+        stats.up.append(proxy.counts.bytes_up - up)
+        stats.down.append(proxy.counts.bytes_down - down)
 
 
 def figures(stats: WakeStats) -> dict[str, float]:

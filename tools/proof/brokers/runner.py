@@ -170,7 +170,7 @@ class Board:
             await self._child.kill()
 
 
-class Play:
+class CaseRun:
     """One running case."""
 
     def __init__(self, case: Case, broker: Kind, directory: Path):
@@ -365,7 +365,7 @@ class Worker:
 
     async def run(self, case: Case) -> tuple[Case, Verdict, Observed]:
         """Run one case."""
-        play = Play(case, self._broker, self._directory / str(case).replace("/", "-"))
+        play = CaseRun(case, self._broker, self._directory / str(case).replace("/", "-"))
         return case, await play.run(), play.seen
 
     async def stop(self) -> None:

@@ -21,7 +21,7 @@ from pathlib import Path
 from tools.broker import Broker
 from tools.children import tail
 from tools.proof.board import BoardFailed, VirtualBoard
-from tools.proof.chain import Line, cut_power, until
+from tools.proof.chain import BoardProxy, cut_power, until
 from tools.proof.faults.compiled import program_on
 from tools.proof.faults.peer import Peer
 
@@ -130,9 +130,9 @@ async def run_case(case: Case) -> Verdict:
     ):
         peer = await Peer(broker.port, "peer").start()
         await peer.subscribe("board/out")
-        line = Line(broker.port, rng)
-        await line.start()
-        board = Board(Path(scratch) / "board", line.port, case)
+        proxy = BoardProxy(broker.port, rng)
+        await proxy.start()
+        board = Board(Path(scratch) / "board", proxy.port, case)
         try:
             await board.power_on()
             for number in range(1, kills + 1):
@@ -143,7 +143,7 @@ async def run_case(case: Case) -> Verdict:
                     await asyncio.sleep(rng.uniform(0, 0.05))
                 if not board.running:
                     await board.finished()  # raises an error: the program ended by itself
-                await cut_power(board, line, rng)
+                await cut_power(board, proxy, rng)
                 for _ in range(SENT_A_KILL if board.starts else 0):
                     verdict.sent += 1
                     peer.send("board/in", f"{verdict.sent};".encode(), 2 - verdict.sent % 2)
@@ -160,7 +160,7 @@ async def run_case(case: Case) -> Verdict:
             return verdict
         finally:
             await board.stop()
-            await line.stop()
+            await proxy.stop()
             await peer.stop()
             verdict.kills, verdict.torn, verdict.boots = board.power.cuts, len(board.power.torn), board.starts
             verdict.published = board.progress.stored

@@ -91,7 +91,7 @@ async def apply_faults(arguments: argparse.Namespace, chain: Chain) -> None:
 
     The last power cut ends the storing. So the board goes on until every fault was applied, however slow the machine is.
     """
-    (board,), (line,), done = chain.boards, chain.lines, chain.stats.faults
+    (board,), (proxy,), done = chain.boards, chain.proxies, chain.stats.faults
     cuts = max(0, arguments.cuts - 1)
     events = chaos.draw(chain.rng, arguments.readings, cuts, arguments.link_cuts, arguments.collector_kills)
     with progress_bar(total=arguments.readings, unit=" messages") as bar:
@@ -113,9 +113,9 @@ async def apply_faults(arguments: argparse.Namespace, chain: Chain) -> None:
                     await reached(event.at)
                 await asyncio.sleep(event.delay_s)
                 if event.kind == POWER:
-                    await chain.cut_power(board, line)
+                    await chain.cut_power(board, proxy)
                 elif event.kind == LINK:
-                    await chain.cut_link(board, line)
+                    await chain.cut_link(board, proxy)
                 else:
                     chain.count(COLLECTOR)
                     await chain.collector.restart()
@@ -170,7 +170,7 @@ def run(arguments: argparse.Namespace) -> int:
     stats = asyncio.run(run_chain(arguments, directory))
     (directory / "expected.json").write_text(json.dumps(stats.expected, indent=2) + "\n")
     (directory / "run.json").write_text(json.dumps(stats.counted(), indent=2) + "\n")
-    print("\n".join(stats.lines("board")), flush=True)
+    print("\n".join(stats.summary_lines("board")), flush=True)
     landing = directory / "collector" / "landing"
     print(f"pipeline   Spark reads {len(find_segments(landing))} segments", flush=True)
     status = pipeline.main(

@@ -49,7 +49,7 @@ def soak(directory: Path, settings: Settings) -> int:
         flush=True,
     )
     stats = asyncio.run(Fleet(directory, settings).soak())
-    lines = stats.lines("fleet")
+    lines = stats.summary_lines("fleet")
     print("\n".join(lines), flush=True)
     (directory / "expected.json").write_text(json.dumps(stats.expected, indent=2) + "\n")
     landing, tables = directory / "collector" / "landing", directory / "tables"

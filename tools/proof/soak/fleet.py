@@ -28,8 +28,8 @@ from tools.proof.chain import (
     LINK,
     POWER,
     SILENCE,
+    BoardProxy,
     Chain,
-    Line,
     RunStats,
     until,
 )
@@ -143,8 +143,8 @@ class Fleet:
             self._again(COLLECTOR, settings.host_s(settings.collector_s), chain.collector.restart),
             self._again(COLLECTOR_LINK, settings.collector_link_s, chain.cut_collector),
         ]
-        for number, (board, line) in enumerate(zip(chain.boards, chain.lines, strict=True), 1):
-            running.append(self._apply_faults(board, line, self._steady(number)))
+        for number, (board, proxy) in enumerate(zip(chain.boards, chain.proxies, strict=True), 1):
+            running.append(self._apply_faults(board, proxy, self._steady(number)))
         tasks = [asyncio.ensure_future(one) for one in running]
         try:
             await asyncio.gather(*tasks)
@@ -168,7 +168,7 @@ class Fleet:
             await act()
         await asyncio.sleep(self._left_s())
 
-    async def _apply_faults(self, board: VirtualBoard, line: Line, steady: bool) -> None:
+    async def _apply_faults(self, board: VirtualBoard, proxy: BoardProxy, steady: bool) -> None:
         """Apply one board's faults, one after the other: it has one power supply and one link."""
         settings, chain = self.settings, self._chain
         means = {
@@ -181,24 +181,24 @@ class Fleet:
         while (pause := self._rng.expovariate(sum(weights))) < self._left_s():
             await self._live(board, pause)
             kind = self._rng.choices(list(means), weights)[0]
-            if kind in (LINK, SILENCE) and not line.connected:
+            if kind in (LINK, SILENCE) and not proxy.connected:
                 continue  # waiting for a connection to cut it would mean that no connection ever lasts
             if kind == POWER:
-                await chain.cut_power(board, line)
+                await chain.cut_power(board, proxy)
                 while self._rng.random() < AGAIN:
                     await self._live(board, self._rng.uniform(0, AGAIN_S))
-                    await chain.cut_power(board, line)
+                    await chain.cut_power(board, proxy)
             elif kind == LINK:
-                await chain.cut_link(board, line)
+                await chain.cut_link(board, proxy)
             elif kind == SILENCE:
                 chain.count(kind)
-                line.swallow()
+                proxy.swallow()
             else:
                 chain.count(kind)
-                line.refuse(ABSENCE)
-                line.cut()
+                proxy.refuse(ABSENCE)
+                proxy.cut()
                 await self._live(board, self._rng.uniform(0, settings.longest_absence_s))
-                line.admit(ABSENCE)
+                proxy.admit(ABSENCE)
         await self._live(board, self._left_s())
 
     async def _live(self, board: VirtualBoard, seconds: float) -> None:
@@ -209,7 +209,7 @@ class Fleet:
     async def _drain(self) -> None:
         """After the last fault, start each board once more to send its backlog; wait until the collector has everything."""
         boards = self._chain.boards
-        self._chain.collector_line.cut()  # a silent connection would be noticed too late
+        self._chain.collector_proxy.cut()  # a silent connection would be noticed too late
         await self._chain.stop_storing()
         try:
             async with asyncio.timeout(self.settings.drain_s):
