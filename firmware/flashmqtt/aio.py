@@ -475,7 +475,7 @@ class Client:
 
     def _fail(self, error: "Any") -> None:
         self._failure = error
-        self.session.not_taken()
+        self.session.leave_unacknowledged()
         self._arrived.set()
         self._tell()
         self.link.fail(error, ticks_ms())
@@ -560,7 +560,7 @@ class Client:
             except _RAISED as error:
                 self._load_waiting().failed_now(_exception(error), finished)
         if not later:
-            session.taken()
+            session.acknowledge()
             return True
         message = self._load_waiting().add(ticks_ms())
         if finished and message:
@@ -590,7 +590,7 @@ class Client:
         elif piece.failures:
             waiting.refuse(None, ticks_ms(), True)
         else:
-            session.taken()
+            session.acknowledge()
 
     def _load_waiting(self) -> "Any":
         waiting = self._blocking.load_waiting()

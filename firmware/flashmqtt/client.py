@@ -71,7 +71,7 @@ _isinstance = isinstance
 _str = str
 _bytes = bytes
 # Results of `_dispatch`.
-_TAKEN = const(0)
+_DONE = const(0)
 _WAITS = const(1)
 _FAILED = const(2)
 _IPOLL = hasattr(_poll(), "ipoll")
@@ -310,7 +310,7 @@ class Client:
         self._put_again: "Any" = self._output.put_again
         self._write_to = self._output.write_to
         self._step = self.link.step
-        self._taken = self.session.taken
+        self._acknowledge = self.session.acknowledge
         self._poller = _poll()
         self._polled = None  # the socket that is registered in the poller
         self._polled_events = 0  # the events that it is registered for
@@ -697,7 +697,7 @@ class Client:
         self._refusals[self.session.handle] = self.session.code
 
     def _dispatch(self, message: "Any") -> "Any":
-        """Call the message's handlers. Return _TAKEN, _WAITS, or _FAILED if `errors` has a new error to raise."""
+        """Call the message's handlers. Return _DONE, _WAITS, or _FAILED if `errors` has a new error to raise."""
         session = self.session
         waiting = session.waiting
         if waiting and (waiting.entries or waiting.skipping) and waiting.stops(message):
@@ -719,8 +719,8 @@ class Client:
             self.load_waiting().failed_now(error, finished)
             if not isinstance(error, Exception):
                 raise
-        self._taken()  # now: even if the connection fails next, a handler that has finished must not run again
-        return _FAILED if len(self.errors) > errors else _TAKEN
+        self._acknowledge()  # now: even if the connection fails next, a handler that has finished must not run again
+        return _FAILED if len(self.errors) > errors else _DONE
 
     def load_waiting(self) -> "Any":
         """Return the queue of waiting messages; load it when it is first needed."""

@@ -1,7 +1,7 @@
 """One network connection, without I/O: handshake, keep alive, order of events (3.1.1 and 5, sections 3.1, 3.2 and 3.12).
 
 It knows no socket and no clock: received bytes enter through `decoder.room()` and `received(n)`, bytes to send leave through
-`output.offer()` and `output.taken(n)`, and the time is an argument. The session outlives the connection. For each network
+`output.offer()` and `output.sent(n, now_ms)`, and the time is an argument. The session outlives the connection. For each network
 connection, make a new Connection over the same session, or call `start` again, which reuses the buffers.
 
 How to drive it, from any kind of loop (as the link and the collector do):
@@ -14,7 +14,7 @@ How to drive it, from any kind of loop (as the link and the collector do):
     while True:
         n = output.offer()                      # this calls store.sync() before the bytes can be sent
         if n:                                   # write output.buf from output.start; after a short write the rest remains
-            output.taken(sock.send(memoryview(output.buf)[output.start : output.start + n]), now_ms)
+            output.sent(sock.send(memoryview(output.buf)[output.start : output.start + n]), now_ms)
         n = sock.recv_into(connection.decoder.room())   # when the socket is readable
         connection.received(n, now_ms)          # n == 0 is the peer's end: ConnectionLost
         while True:
@@ -24,7 +24,7 @@ How to drive it, from any kind of loop (as the link and the collector do):
             if event == OUTPUT:                 # the output buffer is full: write it, then continue to process
                 ...
             elif event == MESSAGE:              # connection.message: topic, payload, qos, retain, dup (views, valid until
-                ...                             # the next process()). Then call session.taken(); process() calls it, too
+                ...                             # the next process()). Then call session.acknowledge(); process() calls it, too
             elif event == CONNECTED: ...        # connection.session_present
             elif event == DELIVERED: ...        # session.handle: what session.publish() returned
             elif event == SUBSCRIBED: ...       # see session.subscriptions
@@ -170,7 +170,7 @@ class Connection:
         session = self.session
         output = self.output
         session.disconnected()
-        session.not_taken()
+        session.leave_unacknowledged()
         self.decoder.reset()
         self._next = self.decoder.next
         # A clean start discards the broker's session [MQTT-3.1.2-6], 5: [MQTT-3.1.2-4]. Without a note, the broker may still
@@ -253,7 +253,7 @@ class Connection:
         """
         session = self.session
         if session.handed:
-            session.taken()
+            session.acknowledge()
         if self.state != OPEN:
             return self._handshake()
         if session.urgent:

@@ -93,7 +93,7 @@ class Deferred(WaitingRoom):
             message = self.refuse(None, now_ms, isinstance(error, Exception), finished)
         except MemoryError as full:
             message = None
-            client.session.not_taken()
+            client.session.leave_unacknowledged()
             client.link.fail(full, now_ms)  # the broker sends it again
         self.tell(error, message or client.connection.message)
 

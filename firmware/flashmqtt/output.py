@@ -1,9 +1,9 @@
 """The output buffer of a connection, and the only code that writes to it (chapter 3 of 3.1.1 and 5).
 
 Packets are put one after the other and sent together. The caller that writes to the network gets from `offer()` how many bytes
-to write from `buf[start]`, and reports to `taken(n)` how many were sent. Before any byte is sent, the store is made durable if a
-packet depends on it: a PUBACK or PUBREC states that a message is stored, a PUBREL that PUBREC has arrived, a PUBCOMP that the
-held message is discarded [MQTT-4.3.2-1] [MQTT-4.3.3-1]. This module knows no socket, no flow and no packets in flight.
+to write from `buf[start]`, and reports to `sent(n, now_ms)` how many were sent. Before any byte is sent, the store is made
+durable if a packet depends on it: a PUBACK or PUBREC states that a message is stored, a PUBREL that PUBREC has arrived, a PUBCOMP
+that the held message is discarded [MQTT-4.3.2-1] [MQTT-4.3.3-1]. This module knows no socket, no flow and no packets in flight.
 """
 
 from .codec.encode import put_ack, put_publish
@@ -132,7 +132,7 @@ class Output:
     # --- writing them ---
 
     def write_to(self, sock: "Any", now_ms: int) -> bool:
-        """Write the buffer to a socket, once; return whether all of it was sent. This does `offer` and `taken` in one call."""
+        """Write the buffer to a socket, once; return whether all of it was sent. This does `offer` and `sent` in one call."""
         if self._promised:
             self._sync()
             self._promised = False  # not reached if the store fails: the next write tries again
@@ -145,13 +145,13 @@ class Output:
             self._offered = self.start = self.end = 0
             self.sent_ms = now_ms
             return True
-        self.taken(done, now_ms)
+        self.sent(done, now_ms)
         return False
 
     def offer(self) -> int:
         """Return how many bytes to write from buf[start]; 0: none. The store is durable as far as these bytes need it.
 
-        The result stays the same until `taken`: TLS has already encrypted a write that it could not finish, and treats the next
+        The result stays the same until `sent`: TLS has already encrypted a write that it could not finish, and treats the next
         call, whatever its length, as a repetition of that write.
         """
         if self._promised:
@@ -162,7 +162,7 @@ class Output:
             self._offered = n = self.end - self.start
         return n
 
-    def taken(self, n: int, now_ms: int) -> None:
+    def sent(self, n: int, now_ms: int) -> None:
         """Report that the first n bytes of the offer were sent."""
         if n:
             self._offered = 0

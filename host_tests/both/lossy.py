@@ -213,7 +213,7 @@ class World:
                 if one[0] == 2:
                     self.unsure.append(one)
                 if self.random.below(2):
-                    self.session.taken()
+                    self.session.acknowledge()
             elif event == 8:
                 self.write(1000)
                 self.broker.take(self.up)
@@ -228,7 +228,7 @@ class World:
             self.unsure = []
         n = min(n, most)
         self.up += bytes(output.buf[output.start : output.start + n])
-        output.taken(n, self.now)
+        output.sent(n, self.now)
 
     def move_up(self):
         """The client writes, the broker reads some of it."""

@@ -122,7 +122,7 @@ def test_a_write_that_took_nothing_is_repeated_with_the_same_length():
     connection.decoder.feed(b"\x20\x02\0\0")
     while connection.process(0):
         pass
-    connection.output.taken(connection.output.offer(), 0)
+    connection.output.sent(connection.output.offer(), 0)
     link = mqtt.link
     link.sock = sock = Hesitant()
     link._state = 3

@@ -193,7 +193,7 @@ def test_the_deadline_of_an_acknowledgement_begins_when_the_message_is_out():
     connection = broker.connection
     connection.pump(broker.now)
     while broker.offered():  # over a slow link
-        connection.output.taken(len(broker.offered()), broker.now)
+        connection.output.sent(len(broker.offered()), broker.now)
         broker.now += 1000
         connection.pump(broker.now)
     assert broker.now >= 16000
@@ -291,7 +291,7 @@ class Quiet:
     def write(self, i):
         output = self.connection.output
         n = output.offer()
-        output.taken(n, i)
+        output.sent(n, i)
 
     def round(self, first, answers, n):
         """Publish, let the answers in, take the output; nothing here may allocate."""

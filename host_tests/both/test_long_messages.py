@@ -372,7 +372,7 @@ def test_a_connection_lost_between_two_pieces_goes_on_behind_the_one_that_was_ta
             broker.give(pubrel(9))
             assert taker.pieces < fails_at
         except OSError:
-            broker.session.taken()
+            broker.session.acknowledge()
             broker.drop()
             broker.connect(1)
             broker.process()
@@ -399,7 +399,7 @@ def test_a_piece_whose_handler_fails_is_handed_over_again_and_none_before_it():
         broker.give(publish(b"a", body, 2, 9))
         with pytest.raises(OSError):
             broker.give(pubrel(9))
-        broker.session.not_taken()
+        broker.session.leave_unacknowledged()
         broker.drop()
         broker.connect(1)
         broker.process()

@@ -848,7 +848,7 @@ def test_an_acknowledgement_that_comes_before_its_message_was_sent_whole_waits_u
     broker.connection.pump(broker.now)
     begun = broker.offered()
     assert bytes(begun) == message[:64]
-    broker.connection.output.taken(len(begun), broker.now)
+    broker.connection.output.sent(len(begun), broker.now)
     broker.give(puback(2))
     assert broker.full == message[64:] and broker.session.pending() == 0
 

@@ -176,7 +176,7 @@ def test_a_message_that_was_taken_does_not_come_again_though_its_pubcomp_had_no_
     connection.decoder.feed(pubrel(1))
     assert connection.process(broker.now) == MESSAGE
     fill(None)
-    broker.session.taken()
+    broker.session.acknowledge()
     broker.drop()  # nothing of the output has left
     broker.on_message = None
     broker.connect(1)
@@ -576,7 +576,7 @@ def test_a_long_held_message_that_can_not_be_read_on_after_a_lost_link_is_acknow
     broker.on_message = cut
     with pytest.raises(OSError):
         broker.give(pubrel(7))
-    broker.session.taken()
+    broker.session.acknowledge()
     broker.drop()
     assert broker.connect(1) == [] and store.damaged == 1 and not store.held()
     broker.give(pubrel(7), publish(b"t", b"y"))
@@ -718,14 +718,14 @@ def test_a_write_is_offered_again_with_its_length_until_some_of_it_was_taken():
     output.open()
     output.put_copy(b"x" * 20, 20)
     assert output.offer() == 20
-    output.taken(0, 0)
+    output.sent(0, 0)
     output.put_copy(b"y" * 10, 10)
     assert output.offer() == 20  # TLS has encrypted these 20, and takes any repetition for them
-    output.taken(20, 5)
+    output.sent(20, 5)
     assert output.start == 20 and output.offer() == 10 and output.sent_ms == 5
-    output.taken(4, 6)
+    output.sent(4, 6)
     assert output.offer() == 6
-    output.taken(6, 7)
+    output.sent(6, 7)
     assert output.offer() == 0 and output.start == output.end == 0
 
 

@@ -156,7 +156,7 @@ def begun(broker):
     """Some bytes of the message have left."""
     unsent(broker)
     broker.connection.output.offer()
-    broker.connection.output.taken(1, broker.now)
+    broker.connection.output.sent(1, broker.now)
 
 
 def sent(broker):

@@ -114,7 +114,7 @@ class Peer:
 
     def _take(self):
         octets = self.offered()
-        self.connection.output.taken(len(octets), self.now)
+        self.connection.output.sent(len(octets), self.now)
         return octets
 
     def took(self):

@@ -111,7 +111,7 @@ def written(connection):
     output = connection.output
     n = output.offer()
     sent = bytes(output.buf[output.start : output.start + n])
-    output.taken(n, 1)
+    output.sent(n, 1)
     return sent
 
 

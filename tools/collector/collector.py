@@ -370,7 +370,7 @@ class Collector:
             if event == MESSAGE:
                 if not decoder.dropped:
                     self._land(message)
-                session.taken()
+                session.acknowledge()
             elif event in (NOTHING, OUTPUT):
                 if session.wants_turn:
                     session.put_delayed()
@@ -497,7 +497,7 @@ class Collector:
         output = self.connection.output
         n = output.offer()  # syncs pending messages before their acknowledgements are sent
         if n:
-            output.taken(sock.send(memoryview(output.buf)[output.start : output.start + n]), ticks_ms())
+            output.sent(sock.send(memoryview(output.buf)[output.start : output.start + n]), ticks_ms())
         return bool(n)
 
     async def _sync_pending(self) -> None:

@@ -120,10 +120,10 @@ class RunInbound(Inbound):
             self._awaiting_pubrel.add(key)
         super()._acknowledge(kind, key, code)
 
-    def taken(self) -> None:
+    def discard_handed(self) -> None:
         """Discard the delivered message, which is a row now, and leave the window: no PUBREL is expected for it any more."""
         self._awaiting_pubrel.discard(self._key)
-        super().taken()
+        super().discard_handed()
 
     @property
     def wants_turn(self) -> bool:
@@ -155,9 +155,9 @@ class RunSession(Session):
         inbound: RunInbound = self.inbound
         return inbound
 
-    def taken(self) -> None:
+    def acknowledge(self) -> None:
         """Acknowledge the message. One log entry both delivers and discards it, so the next message needs no sync."""
-        super().taken()
+        super().acknowledge()
         self.unsynced = False
 
     @property

@@ -79,7 +79,7 @@ add cb connection content cursor disconnected floor groups measure partial put s
 FOREIGN = frozenset(FOREIGN_NAMES.split())
 # Pages for users: programs may use every name in the reference and in these pages' code.
 PAGES = ("README.md", "firmware/*.md", "boards/*/README.md")
-NO_PAGES = ("DESIGN.md",)  # about internals
+NO_PAGES = ("CHANGELOG.md", "DESIGN.md")  # about the past and about internals
 
 
 def architecture(mpy: int) -> str:

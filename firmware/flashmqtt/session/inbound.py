@@ -318,9 +318,9 @@ class Inbound:
                 self._acknowledge(answer, key, 0)
             return _NOTHING
 
-    def taken(self) -> None:
-        """The application has taken the message: discard it, so that it is not handed over again."""
-        if self._session.long and self._session.long.key and not self._session.long.taken():
+    def discard_handed(self) -> None:
+        """Discard the message, which the application has taken, so that it is not handed over again."""
+        if self._session.long and self._session.long.key and not self._session.long.finish_piece():
             return
         self._discard(self._key, 0)
 

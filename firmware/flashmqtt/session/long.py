@@ -112,7 +112,7 @@ class Long:
             session.output.put_ack(_PUBREC, packet.packet_id)  # its PUBREL will be answered as for an unknown id
         session.show(packet)
         if qos == 1:
-            session.taken()  # this keeps the order of PUBACKs
+            session.acknowledge()  # this keeps the order of PUBACKs
         session.handed = 0
         self.topic = session.message.topic
         session.handle = packet.payload_total
@@ -279,8 +279,8 @@ class Long:
         message.dup = False
         return _MESSAGE
 
-    def taken(self) -> bool:
-        """The application has taken the piece; return whether it was the last one: then discard the message."""
+    def finish_piece(self) -> bool:
+        """Advance: the application has taken the piece. Return whether it was the last one: then discard the message."""
         self._at += self._n
         self._session.urgent = True  # for the next piece, or the packet after the last one
         if self._session.message.more:

@@ -712,7 +712,7 @@ class Session:
         return _DELIVERED if self.delivered(seq) else _IN_DOUBT
 
     def show(self, packet: "Any") -> None:
-        """Set `message` to the PUBLISH in the decoder's buffer; `taken` will acknowledge it.
+        """Set `message` to the PUBLISH in the decoder's buffer; `acknowledge` acknowledges it.
 
         Below QoS 2 the packet id and DUP do not identify a duplicate [MQTT-3.3.1-3]; 5: [MQTT-4.3.2-5].
         """
@@ -738,8 +738,8 @@ class Session:
             if packet.more:
                 self.handed = 0  # only the last chunk is acknowledged
 
-    def taken(self) -> None:
-        """The application has taken the message: acknowledge it [MQTT-4.3.2-2] [MQTT-4.3.3-2] [MQTT-4.5.0-2].
+    def acknowledge(self) -> None:
+        """Acknowledge the message, which the application has taken [MQTT-4.3.2-2] [MQTT-4.3.3-2] [MQTT-4.5.0-2].
 
         5: [MQTT-4.3.2-4] [MQTT-3.3.4-1]. A QoS 2 message is discarded at once, also without a connection: it must not be handed
         over again.
@@ -747,7 +747,7 @@ class Session:
         kind = self.handed
         self.handed = 0
         if kind != _PUBACK and kind:
-            self.inbound.taken()
+            self.inbound.discard_handed()
         if kind > _ORPHAN:
             if self.waiting and kind == _PUBACK and self.waiting.owing:
                 self.waiting.defer()
@@ -761,8 +761,8 @@ class Session:
             else:
                 output.put_ack(kind, self.handed_id)
 
-    def not_taken(self) -> None:
-        """The application has not taken the message: it will be handed over again."""
+    def leave_unacknowledged(self) -> None:
+        """Do not acknowledge the message, which the application has not taken: it will be handed over again."""
         self.handed = 0
 
     # --- time ---
