@@ -243,7 +243,7 @@ class Client:
         Args:
             code, expiry_s: as for the blocking client's `disconnect`, with the same errors.
         """
-        properties = self._blocking.goodbye(code, expiry_s)
+        properties = self._blocking.disconnect_properties(code, expiry_s)
         self._closed = True
         if self._task is not None:
             self._stopping = True

@@ -53,11 +53,11 @@ def refuse_handler(is_async: bool) -> None:
     raise UsageError("blocking calls are not allowed in a message handler")
 
 
-def goodbye(session: "Any", code: int, expiry_s: "int | None") -> "Any":
+def disconnect_properties(session: "Any", code: int, expiry_s: "int | None") -> "Any":
     """Return the properties of level 5's DISCONNECT."""
     if session.level != 5:
         raise UsageError("code and expiry_s need level 5, not %d" % session.level)
-    return session.five.goodbye(code, expiry_s)
+    return session.five.disconnect_properties(code, expiry_s)
 
 
 def computed(client: "Any", name: str) -> "Any":

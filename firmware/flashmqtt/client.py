@@ -363,13 +363,13 @@ class Client:
             self._wait_step(deadline, error or "connect")
         return self.connection.session_present
 
-    def goodbye(self, code: int, expiry_s: "int | None") -> "bytes | None":
+    def disconnect_properties(self, code: int, expiry_s: "int | None") -> "bytes | None":
         """Check the code and expiry_s of `disconnect`; return the properties of level 5's DISCONNECT."""
         if not code and expiry_s is None:
             return None
-        from .arguments import goodbye
+        from .arguments import disconnect_properties
 
-        return goodbye(self.session, code, expiry_s)
+        return disconnect_properties(self.session, code, expiry_s)
 
     def disconnect(self, timeout_s: "float | None" = None, code: int = 0, expiry_s: "int | None" = None) -> None:
         """Send DISCONNECT within timeout_s, close, and stay disconnected. Stored messages wait for the next connection.
@@ -384,7 +384,7 @@ class Client:
                 code or expiry_s is given at level 3 or 4.
         """
         link = self.link
-        properties = self.goodbye(code, expiry_s)
+        properties = self.disconnect_properties(code, expiry_s)
         try:
             if link.is_open():
                 deadline = self._deadline(timeout_s)

@@ -730,7 +730,7 @@ def test_what_the_server_says_with_a_refusal_reaches_the_program():
 def test_a_disconnect_has_the_reason_and_the_expiry_that_the_program_gives():
     broker = connected()
     five = broker.connection.five
-    broker.connection.disconnect(4, five.goodbye(4, 60))
+    broker.connection.disconnect(4, five.disconnect_properties(4, 60))
     assert broker.offered() == packet(0xE0, b"\x04\x05\x11\x00\x00\x00\x3c")
 
 

@@ -113,7 +113,7 @@ class Level5:
         except MemoryError:  # only a person reads it
             self.answer = {}
 
-    def goodbye(self, code: int, expiry_s: "int | None") -> "bytes | None":
+    def disconnect_properties(self, code: int, expiry_s: "int | None") -> "bytes | None":
         """Return the properties of a DISCONNECT with this reason code and session expiry (None: as in CONNECT).
 
         Raises:

@@ -65,7 +65,12 @@ class Shown:
 
 
 PUBLIC = (
-    Shown("The faces", "firmware/flashmqtt/client.py", ("Client",), ("put", "want", "note_refusal")),
+    Shown(
+        "The faces",
+        "firmware/flashmqtt/client.py",
+        ("Client",),
+        ("put", "want", "note_refusal", "disconnect_properties"),
+    ),
     Shown("", "firmware/flashmqtt/aio.py", ("Client",)),
     Shown("", "firmware/flashmqtt/simple.py", ("MQTTClient", "MQTTException")),
     Shown("", "firmware/flashmqtt/robust.py", ("MQTTClient",)),
