@@ -140,7 +140,7 @@ class Client:
         attempts: how often a handler may fail with a message before the message is discarded.
         log: a function such as `print`, called with one line of text for every change and every error: connecting, the reason of
             a failure, the next attempt, connected, lost; and each message stored, delivered, or with another result. It must not
-            call this object. With None, the module behind it (`talk.py`) is not loaded.
+            call this object. With None, the module behind it (`client_log.py`) is not loaded.
 
     Handlers:
         on_message(message): a `Message` that no subscription's own handler claims; acknowledged when the handler has returned.
@@ -321,9 +321,9 @@ class Client:
         # Why a connection ended, and session_present if there is a new one. `poll` reports it, from `errors`.
         self._loss: "list[Any]" = []
         if log:
-            from .talk import Talk
+            from .client_log import ClientLog
 
-            Talk(self, log)
+            ClientLog(self, log)
 
     # --- connecting ---
 

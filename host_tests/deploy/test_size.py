@@ -24,9 +24,9 @@ def test_growth_is_named_and_the_rest_is_not():
 def test_ledger_has_every_module_that_goes_onto_a_board_and_says_what_a_running_application_leaves():
     ledger = json.loads(size.LEDGER.read_text())
     assert set(ledger["programs"]) == set(size.PROGRAMS)
-    # Modules that only some programs load are in this sum: `mqtt_as`, `robust`, `sock`, `ssl_params` and `talk`, 8.7 KB.
+    # Modules that only some programs load are in this sum: `mqtt_as`, `robust`, `sock`, `ssl_params` and `client_log`, 8.7 KB.
     assert sum(ledger["mpy_bytes"].values()) < 134_500
     # The goal, size.FREE_WANTED, is missed with the second journal, and `make size` says so; less than this must not be left.
-    # (99,000 before the application said in words what it does: `talk` and the handlers that it sets take 4.8 KB.)
+    # (99,000 before the application said in words what it does: `client_log` and the handlers that it sets take 4.8 KB.)
     assert ledger["running_free_32"] >= 93_000
     assert ledger["running_free_32_without_log"] >= 97_500

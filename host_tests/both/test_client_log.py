@@ -12,10 +12,10 @@ import asyncio
 from flashmqtt import aio
 from flashmqtt.backoff import Backoff
 from flashmqtt.client import Client
+from flashmqtt.client_log import words
 from flashmqtt.compat import ticks_diff, ticks_ms
 from flashmqtt.errors import ConnectRefused, MalformedPacket, StoreFull, StoreWorn
 from flashmqtt.session.ram import RamStore
-from flashmqtt.talk import words
 from loopback import Loopback
 from wire import CutStore, puback, publish
 

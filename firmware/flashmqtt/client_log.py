@@ -53,7 +53,7 @@ _CODES = {0x100: "the broker closes the connection on it", 0x101: "the broker do
 _CODES[0x102] = "the broker answers it with the wrong packet"
 
 
-class Talk:
+class ClientLog:
     """Writes a client's log.
 
     Args:
@@ -71,12 +71,13 @@ class Talk:
         self._repeated = False  # the attempt before this one failed
         self._declined: "dict[bytes, int]" = {}  # filter -> its refusals that were logged
         self._error: "Exception | None" = None  # raised by `log`
-        self._begin = link.start
-        self._end = link.stop
-        self._next = link.step
-        self._ended = link.fail
-        self._connect = link._open
-        self._keep = session.store_message
+        # The methods that this object wraps.
+        self._link_start = link.start
+        self._link_stop = link.stop
+        self._link_step = link.step
+        self._link_fail = link.fail
+        self._link_open = link._open
+        self._store_message = session.store_message
         link.start = self._start  # type: ignore[method-assign]
         link.stop = self._stop  # type: ignore[method-assign]
         link.step = client._step = self._step  # type: ignore[method-assign]
@@ -94,7 +95,7 @@ class Talk:
     def _start(self, now_ms: int) -> None:
         link = self._link
         stopped = link._state == _STOPPED
-        self._begin(now_ms)
+        self._link_start(now_ms)
         wait_ms = ticks_diff(link._since_ms, now_ms)
         if stopped and wait_ms > 0:
             self._write(
@@ -105,7 +106,7 @@ class Talk:
         if self._link.reported:
             self._write("broker: disconnected")
         self._trying = self._repeated = False
-        self._end()
+        self._link_stop()
 
     def _open(self, now_ms: int) -> None:
         link = self._link
@@ -114,13 +115,13 @@ class Talk:
             self._write("broker: connecting to %s:%d as %s" % (link.host, link.port, name or "a client without an id"))
         self._trying = True
         self._tried_ms = now_ms
-        self._connect(now_ms)
+        self._link_open(now_ms)
 
     def _fail(self, error: "Any", now_ms: int) -> None:
         link = self._link
         was_open = link.reported
         doubtful = link._state == _UP and not (link.connects or link._tls) and isinstance(error, FlashMqttError)
-        self._ended(error, now_ms)
+        self._link_fail(error, now_ms)
         if not self._trying:
             return
         self._trying = False
@@ -139,16 +140,16 @@ class Talk:
             error, self._error = self._error, None
             client.call(_raise, error)
         client.connection.reports_delivered = True
-        event = self._next(now_ms)
+        event = self._link_step(now_ms)
         if self._tried_ms is not None and self._link._state == _UP:
-            self._tell_wait(now_ms)
+            self._log_wait(now_ms)
         if event == _DELIVERED:
             self._write("delivered %d" % self._session.handle)
         elif event > _MESSAGE or event == _CONNECTED:
-            self._tell(event, now_ms)
+            self._log_event(event, now_ms)
         return event
 
-    def _tell_wait(self, now_ms: int) -> None:
+    def _log_wait(self, now_ms: int) -> None:
         """Log how long CONNACK may still take, when a quarter of the time has passed."""
         limit_ms = self._client.connection.response_ms
         left_ms = limit_ms - ticks_diff(now_ms, self._tried_ms)  # type: ignore[arg-type]
@@ -157,7 +158,7 @@ class Talk:
             if not self._link.reported:
                 self._write("broker: no answer yet; waiting for up to %d s more" % (left_ms / 1000 + 0.5))
 
-    def _tell(self, event: "Any", now_ms: int) -> None:
+    def _log_event(self, event: "Any", now_ms: int) -> None:
         session = self._session
         handle = session.handle
         code = session.code
@@ -166,7 +167,7 @@ class Talk:
             present = self._client.connection.session_present
             self._write("broker: connected, %s" % ("session resumed" if present else "a new session"))
         elif event == _SUBSCRIBED:
-            self._tell_declined(now_ms)
+            self._log_refusals(now_ms)
         elif event == _IN_DOUBT:
             self._write("in doubt %d: the broker lost the session, and may have it" % handle)
         elif event == _REFUSED:
@@ -181,7 +182,7 @@ class Talk:
             topic = session.long.topic
             self._write("too long: %d bytes to %s; buffer_bytes is too small" % (handle, topic))
 
-    def _tell_declined(self, now_ms: int) -> None:
+    def _log_refusals(self, now_ms: int) -> None:
         """Log the subscriptions that the broker has just refused."""
         for entry in self._session.subscriptions:
             name = bytes(entry.filter)
@@ -201,7 +202,7 @@ class Talk:
         now_ms: int,
     ) -> "Any":
         try:
-            handle = self._keep(topic, payload, qos, retain, properties, now_ms)
+            handle = self._store_message(topic, payload, qos, retain, properties, now_ms)
         except StoreError as error:
             self._write("not stored: %s: %s" % (str(topic, "utf-8"), words(error)))
             raise
