@@ -79,7 +79,7 @@ _BUSY = const(1)  # a state: a handler or the program has the message
 _RAISED = (Exception, asyncio.CancelledError)
 
 # Attributes of the blocking client.
-_ASKED = "connected error pending oversize downgraded client_id granted answer unclaimed failed missed".split()
+_ATTRIBUTES = "connected error pending oversize downgraded client_id granted answer unclaimed failed missed".split()
 
 # Who takes a message that waited: `session/waiting.py`.
 _HANDLERS = const(1)
@@ -194,7 +194,7 @@ class Client:
 
     def __getattr__(self, name: str) -> "Any":
         """Return an attribute of the blocking client."""
-        if name in _ASKED:
+        if name in _ATTRIBUTES:
             return getattr(self._blocking, name)
         raise AttributeError(name)
 
@@ -206,7 +206,7 @@ class Client:
 
     async def __aexit__(self, kind: int, error: "Any", trace: "Any") -> None:
         if kind is None:  # no exception: the program has finished with its last message
-            self._settle(asyncio.current_task())
+            self._acknowledge_finished(asyncio.current_task())
         await self.disconnect()
 
     def start(self) -> None:
@@ -276,7 +276,7 @@ class Client:
         finally:
             self._blocking.stopped()
             self._arrived.set()
-            self._tell()
+            self._wake_waiters()
 
     # --- sending ---
 
@@ -399,7 +399,7 @@ class Client:
         """
         self._iterated = True
         task = asyncio.current_task()
-        self._settle(task)
+        self._acknowledge_finished(task)
         while True:
             if self._failure:
                 raise self._failure
@@ -414,7 +414,7 @@ class Client:
                 self._held.append((task, message))
                 return message
 
-    def _settle(self, task: "Any") -> None:
+    def _acknowledge_finished(self, task: "Any") -> None:
         """Acknowledge this task's message; acknowledge or put back the messages of tasks that have ended."""
         held = self._held
         waiting = self.session.waiting
@@ -460,7 +460,7 @@ class Client:
             except asyncio.TimeoutError:
                 pass
 
-    def _tell(self) -> None:
+    def _wake_waiters(self) -> None:
         """Wake all tasks that wait in `_until`."""
         self._progress.set()
         self._progress = asyncio.Event()
@@ -477,7 +477,7 @@ class Client:
         self._failure = error
         self.session.leave_unacknowledged()
         self._arrived.set()
-        self._tell()
+        self._wake_waiters()
         self.link.fail(error, ticks_ms())
 
     async def _pump(self) -> None:
@@ -490,7 +490,7 @@ class Client:
             if event == NOTHING:
                 if link.error is not was:
                     was = link.error
-                    self._tell()
+                    self._wake_waiters()
                 if link.wait_ms > 0:
                     await self._wait()
                 else:
@@ -522,7 +522,7 @@ class Client:
                     self._call(self.on_expired, session.handle)
                 elif event == DROPPED:
                     self._call(self.on_dropped, session.handle, session.code)
-                self._tell()
+                self._wake_waiters()
 
     async def _wait(self) -> None:
         """Wait until the socket is ready, or the link has something to do."""
@@ -594,7 +594,7 @@ class Client:
 
     def _load_waiting(self) -> "Any":
         waiting = self._blocking.load_waiting()
-        waiting.tell = self._note_error
+        waiting.report_error = self._note_error
         return waiting
 
     def _serve(self) -> None:
@@ -670,13 +670,13 @@ class Client:
             try:
                 result = self.on_error(error, message)
                 if type(result) is COROUTINE:
-                    self._tasks.append((asyncio.create_task(self._tell_loop(result)), None))
+                    self._tasks.append((asyncio.create_task(self._await_on_error(result)), None))
                 return
             except _RAISED as another:
                 error = _exception(another)
         _print(error)
 
-    async def _tell_loop(self, coroutine: "Any") -> None:
+    async def _await_on_error(self, coroutine: "Any") -> None:
         try:
             await coroutine
         except Exception as error:  # of `on_error` itself

@@ -737,7 +737,7 @@ class Client:
             try:
                 self.run(handler, argument, other)
             except Exception as error:
-                self.load_waiting().tell(error, None)
+                self.load_waiting().report_error(error, None)
 
     def run(self, handler: "Any", argument: "Any", other: "Any" = _ABSENT) -> None:
         """Call a handler. Messages that it publishes are sent after it has returned."""

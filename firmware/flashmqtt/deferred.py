@@ -95,14 +95,14 @@ class Deferred(WaitingRoom):
             message = None
             client.session.leave_unacknowledged()
             client.link.fail(full, now_ms)  # the broker sends it again
-        self.tell(error, message or client.connection.message)
+        self.report_error(error, message or client.connection.message)
 
     def failed_with(self, message: "Any", error: "Any") -> None:
         """A handler raised for a message that waited."""
         self.refuse(message, ticks_ms(), isinstance(error, Exception))
-        self.tell(error, message)
+        self.report_error(error, message)
 
-    def tell(self, error: "Any", message: "Any") -> None:
+    def report_error(self, error: "Any", message: "Any") -> None:
         """Pass what a handler raised to `on_error`, or keep it for `poll`."""
         client = self._client
         if not isinstance(error, Exception):

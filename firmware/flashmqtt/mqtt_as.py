@@ -67,7 +67,9 @@ class Queue:
             message = await client.__anext__()
             told = client.arguments_of(message)
             if message.offset:
-                client._settle(asyncio.current_task())  # nothing else is read before a long message is acknowledged
+                client._acknowledge_finished(
+                    asyncio.current_task()
+                )  # nothing else is read before a long message is acknowledged
             if told:
                 return told
 

@@ -74,7 +74,7 @@ OPEN = tuple(re.findall(r"^## `([\w.]+)`$", (ROOT / "firmware" / "API.md").read_
 OURS = ("flashmqtt", "app", "board")  # what is shrunk; other files only use these
 # Names that both MicroPython and flashmqtt define: they keep their names. A test compares this list with the stubs.
 FOREIGN_NAMES = """
-add cb connection content cursor disconnected floor groups measure partial put state tell verify_mode State parse
+add cb connection content cursor disconnected floor groups measure partial put state verify_mode State parse
 """
 FOREIGN = frozenset(FOREIGN_NAMES.split())
 # Pages for users: programs may use every name in the reference and in these pages' code.
