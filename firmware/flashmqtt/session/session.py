@@ -679,7 +679,7 @@ class Session:
             if column == _PUBACK and state & _STATE == _AWAIT_PUBREC:
                 self.downgraded += 1
             if self.level == _LEVEL_5 or self.undelivered or state > _STATE:
-                return self._verdict(packet, seq, state)
+                return self._flow_result(packet, seq, state)
             return _DELIVERED
         if action == _MARK:
             self.proved = True
@@ -700,7 +700,7 @@ class Session:
             raise ProtocolError("packet type %d in state %d of packet id %d" % (packet.packet_type, state, packet_id))
         return _NOTHING
 
-    def _verdict(self, packet: "Any", seq: int, state: "Any") -> "Any":
+    def _flow_result(self, packet: "Any", seq: int, state: "Any") -> "Any":
         """Return the event for the end of a flow that was not refused. 5: [MQTT-4.4.0-2]
 
         PUBCOMP has one other code, 0x92 (packet identifier not found): an earlier PUBCOMP was lost and the message is delivered

@@ -54,17 +54,17 @@ _TLS_ENDS = (-0x7280, -0x7880)  # Mbed TLS: the peer has closed without, or with
 # Stages of a trial.
 _IDLE = const(0)  # no connection is accepted
 _SETTLING = const(1)  # subscriptions and QoS 0 messages are sent first
-_ASKING = const(2)  # a PINGREQ after these is sent
+_PING_1_SENT = const(2)  # a PINGREQ after these is sent
 _READY = const(3)  # it is answered: the next message may be sent
 _PUT = const(4)  # the message, or its first piece, is in the output
-_SENT = const(5)  # a PINGREQ after the message is sent
-_HEARD = const(6)  # that PINGREQ is answered
-_ASKED = const(7)  # another PINGREQ is sent
-_SHOWN = const(8)  # it is answered, too: the broker works, and does not acknowledge the message
+_PING_2_SENT = const(5)  # a PINGREQ after the message is sent
+_PING_2_ANSWERED = const(6)  # that PINGREQ is answered
+_PING_3_SENT = const(7)  # another PINGREQ is sent
+_PING_3_ANSWERED = const(8)  # it is answered, too: the broker works, and does not acknowledge the message
 
 _SETTLE_MS = const(1000)
 _SILENT_MS = const(5000)
-_NOBODY = const(0xFF)  # in the note: no suspect
+_NO_SUSPECT = const(0xFF)  # in the note: no suspect
 _PING_BYTES = const(8)  # room for a PINGREQ, with a margin
 
 
@@ -74,7 +74,7 @@ def remembered(session: "Any") -> None:
     if session.refuse_after and seq < session.store.next_seq and seq & 255 == session.note[3]:
         session.suspect = Suspect(session, seq, session.note[2])
     else:  # the suspect is done
-        _keep(session, _NOBODY, 0)
+        _write_trials(session, _NO_SUSPECT, 0)
 
 
 def found(session: "Any", seq: int, again: bool) -> None:
@@ -82,13 +82,13 @@ def found(session: "Any", seq: int, again: bool) -> None:
     if again:
         session.suspect = Suspect(session, seq, 0)
     else:
-        _keep(session, 0, seq)
+        _write_trials(session, 0, seq)
 
 
-def _keep(session: "Any", trials: "Any", seq: int) -> None:
-    """Write the number of a message's failed trials into the note; _NOBODY: there is no suspect."""
+def _write_trials(session: "Any", trials: "Any", seq: int) -> None:
+    """Write the number of a message's failed trials into the note; _NO_SUSPECT: there is no suspect."""
     note = session.note
-    if note[0] != _NOBODY and (note[2] != trials or (note[3] != seq & 255 and trials != _NOBODY)):
+    if note[0] != _NO_SUSPECT and (note[2] != trials or (note[3] != seq & 255 and trials != _NO_SUSPECT)):
         session.replace_note(bytes(note[:2]) + bytes((trials, seq & 255)) + bytes(note[4:]))
 
 
@@ -103,7 +103,7 @@ class Suspect:
 
     def __init__(self, session: "Any", seq: int, trials: "Any") -> None:
         self._session = session
-        self._seq = self._blamed = seq
+        self._seq = self._counted_seq = seq
         self._trials = trials
         self._end = max(session.cursor, seq + 1)  # the messages before this one are tried
         self._stage = _IDLE
@@ -150,13 +150,13 @@ class Suspect:
         self.pings -= 1
         if self.pings <= 0:
             stage = self._stage
-            if stage == _ASKING:
+            if stage == _PING_1_SENT:
                 self._stage = _READY
-            elif stage == _SENT:
-                self._stage = _HEARD
+            elif stage == _PING_2_SENT:
+                self._stage = _PING_2_ANSWERED
                 self._since_ms = now_ms
-            elif stage == _ASKED:
-                self._stage = _SHOWN
+            elif stage == _PING_3_SENT:
+                self._stage = _PING_3_ANSWERED
             self._go_on(now_ms)
 
     def tick(self, now_ms: int) -> "Any":
@@ -167,34 +167,34 @@ class Suspect:
         stage = self._stage
         if stage == _IDLE:
             if self._session.store.low >= self._end:
-                self._lift()
+                self._end_suspicion()
             return 0
         age = ticks_diff(now_ms, self._since_ms)
-        if stage == _ASKING:
+        if stage == _PING_1_SENT:
             return age
         if stage == _SETTLING:
             if age >= _SETTLE_MS and not self._session.request_id and self._ping():
-                self._stage = _ASKING
+                self._stage = _PING_1_SENT
                 self._since_ms = now_ms
-        elif stage == _HEARD and age >= self._silent_ms and self._session.flight and self._ping():
-            self._stage = _ASKED
+        elif stage == _PING_2_ANSWERED and age >= self._silent_ms and self._session.flight and self._ping():
+            self._stage = _PING_3_SENT
         self._go_on(now_ms)
         return 0
 
     def ended(self, error: "Any") -> None:
         """The connection ends because of this error, or (None) by us: decide whether the trial has failed."""
         if self._stage != _IDLE:
-            code = self._verdict(error)
+            code = self._trial_result(error)
             self._short = self._stage < _PUT
             self._stage = _IDLE
             session = self._session
             session.quota = self._quota
             if code:
-                if self._seq != self._blamed:
-                    self._blamed = self._seq
+                if self._seq != self._counted_seq:
+                    self._counted_seq = self._seq
                     self._trials = 0
                 self._trials += 1
-                _keep(session, self._trials, self._seq)
+                _write_trials(session, self._trials, self._seq)
                 if self._trials >= session.refuse_after:
                     self._set_aside(code)
 
@@ -214,11 +214,11 @@ class Suspect:
         store = session.store
         if self._stage >= _PUT:
             if not session.flight:  # it is done
-                self._acquit()
+                self._reset_trials()
                 if self.pings <= 0:  # all PINGREQ are answered: the next message needs no other one before it
                     self._stage = _READY
             elif not self._marked and store.is_marked(self._seq):  # past PUBREC: now its PUBREL is tried
-                self._acquit()
+                self._reset_trials()
                 self._marked = True
                 self._stage = _PUT
         if self._stage == _READY and not session.output.end:
@@ -232,32 +232,32 @@ class Suspect:
                 self._disturbed = self._wrong = False
                 self._stage = _PUT
             elif session.cursor >= min(self._end, store.next_seq):
-                self._lift()
+                self._end_suspicion()
         if self._stage == _PUT and not session.partial and self._ping():
-            self._stage = _SENT
+            self._stage = _PING_2_SENT
 
-    def _acquit(self) -> None:
+    def _reset_trials(self) -> None:
         """The broker has accepted the message: set its failed trials to 0."""
-        if self._trials and self._seq == self._blamed:
+        if self._trials and self._seq == self._counted_seq:
             self._trials = 0
-            _keep(self._session, 0, self._seq + 1)
+            _write_trials(self._session, 0, self._seq + 1)
 
-    def _lift(self) -> None:
+    def _end_suspicion(self) -> None:
         """All messages that were in flight are done: end the suspicion."""
         session = self._session
         if self._stage != _IDLE:
             session.quota = self._quota
         session.suspect = None
-        _keep(session, _NOBODY, 0)
+        _write_trials(session, _NO_SUSPECT, 0)
 
-    def _verdict(self, error: "Any") -> "Any":
+    def _trial_result(self, error: "Any") -> "Any":
         """Return the code with which this trial has failed, or 0 if it has not."""
         session = self._session
         if self._stage < _PUT or not session.flight:
             return 0
         if self._wrong:
             return WRONG
-        if self._stage == _SHOWN:
+        if self._stage == _PING_3_ANSWERED:
             return SILENT
         output = session.output
         # The message is at the start of the buffer: was any byte of it sent?
