@@ -10,7 +10,7 @@ from flashmqtt.errors import BufferTooSmall, UsageError
 if TYPE_CHECKING:
     from typing import Any  # noqa: TID251
 
-_UNWANTED = const(4)  # a subscription's state: `subscriptions.py`
+_TO_UNSUBSCRIBE = const(4)  # a subscription's state: `subscriptions.py`
 
 
 class Several:
@@ -72,7 +72,7 @@ def unwant(session: "Any", filter_: "Any", properties: "Any") -> "Any":
     for one in filters:
         entry = requests.entry(one)  # an unknown one may have been made before the last restart
         entry.properties = properties
-        entry.state = _UNWANTED
+        entry.state = _TO_UNSUBSCRIBE
         entries.append(entry)
     requests.changed()
     return Several(entries) if several else entries[0]

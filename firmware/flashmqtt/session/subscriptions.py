@@ -26,12 +26,12 @@ _LONGEST_MS = const(3600000)
 _DOUBLINGS = const(9)
 
 # States of a subscription.
-_WANTED = const(0)
-_ASKED = const(1)
+_TO_SUBSCRIBE = const(0)
+_SUBSCRIBE_SENT = const(1)
 GRANTED = const(2)
 DECLINED = const(3)
-_UNWANTED = const(4)
-_UNASKED = const(5)
+_TO_UNSUBSCRIBE = const(4)
+_UNSUBSCRIBE_SENT = const(5)
 ENDED = const(6)
 
 
@@ -50,7 +50,7 @@ class Subscription:
         self.handler = handler  # called by the client
         self.awaited = False  # the handler is an `async def` function
         self.properties = properties  # 5: SUBSCRIBE's, packed
-        self.state = _WANTED
+        self.state = _TO_SUBSCRIBE
         self.code = 0  # the granted QoS, or the refusal; after UNSUBSCRIBE, UNSUBACK's reason code
         self.refusals = 0  # how often it was refused in a row
         self.again_ms = 0  # when to ask again after a refusal
@@ -68,7 +68,7 @@ class Subscription:
 
     def decline(self, code: int, now_ms: int) -> None:
         """The broker refused: ask again later. A refused UNSUBSCRIBE is not repeated."""
-        self.state = ENDED if self.state == _UNWANTED else DECLINED
+        self.state = ENDED if self.state == _TO_UNSUBSCRIBE else DECLINED
         self.code = code
         self.again_ms = ticks_add(now_ms, min(_AGAIN_MS << min(self.refusals, _DOUBLINGS), _LONGEST_MS))
         self.refusals += 1
@@ -135,7 +135,7 @@ class Requests:
         entry.handler = handler
         entry.awaited = False
         entry.properties = properties
-        entry.state = _WANTED
+        entry.state = _TO_SUBSCRIBE
         entry.refusals = 0
         self.changed()
         return entry
@@ -177,10 +177,10 @@ class Requests:
         """The broker accepted a connection; restore: ask again for granted subscriptions, too."""
         session = self._session
         for entry in session.subscriptions:
-            if entry.state == _UNASKED:
-                entry.state = _UNWANTED
-            elif entry.state == _ASKED or entry.state == DECLINED or (entry.state == GRANTED and restore):
-                entry.state = _WANTED
+            if entry.state == _UNSUBSCRIBE_SENT:
+                entry.state = _TO_UNSUBSCRIBE
+            elif entry.state == _SUBSCRIBE_SENT or entry.state == DECLINED or (entry.state == GRANTED and restore):
+                entry.state = _TO_SUBSCRIBE
         session.wants_request = bool(session.subscriptions)
 
     def put(self, now_ms: int) -> None:
@@ -189,12 +189,12 @@ class Requests:
         output = session.output
         dup = session.request_id != 0
         if not dup:
-            self._asked = [entry for entry in session.subscriptions if entry.state == _WANTED]
+            self._asked = [entry for entry in session.subscriptions if entry.state == _TO_SUBSCRIBE]
             if session.five:
                 self._asked = session.five.together(self._asked, now_ms)
             self._put = put_subscribe
             if not self._asked:
-                self._asked = unwanted = [entry for entry in session.subscriptions if entry.state == _UNWANTED]
+                self._asked = unwanted = [entry for entry in session.subscriptions if entry.state == _TO_UNSUBSCRIBE]
                 if session.five:
                     self._asked = session.five.together(unwanted, now_ms)
                     for entry in unwanted:
@@ -226,8 +226,8 @@ class Requests:
                 ]  # the rest goes into the next packet; each entry fits
         self._put_ms = now_ms
         for entry in self._asked:
-            if entry.state == _WANTED or entry.state == _UNWANTED:
-                entry.state += _ASKED - _WANTED
+            if entry.state == _TO_SUBSCRIBE or entry.state == _TO_UNSUBSCRIBE:
+                entry.state += _SUBSCRIBE_SENT - _TO_SUBSCRIBE
 
     def answered(self, packet: "Any") -> "Any":
         """Process a SUBACK or UNSUBACK: each filter has its own result, and a refusal does not end the connection."""
@@ -247,14 +247,14 @@ class Requests:
             entry = asked[i]
             # The state of an entry that was changed meanwhile is neither: its next request is still to be sent.
             code = packet.buffer[packet.codes_start + i] if count else 0
-            if entry.state == _ASKED:
+            if entry.state == _SUBSCRIBE_SENT:
                 if code >= _REFUSED:
                     entry.decline(code, self._put_ms)
                 else:
                     entry.code = code
                     entry.state = GRANTED
                     entry.refusals = 0
-            elif entry.state == _UNASKED:
+            elif entry.state == _UNSUBSCRIBE_SENT:
                 entry.code = code
                 entry.state = ENDED
                 self._end(entry)
@@ -273,7 +273,7 @@ class Requests:
         if not session.request_id:
             for entry in session.subscriptions:
                 if entry.state == DECLINED and ticks_diff(now_ms, entry.again_ms) >= 0:
-                    entry.state = _WANTED
+                    entry.state = _TO_SUBSCRIBE
                     session.wants_request = True
             return 0
         age = ticks_diff(now_ms, self._put_ms)
