@@ -81,9 +81,9 @@ _RAISED = (Exception, asyncio.CancelledError)
 # Attributes of the blocking client.
 _ATTRIBUTES = "connected error pending oversize downgraded client_id granted answer unclaimed failed missed".split()
 
-# Who takes a message that waited: `session/waiting.py`.
-_HANDLERS = const(1)
-_REST = const(2)
+# Which waiting messages to return: `session/waiting.py`.
+_CLAIMED = const(1)
+_UNCLAIMED = const(2)
 
 
 class Client:
@@ -406,7 +406,7 @@ class Client:
             if self._closed:
                 raise StopAsyncIteration
             waiting = self.session.waiting
-            message = waiting.next(ticks_ms(), _REST) if waiting and self.on_message is None else None
+            message = waiting.next(ticks_ms(), _UNCLAIMED) if waiting and self.on_message is None else None
             if not message:
                 self._arrived.clear()
                 await self._arrived.wait()
@@ -540,7 +540,7 @@ class Client:
         session = self.session
         waiting = session.waiting
         finished = 0
-        later = waiting and (waiting.entries or waiting.skipping) and waiting.stops(message)
+        later = waiting and (waiting.entries or waiting.skipping) and waiting.must_wait(message)
         if not later:
             try:
                 for entry in session.subscriptions:
@@ -606,7 +606,7 @@ class Client:
         if not waiting.due(now_ms, self._iterated or self.on_message is not None):
             return
         while True:
-            message = waiting.next(now_ms, _HANDLERS if self.on_message is None else _HANDLERS | _REST)
+            message = waiting.next(now_ms, _CLAIMED if self.on_message is None else _CLAIMED | _UNCLAIMED)
             if not message:
                 break
             if waiting.begin(message):

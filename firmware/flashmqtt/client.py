@@ -700,7 +700,7 @@ class Client:
         """Call the message's handlers. Return _DONE, _WAITS, or _FAILED if `errors` has a new error to raise."""
         session = self.session
         waiting = session.waiting
-        if waiting and (waiting.entries or waiting.skipping) and waiting.stops(message):
+        if waiting and (waiting.entries or waiting.skipping) and waiting.must_wait(message):
             waiting.add(ticks_ms())
             return _WAITS
         errors = len(self.errors)

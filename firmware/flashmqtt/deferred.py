@@ -5,21 +5,21 @@ handlers; `session/waiting.py` has the order of the messages and of their acknow
 """
 
 from .compat import TYPE_CHECKING, const, ticks_ms
-from .session.waiting import WaitingRoom
+from .session.waiting import WaitingQueue
 
 if TYPE_CHECKING:
     from typing import Any  # noqa: TID251
 
-# Who takes a message, and a state: `session/waiting.py`.
-_HANDLERS = const(1)
-_REST = const(2)
+# Which messages to return, and a state: `session/waiting.py`.
+_CLAIMED = const(1)
+_UNCLAIMED = const(2)
 _LEFT = const(2)
 
 _ERRORS = const(8)  # how many errors of handlers are kept for `poll`
 
 
-class Deferred(WaitingRoom):
-    """The waiting messages of a client; the arguments are those of the client and of `WaitingRoom`."""
+class Deferred(WaitingQueue):
+    """The waiting messages of a client; the arguments are those of the client and of `WaitingQueue`."""
 
     def __init__(
         self,
@@ -39,13 +39,13 @@ class Deferred(WaitingRoom):
     def serve(self, now_ms: int) -> "Any":
         """Hand over waiting messages that are claimed now, drop unclaimed ones; return how many were handed over."""
         client = self._client
-        rest = client.on_message
-        if not self.due(now_ms, rest is not None):
+        on_message = client.on_message
+        if not self.due(now_ms, on_message is not None):
             return 0
         handled = 0
         failed = len(client.errors)
         while len(client.errors) == failed:
-            message = self.next(now_ms, _HANDLERS | _REST if rest else _HANDLERS)
+            message = self.next(now_ms, _CLAIMED | _UNCLAIMED if on_message else _CLAIMED)
             if not message:
                 break
             if not self.begin(message):
@@ -58,7 +58,7 @@ class Deferred(WaitingRoom):
                         client.run(entry.handler, message)
                         message.finished += (entry,)
                 if not takers:
-                    client.run(rest, message)
+                    client.run(on_message, message)
             except BaseException as error:
                 self.failed_with(message, error)
                 if not isinstance(error, Exception):

@@ -159,7 +159,7 @@ class Session:
         self.urgent = False  # before the next packet: an acknowledgement, a report or a held message
         self.unsynced = False  # a held message was discarded, and that is not durable yet
         self.inbound: "Any" = None
-        self.waiting: "Any" = None  # messages that wait for a handler: a `waiting.WaitingRoom`, made by the client
+        self.waiting: "Any" = None  # messages that wait for a handler: a `waiting.WaitingQueue`, made by the client
         self.subscriptions: "list[Any]" = []
         self.requests: "Any" = None  # SUBSCRIBE and UNSUBSCRIBE: `subscriptions.Requests`
         self.request_id = 0  # of the SUBSCRIBE or UNSUBSCRIBE in flight, 0: none

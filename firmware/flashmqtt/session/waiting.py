@@ -11,8 +11,8 @@ would have to wait behind it; once there is room the client reconnects, and the 
 A waiting message outlives its network connection. The broker sends it again with DUP and the same packet id, because it was not
 acknowledged; this duplicate is recognized and not handed over.
 
-The queue knows which subscriptions claim a message. A message that no subscription claims belongs to the rest, which the client
-hands over in its own way. The queue calls no handler.
+The queue knows which subscriptions claim a message. A message that no subscription claims is unclaimed: the client hands it over
+in its own way. The queue calls no handler.
 """
 
 from binascii import crc32
@@ -41,8 +41,8 @@ LEFT = const(2)  # left unacknowledged: only its topic is kept
 DONE = const(3)  # taken; its acknowledgement is owed, or its connection is gone
 
 # Arguments of `next`.
-HANDLERS = const(1)
-REST = const(2)
+CLAIMED = const(1)
+UNCLAIMED = const(2)
 
 
 class Waiting(Message):
@@ -105,7 +105,7 @@ class Receipt:
         self.resumed = False
 
 
-class WaitingRoom:
+class WaitingQueue:
     """The messages of a session that wait, oldest first.
 
     Args:
@@ -125,7 +125,7 @@ class WaitingRoom:
         self.entries: "list[Any]" = []
         self.bytes = 0  # of the copies
         self.owing = 0  # how many QoS 1 messages are owed a PUBACK on this connection
-        self.rest = False  # there is a taker for messages that no subscription claims
+        self.takes_unclaimed = False  # there is a taker for messages that no subscription claims
         self.missed = self.unclaimed = self.failed = 0
         self._look = True  # after a change, a message may have become ready
         self._looked_ms = 0
@@ -160,7 +160,7 @@ class WaitingRoom:
             takers = entry.takers = self.claims(entry)
         return takers
 
-    def stops(self, message: "Any") -> bool:
+    def must_wait(self, message: "Any") -> bool:
         """Return whether a message that has just arrived must wait behind others."""
         if self.skipping or (message.qos == 1 and (self._overflow or (self.owing and self._count() >= 2 * self.limit))):
             return True
@@ -170,40 +170,40 @@ class WaitingRoom:
                 return True
         return False
 
-    def due(self, now_ms: int, rest: "Any") -> bool:
-        """Return whether it is time to look for ready messages; rest: there is a taker for unclaimed ones."""
-        if self._look or rest != self.rest or ticks_diff(now_ms, self._looked_ms) >= 100:
+    def due(self, now_ms: int, takes_unclaimed: "Any") -> bool:
+        """Return whether it is time to look for ready messages; takes_unclaimed: there is a taker for unclaimed ones."""
+        if self._look or takes_unclaimed != self.takes_unclaimed or ticks_diff(now_ms, self._looked_ms) >= 100:
             self._look = False
-            self.rest = rest
+            self.takes_unclaimed = takes_unclaimed
             self._looked_ms = now_ms
             return True
         return False
 
     def next(self, now_ms: int, kinds: "Any") -> "Any":
-        """Return the first message that can be handed over now, or None. kinds: HANDLERS, REST or both."""
+        """Return the first message that can be handed over now, or None. kinds: CLAIMED, UNCLAIMED or both."""
         blocked: "list[Any]" = []
-        rest_blocked = False
+        unclaimed_blocked = False
         for entry in self.entries:
             if entry.state == DONE:
                 continue
             takers = self._takers(entry)
-            stopped = _common(takers, blocked) if takers else rest_blocked
+            stopped = _common(takers, blocked) if takers else unclaimed_blocked
             if (
                 not stopped
                 and entry.state == WAITING
-                and kinds & (HANDLERS if takers else REST)
+                and kinds & (CLAIMED if takers else UNCLAIMED)
                 and ticks_diff(now_ms, entry.due_ms) >= 0
             ):
                 return entry
             if takers:
                 blocked += takers
             elif entry.state != BUSY:  # several tasks may iterate at once, each with its own message
-                rest_blocked = True
+                unclaimed_blocked = True
         return None
 
     def expired(self, now_ms: int, after_ms: int) -> "Any":
         """Return a message that is unclaimed for after_ms and was not reported yet, or None."""
-        if not self.rest:
+        if not self.takes_unclaimed:
             for entry in self.entries:
                 if (
                     (entry.state == WAITING or entry.state == LEFT)
@@ -492,7 +492,7 @@ class WaitingRoom:
         claimed = self._overflow
         for entry in self.entries:
             if entry.state == LEFT:
-                claimed = claimed or self.rest or len(self._takers(entry)) > 0
+                claimed = claimed or self.takes_unclaimed or len(self._takers(entry)) > 0
             elif entry.kind < 2:
                 waiting += 1
         if not claimed or 2 * waiting > self.limit or 2 * self.bytes > self.limit_bytes:
