@@ -48,7 +48,7 @@ class PinsLost(StoreError):
     """The files that reserved the store's blocks are gone, replaced or moved; no other data was overwritten."""
 
 
-class _Witness:
+class _ReadRecorder:
     """A read-only wrapper of the device that notes which blocks littlefs reads."""
 
     def __init__(self, device: "Any", blocks: "Any", feed: "Callable[[], object] | None") -> None:
@@ -56,13 +56,13 @@ class _Witness:
         self._feed = feed
         self.seen = bytearray(blocks)
         self.block = -1  # the block read since this was set to -1; -2: several
-        self.looking = False
+        self.in_lookup = False
 
     def readblocks(self, n: int, buf: "bytearray | memoryview", off: int = 0) -> "Any":
         """Read, and note the block. Feed the watchdog, as a lookup makes hundreds of reads."""
         if self._feed:
             self._feed()
-        if self.looking:
+        if self.in_lookup:
             self.block = n if self.block in (-1, n) else -2
         else:
             self.seen[n] = 1
@@ -79,19 +79,19 @@ class _Witness:
         return 0 if op < 4 else self._device.ioctl(op, arg)
 
 
-class _Look:
+class _FreshMount:
     """A fresh, read-only mount of the file system, to find the blocks of the pinned files."""
 
     def __init__(self, device: "Any", mount: "Any", feed: "Callable[[], object] | None") -> None:
-        self._witness = _Witness(device, device.ioctl(4, 0), feed)
+        self._recorder = _ReadRecorder(device, device.ioctl(4, 0), feed)
         try:
-            self._fs = mount(self._witness)
+            self._fs = mount(self._recorder)
         except (OSError, ValueError) as error:
             raise PinsLost("no littlefs here: %s" % error)
 
     def metadata(self) -> "array[int]":
         """Return the blocks that the mount read: all metadata blocks."""
-        seen = self._witness.seen
+        seen = self._recorder.seen
         return array("H", [n for n in range(len(seen)) if seen[n]])
 
     def block_of(self, path: str, size: int) -> int:
@@ -99,19 +99,19 @@ class _Look:
         try:
             if self._fs.stat(path)[6] != size:
                 raise PinsLost("%s: its size is not one block" % path)
-            witness = self._witness
+            recorder = self._recorder
             with self._fs.open(path, "rb") as file:
-                witness.block = -1
-                witness.looking = True
+                recorder.block = -1
+                recorder.in_lookup = True
                 got = file.readinto(bytearray(1))
-                witness.looking = False
+                recorder.in_lookup = False
         except OSError as error:
             raise PinsLost("%s: gone (%s)" % (path, error))
-        if got != 1 or witness.block < 0:
+        if got != 1 or recorder.block < 0:
             raise PinsLost("%s: not in one data block" % path)
-        return witness.block
+        return recorder.block
 
-    def nothing_to_lose(self, directory: str) -> bool:
+    def is_unused(self, directory: str) -> bool:
         """Return whether there is no map, and all pinned files are blank: `pin` was never completed."""
         fs = self._fs
         window = bytearray(256)
@@ -199,7 +199,7 @@ def pin(
     if count < 1 or count > 999:
         raise PinsRefused("1 to 999 blocks")
     try:
-        mount(_Witness(device, device.ioctl(4, 0), feed))
+        mount(_ReadRecorder(device, device.ioctl(4, 0), feed))
     except (OSError, ValueError) as error:
         raise PinsRefused("no littlefs here: %s" % error)
     made = []
@@ -222,8 +222,8 @@ def pin(
                 raise PinsRefused("%s is not ours" % path)
             made.append(path)
             _fill(path, size, feed)
-        look = _Look(device, mount, feed)
-        blocks = [look.block_of(_name(directory, sector), size) for sector in range(count)]
+        fresh = _FreshMount(device, mount, feed)
+        blocks = [fresh.block_of(_name(directory, sector), size) for sector in range(count)]
         if len(set(blocks)) != count:
             raise PinsRefused("two files in one block")
         with open(root + directory + _MAP + ".new", "wb") as file:
@@ -264,7 +264,7 @@ def open_or_pin(
     Raises:
         PinsLost, PinsRefused: see `PinnedFiles` and `pin`.
     """
-    if _Look(device, mount, feed).nothing_to_lose(directory):
+    if _FreshMount(device, mount, feed).is_unused(directory):
         pin(device, directory, count, root, mount, feed)
     return PinnedFiles(device, directory, page_bytes, encrypted, mount, feed)
 
@@ -302,18 +302,18 @@ class PinnedFiles(BlockRegion):
         self._directory = directory
         self._mount = mount
         self._feed = feed
-        look = _Look(device, mount, feed)
-        blocks = _unpacked(look.content(directory + _MAP))
+        fresh = _FreshMount(device, mount, feed)
+        blocks = _unpacked(fresh.content(directory + _MAP))
         super().__init__(device, 0, len(blocks), page_bytes, encrypted)
         self._blocks = blocks
-        self._checked = bytearray(len(blocks))  # 1: the file was found in its block since `_print` was taken
+        self._checked = bytearray(len(blocks))  # 1: the file was found in its block since `_fingerprint` was computed
         for sector in range(len(blocks)):
-            self._find(look, sector)
-        self._metadata = look.metadata()
+            self._find(fresh, sector)
+        self._metadata = fresh.metadata()
         self._chain = bytearray(260)  # 256 bytes, and the CRC up to these
-        self._print = bytearray(4)
-        self._take_print()
-        copy(self._print, 0, self._chain, 256, 4)
+        self._fingerprint = bytearray(4)
+        self._compute_fingerprint()
+        copy(self._fingerprint, 0, self._chain, 256, 4)
         self._sector = -1  # the sector whose first bytes are in `_head`
         self._head = bytearray(16)
         self._now = bytearray(16)
@@ -337,40 +337,40 @@ class PinnedFiles(BlockRegion):
         self._raw(block, self._now, 0)
         if sector != self._sector or not self._marked or not equal(self._now, 0, self._head, 0, 16):
             self._guard(sector)
-            self._know(sector, self._now)
+            self._remember_head(sector, self._now)
         super().program(offset, buf, again)
         if offset % self.sector_bytes < 16:
             self._raw(block, self._now, 0)
-            self._know(sector, self._now)
+            self._remember_head(sector, self._now)
             self._marked = self._marked or not self.reads_blank
 
-    def _know(self, sector: int, head: "bytes | bytearray | memoryview") -> None:
+    def _remember_head(self, sector: int, head: "bytes | bytearray | memoryview") -> None:
         self._sector = sector
         copy(self._head, 0, head, 0, 16)
         self._marked = self.reads_blank and not is_blank(head, 0, 16)
 
     def _guard(self, sector: int) -> None:
         """Raise PinsLost unless the file system still has the sector's file in this block."""
-        self._take_print()
-        if equal(self._chain, 256, self._print, 0, 4) and self._checked[sector]:
+        self._compute_fingerprint()
+        if equal(self._chain, 256, self._fingerprint, 0, 4) and self._checked[sector]:
             return
-        look = _Look(self._device, self._mount, self._feed)
-        if not equal(self._chain, 256, self._print, 0, 4):
+        fresh = _FreshMount(self._device, self._mount, self._feed)
+        if not equal(self._chain, 256, self._fingerprint, 0, 4):
             for other in range(self.sectors):
                 self._checked[other] = 0
-            self._metadata = look.metadata()
-            self._take_print()
-            copy(self._print, 0, self._chain, 256, 4)
-        self._find(look, sector)
+            self._metadata = fresh.metadata()
+            self._compute_fingerprint()
+            copy(self._fingerprint, 0, self._chain, 256, 4)
+        self._find(fresh, sector)
 
-    def _find(self, look: "Any", sector: int) -> None:
+    def _find(self, fresh: "Any", sector: int) -> None:
         path = _name(self._directory, sector)
-        block = look.block_of(path, self.sector_bytes)
+        block = fresh.block_of(path, self.sector_bytes)
         if block != self._blocks[sector]:
             raise PinsLost("%s: now in block %d, not %d: replaced" % (path, block, self._blocks[sector]))
         self._checked[sector] = 1
 
-    def _take_print(self) -> None:
+    def _compute_fingerprint(self) -> None:
         """Compute into `_chain` the CRC of all metadata blocks, in steps over 256 bytes and the last CRC."""
         chain = self._chain
         chain[256] = chain[257] = chain[258] = chain[259] = 0
