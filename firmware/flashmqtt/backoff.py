@@ -43,7 +43,7 @@ class Backoff:
         self.step = step
         self._random_below = random_below
 
-    def ended(self, lasted_ms: int) -> int:
+    def next_delay_ms(self, lasted_ms: int) -> int:
         """A connection ended after lasted_ms (0: the attempt failed); return the ms to wait before the next attempt."""
         if lasted_ms >= self.lasting_ms:
             self.step = 0

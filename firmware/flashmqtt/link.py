@@ -124,7 +124,7 @@ class Link:
     def start(self, now_ms: int) -> None:
         """Connect at once; after a reboot during an outage, after a random delay."""
         if self._state == _STOPPED:
-            delay = self.backoff.ended(0) if self.backoff.step and not self.attempts else 0
+            delay = self.backoff.next_delay_ms(0) if self.backoff.step and not self.attempts else 0
             self._retry_at(ticks_add(now_ms, delay))
 
     def stop(self) -> None:
@@ -156,7 +156,7 @@ class Link:
         if near or not (self.connects or self._is_known()):
             while backoff.step and backoff.limit_ms() > _NEAR_MS:
                 backoff.step -= 1
-        delay = backoff.ended(ticks_diff(now_ms, self._opened_ms) if state >= OPEN else 0)
+        delay = backoff.next_delay_ms(ticks_diff(now_ms, self._opened_ms) if state >= OPEN else 0)
         self._retry_at(ticks_add(now_ms, delay))  # first: if the store raises below, the next step still reconnects
         try:
             if state == CLOSING:

@@ -12,7 +12,7 @@ def longest(n):
 @pytest.mark.req("B4")
 def test_delay_doubles_up_to_the_cap():
     backoff = Backoff(base_ms=500, cap_ms=3000, random_below=longest)
-    assert [backoff.ended(0) for _ in range(6)] == [500, 1000, 2000, 3000, 3000, 3000]
+    assert [backoff.next_delay_ms(0) for _ in range(6)] == [500, 1000, 2000, 3000, 3000, 3000]
 
 
 @pytest.mark.req("B4")
@@ -24,7 +24,7 @@ def test_jitter_is_full_from_zero_to_the_limit():
         return 0
 
     backoff = Backoff(base_ms=100, cap_ms=400, random_below=note)
-    assert [backoff.ended(0) for _ in range(4)] == [0, 0, 0, 0]
+    assert [backoff.next_delay_ms(0) for _ in range(4)] == [0, 0, 0, 0]
     assert asked == [101, 201, 401, 401]
 
 
@@ -32,22 +32,22 @@ def test_jitter_is_full_from_zero_to_the_limit():
 def test_only_a_connection_that_lasted_sets_it_back():
     backoff = Backoff(base_ms=500, cap_ms=8000, lasting_ms=5000, random_below=longest)
     for _ in range(3):
-        backoff.ended(0)
-    assert backoff.ended(4999) == 4000
-    assert backoff.ended(5000) == 500
+        backoff.next_delay_ms(0)
+    assert backoff.next_delay_ms(4999) == 4000
+    assert backoff.next_delay_ms(5000) == 500
 
 
 @pytest.mark.req("B4")
 def test_step_carries_over_a_reboot():
     before = Backoff(base_ms=500, random_below=longest)
     for _ in range(4):
-        before.ended(0)
-    assert Backoff(base_ms=500, step=before.step, random_below=longest).ended(0) == 8000
+        before.next_delay_ms(0)
+    assert Backoff(base_ms=500, step=before.step, random_below=longest).next_delay_ms(0) == 8000
 
 
 @pytest.mark.req("B4")
 def test_step_stays_small_during_a_long_outage():
     backoff = Backoff(base_ms=500, cap_ms=120000)
     for _ in range(1000):
-        assert 0 <= backoff.ended(0) <= 120000
+        assert 0 <= backoff.next_delay_ms(0) <= 120000
     assert backoff.step < 10

@@ -275,7 +275,7 @@ class Collector:
             if reason != reported:
                 reported = reason
                 self.health.log(f"{reason}; trying again")
-            await self._sleep(backoff.ended(int((time.monotonic() - started) * 1000)) / 1000)
+            await self._sleep(backoff.next_delay_ms(int((time.monotonic() - started) * 1000)) / 1000)
 
     def _broker_name(self) -> str:
         return f"the broker at {self.settings.host}:{self.settings.port}"
