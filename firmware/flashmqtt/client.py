@@ -77,7 +77,7 @@ _FAILED = const(2)
 _IPOLL = hasattr(_poll(), "ipoll")
 # The longest wait between two calls of `feed`; and the longest run of `_work` when the broker sends without a pause.
 _SLICE_MS = const(200)
-_PATIENCE_MS = const(10)  # how long `publish` delays reading, so that acknowledgements are handled in batches
+_READ_DELAY_MS = const(10)  # how long `publish` delays reading, so that acknowledgements are handled in batches
 
 
 class Client:
@@ -459,7 +459,9 @@ class Client:
                 handle = self._publish(topic, payload, qos, retain, properties, now_ms)
             if link.handling:  # called by a handler: the `poll` that called the handler sends the message
                 return handle
-            if ticks_diff(now_ms, link.stepped_ms) < _PATIENCE_MS and not (handle and session.flight >= session.quota):
+            if ticks_diff(now_ms, link.stepped_ms) < _READ_DELAY_MS and not (
+                handle and session.flight >= session.quota
+            ):
                 if handle and session.cursor <= handle:
                     link.flush(now_ms)
                 elif self._output.end:
@@ -627,11 +629,11 @@ class Client:
         error = self.errors.pop(0)
         if error is not self._loss:
             raise error
-        told = error[:]
+        reported = error[:]
         error.clear()
-        self.call(self.on_disconnect, told[0])
-        if len(told) > 1:
-            self.call(self.on_connect, told[1])
+        self.call(self.on_disconnect, reported[0])
+        if len(reported) > 1:
+            self.call(self.on_connect, reported[1])
 
     def _work(self) -> "Any":
         """Handle events without waiting, for a limited time; return how many of them were messages."""

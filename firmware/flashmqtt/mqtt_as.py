@@ -65,13 +65,13 @@ class Queue:
         client = self._client
         while True:
             message = await client.__anext__()
-            told = client.arguments_of(message)
+            arguments = client.arguments_of(message)
             if message.offset:
                 client._acknowledge_finished(
                     asyncio.current_task()
                 )  # nothing else is read before a long message is acknowledged
-            if told:
-                return told
+            if arguments:
+                return arguments
 
 
 class MQTTClient(Client):
@@ -183,14 +183,14 @@ class MQTTClient(Client):
                 return ()
         else:
             payload = message.payload
-        told = (bytes(message.topic_view), payload, bool(message.retain))
-        return told + (message.properties,) if self._given["mqttv5"] else told
+        arguments = (bytes(message.topic_view), payload, bool(message.retain))
+        return arguments + (message.properties,) if self._given["mqttv5"] else arguments
 
     def _hand_over(self, message: "Any") -> None:
-        told = self.arguments_of(message)
-        if told:
+        arguments = self.arguments_of(message)
+        if arguments:
             try:
-                self._given["subs_cb"](*told)
+                self._given["subs_cb"](*arguments)
             except Exception as error:
                 if not message.offset:
                     raise

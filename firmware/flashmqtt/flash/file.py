@@ -195,8 +195,8 @@ def _writes_to(process: str, descriptor: str, inode: int, device: "Any") -> bool
     try:
         if os.stat(process + "fd/" + descriptor)[1:3] != (inode, device):
             return False
-        with open(process + "fdinfo/" + descriptor) as told:
-            for line in told:
+        with open(process + "fdinfo/" + descriptor) as fdinfo:
+            for line in fdinfo:
                 if line.startswith("flags:"):
                     return int(line[6:].strip(), 8) & 3 != 0
     except OSError:

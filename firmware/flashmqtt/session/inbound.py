@@ -44,7 +44,7 @@ _ORPHAN = const(1)  # `session.handed` of a message that needs no acknowledgemen
 _PIECE = const(64)
 _HEAD_BYTES = const(7)  # the fixed header and the length of the topic, at most
 _LENGTH_BYTES = const(4)  # the length of the properties, at most
-_PATIENCE_MS = const(10000)  # the longest wait for held messages to be handed over before a reconnect
+_RECONNECT_AFTER_MS = const(10000)  # the longest wait for held messages to be handed over before a reconnect
 
 
 class Inbound:
@@ -222,7 +222,7 @@ class Inbound:
             return False
         if self._left_key and self._session.waiting.held(self._left_key):
             return False
-        if (self._held or not self._progress) and ticks_diff(now_ms, self._left_ms) < _PATIENCE_MS:
+        if (self._held or not self._progress) and ticks_diff(now_ms, self._left_ms) < _RECONNECT_AFTER_MS:
             return False
         self._progress = False
         return True

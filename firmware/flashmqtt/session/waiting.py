@@ -29,7 +29,9 @@ _PUBACK = const(4)
 _PUBCOMP = const(7)
 _ORPHAN = const(1)  # `session.handed` of a message that needs no acknowledgement
 _ACK_BYTES = const(8)
-_PATIENCE_MS = const(10000)  # without progress, the client reconnects this long after a message was left unacknowledged
+_RECONNECT_AFTER_MS = const(
+    10000
+)  # without progress, the client reconnects this long after a message was left unacknowledged
 _RETRY_MS = const(1000)  # delay before a failed handler is called again, doubled every time
 _DOUBLINGS = const(6)
 _PAUSES = const(50)  # after so many pauses without progress, reading is not slowed down any more
@@ -497,7 +499,7 @@ class WaitingQueue:
                 waiting += 1
         if not claimed or 2 * waiting > self.limit or 2 * self.bytes > self.limit_bytes:
             return False
-        if not self._progress and ticks_diff(now_ms, self._left_ms) < _PATIENCE_MS:
+        if not self._progress and ticks_diff(now_ms, self._left_ms) < _RECONNECT_AFTER_MS:
             return False
         self._progress = False
         return True
