@@ -283,6 +283,5 @@ def set_clock(unix_s):
 
 
 def _from_1970():
-    return 946684800 - mktime(
-        (2000, 1, 1, 0, 0, 0, 0, 0)
-    )  # MicroPython's epoch is 2000 or 1970, depending on version and build
+    # MicroPython's epoch is 2000 or 1970, depending on version and build.
+    return 946684800 - mktime((2000, 1, 1, 0, 0, 0, 0, 0))

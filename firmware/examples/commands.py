@@ -27,9 +27,8 @@ def set_speed(message):
 
 
 client = Client(HOST, PORT, client_id=DEVICE, store=Journal(board.journal_region(16)), log=print)
-client.subscribe(
-    DEVICE + "/set/speed", 2, set_speed
-)  # before connecting, so that commands queued at the broker have a handler
+# Before connecting, so that commands queued at the broker have a handler.
+client.subscribe(DEVICE + "/set/speed", 2, set_speed)
 while True:
     if board.network_up("my Wi-Fi", "its password", "AT", log=print):
         client.start()

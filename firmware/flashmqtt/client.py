@@ -442,9 +442,8 @@ class Client:
             now_ms = ticks_ms()
             link = self.link
             handle = n = 0
-            if (
-                topic is self._topic and not properties
-            ):  # fast path: this topic was checked and encoded by the last call
+            # Fast path: this topic was checked and encoded by the last call.
+            if topic is self._topic and not properties:
                 if not _isinstance(payload, _bytes):
                     payload = payload.encode() if _isinstance(payload, _str) else octets(payload)  # type: ignore[union-attr]
                 if not qos:
@@ -609,9 +608,8 @@ class Client:
             return handled
         deadline = ticks_add(ticks_ms(), timeout_ms)
         link = self.link
-        if link.drained and not (
-            link.handling or self._output.end
-        ):  # all received bytes were read: wait for the socket
+        # All received bytes were read: wait for the socket.
+        if link.drained and not (link.handling or self._output.end):
             left = link.wait_ms - ticks_diff(ticks_ms(), link.stepped_ms)
             if left > 0 and not self.errors:
                 self._wait(left if left < timeout_ms else timeout_ms)

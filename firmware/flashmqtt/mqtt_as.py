@@ -67,9 +67,8 @@ class Queue:
             message = await client.__anext__()
             arguments = client.arguments_of(message)
             if message.offset:
-                client._acknowledge_finished(
-                    asyncio.current_task()
-                )  # nothing else is read before a long message is acknowledged
+                # Nothing else is read before a long message is acknowledged.
+                client._acknowledge_finished(asyncio.current_task())
             if arguments:
                 return arguments
 

@@ -2,9 +2,8 @@
 
 These functions work on a Decoder, which imports this module with the first such packet and keeps a reference. The chunks do not
 depend on how the bytes arrive: the first is the rest of a full buffer, the next ones fill the buffer after the head, the last is
-shorter. If the head is at least as long as the buffer (a long topic, level 5's properties), only the packet id and the part of
-the
-topic that fits in half the buffer are kept, and the chunks are empty: `headless`. Only a view per read is allocated.
+shorter. If the head is at least as long as the buffer (a long topic, level 5's properties), only the packet id and the part
+of the topic that fits in half the buffer are kept, and the chunks are empty: `headless`. Only a view per read is allocated.
 """
 
 from flashmqtt.compat import TYPE_CHECKING, const

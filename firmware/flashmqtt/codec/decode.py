@@ -150,9 +150,8 @@ class Decoder:
         if not left and not self._streamed:
             return 0
         buf = self.buffer
-        if (
-            left > 3 and buf[at] == 0x40 and buf[at + 1] == 2 and self.level != 5 and not self._streamed
-        ):  # PUBACK, the most frequent packet
+        # PUBACK, the most frequent packet.
+        if left > 3 and buf[at] == 0x40 and buf[at + 1] == 2 and self.level != 5 and not self._streamed:
             self.packet_id = left = buf[at + 2] << 8 | buf[at + 3]
             if left:
                 self.at = at + 4
@@ -331,9 +330,8 @@ class Decoder:
             # [MQTT-3.2.2-4]; 5: [MQTT-3.2.2-1] [MQTT-3.2.2-6]
             if level != 3 and (flags > 1 or (flags and code)):
                 raise MalformedPacket("flags of CONNACK 0x%02x" % flags)
-            if level != 5 or (
-                at == end and code == 1
-            ):  # a server without level 5 answers with an older CONNACK (§3.1.2.2)
+            # A server without level 5 answers with an older CONNACK (§3.1.2.2).
+            if level != 5 or (at == end and code == 1):
                 self.properties_start = self.properties_end = end
                 if at != end or code > 5:
                     raise MalformedPacket("code %d in CONNACK" % code)

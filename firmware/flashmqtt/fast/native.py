@@ -147,9 +147,8 @@ def raw_crc32(of: ptr8, crc: uint, n: int, start: int, at: int, put: int) -> boo
 
 def copy(dst: "bytearray | memoryview", at: int, src: "bytes | bytearray | memoryview", start: int, n: int) -> None:
     """dst[at:at+n] = src[start:start+n]."""
-    if (
-        at < 0 or start < 0 or n < 0 or at + n > len(dst) or start + n > len(src)
-    ):  # `_check` inlined: the codec calls this often
+    # `_check` inlined: the codec calls this often.
+    if at < 0 or start < 0 or n < 0 or at + n > len(dst) or start + n > len(src):
         raise IndexError
     raw_copy(dst, src, n, at, start)
 

@@ -108,9 +108,8 @@ class BlockRegion(Region):
         ):
             self._check_program(offset, n)
         block = self._block(offset // size)
-        window = (
-            at if at < size - 256 else size - 256
-        )  # always 256 bytes: a shorter read needs a slice, which allocates
+        # Always 256 bytes: a shorter read needs a slice, which allocates.
+        window = at if at < size - 256 else size - 256
         device = self._device
         before = self._before
         try:

@@ -783,9 +783,8 @@ class Journal:
                     written += 1
             if written > 1:
                 message = page[i + 5] & _TYPE == _MESSAGE or not page[i + 6] | page[i + 7]
-                self._skipped = (
-                    _MESSAGE if message else _HELD
-                )  # even if its type is damaged: only a held message has a key
+                # Even if its type is damaged: only a held message has a key.
+                self._skipped = _MESSAGE if message else _HELD
                 n = page[i + 4]
                 bit = 256
                 while bit:

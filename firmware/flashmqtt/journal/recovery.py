@@ -339,9 +339,8 @@ class Recovery:
                     continue
                 j._seqs[sector] = seq
                 start = _HEADER
-                while start < _PAGE and not j._look(
-                    sector, start
-                ):  # search the first record: the header's length may be damaged, too
+                # Search the first record: the header's length may be damaged, too.
+                while start < _PAGE and not j._look(sector, start):
                     start += 4
                 if self._count_records(sector, start) > 1:
                     j._ring_seq = max(j._ring_seq, seq)

@@ -87,9 +87,8 @@ class Inbound:
             try:
                 if length and self._is_held(key, length, n):
                     column = _REPEATED_COLUMN
-            except (
-                StoreCorrupt
-            ):  # store the packet instead; without DUP, it is another message and the held one is lost
+            # Store the packet instead; without DUP, it is another message and the held one is lost.
+            except StoreCorrupt:
                 self._discard(key, 0 if packet.dup else 1)
                 length = 0
         action = RECEIVER[(_COLUMNS if length else 0) + column] & 15

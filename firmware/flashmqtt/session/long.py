@@ -67,9 +67,8 @@ class Long:
             else:
                 way = _PIECES if packet.qos < 2 else self._begin(packet, now_ms)
         if way == _PIECES:
-            if (
-                session.unsynced
-            ):  # the last message must not be handed over again if this one's handler resets the board
+            # The last message must not be handed over again if this one's handler resets the board.
+            if session.unsynced:
                 session.sync()
             session.show(packet)
         elif way == _HOLD:

@@ -112,9 +112,8 @@ class Session:
         self.retry_ms = (20000 if level == 3 else 0) if retry_ms is None else retry_ms
         self.republish = republish
         # A store in RAM keeps no note: the session continues whatever session the broker has.
-        self._may_be_older = getattr(
-            store, "volatile", False
-        )  # may the broker's session be from before the last restart?
+        # May the broker's session be from before the last restart?
+        self._may_be_older = getattr(store, "volatile", False)
         self.remember = remember and not self._may_be_older
         self.adopted: "Any" = None  # `adopted.Adopted`, if the broker's session may be that old
         self._direct = True  # `store_message` may put a message itself
@@ -151,9 +150,8 @@ class Session:
         self.chunks = False  # whether a message longer than the decoder's buffer is handed over in pieces
         self.oversize = 0  # how many such messages were skipped
         self.long: "Any" = None
-        self.handed = (
-            0  # the packet type that acknowledges the handed-over message; 0: no message, or no acknowledgement
-        )
+        # The packet type that acknowledges the handed-over message; 0: no message, or no acknowledgement.
+        self.handed = 0
         self.handed_id = 0
         self.pending_ack = 0  # the packet type of an acknowledgement that had no room, 0: none
         self.urgent = False  # before the next packet: an acknowledgement, a report or a held message

@@ -221,9 +221,8 @@ class Requests:
                     if not dup:
                         session.request_id = 0
                     return  # try again when the output is empty
-                self._asked = self._asked[
-                    : len(self._asked) // 2
-                ]  # the rest goes into the next packet; each entry fits
+                # The rest goes into the next packet; each entry fits.
+                self._asked = self._asked[: len(self._asked) // 2]
         self._put_ms = now_ms
         for entry in self._asked:
             if entry.state == _TO_SUBSCRIBE or entry.state == _TO_UNSUBSCRIBE:

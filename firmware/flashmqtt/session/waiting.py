@@ -29,9 +29,8 @@ _PUBACK = const(4)
 _PUBCOMP = const(7)
 _ORPHAN = const(1)  # `session.handed` of a message that needs no acknowledgement
 _ACK_BYTES = const(8)
-_RECONNECT_AFTER_MS = const(
-    10000
-)  # without progress, the client reconnects this long after a message was left unacknowledged
+# Without progress, the client reconnects this long after a message was left unacknowledged.
+_RECONNECT_AFTER_MS = const(10000)
 _RETRY_MS = const(1000)  # delay before a failed handler is called again, doubled every time
 _DOUBLINGS = const(6)
 _PAUSES = const(50)  # after so many pauses without progress, reading is not slowed down any more
@@ -232,9 +231,8 @@ class WaitingQueue:
         owed = session.handed > _ORPHAN
         session.handed = 0
         qos = message.qos
-        if qos == 2 and (
-            message.more or message.offset
-        ):  # it is in the store, and is handed over later from its first piece on
+        # It is in the store, and is handed over later from its first piece on.
+        if qos == 2 and (message.more or message.offset):
             session.long.pause()
             owed = session.long.owed()
         else:
