@@ -1,6 +1,7 @@
-"""Blocks reserved by one-block littlefs files: found, driven directly, guarded; on MicroPython's VfsLfs2 over a simulated chip.
+"""Flash blocks reserved by one-block littlefs files: the region finds them, writes them directly and notices their loss.
 
-CPython has no VfsLfs2: there the cases are skipped (the region's own logic runs in test_regions on both).
+The tests run on MicroPython's VfsLfs2 over a simulated chip. CPython has no VfsLfs2: there they are skipped (test_regions runs
+the region's own logic on both interpreters).
 """
 
 import gc
@@ -31,7 +32,7 @@ def _only_on_micropython():
 
 
 class Board:
-    """A chip with a file system, as stock firmware leaves it; `reboot` forgets all that was in RAM."""
+    """A chip with a file system, as stock firmware leaves it; `reboot` discards all RAM state."""
 
     def __init__(self, sectors=28, personality="rp2"):
         try:
@@ -54,7 +55,7 @@ class Board:
         vfs.mount(self.fs, ROOT)
 
     def reboot(self):
-        """Forget all that was in RAM; what an old file object's finaliser still does must not reach the chip."""
+        """Discard all RAM state; the finaliser of an old file object must not write to the chip."""
         self.flash.dead = True
         try:
             vfs.umount(ROOT)
@@ -80,7 +81,7 @@ class Board:
         return PinnedFiles(self.flash, "/journal")
 
     def fresh(self, path):
-        """Return what a fresh mount reads in a file: no cache of another mount can flatter it."""
+        """Return a file's content as a new mount reads it, without the cache of another mount."""
         with vfs.VfsLfs2(self.flash, progsize=self.progsize).open(path, "rb") as file:
             return file.read()
 
@@ -109,7 +110,7 @@ def _pin_path(sector):
 
 @pytest.mark.parametrize("personality", ["rp2", "esp32"])
 @pytest.mark.req("S3")
-def test_fresh_pins_are_blank_sectors_and_what_is_programmed_is_in_the_files(personality):
+def test_new_pins_are_blank_and_programmed_bytes_are_in_the_files(personality):
     _only_on_micropython()
     board = Board(personality=personality)
     region = board.pinned(5)
@@ -129,7 +130,7 @@ def test_fresh_pins_are_blank_sectors_and_what_is_programmed_is_in_the_files(per
 
 
 @pytest.mark.req("S4", "S6")
-def test_arguments_are_checked_as_in_every_region():
+def test_invalid_arguments_and_overwrites_are_refused():
     _only_on_micropython()
     board = Board()
     region = board.pinned(3)
@@ -151,8 +152,8 @@ def test_arguments_are_checked_as_in_every_region():
 
 @pytest.mark.parametrize("personality,seed", [("rp2", 1), ("rp2", 2), ("rp2", 3), ("esp32", 4)])
 @pytest.mark.req("S3", "S4")
-def test_other_traffic_and_the_region_leave_each_other_alone(personality, seed):
-    """Files written, appended, renamed and deleted around it, reboots in between; both sides always read what they wrote."""
+def test_region_and_other_files_do_not_change_each_other(personality, seed):
+    """Other files are written, renamed and deleted, with reboots in between; both sides always read back what they wrote."""
     _only_on_micropython()
     rng = Random(seed)
     board = Board(30, personality)
@@ -211,7 +212,7 @@ def _swap(board):
 
 
 def _replace(board):
-    """The same name, size and content, as a restored backup has: only the block is another."""
+    """Write the file again, as restoring a backup does: same name, size and content, but another block."""
     content = board.fresh(_pin_path(2))
     os.remove(ROOT + _pin_path(2))
     _write("/keeps-the-block", b"x" * 5000)
@@ -254,7 +255,7 @@ MISHAP_NAMES = ["delete", "rename", "swap", "replace", "rewrite", "truncate", "g
 
 @pytest.mark.parametrize("mishap", MISHAPS, ids=MISHAP_NAMES)
 @pytest.mark.req("S6")
-def test_start_after_a_mishap_is_refused_and_writes_nothing(mishap):
+def test_opening_changed_pins_is_refused_and_writes_nothing(mishap):
     _only_on_micropython()
     board = Board()
     board.in_use()
@@ -267,7 +268,7 @@ def test_start_after_a_mishap_is_refused_and_writes_nothing(mishap):
 
 @pytest.mark.parametrize("mishap", MISHAPS, ids=MISHAP_NAMES)
 @pytest.mark.req("S6")
-def test_mishap_while_running_is_noticed_before_the_next_erase(mishap):
+def test_pins_changed_at_run_time_are_noticed_before_the_next_erase(mishap):
     _only_on_micropython()
     board = Board()
     region = board.in_use()
@@ -282,8 +283,8 @@ def test_mishap_while_running_is_noticed_before_the_next_erase(mishap):
 
 @pytest.mark.parametrize("mishap", MISHAPS, ids=MISHAP_NAMES)
 @pytest.mark.req("S6")
-def test_block_given_to_somebody_else_is_not_programmed(mishap):
-    """After the mishap other files fill the disk; appends to the sector that was being filled must not touch any of them."""
+def test_block_reused_by_another_file_is_not_programmed(mishap):
+    """After the change other files fill the disk; a program to the sector in use must not change any of them."""
     _only_on_micropython()
     board = Board(24)
     region = board.pinned()
@@ -310,10 +311,10 @@ def test_block_given_to_somebody_else_is_not_programmed(mishap):
     assert board.flash.violations == []
 
 
-@pytest.mark.parametrize("already", [False, True], ids=["erased", "begun"])
+@pytest.mark.parametrize("already", [False, True], ids=["erased", "programmed"])
 @pytest.mark.req("S6")
-def test_program_into_a_block_without_our_mark_asks_the_file_system(already):
-    """An erased block given to a file of FFs looks like ours; only the file system knows better."""
+def test_program_into_lost_block_without_mark_is_refused(already):
+    """An erased block that now belongs to a file of FF bytes looks like ours; only the file system can tell."""
     _only_on_micropython()
     board = Board(24)
     region = board.pinned()
@@ -354,7 +355,7 @@ def test_damaged_map_is_refused_and_pinning_again_keeps_the_content():
 
 
 @pytest.mark.req("S6")
-def test_only_a_first_start_pins_by_itself():
+def test_open_or_pin_pins_only_on_the_first_start():
     _only_on_micropython()
     board = Board()
     region = open_or_pin(board.flash, "/journal", 4, ROOT)
@@ -387,8 +388,8 @@ def test_stale_map_is_refused():
 
 
 @pytest.mark.req("S3", "S6")
-def test_file_systems_own_cache_is_not_believed():
-    """The mount that the application uses may still read a pinned block as it was; the region reads the chip."""
+def test_region_reads_the_chip_not_the_file_system_cache():
+    """The application's mount may still cache the old content of a pinned block; the region reads the chip."""
     _only_on_micropython()
     board = Board()
     region = board.pinned()
@@ -403,7 +404,7 @@ def test_file_systems_own_cache_is_not_believed():
 
 
 @pytest.mark.req("S6")
-def test_pinning_is_refused_where_it_can_not_be():
+def test_impossible_pinning_is_refused_and_keeps_other_files():
     _only_on_micropython()
     board = Board(16)
     files = {"/keep": _pattern(3000)}
@@ -414,7 +415,7 @@ def test_pinning_is_refused_where_it_can_not_be():
     assert board.fresh("/keep") == files["/keep"]
     free = os.statvfs(ROOT + "/")[3]
     assert str(refused.value) == "can't pin 30 blocks: %d are free; ask for fewer, or remove files" % free
-    pin(board.flash, "/journal", free - 2, ROOT)  # the file system needs some itself
+    pin(board.flash, "/journal", free - 2, ROOT)  # the file system needs some blocks itself
     for name in os.listdir(ROOT + "/journal"):
         os.remove(ROOT + "/journal/" + name)
     _write("/journal/001", b"a note of somebody")
@@ -423,7 +424,7 @@ def test_pinning_is_refused_where_it_can_not_be():
     assert board.fresh("/journal/001") == b"a note of somebody"
     for device in (NorFlash(16 * SECTOR), Board2().flash):
         with pytest.raises(PinsRefused):
-            pin(device, "/other", 2, ROOT)  # not the device on which that file system lies
+            pin(device, "/other", 2, ROOT)  # not the device of the mounted file system
     for count in (0, 1000):
         with pytest.raises(PinsRefused):
             pin(board.flash, "/third", count, ROOT)
@@ -455,7 +456,7 @@ class Board2:
 
 @pytest.mark.parametrize("model", ["nothing", "prefix", "bits", "unreported"])
 @pytest.mark.req("S2", "S6")
-def test_power_cut_anywhere_in_pinning_is_completed_by_pinning_again(model):
+def test_pinning_interrupted_by_power_cut_completes_at_next_start(model):
     _only_on_micropython()
     board = Board(16)
     _write("/keep", _pattern(3000))
@@ -494,7 +495,7 @@ def _steady(region, page):
 
 
 @pytest.mark.req("S3", "S4")
-def test_guarding_costs_no_program_and_no_memory_while_the_file_system_rests():
+def test_pin_checks_cost_no_program_and_no_allocation():
     _only_on_micropython()
     board = Board()
     region = board.pinned()
@@ -525,7 +526,7 @@ def _journal_cost(region, flash):
 
 
 @pytest.mark.req("S3", "S4")
-def test_journal_in_pinned_files_costs_the_programs_and_erases_of_one_in_a_partition():
+def test_journal_in_pinned_files_writes_as_often_as_in_partition():
     _only_on_micropython()
     board = Board(16)
     programs, erases, pinned_read = _journal_cost(board.pinned(6), board.flash)
@@ -534,12 +535,12 @@ def test_journal_in_pinned_files_costs_the_programs_and_erases_of_one_in_a_parti
     alone = _journal_cost(BlockRegion(flash), flash)
     assert (programs, erases) == alone[:2]
     assert erases >= 10
-    # 16 bytes a program; before each erase and each sector's first program the four metadata blocks of root and directory.
+    # Extra reads: 16 bytes per program; before each erase and each sector's first program, four metadata blocks.
     assert pinned_read - alone[2] <= 400 * 32 + erases * 3 * 4 * SECTOR
 
 
 @pytest.mark.req("S6")
-def test_journal_whose_pins_are_lost_stores_no_more_and_can_still_be_read():
+def test_journal_with_lost_pins_refuses_appends_and_can_be_read():
     _only_on_micropython()
     from flashmqtt.journal.journal import Journal
 
@@ -553,10 +554,10 @@ def test_journal_whose_pins_are_lost_stores_no_more_and_can_still_be_read():
         os.remove(ROOT + _pin_path(sector))
     before = board.content()
     with pytest.raises(PinsLost):
-        for _ in range(40):  # at the latest when the next sector is to be erased
+        for _ in range(40):  # at the latest before the next sector is erased
             journal.append(message, 100)
     changed = [sector for sector in range(20) if board.content()[sector] != before[sector]]
-    assert len(changed) <= 1  # the one that was being filled, free by now and not yet given to anybody
+    assert len(changed) <= 1  # the sector in use: free now, and not reused yet
     for i in range(8):
         journal.read(i + 1, 0, message, 0, 100)
         assert message[0] == i

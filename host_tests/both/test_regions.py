@@ -1,4 +1,4 @@
-"""One suite that every kind of region passes, and what is particular to block devices and files."""
+"""One suite that every kind of region passes; then tests for block devices only and for files only."""
 
 import os
 import sys
@@ -16,7 +16,7 @@ SECTOR = 4096
 
 
 class Block:
-    """Makes a region on a range of a simulated chip; `after` asks the chip whether any rule was broken."""
+    """Makes a region on a range of a simulated chip; `after` checks that no rule of the chip was broken."""
 
     def __init__(self, personality, sectors=4, first=2, beyond=1):
         self.personality, self.sectors, self.first, self.beyond = personality, sectors, first, beyond
@@ -100,7 +100,7 @@ def _same(region, offset, want):
 
 @pytest.mark.parametrize("kind", KINDS, ids=NAMES)
 @pytest.mark.req("S3", "S4")
-def test_programs_of_every_length_come_back_and_leave_the_rest_alone(kind):
+def test_program_of_any_length_reads_back_and_changes_nothing_else(kind):
     region = _erased(kind)
     page = region.page_bytes
     assert (region.sectors, region.sector_bytes) == (4, SECTOR)
@@ -154,7 +154,7 @@ def test_reads_may_start_anywhere_and_cross_sectors(kind):
 
 @pytest.mark.parametrize("kind", KINDS, ids=NAMES)
 @pytest.mark.req("S3", "S4")
-def test_argument_outside_the_region_is_refused_and_touches_nothing(kind):
+def test_invalid_argument_is_refused_and_changes_nothing(kind):
     region = _erased(kind)
     page = region.page_bytes
     size = 4 * SECTOR
@@ -184,7 +184,7 @@ def test_argument_outside_the_region_is_refused_and_touches_nothing(kind):
 
 @pytest.mark.parametrize("kind", KINDS[:6], ids=NAMES[:6])
 @pytest.mark.req("S4", "S6")
-def test_byte_takes_no_second_value_and_ff_leaves_it_alone(kind):
+def test_programmed_byte_refuses_another_value_and_ff_keeps_it(kind):
     region = _erased(kind)
     first = bytearray(b"\xff" * 256)
     first[0:100] = _pattern(100)
@@ -211,7 +211,7 @@ def test_byte_takes_no_second_value_and_ff_leaves_it_alone(kind):
 
 
 @pytest.mark.req("S3")
-def test_geometry_is_asked_of_the_device_or_configured():
+def test_geometry_comes_from_the_device_or_arguments():
     for personality, page in (("rp2", 256), ("esp32", 1), ("esp32-encrypted", 16)):
         region = BlockRegion(NorFlash(8 * SECTOR, personality))
         assert (region.sectors, region.sector_bytes, region.page_bytes) == (8, SECTOR, page)
@@ -228,7 +228,7 @@ def test_geometry_is_asked_of_the_device_or_configured():
 
 @pytest.mark.parametrize("personality", ["rp2", "esp32", "esp32-encrypted"])
 @pytest.mark.req("S4", "S6")
-def test_sector_that_does_not_take_it_is_reported(personality):
+def test_sector_that_fails_to_program_or_erase_is_reported(personality):
     flash = NorFlash(4 * SECTOR, personality)
     region = BlockRegion(flash)
     region.erase(0)
@@ -246,7 +246,7 @@ def test_sector_that_does_not_take_it_is_reported(personality):
 
 @pytest.mark.req("S4")
 def test_disturbed_byte_in_a_half_filled_page_is_reported():
-    """A stuck bit under a byte that is to stay FF: comparing only what was programmed would miss it."""
+    """A bit is cleared in a byte that must stay FF: comparing only the programmed bytes would miss it."""
 
     class Disturbing(NorFlash):
         def writeblocks(self, n, buf, off=None):
@@ -261,7 +261,7 @@ def test_disturbed_byte_in_a_half_filled_page_is_reported():
 
 
 @pytest.mark.req("S4", "S6")
-def test_device_error_becomes_flash_failed():
+def test_device_error_raises_flash_failed():
     class Refusing(NorFlash):
         def writeblocks(self, n, buf, off=None):
             raise OSError(5)
@@ -293,7 +293,7 @@ def test_device_error_becomes_flash_failed():
 
 @pytest.mark.parametrize("personality", ["rp2", "esp32"])
 @pytest.mark.req("S2", "S4")
-def test_power_cut_passes_through_and_the_region_works_afterwards(personality):
+def test_power_cut_during_program_leaves_a_usable_region(personality):
     flash = NorFlash(2 * SECTOR, personality)
     region = BlockRegion(flash)
     region.erase(0)
@@ -323,7 +323,7 @@ def _steady(region, page, long):
 
 @pytest.mark.parametrize("personality", ["rp2", "esp32"])
 @pytest.mark.req("S3", "S4")
-def test_steady_calls_allocate_nothing_read_back_included(personality):
+def test_erase_program_and_read_allocate_nothing(personality):
     if not ON_MICROPYTHON:
         pytest.skip("heap_lock is MicroPython's")
     flash = NorFlash(2 * SECTOR, personality)
@@ -338,7 +338,7 @@ def test_steady_calls_allocate_nothing_read_back_included(personality):
 
 
 @pytest.mark.req("S3")
-def test_file_keeps_its_content_and_an_interrupted_creation_goes_on():
+def test_file_keeps_content_and_interrupted_creation_is_completed():
     path = _scratch("kept")
     region = FileRegion(path, 3, SECTOR)
     region.program(SECTOR, _pattern(300))
@@ -355,7 +355,7 @@ def test_file_keeps_its_content_and_an_interrupted_creation_goes_on():
 
 
 @pytest.mark.req("S6")
-def test_file_of_another_size_is_refused_and_stays():
+def test_file_of_wrong_size_is_refused_and_kept():
     path = _scratch("foreign")
     for content in (b"somebody's notes", bytes(4 * SECTOR), b"\xff" * (4 * SECTOR)):
         with open(path, "wb") as foreign:
@@ -368,11 +368,11 @@ def test_file_of_another_size_is_refused_and_stays():
 
 
 @pytest.mark.req("S6")
-def test_a_file_that_another_region_has_open_is_refused_until_it_is_closed():
+def test_file_open_in_another_region_is_refused_until_closed():
     path = _scratch("shared")
     first = FileRegion(path, 3, SECTOR)
     first.program(0, _pattern(16))
-    with open(path, "rb"):  # who only reads is in nobody's way
+    with open(path, "rb"):  # a plain reader does not lock the file
         with pytest.raises(StoreInUse):
             FileRegion(path, 3, SECTOR)
         first.program(16, _pattern(16))
