@@ -38,7 +38,7 @@ DUP = 8
 
 
 def reboot(broker, **options):
-    """Cut the power; return the peer of the next life."""
+    """Cut the power; return the peer after the restart."""
     return Peer(Session(broker.session.store.cut(), broker.session.level, broker.session.window, **options))
 
 
@@ -47,7 +47,7 @@ def reboot(broker, **options):
 
 @pytest.mark.req("Q0")
 @pytest.mark.clause("MQTT-4.3.1-1")
-def test_qos_0_is_sent_at_once_and_forgotten():
+def test_qos_0_is_sent_at_once_and_not_retransmitted():
     broker = connected()
     assert broker.session.put_unstored(b"a/b", b"x")
     assert broker.took() == [publish(b"a/b", b"x")]
@@ -57,7 +57,7 @@ def test_qos_0_is_sent_at_once_and_forgotten():
 
 
 @pytest.mark.req("Q0")
-def test_qos_0_is_delivered_as_it_comes_without_an_answer():
+def test_incoming_qos_0_is_delivered_without_an_acknowledgement():
     broker = connected()
     broker.give(publish(b"a/b", b"x"))
     assert broker.messages == [("a/b", b"x", 0, False, False)]
@@ -69,11 +69,11 @@ def test_qos_0_is_delivered_as_it_comes_without_an_answer():
 
 @pytest.mark.req("Q1", "W8")
 @pytest.mark.clause("MQTT-4.3.2-1", "5:MQTT-4.3.2-2")
-def test_qos_1_is_delivered_by_its_puback():
+def test_puback_marks_qos_1_message_as_delivered():
     broker = connected()
     handle = broker.session.publish(b"a/b", b"x", 1)
     (sent,) = broker.took()
-    assert sent == publish(b"a/b", b"x", 1, 2)  # 1 went to the session's own note
+    assert sent == publish(b"a/b", b"x", 1, 2)  # the session's note used sequence 1
     assert not broker.session.delivered(handle)
     broker.give(puback(2))
     assert broker.session.delivered(handle)
@@ -83,7 +83,7 @@ def test_qos_1_is_delivered_by_its_puback():
 
 @pytest.mark.req("Q1", "Q5")
 @pytest.mark.clause("MQTT-4.4.0-1", "MQTT-3.3.1-1", "MQTT-2.3.1-3", "MQTT-4.3.2-3")
-def test_unacknowledged_qos_1_is_sent_again_with_dup_on_the_next_connection():
+def test_unacknowledged_qos_1_is_retransmitted_with_dup_after_reconnect():
     broker = in_flight(1)
     broker.drop()
     assert broker.connect(1) == [publish(b"a", b"x", 1, 2, dup=1)]
@@ -91,13 +91,13 @@ def test_unacknowledged_qos_1_is_sent_again_with_dup_on_the_next_connection():
 
 @pytest.mark.req("Q1", "S1")
 @pytest.mark.clause("MQTT-3.1.2-4", "MQTT-4.1.0-1", "MQTT-4.1.0-2", "5:MQTT-4.1.0-1")
-def test_qos_1_survives_a_power_cut_with_its_id_and_dup():
+def test_qos_1_after_power_cut_is_retransmitted_with_id_and_dup():
     broker = in_flight(1, CutStore())
     assert reboot(broker).connect(1) == [publish(b"a", b"x", 1, 2, dup=1)]
 
 
 @pytest.mark.req("Q1")
-def test_a_forgotten_release_only_means_a_resend():
+def test_acknowledgement_lost_by_power_cut_only_causes_a_retransmit():
     broker = in_flight(1, CutStore())
     broker.give(puback(2))
     after = reboot(broker)
@@ -107,7 +107,7 @@ def test_a_forgotten_release_only_means_a_resend():
 
 
 @pytest.mark.req("Q1")
-def test_a_repeated_puback_is_ignored():
+def test_repeated_or_unknown_puback_is_ignored():
     broker = in_flight(1)
     broker.give(puback(2), puback(2), puback(77))
     assert broker.took() == []
@@ -118,7 +118,7 @@ def test_a_repeated_puback_is_ignored():
 
 @pytest.mark.req("Q2")
 @pytest.mark.clause("MQTT-4.3.3-1", "MQTT-2.3.1-6", "MQTT-2.2.1-5", "5:MQTT-4.3.3-2", "MQTT-4.3.3-4")
-def test_qos_2_sender_walks_through_its_flow():
+def test_qos_2_message_is_delivered_after_pubrec_pubrel_pubcomp():
     broker = connected()
     handle = broker.session.publish(b"a", b"x", 2)
     assert broker.took() == [publish(b"a", b"x", 2, 2)]
@@ -151,7 +151,7 @@ def test_acknowledgements_go_out_in_the_order_of_the_messages():
 
 @pytest.mark.req("Q2")
 @pytest.mark.clause("MQTT-4.3.3-3")
-def test_before_pubrec_publish_is_sent_again_with_dup():
+def test_publish_without_pubrec_is_retransmitted_with_dup():
     broker = in_flight(2)
     broker.drop()
     assert broker.connect(1) == [publish(b"a", b"x", 2, 2, dup=1)]
@@ -159,17 +159,17 @@ def test_before_pubrec_publish_is_sent_again_with_dup():
 
 @pytest.mark.req("Q2")
 @pytest.mark.clause("MQTT-4.3.3-5", "MQTT-4.3.3-6")
-def test_after_pubrec_only_pubrel_is_sent_again():
+def test_after_pubrec_only_pubrel_is_retransmitted():
     broker = past_pubrec()
     broker.drop()
     assert broker.connect(1) == [pubrel(2)]
 
 
 @pytest.mark.req("Q2", "S1")
-def test_pubrec_is_durable_before_pubrel_leaves():
+def test_pubrec_is_durable_before_pubrel_is_sent():
     broker = in_flight(2, CutStore())
     broker.give(pubrec(2))
-    assert reboot(broker).connect(1) == [publish(b"a", b"x", 2, 2, dup=1)]  # PUBREL has not left
+    assert reboot(broker).connect(1) == [publish(b"a", b"x", 2, 2, dup=1)]  # PUBREL was not sent
     assert broker.took() == [pubrel(2)]
     after = reboot(broker)
     assert after.connect(1) == [pubrel(2)]
@@ -178,7 +178,7 @@ def test_pubrec_is_durable_before_pubrel_leaves():
 
 
 @pytest.mark.req("Q2")
-def test_a_repeated_pubrec_is_answered_by_pubrel_and_never_by_publish():
+def test_repeated_pubrec_is_answered_by_pubrel_only():
     broker = in_flight(2)
     broker.give(pubrec(2), pubrec(2))
     assert broker.took() == [pubrel(2), pubrel(2)]
@@ -187,7 +187,7 @@ def test_a_repeated_pubrec_is_answered_by_pubrel_and_never_by_publish():
 
 
 @pytest.mark.req("Q2")
-def test_a_pubrec_repeated_before_the_due_pubrel_left_is_answered_once():
+def test_pubrec_repeated_while_pubrel_waits_is_answered_once():
     broker = connected(out_bytes=64, packet_bytes=64)
     for _ in range(2):
         broker.session.publish(b"a", b"x", 2)
@@ -207,7 +207,7 @@ def test_a_pubrec_repeated_before_the_due_pubrel_left_is_answered_once():
     "qos, answer",
     [(1, pubrec), (1, pubcomp), (2, pubcomp)],
 )
-def test_an_acknowledgement_of_the_wrong_flow_ends_the_connection_and_loses_nothing(qos, answer):
+def test_acknowledgement_of_wrong_flow_ends_connection_and_keeps_message(qos, answer):
     broker = in_flight(qos)
     with pytest.raises(ProtocolError):
         broker.give(answer(2))
@@ -216,7 +216,7 @@ def test_an_acknowledgement_of_the_wrong_flow_ends_the_connection_and_loses_noth
 
 
 @pytest.mark.req("Q2")
-def test_the_tables_have_a_next_state_and_an_action_for_every_state_and_event():
+def test_flow_tables_cover_every_state_and_event():
     assert len(SENDER) == 4 * 8 and len(RECEIVER) == 2 * 3
     for state in range(4):
         for event in range(8):
@@ -234,7 +234,7 @@ def test_the_tables_have_a_next_state_and_an_action_for_every_state_and_event():
 
 @pytest.mark.req("Q3")
 @pytest.mark.clause("MQTT-4.3.2-2", "MQTT-4.3.2-4", "MQTT-3.3.4-1", "MQTT-4.5.0-2")
-def test_puback_leaves_after_the_application_has_taken_the_message():
+def test_puback_is_sent_after_the_handler_returns():
     broker = connected()
     seen = []
     broker.on_message = lambda message: seen.append(broker.offered())
@@ -244,7 +244,7 @@ def test_puback_leaves_after_the_application_has_taken_the_message():
 
 
 @pytest.mark.req("Q3")
-def test_what_the_application_did_not_take_is_not_acknowledged():
+def test_message_whose_handler_fails_is_not_acknowledged():
     broker = connected()
 
     def fail(message):
@@ -263,7 +263,7 @@ def test_what_the_application_did_not_take_is_not_acknowledged():
 
 @pytest.mark.req("Q3")
 @pytest.mark.clause("MQTT-4.3.2-5", "MQTT-3.3.1-3")
-def test_qos_1_message_is_delivered_again_when_it_is_repeated():
+def test_duplicate_qos_1_message_is_delivered_again():
     broker = connected()
     broker.give(publish(b"a", b"x", 1, 9), publish(b"a", b"x", 1, 9, dup=1))
     assert len(broker.messages) == 2
@@ -316,7 +316,7 @@ def test_pubrel_for_an_unknown_id_is_answered_by_pubcomp():
 
 @pytest.mark.req("Q4")
 @pytest.mark.clause("MQTT-4.3.3-12")
-def test_release_of_a_held_message_is_durable_before_pubcomp_leaves():
+def test_discard_of_held_message_is_durable_before_pubcomp_is_sent():
     broker = connected(CutStore())
     broker.give(publish(b"a", b"x", 2, 7))
     broker.took()
@@ -330,7 +330,7 @@ def test_release_of_a_held_message_is_durable_before_pubcomp_leaves():
 
 
 @pytest.mark.req("Q4", "S1")
-def test_a_message_handed_over_before_the_link_and_the_power_were_cut_is_not_handed_over_again():
+def test_message_handed_over_before_power_cut_is_not_handed_over_again():
     broker = connected(CutStore())
     broker.give(publish(b"a", b"x", 2, 7))
     broker.took()
@@ -344,7 +344,7 @@ def test_a_message_handed_over_before_the_link_and_the_power_were_cut_is_not_han
 
 
 class SyncingStore(RamStore):
-    """Counts how often it was made durable."""
+    """Counts its syncs."""
 
     syncs = 0
 
@@ -353,7 +353,7 @@ class SyncingStore(RamStore):
 
 
 @pytest.mark.req("Q3", "Q4", "S1")
-def test_the_store_is_made_durable_once_before_the_answers_to_a_batch_leave():
+def test_batch_of_acknowledgements_is_sent_after_a_single_sync():
     store = SyncingStore()
     broker = connected(store)
     store.syncs = 0
@@ -365,7 +365,7 @@ def test_the_store_is_made_durable_once_before_the_answers_to_a_batch_leave():
 
 
 class FailingStore(RamStore):
-    """Can't be written while it is broken."""
+    """Raises FlashFailed at every write while `broken` is set."""
 
     broken = False
 
@@ -377,7 +377,7 @@ class FailingStore(RamStore):
 
 
 @pytest.mark.req("Q3", "Q4", "S6")
-def test_no_acknowledgement_leaves_while_the_store_can_not_be_made_durable():
+def test_no_acknowledgement_is_sent_while_store_sync_fails():
     store = FailingStore()
     broker = connected(store)
     broker.give(publish(b"a", b"x", 2, 8))
@@ -392,7 +392,7 @@ def test_no_acknowledgement_leaves_while_the_store_can_not_be_made_durable():
 
 
 @pytest.mark.req("B4", "S6")
-def test_a_connection_ends_also_where_the_store_fails():
+def test_connection_closes_even_if_the_store_fails():
     store = FailingStore()
     broker = connected(store)
     broker.give(publish(b"a", b"x", 2, 8), pubrel(8))
@@ -406,7 +406,7 @@ def test_a_connection_ends_also_where_the_store_fails():
 
 
 @pytest.mark.req("Q4")
-def test_a_held_message_whose_handler_failed_is_handed_over_again():
+def test_held_message_whose_handler_failed_is_handed_over_again():
     broker = connected()
     broker.give(publish(b"a", b"x", 2, 7))
     broker.took()
@@ -426,7 +426,7 @@ def test_a_held_message_whose_handler_failed_is_handed_over_again():
 
 
 @pytest.mark.req("Q4", "R4")
-def test_more_qos_2_messages_than_can_be_held_come_later_and_in_order():
+def test_qos_2_messages_over_the_hold_limit_arrive_later_in_order():
     broker = connected(RamStore(hold_limit=2))
     broker.give(*[publish(b"a", bytes([i]), 2, i) for i in (1, 2, 3)])
     assert broker.took() == [pubrec(1), pubrec(2)]
@@ -446,7 +446,7 @@ def test_more_qos_2_messages_than_can_be_held_come_later_and_in_order():
 
 
 @pytest.mark.req("Q4")
-def test_handlers_may_publish_while_they_read_the_message():
+def test_publish_in_a_handler_keeps_the_payload_intact():
     broker = connected(out_bytes=64, packet_bytes=64)
     payloads = []
 
@@ -469,7 +469,7 @@ def test_handlers_may_publish_while_they_read_the_message():
 
 
 @pytest.mark.req("Q5")
-def test_level_3_retries_on_a_live_connection_with_dup():
+def test_level_3_retransmits_on_open_connection_with_dup():
     broker = connected(level=3, retry_ms=5000)
     broker.session.subscribe(b"s", 1)
     (subscribe,) = broker.took()
@@ -491,7 +491,7 @@ def test_level_3_retries_on_a_live_connection_with_dup():
 
 
 @pytest.mark.req("Q5")
-def test_level_4_does_not_retry_on_a_live_connection_unless_asked():
+def test_level_4_retransmits_on_open_connection_only_with_retry_ms():
     broker = connected(keep_alive_s=0, response_ms=0)
     broker.session.publish(b"a", b"1", 1)
     broker.took()
@@ -518,7 +518,7 @@ def test_level_5_refuses_timed_retries():
 
 
 @pytest.mark.req("Q6")
-def test_the_window_bounds_what_is_in_flight_and_order_is_kept():
+def test_window_limits_messages_in_flight_and_keeps_their_order():
     broker = connected(window=3)
     for i in range(6):
         broker.session.publish(b"a", bytes([i]), 1)
@@ -531,7 +531,7 @@ def test_the_window_bounds_what_is_in_flight_and_order_is_kept():
 
 @pytest.mark.req("Q6")
 @pytest.mark.clause("MQTT-4.6.0-1")
-def test_resends_come_in_order_and_before_new_messages():
+def test_retransmits_are_in_order_and_before_new_messages():
     broker = connected(CutStore(), window=3)
     for i in range(5):
         broker.session.publish(b"a", bytes([i]), 2)
@@ -549,7 +549,7 @@ def test_resends_come_in_order_and_before_new_messages():
 
 
 @pytest.mark.req("Q6")
-def test_everything_of_one_batch_leaves_in_one_write():
+def test_batch_of_publishes_is_sent_in_one_write():
     broker = connected(window=8)
     for i in range(5):
         broker.session.publish(b"a", bytes([i]), 1)
@@ -559,7 +559,7 @@ def test_everything_of_one_batch_leaves_in_one_write():
 
 @pytest.mark.req("Q6", "W8")
 @pytest.mark.clause("MQTT-2.3.1-2", "5:MQTT-4.3.2-1", "5:MQTT-4.3.3-1")
-def test_packet_ids_begin_again_after_65535_and_are_unique_in_the_window():
+def test_packet_ids_wrap_after_65535_and_stay_unique_in_window():
     store = RamStore()
     store.next_seq = store.low = 65534
     broker = connected(store, window=4)
@@ -575,18 +575,18 @@ def test_packet_ids_begin_again_after_65535_and_are_unique_in_the_window():
     assert broker.took() == [publish(b"a", b"3", 1, 3)]
     broker.give(puback(65534), puback(2), puback(3))
     assert broker.session.pending() == 0
-    for _ in range(40):  # as many as the window has, while the first is not acknowledged
+    for _ in range(40):  # more than the range of 32, while the first is not acknowledged
         broker.session.publish(b"a", b"x", 1)
         for one in broker.took():
             if one[5] << 8 | one[6] != 4:
                 broker.give(puback(one[5] << 8 | one[6]))
-    assert broker.took() == [] and broker.session.pending() == 9  # 4 and the 8 behind the range
+    assert broker.took() == [] and broker.session.pending() == 9  # 4, and the 8 beyond the range of 32
     broker.give(puback(4))
     assert len(broker.took()) == 4
 
 
 @pytest.mark.req("Q6")
-def test_a_message_longer_than_the_output_goes_out_in_pieces():
+def test_message_longer_than_the_output_buffer_is_sent_in_pieces():
     broker = connected(out_bytes=64, packet_bytes=64, buffer_bytes=64)
     long = bytes([i & 255 for i in range(1000)])
     broker.session.publish(b"a", long, 1)
@@ -597,7 +597,7 @@ def test_a_message_longer_than_the_output_goes_out_in_pieces():
 
 
 @pytest.mark.req("Q6")
-def test_no_acknowledgement_gets_into_the_middle_of_a_long_message():
+def test_acknowledgements_wait_until_a_long_message_is_sent():
     broker = connected(out_bytes=64, packet_bytes=64, buffer_bytes=64)
     broker.session.publish(b"a", b"y" * 500, 1)
     broker.connection.pump(broker.now)
@@ -606,7 +606,7 @@ def test_no_acknowledgement_gets_into_the_middle_of_a_long_message():
 
 
 @pytest.mark.req("Q6", "W13")
-def test_a_long_message_that_the_flash_loses_half_way_ends_the_connection_and_is_no_fault_of_the_broker():
+def test_unreadable_half_sent_message_ends_connection_without_reason_code():
     broker = connected(out_bytes=64, packet_bytes=64, buffer_bytes=64)
     broker.session.publish(b"a", b"y" * 500, 1)
     broker.connection.pump(broker.now)
@@ -624,7 +624,7 @@ def test_a_long_message_that_the_flash_loses_half_way_ends_the_connection_and_is
 
 
 @pytest.mark.req("Q7")
-def test_retain_is_sent_and_seen():
+def test_retain_flag_is_sent_and_received():
     broker = connected()
     broker.session.publish(b"a", b"", 1, True)
     assert broker.took() == [publish(b"a", b"", 1, 2, retain=1)]
@@ -636,7 +636,7 @@ def test_retain_is_sent_and_seen():
 
 
 @pytest.mark.req("Q8")
-def test_session_lost_by_the_broker_publishes_anew_without_dup():
+def test_messages_are_sent_without_dup_after_broker_lost_session():
     broker = connected()
     for qos in (1, 2):
         broker.session.publish(b"a", b"x", qos)
@@ -646,7 +646,7 @@ def test_session_lost_by_the_broker_publishes_anew_without_dup():
 
 
 @pytest.mark.req("Q8")
-def test_past_pubrec_and_session_lost_is_reported_and_published_again():
+def test_session_lost_after_pubrec_reports_in_doubt_and_republishes():
     broker = past_pubrec()
     broker.drop()
     assert broker.connect(0) == [publish(b"a", b"x", 2, 2)]
@@ -656,7 +656,7 @@ def test_past_pubrec_and_session_lost_is_reported_and_published_again():
 
 
 @pytest.mark.req("Q8")
-def test_past_pubrec_and_session_lost_is_reported_and_dropped_where_chosen():
+def test_session_lost_after_pubrec_without_republish_reports_and_discards():
     broker = past_pubrec(republish=False)
     broker.drop()
     assert broker.connect(0) == []
@@ -665,7 +665,7 @@ def test_past_pubrec_and_session_lost_is_reported_and_dropped_where_chosen():
 
 
 @pytest.mark.req("Q8", "S1")
-def test_the_decision_about_a_message_in_doubt_survives_a_power_cut():
+def test_republished_message_in_doubt_is_retransmitted_after_power_cut():
     broker = past_pubrec(CutStore())
     broker.drop()
     broker.connect(0)
@@ -681,7 +681,7 @@ def test_held_message_of_a_lost_session_is_handed_over():
     broker.drop()
     assert broker.connect(0) == []
     assert broker.messages == [("a", b"x", 2, False, False)]
-    broker.give(publish(b"a", b"y", 2, 7), pubrel(7))  # the broker's new session starts its ids anew
+    broker.give(publish(b"a", b"y", 2, 7), pubrel(7))  # the broker's new session may use the same id again
     assert broker.messages[-1][1] == b"y"
 
 
@@ -698,7 +698,7 @@ def test_many_held_messages_of_a_lost_session_are_handed_over_in_order():
 
 
 @pytest.mark.req("Q6", "Q1")
-def test_a_whole_window_is_sent_again_in_order():
+def test_full_window_is_retransmitted_in_order():
     broker = connected(window=32)
     for i in range(40):
         broker.session.publish(b"a", b"%d" % i, 1)
@@ -714,34 +714,34 @@ def test_a_whole_window_is_sent_again_in_order():
     assert broker.took() == [publish(b"a", b"%d" % i, 1, i + 2) for i in (34, 35)]
 
 
-# --- the first connection of a store ---
+# --- the first connection of an empty store ---
 
 
 @pytest.mark.req("W8", "Q8")
 @pytest.mark.clause("MQTT-3.1.2-6")
-def test_a_fresh_store_makes_the_broker_forget_an_earlier_life():
+def test_empty_store_clears_an_old_session_at_the_broker():
     broker = peer(CutStore(), settled=False)
     broker.session.publish(b"a", b"x", 2)
-    assert broker.connect(1) == [b"\xe0\x00"]  # it knows us: DISCONNECT at once, and nothing else
+    assert broker.connect(1) == [b"\xe0\x00"]  # the broker has an old session: DISCONNECT at once, and nothing else
     assert broker.connect_packet[9] & 2 == 0
     assert broker.events == [8]
     broker.drop()
     assert broker.connect(0) == [b"\xe0\x00"]
-    assert broker.connect_packet[9] & 2 == 2  # clean: what it held is gone
+    assert broker.connect_packet[9] & 2 == 2  # clean: the broker discards the old session
     broker.drop()
     assert broker.connect(0) == [publish(b"a", b"x", 2, 1)]
     assert broker.connect_packet[9] & 2 == 0
 
 
 @pytest.mark.req("W8")
-def test_a_fresh_store_and_a_broker_that_knows_nothing_need_one_connection():
+def test_empty_store_and_no_broker_session_need_one_connection():
     broker = peer(settled=False)
     broker.session.publish(b"a", b"x", 2)
     assert broker.connect(0) == [publish(b"a", b"x", 2, 1)]
 
 
 @pytest.mark.req("W8")
-def test_level_3_cannot_tell_and_starts_clean_once():
+def test_level_3_without_session_present_starts_clean_once():
     broker = peer(CutStore(), settled=False, level=3)
     assert broker.connect(0) == [b"\xe0\x00"]
     assert broker.connect_packet[11] & 2 == 2
@@ -754,7 +754,7 @@ def test_level_3_cannot_tell_and_starts_clean_once():
 
 
 @pytest.mark.req("W8", "S1")
-def test_the_note_survives_a_power_cut():
+def test_note_of_client_id_and_broker_survives_a_power_cut():
     broker = peer(CutStore(), settled=False)
     broker.connect(0)
     after = reboot(broker)
@@ -763,7 +763,7 @@ def test_the_note_survives_a_power_cut():
 
 
 @pytest.mark.req("B4")
-def test_the_backoff_step_survives_a_power_cut():
+def test_backoff_step_survives_a_power_cut():
     broker = peer(CutStore())
     assert broker.session.kept_step() == 0
     broker.session.keep_step(7)
@@ -774,11 +774,11 @@ def test_the_backoff_step_survives_a_power_cut():
 
 
 @pytest.mark.req("B4")
-def test_the_session_tells_whether_this_connection_got_a_message_through():
+def test_connection_is_proved_by_an_acknowledgement_of_our_message():
     for qos, answer in ((1, puback), (2, pubrec), (2, pubcomp)):
         broker = peer()
         broker.connect()
-        broker.give(puback(77), pubrec(77), pubcomp(77), suback(77, 0))  # nothing of ours
+        broker.give(puback(77), pubrec(77), pubcomp(77), suback(77, 0))  # none is for a message of this session
         assert not broker.session.proved
         broker.session.publish(b"a", b"x", qos)
         broker.took()
@@ -798,7 +798,7 @@ def test_the_session_tells_whether_this_connection_got_a_message_through():
 
 
 @pytest.mark.req("S5")
-def test_a_full_store_refuses_and_keeps_what_it_has():
+def test_full_store_refuses_new_messages_and_keeps_stored_ones():
     broker = peer(RamStore(limit=3))
     for _ in range(3):
         broker.session.publish(b"a", b"x", 1)
@@ -808,7 +808,7 @@ def test_a_full_store_refuses_and_keeps_what_it_has():
 
 
 @pytest.mark.req("S6", "Q1", "Q2")
-def test_what_a_worn_store_holds_is_delivered_and_nothing_is_stored_any_more():
+def test_worn_store_delivers_its_messages_and_refuses_new_ones():
     broker = connected(CutStore())
     broker.drop()
     session = broker.session
@@ -829,20 +829,20 @@ def test_what_a_worn_store_holds_is_delivered_and_nothing_is_stored_any_more():
         sent = broker.took()
     assert received == list(range(12)) and session.pending() == 0
     assert all(session.delivered(handle) for handle in stored)
-    broker.give(publish(b"b", b"not held", 2, 7))  # not answered, either: the broker keeps it
+    broker.give(publish(b"b", b"not held", 2, 7))  # not acknowledged: the broker keeps it
     assert broker.took() == [] and broker.messages == []
     broker.drop()
 
 
 @pytest.mark.req("W13", "Q6")
-def test_a_window_is_1_to_32():
+def test_window_outside_1_to_32_is_refused():
     for window in (0, 33):
         with pytest.raises(UsageError):
             Session(RamStore(), window=window)
 
 
 @pytest.mark.req("W13", "Q6")
-def test_an_acknowledgement_that_comes_before_its_message_was_sent_whole_waits_until_it_was():
+def test_early_acknowledgement_waits_until_its_message_is_completely_sent():
     broker = connected(out_bytes=64, packet_bytes=64)
     message = publish(b"a", b"y" * 500, 1, broker.session.publish(b"a", b"y" * 500, 1))
     broker.connection.pump(broker.now)
@@ -854,7 +854,7 @@ def test_an_acknowledgement_that_comes_before_its_message_was_sent_whole_waits_u
 
 
 @pytest.mark.req("Q8")
-def test_connack_is_the_only_packet_that_may_come_first():
+def test_packet_before_connack_and_second_connack_are_refused():
     broker = peer()
     broker.connection.start(broker.now)
     with pytest.raises(ProtocolError):
@@ -866,7 +866,7 @@ def test_connack_is_the_only_packet_that_may_come_first():
 
 
 @pytest.mark.req("S5", "Q8")
-def test_a_store_that_is_full_before_the_first_connection_has_its_note_and_is_drained():
+def test_store_full_before_first_connection_keeps_note_and_is_sent():
     broker = peer(CutStore(limit=3), settled=False)
     for _ in range(3):
         broker.session.publish(b"a", b"x", 1)
@@ -876,7 +876,7 @@ def test_a_store_that_is_full_before_the_first_connection_has_its_note_and_is_dr
 
 
 @pytest.mark.req("Q4", "S6")
-def test_an_inbound_message_that_the_store_cannot_hold_is_left_unanswered_until_it_can():
+def test_qos_2_message_is_not_acknowledged_until_store_has_room():
     class Full(RamStore):
         full = False
 
@@ -908,7 +908,7 @@ def test_an_inbound_message_that_the_store_cannot_hold_is_left_unanswered_until_
 
 
 @pytest.mark.req("S1")
-def test_stored_messages_keep_their_level():
+def test_stored_messages_refuse_a_session_of_another_level():
     from flashmqtt.session.level5 import Level5
 
     store = CutStore()
@@ -929,7 +929,7 @@ def test_stored_messages_keep_their_level():
 
 
 @pytest.mark.req("Q4")
-def test_a_long_message_is_held_whatever_the_sessions_own_buffers():
+def test_message_longer_than_packet_bytes_is_held():
     broker = connected(buffer_bytes=4096, packet_bytes=64)
     broker.give(publish(b"a", b"y" * 4000, 2, 7), pubrel(7))
     assert broker.messages[0][1] == b"y" * 4000

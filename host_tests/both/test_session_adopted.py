@@ -1,4 +1,4 @@
-"""Without a durable store the broker's session outlives the program: it is resumed, and its packet ids are cleared (Q8, W8)."""
+"""A program without a durable store resumes the session that the broker kept, and clears its packet ids (Q8, W8)."""
 
 import pytest
 
@@ -12,13 +12,13 @@ from wire import CutStore, peer, puback, pubcomp, publish, pubrec, pubrel
 
 
 def restarted(**options):
-    """Return a peer over an empty RAM store, whose broker still knows an earlier run of the program."""
+    """Return a peer over an empty RAM store, whose broker still has the session of an earlier run."""
     return peer(RamStore(), settled=False, **options)
 
 
 @pytest.mark.req("Q8")
 @pytest.mark.parametrize("level", [3, 4])
-def test_queued_messages_come_on_the_first_connection_after_a_restart(level):
+def test_queued_messages_arrive_on_first_connection_after_restart(level):
     broker = restarted(level=level)
     assert broker.connect(level > 3) == []
     assert not broker.connect_packet[11 if level == 3 else 9] & 2
@@ -28,7 +28,7 @@ def test_queued_messages_come_on_the_first_connection_after_a_restart(level):
 
 
 @pytest.mark.req("Q8", "W8")
-def test_an_id_of_an_earlier_run_is_cleared_before_a_qos_2_message_takes_it():
+def test_old_packet_id_is_cleared_before_qos_2_message_reuses_it():
     broker = restarted()
     handles = [broker.session.publish(b"a", b"new %d" % i, 2) for i in range(2)]
     assert broker.connect(1) == [pubrel(1)]  # the broker may hold a message of the earlier run under this id
@@ -44,7 +44,7 @@ def test_an_id_of_an_earlier_run_is_cleared_before_a_qos_2_message_takes_it():
 
 
 @pytest.mark.req("Q8", "W8")
-def test_qos_1_needs_no_clearing():
+def test_qos_1_messages_are_sent_without_clearing_packet_ids():
     broker = restarted()
     for i in range(3):
         broker.session.publish(b"a", b"%d" % i, 1)
@@ -52,16 +52,16 @@ def test_qos_1_needs_no_clearing():
 
 
 @pytest.mark.req("Q8", "W8")
-def test_a_broker_that_knows_nothing_needs_no_clearing():
+def test_broker_without_session_needs_no_packet_id_clearing():
     broker = restarted()
     broker.session.publish(b"a", b"x", 2)
     assert broker.connect(0) == [publish(b"a", b"x", 2, 1)]
     broker.drop()
-    assert broker.connect(1) == [publish(b"a", b"x", 2, 1, dup=1)]  # that session is this run's
+    assert broker.connect(1) == [publish(b"a", b"x", 2, 1, dup=1)]  # that session belongs to this run
 
 
 @pytest.mark.req("Q8", "W8")
-def test_a_connection_lost_while_an_id_is_cleared_begins_again():
+def test_packet_id_clearing_restarts_after_a_lost_connection():
     broker = restarted()
     broker.session.publish(b"a", b"x", 2)
     assert broker.connect(1) == [pubrel(1)]
@@ -70,11 +70,11 @@ def test_a_connection_lost_while_an_id_is_cleared_begins_again():
     broker.give(pubcomp(1))
     assert broker.took() == [publish(b"a", b"x", 2, 1)]
     broker.drop()
-    assert broker.connect(1) == [publish(b"a", b"x", 2, 1, dup=1)]  # the id is this message's now
+    assert broker.connect(1) == [publish(b"a", b"x", 2, 1, dup=1)]  # now the id belongs to this message
 
 
 @pytest.mark.req("Q8", "B4")
-def test_a_broker_that_does_not_answer_the_clearing_is_not_waited_for():
+def test_unanswered_packet_id_clearing_raises_deadline_expired():
     broker = restarted(response_ms=3000)
     broker.session.publish(b"a", b"x", 2)
     broker.connect(1)
@@ -85,14 +85,14 @@ def test_a_broker_that_does_not_answer_the_clearing_is_not_waited_for():
 
 
 @pytest.mark.req("Q8", "W8")
-def test_a_durable_store_that_is_fresh_still_makes_the_broker_forget():
+def test_empty_durable_store_still_clears_the_broker_session():
     broker = peer(CutStore(), settled=False)
     assert broker.connect(1) == [b"\xe0\x00"]
 
 
 @pytest.mark.req("Q8", "R3")
 @pytest.mark.parametrize("silent", [False, True])
-def test_a_broker_that_does_not_answer_the_clearing_gets_the_message_after_some_connections(silent):
+def test_message_is_sent_after_packet_id_clearing_failed_three_times(silent):
     class Broker(Loopback):
         def take(self, one):
             if one[0] >> 4 == 6 and not self.of(3):
@@ -110,14 +110,14 @@ def test_a_broker_that_does_not_answer_the_clearing_gets_the_message_after_some_
     client.connect()
     handles = [client.publish("a", "x", 2), client.publish("a", "y", 1)]
     assert client.drain(60) and [client.delivered(handle) for handle in handles] == [True, True]
-    assert len(broker.of(6)) == 4 and broker.connects == 4  # three of them were in vain
+    assert len(broker.of(6)) == 4 and broker.connects == 4  # three of the four failed
     client.disconnect()
     broker.close()
 
 
 @pytest.mark.req("Q8")
 @pytest.mark.parametrize("level", [4, 5])
-def test_a_client_without_a_store_gets_what_waited_for_it(level):
+def test_client_without_store_receives_queued_messages(level):
     class Keeps(Loopback):
         def take(self, one):
             super().take(one)

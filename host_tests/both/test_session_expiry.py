@@ -1,4 +1,4 @@
-"""Message Expiry Interval counts down while a message is stored; one that has expired is not sent, and is reported (W12, R5)."""
+"""Message Expiry Interval counts down while a message is stored; an expired message is not sent, and is reported (W12, R5)."""
 
 import pytest
 
@@ -10,7 +10,7 @@ from wire import CutStore
 
 
 class Clock(Expiry):
-    """What a test sets."""
+    """A clock that a test sets."""
 
     def __init__(self, store, clock=0):
         super().__init__(store)
@@ -47,7 +47,7 @@ def expired(broker):
 
 @pytest.mark.req("W12")
 @pytest.mark.parametrize("qos", [1, 2])
-def test_what_is_left_of_the_interval_is_sent(qos):
+def test_remaining_expiry_interval_is_sent(qos):
     broker = board(CutStore())
     handle = broker.session.publish(b"a", b"x", qos, False, block(100))
     broker.clock.pass_(30)
@@ -59,7 +59,7 @@ def test_what_is_left_of_the_interval_is_sent(qos):
 
 @pytest.mark.req("W12", "R5")
 @pytest.mark.parametrize("qos", [1, 2])
-def test_a_message_that_has_expired_is_not_sent_and_is_reported(qos):
+def test_expired_message_is_not_sent_and_is_reported(qos):
     broker = board(CutStore())
     late = broker.session.publish(b"a", b"late", qos, False, block(100))
     good = broker.session.publish(b"a", b"good", qos, False, block(200))
@@ -73,7 +73,7 @@ def test_a_message_that_has_expired_is_not_sent_and_is_reported(qos):
 
 @pytest.mark.req("W12", "Q2")
 @pytest.mark.clause("MQTT-4.3.3-7")
-def test_a_qos_2_message_that_was_sent_comes_to_its_end_also_when_it_has_expired():
+def test_expired_message_in_flight_is_retransmitted_only_at_qos_2():
     broker = board(CutStore())
     handles = [broker.session.publish(b"a", b"x", qos, False, block(100)) for qos in (2, 1)]
     assert len(broker.connect(1)) == 2
@@ -88,14 +88,14 @@ def test_a_qos_2_message_that_was_sent_comes_to_its_end_also_when_it_has_expired
     ("before", "after", "left"),
     [
         (5000, 5060, 40),  # the clock was set at both moments
-        (5000, 0, 90),  # not since the reboot, 10 s ago
+        (5000, 0, 90),  # the clock is not set since the reboot, 10 s ago
         (0, 5060, 90),
         (0, 0, 90),
-        (5000, 4000, 90),  # it was set back
+        (5000, 4000, 90),  # the clock was set back
         (5000, 5200, 0),
     ],
 )
-def test_over_a_reboot_it_counts_as_far_as_a_clock_allows(before, after, left):
+def test_expiry_counts_time_across_reboot_if_clock_was_set(before, after, left):
     broker = board(CutStore(), before)
     handle = broker.session.publish(b"a", b"x", 1, False, block(100))
     broker = board(broker.session.store.cut(), after)
@@ -106,7 +106,7 @@ def test_over_a_reboot_it_counts_as_far_as_a_clock_allows(before, after, left):
 
 
 @pytest.mark.req("W12")
-def test_a_long_message_and_one_with_other_properties_are_sent_as_they_were_published():
+def test_expiry_countdown_changes_nothing_else_in_messages():
     broker = Peer5(CutStore(), out_bytes=128, packet_bytes=128)
     broker.clock = broker.connection.five.expiry = Clock(broker.session.store)
     broker.session.publish(b"t" * 70, b"y" * 500, 1, True, block(100, True))
@@ -121,7 +121,7 @@ def test_a_long_message_and_one_with_other_properties_are_sent_as_they_were_publ
 
 
 @pytest.mark.req("W12")
-def test_an_interval_of_0_is_sent_as_a_second_if_it_is_sent_at_once():
+def test_expiry_interval_0_is_sent_as_1_second():
     broker = board(CutStore())
     broker.connect(1)
     broker.session.publish(b"a", b"x", 1, False, block(0))
@@ -129,12 +129,12 @@ def test_an_interval_of_0_is_sent_as_a_second_if_it_is_sent_at_once():
 
 
 @pytest.mark.req("W12")
-def test_the_uptime_goes_on_over_a_clock_that_is_set():
+def test_uptime_continues_when_clock_is_set_or_ticks_wrap():
     expiry = Expiry(CutStore())
-    expiry._time -= 30 * 365 * 86400  # it was 1996
+    expiry._time -= 30 * 365 * 86400  # the clock was set 30 years ahead
     assert expiry.uptime_s() < 10
     expiry._ticks = (expiry._ticks - 5000) & ((1 << 30) - 1)
     expiry._time -= 5
     assert 5 <= expiry.uptime_s() < 15
-    expiry._time -= (1 << 30) // 1000  # ticks have come round once
+    expiry._time -= (1 << 30) // 1000  # the ticks have wrapped once
     assert (1 << 30) // 1000 <= expiry.uptime_s() < (1 << 30) // 1000 + 20

@@ -1,4 +1,4 @@
-"""Many small worlds: lost connections, power cuts, any chunking; nothing lost at QoS 1, exactly once at QoS 2, order kept."""
+"""Random simulations of lost connections, power cuts and any chunking: QoS 1 loses nothing, QoS 2 arrives once, order is kept."""
 
 import pytest
 
@@ -7,14 +7,14 @@ from wire import CutStore
 
 
 def open_store(world):
-    """Return an empty store, or what the power cut left of the last one."""
+    """Return an empty store, or the last one as the power cut left it."""
     store = getattr(world, "store", None)
     return CutStore(1000, world.hold_limit) if store is None else store.cut()
 
 
 @pytest.mark.req("Q1", "Q2", "Q3", "Q4", "Q6", "Q8", "S1")
 @pytest.mark.parametrize("level", [3, 4, 5])
-def test_nothing_is_lost_in_any_world(level):
+def test_random_failures_lose_no_message(level):
     for seed in range(25):
         world = World(seed, open_store, level)
         try:
@@ -26,6 +26,6 @@ def test_nothing_is_lost_in_any_world(level):
 
 
 @pytest.mark.req("Q4")
-def test_a_broker_with_a_larger_window_than_ours_is_served_completely():
+def test_all_messages_arrive_from_broker_with_larger_window():
     for seed in range(15):
         World(seed, open_store, 4, window=6, broker_window=9, hold_limit=3).run(300)

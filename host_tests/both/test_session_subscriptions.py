@@ -1,4 +1,4 @@
-"""Subscriptions of a session: asked for, answered, refused, restored (requirements W11, Q8), in packets written by hand."""
+"""Subscriptions of a session: requested, granted, refused, restored (requirements W11, Q8). Packets are written by hand."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from wire import connected, id_of, packet, peer, suback, subscribed, text, unsub
 
 
 @pytest.mark.req("Q8")
-def test_subscriptions_are_restored_when_the_session_is_lost_and_only_then():
+def test_subscriptions_are_restored_only_after_a_lost_session():
     broker = connected()
     broker.session.subscribe(b"x", 1)
     broker.session.subscribe(b"y/#", 2)
@@ -23,7 +23,7 @@ def test_subscriptions_are_restored_when_the_session_is_lost_and_only_then():
 
 
 @pytest.mark.req("Q8")
-def test_an_unanswered_connect_makes_the_next_one_restore_subscriptions():
+def test_subscriptions_are_restored_after_a_lost_connack():
     broker = subscribed(b"x", 1)
     broker.drop()
     broker.connection.start(broker.now)  # its CONNACK, which said "not present", is lost
@@ -34,7 +34,7 @@ def test_an_unanswered_connect_makes_the_next_one_restore_subscriptions():
 
 
 @pytest.mark.req("Q8", "W11")
-def test_a_refused_subscription_is_known_and_asked_for_again_with_the_next_connection():
+def test_refused_subscription_is_requested_again_on_next_connection():
     broker = connected()
     entry = broker.session.subscribe(b"x", 1)
     other = broker.session.subscribe(b"y", 1)
@@ -51,7 +51,7 @@ def test_a_refused_subscription_is_known_and_asked_for_again_with_the_next_conne
 
 
 @pytest.mark.req("Q8", "W11")
-def test_a_refused_subscription_is_asked_for_again_after_a_time_that_doubles():
+def test_refused_subscription_is_requested_again_after_doubling_delays():
     broker = connected()
     broker.session.subscribe(b"x", 1)
     broker.give(suback(id_of(broker.took()[0]), 0x80))
@@ -70,7 +70,7 @@ def test_a_refused_subscription_is_asked_for_again_after_a_time_that_doubles():
 
 
 @pytest.mark.req("W11")
-def test_the_end_of_a_subscription_of_an_earlier_life_is_asked_for():
+def test_unsubscribe_of_unknown_filter_is_sent_to_the_broker():
     broker = connected()
     entry = broker.session.unsubscribe(b"x")
     (request,) = broker.took()
@@ -95,7 +95,7 @@ def test_unsubscribe_ends_a_subscription():
 
 
 @pytest.mark.req("W11")
-def test_an_unsubscribe_that_was_cut_is_repeated():
+def test_unanswered_unsubscribe_is_repeated_after_reconnect():
     broker = subscribed(b"x", 1)
     broker.session.unsubscribe(b"x")
     broker.took()
@@ -106,7 +106,7 @@ def test_an_unsubscribe_that_was_cut_is_repeated():
 
 
 @pytest.mark.req("W11")
-def test_subscribing_again_while_the_answer_is_under_way_asks_again():
+def test_subscribing_again_before_suback_sends_another_subscribe():
     broker = connected()
     entry = broker.session.subscribe(b"x", 0)
     first = broker.took()[0]
@@ -123,7 +123,7 @@ def test_subscribing_again_while_the_answer_is_under_way_asks_again():
 
 
 @pytest.mark.req("W11", "Q8")
-def test_more_subscriptions_than_one_packet_holds_are_restored_by_several():
+def test_many_subscriptions_are_restored_by_several_packets():
     broker = connected(out_bytes=64, packet_bytes=64, buffer_bytes=64)
     filters = [b"a/filter/number/%d" % i for i in range(7)]
     for filter_ in filters:
@@ -142,7 +142,7 @@ def test_more_subscriptions_than_one_packet_holds_are_restored_by_several():
 
 
 @pytest.mark.req("W11")
-def test_a_subscription_that_no_packet_can_ask_for_is_refused_at_once_and_forgotten():
+def test_invalid_subscription_is_refused_at_once_and_not_kept():
     broker = peer(out_bytes=64, packet_bytes=64, buffer_bytes=64)
     for wrong, options, error in (
         (b"x" * 60, 1, BufferTooSmall),
@@ -161,7 +161,7 @@ def test_a_subscription_that_no_packet_can_ask_for_is_refused_at_once_and_forgot
 
 
 @pytest.mark.req("W11")
-def test_a_suback_with_the_wrong_count_ends_the_connection():
+def test_suback_with_wrong_count_of_codes_ends_the_connection():
     broker = connected()
     broker.session.subscribe(b"x", 1)
     (request,) = broker.took()
