@@ -58,14 +58,14 @@ class Peer5(Peer):
 
 
 def connected(*arguments, **options):
-    """Return a peer of level 5 (its arguments) that has accepted the connection."""
+    """Return a level 5 peer, made with these arguments, that has accepted the connection."""
     broker = Peer5(*arguments, **options)
     broker.connect()
     return broker
 
 
 @pytest.mark.req("W12")
-def test_connect_tells_what_we_can_take():
+def test_connect_properties_state_our_limits():
     broker = connected(RamStore(), window=4, expiry_s=60, buffer_bytes=512)
     head = text(b"MQTT") + b"\x05\x00" + b"\x00\x3c"
     assert broker.connect_packet[2 : 2 + len(head)] == head
@@ -77,7 +77,7 @@ def test_connect_tells_what_we_can_take():
 
 @pytest.mark.req("W12", "Q6")
 @pytest.mark.clause("MQTT-3.3.4-7", "MQTT-4.9.0-1", "MQTT-4.9.0-2")
-def test_receive_maximum_bounds_the_window():
+def test_receive_maximum_limits_the_window():
     broker = connected(window=4, properties=b"\x21\x00\x02")
     for i in range(4):
         broker.session.publish(b"a", bytes([i]), 1)
@@ -88,7 +88,7 @@ def test_receive_maximum_bounds_the_window():
 
 @pytest.mark.req("W12", "Q6")
 @pytest.mark.clause("MQTT-3.3.4-7")
-def test_receive_maximum_bounds_resends_too():
+def test_receive_maximum_limits_retransmits():
     broker = connected(window=4)
     for i in range(4):
         broker.session.publish(b"a", bytes([i]), 1)
@@ -127,7 +127,7 @@ def test_assigned_client_id_is_kept():
         (b"\x25\x00", 1, True, 1, 0x9A),
     ],
 )
-def test_what_the_server_would_refuse_is_not_sent_and_reported(limits, qos, retain, size, code):
+def test_message_over_server_limits_is_not_sent_and_reported(limits, qos, retain, size, code):
     broker = connected(properties=limits)
     handle = broker.session.publish(b"a", b"x" * size, qos, retain)
     good = broker.session.publish(b"a", b"good", 1)
@@ -140,7 +140,7 @@ def test_what_the_server_would_refuse_is_not_sent_and_reported(limits, qos, reta
 @pytest.mark.req("W12")
 @pytest.mark.clause("MQTT-4.4.0-2")
 @pytest.mark.parametrize("qos, answer, code", [(1, 0x40, 0x87), (2, 0x50, 0x97), (1, 0x40, 0x10)])
-def test_a_reason_code_on_an_acknowledgement_reaches_the_caller(qos, answer, code):
+def test_reason_code_of_an_acknowledgement_reaches_the_caller(qos, answer, code):
     broker = connected()
     handle = broker.session.publish(b"a", b"x", qos)
     broker.took()
@@ -152,7 +152,7 @@ def test_a_reason_code_on_an_acknowledgement_reaches_the_caller(qos, answer, cod
 
 
 @pytest.mark.req("W12", "Q2")
-def test_a_pubcomp_that_does_not_find_the_id_means_delivered():
+def test_pubcomp_with_packet_id_not_found_means_delivered():
     broker = connected()
     handle = broker.session.publish(b"a", b"x", 2)
     broker.took()
@@ -166,14 +166,14 @@ def test_a_pubcomp_that_does_not_find_the_id_means_delivered():
 
 
 @pytest.mark.req("W12", "Q2", "Q4")
-def test_unknown_ids_are_answered_with_their_reason():
+def test_unknown_packet_ids_are_answered_with_reason_0x92():
     broker = connected()
     broker.give(ack(0x50, 77), ack(0x62, 78))
     assert broker.took() == [ack(0x62, 77, 0x92), ack(0x70, 78, 0x92)]
 
 
 @pytest.mark.req("W11", "W12")
-def test_a_refused_subscription_has_its_reason():
+def test_refused_subscription_has_the_reason_code():
     broker = connected()
     entry = broker.session.subscribe(b"x", 1)
     (request,) = broker.took()
@@ -183,7 +183,7 @@ def test_a_refused_subscription_has_its_reason():
 
 
 @pytest.mark.req("W12", "Q0")
-def test_a_topic_in_a_bytearray_has_its_alias():
+def test_bytearray_topic_gets_a_topic_alias():
     broker = connected(properties=b"\x22\x00\x01")
     for _ in range(2):
         broker.session.put_unstored(bytearray(b"a"), b"x")
@@ -211,7 +211,7 @@ def test_topic_aliases_of_the_server_are_resolved():
 
 @pytest.mark.req("W12")
 @pytest.mark.clause("MQTT-3.3.2-7")
-def test_aliases_end_with_the_connection():
+def test_server_topic_aliases_end_with_the_connection():
     broker = connected(alias_maximum=5)
     broker.give(publish(b"a", b"1", properties=b"\x23\x00\x02"))
     broker.drop()
@@ -222,7 +222,7 @@ def test_aliases_end_with_the_connection():
 
 @pytest.mark.req("W12")
 @pytest.mark.clause("MQTT-3.2.2-17")
-def test_our_topic_aliases_are_used_where_the_server_allows_them():
+def test_topic_aliases_are_sent_up_to_the_server_maximum():
     broker = connected(properties=b"\x22\x00\x01")
     for topic in (b"a", b"a", b"b"):
         assert broker.session.put_unstored(topic, b"x")
@@ -235,10 +235,10 @@ def test_our_topic_aliases_are_used_where_the_server_allows_them():
 
 @pytest.mark.req("W12", "W9")
 @pytest.mark.clause("MQTT-3.3.2-8")
-def test_an_alias_is_used_only_after_its_topic_has_been_put():
+def test_topic_alias_is_used_only_after_its_topic_was_sent():
     broker = connected(properties=b"\x22\x00\x05", buffer_bytes=64, out_bytes=64, packet_bytes=64)
     session = broker.session
-    for _ in range(2):  # the second time, too: an invalid topic has no alias
+    for _ in range(2):  # also the second time: an invalid topic gets no alias
         with pytest.raises(InvalidTopic):
             session.put_unstored(b"a/#", b"x")
     assert session.put_unstored(b"a", b"x" * 50)
@@ -250,7 +250,7 @@ def test_an_alias_is_used_only_after_its_topic_has_been_put():
 
 @pytest.mark.req("W12", "R3")
 @pytest.mark.clause("MQTT-3.2.2-11")
-def test_a_server_without_qos_2_gets_it_at_qos_1_also_what_was_stored_before():
+def test_server_with_maximum_qos_1_gets_qos_2_messages_at_qos_1():
     broker = Peer5(CutStore(), properties=b"\x24\x01")
     stored = broker.session.publish(b"a", b"stored", 2)
     broker.connect()
@@ -263,13 +263,13 @@ def test_a_server_without_qos_2_gets_it_at_qos_1_also_what_was_stored_before():
     broker.drop()
     assert broker.connect(1) == [publish(b"a", b"open", 1, 4, dup=1)]
     broker.drop()
-    broker.properties = b""  # another broker, or a newer one
+    broker.properties = b""  # another broker, or a newer version
     assert broker.connect(1) == [publish(b"a", b"open", 2, 4, dup=1)]
 
 
 @pytest.mark.req("W12", "R3")
 @pytest.mark.clause("MQTT-3.2.2-11")
-def test_a_server_with_qos_0_alone_is_sent_nothing_else():
+def test_maximum_qos_0_refuses_qos_1_and_2_messages():
     broker = connected(properties=b"\x24\x00")
     handles = [broker.session.publish(b"a", b"x", qos) for qos in (1, 2)]
     assert broker.took() == []
@@ -280,7 +280,7 @@ def test_a_server_with_qos_0_alone_is_sent_nothing_else():
 
 @pytest.mark.req("W12", "Q0")
 @pytest.mark.clause("MQTT-3.2.2-14", "MQTT-3.2.2-15")
-def test_what_the_server_would_refuse_is_not_sent_at_qos_0_either():
+def test_qos_0_message_over_server_limits_is_not_sent():
     broker = Peer5(properties=b"\x25\x00\x27\x00\x00\x00\x20")  # no retained messages, none longer than 32 bytes
     broker.connect()
     assert broker.session.put_unstored(b"a", b"x", True)
@@ -293,7 +293,7 @@ def test_what_the_server_would_refuse_is_not_sent_at_qos_0_either():
 
 
 @pytest.mark.req("W12", "Q4")
-def test_a_message_that_is_longer_with_its_aliased_topic_than_the_buffer_is_held_whole():
+def test_message_with_alias_of_a_long_topic_is_held_completely():
     broker = connected(alias_maximum=1, buffer_bytes=128, packet_bytes=128)
     topic, payload = b"t" * 100, b"p" * 100
     broker.give(publish(topic, b"", properties=b"\x23\x00\x01"))
@@ -304,7 +304,7 @@ def test_a_message_that_is_longer_with_its_aliased_topic_than_the_buffer_is_held
 
 
 @pytest.mark.req("W12")
-def test_properties_travel_with_a_message():
+def test_properties_are_sent_and_received_with_a_message():
     broker = connected()
     block = b"\x26" + text(b"k") + text(b"v")
     broker.session.publish(b"a", b"x", 1, False, block)
@@ -318,7 +318,7 @@ def test_properties_travel_with_a_message():
 
 @pytest.mark.req("W12")
 @pytest.mark.clause("MQTT-4.13.2-1")
-def test_the_servers_disconnect_comes_with_its_reason():
+def test_server_disconnect_raises_its_reason_code():
     broker = connected()
     with pytest.raises(ConnectionLost) as caught:
         broker.give(b"\xe0\x01\x8e")
@@ -327,7 +327,7 @@ def test_the_servers_disconnect_comes_with_its_reason():
 
 @pytest.mark.req("W12")
 @pytest.mark.clause("MQTT-4.13.2-1")
-def test_a_refused_connect_is_told_in_words():
+def test_refused_connect_error_names_the_reason():
     broker = Peer5()
     broker.connection.start(broker.now)
     with pytest.raises(ConnectRefused) as refused:
@@ -337,7 +337,7 @@ def test_a_refused_connect_is_told_in_words():
 
 @pytest.mark.req("W12")
 @pytest.mark.clause("MQTT-4.12.0-6", "MQTT-4.12.0-7")
-def test_auth_is_refused_by_name_and_never_answered():
+def test_auth_packet_ends_the_connection_with_protocol_error():
     broker = connected()
     with pytest.raises(ProtocolError) as caught:
         broker.give(b"\xf0\x00")
@@ -351,7 +351,7 @@ def test_auth_is_refused_by_name_and_never_answered():
     "wrong, code",
     [(b"\x00\x00", 0x81), (b"\x20\x03\x00\x00\x00", 0x82), (b"\x30\xff\x7f", 0x95)],
 )
-def test_a_wrong_peer_is_told_why_the_connection_ends(wrong, code):
+def test_protocol_violation_is_answered_by_disconnect_with_reason_code(wrong, code):
     broker = connected()
     try:
         broker.give(wrong)
@@ -362,7 +362,7 @@ def test_a_wrong_peer_is_told_why_the_connection_ends(wrong, code):
 
 
 @pytest.mark.req("W12")
-def test_what_is_not_the_peers_fault_ends_the_connection_without_a_reason():
+def test_local_error_ends_the_connection_without_disconnect_packet():
     class Failed(ValueError):
         reason = "a text, as ssl's errors and Unicode's have"
 
@@ -375,7 +375,7 @@ def test_what_is_not_the_peers_fault_ends_the_connection_without_a_reason():
 
 @pytest.mark.req("W12", "Q4")
 @pytest.mark.clause("MQTT-3.3.4-9")
-def test_more_than_our_receive_maximum_is_left_unanswered_and_comes_with_the_next_connection():
+def test_message_over_our_receive_maximum_causes_a_reconnect():
     broker = Peer5(RamStore(hold_limit=2))
     broker.connect()
     assert b"\x21\x00\x02" in broker.connect_packet
@@ -387,7 +387,7 @@ def test_more_than_our_receive_maximum_is_left_unanswered_and_comes_with_the_nex
 
 @pytest.mark.req("Q5")
 @pytest.mark.clause("MQTT-4.4.0-1")
-def test_level_5_does_not_resend_on_a_live_connection():
+def test_level_5_does_not_retransmit_on_open_connection():
     broker = connected()
     broker.session.publish(b"a", b"x", 1)
     broker.took()
@@ -399,7 +399,7 @@ def test_level_5_does_not_resend_on_a_live_connection():
 
 @pytest.mark.req("Q8", "W8")
 @pytest.mark.clause("5:MQTT-3.1.2-4")
-def test_a_fresh_store_makes_a_clean_start_in_one_connection():
+def test_empty_store_makes_a_clean_start_in_one_connection():
     session = Session(CutStore(), 5, 4)
     broker = Peer5()
     broker.session = session
@@ -426,7 +426,7 @@ def suback5(packet_id, *codes):
 
 
 @pytest.mark.req("W12")
-def test_subscription_identifiers_go_out_a_packet_each_and_are_restored():
+def test_each_subscription_identifier_has_its_own_packet_and_is_restored():
     broker = connected()
     session = broker.session
     one = session.subscribe(b"a", 1, None, identified(7))
@@ -451,7 +451,7 @@ def test_subscription_identifiers_go_out_a_packet_each_and_are_restored():
 
 
 @pytest.mark.req("W12")
-def test_a_message_tells_the_identifiers_of_the_subscriptions_that_brought_it():
+def test_message_has_the_identifiers_of_matching_subscriptions():
     broker = connected()
     seen = []
     broker.on_message = lambda message: seen.append(message.properties)
@@ -460,7 +460,7 @@ def test_a_message_tells_the_identifiers_of_the_subscriptions_that_brought_it():
 
 
 @pytest.mark.req("W12", "W11")
-def test_an_identifier_that_the_server_does_not_take_is_declined_and_not_sent():
+def test_subscription_identifier_without_server_support_is_declined():
     broker = Peer5(properties=b"\x29\x00")  # Subscription Identifiers Available: no
     broker.connect()
     refused = broker.session.subscribe(b"a", 1, None, identified(7))
@@ -473,7 +473,7 @@ def test_an_identifier_that_the_server_does_not_take_is_declined_and_not_sent():
 
 
 @pytest.mark.req("W12", "W13")
-def test_who_takes_chunks_sets_the_server_no_maximum_packet_size():
+def test_client_with_chunks_sends_no_maximum_packet_size():
     session = Session(RamStore(), 5, 4)
     session.write_note(b"me", b"")
     broker = Peer(session, b"me", buffer_bytes=64, five=Level5(alias_maximum=1), chunks=True)
@@ -494,7 +494,7 @@ def test_who_takes_chunks_sets_the_server_no_maximum_packet_size():
 
 @pytest.mark.req("W12", "Q6")
 @pytest.mark.clause("MQTT-3.3.4-8", "MQTT-4.9.0-3", "MQTT-4.9.0-2")
-def test_only_publish_waits_for_the_receive_maximum():
+def test_receive_maximum_delays_only_publish_above_qos_0():
     broker = connected(properties=b"\x21\x00\x01")
     broker.session.publish(b"a", b"1", 2)
     assert len(broker.took()) == 1
@@ -508,7 +508,7 @@ def test_only_publish_waits_for_the_receive_maximum():
 
 @pytest.mark.req("W12")
 @pytest.mark.clause("MQTT-3.2.2-18")
-def test_no_topic_alias_goes_to_a_server_that_takes_none():
+def test_no_topic_alias_is_sent_without_server_support():
     broker = connected()
     for _ in range(2):
         assert broker.session.put_unstored(b"a", b"x")
@@ -518,7 +518,7 @@ def test_no_topic_alias_goes_to_a_server_that_takes_none():
 @pytest.mark.req("Q8")
 @pytest.mark.clause("MQTT-3.1.3-2", "5:MQTT-3.1.2-23")
 @pytest.mark.parametrize("level", [4, 5])
-def test_the_next_connection_names_the_same_client_and_goes_on_where_the_last_one_ended(level):
+def test_next_connection_uses_same_client_id_and_resumes_flows(level):
     broker = Peer5(expiry_s=60) if level == 5 else peer()
     broker.connect()
     first = broker.connect_packet
@@ -546,7 +546,7 @@ def test_session_present_after_a_clean_start_ends_the_connection(level):
 
 @pytest.mark.req("Q8")
 @pytest.mark.clause("5:MQTT-3.2.2-5")
-def test_without_a_session_present_the_flows_of_the_old_one_are_given_up():
+def test_flows_start_again_if_broker_lost_the_session():
     broker = connected()
     seen = broker.session.publish(b"a", b"seen", 2)
     open_ = broker.session.publish(b"a", b"open", 2)
@@ -568,7 +568,7 @@ def expires_in(seconds):
 
 @pytest.mark.req("Q2")
 @pytest.mark.clause("MQTT-4.3.3-7")
-def test_a_message_that_was_sent_does_not_expire():
+def test_sent_qos_2_message_does_not_expire():
     broker = connected(CutStore())
     for payload in (b"seen", b"open"):
         broker.session.publish(b"a", payload, 2, False, expires_in(1))
@@ -583,7 +583,7 @@ def test_a_message_that_was_sent_does_not_expire():
 
 @pytest.mark.req("Q4")
 @pytest.mark.clause("MQTT-4.3.3-13")
-def test_a_held_message_past_its_expiry_ends_its_flow():
+def test_held_message_past_its_expiry_completes_its_flow():
     broker = connected()
     broker.give(publish(b"a", b"x", 2, 9, properties=expires_in(1)))
     assert broker.took() == [ack(0x50, 9)]
@@ -593,7 +593,7 @@ def test_a_held_message_past_its_expiry_ends_its_flow():
     assert [message[:2] for message in broker.messages] == [("a", b"x")]
 
 
-# --- a repetition of a held message ---
+# --- duplicates of a held message ---
 
 
 def alias(topic, n):
@@ -602,7 +602,7 @@ def alias(topic, n):
 
 
 @pytest.mark.req("Q4", "W12")
-def test_a_held_message_that_comes_again_with_other_properties_is_the_same():
+def test_held_message_repeated_with_other_properties_is_a_duplicate():
     broker = connected(alias_maximum=5)
     long = b"x" * 200
     broker.give(publish(b"t" * 100, long, 2, 9, properties=expires_in(300) + b"\x03" + text(b"y" * 120)))
@@ -625,7 +625,7 @@ def test_a_held_message_that_comes_again_with_other_properties_is_the_same():
     ("topic", "payload"),
     [(b"a", b"other"), (b"b", b"once!"), (b"ao", b"nce!"), (b"a", b"once!!"), (b"a", b"")],
 )
-def test_another_message_with_the_id_of_a_held_one_is_not_taken_for_it(topic, payload):
+def test_new_message_with_packet_id_of_held_one_is_no_duplicate(topic, payload):
     broker = connected()
     broker.give(publish(b"a", b"once!", 2, 9, properties=expires_in(300)))
     broker.drop()
@@ -640,7 +640,7 @@ def test_another_message_with_the_id_of_a_held_one_is_not_taken_for_it(topic, pa
 
 @pytest.mark.req("Q4", "W12")
 @pytest.mark.parametrize(("first", "then"), [(4, 5), (5, 4), (5, 5), (4, 4)])
-def test_a_held_message_that_comes_again_at_another_level_is_the_same(first, then):
+def test_held_message_repeated_at_any_level_is_a_duplicate(first, then):
     store = CutStore()
     lives = []
     for level in (first, then):
@@ -659,11 +659,11 @@ def test_a_held_message_that_comes_again_at_another_level_is_the_same(first, the
     assert [message[:2] for message in life.messages] == [("topic", b"once")] and not lives[0].messages
 
 
-# --- what the server says ---
+# --- the server's limits, reasons and properties ---
 
 
 @pytest.mark.req("W11", "W12")
-def test_a_subscribe_longer_than_the_server_takes_is_declined_and_others_are_split():
+def test_subscribe_over_maximum_packet_size_is_declined_and_others_split():
     broker = connected(properties=b"\x27\x00\x00\x00\x28")  # 40 bytes at most
     long = broker.session.subscribe(b"x" * 40, 1)
     short = [broker.session.subscribe(b"%d" % i * 12, 1) for i in range(3)]
@@ -682,7 +682,7 @@ def test_a_subscribe_longer_than_the_server_takes_is_declined_and_others_are_spl
 
 
 @pytest.mark.req("W12", "R3")
-def test_an_unsubscribe_longer_than_the_server_takes_is_refused_here_and_others_are_split():
+def test_unsubscribe_over_maximum_packet_size_is_refused_and_others_split():
     broker = connected(properties=b"\x27\x00\x00\x00\x28")  # 40 bytes at most
     session = broker.session
     short = [session.unsubscribe(b"%d" % i * 12) for i in range(3)]
@@ -702,11 +702,11 @@ def test_an_unsubscribe_longer_than_the_server_takes_is_refused_here_and_others_
     assert session.subscriptions == [] and broker.took() == []
     broker.now += 3600000
     session.overdue_ms(broker.now)
-    assert broker.took() == []  # nor is it asked for, later
+    assert broker.took() == []  # nor is it requested later
 
 
 @pytest.mark.req("W12")
-def test_what_the_server_says_with_a_refusal_reaches_the_program():
+def test_reason_string_of_a_refusal_reaches_the_program():
     text_ = b"\x1f" + text(b"no such topic")
     broker = connected(properties=b"\x12" + text(b"given") + b"\x13\x00\x0a")
     assert broker.connection.five.granted == {0x12: "given", 0x13: 10}
@@ -727,7 +727,7 @@ def test_what_the_server_says_with_a_refusal_reaches_the_program():
 
 
 @pytest.mark.req("W12")
-def test_a_disconnect_has_the_reason_and_the_expiry_that_the_program_gives():
+def test_disconnect_carries_given_reason_code_and_session_expiry():
     broker = connected()
     five = broker.connection.five
     broker.connection.disconnect(4, five.disconnect_properties(4, 60))
@@ -735,7 +735,7 @@ def test_a_disconnect_has_the_reason_and_the_expiry_that_the_program_gives():
 
 
 @pytest.mark.req("W12", "W9")
-def test_an_empty_topic_is_none_for_qos_0_either():
+def test_empty_topic_at_qos_0_is_refused():
     broker = connected(properties=b"\x22\x00\x05")
     for properties in (None, pack(3, {USER_PROPERTY: ("a", "b")})):
         with pytest.raises(InvalidTopic):
@@ -744,7 +744,7 @@ def test_an_empty_topic_is_none_for_qos_0_either():
 
 
 @pytest.mark.req("W8", "W12")
-def test_a_client_id_that_the_server_assigned_is_the_sessions_and_its_notes():
+def test_assigned_client_id_is_noted_and_used_on_reconnect():
     broker = Peer5(CutStore(), properties=b"\x12" + text(b"given"))
     broker.connection.client_id = b""
     broker.connect()
