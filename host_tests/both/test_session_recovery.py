@@ -1,6 +1,6 @@
-"""What lost connections, lost sessions, full stores and power cuts at bad moments do to a session (Q2 to Q8, R4, S5).
+"""A session under lost connections, lost sessions, full stores and power cuts at bad moments (Q2 to Q8, R4, S5).
 
-Each test is a defect that an earlier core had. Packets are written by hand: see `wire.py`.
+Each test reproduces a defect of an earlier version. Packets are written by hand: see `wire.py`.
 """
 
 import pytest
@@ -29,7 +29,7 @@ from wire import (
 
 
 def reboot(life, level=4, client_id=b"me", **options):
-    """Cut the power; return the peer of the next life."""
+    """Cut the power; return the peer after the restart."""
     session = Session(life.session.store.cut(), level, life.session.window)
     return Peer(session, client_id=client_id, **options)
 
@@ -38,10 +38,10 @@ def payloads(broker):
     return [message[1] for message in broker.messages]
 
 
-# --- a CONNACK that never arrives ---
+# --- a lost CONNACK ---
 
 
-def unanswered(broker):
+def lose_connack(broker):
     """Connect, and lose the CONNACK that said that the session was lost."""
     broker.drop()
     broker.connection.start(broker.now)
@@ -50,9 +50,9 @@ def unanswered(broker):
 
 
 @pytest.mark.req("Q8")
-def test_after_an_unanswered_connect_a_message_past_pubrec_is_in_doubt():
+def test_message_past_pubrec_is_in_doubt_after_a_lost_connack():
     broker = past_pubrec()
-    unanswered(broker)
+    lose_connack(broker)
     assert broker.connect(1) == [pubrel(2)]  # never PUBLISH again: the session may be the old one after all
     broker.give(pubcomp(2))
     assert broker.handled[-1] == (IN_DOUBT, broker.handle)
@@ -60,15 +60,15 @@ def test_after_an_unanswered_connect_a_message_past_pubrec_is_in_doubt():
 
 
 @pytest.mark.req("Q8")
-def test_doubt_outlives_further_connections_and_ends_with_the_flow():
+def test_message_stays_in_doubt_until_its_flow_ends():
     broker = past_pubrec()
-    unanswered(broker)
+    lose_connack(broker)
     broker.connect(1)
     broker.drop()
     broker.connect(1)
     broker.give(pubcomp(2))
     assert broker.handled[-1] == (IN_DOUBT, broker.handle)
-    for _ in range(32):  # the next message in the same place is none of its business
+    for _ in range(32):  # the next messages in the same slot are not in doubt
         handle = broker.session.publish(b"a", b"y", 2)
         broker.took()
         broker.give(pubrec(handle), pubcomp(handle))
@@ -77,7 +77,7 @@ def test_doubt_outlives_further_connections_and_ends_with_the_flow():
 
 @pytest.mark.req("Q8", "W12")
 @pytest.mark.parametrize("code, event", [(0, DELIVERED), (0x92, IN_DOUBT)])
-def test_level_5_tells_whether_a_message_in_doubt_was_delivered(code, event):
+def test_level_5_pubcomp_code_resolves_a_message_in_doubt(code, event):
     session = Session(RamStore(), 5, 4)
     session.write_note(b"me", b"")
     broker = Peer(session, five=Level5())
@@ -92,7 +92,7 @@ def test_level_5_tells_whether_a_message_in_doubt_was_delivered(code, event):
     broker.took()
     broker.give(packet(0x50, b"\0\1"))
     broker.took()
-    unanswered(broker)
+    lose_connack(broker)
     connect(1)
     broker.took()
     broker.give(packet(0x70, b"\0\1", bytes([code]) if code else b""))
@@ -102,18 +102,18 @@ def test_level_5_tells_whether_a_message_in_doubt_was_delivered(code, event):
 
 @pytest.mark.req("Q4", "Q8")
 @pytest.mark.parametrize("doubtful", [False, True])
-def test_a_new_message_with_the_id_of_a_held_one_is_not_swallowed(doubtful):
+def test_new_message_with_packet_id_of_held_one_is_not_lost(doubtful):
     broker = connected()
     broker.give(publish(b"t", b"old command", 2, 1))
     assert broker.took() == [pubrec(1)]
     if doubtful:
-        unanswered(broker)
+        lose_connack(broker)
     else:
         broker.drop()
     broker.connect(1)
     broker.give(publish(b"t", b"old command", 2, 1, dup=1))
-    assert broker.took() == [pubrec(1)] and not broker.messages  # the same bytes: a repetition
-    broker.give(publish(b"t", b"NEW COMMAND", 2, 1))  # the broker has forgotten the old one: ours is the only copy
+    assert broker.took() == [pubrec(1)] and not broker.messages  # the same bytes: a duplicate
+    broker.give(publish(b"t", b"NEW COMMAND", 2, 1))  # the broker has discarded the old one: ours is the only copy
     assert payloads(broker) == [b"old command"]
     assert broker.took() == [pubrec(1)]
     broker.give(pubrel(1))
@@ -122,7 +122,7 @@ def test_a_new_message_with_the_id_of_a_held_one_is_not_swallowed(doubtful):
 
 
 @pytest.mark.req("Q4", "Q8")
-def test_the_old_message_comes_again_where_its_handler_failed_and_the_new_one_is_not_lost():
+def test_failed_handler_loses_neither_held_nor_new_message():
     broker = connected()
     broker.give(publish(b"t", b"old", 2, 1))
     broker.took()
@@ -141,7 +141,7 @@ def test_the_old_message_comes_again_where_its_handler_failed_and_the_new_one_is
 
 
 @pytest.mark.req("Q4", "Q8", "S1")
-def test_power_that_goes_as_a_lost_session_is_reported_loses_nothing():
+def test_power_cut_while_lost_session_is_reported_loses_nothing():
     broker = connected(CutStore())
     handle = broker.session.publish(b"a", b"x", 2)
     broker.took()
@@ -153,16 +153,16 @@ def test_power_that_goes_as_a_lost_session_is_reported_loses_nothing():
     broker.connection.decoder.feed(connack(0))
     assert broker.connection.process(broker.now) == CONNECTED
     after = reboot(broker)
-    assert after.connect(1) == [publish(b"a", b"x", 2, handle, dup=1)]  # not PUBREL: the broker never heard of it
+    assert after.connect(1) == [publish(b"a", b"x", 2, handle, dup=1)]  # not PUBREL: unknown to the broker
     after.give(publish(b"t", b"NEW COMMAND", 2, 1), pubrel(1))
     assert payloads(after) == [b"old command", b"NEW COMMAND"]
 
 
-# --- what was handed over ---
+# --- messages that were handed over ---
 
 
 @pytest.mark.req("Q4", "R4")
-def test_a_message_that_was_taken_does_not_come_again_though_its_pubcomp_had_no_room():
+def test_handled_message_is_not_repeated_if_pubcomp_had_no_room():
     broker = connected(out_bytes=64, packet_bytes=64)
     broker.give(publish(b"t", b"open valve", 2, 1))
     broker.took()
@@ -185,7 +185,7 @@ def test_a_message_that_was_taken_does_not_come_again_though_its_pubcomp_had_no_
 
 
 @pytest.mark.req("Q4", "R4")
-def test_no_message_is_handed_over_before_the_last_ones_acknowledgement_is_put():
+def test_acknowledgements_keep_their_order_while_output_is_full():
     broker = connected(out_bytes=64, packet_bytes=64)
     broker.give(publish(b"t", b"1", 2, 1), publish(b"t", b"2", 2, 2))
     broker.took()
@@ -205,14 +205,14 @@ def test_no_message_is_handed_over_before_the_last_ones_acknowledgement_is_put()
 
 @pytest.mark.req("Q4", "S1")
 @pytest.mark.parametrize("qos", [0, 1, 2])
-def test_power_that_goes_in_a_handler_does_not_bring_back_the_message_before(qos):
+def test_power_cut_in_a_handler_does_not_repeat_previous_message(qos):
     broker = connected(CutStore())
     broker.give(publish(b"t", b"open valve", 2, 1), publish(b"t", b"close valve", 2, 2))
     broker.took()
     stores = []
 
     def handler(message):
-        stores.append(broker.session.store.cut())  # the power goes here
+        stores.append(broker.session.store.cut())  # the power is cut here
 
     broker.on_message = handler
     broker.give(pubrel(1), pubrel(2) if qos == 2 else publish(b"t", b"x", qos, 9 if qos else 0))
@@ -226,7 +226,7 @@ def test_power_that_goes_in_a_handler_does_not_bring_back_the_message_before(qos
 
 
 @pytest.mark.req("Q4", "R4", "S5")
-def test_a_full_store_delivers_and_receives():
+def test_full_store_still_delivers_and_receives():
     store = CutStore(limit=20, hold_limit=1)
     broker = connected(store)
     broker.drop()
@@ -255,7 +255,7 @@ def test_a_full_store_delivers_and_receives():
 
 
 @pytest.mark.req("Q4", "R4")
-def test_a_store_that_says_it_can_hold_and_can_not_does_not_make_connections_without_end():
+def test_store_with_wrong_can_hold_causes_no_endless_reconnects():
     class Lying(RamStore):
         def hold(self, key, buf, length):
             raise StoreFull
@@ -276,7 +276,7 @@ def test_a_store_that_says_it_can_hold_and_can_not_does_not_make_connections_wit
 
 @pytest.mark.req("Q4", "R4")
 @pytest.mark.parametrize("window", [20, 40])
-def test_a_burst_of_qos_2_messages_arrives_in_one_connection(window):
+def test_burst_of_qos_2_messages_arrives_in_one_connection(window):
     broker = connected()
     waiting = [(i, b"%d" % i) for i in range(1, 101)]
     flying = 0
@@ -293,12 +293,12 @@ def test_a_burst_of_qos_2_messages_arrives_in_one_connection(window):
     assert RESTART not in broker.events
 
 
-# --- what the policy drops ---
+# --- messages that the policy drops ---
 
 
 @pytest.mark.req("S5", "R5")
 @pytest.mark.parametrize("sent", [0, 6])
-def test_a_dropped_message_is_never_delivered(sent):
+def test_dropped_message_is_never_reported_as_delivered(sent):
     store = CutStore(limit=20, policy="oldest")
     broker = peer(store, window=4)
     session = broker.session
@@ -320,7 +320,7 @@ def test_a_dropped_message_is_never_delivered(sent):
 
 
 @pytest.mark.req("S5", "Q2")
-def test_the_flow_of_a_message_that_was_dropped_behind_its_publish_is_completed():
+def test_flow_of_message_dropped_after_publish_is_completed():
     store = CutStore(limit=8, policy="oldest")
     broker = connected(store)
     handle = broker.session.publish(b"t", b"x", 2)
@@ -328,13 +328,13 @@ def test_the_flow_of_a_message_that_was_dropped_behind_its_publish_is_completed(
     broker.drop()
     for i in range(12):
         broker.session.publish(b"t", b"%d" % i, 1)
-    assert broker.connect(1)[0] == pubrel(handle)  # its body is gone, and the broker may hold its id
+    assert broker.connect(1)[0] == pubrel(handle)  # the body is gone, and the broker may hold the id
     broker.give(pubcomp(handle))
     assert not broker.session.delivered(handle)
 
 
 @pytest.mark.req("S5", "Q1")
-def test_messages_in_flight_that_are_dropped_leave_the_window():
+def test_dropped_messages_in_flight_leave_the_window():
     store = CutStore(limit=8, policy="oldest")
     broker = connected(store, window=4)
     for i in range(7):
@@ -350,7 +350,7 @@ def test_messages_in_flight_that_are_dropped_leave_the_window():
 
 
 @pytest.mark.req("S5", "W13")
-def test_a_long_message_that_is_dropped_while_it_is_sent_ends_the_connection():
+def test_dropping_a_half_sent_message_ends_the_connection():
     store = CutStore(limit=8, policy="oldest")
     broker = connected(store, out_bytes=64, packet_bytes=64)
     broker.session.publish(b"t", b"y" * 500, 1)
@@ -366,7 +366,7 @@ def test_a_long_message_that_is_dropped_while_it_is_sent_ends_the_connection():
 
 
 @pytest.mark.req("Q4", "Q8")
-def test_a_held_message_that_the_broker_does_not_mention_again_is_handed_over_after_the_response_time():
+def test_held_message_without_pubrel_is_handed_over_after_response_time():
     broker = connected(response_ms=30000, keep_alive_s=0)
     broker.give(publish(b"a", b"x", 2, 9))
     assert broker.took() == [pubrec(9)]
@@ -395,7 +395,7 @@ def test_drop_newest_drops_long_messages_too():
 
 
 @pytest.mark.req("S2", "R5")
-def test_a_message_that_the_flash_lost_is_reported_and_passed_over():
+def test_message_lost_by_the_flash_is_reported_and_skipped():
     store = RamStore()
     broker = connected(store)
     broker.drop()
@@ -410,12 +410,12 @@ def test_a_message_that_the_flash_lost_is_reported_and_passed_over():
 
 
 class RottenStore(RamStore):
-    """Its flash rots between looking for a message and reading it: `rotten` has the messages, or the keys of the held ones."""
+    """Messages become unreadable after they were found: `rotten` lists messages, or keys of held messages."""
 
     def __init__(self):
         super().__init__()
         self.rotten = []
-        self.rots_at = 0  # from this byte on
+        self.rots_at = 0  # unreadable from this byte on
 
     def read(self, seq, offset, buf, at, n):
         if seq in self.rotten and offset + n > self.rots_at:
@@ -431,7 +431,7 @@ class RottenStore(RamStore):
 
 @pytest.mark.req("S2", "R5")
 @pytest.mark.parametrize("qos", [1, 2])
-def test_a_message_that_can_not_be_read_when_it_is_to_be_sent_is_reported_and_passed_over(qos):
+def test_message_unreadable_when_sent_is_reported_and_skipped(qos):
     store = RottenStore()
     broker = connected(store)
     handles = [broker.session.publish(b"t", b"%d" % i, qos) for i in range(3)]
@@ -447,7 +447,7 @@ def test_a_message_that_can_not_be_read_when_it_is_to_be_sent_is_reported_and_pa
 
 @pytest.mark.req("S2", "R5")
 @pytest.mark.parametrize("qos", [1, 2])
-def test_a_message_that_can_not_be_read_when_it_is_to_be_sent_again_is_reported_and_passed_over(qos):
+def test_message_unreadable_when_retransmitted_is_reported_and_skipped(qos):
     store = RottenStore()
     broker = connected(store)
     handles = [broker.session.publish(b"t", b"%d" % i, qos) for i in range(3)]
@@ -461,7 +461,7 @@ def test_a_message_that_can_not_be_read_when_it_is_to_be_sent_again_is_reported_
 
 
 @pytest.mark.req("S2", "R5")
-def test_level_3_gives_up_a_message_that_can_not_be_read_when_it_is_to_be_repeated():
+def test_level_3_reports_message_unreadable_at_timed_retry():
     store = RottenStore()
     broker = in_flight(1, store, level=3)
     store.rotten = [broker.handle]
@@ -472,7 +472,7 @@ def test_level_3_gives_up_a_message_that_can_not_be_read_when_it_is_to_be_repeat
 
 
 @pytest.mark.req("S2", "R5")
-def test_a_long_message_that_can_not_be_read_to_its_end_ends_the_connection_and_is_passed_over():
+def test_partly_unreadable_message_ends_connection_and_is_skipped_afterwards():
     store = RottenStore()
     broker = connected(store, out_bytes=64, packet_bytes=64)
     handles = [broker.session.publish(b"t", b"y" * 500, 1), broker.session.publish(b"t", b"x", 1)]
@@ -487,13 +487,13 @@ def test_a_long_message_that_can_not_be_read_to_its_end_ends_the_connection_and_
 
 
 @pytest.mark.req("S2", "R5")
-def test_an_acknowledgement_of_a_message_that_can_not_be_read_is_no_error():
+def test_acknowledgement_of_unreadable_message_is_no_error():
     for qos, answer in ((1, puback), (2, pubrec)):
         store = RottenStore()
         broker = connected(store, window=1)
         handles = [broker.session.publish(b"t", b"%d" % i, qos) for i in range(2)]
         broker.took()
-        broker.session.dup_to = handles[1] + 1  # as after a mount: both may have been sent
+        broker.session.dup_to = handles[1] + 1  # as after a mount: both messages may have been sent
         store.rotten = handles[1:]
         broker.give(answer(handles[1]))
         broker.took()
@@ -504,7 +504,7 @@ def test_an_acknowledgement_of_a_message_that_can_not_be_read_is_no_error():
 
 
 @pytest.mark.req("S2", "R5")
-def test_a_held_message_that_can_not_be_read_is_counted_and_its_flow_ended():
+def test_unreadable_held_message_is_counted_and_its_flow_completed():
     store = RottenStore()
     broker = connected(store)
     broker.give(*[publish(b"t", b"%d" % i, 2, i) for i in (7, 8, 9)])
@@ -516,7 +516,7 @@ def test_a_held_message_that_can_not_be_read_is_counted_and_its_flow_ended():
 
 
 @pytest.mark.req("Q4", "R5")
-def test_a_held_message_that_can_not_be_read_and_comes_again_is_held_anew():
+def test_unreadable_held_message_is_replaced_by_its_duplicate():
     store = RottenStore()
     broker = connected(store)
     broker.give(publish(b"t", b"once", 2, 7))
@@ -532,7 +532,7 @@ def test_a_held_message_that_can_not_be_read_and_comes_again_is_held_anew():
 
 @pytest.mark.req("Q4", "R5")
 @pytest.mark.parametrize("rots_at", [0, 8])
-def test_a_held_message_that_can_not_be_read_does_not_keep_back_a_new_one_with_its_id(rots_at):
+def test_unreadable_held_message_does_not_block_its_packet_id(rots_at):
     store = RottenStore()
     broker = connected(store)
     broker.give(publish(b"t", b"old", 2, 7))
@@ -547,7 +547,7 @@ def test_a_held_message_that_can_not_be_read_does_not_keep_back_a_new_one_with_i
 
 @pytest.mark.req("R2", "R5")
 @pytest.mark.parametrize("rots_at", [0, 3, 100, 303])
-def test_a_long_held_message_that_can_not_be_read_to_its_end_is_counted_and_its_flow_ended(rots_at):
+def test_partly_unreadable_held_message_is_counted_and_its_flow_completed(rots_at):
     store = RottenStore()
     broker = connected(store, buffer_bytes=64, packet_bytes=64, chunks=True)
     broker.give(publish(b"t", b"x" * 300, 2, 7), publish(b"t", b"y", 2, 8))
@@ -562,7 +562,7 @@ def test_a_long_held_message_that_can_not_be_read_to_its_end_is_counted_and_its_
 
 
 @pytest.mark.req("R2", "R5")
-def test_a_long_held_message_that_can_not_be_read_on_after_a_lost_link_is_acknowledged_when_its_pubrel_comes():
+def test_held_message_unreadable_after_reconnect_is_acknowledged_on_pubrel():
     store = RottenStore()
     broker = connected(store, buffer_bytes=64, packet_bytes=64, chunks=True)
     broker.give(publish(b"t", b"x" * 300, 2, 7))
@@ -584,7 +584,7 @@ def test_a_long_held_message_that_can_not_be_read_on_after_a_lost_link_is_acknow
 
 
 @pytest.mark.req("Q8", "R5")
-def test_held_messages_of_a_lost_session_that_can_not_be_read_are_passed_over():
+def test_unreadable_held_messages_of_lost_session_are_skipped():
     store = RottenStore()
     broker = connected(store)
     broker.give(*[publish(b"t", b"%d" % i, 2, i) for i in (7, 8, 9)])
@@ -596,10 +596,10 @@ def test_held_messages_of_a_lost_session_that_can_not_be_read_are_passed_over():
 
 
 @pytest.mark.req("Q2", "R5")
-def test_a_message_that_was_dropped_in_its_flow_is_in_doubt_after_a_power_cut_too():
+def test_message_dropped_in_flight_is_in_doubt_after_power_cut():
     life = connected(CutStore(4, policy="oldest"))
     handles = [life.session.publish(b"t", b"%d" % i, 2) for i in range(3)]
-    life.offered()  # PUBLISH is under way, and never arrives
+    life.offered()  # PUBLISH was sent, but never arrives
     life.connection.pump(life.now)
     life.drop()
     handles += [life.session.publish(b"t", b"%d" % i, 2) for i in range(3, 6)]
@@ -611,7 +611,7 @@ def test_a_message_that_was_dropped_in_its_flow_is_in_doubt_after_a_power_cut_to
 
 
 @pytest.mark.req("R5")
-def test_many_undelivered_messages_are_never_called_delivered():
+def test_many_undelivered_messages_are_never_reported_as_delivered():
     broker = connected(republish=False)
     session = broker.session
     lost = []
@@ -632,7 +632,7 @@ def test_many_undelivered_messages_are_never_called_delivered():
 
 @pytest.mark.req("S2", "R5")
 @pytest.mark.parametrize(("dropped", "damaged"), [(0, 0), (1, 0), (0, 1)])
-def test_what_was_finished_before_a_mount_is_delivered_only_where_nothing_was_lost(dropped, damaged):
+def test_after_mount_finished_messages_are_delivered_only_without_losses(dropped, damaged):
     life = connected(CutStore())
     handles = [life.session.publish(b"t", b"%d" % i, 1) for i in range(4)]
     life.took()
@@ -649,12 +649,12 @@ def test_what_was_finished_before_a_mount_is_delivered_only_where_nothing_was_lo
     assert [life.session.delivered(handle) for handle in handles[::2]] == [not dropped + damaged] * 2
 
 
-# --- another life, another broker ---
+# --- after a restart: another client id, broker or level ---
 
 
 @pytest.mark.req("W8", "Q8")
 @pytest.mark.parametrize("change", ["client_id", "broker"])
-def test_another_client_id_or_broker_is_made_to_forget_an_earlier_life(change):
+def test_new_client_id_or_broker_clears_an_old_session(change):
     broker = peer(CutStore(), settled=False, broker=b"one:1883")
     broker.connect(0)
     after = reboot(broker, broker=b"one:1883")
@@ -673,7 +673,7 @@ def test_another_client_id_or_broker_is_made_to_forget_an_earlier_life(change):
 
 @pytest.mark.req("Q8")
 @pytest.mark.parametrize("level", [3, 4])
-def test_what_was_in_flight_to_another_broker_is_in_doubt_and_what_is_held_is_handed_over(level):
+def test_broker_change_reports_in_doubt_and_hands_over_held_message(level):
     broker = past_pubrec(CutStore(), level=level)
     broker.give(publish(b"t", b"held", 2, 7))
     broker.took()
@@ -687,7 +687,7 @@ def test_what_was_in_flight_to_another_broker_is_in_doubt_and_what_is_held_is_ha
 
 @pytest.mark.req("Q4")
 @pytest.mark.parametrize("first, then", [(4, 5), (5, 4)])
-def test_a_held_message_keeps_its_layout_over_a_change_of_level(first, then):
+def test_held_message_is_readable_after_a_level_change(first, then):
     def start(session):
         broker = Peer(session, five=Level5() if session.level == 5 else None)
         for _ in range(3):
@@ -713,14 +713,14 @@ def test_a_held_message_keeps_its_layout_over_a_change_of_level(first, then):
 
 
 @pytest.mark.req("W13")
-def test_a_write_is_offered_again_with_its_length_until_some_of_it_was_taken():
+def test_unsent_write_is_offered_again_with_the_same_length():
     output = Output(64, 4, lambda: None)
     output.open()
     output.put_copy(b"x" * 20, 20)
     assert output.offer() == 20
     output.sent(0, 0)
     output.put_copy(b"y" * 10, 10)
-    assert output.offer() == 20  # TLS has encrypted these 20, and takes any repetition for them
+    assert output.offer() == 20  # TLS has encrypted these 20 bytes, and expects the same bytes again
     output.sent(20, 5)
     assert output.start == 20 and output.offer() == 10 and output.sent_ms == 5
     output.sent(4, 6)
@@ -734,7 +734,7 @@ def test_a_write_is_offered_again_with_its_length_until_some_of_it_was_taken():
 
 @pytest.mark.req("R4", "S1")
 @pytest.mark.parametrize("long", [False, True])
-def test_a_publish_that_interrupts_another_is_refused_and_harms_nothing(long):
+def test_publish_that_interrupts_another_is_refused_without_harm(long):
     class Interrupted(RamStore):
         refused = 0
 
@@ -751,7 +751,7 @@ def test_a_publish_that_interrupts_another_is_refused_and_harms_nothing(long):
     session.publish(b"t", payload, 1)
     assert session.store.refused == 1
     assert broker.connect(0) == [publish(b"t", payload, 1, 1)]
-    assert session.publish(b"t", b"after", 1) == 2  # also after one that was refused for another reason
+    assert session.publish(b"t", b"after", 1) == 2  # also after a publish that was refused for another reason
     with pytest.raises(UsageError):
         session.publish(b"#", b"x", 1)
     assert session.publish(b"t", b"after", 1) == 3

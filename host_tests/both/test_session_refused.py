@@ -1,4 +1,4 @@
-"""A message that the broker does not take is set aside, and nothing else ever is (R3): every end of a trial at every stage."""
+"""Only a message that the broker does not accept is refused (R3): each kind of connection end at each stage of a trial."""
 
 import pytest
 
@@ -27,14 +27,14 @@ from wire import (
 RESET = OSError(104, "")  # ECONNRESET
 
 
-def check(broker, ms=600):
+def pass_time(broker, ms=600):
     """Let time pass."""
     broker.now += ms
     broker.connection.check(broker.now)
 
 
-def end(broker, error=None):
-    """End the connection as the link does, by an error; or, without one, as the program does."""
+def end_connection(broker, error=None):
+    """End the connection: with an error as the link does, without one as the program does."""
     if error == "fin":
         with pytest.raises(ConnectionLost) as raised:
             broker.connection.received(0, broker.now)
@@ -45,13 +45,13 @@ def end(broker, error=None):
 
 
 def suspected(qos=1, **options):
-    """Return a peer whose first message (2) was twice unanswered at a connection's end; 3 to 5 were sent with it, 6 was not."""
+    """Return a peer whose first message (2) was unanswered at the end of two connections; 3 to 5 were sent with it, 6 was not."""
     broker = connected(**options)
     for i in range(5):
         broker.session.publish(b"a", bytes([i]), qos)
     for _ in range(2):
         assert len(broker.took()) >= 3
-        end(broker, "fin")
+        end_connection(broker, "fin")
         if not broker.session.suspect:
             broker.connection.start(broker.now)
             broker.took()
@@ -60,19 +60,19 @@ def suspected(qos=1, **options):
     return broker
 
 
-def settled(broker):
-    """Connect; return when the broker was asked whether it has read all that went before the message."""
+def connect_until_pingreq(broker):
+    """Connect, and wait for the PINGREQ that is sent before the suspect message."""
     assert broker.connect(1) == []
-    check(broker)
+    pass_time(broker)
     assert broker.took() == []
-    check(broker)
-    check(broker)
+    pass_time(broker)
+    pass_time(broker)
     assert broker.took() == [PINGREQ]
 
 
-def tried(broker):
-    """Connect; return the message that goes out alone."""
-    settled(broker)
+def start_trial(broker):
+    """Connect; return the suspect message, which is sent alone."""
+    connect_until_pingreq(broker)
     broker.give(PINGRESP)
     one, ping = broker.took()
     assert ping == PINGREQ
@@ -80,27 +80,27 @@ def tried(broker):
 
 
 def refused(broker):
-    """Return what was reported as refused, with its code."""
+    """Return the handles of the messages that were reported as refused."""
     broker.process()
     return [handle for event, handle in broker.handled if event == REFUSED]
 
 
 @pytest.mark.req("R3")
-def test_a_message_that_the_broker_closes_on_is_set_aside_and_what_is_behind_it_flows():
+def test_message_that_makes_broker_close_is_refused_and_others_delivered():
     broker = suspected()
     for _ in range(5):
         assert not refused(broker)
-        assert tried(broker) == publish(b"a", b"\0", 1, 2, dup=1)
-        end(broker, "fin")
+        assert start_trial(broker) == publish(b"a", b"\0", 1, 2, dup=1)
+        end_connection(broker, "fin")
     assert broker.connect(1) == []
     assert refused(broker) == [2] and broker.session.code == suspect.CLOSED
     assert not broker.session.delivered(2) and broker.session.is_done(2) and broker.session.store.dropped == 1
     for _ in range(3):
-        check(broker)
+        pass_time(broker)
     assert broker.took() == [PINGREQ]
     broker.give(PINGRESP)
     sent = broker.took()
-    for seq in (3, 4, 5):  # what was in flight with it goes alone, too
+    for seq in (3, 4, 5):  # messages that were in flight with it are sent alone, too
         assert sent[-2:] == [publish(b"a", bytes([seq - 2]), 1, seq, dup=1), PINGREQ]
         broker.give(puback(seq) + PINGRESP)
         sent = broker.took()
@@ -111,28 +111,28 @@ def test_a_message_that_the_broker_closes_on_is_set_aside_and_what_is_behind_it_
 
 @pytest.mark.req("R3")
 @pytest.mark.parametrize("limit", [1, 2, 7])
-def test_the_number_of_trials_is_the_programs(limit):
+def test_refuse_after_sets_the_number_of_trials(limit):
     broker = suspected(refuse_after=limit)
     for _ in range(limit):
         assert not refused(broker)
-        tried(broker)
-        end(broker, RESET)
+        start_trial(broker)
+        end_connection(broker, RESET)
     broker.connect(1)
     assert refused(broker) == [2]
 
 
 @pytest.mark.req("R3")
-def test_no_message_is_set_aside_where_the_program_wants_none_to_be():
+def test_refuse_after_0_never_refuses_a_message():
     broker = connected(refuse_after=0)
     broker.session.publish(b"a", b"x", 1)
     broker.took()
     for _ in range(20):
-        end(broker, "fin")
+        end_connection(broker, "fin")
         assert broker.connect(1) == [publish(b"a", b"x", 1, 2, dup=1)]
     assert not broker.session.suspect
 
 
-# What may be the state of a trial when the connection ends ...
+# The states that a trial can be in when the connection ends ...
 def before_connack(broker):
     broker.connection.start(broker.now)
     broker.took()
@@ -142,13 +142,13 @@ def settling(broker):
     broker.connect(1)
 
 
-def asking(broker):
-    settled(broker)
+def ping_sent(broker):
+    connect_until_pingreq(broker)
 
 
 def unsent(broker):
     """The message is in the output, and nothing of it has left."""
-    settled(broker)
+    connect_until_pingreq(broker)
     broker.give(PINGRESP)
 
 
@@ -160,53 +160,66 @@ def begun(broker):
 
 
 def sent(broker):
-    tried(broker)
+    start_trial(broker)
 
 
-def heard(broker):
-    tried(broker)
+def ping_answered(broker):
+    start_trial(broker)
     broker.give(PINGRESP)
 
 
-def disturbed(broker):
+def other_message_sent(broker):
     """The program has sent a QoS 0 message since."""
-    tried(broker)
+    start_trial(broker)
     broker.session.put_unstored(b"q", b"0")
     assert broker.took() == [publish(b"q", b"0")]
 
 
 def subscribing(broker):
     """A SUBSCRIBE is unanswered."""
-    tried(broker)
+    start_trial(broker)
     broker.session.subscribe(b"s", 0)
     assert len(broker.took()) == 1
 
 
-def silent(broker):
-    """The broker answers PINGREQ for longer than any message takes."""
-    heard(broker)
-    check(broker, 5000)
+def message_unanswered(broker):
+    """The broker answers PINGREQ, but not the message, for a long time."""
+    ping_answered(broker)
+    pass_time(broker, 5000)
     assert broker.took() == [PINGREQ]
     broker.give(PINGRESP)
 
 
-def unheard(broker):
+def second_ping_unanswered(broker):
     """The second PINGREQ is not answered."""
-    heard(broker)
-    check(broker, 5000)
+    ping_answered(broker)
+    pass_time(broker, 5000)
     assert broker.took() == [PINGREQ]
 
 
-def wrong(broker):
-    """The broker's answer is one to another flow."""
-    tried(broker)
+def wrong_answer(broker):
+    """The broker's answer belongs to another flow."""
+    start_trial(broker)
     with pytest.raises(ProtocolError):
         broker.give(pubcomp(2))
 
 
-STATES = (before_connack, settling, asking, unsent, begun, sent, heard, disturbed, subscribing, silent, unheard, wrong)
+STATES = (
+    before_connack,
+    settling,
+    ping_sent,
+    unsent,
+    begun,
+    sent,
+    ping_answered,
+    other_message_sent,
+    subscribing,
+    message_unanswered,
+    second_ping_unanswered,
+    wrong_answer,
+)
 
-# ... and what ends it.
+# ... and the errors that end the connection.
 ENDS = (
     None,
     "fin",
@@ -225,17 +238,17 @@ CLOSINGS = ("fin", RESET) + ENDS[3:5]  # noqa: RUF005  # MicroPython has no star
 
 @pytest.mark.req("R3")
 @pytest.mark.parametrize("number_of_state", range(len(STATES)))
-def test_only_the_brokers_own_end_of_a_lone_message_counts(number_of_state):
+def test_only_broker_close_after_a_lone_message_fails_its_trial(number_of_state):
     state = STATES[number_of_state]
     for error in ENDS:
         broker = suspected(refuse_after=1)
         state(broker)
-        end(broker, error)
-        if state in (begun, sent, heard, unheard):
+        end_connection(broker, error)
+        if state in (begun, sent, ping_answered, second_ping_unanswered):
             fails = error in CLOSINGS
         else:
-            fails = state in (silent, wrong)
-        for _ in range(2):  # a trial that did not begin is followed by a connection without
+            fails = state in (message_unanswered, wrong_answer)
+        for _ in range(2):  # after a trial that did not begin, the next connection makes no trial
             broker.connect(1)
             broker.process()
             broker.drop()
@@ -246,7 +259,7 @@ def test_only_the_brokers_own_end_of_a_lone_message_counts(number_of_state):
 @pytest.mark.parametrize(
     "code", [0x00, 0x81, 0x82, 0x87, 0x89, 0x8B, 0x8D, 0x8E, 0x90, 0x95, 0x97, 0x98, 0x99, 0x9B, 0x9C]
 )
-def test_a_disconnect_of_level_5_counts_where_its_reason_may_be_the_message(code):
+def test_level_5_disconnect_counts_if_reason_may_concern_the_message(code):
     from flashmqtt.session.level5 import Level5
 
     def five(octets):
@@ -262,16 +275,16 @@ def test_a_disconnect_of_level_5_counts_where_its_reason_may_be_the_message(code
     for _ in range(2):
         connect(broker)
         assert len(broker.took()) == 1
-        end(broker, "fin")
+        end_connection(broker, "fin")
     connect(broker)
     for _ in range(3):
-        check(broker)
+        pass_time(broker)
     assert broker.took() == [PINGREQ]
     broker.give(PINGRESP)
     assert len(broker.took()) == 2
     with pytest.raises(ConnectionLost) as raised:
         broker.give(packet(0xE0, bytes([code])))
-    end(broker, raised.value)
+    end_connection(broker, raised.value)
     connect(broker)
     may_be = code in (0x81, 0x82, 0x87, 0x90, 0x95, 0x99, 0x9B)
     assert refused(broker) == ([2] if may_be else [])
@@ -280,52 +293,52 @@ def test_a_disconnect_of_level_5_counts_where_its_reason_may_be_the_message(code
 
 
 @pytest.mark.req("R3")
-def test_a_broker_that_never_answers_a_message_gets_the_next_ones():
+def test_message_that_broker_never_answers_is_refused():
     broker = suspected(qos=2, response_ms=30000)
     for _ in range(5):
-        silent(broker)
+        message_unanswered(broker)
         with pytest.raises(DeadlineExpired):
-            check(broker, 30000)
-        end(broker, DeadlineExpired())
+            pass_time(broker, 30000)
+        end_connection(broker, DeadlineExpired())
     broker.connect(1)
     assert refused(broker) == [2] and broker.session.code == suspect.SILENT
 
 
 @pytest.mark.req("R3", "Q2")
-def test_a_message_past_pubrec_that_is_not_completed_is_in_doubt():
+def test_message_past_pubrec_without_pubcomp_is_in_doubt():
     broker = suspected(qos=2)
     for i in range(5):
-        one = tried(broker)
+        one = start_trial(broker)
         assert one == (pubrel(2) if i else publish(b"a", b"\0", 2, 2, dup=1))
         if not i:
             broker.give(pubrec(2) + PINGRESP)
             assert broker.took() == [pubrel(2), PINGREQ]
-        end(broker, "fin")
+        end_connection(broker, "fin")
     broker.connect(1)
     broker.process()
     assert broker.handled[-1] == (IN_DOUBT, 2) and not broker.session.delivered(2)
 
 
 @pytest.mark.req("R3")
-def test_an_acknowledgement_ends_the_count():
+def test_acknowledgement_resets_the_count_of_failed_trials():
     broker = suspected(refuse_after=3)
     for _ in range(2):
-        tried(broker)
-        end(broker, "fin")
-    tried(broker)
+        start_trial(broker)
+        end_connection(broker, "fin")
+    start_trial(broker)
     broker.give(puback(2) + PINGRESP)
     assert broker.handled[-1] == (DELIVERED, 2)
     assert broker.took() == [publish(b"a", b"\1", 1, 3, dup=1), PINGREQ]
     for _ in range(2):  # the same for the next message, from the beginning
-        end(broker, "fin")
-        assert tried(broker) == publish(b"a", b"\1", 1, 3, dup=1)
+        end_connection(broker, "fin")
+        assert start_trial(broker) == publish(b"a", b"\1", 1, 3, dup=1)
     broker.give(puback(3) + PINGRESP)
     assert not refused(broker)
 
 
 @pytest.mark.req("R3")
-def test_the_poison_in_a_full_window_is_found_and_the_others_are_delivered():
-    """The broker closes as soon as it reads message 5; what it would have answered before is lost with the connection."""
+def test_bad_message_in_full_window_is_refused_and_others_delivered():
+    """The broker closes as soon as it reads message 5; its answers to earlier messages are lost with the connection."""
     broker = connected(window=8)
     for i in range(8):
         broker.session.publish(b"a", bytes([i]), 1)
@@ -344,12 +357,12 @@ def test_the_poison_in_a_full_window_is_found_and_the_others_are_delivered():
                     got.append(one[-1])
                     answers += puback(one[-3] << 8 | one[-2])
             if answers is None:
-                end(broker, "fin")
+                end_connection(broker, "fin")
                 packets = broker.connect(1)
             else:
                 broker.give(answers)
                 packets = broker.took()
-        check(broker)
+        pass_time(broker)
         broker.process()
         if not broker.session.pending():
             break
@@ -358,10 +371,10 @@ def test_the_poison_in_a_full_window_is_found_and_the_others_are_delivered():
 
 
 @pytest.mark.req("R3", "S1")
-def test_the_count_survives_resets_of_a_board_that_sleeps():
+def test_trial_count_survives_resets_of_a_sleeping_board():
     broker = in_flight(1, CutStore(), refuse_after=3)
-    check(broker, 6000)  # a wake without an answer
-    end(broker)
+    pass_time(broker, 6000)  # the board is awake, but gets no answer
+    end_connection(broker)
     wakes = 0
     while True:
         session = Session(broker.session.store.cut(), 4, 4, refuse_after=3)
@@ -372,22 +385,22 @@ def test_the_count_survives_resets_of_a_board_that_sleeps():
         wakes += 1
         assert wakes < 9
         for _ in range(3):
-            check(broker)
+            pass_time(broker)
         assert broker.took() == [PINGREQ]
         broker.give(PINGRESP)
         assert broker.took() == [publish(b"a", b"x", 1, 2, dup=1), PINGREQ]
         broker.give(PINGRESP)
-        check(broker, 5000)
+        pass_time(broker, 5000)
         broker.took()
         broker.give(PINGRESP)
-        end(broker)  # it goes to sleep
+        end_connection(broker)  # the board goes to sleep
     assert wakes == 3
     after = Peer(Session(broker.session.store.cut(), 4, 4, refuse_after=3), b"me")
     assert after.connect(1) == [] and not after.session.suspect and not after.session.delivered(2)
 
 
 class NotedStore(CutStore):
-    """Lists the notes about a suspect: (failed trials, sequence & 255)."""
+    """Records the notes about a suspect: (failed trials, sequence & 255)."""
 
     def __init__(self):
         super().__init__()
@@ -398,10 +411,10 @@ class NotedStore(CutStore):
         self.notes.append((note[2], note[3]))
 
 
-def lifted(broker):
-    """Let the broker take all messages; return what was noted since the suspicion began."""
+def acknowledge_all(broker):
+    """Let the broker acknowledge all messages; return the notes written since the suspicion began."""
     notes = broker.session.store.notes
-    tried(broker)
+    start_trial(broker)
     for seq in range(2, 7):
         broker.give(puback(seq) + PINGRESP)
         broker.took()
@@ -410,47 +423,47 @@ def lifted(broker):
 
 
 @pytest.mark.req("R3", "S4")
-def test_a_suspicion_without_a_failed_trial_is_not_noted():
-    assert lifted(suspected(store=NotedStore())) == []
+def test_suspicion_without_failed_trial_writes_no_note():
+    assert acknowledge_all(suspected(store=NotedStore())) == []
 
 
 @pytest.mark.req("R3", "S4")
-def test_a_failed_trial_is_noted_once_and_so_is_the_end_of_the_count():
+def test_failed_trials_and_their_end_are_noted_once_each():
     broker = suspected(store=NotedStore())
     for _ in range(2):
-        tried(broker)
-        end(broker, "fin")
-    assert lifted(broker) == [(1, 2), (2, 2), (0, 3), (255, 0)]
+        start_trial(broker)
+        end_connection(broker, "fin")
+    assert acknowledge_all(broker) == [(1, 2), (2, 2), (0, 3), (255, 0)]
 
 
 @pytest.mark.req("R3")
-def test_a_session_that_keeps_no_note_notes_no_suspect():
+def test_session_without_notes_writes_no_note_about_a_suspect():
     broker = peer(NotedStore(), remember=False)
     for _ in range(2):
         broker.session.publish(b"a", b"x", 1)
         broker.connect(1)
-        check(broker, 6000)
-        end(broker)
+        pass_time(broker, 6000)
+        end_connection(broker)
     assert broker.session.suspect and broker.session.store.notes == []
 
 
 @pytest.mark.req("R3", "S1")
 @pytest.mark.parametrize("before", [0, 252, 253, 254])
-def test_a_wake_that_ends_with_another_message_unanswered_is_remembered_over_a_reset(before):
+def test_message_unanswered_twice_is_suspect_after_a_reset(before):
     store = CutStore()
     for _ in range(before):
         store.finish(store.append(b"-", 1))
     broker = connected(store)
     handles = [broker.session.publish(b"a", b"%d" % i, 1) for i in range(2)]
     broker.took()
-    check(broker, 6000)
-    end(broker)  # without an answer
+    pass_time(broker, 6000)
+    end_connection(broker)  # without an answer
     broker.connect(1)
     broker.give(puback(handles[0]))
-    check(broker, 6000)
-    end(broker)  # with an answer to the first only
+    pass_time(broker, 6000)
+    end_connection(broker)  # with an answer to the first only
     broker = Peer(Session(store.cut(), 4, 4), b"me")
-    assert tried(broker) == publish(b"a", b"1", 1, handles[1], dup=1)
+    assert start_trial(broker) == publish(b"a", b"1", 1, handles[1], dup=1)
 
 
 def refused_after_connect(broker):
@@ -459,15 +472,15 @@ def refused_after_connect(broker):
 
 
 @pytest.mark.req("R3", "R5", "S1")
-def test_power_that_goes_before_a_refusal_was_handed_over_loses_no_report():
+def test_power_cut_before_refusal_is_handled_repeats_the_report():
     broker = suspected(store=CutStore(), refuse_after=1)
-    tried(broker)
-    end(broker, "fin")
+    start_trial(broker)
+    end_connection(broker, "fin")
     broker.connection.start(broker.now)
     broker.took()
     broker.connection.decoder.feed(connack(1))
     assert broker.connection.process(broker.now) == CONNECTED
-    assert broker.connection.process(broker.now) == REFUSED  # the handler runs now, and the power goes
+    assert broker.connection.process(broker.now) == REFUSED  # the handler runs now, and the power is cut
     store = broker.session.store
     store.flush()  # whatever else was written meanwhile
     broker = Peer(Session(store.cut(), 4, 4, refuse_after=1), b"me")
@@ -477,7 +490,7 @@ def test_power_that_goes_before_a_refusal_was_handed_over_loses_no_report():
 
 
 @pytest.mark.req("R3")
-def test_a_link_that_is_never_up_for_long_makes_progress():
+def test_short_connections_still_make_progress():
     broker = suspected()
     delivered = 0
     while broker.session.pending():
@@ -485,22 +498,22 @@ def test_a_link_that_is_never_up_for_long_makes_progress():
         assert delivered < 20
         for one in broker.connect(1)[:1]:
             broker.give(puback(one[5] << 8 | one[6]))
-        end(broker, RESET)
+        end_connection(broker, RESET)
     assert not refused(broker)
 
 
 @pytest.mark.req("R3", "Q5")
-def test_a_message_that_timed_retries_repeat_in_vain_ends_the_connection():
+def test_unanswered_timed_retries_end_the_connection():
     broker = in_flight(1, retry_ms=1000, response_ms=3000)
     with pytest.raises(DeadlineExpired):
         for _ in range(20):
-            check(broker, 500)
+            pass_time(broker, 500)
             broker.took()
     assert broker.now < 1000 + 6000
 
 
 @pytest.mark.req("R3", "Q2")
-def test_a_broker_that_answers_qos_2_by_puback_has_it_at_qos_1():
+def test_puback_for_qos_2_message_counts_as_delivered_at_qos_1():
     broker = in_flight(2)
     broker.give(puback(2))
     assert broker.handled[-1] == (DELIVERED, 2) and broker.session.delivered(2)
@@ -510,7 +523,7 @@ def test_a_broker_that_answers_qos_2_by_puback_has_it_at_qos_1():
 
 
 @pytest.mark.req("R3", "Q2")
-def test_a_puback_after_pubrec_is_a_violation():
+def test_puback_after_pubrec_is_a_protocol_error():
     broker = in_flight(2)
     broker.give(pubrec(2))
     broker.took()
@@ -519,7 +532,7 @@ def test_a_puback_after_pubrec_is_a_violation():
 
 
 @pytest.mark.req("R3")
-def test_max_qos_1_publishes_and_sends_what_was_stored_at_qos_2_at_qos_1():
+def test_max_qos_1_sends_stored_and_new_qos_2_messages_at_qos_1():
     broker = in_flight(2, CutStore())
     broker = Peer(Session(broker.session.store.cut(), 4, 4, max_qos=1), b"me")
     broker.session.publish(b"a", b"new", 2)
@@ -529,13 +542,13 @@ def test_max_qos_1_publishes_and_sends_what_was_stored_at_qos_2_at_qos_1():
 
 
 @pytest.mark.req("R3")
-def test_a_subscription_goes_before_the_lone_message():
+def test_trial_waits_for_the_suback():
     broker = suspected()
     broker.session.subscribe(b"s", 1)
     (request,) = broker.connect(1)
     for _ in range(4):
-        check(broker)
+        pass_time(broker)
         assert broker.took() == []
     broker.give(suback(request[2] << 8 | request[3], 1))
-    check(broker)
+    pass_time(broker)
     assert broker.took() == [PINGREQ]
