@@ -1,4 +1,4 @@
-"""What a client tells: its log, line by line; `on_disconnect`; and when it tries again."""
+"""The client's log, line by line; `on_disconnect`; and the delay before the next attempt."""
 
 import sys
 
@@ -19,7 +19,7 @@ from flashmqtt.session.ram import RamStore
 from loopback import Loopback
 from wire import CutStore, puback, publish
 
-PATIENCE_S = 30  # for what has to happen, on a busy machine
+PATIENCE_S = 30  # for events that must happen, on a busy machine
 
 
 def longest(n):
@@ -37,7 +37,7 @@ def client(broker, **options):
     return Client("127.0.0.1", broker.port, options.pop("client_id", "me"), feed=broker, **options)
 
 
-def until(mqtt, condition):
+def poll_until(mqtt, condition):
     """Poll until the condition holds."""
     begin = ticks_ms()
     while not condition():
@@ -46,7 +46,7 @@ def until(mqtt, condition):
 
 
 def without_delay(lines):
-    """Return lines, without the number of seconds until the next attempt, and their broker's port."""
+    """Return the lines without the number of seconds until the next attempt."""
     return [line.rpartition("; again in ")[0] + "; again" if "; again in " in line else line for line in lines]
 
 
@@ -54,20 +54,20 @@ def without_delay(lines):
 
 
 @pytest.mark.req("B4", "R5")
-def test_a_life_is_told_line_by_line():
+def test_log_has_a_line_for_each_connection_and_delivery():
     broker = Loopback()
     lines = []
     mqtt = client(broker, log=lines.append)
     mqtt.publish("a/b", "four", 1)
     assert lines == ["stored 1: a/b, QoS 1, 4 bytes"]
     mqtt.connect()
-    until(mqtt, lambda: len(lines) >= 4)
+    poll_until(mqtt, lambda: len(lines) >= 4)
     at = "127.0.0.1:%d" % broker.port
     assert lines[1:] == ["broker: connecting to %s as me" % at, "broker: connected, a new session", "delivered 1"]
     del lines[:]
     broker.present = 1
     broker.drop()
-    until(mqtt, lambda: broker.connects == 2 and mqtt.connected)
+    poll_until(mqtt, lambda: broker.connects == 2 and mqtt.connected)
     assert without_delay(lines) == [
         "broker: connection lost: closed by the peer; again",
         "broker: connecting to %s as me" % at,
@@ -75,7 +75,7 @@ def test_a_life_is_told_line_by_line():
     ]
     del lines[:]
     mqtt.publish("a/b", b"", 2)
-    until(mqtt, lambda: len(lines) >= 2)
+    poll_until(mqtt, lambda: len(lines) >= 2)
     mqtt.publish("a/b", "of QoS 0: neither stored nor delivered")
     mqtt.disconnect()
     mqtt.poll(1)
@@ -83,26 +83,26 @@ def test_a_life_is_told_line_by_line():
 
 
 @pytest.mark.req("B4")
-def test_each_failed_attempt_is_one_line_that_says_when_the_next_one_is():
+def test_each_failed_attempt_is_logged_with_the_next_delay():
     broker = Loopback()
     broker.close()
     lines = []
     mqtt = client(broker, log=lines.append)
     mqtt.start()
-    until(mqtt, lambda: len(lines) >= 5)
+    poll_until(mqtt, lambda: len(lines) >= 5)
     at = "127.0.0.1:%d" % broker.port
     assert lines[0] == "broker: connecting to %s as me" % at
     assert [line.split("; ")[1] for line in lines[1:5]] == ["again in 0.%d s" % tenths for tenths in (0, 0, 1, 1)]
     assert [line.split("; ")[0] for line in lines[1:5]] == ["broker: not connected: no answer from " + at] * 4
     broker.open(broker.port)
-    until(mqtt, lambda: mqtt.connected)
+    poll_until(mqtt, lambda: mqtt.connected)
     assert lines[-1] == "broker: connected, a new session"
     assert sum("connecting" in line for line in lines) == 1
     mqtt.disconnect()
 
 
 @pytest.mark.req("B4")
-def test_refusal_is_told_in_words_and_what_connect_raises_is_told_once():
+def test_refused_connection_is_logged_once_with_the_reason():
     broker = Loopback()
     broker.code = 5
     lines = []
@@ -114,16 +114,16 @@ def test_refusal_is_told_in_words_and_what_connect_raises_is_told_once():
 
 
 @pytest.mark.req("B4")
-def test_long_wait_for_an_answer_is_told_and_its_end():
+def test_long_wait_for_connack_and_its_end_are_logged():
     broker = Loopback()
     broker.silent = True
     lines = []
     mqtt = client(broker, response_s=4, log=lines.append)
     mqtt.start()
-    until(mqtt, lambda: len(lines) >= 2)
+    poll_until(mqtt, lambda: len(lines) >= 2)
     assert lines[1][:-8] == "broker: no answer yet; waiting for up to " and lines[1][-8:] in ("3 s more", "2 s more")
     mqtt.connection.response_ms = 1
-    until(mqtt, lambda: len(lines) >= 3)
+    poll_until(mqtt, lambda: len(lines) >= 3)
     assert without_delay(lines[2:3]) == [
         "broker: not connected: no CONNACK for 1 ms (no MQTT port, or with TLS?); again"
     ]
@@ -132,42 +132,42 @@ def test_long_wait_for_an_answer_is_told_and_its_end():
 
 @pytest.mark.req("B4")
 @pytest.mark.parametrize("answer", [b"HTTP/1.0 400 Bad Request\r\n", b"\x15\x03\x03\x00\x02\x02\x32", puback(1), b""])
-def test_port_that_speaks_something_else_is_told(answer):
+def test_port_of_another_protocol_is_logged(answer):
     broker = Loopback()
     broker.silent = True
     lines = []
     mqtt = client(broker, log=lines.append)
     mqtt.start()
-    until(mqtt, lambda: broker.packets)
+    poll_until(mqtt, lambda: broker.packets)
     broker.give(answer)
     broker.drop()
-    until(mqtt, lambda: len(lines) >= 2)
+    poll_until(mqtt, lambda: len(lines) >= 2)
     assert lines[1].startswith("broker: not connected: ")
     assert lines[1].rpartition("; ")[0].endswith(" (no MQTT port, or with TLS?)")
     broker.silent = False
-    until(mqtt, lambda: mqtt.connected)
+    poll_until(mqtt, lambda: mqtt.connected)
     broker.silent = True
     broker.drop()
     n = len(broker.packets)
-    until(mqtt, lambda: len(broker.packets) > n)
-    broker.drop()  # it was the right port once
-    until(mqtt, lambda: "broker: not connected: closed by the peer; again" in without_delay(lines))
+    poll_until(mqtt, lambda: len(broker.packets) > n)
+    broker.drop()  # an earlier connection showed that the port is right
+    poll_until(mqtt, lambda: "broker: not connected: closed by the peer; again" in without_delay(lines))
     mqtt.disconnect()
 
 
 @pytest.mark.req("B4")
-def test_name_that_is_not_known_is_told_in_words():
+def test_unknown_host_name_is_logged():
     lines = []
     mqtt = Client("no-such-name.invalid", 1883, b"", backoff=backoff(), log=lines.append)
     mqtt.start()
-    until(mqtt, lambda: len(lines) >= 2)
+    poll_until(mqtt, lambda: len(lines) >= 2)
     assert lines[0] == "broker: connecting to no-such-name.invalid:1883 as a client without an id"
     assert lines[1].startswith("broker: not connected: the name is not known, or there is no network (OSError -")
     mqtt.disconnect()
 
 
 @pytest.mark.req("R5")
-def test_message_that_is_not_stored_is_told():
+def test_message_that_is_not_stored_is_logged():
     lines = []
     broker = Loopback()
     mqtt = client(broker, store=CutStore(limit=1), log=lines.append)
@@ -179,7 +179,7 @@ def test_message_that_is_not_stored_is_told():
 
 
 @pytest.mark.req("R5")
-def test_message_that_the_store_drops_at_once_is_told():
+def test_message_that_the_store_drops_at_once_is_logged():
     lines = []
     broker = Loopback()
     mqtt = client(broker, store=CutStore(limit=1, policy="newest"), log=lines.append)
@@ -201,34 +201,34 @@ def test_message_that_the_store_drops_at_once_is_told():
     ],
 )
 @pytest.mark.req("R5")
-def test_what_became_of_a_message_is_told(event, handle, code, line):
+def test_each_message_event_is_logged_in_words(event, handle, code, line):
     broker = Loopback()
     lines = []
     mqtt = client(broker, log=lines.append)
     mqtt.connect()
     del lines[:]
     mqtt.session.report_later(event, handle, code)
-    until(mqtt, lambda: lines)
+    poll_until(mqtt, lambda: lines)
     mqtt.poll(5)
     assert lines == [line]
     mqtt.disconnect()
 
 
 @pytest.mark.req("R2")
-def test_message_that_is_too_long_is_told():
+def test_message_longer_than_the_buffer_is_logged():
     broker = Loopback()
     lines = []
     mqtt = client(broker, buffer_bytes=64, log=lines.append)
     mqtt.connect()
     del lines[:]
     broker.give(publish(b"a", b"x" * 200, 0))
-    until(mqtt, lambda: lines)
+    poll_until(mqtt, lambda: lines)
     assert lines == ["too long: 200 bytes to a; buffer_bytes is too small"]
     mqtt.disconnect()
 
 
 @pytest.mark.req("W11")
-def test_subscription_that_is_refused_is_told_once_an_attempt():
+def test_refused_subscription_is_logged_once_per_attempt():
     broker = Loopback()
     lines = []
     mqtt = client(broker, log=lines.append)
@@ -236,10 +236,10 @@ def test_subscription_that_is_refused_is_told_once_an_attempt():
     mqtt.subscribe("b", 1)
     broker.granted = 0x80
     mqtt.connect()
-    until(mqtt, lambda: len(lines) >= 4)
+    poll_until(mqtt, lambda: len(lines) >= 4)
     broker.present = 1
     broker.drop()
-    until(mqtt, lambda: len(lines) >= 9)
+    poll_until(mqtt, lambda: len(lines) >= 9)
     refused = [line for line in lines if line.startswith("refused")]
     assert [line.rpartition(";")[0] for line in refused] == [
         "refused: subscription %s: the broker answers 0x80" % name for name in ("a/#", "b", "a/#", "b")
@@ -248,7 +248,7 @@ def test_subscription_that_is_refused_is_told_once_an_attempt():
 
 
 @pytest.mark.req("R4")
-def test_what_the_log_raises_goes_to_on_error_and_harms_nothing():
+def test_error_in_log_function_goes_to_on_error_without_harm():
     def log(line):
         raise ValueError(line)
 
@@ -258,7 +258,7 @@ def test_what_the_log_raises_goes_to_on_error_and_harms_nothing():
     mqtt.on_error = lambda error, message: errors.append((error.args[0], message))
     handle = mqtt.publish("a", "x", 1)
     mqtt.start()
-    until(mqtt, lambda: mqtt.delivered(handle))
+    poll_until(mqtt, lambda: mqtt.delivered(handle))
     mqtt.poll(1)
     assert errors[0] == ("stored 1: a, QoS 1, 1 bytes", None) and errors[-1] == ("delivered 1", None)
     mqtt.disconnect()
@@ -275,11 +275,11 @@ def test_what_the_log_raises_goes_to_on_error_and_harms_nothing():
         (ValueError("so"), "ValueError: so"),
     ],
 )
-def test_errors_become_words(error, text):
+def test_errors_are_described_in_words(error, text):
     assert words(error).startswith(text)
 
 
-def test_a_client_without_a_log_has_nothing_put_before_its_calls():
+def test_client_without_log_has_no_wrapped_methods():
     broker = Loopback()
     mqtt = client(broker)
     for one in (mqtt.link, mqtt.session):
@@ -292,7 +292,7 @@ def test_a_client_without_a_log_has_nothing_put_before_its_calls():
 
 
 @pytest.mark.req("R4")
-def test_on_disconnect_is_called_by_poll_with_the_reason_and_before_the_next_on_connect():
+def test_poll_calls_on_disconnect_with_reason_before_on_connect():
     broker = Loopback()
     mqtt = client(broker)
     told = []
@@ -302,22 +302,22 @@ def test_on_disconnect_is_called_by_poll_with_the_reason_and_before_the_next_on_
     assert told == [("up", False)]
     broker.present = 1
     broker.drop()
-    until(mqtt, lambda: len(told) >= 3)
+    poll_until(mqtt, lambda: len(told) >= 3)
     assert told[1:] == [("down", "closed by the peer"), ("up", True)]
     mqtt.disconnect()
     mqtt.poll(1)
-    assert len(told) == 3  # the program's own end is no news
+    assert len(told) == 3  # the program's own disconnect is not reported
 
 
 @pytest.mark.req("R4")
-def test_publish_never_calls_on_disconnect_nor_hides_what_happened_meanwhile():
+def test_reconnect_inside_publish_is_reported_by_the_next_poll():
     broker = Loopback()
     mqtt = client(broker)
     told = []
     mqtt.on_connect = lambda present: told.append("up")
     mqtt.on_disconnect = lambda error: told.append("down")
     mqtt.connect()
-    for n in range(2, 4):  # twice, and the program hears of the state it is in
+    for n in range(2, 4):  # two reconnects; the program is told once
         broker.drop()
         begin = ticks_ms()
         while broker.connects < n or not mqtt.connected:
@@ -333,7 +333,7 @@ def test_publish_never_calls_on_disconnect_nor_hides_what_happened_meanwhile():
 
 
 @pytest.mark.req("R4")
-def test_what_on_disconnect_raises_goes_to_on_error_or_comes_out_of_poll():
+def test_on_disconnect_error_goes_to_on_error_or_poll_raises_it():
     for with_handler in (True, False):
         broker = Loopback()
         mqtt = client(broker)
@@ -348,23 +348,23 @@ def test_what_on_disconnect_raises_goes_to_on_error_or_comes_out_of_poll():
         mqtt.connect()
         broker.drop()
         try:
-            until(mqtt, lambda: broker.connects == 2 and mqtt.connected)  # noqa: B023
+            poll_until(mqtt, lambda: broker.connects == 2 and mqtt.connected)  # noqa: B023
         except ValueError as error:
             errors.append(error)
         assert [str(error) for error in errors] == ["mine"]
-        until(mqtt, lambda: mqtt.connected)  # noqa: B023
+        poll_until(mqtt, lambda: mqtt.connected)  # noqa: B023
         mqtt.disconnect()
 
 
 @pytest.mark.req("R4")
-def test_connection_that_never_was_is_no_loss():
+def test_failed_first_connection_does_not_call_on_disconnect():
     broker = Loopback()
     broker.code = 5
     told = []
     mqtt = client(broker)
     mqtt.on_disconnect = told.append
     mqtt.start()
-    until(mqtt, lambda: mqtt.link.attempts == 3)
+    poll_until(mqtt, lambda: mqtt.link.attempts == 3)
     assert told == []
     mqtt.disconnect()
 
@@ -392,7 +392,7 @@ def run(case):
 
 
 @pytest.mark.req("R4", "B4")
-def test_asyncio_tells_the_same():
+def test_asyncio_client_logs_the_same_lines():
     async def case(broker):
         lines = []
         told = []
@@ -426,7 +426,7 @@ def test_asyncio_tells_the_same():
 
 
 @pytest.mark.req("R4")
-def test_store_that_fails_ends_the_task_and_the_log_promises_no_further_attempt():
+def test_store_failure_ends_asyncio_task_and_log_names_no_retry():
     async def case(broker):
         lines = []
         mqtt = aio.Client("127.0.0.1", broker.port, "me", backoff=backoff(), timeout_s=PATIENCE_S, log=lines.append)
@@ -444,11 +444,11 @@ def test_store_that_fails_ends_the_task_and_the_log_promises_no_further_attempt(
     run(case)
 
 
-# --- no silent wait ---
+# --- delays before an attempt ---
 
 
 def after_an_outage(**options):
-    """Return a store whose last life was connected as "me", and then saw its broker away for long; and that broker."""
+    """Return the store of a client "me" that was connected and then restarted in a long outage; and its broker."""
     broker = Loopback()
     store = CutStore()
     mqtt = client(broker, store=store)
@@ -459,7 +459,7 @@ def after_an_outage(**options):
 
 
 @pytest.mark.req("B4")
-def test_the_wait_after_a_restart_in_an_outage_is_told():
+def test_delay_after_restart_in_an_outage_is_logged():
     broker, store = after_an_outage()
     lines = []
     mqtt = client(broker, store=store, backoff=Backoff(base_ms=20, random_below=longest), log=lines.append)
@@ -470,7 +470,7 @@ def test_the_wait_after_a_restart_in_an_outage_is_told():
 
 @pytest.mark.parametrize("changed", ["port", "client id"])
 @pytest.mark.req("B4")
-def test_another_broker_or_client_id_begins_with_the_shortest_delay(changed):
+def test_new_broker_or_client_id_starts_with_shortest_delay(changed):
     broker, store = after_an_outage()
     old = broker.port
     if changed == "port":
@@ -484,13 +484,13 @@ def test_another_broker_or_client_id_begins_with_the_shortest_delay(changed):
     mqtt.start()
     mqtt.poll(0)
     assert mqtt.link.attempts == 1
-    until(mqtt, lambda: mqtt.connected)
+    poll_until(mqtt, lambda: mqtt.connected)
     assert mqtt.session.kept_step() == 0
     mqtt.disconnect()
 
 
 @pytest.mark.req("B4")
-def test_outage_of_a_mistaken_broker_is_not_kept_for_the_right_one():
+def test_backoff_of_wrong_broker_is_not_kept_for_right_one():
     broker, store = after_an_outage()
     right = broker.port
     broker.close()
@@ -499,7 +499,7 @@ def test_outage_of_a_mistaken_broker_is_not_kept_for_the_right_one():
     mqtt = client(wrong, store=store, backoff=Backoff(base_ms=1, cap_ms=100, random_below=longest))
     mqtt.session.keep_step(0)  # the right broker was there then
     mqtt.start()
-    until(mqtt, lambda: mqtt.link.backoff.step >= 6)
+    poll_until(mqtt, lambda: mqtt.link.backoff.step >= 6)
     mqtt.link.stop()
     broker.open(right)
     again = client(broker, store=store.cut())
@@ -509,7 +509,7 @@ def test_outage_of_a_mistaken_broker_is_not_kept_for_the_right_one():
 
 
 @pytest.mark.req("B4")
-def test_who_was_never_connected_waits_for_a_quarter_of_a_minute_at_most():
+def test_client_that_never_connected_waits_at_most_16_seconds():
     broker = Loopback()
     broker.code = 5
     mqtt = client(broker, backoff=Backoff(random_below=longest))
@@ -525,7 +525,7 @@ def test_who_was_never_connected_waits_for_a_quarter_of_a_minute_at_most():
 
 
 @pytest.mark.req("B4")
-def test_who_was_connected_spreads_out_as_before_and_keeps_the_step():
+def test_client_that_was_connected_continues_backoff_and_stores_step():
     broker, store = after_an_outage()
     mqtt = client(broker, store=store, backoff=Backoff(random_below=longest))
     mqtt.link.start(0)
@@ -537,7 +537,7 @@ def test_who_was_connected_spreads_out_as_before_and_keeps_the_step():
 
 
 @pytest.mark.req("B4")
-def test_without_a_network_no_attempt_waits_long_and_nothing_is_kept():
+def test_attempts_without_network_wait_16_seconds_and_store_nothing():
     broker, store = after_an_outage()
     mqtt = client(broker, store=store, backoff=Backoff(random_below=longest))
     writes = store.note
@@ -555,7 +555,7 @@ def test_without_a_network_no_attempt_waits_long_and_nothing_is_kept():
     mqtt.disconnect()
 
 
-def test_objects_with_a_log_have_no_full_attribute_table_either():
+def test_objects_with_a_log_have_no_full_attribute_table():
     from test_hot_objects import TABLE_SIZES
 
     broker = Loopback()

@@ -11,7 +11,7 @@ from wire import packet, publish
 PATIENCE_S = 30  # on a busy machine
 
 
-def made(face=simple, name="me", **options):
+def new_client(face=simple, name="me", **options):
     options.setdefault("backoff", Backoff(base_ms=20, cap_ms=100, lasting_ms=50))
     broker = Loopback()
     mqtt = face.MQTTClient(name, "127.0.0.1", broker.port, feed=broker, timeout_s=PATIENCE_S, **options)
@@ -21,13 +21,13 @@ def made(face=simple, name="me", **options):
 
 
 def connected(face=simple, **options):
-    broker, mqtt = made(face, **options)
+    broker, mqtt = new_client(face, **options)
     mqtt.connect()
     return broker, mqtt
 
 
-def again(broker, call):
-    """Call until it raises, while the broker works, too; return the error."""
+def call_until_error(broker, call):
+    """Call until an error is raised, and let the broker run meanwhile; return the error."""
     begin = ticks_ms()
     while ticks_diff(ticks_ms(), begin) < PATIENCE_S * 1000:
         try:
@@ -39,8 +39,8 @@ def again(broker, call):
     raise AssertionError("raised nothing")
 
 
-def deliver(broker, mqtt):
-    """Look for messages until all that is stored is delivered."""
+def deliver_all(broker, mqtt):
+    """Call check_msg until every stored message is delivered."""
     begin = ticks_ms()
     while mqtt._client.pending:
         assert ticks_diff(ticks_ms(), begin) < PATIENCE_S * 1000, "waited in vain"
@@ -49,7 +49,7 @@ def deliver(broker, mqtt):
 
 
 @pytest.mark.req("R6")
-def test_the_first_byte_of_a_message_is_returned_and_none_where_nothing_came():
+def test_wait_and_check_return_the_first_byte_or_none():
     broker, mqtt = connected()
     assert mqtt.check_msg() is None
     broker.give(publish(b"a", b"1", 1, 7, retain=1))
@@ -63,7 +63,7 @@ def test_the_first_byte_of_a_message_is_returned_and_none_where_nothing_came():
 
 @pytest.mark.req("R6")
 @pytest.mark.parametrize("qos", [0, 1])
-def test_a_message_that_is_longer_than_the_buffer_is_handed_over_whole(qos):
+def test_message_longer_than_the_buffer_arrives_complete(qos):
     broker, mqtt = connected()
     long = bytes(range(250)) * 12
     broker.give(publish(b"a", long, qos, 7), publish(b"a", b"short", qos, 8))
@@ -79,7 +79,7 @@ def test_a_message_that_is_longer_than_the_buffer_is_handed_over_whole(qos):
 
 
 @pytest.mark.req("R6")
-def test_a_long_message_of_which_the_link_lost_the_middle_is_handed_over_once():
+def test_long_message_cut_by_a_lost_link_arrives_once():
     broker, mqtt = connected()
     long = publish(b"a", b"0123456789" * 300, 1, 7)
     broker.give(long[:2000])
@@ -87,7 +87,7 @@ def test_a_long_message_of_which_the_link_lost_the_middle_is_handed_over_once():
         broker()
         mqtt.check_msg()
     broker.drop()
-    assert isinstance(again(broker, mqtt.check_msg), OSError) and mqtt.seen == []
+    assert isinstance(call_until_error(broker, mqtt.check_msg), OSError) and mqtt.seen == []
     mqtt.connect()
     broker.give(long)
     assert mqtt.wait_msg() == 0x32 and mqtt.seen == [(b"a", b"0123456789" * 300)]
@@ -95,7 +95,7 @@ def test_a_long_message_of_which_the_link_lost_the_middle_is_handed_over_once():
 
 
 @pytest.mark.req("R6")
-def test_what_the_callback_of_a_long_message_raises_is_raised_and_the_next_one_comes():
+def test_callback_error_on_long_message_is_raised_and_next_arrives():
     broker, mqtt = connected()
 
     def fails(topic, payload):
@@ -105,7 +105,7 @@ def test_what_the_callback_of_a_long_message_raises_is_raised_and_the_next_one_c
 
     mqtt.set_callback(fails)
     broker.give(publish(b"a", b"0123456789" * 300, 1, 7), publish(b"a", b"short", 1, 8))
-    assert isinstance(again(broker, mqtt.check_msg), ValueError)
+    assert isinstance(call_until_error(broker, mqtt.check_msg), ValueError)
     while len(mqtt.seen) < 2:
         broker()
         mqtt.check_msg()
@@ -114,7 +114,7 @@ def test_what_the_callback_of_a_long_message_raises_is_raised_and_the_next_one_c
 
 
 @pytest.mark.req("R6")
-def test_the_answer_to_a_ping_ends_a_wait():
+def test_pingresp_ends_wait_msg():
     for keepalive in (0, 60):
         _, mqtt = connected(keepalive=keepalive)
         mqtt.ping()
@@ -124,12 +124,12 @@ def test_the_answer_to_a_ping_ends_a_wait():
 
 
 @pytest.mark.req("R6", "B4")
-def test_a_closed_connection_is_an_os_error_once_and_connect_makes_it_again():
+def test_closed_connection_raises_oserror_once_and_connect_reconnects():
     for call in ("wait_msg", "check_msg", "ping"):
         broker, mqtt = connected()
         mqtt.subscribe(b"a", 1)
         broker.drop()
-        error = again(broker, getattr(mqtt, call))
+        error = call_until_error(broker, getattr(mqtt, call))
         assert isinstance(error, OSError), error
         assert mqtt.connect() == 0
         assert mqtt.check_msg() is None and mqtt.sock is not None and broker.connects == 2
@@ -137,20 +137,20 @@ def test_a_closed_connection_is_an_os_error_once_and_connect_makes_it_again():
 
 
 @pytest.mark.req("R6")
-def test_a_closed_connection_is_error_minus_one():
+def test_closed_connection_raises_oserror_minus_one():
     broker, mqtt = connected()
     broker.drop()
-    error = again(broker, mqtt.wait_msg)
+    error = call_until_error(broker, mqtt.wait_msg)
     assert type(error) is OSError and error.args[0] == -1
     mqtt.disconnect()
 
 
 @pytest.mark.req("R6", "B4")
-def test_a_program_that_passes_over_the_error_is_connected_again():
+def test_program_that_ignores_the_error_is_reconnected():
     broker, mqtt = connected()
     mqtt.subscribe(b"a", 1)
     broker.drop()
-    assert isinstance(again(broker, mqtt.check_msg), OSError)
+    assert isinstance(call_until_error(broker, mqtt.check_msg), OSError)
     while len(broker.of(8)) < 2:
         broker()
         mqtt.check_msg()
@@ -163,8 +163,8 @@ def test_a_program_that_passes_over_the_error_is_connected_again():
 def test_each_failed_attempt_is_reported_once():
     broker, mqtt = connected()
     broker.close()
-    first = again(broker, mqtt.check_msg)
-    second = again(broker, mqtt.wait_msg)
+    first = call_until_error(broker, mqtt.check_msg)
+    second = call_until_error(broker, mqtt.wait_msg)
     assert isinstance(first, OSError) and isinstance(second, OSError) and second is not first
     broker.open(broker.port)
     while not mqtt._client.connected:
@@ -178,24 +178,24 @@ def test_each_failed_attempt_is_reported_once():
 
 
 @pytest.mark.req("R6", "S5")
-def test_what_was_published_at_qos_1_when_the_error_came_is_stored():
+def test_qos_1_publish_that_raises_is_still_stored():
     broker, mqtt = connected()
     broker.answers_publish = False
     mqtt._client.connection.response_ms = 100
-    error = again(broker, lambda: mqtt.publish(b"a", b"kept", qos=1))
+    error = call_until_error(broker, lambda: mqtt.publish(b"a", b"kept", qos=1))
     assert isinstance(error, OSError) and mqtt._client.pending == 1
     broker.answers_publish = True
     mqtt.connect(False)
-    deliver(broker, mqtt)
+    deliver_all(broker, mqtt)
     assert len(broker.of(3)) == 2
     mqtt.disconnect()
 
 
 @pytest.mark.req("R6")
-def test_what_could_not_be_sent_at_qos_0_is_said_every_time():
+def test_calls_without_connection_raise_oserror_every_time():
     broker, mqtt = connected()
     broker.close()
-    again(broker, lambda: mqtt.publish(b"a", b"1"))
+    call_until_error(broker, lambda: mqtt.publish(b"a", b"1"))
     for call in (lambda: mqtt.publish(b"a", b"2"), mqtt.ping, lambda: mqtt.subscribe(b"a")):
         with pytest.raises(OSError):
             call()
@@ -203,7 +203,7 @@ def test_what_could_not_be_sent_at_qos_0_is_said_every_time():
 
 
 @pytest.mark.req("R6")
-def test_after_a_disconnect_every_call_says_that_there_is_no_connection():
+def test_calls_after_disconnect_raise_oserror_but_qos_1_is_stored():
     broker, mqtt = connected()
     mqtt.disconnect()
     for call in (mqtt.check_msg, mqtt.wait_msg, mqtt.ping, lambda: mqtt.publish(b"a", b"1")):
@@ -212,19 +212,19 @@ def test_after_a_disconnect_every_call_says_that_there_is_no_connection():
     mqtt.publish(b"a", b"stored", qos=1)
     assert mqtt._client.pending == 1
     mqtt.connect(False)
-    deliver(broker, mqtt)
+    deliver_all(broker, mqtt)
     mqtt.disconnect()
 
 
 @pytest.mark.req("R6")
-def test_a_disconnect_without_a_connection_does_nothing():
-    _, mqtt = made()
+def test_disconnect_without_a_connection_does_nothing():
+    _, mqtt = new_client()
     mqtt.disconnect()
 
 
 @pytest.mark.req("R6")
-def test_a_refused_connection_is_an_mqtt_exception_with_the_code():
-    broker, mqtt = made(name="me")
+def test_refused_connection_raises_mqtt_exception_with_code():
+    broker, mqtt = new_client(name="me")
     broker.code = 5
     with pytest.raises(simple.MQTTException) as raised:
         mqtt.connect()
@@ -235,10 +235,10 @@ def test_a_refused_connection_is_an_mqtt_exception_with_the_code():
 
 
 @pytest.mark.req("R6")
-def test_no_answer_in_time_is_a_timeout():
+def test_missing_connack_raises_etimedout():
     from errno import ETIMEDOUT
 
-    broker, mqtt = made()
+    broker, mqtt = new_client()
     broker.deaf = True
     with pytest.raises(OSError) as raised:
         mqtt.connect(True, 0.05)
@@ -247,10 +247,10 @@ def test_no_answer_in_time_is_a_timeout():
 
 
 @pytest.mark.req("R6")
-def test_connect_tries_at_once_also_after_a_reset_in_an_outage():
+def test_connect_ignores_a_stored_backoff_step():
     backoff = Backoff(base_ms=60000, cap_ms=60000)
-    backoff.step = 5  # as a journal would have kept it
-    _, mqtt = made(backoff=backoff)
+    backoff.step = 5  # as a journal would have stored it
+    _, mqtt = new_client(backoff=backoff)
     begin = ticks_ms()
     assert mqtt.connect() == 0
     assert ticks_diff(ticks_ms(), begin) < 20000
@@ -258,16 +258,16 @@ def test_connect_tries_at_once_also_after_a_reset_in_an_outage():
 
 
 @pytest.mark.req("R6")
-def test_a_packet_that_is_wrong_is_an_os_error():
+def test_invalid_packet_raises_oserror():
     broker, mqtt = connected()
     broker.give(packet(0xF0))
-    assert isinstance(again(broker, mqtt.check_msg), OSError)
+    assert isinstance(call_until_error(broker, mqtt.check_msg), OSError)
     mqtt.disconnect()
 
 
 @pytest.mark.req("R6")
-def test_user_and_password_may_be_set_until_connect():
-    broker, mqtt = made()
+def test_user_password_and_will_may_be_set_before_connect():
+    broker, mqtt = new_client()
     mqtt.user = "me"
     mqtt.pswd = b"secret"
     mqtt.keepalive = 7
@@ -291,7 +291,7 @@ def test_unsubscribe_ends_a_subscription():
 
 
 @pytest.mark.req("R6")
-def test_what_a_program_says_about_blocking_holds_for_the_next_wait():
+def test_setblocking_and_settimeout_apply_to_the_next_wait():
     broker, mqtt = connected()
     mqtt.sock.setblocking(False)
     assert mqtt.wait_msg() is None
@@ -308,7 +308,7 @@ def test_what_a_program_says_about_blocking_holds_for_the_next_wait():
 
 
 @pytest.mark.req("R6")
-def test_a_program_may_poll_the_socket_and_close_it():
+def test_program_may_poll_and_close_the_socket():
     from select import poll
 
     broker, mqtt = connected()
@@ -331,7 +331,7 @@ def test_a_program_may_poll_the_socket_and_close_it():
 
 
 class Quick(robust.MQTTClient):
-    """What a program makes of umqtt.robust: other delays, a note of each error, a status when connected."""
+    """A program's subclass of umqtt.robust: a short delay, a note of each error, a status on connection."""
 
     DELAY = 0.01
     notes: list = []
@@ -354,7 +354,7 @@ class Face:
 
 @pytest.mark.req("R6", "B4")
 @pytest.mark.parametrize("call", ["wait_msg", "check_msg", "ping", "publish", "publish 1", "subscribe"])
-def test_robust_connects_again_within_the_call_by_the_programs_own_connect(call):
+def test_robust_call_reconnects_with_the_overridden_connect(call):
     Quick.notes = []
     broker, mqtt = connected(Face)
     assert mqtt.is_conn_issue() is False
@@ -371,7 +371,7 @@ def test_robust_connects_again_within_the_call_by_the_programs_own_connect(call)
     begin = ticks_ms()
     take = broker.take
 
-    def greet(one):  # there is a message for whoever waits
+    def greet(one):  # wait_msg needs a message
         take(one)
         if call == "wait_msg" and one[0] >> 4 == 1:
             broker.give(publish(b"a", b"1"))
@@ -381,7 +381,7 @@ def test_robust_connects_again_within_the_call_by_the_programs_own_connect(call)
         assert ticks_diff(ticks_ms(), begin) < PATIENCE_S * 1000
         calls[call]()
         broker()
-    deliver(broker, mqtt)
+    deliver_all(broker, mqtt)
     assert Quick.notes == [False]
     mqtt.ping()
     assert mqtt.wait_msg() in (None, 0x30)
@@ -390,7 +390,7 @@ def test_robust_connects_again_within_the_call_by_the_programs_own_connect(call)
 
 
 @pytest.mark.req("R6", "B4")
-def test_robust_goes_on_trying_where_the_broker_is_away():
+def test_robust_retries_until_the_broker_is_back():
     Quick.notes = []
     broker, mqtt = connected(Face)
     broker.close()
@@ -411,12 +411,12 @@ def test_robust_goes_on_trying_where_the_broker_is_away():
 
 
 @pytest.mark.req("R6")
-def test_a_program_that_starts_before_its_broker_gets_there_with_robust():
+def test_robust_program_started_before_its_broker_connects():
     Quick.notes = []
-    broker, mqtt = made(Face)
+    broker, mqtt = new_client(Face)
     broker.close()
     mqtt.delay = lambda i: broker.open(broker.port)
-    with pytest.raises(OSError):  # as with umqtt.robust: connected by what its own connect published
+    with pytest.raises(OSError):  # as with umqtt.robust: the publish in its own connect connects it
         mqtt.connect()
     assert not mqtt.is_conn_issue()
     mqtt.disconnect()
@@ -424,11 +424,11 @@ def test_a_program_that_starts_before_its_broker_gets_there_with_robust():
 
 
 @pytest.mark.req("R6", "B4")
-def test_a_log_is_told_what_the_calls_raise():
+def test_log_has_a_line_for_each_connection_event():
     lines = []
     broker, mqtt = connected(log=lines.append)
     broker.drop()
-    assert isinstance(again(broker, mqtt.check_msg), OSError)
+    assert isinstance(call_until_error(broker, mqtt.check_msg), OSError)
     mqtt.connect()
     mqtt.disconnect()
     assert [line.split(":")[1].strip().split(",")[0] for line in lines if "connect" in line] == [

@@ -1,6 +1,6 @@
-"""The watchdog is fed in what takes long: by the chip's own clock, its data sheet's longest times, from any power cut on.
+"""Long operations feed the watchdog in time, also after any power cut, by the longest times of the flash chip's data sheet.
 
-What a TLS handshake feeds is in `host_tests/client/test_tls.py`, as it takes a broker.
+The TLS handshake is tested in `host_tests/client/test_tls.py`, because it needs a broker.
 """
 
 import sys
@@ -16,8 +16,8 @@ from tools.flashsim.nor import NorFlash, PowerCut
 from tools.virtual_board import hardware
 
 ON_MICROPYTHON = sys.implementation.name == "micropython"
-BITES_MS = 8388  # a Pico's watchdog at its longest
-READ_MS = 1  # of a page, and what a program does with it: measured on the chip, 0.3
+BITES_MS = 8388  # the longest timeout of a Pico's watchdog
+READ_MS = 1  # to read and process a page; measured on the chip: 0.3
 SECTOR = 4096
 
 if ON_MICROPYTHON:
@@ -57,7 +57,7 @@ def _mount(flash, expected_ms):
 
 
 def _use(journal, n, at=0):
-    """Store n messages of several lengths, with finishes, marks and held ones between them; tell how far it came."""
+    """Store n messages of several lengths, with finishes, marks and held messages between them."""
     body = bytearray(700)
     for i in range(at, at + n):
         journal.append(body, 20 + i * 37 % 600)
@@ -70,7 +70,7 @@ def _use(journal, n, at=0):
             journal.sync()
 
 
-# The largest chips come first: later MicroPython's heap has no such room in one piece.
+# The largest chips come first: later, MicroPython's heap has no free block of that size.
 
 
 class Board:
@@ -105,7 +105,7 @@ class Board:
         self.mount()
 
     def open(self, count):
-        """Do what a board's `journal_region` does; the file system's own mount, before any program runs, does not count."""
+        """Do what a board's `journal_region` does; the file system's own mount is not measured."""
         dog = Watchdog(self.flash)
         region = open_or_pin(self.flash, "/journal", count, "/watched", 256, feed=dog)
         dog()
@@ -114,7 +114,7 @@ class Board:
 
 
 @pytest.mark.req("B4")
-def test_a_first_pinning_feeds_and_so_does_the_next_start():
+def test_first_pinning_and_next_start_feed_the_watchdog():
     if not ON_MICROPYTHON:
         pytest.skip("VfsLfs2 is MicroPython's")
     board = Board(22)
@@ -130,7 +130,7 @@ def test_a_first_pinning_feeds_and_so_does_the_next_start():
 
 
 @pytest.mark.req("B4")
-def test_a_first_pinning_feeds_from_whatever_power_cut_it_starts_again():
+def test_pinning_feeds_the_watchdog_after_any_power_cut():
     if not ON_MICROPYTHON:
         pytest.skip("VfsLfs2 is MicroPython's")
     count = 6
@@ -152,13 +152,13 @@ def test_a_first_pinning_feeds_from_whatever_power_cut_it_starts_again():
 
 
 @pytest.mark.req("B4")
-def test_a_mount_of_the_largest_blank_region_feeds():
+def test_mount_of_the_largest_blank_region_feeds_the_watchdog():
     _mount(NorFlash((12 if ON_MICROPYTHON else 400) * SECTOR), 500)
 
 
 @pytest.mark.req("B4")
 @pytest.mark.parametrize("model", ["prefix", "bits"])
-def test_a_mount_feeds_from_whatever_power_cut_it_starts(model):
+def test_mount_feeds_the_watchdog_after_any_power_cut(model):
     flash = NorFlash(10 * SECTOR)
     _use(_mount(flash, 2000), 60)
     start = flash.snapshot()
@@ -176,7 +176,7 @@ def test_a_mount_feeds_from_whatever_power_cut_it_starts(model):
 
 
 @pytest.mark.req("B4")
-def test_the_journal_drives_the_region_itself_once_it_is_mounted():
+def test_mounted_journal_no_longer_feeds_the_watchdog():
     flash = NorFlash(8 * SECTOR)
     region = BlockRegion(flash)
     dog = Watchdog(flash)
@@ -186,11 +186,11 @@ def test_the_journal_drives_the_region_itself_once_it_is_mounted():
     assert journal.region is region and dog.feeds == feeds
 
 
-# --- the look-up of a name ---
+# --- name lookup ---
 
 
 class _Resolver:
-    """A module `socket` whose look-up takes some ticks of a timer, and then fails."""
+    """A module `socket` whose name lookup takes some ticks of a timer, and then fails."""
 
     SOCK_STREAM = 1
 
@@ -222,22 +222,22 @@ def _look_up(host, ticks, machine):
 
 
 @pytest.mark.req("B4")
-def test_a_look_up_is_guarded_by_a_timer_for_so_long_as_it_may_take():
+def test_timer_feeds_watchdog_during_name_lookup_for_limited_time():
     board = hardware.load_board("rp2")
     sys.modules["machine"] = machine = board.machine
     try:
         assert _look_up("broker.local", 28, machine) == 29  # 14 s: two name servers that do not answer
         assert machine.simulated.timers == []
-        assert _look_up("broker.local", 1000, machine) == 41  # it hangs: the watchdog is to bite
+        assert _look_up("broker.local", 1000, machine) == 41  # the lookup hangs: the watchdog must reset the board
         assert machine.simulated.timers == []
-        assert _look_up("192.0.2.1", 28, machine) == 0  # nothing to look up
+        assert _look_up("192.0.2.1", 28, machine) == 0  # an address needs no lookup
     finally:
         del sys.modules["machine"]
         sys.modules.pop("flashmqtt.guard", None)
 
 
 @pytest.mark.req("B4")
-def test_without_a_timer_the_look_up_begins_with_a_full_watchdog():
+def test_name_lookup_without_timer_feeds_the_watchdog_once():
     board = hardware.load_board("rp2")
     machine = board.machine
     machine.simulated.registers["chip"] = "other"
