@@ -1,4 +1,4 @@
-"""On MicroPython, with a journal: a long outage fills the journal and no RAM; the broker's return drains it, in order."""
+"""On MicroPython, with a journal: a long outage fills the journal, not the RAM; when the broker is back, it drains in order."""
 
 import gc
 import sys
@@ -39,7 +39,7 @@ number = COUNT
 while mqtt.pending:
     mqtt.poll(5)
     if number < COUNT + 200:
-        publish(number, number + 1)  # new ones keep coming meanwhile
+        publish(number, number + 1)  # the program keeps publishing meanwhile
         number += 1
 print("drained", number)
 mqtt.disconnect()

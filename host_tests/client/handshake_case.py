@@ -1,4 +1,4 @@
-"""A TLS handshake on MicroPython: prints what happened in which order, one letter each. Arguments: port and a dict of options.
+"""A TLS handshake on MicroPython: prints its steps in order, one letter each. Arguments: port and a dict of options.
 
 r, w: a record was read, or written; s: the handshake stopped before a record; f: the watchdog was fed.
 """
@@ -16,7 +16,7 @@ seen = []
 
 
 class Watched(handshake.Steps):
-    """Steps that are written down."""
+    """Handshake steps that are recorded."""
 
     def readinto(self, buf):
         wanted = len(buf)

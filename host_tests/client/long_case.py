@@ -1,6 +1,7 @@
-"""A client with a small buffer, on either interpreter: prints what comes. Arguments: port, level, chunks, how many to wait for.
+"""A client with a small buffer, on either interpreter: prints the messages that it receives.
 
-subscribed; or a line for each message: `oversize TOPIC LENGTH`, or `whole TOPIC LENGTH SUM`.
+Arguments: port, level, chunks, how many messages to wait for. It prints `connects N`, a line for each message
+(`oversize TOPIC LENGTH` or `whole TOPIC LENGTH SUM`), and `held N`.
 """
 
 import sys
@@ -12,7 +13,7 @@ from flashmqtt.flash.file import FileRegion
 from flashmqtt.journal.journal import Journal
 
 port, level, chunks, wanted = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "chunks", int(sys.argv[4])
-# A journal needs the process before this one to have closed it, as a program at its end has.
+# The previous process must have closed the journal.
 journal = Journal(FileRegion("journal.bin", 64))
 mqtt = Client(
     "127.0.0.1",
@@ -29,7 +30,7 @@ part = [0, 0]
 
 
 def take(message):
-    """Put the pieces together, as far as their length and sum go."""
+    """Add up the length and checksum of the pieces."""
     if not message.offset:
         part[:] = [0, 0]
     assert message.offset == part[0]
@@ -50,7 +51,7 @@ for _ in range(600):
     if len(seen) >= wanted:
         break
     mqtt.poll(50)
-for _ in range(10):  # more than was expected?
+for _ in range(10):  # to notice more messages than expected
     mqtt.poll(20)
 mqtt.disconnect()
 journal.close()

@@ -1,6 +1,6 @@
 """What `test_receive.py` runs on both interpreters: `receive_case.py PORT`, against a real broker.
 
-A client was away, and 60 messages of QoS 1 and 2 wait for it, beside a retained one. It connects first, and subscribes then.
+60 messages of QoS 1 and 2, and a retained one, wait for a client that was offline. It connects first, then subscribes.
 """
 
 import sys
@@ -21,7 +21,7 @@ TURN_S = 0.02
 
 
 def leave_messages(name, level):
-    """Let the client subscribe and go, and messages wait for it."""
+    """Subscribe and disconnect the client, then publish messages that the broker queues for it."""
     away = Client("127.0.0.1", PORT, name, level=level)
     away.connect(PATIENCE_S)
     away.subscribe("queued/" + name, 2)

@@ -33,7 +33,7 @@ def poll_until(condition, *clients: Client, seconds: float = PATIENCE_S) -> None
 
 @mosquitto
 @pytest.mark.req("W12", "B4")
-def test_two_clients_of_one_name_do_not_fight_without_end(tmp_path):
+def test_two_clients_with_same_client_id_back_off(tmp_path):
     with Broker(tmp_path, kind="mosquitto") as broker:
         first = Client("127.0.0.1", broker.port, "same", level=5, backoff=Backoff(base_ms=300, cap_ms=5000))
         second = Client("127.0.0.1", broker.port, "same", level=5, backoff=Backoff(base_ms=300, cap_ms=5000))
@@ -45,7 +45,7 @@ def test_two_clients_of_one_name_do_not_fight_without_end(tmp_path):
         while time.monotonic() < deadline:
             first.poll(10)
             second.poll(10)
-        assert first.link.connects + second.link.connects < 16  # they wait longer each time
+        assert first.link.connects + second.link.connects < 16  # the delays grow
         first.disconnect()
         second.disconnect()
 
@@ -53,7 +53,7 @@ def test_two_clients_of_one_name_do_not_fight_without_end(tmp_path):
 @mosquitto
 @pytest.mark.skipif(not MICROPYTHON.exists(), reason="needs MicroPython")
 @pytest.mark.req("S5", "Q6", "B2")
-def test_an_outage_fills_the_journal_and_no_ram_and_drains_in_order(tmp_path):
+def test_outage_fills_journal_not_ram_and_drains_in_order(tmp_path):
     count = 1500
     broker = Broker(tmp_path, kind="mosquitto", extra="max_queued_messages 0\n")
     board = subprocess.Popen(
@@ -94,8 +94,8 @@ def test_an_outage_fills_the_journal_and_no_ram_and_drains_in_order(tmp_path):
         assert [n for n in got if 1 + n % 2 == qos] == [n for n in range(count + 200) if 1 + n % 2 == qos]
 
 
-def burst(tmp_path, level, store):
-    """Let a hundred messages of QoS 2 wait for a client that was away; return how often it connects until it has them."""
+def connections_for_burst(tmp_path, level, store):
+    """Queue 100 QoS 2 messages for an offline client; return how many connections it needs to receive them."""
     with Broker(tmp_path, kind="mosquitto") as broker:
         # mosquitto 2.0.11 sends the whole backlog with the first PUBCOMP, whatever its max_inflight_messages (20) and our Receive
         # Maximum: what can't be held comes with the next connection.
@@ -124,13 +124,13 @@ def burst(tmp_path, level, store):
 @pytest.mark.req("Q4", "R4")
 @pytest.mark.parametrize("level", [4, 5])
 @pytest.mark.parametrize(("hold_limit", "connections"), [(100, 1), (40, 2)])
-def test_a_burst_of_qos_2_messages_arrives_in_order_and_without_a_delay(tmp_path, level, hold_limit, connections):
-    assert burst(tmp_path, level, RamStore(hold_limit=hold_limit)) <= connections
+def test_burst_of_qos_2_messages_arrives_in_order_without_delay(tmp_path, level, hold_limit, connections):
+    assert connections_for_burst(tmp_path, level, RamStore(hold_limit=hold_limit)) <= connections
 
 
 @mosquitto
 @pytest.mark.req("Q4", "R4")
 @pytest.mark.parametrize("level", [4, 5])
-def test_a_burst_of_qos_2_messages_fits_into_a_journal_in_one_connection(tmp_path, level):
+def test_journal_holds_burst_of_qos_2_messages_in_one_connection(tmp_path, level):
     store = Journal(RamRegion(16))
-    assert burst(tmp_path, level, store) == 1 and not store.held()
+    assert connections_for_burst(tmp_path, level, store) == 1 and not store.held()

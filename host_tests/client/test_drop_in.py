@@ -1,6 +1,6 @@
-"""Programs of the shapes that are written for umqtt.simple and umqtt.robust, with the import changed and nothing else (R6).
+"""Typical programs for umqtt.simple and umqtt.robust run with only the import changed (R6).
 
-They run on MicroPython against mosquitto, which is killed and started again where a program has to live through that.
+They run on MicroPython against mosquitto, which is killed and restarted where the program must survive that.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Board:
                 return line
 
     def rest(self) -> list[str]:
-        """Return what it prints until it ends."""
+        """Return the remaining lines until the program ends."""
         self.process.wait(PATIENCE_S)
         self._reader.join(PATIENCE_S)
         return list(self._lines.queue)
@@ -93,7 +93,7 @@ class Board:
 
 
 class Peer:
-    """The other end: publishes, and keeps what it hears."""
+    """Another client: publishes, and keeps the messages that it receives."""
 
     def __init__(self, port: int):
         self.heard: list[tuple[str, bytes]] = []
@@ -111,11 +111,11 @@ class Peer:
             self._client.publish(topic, payload, 1).wait_for_publish(PATIENCE_S)
 
     def publish_until(self, board: Board, payload: bytes) -> list[str]:
-        """Publish, again and again, until the board has printed it; return what it printed before."""
+        """Publish repeatedly until the board prints the payload; return the lines before it."""
         lines: list[str] = []
         seen = threading.Thread(target=lambda: lines.extend(board.until(f"(b'drop_in', {payload!r})")))
         seen.start()
-        while seen.is_alive():  # a broker that was killed may have forgotten the subscription, until it is restored
+        while seen.is_alive():  # a killed broker may have lost the subscription, until it is restored
             self.publish(payload)
             seen.join(0.2)
         return lines
@@ -141,14 +141,14 @@ def broker(tmp_path):
 
 
 @pytest.mark.req("R6")
-def test_a_program_that_publishes_once(tmp_path, broker):
+def test_program_that_publishes_once_delivers_its_message_and_ends(tmp_path, broker):
     with Peer(broker.port) as peer, Board(tmp_path, "pub", broker.port, "pub") as board:
         assert board.rest() == [] and board.process.returncode == 0
         peer.until(("drop_in", b"hello"))
 
 
 @pytest.mark.req("R6")
-def test_a_program_that_publishes_when_a_button_is_pressed(tmp_path, broker):
+def test_button_program_publishes_each_press(tmp_path, broker):
     with Peer(broker.port) as peer, Board(tmp_path, "pub_button", broker.port) as board:
         assert board.line() == "Connected to 127.0.0.1"
         peer.until(("drop_in", b"toggle"), ("drop_in", b"toggle"))
@@ -157,7 +157,7 @@ def test_a_program_that_publishes_when_a_button_is_pressed(tmp_path, broker):
 
 @pytest.mark.req("R6")
 @pytest.mark.parametrize("how", ["wait", "check"])
-def test_a_program_that_prints_what_comes(tmp_path, broker, how):
+def test_subscriber_program_prints_each_message(tmp_path, broker, how):
     with Peer(broker.port) as peer, Board(tmp_path, "sub", broker.port, how) as board:
         assert board.line() == "subscribed"
         peer.publish(b"1", b"2", b"end")
@@ -165,7 +165,7 @@ def test_a_program_that_prints_what_comes(tmp_path, broker, how):
 
 
 @pytest.mark.req("R6")
-def test_a_program_that_switches_a_lamp_and_disconnects_at_ctrl_c(tmp_path, broker):
+def test_lamp_program_switches_and_disconnects_at_ctrl_c(tmp_path, broker):
     with Peer(broker.port) as peer, Board(tmp_path, "sub_led", broker.port) as board:
         assert board.line() == "subscribed"
         peer.publish(b"on", b"toggle", b"toggle", b"off", b"end")
@@ -175,7 +175,7 @@ def test_a_program_that_switches_a_lamp_and_disconnects_at_ctrl_c(tmp_path, brok
 
 
 @pytest.mark.req("R6", "B4")
-def test_a_robust_program_lives_through_a_broker_that_is_killed(tmp_path, broker):
+def test_robust_program_survives_a_killed_broker(tmp_path, broker):
     with Board(tmp_path, "sub_robust", broker.port) as board:
         assert [board.line(), board.line()] == ["a new session", "subscribed"]
         for i in range(3):
@@ -189,7 +189,7 @@ def test_a_robust_program_lives_through_a_broker_that_is_killed(tmp_path, broker
 
 
 @pytest.mark.req("R6", "B4")
-def test_a_robust_program_says_that_it_is_there_with_every_connection(tmp_path, broker):
+def test_robust_program_publishes_its_status_on_every_connection(tmp_path, broker):
     with Board(tmp_path, "status_robust", broker.port) as board:
         assert board.line() == "subscribed"
         with Peer(broker.port) as peer:
@@ -199,14 +199,15 @@ def test_a_robust_program_says_that_it_is_there_with_every_connection(tmp_path, 
         broker.start()
         with Peer(broker.port) as peer:
             peer.until(("status", b"Online"))
-            peer.publish_until(board, b"1")  # the subscription is restored, too, at some time
+            peer.publish_until(board, b"1")  # in the end the subscription is restored, too
 
 
 @pytest.mark.req("R6", "B4")
-def test_a_robust_program_whose_connection_the_broker_ended_subscribes_again(tmp_path, broker):
+def test_robust_program_resubscribes_after_its_session_was_taken_over(tmp_path, broker):
     with Board(tmp_path, "resubscribe_robust", broker.port) as board:
         assert [board.line(), board.line()] == ["False", "(b'drop_in', b'message 1')"]
-        other = paho.Client(paho.CallbackAPIVersion.VERSION2, client_id="resubscribe")  # the broker ends the elder one
+        # The broker ends the older connection of the same client id.
+        other = paho.Client(paho.CallbackAPIVersion.VERSION2, client_id="resubscribe")
         other.connect("127.0.0.1", broker.port)
         other.loop_start()
         while not other.is_connected():
@@ -219,7 +220,7 @@ def test_a_robust_program_whose_connection_the_broker_ended_subscribes_again(tmp
 
 @pytest.mark.req("R6", "B4")
 @pytest.mark.parametrize("moment", ["before", "after"])
-def test_a_program_that_starts_anew_after_an_error_gets_the_error(tmp_path, broker, moment):
+def test_program_that_resets_on_errors_gets_the_error(tmp_path, broker, moment):
     if moment == "before":
         broker.kill()
     with Board(tmp_path, "restart", broker.port) as board:
@@ -235,7 +236,7 @@ def test_a_program_that_starts_anew_after_an_error_gets_the_error(tmp_path, brok
 
 
 @pytest.mark.req("R6", "B4")
-def test_a_program_that_connects_again_by_hand(tmp_path, broker):
+def test_program_that_reconnects_by_hand_survives_a_killed_broker(tmp_path, broker):
     with Board(tmp_path, "by_hand", broker.port) as board:
         assert board.line() == "connected"
         for payload in (b"1", b"2"):

@@ -1,4 +1,4 @@
-"""Each example runs as it stands, but for names and ports: on MicroPython, against a broker with the demands it is for."""
+"""Each example runs almost unchanged on MicroPython, against a broker with the requirements of the example's service."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ pytestmark = [
 
 
 class Person:
-    """Somebody at the broker, who notes what comes and may send."""
+    """Another client at the broker: records the messages that it receives, and can publish."""
 
     def __init__(self, port: int, user: str = "", topics: tuple[str, ...] = ("#",)):
         self.got: list[tuple[str, bytes, int]] = []
@@ -76,7 +76,7 @@ class Person:
 
 
 class Front:
-    """A cloud's door: TLS that wants the server's name (SNI), perhaps a client's certificate and a look at the CONNECT."""
+    """A cloud's TLS endpoint: requires the server's name (SNI), and optionally a client certificate and an approved CONNECT."""
 
     def __init__(self, made: Path, port: int, client_certificate: bool = False, allows=lambda connect: True):
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -137,7 +137,7 @@ def made(tmp_path_factory):
 
 @contextlib.contextmanager
 def running(folder: Path, name: str, port: int, host: str = "localhost", changes=()):
-    """Run an example in a folder of its own; yield the file with what it prints."""
+    """Run an example in a folder of its own; yield the file with its output."""
     text = EXAMPLES[name]
     text, hosts = re.subn(r'^HOST = "[^"]*"', f'HOST = "{host}"', text, flags=re.MULTILINE)
     text, ports = re.subn(r"^PORT = \d+", f"PORT = {port}", text, flags=re.MULTILINE)
@@ -163,13 +163,13 @@ def running(folder: Path, name: str, port: int, host: str = "localhost", changes
 
 
 def with_tls(folder: Path, made: Path) -> None:
-    """Put what the documents say beside the program."""
+    """Copy the certificate files beside the program, under the names in the documents."""
     for source, target in (("ca.crt", "ca.pem"), ("board.crt", "board.crt"), ("board.key", "board.key")):
         shutil.copy(made / source, folder / target)
 
 
 def accounts(folder: Path, *names: str) -> str:
-    """Return the lines of mosquitto's configuration by which only these come in, each with the same password."""
+    """Return mosquitto configuration lines that admit only these users, all with the same password."""
     (folder / "passwords").touch(0o600)
     for name in names:
         subprocess.run([PASSWD, "-b", folder / "passwords", name, "its password"], check=True, capture_output=True)
@@ -184,14 +184,14 @@ def test_examples_are_short_and_each_has_a_test():
         assert text.startswith('"""'), name
 
 
-def test_each_example_says_what_happens():
+def test_each_example_logs_client_and_network():
     for name, text in EXAMPLES.items():
         assert text.count("log=") == 1 + text.count("network_up("), name  # the client's, and each one of the network
 
 
 @pytest.mark.req("B1")
 @pytest.mark.parametrize(("name", "qos"), [("sensor", 2), ("tasks", 1)])
-def test_sensors_reach_the_broker(tmp_path, name, qos):
+def test_sensor_readings_reach_the_broker(tmp_path, name, qos):
     with (
         Broker(tmp_path / "broker") as broker,
         Person(broker.port) as person,
@@ -216,7 +216,7 @@ def test_sensors_reach_the_broker(tmp_path, name, qos):
 
 
 @pytest.mark.req("B1", "Q2")
-def test_commands_that_were_sent_before_the_board_came_are_carried_out(tmp_path):
+def test_commands_queued_before_board_start_are_executed(tmp_path):
     with Broker(tmp_path / "broker") as broker, Person(broker.port) as person:
         with running(tmp_path, "commands", broker.port) as said:
             person.publish("pump-1/set/speed", b"0", 2, retain=True)
@@ -225,13 +225,13 @@ def test_commands_that_were_sent_before_the_board_came_are_carried_out(tmp_path)
             person.publish("pump-1/set/speed", speed, 2)
         with running(tmp_path, "commands", broker.port) as said:
             person.wait(lambda got: ("pump-1/speed", b"30", 2) in got, said)
-        # The retained command comes again with each subscription, before or behind what was queued.
+        # The retained command comes again with each subscription, before or after the queued ones.
         speeds = [payload for topic, payload, _ in person.got if topic == "pump-1/speed" and payload != b"0"]
         assert speeds == [b"10", b"20", b"30"]
 
 
 @pytest.mark.req("B1", "B5")
-def test_sleeping_board_keeps_what_it_could_not_send(tmp_path):
+def test_sleeping_board_keeps_unsent_readings(tmp_path):
     with Broker(tmp_path / "broker") as broker, Person(broker.port) as person:
         port = broker.port
         with running(tmp_path, "deep_sleep", 1, changes=[("AWAKE_MS = 20_000", "AWAKE_MS = 300")]) as said:
@@ -243,7 +243,7 @@ def test_sleeping_board_keeps_what_it_could_not_send(tmp_path):
 
 
 @pytest.mark.req("B1")
-def test_home_assistant_is_told_of_each_sensor_and_of_the_boards_end(tmp_path):
+def test_home_assistant_gets_sensor_configuration_and_offline_status(tmp_path):
     broker = Broker(tmp_path / "broker", kind="mosquitto")
     broker.directory.mkdir()
     broker._extra = accounts(tmp_path, "board", "person")
@@ -256,7 +256,7 @@ def test_home_assistant_is_told_of_each_sensor_and_of_the_boards_end(tmp_path):
 
 
 @pytest.mark.req("B1")
-def test_file_of_a_megabyte_goes_out_in_parts_and_comes_in_in_pieces(tmp_path):
+def test_one_megabyte_file_is_sent_and_received_in_pieces(tmp_path):
     content = os.urandom(BIG)
     (tmp_path / "picture.bin").write_bytes(content)
     with Broker(tmp_path / "broker") as broker, Person(broker.port) as person:
@@ -274,7 +274,7 @@ def test_file_of_a_megabyte_goes_out_in_parts_and_comes_in_in_pieces(tmp_path):
 
 @pytest.mark.req("B1")
 @pytest.mark.parametrize("name", ["tls_ca", "tls_mutual"])
-def test_readings_go_over_tls(tmp_path, made, name):
+def test_readings_arrive_over_tls(tmp_path, made, name):
     with_tls(tmp_path, made)
     broker = Broker(tmp_path / "broker", kind="mosquitto")
     broker.directory.mkdir()
@@ -289,7 +289,7 @@ def test_readings_go_over_tls(tmp_path, made, name):
 
 
 def signed(connect: bytes) -> bool:
-    """Return whether a CONNECT brings a SAS token that Azure IoT Hub would take."""
+    """Return whether a CONNECT has a SAS token that Azure IoT Hub would accept."""
     found = re.search(rb"SharedAccessSignature sr=([^&]+)&sig=([^&]+)&se=(\d+)", connect)
     if not found or b"localhost/greenhouse-1/?api-version=" not in connect:
         return False
@@ -303,7 +303,8 @@ def signed(connect: bytes) -> bool:
     )
 
 
-# What each cloud demands, as far as mosquitto can: accounts, rules (None: everything), further lines; what is published.
+# Each cloud's requirements, as far as mosquitto can enforce them: accounts, ACL rules (None: no rules), further lines; then the
+# topic and QoS of the expected message.
 CLOUDS = {
     "hivemq_cloud": (("board",), None, "", "greenhouse-1/load", 2),
     "aws_iot": ((), "topic write dt/greenhouse-1/#\n", "max_qos 1", "dt/greenhouse-1/load", 1),
@@ -326,7 +327,7 @@ CLOUDS = {
 
 @pytest.mark.req("B1")
 @pytest.mark.parametrize("name", CLOUDS)
-def test_cloud_with_its_demands_gets_the_readings(tmp_path, made, name):
+def test_readings_arrive_under_each_clouds_requirements(tmp_path, made, name):
     users, rules, lines, topic, qos = CLOUDS[name]
     with_tls(tmp_path, made)
     broker = Broker(tmp_path / "broker", kind="mosquitto")

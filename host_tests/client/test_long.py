@@ -52,9 +52,7 @@ def payload(n: int) -> bytes:
 @pytest.mark.parametrize("interpreter", ["cpython", "micropython"])
 @pytest.mark.parametrize("level", [3, 4])
 @pytest.mark.parametrize("chunks", ["pass", "chunks"])
-def test_long_messages_queued_and_retained_do_not_stop_what_is_behind_them(
-    interpreter, level, chunks, broker, tmp_path
-):
+def test_long_queued_and_retained_messages_do_not_block_later_ones(interpreter, level, chunks, broker, tmp_path):
     assert run(interpreter, tmp_path, broker.port, level, chunks, 0)[0] == "connects 1"
     sender = Client("127.0.0.1", broker.port, "sender", buffer_bytes=2048)
     sender.connect()
@@ -88,7 +86,7 @@ def test_long_messages_queued_and_retained_do_not_stop_what_is_behind_them(
 
 @pytest.mark.req("R2")
 @pytest.mark.parametrize("interpreter", ["cpython", "micropython"])
-def test_at_level_5_the_broker_sends_none_so_long_or_all_of_it_in_pieces(interpreter, broker, tmp_path):
+def test_level_5_long_messages_arrive_only_with_chunks(interpreter, broker, tmp_path):
     sender = Client("127.0.0.1", broker.port, "sender", buffer_bytes=2048)
     for chunks in ("pass", "chunks"):
         directory = tmp_path / chunks

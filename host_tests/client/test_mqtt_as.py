@@ -1,4 +1,4 @@
-"""mqtt_as's programs with the import changed, on MicroPython against mosquitto, through an outage; and what each key becomes."""
+"""Programs for mqtt_as with the import changed, on MicroPython, with an outage of mosquitto; and each configuration key."""
 
 import asyncio
 import difflib
@@ -27,7 +27,7 @@ wifi_led = blue_led = lambda on: None
 """
 
 
-def test_range_changes_a_third_of_its_lines_at_most():
+def test_ported_range_program_changes_one_line():
     before, after = ((PROGRAMS / f"range_{name}.py").read_text().splitlines()[1:] for name in ("before", "after"))
     changed = sum(line.startswith("+ ") for line in difflib.ndiff(before, after))
     assert 0 < changed <= len(before) / 3
@@ -43,7 +43,7 @@ def until(condition, patience_s=60.0):
 
 @pytest.mark.parametrize("program", ["range_after", "events_after"])
 @pytest.mark.req("B4", "Q1", "R4")
-def test_program_runs_through_an_outage(tmp_path, program):
+def test_program_survives_an_outage(tmp_path, program):
     import paho.mqtt.client as paho
 
     broker = Broker(tmp_path / "broker", kind="mosquitto").start()
@@ -91,13 +91,13 @@ def test_program_runs_through_an_outage(tmp_path, program):
         broker.stop()
     texts = [text for text in got if text[0].isdigit()]
     numbers = [int(text.split()[0]) for text in texts]
-    assert sorted(set(numbers)) == list(range(max(numbers) + 1))  # none is missing
+    assert sorted(set(numbers)) == list(range(max(numbers) + 1))  # no message is missing
     if program == "range_after":
         assert "outages: 1" in texts[-1] and "broker: connection lost" in console.read_text()  # DEBUG
 
 
 @pytest.mark.req("B4")
-def test_connect_raises_an_oserror_and_tries_no_more(tmp_path):
+def test_failed_first_connect_raises_oserror_without_retry(tmp_path):
     with Broker(tmp_path / "broker", kind="mosquitto") as broker:
         port = broker.port
     (tmp_path / "mqtt_local.py").write_text(LOCAL % port)
@@ -120,7 +120,7 @@ def made(**changed):
     return MQTTClient(dict(config, server="127.0.0.1", **changed))
 
 
-def test_each_key_becomes_what_the_page_says():
+def test_each_configuration_key_sets_its_client_option():
     client = made(
         client_id="me",
         user="u",
@@ -137,14 +137,14 @@ def test_each_key_becomes_what_the_page_says():
     assert made(ping_interval=7, keepalive=60).connection.keep_alive_s == 8
     assert made(will=("t", "m")).connection.will == (b"t", b"m", 0, False)
     assert made(mqttv5=True).session.level == 5
-    once = made(clean=False).connection  # clean_init: the session begins anew, and goes on from there
+    once = made(clean=False).connection  # clean_init: the first connection starts a new session, later ones resume it
     assert not once.clean and once._purge
     always = made(clean=False, clean_init=False).connection
     assert not always.clean and not always._purge
 
 
 @pytest.mark.parametrize("debug", [False, True])
-def test_network_and_client_have_the_same_log(monkeypatch, debug):
+def test_network_and_client_share_one_log(monkeypatch, debug):
     lines: list[str] = []
     board = types.ModuleType("board")
     board.network_up = lambda ssid, password, country, log: log(f"network: {ssid} {password} {country}")
@@ -159,7 +159,7 @@ def test_network_and_client_have_the_same_log(monkeypatch, debug):
     assert lines == ["network: home pw "]
 
 
-def test_what_can_not_be_mapped_is_refused():
+def test_unsupported_configuration_is_refused():
     for changed in ({"server": None}, {"gateway": True}):
         with pytest.raises(UsageError):
             MQTTClient(dict(config, **{"server": "x", **changed}))

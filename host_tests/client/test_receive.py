@@ -1,4 +1,4 @@
-"""Queued and retained messages at a real broker, for clients that connect first and subscribe then."""
+"""Queued and retained messages at a real broker, for clients that connect first and subscribe afterwards."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MICROPYTHON = Path(sys.executable).parent / "micropython"
 @pytest.mark.skipif(not MICROPYTHON.exists(), reason="needs MicroPython")
 @pytest.mark.req("Q3", "Q4", "R4")
 @pytest.mark.parametrize("interpreter", ["cpython", "micropython"])
-def test_nothing_that_waited_at_the_broker_is_lost_where_subscribe_comes_after_connect(tmp_path, interpreter):
+def test_no_queued_message_is_lost_if_subscribe_follows_connect(tmp_path, interpreter):
     command = [sys.executable] if interpreter == "cpython" else [str(MICROPYTHON), "-X", "heapsize=2M"]
     paths = f"{ROOT / 'firmware'}:{ROOT}"
     with Broker(tmp_path, kind="mosquitto") as broker:

@@ -1,4 +1,4 @@
-"""Programs written for umqtt.simple, unchanged, with the real one from PyPI and with ours: they print the same."""
+"""Unchanged programs for umqtt.simple print the same with the original from PyPI and with flashmqtt."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def run(path: str, program: Path, *arguments: object) -> str:
     return ran.stdout
 
 
-def forget(port: int, client_id: str) -> None:
-    """Let the broker forget a client's session."""
+def clear_session(port: int, client_id: str) -> None:
+    """Clear a client's session at the broker."""
     client = paho.Client(paho.CallbackAPIVersion.VERSION2, client_id=client_id, clean_session=True)
     client.connect("127.0.0.1", port)
     client.loop_start()
@@ -70,17 +70,17 @@ def forget(port: int, client_id: str) -> None:
 
 @pytest.mark.req("Q1", "Q7", "Q8")
 @pytest.mark.parametrize("program", sorted(PROGRAMS.glob("*.py")), ids=lambda path: path.stem)
-def test_a_program_for_umqtt_simple_prints_the_same(program, broker, paths):
+def test_umqtt_simple_program_prints_the_same_with_flashmqtt(program, broker, paths):
     printed = {}
     for name, path in paths.items():
-        forget(broker.port, program.stem)  # what the other one left: ours resumes a session as umqtt.simple does
+        clear_session(broker.port, program.stem)  # of the other run: flashmqtt resumes a session as umqtt.simple does
         printed[name] = run(path, program, broker.port, program.stem)
     assert printed["flashmqtt.simple"] == printed["umqtt.simple"]
     assert printed["umqtt.simple"].strip()
 
 
 @pytest.mark.req("S5")
-def test_what_was_published_during_an_outage_arrives_after_it(tmp_path, paths):
+def test_messages_published_during_an_outage_arrive_after_it(tmp_path, paths):
     program = tmp_path / "outage.py"
     program.write_text(
         "import sys, time\n"

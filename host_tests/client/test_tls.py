@@ -53,7 +53,7 @@ def certificates(tmp_path_factory):
     directory = tmp_path_factory.mktemp("certificates")
     make_ca(directory, "ca")
     make_ca(directory, "stranger")
-    make_ca(directory, "localhost")  # stands for itself
+    make_ca(directory, "localhost")  # self-signed
     make_certificate(directory, "good", "ca", 30)
     make_certificate(directory, "expired", "ca", -1)
     make_certificate(directory, "elsewhere", "ca", 30, "elsewhere")
@@ -121,7 +121,7 @@ def connect(interpreter: str, port: int, options: dict, program: str = "tls_case
     ],
     ids=lambda value: value if isinstance(value, str) else "-".join(f"{k}_{v}" for k, v in value.items()),
 )
-def test_a_certificate_is_accepted_or_refused(interpreter, listener, options, outcome, certificates, ports):
+def test_certificate_is_accepted_or_refused(interpreter, listener, options, outcome, certificates, ports):
     arguments = dict(options)
     for key in ("ca", "cert"):
         if key in options:
@@ -133,7 +133,7 @@ def test_a_certificate_is_accepted_or_refused(interpreter, listener, options, ou
 
 
 def write_files(directory: Path) -> None:
-    """Write certificates and keys in the forms that people have them in, and some that are broken."""
+    """Write certificates and keys in the common file formats, and some broken ones."""
 
     def pem(name):
         return (directory / name).read_text()
@@ -173,7 +173,7 @@ def write_files(directory: Path) -> None:
 
 @pytest.fixture(scope="module")
 def files(certificates):
-    """Return the folder in which the files of `write_files` are, too."""
+    """Return the folder of certificates, with the files of `write_files` added."""
     make_certificate(certificates, "between", "ca", 30, "between", "basicConstraints=critical,CA:TRUE\n")
     make_certificate(certificates, "board2", "between", 30, "board2")
     write_files(certificates)
@@ -203,7 +203,7 @@ def files(certificates):
     ],
     ids=lambda options: "-".join(str(value) for value in options.values()),
 )
-def test_certificates_are_taken_in_the_forms_people_have_them_in(interpreter, options, files, ports):
+def test_certificates_in_common_file_formats_are_accepted(interpreter, options, files, ports):
     arguments = {key: value if key == "as_bytes" else f"{files}/{value}" for key, value in options.items()}
     printed = connect(interpreter, ports["mutual" if "cert" in options else "good"], arguments)
     assert printed.startswith("connected 4"), printed
@@ -234,7 +234,7 @@ def test_certificates_are_taken_in_the_forms_people_have_them_in(interpreter, op
     ],
     ids=lambda value: value if isinstance(value, str) else "-".join(value.values()),
 )
-def test_what_is_wrong_with_a_file_is_said_with_its_name(interpreter, options, named, files):
+def test_error_about_a_bad_file_names_it_and_its_fault(interpreter, options, named, files):
     arguments = {key: f"{files}/{value}" for key, value in options.items()}
     printed = connect(interpreter, 1, arguments)
     assert printed.startswith("UsageError "), printed
@@ -244,7 +244,7 @@ def test_what_is_wrong_with_a_file_is_said_with_its_name(interpreter, options, n
 @pytest.mark.req("W13")
 @pytest.mark.parametrize("key", ["locked.pem", "lockedec.pem"])
 @pytest.mark.parametrize("as_bytes", [[], ["cert", "key"]])
-def test_a_key_with_a_pass_phrase_on_cpython(key, as_bytes, files, ports):
+def test_encrypted_key_needs_the_right_password_on_cpython(key, as_bytes, files, ports):
     arguments = {"ca": f"{files}/ca.crt", "cert": f"{files}/board.crt", "key": f"{files}/{key}", "as_bytes": as_bytes}
     printed = connect("cpython", ports["mutual"], {**arguments, "password": "sesame"})
     assert printed.startswith("connected 4"), printed
@@ -255,7 +255,7 @@ def test_a_key_with_a_pass_phrase_on_cpython(key, as_bytes, files, ports):
 
 @pytest.mark.req("W13")
 @pytest.mark.parametrize("interpreter", ["cpython", "micropython"])
-def test_a_chain_is_given_whole_or_refused_by_name(interpreter, files, ports):
+def test_certificate_chain_works_on_cpython_and_is_refused_on_micropython(interpreter, files, ports):
     arguments = {"ca": f"{files}/ca.crt", "cert": f"{files}/chain.pem", "key": f"{files}/board2.key"}
     printed = connect(interpreter, ports["mutual"], arguments)
     if interpreter == "cpython":
@@ -265,7 +265,7 @@ def test_a_chain_is_given_whole_or_refused_by_name(interpreter, files, ports):
 
 
 @pytest.mark.req("W13")
-def test_a_key_of_another_certificate_is_named(files):
+def test_error_names_a_key_of_another_certificate(files):
     printed = connect("cpython", 1, {"ca": f"{files}/ca.crt", "cert": f"{files}/board.crt", "key": f"{files}/good.key"})
     assert printed.startswith("UsageError "), printed
     assert "good.key" in printed
@@ -274,8 +274,8 @@ def test_a_key_of_another_certificate_is_named(files):
 NOT_CHECKED = "flashmqtt: the broker's certificate is not checked"
 
 
-def placed(options: dict, files: Path) -> dict:
-    """Return options with each file's name as its path."""
+def with_paths(options: dict, files: Path) -> dict:
+    """Return the options with file names replaced by paths."""
     arguments = {}
     for key, value in options.items():
         if isinstance(value, str) and value.endswith((".crt", ".key", ".der")):
@@ -318,8 +318,8 @@ def placed(options: dict, files: Path) -> dict:
     ],
     ids=lambda value: value if isinstance(value, str) else "-".join(f"{k}_{v}" for k, v in value.items()),
 )
-def test_umqtts_arguments_for_tls_do_what_they_did(interpreter, listener, options, outcome, files, ports):
-    printed = connect(interpreter, ports[listener], placed(options, files), "simple_tls_case.py")
+def test_umqtt_tls_arguments_keep_their_meaning(interpreter, listener, options, outcome, files, ports):
+    printed = connect(interpreter, ports[listener], with_paths(options, files), "simple_tls_case.py")
     assert printed.startswith(outcome), printed
     assert printed.count(NOT_CHECKED) == (outcome == NOT_CHECKED), printed
     assert outcome != NOT_CHECKED or printed.endswith("connected 2\n"), printed
@@ -347,8 +347,8 @@ def test_umqtts_arguments_for_tls_do_what_they_did(interpreter, listener, option
     ],
     ids=lambda value: value if isinstance(value, str) else "-".join(f"{k}_{v}" for k, v in value.items()),
 )
-def test_mqtt_as_takes_the_same_arguments_for_tls(listener, options, outcome, files, ports):
-    arguments = {**placed(options, files), "face": "mqtt_as"}
+def test_mqtt_as_accepts_the_same_tls_arguments(listener, options, outcome, files, ports):
+    arguments = {**with_paths(options, files), "face": "mqtt_as"}
     printed = connect("micropython", ports[listener], arguments, "simple_tls_case.py")
     assert printed.startswith(outcome), printed
     assert printed.count(NOT_CHECKED) == (outcome == NOT_CHECKED), printed
@@ -357,7 +357,7 @@ def test_mqtt_as_takes_the_same_arguments_for_tls(listener, options, outcome, fi
 
 @pytest.mark.req("R6")
 @pytest.mark.parametrize("interpreter", ["cpython", "micropython"])
-def test_the_program_for_umqtt_with_tls_in_the_document_runs(interpreter, certificates, ports, tmp_path):
+def test_documented_umqtt_program_with_tls_runs(interpreter, certificates, ports, tmp_path):
     page = (ROOT / "firmware" / "MOVING_FROM_UMQTT_SIMPLE.md").read_text()
     program = next(part for part in re.findall(r"^```python\n(.*?)^```", page, re.M | re.S) if "ssl_params" in part)
     program = program.replace('"broker.example", user', f'"localhost", {ports["good"]}, user')
@@ -368,7 +368,7 @@ def test_the_program_for_umqtt_with_tls_in_the_document_runs(interpreter, certif
 
 @pytest.mark.req("B4")
 @pytest.mark.parametrize("listener", ["good", "mutual"])
-def test_the_watchdog_is_fed_between_any_two_records_of_a_handshake(listener, certificates, ports):
+def test_watchdog_is_fed_between_any_two_handshake_records(listener, certificates, ports):
     arguments = {"ca": f"{certificates}/ca.crt"}
     if listener == "mutual":
         arguments |= {"cert": f"{certificates}/board.crt", "key": f"{certificates}/board.key"}
@@ -383,7 +383,7 @@ def test_the_watchdog_is_fed_between_any_two_records_of_a_handshake(listener, ce
 
 
 @pytest.mark.req("B4")
-def test_an_end_in_the_handshake_is_no_certificate_refused():
+def test_error_in_handshake_suggests_a_port_without_tls():
     from flashmqtt import tls
 
     for error in (
@@ -396,7 +396,7 @@ def test_an_end_in_the_handshake_is_no_certificate_refused():
 
 
 @pytest.mark.req("B4")
-def test_a_clock_that_is_not_set_is_named_as_the_reason(monkeypatch):
+def test_certificate_error_names_an_unset_clock(monkeypatch):
     from flashmqtt import tls
 
     refused = ValueError("\nThe certificate validity starts in the future\n")
@@ -409,7 +409,7 @@ def test_a_clock_that_is_not_set_is_named_as_the_reason(monkeypatch):
 
 
 @pytest.mark.req("W13")
-def test_tls_without_a_ca_has_to_be_spelled_out():
+def test_tls_without_a_ca_is_refused():
     from flashmqtt.errors import UsageError
     from flashmqtt.tls import context
 
@@ -418,7 +418,7 @@ def test_tls_without_a_ca_has_to_be_spelled_out():
 
 
 @pytest.mark.req("W13")
-def test_a_ca_that_is_no_name_and_no_bytes_is_refused():
+def test_ca_of_wrong_type_is_refused():
     from flashmqtt.errors import UsageError
     from flashmqtt.tls import context
 

@@ -1,4 +1,4 @@
-"""One TLS connection, on either interpreter: prints what became of it.
+"""One TLS connection, on either interpreter: prints its result.
 
 Argument: the port. The environment has OPTIONS, a dict.
 """
