@@ -1,4 +1,4 @@
-"""What holds for all inputs: what is written is read back; what comes in pieces is the same; an independent codec agrees.
+"""For all inputs: written packets are read back, also when they arrive in pieces, and an independent codec agrees.
 
 `make fuzz` runs these with many more examples (FLASHMQTT_EXAMPLES).
 """
@@ -32,7 +32,7 @@ parts = st.lists(st.integers(1, 50), min_size=1, max_size=5)
 
 
 def in_pieces(decoder, packet, sizes):
-    """Let the decoder receive a packet in pieces of these sizes, round and round; yield after each how much is left."""
+    """Let the decoder receive a packet in pieces of these sizes, repeatedly; yield after each how much is left."""
     at = i = 0
     while at < len(packet):
         room = decoder.room()
@@ -187,7 +187,7 @@ levels_of = st.lists(st.sampled_from(["", "a", "b", "+", "#", "$x", "ä"]), min_
 
 
 def model_matches(filter_: str, topic: str) -> bool:
-    """Match by levels, as §4.7 tells it."""
+    """Match level by level, as §4.7 says."""
     wanted, found = filter_.split("/"), topic.split("/")
     if topic[0] == "$" and wanted[0] in "+#" and wanted[0]:
         return False
@@ -202,7 +202,7 @@ def model_matches(filter_: str, topic: str) -> bool:
 @pytest.mark.req("W9")
 @EXAMPLES
 @given(levels_of, levels_of)
-def test_matching_agrees_with_matching_by_levels(filter_, topic):
+def test_topic_matching_agrees_with_a_simple_model(filter_, topic):
     valid = bool(filter_) and "#" not in filter_.split("/")[:-1]
     if not valid:
         with pytest.raises(InvalidTopic):

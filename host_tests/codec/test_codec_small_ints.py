@@ -1,8 +1,8 @@
 """On a 32-bit board an integer of 2^30 or more is a heap object; the codec's steady state makes none.
 
-MicroPython's unix port has 64-bit words, so its locked heap can't show this. Here every local variable and every attribute is
-looked at, line by line, while messages of all sizes pass. (Level 5's four-byte properties are read and written at connect time
-only, in `pack` and `unpack`, which are not run here.)
+MicroPython's unix port has 64-bit words, so its locked heap can't show this. This test checks every local variable and every
+attribute, line by line, while messages of all sizes are coded. (Level 5's four-byte properties are read and written at connect
+time only, in `pack` and `unpack`, which are not run here.)
 """
 
 import sys
@@ -19,7 +19,7 @@ SMALL = 1 << 30
 
 
 class Watch:
-    """Looks at all integers in the frames of the codec."""
+    """Checks all integers in the frames of the codec."""
 
     def __init__(self) -> None:
         self.lines = 0
@@ -43,7 +43,7 @@ class Watch:
 
 
 @pytest.mark.req("W4", "W13")
-def test_no_integer_in_the_steady_state_leaves_30_bits():
+def test_steady_state_integers_stay_below_2_to_the_30():
     block = pack(3, [(0x02, 0xFFFFFFFF), (0x0B, 268435455), (0x23, 65535), (0x26, ("a", "b"))])
     watch = Watch()
     buf = bytearray(70000)

@@ -1,4 +1,4 @@
-"""Constants that a module repeats under a private name, which costs a board nothing, have the value of their original."""
+"""Private copies of constants, which cost a board nothing, have the same values as the originals."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def constants(name: str) -> dict[str, int]:
         ("connection.py", "codec/packets.py"),
     ],
 )
-def test_a_repeated_constant_has_its_value(copy, original):
+def test_repeated_constants_equal_their_originals(copy, original):
     ours, theirs = constants(copy), constants(original)
     shared = ours.keys() & theirs.keys()
     assert shared

@@ -1,6 +1,6 @@
 """Parts of the library that a program does not use are not loaded: five programs, and exactly what each loads on MicroPython.
 
-They run against a broker (`tools/proof/bench/on_board/programs.py`), once with every module by itself, once as
+They run against a broker (`tools/proof/bench/on_board/programs.py`), once with one file per module, once as
 `make deploy` packs them.
 """
 
@@ -55,7 +55,7 @@ PACKED = {
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory) -> dict[bool, Path]:
-    """The library, as it is written and packed."""
+    """Return the folders of the library: with one file per module (True), and packed (False)."""
     base = tmp_path_factory.mktemp("loaded")
     folders = {plain: base / ("plain" if plain else "packed") for plain in (True, False)}
     library = {f"{path[:-3]}.mpy": source for path, source in build.library().items()}
@@ -67,7 +67,7 @@ def folders(tmp_path_factory) -> dict[bool, Path]:
 
 
 def loaded(folder: Path, scratch: Path, name: str) -> set[str]:
-    with Broker(scratch / "broker", kind="mosquitto") as broker:  # one that knows no session of an earlier run
+    with Broker(scratch / "broker", kind="mosquitto") as broker:  # a broker without a session of an earlier run
         names = size.run_program(MICROPYTHON, folder, name, str(broker.port)).split()
     assert len(names) == len(set(names)), "a module was loaded twice"
     return {module.removeprefix("flashmqtt").removeprefix(".") for module in names}
@@ -75,11 +75,11 @@ def loaded(folder: Path, scratch: Path, name: str) -> set[str]:
 
 @pytest.mark.req("B2")
 @pytest.mark.parametrize("name", LOADED)
-def test_a_program_loads_exactly_what_it_uses(folders, tmp_path, name):
+def test_program_loads_exactly_the_modules_that_it_uses(folders, tmp_path, name):
     assert loaded(folders[True], tmp_path, name) == LOADED[name]
 
 
 @pytest.mark.req("B2")
 @pytest.mark.parametrize("name", PACKED)
-def test_packed_a_program_loads_few_modules(folders, tmp_path, name):
+def test_packed_program_loads_few_modules(folders, tmp_path, name):
     assert loaded(folders[False], tmp_path, name) == PACKED[name]

@@ -1,6 +1,6 @@
-"""The session over a small journal that is nearly always full: what its policy drops, with windows of 1, 8 and 32.
+"""The session over a small journal that is nearly always full, with each drop policy and windows of 1, 8 and 32.
 
-QoS 2 arrives at most once and in order; nothing that the broker lacks is called delivered; what is lost was counted or reported.
+QoS 2 arrives at most once and in order; only received messages are reported as delivered; each loss is counted or reported.
 `python -m host_tests.session.test_session_full FIRST LAST` tries many more seeds.
 """
 
@@ -30,14 +30,14 @@ from tools.flashsim.nor import PowerCut
 
 
 class Full(Torn):
-    """A torn world whose application publishes more than its journal takes."""
+    """A Torn simulation whose application publishes more than its journal accepts."""
 
     def __init__(self, seed: int, policy: int, cuts: bool, busy: int, sectors: int, **options):
         self.policy = policy
         self.with_cuts = cuts
         self.busy = busy  # how many of a hundred steps publish
-        self.handles = {}  # of this life
-        self.names = {}  # of all lives
+        self.handles = {}  # since the last start
+        self.names = {}  # since the first start
         self.called_delivered = set()
         self.in_doubt = set()
         self.lost = self.counted = 0
@@ -46,7 +46,7 @@ class Full(Torn):
         self.open_store = Full.mount
 
     def mount(self):
-        """Mount with the policy; the power may go even then."""
+        """Mount with the policy; the power may be cut even then."""
         while True:
             try:
                 return Journal(BlockRegion(self.flash), self.policy)
@@ -95,7 +95,7 @@ class Full(Torn):
             assert one in self.broker.received or not self.session.delivered(handle), ("called delivered", handle, one)
 
     def may_lose(self, action):
-        """Do what ends the connection where a message is dropped that is half-way out."""
+        """Do an action; it ends the connection if a half-sent message is dropped."""
         try:
             action()
         except ConnectionLost:
@@ -148,7 +148,7 @@ class Full(Torn):
             gone += sum(q == qos and payload not in set(got) for q, payload in self.published)
         self.lost += self.store.dropped + self.store.damaged - self.counted
         assert gone <= self.lost + len(self.in_doubt), ("lost", gone, "told", self.lost, len(self.in_doubt))
-        self.published = self.broker.received = self.maybe = []  # the rest is as in any world
+        self.published = self.broker.received = self.maybe = []  # the other checks are those of World
         super().verdict()
 
 
@@ -168,7 +168,7 @@ def case(seed: int) -> Full:
 
 
 @pytest.mark.req("Q1", "Q2", "Q4", "R5", "S1", "S2")
-def test_a_full_journal_loses_only_what_it_counts_or_reports():
+def test_full_journal_counts_or_reports_every_lost_message():
     worlds = [case(seed) for seed in range(60)]
     assert sum(world.store.dropped > 0 for world in worlds) > 20
     assert sum(len(world.in_doubt) for world in worlds) > 20

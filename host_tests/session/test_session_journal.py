@@ -1,4 +1,4 @@
-"""The session over the real journal, on a flash whose power goes in the middle of its operations: the small worlds, torn.
+"""The session over the real journal: random simulations with power cuts in the middle of flash operations.
 
 `python -m host_tests.session.test_session_journal FIRST LAST` tries many more seeds.
 """
@@ -26,7 +26,7 @@ from wire import connected, pubcomp, publish, pubrec, pubrel
 
 
 class Torn(World):
-    """A world whose store is a journal on a NOR flash; most power cuts tear an operation."""
+    """A simulation whose store is a journal on a NOR flash; most power cuts tear an operation."""
 
     def __init__(self, seed: int, level: int = 4, sectors: int = 8, **options):
         self.flash = NorFlash(sectors * 4096, seed=seed)
@@ -34,7 +34,7 @@ class Torn(World):
         super().__init__(seed, Torn.open, level, **options)
 
     def open(self):
-        """Mount; the power may go even then."""
+        """Mount; the power may be cut even then."""
         while True:
             try:
                 return Journal(BlockRegion(self.flash))
@@ -42,7 +42,7 @@ class Torn(World):
                 self.flash = self.flash.replugged()
 
     def cut(self):
-        """Let the power go inside one of the next flash operations, or right now."""
+        """Cut the power inside one of the next flash operations, or now."""
         if self.random.below(4):
             self.flash.arm(
                 self.flash.operations + 1 + self.random.below(3),
@@ -54,7 +54,7 @@ class Torn(World):
 
     def lose_power(self):
         self.flash = self.flash.replugged()
-        if not self.random.below(4):  # and once more while it starts
+        if not self.random.below(4):  # and once more during the start
             self.flash.arm(1 + self.random.below(4), "bits", self.random.below(100))
         super().cut()
 
@@ -72,7 +72,7 @@ class Torn(World):
             self.lose_power()
 
     def run(self, steps: int):
-        """Run the world: `steps` of it with everything that can happen."""
+        """Run the simulation: `steps` steps with every kind of event, then the checks."""
         self.settle()
         for _ in range(steps):
             self.guarded(self.step)
@@ -91,14 +91,14 @@ def case(seed: int) -> Torn:
 
 
 @pytest.mark.req("Q1", "Q2", "Q4", "Q6", "S1", "S2")
-def test_nothing_is_lost_over_a_torn_journal():
+def test_power_cuts_inside_flash_operations_lose_no_message():
     worlds = [case(seed) for seed in range(60)]
     assert sum(world.cuts for world in worlds) > 100
     assert all(not world.flash.violations for world in worlds)
 
 
-def rot(region: RamRegion, octets: bytes) -> None:
-    """Flip bits of these bytes, wherever they lie."""
+def damage(region: RamRegion, octets: bytes) -> None:
+    """Flip bits of these bytes at every place in the region."""
     at = region.cells.index(octets)
     while at >= 0:
         region.cells[at] ^= 0x55
@@ -107,14 +107,14 @@ def rot(region: RamRegion, octets: bytes) -> None:
 
 @pytest.mark.req("S2", "R5")
 @pytest.mark.parametrize("qos", [1, 2])
-def test_a_message_that_rots_between_two_connections_is_reported_and_passed_over(qos):
+def test_message_damaged_between_connections_is_reported_and_skipped(qos):
     region = RamRegion(8)
     store = Journal(region)
     broker = connected(store)
     handles = [broker.session.publish(b"t", b"number %d" % i, qos) for i in range(3)]
     broker.took()
     broker.drop()
-    rot(region, b"number 1")
+    damage(region, b"number 1")
     again = broker.connect(1)
     assert again == [publish(b"t", b"number %d" % i, qos, handles[i], 1) for i in (0, 2)]
     broker.process()
@@ -123,14 +123,14 @@ def test_a_message_that_rots_between_two_connections_is_reported_and_passed_over
 
 @pytest.mark.req("S2", "R5")
 @pytest.mark.parametrize("present", [0, 1])
-def test_a_held_message_that_rots_is_counted_and_passed_over(present):
+def test_damaged_held_message_is_counted_and_skipped(present):
     region = RamRegion(8)
     store = Journal(region)
     broker = connected(store)
     broker.give(*[publish(b"t", b"number %d" % i, 2, i) for i in (7, 8, 9)])
     assert broker.took() == [pubrec(i) for i in (7, 8, 9)]
     broker.drop()
-    rot(region, b"number 8")
+    damage(region, b"number 8")
     broker.connect(present)
     if present:
         broker.give(pubrel(7), pubrel(8), pubrel(9))
@@ -145,7 +145,7 @@ def test_a_held_message_that_rots_is_counted_and_passed_over(present):
 
 @pytest.mark.req("S2", "R5")
 @pytest.mark.parametrize("policy", [DROP_OLDEST, DROP_NEWEST])
-def test_what_the_policy_dropped_before_a_mount_is_not_called_delivered(policy):
+def test_messages_dropped_before_a_mount_are_not_reported_as_delivered(policy):
     region = RamRegion(4, 1024)
     store = Journal(region, policy)
     broker = connected(store)
