@@ -1,14 +1,14 @@
-"""Every single bit of a journal's image changed, no power cut near: what does a mount make of it?
+"""Flips each bit of a journal's image, one at a time and without a power cut, and mounts the result.
 
     python -m host_tests.journal.flips [STEP]       every bit, or every so many; prints how many ended in which class
 
-Each flip ends in one class, by what the journal says then:
+Each flip is counted in one class, by the content of the mounted journal:
 
     harmless      everything is as before
     confined      messages were lost; each is counted in `damaged`, everything else is there
     held lost     an inbound message was lost, and counted
     overcounted   nothing was lost, but `damaged` says so (an inbound message that was released already)
-    newest        the newest record reads as a write that was cut (FORMAT.md, "What can't be told")
+    newest        the newest record reads as an interrupted write (FORMAT.md, "What can't be told")
     repeated      an older note, a boot number twice, a released or finished message that comes back, a mark that is lost
 
 Anything else is a broken promise and raises Broken: a wrong payload, a loss that nobody counted, a journal that refuses
@@ -41,22 +41,22 @@ class Broken(AssertionError):
 
 @dataclass
 class Content:
-    """What a journal says to its user."""
+    """A journal's content, as its user reads it."""
 
     low: int
     next_seq: int
     dropped: int
-    damaged: int  # after all that waits was finished
+    damaged: int  # after all pending messages were finished
     boot: int
     note: bytes
     marked: frozenset[int]
-    messages: dict[int, bytes]  # what waits, without what is lost
+    messages: dict[int, bytes]  # pending messages, without lost ones
     lost: frozenset[int]
     held: dict[int, bytes]
 
 
 def content(cells: bytes) -> Content:
-    """Mount a copy, read everything, finish it, append one more and find that at the next mount."""
+    """Mount a copy, read and finish everything; append one more message and check that the next mount finds it."""
     region = RamRegion(SECTORS, SECTOR, 1, bytearray(cells))
     journal = Journal(region)
     low, end = journal.low, journal.next_seq
@@ -104,7 +104,7 @@ def content(cells: bytes) -> Content:
 
 @dataclass
 class Made:
-    """A journal to flip, and what was ever stored in it."""
+    """A journal to flip, and all that was stored in it."""
 
     cells: bytes
     messages: dict[int, bytes]
@@ -136,7 +136,7 @@ class Maker:
         self.journal = Journal(self.region)
 
     def made(self, last: Callable[[], object]) -> Made:
-        """Do the last write; the newest record is what it changed."""
+        """Do the last write; the bytes that it changes are the newest record."""
         before = bytes(self.region.cells)
         last()
         cells = bytes(self.region.cells)
@@ -145,7 +145,7 @@ class Maker:
 
 
 def running(last: Callable[[Maker], object] = lambda maker: maker.append("newest")) -> Made:
-    """A journal in its first boot: the ring has turned, messages wait in several sectors, one of them is long."""
+    """A journal in its first boot: the ring has wrapped; messages are pending in several sectors, one of them is long."""
     maker = Maker()
     for i in range(30):
         maker.append("old")
@@ -166,8 +166,8 @@ def running(last: Callable[[Maker], object] = lambda maker: maker.append("newest
     return maker.made(lambda: last(maker))
 
 
-def make_way(maker: Maker) -> None:
-    """Finish what fills the tail, but for what must be resent."""
+def finish_tail(maker: Maker) -> None:
+    """Finish the messages in the tail, except those that must be retransmitted."""
     for seq in (31, 33, 34):
         maker.journal.finish(seq)
     maker.journal.mark(36)
@@ -176,10 +176,10 @@ def make_way(maker: Maker) -> None:
 
 
 def after_a_cut() -> Made:
-    """The same, mounted again after a stop that nothing ended."""
+    """The same journal, mounted again without a clean end."""
 
     def last(maker: Maker) -> None:
-        make_way(maker)
+        finish_tail(maker)
         maker.remount()
         maker.append("after the cut")
         maker.append("newest")
@@ -189,7 +189,7 @@ def after_a_cut() -> Made:
 
 
 def small() -> Made:
-    """A few messages, and the newest sector's in its first page."""
+    """A few messages; those of the newest sector are in its first page."""
     maker = Maker()
     for _ in range(3):
         maker.append("first")
@@ -201,10 +201,10 @@ def small() -> Made:
 
 
 def closed() -> Made:
-    """The same after a clean end."""
+    """The same journal after a clean end."""
 
     def last(maker: Maker) -> None:
-        make_way(maker)
+        finish_tail(maker)
         maker.remount()
         maker.append("after the cut")
         maker.hold(14, 20)
@@ -215,7 +215,7 @@ def closed() -> Made:
 
 
 def newest_record(cells: bytes) -> tuple[int, int]:
-    """Return where the newest record stands (the dump's parse tells)."""
+    """Return the place of the newest record, as the dump's parser finds it."""
     from tools.journal.report import follow_chain, read_sector
 
     sectors = [read_sector(n, cells[n * SECTOR : (n + 1) * SECTOR]) for n in range(SECTORS)]
@@ -231,7 +231,7 @@ def judge(made: Made, base: Content, torn: Content, at: int) -> str:
     """Flip bit `at` and return its class.
 
     Raises:
-        Broken: a promise is.
+        Broken: the flip broke a promise.
     """
     cells = bytearray(made.cells)
     cells[at // 8] ^= 1 << at % 8

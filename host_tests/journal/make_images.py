@@ -1,7 +1,7 @@
 """Makes the golden images beside this file: `python host_tests/journal/make_images.py`. Six sectors of 1 KB each.
 
-They are data, not built by the tests: an image that a later version of the code reads otherwise, or no more, is a break of the
-format. What each must give stands in test_journal_images.py.
+The images are data, not built by the tests: if a later version of the code reads one differently, or not at all, the format is
+broken. Their expected content is in test_journal_images.py.
 """
 
 import sys
@@ -18,11 +18,11 @@ IMAGES = Path(__file__).parent / "images"
 
 
 class Cut(BaseException):
-    """The power went."""
+    """The power was cut."""
 
 
 class CutRegion(RamRegion):
-    """A region whose power goes in its nth program: only so many bytes of that are done."""
+    """A region whose power is cut in its nth program, of which only `done` bytes are written."""
 
     def __init__(self, cells=None, programs=-1, done=0):
         super().__init__(SECTORS, SECTOR, 1, cells)
@@ -43,7 +43,7 @@ def blank(policy=REFUSE):
 
 
 def mounted(region, policy=REFUSE):
-    """Return the journal of a region, as the next start finds it."""
+    """Return the journal of a region, as the next start mounts it."""
     return Journal(CutRegion(bytearray(region.cells)), policy)
 
 
@@ -70,14 +70,14 @@ def closed():
 
 
 def reopened():
-    """Return the example after a clean end and another start, which went on in the same sector."""
+    """Return the example after a clean end and another start, which continued in the same sector."""
     journal = mounted(closed())
     append(journal, b"third")
     return journal.region
 
 
 def torn():
-    """Return the example, the power gone while a third message was being written."""
+    """Return the example with a third message; the power was cut while a fourth was written."""
     journal = mounted(example())
     append(journal, b"third")
     journal.region.left, journal.region.done = 1, 30
@@ -89,7 +89,7 @@ def torn():
 
 
 def full():
-    """Return a journal that refuses the next message, after the ring has turned; one finished out of turn."""
+    """Return a journal that refuses the next message, after the ring has wrapped; one message is finished out of order."""
     journal = blank()
     for i in range(1, 41):
         append(journal, b"%d " % i * 15)
@@ -153,7 +153,7 @@ def long():
 
 
 def first_mount():
-    """Return a region whose very first mount lost its power in the header."""
+    """Return a region whose first mount was cut inside the header."""
     region = CutRegion(None, 1, 50)
     try:
         Journal(region)
@@ -163,7 +163,7 @@ def first_mount():
 
 
 def damaged():
-    """Return the example with a bit gone in its first message's successor, which no power cut can do."""
+    """Return the reopened example with a flipped bit in its second message, which no power cut can cause."""
     region = reopened()
     region.cells[region.cells.index(b"second")] ^= 0x04
     return region

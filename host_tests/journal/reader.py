@@ -35,7 +35,7 @@ class Refused(Exception):
 
 @dataclass
 class State:
-    """What a journal's bytes say."""
+    """A journal's content, as its bytes encode it."""
 
     low: int = 1
     finished: set[int] = field(default_factory=set)
@@ -43,7 +43,7 @@ class State:
     next_seq: int = 1
     floor: int = 1
     dropped: int = 0
-    damaged: int = 0  # as stated: those that were given up; what is lost and still waits has None in `messages`
+    damaged: int = 0  # as recorded; lost messages that are still pending have None in `messages`
     boot: int = 0
     note: bytes = b"\xff" * 12
     held: list[tuple[int, bytes]] = field(default_factory=list)
@@ -51,11 +51,11 @@ class State:
     clean: bool = False
     head: int = -1  # -1: blank, or a first mount that was interrupted
     chain: list[int] = field(default_factory=list)  # from the tail to the head
-    hurt: bool = False  # something that was whole once is not, where the reader came by
+    hurt: bool = False  # the reader met a damaged record or header
 
     @property
     def lost(self) -> list[int]:
-        """The messages that should be there and are not."""
+        """The pending messages whose body is lost."""
         return [sequence for sequence, body in self.messages.items() if body is None]
 
 
@@ -410,7 +410,7 @@ class _Reading:
         return list(held.items())
 
     def settle(self, bodies: dict[int, bytes]) -> None:
-        """Tell what is stored from what is finished, dropped or lost."""
+        """Separate stored messages from finished, dropped and lost ones."""
         state = self.state
 
         def is_finished(sequence: int) -> bool:
@@ -427,7 +427,7 @@ class _Reading:
 
 
 def read(image: bytes, sector_bytes: int) -> State:
-    """Return what an image says.
+    """Return the state that an image encodes.
 
     Raises:
         Refused: with the name of the error that a mount must raise.

@@ -1,6 +1,6 @@
-"""A bit that changes by itself, no power cut near: what is not hit is there, what is lost is counted, and nothing is ever wrong.
+"""A single flipped bit, without a power cut: lost messages are counted, all others are there, and none has wrong content.
 
-A sample; `python -m host_tests.journal.flips` flips every bit and prints the counts that FORMAT.md has.
+These tests flip a sample; `python -m host_tests.journal.flips` flips every bit and prints the counts that FORMAT.md has.
 """
 
 import pytest
@@ -13,7 +13,7 @@ STEP = 29  # no divisor of anything in the format
 
 @pytest.mark.req("S6")
 @pytest.mark.parametrize("name", MADE)
-def test_flipped_bit_hides_nothing_but_the_newest_record(name):
+def test_flipped_bit_can_hide_only_the_newest_record(name):
     made = MADE[name]()
     bits = range(0, 8 * len(made.cells), STEP)
     counts, broken = flip(made, bits)

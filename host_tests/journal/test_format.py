@@ -1,4 +1,4 @@
-"""FORMAT.md's worked example is the image, byte for byte; its tables are the layout; the images are what the code writes."""
+"""FORMAT.md's worked example equals the image, its tables equal the layout, and the code still writes the golden images."""
 
 import re
 from pathlib import Path
@@ -14,7 +14,7 @@ FORMAT = (Path(journal.__file__).parent / "FORMAT.md").read_text()
 
 
 @pytest.mark.req("S1")
-def test_the_worked_example_is_the_image():
+def test_worked_example_equals_the_image():
     image = (IMAGES / "example.bin").read_bytes()
     lines = re.findall(r"^([0-9a-f]{4})  ((?:[0-9a-f]{2} +){1,16})", FORMAT, re.MULTILINE)
     assert len(lines) > 10
@@ -29,13 +29,13 @@ def test_the_worked_example_is_the_image():
 
 @pytest.mark.req("S1")
 @pytest.mark.parametrize("make", MADE)
-def test_the_images_are_still_what_the_code_writes(make):
+def test_code_still_writes_the_golden_images(make):
     assert (IMAGES / f"{make.__name__}.bin").read_bytes() == bytes(make().cells)
 
 
 @pytest.mark.req("S1", "S6")
 @pytest.mark.parametrize("name", sorted(path.stem for path in IMAGES.glob("*.bin")))
-def test_the_reader_reads_the_images(name):
+def test_reader_reads_or_refuses_each_golden_image(name):
     image = (IMAGES / f"{name}.bin").read_bytes()
     refused = "StoreForeign" if name in ("foreign", "version_1") else None
     if refused:
@@ -75,7 +75,7 @@ TYPES = ("message", "held", "state", "released", "note", "list")
 
 
 @pytest.mark.req("S1")
-def test_the_tables_are_the_layout():
+def test_format_tables_equal_the_layout():
     header, record = FORMAT.split("## Record")[:2]
     rows = {name: int(at) for at, name in re.findall(r"^\| (\d+) \| [\dn]+ \| ([a-z ]+?) \|", header, re.MULTILINE)}
     for name, constant in NAMES.items():

@@ -1,4 +1,4 @@
-"""The modules repeat the format's numbers as private constants, which cost nothing on a board: they must be layout.py's."""
+"""The modules repeat the format's numbers as private constants, which cost nothing on a board: they must equal layout.py's."""
 
 import re
 from pathlib import Path
@@ -15,12 +15,12 @@ OWN = {
     "BAD",
     "FOR_HELD",
     "FOR_STATE",
-}  # not of the format: what a sector is, how much room
+}  # not part of the format: states of a sector, amounts of free space
 
 
 @pytest.mark.req("S1")
 @pytest.mark.parametrize("module", sorted(p.stem for p in FOLDER.glob("*.py") if p.stem != "__init__"))
-def test_a_module_has_the_numbers_of_the_layout(module):
+def test_module_constants_equal_the_layout(module):
     text = (FOLDER / f"{module}.py").read_text()
     for name, value in re.findall(r"^_([A-Z_0-9]+) = const\((.+)\)", text, re.MULTILINE):
         if name not in OWN:

@@ -1,4 +1,4 @@
-"""Random lives of a journal, an adversary who chooses how marginal bits read, and cut first mounts. `make powercut` does more."""
+"""Random runs of a journal, an adversary that chooses how marginal bits read, interrupted first mounts. More: `make powercut`."""
 
 import pytest
 
@@ -18,14 +18,14 @@ GEOMETRIES = ("rp2", "esp32", "page64", "page32")
 
 @pytest.mark.req("S1", "S2", "S4", "S6")
 @pytest.mark.parametrize("life", range(12))
-def test_a_random_life_keeps_every_promise(life):
+def test_random_run_keeps_all_guarantees(life):
     soak(life, 500, GEOMETRIES[life % 4], 2 if life % 4 == 3 else 0, life % 4 == 2, life % 5 % 3)
 
 
 @pytest.mark.req("S1", "S2")
 @pytest.mark.parametrize(("page", "sectors"), [(256, 4), (64, 5), (32, 4), (1, 5)])
-def test_every_chain_of_cuts_under_the_adversary_keeps_every_promise(page, sectors):
-    """Four cuts, the last programs of all of them marginal, and the next sector erased, made version 1 unreadable."""
+def test_every_series_of_cuts_with_marginal_bits_keeps_all_guarantees(page, sectors):
+    """Four cuts, each with a marginal last program, and an erase of the next sector made format version 1 unreadable."""
     stats = enumerate_plan(Plan("afu", sectors, page, letters=("afu",), steps=(1,), cuts=4), jobs=1)
     assert not stats.broken, stats.broken[0][2]
     assert stats.cuts > 1000
@@ -33,13 +33,13 @@ def test_every_chain_of_cuts_under_the_adversary_keeps_every_promise(page, secto
 
 @pytest.mark.req("S1", "S2")
 @pytest.mark.parametrize("part", range(4))
-def test_random_chains_of_cuts_under_the_adversary_keep_every_promise(part):
+def test_random_series_of_cuts_with_marginal_bits_keep_all_guarantees(part):
     for seed in range(part * 50, part * 50 + 50):
         sample_chain(seed)
 
 
 @pytest.mark.req("S2", "S6")
-def test_first_mounts_that_are_cut_always_end_with_a_journal():
+def test_interrupted_first_mount_always_yields_a_journal():
     cuts = 0
     for seed in range(200):
         cuts += first_mount(seed) + first_mount_on_chip(seed)
@@ -47,7 +47,7 @@ def test_first_mounts_that_are_cut_always_end_with_a_journal():
 
 
 @pytest.mark.parametrize("name", MUTATIONS)
-def test_the_check_can_fail(name):
+def test_check_detects_each_mutation(name):
     with Mutation(name):
         for plan in CATCH[name]:
             if enumerate_plan(plan, jobs=1, limit_s=60).broken:

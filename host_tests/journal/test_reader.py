@@ -1,4 +1,4 @@
-"""The reader of FORMAT.md on images that are made here by hand, with an encoder of their own: each rule once."""
+"""The reader written from FORMAT.md, on images that this file's own encoder makes: one test for each rule."""
 
 from zlib import crc32
 
@@ -23,7 +23,7 @@ class Image:
         self.number = -1
 
     def open(self, number, sequence, **fields):
-        """Begin a sector; its previous one is the one before, unless told."""
+        """Begin a sector; its previous sector is the last one, unless given."""
         before = (0xFFFF, 0, 0) if self.number < 0 else (self.number, self.at, self.sequence)
         self.__dict__.update(number=number, sequence=sequence, low=1, finished=0, marked=0)
         told = dict.fromkeys(["low", "finished", "marked", "first", "floor", "dropped", "damaged", "boot", "erases"], 0)
@@ -73,7 +73,7 @@ class Image:
         self.cells[place[0] * SIZE + place[1] + byte] ^= mask
 
     def tear(self, place, n):
-        """Keep n bytes of a record and take the rest, to the end of its page."""
+        """Keep n bytes of a record; erase the rest of its page."""
         at = place[0] * SIZE + place[1] + n
         end = at - at % 256 + 256
         self.cells[at:end] = b"\xff" * (end - at)
@@ -95,13 +95,13 @@ def test_blank_region_is_an_empty_journal():
 
 
 @pytest.mark.req("S1", "S2")
-def test_interrupted_first_mount_begins_again():
+def test_interrupted_first_mount_reads_as_empty():
     whole = bytes(first().cells)
     assert read(whole, SIZE).boot == 1
     for cut in range(1, 800):
         image = Image()
         for bit in range(cut):
-            at = bit * 7 // 8 % 100  # any bits that the whole one clears
+            at = bit * 7 // 8 % 100  # any bits that the complete first mount clears
             image.cells[at] &= whole[at] | ~(1 << bit % 8) & 0xFF
         if bytes(image.cells) != whole:
             assert image.read().head == -1
@@ -109,12 +109,12 @@ def test_interrupted_first_mount_begins_again():
     image.cells[:90] = whole[:90]
     assert image.read().head == -1
     image.cells[200] = 0
-    with pytest.raises(Refused, match="StoreCorrupt"):  # there is more than a first mount writes
+    with pytest.raises(Refused, match="StoreCorrupt"):  # the region has more than a first mount writes
         image.read()
 
 
 @pytest.mark.req("S6")
-def test_regions_without_a_journal_are_refused_by_name():
+def test_region_without_readable_journal_raises_the_right_error():
     for content, name in (
         (b"This is somebody's text.", "StoreForeign"),
         (b"fmqj\x01\xfe", "StoreForeign"),
@@ -151,7 +151,7 @@ def test_messages_low_bitmaps_held_and_note_are_read():
 
 
 @pytest.mark.req("S1")
-def test_clean_end_and_mount_are_told():
+def test_clean_end_and_mount_records_are_read():
     image = first()
     image.put(STATE | LAST)
     assert image.read().clean and image.read().boot == 1
@@ -163,7 +163,7 @@ def test_clean_end_and_mount_are_told():
 
 
 @pytest.mark.req("S1", "S2")
-def test_pieces_go_on_in_the_next_sector_and_unfinished_messages_do_not_exist():
+def test_message_continues_in_next_sector_and_incomplete_ones_are_ignored():
     image = first()
     image.message(1, b"a" * 232, 0, False)
     image.put(STATE)
@@ -185,7 +185,7 @@ def test_pieces_go_on_in_the_next_sector_and_unfinished_messages_do_not_exist():
 
 
 @pytest.mark.req("S1", "S2")
-def test_what_stands_behind_the_previous_end_is_void():
+def test_records_after_the_previous_end_are_ignored():
     image = first()
     image.message(1, b"one")
     end = image.at
@@ -198,7 +198,7 @@ def test_what_stands_behind_the_previous_end_is_void():
 
 
 @pytest.mark.req("S1", "S2")
-def test_sector_without_a_whole_record_does_not_count():
+def test_sector_without_a_complete_record_is_ignored():
     image = first()
     image.message(1, b"one")
     image.open(1, 2, first=2, boot=2)
@@ -210,7 +210,7 @@ def test_sector_without_a_whole_record_does_not_count():
 
 
 @pytest.mark.req("S2")
-def test_torn_last_record_is_no_damage():
+def test_torn_last_record_is_not_counted_as_damage():
     image = first()
     image.message(1, b"one")
     place = image.message(2, b"two")
@@ -223,7 +223,7 @@ def test_torn_last_record_is_no_damage():
 
 
 @pytest.mark.req("S1")
-def test_held_messages_that_the_header_lists_are_found_and_replaced_by_the_heads():
+def test_head_records_override_held_messages_listed_in_the_header():
     image = first()
     listed = [image.held(5, b"five"), image.held(6, b"six" * 70, 0, False)]
     image.held(6, b"more" * 50, 1)
@@ -237,7 +237,7 @@ def test_held_messages_that_the_header_lists_are_found_and_replaced_by_the_heads
 
 
 @pytest.mark.req("S1")
-def test_dropped_messages_have_no_body_and_marked_ones_among_them_stay():
+def test_dropped_messages_have_no_body_but_marked_ones_stay():
     image = first()
     for sequence in range(1, 7):
         image.message(sequence, b"%d" % sequence)
@@ -249,7 +249,7 @@ def test_dropped_messages_have_no_body_and_marked_ones_among_them_stay():
 
 
 @pytest.mark.req("S1")
-def test_superseded_head_leaves_the_chain():
+def test_superseded_head_is_not_in_the_chain():
     image = first()
     image.message(1, b"one")
     before = (0, image.at, 1)
@@ -261,7 +261,7 @@ def test_superseded_head_leaves_the_chain():
 
 
 @pytest.mark.req("S6")
-def test_damaged_record_costs_its_message_alone():
+def test_damaged_record_loses_only_its_message():
     image = first()
     places = [image.message(sequence, b"%03d" % sequence * 30) for sequence in range(1, 7)]
     whole = bytes(image.cells)
@@ -275,7 +275,7 @@ def test_damaged_record_costs_its_message_alone():
 
 
 @pytest.mark.req("S6")
-def test_damaged_length_costs_no_more_than_its_page():
+def test_damaged_length_loses_at_most_its_page():
     image = first()
     places = [image.message(sequence, b"%03d" % sequence * 20) for sequence in range(1, 8)]
     page = [place[1] // 256 for place in places]
@@ -289,7 +289,7 @@ def test_damaged_length_costs_no_more_than_its_page():
 
 
 @pytest.mark.req("S6")
-def test_damaged_newest_message_is_counted_where_another_record_stands_behind_it():
+def test_damaged_newest_message_is_counted_if_a_record_follows():
     image = first()
     image.message(1, b"one")
     place = image.message(2, b"two")
@@ -326,7 +326,7 @@ def three_sectors():
 
 
 @pytest.mark.req("S6")
-def test_damaged_header_costs_its_sector():
+def test_damaged_header_loses_only_its_sector():
     image = three_sectors()
     assert image.read().messages == {1: b"one", 3: b"three", 4: b"four"}
     image.flip((0, 0), 30)
@@ -342,7 +342,7 @@ def test_damaged_header_costs_its_sector():
 
 @pytest.mark.req("S6")
 @pytest.mark.parametrize("byte", (0, 4, 6, 7, 8, 9, 30, 75))
-def test_newest_sector_with_a_damaged_header_still_tells_the_sequences(byte):
+def test_damaged_newest_header_does_not_lose_sequence_numbers(byte):
     image = three_sectors()
     image.flip((2, 0), byte)
     state = image.read()
@@ -350,7 +350,7 @@ def test_newest_sector_with_a_damaged_header_still_tells_the_sequences(byte):
 
 
 @pytest.mark.req("S6")
-def test_newest_sector_with_a_damaged_header_still_tells_note_and_releases():
+def test_damaged_newest_header_does_not_lose_note_and_releases():
     image = first()
     places = [image.held(5, b"five"), image.held(6, b"six")]
     image.open(1, 2, held=places)
@@ -361,7 +361,7 @@ def test_newest_sector_with_a_damaged_header_still_tells_note_and_releases():
 
 
 @pytest.mark.req("S6")
-def test_header_of_another_region_is_foreign():
+def test_header_of_another_region_size_is_refused_as_foreign():
     cells = first().cells
     for image, size in ((cells[:4096], 1024), (bytes(cells) + b"\xff" * 1024, 1024), (cells, 512)):
         with pytest.raises(Refused, match="StoreForeign"):
@@ -369,7 +369,7 @@ def test_header_of_another_region_is_foreign():
 
 
 @pytest.mark.req("S1")
-def test_carried_held_messages_stand_where_the_header_lists_them():
+def test_carried_held_messages_are_found_by_the_header_list():
     image = first()
     left = image.held(5, b"five")
     image.open(1, 2, held=[left])

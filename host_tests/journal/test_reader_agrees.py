@@ -1,4 +1,4 @@
-"""The independent reader and the library say the same of a thousand images, which random lives with power cuts left."""
+"""The independent reader and the library agree on a thousand images that random runs with power cuts left."""
 
 import random
 
@@ -18,7 +18,7 @@ WINDOW = 32
 
 
 class TornRegion(RamRegion):
-    """A region of small sectors whose power can be cut in an operation; any subset of its bits was done then."""
+    """A region of small sectors whose power can be cut in an operation; any subset of the bits is done then."""
 
     def __init__(self, sectors, sector_bytes):
         super().__init__(sectors, sector_bytes, 1)
@@ -78,7 +78,7 @@ class Life:
         return bytes(self.chip.peek(0, self.chip.size_bytes))
 
     def power_on(self):
-        """Mount; the power may go while it does."""
+        """Mount; the power may be cut meanwhile."""
         while True:
             self.chip.power_up()
             self.arm(0.4, 8)
@@ -100,7 +100,7 @@ class Life:
                 self.journal.mark(sequence)
 
     def live(self):
-        """Do some steps; return whether the power went in the last one."""
+        """Do some steps; return whether the power was cut in the last one."""
         self.arm(0.7, 60)
         try:
             for _ in range(self.rng.randrange(1, STEPS)):
@@ -170,8 +170,8 @@ class Life:
             self.power_on()
 
 
-def shown(journal):
-    """Return what the library says of a journal, and finish all of it."""
+def read_by_library(journal):
+    """Read a journal with the library and finish all messages; return what was read."""
     told = {"low": journal.low, "next": journal.next_seq, "dropped": journal.dropped, "damaged": journal.damaged}
     told["note"] = bytes(journal.note)
     window = range(journal.low, min(journal.next_seq, journal.low + WINDOW))
@@ -193,13 +193,13 @@ def shown(journal):
     return told
 
 
-def read_alike(image, sector_bytes, policy=REFUSE):
-    """Compare the two on one image; return what the reader says."""
+def compare_readers(image, sector_bytes, policy=REFUSE):
+    """Compare reader and library on one image; return the reader's state."""
     state = read(image, sector_bytes)
     region = RamRegion(len(image) // sector_bytes, sector_bytes, 256, bytearray(image))
     journal = Journal(region, policy)
     assert journal.boot == state.boot + 1
-    again = read(region.cells, sector_bytes)  # what the mount left says the same
+    again = read(region.cells, sector_bytes)  # the image after the mount reads the same
     assert (again.boot, again.clean, again.hurt) == (state.boot + 1, False, False)
     assert not state.hurt and not state.lost
     for seen in (state, again):
@@ -207,17 +207,17 @@ def read_alike(image, sector_bytes, policy=REFUSE):
         told.update(note=seen.note, finished=seen.finished, marked=seen.marked - seen.finished)
         told.update(held=seen.held, messages=seen.messages)
         if seen is state:
-            library = shown(journal)
+            library = read_by_library(journal)
         assert told == library
     return state
 
 
 @pytest.mark.req("S1", "S2")
 @pytest.mark.parametrize("number", range(LIVES))
-def test_reader_and_library_agree_on_what_a_random_life_leaves(number):
+def test_reader_and_library_agree_on_images_of_random_runs(number):
     life = Life(number)
     for _ in range(IMAGES):
         cut = life.live()
-        read_alike(life.image(), life.region.sector_bytes, life.policy)
+        compare_readers(life.image(), life.region.sector_bytes, life.policy)
         if cut:
             life.power_on()
