@@ -1,7 +1,7 @@
 """The machine code that mpy-cross makes of `flashmqtt.fast` for the RP2040, run on an emulated Cortex-M0+.
 
-On x64 viper's int has 64 bits; here it has the board's 32. No firmware is needed: the code's way out to MicroPython (the
-table of functions that native code calls) is answered by the test, so what runs is exactly what a Pico would run.
+On x64 viper's int has 64 bits; here it has the board's 32. No firmware is needed: the test answers the native code's
+calls to MicroPython (its table of functions), so the emulator runs exactly the code that a Pico would run.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ def _crc(chip: Chip, start: int, end: int, at: int, seed: int, put: int) -> int:
 
 
 @pytest.mark.req("B1", "S4")
-def test_crc_on_the_chip_is_zlibs(chip: Chip) -> None:
+def test_crc_on_the_chip_equals_zlib(chip: Chip) -> None:
     rng = random.Random(3)
     for n in (0, 1, 2, 3, 12, 63, 100, 224):
         for seed in (0, 1, 0xFFFF, (1 << 28) - 1):
@@ -186,7 +186,7 @@ def test_crc_on_the_chip_is_zlibs(chip: Chip) -> None:
 
 
 @pytest.mark.req("B1", "S4")
-def test_copy_and_fill_on_the_chip(chip: Chip) -> None:
+def test_copy_and_fill_on_the_chip_are_correct(chip: Chip) -> None:
     content = bytearray(range(64))
     for at in (0, 1, 4, 7, 20):
         for start in (0, 2, 7, 8, 21):
@@ -203,7 +203,7 @@ def test_copy_and_fill_on_the_chip(chip: Chip) -> None:
 
 
 @pytest.mark.req("B1", "S4")
-def test_compare_and_lay_on_the_chip(chip: Chip) -> None:
+def test_compare_and_overlay_on_the_chip_are_correct(chip: Chip) -> None:
     rng = random.Random(5)
     other = BUFFERS + 0x100
     for _ in range(120):
@@ -224,7 +224,7 @@ def test_compare_and_lay_on_the_chip(chip: Chip) -> None:
 
 
 @pytest.mark.req("B1")
-def test_work_of_a_page_is_small_beside_its_program(chip: Chip) -> None:
+def test_code_for_a_page_is_much_faster_than_its_program(chip: Chip) -> None:
     """Roughly 1.3 cycles an instruction at 125 MHz; a page's program takes the chip 0.4 ms."""
     chip.write(BUFFERS, b"\xff" * 1024)
     for most_us, arguments in (

@@ -24,7 +24,8 @@ LIBRARY = ("__init__", "compat", "errors", "fast", "flash", "journal")
 CUTS = int(os.environ.get("FLASHMQTT_BOARD_CUTS", "12"))
 MODELS = ("nothing", "prefix", "bits", "unreported", "weak")
 
-# Runs on the board. `device`, `root` and `begin` are set before it. Each line is printed before, and after, it is true.
+# Runs on the board, after `device`, `root` and `begin` were set. It prints each message before and after it is stored, and before
+# it is finished.
 CASE = """
 from flashmqtt.errors import StoreFull
 from flashmqtt.flash.pinned import open_or_pin
@@ -179,7 +180,7 @@ def _compiled_library() -> dict[str, bytes]:
 
 
 class Promises:
-    """What the board has said it stored and finished, against what it finds after each start."""
+    """What the board printed as stored and finished, compared with what it finds after each start."""
 
     def __init__(self) -> None:
         self.alive: list[int] = []  # surely stored, and not yet being finished, in order
@@ -188,11 +189,11 @@ class Promises:
         self.boots = 0
 
     def check(self, printed: str) -> None:
-        """Follow one life of the board, line by line."""
+        """Check the output of one run of the board, line by line."""
         found: list[int] = []
         expected = list(self.alive)
         maybe = set(self.maybe)
-        for line in printed.split("\n")[:-1]:  # the last line may be torn, and then it was never said
+        for line in printed.split("\n")[:-1]:  # the last line may be torn: it does not count
             word, *numbers = line.split()
             n = int(numbers[0]) if numbers else -1
             if word == "taken":
@@ -232,7 +233,7 @@ NO_PICO = "FLASHMQTT_UF2 names no firmware: the power cuts on an emulated Pico u
 @pytest.mark.parametrize("kind", ["unix", "pico"])
 @pytest.mark.timeout(3600)
 @pytest.mark.req("S1", "S2", "S3")
-def test_board_keeps_its_promises_over_power_cuts(kind: str, tmp_path: Path) -> None:
+def test_board_keeps_stored_messages_over_power_cuts(kind: str, tmp_path: Path) -> None:
     board: Board
     if kind == "pico":
         if not UF2:

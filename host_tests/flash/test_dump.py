@@ -1,4 +1,4 @@
-"""`python -m tools.journal dump`: what a person sees of a journal, from an image, from pinned files, from a board."""
+"""`python -m tools.journal dump` shows a journal: from an image, from pinned files, from a board."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _row(text: str, *words: str) -> str:
 
 
 @pytest.mark.req("S3", "S5")
-def test_states_records_and_wear_are_shown(tmp_path: Path) -> None:
+def test_dump_shows_state_records_and_sectors(tmp_path: Path) -> None:
     flash, journal = _journal()
     for i in range(100):
         journal.append(*_message(f"number-{i:03} " + "x" * 60))
@@ -85,11 +85,11 @@ def test_states_records_and_wear_are_shown(tmp_path: Path) -> None:
     assert "released" in _row(out, "gone")
     assert " note " in out and " state " in out
     before = image.read_bytes()
-    assert before == _image(flash)  # looking changes nothing
+    assert before == _image(flash)  # the dump changes nothing
 
 
 @pytest.mark.req("S2", "S6")
-def test_torn_record_foreign_and_damaged_images_are_told_apart(tmp_path: Path) -> None:
+def test_dump_distinguishes_torn_damaged_foreign_and_blank_images(tmp_path: Path) -> None:
     flash, journal = _journal()
     for i in range(40):
         journal.append(*_message(f"number-{i:03} " + "x" * 60))
@@ -117,7 +117,7 @@ def test_torn_record_foreign_and_damaged_images_are_told_apart(tmp_path: Path) -
 
 
 @pytest.mark.req("S6")
-def test_journal_of_version_1_is_refused_by_name() -> None:
+def test_dump_of_format_version_1_is_refused_as_foreign() -> None:
     out, _, status = _run(IMAGES / "version_1.bin", "--sector-bytes", 1024)
     assert status == 1 and "StoreForeign" in out and "version 1" in _row(out, "0 ", "version")
 
@@ -131,13 +131,13 @@ def test_journal_of_version_1_is_refused_by_name() -> None:
         ("torn", ("second", "waiting, marked")),
     ),
 )
-def test_golden_images_are_shown(name: str, words: tuple[str, str]) -> None:
+def test_dump_shows_the_golden_images(name: str, words: tuple[str, str]) -> None:
     text, found = report((IMAGES / f"{name}.bin").read_bytes(), 1024)
     assert found and words[1] in _row(text, words[0])
 
 
 @pytest.mark.req("S6")
-def test_image_that_can_not_be_read_says_why(tmp_path: Path) -> None:
+def test_unreadable_image_error_gives_the_reason(tmp_path: Path) -> None:
     odd = tmp_path / "odd.bin"
     odd.write_bytes(bytes(5000))
     for arguments, why in (
@@ -155,7 +155,7 @@ def test_image_that_can_not_be_read_says_why(tmp_path: Path) -> None:
 
 
 @pytest.mark.req("S3")
-def test_range_of_a_bigger_image_is_shown(tmp_path: Path) -> None:
+def test_dump_shows_a_range_of_a_larger_image(tmp_path: Path) -> None:
     flash = NorFlash(10 * SECTOR_BYTES)
     journal = Journal(BlockRegion(flash, 3, 4))
     journal.append(*_message("in the middle"))
@@ -166,7 +166,7 @@ def test_range_of_a_bigger_image_is_shown(tmp_path: Path) -> None:
 
 
 @pytest.mark.req("S3", "S6")
-def test_what_a_board_prints_becomes_an_image() -> None:
+def test_printed_sectors_of_a_board_are_parsed_into_an_image() -> None:
     page = "Z" * 0 + "AAEC" * 85 + "AA=="
     lines = ["region 1 512", page, "-", "end"]
     content, size = parsed("\r\n".join(lines))
@@ -194,7 +194,7 @@ for i in range(50):
 
 
 @pytest.mark.req("S3")
-def test_pinned_files_are_found_in_a_whole_chips_image(tmp_path: Path) -> None:
+def test_dump_finds_pinned_files_in_a_chip_image(tmp_path: Path) -> None:
     image = tmp_path / "chip.bin"
     subprocess.run(
         [str(Path(sys.executable).parent / "micropython"), "-c", WRITER.format(path=str(image))],
@@ -225,7 +225,7 @@ for i in range(40):
 
 
 @pytest.mark.req("S3")
-def test_board_in_use_is_read_over_its_serial_port(tmp_path: Path) -> None:
+def test_dump_reads_a_board_over_its_serial_port(tmp_path: Path) -> None:
     """The real mpremote, a Pico W on a pseudo-terminal, the journal in pinned files of its stock file system."""
     library = tmp_path / "lib"
     for name in ("__init__.py", "compat.py", "errors.py", "fast", "flash", "journal"):
@@ -241,7 +241,7 @@ def test_board_in_use_is_read_over_its_serial_port(tmp_path: Path) -> None:
         mpremote = [sys.executable, "-m", "mpremote", "connect", device.path]
         subprocess.run([*mpremote, "fs", "cp", "-r", str(library), ":"], check=True, capture_output=True, timeout=60)
         _, errors, status = _run("--board", device.path)
-        assert status == 2 and "PinsRefused" in errors  # nothing is kept yet, and looking makes nothing
+        assert status == 2 and "PinsRefused" in errors  # there is no journal yet, and the dump creates none
         filled = subprocess.run([*mpremote, "exec", FILLING], capture_output=True, text=True, timeout=60, check=False)
         assert filled.returncode == 0, filled.stdout + filled.stderr
         saved = tmp_path / "saved.bin"

@@ -1,4 +1,4 @@
-"""The seam to the emulated Pico: its flash commands reach the simulator's rules and faults.
+"""The emulated Pico's flash commands go through the simulator's rules and faults.
 
 The cases that need a firmware (FLASHMQTT_UF2) are in `test_board_power_cuts`.
 """
@@ -67,12 +67,12 @@ def test_emulated_flash_commands_keep_the_simulators_rules() -> None:
     assert bytes(wire.mcu.flash[AT : AT + SECTOR_BYTES]) == b"\xff" * SECTOR_BYTES
     wire.erase(0, 0xD8)
     assert wire.flash.erases == 17
-    assert wire.command(0x9F, 0, 0, 0)[1:] == b"\xef\x40\x15"  # everything else is the emulator's own
+    assert wire.command(0x9F, 0, 0, 0)[1:] == b"\xef\x40\x15"  # the emulator itself answers all other commands
 
 
 @pytest.mark.parametrize("model", ["nothing", "prefix", "bits", "unreported", "weak"])
 @pytest.mark.req("S2")
-def test_emulated_flash_tears_as_the_simulator_does_and_is_dead_then(model: str) -> None:
+def test_emulated_flash_tears_like_the_simulator_and_then_stops(model: str) -> None:
     for operation in (1, 2, 3):
         wire = Wire()
         wire.flash.arm(operation, model, 9)

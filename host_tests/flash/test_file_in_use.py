@@ -1,4 +1,4 @@
-"""One file region at a time on a file, whichever process opens it; a crash leaves no lock behind."""
+"""Only one region may have a file open, in any process; a crash leaves no lock behind."""
 
 import os
 import signal
@@ -42,27 +42,27 @@ def start(kind: str, program: Path, image: Path) -> subprocess.Popen:
     )
 
 
-def said(process: subprocess.Popen) -> str:
-    """Return the next line that it prints."""
+def next_line(process: subprocess.Popen) -> str:
+    """Return the next line that the process prints."""
     assert process.stdout is not None
     return process.stdout.readline().strip()
 
 
 @pytest.mark.req("S6")
 @pytest.mark.parametrize("first, second", [("cpy", "cpy"), ("mpy", "mpy"), ("cpy", "mpy")])
-def test_a_second_process_is_refused_and_a_killed_one_leaves_no_lock(tmp_path, first, second):
+def test_second_process_is_refused_and_killed_process_leaves_no_lock(tmp_path, first, second):
     program, image = tmp_path / "program.py", tmp_path / "store"
     program.write_text(PROGRAM)
     holder = start(first, program, image)
     try:
-        assert said(holder) == "open 1"
+        assert next_line(holder) == "open 1"
         refused = start(second, program, image)
-        assert said(refused) == f"refused {image} is open in another region or process: close that first"
+        assert next_line(refused) == f"refused {image} is open in another region or process: close that first"
         refused.communicate(timeout=10)
     finally:
         os.killpg(holder.pid, signal.SIGKILL)
         holder.communicate(timeout=10)
     heir = start(second, program, image)
-    assert said(heir) == "open 2"
+    assert next_line(heir) == "open 2"
     heir.communicate("\n", timeout=10)
     assert heir.returncode == 0

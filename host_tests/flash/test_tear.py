@@ -40,7 +40,7 @@ def _interpreter(name: str) -> list[str]:
 
 @pytest.mark.parametrize("interpreter", ["cpython", "micropython"])
 @pytest.mark.req("S2", "S3")
-def test_killed_process_leaves_an_intent_that_tears(tmp_path: Path, interpreter: str) -> None:
+def test_tear_applies_the_operation_that_a_killed_process_left(tmp_path: Path, interpreter: str) -> None:
     script = tmp_path / "writer.py"
     script.write_text(WRITER)
     image, intent = tmp_path / "flash.bin", tmp_path / "flash.intent"
@@ -86,7 +86,7 @@ def test_killed_process_leaves_an_intent_that_tears(tmp_path: Path, interpreter:
 
 
 @pytest.mark.req("S2")
-def test_tear_covers_prefixes_bits_and_every_style_of_erase(tmp_path: Path) -> None:
+def test_tear_produces_every_kind_of_torn_program_and_erase(tmp_path: Path) -> None:
     image, intent = tmp_path / "flash.bin", tmp_path / "flash.intent"
     rng = random.Random(1)
     lines = set()
@@ -106,7 +106,7 @@ def test_tear_covers_prefixes_bits_and_every_style_of_erase(tmp_path: Path) -> N
 
 
 @pytest.mark.req("S2")
-def test_half_written_or_absent_intent_changes_nothing(tmp_path: Path) -> None:
+def test_incomplete_or_missing_intent_changes_nothing(tmp_path: Path) -> None:
     image, intent = tmp_path / "flash.bin", tmp_path / "flash.intent"
     assert tear(image, intent, random.Random(0)) == ""
     flash = FileNorFlash(str(image), SECTOR_BYTES, intent=str(intent))
