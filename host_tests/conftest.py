@@ -49,13 +49,13 @@ CASE_BY_CASE = (
 WITH_SPARK = (
     "host_tests/pipeline/test_dating.py",
     "host_tests/pipeline/test_stream.py",
-    "host_tests/pipeline/test_compact.py::test_commands_on_the_tables_",
+    "host_tests/pipeline/test_compact.py::test_remake_from_raw_data_",
     "host_tests/pipeline/test_delta.py::test_every_engine_",
-    "host_tests/pipeline/test_delta.py::test_killed_at_every_moment_",
-    "host_tests/pipeline/test_delta.py::test_stream_catches_up_",
-    "host_tests/pipeline/test_engines_page.py::test_program_of_the_page_",
+    "host_tests/pipeline/test_delta.py::test_kill_after_every_file_change_",
+    "host_tests/pipeline/test_delta.py::test_stream_publishes_after_a_kill_",
+    "host_tests/pipeline/test_engines_page.py::test_program_on_the_page_",
     "host_tests/pipeline/test_plain.py::test_full_check_",
-    "host_tests/pipeline/test_sink.py::test_dates_are_those_of_the_pipeline_",
+    "host_tests/pipeline/test_sink.py::test_dates_equal_the_pipelines_",
 )
 # What takes longest begins first, or the others wait for it at the end. A unit of work takes the first that it begins with.
 LONG = (

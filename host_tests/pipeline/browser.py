@@ -35,7 +35,7 @@ LOOK = """async data => {
 
 @contextlib.contextmanager
 def chromium():
-    """Yield a browser; skip, loudly, where there is none."""
+    """Yield a browser; skip with a warning where there is none."""
     if CHROMIUM is None:
         warnings.warn("NO CHROMIUM HERE: nothing has opened the page. On Debian: apt install chromium", stacklevel=2)
         pytest.skip("no Chromium on this machine")
@@ -51,7 +51,7 @@ def chromium():
 
 @contextlib.contextmanager
 def opened(browser, address, width=1280, scheme="light", cards=True):
-    """Open a page; yield it when its cards are drawn. It may complain of nothing."""
+    """Open a page; yield it when its cards are drawn. Any console message, error or dialog fails the test."""
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme, timezone_id="UTC")
     page = context.new_page()
     page.set_default_timeout(120_000)
@@ -76,7 +76,7 @@ def painted(page, element):
 
 
 def all_painted(page, elements):
-    """Return what `painted` returns, of several elements: a page that looks at a picture takes longer than the look."""
+    """Do as `painted` for several elements with one blank page: opening a page takes longer than evaluating a picture."""
     import base64
 
     pictures = []

@@ -36,7 +36,7 @@ def spark(tmp_path_factory):
 
 
 class Local:
-    """As much of a Spark session as a batch takes, in this process: what is no matter of Spark is tested without it."""
+    """The part of a Spark session that a batch uses, in this process: most tests need no real one."""
 
     def range(self, first, end, step, parts):
         """Return the numbers of the buckets, as a frame that a task maps."""
@@ -51,11 +51,11 @@ class Local:
         return self
 
     def repartition(self, *_):
-        """Return the same: there is one task."""
+        """Return the frame unchanged: there is one task."""
         return self
 
     def mapInArrow(self, work, schema):  # noqa: N802
-        """Do all tasks' work."""
+        """Run all tasks."""
         if self.numbers is None:
             batches = iter([self.batch])
         else:

@@ -1,4 +1,4 @@
-"""The same table through each engine that can be had here, as rows in one order."""
+"""Read a table through each engine that is installed here, as rows in one order."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def by_files(output, table, spark=None):
 
 
 def by_spark(output, table, spark):
-    """Spark's Parquet reader over the list of files: it knows no Delta."""
+    """Spark's Parquet reader over the list of files: it has no Delta reader here."""
     uris = DeltaTable(directory(output, table)).file_uris()
     if not uris:
         return []

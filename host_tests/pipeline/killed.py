@@ -1,4 +1,4 @@
-"""Work on tables in a process of its own, killed with -9 after each call that changes a file: so each run makes one step.
+"""Work on tables in a separate process, killed with -9 after each call that changes a file: each run makes one step.
 
 The process is forked from a server that has imported what is needed and started no threads: deltalake refuses to work in the
 fork of a process that has used it.
@@ -24,8 +24,8 @@ ALIKE = (
 """Their files are deleted as those of `readings` and `state/audit` are, by the same loops: no kills between them."""
 
 
-def again_and_again(work: Callable, home: Path) -> Iterator[int]:
-    """Do some work; yield after each kill, until it comes to its end."""
+def rerun_after_kills(work: Callable, home: Path) -> Iterator[int]:
+    """Run the work again after each kill, and yield in between, until it finishes."""
     for moment in range(MOST):
         process = CONTEXT.Process(target=_child, args=(work, home))
         process.start()
@@ -89,7 +89,7 @@ def publishing(home, step):
 
 
 def forgetting(home, step):
-    """The command that forgets a device, on the landing and the output that are there."""
+    """Run the forget command for a device on the existing landing and output."""
     from deltalake import DeltaTable
 
     from tools.landing.log import LandingLog
@@ -103,7 +103,7 @@ def forgetting(home, step):
     def created(self, name):
         with create(self, name) as stream:
             yield stream
-        # Not after what each run does anew before its commit, or at its end: it would never come further.
+        # No kill after files that each run writes anew before its commit, or at its end: it would never make progress.
         step(lambda: None, lambda: name.startswith((COMMITS, "c-")))()
 
     Storage.create = created

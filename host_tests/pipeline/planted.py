@@ -18,7 +18,7 @@ def write_pack(records: list[dict[str, object]]) -> bytes:
 
 @dataclass
 class Message:
-    """A message on its way."""
+    """A message between board and landing."""
 
     device: str
     life: int
@@ -27,7 +27,7 @@ class Message:
     kind: str
     payload: bytes
     dup: bool = False
-    clock_s: int | None = None  # the board's clock less its uptime, where it had one
+    clock_s: int | None = None  # clock minus uptime, if the board's clock was set
 
     @property
     def key(self):
@@ -78,12 +78,12 @@ def life_story(name: str, rng: random.Random, truth: Truth) -> list[list[Message
 
 
 def disturb(story: list[list[Message]], rng: random.Random, truth: Truth) -> list[Message]:
-    """Lose, swap and copy."""
+    """Lose, swap and duplicate messages."""
     arriving: list[Message] = []
     for n, messages in enumerate(story):
         ends_life = n + 1 == len(story) or story[n + 1][0].life != messages[0].life
         key = messages[0].key
-        losable = messages[1:-1] if ends_life else messages[1:]  # the last of a life leaves no hole behind
+        losable = messages[1:-1] if ends_life else messages[1:]  # losing the last messages of a life leaves no gap
         lost = {m.seq for m in losable if rng.random() < 0.05}
         if losable and rng.random() < 0.3:
             begin = rng.randrange(len(losable))

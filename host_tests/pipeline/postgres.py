@@ -25,7 +25,7 @@ def programs():
 
 
 def as_another_user():
-    """Return how to run as a user that PostgreSQL takes: it refuses root. (prefix of the command, uid)"""
+    """Return (command prefix, uid) to run as a user that PostgreSQL accepts: it refuses root."""
     if os.geteuid():
         return [], os.geteuid()
     for name in ("postgres", "nobody"):
@@ -85,7 +85,7 @@ class Server:
         raise AssertionError((self.directory / "log.txt").read_text())
 
     def stop(self, how=signal.SIGINT):
-        """End it; SIGQUIT as if the power had failed, for the next start recovers."""
+        """End it; SIGQUIT acts like a power failure: the next start recovers."""
         self.process.send_signal(how)
         self.process.wait(60)
 

@@ -1,4 +1,4 @@
-"""Compaction, retention, and making the tables again. Without Spark, but for one run of the commands."""
+"""Compaction, retention and remaking the tables. Only one test needs Spark."""
 
 import datetime
 import os
@@ -60,7 +60,7 @@ def days(local, landing, out):
 
 
 @pytest.mark.req("P3", "P7")
-def test_compaction_joins_what_is_not_compact_and_leaves_the_rest(local, days, out):
+def test_compaction_merges_small_files_and_keeps_compacted_ones(local, days, out):
     days.take(days=3, batches=3)
     before = days.readings()
     assert len(before) == 18
@@ -81,7 +81,7 @@ def test_compaction_joins_what_is_not_compact_and_leaves_the_rest(local, days, o
     assert verdict.judge(days.output).line == verdict.WHOLE
 
 
-def test_files_of_a_cut_off_attempt_are_found_and_those_of_a_batch_under_way_are_not(local, days, out):
+def test_orphans_exclude_files_of_the_batch_in_progress(local, days, out):
     days.take(days=2)
     (name, *_) = days.output.files("readings")
     for batch in (1, 2, 3):  # the third is under way
@@ -92,7 +92,7 @@ def test_files_of_a_cut_off_attempt_are_found_and_those_of_a_batch_under_way_are
 
 
 @pytest.mark.req("P4", "P7")
-def test_old_days_go_and_the_audit_of_all_time_stays(local, days, out):
+def test_retention_deletes_old_days_and_keeps_the_audit(local, days, out):
     days.take(days=5)
     compact.compact(local, str(out))
     merged = compact.compact(None, str(out), keep_from=day(3))
@@ -109,7 +109,7 @@ def test_old_days_go_and_the_audit_of_all_time_stays(local, days, out):
     assert compact.compact(None, str(out), keep_from=day(1)).kept_from == day(3)
 
 
-def test_raw_data_is_retired_by_age_and_what_that_makes_impossible_is_told(local, days, out, capsys):
+def test_segments_are_retired_by_age_and_remake_then_refuses(local, days, out, capsys):
     days.take(days=4)
     for number in (1, 2):
         path = days.landing.directory / f"c-{number:09d}.parquet"
@@ -131,8 +131,8 @@ def test_raw_data_is_retired_by_age_and_what_that_makes_impossible_is_told(local
     assert "the raw data is incomplete: 2 of c" in capsys.readouterr().err
 
 
-def test_commands_on_the_tables_come_to_the_same_ones_again(spark, days, out, capsys):
-    """The one with Spark, in the session that is there: join, make again from the raw data."""
+def test_remake_from_raw_data_gives_the_same_sums(spark, days, out, capsys):
+    """The only test here with Spark: compact, then remake the tables from the raw data."""
     days.take(days=2, batches=2)
     assert compact.main(["--out", str(out)]) == 0
     assert "files before, " in capsys.readouterr().out
@@ -149,7 +149,7 @@ def test_commands_on_the_tables_come_to_the_same_ones_again(spark, days, out, ca
     assert "has tables already" in capsys.readouterr().err
 
 
-def test_a_batch_of_many_days_has_few_files_open(landing, out, monkeypatch):
+def test_batch_of_many_days_is_split_by_day_with_few_open_files(landing, out, monkeypatch):
     monkeypatch.setattr(task, "MOST_OPEN", 3)
     for number in range(40):
         for device in "ab":

@@ -1,4 +1,4 @@
-"""The dashboard: the report's page from tables that grow, and nothing else of the disk."""
+"""The dashboard serves the report's page from growing tables, and no other file."""
 
 import contextlib
 import http.client
@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def take(local, landing, tmp_path):
-    """Return what lands and commits some messages of some devices."""
+    """Return a function that lands and commits some messages of some devices."""
     out = tmp_path / "out"
     seq = iter(range(1, 10_000))
     Output(str(out)).prepare(2)
@@ -41,7 +41,7 @@ def take(local, landing, tmp_path):
 
 @contextlib.contextmanager
 def serving(out, every_s=0.1):
-    """Serve an output; yield (dashboard, port). It looks only when it is told to."""
+    """Serve an output; yield (dashboard, port). It refreshes only when told to."""
     shown = dashboard.Dashboard(Output(str(out)), verdict.Expectations, every_s, "a fleet")
     server = dashboard.Server("127.0.0.1", 0, shown)
     thread = threading.Thread(target=server.serve_forever, args=(0.05,))
@@ -65,7 +65,7 @@ def ask(port, path, method="GET", **headers):
         connection.close()
 
 
-def test_page_figures_and_values_are_served_and_follow_the_commits(take):
+def test_page_facts_and_values_are_served_and_updated_after_a_commit(take):
     out = take("a", "b")
     with serving(out) as (shown, port):
         assert ask(port, "/facts.json")[0] == 503
@@ -90,14 +90,14 @@ def test_page_figures_and_values_are_served_and_follow_the_commits(take):
         assert ask(port, "/", "HEAD")[1] == ""
 
 
-def test_commit_that_took_the_place_of_another_is_noticed(take, local):
+def test_dashboard_updates_after_a_compaction(take, local):
     out = take("a")
     take("b")
     with serving(out) as (shown, port):
         shown.refresh()
         version = shown.facts["version"]
         compact.compact(local, str(out))
-        series.forget(shown.output)  # as one does who takes a device out of everything
+        series.forget(shown.output)  # as forgetting a device does
         shown.refresh()
         assert shown.facts["version"] != version
         assert {row[0] for row in shown.facts["fleet"]} == {"a", "b"}
@@ -113,14 +113,14 @@ def test_commit_that_took_the_place_of_another_is_noticed(take, local):
         *("/report/2/00000.js/", "/report/2/00000.js%00", "/report/2/0000.js", "/facts.json/", "/../../../../etc/passwd"),
     ],
 )  # fmt: skip
-def test_other_paths_are_not_there(take, path):
+def test_unknown_path_gets_404(take, path):
     with serving(take("a")) as (shown, port):
         shown.refresh()
         status, text, _ = ask(port, path)
         assert (status, text) == (404, "not found; the page is at /\n")
 
 
-def test_page_of_another_site_can_not_read_the_values(take):
+def test_foreign_host_header_is_refused_and_no_cors_is_granted(take):
     with serving(take("a")) as (shown, port):
         shown.refresh()
         assert ask(port, "/facts.json", Host="evil.example")[0] == 403
@@ -140,13 +140,13 @@ def test_page_of_another_site_can_not_read_the_values(take):
         ("http://[x]/facts.json", "localhost", 404),
     ],
 )
-def test_address_that_is_none_is_refused_quietly(take, capsys, target, host, status):
+def test_malformed_host_or_target_is_refused_without_error_output(take, capsys, target, host, status):
     with serving(take("a")) as (_, port):
         assert ask(port, target, Host=host)[0] == status
     assert capsys.readouterr().err == ""
 
 
-def test_address_of_the_sixth_version_is_served(take):
+def test_server_binds_to_an_ipv6_address(take):
     shown = dashboard.Dashboard(Output(str(take("a"))), verdict.Expectations, 0.1, "a fleet")
     with contextlib.closing(shown.store):
         try:
@@ -159,7 +159,7 @@ def test_address_of_the_sixth_version_is_served(take):
         server.server_close()
 
 
-def test_trouble_is_told_and_the_dashboard_goes_on(take, capsys, monkeypatch):
+def test_failed_refresh_is_reported_once_and_the_next_one_works(take, capsys, monkeypatch):
     out = take("a")
     with serving(out) as (shown, port):
         shown.refresh()
@@ -173,7 +173,7 @@ def test_trouble_is_told_and_the_dashboard_goes_on(take, capsys, monkeypatch):
         assert ask(port, "/facts.json")[0] == 200
 
 
-def test_page_refreshes_itself_and_keeps_search_and_place(take):
+def test_page_refresh_keeps_search_and_scroll_position(take):
     out = take(*(f"board-{n:02d}" for n in range(30)))
     with browser.chromium() as found, serving(out) as (shown, port):
         shown.refresh()
@@ -195,7 +195,7 @@ def test_page_refreshes_itself_and_keeps_search_and_place(take):
             assert not set(before) & set(after)
 
 
-def test_page_says_when_the_dashboard_is_gone(take):
+def test_page_shows_that_the_dashboard_does_not_answer(take):
     out = take("a")
     with browser.chromium() as found:
         context = found.new_context()
@@ -209,7 +209,7 @@ def test_page_says_when_the_dashboard_is_gone(take):
         assert "the dashboard does not answer" in page.locator("#stale").inner_text()
 
 
-def test_ctrl_c_ends_it_with_status_0(take):
+def test_ctrl_c_ends_the_dashboard_with_status_0(take):
     out = take("a")
     process = subprocess.Popen(
         [sys.executable, "-m", "tools.pipeline.dashboard", "--out", str(out), "--port", "0", "--every", "0.1"],
@@ -241,7 +241,7 @@ def test_ctrl_c_ends_it_with_status_0(take):
         (["--out", "{out}", "--port", "{port}"], "name another --port"),
     ],
 )
-def test_what_can_not_be_served_is_told(take, tmp_path, capsys, arguments, told):
+def test_unusable_argument_is_named(take, tmp_path, capsys, arguments, told):
     out = take("a")
     with serving(out) as (_, port):
         assert dashboard.main([one.format(tmp=tmp_path, out=out, port=port) for one in arguments]) == 2

@@ -55,7 +55,7 @@ def test_tie_dates_all_readings_of_its_boot_and_no_others(spark):
 
 
 @pytest.mark.req("P4")
-def test_what_a_clock_said_before_it_was_set_for_the_last_time_does_not_count(spark):
+def test_times_before_the_last_clock_set_are_replaced_by_uptime(spark):
     offset = 1_790_000_000_000_000
     arrival = {"arrival": at(1_790_000_900)}
     ties = frame(
@@ -82,7 +82,7 @@ def test_what_a_clock_said_before_it_was_set_for_the_last_time_does_not_count(sp
 
 
 @pytest.mark.req("P3")
-def test_check_sees_rows_that_are_there_twice(spark):
+def test_check_counts_duplicate_rows(spark):
     readings = frame(spark, "readings", READING, READING, READING | {"index": 1}, READING | {"seq": 2})
     events = frame(spark, "events", {"seq": 3} | ORIGIN, {"seq": 2} | ORIGIN)
     rows = check.inside(readings, events).select("boot", "in_tables", "twice")

@@ -1,4 +1,4 @@
-"""The Delta logs: what other engines read is what our commits say, also where a run was killed."""
+"""Other engines read exactly the committed rows from the Delta logs, also after a run was killed."""
 
 import json
 import shutil
@@ -55,7 +55,7 @@ def batches(local, landing, out):
 
 
 def same(output, spark=None, tables=tuple(engines.COLUMNS)):
-    """Hold every engine's rows against what the commits say."""
+    """Compare every engine's rows with those of the commits."""
     for table in tables:
         expected = engines.truth(output, table)
         for name, read in engines.ENGINES.items():
@@ -75,17 +75,17 @@ def actions(output, table, version=None):
 
 
 @pytest.mark.req("P3", "P7")
-def test_every_engine_reads_what_was_committed_and_nothing_else(spark, batches, out):
+def test_every_engine_reads_exactly_the_committed_rows(spark, batches, out):
     batches.take(3)
     (name, *_) = batches.output.files("readings")
     stray = out / "readings" / name.split("/")[1] / "batch=9" / "bucket-0000-cutoff.parquet"
     stray.parent.mkdir()
-    shutil.copy(out / name, stray)  # as a cut-off attempt leaves it
+    shutil.copy(out / name, stray)  # as an interrupted attempt leaves it
     same(batches.output, spark)
     assert len(engines.truth(batches.output, "readings")) == 6
 
 
-def test_rows_say_their_day_and_batch(batches):
+def test_rows_have_their_day_and_batch(batches):
     batches.take(2, days=1)
     frame = DeltaTable(engines.directory(batches.output, "readings")).to_pandas()
     assert sorted(zip(frame["batch"], frame["day"].astype(str), frame["seq"], strict=True))[::2] == [
@@ -109,7 +109,7 @@ def test_publishing_again_changes_nothing(batches):
     assert one == 2
 
 
-def test_log_that_was_deleted_is_made_anew(batches, out):
+def test_deleted_log_is_created_again(batches, out):
     batches.take(2)
     shutil.rmtree(out / "readings" / "_delta_log")
     batches.take(1)
@@ -117,18 +117,18 @@ def test_log_that_was_deleted_is_made_anew(batches, out):
     same(batches.output)
 
 
-def test_output_of_an_earlier_version_is_published_as_a_whole(local, batches, out):
+def test_output_without_delta_logs_is_published_completely(local, batches, out):
     for _ in range(3):
         batches.commit()
     assert not Delta(batches.output).exist()
     compact.compact(local, str(out))
-    assert not Delta(batches.output).exist()  # nobody asked for Delta so far
+    assert not Delta(batches.output).exist()  # Delta was not requested so far
     Delta(batches.output).follow()
     same(batches.output)
 
 
 @pytest.mark.req("P3", "P7")
-def test_compaction_moves_rows_and_retention_deletes_them(local, batches, out):
+def test_compaction_is_no_data_change_and_retention_is_one(local, batches, out):
     batches.take(2)
     batches.landing.arrival_us += 3 * DAY_US
     batches.take(2)
@@ -143,12 +143,12 @@ def test_compaction_moves_rows_and_retention_deletes_them(local, batches, out):
     found = actions(batches.output, "readings")
     assert {one["remove"]["dataChange"] for one in found if "remove" in one} == {True}
     assert not [one for one in found if "add" in one]
-    batches.take(1)  # by a stream that went on meanwhile
+    batches.take(1)  # by a stream that continued meanwhile
     same(batches.output)
 
 
 @pytest.mark.req("P3")
-def test_two_that_publish_at_once_come_to_the_same(local, batches, out, monkeypatch):
+def test_concurrent_publishers_give_the_same_tables(local, batches, out, monkeypatch):
     batches.take(1)
     commit = batches.commit()
     opened = Delta._open
@@ -168,7 +168,7 @@ def test_two_that_publish_at_once_come_to_the_same(local, batches, out, monkeypa
     assert len(DeltaTable(engines.directory(batches.output, "readings")).file_uris()) == 4
 
 
-def test_commits_are_listed_once_for_all_logs_and_again_for_those_that_another_process_changed(batches, monkeypatch):
+def test_commits_are_listed_once_unless_another_process_changes_a_log(batches, monkeypatch):
     open_log, list_commits = Delta._open, Output.commits
     opened, listed, others = [], [], []
 
@@ -200,7 +200,7 @@ def test_commits_are_listed_once_for_all_logs_and_again_for_those_that_another_p
     same(batches.output)
 
 
-def test_log_names_no_device_and_bounds_the_arrivals(batches):
+def test_log_statistics_bound_arrivals_and_name_no_device(batches):
     batches.take(1)
     (one, *_) = [one["add"] for one in actions(batches.output, "readings") if "add" in one]
     stats = json.loads(one["stats"])
@@ -211,7 +211,7 @@ def test_log_names_no_device_and_bounds_the_arrivals(batches):
     assert found.to_table(filter=ds.field("arrival") == exact).num_rows == 1  # not pruned by rounded bounds
 
 
-def test_log_of_another_schema_is_named(batches, out):
+def test_log_with_another_schema_is_refused(batches, out):
     batches.take(1)
     log = out / "events" / "_delta_log"
     shutil.rmtree(log)
@@ -221,9 +221,7 @@ def test_log_of_another_schema_is_named(batches, out):
 
 
 @pytest.mark.req("P3", "P7")
-def test_stream_catches_up_where_it_was_killed_between_commit_and_publication(
-    spark, batches, landing, out, monkeypatch
-):
+def test_stream_publishes_after_a_kill_between_commit_and_publication(spark, batches, landing, out, monkeypatch):
     monkeypatch.setattr(Delta, "committed", lambda *_: None)  # as if killed before it
     for seq in (1, 2):
         landing.message("a", 1, seq)
@@ -244,14 +242,14 @@ def test_stream_catches_up_where_it_was_killed_between_commit_and_publication(
 
 @pytest.mark.req("P3", "P7")
 @pytest.mark.timeout(900)
-def test_killed_at_every_moment_engines_read_whole_batches_and_the_next_run_catches_up(spark, tmp_path):
+def test_kill_after_every_file_change_leaves_whole_batches_readable(spark, tmp_path):
     """Batches, compactions and retention, killed with -9 after each call that changes a file, from the commit on.
 
-    Spark reads at the end only: it knows no Delta, and gets the same list of files as DuckDB.
+    Spark reads at the end only: it has no Delta reader here, and gets the same list of files as DuckDB.
     """
     output = Output(str(tmp_path / "out"))
     moments, log, read = 0, set(), []
-    for moments in killed.again_and_again(killed.publishing, tmp_path):
+    for moments in killed.rerun_after_kills(killed.publishing, tmp_path):
         if not DeltaTable.is_deltatable(engines.directory(output, "readings")):
             continue
         before, log = log, {path for path in (tmp_path / "out" / "readings").rglob("*") if path.is_file()}

@@ -1,6 +1,6 @@
 """ENGINES.md's programs and the notebook, on tables that have just been made.
 
-A notebook's code cells are run one after the other in one namespace, as Jupyter does: Jupyter itself is not installed for it.
+A notebook's code cells are run one after the other in one namespace, as Jupyter does: Jupyter itself is not needed.
 """
 
 import json
@@ -40,7 +40,7 @@ def ran(program, **names):
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=range(len(BLOCKS)))
-def test_program_of_the_page_reads_what_was_committed(block, home, spark):
+def test_program_on_the_page_reads_the_committed_rows(block, home, spark):
     duckdb.sql("SET TimeZone = 'UTC'")
     names = ran(block, spark=spark)
     if "means" in names:
@@ -54,7 +54,7 @@ def test_program_of_the_page_reads_what_was_committed(block, home, spark):
         assert len(names["one_day"]) == 12
 
 
-def test_page_has_a_program_for_each_engine_that_it_calls_tried():
+def test_page_has_a_program_for_each_tried_engine():
     tried = " ".join(BLOCKS)
     assert all(call in tried for call in ("to_pandas", "scan_delta", "duckdb.sql", "spark.read"))
     assert "```" not in UNTRIED.split("## Object storage")[0]
@@ -68,7 +68,7 @@ def test_notebook_runs_from_the_first_cell_to_the_last(home, monkeypatch):
     assert (notebook["nbformat"], notebook["metadata"]["kernelspec"]["language"]) == (4, "python")
     names = {}
     for cell in notebook["cells"]:
-        assert not cell.get("outputs")  # kept without results: they would be of somebody's fleet
+        assert not cell.get("outputs")  # kept without outputs, which would show somebody's fleet
         if cell["cell_type"] == "code":
             exec(compile("".join(cell["source"]), "cell", "exec"), names)
     assert len(names["readings"]) == len(engines.truth(Output("tables"), "readings")) == 12
@@ -79,7 +79,7 @@ def test_notebook_runs_from_the_first_cell_to_the_last(home, monkeypatch):
     assert len(names["history"]) == 2
 
 
-def test_a_log_asks_for_no_feature_that_an_engine_may_lack(home):
+def test_log_requires_only_basic_protocol_versions(home):
     from deltalake import DeltaTable
 
     Delta(Output("tables")).follow()

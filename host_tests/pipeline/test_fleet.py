@@ -1,4 +1,4 @@
-"""The generated fleets: as many devices as are asked for, in order, and landings that go on."""
+"""Generated fleets: any number of devices, messages in order, and landings written in parts."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from tools.pipeline.commits import Output
 
 
 @pytest.mark.parametrize("devices", [2047, 2048, 5000, 300_000])
-def test_each_device_arrives_in_order_however_many_there_are(devices):
+def test_messages_of_each_device_arrive_in_order(devices):
     made = fleet.Fleet(devices=devices, duplicates=0.0)
     messages = fleet.publish(made, 7, 3)
     delivery = fleet.deliver(made, messages, np.random.default_rng(1))
@@ -21,13 +21,13 @@ def test_each_device_arrives_in_order_however_many_there_are(devices):
     assert (np.diff(arrived.reshape(devices, 3)) >= 0).all()
 
 
-def test_more_than_the_scale_holds_is_named():
+def test_times_too_large_for_the_sort_key_are_refused():
     device = np.repeat(np.arange(3), 2)
     with pytest.raises(OverflowError, match="shorter slices"):
         fleet.in_order(device, np.array([0, 1 << 62, 0, 1, 0, 1]))
 
 
-def test_landing_that_goes_on_comes_to_what_one_written_at_once_does(local, tmp_path):
+def test_landing_written_in_three_parts_has_no_gaps(local, tmp_path):
     made = fleet.Fleet(devices=30, boot_every=10)
     for begin in (0, 20, 40):
         fleet.write(made, tmp_path / "days", 600, begin=begin)

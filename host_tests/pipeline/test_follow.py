@@ -1,4 +1,4 @@
-"""A run that goes on: what fails in a worker, the proofs beside it and what it tells Prometheus. Without Spark."""
+"""A run that follows its landing: worker failures, proofs during the run, Prometheus metrics. Without Spark."""
 
 import json
 import math
@@ -16,7 +16,7 @@ from tools.pipeline.storage import Storage
 
 
 class Query:
-    """A stream that goes on for some seconds; each of them does something."""
+    """A stream that runs for some seconds and calls a function in each of them."""
 
     def __init__(self, *seconds):
         self.seconds = list(seconds)
@@ -60,7 +60,7 @@ def value(figures, name, out, **labels):
 
 
 @pytest.mark.req("P8")
-def test_proof_is_made_on_demand_beside_the_stream_and_on_schedule(local, landing, out, proofs, figures, capsys):
+def test_proof_runs_on_sigusr1_and_on_schedule(local, landing, out, proofs, figures, capsys):
     for seq in (1, 2, 4):
         landing.message("a", 1, seq)
     landing.seal()
@@ -72,7 +72,7 @@ def test_proof_is_made_on_demand_beside_the_stream_and_on_schedule(local, landin
         landing.message("a", 1, 3)
         landing.seal()
         work()
-        proofs.every_s = 1e-9  # from now on its turn has always come
+        proofs.every_s = 1e-9  # from now on a proof is always due
 
     query = Query(work, lambda: signal.raise_signal(signal.SIGUSR1), close_the_gap)
     follow.until_ended(query, proofs)
@@ -83,7 +83,7 @@ def test_proof_is_made_on_demand_beside_the_stream_and_on_schedule(local, landin
     assert verdict.WHOLE in (out / "report.html").read_text()
 
 
-def test_proof_that_fails_is_told_and_the_stream_goes_on(local, landing, out, proofs, figures, capsys, monkeypatch):
+def test_failed_proof_is_reported_and_the_stream_continues(local, landing, out, proofs, figures, capsys, monkeypatch):
     monkeypatch.setattr(verdict, "judge", lambda *_: 1 / 0)
     proofs.every_s = 1e-9
     follow.until_ended(Query(lambda: None, lambda: None), proofs)
@@ -91,7 +91,7 @@ def test_proof_that_fails_is_told_and_the_stream_goes_on(local, landing, out, pr
     assert value(figures, "verdict", out) == -1
 
 
-def test_sigterm_stops_the_stream_between_two_calls(proofs):
+def test_sigterm_stops_the_stream(proofs):
     query = Query(lambda: signal.raise_signal(signal.SIGTERM))
     with pytest.raises(KeyboardInterrupt):
         follow.until_ended(query, proofs)
@@ -99,7 +99,7 @@ def test_sigterm_stops_the_stream_between_two_calls(proofs):
 
 
 @pytest.mark.req("P8")
-def test_metrics_tell_rows_lag_quarantine_and_missing(local, landing, out, proofs, figures):
+def test_metrics_report_rows_lag_quarantine_and_missing(local, landing, out, proofs, figures):
     for seq in (1, 2, 5):
         landing.message("a", 1, seq)
     landing.raw("flashmqtt/a/readings", b"{")
@@ -127,9 +127,7 @@ def test_metrics_tell_rows_lag_quarantine_and_missing(local, landing, out, proof
 
 
 @pytest.mark.req("P8")
-def test_run_that_starts_anew_tells_what_is_in_the_tables_and_no_verdict_before_its_first_proof(
-    local, landing, out, proofs
-):
+def test_restarted_run_reports_totals_and_no_verdict_before_a_proof(local, landing, out, proofs):
     for seq in (1, 2, 5):
         landing.message("a", 1, seq)
     landing.seal()
@@ -141,7 +139,7 @@ def test_run_that_starts_anew_tells_what_is_in_the_tables_and_no_verdict_before_
     assert math.isnan(value(again, "verdict", out))
 
 
-def test_port_that_is_taken_is_named_before_spark_starts(landing, out, capsys):
+def test_busy_metrics_port_is_named_before_spark_starts(landing, out, capsys):
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         arguments = ["--landing", str(landing.directory), "--out", str(out), "--metrics-port", str(port)]
@@ -178,19 +176,19 @@ Caused by: java.lang.RuntimeException: something of Spark's: about nothing
         ("ValueError", "the first line\nand the second", "ValueError: the first line and the second"),
     ],
 )
-def test_failure_in_a_worker_comes_out_with_its_own_words(kind, text, told):
+def test_worker_failure_is_reported_with_its_own_message(kind, text, told):
     said = WORKER.format(kind=kind, text=text).replace(f"{kind}: \n", f"{kind}\n")
     assert run.cause(Exception(said)) == told
 
 
-def test_worker_that_was_killed_is_told_as_such():
+def test_killed_worker_is_reported_as_killed():
     said = "Lost task: org.apache.spark.SparkException: Python worker exited unexpectedly (crashed)\n\tat x"
     assert run.cause(Exception(said)).startswith(
         "a Python worker was killed, probably because there was too little memory"
     )
 
 
-def test_failure_of_sparks_own_keeps_its_first_line():
+def test_failure_inside_spark_keeps_its_first_line():
     assert (
         run.cause(Exception("[PATH_NOT_FOUND] Path does not exist: x.\nand more"))
         == "[PATH_NOT_FOUND] Path does not exist: x."
@@ -198,8 +196,8 @@ def test_failure_of_sparks_own_keeps_its_first_line():
 
 
 @pytest.mark.req("P8")
-def test_commands_of_the_kubernetes_page_are_taken_as_they_stand(monkeypatch):
-    """The manifests are not tried, but what they start has these options."""
+def test_commands_on_the_kubernetes_page_have_valid_options(monkeypatch):
+    """The manifests are not deployed; the arguments of their commands are parsed."""
     text = (Path(follow.__file__).parent / "KUBERNETES.md").read_text()
     found = {
         json.loads(command)[-1]: json.loads(told)

@@ -1,4 +1,4 @@
-"""Forgetting devices: nothing names them any more, and all else is as if they had never been."""
+"""Forgetting devices: no file names them, and all other rows are as in a fleet without them."""
 
 import base64
 import gzip
@@ -37,7 +37,7 @@ def publish(topic, payload, packet_id=7, qos=2):
 
 
 def fill(landing, without=()):
-    """Three segments of four devices, some of it bad; without some devices' messages, whose places stay empty."""
+    """Land three segments of four devices, with some bad messages. Leave out some devices, but not their row numbers."""
 
     def message(device, *arguments, **more):
         landing.message(device, *arguments, **more)
@@ -101,7 +101,7 @@ def fleet_made_once(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def never(tmp_path_factory):
-    """The same fleet, had the device never been. Tests only read it."""
+    """The same fleet without the device. Tests only read it."""
     home, _ = made_once(tmp_path_factory, "never", {GONE})
     return Output(str(home / "out"))
 
@@ -114,7 +114,7 @@ def fleet(fleet_made_once, landing, tmp_path):
     return Output(str(tmp_path / "out"))
 
 
-def same_as_never(output, never):
+def assert_same_as_never(output, never):
     for kind in ("audit", "lives", "intervals", "identities"):
         assert state_rows(output, kind) == state_rows(never, kind), kind
     for table in ("readings", "quarantine", "audit"):
@@ -128,8 +128,8 @@ def same_as_never(output, never):
     }
 
 
-def nothing_names_it(*directories):
-    """Look for it in a way of its own: plain bytes, and all values of all Parquet files as text."""
+def assert_name_is_gone(*directories):
+    """Search without the code under test: plain bytes, and all values of all Parquet files as text."""
     for directory in directories:
         for path in directory.rglob("*"):
             if path.is_file():
@@ -141,14 +141,14 @@ def nothing_names_it(*directories):
 
 
 @pytest.mark.req("P4", "P7")
-def test_forgotten_device_is_nowhere_and_the_rest_is_as_if_it_had_never_been(local, fleet, never, landing, tmp_path):
+def test_forgotten_device_leaves_no_trace_and_other_devices_are_unchanged(local, fleet, never, landing, tmp_path):
     (tmp_path / "out" / "spark.log").write_text(f"a worker told of {GONE}")
     (tmp_path / "out" / "readings" / f".cut.parquet.{'0' * 8}.tmp").write_bytes(GONE.encode())
     done = forget.forget(str(landing.directory), str(tmp_path / "out"), [GONE])
     assert done.left == []
     assert (done.rows["readings"], done.rows["segments of c"], done.rows["lives"]) == (9, 21, 1)
-    nothing_names_it(tmp_path / "out", landing.directory)
-    same_as_never(fleet, never)
+    assert_name_is_gone(tmp_path / "out", landing.directory)
+    assert_same_as_never(fleet, never)
     for table in engines.COLUMNS:
         assert engines.by_pandas(fleet, table) == engines.truth(never, table)
         assert (
@@ -160,9 +160,7 @@ def test_forgotten_device_is_nowhere_and_the_rest_is_as_if_it_had_never_been(loc
 
 
 @pytest.mark.req("P3", "P4")
-def test_run_goes_on_behind_it_and_a_landing_that_is_read_again_is_found_to_be_there(
-    local, fleet, never, landing, tmp_path
-):
+def test_run_after_forget_recognises_segments_read_again(local, fleet, never, landing, tmp_path):
     forget.forget(str(landing.directory), str(tmp_path / "out"), [GONE])
     before = engines.truth(fleet, "readings")
     directory = Storage(str(landing.directory))
@@ -182,7 +180,7 @@ def test_run_goes_on_behind_it_and_a_landing_that_is_read_again_is_found_to_be_t
     assert engines.by_pandas(fleet, "readings") == engines.truth(fleet, "readings")
 
 
-def test_other_device_that_mentions_it_keeps_its_rows_with_asterisks(local, landing, tmp_path):
+def test_forgotten_name_in_rows_of_another_device_becomes_asterisks(local, landing, tmp_path):
     landing.message("cellar", 1, 1, kind="boot")
     landing.raw(
         "flashmqtt/cellar/readings", b'[{"bn":"cellar/","boot":1,"seq":2,"n":"near","vs":"by greenhouse-1, left"}]'
@@ -191,7 +189,7 @@ def test_other_device_that_mentions_it_keeps_its_rows_with_asterisks(local, land
     landing.seal()
     output = take(local, landing, tmp_path / "out", last=1)
     assert forget.forget(str(landing.directory), str(tmp_path / "out"), [GONE]).left == []
-    nothing_names_it(tmp_path / "out", landing.directory)
+    assert_name_is_gone(tmp_path / "out", landing.directory)
     (name,) = output.files("readings")
     assert pq.read_table(tmp_path / "out" / name, partitioning=None)["text"].to_pylist() == ["by ************, left"]
     assert [row[2] for row in engines.truth(output, "quarantine")] == [b"not JSON: ************"]
@@ -222,7 +220,7 @@ value = "$"
 
 
 @pytest.mark.req("P7")
-def test_device_that_only_a_mapping_knows_does_not_come_back(tmp_path):
+def test_forgotten_mapped_device_does_not_return_on_replay(tmp_path):
     (tmp_path / "m.toml").write_text(MAPPED)
     tables = Tables(tmp_path, mapping.read(tmp_path / "m.toml"))
     landing = tables.landing
@@ -236,7 +234,7 @@ def test_device_that_only_a_mapping_knows_does_not_come_back(tmp_path):
     tables.batch()
     done = forget.forget(str(landing.directory), str(tmp_path / "out"), [GONE])
     assert (done.left, done.rows["segments of c"], done.rows["readings"]) == ([], 3, 4)
-    nothing_names_it(tmp_path / "out", landing.directory)
+    assert_name_is_gone(tmp_path / "out", landing.directory)
     left = sorted((row["device"], row["value"]) for row in tables.rows("readings"))
     assert left == [("greenhouse-2", 7.0), ("meter-2", 418.0), ("meter-2", 1235.0)]
     tables.stream = "the checkpoint was lost"
@@ -252,7 +250,7 @@ def test_device_that_only_a_mapping_knows_does_not_come_back(tmp_path):
 @pytest.mark.req("P7")
 @pytest.mark.parametrize("name", ["home", "tv", "home/hall"])
 @pytest.mark.parametrize("is_read", [True, False])
-def test_device_whose_name_is_a_part_of_anothers_goes_alone(tmp_path, name, is_read):
+def test_forgetting_keeps_devices_whose_names_contain_the_name(tmp_path, name, is_read):
     tables = Tables(tmp_path)
     topics = ["home/temperature", "home/hall/door", "home/hall/lamp/power", "tv/power", "den/tv/power"]
     topics += ["flashmqtt/home/hall/attic/readings"]
@@ -266,7 +264,7 @@ def test_device_whose_name_is_a_part_of_anothers_goes_alone(tmp_path, name, is_r
     assert set(topics) - left == {{"home": topics[0], "tv": topics[3], "home/hall": topics[1]}[name]}
 
 
-def test_logs_of_the_collector_are_sealed_and_what_is_held_goes(local, fleet, landing, tmp_path):
+def test_forget_seals_collector_logs_and_deletes_held_messages(local, fleet, landing, tmp_path):
     logs = landing.directory / "d.logs"
     store = LandingStore(logs, "d")
     store.land_run(
@@ -283,7 +281,7 @@ def test_logs_of_the_collector_are_sealed_and_what_is_held_goes(local, fleet, la
     (logs / "0000000001.damaged").write_bytes(b"greenhouse-1")
     done = forget.forget(str(landing.directory), str(tmp_path / "out"), [GONE])
     assert (done.left, done.rows["held by the collector"], done.rows["segments of d"]) == ([], 1, 1)
-    nothing_names_it(tmp_path / "out", landing.directory)
+    assert_name_is_gone(tmp_path / "out", landing.directory)
     table = pq.read_table(landing.directory / "d-000000001.parquet")
     assert (table["topic"].to_pylist(), table["row"].to_pylist()) == (["flashmqtt/cellar/readings"], [2])
     store = LandingStore(logs, "d")
@@ -298,23 +296,21 @@ def test_logs_of_the_collector_are_sealed_and_what_is_held_goes(local, fleet, la
 
 @pytest.mark.req("P3", "P4", "P7")
 @pytest.mark.timeout(900)
-def test_killed_at_every_moment_the_same_command_does_the_rest(local, fleet, never, landing, tmp_path):
+def test_forget_killed_after_every_change_is_completed_by_running_again(local, fleet, never, landing, tmp_path):
     before, others = engines.truth(fleet, "readings"), engines.truth(never, "readings")
     moments = 0
-    for moment in killed.again_and_again(killed.forgetting, tmp_path):
+    for moment in killed.rerun_after_kills(killed.forgetting, tmp_path):
         moments = moment
         rows = engines.truth(fleet, "readings")
         assert [row for row in rows if row[0] != GONE] == others  # all tables are whole, at any moment
         assert len(rows) in {len(others), len(others) + 9}
         assert engines.by_polars(fleet, "readings") in (rows, before)
     assert moments > 30
-    same_as_never(fleet, never)
-    nothing_names_it(tmp_path / "out", landing.directory)
+    assert_same_as_never(fleet, never)
+    assert_name_is_gone(tmp_path / "out", landing.directory)
 
 
-def test_attempt_that_was_killed_while_it_wrote_leaves_nothing_behind(
-    local, fleet, never, landing, tmp_path, monkeypatch
-):
+def test_forget_removes_files_of_an_interrupted_attempt(local, fleet, never, landing, tmp_path, monkeypatch):
     made = []
     written = forget._rewrite
 
@@ -330,23 +326,23 @@ def test_attempt_that_was_killed_while_it_wrote_leaves_nothing_behind(
     monkeypatch.undo()
     assert forget.forget(str(landing.directory), str(tmp_path / "out"), [GONE]).left == []
     assert not [name for name in made if (tmp_path / "out" / name).exists()]
-    same_as_never(fleet, never)
+    assert_same_as_never(fleet, never)
 
 
-def test_device_that_is_known_to_nobody_changes_nothing(fleet, landing, tmp_path):
+def test_forgetting_an_unknown_device_changes_nothing(fleet, landing, tmp_path):
     before = [one.batch for one in fleet.commits()]
     done = forget.forget(str(landing.directory), str(tmp_path / "out"), ["nobody-at-all"])
     assert (done.rows, done.left, [one.batch for one in fleet.commits()]) == ({}, [], before)
 
 
-def test_database_that_tables_went_on_to_is_told_and_asked_again(fleet, landing, tmp_path, monkeypatch):
+def test_forget_reports_rows_left_in_a_database(fleet, landing, tmp_path, monkeypatch):
     rows = {"plain": [3, 0], "sticky": [2, 2]}
     monkeypatch.setattr(sink, "forget", lambda output, devices: {name: left.pop(0) for name, left in rows.items()})
     done = forget.forget(str(landing.directory), str(tmp_path / "out"), [GONE])
     assert (done.rows["plain"], done.left) == (3, ["sticky: 2 rows"])
 
 
-def test_registered_database_loses_it_and_one_that_is_gone_is_named(fleet, landing, tmp_path):
+def test_forget_deletes_from_registered_database_and_names_unreachable_one(fleet, landing, tmp_path):
     to = tmp_path / "readings.duckdb"
     database = sink.open_sink(str(to))
     sink.bring(fleet, database)
@@ -355,7 +351,7 @@ def test_registered_database_loses_it_and_one_that_is_gone_is_named(fleet, landi
     done = forget.forget(str(landing.directory), str(tmp_path / "out"), [GONE], [str(tmp_path)])
     assert done.left == []
     assert done.rows[str(to)] > 9
-    nothing_names_it(tmp_path)
+    assert_name_is_gone(tmp_path)
     database = sink.open_sink(str(to))
     assert sink.bring(fleet, database) == []
     database.close()
@@ -364,7 +360,7 @@ def test_registered_database_loses_it_and_one_that_is_gone_is_named(fleet, landi
         forget.forget(str(landing.directory), str(tmp_path / "out"), [GONE])
 
 
-def test_command_asks_says_what_it_did_and_what_it_cannot_reach(fleet, landing, tmp_path, capsys):
+def test_forget_command_requires_yes_and_reports_remaining_files(fleet, landing, tmp_path, capsys):
     arguments = ["--landing", str(landing.directory), "--out", str(tmp_path / "out")]
     assert forget.main(arguments) == 2
     assert "--device is missing" in capsys.readouterr().err
@@ -396,7 +392,7 @@ def test_command_asks_says_what_it_did_and_what_it_cannot_reach(fleet, landing, 
     assert "another run is active" in capsys.readouterr().err
 
 
-def test_name_that_is_a_word_of_ours_is_told_to_be_looked_for_as_a_device_only(local, landing, tmp_path, capsys):
+def test_device_named_like_a_format_word_is_forgotten_without_byte_search(local, landing, tmp_path, capsys):
     landing.message("seq", 1, 1, kind="boot")
     landing.message("cellar", 1, 1, kind="boot")
     landing.seal()
@@ -428,7 +424,7 @@ def test_name_that_is_a_word_of_ours_is_told_to_be_looked_for_as_a_device_only(l
         b"a&amp;b&lt;c",
     ],
 )
-def test_name_is_found_in_each_of_its_forms(data):
+def test_name_is_found_in_every_encoding(data):
     names = Names([GONE, "hütte/1", "a&b<c"], [LIKE_IT])
     assert names.occur(data)
     assert not names.occur(names.without(data))
@@ -436,7 +432,7 @@ def test_name_is_found_in_each_of_its_forms(data):
 
 
 @pytest.mark.parametrize("data", [b"greenhouse-10", b"greenhouse-2", b"", b"greenhouse-", b"greenhouse-100"])
-def test_name_is_not_found_in_a_longer_one_that_is_kept(data):
+def test_name_inside_a_longer_kept_name_is_not_found(data):
     assert not Names([GONE], [LIKE_IT]).occur(data)
     assert Names([GONE]).occur(data) == data.startswith(b"greenhouse-1")
 
@@ -454,19 +450,19 @@ def test_name_is_not_found_in_a_longer_one_that_is_kept(data):
         ("home/cellar/readings", False),
     ],
 )
-def test_message_is_a_devices_by_the_levels_of_its_topic(topic, own):
+def test_topic_levels_decide_whose_message_it_is(topic, own):
     names = Names([GONE, "cellar/shelf", "home"], [LIKE_IT, "cellar", "cellar/left", "left"])
     assert names.own(topic) == own
 
 
-def test_message_without_a_device_in_its_topic_is_told_by_its_payload():
+def test_payload_decides_where_the_topic_names_no_device():
     names = Names([GONE], [LIKE_IT, "cellar"])
     assert names.own("sensors/json", b'{"id": "greenhouse-1"}')
     assert not names.own("sensors/json", b'{"id": "greenhouse-10"}')
     assert not names.own("flashmqtt/cellar/readings", b"of greenhouse-1")
 
 
-def test_search_sees_what_is_compressed_and_what_no_row_uses(tmp_path):
+def test_search_finds_names_in_compressed_files_and_unused_dictionary_entries(tmp_path):
     storage, names = Storage(str(tmp_path)), Names([GONE])
     values = pa.DictionaryArray.from_arrays(pa.array([0], pa.int8()), ["cellar", GONE])
     pq.write_table(pa.table({"a": values}), tmp_path / "dictionary.parquet", compression="zstd")

@@ -1,4 +1,4 @@
-"""The Grafana dashboard asks for what collector and pipeline tell, by the names, types and labels that they tell it with."""
+"""The Grafana dashboard queries the metrics of collector and pipeline by their real names, types and labels."""
 
 import json
 import os
@@ -20,8 +20,8 @@ DASHBOARD = json.loads((ROOT / "tools/pipeline/grafana.json").read_text())
 PATIENCE_S = 300
 
 
-def told_by(module, *arguments):
-    """Return what a command tells Prometheus while it runs: metric -> (type, help, names of its samples -> labels)."""
+def metrics_of(module, *arguments):
+    """Return the metrics that a command exports while it runs: metric -> (type, help, names of its samples -> labels)."""
     port = free_port()
     command = [sys.executable, "-m", module, *map(str, arguments), "--metrics-port", str(port)]
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'firmware'}"}
@@ -53,19 +53,19 @@ def told_by(module, *arguments):
 def told(tmp_path_factory):
     directory = tmp_path_factory.mktemp("told")
     (directory / "landing").mkdir()
-    broker = free_port()  # nobody is there: the collector goes on trying, and tells so
-    collector = told_by("tools.collector", "--landing", directory / "collector", "--port", broker)
+    broker = free_port()  # no broker listens there: the collector keeps trying
+    collector = metrics_of("tools.collector", "--landing", directory / "collector", "--port", broker)
     arguments = ("--landing", directory / "landing", "--out", directory / "out", "--follow", 1)
-    return collector | told_by("tools.pipeline.run", *arguments)
+    return collector | metrics_of("tools.pipeline.run", *arguments)
 
 
 def queries():
-    """Return what the dashboard asks: all expressions, with those of its variables."""
+    """Return all expressions of the dashboard, with those of its variables."""
     found = [target["expr"] for panel in DASHBOARD["panels"] for target in panel.get("targets", [])]
     return found + [one["definition"] for one in DASHBOARD["templating"]["list"] if "definition" in one]
 
 
-def test_dashboard_asks_for_what_is_told_and_for_all_of_it(told):
+def test_dashboard_queries_every_metric_and_only_existing_ones(told):
     samples = {name: labels for _, _, found in told.values() for name, labels in found.items()}
     own = {name: "histogram" if kind == "histogram" else kind for name, (kind, _, _) in told.items()}
     asked = set()
@@ -88,7 +88,7 @@ def test_dashboard_asks_for_what_is_told_and_for_all_of_it(told):
     assert ours - families == set()
 
 
-def test_names_types_and_help_are_as_prometheus_has_them(told):
+def test_metric_names_types_and_help_follow_prometheus_conventions(told):
     for name, (kind, text, samples) in told.items():
         if not name.startswith("flashmqtt_") or name.endswith("_created"):
             continue
@@ -101,7 +101,7 @@ def test_names_types_and_help_are_as_prometheus_has_them(told):
         assert all("collector" in labels or "out" in labels for labels in samples.values())
 
 
-def test_panels_are_whole_and_none_covers_another():
+def test_panels_are_complete_and_do_not_overlap():
     ids = [panel["id"] for panel in DASHBOARD["panels"]]
     assert len(ids) == len(set(ids))
     covered = set()

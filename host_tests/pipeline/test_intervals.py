@@ -19,7 +19,7 @@ def codes(members):
 @pytest.mark.req("P3")
 @settings(max_examples=200, deadline=None)
 @given(st.lists(MEMBERS, max_size=5))
-def test_union_holds_what_a_set_would_hold_in_the_fewest_intervals(batches):
+def test_union_equals_a_python_set_in_the_fewest_intervals(batches):
     held = intervals.EMPTY
     model = set()
     for batch in batches:

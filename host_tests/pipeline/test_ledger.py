@@ -1,4 +1,4 @@
-"""The audit that goes on from batch to batch, without Spark: held against what was planted, and against one batch."""
+"""The incremental audit, without Spark: compared with the planted truth, and with one large batch."""
 
 import random
 from copy import copy, deepcopy
@@ -19,7 +19,7 @@ KEY = ("device", "life", "boot")
 
 
 class Books:
-    """A bucket's state and audit, taken from batch to batch as a task does it, without files."""
+    """A bucket's state and audit, carried from batch to batch as a task does it, without files."""
 
     def __init__(self, landing):
         self.landing = landing
@@ -32,7 +32,7 @@ class Books:
         self.ties = []
 
     def copy(self):
-        """Return books that go on from these, and leave them as they are. Tables do not change, so both have the same."""
+        """Return independent books with the same contents. Tables are immutable, so both share them."""
         found = copy(self)
         found.state, found.summary = deepcopy(self.state), deepcopy(self.summary)
         found.settled, found.loaded, found.ties = dict(self.settled), list(self.loaded), list(self.ties)
@@ -117,7 +117,7 @@ def messages(landing, *told):
 
 
 @pytest.mark.req("P4")
-def test_boots_end_where_the_next_begins_and_holes_are_losses(landing, books):
+def test_boot_ends_at_the_next_and_gaps_are_missing(landing, books):
     books.take(
         messages(landing, (1, 1, {"first": 1, "cause": "power"}), (1, 2, {}), (1, 3, {}), (1, 6, {}), (1, 8, {}))
     )
@@ -151,7 +151,7 @@ def test_losses_are_split_into_dropped_in_doubt_and_unexplained(landing, books):
 
 @pytest.mark.req("P4")
 @pytest.mark.parametrize("lost", range(1, 6))
-def test_what_is_lost_at_the_beginning_of_the_first_boot_is_missing(landing, books, lost):
+def test_lost_start_of_the_first_boot_counts_as_missing(landing, books, lost):
     books.take(messages(landing, *[(1, seq, {}) for seq in range(lost + 1, 9)]))
     assert ranges(books) == [("a", 1, 1, 1, lost)]
     assert figures(books, "first_seq", "published", "missing", "unexplained") == {(1, 1): (1, 8, lost, lost)}
@@ -160,7 +160,7 @@ def test_what_is_lost_at_the_beginning_of_the_first_boot_is_missing(landing, boo
 
 
 @pytest.mark.req("P4")
-def test_lost_first_boots_are_missing_until_a_message_of_theirs_comes(landing, books):
+def test_late_message_of_a_lost_boot_moves_missing_numbers_to_it(landing, books):
     books.take(messages(landing, (3, 20, {"first": 20}), (3, 21, {}), (4, 22, {"first": 22})))
     assert ranges(books) == [("a", 1, 3, 1, 19)]
     books.take(messages(landing, (1, 5, {})))
@@ -174,7 +174,7 @@ def test_lost_first_boots_are_missing_until_a_message_of_theirs_comes(landing, b
 
 
 @pytest.mark.req("P4")
-def test_life_that_began_in_the_middle_of_the_numbers_says_so(landing, books):
+def test_boot_message_with_since_excludes_earlier_numbers_from_missing(landing, books):
     landing.message("a", 5, 103, life=77)
     landing.message("a", 5, 104, life=77)
     rows, landing.rows = landing.rows, []
@@ -188,7 +188,7 @@ def test_life_that_began_in_the_middle_of_the_numbers_says_so(landing, books):
 
 
 @pytest.mark.req("P4")
-def test_counter_that_jumped_is_a_suspect_and_no_thousand_million_losses(landing, books):
+def test_jumped_counter_is_suspect_and_not_counted_as_losses(landing, books):
     far = 1_000_000_000
     books.take(messages(landing, *[(1, seq, {}) for seq in (1, 2, 4, far, far + 1)]))
     assert ranges(books) == [("a", 1, 1, 3, 3)]
@@ -197,11 +197,11 @@ def test_counter_that_jumped_is_a_suspect_and_no_thousand_million_losses(landing
 
 
 @pytest.mark.req("P4")
-def test_each_missing_number_has_the_reason_that_its_board_gave_or_is_a_loss(landing, books):
+def test_missing_numbers_get_the_boards_reason_or_stay_unexplained(landing, books):
     books.take(messages(landing, (1, 1, {"first": 1, "dropped": 0}), (1, 2, {}), (1, 30, {})))
     assert figures(books, "missing", "unexplained") == {(1, 1): (27, 27)}
     named = {
-        "refused_seqs": "2-4,8",  # 2 arrived all the same
+        "refused_seqs": "2-4,8",  # 2 arrived nevertheless
         "expired_seqs": "8-9",  # 8 has a reason already
         "dropped_seqs": "12-13",
         "damaged_seqs": "14",
@@ -211,7 +211,7 @@ def test_each_missing_number_has_the_reason_that_its_board_gave_or_is_a_loss(lan
     names = ("missing", "refused", "expired", "dropped", "damaged", "in_doubt", "unexplained")
     books.take(messages(landing, (2, 31, {"first": 31, "dropped": 6, **named})))
     assert figures(books, *names)[1, 1] == (27, 3, 1, 2, 1, 2, 18)
-    books.take(messages(landing, (2, 32, named), (2, 33, {"refused_seqs": "20-22,24"})))  # told again, and more
+    books.take(messages(landing, (2, 32, named), (2, 33, {"refused_seqs": "20-22,24"})))  # repeated, and more
     assert figures(books, *names)[1, 1] == (27, 7, 1, 2, 1, 2, 14)
     books.take(messages(landing, (3, 34, {"first": 34, "dropped": 12})))
     # Of the six that were dropped by count in boot 2 none is missing there.
@@ -223,7 +223,7 @@ def test_each_missing_number_has_the_reason_that_its_board_gave_or_is_a_loss(lan
     assert [totals[name] for name in names] == [27, 7, 1, 2, 1, 2, 14]
 
 
-def test_reasons_are_taken_away_in_order_and_never_twice():
+def test_intervals_without_windows_equal_a_set_difference():
     rng = random.Random(3)
     for _ in range(300):
 
@@ -239,13 +239,13 @@ def test_reasons_are_taken_away_in_order_and_never_twice():
 
 @pytest.mark.req("P4")
 @pytest.mark.parametrize("seed", range(3))
-def test_audit_does_not_depend_on_how_messages_fell_into_batches(landing, seed, monkeypatch):
+def test_audit_is_the_same_for_any_split_into_batches(landing, seed, monkeypatch):
     rounds = generated(seed, 60)
     one = Books(landing)
     one.take(joined(rounds))
     whole = one.rows()
     monkeypatch.setattr(ledger, "SETTLED_ROWS", 20)
-    # Each seed has other histories, and a third of the places where they can be cut.
+    # Each seed has its own histories, and a third of the positions where they can be cut.
     for cuts in ([*range(1, len(rounds))], *([cut] for cut in range(1 + seed, len(rounds), 3))):
         books = Books(landing)
         for begin, end in pairwise([0, *cuts, len(rounds)]):
@@ -254,7 +254,7 @@ def test_audit_does_not_depend_on_how_messages_fell_into_batches(landing, seed, 
         for name in schemas.AUDIT.names:
             if not name.startswith(
                 ("delay_", "late", "base_us", "steps", "counts", "ties")
-            ):  # these are right to a step
+            ):  # these are approximate, to one step
                 assert {key: row[name] for key, row in rows.items()} == {
                     key: row[name] for key, row in whole.items()
                 }, name
@@ -274,7 +274,7 @@ def test_audit_does_not_depend_on_how_messages_fell_into_batches(landing, seed, 
 
 
 @pytest.mark.req("P4", "P7")
-def test_late_message_of_an_old_boot_takes_it_out_of_its_settled_file(landing, books, monkeypatch):
+def test_late_message_moves_an_old_boot_out_of_its_settled_file(landing, books, monkeypatch):
     monkeypatch.setattr(ledger, "SETTLED_ROWS", 4)
     monkeypatch.setattr(ledger, "FULL_ROWS", 4)
     for boot in range(1, 20):
@@ -283,7 +283,7 @@ def test_late_message_of_an_old_boot_takes_it_out_of_its_settled_file(landing, b
         assert books.touched == min(boot, 2)
     assert len(books.settled) >= 4
     assert books.loaded == []
-    assert books.summary["totals"]["missing"] == 2 + 19  # 1 and 2, which nothing ever came of
+    assert books.summary["totals"]["missing"] == 2 + 19  # 1 and 2, which never arrived
     books.take(messages(landing, (5, 16, {})))
     assert figures(books, "missing")[1, 5] == (0,)
     assert sum(value for (value,) in figures(books, "missing").values()) == books.summary["totals"]["missing"] == 20
@@ -293,7 +293,7 @@ def test_late_message_of_an_old_boot_takes_it_out_of_its_settled_file(landing, b
 
 
 @pytest.mark.req("P4", "P7")
-def test_settled_files_are_joined_until_they_are_full(landing, books, monkeypatch):
+def test_settled_files_are_merged_until_they_are_full(landing, books, monkeypatch):
     monkeypatch.setattr(ledger, "SETTLED_ROWS", 4)
     monkeypatch.setattr(ledger, "FULL_ROWS", 32)
     written = 0
@@ -313,7 +313,7 @@ def test_settled_files_are_joined_until_they_are_full(landing, books, monkeypatc
 
 
 @pytest.mark.req("P4")
-def test_window_in_doubt_reaches_back_to_settled_boots(landing, books, monkeypatch):
+def test_in_doubt_window_covers_settled_boots(landing, books, monkeypatch):
     monkeypatch.setattr(ledger, "SETTLED_ROWS", 4)
     monkeypatch.setattr(ledger, "FULL_ROWS", 4)
     for boot in range(1, 12):
@@ -325,7 +325,7 @@ def test_window_in_doubt_reaches_back_to_settled_boots(landing, books, monkeypat
 
 
 @pytest.mark.req("P4")
-def test_delays_need_a_clock_and_are_right_to_a_step(landing, books):
+def test_delays_are_estimated_once_the_clock_is_known(landing, books):
     for seq in range(1, 101):
         late_us = 100_000 + (0 if seq <= 60 else 10_000 if seq <= 95 else 100_000_000)
         landing.message("a", 1, seq, up=float(seq), arrival_us=1_790_000_000_000_000 + seq * 1_000_000 + late_us)
@@ -346,7 +346,7 @@ def test_delays_need_a_clock_and_are_right_to_a_step(landing, books):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_percentiles_of_weighted_values_are_those_of_the_values_written_out(seed):
+def test_weighted_percentiles_equal_those_of_repeated_values(seed):
     rng = np.random.default_rng(seed)
     boots = 5
     boot = np.sort(rng.integers(0, boots, 12))
@@ -368,7 +368,7 @@ COMPARED = ("first_seq", "last_seq", "published", "delivered", "resent", "reorde
 
 @pytest.mark.req("P4")
 @pytest.mark.parametrize("seed", range(100, 112))
-def test_generated_fleets_come_out_of_the_audit_as_they_were_planted(landing, seed, monkeypatch):
+def test_audit_of_generated_fleets_equals_the_planted_truth(landing, seed, monkeypatch):
     monkeypatch.setattr(ledger, "SETTLED_ROWS", 2)
     planted, truth = fleet(seed, devices=10)
     rows = rows_of(landing, planted)
@@ -398,11 +398,11 @@ def test_generated_fleets_come_out_of_the_audit_as_they_were_planted(landing, se
 
 
 CLOCKS = (0, 0, 0.4, 0.8, 1.6, 700, -90)
-"""What clocks say beside the true time: the same, creeping, set anew."""
+"""Offsets of clocks from the true time in seconds: exact, drifting, set again."""
 
 
 def clock_history(rng, name):
-    """Return (seq, payload, seconds that the clock less the uptime comes to, None where it told none) as they arrive."""
+    """Return (seq, payload, offset of the clock in seconds or None) in the order of arrival."""
     history = []
     for seq in range(1, 6):
         clock = None if rng.random() < 0.15 else rng.choice(CLOCKS)
@@ -422,7 +422,7 @@ def clock_of(history):
 
 
 def splits(books, rounds, begin=0, cuts=()):
-    """Yield the books of all splits of the rounds: (cuts, books). Equal beginnings are taken once."""
+    """Yield (cuts, books) of all splits of the rounds. Common beginnings are computed once."""
     for end in range(begin + 1, len(rounds) + 1):
         longer = books.copy()
         longer.take(joined(rounds[begin:end]))
@@ -433,7 +433,7 @@ def splits(books, rounds, begin=0, cuts=()):
 
 
 @pytest.mark.req("P4")
-def test_clock_jumps_are_the_same_however_the_messages_fell_into_batches(landing):
+def test_clock_jumps_are_the_same_for_any_split_into_batches(landing):
     rng = random.Random(120)
     histories = {f"d{n}": clock_history(rng, f"d{n}") for n in range(120)}
     expected = {name: clock_of([(seq, clock) for seq, _, clock in history]) for name, history in histories.items()}
@@ -455,7 +455,7 @@ def test_clock_jumps_are_the_same_however_the_messages_fell_into_batches(landing
 
 
 @pytest.mark.req("P4")
-def test_long_stretch_of_one_clock_leaves_few_ties_and_one_that_creeps_no_jump(landing):
+def test_steady_clock_gives_few_ties_and_drifting_clock_no_jump(landing):
     for seq in range(1, 1001):
         landing.message("a", 1, seq, up=float(seq), bt=round(TIME_S + seq, 3))
         landing.message("b", 1, seq, up=float(seq), bt=round(TIME_S + seq * 1.01, 3))
@@ -470,7 +470,7 @@ def test_long_stretch_of_one_clock_leaves_few_ties_and_one_that_creeps_no_jump(l
         assert len(found["b", 1, 1]["ties"]) < 20
 
 
-def test_what_boards_tell_of_themselves_is_kept_by_boot_and_device(landing, books):
+def test_health_counters_are_summed_over_boots(landing, books):
     def health(boot, seq, up, wear, connects):
         landing.raw(
             "flashmqtt/a/health",
@@ -482,7 +482,7 @@ def test_what_boards_tell_of_themselves_is_kept_by_boot_and_device(landing, book
 
     health(1, 1, 600, 1000, 2)
     health(1, 2, 86_400, 1010, 4)
-    health(1, 3, 90_000, 1e300, -1)  # nothing that a board's counter can say
+    health(1, 3, 90_000, 1e300, -1)  # values that no board's counter can have
     health(2, 4, 86_400, 1100, 2)
     (row,) = books.lives.to_pylist()
     assert (row["erases_first"], row["erases"], row["told_uptime"], row["reconnects"]) == (1000, 1100, 172_800, 4)
@@ -500,7 +500,7 @@ def test_summary_does_not_grow_with_time_or_texts():
     assert len(found["causes"]) <= 4 * summary.MOST_TEXTS
 
 
-def test_gaps_are_all_numbers_that_are_not_in_the_intervals():
+def test_gaps_are_the_numbers_outside_the_intervals():
     rng = random.Random(5)
     state = State()
     state.keys = np.arange(5) << 20

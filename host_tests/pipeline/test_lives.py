@@ -1,4 +1,4 @@
-"""Lives: wiped boards, two boards under one id, jumps, old copies. How messages fell into batches makes no difference."""
+"""Lives: wiped boards, two boards under one id, jumps, old copies. The split into batches makes no difference."""
 
 import functools
 import itertools
@@ -57,7 +57,7 @@ def joined(rounds):
 
 
 class Taken:
-    """What some batches came to; the next batch goes on from it, and leaves it as it is."""
+    """The result of some batches; `then` returns a new result and leaves this one unchanged."""
 
     def __init__(self):
         self.past = Written()
@@ -66,7 +66,7 @@ class Taken:
         self.batches = 0
 
     def then(self, rows, reload=True):
-        """Return what they and one more batch come to, which begins with the state as a task loads it."""
+        """Return the result with one more batch, which starts from the state as a task loads it."""
         found = Taken()
         found.past.tables = {name: list(tables) for name, tables in self.past.tables.items()}
         found.state = reloaded(self.state, found.past) if reload else State(found.past)
@@ -85,7 +85,7 @@ class Taken:
         return found
 
     def outcome(self, reload=True):
-        """Return all of it as tables, in an order of its own."""
+        """Return all results as sorted tables."""
         state = reloaded(self.state, self.past) if reload else self.state
         held = state.held_table()
         found = {name: pa.concat_tables([YIELDED[name].empty_table(), *self.tables[name]]) for name in self.tables}
@@ -94,13 +94,13 @@ class Taken:
         found["tally"] = summed(found["tally"])
         found |= {"intervals": state.intervals_table(), "lives": state.lives_table()}
         found = {name: in_order(table) for name, table in found.items()}
-        # What is held of a device has its order.
+        # The order of a device's held messages is significant.
         found["held"] = sorted(without_segment(held).to_pylist(), key=lambda row: row["device"])
         return found
 
 
 def in_order(table):
-    """Return a table's rows without the number of the segment, in an order of their own."""
+    """Return a table's rows sorted, without the segment number."""
     table = without_segment(table)
     return table.sort_by([(name, "ascending") for name in table.column_names])
 
@@ -110,14 +110,14 @@ def without_segment(table):
 
 
 def summed(tally):
-    """Return the sums of each boot, without those of nothing."""
+    """Return the sums of each boot, without boots that have only zeros."""
     found = tally.group_by(list(KEY)).aggregate([(name, "sum") for name in SUMS])
     some = [pc.greater(found[f"{name}_sum"], 0) for name in SUMS]
     return found.filter(functools.reduce(pc.or_, some))
 
 
 def outcome(rounds, cuts=(), reload=True):
-    """Return what batches cut behind these rounds come to."""
+    """Return the result of batches that end after these rounds."""
     taken = Taken()
     for begin, end in itertools.pairwise([0, *cuts, len(rounds)]):
         taken = taken.then(joined(rounds[begin:end]), reload)
@@ -125,7 +125,7 @@ def outcome(rounds, cuts=(), reload=True):
 
 
 def splits(rounds, most=None, taken=None, cuts=()):
-    """Yield what all splits come to, at most so many cuts each: (cuts, outcome). Equal beginnings are worked on once."""
+    """Yield (cuts, outcome) of all splits with at most `most` cuts. Common beginnings are computed once."""
     taken, begin = taken or Taken(), cuts[-1] if cuts else 0
     yield cuts, taken.then(joined(rounds[begin:])).outcome()
     if most is None or len(cuts) < most:
@@ -186,13 +186,13 @@ NEW = [
 
 
 def told(payloads, identity):
-    """Return messages as a board says them that tells its life."""
+    """Return the messages as sent by a board that includes its life."""
     return [one.replace(b'"boot"', b'"life":%d,"boot"' % identity) for one in payloads]
 
 
 @pytest.mark.req("P3", "P4")
-def test_wiped_board_that_tells_its_life_loses_nothing_in_any_order():
-    """Boot message lost or late, copies from the old life after the wipe: all the same."""
+def test_wiped_board_with_life_identity_loses_nothing_in_any_order():
+    """The boot message may be lost or late, and duplicates from the old life may arrive after the wipe."""
     old, new = told(OLD, 77), told(NEW, 88)
     histories, expected = [], []
     for copies in ([], [1], [4], [0, 3]):
@@ -216,9 +216,9 @@ def test_wiped_board_that_tells_its_life_loses_nothing_in_any_order():
 
 
 @pytest.mark.req("P3", "P4")
-def test_wiped_board_that_tells_no_life_waits_for_its_boot_message():
+def test_wiped_board_without_life_identity_waits_for_its_boot_message():
     comes = [*OLD, *NEW[1:3], NEW[0], NEW[3], OLD[1]]
-    next_shows_it = [*OLD, *NEW[1:]]  # the next boot's message shows the life, and what waited finds its place
+    next_shows_it = [*OLD, *NEW[1:]]  # the next boot message shows the life, and held messages are placed
     never = [*OLD, *NEW[1:3]]
     found = assert_batches_make_no_difference(side_by_side([comes, next_shows_it, never]), most=2)
     assert in_tables(found, "d0") == sorted(
@@ -226,14 +226,14 @@ def test_wiped_board_that_tells_no_life_waits_for_its_boot_message():
     )
     assert by_device(found["n_resent"]) == {"d0": 1}
     assert Counter(life for life, _, _ in in_tables(found, "d1")) == {1: 5, 2: 3}
-    # What waits for a message that never comes is kept, and said.
+    # Messages held for a boot message that never comes are kept, and reported.
     assert reasons(found) == {"identity reused": 2}
     assert {row["topic"] for row in found["quarantine"]} == {"flashmqtt/d2/readings"}
     assert [row["device"] for row in found["held"]] == ["d2"] * 2
 
 
 @pytest.mark.req("P3", "P4")
-def test_boot_message_begins_a_life_if_its_boot_has_lower_numbers_in_the_life_that_is_known():
+def test_boot_message_with_first_above_known_numbers_begins_a_life():
     other_life = payload(1, 9, first=9)
     above = [other_life, payload(2, 1, first=1), payload(2, 6), payload(2, 5, first=4)]
     same = [other_life, payload(2, 1, first=1), payload(2, 3, first=1)]
@@ -247,7 +247,7 @@ def test_boot_message_begins_a_life_if_its_boot_has_lower_numbers_in_the_life_th
 
 
 @pytest.mark.req("P3", "P4")
-def test_copies_that_wait_for_a_boot_message_go_into_its_life_together():
+def test_held_duplicates_join_the_life_of_their_boot_message():
     waiting = payload(1, 2, value=2)
     other = waiting.replace(b'"v":2', b'"v":3')
     found = assert_batches_make_no_difference(landed([*OLD[:3], waiting, waiting, other, NEW[0]]), most=2)
@@ -257,7 +257,7 @@ def test_copies_that_wait_for_a_boot_message_go_into_its_life_together():
 
 
 @pytest.mark.req("P3")
-def test_same_identity_with_another_payload_is_a_named_conflict_whenever_it_comes():
+def test_same_identity_with_another_payload_goes_to_quarantine():
     histories = []
     for identity in (0, 5):
         first, other = payload(1, 2, identity=identity, value=1), payload(1, 2, identity=identity, value=2)
@@ -272,7 +272,7 @@ def test_same_identity_with_another_payload_is_a_named_conflict_whenever_it_come
 
 
 @pytest.mark.req("P4")
-def test_message_in_quarantine_is_no_sign_of_life_of_its_boot():
+def test_quarantined_message_does_not_update_last_arrival():
     first, other = payload(1, 1, identity=5), payload(1, 1, identity=5, value=2)
     late = payload(1, 1, identity=6, device="b")
     for cuts in ([], [1], [2], [1, 2]):
@@ -287,7 +287,7 @@ def test_message_in_quarantine_is_no_sign_of_life_of_its_boot():
 
 
 @pytest.mark.req("P3", "P4")
-def test_every_order_of_a_small_history_gives_the_same_in_all_splits():
+def test_batch_splits_make_no_difference_for_any_message_order():
     histories = []
     for identity in (0, 5):
         history = [
@@ -305,7 +305,7 @@ def test_every_order_of_a_small_history_gives_the_same_in_all_splits():
 
 
 @pytest.mark.req("P4")
-def test_counter_that_jumps_far_is_a_suspect_until_another_message_is_there():
+def test_far_jump_is_quarantined_until_a_second_message_confirms_it():
     far, histories = 1_000_000_000, []
     for identity in (0, 5):
         histories.append([payload(1, seq, identity=identity) for seq in (1, 2, far, 3, 4)])
@@ -320,7 +320,7 @@ def test_counter_that_jumps_far_is_a_suspect_until_another_message_is_there():
 
 
 @pytest.mark.req("P3", "P4")
-def test_two_payloads_under_one_number_far_ahead_are_a_conflict_once_it_is_confirmed():
+def test_confirmed_jump_with_two_payloads_quarantines_one():
     far = 1_000_000_000
     histories = [
         [
@@ -346,7 +346,7 @@ FAR = 2 * lives.MOST_GAP
 
 
 def taken(*messages):
-    """Let a device take messages (identity, boot, seq, first). Return the numbers of its lives, 0 for those held, at the end."""
+    """Return the lives of messages (identity, boot, seq, first) after a device took all; 0 for those still held."""
     device = lives.Device([], [], {})
     found = {
         place: device.take(place, lives.Message(*message, print=place, where=("c", 1, place))).life
@@ -372,27 +372,27 @@ def taken(*messages):
         ((7, 2, FAR + lives.NEAR + 1, None), [1, 2, 0, 0]),
     ],
 )
-def test_jump_is_confirmed_by_a_near_number_of_the_same_life_in_the_order_of_the_boots(second, expected):
+def test_jump_is_confirmed_by_a_near_number_of_the_same_life(second, expected):
     assert taken((7, 1, 1, None), (8, 1, 1, None), (7, 2, FAR, None), second) == expected
 
 
 @pytest.mark.req("P3", "P4")
 @pytest.mark.parametrize(("seq", "expected"), [(300, [1, 1, 2, 2]), (FAR, [1, 1, 0, 2])])
-def test_new_life_takes_a_waiting_message_that_fits_unless_its_number_is_far_ahead(seq, expected):
+def test_new_life_takes_held_messages_unless_far_ahead(seq, expected):
     first_life = [(0, 1, 1, None), (0, 5, 20, None)]
     assert taken(*first_life, (0, 2, seq, None), (0, 1, 2, 2)) == expected
 
 
 @pytest.mark.req("P3", "P4")
-def test_new_life_without_identity_takes_no_waiting_message_that_has_one():
+def test_life_without_identity_takes_no_held_message_with_identity():
     waiting = (7, 2, FAR, None)
     assert taken((0, 1, 1, None), (7, 1, 1, None), waiting, (0, 1, FAR - 2, FAR - 3)) == [1, 2, 0, 3]
 
 
 @pytest.mark.req("P4")
-def test_two_boards_under_one_id_return_again_and_again_and_boots_of_one_told_life_do_not():
+def test_two_boards_sharing_an_id_cause_returns_and_reboots_do_not():
     boards = [
-        (  # told lives
+        (  # different identities
             [payload(1, seq, identity=5) for seq in range(1, 7)],
             [payload(1, seq, identity=6, value=2) for seq in range(1, 7)],
         ),
@@ -419,12 +419,12 @@ def test_two_boards_under_one_id_return_again_and_again_and_boots_of_one_told_li
     assert [min(returns[f"d{n}"], 5) for n in range(5)] == [5, 5, 5, 5, 0]
     assert not found["quarantine"]
     assert [len(in_tables(found, f"d{n}")) for n in range(5)] == [12] * 5
-    # One after the other they are a board that was wiped, or lost a lot.
+    # In sequence they look like one board that was wiped, or lost many messages.
     found = as_rows(outcome(side_by_side([[*other, *one] for one, other in boards])))
     assert max(by_device(found["n_returns"]).values()) <= 1
 
 
-def test_messages_of_several_collectors_are_no_returns():
+def test_interleaved_collectors_cause_reordering_and_no_returns():
     landing = Landing(None)
     for seq in range(1, 21):
         landing.raw("flashmqtt/a/readings", payload(1 + seq // 11, seq))
@@ -465,19 +465,19 @@ def generated(seed, devices):
 
 @pytest.mark.req("P3", "P4")
 @pytest.mark.parametrize("seed", range(4))
-def test_batches_against_one_batch(seed):
+def test_generated_histories_give_the_same_for_any_batch_split(seed):
     rounds = generated(seed, 200)
     found = assert_batches_make_no_difference(rounds, most=1)
     assert as_rows(outcome(rounds, range(1, len(rounds)))) == found
     kept = len(found["readings"]) + len(found["quarantine"]) + sum(found["n_resent"].values())
-    assert kept == sum(map(len, rounds))  # nothing is dropped that was not compared
+    assert kept == sum(map(len, rounds))  # no message is dropped without a comparison
     assert len(reasons(found)) >= 3
     assert max(row["life"] for row in found["lives"]) >= 3
 
 
 @pytest.mark.req("P4")
 @pytest.mark.parametrize("seed", range(4, 7))
-def test_what_is_plain_comes_out_as_message_by_message(seed, monkeypatch):
+def test_fast_path_gives_the_same_as_placing_each_message(seed, monkeypatch):
     rounds = generated(seed, 200)
     obvious = placing._obvious
     monkeypatch.setattr(placing, "_obvious", lambda *asked: none_of(*obvious(*asked)))
@@ -487,13 +487,13 @@ def test_what_is_plain_comes_out_as_message_by_message(seed, monkeypatch):
 
 
 def none_of(life, plain, new):
-    """Return the answer of `placing._obvious` with all devices taken for doubtful."""
+    """Return the answer of `placing._obvious` with no device obvious."""
     return life, plain & False, new
 
 
 @pytest.mark.req("P3", "P5")
 @pytest.mark.parametrize("seed", range(7, 10))
-def test_landing_that_is_read_again_repeats_nothing_not_even_in_quarantine(seed):
+def test_replayed_landing_repeats_no_row_even_in_quarantine(seed):
     rounds = generated(seed, 100)
     landing = Landing(None)
     landing.raw("flashmqtt/a/readings", b"{")
@@ -511,7 +511,7 @@ def test_landing_that_is_read_again_repeats_nothing_not_even_in_quarantine(seed)
             assert counted(again, name) == counted(first, name)
 
 
-def test_held_messages_beyond_the_limit_go_to_quarantine_the_oldest_first(monkeypatch):
+def test_oldest_held_messages_beyond_the_limit_go_to_quarantine(monkeypatch):
     monkeypatch.setattr(lives, "MOST_HELD", 2)
     rows = landed([payload(1, 1, first=1), *[payload(1, 1, value=value) for value in range(2, 6)]])
     found = assert_batches_make_no_difference(rows)
@@ -519,7 +519,7 @@ def test_held_messages_beyond_the_limit_go_to_quarantine_the_oldest_first(monkey
     assert [row["payload"] for row in found["held"]] == [payload(1, 1, value=value) for value in (4, 5)]
 
 
-def test_copy_whose_print_is_gone_is_kept_and_said(monkeypatch):
+def test_duplicate_without_a_print_is_kept_in_quarantine(monkeypatch):
     rounds = landed([payload(1, 1, identity=5), payload(1, 1, identity=5)])
     monkeypatch.setattr("host_tests.pipeline.test_task.Written.prints", lambda self: [])
     found = as_rows(outcome(rounds, [1]))

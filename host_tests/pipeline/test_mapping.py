@@ -1,4 +1,4 @@
-"""Mapping files: what they take from topics and payloads, and how a mistake in one is named."""
+"""Mapping files: readings from topics and payloads, and mistakes named with their line."""
 
 import itertools
 import pickle
@@ -25,7 +25,7 @@ def shown(readings):
     return [(one.device, one.name, one.unit, next(v for v in one[3:6] if v is not None)) for one in readings]
 
 
-def test_every_part_of_a_reading_comes_from_topic_or_payload(tmp_path):
+def test_all_fields_of_a_reading_are_mapped_from_topic_and_payload(tmp_path):
     text = """
 [[map]]
 topic = "plant/{hall}/+/{device}/{name}"
@@ -42,7 +42,7 @@ time_unit = "ms"
     assert taken(tmp_path, text, "plant/a/m1/temp", payload) is None
 
 
-def test_items_of_a_list_and_fields_of_an_object_are_readings_of_their_own(tmp_path):
+def test_list_items_and_object_fields_become_separate_readings(tmp_path):
     text = """
 [[map]]
 topic = "gateway"
@@ -65,7 +65,7 @@ time = "$.t"
     ]
 
 
-def test_tables_of_one_topic_go_together_and_the_first_topic_that_matches_counts(tmp_path):
+def test_rules_with_one_topic_combine_and_the_first_match_wins(tmp_path):
     text = """
 [[map]]
 topic = "tele/{device}/SENSOR"
@@ -105,7 +105,7 @@ format = "text"
     ("how", "payload", "value"),
     [("number", b'" 21.5 "', 21.5), ("number", b"3", 3.0), ("boolean", b'"ON"', True), ("boolean", b"0", False)],
 )
-def test_text_may_be_read_as_a_number_or_boolean(tmp_path, how, payload, value):
+def test_text_is_converted_to_number_or_boolean(tmp_path, how, payload, value):
     text = f'[[map]]\ntopic = "{{device}}/{{name}}"\nvalue = "$"\nas = "{how}"\n'
     assert shown(taken(tmp_path, text, "d/n", payload)) == [("d", "n", None, value)]
 
@@ -133,7 +133,7 @@ def test_text_may_be_read_as_a_number_or_boolean(tmp_path, how, payload, value):
         ('device = "$.n"', b'{"v": 1, "n": {}}', "device: $.n is no text"),
     ],
 )
-def test_message_that_does_not_fit_has_a_reason(tmp_path, more, payload, reason):
+def test_misfit_names_its_reason(tmp_path, more, payload, reason):
     with pytest.raises(Misfit) as misfit:
         taken(tmp_path, f'[[map]]\ntopic = "{{device}}/x"\nvalue = "$.v"\n{more}\n', "d/x", payload)
     assert reason in str(misfit.value)
@@ -170,7 +170,7 @@ def test_message_that_does_not_fit_has_a_reason(tmp_path, more, payload, reason)
         ('[[map]]\ntopic = "{device}/x"\nignore = "yes"\n', 3, "has to be true or false"),
     ],
 )
-def test_mistake_in_a_mapping_is_named_with_its_line(tmp_path, text, line, reason):
+def test_mapping_mistake_is_named_with_its_line(tmp_path, text, line, reason):
     with pytest.raises(mapping.MappingError) as error:
         rules(tmp_path, text)
     assert reason in str(error.value)
@@ -190,28 +190,28 @@ def test_mistake_in_a_mapping_is_named_with_its_line(tmp_path, text, line, reaso
         ("#", ".*"),
     ],
 )
-def test_placeholders_take_what_a_regular_expression_would(pattern, expression):
+def test_placeholders_match_like_a_regular_expression(pattern, expression):
     made, _ = mapping._pattern(pattern)
     for topic in map("".join, itertools.chain(*(itertools.product("a-/", repeat=n) for n in range(1, 8)))):
         match = re.fullmatch(expression, topic)
         assert made.match(topic) == (match and match.groupdict()), topic
 
 
-def test_topic_that_is_made_to_be_slow_is_not(tmp_path):
+def test_long_topic_of_separators_is_matched_in_time(tmp_path):
     text = '[[map]]\ntopic = "{site}-{device}-{name}"\nvalue = "$"\n'
     assert taken(tmp_path, text, "-" * 65_000 + "/x", b"1") is None
     assert taken(tmp_path, text, "-" * 65_000, b"1")[0].name == "-"
 
 
 @pytest.mark.parametrize("more", ["", 'time = "$..t"', 'device = "@..d"'])
-def test_payload_that_is_nested_too_deep_is_a_misfit(tmp_path, more):
+def test_deeply_nested_payload_is_a_misfit(tmp_path, more):
     payload = b'{"v":' * 300 + b"1" + b"}" * 300
     text = f'[[map]]\ntopic = "{{device}}/x"\nvalue = "$..v"\n{more}\n'
     with pytest.raises(Misfit, match="recursion limit"):
         taken(tmp_path, text, "d/x", payload)
 
 
-def test_mistake_in_a_mapping_ends_the_command(tmp_path, capsys):
+def test_mapping_mistake_ends_the_command(tmp_path, capsys):
     (tmp_path / "landing").mkdir()
     file = tmp_path / "m.toml"
     file.write_text('[[map]]\ntopic = "{device}"\nvalue = "x"\n')

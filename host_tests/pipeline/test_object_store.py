@@ -1,6 +1,6 @@
-"""Landing and tables on an object store: an S3 server on this machine, through pyarrow and deltalake as they come.
+"""Landing and tables on an object store: an S3 server on this machine, with unmodified pyarrow and deltalake.
 
-What is not tried: Spark's own part (checkpoint, and noticing segments), which needs Hadoop's S3A client, jars that PyPI lacks.
+Not tested: Spark's part (checkpoint and discovery of segments), which needs Hadoop's S3A client; its jars are not on PyPI.
 """
 
 import importlib.util
@@ -126,7 +126,7 @@ def same(output):
 
 
 @pytest.mark.req("P3", "P6")
-def test_batches_verdict_and_report_lie_on_the_store(fleet):
+def test_batches_verdict_and_report_work_on_the_store(fleet):
     fleet.take(2)
     assert [commit.batch for commit in fleet.output.commits()] == [1, 2]
     assert verdict.judge(fleet.output).line == verdict.WHOLE
@@ -137,7 +137,7 @@ def test_batches_verdict_and_report_lie_on_the_store(fleet):
 
 
 @pytest.mark.req("P3", "P7")
-def test_engines_read_delta_tables_on_the_store_also_where_a_run_ended_before_it_published(fleet):
+def test_engines_read_the_store_after_a_kill_before_publication(fleet):
     fleet.take(2)
     same(fleet.output)
     fleet.commit()  # and killed
@@ -149,7 +149,7 @@ def test_engines_read_delta_tables_on_the_store_also_where_a_run_ended_before_it
 
 
 @pytest.mark.req("P3", "P7")
-def test_compaction_and_retention_on_the_store(fleet):
+def test_compaction_and_retention_work_on_the_store(fleet):
     fleet.take(2)
     fleet.landing.arrival_us -= DAY_US
     fleet.take(2)
@@ -184,7 +184,7 @@ def test_device_is_forgotten_on_the_store(fleet):
 
 @pytest.mark.req("P3")
 @pytest.mark.parametrize("there", [False, True])
-def test_file_whose_writing_failed_does_not_appear_nor_take_anothers_place(fleet, there):
+def test_failed_write_neither_creates_nor_replaces_a_file(fleet, there):
     storage = fleet.output.storage
     if there:
         storage.write_json("one.json", 1)
@@ -195,7 +195,7 @@ def test_file_whose_writing_failed_does_not_appear_nor_take_anothers_place(fleet
     assert not there or storage.read_json("one.json") == 1
 
 
-def test_segment_of_many_rows_goes_up_in_parts(fleet):
+def test_large_segment_is_uploaded_in_parts(fleet):
     rows = 200_000
     columns = {"collector": ["c"] * rows, "segment": [1] * rows, "row": list(range(rows)), "arrival": list(range(rows))}
     columns |= {"topic": ["flashmqtt/a/x"] * rows, "qos": [1] * rows, "dup": [False] * rows, "retain": [False] * rows}

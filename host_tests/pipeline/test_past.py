@@ -1,4 +1,4 @@
-"""What a batch finds of those before it, in files: prints, quarantine, what is held. Without Spark."""
+"""What a batch reads from the files of earlier batches: prints, quarantine, held messages. Without Spark."""
 
 from collections import Counter
 
@@ -15,7 +15,7 @@ def out(tmp_path):
 
 
 def rows(output, table):
-    """Return a table's rows as they count; of quarantine also what is held."""
+    """Return a table's committed rows; for quarantine, held messages too."""
     names = output.files(table) + (output.files("held") if table == "quarantine" else [])
     columns = schemas.TABLES[table].names
     found = []
@@ -30,7 +30,7 @@ def counted(output, table):
 
 
 def odd_messages(landing):
-    """Land what is stored, what is refused in every way, and what is held."""
+    """Land messages that are stored, messages that are refused for each reason, and messages that are held."""
     landing.message("a", 1, 1, kind="boot", life=5)
     for seq in (2, 3):
         landing.message("a", 1, seq, life=5)
@@ -44,7 +44,7 @@ def odd_messages(landing):
 
 
 @pytest.mark.req("P3", "P5")
-def test_lost_checkpoint_repeats_nothing(local, landing, out):
+def test_lost_checkpoint_duplicates_no_rows(local, landing, out):
     odd_messages(landing)
     landing.seal()
     output = taken(local, landing, out)
@@ -55,7 +55,7 @@ def test_lost_checkpoint_repeats_nothing(local, landing, out):
     landing.message("a", 1, 4, life=5)
     landing.message("old", 1, 3)
     landing.seal()
-    for _ in range(2):  # each time as a stream of its own, which has read nothing yet
+    for _ in range(2):  # each time as a new stream, which has read nothing yet
         output = taken(local, landing, out)
         assert counted(output, "quarantine") == before["quarantine"]
         assert not before["readings"] - counted(output, "readings")
@@ -67,7 +67,7 @@ def test_lost_checkpoint_repeats_nothing(local, landing, out):
 
 
 @pytest.mark.req("P3", "P4", "P5")
-def test_lost_checkpoint_brings_back_nothing_that_was_deleted_for_its_age(local, landing, out):
+def test_lost_checkpoint_restores_no_rows_deleted_by_retention(local, landing, out):
     odd_messages(landing)
     landing.message("old", 1, 1, kind="boot", up=0.7)  # wiped
     landing.message("old", 1, 2, value=8)
@@ -75,7 +75,7 @@ def test_lost_checkpoint_brings_back_nothing_that_was_deleted_for_its_age(local,
     taken(local, landing, out)
     landing.message("a", 1, 4, life=5, arrival_us=landing.arrival_us + 40 * 86_400_000_000)
     landing.raw("flashmqtt/a/readings", b"}")
-    landing.message("a", 1, 2, life=5)  # copies of what is about to go
+    landing.message("a", 1, 2, life=5)  # duplicates of rows that retention deletes next
     landing.message("old", 1, 1, kind="boot", up=0.7)
     landing.message("old", 1, 2, value=8)
     landing.seal()
@@ -95,7 +95,7 @@ def test_lost_checkpoint_brings_back_nothing_that_was_deleted_for_its_age(local,
 
 
 @pytest.mark.req("P3")
-def test_conflict_and_copy_are_told_after_many_batches_and_a_compaction(local, landing, out):
+def test_conflict_and_duplicate_are_recognised_after_compaction(local, landing, out):
     day_us = 86_400_000_000
     for seq in range(1, 6):
         landing.message("a", 1, seq, life=5, arrival_us=landing.arrival_us + 80 * day_us)
@@ -113,7 +113,7 @@ def test_conflict_and_copy_are_told_after_many_batches_and_a_compaction(local, l
 
 
 @pytest.mark.req("P3")
-def test_what_is_held_counts_as_quarantine_until_it_finds_its_life(local, landing, out):
+def test_held_messages_count_as_quarantine_until_their_life_is_known(local, landing, out):
     for seq in (1, 2, 3):
         landing.message("a", 1, seq, kind="boot" if seq == 1 else "readings")
     for seq in (2, 3):
@@ -139,7 +139,7 @@ def test_what_is_held_counts_as_quarantine_until_it_finds_its_life(local, landin
 
 
 @pytest.mark.req("P3")
-def test_file_that_a_compaction_replaces_meanwhile_is_looked_for_again(local, landing, out, monkeypatch):
+def test_prints_are_searched_again_when_a_compaction_replaces_files(local, landing, out, monkeypatch):
     for seq in (1, 2):
         landing.message("a", 1, seq, life=5)
         landing.seal()
@@ -163,7 +163,7 @@ def test_file_that_a_compaction_replaces_meanwhile_is_looked_for_again(local, la
     assert verdict.judge(output).line == verdict.WHOLE
 
 
-def test_prints_that_are_too_many_to_keep_are_read_again_and_found(local, landing, out, monkeypatch):
+def test_prints_beyond_the_cache_are_read_from_files(local, landing, out, monkeypatch):
     monkeypatch.setattr(prints, "MOST_KEPT", 4)
     for batch in range(4):
         for seq in range(1, 4):
@@ -178,7 +178,7 @@ def test_prints_that_are_too_many_to_keep_are_read_again_and_found(local, landin
     assert [row["reason"] for row in rows(output, "quarantine")] == [lives.REUSED] * 5
 
 
-def test_prints_are_read_for_copies_of_earlier_batches_only(local, landing, out, monkeypatch):
+def test_duplicates_within_a_batch_read_no_prints(local, landing, out, monkeypatch):
     read = []
     load = task._load
     monkeypatch.setattr(task, "_load", lambda storage, name, schema: read.append(name) or load(storage, name, schema))

@@ -1,4 +1,4 @@
-"""Messages without an identity: readings all the same, each once, and no proof of delivery."""
+"""Messages without an identity: each becomes a reading once, and there is no proof of delivery."""
 
 import itertools
 import re
@@ -73,14 +73,14 @@ def test_number_or_boolean_is_a_reading(landing, payload, wanted):
         ("json/d", b"21.5", "mapping: nothing at $.*"),
     ],
 )
-def test_payload_that_is_no_reading_is_in_quarantine(landing, topic, payload, reason):
+def test_payload_that_is_not_a_reading_goes_to_quarantine(landing, topic, payload, reason):
     landing.raw(topic, payload)
     tables = readings_of(landing)
     assert [reason in row["reason"] for row in tables.pop("quarantine")] == [True]
     assert tables == {}
 
 
-def test_device_is_what_stands_before_the_last_level():
+def test_topic_without_its_last_level_is_the_device():
     shapes = {
         "greenhouse-1/t": ("greenhouse-1", "t"),
         "home/hall/t": ("home/hall", "t"),
@@ -90,7 +90,7 @@ def test_device_is_what_stands_before_the_last_level():
     assert {topic: mapping.device_and_name(topic) for topic in shapes} == shapes
 
 
-def test_what_is_no_reading_by_its_topic_or_by_a_mapping_leaves_nothing(landing):
+def test_ignored_topics_leave_no_rows(landing):
     landing.raw("noise/1", b"21.5")
     landing.raw("flashmqtt-live/d/readings", b'[{"bn":"d/","n":"x","v":1}]')
     landing.raw("flashmqtt-commands/d", b'{"id": "1"}')
@@ -125,7 +125,7 @@ def fill(landing, history):
 
 
 def without_place(tables):
-    """Return the rows of all tables but counts, as a set, without the segment's number, which goes by the split."""
+    """Return the rows of all tables except counts, sorted, without the segment number, which depends on the split."""
     left = {name: rows for name, rows in tables.items() if name not in ("tally", "met", "prints")}
     return {
         name: sorted(str({key: one for key, one in row.items() if key != "segment"}) for row in rows)
@@ -145,7 +145,7 @@ def met(tables):
 @pytest.mark.req("P3")
 @settings(max_examples=120, deadline=None)
 @given(st.lists(st.tuples(ROW, KIND), min_size=1, max_size=8), st.sets(st.integers(1, 7)), st.booleans())
-def test_tables_do_not_depend_on_how_messages_fall_into_batches(tmp_path_factory, history, cuts, reload):
+def test_tables_are_the_same_for_any_split_into_batches(tmp_path_factory, history, cuts, reload):
     landing = Landing(tmp_path_factory.getbasetemp())
     rows = fill(landing, history)
     whole, _ = work(landing, rows, [(0, len(rows))], mapping=JSON)
@@ -157,7 +157,7 @@ def test_tables_do_not_depend_on_how_messages_fall_into_batches(tmp_path_factory
 
 
 @pytest.mark.req("P3")
-def test_order_of_the_others_changes_no_reading(tmp_path):
+def test_order_of_messages_changes_no_reading(tmp_path):
     history = [
         (("greenhouse-1/t", b"21.5"), {}),
         (("json/k", b'{"a": 1}'), {}),
@@ -174,10 +174,10 @@ def test_order_of_the_others_changes_no_reading(tmp_path):
 
 
 @pytest.mark.req("P3")
-def test_copies_that_the_collector_knows_are_duplicates_and_others_are_not(landing):
+def test_only_marked_resends_and_retained_copies_are_duplicates(landing):
     landing.raw("d/t", b"21.5")
     landing.raw("d/t", b"21.5")  # the same value once more
-    landing.raw("d/t", b"21.5", dup=True)  # not known to be a copy: its first sending never came
+    landing.raw("d/t", b"21.5", dup=True)  # not a known duplicate: the first sending never arrived
     landing.raw("d/t", b"21.5", dup=True, qos=0)
     landing.raw("d/t", b"21.5", retain=True)
     tables = readings_of(landing)
@@ -188,7 +188,7 @@ def test_copies_that_the_collector_knows_are_duplicates_and_others_are_not(landi
 
 
 class Tables:
-    """An output that batches go into, one segment each."""
+    """An output that is filled by batches of one segment each."""
 
     def __init__(self, tmp_path, rules=JSON):
         self.landing = Landing(tmp_path / "landing")
@@ -216,7 +216,7 @@ class Tables:
 
 
 @pytest.mark.req("P3")
-def test_replayed_landing_adds_no_reading_and_numbers_that_begin_anew_do(tmp_path):
+def test_replay_adds_no_reading_and_reused_segment_number_does(tmp_path):
     tables = Tables(tmp_path)
     for topic, payload in (("d/t", b"1"), ("d/t", b"2"), ("d/u", b"bad"), ("json/k", b'{"a": 3}')):
         tables.landing.raw(topic, payload)
@@ -240,7 +240,7 @@ def test_replayed_landing_adds_no_reading_and_numbers_that_begin_anew_do(tmp_pat
 
 
 @pytest.mark.req("P4")
-def test_verdict_says_by_number_of_devices_that_there_is_no_proof(tmp_path):
+def test_verdict_counts_devices_without_proof_of_delivery(tmp_path):
     tables = Tables(tmp_path)
     for n in range(20):  # a device's topics lie in several buckets
         tables.landing.raw(f"greenhouse-1/sensor{n}", b"21.5")
@@ -266,7 +266,7 @@ def test_verdict_says_by_number_of_devices_that_there_is_no_proof(tmp_path):
 
 
 @pytest.mark.req("P4")
-def test_verdict_prints_what_devices_without_an_identity_brought(tmp_path, capsys):
+def test_audit_prints_counts_of_devices_without_an_identity(tmp_path, capsys):
     tables = Tables(tmp_path)
     tables.landing.raw("d/t", b"1")
     tables.landing.raw("d/t", b"1", dup=True, qos=0)
@@ -287,7 +287,7 @@ def test_verdict_prints_what_devices_without_an_identity_brought(tmp_path, capsy
         (lambda found: pa.concat_tables([found, found.slice(0, 1)]), "1 rows twice in the tables"),
     ],
 )
-def test_row_that_is_lost_or_there_twice_is_found(tmp_path, monkeypatch, change, problem):
+def test_missing_or_duplicate_row_is_found(tmp_path, monkeypatch, change, problem):
     real = task._Writers.write_by_day
 
     def spoilt(self, table, rows):
@@ -323,7 +323,7 @@ def test_full_check_counts_readings_without_an_identity(spark, tmp_path):
     found = check.full_check(spark, tables.output.storage.uri)
     assert found.agrees
     assert found.plain == 5
-    # Once more what is there, under another name.
+    # The same files once more, under other names.
     for file in list(commit.files["readings"]):
         name = file.replace(".parquet", "-again.parquet")
         shutil.copy(tables.output.storage.path(file), tables.output.storage.path(name))
@@ -333,8 +333,8 @@ def test_full_check_counts_readings_without_an_identity(spark, tmp_path):
     assert (found.agrees, found.twice, found.plain) == (False, 6, 5)
 
 
-def test_our_boards_topics_cost_nothing_more(landing, monkeypatch):
-    """The hot path: no payload is looked at where all topics are our boards'."""
+def test_topics_of_our_boards_skip_plain_and_mapped_parsing(landing, monkeypatch):
+    """The hot path: no payload is tried as a number or mapped where all topics are our boards'."""
     monkeypatch.setattr(plain.Plain, "_read_scalars", lambda *_: pytest.fail("looked at"))
     monkeypatch.setattr(plain.Plain, "_apply_mapping", lambda *_: pytest.fail("looked at"))
     landing.message("a", 1, 1)
@@ -344,7 +344,7 @@ def test_our_boards_topics_cost_nothing_more(landing, monkeypatch):
 README = Path(plain.__file__).parent / "README.md"
 
 
-def test_mapping_that_the_readme_shows_does_what_it_says(tmp_path):
+def test_mapping_in_the_readme_gives_the_readings_shown_there(tmp_path):
     (shown,) = re.findall(r"```toml\n(\[\[map\]\].*?)```", README.read_text(), re.DOTALL)
     (tmp_path / "mapping.toml").write_text(shown)
     rules = mapping.read(tmp_path / "mapping.toml")
@@ -361,7 +361,7 @@ def test_mapping_that_the_readme_shows_does_what_it_says(tmp_path):
         assert "; ".join(found) == (wanted if wanted != "nothing" else ""), topic
 
 
-def test_segment_of_a_mapping_that_takes_all_is_in_order(landing):
+def test_mapping_of_all_topics_also_maps_topics_of_our_boards(landing):
     landing.raw("flashmqtt/d/x", b'{"a": 1}')
     every = mapping.Mapping((mapping._rule(mapping._Lines("m", ""), 0, {"topic": "#", "device": "d", "path": "$.*"}),))
     assert [row["name"] for row in readings_of(landing, every)["plain"]] == ["a"]

@@ -1,4 +1,4 @@
-"""The report says what the tables say, and reaches for nothing. What a browser makes of it is in test_page.py."""
+"""The report shows the tables and loads no external resource. The page in a browser is tested in test_page.py."""
 
 import json
 import re
@@ -14,14 +14,14 @@ from tools.pipeline.commits import Output
 
 
 class Counters(SimpleNamespace):
-    """What a health message reads from: counters that nobody set are 0."""
+    """The source of a health message: counters that are not set are 0."""
 
     def __getattr__(self, name):
         return 0
 
 
 def health_message(device, boot, seq, minutes, wear):
-    """Return what the application on the board publishes: its own records, its own encoder."""
+    """Return a health message made by the board application's own code."""
     application = Counters(
         journal=Counters(stored=seq - 1, wear=wear),
         client=Counters(link=Counters(connects=4)),
@@ -48,7 +48,7 @@ def written(local, landing, tmp_path):
         landing.message(device, 2, 10, bt=1_790_000_010, dup=True)
     for seq, minutes, wear in ((11, 10, 1_000), (12, 1450, 1_100)):
         landing.raw("flashmqtt/a/health", health_message("a", 2, seq, minutes, wear))
-    for seq, value in ((13, 1e308), (14, -1e308)):  # a reading of that name which can't be what the report means
+    for seq, value in ((13, 1e308), (14, -1e308)):  # readings with the names of health counters but impossible values
         landing.raw(
             "flashmqtt/a/readings",
             b'[{"bn":"a/","boot":2,"seq":%d,"up":9,"n":"connects","v":%r},{"n":"wear","v":%r}]' % (seq, value, value),
@@ -62,7 +62,7 @@ def written(local, landing, tmp_path):
 
 
 @pytest.mark.req("P9")
-def test_page_holds_what_the_tables_hold_and_reaches_for_nothing(written):
+def test_page_shows_the_tables_and_loads_no_external_resource(written):
     from tools.pipeline.books import Books
 
     path, output = written
@@ -87,7 +87,7 @@ def test_page_holds_what_the_tables_hold_and_reaches_for_nothing(written):
 
 
 @pytest.mark.req("P9")
-def test_device_without_an_identity_has_its_values_and_no_proof(local, landing, tmp_path):
+def test_device_without_an_identity_has_values_and_no_proof(local, landing, tmp_path):
     for n in range(10):
         landing.raw("greenhouse-1/temperature", b"21.5", arrival_us=1_790_000_000_000_000 + n * 60_000_000)
     landing.message("a", 1, 1)
@@ -102,7 +102,7 @@ def test_device_without_an_identity_has_its_values_and_no_proof(local, landing, 
     assert (name, whole["v"]) == ("temperature", [21.5] * 10)
 
 
-def test_arrivals_that_no_clock_can_tell_are_counted_apart(local, landing, tmp_path):
+def test_implausible_arrival_times_are_counted_separately(local, landing, tmp_path):
     for seq, arrival_us in ((1, 1000), (2, None), (3, 4_294_967_295_000_000), (4, 1_790_000_010_000_000)):
         landing.message("a", 1, seq, arrival_us=arrival_us or 1_790_000_000_000_000)
     landing.seal()
@@ -113,7 +113,7 @@ def test_arrivals_that_no_clock_can_tell_are_counted_apart(local, landing, tmp_p
     assert facts["over_time"]["at"] == [1_790_000_000, 1_790_000_010]
 
 
-def test_texts_of_any_length_leave_the_page_small(local, landing, tmp_path):
+def test_long_texts_leave_the_page_small(local, landing, tmp_path):
     for n in range(30):
         landing.message(f"{n:02d}" + "x" * 20_000, 1, 1)
         landing.raw("flashmqtt/a/readings", b"[" * 3000)
@@ -125,7 +125,7 @@ def test_texts_of_any_length_leave_the_page_small(local, landing, tmp_path):
     assert len(found["fleet"]) == 30
 
 
-def test_texts_that_html_makes_longer_leave_the_page_small(local, landing, tmp_path):
+def test_texts_that_need_html_escapes_leave_the_page_small(local, landing, tmp_path):
     for n in range(4_000):
         landing.message("<" * 94 + f"{n:05d}", 1, 1, kind="boot", cause="<" * 200)
     for n in range(8):
@@ -140,7 +140,7 @@ def test_texts_that_html_makes_longer_leave_the_page_small(local, landing, tmp_p
     assert sum(found["health"]) == len(found["fleet"])
 
 
-def test_values_with_long_texts_lie_beside_the_page(local, landing, tmp_path):
+def test_values_with_long_names_go_into_files_beside_the_page(local, landing, tmp_path):
     for n in range(200):
         landing.raw("<" * 60_000 + f"{n}/" + "<" * 2_000, b"1")
     landing.seal()
@@ -152,7 +152,7 @@ def test_values_with_long_texts_lie_beside_the_page(local, landing, tmp_path):
     assert max(sizes) < 5_000_000
 
 
-def test_fleet_that_is_cut_off_is_said_to_be():
+def test_truncated_fleet_keeps_the_full_counts():
     told = {"published": 1, "delivered": 1, "missing": 0, "health": 0}
     fleet = [told | {"device": f"{n:06d}" + "x" * 90} for n in range(20_000)]
     empty = {"missing": [], "causes": {}, "quarantine": {}, "own": [], "audit": []}

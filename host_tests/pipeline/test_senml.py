@@ -1,4 +1,4 @@
-"""SenML packs: what RFC 8428 says, and what no payload may do."""
+"""SenML packs: the rules of RFC 8428, and the refusal of bad payloads."""
 
 import json
 
@@ -32,7 +32,7 @@ def test_one_record_gives_one_reading():
     assert {key: value for key, value in packs.records.to_pylist()[0].items() if value is not None} == reading
 
 
-def test_base_fields_carry_to_the_records_behind_them_and_not_into_the_next_pack():
+def test_base_fields_apply_to_following_records_of_their_pack_only():
     pack = [
         HEAD | {"bt": T, "bu": "Cel", "bv": 20, "n": "a", "v": 1},
         {"n": "b", "v": 2, "t": 5, "u": "K"},
@@ -46,13 +46,13 @@ def test_base_fields_carry_to_the_records_behind_them_and_not_into_the_next_pack
     assert [one["time_us"] for one in found] == [start, start + 5_000_000, start, start - 1_500_000, None]
 
 
-def test_time_below_2_to_the_28_is_relative_and_moves_the_uptime():
+def test_time_below_2_to_the_28_is_relative_to_the_uptime():
     (one, two) = records([HEAD | {"n": "a", "v": 1, "t": -2}, {"n": "b", "v": 1, "t": 2.0**28 - 1e9}])
     assert (one["time_us"], one["uptime"]) == (None, 0.5)
     assert two["time_us"] is None
 
 
-def test_every_kind_of_value_has_its_column():
+def test_each_value_type_has_its_column():
     found = records([HEAD | {"n": "a", "vs": "x"}, {"n": "b", "vb": False}, {"n": "c", "vd": "AQ"}, {"n": "d", "s": 3}])
     assert [(one["text"], one["flag"], one["blob"], one["sum"]) for one in found] == [
         ("x", None, None, None),
@@ -62,7 +62,7 @@ def test_every_kind_of_value_has_its_column():
     ]
 
 
-def test_base_value_and_base_sum_are_added_also_to_a_field_that_is_not_there():
+def test_base_value_and_base_sum_count_without_the_field():
     found = records(
         [HEAD | {"bs": 10, "bv": 100, "n": "a", "s": 1}, {"n": "b", "v": 2}, {"n": "c"}, {"n": "d", "vb": True}]
     )
@@ -74,31 +74,31 @@ def test_base_value_and_base_sum_are_added_also_to_a_field_that_is_not_there():
     ]
 
 
-def test_first_record_may_hold_the_identity_alone():
+def test_first_record_may_contain_only_the_identity():
     assert records([HEAD]) == []
     assert [one["name"] for one in records([HEAD | {"bv": 10, "bs": 1}, {"n": "a", "v": 1}])] == ["a"]
 
 
 @pytest.mark.req("P4")
 def test_relative_time_of_the_first_record_does_not_move_the_message():
-    """`up` belongs to `bt`: else each pack would tie the uptime to another moment, a clock that jumps."""
+    """`up` belongs to `bt`: otherwise each pack would tie the uptime to another time, which looks like clock jumps."""
     packs = read([HEAD | {"bt": T, "n": "a", "v": 1, "t": -5}, {"n": "b", "v": 1, "t": 2}])
     assert packs.messages["time_us"].to_pylist() == [int(T * 1e6)]
     assert packs.records["time_us"].to_pylist() == [int(T * 1e6) - 5_000_000, int(T * 1e6) + 2_000_000]
     assert packs.records["uptime"].to_pylist() == [-2.5, 4.5]
     packs = read(
         [HEAD | {"n": "a", "v": 1, "t": T}, {"n": "b", "v": 1, "t": T + 3}]
-    )  # no bt: the first record's time is
+    )  # without bt, the first record's time counts
     assert packs.messages["time_us"].to_pylist() == [int(T * 1e6)]
     assert packs.records["uptime"].to_pylist() == [2.5, 5.5]
 
 
-def test_name_may_begin_behind_the_device_as_it_likes_and_may_be_missing():
+def test_name_after_the_device_may_start_with_underscore_or_be_missing():
     assert [one["name"] or "" for one in records([HEAD | {"n": "_x", "v": 1}, {"v": 2}])] == ["_x", ""]
     assert "forbids" in read([HEAD | {"bn": "_dev/", "n": "x", "v": 1}, {"bn": "_other/", "n": "y", "v": 1}]).bad[0][1]
 
 
-def test_name_is_what_the_base_name_leaves_behind_the_device():
+def test_name_is_the_base_name_without_the_device():
     found = records(
         [{"bn": "site/dev/room-", "boot": 1, "seq": 1, "n": "temp", "v": 1}, {"bn": "site/dev/", "n": "x", "v": 1}],
         [{"bn": "site/dev/", "boot": 1, "seq": 2, "n": "temp", "v": 1}, {"bn": "other/", "n": "y", "v": 1}],
@@ -107,7 +107,7 @@ def test_name_is_what_the_base_name_leaves_behind_the_device():
     assert read([{"bn": "site/dev/room-", "boot": 1, "seq": 1}]).messages["device"].to_pylist() == ["site/dev"]
 
 
-def test_whole_numbers_that_came_as_floats_are_whole_numbers():
+def test_boot_and_seq_written_as_floats_become_integers():
     packs = read(b'[{"bn":"d/","boot":1.0,"seq":2.0,"n":"x","v":1}]')
     assert packs.messages.select(["boot", "seq"]).to_pylist() == [{"boot": 1, "seq": 2}]
 
@@ -161,7 +161,7 @@ def test_whole_numbers_that_came_as_floats_are_whole_numbers():
         (b'[{"bn":"d/","boot":1,"seq":1,"n":"a","v":' + b"9" * 5000 + b"}]", ""),
     ],
 )
-def test_bad_payload_is_named_and_its_neighbours_are_read(payload, reason):
+def test_bad_payload_is_refused_with_a_reason_and_others_are_read(payload, reason):
     good = [write_pack([HEAD | {"seq": seq, "n": "x", "v": seq}]) for seq in range(1, 101)]
     packs = read(*good[:50], payload, *good[50:])
     assert [row for row, _ in packs.bad] == [50]
@@ -193,8 +193,8 @@ EVERY_LABEL = (
         b'[{"bn":"d/","boot":1,"seq":1,"up":2,"n":"Inf_NaN","vs":"],\\"a_\\":"}]',
     ],
 )
-def test_what_becomes_of_a_payload_does_not_go_by_its_company(payload):
-    """Two readers take payloads, the quick one and, where that refuses one of a block, the strict one."""
+def test_result_of_a_payload_does_not_depend_on_its_batch(payload):
+    """There are two readers of payloads: a quick one and, where that refuses one payload of a block, a strict one."""
 
     def becomes(*others):
         packs = read(payload, *others)
@@ -223,7 +223,7 @@ PAYLOADS = st.one_of(
 @example([b'[{"bn": "dev/", "boot": 1, "seq": 7, "up": 2.5}, {}]', b"[]"])
 @settings(max_examples=60, deadline=None)
 @given(st.lists(PAYLOADS, max_size=12))
-def test_any_payloads_come_out_as_rows_or_as_reasons_the_same_alone_as_in_company(payloads):
+def test_any_payload_gives_the_same_alone_and_in_a_batch(payloads):
     packs = read(*payloads)
     bad = [row for row, _ in packs.bad]
     assert sorted(bad + packs.messages["row"].to_pylist()) == list(range(len(payloads)))
@@ -234,7 +234,7 @@ def test_any_payloads_come_out_as_rows_or_as_reasons_the_same_alone_as_in_compan
         assert mine == alone.records.to_pylist()
 
 
-# RFC 8428 §5.1.1 to §5.1.8, with the moment at which a pack without a time is read as 0.
+# RFC 8428 §5.1.1 to §5.1.8; a pack without a time is read at time 0.
 OW = "urn:dev:ow:10e2073a01080063"
 PLACE = [
     {"bn": OW, "bt": 1.320067464e09, "bu": "%RH", "v": 20},
@@ -314,7 +314,7 @@ def resolved(pack):
 
 
 def assert_resolved(pack):
-    """Hold what the pipeline makes of a pack against the resolver; its first record also gets an identity."""
+    """Compare the pipeline's records of a pack with the resolver's; the first record also gets an identity."""
     head = {"boot": 1, "seq": 1, "up": 1000.0}
     if "bn" not in pack[0]:  # an identity needs one
         head |= {"bn": pack[0]["n"][:10], "n": pack[0]["n"][10:]}
@@ -343,7 +343,7 @@ def assert_resolved(pack):
 
 @pytest.mark.req("P3")
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_example_of_the_rfc_resolves_as_the_rfc_says(name):
+def test_rfc_8428_example_resolves_as_specified(name):
     assert_resolved(EXAMPLES[name])
     if name == "multiple measurements":
         assert resolved(PLACE) == resolved(EXAMPLES["resolved data"])
@@ -374,7 +374,7 @@ BASES = st.sampled_from(
 @pytest.mark.req("P3")
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.tuples(VALUES, TIMES, BASES), min_size=1, max_size=5))
-def test_any_pack_resolves_as_the_rfc_says(parts):
+def test_generated_pack_resolves_like_the_reference_resolver(parts):
     pack = [{"n": f"n{place}", **value, **time, **base} for place, (value, time, base) in enumerate(parts)]
     pack[0] = {"bn": "dev/", **pack[0]}
     if len(resolved(pack)) < len(pack):

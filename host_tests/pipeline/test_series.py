@@ -1,4 +1,4 @@
-"""The points that the page plots: a bounded number of them, whatever the order and the clocks, each reading once."""
+"""The points that the page plots: a bounded number for any order and any clocks, each reading once."""
 
 import itertools
 import json
@@ -21,14 +21,14 @@ SEQ = itertools.count(1)
 
 
 def publish(landing, at_s, value=None, seq=SEQ, name="t", device="a", **labels):
-    """Land a message as if it was captured and came at a time; `labels` may tell another one."""
+    """Land a message that was captured and arrived at a time; `labels` may set other times."""
     head = {"bn": f"{device}/", "boot": 1, "seq": next(seq), "bt": at_s, "n": name, "v": value, **labels}
     told = json.dumps([{key: one for key, one in head.items() if one is not None}]).encode()
     landing.raw(f"flashmqtt/{device}/readings", told, arrival_us=labels.pop("arrival_us", int((at_s + 0.1) * 1e6)))
 
 
 def taken(local, landing, out):
-    """Take what has landed; return its store, up to date."""
+    """Process the landing; return the updated store."""
     landing.seal()
     stream.once(local, str(landing.directory), str(out), 2)
     return updated(out)
@@ -52,9 +52,7 @@ def times(told):
 
 @pytest.mark.req("P9")
 @pytest.mark.parametrize("step_s", [1, 60, 3600])
-def test_points_are_the_same_however_readings_fall_into_batches_and_never_more_than_a_page_takes(
-    local, landing, out, tmp_path, step_s
-):
+def test_points_are_bounded_and_the_same_for_any_batch_split(local, landing, out, tmp_path, step_s):
     from host_tests.pipeline.conftest import Landing
 
     whole = Landing(tmp_path / "whole")
@@ -89,20 +87,20 @@ def packed_points(store, name="t"):
 
 
 @pytest.mark.req("P9")
-def test_gap_is_told_where_readings_are_missing(local, landing, out):
+def test_missing_readings_are_marked_as_a_gap(local, landing, out):
     for n in [*range(30), *range(45, 60), *range(62, 90)]:
         publish(landing, START_S + n * 60, 1.0)
     told, _ = plots(taken(local, landing, out))["t"]
     assert told["u"] == 60_000
     assert told["g"] == [30, 45]
-    for n in range(30, 45):  # they come after all
+    for n in range(30, 45):  # they arrive late
         publish(landing, START_S + n * 60, 1.0)
     told, _ = plots(taken(local, landing, out))["t"]
     assert told["g"] == [60]
 
 
 @pytest.mark.req("P9")
-def test_pause_of_less_than_a_second_is_no_gap(local, landing, out):
+def test_pause_shorter_than_a_second_is_no_gap(local, landing, out):
     at = START_S
     for n in range(60):
         at += 0.26 if n % 7 == 0 else 2.0 if n == 33 else 0.04
@@ -126,7 +124,7 @@ def test_wrong_clock_does_not_flatten_a_plot(local, landing, out, wrong_s):
     assert store.chunk(0, 1)["a"]["left_out"] == [0, 1]
 
 
-def test_reading_without_a_time_is_dated_by_its_boots_uptime(local, landing, out):
+def test_reading_without_a_time_is_dated_by_uptime(local, landing, out):
     for n in range(10):
         publish(landing, START_S + n * 60, 1.0, up=n * 60.0, bt=None if n < 5 else START_S + n * 60)
     at = times(plots(taken(local, landing, out))["t"][0])
@@ -148,7 +146,7 @@ def test_newest_value_unit_and_text_are_kept(local, landing, out):
     }
 
 
-def test_device_of_countless_names_does_not_fill_the_file(local, landing, out):
+def test_number_of_series_of_a_device_is_limited(local, landing, out):
     for n in range(series.MOST_SERIES + 40):
         publish(landing, START_S + n, 1.0, name=f"n{n}")
     told = taken(local, landing, out).chunk(0, 1)["a"]
@@ -157,7 +155,7 @@ def test_device_of_countless_names_does_not_fill_the_file(local, landing, out):
 
 
 @pytest.mark.req("P9")
-def test_compaction_between_two_updates_loses_no_reading_and_repeats_none(local, landing, out):
+def test_compaction_between_updates_neither_loses_nor_repeats_readings(local, landing, out):
     for n in range(10):
         publish(landing, START_S + n, 1.0)
     taken(local, landing, out)
@@ -172,7 +170,7 @@ def test_compaction_between_two_updates_loses_no_reading_and_repeats_none(local,
 
 
 @pytest.mark.parametrize("what", ["deleted", "deleted without its log", "damaged", "of another version"])
-def test_file_that_is_not_there_is_made_again(local, landing, out, what):
+def test_missing_or_unusable_series_file_is_created_again(local, landing, out, what):
     for n in range(10):
         publish(landing, START_S + n, 1.0)
     store = taken(local, landing, out)
@@ -199,14 +197,14 @@ def test_file_that_is_not_there_is_made_again(local, landing, out, what):
     assert store.chunk(0, 1) == before
 
 
-def test_numbers_that_no_plot_can_hold_are_drawn_at_its_edge(local, landing, out):
+def test_huge_values_become_finite_points(local, landing, out):
     for n, value in enumerate((1e308, -1e308, 1.0)):
         publish(landing, START_S + n, value)
     told, _ = plots(taken(local, landing, out))["t"]
     assert np.isfinite(told["v"]).all()
 
 
-def test_keys_of_long_names_are_short_and_differ():
+def test_keys_of_long_names_are_short_and_unique():
     names = ["x" * 5000, "x" * 5001, "short"]
     keys = [series.key_of(name) for name in names]
     assert len(set(keys)) == 3

@@ -35,8 +35,8 @@ print(gateway.proc.pid, flush=True)
 """
 
 
-def test_process_ends_although_a_connection_of_the_jvm_stays_open():
-    """The JVM runs, but without a Spark context: the end is the same."""
+def test_process_ends_while_a_jvm_connection_stays_open():
+    """The JVM runs without a Spark context: a process with one ends in the same way."""
     command = [sys.executable, "-c", STARTS_A_JVM]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
     assert ended.returncode == 0, ended.stderr
@@ -44,7 +44,7 @@ def test_process_ends_although_a_connection_of_the_jvm_stays_open():
     assert not Path(f"/proc/{int(ended.stdout)}").exists()
 
 
-def group_is_there(group):
+def group_exists(group):
     try:
         os.killpg(group, 0)
     except ProcessLookupError:
@@ -65,10 +65,10 @@ def test_no_process_is_left_after_an_interrupt_while_the_jvm_starts(delay_s):
         process.send_signal(signal.SIGINT)
         process.wait(60)
         deadline = time.monotonic() + 60
-        while group_is_there(process.pid):
+        while group_exists(process.pid):
             assert time.monotonic() < deadline, "a child is left"
             time.sleep(0.05)
     finally:
-        if group_is_there(process.pid):
+        if group_exists(process.pid):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()

@@ -1,4 +1,4 @@
-"""Sinks: the committed rows in a database, each once, whatever is killed."""
+"""Sinks: the committed rows in a database, each once, also after kills."""
 
 import csv
 import datetime
@@ -38,7 +38,7 @@ def server():
 
 @pytest.fixture(params=["duckdb", "postgres"])
 def to(request, tmp_path):
-    """Where a sink is: a new file, or a server without our schema."""
+    """The address of a sink: a new file, or a server without our schema."""
     if request.param == "duckdb":
         yield str(tmp_path / "readings.duckdb")
         return
@@ -90,7 +90,7 @@ def in_sink(read, table):
 
 
 def in_tables(output, table):
-    """Return the same of our tables."""
+    """Return the same rows from our tables."""
     columns = sink.TABLES[table].names
     files = output.latest().state_files("audit") if table == "boots" else output.files(table)
     rows = []
@@ -124,7 +124,7 @@ def update(to, output, **more):
 
 
 def fill(tables, seq, boots=1):
-    """Land a little of everything: packs, events, clocks, plain messages."""
+    """Land some of each kind: packs, events, clocks, plain messages."""
     landing = tables.landing
     for n in range(3):
         landing.message("a", boots, seq + n, up=seq + n / 2, bt=1_790_000_000 + seq + n / 2)
@@ -136,7 +136,7 @@ def fill(tables, seq, boots=1):
 
 @pytest.fixture(scope="module")
 def made_once(tmp_path_factory):
-    """Two batches, and their folder."""
+    """Return the folder of two batches, and the tables."""
     home = tmp_path_factory.mktemp("tables")
     made = Tables(home)
     for seq in (1, 5):
@@ -156,7 +156,7 @@ def tables(made_once, tmp_path):
 
 
 @pytest.mark.req("P3")
-def test_sink_holds_what_the_tables_hold_and_a_repetition_adds_nothing(to, tables):
+def test_sink_equals_the_tables_and_a_repeated_update_adds_nothing(to, tables):
     assert [batch for batch, _ in update(to, tables.output)] == [1, 2]
     assert_same(to, tables.output)
     assert update(to, tables.output) == []
@@ -167,7 +167,7 @@ def test_sink_holds_what_the_tables_hold_and_a_repetition_adds_nothing(to, table
 
 
 @pytest.mark.req("P3", "P4")
-def test_late_messages_correct_the_boots(to, tables):
+def test_late_messages_correct_missing_counts_of_boots(to, tables):
     fill(tables, 11)
     tables.batch()
     update(to, tables.output)
@@ -182,7 +182,7 @@ def test_late_messages_correct_the_boots(to, tables):
 
 @pytest.mark.req("P3")
 @pytest.mark.parametrize("reached", [0, 1, 2, 3])
-def test_compaction_changes_nothing_wherever_the_sink_was(to, tables, reached):
+def test_compaction_at_any_sink_position_changes_no_row(to, tables, reached):
     if reached:
         opened = open_sink(to)
         for _ in range(min(reached, 2)):
@@ -201,7 +201,7 @@ def test_compaction_changes_nothing_wherever_the_sink_was(to, tables, reached):
     assert_same(to, tables.output)
 
 
-def test_compaction_in_the_middle_is_begun_anew(to, tables, monkeypatch):
+def test_update_is_restarted_when_a_compaction_deletes_its_files(to, tables, monkeypatch):
     real = sink._rows
     compacted = []
 
@@ -215,7 +215,7 @@ def test_compaction_in_the_middle_is_begun_anew(to, tables, monkeypatch):
     assert_same(to, tables.output)
 
 
-def test_what_is_deleted_for_its_age_stays_in_the_sink(to, tables):
+def test_rows_deleted_by_retention_stay_in_the_sink(to, tables):
     update(to, tables.output)
     before = readings_in_sink(to)
     compact.compact(Local(), tables.output.storage.uri, "2099-01-01")
@@ -224,7 +224,7 @@ def test_what_is_deleted_for_its_age_stays_in_the_sink(to, tables):
     assert readings_in_sink(to) == before
 
 
-def test_other_tables_and_older_ones_are_refused_and_anew_takes_them(to, tables, tmp_path):
+def test_other_or_older_tables_are_refused_unless_anew_is_given(to, tables, tmp_path):
     update(to, tables.output)
     other = Tables(tmp_path / "other") if (tmp_path / "other").mkdir() is None else None
     fill(other, 1)
@@ -279,9 +279,9 @@ for line in sys.stdin:
 
 
 @pytest.mark.req("P3")
-def test_killed_behind_every_statement_the_sink_goes_on_where_it_was(to, tables, monkeypatch):
-    """What a kill behind a statement leaves is what other connections see then: whole commits, and the next start copies the
-    rest. So a process is killed behind the first and the last statement that leave the same rows."""
+def test_sink_killed_after_any_statement_is_completed_by_the_next_run(to, tables, monkeypatch):
+    """After a kill, other connections see whole commits, and the next start copies the
+    rest. So a process is killed after the first and the last statement that leave the same rows."""
     compact.compact(Local(), tables.output.storage.uri)
     fill(tables, 9)
     tables.batch()
@@ -309,7 +309,7 @@ def test_killed_behind_every_statement_the_sink_goes_on_where_it_was(to, tables,
 
 
 def left_by_statements(to, output, monkeypatch):
-    """Copy all; return what another connection saw: (rows, first and last statement behind which they were there)."""
+    """Copy all; return what another connection saw: (rows, first and last statement after which it saw them)."""
     opened, left, count = open_sink(to), [], 0
 
     def seen(real):
@@ -336,7 +336,7 @@ def left_by_statements(to, output, monkeypatch):
 
 @contextmanager
 def other_connection(to, opened):
-    """Yield a function that reads on a connection of its own. Only the process that has a DuckDB file open can read it."""
+    """Yield a function that reads on another connection. Only the process that has a DuckDB file open can read it."""
     if "://" in to:
         with reader(to) as read:
             yield read
@@ -363,7 +363,7 @@ def wipe(to):
         name.unlink()
 
 
-def test_command_tells_in_one_line_of_a_database_that_can_not_be_opened(tables, tmp_path):
+def test_unusable_database_is_reported_in_one_line(tables, tmp_path):
     (tmp_path / "notes.duckdb").write_text("no database " * 1000)
     command = [sys.executable, "-m", "tools.pipeline.sink", "--out", tables.output.storage.uri]
     for to, named in (
@@ -378,7 +378,7 @@ def test_command_tells_in_one_line_of_a_database_that_can_not_be_opened(tables, 
 
 
 @pytest.mark.req("P3")
-def test_server_that_is_killed_loses_no_row_that_counted(server, tables):
+def test_killed_server_loses_no_committed_row(server, tables):
     import psycopg
 
     to = server.address
@@ -398,8 +398,8 @@ def test_server_that_is_killed_loses_no_row_that_counted(server, tables):
     assert_same(to, tables.output)
 
 
-def test_readings_are_a_hypertable_where_timescale_is(server, tables):
-    """TimescaleDB is not on this machine: a function of its name stands for it, and notes what it is asked for."""
+def test_readings_become_a_hypertable_with_timescaledb(server, tables):
+    """TimescaleDB is not installed here: a function of the same name replaces it and records its arguments."""
     import psycopg
 
     with psycopg.connect(server.address, autocommit=True) as connection:
@@ -424,7 +424,7 @@ def test_readings_are_a_hypertable_where_timescale_is(server, tables):
     assert_same(server.address, tables.output)
 
 
-def test_dates_are_those_of_the_pipeline_and_a_late_tie_corrects_them(to, tables, spark):
+def test_dates_equal_the_pipelines_and_follow_a_late_tie(to, tables, spark):
     landing = tables.landing
     for n in range(4):
         landing.message("late", 1, n + 1, up=n + 1.0)
@@ -449,7 +449,7 @@ def test_dates_are_those_of_the_pipeline_and_a_late_tie_corrects_them(to, tables
     assert set(run(to, "SELECT dated_by FROM dated WHERE device = 'late'")) == {("uptime",), ("clock",)}
 
 
-def test_texts_and_names_of_any_kind_go_over(to, tables):
+def test_unusual_texts_and_long_names_are_copied(to, tables):
     landing = tables.landing
     landing.raw("long/" * 2000 + "name", b"1")
     landing.raw("long/" * 2000 + "other", b"2")
@@ -475,7 +475,7 @@ def bytes_of(to, server_directory=None):
     return b"".join(path.read_bytes() for path in (server_directory / "data" / "base").rglob("*") if path.is_file())
 
 
-def test_forgotten_device_is_in_no_row_and_no_byte(to, tables, request):
+def test_forgotten_device_leaves_no_row_and_no_byte_in_the_sink(to, tables, request):
     landing = tables.landing
     for n in range(50):
         landing.raw(f"secret-device-{n % 2}/t", b"7")
@@ -501,7 +501,7 @@ def test_forgotten_device_is_in_no_row_and_no_byte(to, tables, request):
     assert len(update(to, tables.output)) == 1
 
 
-def test_forgetting_a_device_without_an_identity_reaches_the_sink_and_the_verdict(tables, tmp_path):
+def test_forgetting_a_plain_device_updates_sink_and_verdict(tables, tmp_path):
     to, output = str(tmp_path / "r.duckdb"), tables.output
     tables.landing.raw("secret-device/t", b"7")
     tables.batch()
@@ -515,7 +515,7 @@ def test_forgetting_a_device_without_an_identity_reaches_the_sink_and_the_verdic
     assert_same(to, output)
 
 
-def test_command_names_what_is_wrong_and_one_that_follows_waits_for_its_database(tables, tmp_path):
+def test_unusable_database_ends_the_command_and_follow_retries(tables, tmp_path):
     to, out = tmp_path / "r.duckdb", tables.output.storage.uri
     to.write_text("no database")
     command = [sys.executable, "-m", "tools.pipeline.sink", "--out", out, "--to", str(to)]
@@ -534,7 +534,7 @@ def test_command_names_what_is_wrong_and_one_that_follows_waits_for_its_database
         follows.communicate()
 
 
-def test_forgetting_reaches_the_file_that_a_link_leads_to(tables, tmp_path):
+def test_forget_deletes_rows_in_the_target_of_a_symlink(tables, tmp_path):
     file, link, out = tmp_path / "real" / "r=1.duckdb", tmp_path / "readings.duckdb", tables.output.storage.uri
     file.parent.mkdir()
     link.symlink_to(file)
@@ -548,7 +548,7 @@ def test_forgetting_reaches_the_file_that_a_link_leads_to(tables, tmp_path):
     assert sink.main(["--out", out, "--to", str(file)]) == 0
 
 
-def test_database_that_was_refused_or_taken_by_others_is_left_alone(tables, tmp_path, capsys):
+def test_forget_leaves_databases_of_other_tables_unchanged(tables, tmp_path, capsys):
     (tmp_path / "text.duckdb").write_text("no database")
     theirs, ours = str(tmp_path / "theirs.duckdb"), str(tmp_path / "ours.duckdb")
     (tmp_path / "others").mkdir()
@@ -566,7 +566,7 @@ def test_database_that_was_refused_or_taken_by_others_is_left_alone(tables, tmp_
     assert_same(theirs, others.output)
 
 
-def test_database_file_that_is_gone_is_named_and_not_made_again(tables, tmp_path):
+def test_missing_database_file_is_named_and_not_created(tables, tmp_path):
     gone, there = tmp_path / "gone.duckdb", tmp_path / "there.duckdb"
     for to in (gone, there):
         assert sink.main(["--out", tables.output.storage.uri, "--to", str(to)]) == 0
@@ -577,7 +577,7 @@ def test_database_file_that_is_gone_is_named_and_not_made_again(tables, tmp_path
     assert run(str(there), "SELECT count(*) FROM readings WHERE device = 'a'") == [(0,)]
 
 
-def test_server_of_another_encoding_has_the_names_as_they_are(server, tables):
+def test_latin1_database_stores_and_forgets_non_ascii_names(server, tables):
     import psycopg
 
     with psycopg.connect(server.address, autocommit=True) as connection:
@@ -591,7 +591,7 @@ def test_server_of_another_encoding_has_the_names_as_they_are(server, tables):
     assert list(sink.forget(tables.output, ["k\u00fcche"]).values()) == [1]
 
 
-def test_file_that_can_not_grow_is_named_and_goes_on_later(tables, tmp_path):
+def test_file_size_limit_is_reported_and_a_later_update_succeeds(tables, tmp_path):
     for n in range(20_000):
         tables.landing.raw(f"device-{n}/t", b"%d" % n)
     tables.batch()
@@ -607,14 +607,14 @@ def test_file_that_can_not_grow_is_named_and_goes_on_later(tables, tmp_path):
     assert_same(str(to), tables.output)
 
 
-def test_password_is_not_kept(server, tables):
+def test_password_is_not_stored_in_the_registration(server, tables):
     to = server.address.replace("user=tester", "user=tester&password=hunter2")
     sink.register(tables.output, to, "flashmqtt")
     assert "hunter2" not in json.dumps(sink.registered(tables.output))
     assert "user=tester" in sink.registered(tables.output)[0]["to"]
 
 
-def test_spreadsheet_opens_what_is_written(to, tables, tmp_path):
+def test_csv_export_has_bom_header_and_escaped_formulas(to, tables, tmp_path):
     out, file = tables.output.storage.uri, tmp_path / "readings.csv"
     assert sink.main(["--out", out, "--to", to, "--csv", str(file)]) == 0
     assert file.read_bytes().startswith(b"\xef\xbb\xbftaken,device,name,value,unit,")
@@ -626,7 +626,7 @@ def test_spreadsheet_opens_what_is_written(to, tables, tmp_path):
     assert datetime.datetime.fromisoformat(row["taken"]).year == 2026
 
 
-def test_query_that_the_readme_shows_runs(to, tables):
+def test_query_in_the_readme_runs(to, tables):
     (query,) = re.findall(r"```sql\n(.*?)```", (ROOT / "tools" / "pipeline" / "README.md").read_text(), re.DOTALL)
     update(to, tables.output)
     rows = run(to, query)
@@ -648,7 +648,7 @@ def test_query_that_the_readme_shows_runs(to, tables):
         (["--out", "{tmp}/out", "--to", "postgresql://x/y", "--schema", 'a"b'], "--schema has to be"),
     ],
 )
-def test_mistake_is_named(tables, tmp_path, capsys, arguments, text):
+def test_wrong_argument_is_named(tables, tmp_path, capsys, arguments, text):
     (tmp_path / "text.duckdb").write_text("no database at all, but rather long" * 99)
     assert sink.main([one.format(tmp=tmp_path) for one in arguments]) == 2
     said = capsys.readouterr().err
@@ -658,13 +658,13 @@ def test_mistake_is_named(tables, tmp_path, capsys, arguments, text):
 
 
 @pytest.mark.parametrize(("package", "to"), [("duckdb", "x.duckdb"), ("psycopg", "postgresql://x/y")])
-def test_driver_that_is_not_there_is_named(tables, capsys, monkeypatch, package, to):
+def test_missing_driver_is_named(tables, capsys, monkeypatch, package, to):
     monkeypatch.setitem(sys.modules, package, None)
     assert sink.main(["--out", tables.output.storage.uri, "--to", to]) == 2
     assert f"the package {package} is not installed: pip install -r requirements.txt" in capsys.readouterr().err
 
 
-def test_file_that_another_program_has_open_is_named(tables, tmp_path, capsys):
+def test_file_open_in_another_program_is_named(tables, tmp_path, capsys):
     to = str(tmp_path / "r.duckdb")
     program = f"import duckdb, sys; c = duckdb.connect({to!r}); print('open', flush=True); sys.stdin.read()"
     other = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -677,7 +677,7 @@ def test_file_that_another_program_has_open_is_named(tables, tmp_path, capsys):
         other.wait(60)
 
 
-def test_sink_that_follows_goes_on_until_it_is_ended(tables, tmp_path):
+def test_following_sink_copies_new_batches_until_terminated(tables, tmp_path):
     to = str(tmp_path / "r.duckdb")
     command = [
         sys.executable,

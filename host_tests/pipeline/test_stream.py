@@ -49,7 +49,7 @@ def out(tmp_path):
 
 
 @pytest.mark.req("P2", "P3", "P5")
-def test_duplicates_go_and_bad_payloads_stay_in_quarantine(spark, landing, out):
+def test_duplicates_are_removed_and_bad_payloads_quarantined(spark, landing, out):
     five_messages(landing)
     landing.message("a", 1, 3, value=3, dup=True)
     landing.raw("flashmqtt/a/readings", b"{")
@@ -84,7 +84,7 @@ def test_replayed_landing_adds_nothing_and_is_counted_as_replay(spark, five, tmp
 
 
 @pytest.mark.req("P3")
-def test_batch_that_spark_hands_over_again_after_its_commit_is_skipped(spark, five, out):
+def test_committed_batch_that_spark_repeats_is_skipped(spark, five, out):
     output = go(spark, five, out)
     for name in (out / "checkpoint" / "commits").iterdir():
         name.unlink()  # as if the driver had died before Spark noted the batch
@@ -93,18 +93,18 @@ def test_batch_that_spark_hands_over_again_after_its_commit_is_skipped(spark, fi
 
 
 @pytest.mark.req("P3")
-def test_batch_that_was_cut_off_before_its_commit_is_done_again(spark, five, out):
+def test_batch_interrupted_before_its_commit_is_repeated(spark, five, out):
     output = go(spark, five, out)
     before = keys(spark, output)
     for name in [*(out / "checkpoint" / "commits").iterdir(), *(out / "commits").iterdir()]:
-        name.unlink()  # as if it had died before our own commit: files without a commit lie about
+        name.unlink()  # as if it had died before our own commit: files without a commit remain
     go(spark, five, out)
     assert batches(output) == [1]
     assert keys(spark, output) == before
     assert len(list((out / "readings").rglob("*.parquet"))) == len(output.commit(1).files["readings"])
 
 
-def test_missing_segment_is_named_and_taken_once_it_is_brought_back(spark, five, tmp_path, out):
+def test_missing_segment_is_named_and_read_once_it_is_restored(spark, five, tmp_path, out):
     five.message("a", 1, 6)
     gone = five.seal()
     five.message("a", 1, 7)
@@ -120,7 +120,7 @@ def test_missing_segment_is_named_and_taken_once_it_is_brought_back(spark, five,
 
 
 @pytest.mark.req("P3")
-def test_batch_that_another_run_has_committed_meanwhile_stays_as_it_is(spark, five, out, tmp_path):
+def test_batch_committed_by_another_run_is_not_replaced(spark, five, out, tmp_path):
     output = go(spark, five, out)
     files = sorted(path for path in out.rglob("*.parquet"))
     with pytest.raises(OutputError, match=r"batch 1 .* by another run"):
@@ -130,13 +130,13 @@ def test_batch_that_another_run_has_committed_meanwhile_stays_as_it_is(spark, fi
 
 
 @pytest.mark.req("P3")
-def test_collector_that_numbers_its_segments_anew_is_named_and_read_once_the_checkpoint_is_gone(spark, landing, out):
+def test_restarted_segment_numbers_are_refused_until_the_checkpoint_is_deleted(spark, landing, out):
     for seq in (1, 2, 3):
         landing.message("a", 1, seq)
         landing.seal()
     go(spark, landing, out)
     for path in landing.directory.iterdir():
-        path.unlink()  # all of it is in the tables; but the logs went along, and with them the number of the next segment
+        path.unlink()  # all rows are in the tables; but the logs are deleted too, and with them the number of the next segment
     landing.number = landing.row = 0
     landing.message("a", 1, 4)
     landing.seal()
@@ -148,10 +148,10 @@ def test_collector_that_numbers_its_segments_anew_is_named_and_read_once_the_che
     for seq in (5, 6):
         landing.message("a", 1, seq)
         landing.seal()
-    assert compact.retire(str(landing.directory), output.latest()) == 0  # 2 is not yet read this time
+    assert compact.retire(str(landing.directory), output.latest()) == 0  # the new segment 2 is not yet read
 
 
-def test_damaged_segment_is_named_and_nothing_of_its_batch_counts(spark, landing, out):
+def test_damaged_segment_is_named_and_its_batch_not_committed(spark, landing, out):
     five_messages(landing)
     path = landing.seal()
     path.write_bytes(path.read_bytes()[:-20])
@@ -162,7 +162,7 @@ def test_damaged_segment_is_named_and_nothing_of_its_batch_counts(spark, landing
     assert Output(str(out)).commits() == []
 
 
-def test_file_that_a_worker_cannot_write_is_told_in_its_own_words(spark, five, out):
+def test_write_error_in_a_worker_is_reported_with_its_own_message(spark, five, out):
     out.mkdir()
     (out / "readings").write_text("in the way")
     with pytest.raises(PySparkException) as raised:
@@ -170,7 +170,7 @@ def test_file_that_a_worker_cannot_write_is_told_in_its_own_words(spark, five, o
     assert re.match(r"(FileExists|NotADirectory)Error: .*readings", run.cause(raised.value))
 
 
-def test_paths_may_hold_spaces(spark, five, tmp_path):
+def test_paths_may_contain_spaces(spark, five, tmp_path):
     five.directory = five.directory.rename(tmp_path / "land ing")
     output = go(spark, five, tmp_path / "the out")
     assert len(keys(spark, output)) == 5
@@ -178,7 +178,7 @@ def test_paths_may_hold_spaces(spark, five, tmp_path):
     assert not (tmp_path / "the%20out").exists()
 
 
-def test_output_of_another_format_or_checkpoint_is_refused(spark, five, tmp_path, out):
+def test_wrong_buckets_checkpoint_format_or_landing_is_refused(spark, five, tmp_path, out):
     go(spark, five, out)
     with pytest.raises(OutputError, match="made with 2 buckets"):
         go(spark, five, out, buckets=4)
@@ -193,7 +193,7 @@ def test_output_of_another_format_or_checkpoint_is_refused(spark, five, tmp_path
 
 
 @pytest.mark.req("P3", "P4")
-def test_command_leaves_a_session_that_was_there_before(spark, five, out, capsys):
+def test_check_command_keeps_an_existing_spark_session(spark, five, out, capsys):
     go(spark, five, out)
     capsys.readouterr()
     assert check.main(["--out", str(out)]) == 0
@@ -201,7 +201,7 @@ def test_command_leaves_a_session_that_was_there_before(spark, five, out, capsys
     assert spark.range(3).count() == 3
 
 
-def test_full_check_agrees_with_the_audit_and_names_what_a_lost_file_held(spark, five, out):
+def test_full_check_agrees_with_the_audit_and_finds_damaged_rows(spark, five, out):
     five.message("b", 1, 1)
     five.seal()
     output = go(spark, five, out)
@@ -218,7 +218,7 @@ def test_full_check_agrees_with_the_audit_and_names_what_a_lost_file_held(spark,
 
 
 @pytest.mark.req("P3")
-def test_compaction_keeps_every_row_and_the_stream_goes_on_behind_it(spark, landing, out):
+def test_compaction_keeps_every_row_and_the_stream_continues(spark, landing, out):
     five_messages(landing)
     landing.raw("flashmqtt/a/readings", b"{")
     landing.seal()

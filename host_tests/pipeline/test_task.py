@@ -1,4 +1,4 @@
-"""A task's work on its bucket, without Spark: generated fleets with planted faults, whole and cut into batches."""
+"""A task's work on its bucket, without Spark: generated fleets with planted faults, whole and split into batches."""
 
 import random
 from collections import Counter
@@ -25,7 +25,7 @@ YIELDED = {**schemas.TABLES, "plain": schemas.READINGS, "tally": schemas.TALLY, 
 
 
 class Written:
-    """The past as a batch finds it: what went before, table by table."""
+    """The tables that earlier batches wrote."""
 
     def __init__(self):
         self.tables = {"prints": [], "quarantine": [], "plain": []}
@@ -110,7 +110,7 @@ def intervals(state):
 
 @pytest.mark.req("P3", "P4", "P5")
 @pytest.mark.parametrize("seed", range(40))
-def test_exactly_what_was_planted_is_found(landing, seed):
+def test_counts_equal_the_planted_faults(landing, seed):
     messages, truth = fleet(seed)
     rows = rows_of(landing, messages)
     rng = random.Random(seed)
@@ -131,7 +131,7 @@ def test_exactly_what_was_planted_is_found(landing, seed):
 
 @pytest.mark.req("P3", "P4")
 @pytest.mark.parametrize("seed", range(0, 40, 4))
-def test_replay_of_the_whole_landing_adds_nothing_and_is_called_replay(landing, seed):
+def test_replay_of_the_whole_landing_adds_nothing_and_is_counted(landing, seed):
     messages, truth = fleet(seed)
     rows = rows_of(landing, messages)
     half = len(rows) // 2
@@ -190,7 +190,7 @@ def test_two_boards_with_one_id_are_two_lives(landing):
 
 
 @pytest.mark.req("P5")
-def test_device_that_forgets_at_every_start_ends_in_quarantine_and_stops_no_other(landing, monkeypatch):
+def test_device_with_too_many_lives_is_quarantined_and_others_continue(landing, monkeypatch):
     monkeypatch.setattr(lives, "MOST_LIVES", 3)
     for start in range(5):
         landing.message("a", 1, 1, kind="boot", up=start + 0.5)
@@ -205,7 +205,7 @@ def test_device_that_forgets_at_every_start_ends_in_quarantine_and_stops_no_othe
     assert tables["duplicates"] == []
 
 
-def test_boot_message_in_labels_and_in_records_means_the_same(landing):
+def test_boot_message_in_labels_or_in_records_gives_the_same_event(landing):
     landing.message("a", 2, 9, kind="boot", cause="watchdog", first=9, dropped=3)
     landing.raw(
         "flashmqtt/b/boot",
@@ -217,7 +217,7 @@ def test_boot_message_in_labels_and_in_records_means_the_same(landing):
     assert [row["name"] for row in tables["readings"]] == ["heap"]
 
 
-def test_clock_that_is_set_and_set_again_gives_a_tie_each_time(landing):
+def test_each_clock_setting_gives_ties(landing):
     times = {1: None, 2: None, 3: 1000, 4: 1000, 5: 5000, 6: 5000}
     for seq, offset in times.items():
         labels = {} if offset is None else {"bt": 1_790_000_000 + offset + seq}
@@ -238,14 +238,14 @@ def test_readings_taken_before_their_message_make_no_clock_jump(landing):
     assert offsets == {1_790_000_000}
 
 
-def test_no_messages_is_no_trouble(landing):
+def test_empty_landing_gives_empty_tables(landing):
     tables, state = work(landing, [], [(0, 0)])
     assert all(rows == [] for rows in tables.values())
     assert state.intervals_table().num_rows == 0
     assert pa.types.is_string(state.lives_table()["device"].type)
 
 
-def test_bucket_of_several_row_groups_of_a_segment_takes_none_for_a_replay(landing, tmp_path):
+def test_several_row_groups_in_a_bucket_are_not_a_replay(landing, tmp_path):
     for seq in (1, 2):
         for device in ("a", "b", "c", "d", "e"):
             landing.message(device, 1, seq)
@@ -260,8 +260,8 @@ def test_bucket_of_several_row_groups_of_a_segment_takes_none_for_a_replay(landi
 
 
 @pytest.mark.req("P4")
-def test_segments_are_read_in_their_collectors_order_whatever_its_clock_said(landing, tmp_path):
-    """A QoS 2 message that was held for long lands with its own, older time of arrival; and a clock may be set back."""
+def test_segments_are_read_in_order_of_number_not_of_time(landing, tmp_path):
+    """A QoS 2 message that was held for long lands with its older time of arrival; and a clock may be set back."""
     landing.message("a", 1, 1)
     landing.message("a", 1, 2)
     landing.seal()
@@ -282,7 +282,7 @@ def test_segments_are_read_in_their_collectors_order_whatever_its_clock_said(lan
         (lambda path: pq.write_table(pq.read_table(path).drop(["topic"]), path), "without the column 'topic'"),
     ],
 )
-def test_file_that_is_no_segment_is_named(landing, tmp_path, spoil, text):
+def test_damaged_or_foreign_segment_file_is_named(landing, tmp_path, spoil, text):
     landing.message("a", 1, 1)
     spoil(landing.seal())
     out, directory = Storage(str(tmp_path / "out")), Storage(str(landing.directory))
@@ -321,7 +321,7 @@ PACKS = st.builds(lambda head, records: write_pack([head, *records]), HEADS, st.
 @pytest.mark.req("P5")
 @settings(max_examples=80, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(["boot", "readings", "health"]), PACKS | st.binary(max_size=9)), max_size=12))
-def test_no_payload_stops_a_bucket_and_every_message_is_accounted_for(messages):
+def test_any_payload_is_stored_duplicate_or_quarantined(messages):
     landing = Landing(None)
     for kind, payload in messages:
         landing.raw(f"flashmqtt/d/{kind}", payload)
@@ -331,7 +331,7 @@ def test_no_payload_stops_a_bucket_and_every_message_is_accounted_for(messages):
     assert sum(len(held) for held in intervals(state).values()) == len(seen)
 
 
-def test_tallies_of_a_batch_become_one_row_a_boot_with_the_same_sums(landing):
+def test_tallies_are_merged_to_one_row_per_boot(landing):
     state = State()
     parts = []
     for part in range(3):
@@ -354,7 +354,7 @@ def test_tallies_of_a_batch_become_one_row_a_boot_with_the_same_sums(landing):
         assert row["last_arrival"] == max(one["last_arrival"] for one in own)
 
 
-def test_ties_of_a_batch_are_told_at_both_ends_of_what_they_say(landing):
+def test_ties_are_merged_to_first_and_last_of_each_clock(landing):
     state = State()
     parts = []
     offsets = {1: 1000, 2: 1000.004, 3: 1000, 4: 5000, 5: 5000, 6: 5000}

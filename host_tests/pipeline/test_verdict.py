@@ -1,4 +1,4 @@
-"""What is said at the end of a run: about everything, and read beside whatever else goes on. Without Spark."""
+"""The verdict at the end of a run, also while another run is active. Without Spark."""
 
 import json
 import time
@@ -19,7 +19,7 @@ def out(tmp_path):
 
 
 def taken(local, landing, out, **more):
-    """Take what the landing holds as one batch; return the output."""
+    """Process the landing as one batch; return the output."""
     stream.once(local, str(landing.directory), str(out), 2, **more)
     return Output(str(out))
 
@@ -35,7 +35,7 @@ def missing(out):
 
 
 @pytest.mark.req("P6")
-def test_clean_run_says_so(local, landing, out, capsys):
+def test_clean_run_is_reported_as_complete(local, landing, out, capsys):
     fill(landing)
     landing.seal()
     told = verdict.Expectations({"a": {"boots": [{"boot": 1, "first": 1, "last": 5}]}})
@@ -47,7 +47,7 @@ def test_clean_run_says_so(local, landing, out, capsys):
 
 
 @pytest.mark.req("P4")
-def test_missing_message_is_found_with_and_without_the_boards_own_counters(local, landing, out, capsys):
+def test_missing_messages_are_found_with_and_without_expectations(local, landing, out, capsys):
     landing.message("a", 1, 1, kind="boot")
     fill(landing, seqs=(2, 3, 5))
     landing.message("a", 2, 8, kind="boot")
@@ -78,7 +78,7 @@ def test_missing_message_is_found_with_and_without_the_boards_own_counters(local
 
 
 @pytest.mark.req("P6")
-def test_audit_tells_why_messages_are_in_quarantine(local, landing, out, capsys):
+def test_audit_prints_reasons_of_quarantined_messages(local, landing, out, capsys):
     fill(landing)
     landing.raw("workshop/door", b"ajar")
     landing.raw("workshop/gate", b"ajar")
@@ -114,7 +114,7 @@ def test_segments_without_a_message_are_no_proof(local, landing, out):
 
 
 @pytest.mark.req("P6", "P5")
-def test_all_in_quarantine_is_said_also_where_quarantine_is_accepted(local, landing, out):
+def test_landing_of_only_bad_payloads_is_reported_even_when_accepted(local, landing, out):
     for _ in range(3):
         landing.raw("flashmqtt/a/readings", b"{")
     landing.seal()
@@ -132,14 +132,14 @@ def test_all_in_quarantine_is_said_also_where_quarantine_is_accepted(local, land
 
 @pytest.mark.req("P6")
 @pytest.mark.parametrize("accept", verdict.ACCEPTABLE)
-def test_nothing_collected_is_accepted_by_no_option(local, landing, out, accept):
+def test_empty_collection_fails_with_every_accept_option(local, landing, out, accept):
     landing.seal()
     found = verdict.judge(taken(local, landing, out), verdict.Expectations(accept=(accept,)))
     assert (found.status, found.nothing) == (1, True)
 
 
 @pytest.mark.req("P6", "P5")
-def test_a_message_in_quarantine_is_named_and_can_be_accepted(local, landing, out):
+def test_quarantined_message_fails_unless_accepted(local, landing, out):
     fill(landing)
     landing.raw("flashmqtt/a/readings", b"{")
     landing.seal()
@@ -152,7 +152,7 @@ def test_a_message_in_quarantine_is_named_and_can_be_accepted(local, landing, ou
 
 
 @pytest.mark.req("P4")
-def test_missing_numbers_are_told_by_their_reasons_and_given_up_ones_can_be_accepted(local, landing, out):
+def test_missing_numbers_show_reasons_and_given_up_ones_are_acceptable(local, landing, out):
     for seq in (1, 2, 6):
         landing.message("a", 1, seq)
     landing.message("a", 1, 7, refused_seqs="3", expired_seqs="4")
@@ -177,7 +177,7 @@ def test_missing_numbers_are_told_by_their_reasons_and_given_up_ones_can_be_acce
 
 
 @pytest.mark.req("P4")
-def test_two_boards_under_one_id_and_a_counter_that_jumped_are_named(local, landing, out):
+def test_shared_ids_and_jumped_counters_are_named(local, landing, out):
     for seq in range(1, 6):
         landing.message("twins", 1, seq, life=11)
         landing.message("twins", 1, seq, life=22, up=seq / 7)
@@ -195,7 +195,7 @@ def test_two_boards_under_one_id_and_a_counter_that_jumped_are_named(local, land
 
 
 @pytest.mark.req("P6")
-def test_silent_board_is_told_by_its_own_interval_against_the_newest_arrival(local, landing, out):
+def test_silent_board_is_judged_by_its_own_interval(local, landing, out):
     begun = landing.arrival_us
     fill(landing, "often", range(1, 31), every_s=60)
     landing.arrival_us = begun
@@ -203,7 +203,7 @@ def test_silent_board_is_told_by_its_own_interval_against_the_newest_arrival(loc
     landing.arrival_us = begun
     fill(landing, "once", (1,))
     landing.arrival_us = begun
-    fill(landing, "on", range(1, 200), every_s=60)  # the fleet goes on for three hours
+    fill(landing, "on", range(1, 200), every_s=60)  # the fleet publishes for three hours
     landing.seal()
     output = taken(local, landing, out)
     found = verdict.judge(output)
@@ -214,11 +214,11 @@ def test_silent_board_is_told_by_its_own_interval_against_the_newest_arrival(loc
     found = verdict.judge(output, verdict.Expectations(silent_after_s=7200, accept=("silent",)))
     assert (found.status, found.line) == (0, f"{verdict.WHOLE} (accepted: 2 silent (once, often))")
     found = verdict.judge(output, verdict.Expectations(as_of_s=begun / 1e6 + 365 * 86_400))
-    assert found.line == f"{verdict.BUT} 3 silent (often, rarely, on)."  # of one message no interval can be told
+    assert found.line == f"{verdict.BUT} 3 silent (often, rarely, on)."  # one message gives no interval
 
 
 @pytest.mark.req("P6")
-def test_topic_that_matched_nothing_is_named(local, landing, out):
+def test_expected_topic_without_messages_is_named(local, landing, out):
     fill(landing)
     landing.seal()
     output = taken(local, landing, out)
@@ -243,11 +243,11 @@ def test_topic_that_matched_nothing_is_named(local, landing, out):
         ("b/#", "a/+/c", False),
     ],
 )
-def test_filter_matches_topics_without_their_devices(wanted, topic, fits):
+def test_topic_filter_matches_topics_with_device_wildcards(wanted, topic, fits):
     assert verdict.matches(wanted.split("/"), topic.split("/")) is fits
 
 
-def test_a_fleet_of_many_boots_shows_those_with_losses(local, landing, out, capsys):
+def test_audit_of_many_boots_shows_only_those_with_losses(local, landing, out, capsys):
     for device in range(60):
         fill(landing, f"d{device:02}", (1, 2, 3) if device % 20 else (1, 3))
     landing.seal()
@@ -259,7 +259,7 @@ def test_a_fleet_of_many_boots_shows_those_with_losses(local, landing, out, caps
     assert "of 60 boots only those with losses are shown" in printed
 
 
-def test_device_writes_nothing_but_its_name_on_the_terminal(capsys):
+def test_control_characters_in_a_device_name_are_escaped(capsys):
     row = dict.fromkeys(verdict.PRINTED, 0) | {"device": "a\n\x1b[2J" + "x" * 100, "life": 1, "boot": 1}
     verdict.print_audit(verdict.Verdict(1, {}, rows=[row]))
     line = capsys.readouterr().out.splitlines()[3]
@@ -267,7 +267,7 @@ def test_device_writes_nothing_but_its_name_on_the_terminal(capsys):
 
 
 @pytest.mark.req("P3")
-def test_row_that_is_written_twice_is_seen_when_it_is_read_back(local, landing, out, monkeypatch):
+def test_row_written_twice_is_found_by_the_read_back(local, landing, out, monkeypatch):
     written = task._Writers.write_by_day
 
     def twice(self, table, rows):
@@ -283,7 +283,7 @@ def test_row_that_is_written_twice_is_seen_when_it_is_read_back(local, landing, 
 
 
 @pytest.mark.req("P3")
-def test_row_of_an_earlier_batch_is_seen_when_it_is_written_again(local, landing, out, monkeypatch):
+def test_row_of_an_earlier_batch_written_again_is_found(local, landing, out, monkeypatch):
     fill(landing)
     landing.seal()
     output = taken(local, landing, out)
@@ -303,7 +303,7 @@ def test_row_of_an_earlier_batch_is_seen_when_it_is_written_again(local, landing
 
 
 @pytest.mark.req("P3")
-def test_message_that_is_not_written_is_seen_when_it_is_read_back(local, landing, out, monkeypatch):
+def test_message_not_written_is_found_by_the_read_back(local, landing, out, monkeypatch):
     written = task._Writers.write_by_day
     monkeypatch.setattr(
         task._Writers,
@@ -317,7 +317,7 @@ def test_message_that_is_not_written_is_seen_when_it_is_read_back(local, landing
 
 
 @pytest.mark.req("P3")
-def test_pack_that_is_cut_between_two_reads_is_not_there_twice(local, landing, out, monkeypatch):
+def test_pack_split_between_two_reads_is_counted_once(local, landing, out, monkeypatch):
     monkeypatch.setattr(readback, "ROWS", 3)
     for seq in (1, 2, 3):
         records = ",".join(f'{{"n":"x{n}","v":{n}}}' for n in range(4))
@@ -329,7 +329,7 @@ def test_pack_that_is_cut_between_two_reads_is_not_there_twice(local, landing, o
 
 
 @pytest.mark.req("P4")
-def test_verdict_is_made_beside_a_run_that_deletes_what_it_reads(local, landing, out, monkeypatch):
+def test_verdict_uses_the_new_state_when_a_run_deletes_the_old(local, landing, out, monkeypatch):
     fill(landing)
     landing.seal()
     output = taken(local, landing, out)
@@ -338,7 +338,7 @@ def test_verdict_is_made_beside_a_run_that_deletes_what_it_reads(local, landing,
 
     def rows(self, *arguments):
         if not overtaken:
-            for number in (1, 2):  # two batches are committed just now, and the state that was to be read is gone
+            for number in (1, 2):  # two batches are committed now, and the state to be read is deleted
                 fill(landing, seqs=(5 + number,))
                 landing.seal()
                 overtaken.append(number)
@@ -352,7 +352,7 @@ def test_verdict_is_made_beside_a_run_that_deletes_what_it_reads(local, landing,
     assert found.totals["delivered"] == 7
 
 
-def test_verdict_as_a_command(local, landing, out, capsys):
+def test_verdict_command_requires_tables_and_prints_the_verdict(local, landing, out, capsys):
     assert verdict.main(["--out", str(out)]) == 2
     assert "has no tables yet: run the pipeline first (make pipeline)" in capsys.readouterr().err
     fill(landing)
@@ -371,7 +371,7 @@ def test_verdict_as_a_command(local, landing, out, capsys):
 
 
 @pytest.mark.req("P4")
-def test_batches_one_by_one_come_to_what_one_batch_comes_to(local, landing, out, tmp_path):
+def test_six_batches_give_the_same_totals_as_one(local, landing, out, tmp_path):
     for number in range(6):
         fill(landing, "a", range(number * 10 + 1, number * 10 + 9), boot=number // 2 + 1)
         fill(landing, "b", range(number * 5 + 1, number * 5 + 6))
@@ -380,7 +380,7 @@ def test_batches_one_by_one_come_to_what_one_batch_comes_to(local, landing, out,
         taken(local, landing, out)
     whole = taken(local, landing, tmp_path / "whole")
     one, many = whole.latest(), Output(str(out)).latest()
-    # The stream was not the same, so each batch but the first read all that was there before: replays.
+    # Each call is a new stream, so each batch but the first reads all earlier segments again: replays.
     ours = {**many.summary["totals"], "replayed": 0}
     assert ours == one.summary["totals"]
     assert many.summary["causes"] == one.summary["causes"]
