@@ -1,6 +1,6 @@
-"""Shrinking and compiling the firmware takes six seconds, and many tests deploy it: once a run, whichever process asks first.
+"""Shrink and compile the firmware once a run, in the first process that needs it: it takes six seconds, and many tests deploy.
 
-A session fixture shares what is built in a folder of the run: `conftest.py` here, and in other rooms whose tests deploy.
+A session fixture shares the result in a folder of the run: in `conftest.py` here, and in other test folders that deploy.
 """
 
 import fcntl
@@ -15,7 +15,7 @@ import pytest
 
 from tools.deploy import build
 
-# `python -c DEPLOY folder ...`: `python -m tools.deploy ...` that takes from the folder what was built.
+# `python -c DEPLOY folder ...`: `python -m tools.deploy ...` with the firmware from the shared folder.
 DEPLOY = """
 import sys
 from host_tests.deploy import shrunk
@@ -36,7 +36,7 @@ def shrunk_once(tmp_path_factory):
 
 
 def share(folder: Path | str) -> None:
-    """Take from a folder what another process has built; leave there what this one builds."""
+    """Read from a folder what another process has built; store there what this one builds."""
     if hasattr(build.packed, "folder"):
         return
     shrink, pack = build._shrunk, build.packed
@@ -53,7 +53,7 @@ def share(folder: Path | str) -> None:
 
 
 def shared(folder: Path, key: object, make: Callable[[], Any]) -> Any:
-    """Return what the first process to ask has made of this key."""
+    """Return the result for a key, made by the first process that asks."""
     with (folder / hashlib.sha256(repr(key).encode()).hexdigest()).open("a+b") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         file.seek(0)

@@ -1,4 +1,4 @@
-"""TLS in config.toml: what is named there is checked before anything is copied; what is dangerous is warned of by name."""
+"""TLS in config.toml: certificates and keys are checked before anything is copied; insecure settings give a warning."""
 
 import shutil
 import socket
@@ -44,7 +44,7 @@ def made(tmp_path_factory):
     return folder
 
 
-def test_text_around_a_certificate_and_der_are_made_what_a_board_reads(made):
+def test_pem_with_text_and_der_give_the_same_certificate(made):
     assert certificates.authority(made / "bundle.pem") == certificates.authority(made / "ca.crt")
     assert certificates.authority(made / "ca.der") == certificates.authority(made / "ca.crt")
 
@@ -82,7 +82,7 @@ def test_unsuitable_identity_is_named(made, cert, key, words):
 
 @pytest.fixture
 def listener(made):
-    """A server that only shakes hands; yields its port."""
+    """A server that only does the TLS handshake; yields its port."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(made / "good.crt", made / "good.key")
     server = socket.create_server(("127.0.0.1", 0))
@@ -107,13 +107,13 @@ def listener(made):
 
 
 @pytest.mark.req("B3")
-def test_public_broker_needs_no_file_and_the_board_gets_the_root_that_vouches_for_it(made, listener, monkeypatch):
+def test_public_broker_deploys_its_root_certificate(made, listener, monkeypatch):
     monkeypatch.setenv("SSL_CERT_FILE", str(made / "ca.crt"))  # the machine trusts it
     assert certificates.files(Tls(True), "localhost", listener)[CA].split() == (made / "ca.crt").read_bytes().split()
 
 
 @pytest.mark.req("B3")
-def test_broker_that_no_authority_vouches_for_is_named(made, listener, monkeypatch):
+def test_untrusted_or_unreachable_broker_is_named(made, listener, monkeypatch):
     monkeypatch.setenv("SSL_CERT_FILE", str(made / "other.crt"))
     with pytest.raises(DeployFailed, match=r"localhost:\d+ was refused .*ca = "):
         certificates.files(Tls(True), "localhost", listener)
@@ -135,14 +135,14 @@ def test_broker_that_no_authority_vouches_for_is_named(made, listener, monkeypat
         ("broker", "me", False, None),
     ],
 )
-def test_password_that_crosses_the_internet_readable_is_warned_of(host, user, on, said):
+def test_unencrypted_connection_over_the_internet_gives_a_warning(host, user, on, said):
     warned = certificates.warnings({"broker": host, "user": user, "broker_password": ""}, Tls(on))
     assert [text.startswith(said) for text in warned] == ([True] if said else [])
 
 
 @pytest.mark.skipif(find_mosquitto() is None, reason="needs mosquitto")
 @pytest.mark.req("B1", "B3")
-def test_deployed_board_shows_its_certificate_and_delivers(made, tmp_path, capsys, monkeypatch):
+def test_deployed_board_authenticates_by_certificate_and_delivers(made, tmp_path, capsys, monkeypatch):
     monkeypatch.delenv("FLASHMQTT_BROKER_PASSWORD", raising=False)
     monkeypatch.delenv("FLASHMQTT_WIFI_PASSWORD", raising=False)
     port = free_port()

@@ -1,4 +1,4 @@
-"""`make deploy` against the virtual board: real mpremote, a real broker, a delivered reading; and what can go wrong."""
+"""`make deploy` against the virtual board: real mpremote, a real broker, a delivered reading; and its failures."""
 
 import contextlib
 import io
@@ -31,7 +31,7 @@ WIFI = f"home:{PASSWORD}"
 
 
 @pytest.fixture(scope="module", autouse=True)
-def no_secrets_around():
+def no_secrets_in_environment():
     saved = {name: os.environ.pop(name, None) for name in ("FLASHMQTT_WIFI_PASSWORD", "FLASHMQTT_BROKER_PASSWORD")}
     yield
     os.environ.update({name: value for name, value in saved.items() if value is not None})
@@ -49,7 +49,7 @@ def write_configuration(folder: Path, port: int, **readings) -> Path:
 
 
 def run(*words: str) -> tuple[int, str, str]:
-    """Run the tool in this process; return status, what it printed, what it complained of."""
+    """Run the tool in this process; return its status, standard output and error output."""
     printed, complaints = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(complaints):
         status = deploy.main(list(words))
@@ -58,7 +58,7 @@ def run(*words: str) -> tuple[int, str, str]:
 
 
 @pytest.mark.req("B3")
-def test_from_an_empty_board_to_a_delivered_reading_and_again(tmp_path):
+def test_empty_board_is_deployed_redeployed_backed_up_and_wiped(tmp_path):
     with Broker(tmp_path / "broker") as broker, Device(tmp_path / "board", wifi=WIFI) as device:
         config = write_configuration(tmp_path / "config", broker.port)
         words = ("deploy", "--board", "pico_w", "--port", device.path, "--config", str(config), "--timeout", "120")
@@ -77,7 +77,7 @@ def test_from_an_empty_board_to_a_delivered_reading_and_again(tmp_path):
         files = len(build.image("pico_w", "x64")) + 1
         assert f"{files}: {files} new, 0 changed" in printed
 
-        # Again: nothing to copy, the journal stays, and the board goes on as boot 2 or later.
+        # Again: nothing to copy, the journal stays, and the board continues with boot 2 or later.
         status, printed, complaints = run(*words)
         assert status == 0, printed + complaints
         assert f"{files} as they are; 0.0 KB to copy" in printed and "delivered" in printed
@@ -109,11 +109,11 @@ def test_from_an_empty_board_to_a_delivered_reading_and_again(tmp_path):
 
 
 @pytest.mark.req("B3")
-def test_deployment_cut_off_anywhere_leaves_a_repl_and_can_be_run_again(tmp_path):
+def test_interrupted_deployment_leaves_a_repl_and_can_be_repeated(tmp_path):
     with Broker(tmp_path / "broker") as broker, Device(tmp_path / "board", "esp32", wifi=WIFI) as device:
         config = write_configuration(tmp_path / "config", broker.port)
         words = ["deploy", "--board", "esp32", "--port", device.path, "--config", str(config), "--timeout", "120"]
-        for seed, bytes_sent in enumerate((500, 20_000, 60_000)):  # before the first file, and in the midst of them
+        for seed, bytes_sent in enumerate((500, 20_000, 60_000)):  # before the first file, and between files
             heard = device.heard
             process = subprocess.Popen(
                 shrunk.command(*words),
@@ -128,7 +128,7 @@ def test_deployment_cut_off_anywhere_leaves_a_repl_and_can_be_run_again(tmp_path
             since = len(device.console)
             device.power_cut(seed)
             device.wait_for(b">>> ", since=since)
-            with Link(device.path) as link:  # it answers, whatever half of the files it has
+            with Link(device.path) as link:  # it answers with any part of the files copied
                 assert link.run("print(6 * 7)").strip() == "42"
         status, printed, complaints = run(*words)
         assert status == 0, printed + complaints
@@ -136,7 +136,7 @@ def test_deployment_cut_off_anywhere_leaves_a_repl_and_can_be_run_again(tmp_path
 
 
 @pytest.mark.req("B3")
-def test_copies_that_were_cut_off_are_replaced_and_wiped(tmp_path):
+def test_partial_copies_are_removed_by_deploy_and_wipe(tmp_path):
     with Broker(tmp_path / "broker") as broker, Device(tmp_path / "board", wifi=WIFI) as device:
         config = write_configuration(tmp_path / "config", broker.port)
         leftovers = ("/lib/flashmqtt/errors.mpy.new", "/app/old.mpy.new", "/config.json.new", "/main.py.new")
@@ -160,7 +160,7 @@ def test_copies_that_were_cut_off_are_replaced_and_wiped(tmp_path):
 
 
 @pytest.mark.req("B3")
-def test_half_installed_board_says_so_and_stays_at_its_repl(tmp_path):
+def test_half_installed_board_reports_it_and_stays_at_its_repl(tmp_path):
     with Device(tmp_path / "board") as device:
         with Link(device.path) as link:
             link.put("/main.py", build.sources("pico_w")["/main.py"].read_bytes())
@@ -172,7 +172,7 @@ def test_half_installed_board_says_so_and_stays_at_its_repl(tmp_path):
 
 
 @pytest.mark.req("B3")
-def test_strange_main_is_asked_about_kept_and_given_back(tmp_path):
+def test_foreign_main_needs_confirmation_and_is_restored_by_wipe(tmp_path):
     with Device(tmp_path / "board", wifi=WIFI) as device:
         config = write_configuration(tmp_path / "config", 1)
         with Link(device.path) as link:
@@ -193,7 +193,7 @@ def test_strange_main_is_asked_about_kept_and_given_back(tmp_path):
 
 
 @pytest.mark.req("B3")
-def test_board_module_that_was_copied_by_hand_is_replaced_unasked(tmp_path):
+def test_board_module_copied_by_hand_is_replaced_without_asking(tmp_path):
     with Device(tmp_path / "board", wifi=WIFI) as device:
         config = write_configuration(tmp_path / "config", 1)
         with Link(device.path) as link:
@@ -212,7 +212,7 @@ def test_wrong_wifi_password_is_named_at_the_end_of_a_deployment(tmp_path):
     with Device(tmp_path / "board", wifi="home:another-word") as device:
         config = write_configuration(tmp_path / "config", 1)
         words = ("deploy", "--board", "pico_w", "--port", device.path, "--config", str(config))
-        for patience_s in ("2", "4", "8", "16", "32", "64", "128"):  # each is waited for to its end
+        for patience_s in ("2", "4", "8", "16", "32", "64", "128"):  # each deployment waits until its timeout
             status, printed, complaints = run(*words, "--timeout", patience_s)
             assert status == 1
             if "network: wrong password" in printed + complaints:
@@ -221,7 +221,7 @@ def test_wrong_wifi_password_is_named_at_the_end_of_a_deployment(tmp_path):
 
 
 @pytest.mark.req("B3", "B4")
-def test_broken_configuration_on_the_board_is_said_on_its_console(tmp_path):
+def test_invalid_configuration_on_the_board_is_named_on_its_console(tmp_path):
     with Device(tmp_path / "board") as device:
         with Link(device.path) as link:
             for path, content in build.image("pico_w", "x64").items():
@@ -272,7 +272,7 @@ def test_wrong_board_is_named(found, words):
     ],
 )
 @pytest.mark.req("B3")
-def test_deployment_finds_out_which_board_is_there(platform, machine, board):
+def test_deployment_detects_the_board(platform, machine, board):
     found = {"name": "micropython", "platform": platform, "machine": machine, "version": (1, 25, 0)}
     if board:
         assert deploy.which_board(found, "auto", "/dev/x") == board
@@ -282,7 +282,7 @@ def test_deployment_finds_out_which_board_is_there(platform, machine, board):
 
 
 @pytest.mark.req("B1", "B3")
-def test_board_of_ones_own_begins_with_the_template_and_delivers(tmp_path):
+def test_custom_board_from_the_template_delivers_a_reading(tmp_path):
     page = (ROOT / "boards/README.md").read_text()
     (template,) = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     own = tmp_path / "my_board.py"
@@ -296,7 +296,7 @@ def test_board_of_ones_own_begins_with_the_template_and_delivers(tmp_path):
 
 @pytest.mark.parametrize("board", ["rp2", "pico2_w", "w5500_evb_pico", "esp32", "esp32_s3", "esp32_c3"])
 @pytest.mark.req("B1")
-def test_contract_is_checked_on_the_board_itself(tmp_path, board):
+def test_contract_check_passes_on_the_board(tmp_path, board):
     mpremote = str(Path(sys.executable).parent / "mpremote")
     folder = "esp32" if board.startswith("esp32") else "rp2"
     commands = [("cp", str(ROOT / f"boards/{folder}/board.py"), ":board.py", "+", "run", str(ROOT / "boards/check.py"))]
@@ -319,7 +319,7 @@ def test_contract_is_checked_on_the_board_itself(tmp_path, board):
 
 @pytest.mark.parametrize("board", ["pico2_w", "w5500_evb_pico", "esp32_s3", "esp32_c3"])
 @pytest.mark.req("B1", "B3")
-def test_each_board_goes_from_empty_to_a_delivered_reading(tmp_path, board):
+def test_deployment_to_each_board_ends_with_a_delivered_reading(tmp_path, board):
     with Broker(tmp_path / "broker") as broker, Device(tmp_path / "board", board, wifi=WIFI) as device:
         config = write_configuration(tmp_path / "config", broker.port)
         status, printed, complaints = run("deploy", "--port", device.path, "--config", str(config), "--timeout", "120")
@@ -339,8 +339,8 @@ def test_full_board_is_named_before_anything_is_copied(tmp_path):
 
 
 @pytest.mark.req("B3")
-def test_full_board_whose_folders_are_counted_twice_is_too_full(tmp_path):
-    """MicroPython's littlefs counts a folder's blocks twice, so the free ones may come to less than none: 2^32 - n."""
+def test_negative_free_space_is_treated_as_full(tmp_path):
+    """MicroPython's littlefs counts a folder's blocks twice, so the number of free blocks may be negative: 2^32 - n."""
     with Device(tmp_path / "board", wifi=WIFI) as device:
         config = write_configuration(tmp_path / "config", 1)
         with Link(device.path) as link:
@@ -355,7 +355,7 @@ def test_full_board_whose_folders_are_counted_twice_is_too_full(tmp_path):
 
 
 @pytest.mark.req("B3")
-def test_room_that_the_sources_of_mip_take_is_counted_as_free(tmp_path):
+def test_space_of_removable_mip_sources_counts_as_free(tmp_path):
     with Device(tmp_path / "board", wifi=WIFI) as device:
         config = write_configuration(tmp_path / "config", 1)
         words = ("deploy", "--board", "pico_w", "--port", device.path, "--config", str(config), "--dry-run")
@@ -374,7 +374,7 @@ def test_room_that_the_sources_of_mip_take_is_counted_as_free(tmp_path):
     [("PinnedFiles", 16, False), ("PinnedFiles", 64, True), ("BlockRegion", 64, False)],
 )
 @pytest.mark.req("B3")
-def test_journal_of_another_size_than_configured_is_told_of(capsys, kind, sectors, said):
+def test_journal_of_another_size_than_configured_is_reported(capsys, kind, sectors, said):
     class Board:
         def literal(self, code, timeout_s):
             return 16, 4096, kind
@@ -385,7 +385,7 @@ def test_journal_of_another_size_than_configured_is_told_of(capsys, kind, sector
 
 
 @pytest.mark.req("B3")
-def test_ports_that_can_not_be_used_are_explained(tmp_path, monkeypatch):
+def test_unusable_port_is_named_with_what_to_do(tmp_path, monkeypatch):
     with pytest.raises(DeployFailed, match="There is no port /dev/nowhere"):
         ports.find("/dev/nowhere")
     monkeypatch.setattr(ports.list_ports, "comports", list)
@@ -440,7 +440,7 @@ def test_silent_port_is_named(monkeypatch):
 
 
 @pytest.mark.req("B3")
-def test_board_that_fills_up_in_mid_copy_is_named_and_keeps_the_old_file(tmp_path):
+def test_file_system_full_during_copy_keeps_the_old_file(tmp_path):
     with Device(tmp_path / "board") as device, Link(device.path) as link:
         link.put("/main.py", b"print('old')\n")
         link.run("f = open('/big', 'wb')\nfor _ in range(800): f.write(bytes(1024))\nf.close()", timeout_s=60)
@@ -451,7 +451,7 @@ def test_board_that_fills_up_in_mid_copy_is_named_and_keeps_the_old_file(tmp_pat
 
 
 @pytest.mark.req("B3")
-def test_file_that_arrives_damaged_is_not_taken(tmp_path, monkeypatch):
+def test_file_damaged_in_transfer_is_refused(tmp_path, monkeypatch):
     with Device(tmp_path / "board") as device, Link(device.path) as link:
         link.put("/a", b"old")
         monkeypatch.setattr(link, "_write", lambda path, content, step: link.run(f"open({path!r}, 'w').write('nwe')"))
@@ -461,7 +461,7 @@ def test_file_that_arrives_damaged_is_not_taken(tmp_path, monkeypatch):
 
 
 @pytest.mark.req("B3")
-def test_monitor_shows_what_the_board_says_and_leaves_it_running(tmp_path):
+def test_monitor_shows_the_console_and_leaves_the_board_running(tmp_path):
     with Device(tmp_path / "board") as device:
         with Link(device.path) as link:
             link.put(
@@ -484,7 +484,7 @@ def test_monitor_shows_what_the_board_says_and_leaves_it_running(tmp_path):
 
 
 class Terminal:
-    """A terminal of its own with a command in it."""
+    """A pseudo-terminal that runs a command."""
 
     def __init__(self, *words: str):
         self._master, slave = os.openpty()
@@ -529,7 +529,7 @@ TICKS = b"import time\nn = 0\nwhile True:\n    print('tick', n)\n    n += 1\n   
 
 @pytest.mark.parametrize("command", ["make", "python"])
 @pytest.mark.req("B3")
-def test_ctrl_c_in_a_terminal_ends_monitor_as_it_should_and_nothing_else(tmp_path, command):
+def test_ctrl_c_in_a_terminal_ends_only_the_monitor(tmp_path, command):
     with Device(tmp_path / "board") as device:
         with Link(device.path) as link:
             link.put("/main.py", TICKS)
@@ -548,7 +548,7 @@ def test_ctrl_c_in_a_terminal_ends_monitor_as_it_should_and_nothing_else(tmp_pat
 
 @pytest.mark.parametrize("waits", [False, True])
 @pytest.mark.req("B3")
-def test_monitor_names_a_board_that_was_unplugged(tmp_path, waits):
+def test_monitor_names_an_unplugged_board(tmp_path, waits):
     with Device(tmp_path / "board") as device:
         with Link(device.path) as link:
             link.put("/main.py", TICKS)
@@ -566,7 +566,7 @@ def test_monitor_names_a_board_that_was_unplugged(tmp_path, waits):
 
 
 @pytest.mark.req("B3")
-def test_monitor_leaves_a_board_at_its_prompt_there(tmp_path):
+def test_monitor_leaves_an_idle_board_at_its_prompt(tmp_path):
     with Device(tmp_path / "board") as device:
         started = list(device.resets)
         status, printed, complaints = run("monitor", "--port", device.path, "--for-a-while", "--timeout", "0.3")
@@ -580,7 +580,7 @@ def test_monitor_leaves_a_board_at_its_prompt_there(tmp_path):
 
 
 @pytest.mark.req("B3")
-def test_monitor_goes_on_after_a_reset(tmp_path):
+def test_monitor_continues_after_a_reset(tmp_path):
     with Device(tmp_path / "board") as device:
         with Link(device.path) as link:
             link.put("/main.py", b"import machine, time\nfor n in range(3):\n    print('tick', n)\nmachine.reset()\n")
@@ -594,7 +594,7 @@ def test_monitor_goes_on_after_a_reset(tmp_path):
 
 
 @pytest.mark.req("B3", "B4")
-def test_board_that_its_watchdog_resets_in_the_midst_is_asked_again(tmp_path):
+def test_watchdog_reset_during_a_command_is_retried(tmp_path):
     program = (
         "import machine, time\nif machine.reset_cause() != 3: machine.WDT(timeout=500)\n"
         "while True:\n    print('flashmqtt runs')\n    time.sleep_ms(20)\n"
@@ -621,7 +621,7 @@ print((a.__file__, e.__file__))
 
 @pytest.fixture
 def with_romfs(tmp_path, monkeypatch):
-    """Return a function that makes a virtual board with so many KB of ROMFS, which lie in its heap."""
+    """Return a function that makes a virtual board with a number of KB of ROMFS, allocated in its heap."""
     monkeypatch.setattr(virtual, "HEAP", "1024K")
 
     def make(kib: int) -> Device:
@@ -633,7 +633,7 @@ def with_romfs(tmp_path, monkeypatch):
 
 
 @pytest.mark.req("B3")
-def test_modules_go_into_romfs_and_run_from_there(tmp_path, with_romfs):
+def test_modules_are_written_to_romfs_and_run_from_there(tmp_path, with_romfs):
     with Broker(tmp_path / "broker") as broker, with_romfs(256) as device:
         config = write_configuration(tmp_path / "config", broker.port)
         words = ("deploy", "--board", "pico_w", "--port", device.path, "--config", str(config), "--timeout", "120")
@@ -670,7 +670,7 @@ def test_modules_go_into_romfs_and_run_from_there(tmp_path, with_romfs):
 
 
 @pytest.mark.req("B3")
-def test_partition_that_is_too_small_is_told_of_and_files_are_copied(tmp_path, with_romfs):
+def test_romfs_too_small_is_reported_and_files_are_copied(tmp_path, with_romfs):
     with Broker(tmp_path / "broker") as broker, with_romfs(16) as device:
         config = write_configuration(tmp_path / "config", broker.port)
         words = ("deploy", "--board", "pico_w", "--port", device.path, "--config", str(config), "--timeout", "120")
@@ -685,7 +685,7 @@ def test_partition_that_is_too_small_is_told_of_and_files_are_copied(tmp_path, w
 
 
 @pytest.mark.req("B3")
-def test_writing_that_is_cut_off_leaves_nothing_mounted(with_romfs, monkeypatch):
+def test_interrupted_romfs_write_leaves_nothing_mounted(with_romfs, monkeypatch):
     class CutOff(Exception):
         pass
 
@@ -706,7 +706,7 @@ def test_writing_that_is_cut_off_leaves_nothing_mounted(with_romfs, monkeypatch)
 
 
 @pytest.mark.req("B3")
-def test_board_that_prints_without_end_is_told_and_does_not_hang(monkeypatch):
+def test_board_that_prints_endlessly_is_refused_and_does_not_hang(monkeypatch):
     import pty
     import threading
     import tty

@@ -1,4 +1,4 @@
-"""The virtual board on its serial port, under the real mpremote: what a Pico W on a USB cable would do."""
+"""The virtual board on its serial port, under the real mpremote: as a Pico W on a USB cable behaves."""
 
 import os
 import subprocess
@@ -42,7 +42,7 @@ def put_main(device: Device, folder: Path, text: str) -> None:
     ("port", "name"), [("rp2", "Raspberry Pi Pico W with RP2040"), ("esp32", "Generic ESP32 module with ESP32")]
 )
 @pytest.mark.req("B3")
-def test_port_shows_a_board_with_its_modules_and_an_empty_file_system(tmp_path, port, name):
+def test_new_board_has_its_modules_and_an_empty_file_system(tmp_path, port, name):
     with Device(tmp_path, port) as device:
         script = (
             f"import sys, os, machine, network, {port}\n"
@@ -52,7 +52,7 @@ def test_port_shows_a_board_with_its_modules_and_an_empty_file_system(tmp_path, 
 
 
 @pytest.mark.req("B3")
-def test_files_survive_resets_and_a_reset_tells_its_cause(tmp_path):
+def test_files_survive_resets_and_reset_cause_is_reported(tmp_path):
     (tmp_path / "a.txt").write_bytes(bytes(range(256)) * 40)
     with Device(tmp_path / "board") as device:
         mpremote(device, "fs", "cp", str(tmp_path / "a.txt"), ":a.txt")
@@ -70,7 +70,7 @@ def test_files_survive_resets_and_a_reset_tells_its_cause(tmp_path):
 
 
 @pytest.mark.req("B3")
-def test_main_runs_at_a_start_and_can_be_interrupted(tmp_path):
+def test_main_runs_at_startup_and_can_be_interrupted(tmp_path):
     with Device(tmp_path / "board") as device:
         put_main(device, tmp_path, "import time\nprint('main runs')\nwhile True:\n    time.sleep_ms(20)\n")
         since = len(device.console)
@@ -80,7 +80,7 @@ def test_main_runs_at_a_start_and_can_be_interrupted(tmp_path):
 
 
 @pytest.mark.req("B3")
-def test_program_that_was_left_running_gives_way_to_the_next_command(tmp_path):
+def test_next_command_interrupts_a_running_program(tmp_path):
     program = tmp_path / "first.py"
     program.write_text("import time\nprint('it runs')\nwhile True:\n    time.sleep_ms(20)\n")
     with Device(tmp_path / "board") as device:
@@ -88,13 +88,13 @@ def test_program_that_was_left_running_gives_way_to_the_next_command(tmp_path):
         try:
             assert left.stdout is not None and left.stdout.readline().strip() == b"it runs"
         finally:
-            left.kill()  # as Ctrl-C in the terminal does: the board is not told
+            left.kill()  # as Ctrl-C in the terminal does: the board is not notified
             left.wait()
         assert mpremote(device, "exec", "print('ours')", timeout_s=90).strip() == "ours"
 
 
 @pytest.mark.req("B4")
-def test_watchdog_bites_a_program_that_hangs(tmp_path):
+def test_watchdog_resets_a_hanging_program(tmp_path):
     program = (
         "import machine\nprint('cause', machine.reset_cause())\nif machine.reset_cause() == 1:\n"
         "    w = machine.WDT(timeout=1000)\n    w.feed()\n    while True:\n        pass\n"
@@ -107,7 +107,7 @@ def test_watchdog_bites_a_program_that_hangs(tmp_path):
 
 
 @pytest.mark.req("B4")
-def test_reset_stops_the_watchdog_until_somebody_starts_it_again(tmp_path):
+def test_reset_stops_the_watchdog(tmp_path):
     program = (
         "import machine\nprint('cause', machine.reset_cause())\nif machine.reset_cause() == 1:\n"
         "    machine.WDT(timeout=3000)\n    machine.reset()\n"
@@ -116,12 +116,12 @@ def test_reset_stops_the_watchdog_until_somebody_starts_it_again(tmp_path):
         put_main(device, tmp_path, program)
         device.power_cut()
         device.wait_for(b"cause 3")
-        time.sleep(3.5)  # it would have bitten
+        time.sleep(3.5)  # a running watchdog would have reset the board
         assert device.resets[-1] == "hard"
 
 
 @pytest.mark.req("B3")
-def test_ctrl_c_leaves_the_heap_whole_while_garbage_is_collected(tmp_path):
+def test_ctrl_c_during_garbage_collection_keeps_the_heap_intact(tmp_path):
     script = (
         "import gc, time\n"
         "for n in range(40):\n"
@@ -150,9 +150,9 @@ def test_ctrl_c_leaves_the_heap_whole_while_garbage_is_collected(tmp_path):
 
 
 @pytest.mark.req("B3")
-def test_ctrl_c_for_a_board_that_has_just_ended_is_a_byte(tmp_path):
+def test_ctrl_c_for_an_ended_board_is_an_ordinary_byte(tmp_path):
     device = Device(tmp_path / "board")
-    ended = subprocess.Popen(["true"])  # nobody waits for it: it stays in the process table
+    ended = subprocess.Popen(["true"])  # it is not waited for: it stays in the process table
     while "State:\tZ" not in Path(f"/proc/{ended.pid}/status").read_text():
         time.sleep(0.005)
     device._process = SimpleNamespace(pid=ended.pid, send_signal=lambda _: None)
@@ -163,7 +163,7 @@ def test_ctrl_c_for_a_board_that_has_just_ended_is_a_byte(tmp_path):
 
 
 @pytest.mark.req("B3")
-def test_ctrl_c_during_any_flash_operation_comes_after_it_and_leaves_the_file_system_whole(tmp_path):
+def test_ctrl_c_during_a_flash_operation_is_delayed_until_its_end(tmp_path):
     script = (
         "import os, rp2, time\n"
         "device = rp2.simulated.device\n"

@@ -1,6 +1,6 @@
 """`make deploy` to an emulated Pico W under MicroPython's own firmware, and to a plain Pico with ROMFS.
 
-And that the emulator's doors are where we use them.
+Also the interfaces of the emulator that we use.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ WITHOUT_ROMFS = (
     "NOT RUN: no plain Pico's firmware with ROMFS. boards/IMAGES.md tells how to build it (BOARD=pico ROMFS=256); then "
     "run: FLASHMQTT_UF2_ROMFS=that-file.uf2 make test PYTEST_ARGS=host_tests/deploy/test_emulated.py"
 )
-# A plain Pico has no network: its board module is enough for a deployment up to its end, where nothing is delivered.
+# A plain Pico has no network: with this board module a deployment runs to its end, where nothing is delivered.
 OWN_BOARD = """
 from machine import reset
 class Region:
@@ -64,7 +64,7 @@ def test_deployment_to_an_emulated_pico_w_ends_with_a_delivered_reading(tmp_path
         )
         (tmp_path / "config.local.toml").write_text('[wifi]\npassword = "emulated"\n')
         words = ("--port", pico.path, "--config", str(tmp_path), "--timeout", "1800")
-        for _ in range(20):  # the firmware makes its file system at its first start, for which it does not answer
+        for _ in range(20):  # the firmware makes its file system at its first start, and does not answer meanwhile
             status = deploy.main(["deploy", "--board", "pico_w", *words])
             said = capsys.readouterr()
             if "does not answer" not in said.err:
@@ -96,7 +96,7 @@ def test_deployment_to_an_emulated_pico_uses_its_romfs(tmp_path, capsys, monkeyp
     with EmulatedPicoW(UF2_ROMFS, tmp_path / "emulator") as pico:
         words = ("--port", pico.path, "--config", str(tmp_path), "--timeout", "1", "--board-file", str(own))
         for told in ("KB to write", "as it is"):
-            for _ in range(20):  # the firmware makes its file system at its first start, for which it does not answer
+            for _ in range(20):  # the firmware makes its file system at its first start, and does not answer meanwhile
                 status = deploy.main(["deploy", *words])
                 said = capsys.readouterr()
                 if "does not answer" not in said.err:
@@ -115,12 +115,12 @@ def emulator(monkeypatch):
     pytest.importorskip("rp2040py", reason="rp2040py is not installed: no emulated Pico W")
     from rp2040py.external.cyw43 import nat
 
-    monkeypatch.setattr(nat.TcpReflector, "__init__", nat.TcpReflector.__init__)  # put back afterwards
+    monkeypatch.setattr(nat.TcpReflector, "__init__", nat.TcpReflector.__init__)  # restored afterwards
     return nat
 
 
 @pytest.mark.req("B3")
-def test_emulator_gives_a_serial_port_and_ends(tmp_path):
+def test_emulator_opens_a_serial_port_or_fails_with_an_error(tmp_path):
     pytest.importorskip("rp2040py", reason="rp2040py is not installed: no emulated Pico W")
     (tmp_path / "no.uf2").write_bytes(b"")
     with EmulatedPicoW(tmp_path / "no.uf2", tmp_path) as pico:
@@ -130,7 +130,7 @@ def test_emulator_gives_a_serial_port_and_ends(tmp_path):
 
 
 @pytest.mark.req("B3")
-def test_emulated_connections_to_the_host_end_at_its_loopback(emulator):
+def test_emulated_connections_to_the_host_reach_its_loopback(emulator):
     from rp2040py.boards import build_rp2040
 
     assert "connect_fn" in inspect.signature(emulator.TcpReflector).parameters

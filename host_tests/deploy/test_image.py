@@ -1,4 +1,4 @@
-"""`make image`: what it checks, on a stand-in for MicroPython's sources; what it freezes; the real build, on request."""
+"""`make image`: its checks and what it freezes, on fake MicroPython sources; the real build, on request."""
 
 import argparse
 import os
@@ -39,7 +39,7 @@ def write(path, text="", mode=0o644):
 
 @pytest.fixture
 def sources(tmp_path, monkeypatch):
-    """Something with the shape of MicroPython's sources, and tools that only note how they were called."""
+    """A folder with the structure of MicroPython's sources, and fake tools that record their arguments."""
     root = tmp_path / "micropython"
     version = [f"#define MICROPY_VERSION_{part} {n}\n" for part, n in (("MAJOR", 1), ("MINOR", 25), ("MICRO", 3))]
     write(root / "py/mpconfig.h", "".join(version))
@@ -65,7 +65,7 @@ def sources(tmp_path, monkeypatch):
     return root
 
 
-def tell(sources, *words, board="pico"):
+def make_image(sources, *words, board="pico"):
     """Run the command; return its status."""
     made = sources.parent / "made"
     return image.main(["--board", board, "--micropython", str(sources), "--output", str(made), "--jobs", "1", *words])
@@ -76,10 +76,10 @@ def content(folder):
 
 
 @pytest.mark.req("B2")
-def test_image_is_built_out_of_the_sources_tree_with_the_library_frozen(sources, capsys, monkeypatch):
+def test_image_is_built_outside_the_source_tree_with_frozen_library(sources, capsys, monkeypatch):
     monkeypatch.setenv("MAKEFLAGS", "-- BOARD=pico MICROPYTHON=x")
     before = content(sources)
-    assert tell(sources) == 0
+    assert make_image(sources) == 0
     said = capsys.readouterr().out
     made = sources.parent / "made/pico"
     told = re.search(r"^built +(.+?), 4 bytes; 4 bytes of flash$", said, re.MULTILINE)
@@ -97,12 +97,12 @@ def test_image_is_built_out_of_the_sources_tree_with_the_library_frozen(sources,
 
 
 @pytest.mark.req("B2")
-def test_application_journal_space_and_own_manifest_are_frozen_on_request(sources, capsys):
+def test_options_freeze_application_journal_space_and_own_manifest(sources, capsys):
     for name in ("cyw43-driver", "lwip"):
         write(sources / "lib" / name / "README.md")
     write(sources.parent / "mine.py", 'module("mine_too.py")\n')
     words = ("--app", "--journal", "--manifest", str(sources.parent / "mine.py"), "--romfs", "128")
-    assert tell(sources, *words, board="pico_w") == 0, capsys.readouterr()
+    assert make_image(sources, *words, board="pico_w") == 0, capsys.readouterr()
     made = sources.parent / "made/pico_w"
     manifest = (made / "manifest.py").read_text()
     assert 'freeze("$(PORT_DIR)/modules", ("rp2.py",))' in manifest and "boards/rp2/definition/modules" in manifest
@@ -117,16 +117,16 @@ def test_application_journal_space_and_own_manifest_are_frozen_on_request(source
 
 @pytest.mark.req("B2")
 def test_image_with_romfs_leaves_the_modules_to_deploy(sources, capsys):
-    assert tell(sources, "--romfs", "256") == 0, capsys.readouterr()
+    assert make_image(sources, "--romfs", "256") == 0, capsys.readouterr()
     assert "with 256 KB of ROMFS" in capsys.readouterr().out
     made = sources.parent / "made/pico"
     assert not (made / "modules").exists() and "modules" not in (made / "manifest.py").read_text()
 
 
 @pytest.mark.req("B2")
-def test_failed_build_shows_its_end_and_names_the_log(sources, capsys, monkeypatch):
+def test_failed_build_shows_last_output_and_names_the_log(sources, capsys, monkeypatch):
     monkeypatch.setenv("FAIL", "1")
-    assert tell(sources) == 2
+    assert make_image(sources) == 2
     said = capsys.readouterr().err
     assert "undefined reference to nothing" in said and "build.log" in said
 
@@ -160,10 +160,10 @@ CASES = {
 
 @pytest.mark.req("B2")
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_what_is_missing_is_told_by_name_before_anything_is_built(case, sources, capsys):
+def test_missing_requirement_is_named_before_anything_is_built(case, sources, capsys):
     spoil, board, words, complaint = CASES[case]
     spoil(sources)
-    assert tell(sources, *words, board=board) == 2
+    assert make_image(sources, *words, board=board) == 2
     assert complaint in capsys.readouterr().err
     assert not (sources.parent / "made").exists()
 
@@ -172,7 +172,7 @@ def test_what_is_missing_is_told_by_name_before_anything_is_built(case, sources,
 def test_drivers_can_be_left_out(sources):
     for path in (sources / "lib/micropython-lib/micropython/drivers/README.md",):
         path.unlink()
-    assert tell(sources, "--no-drivers") == 0
+    assert make_image(sources, "--no-drivers") == 0
     made = sources.parent / "made/pico"
     assert "require" not in (made / "manifest.py").read_text()
     assert f"CMAKE_ARGS=-DMICROPY_LIB_DIR={made}/micropython-lib" in (made / "port/environment").read_text()
@@ -184,14 +184,14 @@ def deployed(frozen, board_file=None):
 
 
 @pytest.mark.req("B1", "B2")
-def test_deploy_leaves_out_what_the_image_has_frozen():
+def test_deploy_skips_modules_frozen_in_the_image():
     assert list(deployed(image.digest(image.texts("pico_w", True, application=True)))) == ["/main.py"]
     assert "/lib/flashmqtt/client.mpy" in deployed("")
 
 
 @pytest.mark.req("B1", "B2")
 @pytest.mark.parametrize("application", [True, False])
-def test_deploy_refuses_an_image_with_something_else_frozen(application):
+def test_deploy_refuses_an_image_with_other_frozen_modules(application):
     frozen = "another state" if application else image.digest(image.texts("pico_w", True, application=False))
     with pytest.raises(DeployFailed, match="make image BOARD=pico_w APP=1"):
         deployed(frozen)
@@ -199,11 +199,11 @@ def test_deploy_refuses_an_image_with_something_else_frozen(application):
 
 @pytest.mark.req("B2")
 @pytest.mark.parametrize("path", [path for _, path in build.CHOICES.values()])
-def test_frozen_machine_code_of_an_rp2040_has_no_wide_constants(path):
+def test_frozen_rp2040_machine_code_has_no_wide_constants(path):
     """A Cortex-M0+ reads them beside the code, from a word's boundary; mpy-tool aligns frozen functions by two bytes only.
 
     (Met with MicroPython 1.25: `raw_fill` filled with the code behind its constant, and no journal could be made.)
-    What says how many arguments a function takes is read only where their number is wrong.
+    The constant with the number of a function's arguments is read only where their number is wrong.
     """
     code = build.compiled("m", (ROOT / "firmware" / path).read_text(), "armv6m")
     words = [int.from_bytes(found[1], "little") for found in re.finditer(rb"\x00[\x48-\x4f]\x01\xe0(....)", code, re.S)]

@@ -1,4 +1,4 @@
-"""The other ways onto a board: mip, freezing, an image of one's own; each file of them checked, as far as no build is needed."""
+"""Other ways to install on a board: mip, freezing, a custom image; all files are checked that need no build."""
 
 import json
 import subprocess
@@ -18,7 +18,7 @@ DEFINITIONS = {"rp2": ROOT / "boards/rp2/definition", "esp32": ROOT / "boards/es
 
 
 @pytest.mark.req("B1")
-def test_package_file_lists_what_is_there():
+def test_package_file_and_manifest_are_current():
     assert package.PATH.read_text() == package.source_package(), "run: python -m tools.deploy.package"
     assert package.MANIFEST.read_text() == package.manifest(), "run: python -m tools.deploy.package"
     listed = json.loads(package.PATH.read_text())
@@ -51,7 +51,7 @@ def test_mip_installs_the_library_and_a_first_program_runs(tmp_path):
 
 
 def evaluate(manifest: Path, frozen: dict, port: dict) -> None:
-    """Do what MicroPython's manifest tool does with a manifest.py, for the functions that ours use."""
+    """Evaluate a manifest.py as MicroPython's manifest tool does, for the functions that our manifests use."""
 
     def where(path: str) -> Path | None:
         return None if path.startswith("$(") else (manifest.parent / path).resolve()
@@ -107,7 +107,7 @@ def number(text: str) -> int:
 
 
 @pytest.mark.req("B1", "S3")
-def test_partition_table_is_sound():
+def test_partition_table_has_no_gaps_and_fills_the_flash():
     rows = []
     for line in (DEFINITIONS["esp32"] / "partitions.csv").read_text().splitlines():
         if line and not line.startswith("#"):
@@ -126,7 +126,7 @@ def test_partition_table_is_sound():
 
 
 @pytest.mark.req("B1", "S3")
-def test_boot_of_our_image_leaves_the_journal_its_space(tmp_path):
+def test_boot_of_our_image_keeps_the_journal_space(tmp_path):
     modules = DEFINITIONS["rp2"] / "modules"
     script = tmp_path / "as_frozen.py"
     script.write_text(

@@ -1,4 +1,4 @@
-"""What `make release` builds: the same bytes each time, installed by the real mip and by pip."""
+"""`make release` builds the same bytes each time; the real mip and pip install them."""
 
 import functools
 import http.server
@@ -54,7 +54,7 @@ def run(*words, **options):
 
 
 @pytest.mark.req("B1")
-def test_same_sources_in_another_folder_give_the_same_bytes(dist, tmp_path):
+def test_release_of_the_same_sources_is_reproducible(dist, tmp_path):
     copy = tmp_path / "copy"
     for name in SOURCES:
         if (ROOT / name).is_dir():
@@ -79,7 +79,7 @@ def test_real_mip_installs_from_a_file_server(file_server, tmp_path, processor):
 
 @pytest.mark.req("B1")
 def test_real_mip_installs_from_a_github_url(file_server, tmp_path):
-    """The addresses that mip makes of `github:` are asked of the file server, which stands in for GitHub."""
+    """The file server replaces GitHub: it answers the addresses that mip makes of `github:`."""
     library = str(tmp_path / "lib")
     install = (
         "import mip, requests\n"
@@ -113,13 +113,13 @@ def test_pip_installs_the_client_for_cpython(dist, tmp_path, pattern):
 
 
 @pytest.mark.req("B1")
-def test_newest_entry_of_the_changelog_is_this_version():
+def test_newest_changelog_entry_is_this_version():
     newest = re.search(r"^## (\S+)", (ROOT / "firmware/CHANGELOG.md").read_text(), re.MULTILINE)
     assert newest and newest[1] == flashmqtt.__version__
 
 
 @pytest.mark.req("B1")
-def test_page_about_installing_names_every_processor_and_the_wheel(dist):
+def test_installation_page_names_every_processor_and_the_wheel(dist):
     page = (ROOT / "firmware/INSTALLING.md").read_text()
     assert set(re.findall(r"^\| `(mpy6-\w+)` ", page, re.MULTILINE)) == {path.name for path in (dist / "mip").iterdir()}
     (wheel,) = dist.glob("*.whl")

@@ -21,7 +21,7 @@ from tools.deploy.trace import explained
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 BOTH = ROOT / "host_tests" / "both"
-# Beside the library and the application: what the tests import of ours.
+# Beside the library and the application: the other modules of ours that the tests import.
 BESIDES = (
     *(
         "__init__.py",
@@ -35,10 +35,10 @@ BESIDES = (
     ),
     *("virtual_board/__init__.py", "virtual_board/hardware/*.py"),
 )
-# It takes the machine code away and looks for the other implementation, which a packed library has not.
+# It disables the machine code and needs the other implementation, which a packed library does not have.
 LEFT_OUT = "test_codec_without_native.py"
 TESTS = sorted(path.stem for path in BOTH.glob("test_*.py") if path.name != LEFT_OUT)
-# Their parameters are seeds, sizes and positions. On the packed library each function runs with its first, middle and last ones:
+# Their parameters are seeds, sizes and positions. On the packed library each test runs with the first, middle and last of them:
 # a wrong name fails with any parameters that reach its line. `host_tests/both` runs all parameters on the source.
 FEW = (
     *("test_flashsim", "test_journal_held_pieces", "test_journal_reserve", "test_long_messages", "test_pinned"),
@@ -51,7 +51,7 @@ def words(sources: dict[str, str]) -> set[str]:
 
 
 def shrink(sources: dict[str, str], kept: tuple[str, ...] = ()) -> dict[str, str]:
-    """Shrink a program all of whose public names are asked for from outside."""
+    """Shrink a program whose public names are all used from outside."""
     public = {word for word in words(sources) if not word.startswith("_")}
     return shrunk(sources, kept, public).texts
 
@@ -61,7 +61,7 @@ def lines(source: str) -> list[str]:
 
 
 @pytest.mark.req("B2")
-def test_constants_stand_where_their_names_stood():
+def test_constants_are_inlined():
     result = shrink(
         {
             "p": "",
@@ -95,12 +95,12 @@ def test_constants_stand_where_their_names_stood():
         "A = True\nprint(A)\n",
     ],
 )
-def test_what_is_no_constant_is_left_alone(module):
+def test_names_that_are_no_constants_stay(module):
     assert shrink({"m": module}) == {"m": module}
 
 
 @pytest.mark.req("B2")
-def test_name_of_a_constant_that_means_something_else_inside_is_left_alone():
+def test_local_name_that_shadows_a_constant_stays():
     module = (
         "A = 1\ndef f(A):\n    return A\ndef g():\n    A = 5\n    return lambda: A\n"
         "h = [A for A in range(3)]\nk = [A for x in ()]\n"
@@ -109,14 +109,14 @@ def test_name_of_a_constant_that_means_something_else_inside_is_left_alone():
 
 
 @pytest.mark.req("B2")
-def test_constant_that_another_module_sets_is_none():
+def test_constant_set_by_another_module_is_not_inlined():
     sources = {"a": "A = 1\nprint(A)\n", "b": "import a\na.A = 2\n"}
     assert shrink(sources) == sources
 
 
 @pytest.mark.req("B2")
 @pytest.mark.parametrize("use", ["def f(it):\n    return it.A\n", "import a.b\nprint(a.b.A)\n", "getattr(x, 'A')\n"])
-def test_definition_stays_where_it_may_be_asked_for_by_its_name(use):
+def test_definition_stays_where_it_may_be_used_by_name(use):
     sources = {"a": "", "a.b": "A = 1\nprint(A)\n", "c": use}
     assert shrink(sources) == {**sources, "a.b": "A = 1\nprint(1)\n"}
 
@@ -127,7 +127,7 @@ def test_kept_modules_keep_their_public_constants():
 
 
 @pytest.mark.req("B2")
-def test_import_over_several_lines_keeps_the_lines_behind_it_in_place():
+def test_shortened_multi_line_import_keeps_following_line_numbers():
     result = shrink({"a": "A = 1\ndef b(): pass\n", "m": "from a import (\n    A,\n    b,\n)\nb(A)\n"})
     assert lines(result["m"]) == ["from a import b", "", "", "", "b(1)"]
 
@@ -137,7 +137,7 @@ def attributes(text: str) -> list[str]:
 
 
 @pytest.mark.req("B2")
-def test_what_only_cpython_runs_goes_and_no_line_moves():
+def test_cpython_only_code_is_removed_and_line_numbers_stay():
     text = (
         "try:\n    from micropython import x\nexcept ImportError:  # CPython\n    x = print\n"
         "try:\n    y = x()\nexcept ValueError:  # some boards\n    y = 1\n"
@@ -146,13 +146,13 @@ def test_what_only_cpython_runs_goes_and_no_line_moves():
 
 
 @pytest.mark.req("B2")
-def test_what_is_known_of_boards_is_a_constant():
+def test_known_board_properties_become_constants():
     text = "HERE = hasattr(print, 'x')\nif HERE:\n    print(1)\n"
     assert lines(shrunk({"m": text}, known={"m": {"HERE": 0}}).texts["m"]) == ["", "if 0:", "    print(1)"]
 
 
 @pytest.mark.req("B2")
-def test_internal_names_become_short_and_those_that_never_meet_become_one():
+def test_internal_names_are_shortened_and_shared_between_unrelated_classes():
     result = shrunk(
         {
             "a": "class First:\n    def of_first(self):\n        return self.of_first\n",
@@ -164,7 +164,7 @@ def test_internal_names_become_short_and_those_that_never_meet_become_one():
 
 
 @pytest.mark.req("B2")
-def test_names_of_one_object_stay_different_however_far_apart_its_classes_are():
+def test_attributes_stay_distinct_along_an_inheritance_chain():
     result = shrunk(
         {
             "a": "class A:\n    def __init__(self):\n        self.of_a = 1\n",
@@ -183,14 +183,14 @@ def test_names_of_one_object_stay_different_however_far_apart_its_classes_are():
 
 
 @pytest.mark.req("B2")
-def test_short_names_on_a_public_class_are_such_as_no_program_gives():
+def test_short_names_on_a_public_class_avoid_user_names():
     text = "class Open:\n    def __init__(self):\n        self.internal = 1\n"
     short = attributes(shrunk({"m": text}, public={"Open"}).texts["m"])[0]
     assert short.startswith(("_", "is")) or short.endswith("Error")
 
 
 @pytest.mark.req("B2")
-def test_class_that_passes_on_what_it_is_asked_for_shares_no_name_with_any_object():
+def test_class_with_getattr_shares_no_short_name():
     result = shrunk(
         {
             "m": "class Inner:\n    def __init__(self):\n        self.wanted = 1\n"
@@ -204,7 +204,7 @@ def test_class_that_passes_on_what_it_is_asked_for_shares_no_name_with_any_objec
 
 
 @pytest.mark.req("B2")
-def test_parameters_have_the_same_names_everywhere_but_where_a_call_names_them():
+def test_parameters_are_renamed_unless_passed_by_keyword():
     text = shrunk(
         {
             "m": "def outer(number, text):\n    return lambda letter: (number, text, letter)\n"
@@ -232,12 +232,12 @@ def test_parameters_have_the_same_names_everywhere_but_where_a_call_names_them()
         "def f(**given):\n    return given\n",
     ],
 )
-def test_names_that_others_know_stay(module):
+def test_externally_visible_names_stay(module):
     assert shrink({"m": module}) == {"m": module}
 
 
 @pytest.mark.req("B2")
-def test_names_of_a_module_that_is_handed_on_stay_where_they_are_asked_for():
+def test_used_names_of_a_module_passed_as_a_value_stay():
     result = shrunk(
         {"m": "def asked(): pass\ndef internal(): pass\n", "n": "import m\nfor it in (m,):\n    it.asked()\n"}
     )
@@ -245,13 +245,13 @@ def test_names_of_a_module_that_is_handed_on_stay_where_they_are_asked_for():
 
 
 @pytest.mark.req("B2")
-def test_short_name_is_none_that_is_there_already():
+def test_short_name_does_not_collide_with_existing_names():
     result = shrunk({"m": "def long_name(abs, all): return abs, all, any\nlong_name(abs=1, all=2)\n"}).texts["m"]
     assert re.findall(r"def (\w+)", result)[0] not in ("abs", "all", "any", "long_name")
 
 
 @pytest.mark.req("B2")
-def test_no_name_of_ours_is_changed_that_micropython_has_too():
+def test_names_that_micropython_also_has_are_not_shortened():
     changed: set[str] = {"wrap_socket"}
     for board in build.BOARDS:
         changed |= set(program(board).names.attributes)
@@ -259,7 +259,7 @@ def test_no_name_of_ours_is_changed_that_micropython_has_too():
     theirs = set()
     for text in {path.read_text() for path in (ROOT / ".venv").glob("stubs-*/**/*.pyi")}:
         if changed.isdisjoint(defined.findall(text)):
-            continue  # no line begins with such a name or its definition; parsing all of them takes seconds
+            continue  # no line defines such a name; parsing all files takes seconds
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
                 theirs.add(node.name)
@@ -288,7 +288,7 @@ HOSTED = {
 
 
 @pytest.mark.req("B2")
-def test_modules_become_one_and_their_lines_stay_in_order():
+def test_bundled_modules_keep_their_line_order():
     result = bundle(HOSTED, {"p.host": ("p.two", "p.one")}, {"same"}, {"p.two": {"C": 3}})
     assert result.lines["p.host"] == [(1, "p.one"), (4, "p.two"), (8, "p.host")]
     assert lines(result.texts["p.host"]) == [
@@ -323,13 +323,13 @@ def test_modules_become_one_and_their_lines_stay_in_order():
         ({"a": "import b\nprint(b)\n", "b": ""}, "used as an object"),
     ],
 )
-def test_modules_that_can_not_be_put_together_are_refused_by_name(sources, why):
+def test_modules_that_can_not_be_bundled_are_refused_with_a_reason(sources, why):
     with pytest.raises(Unbundled, match=why):
         bundle(sources, {"a": ("b",)})
 
 
 @pytest.mark.req("B2")
-def test_a_traceback_is_shown_as_the_repository_has_it():
+def test_traceback_is_translated_to_the_source_files():
     shrunk = program("pico_w")
     source = ROOT / "firmware" / "flashmqtt" / "session" / "session.py"
     line = next(i for i, text in enumerate(source.read_text().splitlines(), 1) if "def publish(" in text) + 1
@@ -341,7 +341,7 @@ def test_a_traceback_is_shown_as_the_repository_has_it():
 
 
 @pytest.mark.req("B2")
-def test_a_program_on_a_board_finds_every_name_that_the_reference_and_the_pages_import():
+def test_names_imported_in_the_documents_exist_in_the_packed_library():
     packed = program("pico_w").texts
     pages = [
         path.read_text() for pattern in build.PAGES for path in ROOT.glob(pattern) if path.name not in build.NO_PAGES
@@ -358,7 +358,7 @@ def test_a_program_on_a_board_finds_every_name_that_the_reference_and_the_pages_
 
 @pytest.mark.req("B1", "B2")
 @pytest.mark.parametrize(("board", "march"), [("pico_w", "armv6m"), ("esp32", "xtensawin"), ("esp32", "")])
-def test_image_compiles_for_its_processor_and_is_smaller(board, march):
+def test_shrunk_image_compiles_and_is_smaller(board, march):
     image, plain = build.image(board, march), build.image(board, march, plain=True)
     assert image.keys() < plain.keys()
     assert sum(map(len, image.values())) < sum(map(len, plain.values()))
@@ -366,7 +366,7 @@ def test_image_compiles_for_its_processor_and_is_smaller(board, march):
 
 
 @pytest.mark.req("B2")
-def test_names_used_most_come_first_and_no_line_moves():
+def test_most_used_names_come_first_and_line_numbers_stay():
     rare = "".join(f"    a.rare_{i}\n" for i in range(140))
     text = f'"""What it is.\n\nMore.\n"""\nimport gc\ndef f(a):\n{rare}' + "    a.often\n" * 50
     result = ordered(text)
@@ -377,7 +377,7 @@ def test_names_used_most_come_first_and_no_line_moves():
     assert ordered(few) == few
 
 
-def test_compiler_that_ctrl_c_ended_refused_nothing(monkeypatch):
+def test_ctrl_c_during_compilation_is_not_a_compiler_error(monkeypatch):
     ended = subprocess.CompletedProcess([], -signal.SIGINT, "", "")
     monkeypatch.setattr(build.subprocess, "run", lambda *words, **options: ended)
     with pytest.raises(KeyboardInterrupt):
@@ -385,14 +385,14 @@ def test_compiler_that_ctrl_c_ended_refused_nothing(monkeypatch):
 
 
 @pytest.mark.req("B1")
-def test_modules_for_a_processor_without_machine_code_are_the_plain_ones():
+def test_build_without_native_code_uses_the_plain_modules():
     assert b"viper" not in build.sources("pico_w", native=False)["/lib/flashmqtt/fast/__init__.mpy"].read_bytes()
     assert b"viper" in build.sources("pico_w")["/lib/flashmqtt/codec/quick.mpy"].read_bytes()
 
 
 @pytest.fixture(scope="module")
 def packed_tests(tmp_path_factory) -> Path:
-    """The library and the application, packed as one program with the tests; these stay source, or their asserts would go."""
+    """The library and the application, packed as one program with the tests; the tests stay source, to keep their asserts."""
     firmware = ROOT / "firmware"
     library = {str(path.relative_to(firmware)): path for path in firmware.rglob("*.py") if path.parent != firmware}
     library |= build.library()
@@ -434,7 +434,7 @@ def run_packed(folder: Path, name: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def running(packed_tests, request) -> Iterator[dict[str, Future]]:
-    """The chosen test files, two at a time: some do little but wait."""
+    """Run the chosen test files, two at a time: some of them mostly wait."""
     chosen = [item for item in request.session.items if item.path == request.path and "running" in item.fixturenames]
     with ThreadPoolExecutor(2) as pool:
         names = [item.callspec.params["name"] for item in chosen]

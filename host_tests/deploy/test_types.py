@@ -1,4 +1,4 @@
-"""A user's typed program and the installed wheel: `mypy --strict` passes the right one, and refuses wrong arguments by line."""
+"""`mypy --strict` with the installed wheel passes a user's correct program, and refuses wrong arguments by line."""
 
 import re
 import subprocess
@@ -119,7 +119,7 @@ def test_typed_program_passes_mypy_strict_with_the_installed_wheel(installed):
 
 
 @pytest.mark.req("B1")
-def test_wrong_types_are_refused_at_their_lines(installed):
+def test_wrong_types_are_refused_with_their_lines(installed):
     status, said = checked(installed, WRONG)
     wrong = [number for number, line in enumerate(WRONG.splitlines(), 1) if line.endswith("# wrong")]
     assert status == 1
