@@ -1,4 +1,4 @@
-"""The collector on the wire: against a scripted broker in this process, and as a process against a real mosquitto."""
+"""The collector against a scripted broker in this process, and as a process against a real mosquitto."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ PUBACK, PUBREC, PUBREL, PUBCOMP = 0x40, 0x50, 0x62, 0x70
 
 
 class ScriptedBroker:
-    """Accepts connections and leaves the rest to the test; it has its own reading of packets."""
+    """Accepts connections and leaves the rest to the test; it reads packets with its own code."""
 
     def __init__(self):
         self._accepted = asyncio.Queue()
@@ -85,7 +85,7 @@ class ScriptedBroker:
         return head + await asyncio.wait_for(self.reader.readexactly(head[1]), PATIENCE_S)
 
     async def silence(self, seconds=0.3):
-        """Assert that nothing comes."""
+        """Assert that nothing arrives."""
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(self.reader.readexactly(1), seconds)
 
@@ -104,12 +104,12 @@ class ScriptedBroker:
 
 @pytest.fixture
 def sealing_process():
-    """Keep the sealing process where a test is about it, or about what follows it."""
+    """Use the real sealing process, for tests that are about it."""
 
 
 @pytest.fixture(autouse=True)
 def sealing_here(request, monkeypatch):
-    """Let collectors of this process seal in it: half a second less for each test than starting the sealing process."""
+    """Let collectors seal in this process: it saves half a second for each test."""
 
     async def answer(self, line):
         return seal.answer(line)
@@ -119,7 +119,7 @@ def sealing_here(request, monkeypatch):
 
 
 def in_a_loop(test):
-    """Make a test of a coroutine."""
+    """Run a coroutine test in an event loop."""
 
     @functools.wraps(test)
     def run(*arguments, **named):
@@ -129,7 +129,7 @@ def in_a_loop(test):
 
 
 async def until(condition):
-    """Wait until something is so."""
+    """Wait until a condition is true."""
     deadline = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < deadline
@@ -138,7 +138,7 @@ async def until(condition):
 
 @contextlib.asynccontextmanager
 async def collecting(tmp_path, **more):
-    """Run a collector beside a broker of the test's own; at the end it is stopped, and seals what it has."""
+    """Run a collector beside a broker of the test's own; at the end it is stopped, and seals its rows."""
     broker = await ScriptedBroker().start()
     settings = Settings("127.0.0.1", broker.port, "c", tmp_path, segment_seconds=3600, longest_pause_s=0.05, **more)
     collector = Collector(settings, Health("c", quiet=True))
@@ -167,7 +167,7 @@ def payloads(directory):
 
 @pytest.mark.req("P1", "Q3")
 @in_a_loop
-async def test_puback_leaves_only_after_the_sync_and_in_order(tmp_path, monkeypatch):
+async def test_puback_is_sent_only_after_the_sync_and_in_order(tmp_path, monkeypatch):
     synced = asyncio.Event()
     real = os.fdatasync
 
@@ -191,7 +191,7 @@ async def test_puback_leaves_only_after_the_sync_and_in_order(tmp_path, monkeypa
 
 @pytest.mark.req("P1", "Q4")
 @in_a_loop
-async def test_qos_2_is_stored_once_whatever_is_repeated(tmp_path):
+async def test_repeated_qos_2_packets_store_the_message_once(tmp_path):
     async with collecting(tmp_path) as (broker, collector):
         await broker.accept()
         for dup in (False, True, True):
@@ -212,13 +212,13 @@ def marks(directory):
 @pytest.mark.req("P3", "Q3")
 @pytest.mark.parametrize("ends", ["killed", "link lost", "killed, with a rotation before"])
 @in_a_loop
-async def test_copy_of_a_qos_1_message_that_had_landed_is_marked(tmp_path, ends):
-    """The acknowledgement of a synced message may be lost: the broker sends it again, under its packet id."""
+async def test_resend_of_a_landed_qos_1_message_is_marked(tmp_path, ends):
+    """The acknowledgement of a synced message may be lost: the broker sends the message again, with its packet id."""
 
     async def again(broker):
         await broker.accept(CONNACK_PRESENT, b"\x02" if ends != "link lost" else None)
         await broker.exchange(publish(b"21.5", 1, 10, dup=True), ack(PUBACK, 10))  # landed, twice the same value
-        await broker.exchange(publish(b"21.5", 1, 12, dup=True), ack(PUBACK, 12))  # an id that nobody had
+        await broker.exchange(publish(b"21.5", 1, 12, dup=True), ack(PUBACK, 12))  # an unused id
         await broker.exchange(publish(b"22.0", 1, 11, dup=True), ack(PUBACK, 11))  # another message under an old id
         await broker.exchange(publish(b"21.5", 1, 13), ack(PUBACK, 13))  # no DUP
 
@@ -244,11 +244,11 @@ async def test_copy_of_a_qos_1_message_that_had_landed_is_marked(tmp_path, ends)
 
 @pytest.mark.req("P3", "Q3", "Q8")
 @in_a_loop
-async def test_packet_id_of_another_session_or_one_given_out_twice_tells_no_copy(tmp_path):
+async def test_new_session_or_reused_packet_id_marks_no_duplicate(tmp_path):
     async with collecting(tmp_path) as (broker, collector):
         await broker.accept()
         await broker.exchange(publish(b"old session", 1, 10), ack(PUBACK, 10))
-        for _ in range(2):  # a broker that gives the lowest free id
+        for _ in range(2):  # a broker that assigns the lowest free id
             await broker.exchange(publish(b"21.5", 1, 11), ack(PUBACK, 11))
         broker.writer.close()
         await broker.accept(CONNACK_PRESENT, None)
@@ -264,7 +264,7 @@ async def test_packet_id_of_another_session_or_one_given_out_twice_tells_no_copy
 
 @pytest.mark.req("P3", "W12")
 @in_a_loop
-async def test_copy_is_told_at_level_5_whatever_its_properties_say(tmp_path):
+async def test_level_5_resend_with_changed_expiry_is_marked(tmp_path):
     def with_expiry(seconds, dup):
         body = len(TOPIC).to_bytes(2) + TOPIC + b"\0\x0a" + b"\x05\x02" + seconds.to_bytes(4) + b"21.5"
         return bytes((0x32 | dup << 3, len(body))) + body
@@ -287,8 +287,8 @@ class Crash(Exception):
 @pytest.mark.req("P1", "Q4")
 @pytest.mark.parametrize("crash_at", ["PUBLISH sent", "PUBREC seen", "PUBREL sent", "PUBCOMP seen"])
 @in_a_loop
-async def test_qos_2_is_stored_once_across_a_crash_after_every_packet(tmp_path, crash_at):
-    """The broker repeats what it has no answer to; the collector knows nothing but its log."""
+async def test_crash_after_any_packet_stores_a_qos_2_message_once(tmp_path, crash_at):
+    """The broker repeats what was not answered; the collector has only its log."""
 
     async def flow(broker, state, point):
         if state[0] == "publish":
@@ -322,7 +322,7 @@ async def test_qos_2_is_stored_once_across_a_crash_after_every_packet(tmp_path, 
 
 @pytest.mark.req("P1", "Q8")
 @in_a_loop
-async def test_held_message_is_a_row_when_the_broker_has_lost_the_session(tmp_path):
+async def test_held_message_lands_when_the_broker_lost_the_session(tmp_path):
     async with collecting(tmp_path) as (broker, collector):
         await broker.accept()
         await broker.exchange(publish(b"only here", 2, 7), ack(PUBREC, 7))
@@ -336,8 +336,8 @@ async def test_held_message_is_a_row_when_the_broker_has_lost_the_session(tmp_pa
 @pytest.mark.req("P1", "Q4", "Q8")
 @pytest.mark.parametrize("killed", [False, True])
 @in_a_loop
-async def test_held_message_lands_before_a_new_one_takes_its_packet_id(tmp_path, killed):
-    """The broker lost the session in a CONNACK that nobody saw, and uses the packet id for another message."""
+async def test_held_message_lands_before_its_packet_id_is_reused(tmp_path, killed):
+    """The CONNACK without a session was lost, and the broker uses the packet id for another message."""
 
     async def next_message(broker):
         await broker.accept(CONNACK_PRESENT, b"\x02" if killed else None)
@@ -362,7 +362,7 @@ async def test_held_message_lands_before_a_new_one_takes_its_packet_id(tmp_path,
 
 @pytest.mark.req("P1", "Q4")
 @in_a_loop
-async def test_more_qos_2_than_in_flight_allows_come_again_and_all_land_once_in_order(tmp_path):
+async def test_qos_2_beyond_the_in_flight_limit_lands_once_in_order(tmp_path):
     limit, count = 20, 50
 
     async with collecting(tmp_path, in_flight=limit) as (broker, collector):
@@ -388,7 +388,7 @@ async def test_more_qos_2_than_in_flight_allows_come_again_and_all_land_once_in_
 
 @pytest.mark.req("P1")
 @in_a_loop
-async def test_lost_connection_in_the_middle_of_a_packet_lands_no_part_of_it(tmp_path):
+async def test_partial_packet_of_a_lost_connection_does_not_land(tmp_path):
     async with collecting(tmp_path) as (broker, collector):
         whole = publish(b"whole", 1, 5)
         for cut in range(1, len(whole)):
@@ -422,7 +422,7 @@ async def test_any_chunking_gives_the_same_rows(tmp_path, chunk):
 
 @pytest.mark.req("P1")
 @in_a_loop
-async def test_log_is_closed_and_sealed_by_rows_while_collecting(tmp_path, sealing_process):
+async def test_log_is_sealed_after_its_row_limit_while_collecting(tmp_path, sealing_process):
     async with collecting(tmp_path, segment_rows=10) as (broker, _):
         await broker.accept()
         for n in range(40):
@@ -434,7 +434,7 @@ async def test_log_is_closed_and_sealed_by_rows_while_collecting(tmp_path, seali
 
 @pytest.mark.req("P1")
 @in_a_loop
-async def test_broker_that_takes_no_acknowledgements_is_left_after_the_deadline(tmp_path, monkeypatch):
+async def test_connection_ends_when_acknowledgements_stay_unread_past_the_deadline(tmp_path, monkeypatch):
     monkeypatch.setattr(collector_module, "WRITE_DEADLINE_S", 0.3)
     many = b"".join(publish(b"", 1, n + 1) for n in range(2000))
     connect = Collector._connect
@@ -464,7 +464,7 @@ async def test_broker_that_takes_no_acknowledgements_is_left_after_the_deadline(
 
 @pytest.mark.req("P1")
 @in_a_loop
-async def test_killed_sealer_is_started_again(tmp_path, sealing_process):
+async def test_killed_sealer_is_restarted(tmp_path, sealing_process):
     async with collecting(tmp_path, segment_rows=1) as (broker, collector):
         await broker.accept()
         for n in range(3):
@@ -475,14 +475,14 @@ async def test_killed_sealer_is_started_again(tmp_path, sealing_process):
 
 
 @pytest.mark.req("P1")
-def test_program_of_the_collector_loads_no_parquet_library():
+def test_collector_process_loads_no_parquet_library():
     program = "import sys, tools.collector.__main__; print({'numpy', 'pandas', 'pyarrow'} & set(sys.modules))"
     assert subprocess.check_output([sys.executable, "-c", program], text=True) == "set()\n"
 
 
 @pytest.mark.req("P1")
 @in_a_loop
-async def test_no_room_for_the_last_segment_is_an_error_and_the_next_start_seals_it(tmp_path, monkeypatch):
+async def test_failed_last_sealing_is_an_error_and_the_next_start_seals(tmp_path, monkeypatch):
     monkeypatch.setattr(sealer, "RETRY_S", 0.01)
     with pytest.raises(LandingStalled, match="the next start seals them"):
         async with collecting(tmp_path) as (broker, collector):
@@ -516,7 +516,7 @@ async def test_refused_client_ends_with_a_named_error(tmp_path, code):
 
 
 def long_publish(payload, qos, packet_id, dup=False, properties=b"", topic=TOPIC):
-    """A PUBLISH of three bytes' length; `properties` with their length, at level 5."""
+    """Return a PUBLISH with three bytes of remaining length; at level 5 `properties` include their own length."""
     body = len(topic).to_bytes(2, "big") + topic + (packet_id.to_bytes(2, "big") if qos else b"") + properties + payload
     assert 1 << 14 <= len(body) < 1 << 21
     length = bytes((len(body) & 127 | 128, len(body) >> 7 & 127 | 128, len(body) >> 14))
@@ -534,7 +534,7 @@ OVERSIZE = {"packet_bytes": 1 << 18}
 @pytest.mark.parametrize("level", [4, 5])
 @pytest.mark.parametrize("qos", [0, 1, 2])
 @in_a_loop
-async def test_message_over_the_limit_lands_as_its_topic_length_and_digest(tmp_path, qos, level):
+async def test_oversize_message_lands_as_topic_length_and_digest(tmp_path, qos, level):
     payload = os.urandom(700_000)
     properties = b"\x02\x01\x01" if level == 5 else b""
     empty = b"\0" if level == 5 else b""
@@ -561,10 +561,10 @@ async def test_message_over_the_limit_lands_as_its_topic_length_and_digest(tmp_p
 @pytest.mark.req("P1")
 @pytest.mark.parametrize("qos", [0, 1, 2])
 @in_a_loop
-async def test_message_over_the_limit_is_dropped_where_that_is_the_policy(tmp_path, qos):
+async def test_oversize_message_is_dropped_by_the_drop_policy(tmp_path, qos):
     async with collecting(tmp_path, drop_oversize=True, **OVERSIZE) as (broker, _):
         await broker.accept()
-        for _ in range(PUBREC_WINDOW + 1 if qos == 2 else 1):  # a place in the window is given back, too
+        for _ in range(PUBREC_WINDOW + 1 if qos == 2 else 1):  # a slot of the window is released, too
             broker.send(long_publish(b"x" * 300_000, qos, 7))
             if qos == 1:
                 assert await broker.packet() == ack(PUBACK, 7)
@@ -579,7 +579,7 @@ async def test_message_over_the_limit_is_dropped_where_that_is_the_policy(tmp_pa
 @pytest.mark.req("P1", "W12")
 @pytest.mark.parametrize("drop", [False, True])
 @in_a_loop
-async def test_level_5_asks_for_no_more_than_the_limit_only_where_more_is_dropped(tmp_path, drop):
+async def test_level_5_sends_maximum_packet_size_only_with_drop_policy(tmp_path, drop):
     async with collecting(tmp_path, level=5, drop_oversize=drop, **OVERSIZE) as (broker, _):
         connect = await broker.accept(connack=b"\x20\x03\0\0\0", suback=b"\0\x02")
         assert (b"\x27" + OVERSIZE["packet_bytes"].to_bytes(4, "big") in connect) == drop
@@ -587,7 +587,7 @@ async def test_level_5_asks_for_no_more_than_the_limit_only_where_more_is_droppe
 
 @pytest.mark.req("P1", "Q4")
 @in_a_loop
-async def test_long_message_that_was_cut_off_comes_again_and_lands_once(tmp_path):
+async def test_interrupted_oversize_message_is_resent_and_lands_once(tmp_path):
     payload = os.urandom(300_000)
     whole = long_publish(payload, 2, 7)
     cuts = [1, 3, 4, 6, 10, 28, 30, 1000, 1 << 18, len(whole) - 1]
@@ -609,7 +609,7 @@ async def test_long_message_that_was_cut_off_comes_again_and_lands_once(tmp_path
 
 @pytest.mark.req("P1", "W13")
 @in_a_loop
-async def test_long_packet_that_is_no_message_ends_the_connection_and_not_the_collector(tmp_path):
+async def test_oversize_packet_other_than_publish_only_ends_the_connection(tmp_path):
     async with collecting(tmp_path, **OVERSIZE) as (broker, _):
         await broker.accept()
         broker.send(b"\x90\xff\xff\xff\x7f", b"x" * 100)
@@ -619,7 +619,7 @@ async def test_long_packet_that_is_no_message_ends_the_connection_and_not_the_co
 
 
 def packets_of(decoder, stream, chunk):
-    """Feed a decoder in chunks; return its PUBLISH packets as they lie in the buffer."""
+    """Feed a decoder in chunks; return its PUBLISH packets from the buffer."""
     found = []
     for at in range(0, len(stream), chunk):
         part = stream[at : at + chunk]
@@ -645,7 +645,7 @@ def packets_of(decoder, stream, chunk):
 @pytest.mark.req("P1", "W6")
 @pytest.mark.parametrize("level", [4, 5])
 @pytest.mark.parametrize("chunk", [1, 2, 5, 1000, 131_072, 1 << 20])
-def test_long_messages_between_short_ones_in_any_chunks_are_the_same_packets(level, chunk):
+def test_oversize_and_short_messages_decode_the_same_in_any_chunks(level, chunk):
     size = 1 << 18
     head = b"\0" if level == 5 else b""
     long_head = b"\xa4\x62" + (b"\x26\0\1a\0\x04" + b"v" * 4) * 1258 if level == 5 else b""
@@ -661,7 +661,7 @@ def test_long_messages_between_short_ones_in_any_chunks_are_the_same_packets(lev
             text = json.dumps(description(text)).encode()
         qos = 1 if len(text) < 100 else number % 3
         expected.append((qos, len(text) > 100 and qos == 1, number if qos else 0, topic, text))
-    if chunk == 1:  # the grain of the recv does not matter inside of a payload, and a million steps take long
+    if chunk == 1:  # the size of reads does not matter inside a payload, and a million steps take long
         stream, expected = stream[: len(long_publish(texts[0], 1, 1, True, head, b"t"))], expected[:1]
     decoder = OversizeDecoder(size, level)
     assert packets_of(decoder, stream, chunk) == expected
@@ -679,13 +679,13 @@ def test_long_messages_between_short_ones_in_any_chunks_are_the_same_packets(lev
         b"\x32\x80\x80\xc0\0\0\1t\0\1\0",
     ],
 )
-def test_malformed_long_message_is_refused(packet):
+def test_malformed_oversize_message_is_refused(packet):
     with pytest.raises(MalformedPacket):
         packets_of(OversizeDecoder(1 << 18, 5), packet + b"x" * 10, 1)
 
 
 @in_a_loop
-async def test_damaged_last_segment_matters_only_where_there_is_no_log(tmp_path):
+async def test_damaged_last_segment_is_refused_only_without_the_logs(tmp_path):
     async with collecting(tmp_path) as (broker, _):
         await broker.accept()
         await broker.exchange(publish(b"0", 1, 1), ack(PUBACK, 1))
@@ -700,7 +700,7 @@ async def test_damaged_last_segment_matters_only_where_there_is_no_log(tmp_path)
 
 @pytest.mark.req("P1")
 @in_a_loop
-async def test_long_message_lands_whole(tmp_path):
+async def test_long_message_within_the_limit_lands_whole(tmp_path):
     payload = os.urandom(700_000)
     body = len(TOPIC).to_bytes(2, "big") + TOPIC + b"\x00\x05" + payload
     length = bytes((len(body) & 127 | 128, len(body) >> 7 & 127 | 128, len(body) >> 14))
@@ -713,7 +713,7 @@ async def test_long_message_lands_whole(tmp_path):
     assert payloads(tmp_path) == [payload, payload]
 
 
-def test_figures_are_offered_and_a_taken_port_is_named():
+def test_metrics_are_served_and_a_busy_port_is_named():
     health = Health("c", quiet=True)
     health.messages.inc(3)
     port = brokers.free_port()
@@ -726,7 +726,7 @@ def test_figures_are_offered_and_a_taken_port_is_named():
 
 @pytest.mark.req("P1", "W12")
 @in_a_loop
-async def test_level_5_says_how_long_and_how_much_and_keeps_the_properties(tmp_path):
+async def test_level_5_sends_expiry_and_receive_maximum_and_stores_properties(tmp_path):
     async with collecting(tmp_path, level=5, in_flight=100, session_expiry_s=0x01020304) as (broker, _):
         connect = await broker.accept(connack=b"\x20\x03\x00\x00\x00", suback=b"\x00\x02")
         assert connect[8] == 5
@@ -754,7 +754,7 @@ async def test_level_5_session_taken_over_ends_with_a_named_error(tmp_path):
 
 @pytest.mark.req("P1", "W13")
 @in_a_loop
-async def test_level_5_tells_the_broker_why_it_ends_the_connection(tmp_path):
+async def test_level_5_disconnect_carries_the_reason_code(tmp_path):
     async with collecting(tmp_path, level=5) as (broker, _):
         await broker.accept(connack=b"\x20\x03\x00\x00\x00", suback=b"\x00\x02")
         broker.send(b"\x36\x00")  # QoS 3
@@ -765,7 +765,7 @@ async def test_level_5_tells_the_broker_why_it_ends_the_connection(tmp_path):
 
 
 class Process:
-    """A collector's process and what it says."""
+    """A collector process and its output."""
 
     def __init__(self, directory, port, *more, name="collector", **popen):
         self.log = directory / f"{name}.txt"
@@ -794,7 +794,7 @@ class Process:
 
 
 def wait_for_rows(landing, count):
-    """Wait until so many rows are durable, in segments or in logs."""
+    """Wait until this number of rows is durable, in segments or in logs."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
         rows = {segment[:2]: pq.read_metadata(segment.path).num_rows for segment in find_segments(landing)}
@@ -808,7 +808,7 @@ def wait_for_rows(landing, count):
 
 
 def send(port, packets, answers):
-    """Publish prepared packets as a client of the test's own, and wait for so many bytes of answers."""
+    """Publish prepared packets over a plain socket, and wait for this number of bytes of answers."""
     with socket.create_connection(("127.0.0.1", port), PATIENCE_S) as sock:
         sock.sendall(bytes.fromhex("100c00044d5154540402003c0000"))
         assert sock.recv(4) == CONNACK
@@ -819,7 +819,7 @@ def send(port, packets, answers):
 
 @needs_mosquitto
 @pytest.mark.req("P1", "Q3", "Q4")
-def test_killed_at_random_moments_under_load_loses_nothing_and_repeats_no_qos_2(tmp_path):
+def test_random_kills_under_load_lose_nothing_and_duplicate_no_message(tmp_path):
     outcome = asyncio.run(kill_collector(tmp_path, kills=3, seed=int(time.time()), quiet=True))
     assert outcome.missing == {1: 0, 2: 0}
     assert outcome.twice == {1: 0, 2: 0}
@@ -828,7 +828,7 @@ def test_killed_at_random_moments_under_load_loses_nothing_and_repeats_no_qos_2(
 
 @needs_mosquitto
 @pytest.mark.req("P1")
-def test_disk_full_stops_acknowledging_says_so_and_goes_on_when_there_is_room(tmp_path):
+def test_full_disk_stops_acknowledgements_until_space_is_free(tmp_path):
     limit = 60_000
 
     def little_room():
@@ -853,7 +853,7 @@ def test_disk_full_stops_acknowledging_says_so_and_goes_on_when_there_is_room(tm
 
 @needs_mosquitto
 @pytest.mark.req("P1")
-def test_disk_full_at_the_end_is_an_error_and_the_next_start_goes_on(tmp_path):
+def test_full_disk_at_the_end_is_recovered_by_the_next_start(tmp_path):
     def little_room():
         resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
 
@@ -876,7 +876,7 @@ def test_disk_full_at_the_end_is_an_error_and_the_next_start_goes_on(tmp_path):
 @needs_mosquitto
 @pytest.mark.req("P1")
 @pytest.mark.skipif(not shutil.which("openssl"), reason="openssl is not installed")
-def test_tls_carries_a_load_and_an_unknown_certificate_is_refused(tmp_path):
+def test_tls_carries_messages_and_refuses_an_unknown_certificate(tmp_path):
     certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
     subprocess.run(
         [
@@ -904,7 +904,7 @@ def test_tls_carries_a_load_and_an_unknown_certificate_is_refused(tmp_path):
 
 @needs_mosquitto
 @pytest.mark.req("P1")
-def test_broker_that_is_gone_is_told_and_waited_for(tmp_path):
+def test_missing_broker_is_reported_and_retried(tmp_path):
     port = brokers.free_port()
     collector = Process(tmp_path, port)
     collector.says(f"the broker at 127.0.0.1:{port}: ConnectionRefusedError")
@@ -923,8 +923,8 @@ def test_broker_that_is_gone_is_told_and_waited_for(tmp_path):
 
 @needs_mosquitto
 @pytest.mark.req("P1", "W12")
-def test_several_collectors_share_the_work_and_one_of_them_is_killed(tmp_path):
-    """Shared subscription, level 5: what the dead one had not acknowledged waits for it; nothing is lost or twice."""
+def test_shared_subscription_with_a_killed_collector_loses_nothing(tmp_path):
+    """Shared subscription, level 5: messages that the killed one had not acknowledged wait for it; none is lost or duplicated."""
     shared = ("--level", "5", "--topic", "$share/landing/flashmqtt/#", "--segment-seconds", "1")
     with brokers.Broker(tmp_path / "broker", kind="mosquitto") as broker:
         collectors = [Process(tmp_path, broker.port, *shared, name=name) for name in ("one", "two", "three")]
@@ -951,7 +951,7 @@ def test_several_collectors_share_the_work_and_one_of_them_is_killed(tmp_path):
 
 @needs_mosquitto
 @pytest.mark.req("P1")
-def test_second_collector_in_one_folder_is_refused_until_the_first_is_killed(tmp_path):
+def test_second_collector_is_refused_until_the_first_is_killed(tmp_path):
     with brokers.Broker(tmp_path / "broker", kind="mosquitto") as broker:
         first = Process(tmp_path, broker.port, name="first")
         first.says("subscribed")
@@ -966,7 +966,7 @@ def test_second_collector_in_one_folder_is_refused_until_the_first_is_killed(tmp
 
 
 @pytest.mark.req("P1")
-def test_folder_that_stays_in_use_is_named(tmp_path, monkeypatch):
+def test_collector_in_a_locked_folder_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(collector_module, "LOCK_WAIT_S", 0.1)
     settings = Settings("127.0.0.1", 1, "c", tmp_path)
     first = Collector(settings, Health("c", quiet=True))
@@ -980,7 +980,7 @@ def test_folder_that_stays_in_use_is_named(tmp_path, monkeypatch):
 
 @needs_mosquitto
 @pytest.mark.req("P1")
-def test_figures_of_a_running_collector(tmp_path):
+def test_metrics_of_a_running_collector(tmp_path):
     port = brokers.free_port()
     with brokers.Broker(tmp_path / "broker", kind="mosquitto") as broker:
         collector = Process(tmp_path, broker.port, "--metrics-port", str(port))
@@ -994,7 +994,7 @@ def test_figures_of_a_running_collector(tmp_path):
         }
         deadline = time.monotonic() + PATIENCE_S
         text = ""
-        while not figures <= set(text.splitlines()):  # they are counted anew every second
+        while not figures <= set(text.splitlines()):  # they are updated every second
             assert time.monotonic() < deadline, text
             text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=PATIENCE_S).read().decode()
             time.sleep(0.1)

@@ -46,7 +46,7 @@ BLOCKS = [[b"one"], [b"two", b"three" * 7], [b""], [b"4" * 40, b"5", b"six"]]
 FLAT = [[body for block in BLOCKS[:n] for body in block] for n in range(len(BLOCKS) + 1)]
 
 
-def test_what_was_synced_is_read_back(tmp_path):
+def test_synced_entries_are_read_back(tmp_path):
     log = new_log(tmp_path)
     write_blocks(log, BLOCKS)
     log.append(LANDED, 4, 1, 77, b"never synced")
@@ -58,7 +58,7 @@ def test_what_was_synced_is_read_back(tmp_path):
     assert {(entry.kind, entry.level, entry.time_us) for entry in contents.entries} == {(LANDED, 4, 77)}
 
 
-def test_cut_at_every_byte_leaves_the_whole_blocks_before_it_and_can_be_continued(tmp_path):
+def test_log_cut_at_any_byte_keeps_whole_blocks_and_can_continue(tmp_path):
     log = new_log(tmp_path)
     ends = write_blocks(log, BLOCKS)
     log.close()
@@ -78,7 +78,7 @@ def test_cut_at_every_byte_leaves_the_whole_blocks_before_it_and_can_be_continue
         assert contents.torn_bytes == 0
 
 
-def test_cut_inside_the_header_is_reported(tmp_path):
+def test_truncated_header_is_reported(tmp_path):
     log = new_log(tmp_path)
     log.close()
     whole = log.path.read_bytes()
@@ -88,7 +88,7 @@ def test_cut_inside_the_header_is_reported(tmp_path):
             read_log(log.path)
 
 
-def test_every_flipped_byte_is_damage_or_a_torn_tail_and_never_a_row(tmp_path):
+def test_flipped_byte_is_damage_or_torn_tail_and_never_a_row(tmp_path):
     log = new_log(tmp_path)
     ends = write_blocks(log, BLOCKS)
     log.close()
@@ -112,7 +112,7 @@ def test_every_flipped_byte_is_damage_or_a_torn_tail_and_never_a_row(tmp_path):
             assert bodies_of(contents) == FLAT[-1], "only the zeros between blocks are free"
 
 
-def test_block_of_another_file_is_not_believed(tmp_path):
+def test_block_of_another_file_is_ignored(tmp_path):
     log = new_log(tmp_path)
     ends = write_blocks(log, BLOCKS)
     log.close()
@@ -128,14 +128,14 @@ def test_block_of_another_file_is_not_believed(tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"", b"PAR1" * 20, b"\0" * 4096, b"flashmqtt log 9\n" + b"\0" * 64])
-def test_foreign_file_is_refused_by_name(tmp_path, content):
+def test_foreign_file_is_refused(tmp_path, content):
     path = tmp_path / "0000000001.log"
     path.write_bytes(content)
     with pytest.raises(LandingForeign):
         read_log(path)
 
 
-def test_log_of_version_1_is_refused_by_its_version(tmp_path):
+def test_log_of_version_1_is_refused(tmp_path):
     log = new_log(tmp_path)
     log.close()
     whole = log.path.read_bytes()
@@ -145,7 +145,7 @@ def test_log_of_version_1_is_refused_by_its_version(tmp_path):
         read_log(log.path)
 
 
-def test_header_has_its_name_only_when_it_is_whole(tmp_path, monkeypatch):
+def test_unsynced_header_leaves_no_log_file(tmp_path, monkeypatch):
     def no_sync(handle):
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -158,7 +158,7 @@ def test_header_has_its_name_only_when_it_is_whole(tmp_path, monkeypatch):
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO])
 @pytest.mark.parametrize("written", [0, 1, 16, 40, 60])
 @pytest.mark.parametrize("failing", ["pwrite", "fdatasync"])
-def test_failed_write_keeps_everything_for_the_next_try(tmp_path, monkeypatch, code, written, failing):
+def test_failed_write_keeps_all_entries_for_the_retry(tmp_path, monkeypatch, code, written, failing):
     log = new_log(tmp_path)
     write_blocks(log, [[b"before"]])
     real_write = os.pwrite

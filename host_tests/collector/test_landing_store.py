@@ -21,7 +21,7 @@ pytestmark = pytest.mark.req("P1")
 
 
 def publish(topic, payload, qos=1, packet_id=7, dup=False, retain=False, properties=None):
-    """Return a PUBLISH packet; an encoder of the tests' own (a shared one would hide shared mistakes)."""
+    """Return a PUBLISH packet; the tests have their own encoder (a shared one would hide shared mistakes)."""
     body = len(topic).to_bytes(2, "big") + topic
     if qos:
         body += packet_id.to_bytes(2, "big")
@@ -82,7 +82,7 @@ def payloads(rows):
     return [row["payload"] for row in rows]
 
 
-def test_rows_carry_what_arrived(tmp_path):
+def test_rows_contain_all_fields_of_the_message(tmp_path):
     landing = Landing(tmp_path)
     store = landing.store
     store.time_us = 1_700_000_000_000_001
@@ -112,7 +112,7 @@ def test_rows_carry_what_arrived(tmp_path):
 
 
 @pytest.mark.req("Q4")
-def test_held_message_is_a_row_only_when_it_is_discarded(tmp_path):
+def test_held_message_lands_only_when_discarded(tmp_path):
     landing = Landing(tmp_path)
     store = landing.store
     packet = publish(b"t", b"qos 2", 2, 9)
@@ -137,7 +137,7 @@ def test_held_message_is_a_row_only_when_it_is_discarded(tmp_path):
 
 
 @pytest.mark.req("Q4")
-def test_held_messages_come_back_in_their_order_after_a_crash_also_through_rotations(tmp_path):
+def test_held_messages_keep_their_order_across_crashes_and_rotations(tmp_path):
     landing = Landing(tmp_path)
     keys = [MOST_HELD, 4, 3, 2, 1]
     packets = {key: publish(b"t", b"%d" % key, 2, key) for key in keys}
@@ -162,7 +162,7 @@ def test_held_messages_come_back_in_their_order_after_a_crash_also_through_rotat
 
 
 @pytest.mark.req("Q4")
-def test_packet_id_that_is_used_again_holds_the_new_message_and_both_become_rows(tmp_path):
+def test_reused_packet_id_holds_the_new_message_and_both_land(tmp_path):
     landing = Landing(tmp_path)
     for payload in (b"A", b"B", b"C"):
         packet = publish(b"t", payload, 2, 7)
@@ -178,7 +178,7 @@ def test_packet_id_that_is_used_again_holds_the_new_message_and_both_become_rows
     assert payloads(landing.rows()) == [b"A", b"B", b"C"]
 
 
-def test_layout_bit_of_a_held_packet_is_no_dup_in_its_row(tmp_path):
+def test_layout_bit_of_a_held_packet_does_not_set_dup(tmp_path):
     landing = Landing(tmp_path, hold_limit=2)
     packet = publish(b"t", b"level 5", 2, 7, dup=True, retain=True, properties=b"\x01\x01")
     landing.store.level = 5
@@ -190,7 +190,7 @@ def test_layout_bit_of_a_held_packet_is_no_dup_in_its_row(tmp_path):
     assert [(row["dup"], row["retain"]) for row in landing.rows()] == [(False, True), (True, False)]
 
 
-def test_what_was_not_synced_is_forgotten(tmp_path):
+def test_unsynced_message_is_forgotten(tmp_path):
     landing = Landing(tmp_path)
     land(landing.store, publish(b"t", b"synced"))
     landing.store.sync()
@@ -204,8 +204,8 @@ def test_what_was_not_synced_is_forgotten(tmp_path):
 
 
 @pytest.mark.req("Q4")
-def test_crash_at_every_byte_of_the_log_keeps_what_was_acknowledged(tmp_path):
-    """A run of QoS 1 and 2 traffic, its log cut at every byte: what was synced is there, nothing is there twice."""
+def test_log_cut_at_any_byte_keeps_synced_messages_once(tmp_path):
+    """QoS 1 and 2 traffic with its log cut at every byte: synced messages are there, none is duplicated."""
     landing = Landing(tmp_path / "run")
     store = landing.store
     land(store, publish(b"t", b"in the first log"))
@@ -259,7 +259,7 @@ class Crash(BaseException):
 
 
 @pytest.mark.parametrize("nth", range(1, 40))
-def test_crash_at_every_system_call_of_rotation_and_sealing_writes_no_row_twice(tmp_path, monkeypatch, nth):
+def test_crash_at_any_system_call_of_rotation_duplicates_no_row(tmp_path, monkeypatch, nth):
     landing = Landing(tmp_path)
     held = publish(b"t", b"held", 2, 1)
     landing.store.hold(1, held, len(held))
@@ -304,8 +304,8 @@ def test_crash_at_every_system_call_of_rotation_and_sealing_writes_no_row_twice(
     assert not list(tmp_path.glob("c.logs/*.tmp"))
 
 
-def test_log_that_never_took_over_is_not_believed(tmp_path, monkeypatch):
-    """The directory's sync fails, the old log goes on, and the power fails before the new one's removal is durable."""
+def test_log_of_a_failed_rotation_is_ignored(tmp_path, monkeypatch):
+    """The directory's sync fails, the old log stays in use, and the power fails before the new log's removal is durable."""
     landing = Landing(tmp_path)
     held = publish(b"t", b"held", 2, 1)
     landing.store.hold(1, held, len(held))
@@ -341,7 +341,7 @@ def test_log_that_never_took_over_is_not_believed(tmp_path, monkeypatch):
     assert payloads(landing.rows()) == [b"1", b"held", b"2"]
 
 
-def test_segment_that_is_there_already_is_left_and_its_log_removed(tmp_path):
+def test_existing_segment_is_kept_and_its_log_removed(tmp_path):
     landing = Landing(tmp_path)
     land(landing.store, publish(b"t", b"1"))
     landing.store.rotate()
@@ -356,7 +356,7 @@ def test_segment_that_is_there_already_is_left_and_its_log_removed(tmp_path):
     assert not landing.store.log_path(1).exists()
 
 
-def test_segment_numbers_go_on_where_only_the_segments_were_kept(tmp_path):
+def test_segment_numbers_continue_when_only_segments_are_left(tmp_path):
     landing = Landing(tmp_path, first_number=8, rows_before=70)
     land(landing.store, publish(b"t", b"1"))
     landing.store.rotate()
@@ -365,7 +365,7 @@ def test_segment_numbers_go_on_where_only_the_segments_were_kept(tmp_path):
     assert (row["segment"], row["row"]) == (8, 71)
 
 
-def test_disk_full_while_rotating_keeps_the_log_in_use(tmp_path, monkeypatch):
+def test_full_disk_during_rotation_keeps_the_log_in_use(tmp_path, monkeypatch):
     landing = Landing(tmp_path)
     land(landing.store, publish(b"t", b"1"))
 
@@ -383,12 +383,12 @@ def test_disk_full_while_rotating_keeps_the_log_in_use(tmp_path, monkeypatch):
     assert payloads(landing.rows()) == [b"1", b"2"]
 
 
-def test_file_system_that_became_read_only_while_rotating_is_named(tmp_path, monkeypatch):
+def test_read_only_file_system_during_rotation_is_named(tmp_path, monkeypatch):
     landing = Landing(tmp_path)
     land(landing.store, publish(b"t", b"1"))
 
     def refuse(path, *more, **named):
-        raise OSError(errno.EROFS, "Read-only file system")  # also to unlink what is not there
+        raise OSError(errno.EROFS, "Read-only file system")  # also for unlink of a missing file
 
     with monkeypatch.context() as patch:
         for name in ("open", "unlink"):
@@ -401,7 +401,7 @@ def test_file_system_that_became_read_only_while_rotating_is_named(tmp_path, mon
     assert payloads(landing.rows()) == [b"1", b"2"]
 
 
-def test_disk_full_while_sealing_leaves_the_log_for_the_next_try(tmp_path, monkeypatch):
+def test_full_disk_during_sealing_keeps_the_log_for_retry(tmp_path, monkeypatch):
     landing = Landing(tmp_path)
     land(landing.store, publish(b"t", b"1"))
     landing.store.rotate()
@@ -419,7 +419,7 @@ def test_disk_full_while_sealing_leaves_the_log_for_the_next_try(tmp_path, monke
     assert payloads(landing.rows()) == [b"1"]
 
 
-def test_reserve_stops_the_log_but_not_its_closing(tmp_path, monkeypatch):
+def test_reserved_space_stops_appending_but_not_rotation(tmp_path, monkeypatch):
     landing = Landing(tmp_path, reserve_bytes=1 << 20)
     land(landing.store, publish(b"t", b"1"))
     landing.store.sync()
@@ -446,7 +446,7 @@ def test_reserve_stops_the_log_but_not_its_closing(tmp_path, monkeypatch):
     landing.store.sync()
 
 
-def test_second_collector_is_refused_by_name(tmp_path):
+def test_second_collector_is_refused(tmp_path):
     landing = Landing(tmp_path)
     with pytest.raises(LandingInUse, match="in use"):
         Landing(tmp_path)
@@ -454,7 +454,7 @@ def test_second_collector_is_refused_by_name(tmp_path):
     Landing(tmp_path).store.close()
 
 
-def test_collectors_write_to_one_folder_only_where_all_of_them_share(tmp_path):
+def test_collectors_use_one_folder_only_if_all_share_it(tmp_path):
     def store(name, shared):
         return LandingStore(tmp_path / f"{name}.logs", name, shared=shared)
 
@@ -473,19 +473,19 @@ def test_collectors_write_to_one_folder_only_where_all_of_them_share(tmp_path):
     store("c", False).close()
 
 
-def test_landing_of_another_client_id_is_refused_by_name(tmp_path):
+def test_landing_of_another_client_id_is_refused(tmp_path):
     Landing(tmp_path).store.close()
     with pytest.raises(LandingForeign, match="belongs to the collector 'c'"):
         LandingStore(tmp_path / "c.logs", "d")
 
 
-def test_directory_that_can_not_be_written_is_named(tmp_path):
+def test_unwritable_directory_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(LandingStalled, match="can't write"):
         LandingStore(tmp_path / "file" / "below", "c")
 
 
-def test_one_more_than_the_limit_is_refused_by_name_until_one_is_discarded(tmp_path):
+def test_held_messages_beyond_the_limit_are_refused_until_one_is_discarded(tmp_path):
     store = Landing(tmp_path, hold_limit=3).store
     for key in (1, 2, 3):
         assert store.can_hold(1)
@@ -510,7 +510,7 @@ def test_every_packet_id_can_be_held_at_once(tmp_path):
 
 
 @pytest.mark.parametrize("key", [0, -1, MOST_HELD + 1, 7])
-def test_key_that_is_none_or_held_already_is_refused_and_changes_nothing(tmp_path, key):
+def test_invalid_or_held_key_is_refused_and_changes_nothing(tmp_path, key):
     store = Landing(tmp_path).store
     store.hold(7, b"x", 1)
     with pytest.raises(UsageError, match=f"key {key}"):
@@ -533,7 +533,7 @@ def three_rows(tmp_path):
     return landing
 
 
-def test_damage_in_the_open_log_stops_the_start_and_is_salvaged_on_request(tmp_path):
+def test_damage_in_the_open_log_stops_the_start_unless_salvaged(tmp_path):
     three_rows(tmp_path).store.close()
     damage(tmp_path / "c.logs" / "0000000001.log", b"second")
     with pytest.raises(LandingDamaged, match="--salvage"):
@@ -547,7 +547,7 @@ def test_damage_in_the_open_log_stops_the_start_and_is_salvaged_on_request(tmp_p
 
 
 @pytest.mark.parametrize("which", [b"second", b"third"])
-def test_damage_in_a_closed_log_stops_its_sealing_and_is_salvaged_on_request(tmp_path, which):
+def test_damage_in_a_closed_log_stops_sealing_unless_salvaged(tmp_path, which):
     landing = three_rows(tmp_path)
     landing.store.rotate()
     damage(tmp_path / "c.logs" / "0000000001.log", which)
@@ -561,7 +561,7 @@ def test_damage_in_a_closed_log_stops_its_sealing_and_is_salvaged_on_request(tmp
 
 
 @pytest.mark.req("Q4")
-def test_row_whose_release_was_in_a_damaged_stretch_is_salvaged_where_its_packet_id_came_again(tmp_path):
+def test_message_with_damaged_release_is_salvaged_when_its_packet_id_returns(tmp_path):
     landing = Landing(tmp_path)
     store = landing.store
     first, second = publish(b"t", b"first", 2, 7), publish(b"t", b"second", 2, 7)
@@ -584,7 +584,7 @@ def test_row_whose_release_was_in_a_damaged_stretch_is_salvaged_where_its_packet
     assert payloads(landing.rows()) == [b"first", b"second"]
 
 
-def test_store_has_nothing_to_send_and_keeps_no_note(tmp_path):
+def test_landing_store_refuses_sending_and_notes(tmp_path):
     store = Landing(tmp_path).store
     assert (store.next_seq, store.low, store.dropped, store.damaged) == (1, 1, 0, 0)
     assert store.note == b"\xff" * 12

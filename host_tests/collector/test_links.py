@@ -1,4 +1,4 @@
-"""The link to a real mosquitto cut at every packet of both QoS flows, the collector crashing with it or not."""
+"""The link to a real mosquitto cut at every packet of both QoS flows, with and without a crash of the collector."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def text(content):
 
 
 async def talk(port, *packets, answers):
-    """Be a client for a moment: send these, wait for so many bytes."""
+    """Connect as a client: send the packets, wait for this number of bytes, disconnect."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(b"".join(packets))
     await asyncio.wait_for(reader.readexactly(answers), DEADLINE_S)
@@ -54,7 +54,7 @@ async def talk(port, *packets, answers):
 
 
 async def prepare(port, name):
-    """Let four messages, QoS 1 and 2 in turn, wait at the broker for the client of this name."""
+    """Queue four messages, alternately QoS 2 and 1, at the broker for the client of this name."""
     topic = b"flashmqtt/" + name + b"/readings"
     connect = packet(0x10, text(b"MQTT"), b"\x04\x00\x00\x3c", text(name))
     await talk(port, connect, packet(0x82, b"\0\1", text(topic), b"\2"), answers=4 + 5)
@@ -69,7 +69,7 @@ async def prepare(port, name):
     return topic.decode()
 
 
-async def survive(directory, broker_port, cut):
+async def collect_through_cut(directory, broker_port, cut):
     """Collect the four messages through one cut; return the rows, and how many cuts were made."""
     name = str(cut).replace(".", "-")
     topic = await prepare(broker_port, name.encode())
@@ -109,7 +109,7 @@ async def survive(directory, broker_port, cut):
         time.monotonic() - quiet_since < 0.4
         or collectors[-1].store.stored < 4
         or collectors[-1].store.held_count
-        or not proxy.made  # every cut has a packet to be made at
+        or not proxy.made  # every cut is made at an existing packet
     ):
         assert time.monotonic() < deadline, f"{cut}: {collectors[-1].store.stored} rows, {len(proxy.made)} cuts"
         await asyncio.sleep(0.02)
@@ -122,7 +122,7 @@ async def survive(directory, broker_port, cut):
     return rows_of(contents).to_pylist(), len(proxy.made)
 
 
-def test_cut_at_every_packet_loses_nothing_and_repeats_only_what_was_not_acknowledged(tmp_path):
+def test_cut_at_every_packet_loses_nothing_and_marks_qos_1_duplicates(tmp_path):
     async def run():
         gate = asyncio.Semaphore(AT_ONCE)
         cuts = 0
@@ -130,7 +130,7 @@ def test_cut_at_every_packet_loses_nothing_and_repeats_only_what_was_not_acknowl
         async def one(cut):
             nonlocal cuts
             async with gate:
-                rows, made = await survive(tmp_path, broker.port, cut)
+                rows, made = await collect_through_cut(tmp_path, broker.port, cut)
             cuts += made
             assert {row["payload"] for row in rows} == {b"1", b"2", b"3", b"4"}, cut
             assert sorted(row["payload"] for row in rows if row["qos"] == 2) == [b"1", b"3"], cut

@@ -1,4 +1,4 @@
-"""Runs against the plain way, a message at a time: the same rows, the same answers, the same errors, on any stream."""
+"""Runs compared with one message at a time: the same rows, answers and errors for any stream."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def put_publish(
 
 
 def wrong_packets(level, payload=b"x"):
-    """Return packets that the decoder refuses, most of them so like the usual ones as can be."""
+    """Return packets that the decoder refuses, most of them very similar to valid ones."""
     return (
         put_publish(level, b"a", payload, 1, 0, False, False),
         put_publish(level, b"a", payload, 3, 1, False, False),
@@ -107,7 +107,7 @@ def streams(draw):
 
 
 def written(connection):
-    """Take what the output offers, as a socket would; return it."""
+    """Take the bytes that the output offers, as a socket would; return them."""
     output = connection.output
     n = output.offer()
     sent = bytes(output.buf[output.start : output.start + n])
@@ -116,7 +116,7 @@ def written(connection):
 
 
 def drive(directory, level, chunks, runs, commit_count=4096):
-    """Feed a collector without a network; return its rows, what it holds, what it answers, and how it ended."""
+    """Feed a collector without a network; return its rows, held messages, answers, error and number of landed entries."""
     chosen = Settings("", 1, "c", directory, level=level, packet_bytes=4096, in_flight=100, commit_count=commit_count)
     collector = Collector(chosen, Health("c", quiet=True))
     if not runs:
@@ -150,7 +150,7 @@ PUBLISHED, AGAIN = (put_publish(4, b"a", b"x", 1, 1, dup, False) for dup in (Fal
 @example((4, [PUBLISHED * 2 + AGAIN]))
 @example((4, [PUBLISHED + AGAIN]))
 @given(streams())
-def test_runs_and_single_messages_give_the_same(stream):
+def test_runs_give_the_same_as_single_messages(stream):
     level, chunks = stream
     with tempfile.TemporaryDirectory() as name:
         *plain, _ = drive(Path(name) / "plain", level, chunks, runs=False)
@@ -160,7 +160,7 @@ def test_runs_and_single_messages_give_the_same(stream):
 
 @pytest.mark.parametrize("level", [4, 5])
 @pytest.mark.parametrize("which", range(len(wrong_packets(4))))
-def test_packet_that_is_nearly_a_usual_one_is_judged_by_the_decoder(tmp_path, level, which):
+def test_wrong_packet_in_a_run_ends_as_without_runs(tmp_path, level, which):
     usual = [put_publish(level, b"a", b"%d" % n, 1, n + 1, False, False) for n in range(4)]
     chunks = [usual[0], b"".join((usual[1], usual[2], wrong_packets(level)[which], usual[3], usual[3]))]
     *plain, _ = drive(tmp_path / "plain", level, chunks, runs=False)
@@ -170,7 +170,7 @@ def test_packet_that_is_nearly_a_usual_one_is_judged_by_the_decoder(tmp_path, le
 
 @pytest.mark.parametrize("level", [4, 5])
 @pytest.mark.parametrize("payload", [b"", b"x" * 100, b"x" * 200])
-def test_run_longer_than_the_output_is_acknowledged_whole_and_in_order(tmp_path, level, payload):
+def test_run_longer_than_the_output_buffer_is_acknowledged_in_order(tmp_path, level, payload):
     count = 3000
     stream = b"".join(put_publish(level, b"a", b"%d:" % n + payload, 1, n + 1, 0, 0) for n in range(count))
     chunks = [stream[at : at + 100_000] for at in range(0, len(stream), 100_000)]
@@ -183,7 +183,7 @@ def test_run_longer_than_the_output_is_acknowledged_whole_and_in_order(tmp_path,
 
 
 class Wire:
-    """A collector without a network: what a broker sends goes in, what is written comes out."""
+    """A collector without a network: `exchange` takes a broker's packets and returns the answers."""
 
     def __init__(self, directory, level=4, **more):
         self.collector = Collector(Settings("", 1, "c", directory, level=level, **more), Health("c", quiet=True))
@@ -214,7 +214,7 @@ def acks(kind, first, last):
 
 
 @pytest.mark.clause("MQTT-4.6.0-3")
-def test_flood_of_qos_2_is_stored_at_once_and_answered_in_order_a_window_at_a_time(tmp_path):
+def test_qos_2_flood_is_stored_and_answered_by_windows_in_order(tmp_path):
     count = 3 * PUBREC_WINDOW + 7
     wire = Wire(tmp_path, in_flight=count)
     wire.connect()
@@ -230,7 +230,7 @@ def test_flood_of_qos_2_is_stored_at_once_and_answered_in_order_a_window_at_a_ti
 
 
 @pytest.mark.clause("MQTT-4.6.0-3")
-def test_message_that_comes_while_pubrecs_wait_is_answered_behind_them(tmp_path):
+def test_new_message_is_answered_after_waiting_pubrecs(tmp_path):
     wire = Wire(tmp_path)
     wire.connect()
     count = PUBREC_WINDOW + 3
@@ -240,7 +240,7 @@ def test_message_that_comes_while_pubrecs_wait_is_answered_behind_them(tmp_path)
     wire.store.close()
 
 
-def test_messages_and_releases_that_arrive_together_share_one_sync(tmp_path):
+def test_messages_and_releases_received_together_share_one_sync(tmp_path):
     wire = Wire(tmp_path)
     wire.connect()
     blocks = wire.store._log.blocks
@@ -252,8 +252,8 @@ def test_messages_and_releases_that_arrive_together_share_one_sync(tmp_path):
 
 
 @pytest.mark.parametrize("lost", [False, True])
-def test_every_held_message_lands_once_when_its_packet_ids_are_used_again(tmp_path, lost):
-    """`lost`: the CONNACK that told of the lost session never came, for a collector that was killed meanwhile."""
+def test_held_messages_land_once_when_packet_ids_are_reused(tmp_path, lost):
+    """`lost`: the CONNACK without a session never arrived, because the collector was killed."""
     first, second = (
         [put_publish(4, b"a", text + b"%d" % n, 2, n, 0, 0) for n in range(1, 51)] for text in (b"A", b"B")
     )
@@ -270,7 +270,7 @@ def test_every_held_message_lands_once_when_its_packet_ids_are_used_again(tmp_pa
     assert wire.payloads() == [b"A%d" % n for n in range(1, 51)] + [b"B%d" % n for n in range(1, 51)]
 
 
-def test_level_5_message_that_comes_again_with_less_time_to_live_is_the_same(tmp_path):
+def test_level_5_resend_with_shorter_expiry_lands_once(tmp_path):
     wire = Wire(tmp_path, level=5)
     for dup, left in ((0, 60), (1, 50)):
         wire.connect()
