@@ -1,4 +1,4 @@
-"""`make bench` itself: areas, goals, results and how the documents take them up; nothing is measured here."""
+"""`make bench` itself: areas, goals, results and their figures in the documents; no performance is judged here."""
 
 import ast
 import importlib
@@ -27,7 +27,7 @@ def result(area, found, whole=True):
     }
 
 
-def test_every_module_that_measures_is_an_area():
+def test_every_measuring_module_is_an_area():
     folder = Path(package.__file__).parent
     modules = {
         module.name
@@ -54,11 +54,11 @@ def test_every_goal_and_every_row_belongs_to_an_area():
         ("nothing", []),
     ],
 )
-def test_only_chooses_by_area_or_by_figure(only, areas):
+def test_only_selects_areas_by_area_or_figure_name(only, areas):
     assert bench.chosen_areas(only) == areas
 
 
-def test_a_goal_says_by_how_much_it_was_missed():
+def test_goal_reports_by_how_much_it_was_missed():
     assert at_most(10).verdict(10) == "met"
     assert at_most(10).verdict(12) == "missed by 20%"
     assert at_most(10).verdict(57) == "missed: 5.7 times"
@@ -68,7 +68,7 @@ def test_a_goal_says_by_how_much_it_was_missed():
     assert at_most(0).verdict(3) == "missed by 3"
 
 
-def test_numbers_are_shown_as_people_read_them():
+def test_numbers_are_shown_with_three_digits_or_separators():
     assert [shown(number) for number in (0.0321, 0.5, 1.234, 12.34, 123.4, 1234567, 0)] == [
         "0.032",
         "0.5",
@@ -85,7 +85,7 @@ def failing_area(name, monkeypatch, run):
     monkeypatch.setattr(module, "run", run)
 
 
-def test_a_failing_area_is_named_and_the_others_run(tmp_path, monkeypatch, capsys):
+def test_failing_area_is_named_and_the_others_run(tmp_path, monkeypatch, capsys):
     def broken(_bench):
         raise RuntimeError("no wind")
 
@@ -102,37 +102,37 @@ def test_a_failing_area_is_named_and_the_others_run(tmp_path, monkeypatch, capsy
     assert [told["whole"] for told in written["areas"].values()] == [False, True]
 
 
-def test_an_area_that_takes_too_long_is_given_up():
+def test_area_that_takes_too_long_is_stopped():
     with pytest.raises(bench.TooLong), bench.limited(1):
         while True:
             pass
 
 
-def test_a_figure_of_another_area_is_refused():
+def test_figure_of_another_area_is_refused():
     with pytest.raises(ValueError, match="no name for a figure of size"):
         bench.Bench(True, "size").figure("codec.x", 1)
 
 
-def test_results_of_one_area_replace_its_own_and_leave_the_others():
+def test_new_results_replace_only_those_of_their_area():
     earlier = bench.merged(result("size", {"size.mpy_bytes": 5, "size.gone": 1}), result("codec", {"codec.x": 7}))
     now = bench.merged(earlier, result("size", {"size.mpy_bytes": 4}))
     assert now["figures"] == {"codec.x": 7, "size.mpy_bytes": 4}
     assert set(now["areas"]) == {"size", "codec"}
 
 
-def test_a_proof_that_was_not_run_here_keeps_its_earlier_count():
+def test_proof_that_was_not_run_keeps_its_earlier_count():
     earlier = bench.merged({}, result("proofs", {"powercut.cuts": 5, "soak.minutes": 60}))
     now = bench.merged(earlier, result("proofs", {"powercut.cuts": 9}))
     assert now["figures"] == {"powercut.cuts": 9, "soak.minutes": 60}
 
 
-def test_an_area_measured_in_part_keeps_its_other_figures():
+def test_partly_measured_area_keeps_its_other_figures():
     earlier = bench.merged({}, result("size", {"size.mpy_bytes": 5, "size.x": 1}))
     now = bench.merged(earlier, result("size", {"size.mpy_bytes": 4}, whole=False))
     assert now["figures"] == {"size.mpy_bytes": 4, "size.x": 1}
 
 
-def test_a_figure_that_nobody_knows_is_told_and_one_not_yet_measured_is_not():
+def test_unknown_figure_is_reported_and_unmeasured_one_is_not():
     results = result("size", {"size.mpy_bytes": 57_425})
     text = "<!--= size.mpy_bytes KB -->57<!--=--> <!--= size.what -->1<!--=--> <!--= codec.x -->1<!--=--> <!--= y -->1<!--=-->"
     assert figures.complaints(text, results) == [
@@ -142,7 +142,7 @@ def test_a_figure_that_nobody_knows_is_told_and_one_not_yet_measured_is_not():
     assert figures.filled(text.replace("57", "5"), results) == text
 
 
-def test_documents_take_up_the_figures_and_tell_of_stale_ones():
+def test_stale_figures_are_reported_and_filled_into_the_documents():
     results = result("size", {"size.mpy_bytes": 57_425, "size.umqtt_simple.mpy_bytes": 1_780})
     text = (
         "<!-- figures -->\nold\n<!-- /figures -->\n<!--= size.mpy_bytes -->1<!--=--> of "
@@ -155,13 +155,13 @@ def test_documents_take_up_the_figures_and_tell_of_stale_ones():
     assert figures.complaints(filled, results) == ["size.mpy_bytes is 57,425: 50,000 is more than it bears"]
 
 
-def test_an_area_that_failed_leaves_the_earlier_results_alone():
+def test_failed_area_keeps_the_earlier_results():
     earlier = bench.merged({}, result("size", {"size.mpy_bytes": 5}))
     failed = {**result("size", {}, whole=False), "date": "later"}
     assert bench.merged(earlier, failed) == earlier
 
 
-def test_without_an_image_the_chip_says_so_and_keeps_its_figures(monkeypatch, capsys):
+def test_chip_without_an_image_reports_it_and_keeps_its_figures(monkeypatch, capsys):
     monkeypatch.delenv("FLASHMQTT_UF2", raising=False)
     monkeypatch.setattr(chip, "counted", lambda *_: {"append_100_ms": 375_000})
     monkeypatch.setattr(chip, "kept", lambda: {"append_100_ms": 3.0})
@@ -180,14 +180,14 @@ def test_every_goal_of_the_chip_is_measured():
     assert goals <= set(chip.FIGURES)
 
 
-def test_a_sector_change_is_the_dearest_operation_and_others_are_means_of_the_warm_ones():
+def test_sector_change_is_the_maximum_and_others_are_warm_means():
     took = [9.0, 5.0, 1.0, 3.0]
     assert chip.figure_of("sector_change_ms", took) == 9.0
     assert chip.figure_of("append_100_ms", took) == 2.0
     assert chip.figure_of("mount_64_ms", [7.0]) == 7.0
 
 
-def test_the_journal_lies_where_no_file_does():
+def test_journal_is_placed_in_free_flash():
     blank = b"\xff" * chip.SECTOR_BYTES
     room = blank * (chip.SECTORS + 1)
     assert chip.blank_run(b"a" * 10 + blank + room) == 1
@@ -201,7 +201,7 @@ def unix(tmp_path_factory):
 
 
 @pytest.mark.parametrize("case, count, kind", sorted({(case, 3, kind) for case, _, kind in chip.FIGURES.values()}))
-def test_the_board_measures_each_operation_of_a_case(unix, tmp_path, case, count, kind):
+def test_board_measures_each_operation_of_a_case(unix, tmp_path, case, count, kind):
     image = tmp_path / "image"
     if kind:
         image.write_bytes(unix.prepared(kind))
@@ -211,18 +211,18 @@ def test_the_board_measures_each_operation_of_a_case(unix, tmp_path, case, count
 
 
 @pytest.mark.parametrize("case", [*codec.CASES, "encode1level5", "decode1level5"])
-def test_the_board_measures_each_case_of_the_codec(case):
+def test_board_measures_each_case_of_the_codec(case):
     sides = ("ours",) if case.endswith("level5") else ("ours", "umqtt")
     for side in sides:
         assert codec.measured(f"{side}.{case}", codec.module_path(), 10)["us"] > 0
 
 
-def test_the_board_measures_the_journals_heap():
+def test_board_measures_the_heap_of_the_journal():
     found = journal.on_board(codec.ROOT)
     assert found["growth"] == found["allocates"] == 0 and 0 < found["heap"] < 100_000
 
 
-def test_programs_run_against_a_broker_and_tell_what_they_loaded():
+def test_programs_run_against_a_broker_and_report_loaded_modules():
     runs = size.programs(size.MICROPYTHON, "x64")
     assert set(runs) == set(size.RUNS)
     for run in runs.values():

@@ -1,4 +1,4 @@
-"""The client against a real mosquitto, in every third case of `make brokers`; and whether the judge finds who is wrong."""
+"""The client against a real mosquitto, in every third case of `make brokers`; and whether the judge blames the right side."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def third(cases: list[Case]) -> list[Case]:
     return [case for case in cases if turn(case) % 3 == 0]
 
 
-# amqtt stands in where there is no mosquitto: what `make run` needs of it is tested here, too.
+# amqtt replaces a missing mosquitto: the parts that `make run` needs are tested here, too.
 CASES = third([*all_cases("mosquitto"), *all_cases("amqtt", scenarios=("qos", "retained", "kill"))])
 
 
 @pytest.fixture(scope="module")
 def verdicts(request, tmp_path_factory):
-    """Return case's id -> verdict, and why connections ended, for the selected cases; a broker's run beside each other."""
+    """Return case's id -> (verdict, reasons why connections ended) for the selected cases; a broker's cases run concurrently."""
     wanted = {
         str(item.callspec.params["case"])
         for item in request.session.items
@@ -62,7 +62,7 @@ def verdicts(request, tmp_path_factory):
 
 @pytest.mark.req("Q0", "Q1", "Q2", "Q3", "Q4", "Q6", "Q7", "Q8", "B4")
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_client_does_its_part(case, verdicts):
+def test_client_meets_its_obligations(case, verdicts):
     if str(case) not in verdicts:
         pytest.skip("needs mosquitto, and openssl for TLS")
     verdict, ended = verdicts[str(case)]
@@ -167,13 +167,13 @@ TWICE = [body(101, 60)] * 2
         (Observed(4, **INBOUND), "in: not handed over", ""),
     ],
 )
-def test_judge_finds_what_is_wrong_and_with_whom(seen, ours, theirs):
+def test_judge_blames_the_right_side_for_a_fault(seen, ours, theirs):
     verdict = judge(seen)
     for found, wanted in ((verdict.ours, ours), (verdict.theirs, theirs)):
         assert [text[: len(wanted)] for text in found[:1]] == ([wanted] if wanted else [])
 
 
-def test_every_scenario_meets_each_level_and_each_pair_of_face_and_interpreter():
+def test_selected_cases_cover_each_scenario_at_each_level_and_face():
     def situations(cases):
         settings = [
             (case.scenario.name, case.level, case.face, case.interpreter)
@@ -194,7 +194,7 @@ def test_case_is_found_by_its_id():
         Case.parse("mosquitto/4/client/cpy/nothing")
 
 
-def test_broker_that_can_not_be_had_is_told(monkeypatch, capsys):
+def test_unavailable_broker_is_reported_as_not_run(monkeypatch, capsys):
     def provide():
         raise NotHere("nobody has it")
 
@@ -203,7 +203,7 @@ def test_broker_that_can_not_be_had_is_told(monkeypatch, capsys):
     assert "NOT RUN: mosquitto: nobody has it" in capsys.readouterr().out
 
 
-def test_table_tells_failures_and_what_the_broker_does(tmp_path):
+def test_table_shows_client_failures_and_broker_deviations(tmp_path):
     results = page.Results()
     results.add_broker("mosquitto", "2.0", "Debian", (4,))
     for seen in (observed(DOWN_FLOW, **INBOUND), observed([], **INBOUND)):
@@ -220,7 +220,7 @@ def test_table_tells_failures_and_what_the_broker_does(tmp_path):
 
 
 @pytest.mark.parametrize("part", ["--brokers mosquitto", "--levels 3 5", "--scenarios qos", "--case REPLAY"])
-def test_a_run_of_some_cases_is_not_kept_as_the_whole(part, capsys):
+def test_partial_run_refuses_keep(part, capsys):
     words = part.replace("REPLAY", str(next(iter(all_cases("mosquitto"))))).split()
     assert command.parse([]).whole and not command.parse(words).whole
     with pytest.raises(SystemExit):

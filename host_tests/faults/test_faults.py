@@ -1,4 +1,4 @@
-"""The link cut at every place, the broker killed: nothing lost, nothing twice; and the harness finds what is planted."""
+"""The link cut at every place, the broker killed: nothing lost or duplicated; and the harness finds planted faults."""
 
 import asyncio
 import random
@@ -25,7 +25,7 @@ needs_mosquitto = pytest.mark.skipif(find_mosquitto() is None, reason="no mosqui
 @needs_mosquitto
 @pytest.mark.req("Q0", "Q1", "Q2", "Q3", "Q4", "Q5", "Q6", "Q8")
 @pytest.mark.parametrize("suite", SHORT, ids=[suite.name for suite in SHORT])
-def test_no_place_to_cut_loses_or_repeats_a_message(suite):
+def test_cut_at_any_place_keeps_the_delivery_guarantees(suite):
     tally = Tally()
     asyncio.run(run_suite(suite, tally, WORKERS))
     assert tally.failing == []
@@ -35,7 +35,7 @@ def test_no_place_to_cut_loses_or_repeats_a_message(suite):
 
 @needs_mosquitto
 @pytest.mark.req("B2")
-def test_a_window_of_8_with_the_journal_runs_in_the_heap_of_the_full_run():
+def test_window_of_8_with_journal_fits_the_full_runs_heap():
     (tight,) = (suite for suite in FULL if suite.heap != HEAP)
     tally = Tally()
     asyncio.run(run_suite(replace(tight, depth=0), tally, WORKERS))
@@ -46,7 +46,7 @@ def test_a_window_of_8_with_the_journal_runs_in_the_heap_of_the_full_run():
 @needs_mosquitto
 @pytest.mark.req("S1", "S2", "Q1", "Q2", "Q3", "Q4", "Q6", "B4")
 @pytest.mark.parametrize("level", [4, 5])
-def test_a_board_killed_at_random_moments_loses_and_repeats_nothing(level):
+def test_board_killed_at_random_neither_loses_nor_repeats_messages(level):
     verdict = asyncio.run(power.run_case(power.Case(level, 12, seed=level)))
     assert verdict.problems == []
     assert verdict.kills == 12
@@ -54,7 +54,7 @@ def test_a_board_killed_at_random_moments_loses_and_repeats_nothing(level):
 
 
 @needs_mosquitto
-def test_the_board_waits_while_its_journal_is_full(tmp_path):
+def test_board_waits_while_its_journal_is_full(tmp_path):
     async def scene(broker):
         peer = await Peer(broker.port, "peer").start()
         await peer.subscribe("board/out")
@@ -82,7 +82,7 @@ def test_the_board_waits_while_its_journal_is_full(tmp_path):
         asyncio.run(asyncio.wait_for(scene(broker), 120))
 
 
-def test_every_case_is_found_again_by_its_id():
+def test_every_case_is_found_by_its_id():
     cases = {case for suite in (*FULL, *SHORT) for case in suite.bases}
     for case in cases:
         cut = Case.parse(f"{case}/up3.middle.rst+down12.after.fin")
@@ -92,7 +92,7 @@ def test_every_case_is_found_again_by_its_id():
         Case.parse("4-q3-out-mpy-ram-mosquitto-w2x4")
 
 
-def test_places_are_enumerated_and_none_twice():
+def test_places_to_cut_are_enumerated_once():
     trace = [Seen("up", b"\xc0\x00", 2, 1, 0), Seen("down", b"\x40\x02\x00\x01", 4, 1, 0)]
     places = [str(cut) for cut in places_of(trace, ("rst",))]
     assert places == [
@@ -118,7 +118,7 @@ def test_places_are_enumerated_and_none_twice():
         (2, [1, 2, 3, 4, 9], "never sent"),
     ],
 )
-def test_the_judge_finds_what_is_planted(qos, received, problem):
+def test_judge_finds_planted_delivery_faults(qos, received, problem):
     case = Case(4, qos, "in", cuts=(Cut("up", 1, "before", "rst"),))
     problems = judge(case, Outcome(handed=received, connections=2))
     assert bool(problems) == bool(problem)
@@ -150,13 +150,13 @@ REC, REL, COMP = (p.ack(kind, 1) for kind in (p.PUBREC, p.PUBREL, p.PUBCOMP))
         (_wire((1, "up", b"\x32\x05\x00\x01a\x00\x00")), "packet id of 0"),
     ],
 )
-def test_the_audit_finds_what_is_planted(trace, problem):
+def test_audit_finds_planted_violations(trace, problem):
     problems = audit(Case(4, 2, "out"), trace).problems
     assert bool(problems) == bool(problem), problems
     assert problem in "".join(problems)
 
 
-def test_a_broker_that_publishes_past_its_pubrel_is_told_apart():
+def test_broker_resend_after_pubrel_is_not_blamed_on_the_client():
     trace = _wire((1, "down", FIRST), (1, "up", REC), (1, "down", REL), (2, "down", AGAIN), (2, "up", REC))
     wire = audit(Case(4, 2, "in"), trace)
     assert (wire.problems, wire.repeated) == ([], {1})
@@ -175,7 +175,7 @@ CONNECT, CONNACK = p.connect("me", 4, clean=False), p.connack(4, 1)
         ("journal", 1, [("up", REL)], "without a PUBREC"),
     ],
 )
-def test_only_a_device_that_does_not_know_its_session_clears_an_id_by_pubrel(store, present, packets, problem):
+def test_clearing_pubrel_needs_a_ram_store_and_a_present_session(store, present, packets, problem):
     trace = _wire((1, "up", CONNECT), (1, "down", p.connack(4, present)), *((1, *packet) for packet in packets))
     problems = audit(Case(4, 2, "out", store=store), trace).problems
     assert bool(problems) == bool(problem), problems
@@ -191,7 +191,7 @@ def test_only_a_device_that_does_not_know_its_session_clears_an_id_by_pubrel(sto
         ("rst", [(1, "up", b"\xc0\x00")], "without a PUBREC"),
     ],
 )
-def test_a_connack_that_a_reset_may_have_discarded_is_not_known_to_be_read(manner, before, problem):
+def test_connack_possibly_discarded_by_a_reset_counts_as_unread(manner, before, problem):
     case = Case(4, 2, "out", store="ram", cuts=(Cut("down", 1, "after", manner),))
     trace = _wire((1, "up", CONNECT), (1, "down", p.connack(4, 0)), *before, (2, "up", CONNECT))
     trace += _wire((2, "down", p.connack(4, 1)), (2, "up", REL))
@@ -211,11 +211,11 @@ def test_a_connack_that_a_reset_may_have_discarded_is_not_known_to_be_read(manne
         (True, [], [], "delivery was told of []"),
     ],
 )
-def test_a_message_past_pubrec_is_in_doubt_after_a_connect_without_an_answer(
+def test_message_past_pubrec_is_in_doubt_after_an_unanswered_connect(
     store, connack_passes, delivered, doubtful, problem
 ):
     case = Case(4, 2, "out", count=1, store=store)
-    clearing = [(1, "up", REL), (1, "down", COMP)] if store == "ram" else []  # of a flow that an earlier run left
+    clearing = [(1, "up", REL), (1, "down", COMP)] if store == "ram" else []  # of a flow from an earlier run
     lost = Seen("down", CONNACK, len(CONNACK) if connack_passes else 0, 2, 0)
     trace = [
         *_wire((1, "up", CONNECT), (1, "down", CONNACK), *clearing),
@@ -233,7 +233,7 @@ def test_a_message_past_pubrec_is_in_doubt_after_a_connect_without_an_answer(
     assert problem in "".join(problems)
 
 
-def test_the_peer_is_settled_when_its_flows_have_ended():
+def test_peer_settles_after_its_flows_have_ended():
     ended = []
 
     async def broker(reader, writer):

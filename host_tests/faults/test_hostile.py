@@ -1,4 +1,4 @@
-"""Whatever a broker does wrong, at whatever moment: a named error or a tolerance, no hang, no wrong delivery."""
+"""Any fault of a broker at any moment is a named error or is tolerated: no hang, no wrong delivery."""
 
 import asyncio
 import select
@@ -12,7 +12,7 @@ from tools.proof.faults.hostile.wrongs import MOMENTS, WRONGS
 
 WORKERS = 16
 BROKER_IS_WRONG = ("malformed", "violation")
-# The other levels differ in what is malformed, hardly in what a moment means; `make hostile` runs all.
+# The other levels differ in which packets are malformed, hardly in the moments; `make hostile` runs all.
 SOME_MOMENTS = ("connect", "pubrec", "out2", "idle")
 ALL = [
     *all_cases("4", "mpy"),
@@ -22,15 +22,15 @@ ALL = [
 
 
 @pytest.mark.req("W13", "Q4", "Q8")
-def test_every_wrong_thing_at_every_moment_has_a_named_end_or_is_tolerated():
+def test_every_broker_fault_at_every_moment_is_named_or_tolerated():
     verdicts = []
     asyncio.run(run_cases(ALL, WORKERS, verdicts.append))
     assert {str(verdict.case): verdict.problems for verdict in verdicts if verdict.problems} == {}
     assert len(verdicts) == len(ALL) > 1400
-    # Neither floods nor packets without an end take memory that a case does not give back; level 5's own modules take 24 KB.
+    # Floods and endless packets do not keep memory after their case; level 5's own modules take 24 KB.
     heaps = [verdict.heap for verdict in verdicts if verdict.case.interpreter == "mpy"]
     assert max(heaps) - min(heaps) < 40_000
-    # Level 5 says why it ends a connection, in each case where the broker is wrong and still listens. `problems` has compared
+    # Level 5 sends the reason when it ends a connection, if the broker is wrong and still listens. `problems` has compared
     # the reason code with the error. Before CONNACK the client only closes the socket.
     told_why = [
         verdict
@@ -43,7 +43,7 @@ def test_every_wrong_thing_at_every_moment_has_a_named_end_or_is_tolerated():
     assert len(told_why) > 150
 
 
-def test_bytes_before_a_reset_are_read_although_a_write_failed():
+def test_bytes_before_a_reset_are_read_after_a_failed_write():
     async def read_after_reset():
         with socket.create_server(("127.0.0.1", 0)) as listener:
             client = socket.create_connection(listener.getsockname())
@@ -61,9 +61,9 @@ def test_bytes_before_a_reset_are_read_although_a_write_failed():
     assert asyncio.run(read_after_reset()) == [b"\xe0\x01\x81", b""]
 
 
-def test_names_are_unique_and_ids_find_their_case():
+def test_fault_names_are_unique_and_ids_find_their_case():
     assert len({wrong.name for wrong in WRONGS}) == len(WRONGS)
     assert len({str(case) for case in ALL}) == len(ALL)
     assert {case.moment for case in ALL} <= set(MOMENTS)
-    for case in {(case.level, case.moment): case for case in ALL}.values():  # each is looked for in all 7,216
+    for case in {(case.level, case.moment): case for case in ALL}.values():  # each lookup searches all 7,216
         assert Case.parse(str(case)) == case

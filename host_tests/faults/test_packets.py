@@ -1,18 +1,18 @@
-"""The tests' own codec agrees with the documents' examples and with paho's."""
+"""The tests' own codec agrees with examples of the MQTT standard, and reads what it writes."""
 
 import pytest
 
 from tools.proof import packets as p
 
 
-def test_the_documents_examples():
+def test_codec_agrees_with_examples_of_the_standard():
     assert p.length(321) == b"\xc1\x02"
     assert p.publish("a/b", "", 1, 10) == bytes.fromhex("32 07 00 03 61 2F 62 00 0A")
     assert p.length(268_435_455) == b"\xff\xff\xff\x7f"
 
 
 @pytest.mark.parametrize("level", [3, 4, 5])
-def test_what_is_written_is_read_back_whole_and_byte_by_byte(level):
+def test_written_packets_are_read_back_whole_and_byte_by_byte(level):
     written = [
         p.connect("device", level, False, 7),
         p.connack(level, 0 if level == 3 else 1),
@@ -55,6 +55,6 @@ def test_what_is_written_is_read_back_whole_and_byte_by_byte(level):
         b"\x30\x02\x00\x05",
     ],
 )
-def test_a_client_that_breaks_the_standard_is_found_out(stream):
+def test_packet_that_violates_the_standard_is_refused(stream):
     with pytest.raises(p.Wrong):
         p.Reader().feed(stream)

@@ -1,4 +1,4 @@
-"""The faults of a run are all there, spread over it, and repeat with the seed."""
+"""The faults of a run are complete, spread over the run, and the same for the same seed."""
 
 import random
 from collections import Counter
@@ -6,7 +6,7 @@ from collections import Counter
 from tools.proof.run import chaos
 
 
-def test_every_fault_asked_for_is_drawn():
+def test_requested_faults_are_drawn_in_order():
     events = chaos.draw(random.Random(7), 1000, 20, 10, 3)
     assert Counter(event.kind for event in events) == {chaos.POWER: 20, chaos.LINK: 10, chaos.COLLECTOR: 3}
     assert [event.at for event in events] == sorted(event.at for event in events)
@@ -19,6 +19,6 @@ def test_some_power_cuts_hit_the_start():
     assert all(event.kind == chaos.POWER for event in events if event.early)
 
 
-def test_the_seed_repeats_the_faults():
+def test_same_seed_repeats_the_faults():
     assert chaos.draw(random.Random(3), 100, 5, 5, 1) == chaos.draw(random.Random(3), 100, 5, 5, 1)
     assert chaos.draw(random.Random(3), 100, 5, 5, 1) != chaos.draw(random.Random(4), 100, 5, 5, 1)

@@ -1,4 +1,4 @@
-"""What a person gets wrong on a command line is named in one line, and Ctrl-C ends in one line, without a traceback."""
+"""Mistakes on a command line are named in one line, without a traceback; progress output."""
 
 import argparse
 import importlib
@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
         *((float, 0.01, float("inf"), wrong, None) for wrong in ("nan", "inf", "-inf", "0", "x")),
     ],
 )
-def test_a_number_is_taken_within_its_bounds_only(kind, least, most, text, value):
+def test_number_outside_its_bounds_is_refused(kind, least, most, text, value):
     if value is None:
         with pytest.raises(argparse.ArgumentTypeError, match=f"not '{text}'"):
             number(kind, least, most)(text)
@@ -33,7 +33,7 @@ def test_a_number_is_taken_within_its_bounds_only(kind, least, most, text, value
         assert read == value and type(read) is kind
 
 
-def test_a_folder_may_be_missing_but_not_a_file(tmp_path):
+def test_folder_argument_may_be_missing_but_not_a_file(tmp_path):
     assert folder(str(tmp_path / "a" / "b")) == tmp_path / "a" / "b"
     assert not (tmp_path / "a").exists()
     (tmp_path / "file").write_text("")
@@ -42,7 +42,7 @@ def test_a_folder_may_be_missing_but_not_a_file(tmp_path):
             folder(str(wrong))
 
 
-def test_progress_without_a_terminal_is_a_line_when_it_is_due(capsys, monkeypatch):
+def test_progress_without_a_terminal_is_a_line_per_interval(capsys, monkeypatch):
     monkeypatch.setattr(command, "LINE_S", 0)
     with progress_bar(total=1000, desc="run", unit=" messages") as bar:
         bar.n = 300
@@ -67,7 +67,7 @@ def test_progress_on_a_terminal_is_a_bar_that_is_removed(capsys, monkeypatch):
     assert "300/1000" in shown and "\n" not in shown and shown.endswith("\r")
 
 
-def test_a_named_failure_is_one_line_and_any_other_stays_an_error(capsys):
+def test_expected_error_is_one_line_and_others_are_raised(capsys):
     def fail() -> int:
         raise LookupError("There is no broker.")
 
@@ -96,7 +96,7 @@ def test_a_named_failure_is_one_line_and_any_other_stays_an_error(capsys):
         *("deploy deploy --board teensy", "deploy monitor --timeout nan", "deploy backup --output /dev/null"),
     ],
 )
-def test_a_wrong_argument_is_named_before_anything_is_done(line, capsys):
+def test_wrong_argument_is_named(line, capsys):
     command, *words = line.split()
     try:
         module = importlib.import_module(f"tools.{command}.__main__")
@@ -114,7 +114,7 @@ def test_a_wrong_argument_is_named_before_anything_is_done(line, capsys):
     "name",
     ["proof.run", "deploy", "proof.soak", "proof.powercut", "journal", "collector", "proof.wire", "pipeline.run"],
 )
-def test_a_command_finds_the_library_without_the_makefiles_path(name):
+def test_command_finds_the_library_without_pythonpath(name):
     environment = {variable: value for variable, value in os.environ.items() if variable != "PYTHONPATH"}
     ran = subprocess.run(
         [sys.executable, "-m", f"tools.{name}", "--help"],

@@ -1,4 +1,4 @@
-"""What starts processes leaves none behind, however it ends."""
+"""Commands that start processes leave none behind, after any kind of end."""
 
 import os
 import signal
@@ -32,7 +32,7 @@ def start(output: Path, command: list[str]) -> subprocess.Popen:
 
 
 def processes_of(folder: Path) -> list[str]:
-    """Return the command lines of the processes that work in or below a folder or name it."""
+    """Return the command lines of processes that have a folder in their arguments, or work in or below it."""
     found = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
@@ -48,7 +48,7 @@ def processes_of(folder: Path) -> list[str]:
 
 
 def wait_for_boards(process: subprocess.Popen, output: Path) -> None:
-    """Wait until a board says that it stores messages."""
+    """Wait until a board reports that it stores messages."""
     deadline = time.monotonic() + DEADLINE_S
     while not any("stored=" in console.read_text() for console in output.glob("board*/console.log")):
         assert process.poll() is None, process.communicate()
@@ -57,7 +57,7 @@ def wait_for_boards(process: subprocess.Popen, output: Path) -> None:
     assert len(processes_of(output)) > 2
 
 
-def wait_for_the_end_of_all(output: Path) -> None:
+def wait_until_no_process_is_left(output: Path) -> None:
     """Wait until no process works in a folder: one that was killed ends only when the machine lets it run."""
     deadline = time.monotonic() + DEADLINE_S
     while left := processes_of(output):
@@ -74,7 +74,7 @@ def test_ctrl_c_leaves_no_process_behind(command, tmp_path):
     _, complaints = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 130
     assert "Traceback" not in complaints
-    wait_for_the_end_of_all(output)
+    wait_until_no_process_is_left(output)
 
 
 def marked(mark: str) -> list[str]:
@@ -104,10 +104,10 @@ def test_ctrl_c_ends_a_long_command_in_one_line(command, tmp_path):
         start_new_session=True,
     )
     deadline = time.monotonic() + DEADLINE_S
-    while len(marked(mark)) < 3:  # itself and two that it started
+    while len(marked(mark)) < 3:  # the command and two processes that it started
         assert process.poll() is None and time.monotonic() < deadline, process.communicate()
         time.sleep(0.02)
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all that run in it
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all its processes
     _, complaints = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 130, complaints
     assert "Traceback" not in complaints and complaints.splitlines()[-1].startswith("stopped")
@@ -125,16 +125,16 @@ def test_sigkill_leaves_no_process_behind(command, tmp_path):
     wait_for_boards(process, output)
     process.kill()
     process.communicate(timeout=DEADLINE_S)
-    wait_for_the_end_of_all(output)
+    wait_until_no_process_is_left(output)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends the children of a killed process")
-def test_a_child_whose_parent_is_already_gone_does_not_begin():
+def test_child_of_an_ended_parent_does_not_start():
     program = (
         "import os, sys\n"
         "from tools.children import bound_to_this_process\n"
         "bind = bound_to_this_process()\n"
-        "os.getppid = lambda: 1\n"  # as the child sees it whose parent was killed before the kernel knew
+        "os.getppid = lambda: 1\n"  # as the child sees it if its parent was killed before the binding
         "bind()\n"
         "print('began')\n"
     )
@@ -143,6 +143,6 @@ def test_a_child_whose_parent_is_already_gone_does_not_begin():
     assert (ran.returncode, ran.stdout) == (1, "")
 
 
-def test_a_bound_child_runs_as_any_other():
+def test_bound_child_runs_normally():
     ran = subprocess.run(["true"], preexec_fn=bound_to_this_process(), check=False)
     assert ran.returncode == 0

@@ -1,4 +1,4 @@
-"""The broker that can be killed; the proxy before a board, and its cuts."""
+"""The broker that can be killed; the line between board and broker, and its cuts."""
 
 import asyncio
 import random
@@ -14,7 +14,7 @@ from tools.proof.chain import SHARE_INSIDE, BoardProxy, cut_link
 
 
 @pytest.mark.skipif(not find_mosquitto(), reason="mosquitto is not installed")
-def test_what_was_saved_survives_a_kill(tmp_path):
+def test_saved_broker_state_survives_a_kill(tmp_path):
     with Broker(tmp_path, kind="mosquitto", extra="autosave_on_changes false") as broker:
         client = paho.Client(CallbackAPIVersion.VERSION2)
         client.connect("127.0.0.1", broker.port)
@@ -30,7 +30,7 @@ def test_what_was_saved_survives_a_kill(tmp_path):
 
 
 async def _greeted(port: int) -> bytes:
-    """Return what a listener says first, b"" where the connection is refused."""
+    """Return a listener's first bytes, b"" where the connection is refused."""
     try:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         try:
@@ -41,7 +41,7 @@ async def _greeted(port: int) -> bytes:
         return b""
 
 
-def test_a_line_lets_through_when_the_last_reason_is_gone():
+def test_line_admits_connections_once_every_refusal_is_lifted():
     async def run():
         async def greet(reader, writer):
             writer.write(b"hello")
@@ -66,7 +66,7 @@ def test_a_line_lets_through_when_the_last_reason_is_gone():
     assert asyncio.run(run()) == [b"hello", b"", b"", b"", b"hello"]
 
 
-def test_a_cut_inside_a_packet_takes_the_connection_that_follows_a_silent_one():
+def test_cut_inside_a_packet_skips_a_silent_connection():
     class Board:
         running = True
         progress = Progress()

@@ -1,4 +1,4 @@
-"""The proxy cuts where it says it cuts."""
+"""The proxy cuts, delays and traces connections as requested."""
 
 import asyncio
 import random
@@ -10,8 +10,8 @@ from tools.proof.proxy import Cut, Proxy, place_inside_a_packet
 
 PINGREQ = b"\xc0\x00"
 PUBLISH = b"\x32\x07\x00\x03a/b\x00\x0a"
-PATIENCE_S = 30  # for what has to come, on a busy machine
-QUIET_S = 0.2  # for what must not come
+PATIENCE_S = 30  # for expected bytes, on a busy machine
+QUIET_S = 0.2  # for bytes that must not arrive
 LONG = b"\x30\xc8\x01" + b"\x00\x01a" + bytes(197)
 
 
@@ -21,11 +21,11 @@ LONG = b"\x30\xc8\x01" + b"\x00\x01a" + bytes(197)
 @pytest.mark.parametrize(
     "rest", [b"", b"\xc0", PUBLISH[:-1], b"\x30\xff"], ids=["whole", "head", "cut", "half a length"]
 )
-def test_packets_are_found_and_what_is_incomplete_is_left(packets, rest):
+def test_split_returns_whole_packets_and_the_incomplete_rest(packets, rest):
     assert split(b"".join(packets) + rest) == (packets, rest)
 
 
-def test_a_cut_inside_a_packet_is_never_at_a_border():
+def test_cut_inside_a_packet_is_never_at_a_packet_boundary():
     rng = random.Random(1)
     places = {place_inside_a_packet(PINGREQ + PUBLISH, rng) for _ in range(500)}
     assert places == set(range(1, 11)) - {2}
@@ -64,7 +64,7 @@ def test_cut_resets_the_connection():
     asyncio.run(_through_a_proxy(scenario))
 
 
-def test_stop_ends_and_waits_for_a_connection_that_is_just_being_made(monkeypatch):
+def test_stop_waits_for_a_pending_connection_and_resets_it(monkeypatch):
     async def scenario(proxy, *_):
         connecting, go_on = asyncio.Event(), asyncio.Event()
         connect = asyncio.open_connection
@@ -90,7 +90,7 @@ def test_stop_ends_and_waits_for_a_connection_that_is_just_being_made(monkeypatc
     asyncio.run(_through_a_proxy(scenario))
 
 
-def test_cut_inside_a_packet_lets_a_part_through_and_then_resets():
+def test_cut_inside_a_packet_passes_a_part_and_then_resets():
     async def scenario(proxy, reader, writer):
         proxy.cut_inside_a_packet()
         writer.write(PUBLISH)
@@ -107,7 +107,7 @@ def test_cut_inside_a_packet_lets_a_part_through_and_then_resets():
     asyncio.run(_through_a_proxy(scenario))
 
 
-def test_a_black_hole_passes_nothing_and_stays_open():
+def test_black_hole_passes_nothing_and_stays_open():
     async def scenario(proxy, reader, writer):
         proxy.swallow()
         writer.write(PUBLISH)
@@ -119,9 +119,9 @@ def test_a_black_hole_passes_nothing_and_stays_open():
 
 
 def _planned(*cuts, passed):
-    """Let a client send PUBLISH twice through a proxy to an echo; return what came back, how it ended, the proxy.
+    """Let a client send PUBLISH twice through a proxy to an echo; return the received bytes, the end, the proxy.
 
-    It waits patiently for the bytes that shall pass and for the end of a cut connection; silence is told only behind both.
+    It waits long for the bytes that shall pass and for the end of a cut connection, and only then briefly for silence.
     """
     silent = any(cut.endswith(".hole") for cut in cuts)
 
@@ -168,14 +168,14 @@ def _planned(*cuts, passed):
         ("down2.after", 18),
     ],
 )
-def test_a_planned_cut_passes_exactly_what_its_address_says(cut, passed, manner):
+def test_planned_cut_passes_exactly_the_bytes_before_its_place(cut, passed, manner):
     came, end, proxy = _planned(f"{cut}.{manner}", passed=passed)
     assert came == (PUBLISH + PUBLISH)[:passed]
     assert end == ("open" if passed == 18 else manner)
     assert [str(made) for made in proxy.made] == [f"{cut}.{manner}"]
 
 
-def test_a_watching_proxy_tells_which_packets_passed():
+def test_proxy_trace_lists_the_passed_packets():
     _, _, proxy = _planned("up9.before.rst", passed=18)
     assert [(seen.direction, seen.type, seen.passed, seen.connection) for seen in proxy.trace] == [
         ("up", 3, 9, 1),
@@ -184,12 +184,12 @@ def test_a_watching_proxy_tells_which_packets_passed():
 
 
 @pytest.mark.parametrize("cut", ["up1.nowhere.rst", "up1.before.softly", "sideways1.before.rst"])
-def test_a_cut_that_names_no_place_is_refused(cut):
+def test_cut_with_invalid_syntax_is_refused(cut):
     with pytest.raises(ValueError):
         Cut.parse(cut)
 
 
-def test_a_delay_adds_its_double_to_every_round_trip():
+def test_delay_adds_twice_its_value_to_a_round_trip():
     async def run():
         server = await asyncio.start_server(_echo, "127.0.0.1", 0)
         proxy = await Proxy(server.sockets[0].getsockname()[1], delay_s=0.02).start()

@@ -1,4 +1,4 @@
-"""The whole chain, small: board, broker, collector and Spark, with every kind of fault, ended by the audit."""
+"""The whole chain, small: board, broker, collector and Spark, with every kind of fault, checked by the audit."""
 
 import asyncio
 import json
@@ -21,10 +21,10 @@ from tools.proof.wire import flows
 
 ROOT = Path(__file__).resolve().parents[2]
 # amqtt 0.12.1 forgets what is in flight at QoS 2 when a connection is lost (its log: "PUBREL for unknown pending
-# message"), so it is given the chain without cuts.
+# message"), so the chain runs without cuts.
 FAULTS = (4, 3, 1) if find_mosquitto() else (0, 0, 0)
 READINGS = 200
-# As fast as a board may sample: the fewer pauses, the more of the faults fall into something.
+# As fast as a board may sample: with fewer pauses, more faults interrupt an activity.
 HASTE = ("--interval-ms=10", f"--readings={READINGS}")
 
 
@@ -41,7 +41,7 @@ def start(output: Path, *arguments: str, **environment: str) -> subprocess.Popen
 
 
 @pytest.mark.req("P1", "P3", "P4", "B4", "S1")
-def test_every_reading_arrives_once_whatever_is_cut(tmp_path):
+def test_every_reading_arrives_once_under_all_faults(tmp_path):
     output = tmp_path / "run"
     cuts, link_cuts, kills = FAULTS
     faults = f"--cuts={cuts}", f"--link-cuts={link_cuts}", f"--collector-kills={kills}"
@@ -68,7 +68,7 @@ def test_every_reading_arrives_once_whatever_is_cut(tmp_path):
 
 @pytest.mark.skipif(not find_mosquitto(), reason="the test before this one takes amqtt")
 @pytest.mark.req("P1")
-def test_the_chain_runs_with_the_other_broker_too(tmp_path):
+def test_chain_runs_with_amqtt(tmp_path):
     arguments = parse([*HASTE, "--cuts=0", "--link-cuts=0", "--collector-kills=0", "--broker=amqtt"])
     stats = asyncio.run(run_chain(arguments, tmp_path))
     assert stats.broker == "amqtt"
@@ -81,7 +81,7 @@ def test_the_chain_runs_with_the_other_broker_too(tmp_path):
     assert sorted(landed) == list(range(1, stats.messages + 1))
 
 
-def test_a_taken_port_is_named(tmp_path):
+def test_busy_port_is_named(tmp_path):
     import socket
 
     with socket.create_server(("127.0.0.1", 0)) as taken:

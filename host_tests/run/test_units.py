@@ -1,4 +1,4 @@
-"""Which tests `make test` runs in one process: `host_tests/conftest.py` names files, which may move."""
+"""Which tests `make test` runs in one process: `host_tests/conftest.py` names their files, which may be moved."""
 
 from pathlib import Path
 
@@ -7,18 +7,18 @@ from host_tests.conftest import CASE_BY_CASE, LONG, WITH_SPARK, unit_of
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_every_file_that_is_named_is_there():
+def test_named_files_exist():
     assert [
         name for name in (*CASE_BY_CASE, *LONG, *WITH_SPARK) if not list(ROOT.glob(f"{name.partition('::')[0]}*"))
     ] == []
 
 
-def test_all_tests_that_take_the_spark_fixture_are_one_unit(request):
+def test_tests_with_the_spark_fixture_form_one_unit(request):
     takers = {unit_of(item.nodeid) for item in request.session.items if "spark" in getattr(item, "fixturenames", ())}
     assert takers <= {WITH_SPARK[0]}
 
 
-def test_twins_are_one_unit_a_file_and_long_cases_one_each():
+def test_micropython_twins_form_one_unit_and_long_cases_one_each():
     first, second = (f"host_tests/both/test_client_refused.py::test_{name}" for name in ("a", "b[x@y]"))
     assert unit_of(first) == first != unit_of(second)
     assert unit_of(first + "@micropython") == unit_of(second + "@micropython") != first

@@ -1,4 +1,4 @@
-"""The wire audit: flows and violations from captured bytes, whatever TCP did to them."""
+"""The wire audit: flows and violations from captured bytes, for any TCP segmentation."""
 
 import asyncio
 import json
@@ -59,7 +59,7 @@ def stories(found):
     return [(flow["packet_id"], flow["steps"], flow["complete"], flow["connections"]) for flow in found.flows]
 
 
-def test_flows_of_both_qualities_are_followed_to_their_end():
+def test_qos_1_and_2_flows_are_followed_to_their_end():
     talk = [*HELLO, (UP, publish(1)), (UP, publish(2, qos=2)), (DOWN, ack("PUBACK", 1)), (DOWN, ack("PUBREC", 2))]
     talk += [(UP, ack("PUBREL", 2)), (DOWN, ack("PUBCOMP", 2)), (UP, publish(0, qos=0)), (DOWN, publish(1))]
     found = audited(talk)
@@ -71,7 +71,7 @@ def test_flows_of_both_qualities_are_followed_to_their_end():
     assert found.violations == []
 
 
-def test_flow_goes_on_in_the_next_connection():
+def test_flow_continues_in_the_next_connection():
     found = audited(
         [*HELLO, (UP, publish(1)), (UP, publish(2, qos=2)), (DOWN, ack("PUBREC", 2)), (UP, ack("PUBREL", 2))],
         [
@@ -89,7 +89,7 @@ def test_flow_goes_on_in_the_next_connection():
     assert found.violations == []
 
 
-def test_answer_that_was_lost_with_its_connection_may_be_asked_for_again():
+def test_resend_after_a_lost_acknowledgement_is_allowed():
     found = audited(
         [*HELLO, (UP, publish(1, 2)), (DOWN, ack("PUBREC", 1)), (UP, publish(2)), (DOWN, ack("PUBACK", 2))],
         [
@@ -112,7 +112,7 @@ def test_answer_that_was_lost_with_its_connection_may_be_asked_for_again():
     assert [flow["complete"] for flow in found.flows] == [True] * 3
 
 
-def test_message_whose_answer_was_lost_keeps_its_place_over_two_further_connections():
+def test_resends_keep_their_order_over_two_reconnects():
     found = audited(
         [*HELLO, (UP, publish(1)), (UP, publish(2, payload=b"y")), (DOWN, ack("PUBACK", 1))],
         *([*AGAIN, (UP, publish(1, dup=True)), (UP, publish(2, dup=True, payload=b"y"))] for _ in range(2)),
@@ -143,11 +143,11 @@ def test_message_whose_answer_was_lost_keeps_its_place_over_two_further_connecti
         ),
     ],
 )
-def test_broken_rule_is_found_with_its_clause(talk, clause):
+def test_violation_is_reported_with_its_clause(talk, clause):
     assert [one["clause"] for one in audited(*talk).violations] == [clause]
 
 
-def test_session_that_the_server_lost_ends_its_flows():
+def test_session_lost_by_the_server_ends_its_flows():
     found = audited([*HELLO, (UP, publish(1))], [*HELLO, (UP, publish(1, payload=b"new")), (DOWN, ack("PUBACK", 1))])
     assert stories(found) == [(1, "PUBLISH", False, 1), (1, "PUBLISH PUBACK", True, 1)]
     assert found.violations == []
@@ -173,8 +173,8 @@ def pcap(frames):
     return head + b"".join(bodies)
 
 
-def shaken(talk, seed, begin=0xFFFFFF00):
-    """Return frames of a conversation cut anywhere, some sent twice, and with sequence numbers that wrap."""
+def tcp_frames(talk, seed, begin=0xFFFFFF00):
+    """Return frames of a conversation split anywhere, some sent twice, with sequence numbers that wrap."""
     rng = random.Random(seed)
     at = {UP: begin, DOWN: begin}
     time_us = 1_000_000_000
@@ -197,15 +197,15 @@ FLOWS = [(1, "PUBLISH PUBACK", True, 1), (2, "PUBLISH PUBREC PUBREL PUBCOMP", Tr
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_segments_may_be_cut_repeated_and_wrapped(tmp_path, seed):
+def test_split_repeated_and_wrapped_tcp_segments_are_reassembled(tmp_path, seed):
     path = tmp_path / "x.pcap"
-    path.write_bytes(pcap(shaken(TALK, seed)))
+    path.write_bytes(pcap(tcp_frames(TALK, seed)))
     _, audits = flows.audits(wire.pieces(tmp_path, [1883]))
     assert stories(audits["board-1"]) == FLOWS
 
 
-def test_lost_bytes_end_a_direction_and_are_no_violation():
-    frames = shaken(TALK, 3)
+def test_missing_tcp_bytes_are_reported_as_lost_not_malformed():
+    frames = tcp_frames(TALK, 3)
     up = [n for n, (_, body) in enumerate(frames) if body[36:38] == b"\x07\x5b" and len(body) > 54]
     del frames[up[2]]
     found = []
@@ -218,7 +218,7 @@ def test_lost_bytes_end_a_direction_and_are_no_violation():
     assert "MALFORMED" not in kinds
 
 
-def test_line_of_a_capture_that_says_nothing_is_passed_over(tmp_path):
+def test_invalid_lines_of_a_capture_are_skipped(tmp_path):
     good = {"t": 1, "c": "1", "d": "up", "b": connect().hex()}
     bad = ['{"t":1e999,"c":"1","d":"up","b":""}', json.dumps(good | {"d": []}), "[]", "7", json.dumps(good)[:-9]]
     file = tmp_path / "capture.jsonl"
@@ -227,7 +227,7 @@ def test_line_of_a_capture_that_says_nothing_is_passed_over(tmp_path):
         assert [piece.content for piece in capture.read(opened, file.name, [1883])] == [connect()]
 
 
-def test_file_that_is_no_capture_is_named(tmp_path):
+def test_file_that_is_no_capture_is_refused(tmp_path):
     for content, text in ((b"\x0a\x0d\x0d\x0a" + b"\0" * 30, "editcap"), (b"hello", "neither a pcap")):
         path = tmp_path / "x"
         path.write_bytes(content)
@@ -235,10 +235,10 @@ def test_file_that_is_no_capture_is_named(tmp_path):
             list(capture.read(file, "x", [1883]))
 
 
-def test_audit_follows_a_connection_over_two_files_and_a_client_over_two_connections(tmp_path, capsys):
+def test_audit_joins_files_of_a_connection_and_connections_of_a_client(tmp_path, capsys):
     captures = tmp_path / "captures"
     captures.mkdir()
-    frames = shaken(TALK[:5], 5)
+    frames = tcp_frames(TALK[:5], 5)
     (captures / "a.pcap").write_bytes(pcap(frames[:7]))
     (captures / "b.pcap").write_bytes(pcap(frames[7:]))
     later = [*AGAIN, (UP, publish(2, 2, dup=True)), (DOWN, ack("PUBREC", 2))]
@@ -256,7 +256,7 @@ def test_audit_follows_a_connection_over_two_files_and_a_client_over_two_connect
     assert len(tables["packets"]) == 9
 
 
-def test_violation_and_captures_that_are_not_there_are_told_by_text_and_exit_status(tmp_path, capsys):
+def test_violations_and_missing_captures_set_message_and_exit_status(tmp_path, capsys):
     captures = tmp_path / "captures"
     command = ["--captures", str(captures), "--out", str(tmp_path / "out")]
     assert wire.main(command) == 2
@@ -284,7 +284,7 @@ def publish_through(port, count):
     client.disconnect()
 
 
-def test_capture_of_the_proxy_is_read_by_the_audit_and_shows_a_client_that_keeps_the_rules(tmp_path):
+def test_proxy_capture_of_our_client_has_no_violations(tmp_path):
     async def scenario(broker_port, file):
         proxy = await Proxy(broker_port, random.Random(1), capture=file).start()
         publishing = asyncio.ensure_future(asyncio.to_thread(publish_through, proxy.port, 60))

@@ -1,4 +1,4 @@
-"""What the soak says of memory, wear and the landing: it finds what is planted, and nothing else."""
+"""The soak's judgement of memory, wear and landing: it finds planted faults, and no others."""
 
 import random
 
@@ -44,41 +44,41 @@ def test_growth_beyond_the_bound_is_found():
     assert "NOT FLAT" in str(found)
 
 
-def test_what_shrinks_is_flat():
+def test_shrinking_memory_is_flat():
     assert only(series(1_000_000, growth=-100_000)).flat
 
 
-def test_the_first_half_may_grow():
+def test_growth_in_the_first_half_is_allowed():
     begun = [Sample(n, "collector", 1, "memory", 1000.0 * min(n, SEVERAL // 2)) for n in range(SEVERAL)]
     assert only(begun).flat
 
 
-def test_a_program_is_judged_by_its_longest_life():
+def test_program_is_judged_by_its_longest_life():
     short = [Sample(n, "collector", 1, "memory", 500_000 + 9_000 * n) for n in range(20)]
     found = only(short + series(1_000_000, life=2, start=30))
     assert found.level == pytest.approx(1_000_000)
     assert found.flat
 
 
-def test_a_board_is_judged_over_all_its_boots():
+def test_board_is_judged_over_all_its_boots():
     boots = [Sample(n, "board-1", n // 10, "memory", 100_000 + 500 * (n // 10)) for n in range(SEVERAL)]
     assert not only(boots, ["board-1"]).flat
 
 
-def test_a_board_that_loses_ninety_bytes_a_reconnect_is_found():
-    # What the soak found in 2026: steps of 90 bytes, one in seven seconds.
+def test_leak_of_90_bytes_per_reconnect_is_found():
+    # The soak found this in 2026: steps of 90 bytes, one in seven seconds.
     heap = [Sample(5.0 * n, "board-1", 1, "memory", 160_000 + 90 * (5 * n // 7)) for n in range(SEVERAL)]
     assert not only(heap, ["board-1"]).flat
 
 
-def test_a_board_whose_heap_goes_up_and_down_with_its_work_is_flat():
+def test_fluctuating_heap_of_a_board_is_flat():
     rng = random.Random(3)
     heap = [Sample(5.0 * n, "board-1", 1, "memory", 160_000 + rng.choice((0, 96, 416, 704))) for n in range(SEVERAL)]
     assert only(heap, ["board-1"]).flat
 
 
 @pytest.mark.parametrize(("steps", "flat"), [((70,), True), ((20, 70), True), ((60, 80), False), ((55, 65, 75), False)])
-def test_a_module_that_a_board_loads_late_is_no_growth_and_repeated_steps_are(steps, flat):
+def test_single_late_heap_step_is_flat_and_repeated_steps_are_growth(steps, flat):
     rng = random.Random(3)
     heap = [
         Sample(5.0 * n, "board-1", 1, "memory", 160_000 + 3500 * sum(n >= at for at in steps) + rng.choice((0, 32, 64)))
@@ -87,8 +87,8 @@ def test_a_module_that_a_board_loads_late_is_no_growth_and_repeated_steps_are(st
     assert only(heap, ["board-1"]).flat == flat
 
 
-def test_one_step_of_an_allocator_in_a_short_life_tells_nothing_and_in_a_long_one_is_growth():
-    # What a soak of 15 minutes saw of the sealer, whose longest life of 130 s was mostly warming up.
+def test_memory_step_is_inconclusive_in_short_life_and_growth_in_long():
+    # A soak of 15 minutes saw this of the sealer, whose longest life of 130 s was mostly warm-up.
     steps = [131_000_000.0 if n < 66 else 148_000_000.0 for n in range(88)]
     short = only([Sample(1.5 * n, "sealer", 1, "memory", steps[n]) for n in range(88)])
     assert not short.is_conclusive and short.flat
@@ -96,14 +96,14 @@ def test_one_step_of_an_allocator_in_a_short_life_tells_nothing_and_in_a_long_on
     assert long.is_conclusive and not long.flat
 
 
-def test_too_few_samples_tell_nothing():
+def test_too_few_samples_are_inconclusive():
     found = only(series(1_000_000, growth=900_000)[:10])
     assert not found.is_conclusive
     assert found.flat
     assert "too few" in str(found)
 
 
-def test_wear_is_read_from_the_headers_and_kept_while_a_sector_is_blank(tmp_path):
+def test_wear_is_read_from_headers_and_kept_for_blank_sectors(tmp_path):
     region = RamRegion(4, page_bytes=256)
     journal = Journal(region)
     for _ in range(1500):
@@ -122,11 +122,11 @@ def test_wear_is_read_from_the_headers_and_kept_while_a_sector_is_blank(tmp_path
     assert wear.erases == before
     wear.erases[2] += 3
     assert judge.uneven({"board-1": wear}) == ["board-1"]
-    wear.cuts = 4  # one a sector: its recoveries erased some sector once more
+    wear.cuts = 4  # one per sector: a recovery may erase a sector once more
     assert judge.uneven({"board-1": wear}) == []
 
 
-def test_wear_of_no_image_is_none(tmp_path):
+def test_wear_without_an_image_is_zero(tmp_path):
     wear = Wear(tmp_path / "flash.bin")
     wear.look()
     assert (wear.least, wear.most) == (0, 0)
@@ -149,18 +149,18 @@ def segment(directory, number, rows):
     pq.write_table(pa.table(columns, schema=parquet.SCHEMA), directory / segments.file_name("c", number))
 
 
-def test_what_is_twice_in_the_landing_is_counted_by_qos(tmp_path):
+def test_duplicates_in_the_landing_are_counted_by_qos(tmp_path):
     segment(tmp_path, 1, [(1, b"one"), (2, b"two"), (2, b"three")])
     assert judge.landing(tmp_path) == judge.Landing(3, 3, {1: 0, 2: 0})
     segment(tmp_path, 2, [(1, b"one"), (1, b"one"), (2, b"three")])
     assert judge.landing(tmp_path) == judge.Landing(6, 3, {1: 2, 2: 1})
 
 
-def test_an_empty_landing_has_nothing(tmp_path):
+def test_empty_landing_has_no_messages(tmp_path):
     assert judge.landing(tmp_path) == judge.Landing(0, 0, {1: 0, 2: 0})
 
 
-def test_heaps_come_from_the_readings_table(tmp_path):
+def test_heap_samples_come_from_the_readings_table(tmp_path):
     rows = [("board-1", 2, "heap_free", 60_000.0, 3_000_000), ("board-1", 2, "load", 0.5, 4_000_000)]
     own = {"device": 0, "boot": 1, "name": 2, "value": 3, "time": 4}
     kinds = {pa.string(): "", pa.bool_(): False}
@@ -175,6 +175,6 @@ def test_heaps_come_from_the_readings_table(tmp_path):
 
 
 @pytest.mark.parametrize("samples", [[], series(5.0)])
-def test_samples_are_written_as_they_are(samples, tmp_path):
+def test_samples_are_written_unchanged(samples, tmp_path):
     write(samples, tmp_path / "samples.parquet")
     assert [Sample(**row) for row in pq.read_table(tmp_path / "samples.parquet").to_pylist()] == samples

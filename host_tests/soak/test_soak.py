@@ -35,13 +35,13 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.skipif(not find_mosquitto(), reason="mosquitto is not installed")
 @pytest.mark.req("P1", "P3", "P4", "B4", "S1", "S2", "S4", "Q1", "Q2")
-def test_a_fleet_under_every_fault_delivers_each_message_once(tmp_path):
+def test_fleet_under_every_fault_delivers_each_message_once(tmp_path):
     output = tmp_path / "soak"
     ran = run("-c", PROGRAM, str(output))
     assert ran.returncode == 0, ran.stdout + ran.stderr
     found = json.loads((output / "soak.json").read_text())
     assert (found["missing"], found["repeated"], found["holds"]) == (0, 0, True)
-    assert found["power_cuts"] >= 3  # each board is started once more, to send what it has
+    assert found["power_cuts"] >= 3  # each board is started once more, to send its stored messages
     told = json.loads((output / "expected.json").read_text())
     assert set(told) == {"board-1", "board-2", "board-3"}
     assert found["published"] == sum(its["boots"][-1]["last"] for its in told.values())
