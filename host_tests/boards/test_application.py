@@ -21,7 +21,7 @@ COMMANDS = f"flashmqtt-commands/{DEVICE}"
 
 
 class Person:
-    """Somebody at the broker, who listens to everything and sends commands."""
+    """A client of the broker that subscribes to everything and sends commands."""
 
     def __init__(self, port):
         self.messages = []
@@ -57,10 +57,10 @@ async def until(condition, timeout_s=60.0):
         await asyncio.sleep(0.02)
 
 
-def on_a_board(tmp_path, story, settings=None, environment=None):
-    """Run a story (a coroutine of person and board) on a board that is just switched on."""
+def run_on_a_board(tmp_path, scenario, settings=None, environment=None):
+    """Run a scenario (a coroutine of person and board) on a board that has just been switched on."""
 
-    async def tell():
+    async def run():
         with Broker(tmp_path / "broker") as broker:
             person = Person(broker.port)
             board = VirtualBoard(
@@ -69,19 +69,19 @@ def on_a_board(tmp_path, story, settings=None, environment=None):
             board.environment.update(environment or {})
             try:
                 await board.power_on()
-                await story(person, board)
+                await scenario(person, board)
             finally:
                 await board.stop()
                 person.stop()
 
-    asyncio.run(tell())
+    asyncio.run(run())
 
 
 @pytest.mark.req("Q4", "B4")
-def test_commands_are_done_and_answered_once_across_power_cuts(tmp_path):
+def test_commands_run_and_are_answered_once_across_power_cuts(tmp_path):
     rng = random.Random(7)
 
-    async def story(person, board):
+    async def scenario(person, board):
         await until(lambda: person.packs("readings"))
         for n in range(8):
             await until(lambda: board.progress.connects >= 1)
@@ -94,12 +94,12 @@ def test_commands_are_done_and_answered_once_across_power_cuts(tmp_path):
         assert person.replies() == Counter({(str(n), "done"): 1 for n in range(8)})
         assert json.loads((tmp_path / "board" / "state.json").read_text())["interval_ms"] == 157
 
-    on_a_board(tmp_path, story)
+    run_on_a_board(tmp_path, scenario)
 
 
 @pytest.mark.req("B4")
-def test_reboot_flush_and_nonsense_are_answered(tmp_path):
-    async def story(person, board):
+def test_flush_reboot_and_unknown_commands_are_answered(tmp_path):
+    async def scenario(person, board):
         await until(lambda: person.packs("readings"))
         person.command(id="f", do="flush")
         await until(lambda: person.packs("health"))
@@ -124,18 +124,18 @@ def test_reboot_flush_and_nonsense_are_answered(tmp_path):
         replies = person.replies()
         assert replies[("f", "done")] == replies[("r", "done")] == 1
 
-    on_a_board(tmp_path, story)
+    run_on_a_board(tmp_path, scenario)
 
 
 @pytest.mark.req("B4", "Q7")
-def test_board_is_online_until_its_will_says_otherwise_and_appears_in_home_assistant(tmp_path):
-    async def story(person, board):
+def test_status_will_and_discovery_messages_are_published(tmp_path):
+    async def scenario(person, board):
         await until(lambda: person.live("status") == [b"online"])
         await until(lambda: any(message.topic.startswith("homeassistant/sensor/dev-1/") for message in person.messages))
         await board.stop()
         await until(lambda: person.live("status") == [b"online", b"offline"])
 
-    on_a_board(tmp_path, story, {"discovery": "homeassistant"})
+    run_on_a_board(tmp_path, scenario, {"discovery": "homeassistant"})
 
 
 class TimeServer(asyncio.DatagramProtocol):
@@ -152,8 +152,8 @@ class TimeServer(asyncio.DatagramProtocol):
 
 
 @pytest.mark.req("B4")
-def test_readings_before_the_time_was_known_are_tied_to_it_afterwards(tmp_path):
-    async def story(person, board):
+def test_clock_message_ties_uptime_to_time_after_late_ntp(tmp_path):
+    async def scenario(person, board):
         await until(lambda: person.packs("readings"))
         assert "bt" not in person.packs("readings")[0][0]
         loop = asyncio.get_running_loop()
@@ -170,11 +170,11 @@ def test_readings_before_the_time_was_known_are_tied_to_it_afterwards(tmp_path):
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    on_a_board(tmp_path, story, {"ntp": f"127.0.0.1:{port}"}, {"FLASHMQTT_CLOCK": "unset"})
+    run_on_a_board(tmp_path, scenario, {"ntp": f"127.0.0.1:{port}"}, {"FLASHMQTT_CLOCK": "unset"})
 
 
 @pytest.mark.req("B5", "S5")
-def test_sleeping_board_loses_nothing_where_half_its_wakes_have_no_network(tmp_path):
+def test_sleeping_board_without_network_at_some_wakes_loses_nothing(tmp_path):
     result = asyncio.run(sleep_and_wake(12, tmp_path, seed=3))
     assert result.faults[ABSENCE] >= 4
     assert result.messages >= 24
@@ -182,22 +182,22 @@ def test_sleeping_board_loses_nothing_where_half_its_wakes_have_no_network(tmp_p
 
 
 @pytest.mark.req("B5", "S1")
-def test_sleeping_board_whose_power_goes_in_mid_wake_loses_nothing(tmp_path):
+def test_sleeping_board_with_power_cuts_during_wakes_loses_nothing(tmp_path):
     result = asyncio.run(sleep_and_wake(12, tmp_path, seed=4, cuts=0.5))
     assert result.faults[POWER] >= 3
     assert result.missing == result.repeated == 0
 
 
 @pytest.mark.req("B4", "S5")
-def test_board_keeps_sampling_while_the_broker_is_away(tmp_path):
-    async def tell():
+def test_board_keeps_sampling_while_the_broker_is_down(tmp_path):
+    async def run():
         broker = Broker(tmp_path / "broker").start()
         person = Person(broker.port)
         board = VirtualBoard(tmp_path / "board", DEVICE, broker.port, {"interval_ms": 100, "keep_alive_s": 10})
         try:
             await board.power_on()
             await until(lambda: len(person.packs("readings")) > 3)
-            broker.stop()  # not killed: mosquitto acknowledges before it writes down, and here nothing may be its loss
+            broker.stop()  # not killed: mosquitto acknowledges before it writes to disk, and here the broker must lose nothing
             before = board.progress.stored
             await until(lambda: board.progress.stored > before + 10)
             assert board.progress.waiting > 0
@@ -214,32 +214,32 @@ def test_board_keeps_sampling_while_the_broker_is_away(tmp_path):
             person.stop()
             broker.stop()
 
-    asyncio.run(tell())
+    asyncio.run(run())
 
 
 @pytest.mark.req("B2", "B4")
-def test_console_without_the_log_says_only_what_the_application_itself_does(tmp_path):
-    async def story(person, board):
+def test_console_with_log_disabled_shows_only_boot_and_status(tmp_path):
+    async def scenario(person, board):
         await until(lambda: len(person.packs("readings")) > 1)
         await until(lambda: "status stored=" in board.console.read_text())
         said = {line.split()[0] for line in board.console.read_text().splitlines()}
         assert {"boot", "status"} <= said and not {"network:", "broker:", "stored", "delivered"} & said
 
-    on_a_board(tmp_path, story, {"log": False, "status_ms": 200})
+    run_on_a_board(tmp_path, scenario, {"log": False, "status_ms": 200})
 
 
 @pytest.mark.parametrize(
     ("listens", "words"), [(False, "broker: "), (True, "broker: not connected: bad user name or password")]
 )
 @pytest.mark.req("B4", "W10")
-def test_broker_that_is_away_or_refuses_is_named_on_the_console(tmp_path, listens, words):
+def test_unreachable_or_refusing_broker_is_named_on_the_console(tmp_path, listens, words):
     async def refuse(reader, writer):
         await reader.read(256)
         writer.write(bytes((0x20, 2, 0, 4)))  # CONNACK: bad user name or password
         await writer.drain()
         writer.close()
 
-    async def tell():
+    async def run():
         server = await asyncio.start_server(refuse, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
         if not listens:
@@ -252,4 +252,4 @@ def test_broker_that_is_away_or_refuses_is_named_on_the_console(tmp_path, listen
             await board.stop()
             server.close()
 
-    asyncio.run(tell())
+    asyncio.run(run())

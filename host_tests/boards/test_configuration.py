@@ -1,4 +1,4 @@
-"""config.toml: mistakes are named by file, key, value and what is allowed; secrets stay out of it and out of sight."""
+"""config.toml: mistakes are named by file, key, value and what is allowed; secrets are refused there and never shown."""
 
 import json
 from pathlib import Path
@@ -65,7 +65,7 @@ def test_example_is_complete_and_valid(tmp_path):
     ],
 )
 @pytest.mark.req("B3")
-def test_mistake_is_named(tmp_path, text, words):
+def test_configuration_mistake_is_named(tmp_path, text, words):
     with pytest.raises(ConfigurationError) as raised:
         load(tmp_path, text)
     for word in words:
@@ -73,7 +73,7 @@ def test_mistake_is_named(tmp_path, text, words):
 
 
 @pytest.mark.req("B3")
-def test_file_that_can_not_be_read_is_named(tmp_path):
+def test_unreadable_file_is_named(tmp_path):
     (tmp_path / "config.toml").write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigurationError, match=r"config\.toml is not TOML"):
         configuration.load(tmp_path, {})
@@ -84,13 +84,13 @@ def test_file_that_can_not_be_read_is_named(tmp_path):
 
 
 @pytest.mark.req("B3")
-def test_size_of_the_journal_is_rounded_up_to_sectors(tmp_path):
+def test_journal_size_is_rounded_up_to_sectors(tmp_path):
     assert [load(tmp_path, f"{GOOD}[journal]\nkib = {kib}\n")["sectors"] for kib in (16, 17, 20, 20.5)] == [4, 5, 5, 6]
 
 
 @pytest.mark.parametrize("table", ["wifi", "broker"])
 @pytest.mark.req("B3")
-def test_secret_in_the_file_that_git_keeps_is_refused_and_not_shown(tmp_path, table):
+def test_secret_in_the_shared_file_is_refused_and_not_shown(tmp_path, table):
     text = GOOD + 'password = "hunter2"\n' if table == "broker" else GOOD + '[wifi]\npassword = "hunter2"\n'
     with pytest.raises(ConfigurationError) as raised:
         load(tmp_path, text)
@@ -105,7 +105,7 @@ def test_secret_too_long_is_named_without_its_value(tmp_path):
 
 
 @pytest.mark.req("B3")
-def test_environment_goes_before_the_local_file_and_that_before_the_shared_one(tmp_path):
+def test_environment_overrides_the_local_file_and_that_the_shared_one(tmp_path):
     local = '[wifi]\npassword = "from-the-file"\nssid = "lab"\n[broker]\nport = 1884\n'
     config = load(tmp_path, GOOD + '[wifi]\nssid = "home"\n', local, {"FLASHMQTT_WIFI_PASSWORD": "from-outside"})
     assert (config["ssid"], config["password"], config["port"]) == ("lab", "from-outside", 1884)
@@ -114,7 +114,7 @@ def test_environment_goes_before_the_local_file_and_that_before_the_shared_one(t
 
 
 @pytest.mark.req("B3")
-def test_board_gets_only_what_differs_and_understands_it(tmp_path):
+def test_board_gets_only_values_that_differ_from_defaults(tmp_path):
     config = load(tmp_path, GOOD + '[sleep]\nsleep_s = 600\n[[sensors]]\nkind = "dht22"\npin = 15\n')
     written = configuration.compact(config)
     assert json.loads(written) == {"broker": "10.0.0.1", "sleep_s": 600, "sensors": [{"kind": "dht22", "pin": 15}]}
@@ -122,6 +122,6 @@ def test_board_gets_only_what_differs_and_understands_it(tmp_path):
 
 
 @pytest.mark.req("B3")
-def test_secrets_files_are_ignored_by_git():
+def test_file_of_secrets_is_ignored_by_git():
     ignored = (ROOT / ".gitignore").read_text().splitlines()
     assert "config.local.toml" in ignored

@@ -1,7 +1,7 @@
-"""What the board announces is what Home Assistant's MQTT discovery takes.
+"""The board's announcements are valid for Home Assistant's MQTT discovery.
 
 `home_assistant.json` was extracted from Home Assistant's own package; with FLASHMQTT_HOMEASSISTANT set to a Python that has this
-package installed, its schema and its template engine judge the messages themselves.
+package installed, its schema and its template engine check the messages.
 """
 
 import json
@@ -48,7 +48,7 @@ def _long(config):
 
 @pytest.mark.parametrize(("name", "unit"), SENSORS)
 @pytest.mark.req("B4")
-def test_message_has_only_what_the_schema_knows(name, unit):
+def test_message_has_only_keys_of_the_schema(name, unit):
     topic, payload = _message(name, unit, diagnostic=True)
     assert re.fullmatch(r"homeassistant/sensor/[a-zA-Z0-9_-]+/[a-zA-Z0-9_-]+/config", topic)
     config = _long(json.loads(payload))
@@ -68,7 +68,7 @@ def test_unit_belongs_to_its_device_class(unit, shown):
 
 
 @pytest.mark.req("B4")
-def test_sleeping_board_is_unavailable_by_time_and_not_by_its_will():
+def test_sleeping_board_expires_by_time_and_not_by_its_will():
     awake = _long(json.loads(_message()[1]))
     asleep = _long(json.loads(_message(expire_s=3600)[1]))
     assert awake["availability_topic"] == "flashmqtt-live/dev:1/status" and "expire_after" not in awake
@@ -76,7 +76,7 @@ def test_sleeping_board_is_unavailable_by_time_and_not_by_its_will():
 
 
 @pytest.mark.req("B4")
-def test_ids_are_of_allowed_characters():
+def test_object_id_has_only_allowed_characters():
     assert object_id("a.b:c/d-e_f9é") == "a_b_c_d-e_f9_"
 
 
@@ -98,7 +98,7 @@ print(json.dumps(values))
 
 
 @pytest.mark.req("B4")
-def test_home_assistant_itself_takes_them():
+def test_home_assistant_accepts_the_messages():
     python = os.environ.get("FLASHMQTT_HOMEASSISTANT")
     if not python:
         pytest.skip("set FLASHMQTT_HOMEASSISTANT to a Python with the package homeassistant")

@@ -1,4 +1,4 @@
-"""The fakes have the names, the signatures and the constants of the ports' own modules, as the type stubs tell them."""
+"""The fakes have the names, the signatures and the constants of the ports' own modules, as in the type stubs."""
 
 import ast
 import sys
@@ -97,13 +97,13 @@ def _differences(fake, stub, port, where="", in_class=False):
 
 @pytest.mark.parametrize(("port", "module"), CASES)
 @pytest.mark.req("B1")
-def test_fake_is_what_the_stub_says(port, module):
+def test_fake_agrees_with_the_stub(port, module):
     fake = ast.parse((FAKES / f"{module}.py").read_text())
     assert list(_differences(fake, _stub(port, module), port)) == []
 
 
 @pytest.mark.req("B1")
-def test_comparison_finds_what_is_wrong():
+def test_comparison_finds_every_difference():
     stub = ast.parse(
         "A: Final[int] = 3\ndef f(x, y=1): ...\nclass C:\n    def g(self, *, timeout=5): ...\n    def k(self, a=1): ...\n"
     )

@@ -1,4 +1,4 @@
-"""The boards' own way to their journal, with MicroPython's littlefs: what a power cut in the first pinning leaves must start."""
+"""The boards' journal region on MicroPython's littlefs: a board must start after a power cut in the first pinning."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ def board(request, tmp_path: Path):
 
 
 @pytest.mark.req("B4", "S2")
-def test_first_pinning_that_was_cut_is_finished_by_the_next_start(board):
+def test_interrupted_first_pinning_is_completed_at_the_next_start(board):
     link, region = board
     link.run("import os\nos.mkdir('/journal')\n" + BLANK % 0 + BLANK % 1)
     assert link.run(REGION).strip() == region
@@ -34,7 +34,7 @@ def test_first_pinning_that_was_cut_is_finished_by_the_next_start(board):
 
 
 @pytest.mark.req("B4", "S6")
-def test_journal_that_lost_its_map_is_refused_by_name(board):
+def test_journal_without_its_map_is_refused(board):
     link, region = board
     assert link.run(REGION).strip() == region
     link.run("import os\nr.program(0, bytearray(256))\nos.remove('/journal/map')\n")

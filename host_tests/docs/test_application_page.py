@@ -1,4 +1,4 @@
-"""The page about the application shows topics, commands and sensors that there are, and all of them."""
+"""The page about the application lists all its topics, commands and sensors, and no others."""
 
 import re
 import tomllib
@@ -10,20 +10,20 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "firmware/APPLICATION.md").read_text()
 
 
-def test_every_topic_of_the_application_is_there():
+def test_page_lists_every_topic_of_the_application():
     named = set(re.findall(r"flashmqtt[\w/<>-]*/\w+\b", application.__doc__ or ""))
     assert len(named) == 7
     assert set(re.findall(r"^\| `(flashmqtt[^`]*)`", PAGE, re.MULTILINE)) == named
     assert "`flashmqtt-commands/<device>`" in PAGE
 
 
-def test_every_command_is_there_and_taken():
+def test_page_lists_every_command_and_examples_parse():
     shown = [commands.parse(text) for text in re.findall(r"^\| `(\{\"id.*?\})`", PAGE, re.MULTILINE)]
     assert {name for _, name, _ in shown} == {"identify", "interval", "flush", "reboot"}
     assert commands.parse(re.search(r"-m '(.*?)'", PAGE)[1])
 
 
-def test_every_kind_of_sensor_is_there_with_the_settings_it_needs():
+def test_page_lists_every_sensor_with_its_settings():
     entries = [tomllib.loads(f"x = {text}")["x"] for text in re.findall(r"^\| `(\{kind.*?\})`", PAGE, re.MULTILINE)]
     places = (ROOT / "firmware/app/sensors").glob("*.py")
     assert {entry["kind"] for entry in entries} == {path.stem for path in places} - {"__init__"}

@@ -1,4 +1,4 @@
-"""Set-up on machines that lack something, twice at once, and cut short: what is said, and that it goes on."""
+"""Set-up on incomplete machines, concurrently, and after an interruption: its messages, and that it continues."""
 
 import re
 import shutil
@@ -25,12 +25,12 @@ def unprepared(monkeypatch, tmp_path):
     return steps
 
 
-def test_second_call_has_nothing_to_do(unprepared):
+def test_second_setup_does_nothing(unprepared):
     assert bootstrap.main() == bootstrap.main() == 0
     assert unprepared == ["make_venv", "install_packages", "provide_broker", "provide_java"]
 
 
-def test_two_at_once_are_one_after_the_other(unprepared, capsys):
+def test_concurrent_setups_wait_for_each_other(unprepared, capsys):
     done = threading.Event()
     second = threading.Thread(target=lambda: (bootstrap.main(), done.set()))
     with bootstrap.setup_lock():
@@ -42,7 +42,7 @@ def test_two_at_once_are_one_after_the_other(unprepared, capsys):
     assert "another set-up is running" in capsys.readouterr().out
 
 
-def test_stopped_set_up_goes_on_the_next_time(unprepared, monkeypatch, capsys):
+def test_interrupted_setup_continues_on_the_next_call(unprepared, monkeypatch, capsys):
     def stop():
         raise KeyboardInterrupt
 
@@ -54,7 +54,7 @@ def test_stopped_set_up_goes_on_the_next_time(unprepared, monkeypatch, capsys):
     assert unprepared[-1] == "provide_java"
 
 
-def test_old_python_gives_way_to_a_newer_one(unprepared, monkeypatch, capsys):
+def test_setup_switches_to_a_newer_python_or_requires_one(unprepared, monkeypatch, capsys):
     started = []
     monkeypatch.setattr(bootstrap.sys, "version_info", (3, 9, 2))
     monkeypatch.setattr(bootstrap.os, "execv", lambda path, words: (started.append(path), sys.exit(0)))
@@ -67,7 +67,7 @@ def test_old_python_gives_way_to_a_newer_one(unprepared, monkeypatch, capsys):
     assert "3.11 or newer" in capsys.readouterr().err and unprepared == []
 
 
-def test_make_finds_a_python_that_has_no_short_name(tmp_path):
+def test_make_finds_a_python_with_only_a_versioned_name(tmp_path):
     (tmp_path / "python3.11").symlink_to(sys.executable)
     shown = subprocess.run(
         [shutil.which("make") or "make", "-n", "setup"],
@@ -97,7 +97,7 @@ time.sleep(0.5)
 """
 
 
-def test_what_takes_long_says_how_far_it_is(monkeypatch, tmp_path, capsys):
+def test_long_installation_prints_its_progress(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(bootstrap, "PROGRESS_INTERVAL_S", 0.05)
     monkeypatch.setattr(bootstrap, "VENV", tmp_path)
     monkeypatch.setattr(bootstrap, "LOG", tmp_path / "setup.log")
@@ -123,7 +123,7 @@ def test_unreachable_package_index_is_named(monkeypatch):
 
 
 @pytest.mark.parametrize("there", [(), ("mosquitto",), ("mosquitto", "mosquitto_sub")])
-def test_brokers_clients_come_with_it(monkeypatch, there):
+def test_mosquitto_clients_are_installed_with_the_broker(monkeypatch, there):
     found = set(there)
     asked: list[str] = []
 

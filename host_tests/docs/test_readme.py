@@ -1,4 +1,4 @@
-"""What the documents show works: their programs run, their commands and files exist, their figures are the committed ones."""
+"""The documents are correct: their programs run, their commands and files exist, their figures are the committed ones."""
 
 import contextlib
 import os
@@ -29,7 +29,7 @@ from tools.virtual_board.image import build
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = figures.documents()
 README = (ROOT / "README.md").read_text()
-# Where a document may mean a path to begin.
+# Folders that a path in a document may be relative to.
 PLACES = [ROOT, ROOT / "firmware", ROOT / "firmware/flashmqtt", ROOT / "tools/pipeline", ROOT / "boards"]
 HOST = '"broker.local"'
 
@@ -46,14 +46,14 @@ PROGRAMS = {
 }
 
 
-def test_each_document_for_newcomers_shows_a_program():
+def test_documents_for_newcomers_contain_a_program():
     shown = {name.rpartition("-")[0] for name in PROGRAMS}
     assert {"README.md", "PROGRAMS.md", "MOVING_FROM_UMQTT_SIMPLE.md", "MOVING_FROM_MQTT_AS.md"} <= shown
 
 
 @contextlib.contextmanager
 def listening(port: int):
-    """Listen to all that any client publishes, from before the block begins; yield (topic, QoS) of what has come."""
+    """Subscribe to everything before the block begins; yield the list of (topic, QoS) of received messages."""
     import paho.mqtt.client as paho
 
     got: list[tuple[str, int]] = []
@@ -72,7 +72,7 @@ def listening(port: int):
 
 
 @pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS.keys())
-def test_a_program_delivers_its_readings(program, tmp_path):
+def test_program_in_a_document_delivers_its_readings(program, tmp_path):
     with (
         Broker(tmp_path / "broker") as broker,
         listening(broker.port) as got,
@@ -100,7 +100,7 @@ def test_a_program_delivers_its_readings(program, tmp_path):
 
 
 @pytest.mark.req("B1", "B3")
-def test_the_first_program_runs_on_a_board_by_the_commands_beside_it(tmp_path):
+def test_first_program_runs_on_a_board_by_the_shown_commands(tmp_path):
     commands = next(block for block in blocks(ROOT / "README.md", "sh") if "mip install" in block)
     words = [shlex.split(line, comments=True) for line in commands.splitlines() if "/mpremote " in line]
     assert [line[1] for line in words] == ["mip", "cp", "run"]
@@ -137,13 +137,13 @@ def test_the_first_program_runs_on_a_board_by_the_commands_beside_it(tmp_path):
 
 
 def shown_lines(number: int = 0) -> str:
-    """Return what the README says that the first program prints; or, with 1, when it can't connect."""
+    """Return the output of the first program as the README shows it; with 1, the output when it can't connect."""
     return re.findall(r"^```\n(.*?)^```", README[README.index("`log=print` makes") :], re.MULTILINE | re.DOTALL)[number]
 
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
-    """The folder of a Pico W that has the library by mip, and its board module."""
+    """The folder of a Pico W with the library, installed by mip, and its board module."""
     folder = tmp_path_factory.mktemp("installed")
     with Device(folder) as device:
         for words in (
@@ -156,7 +156,7 @@ def installed(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", ["README.md-1", "PROGRAMS.md-1", "PROGRAMS.md-2"])
-def test_the_first_programs_say_why_they_do_not_connect(name, tmp_path, installed):
+def test_first_programs_report_why_they_do_not_connect(name, tmp_path, installed):
     wrong, away = shown_lines(1).splitlines()
     with Broker(tmp_path / "broker") as broker:
         port = broker.port
@@ -182,7 +182,7 @@ def test_the_first_programs_say_why_they_do_not_connect(name, tmp_path, installe
             assert re.search(pattern, device.console.decode(errors="replace")), bytes(device.console).decode()
 
 
-def test_a_journal_holds_as_many_messages_as_the_readme_says():
+def test_journal_capacity_equals_the_number_in_the_readme():
     client = Client("broker.local", client_id="greenhouse-1", store=Journal(RamRegion(16, page_bytes=256)))
     with pytest.raises(StoreFull):
         for n in range(10_000):
@@ -190,14 +190,14 @@ def test_a_journal_holds_as_many_messages_as_the_readme_says():
     assert f"{n // 100 * 100:,}" in README
 
 
-def test_application_takes_the_room_that_the_flash_map_of_the_pico_w_says():
+def test_application_size_agrees_with_the_pico_w_flash_map():
     told = re.search(r"at most ([0-9]+) KB in whole blocks", (ROOT / "boards/rp2/README.md").read_text())
     assert told is not None
     blocks = sum(-(-len(content) // 4096) for content in image("pico_w", "armv6m").values())
     assert 4 * blocks <= int(told[1]) <= 4 * blocks + 20
 
 
-def test_mosquitto_takes_the_configuration_that_the_readme_shows(tmp_path):
+def test_mosquitto_configuration_in_the_readme_is_the_tested_one(tmp_path):
     shown = re.search(r"^```\n(listener .*?)^```", README, re.MULTILINE | re.DOTALL)
     assert shown is not None
     listener, *further = shown[1].splitlines()
@@ -211,13 +211,13 @@ def test_mosquitto_takes_the_configuration_that_the_readme_shows(tmp_path):
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: str(document.relative_to(ROOT)))
-def test_every_link_leads_somewhere(document):
+def test_every_local_link_has_a_target(document):
     links = re.findall(r"\]\(([^)#]+)[^)]*\)", document.read_text())
     assert [link for link in links if "://" not in link and not (document.parent / link).exists()] == []
 
 
 def code(document: Path) -> str:
-    """Return what stands in code blocks and between backticks, line by line."""
+    """Return the text in code blocks and between backticks, line by line."""
     text = document.read_text()
     fenced = re.findall(r"^```.*?^```", text, re.MULTILINE | re.DOTALL)
     return "\n".join(fenced + re.findall(r"`[^`\n]+`", text))
@@ -228,12 +228,12 @@ def make_targets() -> set[str]:
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_a_program_for_a_board_sees_to_its_network(name):
+def test_program_for_a_board_starts_its_network(name):
     program = PROGRAMS[name]
     assert "import board\n" not in program or "board.network_up(" in program or "MOVING_FROM_UMQTT" in name
 
 
-def test_every_make_target_that_a_document_names_exists():
+def test_every_make_target_in_the_documents_exists():
     named = {name for document in DOCUMENTS for name in re.findall(r"`?\bmake ([a-z][a-z-]*)\b", code(document))}
     assert {"run", "test", "help"} <= named
     assert named <= make_targets()
@@ -244,7 +244,7 @@ def test_help_lists_every_target():
     assert make_targets() == set(re.findall(r"^  make ([a-z-]+)", listed, re.MULTILINE))
 
 
-def test_help_names_every_variable_that_a_target_takes():
+def test_help_names_every_variable_of_a_target():
     rules = re.findall(r"^([a-z-]+):.* ## (.*)\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert {target for target, _, _ in rules} == make_targets()
     for target, text, recipe in rules:
@@ -257,7 +257,7 @@ def test_help_names_every_variable_that_a_target_takes():
         assert [name for name in sorted(taken) if f"{name}=" not in text] == [], target
 
 
-def test_every_variable_that_a_document_gives_to_make_is_one():
+def test_every_make_variable_in_the_documents_exists():
     given = {
         variable
         for document in DOCUMENTS
@@ -269,7 +269,7 @@ def test_every_variable_that_a_document_gives_to_make_is_one():
     assert [variable for variable in given if f"$({variable})" not in makefile] == []
 
 
-def test_every_module_that_a_document_runs_exists_and_takes_these_flags():
+def test_every_module_and_flag_in_the_documents_exists():
     for document in DOCUMENTS:
         for module, rest in re.findall(r"python3? -m (tools[\w.]*)((?:[^\n`#]|\\\n)*)", document.read_text()):
             found = find_spec(module)
@@ -286,34 +286,34 @@ def test_every_module_that_a_document_runs_exists_and_takes_these_flags():
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: str(document.relative_to(ROOT)))
-def test_every_file_that_a_document_names_exists(document):
+def test_every_file_named_in_a_document_exists(document):
     named = set(re.findall(r"`((?:[\w-]+/)+[\w.-]+\.(?:py|pyi|md|toml|json|jsonl|csv|sh))`", document.read_text()))
     places = [*PLACES, document.parent]
     assert [path for path in sorted(named) if not any((place / path).exists() for place in places)] == []
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: str(document.relative_to(ROOT)))
-def test_every_figure_in_a_document_is_the_committed_one(document):
+def test_figures_in_a_document_equal_the_committed_results(document):
     complaints = figures.complaints(document.read_text(), figures.committed())
     assert complaints == [], "run: python -m tools.proof.bench.figures --write"
 
 
-def test_page_of_figures_has_the_table():
+def test_page_of_figures_contains_the_table():
     assert figures.TABLE.search((ROOT / "tools/proof/bench/README.md").read_text())
 
 
-def test_readme_is_read_in_one_sitting():
+def test_readme_has_at_most_200_lines():
     assert len(README.splitlines()) <= 200
 
 
-def test_committed_results_tell_nothing_of_who_measured():
+def test_committed_results_contain_no_host_name_or_path():
     text = figures.RESULTS.read_text()
     assert os.uname().nodename not in text
     assert str(ROOT) not in text and str(Path.home()) not in text
 
 
-def test_page_of_proofs_tells_of_every_rule():
-    """That each is proved is what `make check` says; here only the numbers of rules are compared."""
+def test_page_of_proofs_counts_every_rule():
+    """`make check` checks that each rule is proved; here only the numbers of rules are compared."""
     rules = tomllib.loads(requirements.RULES.read_text())
     table = requirements.PLACE.search(requirements.PAGE.read_text())
     assert table is not None
@@ -329,7 +329,7 @@ def test_api_reference_is_current():
     assert reference.PAGE.read_text() == reference.page(), f"run: {reference.WRITE}"
 
 
-def test_both_clients_are_made_with_the_same_arguments():
+def test_both_clients_have_the_same_constructor_arguments():
     page = reference.page()
     blocking, asynchronous = re.findall(r"^Client\(host:.*?\)\n```$", page, re.MULTILINE | re.DOTALL)
     assert blocking == asynchronous
@@ -339,7 +339,7 @@ def test_api_reference_names_every_argument():
     assert list(reference.unmentioned()) == []
 
 
-def test_a_docstring_becomes_markdown():
+def test_docstring_is_converted_to_markdown():
     docstring = """Do it.
 
     At once.

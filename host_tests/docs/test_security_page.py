@@ -1,4 +1,4 @@
-"""The broker's rules on the page about security hold what the page says, at a real mosquitto."""
+"""The broker's access rules on the page about security work as described, with a real mosquitto."""
 
 import re
 import subprocess
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(find_mosquitto() is None, reason="needs mosquitt
 
 
 class Account:
-    """Somebody at the broker, listening to everything that the rules let through."""
+    """A client of the broker that subscribes to everything, as far as the rules allow."""
 
     def __init__(self, port, name):
         self.got = []
@@ -42,7 +42,7 @@ class Account:
 
 
 def publish(port, name, topic, payload):
-    """Publish with somebody's account; the broker may end the connection where that is forbidden."""
+    """Publish with an account; the broker may end the connection where that is forbidden."""
     over = threading.Event()
     client = paho.Client(paho.CallbackAPIVersion.VERSION2, client_id=name + "-once")
     client.username_pw_set(name, "secret-" + name)
@@ -70,7 +70,7 @@ def accounts(tmp_path):
 
 
 @pytest.mark.req("B3")
-def test_device_uses_its_own_topics_only_and_only_operators_command(accounts):
+def test_device_uses_only_its_topics_and_only_operators_send_commands(accounts):
     port, found = accounts
     board, stranger, collector, operator = (found[name] for name in NAMES)
     for name, topic, payload in (
