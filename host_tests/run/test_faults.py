@@ -1,4 +1,4 @@
-"""The broker that can be killed; the line between board and broker, and its cuts."""
+"""The broker that can be killed; the proxy between board and broker, and its cuts."""
 
 import asyncio
 import random

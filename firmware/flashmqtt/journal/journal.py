@@ -109,7 +109,8 @@ class Journal:
 
     Attributes:
         next_seq: the sequence of the next message, 1 to 2^30 - 1. low: the oldest message that is not finished, or next_seq.
-        dropped: messages dropped by the policy; the session also counts refused and expired ones here. damaged: messages lost to damage of the flash.
+        dropped: messages dropped by the policy; the session also counts refused and expired ones here.
+        damaged: messages lost to damage of the flash.
         boot: how many times it was mounted, 1 for the first.
         fresh: whether no message was ever stored, so that the broker can't have any.
         worn: whether too few sectors work to store more messages.
