@@ -356,6 +356,40 @@ def test_existing_segment_is_kept_and_its_log_removed(tmp_path):
     assert not landing.store.log_path(1).exists()
 
 
+def test_logs_older_than_the_segments_are_refused(tmp_path):
+    landing = Landing(tmp_path)
+    land(landing.store, publish(b"t", b"1"))
+    landing.store.sync()
+    landing.store.close()
+    shutil.copytree(tmp_path / "c.logs", tmp_path / "backup")
+    landing = Landing(tmp_path)
+    for payload in (b"2", b"3"):
+        land(landing.store, publish(b"t", payload))
+        landing.store.rotate()
+        landing.seal()
+    landing.store.close()
+    shutil.rmtree(tmp_path / "c.logs")
+    shutil.copytree(tmp_path / "backup", tmp_path / "c.logs")
+    with pytest.raises(LandingDamaged, match=r"has number 1, but segment 2 exists.*restore newer logs"):
+        Landing(tmp_path)
+    shutil.rmtree(tmp_path / "c.logs")
+    assert Landing(tmp_path, first_number=3, rows_before=3).store.stored == 3
+
+
+def test_log_whose_segment_has_other_rows_is_not_removed(tmp_path):
+    landing = Landing(tmp_path)
+    land(landing.store, publish(b"t", b"1"))
+    landing.store.rotate()
+    older = seal(landing.store.log_path(1), tmp_path)["path"]
+    land(landing.store, publish(b"t", b"2"), publish(b"t", b"3"))
+    landing.store.rotate()
+    newer = seal(landing.store.log_path(2), tmp_path)["path"]
+    os.replace(newer, older)
+    with pytest.raises(LandingDamaged, match=r"has 2 rows, but its log .* has 1"):
+        seal(landing.store.log_path(1), tmp_path)
+    assert landing.store.log_path(1).exists()
+
+
 def test_segment_numbers_continue_when_only_segments_are_left(tmp_path):
     landing = Landing(tmp_path, first_number=8, rows_before=70)
     land(landing.store, publish(b"t", b"1"))

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from tools.landing import parquet
 from tools.landing.log import HELD, LANDED, RELEASED, Contents, LandingDamaged, read_log
@@ -140,6 +141,12 @@ def seal(log: Path, directory: Path, salvage: bool = False) -> dict[str, Any]:
         )
     table = rows_of(contents)
     path = parquet.write_segment(directory, contents.header.collector, contents.header.number, table)
+    rows = pq.read_metadata(path).num_rows
+    if rows != table.num_rows:  # it existed
+        raise LandingDamaged(
+            f"{path} has {rows} rows, but its log {log} has {table.num_rows}: one of them is an older copy; restore the newer "
+            "one, or move the segment away, and it is made again from the log"
+        )
     if contents.damage or contents.torn_bytes:
         os.replace(log, log.with_suffix(DAMAGED))
     return {"number": contents.header.number, "rows": table.num_rows, "path": str(path), "bytes": path.stat().st_size}

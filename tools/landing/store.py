@@ -38,6 +38,7 @@ from tools.landing.log import (
     Contents,
     DiskFull,
     Header,
+    LandingDamaged,
     LandingError,
     LandingForeign,
     LandingLog,
@@ -49,6 +50,7 @@ from tools.landing.log import (
     sync_directory,
 )
 from tools.landing.recent import Recent
+from tools.landing.segments import find_segments
 
 MOST_HELD = 65_535  # the number of packet ids
 
@@ -112,7 +114,7 @@ class LandingStore:
         Raises:
             LandingInUse: another collector uses this directory or the landing folder.
             LandingForeign: the directory has a log of another collector or version.
-            LandingDamaged: the open log lost durable bytes, and `salvage` is false.
+            LandingDamaged: the open log lost durable bytes, and `salvage` is false; or it is older than a segment.
             LandingStalled, DiskFull: the directory can't be written.
         """
         self.directory = directory
@@ -168,6 +170,8 @@ class LandingStore:
         if len(numbers) > 1 and self._was_abandoned(numbers[-1]):
             log_path(self.directory, numbers.pop()).unlink()
             sync_directory(self.directory)
+        if numbers:
+            self._check_segments(numbers[-1])
         self.closed = numbers[:-1]
         self._held: dict[int, Held] = {}  # in the order of arrival
         if numbers:
@@ -200,6 +204,21 @@ class LandingStore:
         if damaged:  # close it: its segment gets the readable part
             self.rows = max(self.rows, 1)
             self.rotate()
+
+    def _check_segments(self, number: int) -> None:
+        """Check that the open log is newer than all segments. If not, its rows would never become a segment.
+
+        Raises:
+            LandingDamaged: the logs are older, for example from a backup.
+        """
+        landing = self.directory.parent
+        newest = max((one.number for one in find_segments(landing) if one.collector == self.collector), default=0)
+        if newest >= number:
+            raise LandingDamaged(
+                f"{self.directory}: the open log has number {number}, but segment {newest} exists, so these logs are "
+                "older than the segments: restore newer logs; if there are none, move this folder away, and a new log "
+                f"follows segment {newest}"
+            )
 
     def _restore_recent(self, contents: Contents) -> None:
         """Restore the last QoS 1 messages from a log."""
