@@ -169,7 +169,7 @@ def _run(
     metrics: Metrics | None,
     rules: mapping.Mapping,
 ) -> int:
-    from . import follow, report, stream
+    from . import follow, report, source, stream
 
     def on_commit(commit: Commit) -> None:
         print_batch(commit)
@@ -177,6 +177,7 @@ def _run(
             metrics.committed_batch(commit)
 
     checkpoint = options.checkpoint or f"{options.out.rstrip('/')}/checkpoint"
+    present = source.latest(Storage(options.landing))
     query = stream.start(
         spark,
         options.landing,
@@ -201,6 +202,20 @@ def _run(
             metrics,
         )
     follow.until_ended(query, proofs)
+    if not options.follow:
+        stream.read_rest(
+            spark,
+            options.landing,
+            options.out,
+            checkpoint,
+            present,
+            options.buckets,
+            options.segments_per_batch,
+            on_commit,
+            options.late_after,
+            not options.no_delta,
+            rules,
+        )
     found = verdict.judge(output, verdict.expectations(options))
     verdict.print_audit(found)
     if not options.no_report and found.batch:

@@ -9,9 +9,11 @@ exist, also one that was restored later.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tools.landing import segments
+from tools.landing.log import log_numbers
 
 from .storage import Storage
 
@@ -20,7 +22,9 @@ if TYPE_CHECKING:
 
 FILE = "path string, modificationTime timestamp, length bigint, content binary"  # of Spark's format binaryFile
 MOST_AGE = "90d"
-"""Segments that are older than the newest by more than this are not found; Spark keeps the names of this period."""
+"""Spark does not find segments that are older than the newest by more than this; it keeps the names of this period. A clock
+that was wrong, or files that were copied, may make a segment as old: see `stream.read_rest`."""
+LOGS = ".logs"  # the end of the name of a collector's folder of logs
 
 
 class LandingError(Exception):
@@ -39,6 +43,51 @@ def latest(landing: Storage) -> dict[str, dict[int, str]]:
         if parsed:
             found.setdefault(parsed[0], {})[parsed[1]] = name
     return found
+
+
+def sealed(landing: Storage) -> dict[str, int]:
+    """Return the number of each collector's last segment, as the collectors' logs have it. Only a local landing has logs.
+
+    Call it before `latest`: a log is removed when its segment is there.
+    """
+    if not landing.local:
+        return {}
+    folders = Path(landing.path()).glob("*" + LOGS)
+    numbers = {folder.name.removesuffix(LOGS): log_numbers(folder) for folder in folders}
+    return {collector: its[0] - 1 for collector, its in numbers.items() if its}
+
+
+def check_last(found: dict[str, dict[int, str]], last: dict[str, int], read: dict[str, int]) -> None:
+    """Check that no collector's last segments are missing.
+
+    Args:
+        found: the segments of the landing.
+        last: the result of `sealed`.
+        read: the last segment that was read of each collector; it may be deleted.
+
+    Raises:
+        LandingError: one is missing.
+    """
+    for collector, number in last.items():
+        if max(*found.get(collector, {}), read.get(collector, 0), 0) < number:
+            raise missing(collector, number)
+
+
+def missing(collector: str, number: int) -> LandingError:
+    """Return the error for a segment that was sealed and is not in the landing."""
+    return LandingError(
+        f"segment {segments.file_name(collector, number)} is missing from the landing: restore it. If it is"
+        " lost, make an empty one instead (python -m tools.landing.parquet); the audit then lists its messages as"
+        " missing"
+    )
+
+
+def unread(found: dict[str, dict[int, str]], read: dict[str, int], most: int) -> dict[str, int]:
+    """Return up to which segment to read next, at most so many of each collector; empty if all were read."""
+    waiting = {
+        collector: sorted(n for n in numbers if n > read.get(collector, 0)) for collector, numbers in found.items()
+    }
+    return {collector: numbers[:most][-1] for collector, numbers in waiting.items() if numbers}
 
 
 def check_numbers(found: dict[str, dict[int, str]], read: dict[str, int], checkpoint: Storage) -> None:
@@ -71,11 +120,7 @@ def between(found: dict[str, dict[int, str]], start: dict[str, int], end: dict[s
             first = min(numbers)  # older ones were retired before this pipeline started
         for number in range(first, end[collector] + 1):
             if number not in numbers:
-                raise LandingError(
-                    f"segment {segments.file_name(collector, number)} is missing from the landing: restore it. If it is"
-                    " lost, make an empty one instead (python -m tools.landing.parquet); the audit then lists its messages as"
-                    " missing"
-                )
+                raise missing(collector, number)
             chosen.append(segments.Segment(collector, number, numbers[number]))
     return chosen
 

@@ -137,6 +137,41 @@ def once(
     return commit
 
 
+def read_rest(
+    spark: SparkSession,
+    landing: str,
+    out: str,
+    checkpoint: str,
+    found: dict[str, dict[int, str]],
+    buckets: int = segments.BUCKETS,
+    segments_per_batch: int = SEGMENTS_PER_BATCH,
+    on_commit: Callable[[Commit], None] = lambda _: None,
+    late_after_s: float = LATE_AFTER_S,
+    publish: bool = True,
+    mapping: Mapping = NO_MAPPING,
+) -> None:
+    """Process the segments in `found` that Spark did not find, because their time is far before the newest one's (`MOST_AGE`).
+
+    Call it after the stream's end. `found` is the landing's listing from before its start: Spark finds later segments itself.
+
+    Raises:
+        OutputError, StorageError, LandingError: as `start`.
+    """
+    output, directory = Output(out), Storage(landing)
+    stream = output.stream_id(Storage(checkpoint))
+    while True:
+        before = output.latest()
+        same = before is not None and before.stream == stream
+        end = source.unread(found, before.stream_read if before and same else {}, segments_per_batch)
+        if not end:
+            return
+        number = before.stream_batch if before and same else -1
+        commit = run_batch(spark, end, directory, output, buckets, stream, number, late_after_s, mapping, found)
+        if publish:
+            Delta(output).committed(commit)
+        on_commit(commit)
+
+
 def start(
     spark: SparkSession,
     landing: str,
@@ -158,10 +193,12 @@ def start(
         OutputError, StorageError, LandingError: the output or the landing can't be used.
     """
     output, directory = Output(out), Storage(landing)
+    last = source.sealed(directory)
     found = source.latest(directory)
     output.prepare(buckets)
     stream = output.stream_id(Storage(checkpoint))
     before = output.latest()
+    source.check_last(found, last, before.read if before else {})
     if (
         before and before.stream == stream
     ):  # Spark reports each name once, so there may be no batch that would check this

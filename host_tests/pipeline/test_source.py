@@ -1,0 +1,66 @@
+"""Which segments a run reads, and which it misses. Without Spark."""
+
+import pytest
+
+from tools.landing import parquet
+from tools.landing.log import Header, LandingLog
+from tools.pipeline import source, stream
+from tools.pipeline.commits import Output
+from tools.pipeline.storage import Storage
+
+
+def three_segments(landing):
+    """Seal three segments with a message each; return what the pipeline lists."""
+    for seq in range(1, 4):
+        landing.message("a", 1, seq)
+        landing.seal()
+    return source.latest(Storage(str(landing.directory)))
+
+
+def open_log(landing, number):
+    """Make the collector's open log."""
+    folder = landing.directory / "c.logs"
+    folder.mkdir()
+    LandingLog.create(folder, Header("c", number, 1, number - 1, 0), []).close()
+
+
+@pytest.mark.req("P3", "P4")
+@pytest.mark.parametrize("most", [1, 2, 10])
+def test_segments_that_spark_did_not_find_are_read_after_the_stream(landing, local, tmp_path, most):
+    found = three_segments(landing)
+    out, checkpoint, commits = str(tmp_path / "out"), str(tmp_path / "checkpoint"), []
+    Output(out).prepare(2)
+    first = {"c": {1: found["c"][1]}}
+    for listing in (first, found, found):
+        stream.read_rest(
+            local, str(landing.directory), out, checkpoint, listing, 2, most, commits.append, publish=False
+        )
+    assert [commit.stream_read for commit in commits] == [{"c": n} for n in {1: (1, 2, 3)}.get(most, (1, 3))]
+    assert {commit.stream_batch for commit in commits} == {-1}
+    assert sum(commit.rows["readings"] for commit in commits) == 3
+
+
+@pytest.mark.req("P4")
+def test_missing_last_segment_is_noticed_by_the_number_of_the_log(landing, tmp_path):
+    three_segments(landing)
+    open_log(landing, 4)
+    directory = Storage(str(landing.directory))
+    assert source.sealed(directory) == {"c": 3}
+    source.check_last(source.latest(directory), {"c": 3}, {})
+    (landing.directory / parquet.file_name("c", 3)).unlink()
+    with pytest.raises(source.LandingError, match=r"c-000000003\.parquet is missing from the landing: restore it"):
+        source.check_last(source.latest(directory), source.sealed(directory), {"c": 2})
+    source.check_last(source.latest(directory), source.sealed(directory), {"c": 3})  # read, then deleted
+
+
+@pytest.mark.req("P4")
+def test_log_that_is_not_sealed_yet_misses_no_segment(landing):
+    three_segments(landing)
+    open_log(landing, 4)
+    LandingLog.create(landing.directory / "c.logs", Header("c", 5, 1, 4, 0), []).close()
+    assert source.sealed(Storage(str(landing.directory))) == {"c": 3}
+
+
+def test_landing_without_logs_has_no_known_last_segment(landing):
+    three_segments(landing)
+    assert source.sealed(Storage(str(landing.directory))) == {}
