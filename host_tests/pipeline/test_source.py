@@ -2,9 +2,9 @@
 
 import pytest
 
-from tools.landing import parquet
+from tools.landing import parquet, segments
 from tools.landing.log import Header, LandingLog
-from tools.pipeline import source, stream
+from tools.pipeline import source, stream, task
 from tools.pipeline.commits import Output
 from tools.pipeline.storage import Storage
 
@@ -59,6 +59,34 @@ def test_log_that_is_not_sealed_yet_misses_no_segment(landing):
     open_log(landing, 4)
     LandingLog.create(landing.directory / "c.logs", Header("c", 5, 1, 4, 0), []).close()
     assert source.sealed(Storage(str(landing.directory))) == {"c": 3}
+
+
+@pytest.mark.req("P2", "P4")
+def test_flipped_bit_in_a_segment_changes_no_row_silently(landing):
+    for seq in range(1, 9):
+        landing.message("a", 1, seq, value=seq / 7)
+        landing.message("b", 1, seq, value=seq / 9)
+    path = landing.seal()
+    directory, good = Storage(str(landing.directory)), path.read_bytes()
+
+    def rows():
+        found = [task._in_order(directory, [path.name], bucket, 2) for bucket in (0, 1)]
+        return [table.to_pylist() for buckets in found for tables in buckets for table in tables]
+
+    expected, refused = rows(), 0
+    assert sum(map(len, expected)) == 16
+    footer_bytes = int.from_bytes(good[-8:-4], "little")
+    pages = range(0, len(good) - 8 - footer_bytes, 3)  # Parquet has no checksum for the footer
+    for at in pages:
+        flipped = bytearray(good)
+        flipped[at] ^= 1 << at % 8
+        path.write_bytes(flipped)
+        try:
+            assert rows() == expected
+        except segments.SegmentError as error:
+            assert str(error).startswith(path.name)
+            refused += 1
+    assert refused > len(pages) / 2
 
 
 def test_landing_without_logs_has_no_known_last_segment(landing):

@@ -115,6 +115,7 @@ def write_rows(stream: Any, table: pa.Table, buckets: int = BUCKETS, rows_per_gr
         compression_level=1,
         use_dictionary=["collector", "topic"],
         write_statistics=["arrival", "row", "topic"],
+        write_page_checksum=True,
     ) as writer:
         for _, first, rows in pieces:
             writer.write_table(table.slice(first, rows).replace_schema_metadata(schema.metadata), row_group_size=rows)

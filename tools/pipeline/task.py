@@ -243,8 +243,22 @@ def _in_order(landing: Storage, paths: Iterable[str], bucket: int, buckets: int)
         files.append((begun[collector], path))
     for _, path in sorted(files):
         with _opened(landing, path) as source:
-            file = pq.ParquetFile(source, read_dictionary=["collector", "topic"])
-            yield parquet.read_bucket(file, bucket, buckets)
+            yield _rows(source, path, bucket, buckets)
+
+
+def _rows(source: Any, path: str, bucket: int, buckets: int) -> Iterator[pa.Table]:
+    """Yield the rows of a segment's bucket.
+
+    Raises:
+        SegmentError: the file is damaged. Each page has a checksum.
+    """
+    try:
+        file = pq.ParquetFile(source, read_dictionary=["collector", "topic"], page_checksum_verification=True)
+        for table in parquet.read_bucket(file, bucket, buckets):
+            table.validate(full=True)  # the footer has no checksum
+            yield table
+    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+        raise _damaged(path, error) from error
 
 
 @contextmanager
@@ -252,11 +266,17 @@ def _opened(landing: Storage, path: str) -> Iterator[Any]:
     try:
         with landing.fs.open_input_file(landing.path(path)) as source:
             yield source
-    except (pa.ArrowInvalid, segments.SegmentError, OSError) as error:
-        raise segments.SegmentError(
-            f"{path}: {error}. A segment gets its name when it is complete, so this file was damaged, or another program wrote"
-            " it: restore it, or remove it from the landing"
-        ) from error
+    except (OSError, ValueError, segments.SegmentError) as error:
+        if isinstance(error, segments.SegmentError) and str(error).startswith(path):
+            raise
+        raise _damaged(path, error) from error
+
+
+def _damaged(path: str, error: Exception) -> segments.SegmentError:
+    return segments.SegmentError(
+        f"{path}: {error}. A segment gets its name when it is complete, so this file was damaged, or another program wrote"
+        " it: restore it, or remove it from the landing"
+    )
 
 
 class _Writers:
