@@ -25,7 +25,9 @@ def refuse_number(value: object) -> None:
 
 def refuse_waiting(unclaimed: object, waiting: object, attempts: object) -> None:
     """Refuse a client's arguments for waiting messages."""
-    raise UsageError("unclaimed %r, waiting %r, attempts %r" % (unclaimed, waiting, attempts))
+    raise UsageError(
+        'unclaimed %r: "drop" or "keep"; waiting %r, attempts %r: 1 or more' % (unclaimed, waiting, attempts)
+    )
 
 
 def refuse_will(will: object) -> None:

@@ -529,3 +529,32 @@ def test_buffer_too_small_is_named_and_nothing_outside_is_touched():
                 put(guarded[: size + 4], 4, *arguments)
         exact = bytearray(need)
         assert put(exact, 0, *arguments) == need
+
+
+@pytest.mark.req("W13")
+@pytest.mark.parametrize(
+    ("level", "packet", "text"),
+    [
+        (4, "D0 01 00", "packet type 13: 3 bytes, not 2"),
+        (4, "40 03 00 01 00", "packet type 4: 5 bytes, not 4"),
+        (4, "40 01 00", "packet type 4: 3 bytes, not 4"),
+        (4, "20 01 00", "packet type 2: 3 bytes, not 4"),
+        (4, "30 03 00 40 61", "packet type 3: 5 bytes, not 68"),
+        (4, "90 02 00 01", "packet type 9: 4 bytes, not 5"),
+        (4, "B0 03 00 01 00", "packet type 11: 5 bytes, not 4"),
+        (4, "30 FF FF FF FF 7F", "packet type 3: length 268435455 in 5 bytes"),
+        (5, "D0 80 00", "packet type 13: length 0 in 2 bytes"),
+        (5, "20 05 00 00 81 00 00", "packet type 2: length 1 in 2 bytes"),
+        (5, "20 04 00 00 00 00", "packet type 2: 6 bytes, not 5"),
+        (4, "30 05 00 03 61 23 62", "topic b'a#b': UTF-8 without +, #, NUL"),
+        (4, "30 02 00 00", "topic b'': UTF-8 without +, #, NUL"),
+    ],
+)
+def test_malformed_packet_is_described_by_its_type_its_value_and_the_limit(level, packet, text):
+    decoder = Decoder(64, level)
+    decoder.feed(hexed("D0 00") + hexed(packet))  # behind another packet: the length is that of its own bytes
+    assert decoder.next() == PINGRESP
+    for _ in range(2):
+        with pytest.raises(MalformedPacket) as raised:
+            decoder.next()
+        assert str(raised.value) == text

@@ -42,7 +42,7 @@ def begin(decoder: "Any", body: int, after: int) -> "Any":
     if not decoder.headless:
         if head & 6:
             decoder.packet_id = _packet_id(buf[topic_end] << 8 | buf[topic_end + 1])
-        _check_topic(buf, start, topic_end)
+        _check_topic(decoder, buf, start, topic_end)
         if decoder.level == 5:
             try:
                 body = decoder._level5().read_topic(decoder, buf, body, end, after)
@@ -52,7 +52,7 @@ def begin(decoder: "Any", body: int, after: int) -> "Any":
                     raise
                 decoder.headless = True
         elif start == topic_end:  # [MQTT-4.7.3-1]
-            raise MalformedPacket("topic")
+            raise decoder.wrong_topic(start, topic_end)
     if decoder.headless:
         if decoder._stream != _LONG:
             raise decoder.beyond(after, after)
@@ -77,10 +77,10 @@ def _packet_id(packet_id: int) -> int:
     return packet_id
 
 
-def _check_topic(buf: "bytearray | memoryview", start: int, end: int) -> None:
+def _check_topic(decoder: "Any", buf: "bytearray | memoryview", start: int, end: int) -> None:
     # UTF-8 [MQTT-3.3.2-1], no U+0000 [MQTT-1.5.3-2], no wildcards [MQTT-3.3.2-2]
     if text_kind(buf, start, end):
-        raise MalformedPacket("topic")
+        raise decoder.wrong_topic(start, end)
 
 
 def _cut(decoder: "Any", buf: "bytearray | memoryview", start: int, topic_end: int, body: int, after: int) -> None:
@@ -91,7 +91,7 @@ def _cut(decoder: "Any", buf: "bytearray | memoryview", start: int, topic_end: i
         while keep > start and buf[keep] & 0xC0 == 0x80:  # do not cut a character
             keep -= 1
         decoder.topic_end = keep
-    _check_topic(buf, start, decoder.topic_end)
+    _check_topic(decoder, buf, start, decoder.topic_end)
     decoder._id_at = topic_end - end  # relative to the next bytes
     if buf[0] & 6 and topic_end < end:
         decoder.packet_id = buf[topic_end] << 8

@@ -192,9 +192,9 @@ class Decoder:
                     break
                 shift += 7
                 if shift > 21:
-                    raise MalformedPacket("length")
+                    raise self.wrong_length(n, shift)
             if not byte and self.level == 5:  # [MQTT-1.5.5-1]
-                raise MalformedPacket("length")
+                raise self.wrong_length(n, shift)
         after = body + n
         if after > end:  # not complete yet
             self._need = after - at
@@ -216,7 +216,7 @@ class Decoder:
                     if self.level == 5:
                         self._level5().read_reason(self, buf, body, after)
                     elif body != after:
-                        raise MalformedPacket("length")
+                        raise self.wrong_size(body, after)
             else:
                 self._other(buf, body, after)
             self.at = after
@@ -227,12 +227,12 @@ class Decoder:
         qos = head >> 1 & 3
         body = topic_end + 2 if qos else topic_end
         if body > after:
-            raise MalformedPacket("length")
+            raise self.wrong_size(body, after)
         n = topic_end - start
         if n != self._topic_length or not same(buf, start, self.topic, n):  # the same topic as before needs no check
             # UTF-8 [MQTT-3.3.2-1], no U+0000 [MQTT-1.5.3-2], no wildcards [MQTT-3.3.2-2]
             if plain_end(buf, start, topic_end) != topic_end and text_kind(buf, start, topic_end):
-                raise MalformedPacket("topic")
+                raise self.wrong_topic(start, topic_end)
             if self._topic_length >= 0:
                 self._topic_length = -1
                 del self.topic
@@ -248,7 +248,7 @@ class Decoder:
         if self.level == 5:
             body = self._level5().read_topic(self, buf, body, after, after)
         elif not n:  # [MQTT-4.7.3-1]
-            raise MalformedPacket("topic")
+            raise self.wrong_topic(start, start)
         if head != self._head:  # usually it is the same
             self._head = head
             self.qos = qos
@@ -275,8 +275,24 @@ class Decoder:
     def beyond(self, at: int, after: int) -> "MalformedPacket":
         """Return the error for a field that ends at `at`, outside the buffer; `after`: where the packet ends."""
         if at > after:
-            return MalformedPacket("length")
-        return MalformedPacket("%d bytes, the buffer has %d" % (after, len(self.buffer)), 0x95)
+            return self.wrong_size(at, after)
+        return MalformedPacket("%d bytes, the buffer has %d" % (after - self.at, len(self.buffer)), 0x95)
+
+    def wrong_size(self, at: int, after: int) -> "MalformedPacket":
+        """Return the error for a packet that ends at `after`, although its fields end at `at`."""
+        start = self.at
+        return MalformedPacket(
+            "packet type %d: %d bytes, not %d" % (self.buffer[start] >> 4, after - start, at - start)
+        )
+
+    def wrong_length(self, n: int, shift: int) -> "MalformedPacket":
+        """Return the error for a length field with too many bytes (§2.2.3); shift: of the last byte, in bits."""
+        kind = self.buffer[self.at] >> 4
+        return MalformedPacket("packet type %d: length %d in %d bytes" % (kind, n, shift // 7 + 1))
+
+    def wrong_topic(self, start: int, end: int) -> "MalformedPacket":
+        """Return the error for an invalid topic; it has the first 32 bytes."""
+        return MalformedPacket("topic %r: UTF-8 without +, #, NUL" % bytes(self._whole[start:end][:32]))
 
     def _chunks(self) -> "Any":
         """Return the module that reads a PUBLISH longer than the buffer; import it with the first one."""
@@ -289,7 +305,7 @@ class Decoder:
     def _read_id(self, buf: "bytearray | memoryview", at: int, end: int) -> int:
         """Read a packet id; return the position after it."""
         if at + 2 > end:
-            raise MalformedPacket("packet_id 0")
+            raise self.wrong_size(at + 2, end)
         self.packet_id = buf[at] << 8 | buf[at + 1]
         if not self.packet_id:  # [MQTT-2.3.1-1]; 5: [MQTT-2.2.1-3]
             raise MalformedPacket("packet_id 0")
@@ -318,11 +334,11 @@ class Decoder:
         level = self.level
         if packet_type == 13:  # PINGRESP (§3.13)
             if at != end:
-                raise MalformedPacket("length")
+                raise self.wrong_size(at, end)
         elif packet_type == 2:  # CONNACK (§3.2)
             at += 2
             if at > end:
-                raise MalformedPacket("length")
+                raise self.wrong_size(at, end)
             flags = buf[at - 2]
             code = buf[at - 1]
             self.code = code
@@ -344,7 +360,7 @@ class Decoder:
             if level == 5:
                 at = self._level5().read_results(self, buf, at, end)
             elif (at == end) == (packet_type == 9):
-                raise MalformedPacket("length")
+                raise self.wrong_size(at + (packet_type == 9), end)
             self.codes_start = at
             self.codes_end = end
             while at < end and level != 5:

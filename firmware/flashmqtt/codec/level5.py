@@ -27,9 +27,9 @@ def read_properties(decoder: "Any", buf: "bytearray | memoryview", at: int, end:
             break
         shift += 7
         if shift > 21:
-            raise MalformedPacket("length of properties")
+            raise decoder.wrong_length(n, shift)
     if shift and not byte:  # [MQTT-1.5.5-1]
-        raise MalformedPacket("length of properties")
+        raise decoder.wrong_length(n, shift)
     decoder.properties_start = at
     at += n
     decoder.properties_end = at
@@ -70,8 +70,9 @@ def read_reason(decoder: "Any", buf: "bytearray | memoryview", at: int, end: int
 
 def read_tail(decoder: "Any", buf: "bytearray | memoryview", at: int, end: int) -> None:
     """Read properties that end with the packet."""
-    if read_properties(decoder, buf, at, end, end) != end:
-        raise MalformedPacket("length of properties")
+    at = read_properties(decoder, buf, at, end, end)
+    if at != end:
+        raise decoder.wrong_size(at, end)
 
 
 def read_connack(decoder: "Any", buf: "bytearray | memoryview", at: int, end: int) -> None:

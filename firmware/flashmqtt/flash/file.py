@@ -113,8 +113,9 @@ class FileRegion(Region):
         """Fill buf from offset."""
         self._check(offset, len(buf), 1)
         self._file.seek(offset)
-        if self._file.readinto(buf) != len(buf):
-            raise FlashFailed("%s: short" % self.path)
+        n = self._file.readinto(buf)
+        if n != len(buf):
+            raise FlashFailed("%s: %d bytes at %d, not %d" % (self.path, n, offset, len(buf)))
 
     def program(self, offset: int, buf: "bytes | bytearray | memoryview", again: bool = False) -> None:
         """Clear bits; see `region`."""

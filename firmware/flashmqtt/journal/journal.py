@@ -298,7 +298,7 @@ class Journal:
         if self._left < 0:
             return  # dropped: see below
         if not 0 <= n <= min(len(buf), self._left):
-            raise UsageError("extend: not begun, or too long")
+            raise UsageError("extend: %d bytes, %d left, the buffer has %d" % (n, self._left, len(buf)))
         done = 0
         while done < n:
             # Short pieces are joined: a record that is not full would also take a page, and `begin` counted full ones only.
@@ -370,7 +370,10 @@ class Journal:
             UsageError: the message has no such bytes. StoreCorrupt: it can't be read any more; `length` is 0 from now on.
         """
         if offset < 0 or n < 0 or offset + n > self.length(seq) or not 0 <= at <= len(buf) - n:
-            raise UsageError("read: not of this message")
+            raise UsageError(
+                "read: %d bytes from %d: the message has %d, the buffer %d"
+                % (n, offset, self.length(seq), len(buf) - at)
+            )
         if seq != self._read_seq or offset < self._read_from:
             self._begin_read(seq, self._places[seq & 31])
         if not self._copy_pieces(_MESSAGE, seq, offset, buf, at, n):
