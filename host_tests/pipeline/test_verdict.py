@@ -8,6 +8,7 @@ import pytest
 
 from tools.pipeline import books, readback, stream, task, verdict
 from tools.pipeline.commits import Output, OutputError
+from tools.pipeline.storage import Storage
 
 SECOND_US = 1_000_000
 DAY_US = 86_400 * SECOND_US
@@ -44,6 +45,25 @@ def test_clean_run_is_reported_as_complete(local, landing, out, capsys):
     verdict.print_audit(found)
     assert capsys.readouterr().out.splitlines()[-1].strip() == verdict.WHOLE
     assert json.loads((out / "verdict.json").read_text())["line"] == verdict.WHOLE
+
+
+@pytest.mark.req("P4")
+@pytest.mark.parametrize(
+    "pattern", ["readings/*/*/*.parquet", "prints/*/*/*.parquet", "state/intervals/*", "commits/000000001.json"]
+)
+def test_missing_file_of_the_tables_is_a_problem(local, landing, out, pattern):
+    for number in (1, 2):  # two commits of one stream, as `stream.run_batch` makes them
+        fill(landing, seqs=range(5 * number - 4, 5 * number + 1))
+        landing.seal()
+        output = Output(str(out))
+        output.prepare(2)
+        stream.run_batch(local, {"c": number}, Storage(str(landing.directory)), output, 2, "s", number)
+    assert verdict.judge(output).line == verdict.WHOLE
+    gone = sorted(out.glob(pattern))[0]
+    gone.unlink()
+    found = verdict.judge(output)
+    assert found.status == 1
+    assert found.line.startswith(f"{verdict.LOST} 1 file of the tables is missing ({gone.relative_to(out)}"[:110])
 
 
 @pytest.mark.req("P4")

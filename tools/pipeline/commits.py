@@ -232,6 +232,31 @@ class Output:
             return latest.state_files(table) if latest else []
         return [name for commit in self.commits() for name in commit.files.get(table, [])]
 
+    def missing_files(self) -> list[str]:
+        """Return the files that valid commits name and that are not there, and the commits that are not there themselves.
+
+        Raises:
+            FileNotFoundError: another process has committed meanwhile: try again.
+        """
+        before = self.numbers()
+        commits = self.commits()
+        first = 1 if not commits or not commits[0].whole else commits[0].batch
+        numbers = {commit.batch for commit in commits}
+        missing = [name_of(batch) for batch in range(first, max(numbers, default=0)) if batch not in numbers]
+        named: dict[str, set[str]] = {}
+        for commit in commits:
+            for table, files in commit.files.items():
+                named.setdefault(table, set()).update(files)
+        for kind in schemas.STATE:
+            named[f"state/{kind}"] = set(commits[-1].state_files(kind)) if commits else set()
+        for directory, wanted in named.items():
+            if wanted:
+                there = {f"{directory}/{name}" for name in self.storage.list(directory, recursive=True)}
+                missing += sorted(wanted - there)
+        if missing and self.numbers() != before:
+            raise FileNotFoundError(missing[0])
+        return missing
+
     def read(self, spark: Any, table: str) -> Any:
         """Return a table's committed rows as a DataFrame. Held messages are rows of `quarantine` as long as they are held."""
         schema = schemas.spark_schema(schemas.TABLES.get(table) or schemas.STATE[table])

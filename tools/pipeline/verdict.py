@@ -198,6 +198,9 @@ def _judged(books: Books, wanted: Expectations) -> Verdict:
         "absent": f"{totals['absent']:,} that were processed are not in the tables",
     }
     found.problems += [text for name, text in lost.items() if totals[name]]
+    if gone := books.output.missing_files():
+        files = f"{len(gone):,} file{_s(len(gone))}"
+        found.problems.append(f"{files} of the tables {'is' if len(gone) == 1 else 'are'} missing ({_named(gone)})")
     if found.unknown:
         found.problems.append(f"{len(found.unknown)} boots that are not in the boards' counters")
     found.lost = bool(found.problems)
