@@ -1,4 +1,4 @@
-"""The time is asked of a server without waiting, and only a true answer to our own question is believed."""
+"""Network time: requests never block, and only a valid answer to our own request sets the clock."""
 
 import socket
 import time
@@ -39,7 +39,7 @@ def test_time_after_february_2036_is_right():
     ],
 )
 @pytest.mark.req("B4")
-def test_wrong_answer_is_not_believed(wrong):
+def test_invalid_answer_is_ignored(wrong):
     assert answer(_packet(**wrong), NONCE) is None
     assert answer(_packet()[:47], NONCE) is None
 
@@ -76,7 +76,7 @@ def _turns(clock):
 
 
 @pytest.mark.req("B4")
-def test_board_learns_the_time_and_nobody_waits():
+def test_clock_is_set_without_blocking():
     server = _Server()
     uptime = Uptime()
     clock = NetworkTime(uptime, "127.0.0.1", server.port)
@@ -92,7 +92,7 @@ def test_board_learns_the_time_and_nobody_waits():
 
 
 @pytest.mark.req("B4")
-def test_server_that_is_silent_is_asked_again_later():
+def test_silent_server_is_asked_again_later():
     server = _Server()
     uptime = Uptime()
     clock = NetworkTime(uptime, "127.0.0.1", server.port)
@@ -109,7 +109,7 @@ def test_server_that_is_silent_is_asked_again_later():
 
 
 @pytest.mark.req("B4")
-def test_nobody_is_asked_without_a_host():
+def test_without_a_host_no_server_is_asked():
     clock = NetworkTime(Uptime(), "")
     assert not clock.turn() and clock.asked == 0
     clock.set(UNIX_S * 1000)

@@ -1,4 +1,4 @@
-"""A command has its effect and its reply once, wherever the power goes."""
+"""A command has one effect and one reply, also after a power cut at any step."""
 
 import os
 import sys
@@ -74,7 +74,7 @@ class Board:
 
 
 @pytest.mark.req("Q4", "B4")
-def test_command_is_done_and_answered_once_when_all_goes_well():
+def test_command_sent_twice_is_executed_and_answered_once():
     board = Board(PATH)
     board.commands.take(b'{"id": "7", "do": "interval", "ms": 5000}')
     board.commands.take(b'{"id": "7", "do": "interval", "ms": 5000}')
@@ -85,7 +85,7 @@ def test_command_is_done_and_answered_once_when_all_goes_well():
 
 
 @pytest.mark.req("Q4", "B4")
-def test_cut_at_every_step_leaves_one_effect_and_one_reply():
+def test_power_cut_at_every_step_leaves_one_effect_and_one_reply():
     cuts = 0
     for cut_at in range(1, 20):
         for again in range(20):  # a second cut, in what follows the first
@@ -114,7 +114,7 @@ def test_cut_at_every_step_leaves_one_effect_and_one_reply():
 
 
 @pytest.mark.req("B4")
-def test_reboot_is_not_repeated_by_the_boot_it_caused():
+def test_reboot_command_is_not_repeated_after_the_reboot():
     board = Board(PATH)
     board.cut_at = 4  # after the act, before the reply
     with pytest.raises(Cut):
@@ -140,7 +140,7 @@ def test_reboot_is_not_repeated_by_the_boot_it_caused():
     ],
 )
 @pytest.mark.req("B4")
-def test_what_is_no_command_is_refused_by_name(payload, words):
+def test_invalid_command_is_refused_with_a_reason(payload, words):
     with pytest.raises(CommandRefused) as refused:
         parse(payload)
     assert words in refused.value.args[0]
@@ -151,7 +151,7 @@ def test_what_is_no_command_is_refused_by_name(payload, words):
 
 
 @pytest.mark.req("B4")
-def test_number_as_an_id_is_taken_and_the_last_ids_are_known_again():
+def test_last_64_command_ids_are_recognized_as_number_or_text():
     board = Board(PATH)
     for n in range(70):
         board.commands.take(b'{"id": %d, "do": "flush"}' % n)
@@ -164,7 +164,7 @@ def test_number_as_an_id_is_taken_and_the_last_ids_are_known_again():
 
 
 @pytest.mark.req("B4")
-def test_commands_that_come_too_fast_write_nothing_and_are_counted():
+def test_commands_above_the_rate_limit_are_counted_and_not_executed():
     board = Board(PATH)
     for n in range(100):
         board.commands.take(b'{"id": "a%d", "do": "flush"}' % n)
@@ -185,7 +185,7 @@ def test_commands_that_come_too_fast_write_nothing_and_are_counted():
 
 
 @pytest.mark.req("B4")
-def test_damaged_state_file_is_an_empty_one():
+def test_damaged_state_file_counts_as_empty():
     with open(PATH, "w") as file:
         file.write('{"done": [1')
     assert State(PATH).facts == {}

@@ -1,11 +1,11 @@
-"""A configuration's mistakes are named: key, value, and what is allowed."""
+"""Errors in a configuration name the key, its value, and the allowed values."""
 
 import pytest
 
 from app.configuration import ConfigurationError, check, load
 
 
-def test_defaults_fill_what_is_not_given():
+def test_missing_options_get_their_defaults():
     config = check({"broker": "10.0.0.1"})
     assert config["broker"] == "10.0.0.1"
     assert config["port"] == 1883
@@ -24,21 +24,21 @@ def test_defaults_fill_what_is_not_given():
         ({"broker": "b", "interval_ms": 5}, ["interval_ms", "5", "10 to 86400000"]),
     ],
 )
-def test_a_mistake_is_named(given, words):
+def test_invalid_option_error_names_the_option(given, words):
     with pytest.raises(ConfigurationError) as raised:
         check(given)
     for word in words:
         assert word in str(raised.value)
 
 
-def test_a_password_is_never_shown():
+def test_password_never_appears_in_errors():
     with pytest.raises(ConfigurationError) as raised:
         check({"broker": "b", "password": "s3cret" * 20})
     assert "s3cret" not in str(raised.value)
     assert "password" in str(raised.value)
 
 
-def test_a_missing_file_is_named():
+def test_missing_file_error_names_the_path():
     with pytest.raises(ConfigurationError) as raised:
         load("/nowhere/config.json")
     assert "/nowhere/config.json" in str(raised.value)

@@ -1,4 +1,4 @@
-"""A device's life: as long as its sequence numbers, whatever was wiped, lost or cut off."""
+"""A device's life number: it changes when the journal's sequence numbers start again, or when the state file is lost."""
 
 import pytest
 
@@ -23,7 +23,7 @@ def numbers(*found):
 
 
 @pytest.mark.req("P4")
-def test_life_stays_as_long_as_the_journal_has_its_numbers():
+def test_life_continues_while_the_journal_keeps_its_sequence_numbers():
     state = Facts()
     assert life_of(state, 0, numbers(40)) == (10, 1)
     assert life_of(state, 1, numbers()) == (10, 1)
@@ -31,7 +31,7 @@ def test_life_stays_as_long_as_the_journal_has_its_numbers():
 
 
 @pytest.mark.req("P4")
-def test_life_begins_anew_with_the_journal():
+def test_wiped_journal_begins_a_new_life():
     state = Facts()
     life_of(state, 0, numbers(40))
     assert life_of(state, 500, numbers()) == (10, 1)
@@ -41,7 +41,7 @@ def test_life_begins_anew_with_the_journal():
 
 
 @pytest.mark.req("P4")
-def test_lost_state_begins_a_life_that_says_where():
+def test_lost_state_begins_a_new_life_at_the_next_sequence():
     state = Facts()
     assert life_of(state, 500, numbers(40)) == (10, 501)
     assert life_of(state, 501, numbers()) == (10, 501)
@@ -50,13 +50,13 @@ def test_lost_state_begins_a_life_that_says_where():
     assert life_of(state, 20, numbers(80)) == (20, 21)
 
 
-def test_life_is_never_0_and_a_small_integer_on_a_board():
+def test_life_is_positive_and_below_2_to_the_30():
     assert life_of(Facts(), 0, numbers(0)) == (1, 1)
     assert life_of(Facts(), 0, numbers(0xFFFFFFFF)) == (0x3FFFFFFF, 1)
     assert 0 < life_of(Facts(), 0)[0] < 1 << 30
 
 
-def test_life_that_cannot_be_kept_is_none():
+def test_life_that_cannot_be_saved_is_0():
     state = Facts()
     state.full = True
     assert life_of(state, 0, numbers(40)) == (0, 0)

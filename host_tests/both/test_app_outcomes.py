@@ -1,4 +1,4 @@
-"""What was not delivered is named by its number in the health message, until that is acknowledged (R5, APPLICATION.md)."""
+"""The health message lists undelivered messages by sequence number until it is acknowledged (R5, APPLICATION.md)."""
 
 import gc
 from json import loads
@@ -15,7 +15,7 @@ from wire import packet
 
 
 @pytest.mark.req("R5")
-def test_ranges_are_told_until_a_message_that_has_them_is_acknowledged():
+def test_ranges_are_reported_until_their_health_message_is_acknowledged():
     outcomes = Outcomes()
     for seq in (7, 8, 9, 12):
         outcomes.add("refused", seq, seq)
@@ -37,7 +37,7 @@ def test_ranges_are_told_until_a_message_that_has_them_is_acknowledged():
 
 
 @pytest.mark.req("R5")
-def test_no_more_than_the_newest_32_ranges_are_kept():
+def test_only_the_newest_32_ranges_are_kept():
     outcomes = Outcomes()
     for seq in range(1, 101, 2):
         outcomes.add("expired", seq, seq)
@@ -101,7 +101,7 @@ def turns(application, condition):
 
 
 @pytest.mark.req("R5")
-def test_refused_messages_are_named_at_once():
+def test_refused_messages_are_reported_at_once():
     broker, application = running([b"readings"])
     for _ in range(5):
         application.publish("readings", 1, application.sample(application.groups[0]))
@@ -119,7 +119,7 @@ def test_refused_messages_are_named_at_once():
 
 
 @pytest.mark.req("R5")
-def test_a_broker_that_refuses_the_health_message_too_is_not_told_without_end():
+def test_refused_health_message_is_not_repeated_endlessly():
     broker, application = running([b"readings", b"health"])
     application.publish("readings", 1, application.sample(application.groups[0]))
     turns(application, lambda: len(broker.seqs) >= 2 and not application.client.pending)

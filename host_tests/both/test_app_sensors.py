@@ -50,7 +50,7 @@ def test_dht22_gives_both_values_of_one_measurement():
 
 
 @pytest.mark.req("B1")
-def test_ds18b20_reads_what_it_converted_since_the_last_time():
+def test_ds18b20_reads_the_previous_conversion():
     roms = {b"\x28\x01\x02\x03\x04\x05\x06\x07": 20.25, b"\x28\x11\x12\x13\x14\x15\x16\x17": -5.5}
 
     def prepare(fakes):
@@ -91,7 +91,7 @@ def test_bme280_compensates_as_the_data_sheet_does():
 
 
 @pytest.mark.req("B1")
-def test_another_chip_at_that_address_is_named():
+def test_error_names_a_wrong_chip_at_the_address():
     def prepare(fakes):
         fakes["machine"].simulated.i2c = {0x76: {0xD0: b"\x58"}}
 
@@ -109,6 +109,6 @@ def test_unknown_kind_and_missing_setting_are_named(settings, words):
 
 
 @pytest.mark.req("B1")
-def test_name_given_is_taken():
+def test_configured_name_prefixes_the_readings():
     _, sensors = _make({"kind": "dht22", "pin": 3, "name": "cellar"})
     assert [sensor.name for sensor in sensors] == ["cellar_temperature", "cellar_humidity"]

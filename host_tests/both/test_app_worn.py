@@ -1,4 +1,4 @@
-"""The application where something is wrong: its flash wears out, or somebody sends it what it can't take."""
+"""The application under faults: its flash wears out, or it receives a command that is too long."""
 
 import pytest
 
@@ -68,7 +68,7 @@ class Board:
 
 
 @pytest.mark.req("S6")
-def test_what_is_stored_is_delivered_before_the_run_ends_on_a_worn_flash():
+def test_stored_messages_are_delivered_before_a_worn_flash_ends_the_run():
     broker = Loopback()
     board = Board(broker)
     settings = {"broker": "127.0.0.1", "port": broker.port, "interval_ms": 10, "health_s": 0, "watchdog_s": 8}
@@ -85,7 +85,7 @@ def test_what_is_stored_is_delivered_before_the_run_ends_on_a_worn_flash():
 
 
 @pytest.mark.req("R2", "R5")
-def test_a_command_that_is_too_long_is_passed_over_and_told_in_the_health_message():
+def test_too_long_command_is_skipped_and_reported_in_the_health_message():
     broker = Loopback()
     settings = {"broker": "127.0.0.1", "port": broker.port, "health_s": 0, "watchdog_s": 8}
     application = Application(Board(broker), check(settings), Facts())

@@ -40,7 +40,7 @@ def _end(call, *arguments):
     ],
 )
 @pytest.mark.req("B1", "B4")
-def test_pico_tells_its_resets_apart(cause, registers, said):
+def test_pico_distinguishes_reset_causes(cause, registers, said):
     board = load_board(RP2040, cause=cause, registers=dict(registers))
     assert board.reset_cause() == said
     # A watchdog that bites after this start finds the mark of a program that ran.
@@ -51,13 +51,13 @@ def test_pico_tells_its_resets_apart(cause, registers, said):
     "cause,said", [(1, "power-on"), (2, "reset"), (3, "watchdog"), (4, "deep-sleep"), (5, "reset"), (0, "unknown")]
 )
 @pytest.mark.req("B1", "B4")
-def test_esp32_names_its_resets(cause, said):
+def test_esp32_names_its_reset_causes(cause, said):
     assert load_board(ESP32, "Generic ESP32 module with ESP32", cause=cause).reset_cause() == said
 
 
 @pytest.mark.parametrize("name", BOTH)
 @pytest.mark.req("B4")
-def test_reset_asked_for_is_seen_after_it(name):
+def test_requested_reset_is_reported_after_it(name):
     board = load_board(name)
     assert _end(board.reset) == "reset"
     registers = board.machine.simulated.registers
@@ -67,7 +67,7 @@ def test_reset_asked_for_is_seen_after_it(name):
 
 @pytest.mark.parametrize("name", BOTH)
 @pytest.mark.req("B4")
-def test_radio_joins_without_anybody_waiting(name):
+def test_radio_joins_without_blocking(name):
     board = load_board(name)
     ether = board.network.simulated
     ether.access_points["home"] = "secret-word"
@@ -81,7 +81,7 @@ def test_radio_joins_without_anybody_waiting(name):
 
 @pytest.mark.parametrize("name", BOTH)
 @pytest.mark.req("B4")
-def test_radio_that_fails_says_why_and_is_restarted_after_a_while(name):
+def test_failed_join_reports_the_reason_and_restarts_the_radio_later(name):
     board = load_board(name)
     ether = board.network.simulated
     assert not board.network_up("home", "wrong", "")
@@ -100,7 +100,7 @@ def test_radio_that_fails_says_why_and_is_restarted_after_a_while(name):
 
 @pytest.mark.parametrize("name", BOTH)
 @pytest.mark.req("B4")
-def test_log_hears_of_each_change_once_and_of_each_failed_attempt(name):
+def test_log_gets_each_change_once_and_each_failed_attempt(name):
     board = load_board(name)
     ether = board.network.simulated
     said = []
@@ -134,7 +134,7 @@ def test_log_hears_of_each_change_once_and_of_each_failed_attempt(name):
 
 @pytest.mark.parametrize("name", BOTH)
 @pytest.mark.req("B4")
-def test_access_point_that_gives_no_address_is_named(name):
+def test_missing_dhcp_address_is_logged(name):
     board = load_board(name)
     ether = board.network.simulated
     ether.access_points["home"] = "right"
@@ -149,7 +149,7 @@ def test_access_point_that_gives_no_address_is_named(name):
 
 
 @pytest.mark.req("B4")
-def test_log_hears_of_cable_and_of_a_network_that_boot_py_joins():
+def test_log_reports_a_missing_cable_and_waiting_for_boot_py():
     board = load_board(RP2040, ethernet=True)
     cable = board.network.simulated
     said = []
@@ -169,7 +169,7 @@ def test_log_hears_of_cable_and_of_a_network_that_boot_py_joins():
 
 
 @pytest.mark.req("B4", "B5")
-def test_pico_feeds_its_watchdog_through_a_long_sleep():
+def test_pico_feeds_its_watchdog_during_a_long_sleep():
     board = load_board(RP2040)
     feed = board.watchdog(60000)
     assert board.machine.simulated.watchdog_ms == 8388
@@ -183,14 +183,14 @@ def test_pico_feeds_its_watchdog_through_a_long_sleep():
 
 
 @pytest.mark.req("B5")
-def test_pico_sleeps_on_where_lightsleep_returns_at_once():
+def test_pico_sleeps_the_full_time_when_lightsleep_returns_early():
     board = load_board(RP2040, lightsleep_returns_at_once=True)
     assert _end(board.sleep, 5000) == "reset"
     assert board.clock_module.ms >= 5000 and len(board.machine.simulated.sleeps) <= 60
 
 
 @pytest.mark.req("B4")
-def test_pico_stops_its_watchdog_where_a_person_takes_over():
+def test_watchdog_off_stops_the_pico_watchdog():
     board = load_board(RP2040)
     board.watchdog_off()  # none was started: nothing is touched
     assert 0x4005B000 not in board.machine.simulated.registers
@@ -201,7 +201,7 @@ def test_pico_stops_its_watchdog_where_a_person_takes_over():
 
 
 @pytest.mark.req("B4")
-def test_esp32_feeds_its_watchdog_from_a_timer_where_a_person_takes_over():
+def test_watchdog_off_feeds_the_esp32_watchdog_from_a_timer():
     board = load_board(ESP32, "Generic ESP32 module with ESP32", registers={"chip": "esp32"})
     simulated = board.machine.simulated
     board.watchdog_off()
@@ -215,7 +215,7 @@ def test_esp32_feeds_its_watchdog_from_a_timer_where_a_person_takes_over():
 
 
 @pytest.mark.req("B5")
-def test_esp32_sleeps_deeply_in_one_go():
+def test_esp32_deep_sleeps_in_one_call():
     board = load_board(ESP32, "Generic ESP32 module with ESP32", registers={"chip": "esp32"})
     board.watchdog(100)
     assert board.machine.simulated.watchdog_ms == 20000  # longer than the look-up of a name may block
@@ -255,7 +255,7 @@ def test_esp32_measures_in_celsius():
 
 @pytest.mark.parametrize("name", BOTH)
 @pytest.mark.req("B1")
-def test_id_is_the_chips_and_led_lights(name):
+def test_id_is_the_chip_id_and_led_switches(name):
     board = load_board(name, "Generic ESP32 module with ESP32" if name == ESP32 else "")
     assert board.unique_id() == "e6616408432b1c2f"
     board.led(True)
@@ -265,7 +265,7 @@ def test_id_is_the_chips_and_led_lights(name):
 
 
 @pytest.mark.req("B1", "S3")
-def test_esp32_takes_the_partition_that_is_called_journal():
+def test_esp32_uses_the_partition_named_journal():
     board = load_board(ESP32, "Generic ESP32 module with ESP32")
     board.esp32.simulated.device = NorFlash(16 * 4096, "esp32")
     board.esp32.simulated.partitions = {"vfs": (0, 4), "journal": (4, 12)}
@@ -288,7 +288,7 @@ def test_esp32_takes_the_partition_that_is_called_journal():
     ],
 )
 @pytest.mark.req("B1", "B4")
-def test_pico_2_tells_its_resets_apart_by_its_own_registers(cause, registers, said):
+def test_pico_2_distinguishes_reset_causes_by_its_own_registers(cause, registers, said):
     board = load_board(RP2040, cause=cause, registers=with_chip(registers))
     assert board.MODEL == "Raspberry Pi Pico 2 W" and board.reset_cause() == said
     assert board.machine.mem32[SCRATCH0_2350] == 0x666C0003
@@ -296,7 +296,7 @@ def test_pico_2_tells_its_resets_apart_by_its_own_registers(cause, registers, sa
 
 
 @pytest.mark.req("B1", "B4")
-def test_pico_2_stops_its_watchdog_and_says_nothing_of_its_supply():
+def test_pico_2_stops_its_watchdog_and_reports_no_supply_voltage():
     board = load_board(RP2040, registers=with_chip({}))
     board.watchdog(8000)
     board.watchdog_off()
@@ -305,7 +305,7 @@ def test_pico_2_stops_its_watchdog_and_says_nothing_of_its_supply():
 
 
 @pytest.mark.req("B1", "B4")
-def test_ethernet_board_asks_for_an_address_and_names_a_missing_cable():
+def test_ethernet_board_uses_dhcp_and_reports_a_missing_cable():
     board = load_board(RP2040, ethernet=True)
     cable = board.network.simulated
     cable.cable = False
@@ -322,7 +322,7 @@ def test_ethernet_board_asks_for_an_address_and_names_a_missing_cable():
 
 @pytest.mark.parametrize("name", BOTH)
 @pytest.mark.req("B4")
-def test_radio_that_boot_py_joins_is_left_alone(name):
+def test_radio_configured_by_boot_py_is_left_alone(name):
     board = load_board(name)
     ether = board.network.simulated
     assert not board.network_up("", "", "AT") and ether.log == []
@@ -336,7 +336,7 @@ def test_radio_that_boot_py_joins_is_left_alone(name):
 
 @pytest.mark.parametrize("chip", ["ESP32S3", "ESP32C3"])
 @pytest.mark.req("B1")
-def test_coloured_led_of_the_newer_chips_lights(chip):
+def test_rgb_led_of_newer_esp32_chips_switches(chip):
     board = load_board(ESP32, "Generic module with " + chip)
     board.led(True)
     board.led(False)
