@@ -34,7 +34,7 @@ async def serve(broker):
 
 
 async def until(condition):
-    """Wait until the condition holds; `run` ends what waits in vain."""
+    """Wait until the condition holds; `run` has a deadline."""
     while not condition():
         await asyncio.sleep(0.005)
 
@@ -57,7 +57,7 @@ def run(case, broker=None):
 
 
 @pytest.mark.req("Q1", "R5")
-def test_nobody_waits_for_a_message_that_can_not_be_delivered_any_more():
+def test_delivered_returns_false_for_lost_or_dropped_messages():
     async def case(broker):
         store = RamStore()
         mqtt = client(broker, store=store)
@@ -74,7 +74,7 @@ def test_nobody_waits_for_a_message_that_can_not_be_delivered_any_more():
 
 
 @pytest.mark.req("Q1", "Q2")
-def test_publish_returns_stored_and_delivered_returns_acknowledged():
+def test_publish_returns_once_stored_and_delivered_once_acknowledged():
     async def case(broker):
         async with client(broker) as mqtt:
             for qos in (1, 2):
@@ -90,7 +90,7 @@ def test_publish_returns_stored_and_delivered_returns_acknowledged():
 
 
 @pytest.mark.req("S5", "Q6")
-def test_stored_before_there_is_a_connection():
+def test_messages_stored_before_connect_are_delivered_in_order():
     async def case(broker):
         mqtt = client(broker)
         for i in range(20):
@@ -103,7 +103,7 @@ def test_stored_before_there_is_a_connection():
 
 
 @pytest.mark.req("Q3", "Q4")
-def test_a_message_is_acknowledged_when_the_loop_comes_back():
+def test_message_is_acknowledged_when_the_loop_asks_for_the_next():
     async def case(broker):
         async with client(broker) as mqtt:
             await mqtt.subscribe("#", 2)
@@ -125,7 +125,7 @@ def test_a_message_is_acknowledged_when_the_loop_comes_back():
 
 
 @pytest.mark.req("Q8", "B4")
-def test_dropped_connections_are_made_again():
+def test_client_reconnects_and_delivers_everything_in_order():
     async def case(broker):
         async with client(broker) as mqtt:
             broker.present = 1
@@ -147,7 +147,7 @@ def test_dropped_connections_are_made_again():
 
 
 @pytest.mark.req("B4")
-def test_a_link_that_is_cut_every_time_but_got_a_message_through_is_made_again_soon():
+def test_delivered_message_resets_the_backoff_of_a_short_connection():
     async def case(broker):
         backoff = Backoff(base_ms=1, cap_ms=200, lasting_ms=60000, step=6)
         async with client(broker, backoff=backoff) as mqtt:
@@ -164,7 +164,7 @@ def test_a_link_that_is_cut_every_time_but_got_a_message_through_is_made_again_s
 
 
 @pytest.mark.req("B4")
-def test_a_socket_that_is_closed_while_the_task_waits_for_it_wakes_it_and_leaves_nothing_behind():
+def test_closing_the_socket_wakes_its_task_and_keeps_other_readers():
     if sys.implementation.name == "micropython":
         pytest.skip("a board's poller tells of a closed socket by itself")
 
@@ -191,7 +191,7 @@ def test_a_socket_that_is_closed_while_the_task_waits_for_it_wakes_it_and_leaves
 
 
 @pytest.mark.req("W10", "W11")
-def test_refusals_are_raised():
+def test_refused_connect_and_subscribe_raise():
     async def case(broker):
         broker.code = 5
         mqtt = client(broker)
@@ -211,7 +211,7 @@ def test_refusals_are_raised():
 
 
 @pytest.mark.req("B4")
-def test_connect_has_a_deadline():
+def test_connect_without_connack_raises_at_its_deadline():
     async def case(broker):
         broker.silent = True
         mqtt = client(broker)
@@ -245,7 +245,7 @@ def test_handlers_and_other_tasks_may_publish():
 
 
 @pytest.mark.req("W13")
-def test_other_tasks_run_although_messages_come_without_end():
+def test_other_tasks_run_during_an_endless_flood_of_messages():
     async def case(broker):
         async with client(broker, buffer_bytes=128) as mqtt:
             await mqtt.subscribe("a", 0, broker.handle)
@@ -259,7 +259,7 @@ def test_other_tasks_run_although_messages_come_without_end():
 
 
 @pytest.mark.req("R4")
-def test_an_answer_may_be_awaited_in_the_loop_that_holds_a_message():
+def test_receive_loop_may_await_acknowledgements():
     async def case(broker):
         async with client(broker) as mqtt:
             await mqtt.subscribe("#", 1)
@@ -280,7 +280,7 @@ def test_an_answer_may_be_awaited_in_the_loop_that_holds_a_message():
 
 @pytest.mark.req("R4")
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_what_a_handler_raises_is_reported_and_the_message_comes_again(asynchronous):
+def test_handler_error_is_reported_and_its_message_retried(asynchronous):
     async def case(broker):
         async with client(broker) as mqtt:
             seen = []
@@ -318,7 +318,7 @@ async def cut(broker, mqtt):
 
 
 @pytest.mark.req("Q4")
-def test_a_qos_2_message_taken_while_the_connection_went_does_not_come_again():
+def test_qos_2_message_handled_during_connection_loss_is_not_repeated():
     async def case(broker):
         async def release_again():
             while broker.connects == 1:
@@ -346,7 +346,7 @@ def test_a_qos_2_message_taken_while_the_connection_went_does_not_come_again():
 
 @pytest.mark.req("Q4")
 @pytest.mark.parametrize("gone", [False, True])
-def test_a_qos_2_message_that_the_loop_was_left_with_does_not_come_again(gone):
+def test_leaving_the_loop_discards_the_held_qos_2_message(gone):
     async def case(broker):
         store = RamStore(hold_limit=1)
         async with client(broker, store=store, window=2) as mqtt:
@@ -367,7 +367,7 @@ def test_a_qos_2_message_that_the_loop_was_left_with_does_not_come_again(gone):
 
 
 @pytest.mark.req("W13")
-def test_deadlines_hold_where_the_ticks_wrap():
+def test_deadline_holds_when_ticks_wrap():
     import flashmqtt.aio
 
     period = 1 << 30
@@ -390,7 +390,7 @@ def test_deadlines_hold_where_the_ticks_wrap():
 
 
 @pytest.mark.req("W11")
-def test_the_link_is_kept_while_the_program_is_busy_with_a_message():
+def test_keep_alive_continues_while_the_program_handles_a_message():
     async def case(broker):
         async with client(broker, keep_alive_s=1) as mqtt:
             await mqtt.subscribe("#", 1)
@@ -406,7 +406,7 @@ def test_the_link_is_kept_while_the_program_is_busy_with_a_message():
 
 
 @pytest.mark.req("W11")
-def test_a_silent_link_is_noticed():
+def test_silent_link_is_noticed():
     async def case(broker):
         async with client(broker, keep_alive_s=1) as mqtt:
             broker.present = 1
@@ -425,7 +425,7 @@ def test_a_silent_link_is_noticed():
 
 
 @pytest.mark.req("B2")
-def test_an_idle_client_allocates_less_than_a_kilobyte_a_second():
+def test_idle_client_allocates_less_than_a_kilobyte_a_second():
     if sys.implementation.name != "micropython":
         pytest.skip("heap figures are MicroPython's")
 
@@ -458,7 +458,7 @@ def test_an_idle_client_allocates_less_than_a_kilobyte_a_second():
 
 @pytest.mark.req("R2")
 @pytest.mark.parametrize("chunks", [False, True])
-def test_a_long_message_is_passed_over_or_comes_in_pieces_and_the_task_lives(chunks):
+def test_long_message_is_skipped_or_delivered_in_chunks(chunks):
     async def case(broker):
         told, parts = [], []
         async with client(broker, buffer_bytes=64, chunks=chunks) as mqtt:
@@ -479,7 +479,7 @@ def test_a_long_message_is_passed_over_or_comes_in_pieces_and_the_task_lives(chu
 
 
 @pytest.mark.req("Q0", "R4")
-def test_messages_that_arrive_while_a_long_qos_0_message_is_half_way_out_stop_neither():
+def test_messages_received_while_sending_a_long_qos_0_message_block_neither():
     async def case(broker):
         got = []
         async with client(broker, buffer_bytes=256) as mqtt:

@@ -1,4 +1,4 @@
-"""Receiving with asyncio: nothing that the program is slow to take, or fails with, stops anything else (Q3, Q4, R4)."""
+"""Receiving with asyncio: a slow or failing handler blocks only its own messages (Q3, Q4, R4)."""
 
 import sys
 
@@ -40,7 +40,7 @@ class Retaining(Loopback):
 
 @pytest.mark.req("R4", "Q7")
 @pytest.mark.parametrize("qos", [0, 1])
-def test_retained_messages_wait_for_the_loop_and_hold_up_no_answer(qos):
+def test_retained_messages_wait_for_the_loop_and_block_no_answer(qos):
     async def case(broker):
         async with client(broker) as mqtt:
             assert await mqtt.subscribe("a/#", 1) == 1
@@ -60,7 +60,7 @@ def test_retained_messages_wait_for_the_loop_and_hold_up_no_answer(qos):
 
 @pytest.mark.req("Q3", "R4")
 @pytest.mark.parametrize("waited_for", [False, True])
-def test_what_waited_at_the_broker_is_taken_by_a_loop_that_begins_later(waited_for):
+def test_messages_received_before_the_loop_starts_are_delivered_to_it(waited_for):
     async def case(broker):
         async with client(broker) as mqtt:
             broker.give(publish(b"a", b"1", 1, 1), publish(b"a", b"2", 2, 2), publish(b"a", b"3"), pubrel(2))
@@ -90,7 +90,7 @@ def test_what_waited_at_the_broker_is_taken_by_a_loop_that_begins_later(waited_f
 
 
 @pytest.mark.req("Q3")
-def test_a_wait_that_is_over_when_a_message_comes_loses_nothing():
+def test_timed_out_wait_loses_no_message():
     async def case(broker):
         async with client(broker) as mqtt:
             await mqtt.subscribe("a", 1)
@@ -112,7 +112,7 @@ def test_a_wait_that_is_over_when_a_message_comes_loses_nothing():
 
 
 @pytest.mark.req("Q3")
-def test_a_message_that_its_waiting_task_lost_comes_again():
+def test_message_returned_to_an_ended_task_is_delivered_again():
     async def case(broker):
         async with client(broker) as mqtt:
             await mqtt.subscribe("a", 1)
@@ -128,7 +128,7 @@ def test_a_message_that_its_waiting_task_lost_comes_again():
 
 
 @pytest.mark.req("Q3", "R4")
-def test_a_message_whose_loop_ended_with_an_error_comes_again():
+def test_message_whose_loop_raised_is_delivered_again():
     async def case(broker):
         async with client(broker) as mqtt:
             await mqtt.subscribe("a", 1)
@@ -148,7 +148,7 @@ def test_a_message_whose_loop_ended_with_an_error_comes_again():
 
 
 @pytest.mark.req("R4")
-def test_iteration_ends_when_the_program_disconnects_and_begins_again_with_a_connection():
+def test_iteration_ends_at_disconnect_and_works_after_reconnect():
     async def case(broker):
         mqtt = client(broker)
         seen = []
@@ -177,7 +177,7 @@ def test_iteration_ends_when_the_program_disconnects_and_begins_again_with_a_con
 
 @pytest.mark.req("R4", "Q6")
 @pytest.mark.clause("MQTT-4.6.0-2", "5:MQTT-4.6.0-2")
-def test_a_slow_async_handler_holds_up_only_its_own_messages():
+def test_slow_async_handler_delays_only_its_own_messages():
     async def case(broker):
         async with client(broker) as mqtt:
             gate = asyncio.Event()
@@ -210,7 +210,7 @@ def test_a_slow_async_handler_holds_up_only_its_own_messages():
 
 
 @pytest.mark.req("R4", "R5")
-def test_a_poisoned_message_is_let_go_and_the_client_lives():
+def test_message_whose_handler_always_fails_is_acknowledged_and_discarded():
     async def case(broker):
         async with client(broker, attempts=2) as mqtt:
             errors = []
@@ -248,7 +248,7 @@ def test_a_poisoned_message_is_let_go_and_the_client_lives():
 
 
 @pytest.mark.req("R4")
-def test_an_error_that_nobody_takes_goes_to_the_event_loop():
+def test_error_without_on_error_goes_to_the_event_loop():
     async def case(broker):
         told = []
         loop = asyncio.get_event_loop()
@@ -269,7 +269,7 @@ def test_an_error_that_nobody_takes_goes_to_the_event_loop():
 
 
 @pytest.mark.req("Q3", "Q4")
-def test_a_message_that_was_taken_while_the_link_was_gone_does_not_come_twice():
+def test_message_handled_while_disconnected_is_not_delivered_twice():
     async def case(broker):
         async with client(broker) as mqtt:
             broker.present = 1
@@ -293,7 +293,7 @@ def test_a_message_that_was_taken_while_the_link_was_gone_does_not_come_twice():
 
 
 @pytest.mark.req("R4")
-def test_disconnect_cancels_handlers_and_what_they_had_comes_again():
+def test_disconnect_cancels_handlers_and_their_messages_are_delivered_again():
     async def case(broker):
         store = RamStore()
         mqtt = client(broker, store=store)
@@ -322,7 +322,7 @@ def test_disconnect_cancels_handlers_and_what_they_had_comes_again():
 
 
 @pytest.mark.req("R4")
-def test_neither_a_long_message_nor_disconnect_stands_in_the_way_of_other_tasks():
+def test_long_publish_and_disconnect_do_not_block_other_tasks():
     if sys.implementation.name == "micropython":
         pytest.skip("what fills the system's buffers does not fit into this heap")
 
@@ -351,7 +351,7 @@ def test_neither_a_long_message_nor_disconnect_stands_in_the_way_of_other_tasks(
 
 
 @pytest.mark.req("Q0")
-def test_long_messages_and_short_ones_at_once_are_all_whole():
+def test_concurrent_long_and_short_messages_are_sent_intact():
     async def case(broker):
         async with client(broker, buffer_bytes=128) as mqtt:
             tasks = [asyncio.create_task(mqtt.publish("a", b"%d" % i * 3000)) for i in range(1, 6)]
@@ -368,7 +368,7 @@ def test_long_messages_and_short_ones_at_once_are_all_whole():
 
 
 @pytest.mark.req("W11")
-def test_lists_of_filters_have_lists_of_results():
+def test_list_of_filters_returns_a_list_of_results():
     async def case(broker):
         async with client(broker) as mqtt:
             assert await mqtt.subscribe([("a", 2), "b"], 1) == [2, 1]
@@ -381,7 +381,7 @@ def test_lists_of_filters_have_lists_of_results():
 
 
 @pytest.mark.req("R4", "R5")
-def test_what_nobody_claims_is_reported_and_dropped():
+def test_unclaimed_message_is_reported_and_dropped():
     async def case(broker):
         async with client(broker, unclaimed_s=0.2) as mqtt:
             told = []
@@ -400,7 +400,7 @@ def test_what_nobody_claims_is_reported_and_dropped():
 
 @pytest.mark.req("B4")
 @pytest.mark.parametrize("turns", range(8))
-def test_a_socket_that_another_task_closes_at_any_moment_ends_no_client(turns):
+def test_client_reconnects_when_another_task_closes_its_socket(turns):
     async def case(broker):
         async with client(broker) as mqtt:
             broker.present = 1
@@ -419,7 +419,7 @@ def test_a_socket_that_another_task_closes_at_any_moment_ends_no_client(turns):
 @pytest.mark.parametrize(
     ("qos", "way"), [(qos, way) for qos in (0, 1, 2) for way in ("loop", "handler", "async handler")]
 )
-def test_a_long_message_comes_in_pieces_to_whoever_takes_them(qos, way):
+def test_long_message_arrives_in_chunks_at_loop_and_handlers(qos, way):
     long = b"0123456789" * 60
 
     async def case(broker):
@@ -459,7 +459,7 @@ def test_a_long_message_comes_in_pieces_to_whoever_takes_them(qos, way):
 
 @pytest.mark.req("R4", "W13")
 @pytest.mark.parametrize("qos", [1, 2])
-def test_a_long_message_that_nobody_claims_yet_holds_up_nothing_and_comes_to_who_claims_it(qos):
+def test_unclaimed_long_message_blocks_nothing_and_reaches_a_later_handler(qos):
     long = b"0123456789" * 60
 
     async def case(broker):
@@ -486,7 +486,7 @@ def test_a_long_message_that_nobody_claims_yet_holds_up_nothing_and_comes_to_who
 
 @pytest.mark.req("R4")
 @pytest.mark.parametrize("way", ["plain", "awaited"])
-def test_a_handler_that_raises_cancelled_error_is_one_that_fails(way):
+def test_handler_raising_cancelled_error_counts_as_failed(way):
     def plain(message):
         raise asyncio.CancelledError  # as `future.result()` does, where somebody cancelled the future
 
@@ -510,7 +510,7 @@ def test_a_handler_that_raises_cancelled_error_is_one_that_fails(way):
 
 
 @pytest.mark.req("R4")
-def test_a_handler_for_no_message_that_raises_cancelled_error_ends_nothing():
+def test_callback_raising_cancelled_error_does_not_stop_the_client():
     async def case(broker):
         def cancelled(*arguments):
             raise asyncio.CancelledError

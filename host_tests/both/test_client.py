@@ -46,7 +46,7 @@ def until(broker, mqtt, condition):
 
 
 @pytest.mark.req("Q1", "Q2")
-def test_publish_and_drain():
+def test_drain_delivers_all_published_messages():
     broker = Loopback()
     mqtt = client(broker)
     assert mqtt.connect() is False
@@ -62,7 +62,7 @@ def test_publish_and_drain():
 
 
 @pytest.mark.req("S5", "Q6")
-def test_messages_stored_before_there_is_a_connection_go_out_in_order():
+def test_messages_stored_before_connect_are_sent_in_order():
     broker = Loopback()
     mqtt = client(broker)
     for i in range(30):
@@ -76,7 +76,7 @@ def test_messages_stored_before_there_is_a_connection_go_out_in_order():
 
 @pytest.mark.req("S5", "Q6")
 @pytest.mark.parametrize("qos", [1, 2])
-def test_a_long_message_stored_before_there_is_a_connection_goes_out_without_a_pause_between_its_pieces(qos):
+def test_long_message_stored_before_connect_is_sent_without_pauses(qos):
     broker = Loopback()
     mqtt = client(broker, buffer_bytes=128)
     payload = b"0123456789" * 500
@@ -92,7 +92,7 @@ def test_a_long_message_stored_before_there_is_a_connection_goes_out_without_a_p
 
 
 @pytest.mark.req("Q6")
-def test_a_window_larger_than_the_output_is_filled_before_any_answer_comes():
+def test_window_larger_than_the_output_buffer_is_filled_before_any_answer():
     broker = Loopback()
     broker.answers_publish = False
     mqtt = client(broker, window=12, buffer_bytes=128)
@@ -106,7 +106,7 @@ def test_a_window_larger_than_the_output_is_filled_before_any_answer_comes():
 
 
 @pytest.mark.req("Q8", "B4")
-def test_a_dropped_connection_is_made_again_while_publish_keeps_storing():
+def test_client_reconnects_while_publish_keeps_storing():
     broker, mqtt = connected()
     broker.present = 1
     for i in range(60):
@@ -128,7 +128,7 @@ def test_a_dropped_connection_is_made_again_while_publish_keeps_storing():
 
 
 @pytest.mark.req("B4")
-def test_the_first_message_flows_within_a_second_of_the_brokers_return():
+def test_next_connection_attempt_after_an_outage_delivers_the_message():
     broker, mqtt = connected(backoff=Backoff(base_ms=20, cap_ms=200))
     broker.present = 1
     port = broker.port
@@ -148,7 +148,7 @@ def test_the_first_message_flows_within_a_second_of_the_brokers_return():
 
 
 @pytest.mark.req("B4")
-def test_connect_to_nobody_fails_by_name_and_in_time():
+def test_connect_without_a_broker_raises_at_its_deadline():
     broker = Loopback()
     broker.close()
     mqtt = client(broker)
@@ -161,7 +161,7 @@ def test_connect_to_nobody_fails_by_name_and_in_time():
 
 
 @pytest.mark.req("W13")
-def test_a_broker_that_accepts_and_says_nothing_does_not_hang_connect():
+def test_connect_to_a_silent_broker_raises_connection_lost():
     broker = Loopback()
     broker.silent = True
     mqtt = client(broker)
@@ -171,7 +171,7 @@ def test_a_broker_that_accepts_and_says_nothing_does_not_hang_connect():
 
 
 @pytest.mark.req("W10")
-def test_a_refused_connect_is_raised_at_once():
+def test_refused_connect_raises_at_once():
     broker = Loopback()
     broker.code = 5
     mqtt = client(broker)
@@ -182,7 +182,7 @@ def test_a_refused_connect_is_raised_at_once():
 
 
 @pytest.mark.req("W11")
-def test_a_refused_subscription_is_raised_and_the_connection_stays():
+def test_refused_subscription_raises_and_keeps_the_connection():
     broker = Loopback()
     broker.granted = 0x80
     mqtt = client(broker)
@@ -197,7 +197,7 @@ def test_a_refused_subscription_is_raised_and_the_connection_stays():
 
 
 @pytest.mark.req("W11")
-def test_subscribe_without_an_answer_has_a_deadline():
+def test_subscribe_without_suback_raises_at_its_deadline():
     broker, mqtt = connected()
     broker.silent = True
     with pytest.raises(DeadlineExpired):
@@ -206,7 +206,7 @@ def test_subscribe_without_an_answer_has_a_deadline():
 
 
 @pytest.mark.req("Q0", "Q3", "Q4")
-def test_each_filter_has_its_handler_and_the_rest_goes_to_on_message():
+def test_messages_go_to_the_handler_of_their_filter_or_to_on_message():
     broker, mqtt = connected()
     seen = []
     assert mqtt.subscribe("a/+", 1, lambda m: seen.append(("plus", m.topic, m.payload))) == 1
@@ -245,7 +245,7 @@ def test_after_disconnect_nothing_is_sent_and_the_connection_is_closed():
 
 @pytest.mark.req("W12")
 @pytest.mark.clause("MQTT-3.3.4-6")
-def test_a_publish_with_a_subscription_identifier_is_refused():
+def test_publish_with_a_subscription_identifier_is_refused():
     mqtt = Client("127.0.0.1", 1, "me", level=5)
     for qos in (0, 1):
         with pytest.raises(UsageError):
@@ -255,7 +255,7 @@ def test_a_publish_with_a_subscription_identifier_is_refused():
 
 @pytest.mark.req("W3")
 @pytest.mark.parametrize("qos", [-1, 3, 256])
-def test_a_quality_of_service_that_there_is_not_is_refused_before_it_is_stored(qos):
+def test_invalid_qos_is_refused_and_nothing_stored(qos):
     mqtt = Client("127.0.0.1", 1, "me")
     with pytest.raises(UsageError):
         mqtt.publish("a", "x", qos)
@@ -264,7 +264,7 @@ def test_a_quality_of_service_that_there_is_not_is_refused_before_it_is_stored(q
 
 @pytest.mark.req("W2", "Q7")
 @pytest.mark.parametrize("qos", [0, 1])
-def test_whatever_is_true_retains_and_touches_no_other_bit(qos):
+def test_any_true_retain_value_sets_only_the_retain_bit(qos):
     broker, mqtt = connected(will=("w", "gone", 1, 2))
     for _ in range(2):
         mqtt.publish("a", "x", qos, 2)
@@ -284,7 +284,7 @@ class SyncingStore(RamStore):
 
 
 @pytest.mark.req("Q3", "S1")
-def test_the_store_is_made_durable_before_an_acknowledgement_leaves():
+def test_store_is_synced_before_an_acknowledgement_is_sent():
     store = SyncingStore()
     broker, mqtt = connected(store=store)
     mqtt.subscribe("a", 1, lambda message: None)
@@ -308,7 +308,7 @@ def test_handlers_may_publish():
 
 @pytest.mark.req("Q3")
 @pytest.mark.clause("MQTT-4.8.0-2")
-def test_what_a_handler_raises_comes_out_and_its_message_is_handed_over_again_and_then_acknowledged():
+def test_handler_error_is_raised_from_poll_and_its_message_retried():
     broker, mqtt = connected()
     seen = []
 
@@ -330,7 +330,7 @@ def test_what_a_handler_raises_comes_out_and_its_message_is_handed_over_again_an
 
 
 @pytest.mark.req("W11")
-def test_a_silent_link_is_noticed_within_one_and_a_half_keep_alives():
+def test_silent_link_is_noticed_within_one_and_a_half_keep_alives():
     import flashmqtt.client
 
     broker, mqtt = connected(keep_alive_s=1)
@@ -357,7 +357,7 @@ def test_a_silent_link_is_noticed_within_one_and_a_half_keep_alives():
 
 
 @pytest.mark.req("Q0")
-def test_long_messages_go_through_small_buffers():
+def test_long_messages_are_sent_through_small_buffers():
     broker, mqtt = connected(buffer_bytes=128)
     long = b"0123456789" * 300
     for qos in (0, 1, 2):
@@ -369,7 +369,7 @@ def test_long_messages_go_through_small_buffers():
 
 
 @pytest.mark.req("Q0")
-def test_qos_0_without_a_connection_is_not_sent_and_not_stored():
+def test_qos_0_message_without_a_connection_is_not_stored():
     broker = Loopback()
     mqtt = client(broker)
     assert mqtt.publish("a", "x") == 0
@@ -378,7 +378,7 @@ def test_qos_0_without_a_connection_is_not_sent_and_not_stored():
 
 @pytest.mark.req("W9")
 @pytest.mark.parametrize("qos", [0, 1])
-def test_a_topic_with_a_wildcard_is_refused(qos):
+def test_topic_with_a_wildcard_is_refused(qos):
     _, mqtt = connected()
     with pytest.raises(InvalidTopic):
         mqtt.publish("a/#", "x", qos)
@@ -400,7 +400,7 @@ def test_drain_ends_at_its_deadline():
 
 
 @pytest.mark.req("B4")
-def test_the_name_is_looked_up_for_every_attempt():
+def test_host_name_is_resolved_for_every_connection_attempt():
     import flashmqtt.link
 
     broker = Loopback()
@@ -432,7 +432,7 @@ def test_the_name_is_looked_up_for_every_attempt():
 
 
 @pytest.mark.req("Q8")
-def test_subscribing_before_there_is_a_connection_is_remembered():
+def test_subscription_made_before_connect_is_sent_after_it():
     broker = Loopback()
     mqtt = client(broker)
     assert mqtt.subscribe("x", 1) is None
@@ -442,7 +442,7 @@ def test_subscribing_before_there_is_a_connection_is_remembered():
 
 
 @pytest.mark.req("B4")
-def test_a_reboot_in_the_middle_of_an_outage_does_not_start_with_a_stampede():
+def test_backoff_continues_after_a_reboot_during_an_outage():
     from wire import CutStore
 
     broker = Loopback()
@@ -462,7 +462,7 @@ def test_a_reboot_in_the_middle_of_an_outage_does_not_start_with_a_stampede():
 
 
 @pytest.mark.req("B4")
-def test_a_connection_that_lasts_sets_the_kept_step_back():
+def test_lasting_connection_resets_the_stored_backoff_step():
     broker = Loopback()
     mqtt = client(broker, backoff=Backoff(base_ms=1, cap_ms=50, lasting_ms=100, step=6))
     mqtt.session.write_note(mqtt.connection.client_id, mqtt.connection.broker)
@@ -478,7 +478,7 @@ def longest(n):
 
 
 @pytest.mark.req("B4")
-def test_a_link_that_is_cut_every_time_but_got_a_message_through_is_made_again_soon():
+def test_delivered_message_resets_the_backoff_of_a_short_connection():
     broker = Loopback()
     mqtt = client(broker, backoff=Backoff(base_ms=1, cap_ms=200, lasting_ms=60000, step=6, random_below=longest))
     mqtt.session.write_note(mqtt.connection.client_id, mqtt.connection.broker)
@@ -496,7 +496,7 @@ def test_a_link_that_is_cut_every_time_but_got_a_message_through_is_made_again_s
 
 
 @pytest.mark.req("B4")
-def test_a_broker_that_accepts_and_drops_everybody_is_not_hammered():
+def test_backoff_grows_while_connections_deliver_nothing():
     broker = Loopback()
     broker.answers_publish = False
     mqtt = client(broker, backoff=Backoff(base_ms=1, cap_ms=200, lasting_ms=60000, random_below=longest))
@@ -523,7 +523,7 @@ class FailingStore(RamStore):
 
 
 @pytest.mark.req("B4", "S6")
-def test_what_a_worn_store_holds_is_delivered_over_any_number_of_outages():
+def test_message_in_a_worn_store_is_delivered_after_repeated_outages():
     store = FailingStore()
     broker, mqtt = connected(store=store, backoff=Backoff(base_ms=1, cap_ms=10, lasting_ms=60000, step=6))
     mqtt.publish("a", "x", 1)
@@ -537,7 +537,7 @@ def test_what_a_worn_store_holds_is_delivered_over_any_number_of_outages():
     mqtt.disconnect()
 
 
-def failed_when_a_message_was_handed_over():
+def with_store_failing_in_a_handler():
     """Return a store that fails from then on, and the broker and client at it."""
     store = FailingStore()
     broker, mqtt = connected(store=store)
@@ -553,8 +553,8 @@ def failed_when_a_message_was_handed_over():
 
 
 @pytest.mark.req("B4", "S6")
-def test_a_connection_is_made_again_also_where_the_store_failed_at_its_end():
-    store, broker, mqtt = failed_when_a_message_was_handed_over()
+def test_client_reconnects_after_the_store_failed_at_connection_loss():
+    store, broker, mqtt = with_store_failing_in_a_handler()
     broker.present = 1
     broker.drop()
     with pytest.raises(FlashFailed):
@@ -574,7 +574,7 @@ def flooded(broker):
 
 
 @pytest.mark.req("W13", "B4")
-def test_poll_and_publish_return_although_messages_come_without_end():
+def test_poll_and_publish_return_during_an_endless_flood_of_messages():
     broker = Flooding()
     mqtt = flooded(broker)
     for _ in range(3):
@@ -588,7 +588,7 @@ def test_poll_and_publish_return_although_messages_come_without_end():
 
 
 @pytest.mark.req("W11")
-def test_we_ping_although_messages_come_without_end():
+def test_client_pings_during_an_endless_flood_of_messages():
     broker = Flooding()
     mqtt = flooded(broker)
     begin = ticks_ms()
@@ -601,7 +601,7 @@ def test_we_ping_although_messages_come_without_end():
 
 @pytest.mark.req("Q3", "Q4")
 @pytest.mark.parametrize("waiting", ["poll", "drain"])
-def test_a_handler_that_waits_is_told_and_its_message_is_not_acknowledged(waiting):
+def test_blocking_call_in_a_handler_raises_and_its_message_is_not_acknowledged(waiting):
     broker, mqtt = connected()
     broker.present = 1
     seen = []
@@ -624,7 +624,7 @@ def test_a_handler_that_waits_is_told_and_its_message_is_not_acknowledged(waitin
 
 
 @pytest.mark.req("Q4")
-def test_a_qos_2_message_whose_handler_disconnects_does_not_come_again():
+def test_qos_2_message_whose_handler_disconnects_is_not_delivered_again():
     broker, mqtt = connected()
     broker.present = 1
     seen = []
@@ -644,7 +644,7 @@ def test_a_qos_2_message_whose_handler_disconnects_does_not_come_again():
 
 
 @pytest.mark.req("W11")
-def test_a_handler_that_disconnects_and_then_fails_stays_disconnected():
+def test_client_stays_disconnected_when_the_disconnecting_handler_fails():
     broker, mqtt = connected()
 
     def stop(message):
@@ -661,8 +661,8 @@ def test_a_handler_that_disconnects_and_then_fails_stays_disconnected():
 
 
 @pytest.mark.req("W11", "S6")
-def test_a_disconnect_during_which_the_store_fails_stays_disconnected():
-    _, _broker, mqtt = failed_when_a_message_was_handed_over()
+def test_client_stays_disconnected_when_the_store_fails_during_disconnect():
+    _, _broker, mqtt = with_store_failing_in_a_handler()
     with pytest.raises(FlashFailed):
         mqtt.disconnect()
     for _ in range(3):
@@ -671,7 +671,7 @@ def test_a_disconnect_during_which_the_store_fails_stays_disconnected():
 
 
 @pytest.mark.req("Q3")
-def test_a_callback_of_umqtt_simples_may_look_for_messages():
+def test_umqtt_callback_may_call_check_msg_and_ping():
     broker = Loopback()
     mqtt = MQTTClient("me", "127.0.0.1", broker.port, feed=broker)
     seen = []

@@ -1,4 +1,4 @@
-"""Arguments that are none: a named error that says what is wrong, before anything is stored or sent."""
+"""Invalid arguments: an error that names the mistake, before anything is stored or sent."""
 
 from array import array
 
@@ -39,7 +39,7 @@ class Sized:
 
 @pytest.mark.req("W7", "S6")
 @pytest.mark.parametrize("qos", [0, 1, 2])
-def test_a_payload_that_is_no_text_and_no_bytes_is_refused(qos):
+def test_payload_that_is_neither_text_nor_bytes_is_refused(qos):
     mqtt = client()
     mqtt.publish("a", b"x", 1)
     for topic in ("a", "another"):  # the last topic, and another one
@@ -53,7 +53,7 @@ def test_a_payload_that_is_no_text_and_no_bytes_is_refused(qos):
 
 @pytest.mark.req("W9")
 @pytest.mark.parametrize("level,qos", [(4, 1), (4, 2), (5, 1)])
-def test_a_topic_that_is_none_is_refused_every_time_also_where_it_was_one_before(level, qos):
+def test_invalid_topic_is_refused_even_if_its_buffer_was_valid_before(level, qos):
     mqtt = client(level=level)
     topic = bytearray(b"a/b")
     mqtt.publish(topic, b"x", qos)
@@ -68,7 +68,7 @@ def test_a_topic_that_is_none_is_refused_every_time_also_where_it_was_one_before
 
 @pytest.mark.req("W9")
 @pytest.mark.parametrize("level", [4, 5])
-def test_an_empty_topic_is_none_at_any_qos(level):
+def test_empty_topic_is_refused_at_qos_1_and_2(level):
     mqtt = client(level=level)
     for qos in (1, 2):
         for properties in (None, {USER_PROPERTY: ("a", "b")}) if level == 5 else (None,):
@@ -89,7 +89,7 @@ def test_an_empty_topic_is_none_at_any_qos(level):
         ("a", 5, 0, False),
     ],
 )
-def test_a_will_that_is_none_is_refused_when_it_is_given(will):
+def test_invalid_will_is_refused_in_constructor(will):
     with pytest.raises(UsageError):
         client(will=will)
 
@@ -116,7 +116,7 @@ def test_a_will_that_is_none_is_refused_when_it_is_given(will):
         7,
     ],
 )
-def test_a_property_that_is_none_is_refused(properties):
+def test_invalid_property_is_refused(properties):
     mqtt = client(level=5)
     for qos in (0, 1, 2):
         with pytest.raises(UsageError):
@@ -137,14 +137,14 @@ def test_properties_below_level_5_are_refused():
 
 
 @pytest.mark.req("W12")
-def test_a_property_that_a_program_may_set_is_stored_with_its_message():
+def test_message_with_a_valid_property_is_stored():
     mqtt = client(level=5)
     mqtt.publish("a", b"x", 1, properties={CONTENT_TYPE: "text"})
     assert mqtt.pending == 1
 
 
 @pytest.mark.req("W12")
-def test_a_property_that_unsubscribe_may_not_carry_is_refused():
+def test_property_not_allowed_in_unsubscribe_is_refused():
     mqtt = client(level=5)
     for properties in ({REASON_STRING: "why"}, {SUBSCRIPTION_IDENTIFIER: 1}):
         with pytest.raises(UsageError):
@@ -152,7 +152,7 @@ def test_a_property_that_unsubscribe_may_not_carry_is_refused():
 
 
 @pytest.mark.req("W12")
-def test_a_disconnect_says_what_a_client_may_say():
+def test_disconnect_refuses_invalid_codes_and_expiry():
     mqtt = client(level=5)
     for code, expiry_s in ((1, None), (0x89, None), (0x8B, None), (0, -1), (0, 1 << 32)):
         with pytest.raises(UsageError):
@@ -167,14 +167,14 @@ def test_a_disconnect_says_what_a_client_may_say():
 @pytest.mark.parametrize(
     "options", [{"max_qos": 0}, {"max_qos": 3}, {"max_qos": "1"}, {"refuse_after": -1}, {"refuse_after": 255}]
 )
-def test_limits_that_are_none_are_refused(options):
+def test_invalid_max_qos_and_refuse_after_are_refused(options):
     with pytest.raises(UsageError):
         client(**options)
 
 
 @pytest.mark.req("W9", "S6")
 @pytest.mark.parametrize("level", [4, 5])
-def test_a_qos_that_is_none_is_refused_and_stores_nothing(level):
+def test_invalid_qos_is_refused_and_stores_nothing(level):
     mqtt = client(level=level)
     for _ in range(2):  # another topic than the last one, and the same
         for qos in (3, -1, "1", b"1", None, (1,), len):
@@ -191,7 +191,7 @@ def test_a_qos_that_is_none_is_refused_and_stores_nothing(level):
 
 
 @pytest.mark.req("W9", "W11")
-def test_a_list_with_a_filter_that_is_none_asks_for_nothing():
+def test_list_with_an_invalid_filter_subscribes_nothing():
     mqtt = client()
     for wrong in (5, None, "a/#/b", "", b"\xff", ("b",), ("b", 1, 2), {}, "x" * 2000):
         with pytest.raises(UsageError):
@@ -205,7 +205,7 @@ def test_a_list_with_a_filter_that_is_none_asks_for_nothing():
 
 
 @pytest.mark.req("W11")
-def test_a_handler_that_can_not_be_called_is_refused():
+def test_handler_that_is_not_callable_is_refused():
     mqtt = client()
     for handler in ("print", 5, [print]):
         with pytest.raises(UsageError):
@@ -215,7 +215,7 @@ def test_a_handler_that_can_not_be_called_is_refused():
 
 
 @pytest.mark.req("W11")
-def test_a_filter_that_the_program_changes_later_stays_what_it_was():
+def test_filter_is_copied_when_subscribing():
     mqtt = client()
     filter_ = bytearray(b"a/b")
     mqtt.subscribe(filter_, 1)
@@ -242,14 +242,14 @@ def test_a_filter_that_the_program_changes_later_stays_what_it_was():
         {"will": {"topic": "a"}},
     ],
 )
-def test_options_that_are_no_numbers_are_refused(options):
+def test_options_of_a_wrong_type_are_refused(options):
     port = options.pop("port", 1)
     with pytest.raises(UsageError):
         Client("127.0.0.1", port, "me", **options)
 
 
 @pytest.mark.req("W12")
-def test_a_reason_that_is_no_number_is_refused():
+def test_invalid_disconnect_reason_code_is_refused():
     mqtt = client(level=5)
     for code in ("4", None, 4.5, -1, 256, (4,)):
         with pytest.raises(UsageError):

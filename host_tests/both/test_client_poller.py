@@ -1,4 +1,4 @@
-"""The blocking client's poller knows the socket of the connection that stands, and no closed one."""
+"""The blocking client's poller has the open connection's socket registered, and no closed one."""
 
 from socket import socket
 
@@ -23,7 +23,7 @@ def wait_with(client, sock):
 
 
 @pytest.mark.req("B2", "B4")
-def test_a_socket_that_stands_keeps_its_poller():
+def test_open_socket_keeps_its_poller():
     client = waiting_client()
     sock = socket()
     first = wait_with(client, sock)
@@ -34,7 +34,7 @@ def test_a_socket_that_stands_keeps_its_poller():
 
 @pytest.mark.req("B2", "B4")
 @pytest.mark.parametrize("between", [True, False], ids=["after a pause", "at once"])
-def test_the_next_connection_gets_a_poller_that_knows_no_closed_socket(between):
+def test_new_connection_gets_a_new_poller(between):
     client = waiting_client()
     sock = socket()
     first = wait_with(client, sock)
@@ -47,7 +47,7 @@ def test_the_next_connection_gets_a_poller_that_knows_no_closed_socket(between):
 
 
 @pytest.mark.req("B2")
-def test_an_outage_makes_one_poller_however_often_it_waits():
+def test_repeated_waits_in_an_outage_use_one_poller():
     client = waiting_client()
     sock = socket()
     wait_with(client, sock)

@@ -1,4 +1,4 @@
-"""Receiving with the blocking client: what nobody can take now waits unacknowledged, and stops nothing else (Q3, Q4, R4, R6)."""
+"""Receiving with the blocking client: unclaimed messages wait unacknowledged and block nothing else (Q3, Q4, R4, R6)."""
 
 import pytest
 
@@ -17,8 +17,8 @@ def acknowledged(broker):
     return [id_of(one) for one in broker.packets if one[0] >> 4 in (4, 7)]
 
 
-def let_go(mqtt):
-    """What nobody has claimed by now has waited long enough. (A time set from the beginning could pass before a check.)"""
+def expire_unclaimed(mqtt):
+    """Let unclaimed messages expire now. (A short time set from the beginning could pass before a check.)"""
     mqtt.session.waiting._unclaimed_ms = 1
 
 
@@ -31,7 +31,7 @@ def turn(broker, mqtt, n=3):
 
 
 @pytest.mark.req("Q0", "Q3", "Q4", "R4")
-def test_what_waited_at_the_broker_is_handed_over_though_its_handler_comes_after_connect():
+def test_messages_received_before_subscribe_reach_the_later_handler():
     broker, mqtt = connected()
     broker.give(
         publish(b"a/1", b"one", 1, 1),
@@ -53,7 +53,7 @@ def test_what_waited_at_the_broker_is_handed_over_though_its_handler_comes_after
 
 
 @pytest.mark.req("Q3", "R4")
-def test_setting_on_message_claims_what_waits():
+def test_setting_on_message_claims_waiting_messages():
     broker, mqtt = connected()
     broker.give(publish(b"a", b"1", 1, 1), publish(b"a", b"2", 1, 2))
     turn(broker, mqtt)
@@ -65,7 +65,7 @@ def test_setting_on_message_claims_what_waits():
 
 
 @pytest.mark.req("Q3", "R4")
-def test_what_was_received_while_nobody_claimed_it_is_kept_over_a_lost_link_and_comes_once():
+def test_unclaimed_messages_survive_a_reconnect_and_are_delivered_once():
     broker, mqtt = connected()
     broker.present = 1
     broker.give(publish(b"a/topic", b"1", 1, 1), publish(b"a/topic", b"2", 2, 2), pubrel(2))
@@ -85,7 +85,7 @@ def test_what_was_received_while_nobody_claimed_it_is_kept_over_a_lost_link_and_
 
 
 @pytest.mark.req("Q3", "Q8")
-def test_what_waited_is_handed_over_though_the_broker_lost_the_session():
+def test_waiting_messages_are_delivered_after_the_broker_lost_the_session():
     broker, mqtt = connected()
     broker.give(publish(b"a", b"1", 1, 1), publish(b"a", b"2", 2, 2), pubrel(2))
     turn(broker, mqtt)
@@ -102,7 +102,7 @@ def test_what_waited_is_handed_over_though_the_broker_lost_the_session():
 
 @pytest.mark.req("Q3", "R4")
 @pytest.mark.clause("MQTT-4.6.0-2", "5:MQTT-4.6.0-2")
-def test_what_comes_behind_an_unclaimed_message_is_handed_over_and_acknowledged_in_its_turn():
+def test_messages_behind_an_unclaimed_one_are_handled_and_acknowledged_in_order():
     broker, mqtt = connected()
     broker.present = 1
     seen = []
@@ -125,8 +125,8 @@ def test_what_comes_behind_an_unclaimed_message_is_handed_over_and_acknowledged_
 
 
 @pytest.mark.req("Q3", "Q4", "R4")
-def test_another_message_under_the_id_of_one_that_is_done_is_handed_over_though_it_has_dup():
-    """RabbitMQ numbers what it sends again anew with every connection."""
+def test_new_message_with_a_reused_packet_id_and_dup_is_delivered():
+    """RabbitMQ gives retransmitted messages new packet ids in every connection."""
     broker, mqtt = connected()
     broker.present = 1
     seen = []
@@ -149,7 +149,7 @@ def test_another_message_under_the_id_of_one_that_is_done_is_handed_over_though_
 
 @pytest.mark.req("R4", "R5")
 @pytest.mark.parametrize("qos", [0, 1, 2])
-def test_what_nobody_claims_is_reported_counted_and_dropped(qos):
+def test_unclaimed_message_is_reported_counted_and_dropped(qos):
     broker, mqtt = connected()
     told = []
     mqtt.on_unclaimed = lambda m: told.append((m.topic, m.payload, m.qos))
@@ -159,7 +159,7 @@ def test_what_nobody_claims_is_reported_counted_and_dropped(qos):
         broker.give(pubrel(1))
     turn(broker, mqtt)
     assert told == [] and acknowledged(broker) == []
-    let_go(mqtt)
+    expire_unclaimed(mqtt)
     until(broker, mqtt, lambda: told)
     turn(broker, mqtt)
     assert told == [("a", b"1", qos)] and acknowledged(broker) == ([1] if qos else [])
@@ -169,7 +169,7 @@ def test_what_nobody_claims_is_reported_counted_and_dropped(qos):
 
 @pytest.mark.req("R4", "R5")
 @pytest.mark.parametrize("qos", [1, 2])
-def test_what_nobody_claims_may_be_kept_for_whoever_comes_later(qos):
+def test_unclaimed_keep_saves_messages_for_a_later_handler(qos):
     broker, mqtt = connected(unclaimed_s=0.1, unclaimed="keep")
     told = []
     mqtt.on_unclaimed = lambda m: told.append(m.payload)
@@ -190,7 +190,7 @@ def test_what_nobody_claims_may_be_kept_for_whoever_comes_later(qos):
 
 
 @pytest.mark.req("R4")
-def test_a_program_that_only_publishes_is_not_stopped_by_what_it_never_takes():
+def test_unclaimed_messages_never_block_a_program_that_only_publishes():
     broker, mqtt = connected(waiting=4, buffer_bytes=256)
     broker.present = 1
     for i in range(20):
@@ -200,19 +200,19 @@ def test_a_program_that_only_publishes_is_not_stopped_by_what_it_never_takes():
     assert mqtt.drain(30)
     assert len(mqtt.session.waiting.entries) <= 8 and mqtt.session.waiting.bytes <= 2048 + 60
     assert mqtt.missed > 0 and mqtt.unclaimed == 0 and broker.connects == 1
-    let_go(mqtt)  # now the client also makes a new connection, for what it left unacknowledged
+    expire_unclaimed(mqtt)  # now the client also makes a new connection, for what it left unacknowledged
     until(broker, mqtt, lambda: mqtt.unclaimed >= 4)
     mqtt.disconnect()
 
 
 @pytest.mark.req("Q3", "R4")
-def test_what_no_more_could_wait_comes_again_in_order_once_there_is_room():
+def test_messages_beyond_the_waiting_limit_arrive_in_order_after_a_reconnect():
     broker, mqtt = connected(waiting=4)
     broker.present = 1
     for i in range(1, 11):
         broker.give(publish(b"a", b"%d" % i, 1, i))
     turn(broker, mqtt)
-    assert len(mqtt.session.waiting.entries) == 8  # four wait, four are known to be left unanswered
+    assert len(mqtt.session.waiting.entries) == 8  # four wait; four are noted as not acknowledged
     assert mqtt.publish("d", "x", 1) and mqtt.drain(30) and broker.connects == 1
     seen = []
     mqtt.subscribe("a", 1, lambda m: seen.append(m.payload))
@@ -229,7 +229,7 @@ def test_what_no_more_could_wait_comes_again_in_order_once_there_is_room():
 
 
 @pytest.mark.req("Q0", "R5")
-def test_what_no_more_could_wait_at_qos_0_is_counted():
+def test_qos_0_messages_beyond_the_waiting_limit_are_counted_as_missed():
     broker, mqtt = connected(waiting=4)
     broker.give(*[publish(b"a", b"%d" % i) for i in range(10)])
     turn(broker, mqtt)
@@ -241,7 +241,7 @@ def test_what_no_more_could_wait_at_qos_0_is_counted():
 
 
 @pytest.mark.req("R4", "R5")
-def test_without_a_session_at_the_broker_nothing_is_left_unanswered():
+def test_clean_session_acknowledges_messages_beyond_the_waiting_limit():
     broker, mqtt = connected(waiting=2, clean=True)
     broker.give(*[publish(b"a", b"%d" % i, 1, i) for i in range(1, 6)])
     turn(broker, mqtt)
@@ -255,7 +255,7 @@ def test_without_a_session_at_the_broker_nothing_is_left_unanswered():
 
 @pytest.mark.req("R4", "R5")
 @pytest.mark.parametrize("qos", [1, 2])
-def test_a_message_whose_handler_always_fails_is_let_go_and_stops_no_other_handler(qos):
+def test_message_whose_handler_always_fails_is_discarded_and_blocks_no_other_handler(qos):
     broker, mqtt = connected(attempts=3)
     errors = []
     seen = []
@@ -284,7 +284,7 @@ def test_a_message_whose_handler_always_fails_is_let_go_and_stops_no_other_handl
 
 
 @pytest.mark.req("R4")
-def test_of_several_handlers_only_the_one_that_failed_is_called_again():
+def test_only_the_failed_one_of_several_handlers_is_called_again():
     broker, mqtt = connected()
     ran = []
 
@@ -304,7 +304,7 @@ def test_of_several_handlers_only_the_one_that_failed_is_called_again():
 
 
 @pytest.mark.req("Q1", "R4")
-def test_what_a_handler_raises_does_not_come_out_of_publish():
+def test_handler_error_is_not_raised_from_publish():
     broker, mqtt = connected()
 
     def fail(message):
@@ -328,7 +328,7 @@ def test_what_a_handler_raises_does_not_come_out_of_publish():
 
 
 @pytest.mark.req("R4")
-def test_what_other_handlers_raise_is_reported_and_ends_no_connection():
+def test_callback_errors_are_reported_and_keep_the_connection():
     broker, mqtt = connected()
     errors = []
     mqtt.on_error = lambda error, message: errors.append((type(error), message))
@@ -357,7 +357,7 @@ async def asynchronous(message):
 
 
 @pytest.mark.req("R4")
-def test_an_async_handler_is_refused():
+def test_async_handler_is_refused():
     broker, mqtt = connected()
     with pytest.raises(UsageError):
         mqtt.subscribe("a", 1, asynchronous)
@@ -371,7 +371,7 @@ def test_an_async_handler_is_refused():
 
 
 @pytest.mark.req("Q4", "B4")
-def test_a_release_that_never_comes_is_noticed_by_time_and_the_message_is_handed_over():
+def test_missing_pubrel_causes_a_reconnect_that_delivers_the_message():
     store = RamStore()
     broker, mqtt = connected(store=store, response_s=1)
     broker.present = 1
@@ -390,7 +390,7 @@ def test_a_release_that_never_comes_is_noticed_by_time_and_the_message_is_handed
 
 
 @pytest.mark.req("W11")
-def test_several_filters_are_asked_for_by_one_packet_with_a_result_each():
+def test_several_filters_share_one_packet_and_each_has_a_result():
     broker, mqtt = connected()
     seen = []
     assert mqtt.subscribe([("a", 0), ("b", 2), "c"], 1, lambda m: seen.append(m.topic)) == [0, 2, 1]
@@ -411,7 +411,7 @@ def test_several_filters_are_asked_for_by_one_packet_with_a_result_each():
 
 
 @pytest.mark.req("R4")
-def test_a_program_for_umqtt_simple_gets_what_came_before_its_callback_was_set():
+def test_umqtt_callback_gets_messages_received_before_it_was_set():
     broker = Loopback()
     mqtt = MQTTClient("me", "127.0.0.1", broker.port, feed=broker)
     mqtt.connect(False)
@@ -430,13 +430,13 @@ def test_a_program_for_umqtt_simple_gets_what_came_before_its_callback_was_set()
 
 @pytest.mark.req("R4")
 @pytest.mark.parametrize("options", [{"unclaimed": "lose"}, {"attempts": 0}, {"waiting": 0}])
-def test_settings_that_can_not_hold_are_refused(options):
+def test_invalid_receive_settings_are_refused(options):
     with pytest.raises(UsageError):
         Client("127.0.0.1", 1, "me", **options)
 
 
 @pytest.mark.req("R4")
-def test_what_the_program_disconnected_from_is_forgotten_and_comes_again():
+def test_messages_waiting_at_disconnect_are_delivered_after_reconnect():
     broker, mqtt = connected()
     broker.give(publish(b"a", b"1", 1, 1), publish(b"a", b"2", 2, 2), pubrel(2))
     turn(broker, mqtt)

@@ -15,7 +15,7 @@ from wire import CutStore, publish, pubrel
 
 
 @pytest.mark.req("Q4", "R4")
-def test_a_handler_that_finished_does_not_run_again_though_its_answers_filled_the_output_and_the_link_was_lost():
+def test_finished_handler_does_not_run_again_after_link_loss_with_full_output():
     broker, mqtt = connected(buffer_bytes=1024)
     broker.present = 1
     ran = []
@@ -38,7 +38,7 @@ def test_a_handler_that_finished_does_not_run_again_though_its_answers_filled_th
 
 
 @pytest.mark.req("Q4")
-def test_a_handler_left_by_an_interrupt_has_not_taken_its_message():
+def test_message_whose_handler_was_interrupted_is_delivered_again():
     broker, mqtt = connected()
     seen = []
 
@@ -58,7 +58,7 @@ def test_a_handler_left_by_an_interrupt_has_not_taken_its_message():
 
 
 @pytest.mark.req("S6", "R4")
-def test_a_worn_store_does_not_raise_out_of_disconnect():
+def test_worn_store_does_not_raise_out_of_disconnect():
     store = CutStore()
     broker, mqtt = connected(store=store)
     broker.answers_publish = False
@@ -75,7 +75,7 @@ def test_a_worn_store_does_not_raise_out_of_disconnect():
 
 
 @pytest.mark.req("Q4", "R4")
-def test_what_a_full_store_left_unanswered_comes_without_a_delay():
+def test_message_refused_by_a_full_store_arrives_without_backoff():
     broker, mqtt = connected(store=RamStore(hold_limit=1), backoff=Backoff(base_ms=100000, cap_ms=100000))
     broker.present = 1
     seen = []
@@ -115,7 +115,7 @@ class Hesitant:
 
 
 @pytest.mark.req("W13")
-def test_a_write_that_took_nothing_is_repeated_with_the_same_length():
+def test_write_that_took_nothing_is_repeated_with_the_same_length():
     mqtt = Client("127.0.0.1", 1, "me", buffer_bytes=256, keep_alive_s=0)
     connection = mqtt.connection
     connection.start(0)
@@ -157,7 +157,7 @@ class Shut:
 
 
 @pytest.mark.req("Q4", "B2")
-def test_a_qos_0_message_behind_a_stored_one_that_is_half_way_out_waits_for_nothing_but_room():
+def test_qos_0_message_behind_a_partly_sent_one_waits_only_for_room():
     broker, mqtt = connected(buffer_bytes=256)
     mqtt.link.sock = sock = Shut(mqtt.link.sock)
     mqtt.publish("t", b"long" * 5000, qos=1)
@@ -171,7 +171,7 @@ def test_a_qos_0_message_behind_a_stored_one_that_is_half_way_out_waits_for_noth
 
 
 @pytest.mark.req("Q4", "B2")
-def test_a_stored_message_that_is_half_way_out_goes_on_as_soon_as_there_is_room():
+def test_partly_sent_message_continues_as_soon_as_there_is_room():
     broker, mqtt = connected(buffer_bytes=256)
     mqtt.link.sock = sock = Shut(mqtt.link.sock)
     mqtt.publish("t", b"long" * 5000, qos=1)
@@ -185,7 +185,7 @@ def test_a_stored_message_that_is_half_way_out_goes_on_as_soon_as_there_is_room(
 
 @pytest.mark.req("R4", "S1")
 @pytest.mark.parametrize("qos", [0, 1])
-def test_a_publish_that_interrupts_a_publish_or_a_step_is_refused_and_harms_nothing(qos):
+def test_publish_that_interrupts_publish_or_poll_is_refused_without_damage(qos):
     broker, mqtt = connected()
     refused = []
 
@@ -227,7 +227,7 @@ def test_a_publish_that_interrupts_a_publish_or_a_step_is_refused_and_harms_noth
 
 
 @pytest.mark.req("R4", "S1")
-def test_a_publish_from_a_scheduled_callback_in_the_middle_of_another_is_refused():
+def test_publish_from_a_scheduled_callback_during_publish_is_refused():
     if sys.implementation.name != "micropython":
         return  # CPython has no scheduled callbacks
     import micropython
@@ -259,7 +259,7 @@ def test_a_publish_from_a_scheduled_callback_in_the_middle_of_another_is_refused
 
 
 @pytest.mark.req("Q1", "R5")
-def test_umqtts_publish_does_not_wait_for_a_message_that_the_flash_lost():
+def test_umqtt_publish_does_not_wait_for_a_message_lost_by_the_flash():
     broker = Loopback()
     store = RamStore()
     mqtt = MQTTClient("me", "127.0.0.1", broker.port, store=store, feed=broker)

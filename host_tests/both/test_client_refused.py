@@ -1,4 +1,4 @@
-"""The blocking client and brokers that do not take a message: they close the connection on it, or never answer it (R3)."""
+"""The blocking client and brokers that refuse a message: they close the connection, or never acknowledge it (R3)."""
 
 import pytest
 
@@ -70,7 +70,7 @@ def outcome(mqtt, bad, good):
 
 
 @pytest.mark.req("R3")
-def test_a_broker_that_closes_the_connection_on_qos_2_gets_the_rest():
+def test_broker_that_closes_the_connection_on_qos_2_gets_all_other_messages():
     broker = Picky(lambda one: one[0] & 4, lambda broker: broker.drop())
     mqtt = client(broker)
     bad = mqtt.publish("a", "exactly once", qos=2)
@@ -81,7 +81,7 @@ def test_a_broker_that_closes_the_connection_on_qos_2_gets_the_rest():
 
 
 @pytest.mark.req("R3")
-def test_max_qos_1_serves_such_a_broker_at_once():
+def test_max_qos_1_avoids_connections_closed_on_qos_2():
     broker = Picky(lambda one: one[0] & 4, lambda broker: broker.drop())
     mqtt = client(broker, max_qos=1)
     handle = mqtt.publish("a", "exactly once, if that can be", qos=2)
@@ -92,7 +92,7 @@ def test_max_qos_1_serves_such_a_broker_at_once():
 
 
 @pytest.mark.req("R3")
-def test_a_broker_that_closes_the_connection_in_the_middle_of_a_long_message_gets_the_rest():
+def test_connection_closed_during_a_long_message_blocks_no_other_message():
     broker = Picky(lambda one: False, None)
     broker.longest = 3000
     mqtt = client(broker)
@@ -104,7 +104,7 @@ def test_a_broker_that_closes_the_connection_in_the_middle_of_a_long_message_get
 
 
 @pytest.mark.req("R3")
-def test_a_broker_that_never_answers_a_message_gets_the_rest():
+def test_unanswered_message_is_refused_and_blocks_no_other_message():
     broker = Picky(lambda one: one[-1:] == b"!", lambda broker: None)
     mqtt = client(broker, response_s=6, refuse_after=1)
     bad = mqtt.publish("a", "no!", qos=1)
@@ -115,7 +115,7 @@ def test_a_broker_that_never_answers_a_message_gets_the_rest():
 
 
 @pytest.mark.req("R3")
-def test_a_broker_that_answers_under_a_wrong_id_gets_the_rest_though_an_answer_may_take_a_short_time_only():
+def test_wrong_packet_id_in_answers_blocks_no_other_message():
     broker = Picky(lambda one: one[-1:] == b"!", lambda broker: broker.give(puback(500)))
     mqtt = client(broker, response_s=3)
     bad = mqtt.publish("a", "no!", qos=1)
@@ -126,7 +126,7 @@ def test_a_broker_that_answers_under_a_wrong_id_gets_the_rest_though_an_answer_m
 
 
 @pytest.mark.req("R3")
-def test_a_broker_that_is_killed_in_the_middle_of_every_connection_refuses_nothing():
+def test_broker_that_drops_every_connection_refuses_no_message():
     seen = []
 
     def third(one):
@@ -144,7 +144,7 @@ def test_a_broker_that_is_killed_in_the_middle_of_every_connection_refuses_nothi
 
 
 @pytest.mark.req("R3", "Q2")
-def test_a_broker_that_answers_qos_2_by_puback_is_sent_each_message_once():
+def test_puback_to_a_qos_2_message_completes_it_without_repeats():
     broker = Picky(lambda one: True, None)
     broker.refusal = lambda broker: broker.give(puback(broker.tries))
     mqtt = client(broker)
