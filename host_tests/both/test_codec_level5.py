@@ -1,4 +1,4 @@
-"""Level 5's own rules (W12): where each property may stand, how often, with which values; reason codes and their errors."""
+"""Level 5's own rules (W12): in which packets each property is allowed, how often, with which values; reason codes and errors."""
 
 import pytest
 
@@ -49,7 +49,7 @@ PROPERTIES = [
 
 
 @pytest.mark.req("W12")
-def test_a_propertys_name_is_its_identifier():
+def test_property_constants_have_the_standard_identifiers():
     assert [identifier for identifier, _, _ in PROPERTIES] == [
         properties.PAYLOAD_FORMAT_INDICATOR,
         properties.MESSAGE_EXPIRY_INTERVAL,
@@ -83,7 +83,7 @@ def test_a_propertys_name_is_its_identifier():
 
 @pytest.mark.req("W12")
 @pytest.mark.clause("5:MQTT-2.2.2-1")
-def test_each_of_27_properties_stands_only_where_the_standard_allows_it():
+def test_each_property_is_accepted_only_in_its_packets():
     assert len(PROPERTIES) == 27
     for identifier, value, where in PROPERTIES:
         for name, packet_type in NUMBERS.items():
@@ -108,7 +108,7 @@ def test_each_of_27_properties_stands_only_where_the_standard_allows_it():
 
 
 @pytest.mark.req("W12")
-def test_only_user_properties_and_a_publishs_subscription_ids_repeat():
+def test_only_user_properties_and_subscription_ids_of_publish_may_repeat():
     for identifier, value, where in PROPERTIES:
         for name in where.split():
             pairs = [(identifier, value), (identifier, value)]
@@ -173,7 +173,7 @@ BAD_VALUES = [
     "MQTT-3.3.2-8", "MQTT-3.3.2-13", "MQTT-3.3.2-14", "MQTT-3.3.2-19", "MQTT-1.5.7-1", "MQTT-1.5.4-1", "MQTT-1.5.4-2"
 )
 @pytest.mark.parametrize("packet_type, identifier, value", BAD_VALUES)
-def test_value_that_the_standard_excludes_is_refused(packet_type, identifier, value):
+def test_invalid_property_value_is_refused(packet_type, identifier, value):
     with pytest.raises(UsageError):
         properties.pack(packet_type, [(identifier, value)])
 
@@ -191,7 +191,7 @@ def test_four_byte_values_keep_all_their_bits():
 @pytest.mark.req("W12")
 @pytest.mark.clause("MQTT-3.2.2-8", "MQTT-3.4.2-1", "MQTT-3.5.2-1", "MQTT-3.6.2-1", "MQTT-3.7.2-1", "MQTT-3.14.2-1")
 @pytest.mark.clause("MQTT-3.9.3-2", "MQTT-3.11.3-2", "MQTT-3.15.2-1")
-def test_reason_code_is_read_where_its_packet_may_carry_it():
+def test_reason_code_is_accepted_only_in_its_packets():
     allowed = {
         2: "00 80 81 82 83 84 85 86 87 88 89 8A 8C 90 95 97 99 9A 9B 9C 9D 9F",
         4: "00 10 80 83 87 90 91 97 99",
@@ -227,7 +227,7 @@ def test_reason_code_is_read_where_its_packet_may_carry_it():
 
 
 @pytest.mark.req("W10", "W12")
-def test_every_reason_code_of_connack_is_told_in_words():
+def test_every_connack_reason_code_has_an_error_text():
     seen = set()
     codes = "80 81 82 83 84 85 86 87 88 89 8A 8C 90 95 97 99 9A 9B 9C 9D 9F"
     for text in codes.split():
@@ -250,7 +250,7 @@ def test_reason_codes_have_names():
 
 @pytest.mark.req("W12")
 @pytest.mark.clause("MQTT-3.1.2-2")
-def test_server_without_level_5_is_understood():
+def test_connack_of_a_server_without_level_5_is_decoded():
     """It answers a level 5 CONNECT with a CONNACK of its own level, code 1, which has no properties."""
     decoder = Decoder(16, 5)
     decoder.feed(b"\x20\x02\x00\x01")
@@ -259,7 +259,7 @@ def test_server_without_level_5_is_understood():
 
 
 @pytest.mark.req("W12", "W13")
-def test_refusal_without_properties_has_none_of_an_earlier_connection():
+def test_connack_without_properties_keeps_none_of_the_previous_connection():
     decoder = Decoder(16, 5)
     decoder.feed(b"\x20\x08\x00\x00\x05\x11\x00\x00\x00\x09")
     assert decoder.next() == CONNACK and decoder.properties_end - decoder.properties_start == 5
@@ -299,7 +299,7 @@ def test_connack_properties_reach_the_session():
 
 @pytest.mark.req("W12")
 @pytest.mark.clause("MQTT-4.12.0-6", "MQTT-3.15.2-1")
-def test_auth_is_read_so_that_it_can_be_refused_by_name():
+def test_auth_packet_is_decoded():
     block = properties.pack(AUTH, [(properties.AUTHENTICATION_METHOD, "X"), (properties.AUTHENTICATION_DATA, b"\x01")])
     decoder = Decoder(64, 5)
     decoder.feed(p.packet(0xF0, bytes((reasons.CONTINUE_AUTHENTICATION, len(block))) + block))
@@ -310,7 +310,7 @@ def test_auth_is_read_so_that_it_can_be_refused_by_name():
 
 @pytest.mark.req("W12")
 @pytest.mark.clause("MQTT-3.14.2-2")
-def test_server_disconnect_says_why_and_may_say_where_to():
+def test_server_disconnect_has_its_reason_code_and_server_reference():
     decoder = Decoder(64, 5)
     decoder.feed(b"\xe0\x00")
     assert decoder.next() == DISCONNECT and decoder.code == 0
@@ -338,7 +338,7 @@ def test_errors_carry_the_reason_code_for_disconnect():
 
 
 @pytest.mark.req("W12")
-def test_fields_of_an_earlier_packet_are_not_delivered_again():
+def test_fields_of_the_previous_packet_are_cleared():
     decoder = Decoder(64, 5)
     decoder.feed(
         b"\x40\x03\x00\x01\x10"

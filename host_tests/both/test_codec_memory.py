@@ -141,7 +141,7 @@ def _match_steady(buf):
         heap_unlock()
 
 
-def test_received_topic_is_the_same_object_while_it_is_the_same_topic():
+def test_repeated_topic_is_the_same_object():
     decoder = Decoder(256)
     buf = bytearray(128)
     seen = []
@@ -189,7 +189,7 @@ def test_publish_larger_than_the_buffer_arrives_in_chunks(size, cut):
 
 
 @pytest.mark.req("W13")
-def test_streamed_publish_whose_head_does_not_fit_is_refused_by_name():
+def test_streamed_publish_whose_head_does_not_fit_is_refused():
     packet = bytearray(300)
     end = put_publish(packet, 0, b"t" * 40, bytes(100))
     for size in range(8, 60):
@@ -205,7 +205,7 @@ def test_streamed_publish_whose_head_does_not_fit_is_refused_by_name():
 
 
 @pytest.mark.req("W13")
-def test_reset_in_the_middle_of_a_stream_starts_anew():
+def test_reset_during_a_streamed_publish_discards_the_rest():
     packet = bytearray(300)
     end = put_publish(packet, 0, b"t", bytes(200))
     decoder = Decoder(64, 4, True)
@@ -220,7 +220,7 @@ def test_reset_in_the_middle_of_a_stream_starts_anew():
 
 
 @pytest.mark.req("W6", "W7")
-def test_payload_from_elsewhere_follows_a_head_made_for_its_length():
+def test_publish_head_plus_separate_payload_equals_the_whole_packet():
     small = bytearray(64)
     whole = bytearray(1000)
     payload = bytes(i & 0xFF for i in range(700))
@@ -230,7 +230,7 @@ def test_payload_from_elsewhere_follows_a_head_made_for_its_length():
         assert bytes(small[:end]) + payload == want
 
 
-def test_feed_refuses_more_than_the_room():
+def test_feed_refuses_more_bytes_than_fit():
     decoder = Decoder(16)
     with pytest.raises(BufferTooSmall):
         decoder.feed(bytes(17))
@@ -240,7 +240,7 @@ def test_feed_refuses_more_than_the_room():
 
 
 @pytest.mark.req("W6")
-def test_every_leftover_leaves_room_for_the_rest_of_its_packet():
+def test_leftover_bytes_leave_room_for_the_rest_of_the_packet():
     """Leftovers move to one of eight places; a packet as long as the buffer still has to fit."""
     for size in (7, 8, 9, 16, 31, 64, 100):
         buf = bytearray(size)
@@ -301,7 +301,7 @@ def test_topic_alias_is_set_used_changed_and_bounded():
 
 @pytest.mark.req("W12")
 @pytest.mark.clause("MQTT-3.3.2-9", "MQTT-3.3.2-8")
-def test_outbound_alias_is_new_once_then_known_and_bounded():
+def test_outbound_alias_is_assigned_once_reused_and_bounded():
     aliases = OutboundAliases(2)
     assert aliases.alias(b"a") == aliases.alias(b"a") == -1
     aliases.note(b"a")

@@ -67,7 +67,7 @@ EXAMPLES = [
 
 @pytest.mark.req("W9", "W12")
 @pytest.mark.clause("MQTT-4.7.2-1", "MQTT-4.7.3-4", "MQTT-4.8.2-1")
-def test_examples_of_the_standard_match_as_it_says():
+def test_examples_of_the_standard_match_as_specified():
     for filter_, topic, want in EXAMPLES:
         check_filter(filter_.encode())
         check_topic(topic.encode())
@@ -81,7 +81,7 @@ def test_examples_of_the_standard_match_as_it_says():
 @pytest.mark.clause(
     "MQTT-4.7.1-1", "MQTT-4.7.1-2", "MQTT-4.7.1-3", "MQTT-4.7.3-1", "MQTT-4.7.3-2", "MQTT-4.7.3-3", "MQTT-3.8.3-1"
 )
-def test_filter_validity():
+def test_valid_filters_are_accepted_and_invalid_ones_refused():
     for good in ("#", "+", "/", "//", "a", "a/#", "a/+/b", "+/+/#", "/+", "+/", " ", "$SYS/#", "a b/ä/+"):
         check_filter(good.encode())
     for bad in (
@@ -207,7 +207,7 @@ EDGES = (
 
 @pytest.mark.req("W9", "W13")
 @pytest.mark.clause("MQTT-1.5.3-1", "MQTT-1.5.3-2", "MQTT-1.5.3-3", "MQTT-1.5.4-1", "MQTT-1.5.4-2", "MQTT-1.5.4-3")
-def test_utf8_is_judged_by_the_table_of_unicode():
+def test_utf8_validity_follows_the_unicode_table():
     """Every pair of bytes; every triple and some quadruples of bytes at the table's edges; at every end of the range."""
     for first in range(256):
         for second in EDGES if ON_MICROPYTHON else range(256):
@@ -237,7 +237,7 @@ def test_text_outside_its_buffer_raises():
 
 
 @pytest.mark.req("W9")
-def test_loops_over_bytes_agree_in_both_implementations():
+def test_native_and_plain_byte_loops_agree():
     from flashmqtt.codec import quick, quick_plain
 
     for byte in range(256):
@@ -252,7 +252,7 @@ def test_loops_over_bytes_agree_in_both_implementations():
 
 
 @pytest.mark.req("W7", "W9")
-def test_a_message_is_put_alike_by_both_implementations_and_only_where_it_fits():
+def test_native_and_plain_put_message_agree_and_never_overrun():
     from flashmqtt.codec import quick, quick_plain
 
     for topic in (b"a", b"a/b/c", b"t" * 200):

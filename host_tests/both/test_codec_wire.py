@@ -91,7 +91,7 @@ def test_type_is_in_the_upper_nibble(kind):
 
 
 @pytest.mark.req("W2")
-def test_publish_flags_stand_in_their_bits():
+def test_publish_flags_are_in_their_bits():
     for dup, qos, retain in ((False, 0, False), (False, 0, True), (True, 1, False), (False, 1, True), (True, 2, True)):
         packet = encoded(put_publish, b"t", b"x", qos, retain, dup, 1 if qos else 0)
         assert packet[0] == 0x30 | (8 if dup else 0) | qos << 1 | (1 if retain else 0)
@@ -177,7 +177,7 @@ def test_remaining_length_of_every_range_end(n, text):
 
 
 @pytest.mark.req("W4")
-def test_longer_than_four_length_bytes_cannot_be_sent():
+def test_packet_over_the_length_limit_is_refused():
     with pytest.raises(UsageError):
         put_publish_head(BUFFER, 0, b"t", 268435455 - 2)
     assert put_publish_head(BUFFER, 0, b"t", 268435455 - 3) == 8
@@ -197,14 +197,14 @@ def test_fifth_length_byte_is_malformed():
 
 @pytest.mark.req("W4")
 @pytest.mark.clause("MQTT-1.5.5-1")
-def test_longer_form_of_a_length_is_malformed_in_level_5_only():
+def test_overlong_remaining_length_is_malformed_only_at_level_5():
     for text in ("D0 80 00", "D0 80 80 00", "D0 80 80 80 00"):
         assert decoded(hexed(text), 4).packet_type == PINGRESP
         refused(hexed(text), 5)
 
 
 @pytest.mark.req("W5")
-def test_erratum_321_is_c1_02_and_the_documents_prose_is_8322():
+def test_remaining_length_321_is_encoded_as_c1_02():
     """The documents work 321 out as 130 then 65, against their own algorithm and table."""
     assert encoded(put_length, 321) == hexed("C1 02")
     prose = hexed("30 82 41")
@@ -224,7 +224,7 @@ def test_length_counts_variable_header_and_payload_only():
 
 
 @pytest.mark.req("W6")
-def test_packet_cut_at_every_byte_needs_more_and_then_is_whole():
+def test_packet_cut_at_every_byte_is_read_after_the_rest():
     packet = encoded(put_publish, b"a/b", bytes(200), 1, packet_id=9)
     for cut in range(len(packet)):
         decoder = Decoder(256)
@@ -256,7 +256,7 @@ def test_empty_payload_is_legal_at_every_qos(level):
 
 
 @pytest.mark.req("W7", "W8")
-def test_packet_id_of_an_earlier_packet_is_not_delivered_again():
+def test_packet_id_of_the_previous_packet_is_cleared():
     decoder = Decoder(64)
     decoder.feed(hexed("32 07 00 03 61 2F 62 00 0A 30 05 00 03 61 2F 62"))
     assert decoder.next() == PUBLISH and decoder.packet_id == 10
@@ -347,7 +347,7 @@ def test_connect_of_every_level():
 @pytest.mark.clause(
     "MQTT-3.1.3-1", "MQTT-3.1.2-9", "MQTT-3.1.2-19", "MQTT-3.1.2-21", "5:MQTT-3.1.2-17", "5:MQTT-3.1.2-19"
 )
-def test_connect_with_everything():
+def test_connect_with_all_fields_is_encoded():
     assert encoded(put_connect, b"d", 4, True, 60, b"u", b"p", b"w", b"gone", 2, True) == hexed(
         "10 1C 00 04 4D 51 54 54 04 F6 00 3C 00 01 64 00 01 77 00 04 67 6F 6E 65 00 01 75 00 01 70"
     )
@@ -360,7 +360,7 @@ def test_connect_with_everything():
 
 @pytest.mark.req("W10")
 @pytest.mark.clause("MQTT-3.1.3-7", "MQTT-3.1.2-22", "MQTT-3.1.2-14", "MQTT-3.1.3-4", "MQTT-3.1.3-10", "MQTT-3.1.3-11")
-def test_connect_that_no_server_would_take_is_refused():
+def test_invalid_connect_is_refused():
     for bad in (b"", b"x" * 24):
         with pytest.raises(UsageError):
             put_connect(BUFFER, 0, bad, 3)
@@ -392,7 +392,7 @@ def test_connect_that_no_server_would_take_is_refused():
 
 @pytest.mark.req("W10", "W12")
 @pytest.mark.clause("5:MQTT-3.1.2-12", "5:MQTT-3.1.3-11", "MQTT-3.1.3-12", "MQTT-3.1.3-4")
-def test_connect_that_no_server_of_level_5_would_take_is_refused():
+def test_invalid_connect_of_level_5_is_refused():
     for named in ({"will_topic": b"w", "will_qos": 3}, {"user": b"\xff"}, {"keep_alive_s": -1}):
         with pytest.raises(UsageError):
             put_connect(BUFFER, 0, b"x", 5, **named)
@@ -405,7 +405,7 @@ def test_connect_that_no_server_of_level_5_would_take_is_refused():
 
 @pytest.mark.req("W10")
 @pytest.mark.clause("MQTT-3.2.2-4")
-def test_connack_says_session_present_and_code():
+def test_connack_has_session_present_and_code():
     for level in (4, 3):
         got = decoded(hexed("20 02 01 00"), level)
         assert (got.code, got.session_present) == (0, level == 4)
@@ -419,7 +419,7 @@ def test_connack_says_session_present_and_code():
 
 
 @pytest.mark.req("W10")
-def test_every_return_code_is_told_in_words():
+def test_every_return_code_has_an_error_text():
     meanings = (
         "unacceptable protocol version",
         "client id rejected",
@@ -477,7 +477,7 @@ def test_unsuback_ping_and_disconnect():
 
 
 @pytest.mark.req("W13")
-def test_length_that_lies_never_reads_behind_the_packet():
+def test_wrong_length_never_reads_behind_the_packet():
     """Peers deliver old buffer bytes here."""
     decoder = Decoder(64)
     decoder.feed(b"\x30\x2f\x00\x01tsecret of an earlier packet....")
@@ -499,7 +499,7 @@ def test_length_that_lies_never_reads_behind_the_packet():
 
 
 @pytest.mark.req("W13")
-def test_oversized_packet_is_refused_by_name_as_soon_as_its_length_is_known():
+def test_oversized_packet_is_refused_as_soon_as_its_length_is_known():
     refused(hexed("30 80 01"), reason=0x95, size=64)
     refused(hexed("30 FF FF FF 7F"), reason=0x95, size=64)
     refused(hexed("90 80 01"), reason=0x95, size=64)
@@ -508,7 +508,7 @@ def test_oversized_packet_is_refused_by_name_as_soon_as_its_length_is_known():
 
 
 @pytest.mark.req("W13")
-def test_buffer_too_small_is_named_and_nothing_outside_is_touched():
+def test_too_small_buffer_raises_and_nothing_outside_is_written():
     puts = [
         (put_publish, (b"a/b", b"payload", 1, False, False, 5)),
         (put_connect, (b"client", 4, True, 60, b"user", b"password", b"will", b"payload")),

@@ -22,7 +22,7 @@ del sys.modules["flashmqtt.codec.quick_native"], sys.modules["flashmqtt.fast.nat
 
 
 @pytest.mark.req("W7", "W9")
-def test_plain_loops_are_the_ones_in_use():
+def test_plain_loops_are_in_use():
     assert quick.plain_end is quick_plain.plain_end
     assert quick.put_message is quick_plain.put_message
 
@@ -44,7 +44,7 @@ def test_valid_vectors_are_written_and_read(level):
 
 
 @pytest.mark.req("W9")
-def test_topics_are_checked():
+def test_invalid_topics_are_refused():
     buf = bytearray(64)
     for bad in (b"", b"a/+", b"a#", b"\x00", b"\xff", b"\xed\xa0\x80"):
         with pytest.raises(InvalidTopic):

@@ -36,7 +36,7 @@ MICROPYTHON = sys.implementation.name == "micropython"
 
 @pytest.mark.req("W10")
 @pytest.mark.clause("MQTT-3.1.0-1")
-def test_connect_carries_what_was_asked_for():
+def test_connect_carries_all_options():
     broker = connected(client_id=b"c", user=b"u", password=b"p", will=(b"w", b"gone", 1, True), keep_alive_s=30)
     assert broker.connect_packet == packet(
         0x10,
@@ -54,7 +54,7 @@ def test_connect_carries_what_was_asked_for():
 
 
 @pytest.mark.req("W10")
-def test_a_refused_connect_is_told_in_words():
+def test_refused_connect_has_an_error_text():
     broker = peer()
     broker.connection.start(broker.now)
     with pytest.raises(ConnectRefused) as refused:
@@ -63,7 +63,7 @@ def test_a_refused_connect_is_told_in_words():
 
 
 @pytest.mark.req("W13")
-def test_a_missing_connack_is_given_up_after_the_deadline():
+def test_missing_connack_raises_at_the_deadline():
     broker = peer(response_ms=5000)
     broker.connection.start(broker.now)
     broker.took()
@@ -73,7 +73,7 @@ def test_a_missing_connack_is_given_up_after_the_deadline():
 
 
 @pytest.mark.req("W13")
-def test_bytes_that_drip_in_do_not_put_off_the_deadlines():
+def test_slowly_dripping_bytes_do_not_defer_deadlines():
     broker = peer(response_ms=5000)
     broker.connection.start(broker.now)
     broker.took()
@@ -95,7 +95,7 @@ def dripping(broker, ms, head):
 
 
 @pytest.mark.req("W13")
-def test_the_end_of_the_stream_is_a_lost_connection():
+def test_end_of_the_stream_is_a_lost_connection():
     broker = connected()
     with pytest.raises(ConnectionLost):
         broker.connection.received(0, broker.now)
@@ -116,7 +116,7 @@ def silence(broker, ms, step=100):
 
 @pytest.mark.req("W11")
 @pytest.mark.clause("MQTT-3.1.2-23")
-def test_a_silent_link_is_found_within_one_and_a_half_keep_alives():
+def test_silent_link_is_found_within_one_and_a_half_keep_alives():
     broker = connected(keep_alive_s=10)
     given_up, sent = silence(broker, 20000)
     assert [one for _, one in sent] == [PINGREQ]
@@ -125,7 +125,7 @@ def test_a_silent_link_is_found_within_one_and_a_half_keep_alives():
 
 
 @pytest.mark.req("W11")
-def test_a_silent_link_is_found_although_we_keep_sending():
+def test_silent_link_is_found_while_we_keep_sending():
     broker = connected(keep_alive_s=10)
     for t in range(0, 20000, 100):
         broker.now = 1000 + t
@@ -158,7 +158,7 @@ def test_pings_keep_an_idle_connection_open():
 
 
 @pytest.mark.req("W11")
-def test_we_ping_although_the_broker_keeps_sending():
+def test_client_pings_while_the_broker_keeps_sending():
     broker = connected(keep_alive_s=10)
     pings = 0
     for t in range(0, 60000, 500):
@@ -172,7 +172,7 @@ def test_we_ping_although_the_broker_keeps_sending():
 
 
 @pytest.mark.req("Q1", "W13")
-def test_a_missing_acknowledgement_ends_the_connection():
+def test_missing_acknowledgement_ends_the_connection():
     broker = in_flight(1, keep_alive_s=10, response_ms=20000)
     for t in range(0, 30000, 100):
         broker.now = 1000 + t
@@ -187,7 +187,7 @@ def test_a_missing_acknowledgement_ends_the_connection():
 
 
 @pytest.mark.req("Q1", "W13")
-def test_the_deadline_of_an_acknowledgement_begins_when_the_message_is_out():
+def test_acknowledgement_deadline_begins_when_the_message_is_sent():
     broker = connected(out_bytes=64, packet_bytes=64, response_ms=5000, keep_alive_s=0)
     broker.session.publish(b"a", bytes(1000), 1)
     connection = broker.connection
@@ -256,7 +256,7 @@ def test_any_chunking_gives_the_same_events(size):
         (b"\x36\x05\x00\x01a\x00\x01", MalformedPacket, 0x81),
     ],
 )
-def test_what_no_broker_sends_ends_the_connection_by_name(wrong, error, reason):
+def test_invalid_packet_ends_the_connection_with_its_reason(wrong, error, reason):
     broker = connected(buffer_bytes=1024)
     with pytest.raises(error) as ended:
         broker.give(wrong)
@@ -265,7 +265,7 @@ def test_what_no_broker_sends_ends_the_connection_by_name(wrong, error, reason):
 
 
 @pytest.mark.req("W13")
-def test_a_flood_is_taken_with_bounded_buffers():
+def test_flood_of_messages_is_received_with_bounded_buffers():
     broker = connected(buffer_bytes=128, out_bytes=64, packet_bytes=128)
     broker.give(*[publish(b"a", b"x" * 50, 1, 1 + i % 100, retain=1) for i in range(150)])
     assert len(broker.messages) == 150
@@ -337,7 +337,7 @@ PAYLOAD = b"p" * 64
         (0, ()),
     ],
 )
-def test_the_steady_state_allocates_nothing(qos, answers):
+def test_steady_state_allocates_nothing(qos, answers):
     for level in (3, 4):
         quiet = Quiet(level)
         if level == 3:
@@ -367,7 +367,7 @@ def chunks_of(broker):
 
 @pytest.mark.req("W13", "Q3")
 @pytest.mark.parametrize("qos", [0, 1])
-def test_a_message_longer_than_the_buffer_comes_in_chunks_and_the_last_is_acknowledged(qos):
+def test_message_longer_than_the_buffer_arrives_in_chunks_and_is_acknowledged_last(qos):
     broker = connected(buffer_bytes=64, chunks=True)
     seen = chunks_of(broker)
     payload = bytes(range(200))
@@ -390,7 +390,7 @@ def test_a_message_longer_than_the_buffer_comes_in_chunks_and_the_last_is_acknow
 
 
 @pytest.mark.req("W13", "Q3")
-def test_a_message_whose_chunks_were_cut_is_not_acknowledged_and_begins_anew():
+def test_chunked_message_cut_off_is_not_acknowledged_and_restarts():
     broker = connected(buffer_bytes=64, chunks=True)
     seen = chunks_of(broker)
     long = publish(b"a", bytes(150), 1, 9)
@@ -405,7 +405,7 @@ def test_a_message_whose_chunks_were_cut_is_not_acknowledged_and_begins_anew():
 
 
 @pytest.mark.req("W13", "Q4")
-def test_a_held_message_is_whole_where_chunks_are_taken():
+def test_short_held_message_arrives_whole_with_chunks_enabled():
     broker = connected(buffer_bytes=64, chunks=True)
     seen = chunks_of(broker)
     broker.give(publish(b"a", bytes(150)), publish(b"b", b"held", 2, 3), pubrel(3))

@@ -1,4 +1,4 @@
-"""TLS's socket in steps, without TLS: what a peer says last is read, whatever became of our writes (W13)."""
+"""TLS's socket in steps, without TLS: the peer's last bytes are read even if our writes failed (W13)."""
 
 import pytest
 
@@ -31,7 +31,7 @@ def told(call, *arguments):
 
 
 @pytest.mark.req("W13")
-def test_a_write_that_fails_in_the_handshake_leaves_the_peers_reason_to_be_read():
+def test_tls_alert_is_read_after_a_failed_handshake_write():
     steps = Steps(Gone(ALERT))
     assert told(steps.write, b"our certificate") == 15
     assert told(steps.write, b"finished") == 8
@@ -42,14 +42,14 @@ def test_a_write_that_fails_in_the_handshake_leaves_the_peers_reason_to_be_read(
 
 
 @pytest.mark.req("W13")
-def test_where_the_peer_gave_no_reason_the_failed_write_is_the_reason():
+def test_failed_handshake_write_is_reported_when_no_alert_follows():
     steps = Steps(Gone(b""))
     assert told(steps.write, b"finished") == 8
     assert told(steps.readinto, bytearray(5)) == -EPIPE
 
 
 @pytest.mark.req("W13")
-def test_a_write_that_fails_after_the_handshake_fails():
+def test_failed_write_after_the_handshake_is_reported_at_once():
     steps = Steps(Gone(b""))
     steps.shaking = False
     assert steps.write(b"x") == -EPIPE

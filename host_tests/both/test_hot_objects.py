@@ -1,4 +1,4 @@
-"""The objects that every message goes through stay quick on MicroPython: what slows them there is not seen on a host."""
+"""Objects that every message uses stay fast on MicroPython: what slows them there does not show on a host."""
 
 from flashmqtt.client import Client
 from flashmqtt.flash.ram import RamRegion

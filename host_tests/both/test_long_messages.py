@@ -1,4 +1,4 @@
-"""Received messages that are longer than the buffer: passed over or in pieces, cut anywhere, at every QoS and level."""
+"""Received messages longer than the buffer: skipped or delivered in pieces, cut at any byte, at every QoS and level."""
 
 import pytest
 
@@ -46,7 +46,7 @@ def answers(qos, packet_id=9):
 
 @pytest.mark.req("R2", "W13")
 @pytest.mark.parametrize("qos", [0, 1, 2])
-def test_a_long_message_is_passed_over_however_its_bytes_come(qos):
+def test_long_message_is_skipped_for_any_chunking(qos):
     for n in (58, 59, 60, 61, 62, 63, 64, 120, 127, 128, 129, 500):
         for step in (1, 7, 64, 1000):
             broker = connected(buffer_bytes=SIZE)
@@ -67,7 +67,7 @@ def test_a_long_message_is_passed_over_however_its_bytes_come(qos):
 
 @pytest.mark.req("R2")
 @pytest.mark.parametrize("level", [3, 4])
-def test_at_qos_2_the_flow_of_a_message_passed_over_comes_to_its_end(level):
+def test_skipped_qos_2_message_completes_its_flow(level):
     broker = connected(buffer_bytes=SIZE, level=level)
     long = publish(b"a", payload(300), 2, 9)
     broker.give(long)
@@ -81,7 +81,7 @@ def test_at_qos_2_the_flow_of_a_message_passed_over_comes_to_its_end(level):
 
 @pytest.mark.req("R2")
 @pytest.mark.parametrize("qos", [0, 1, 2])
-def test_a_long_message_cut_at_any_byte_comes_again_and_is_passed_over_once(qos):
+def test_long_message_cut_at_any_byte_is_skipped_once(qos):
     long = publish(b"a/b", payload(150), qos, 9)
     for cut in range(len(long)):
         broker = connected(buffer_bytes=SIZE)
@@ -97,7 +97,7 @@ def test_a_long_message_cut_at_any_byte_comes_again_and_is_passed_over_once(qos)
 
 @pytest.mark.req("R2")
 @pytest.mark.parametrize("qos", [0, 1, 2])
-def test_a_topic_longer_than_the_buffer_is_passed_over_too(qos):
+def test_message_with_a_topic_longer_than_the_buffer_is_skipped(qos):
     for length in (
         20,
         29,
@@ -141,7 +141,7 @@ def test_a_topic_longer_than_the_buffer_is_passed_over_too(qos):
 
 
 @pytest.mark.req("R2", "W13")
-def test_what_no_conforming_broker_sends_is_found_in_long_messages_too():
+def test_malformed_long_message_raises():
     for long in (
         publish(b"a\xff", payload(100), 1, 9),
         publish(b"", payload(100), 1, 9),
@@ -158,7 +158,7 @@ def test_what_no_conforming_broker_sends_is_found_in_long_messages_too():
 
 
 @pytest.mark.req("R2")
-def test_what_is_held_under_the_same_id_is_not_lost_over_it():
+def test_skipped_message_does_not_discard_a_held_one_with_its_id():
     broker = connected(buffer_bytes=SIZE)
     broker.give(publish(b"h", b"held", 2, 9), publish(b"a", payload(200), 2, 9), pubrel(9))
     assert broker.took() == [pubrec(9), pubrec(9), pubcomp(9)]
@@ -166,7 +166,7 @@ def test_what_is_held_under_the_same_id_is_not_lost_over_it():
 
 
 @pytest.mark.req("R2")
-def test_no_answer_is_overdue_while_a_long_message_keeps_it_back():
+def test_deadlines_wait_while_a_long_message_arrives():
     broker = in_flight(1, buffer_bytes=SIZE, response_ms=1000, keep_alive_s=2)
     long = publish(b"a", payload(3000), 0)
     took = []
@@ -184,7 +184,7 @@ def test_no_answer_is_overdue_while_a_long_message_keeps_it_back():
 
 @pytest.mark.req("R2")
 @pytest.mark.parametrize("owed", ["acknowledgement", "PINGRESP"])
-def test_what_stays_out_once_the_long_message_is_through_is_overdue(owed):
+def test_missing_answer_after_a_long_message_raises_at_its_deadline(owed):
     broker = (in_flight if owed == "acknowledgement" else lambda _, **options: connected(**options))(
         1, buffer_bytes=SIZE, response_ms=5000, keep_alive_s=4
     )
@@ -202,7 +202,7 @@ def test_what_stays_out_once_the_long_message_is_through_is_overdue(owed):
 
 @pytest.mark.req("R2")
 @pytest.mark.parametrize("qos", [0, 1, 2])
-def test_the_client_reports_it_and_lives(qos):
+def test_client_reports_a_skipped_message_and_stays_connected(qos):
     from flashmqtt.client import Client
 
     broker = Loopback()
@@ -235,7 +235,7 @@ def pieces_of(broker):
 
 @pytest.mark.req("R2")
 @pytest.mark.parametrize("qos", [0, 1])
-def test_pieces_of_a_message_cut_at_any_byte_begin_anew(qos):
+def test_chunked_message_cut_at_any_byte_restarts(qos):
     body = payload(150)
     long = publish(b"a/b", body, qos, 9)
     for cut in range(len(long)):
@@ -254,7 +254,7 @@ def test_pieces_of_a_message_cut_at_any_byte_begin_anew(qos):
 
 
 @pytest.mark.req("R2")
-def test_with_chunks_a_head_that_does_not_fit_is_passed_over():
+def test_head_longer_than_the_buffer_is_skipped_with_chunks_enabled():
     broker = connected(buffer_bytes=SIZE, chunks=True)
     seen = pieces_of(broker)
     broker.give(publish(b"t" * 100, payload(100), 1, 9), SHORT)
@@ -266,7 +266,7 @@ def test_with_chunks_a_head_that_does_not_fit_is_passed_over():
 
 
 class Taker:
-    """A program that takes pieces: puts them together, and demands that they fit."""
+    """A program that receives pieces: joins them and asserts that each follows the last."""
 
     def __init__(self, broker):
         broker.on_message = self
@@ -298,7 +298,7 @@ def stores():
 
 @pytest.mark.req("R2", "Q4")
 @pytest.mark.parametrize("kind", ["ram", "journal"])
-def test_at_qos_2_pieces_are_held_and_handed_over_at_pubrel(kind):
+def test_qos_2_chunks_are_held_and_delivered_at_pubrel(kind):
     for n in (60, 100, 231, 232, 233, 464, 1000, 5000):
         broker = connected(stores()[kind](), buffer_bytes=SIZE, packet_bytes=SIZE, chunks=True)
         taker = Taker(broker)
@@ -321,7 +321,7 @@ def test_at_qos_2_pieces_are_held_and_handed_over_at_pubrel(kind):
 
 @pytest.mark.req("R2", "Q4")
 @pytest.mark.parametrize("level", [3, 4, 5])
-def test_at_qos_2_a_long_message_cut_at_any_byte_arrives_once(level):
+def test_long_qos_2_message_cut_at_any_byte_arrives_once(level):
     from flashmqtt.session.level5 import Level5
 
     body = payload(150)
@@ -354,7 +354,7 @@ def test_at_qos_2_a_long_message_cut_at_any_byte_arrives_once(level):
 
 
 @pytest.mark.req("R2", "Q4")
-def test_a_connection_lost_between_two_pieces_goes_on_behind_the_one_that_was_taken():
+def test_delivery_continues_after_the_last_handled_chunk():
     body = payload(300)
     for fails_at in range(1, 12):
         broker = connected(buffer_bytes=SIZE, packet_bytes=SIZE, chunks=True)
@@ -382,7 +382,7 @@ def test_a_connection_lost_between_two_pieces_goes_on_behind_the_one_that_was_ta
 
 
 @pytest.mark.req("R2", "Q4", "R4")
-def test_a_piece_whose_handler_fails_is_handed_over_again_and_none_before_it():
+def test_only_the_chunk_whose_handler_failed_is_repeated():
     body = payload(300)
     for fails_at in range(1, 6):
         broker = connected(buffer_bytes=SIZE, packet_bytes=SIZE, chunks=True)
@@ -409,7 +409,7 @@ def test_a_piece_whose_handler_fails_is_handed_over_again_and_none_before_it():
 
 
 @pytest.mark.req("R2", "Q4")
-def test_another_message_under_the_id_of_one_held_makes_it_come_again_behind_it():
+def test_new_message_with_a_held_id_arrives_after_the_held_one():
     broker = connected(buffer_bytes=SIZE, packet_bytes=SIZE, chunks=True)
     taker = Taker(broker)
     first, second = payload(300), payload(301)[1:]
@@ -428,7 +428,7 @@ def test_another_message_under_the_id_of_one_held_makes_it_come_again_behind_it(
 
 
 @pytest.mark.req("R2")
-def test_what_the_store_can_never_hold_is_passed_over():
+def test_message_longer_than_the_store_can_hold_is_skipped():
     from flashmqtt.session.ram import RamStore
 
     broker = connected(RamStore(longest=1000), buffer_bytes=SIZE, packet_bytes=SIZE, chunks=True)
@@ -439,7 +439,7 @@ def test_what_the_store_can_never_hold_is_passed_over():
 
 
 @pytest.mark.req("R2", "R4")
-def test_without_room_for_it_now_it_comes_again_when_there_is():
+def test_long_message_without_room_arrives_when_there_is_room():
     from flashmqtt.session.ram import RamStore
 
     broker = connected(RamStore(hold_limit=1), buffer_bytes=SIZE, packet_bytes=SIZE, chunks=True)
@@ -458,8 +458,8 @@ def test_without_room_for_it_now_it_comes_again_when_there_is():
 
 @pytest.mark.req("R2", "Q4", "S2")
 @pytest.mark.parametrize("model", ["prefix", "bits", "unreported"])
-def test_a_power_cut_at_any_operation_leaves_a_long_message_whole_or_to_come_again(model):
-    """The handler puts the pieces together in RAM, so that what it has not finished begins anew after a power cut."""
+def test_long_message_is_delivered_after_a_power_cut_at_any_operation(model):
+    """The handler joins the pieces in RAM, so an unfinished message starts again after a power cut."""
     from flashmqtt.flash.block import BlockRegion
     from flashmqtt.journal.journal import Journal
     from tools.flashsim.nor import NorFlash, PowerCut
