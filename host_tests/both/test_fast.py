@@ -119,7 +119,7 @@ def test_lay_clears_bits_as_flash_is_programmed(ops):
 
 @pytest.mark.parametrize("ops", IMPLEMENTATIONS, ids=["plain", "chosen"])
 @pytest.mark.req("S4")
-def test_words_and_bytes_agree_at_every_boundary(ops):
+def test_results_are_equal_at_every_alignment(ops):
     """Moves by words where both sides lie on a word's boundary; the result may not show it."""
     for at in range(5):
         for start in range(5):
@@ -181,7 +181,7 @@ def test_chosen_operations_allocate_nothing():
 
 
 @pytest.mark.req("S2")
-def test_unchecked_calls_do_what_the_checked_ones_do():
+def test_unchecked_calls_equal_the_checked_ones():
     for n in range(20):
         for at in range(5):
             for start in range(5):

@@ -23,7 +23,7 @@ def _pattern(n, salt=1):
 
 @pytest.mark.parametrize("personality", PERSONALITIES)
 @pytest.mark.req("S3", "S4")
-def test_what_is_programmed_is_read_back_and_erased_again(personality):
+def test_programmed_bytes_are_read_back_until_erased(personality):
     flash = NorFlash(4 * SECTOR, personality)
     assert flash.ioctl(4, 0) == 4 and flash.ioctl(5, 0) == SECTOR
     flash.ioctl(6, 1)
@@ -42,7 +42,7 @@ def test_what_is_programmed_is_read_back_and_erased_again(personality):
 
 @pytest.mark.parametrize("personality", ["rp2", "esp32"])
 @pytest.mark.req("S4")
-def test_second_value_of_a_byte_is_a_violation_and_only_clears_bits(personality):
+def test_changing_a_programmed_byte_is_a_violation_and_only_clears_bits(personality):
     flash = NorFlash(SECTOR, personality)
     page = bytearray(b"\xff" * 256)
     page[7] = 0xF0
@@ -59,7 +59,7 @@ def test_second_value_of_a_byte_is_a_violation_and_only_clears_bits(personality)
 
 
 @pytest.mark.req("S4")
-def test_encrypted_block_takes_one_program_and_reads_noise_when_erased():
+def test_encrypted_block_is_programmed_once_and_reads_noise_when_erased():
     flash = NorFlash(SECTOR, "esp32-encrypted")
     assert flash.info()[5] is True
     assert _read(flash, 0, 32) != b"\xff" * 32
@@ -74,7 +74,7 @@ def test_encrypted_block_takes_one_program_and_reads_noise_when_erased():
 
 
 @pytest.mark.req("S4")
-def test_rp2_programs_whole_pages_whatever_it_is_handed():
+def test_rp2_programs_whole_pages_and_records_invalid_calls():
     flash = NorFlash(2 * SECTOR, "rp2")
     flash.writeblocks(0, bytearray(b"\x00" * 100), 0)
     assert flash.peek(0, 100) == b"\x00" * 100 and flash.peek(100, 156) != b"\xff" * 156
@@ -87,7 +87,7 @@ def test_rp2_programs_whole_pages_whatever_it_is_handed():
 
 
 @pytest.mark.req("S4")
-def test_esp32_refuses_what_lies_outside():
+def test_esp32_refuses_ranges_outside_the_chip():
     flash = NorFlash(2 * SECTOR, "esp32")
     flash.writeblocks(0, bytes(100), 3)
     for call in (
@@ -120,7 +120,7 @@ def _cut(personality, operation, model, variant):
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.req("S2")
-def test_cut_leaves_only_what_its_model_allows_and_replays_by_its_id(model):
+def test_power_cut_follows_its_model_and_replays_by_id(model):
     for personality in ("rp2", "esp32"):
         for operation in range(1, 6):
             for variant in range(6):
@@ -184,7 +184,7 @@ def test_torn_erase_can_leave_anything():
 
 @pytest.mark.parametrize("personality", ["rp2", "esp32"])
 @pytest.mark.req("S4")
-def test_bad_sector_takes_no_erase_or_no_program(personality):
+def test_bad_sector_ignores_erases_or_programs(personality):
     flash = NorFlash(2 * SECTOR, personality)
     flash.writeblocks(0, bytearray(256), 0)
     flash.set_bad(0, "erase")
@@ -199,7 +199,7 @@ def test_bad_sector_takes_no_erase_or_no_program(personality):
 
 
 @pytest.mark.req("S2")
-def test_snapshot_brings_back_contents_and_weak_cells():
+def test_snapshot_restores_contents_and_weak_cells():
     flash, _ = _cut("rp2", 3, "weak", 3)
     kept = flash.snapshot()
     cells = flash.peek(0, SECTOR)

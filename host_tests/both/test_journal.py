@@ -1,4 +1,4 @@
-"""The journal as a store, on flash in RAM: what goes in comes out, in order, also after a restart."""
+"""The journal as a store, on flash in RAM: messages are read back in order, also after a restart."""
 
 import pytest
 
@@ -43,7 +43,7 @@ def test_stored_messages_come_out_in_order_after_a_restart():
 
 
 @pytest.mark.req("S1")
-def test_a_mark_is_there_after_a_restart_once_it_was_synced():
+def test_synced_mark_survives_a_restart():
     region = RamRegion(8)
     journal = Journal(region)
     for i in range(3):
@@ -61,7 +61,7 @@ def test_a_mark_is_there_after_a_restart_once_it_was_synced():
 
 
 @pytest.mark.req("S1")
-def test_a_new_message_has_no_mark_of_the_one_that_was_there_32_before():
+def test_new_message_has_no_mark_of_the_message_32_before():
     journal = Journal(RamRegion(8))
     for n in range(1, 100):
         assert journal.append(b"x", 1) == n
@@ -72,7 +72,7 @@ def test_a_new_message_has_no_mark_of_the_one_that_was_there_32_before():
 
 
 @pytest.mark.req("S1", "Q4")
-def test_a_held_message_comes_back_held_until_it_is_discarded():
+def test_held_message_survives_restarts_until_discarded():
     region = RamRegion(8)
     journal = Journal(region)
     journal.hold(65535, b"inbound", 7)
@@ -88,7 +88,7 @@ def test_a_held_message_comes_back_held_until_it_is_discarded():
 
 
 @pytest.mark.req("Q4")
-def test_a_key_that_was_discarded_is_held_anew():
+def test_discarded_key_can_be_held_again():
     """The record of the discard must not stand behind the new message."""
     for sync in (False, True):
         region = RamRegion(8)
@@ -105,7 +105,7 @@ def test_a_key_that_was_discarded_is_held_anew():
 
 
 @pytest.mark.req("Q4", "S6")
-def test_where_a_discard_is_damaged_the_later_message_of_its_key_is_held():
+def test_damaged_discard_record_keeps_the_later_message_of_its_key():
     region = RamRegion(8, 4096, 256)
     journal = Journal(region)
     journal.hold(5, b"old", 3)
@@ -123,7 +123,7 @@ def test_where_a_discard_is_damaged_the_later_message_of_its_key_is_held():
 
 
 @pytest.mark.req("S6")
-def test_what_a_journal_does_not_have_is_an_error():
+def test_unknown_attribute_raises_attribute_error():
     journal = Journal(RamRegion(8))
     assert (journal.stored, journal.waiting, journal.wear) == (0, 0, 0)
     with pytest.raises(AttributeError):
@@ -131,7 +131,7 @@ def test_what_a_journal_does_not_have_is_an_error():
 
 
 @pytest.mark.req("S1")
-def test_sync_and_flush_write_nothing_where_there_is_nothing_to_say():
+def test_sync_and_flush_without_changes_write_nothing():
     region = RamRegion(8)
     journal = Journal(region)
     journal.append(b"x", 1)
@@ -170,7 +170,7 @@ def test_one_write_makes_all_marks_and_discards_durable():
 
 
 @pytest.mark.req("S1")
-def test_the_note_outlives_everything():
+def test_note_survives_restarts_and_ring_wraps():
     region = RamRegion(4)
     journal = Journal(region)
     assert bytes(journal.note) == b"\xff" * 12
@@ -188,7 +188,7 @@ def test_the_note_outlives_everything():
 
 
 @pytest.mark.req("S1")
-def test_what_is_outside_the_window_is_the_callers_mistake():
+def test_sequence_outside_the_window_raises_usage_error():
     journal = Journal(RamRegion(8))
     for _ in range(40):
         journal.append(b"x", 1)
@@ -203,7 +203,7 @@ def test_what_is_outside_the_window_is_the_callers_mistake():
 
 
 @pytest.mark.req("S1")
-def test_a_message_is_read_from_any_place():
+def test_message_is_read_from_any_offset():
     region = RamRegion(8)
     journal = Journal(region)
     bodies = [
@@ -225,8 +225,8 @@ def test_a_message_is_read_from_any_place():
 
 @pytest.mark.req("S1")
 @pytest.mark.parametrize("remount", (False, True))
-def test_a_message_that_was_given_up_after_its_last_piece_is_not_read_for_the_next(remount):
-    """All its bytes were written, but it was never committed: it may exist, under a sequence of its own, or not."""
+def test_uncommitted_message_with_all_pieces_is_not_read_as_the_next(remount):
+    """All its bytes were written, but it was not committed: after a remount it is gone, or it has its own sequence number."""
     region = RamRegion(8)
     journal = Journal(region)
     journal.begin(300)
@@ -246,7 +246,7 @@ def test_a_message_that_was_given_up_after_its_last_piece_is_not_read_for_the_ne
 
 
 @pytest.mark.req("S1")
-def test_a_message_that_was_given_up_in_its_middle_never_was():
+def test_message_abandoned_between_pieces_leaves_no_trace():
     region = RamRegion(8)
     journal = Journal(region)
     for n in range(1, 5):

@@ -1,4 +1,4 @@
-"""Held messages that come in pieces, beside all else that a journal does: random histories against a model, with power cuts."""
+"""Held messages written in pieces, mixed with all other journal operations: random histories against a model, with power cuts."""
 
 import sys
 
@@ -150,7 +150,7 @@ CASES = [(sectors, policy) for sectors in (5, 8, 16) for policy in (REFUSE, DROP
 
 @pytest.mark.req("R2", "S2")
 @pytest.mark.parametrize("sectors,policy", CASES)
-def test_what_is_held_is_whole_and_what_is_not_complete_is_gone(sectors, policy):
+def test_power_cut_keeps_complete_held_messages_and_discards_partial_ones(sectors, policy):
     pieces = 0
     for seed in range(1, ROUNDS + 1):
         history = History(sectors, policy, seed * 31 + sectors)
@@ -175,7 +175,7 @@ def test_what_is_held_is_whole_and_what_is_not_complete_is_gone(sectors, policy)
 
 
 @pytest.mark.req("R2")
-def test_what_is_not_complete_is_not_held_and_its_key_is_taken():
+def test_incomplete_message_is_not_held_but_occupies_its_key():
     journal = Journal(BlockRegion(NorFlash(8 * 4096)))
     journal.hold_begin(7, 600)
     journal.hold_extend(BODY, 0, 500)

@@ -1,4 +1,4 @@
-"""Golden images: what a journal once wrote is read for ever, and what is not a journal is refused by name, and not touched."""
+"""Golden images: journals of earlier code are still read; a region that is not a journal is refused and not changed."""
 
 import pytest
 
@@ -42,7 +42,7 @@ def inbound(journal):
 
 @pytest.mark.req("S1", "S2")
 @pytest.mark.parametrize("name, boot", (("example", 2), ("closed", 3), ("torn", 3), ("reopened", 4)))
-def test_the_example_is_read(name, boot):
+def test_example_images_are_read(name, boot):
     journal = Journal(image(name))
     assert (journal.boot, journal.dropped, journal.damaged) == (boot, 0, 0)
     assert inbound(journal) == [(7, b"inbound")]
@@ -54,7 +54,7 @@ def test_the_example_is_read(name, boot):
 
 
 @pytest.mark.req("S1", "S2", "S5")
-def test_a_full_journal_is_read():
+def test_full_journal_is_read():
     journal = Journal(image("full"))
     assert journal.low == 36 and journal.is_finished(38) and not journal.is_finished(37)
     found = waiting(journal)
@@ -63,7 +63,7 @@ def test_a_full_journal_is_read():
 
 
 @pytest.mark.req("S5")
-def test_a_journal_that_dropped_its_oldest_messages_is_read():
+def test_journal_that_dropped_its_oldest_messages_is_read():
     journal = Journal(image("dropped"))
     assert journal.dropped > 5
     found = waiting(journal)
@@ -85,28 +85,28 @@ def test_held_messages_and_the_note_are_read():
 
 
 @pytest.mark.req("S1", "S2")
-def test_a_long_message_over_several_sectors_is_read():
+def test_long_message_over_several_sectors_is_read():
     journal = Journal(image("long"))
     long = b"".join(bytes([i]) * 100 for i in range(12))
     assert waiting(journal) == [(1, b"short", False), (2, long, False), (3, b"short again", False)]
 
 
 @pytest.mark.req("S2")
-def test_an_interrupted_first_mount_begins_again():
+def test_interrupted_first_mount_begins_again():
     journal = Journal(image("first_mount"))
     assert journal.fresh and journal.boot == 1 and journal.next_seq == 1
     assert journal.append(b"first", 5) == 1
 
 
 @pytest.mark.req("S6")
-def test_damage_costs_the_message_that_it_hit():
+def test_damage_loses_only_the_damaged_message():
     journal = Journal(image("damaged"))
     assert waiting(journal) == [(2, b"", True), (3, b"third", False)] and inbound(journal) == [(7, b"inbound")]
 
 
 @pytest.mark.req("S6")
 @pytest.mark.parametrize("name, words", (("foreign", "not a journal"), ("version_1", "has version 1")))
-def test_what_is_not_ours_is_refused_and_not_touched(name, words):
+def test_foreign_region_is_refused_and_not_changed(name, words):
     region = image(name)
     before = bytes(region.cells)
     with pytest.raises(StoreForeign) as refused:

@@ -1,4 +1,4 @@
-"""The journal when it is full, when sectors fail, when it ends cleanly, and what it must not do."""
+"""The journal when it is full, when sectors fail, when it is closed, and its refusals."""
 
 import sys
 
@@ -40,7 +40,7 @@ def limit_of(region):
 
 
 def again(region):
-    """What a power cut leaves at this moment."""
+    """Return the region as a power cut at this moment would leave it."""
     return RamRegion(region.sectors, region.sector_bytes, region.page_bytes, bytearray(region.cells))
 
 
@@ -48,7 +48,7 @@ def again(region):
 
 
 @pytest.mark.req("S5", "S6")
-def test_a_full_store_refuses_and_keeps_everything():
+def test_full_store_refuses_new_messages_and_keeps_stored_ones():
     region = RamRegion(6)
     journal = Journal(region)
     n = fill(journal)
@@ -60,7 +60,7 @@ def test_a_full_store_refuses_and_keeps_everything():
 
 
 @pytest.mark.req("S5")
-def test_a_full_store_that_drops_the_newest_counts_them_across_a_restart():
+def test_drop_newest_counts_dropped_messages_across_a_restart():
     region = RamRegion(6)
     journal = Journal(region, policy=DROP_NEWEST)
     n = fill(journal)
@@ -72,7 +72,7 @@ def test_a_full_store_that_drops_the_newest_counts_them_across_a_restart():
 
 
 @pytest.mark.req("S5")
-def test_a_long_message_that_finds_no_room_is_the_newest_and_counted():
+def test_long_message_without_room_is_dropped_as_newest_and_counted():
     """Version 1 raised StoreFull for it."""
     region = RamRegion(6)
     journal = Journal(region, policy=DROP_NEWEST)
@@ -83,7 +83,7 @@ def test_a_long_message_that_finds_no_room_is_the_newest_and_counted():
 
 
 @pytest.mark.req("S5")
-def test_a_full_store_that_drops_the_oldest_keeps_the_newest_and_what_it_owes():
+def test_drop_oldest_keeps_the_newest_and_marked_messages():
     region = RamRegion(6)
     journal = Journal(region, policy=DROP_OLDEST)
     ranges = []
@@ -107,7 +107,7 @@ def test_a_full_store_that_drops_the_oldest_keeps_the_newest_and_what_it_owes():
 
 
 @pytest.mark.req("S5")
-def test_what_is_marked_while_it_is_dropped_stays_without_its_body():
+def test_message_marked_during_its_drop_stays_without_its_body():
     region = RamRegion(6)
     journal = Journal(region, policy=DROP_OLDEST)
 
@@ -130,8 +130,8 @@ def test_what_is_marked_while_it_is_dropped_stays_without_its_body():
 
 @pytest.mark.req("S5")
 @pytest.mark.parametrize("length", [90, 150, 240])
-def test_the_oldest_are_dropped_also_with_a_full_window_in_flight(length):
-    """A link is lost with messages in flight, and stays away until the store is full, and full again."""
+def test_oldest_messages_are_dropped_even_with_a_full_window(length):
+    """The link is lost with messages in flight and stays down until the store has been filled several times."""
     region = RamRegion(8)
     journal = Journal(region, policy=DROP_OLDEST)
     message = bytes(length)
@@ -145,7 +145,7 @@ def test_the_oldest_are_dropped_also_with_a_full_window_in_flight(length):
 
 @pytest.mark.req("S5")
 @pytest.mark.parametrize("sectors", [4, 5, 6, 9])
-def test_a_message_within_the_limit_is_never_refused_where_the_oldest_may_be_dropped(sectors):
+def test_drop_oldest_never_refuses_a_message_within_the_limit(sectors):
     """Version 1 dropped every waiting message, and then refused it all the same."""
     region = RamRegion(sectors, 1024, 256)
     journal = Journal(region, policy=DROP_OLDEST)
@@ -170,7 +170,7 @@ def test_a_message_within_the_limit_is_never_refused_where_the_oldest_may_be_dro
 
 @pytest.mark.req("S5")
 @pytest.mark.parametrize("sectors", [8, 9, 12])
-def test_held_messages_in_the_way_refuse_nothing_where_the_oldest_may_be_dropped(sectors):
+def test_drop_oldest_refuses_nothing_beside_held_messages(sectors):
     region = RamRegion(sectors, 1024, 256)
     journal = Journal(region, policy=DROP_OLDEST)
     for n in range(120):
@@ -189,7 +189,7 @@ def test_held_messages_in_the_way_refuse_nothing_where_the_oldest_may_be_dropped
 
 
 @pytest.mark.req("S5")
-def test_the_limit_of_a_message_is_one_number_that_always_holds():
+def test_message_length_limit_is_constant():
     """An empty version 1 took such messages only every second time."""
     for sectors in (4, 5, 16):
         region = RamRegion(sectors, 1024, 256)
@@ -209,7 +209,7 @@ def test_the_limit_of_a_message_is_one_number_that_always_holds():
 
 
 @pytest.mark.req("S5")
-def test_what_can_never_fit_drops_nothing():
+def test_message_over_the_limit_drops_nothing():
     region = RamRegion(6)
     journal = Journal(region, policy=DROP_OLDEST)
     n = 0
@@ -227,7 +227,7 @@ def test_what_can_never_fit_drops_nothing():
 
 
 @pytest.mark.req("S5")
-def test_a_refused_message_costs_no_wear():
+def test_refused_message_writes_nothing():
     flash = NorFlash(6 * 4096)
     journal = Journal(BlockRegion(flash))
     fill(journal)
@@ -240,7 +240,7 @@ def test_a_refused_message_costs_no_wear():
 
 @pytest.mark.req("S5", "Q2")
 @pytest.mark.parametrize("policy", [0, 1, 2])
-def test_a_full_store_still_does_everything_but_append(policy):
+def test_full_store_does_everything_except_append(policy):
     region = RamRegion(6)
     journal = Journal(region, policy=policy)
     n = 0
@@ -273,7 +273,7 @@ def test_a_full_store_still_does_everything_but_append(policy):
 
 
 @pytest.mark.req("S5", "Q4")
-def test_a_full_store_keeps_a_sector_for_inbound_messages():
+def test_full_store_reserves_a_sector_for_inbound_messages():
     region = RamRegion(6)
     journal = Journal(region)
     fill(journal)
@@ -292,7 +292,7 @@ def test_a_full_store_keeps_a_sector_for_inbound_messages():
 
 
 @pytest.mark.req("Q4")
-def test_as_many_as_the_limit_says_may_be_held():
+def test_messages_can_be_held_up_to_the_limit():
     region = RamRegion(16)
     journal = Journal(region)
     for key in range(1, journal.hold_limit + 1):
@@ -314,7 +314,7 @@ def test_as_many_as_the_limit_says_may_be_held():
 
 @pytest.mark.req("S6")
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_sector_that_fails_is_skipped_and_nothing_is_lost(kind):
+def test_failing_sector_is_skipped_and_nothing_is_lost(kind):
     flash = NorFlash(10 * 4096)
     region = BlockRegion(flash)
     journal = Journal(region)
@@ -337,7 +337,7 @@ def test_a_sector_that_fails_is_skipped_and_nothing_is_lost(kind):
 
 @pytest.mark.req("S6")
 @pytest.mark.parametrize("at, kind", [(at, kind) for at in (0, 1, 33, 34, 64, 65, 97, 98) for kind in KINDS])
-def test_a_sector_found_bad_at_any_time_is_skipped(at, kind):
+def test_sector_that_fails_at_any_time_is_skipped(at, kind):
     flash = NorFlash(7 * 4096)
     region = BlockRegion(flash)
     journal = Journal(region)
@@ -359,7 +359,7 @@ def test_a_sector_found_bad_at_any_time_is_skipped(at, kind):
 
 @pytest.mark.req("S6")
 @pytest.mark.parametrize("sector, kind", [(sector, kind) for sector in (0, 1, 3) for kind in KINDS])
-def test_a_first_mount_goes_around_bad_sectors(sector, kind):
+def test_first_mount_skips_bad_sectors(sector, kind):
     flash = NorFlash(6 * 4096)
     flash.set_bad(sector, kind)
     journal = Journal(BlockRegion(flash))
@@ -369,7 +369,7 @@ def test_a_first_mount_goes_around_bad_sectors(sector, kind):
 
 
 @pytest.mark.req("S6")
-def test_at_the_end_of_its_life_the_store_says_so_and_everything_can_be_read():
+def test_worn_store_raises_on_writes_and_stays_readable():
     flash = NorFlash(6 * 4096)
     region = BlockRegion(flash)
     journal = Journal(region)
@@ -401,7 +401,7 @@ def test_at_the_end_of_its_life_the_store_says_so_and_everything_can_be_read():
 
 
 @pytest.mark.req("S4", "B5")
-def test_a_clean_end_costs_no_erase_and_counts_boots():
+def test_clean_close_costs_no_erase_and_counts_boots():
     flash = NorFlash(8 * 4096)
     region = BlockRegion(flash)
     journal = Journal(region)
@@ -433,7 +433,7 @@ class Fading(RamRegion):
 
 @pytest.mark.req("S2", "S6")
 @pytest.mark.parametrize("reads", [2, 9])
-def test_a_sector_that_a_mount_record_makes_void_stays_void_though_the_header_before_it_reads_differently_next(reads):
+def test_voided_sector_stays_void_when_an_earlier_header_reads_differently(reads):
     region = RamRegion(6)
     journal = Journal(region)
     for _ in range(40):
@@ -452,7 +452,7 @@ def test_a_sector_that_a_mount_record_makes_void_stays_void_though_the_header_be
 
 
 @pytest.mark.req("S2")
-def test_nothing_is_written_behind_a_clean_end():
+def test_closed_journal_writes_nothing_more():
     region = RamRegion(4)
     journal = Journal(region)
     journal.append(MESSAGE, 100)
@@ -473,7 +473,7 @@ def test_nothing_is_written_behind_a_clean_end():
 
 
 @pytest.mark.req("S2")
-def test_a_clean_end_that_the_flash_refused_is_none():
+def test_failed_clean_close_loses_nothing():
     region = FailingRegion(5)
     journal = Journal(region)
     journal.append(MESSAGE, 100)
@@ -484,7 +484,7 @@ def test_a_clean_end_that_the_flash_refused_is_none():
 
 
 @pytest.mark.req("S4")
-def test_what_is_erased_ahead_is_not_erased_again():
+def test_sector_erased_ahead_is_not_erased_again():
     flash = NorFlash(8 * 4096)
     journal = Journal(BlockRegion(flash))
     for _ in range(20):
@@ -498,7 +498,7 @@ def test_what_is_erased_ahead_is_not_erased_again():
 
 
 @pytest.mark.req("S4")
-def test_wear_is_level_over_many_rings():
+def test_wear_stays_level_over_many_rings():
     flash = NorFlash(6 * 4096)
     journal = Journal(BlockRegion(flash))
     for _ in range(1500):
@@ -511,7 +511,7 @@ def test_wear_is_level_over_many_rings():
 
 
 @pytest.mark.req("S1")
-def test_a_message_in_pieces_exists_from_its_commit():
+def test_message_in_pieces_exists_only_after_commit():
     region = RamRegion(8)
     journal = Journal(region)
     body = bytearray(9000)
@@ -536,7 +536,7 @@ def test_a_message_in_pieces_exists_from_its_commit():
 
 @pytest.mark.req("S1", "S5")
 @pytest.mark.parametrize("mounts", [1, 2, 3])
-def test_the_room_of_a_message_that_a_power_cut_left_incomplete_is_free_again(mounts):
+def test_power_cut_frees_the_room_of_an_incomplete_message(mounts):
     region = RamRegion(8, 1024)
     longest = limit_of(region)
     journal = Journal(region)
@@ -550,7 +550,7 @@ def test_the_room_of_a_message_that_a_power_cut_left_incomplete_is_free_again(mo
 
 
 @pytest.mark.req("S1")
-def test_marks_and_held_messages_may_stand_between_the_pieces():
+def test_marks_and_holds_may_be_written_between_pieces():
     region = RamRegion(8)
     journal = Journal(region)
     journal.append(MESSAGE, 100)
@@ -572,7 +572,7 @@ def test_marks_and_held_messages_may_stand_between_the_pieces():
 
 @pytest.mark.req("S6")
 @pytest.mark.parametrize("length", (-3, 11, 300))
-def test_more_bytes_than_there_are_is_the_callers_mistake_and_harms_nothing(length):
+def test_length_beyond_the_buffer_raises_usage_error_without_damage(length):
     region = RamRegion(5, page_bytes=256)
     journal = Journal(region)
     with pytest.raises(UsageError):
@@ -590,7 +590,7 @@ def test_more_bytes_than_there_are_is_the_callers_mistake_and_harms_nothing(leng
 
 
 @pytest.mark.req("S6")
-def test_a_region_of_too_few_or_too_small_sectors_is_refused():
+def test_region_with_too_few_or_too_small_sectors_is_refused():
     for sectors in (1, 2, 3):
         with pytest.raises(UsageError):
             Journal(RamRegion(sectors))
@@ -600,7 +600,7 @@ def test_a_region_of_too_few_or_too_small_sectors_is_refused():
 
 
 @pytest.mark.req("S4")
-def test_an_encrypted_partition_is_refused_by_name():
+def test_encrypted_partition_is_refused():
     flash = NorFlash(4 * 4096, "esp32-encrypted")
     with pytest.raises(StoreForeign) as refused:
         Journal(BlockRegion(flash))
@@ -611,7 +611,7 @@ def test_an_encrypted_partition_is_refused_by_name():
 
 
 @pytest.mark.req("W8")
-def test_the_last_sequence_number_is_the_end():
+def test_append_after_the_last_sequence_number_raises():
     region = RamRegion(4)
     journal = Journal(region)
     journal.next_seq = journal.low = journal.floor = 0x3FFFFFFD
@@ -635,7 +635,7 @@ def test_the_last_sequence_number_is_the_end():
 
 
 @pytest.mark.req("S4")
-def test_a_failing_region_is_not_mistaken_for_an_empty_one():
+def test_failing_read_at_mount_raises_flash_failed():
     for reads in range(1, 5):
         region = FailingRegion(4)
         region.reads_left = reads
@@ -644,7 +644,7 @@ def test_a_failing_region_is_not_mistaken_for_an_empty_one():
 
 
 @pytest.mark.req("Q6", "S6")
-def test_a_message_whose_reading_failed_once_keeps_its_turn():
+def test_message_after_a_failed_read_keeps_its_order():
     for reads in range(1, 8):
         region = FailingRegion(5)
         journal = Journal(region)
@@ -666,7 +666,7 @@ def test_a_message_whose_reading_failed_once_keeps_its_turn():
 
 @pytest.mark.req("S1", "S6")
 @pytest.mark.parametrize("page_bytes", (1, 256))
-def test_any_program_that_fails_once_loses_nothing(page_bytes):
+def test_single_failed_program_loses_nothing(page_bytes):
     for program in range(1, 90, 1 if sys.implementation.name == "cpython" else 7):
         region = FailingRegion(7, 1024, page_bytes)
         journal = Journal(region)
@@ -689,7 +689,7 @@ def test_any_program_that_fails_once_loses_nothing(page_bytes):
 
 
 @pytest.mark.req("B2")
-def test_the_steady_state_allocates_nothing():
+def test_steady_state_allocates_nothing():
     if sys.implementation.name == "cpython":
         pytest.skip("MicroPython's heap")
     import micropython
@@ -727,7 +727,7 @@ def test_the_steady_state_allocates_nothing():
 
 
 @pytest.mark.req("B2")
-def test_memory_does_not_grow_with_what_is_stored():
+def test_memory_does_not_grow_with_stored_messages():
     if sys.implementation.name == "cpython":
         pytest.skip("MicroPython's heap")
     import gc

@@ -1,4 +1,4 @@
-"""The power goes at operations of the journal, and what was promised is still there. `make powercut` does all of it."""
+"""Power cuts during operations of the journal lose nothing that was durable. `make powercut` runs all of them."""
 
 import sys
 
@@ -31,7 +31,7 @@ NAMES = (
 
 @pytest.mark.req("S1", "S2", "S4")
 @pytest.mark.parametrize("name", NAMES)
-def test_nothing_promised_is_lost_to_a_power_cut(name):
+def test_power_cut_loses_nothing_promised(name):
     if sys.implementation.name == "cpython":
         # Every operation, torn in one way after the other; `make powercut` tears each one in every way.
         cuts, broken = run_script(name, 0, 40, 0)
@@ -78,7 +78,7 @@ def flip(region, text, offset):
 
 @pytest.mark.req("S6")
 @pytest.mark.parametrize("offset", (-24, -21, -20, -19, -16, -4, -1, 0, 50))
-def test_a_flipped_bit_in_a_message_costs_that_message_and_is_counted(offset):
+def test_flipped_bit_loses_only_its_message_and_is_counted(offset):
     """Message 6 of 60: version 1 was StoreCorrupt at every mount, and the 54 behind it never came out."""
     region, _ = stored(60)
     flip(region, b"006" + bytes(50), offset)
@@ -94,7 +94,7 @@ def test_a_flipped_bit_in_a_message_costs_that_message_and_is_counted(offset):
 
 @pytest.mark.req("S6")
 @pytest.mark.parametrize("offset", (-24, -20, -19, -16, 0, 50))
-def test_a_flipped_bit_in_a_new_sectors_first_record_costs_that_record_alone(offset):
+def test_flipped_bit_in_a_sectors_first_record_loses_only_that_record(offset):
     """Version 1 decided by one record whether a sector counts, and lost its messages silently."""
     region, journal = stored(10)
     first = 11
@@ -109,7 +109,7 @@ def test_a_flipped_bit_in_a_new_sectors_first_record_costs_that_record_alone(off
 
 
 @pytest.mark.req("S6")
-def test_what_is_stored_behind_a_damaged_newest_message_is_read():
+def test_message_stored_after_a_damaged_one_is_read():
     region, journal = stored(3)
     journal.finish(1)
     journal.flush()
@@ -120,7 +120,7 @@ def test_what_is_stored_behind_a_damaged_newest_message_is_read():
 
 
 @pytest.mark.req("S6")
-def test_damage_at_the_end_of_the_window_costs_no_message_at_its_begin():
+def test_damage_at_the_windows_end_loses_no_message_at_its_start():
     region, _ = stored(40)
     flip(region, b"032" + bytes(50), 0)
     journal = Journal(region)
@@ -129,7 +129,7 @@ def test_damage_at_the_end_of_the_window_costs_no_message_at_its_begin():
 
 
 @pytest.mark.req("S6", "R2")
-def test_a_held_message_whose_middle_is_gone_with_its_sector_is_not_held_and_counted():
+def test_held_message_with_a_destroyed_middle_sector_is_counted_as_damaged():
     region = RamRegion(16, 1024, 256)
     journal = Journal(region)
     journal.append(b"001", 3)
@@ -142,7 +142,7 @@ def test_a_held_message_whose_middle_is_gone_with_its_sector_is_not_held_and_cou
 
 
 @pytest.mark.req("S6")
-def test_a_flipped_bit_anywhere_is_harmless_or_counted_or_named():
+def test_flipped_bit_anywhere_is_harmless_counted_or_raises():
     """Every byte of a small journal, but for the newest record: at most what the bit hit is missing, and it is told."""
     whole = RamRegion(6, 1024, 256)
     journal = Journal(whole)
@@ -168,7 +168,7 @@ def test_a_flipped_bit_anywhere_is_harmless_or_counted_or_named():
 
 @pytest.mark.req("S6")
 @pytest.mark.parametrize("released", (11, 31))
-def test_what_is_finished_out_of_turn_is_durable_with_the_next_write(released):
+def test_messages_finished_out_of_order_are_durable_with_the_next_write(released):
     """8 of 11 came back in version 1, also after one more write."""
     region, journal = stored(40)
     gone = list(range(2, 2 + released))
@@ -181,7 +181,7 @@ def test_what_is_finished_out_of_turn_is_durable_with_the_next_write(released):
 
 @pytest.mark.req("S6")
 @pytest.mark.parametrize("in_turn", (True, False))
-def test_what_is_finished_is_durable_with_a_flush(in_turn):
+def test_finished_messages_are_durable_after_a_flush(in_turn):
     region, journal = stored(32)
     for seq in range(1, 32) if in_turn else range(31, 0, -1):
         journal.finish(seq)
@@ -191,7 +191,7 @@ def test_what_is_finished_is_durable_with_a_flush(in_turn):
 
 @pytest.mark.req("S2", "S6")
 @pytest.mark.parametrize("seed", list(range(12)))
-def test_a_first_mount_that_is_cut_again_and_again_is_no_stranger(seed):
+def test_first_mount_succeeds_after_repeated_power_cuts(seed):
     """Four cuts made version 1 StoreForeign for good."""
     flash = NorFlash(4 * 4096, "rp2" if seed % 2 else "esp32", seed=seed)
     region = BlockRegion(flash)
@@ -213,7 +213,7 @@ def test_a_first_mount_that_is_cut_again_and_again_is_no_stranger(seed):
 
 
 @pytest.mark.req("S6")
-def test_sectors_that_are_swapped_or_doubled_are_damage_and_no_callers_mistake():
+def test_swapped_or_doubled_sectors_never_raise_usage_error():
     """Version 1 raised UsageError from its own reads."""
     region, journal = stored(140)
     for n in range(1, 6):

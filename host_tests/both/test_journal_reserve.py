@@ -1,4 +1,4 @@
-"""What is kept free, so that no power cuts fill the journal, and what is in the way moves (S1, S4, S5; FORMAT.md, Room)."""
+"""Reserved room, so that power cuts never fill the journal, and moved held messages (S1, S4, S5; FORMAT.md, Room)."""
 
 import pytest
 
@@ -33,7 +33,7 @@ def live(journal, rng, burst):
 
 @pytest.mark.req("S1", "S5")
 @pytest.mark.parametrize("seed", list(range(24)))
-def test_a_held_message_and_any_number_of_cuts_never_fill_the_journal(seed):
+def test_held_message_and_power_cuts_never_fill_the_journal(seed):
     rng = Random(seed)
     region = RamRegion(16 if seed % 2 else 9, page_bytes=256)
     journal = Journal(region)
@@ -54,7 +54,7 @@ def test_a_held_message_and_any_number_of_cuts_never_fill_the_journal(seed):
 
 
 @pytest.mark.req("S4")
-def test_a_held_message_does_not_keep_wear_from_being_level():
+def test_wear_stays_level_beside_a_held_message():
     flash = NorFlash(8 * 4096)
     journal = Journal(BlockRegion(flash))
     journal.hold(7, b"\0\0", 2)
@@ -68,7 +68,7 @@ def test_a_held_message_does_not_keep_wear_from_being_level():
 
 @pytest.mark.req("S2", "S5")
 @pytest.mark.parametrize("sectors", (4, 5, 6))
-def test_any_number_of_cuts_in_a_row_costs_no_room(sectors):
+def test_repeated_power_cuts_use_no_room(sectors):
     """Nothing but mounts: a head without messages is superseded."""
     region = RamRegion(sectors, 1024, 256)
     journal = Journal(region)
@@ -93,7 +93,7 @@ def test_any_number_of_cuts_in_a_row_costs_no_room(sectors):
 
 @pytest.mark.req("S1", "S5")
 @pytest.mark.parametrize("window", (1, 8, 32))
-def test_nothing_is_ever_copied_for_a_window(window):
+def test_window_of_messages_in_flight_is_never_copied(window):
     """Version 1 copied every message of a full window of long messages; and then refused what had room."""
     flash = NorFlash(16 * 4096)
     journal = Journal(BlockRegion(flash))
@@ -107,7 +107,7 @@ def test_nothing_is_ever_copied_for_a_window(window):
 
 
 @pytest.mark.req("S1", "S4")
-def test_held_messages_move_out_of_the_way_and_stay_what_they_are():
+def test_moved_held_messages_keep_their_content():
     region = RamRegion(8, 1024, 256)
     journal = Journal(region, policy=DROP_OLDEST)
     bodies = {}
@@ -135,7 +135,7 @@ def test_held_messages_move_out_of_the_way_and_stay_what_they_are():
 
 @pytest.mark.req("S1", "S6")
 @pytest.mark.parametrize("program", list(range(40, 75)))
-def test_a_program_that_fails_while_held_messages_move_loses_nothing(program):
+def test_failed_program_while_moving_held_messages_loses_nothing(program):
     region = FailingRegion(7, 1024, 256)
     journal = Journal(region)
     for key in (1, 2, 3):
@@ -155,7 +155,7 @@ def test_a_program_that_fails_while_held_messages_move_loses_nothing(program):
 
 @pytest.mark.req("S2", "S6")
 @pytest.mark.parametrize("length", [100, 300])
-def test_a_held_message_that_is_damaged_when_it_would_move_is_counted_and_never_another(length):
+def test_damaged_held_message_is_counted_and_others_stay_intact(length):
     region = RamRegion(8, 1024, 256)
     journal = Journal(region)
     journal.hold(1, b"\1" * 300, 300)
@@ -176,7 +176,7 @@ def test_a_held_message_that_is_damaged_when_it_would_move_is_counted_and_never_
 
 @pytest.mark.req("S5")
 @pytest.mark.parametrize("sectors", [5, 6, 7, 8])
-def test_a_message_that_was_begun_has_room_though_held_ones_keep_their_sector(sectors):
+def test_begun_message_has_room_beside_held_messages_that_stay(sectors):
     for finished in range(24):
         for pieces in range(2, 3 * sectors):
             region = RamRegion(sectors, 1024, 256)
