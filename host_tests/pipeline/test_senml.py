@@ -134,6 +134,8 @@ def test_boot_and_seq_written_as_floats_become_integers():
         (b'[{"bn":"d/","boot":1,"seq":1,"v":true,"n":"x"}]', "v is not a number"),
         (b'[{"bn":"\\ud800/","boot":1,"seq":1}]', "bn is not a string"),
         (b'[{"bn":"d/","boot":1,"seq":1e30}]', "seq is not"),
+        (b'[{"bn":"d/","boot":1,"seq":' + b"1" * 400 + b"}]", "seq is not"),
+        (b'[{"bn":"d/","boot":-9223372036854775808,"seq":1}]', "out of range"),
         (b'[{"bn":"d/","boot":1,"seq":4294967296}]', "out of range"),
         (b'[{"bn":"d/","boot":-1,"seq":1}]', "out of range"),
         (b'[{"bn":"d/","boot":1,"seq":0}]', "out of range"),
@@ -158,7 +160,7 @@ def test_boot_and_seq_written_as_floats_become_integers():
         (b'[{"bn":"d/","boot":1,"seq":1,"life":-1}]', "life out of range"),
         (b'[{"bn":"d/","boot":1,"seq":1,"refused_seqs":"5-"}]', "refused_seqs is no list of ranges"),
         (b'[{"bn":"d/","boot":1,"seq":1,"dropped_seqs":"7-5"}]', "dropped_seqs is no list of ranges"),
-        (b'[{"bn":"d/","boot":1,"seq":1,"n":"a","v":' + b"9" * 5000 + b"}]", ""),
+        (b'[{"bn":"d/","boot":1,"seq":1,"n":"a","v":' + b"9" * 5000 + b"}]", "not finite"),
     ],
 )
 def test_bad_payload_is_refused_with_a_reason_and_others_are_read(payload, reason):
@@ -190,6 +192,11 @@ EVERY_LABEL = (
         b'[{"bn":"d/","boot":1,"seq":1,"up":2,"n":"a","v":1}] , "q":[1]',
         b'[{"bn":"d/","boot":1,"seq":1,"up":2,"n":"a","v":-0,"s":-0.0}]',
         b'[{"bn":"d/","boot":1,"seq":1,"up":2,"v":1}]',
+        b'[{"bn":"d/","boot":1,"seq":1,"up":-0,"n":"a","v":1}]',
+        b'[{"bn":"d/","boot":1,"seq":1,"n":"a","v":1,"zz":1,"zz":{"v":1,"v":2}}]',
+        b'[{"bn":"d/","boot":1,"seq":1,"n":"a","v":1,"zz":' + b"1" * 5000 + b"}]",
+        b'[{"bn":"d/","boot":1,"seq":1,"n":"a","v":1,"lock\\u005f":1}]',
+        b'[{"bn":"d/","boot":1,"seq":1},{"n":"a","v":1,"boot":-9223372036854775808}]',
         b'[{"bn":"d/","boot":1,"seq":1,"up":2,"n":"Inf_NaN","vs":"],\\"a_\\":"}]',
     ],
 )

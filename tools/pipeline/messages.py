@@ -292,18 +292,23 @@ class _Batch:
         )
 
     def _add_released(self, found: list[tuple[Waiting, int, float]]) -> np.ndarray:
-        """Add messages that were held; return their positions among the others."""
+        """Add messages that were held; return their positions among the others.
+
+        An older version of the pipeline may have held a message that can't be read any more: it goes to quarantine.
+        """
         what = [one for one, _, _ in found]
         payload = pa.array([one.payload for one in what], pa.binary())
-        packs, _ = _read(payload, pa.array([one.topic for one in what], pa.string()).dictionary_encode())
+        packs, bad = _read(payload, pa.array([one.topic for one in what], pa.string()).dictionary_encode())
+        self.no_room += [(what[row], reason) for row, reason in bad]
+        left = packs.messages["row"].to_numpy()
         at = np.arange(self.own_rows, self.own_rows + len(what))
         messages = _moved(packs.messages, at)
         self.messages = pa.concat_tables([self.messages, messages]).combine_chunks()
         self.records = pa.concat_tables([self.records, _moved(packs.records, at)]).combine_chunks()
-        self.place = np.concatenate((self.place, at))
+        self.place = np.concatenate((self.place, at[left]))
         self.device = np.concatenate((self.device, self.state.device_numbers(messages["device"].combine_chunks())))
-        self.life = np.concatenate((self.life, np.array([life for _, life, _ in found], dtype=np.int64)))
-        self.printed = np.concatenate((self.printed, prints.of(payload)))
+        self.life = np.concatenate((self.life, np.array([life for _, life, _ in found], dtype=np.int64)[left]))
+        self.printed = np.concatenate((self.printed, prints.of(payload)[left]))
         more = {
             "arrival": pa.array([one.arrival_us for one in what], pa.int64()).cast(schemas.MOMENT),
             "collector": pa.array([one.collector for one in what], pa.string()),
@@ -318,7 +323,7 @@ class _Batch:
             "segment": pa.concat_arrays([own["segment"], more["segment"]]),
             "row": pa.concat_arrays([own["row"], more["row"]]),
         }
-        return np.array([moment for _, _, moment in found])
+        return np.array([moment for _, _, moment in found])[left]
 
     def _compare(self, compared: placing.Comparison | None) -> None:
         """Distinguish new messages, copies, and other messages with a used identity."""

@@ -23,6 +23,7 @@ from . import schemas
 from .files import table_of
 from .mapping import BOOLEANS, NO_READINGS, NOT_FINITE, NUMBER, OURS, Mapping, Misfit, Rule, device_and_name, readings
 from .prints import of as prints_of
+from .senml import NOT_THE_MESSAGE, unreadable
 from .state import State
 
 SCALAR = rf"^[ \t\r\n]*({NUMBER.pattern}|{'|'.join(BOOLEANS)})[ \t\r\n]*$"
@@ -76,6 +77,11 @@ class Plain:
                 own = readings(*match, payload)
             except Misfit as misfit:
                 self.bad.append((row, f"mapping: {misfit}"))
+                continue
+            except NOT_THE_MESSAGE:
+                raise
+            except Exception as error:
+                self.bad.append((row, unreadable(error)))
                 continue
             found += [
                 (row, one.device, n, one.name, *one[2:])

@@ -68,8 +68,12 @@ BASE64URL = re.compile(r"[A-Za-z0-9_-]*={0,2}")
 RANGE = re.compile(r"[0-9]{1,10}(-[0-9]{1,10})?")
 # What Arrow's reader accepts if it ignores unknown labels, but JSON or SenML forbid: a label that must be understood, NaN
 # and infinity, data after the pack. A valid text may contain these, too. Such payloads are read one by one.
-STRICTLY = rb'_"|NaN|Inf|\][ \t\r]*,[ \t\r]*"'
+STRICTLY = rb'_"|\\u005[fF]"|NaN|Inf|\][ \t\r]*,[ \t\r]*"'
 MOST_BRACKETS = 256  # Arrow's reader is recursive: a payload of many "[" would overflow its stack
+LONGEST_INTEGER = len(str(-(2**63)))  # Python refuses to convert an integer of more than 4,300 digits
+LONGEST_REASON = 200
+NOT_THE_MESSAGE = (MemoryError, ImportError, OSError)
+"""Errors of the machine or of the installation: they stop the batch, and another attempt may succeed."""
 SMALLEST_BLOCK = 32
 
 # One row per message; one row per record. `row` is an index in the argument of `read`.
@@ -120,9 +124,36 @@ class BadPack(ValueError):
     """A payload is not a SenML pack with an identity. The text has the reason."""
 
 
+def unreadable(error: Exception) -> str:
+    """Return the reason for the quarantine of a message that raised an unexpected error."""
+    text = f"reading it raised {type(error).__name__}, an error of the pipeline (please report it): {error}"
+    return text.encode(errors="replace").decode()[:LONGEST_REASON]
+
+
 def read(payloads: pa.Array) -> Packs:
-    """Read a batch of payloads."""
+    """Read a batch of payloads. A payload that raises an unexpected error is bad, and the others are read without it."""
     payloads = payloads.cast(pa.binary())
+    try:
+        return _read(payloads)
+    except NOT_THE_MESSAGE:
+        raise
+    except Exception as error:
+        if len(payloads) == 1:
+            return Packs(MESSAGES.empty_table(), RECORDS.empty_table(), [(0, unreadable(error))])
+    half = len(payloads) // 2
+    one, other = read(payloads[:half]), read(payloads[half:])
+    return Packs(
+        pa.concat_tables([one.messages, _moved(other.messages, half)]).combine_chunks(),
+        pa.concat_tables([one.records, _moved(other.records, half)]).combine_chunks(),
+        one.bad + [(row + half, reason) for row, reason in other.bad],
+    )
+
+
+def _moved(table: pa.Table, by: int) -> pa.Table:
+    return table.set_column(0, table.schema.field(0), pa.array(table["row"].to_numpy() + by))
+
+
+def _read(payloads: pa.Array) -> Packs:
     rows = np.arange(len(payloads), dtype=np.int64)
     parts: list[tuple[np.ndarray, pa.Array]] = []
     bad: list[tuple[int, str]] = []
@@ -246,8 +277,9 @@ def read_one(payload: bytes) -> list[dict[str, Any]]:
     try:
         pack = json.loads(
             payload.decode("utf-8"),
-            object_pairs_hook=_object,
+            object_pairs_hook=tuple,  # a dictionary would lose a label that is twice in an object
             parse_constant=_refuse_constant,
+            parse_int=_integer,
         )
     except UnicodeDecodeError:
         raise BadPack("not UTF-8") from None
@@ -255,40 +287,48 @@ def read_one(payload: bytes) -> list[dict[str, Any]]:
         raise BadPack(f"not JSON: {error.msg}") from None
     except RecursionError:
         raise BadPack("not JSON: nested too deeply") from None
-    except BadPack:
-        raise
-    except ValueError as error:  # a number of more digits than Python converts
-        raise BadPack(f"not JSON: {error}") from None
     if not isinstance(pack, list):
         raise BadPack("not a pack: no array")
-    if not all(isinstance(record, dict) for record in pack):
+    if not all(isinstance(record, tuple) for record in pack):
         raise BadPack("a record is not an object")
     return [_record(record) for record in pack]
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise BadPack("a label is twice in a record")
-    return found
+def _integer(text: str) -> int | float:
+    """Return an integer, as a float if it is too large for 64 bits."""
+    return int(text) if len(text) <= LONGEST_INTEGER else float(text)
 
 
 def _refuse_constant(name: str) -> None:
     raise BadPack(f"not JSON: {name}")
 
 
-def _record(record: dict[str, Any]) -> dict[str, Any]:
+def _record(record: tuple[tuple[str, Any], ...]) -> dict[str, Any]:
+    """Return a record's known labels. Unknown labels are ignored, also if one is twice in a record, as Arrow's reader does."""
     found: dict[str, Any] = {}
-    for label, value in record.items():
+    for label, value in record:
         kind = LABELS.get(label)
         if kind is None:
             if label.endswith("_"):
                 raise BadPack(f"label {label[:40]!r} must be understood")
-            continue
-        if value is None:
-            continue
-        found[label] = _typed(label, kind, value)
+            if isinstance(value, list | tuple) and _is_deep(value):
+                raise BadPack("not JSON: nested too deeply")
+        elif label in found:
+            raise BadPack(f"label {label} is twice in a record")
+        else:
+            found[label] = None if value is None else _typed(label, kind, value)
     return found
+
+
+def _is_deep(value: Any) -> bool:
+    """Return whether a value is nested more deeply than MOST_BRACKETS. Python's own limit depends on who calls the reader."""
+    level = [value]
+    for _ in range(MOST_BRACKETS):
+        inner = [one for outer in level for one in (outer if isinstance(outer, list) else (pair[1] for pair in outer))]
+        level = [one for one in inner if isinstance(one, list | tuple)]
+        if not level:
+            return False
+    return True
 
 
 def _typed(label: str, kind: pa.DataType, value: Any) -> Any:
@@ -300,11 +340,8 @@ def _typed(label: str, kind: pa.DataType, value: Any) -> Any:
             return value
     elif isinstance(value, int | float) and not isinstance(value, bool):
         if kind == pa.float64():
-            try:
-                return float(value)
-            except OverflowError:
-                return math.inf
-        if value == int(value) and abs(value) < 2**63 if math.isfinite(value) else False:
+            return float(value)
+        if (isinstance(value, int) or value.is_integer()) and -(2**63) <= value < 2**63:
             return int(value)  # MicroPython may print a whole number as 1.0
     raise BadPack(f"{label} is not a {'number' if pa.types.is_floating(kind) else kind}")
 
@@ -393,7 +430,7 @@ def _resolve(rows: np.ndarray, packs: pa.ListArray) -> tuple[pa.Table, pa.Table,
             texts = pc.dictionary_encode(pc.fill_null(heads[label], ""))
             legible = np.array([ranges(one) is not None for one in texts.dictionary.to_pylist()], dtype=bool)
             reasons.where(~legible[texts.indices.to_numpy()], f"{label} is no list of ranges")
-    up = heads["up"]
+    up = pc.add(heads["up"], 0.0)  # -0.0 becomes 0.0: the two readers treat the sign of "-0" differently
     up_number = pc.fill_null(up, 0.0).to_numpy(zero_copy_only=False)
     with np.errstate(invalid="ignore"):
         reasons.where(~(np.abs(up_number) < ABSOLUTE_S), "uptime out of range")
@@ -551,7 +588,7 @@ def _sum(one: pa.Array, other: pa.Array, wanted: np.ndarray | None = None) -> tu
     """
     valid = _valid(one)
     total = one.to_numpy(zero_copy_only=False) if one.null_count == 0 else pc.fill_null(one, 0.0).to_numpy()
-    total = total + 0.0  # -0.0 becomes 0.0: the two readers treat the sign of "-0" differently
+    total = total + 0.0  # -0.0 becomes 0.0, as in the uptime
     if other.null_count < len(other):
         base_valid = _valid(other) if wanted is None else _valid(other) & wanted
         total = total + np.where(base_valid, pc.fill_null(other, 0.0).to_numpy(), 0.0)
