@@ -514,3 +514,58 @@ def test_gaps_are_the_numbers_outside_the_intervals():
         found = {k for a, b in zip(lo[of == n], hi[of == n], strict=True) for k in range(a, b + 1)}
         assert found == set(range(first[n], last[n] + 1)) - set(seen[place])
     assert pc.sum(pa.array(hi - lo + 1)).as_py() > 0
+
+
+def test_reported_ranges_are_the_union_of_all_reports_and_explain_what_is_missing(landing, books):
+    rng = random.Random(8)
+    told = {"refused": set(), "expired": set()}
+    arrived = set()
+    for batch in range(12):
+        some = []
+        for seq in sorted(rng.sample(range(1 + 40 * batch, 41 + 40 * batch), 8)):
+            arrived.add(seq)
+            labels = {}
+            for reason, numbers in told.items():
+                begins = [rng.randint(1, 500) for _ in range(rng.randint(0, 4))]
+                spans = [(lo, lo + rng.choice((0, 0, 1, 9))) for lo in begins]
+                numbers.update(n for lo, hi in spans for n in range(lo, hi + 1))
+                if spans:
+                    labels[f"{reason}_seqs"] = ",".join(f"{lo}-{hi}" for lo, hi in spans)
+            some.append((1 + batch // 3, seq, {"life": 7, **labels}))
+        books.take(messages(landing, *some))
+    (life,) = books.lives.to_pylist()
+    for reason, numbers in told.items():
+        edges = (
+            [n for n in sorted(numbers) if n - 1 not in numbers],
+            [n for n in sorted(numbers) if n + 1 not in numbers],
+        )
+        assert [(one["lo"], one["hi"]) for one in life[f"{reason}_ranges"]] == list(zip(*edges, strict=True))
+    missing = set(range(1, max(arrived))) - arrived
+    by_reason = [missing & told["refused"], missing & told["expired"] - told["refused"]]
+    assert (life["refused"], life["expired"]) == tuple(map(len, by_reason))
+    assert life["unexplained"] == len(missing) - sum(map(len, by_reason))
+
+
+@pytest.mark.req("P5")
+@pytest.mark.parametrize("in_one_message", [True, False])
+def test_each_reported_range_is_sorted_once(landing, books, monkeypatch, in_one_message):
+    """To sort all ranges again for each new one took 37 s for a message of 91 KB."""
+    count = 4000
+    elements = []
+    monkeypatch.setattr(ledger, "sorted", lambda items: elements.append(len(items)) or sorted(items), raising=False)
+    numbers = range(2, 3 * count, 3)
+    if in_one_message:
+        told = [(3 * count + boot, boot, {}) for boot in range(200)]  # (seq, boot, labels)
+        told.append((3 * count + 200, 200, {"refused_seqs": ",".join(map(str, numbers))}))
+    else:
+        told = [(seq + 1, 1, {"refused_seqs": str(seq)}) for seq in numbers]
+    books.take(messages(landing, *((boot, seq, labels | {"life": 7}) for seq, boot, labels in told)))
+    (life,) = books.lives.to_pylist()
+    assert len(life["refused_ranges"]) == life["refused"] == count
+    assert sum(elements) <= 2 * count
+    elements.clear()
+    books.take(messages(landing, (201, 3 * count + 201, {"life": 7, "refused_seqs": "2-5,11"})))
+    (life,) = books.lives.to_pylist()
+    more = 2 if in_one_message else 1  # 3 and 4; if each number was in a message of its own, 3 arrived
+    assert (len(life["refused_ranges"]), life["refused"]) == (count - 1, count + more)
+    assert sum(elements) <= 2 * count

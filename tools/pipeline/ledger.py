@@ -195,12 +195,18 @@ def _affected(state: State, known: np.ndarray, changed: np.ndarray, windows: lis
     after = changed[(changed + 1 < len(state.keys)) & ~np.isin(state.keys[changed], known)] + 1
     after = after[_same_life(state.keys, after, after - 1)]
     found = [changed, before, after]
+    by_life: dict[int, list[tuple[int, int]]] = {}
     for life, lo, hi in windows:
+        by_life.setdefault(life, []).append((lo, hi))
+    for life, ranges in by_life.items():
         a, b = np.searchsorted(state.keys, [life << BOOT_BITS, (life + 1) << BOOT_BITS])
         lowest = intervals.seq_of(state.seen.lo[np.searchsorted(state.seen.lo, np.arange(a, b) << intervals.SEQ_BITS)])
         # One more boot on each side: a boot may have begun before its lowest number that arrived.
-        first, last = np.searchsorted(lowest, [lo, hi], side="right")
-        found.append(np.arange(max(a, a + first - 2), min(b, a + last + 1)))
+        first, last = np.searchsorted(lowest, np.array(ranges).T, side="right")
+        begins, ends = np.maximum(first - 2, 0), np.minimum(last + 1, b - a)
+        some = begins < ends
+        covered = np.bincount(begins[some], minlength=b - a + 1) - np.bincount(ends[some], minlength=b - a + 1)
+        found.append(a + np.flatnonzero(np.cumsum(covered) > 0))
     return np.unique(np.concatenate(found))
 
 
@@ -242,21 +248,27 @@ class _Reported:
             some = lives.filter(lives["since"].is_valid())
             if some.num_rows:
                 self.since = dict(zip(_life_keys(state, some).tolist(), some["since"].to_pylist(), strict=True))
+        told: dict[tuple[str, int], list[tuple[int, int]]] = {}
         if events.num_rows:
-            self._take_events(events, event_keys >> BOOT_BITS)
+            self._take_events(events, event_keys >> BOOT_BITS, told)
         if given_up.num_rows:
             rows = [given_up[name].to_pylist() for name in ("reason", "lo", "hi")]
             for key, reason, lo, hi in zip(_life_keys(state, given_up).tolist(), *rows, strict=True):
-                self._add(reason, key, lo, hi)
+                told.setdefault((reason, key), []).append((lo, hi))
+        for (reason, key), ranges in told.items():
+            self._add(reason, key, ranges)
 
-    def _take_events(self, events: pa.Table, life: np.ndarray) -> None:
+    def _take_events(
+        self, events: pa.Table, life: np.ndarray, told: dict[tuple[str, int], list[tuple[int, int]]]
+    ) -> None:
+        """Collect the ranges in doubt into `told`; take the lives' first numbers."""
         has_range = pc.and_(events["doubt_first"].is_valid(), events["doubt_last"].is_valid()).combine_chunks()
         at = np.flatnonzero(has_range.to_numpy(zero_copy_only=False))
         some = events.take(pa.array(at, pa.int64()))
         pairs = zip(some["doubt_first"].to_pylist(), some["doubt_last"].to_pylist(), strict=True)
         for key, (lo, hi) in zip(life[at].tolist(), pairs, strict=True):
             if lo <= hi:
-                self._add("in_doubt", key, lo, hi)
+                told.setdefault(("in_doubt", key), []).append((lo, hi))
         at = np.flatnonzero(events["since"].is_valid().combine_chunks().to_numpy(zero_copy_only=False))
         for key, since in zip(
             life[at].tolist(), events["since"].take(pa.array(at, pa.int64())).to_pylist(), strict=True
@@ -265,19 +277,20 @@ class _Reported:
                 self.since[key] = max(since, self.since.get(key, 1))
                 self.new.append((key, 1, 1))
 
-    def _add(self, reason: str, key: int, lo: int, hi: int) -> None:
-        windows = self.ranges[reason].setdefault(key, [])
-        at = bisect_right(windows, (lo, schemas.LARGEST)) - 1
-        if at >= 0 and hi <= windows[at][1]:
-            return  # known already: a board repeats a report until it is acknowledged
+    def _add(self, reason: str, key: int, ranges: list[tuple[int, int]]) -> None:
+        """Add a batch's ranges of a life, all at once: a message may have 100,000 of them."""
+        windows = self.ranges[reason].get(key, [])
+        new = _outside(ranges, windows)  # a board repeats a report until it is acknowledged
+        if not new:
+            return
         joined: list[tuple[int, int]] = []
-        for one, other in sorted([*windows, (lo, hi)]):
-            if joined and one <= joined[-1][1] + 1:
-                joined[-1] = (joined[-1][0], max(other, joined[-1][1]))
+        for lo, hi in sorted(windows + new):
+            if joined and lo <= joined[-1][1] + 1:
+                joined[-1] = (joined[-1][0], max(hi, joined[-1][1]))
             else:
-                joined.append((one, other))
+                joined.append((lo, hi))
         self.ranges[reason][key] = joined
-        self.new.append((key, lo, hi))
+        self.new += [(key, lo, hi) for lo, hi in new]
 
     def explain(self, life: np.ndarray, lo: np.ndarray, hi: np.ndarray) -> np.ndarray:
         """Return for each range of missing numbers the count by reason. A number with several reasons has the first."""
@@ -296,11 +309,22 @@ class _Reported:
         return found
 
 
+def _outside(ranges: list[tuple[int, int]], windows: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the distinct ranges that are not within one of the windows, which are sorted and disjoint."""
+    found = []
+    for lo, hi in set(ranges):
+        at = bisect_right(windows, (lo, schemas.LARGEST)) - 1
+        if at < 0 or hi > windows[at][1]:
+            found.append((lo, hi))
+    return found
+
+
 def _without(ranges: list[tuple[int, int]], windows: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """Return the parts of the ranges that are not in the windows; both are sorted and disjoint."""
     found = []
     for first, last in ranges:
-        for lo, hi in windows[max(0, bisect_right(windows, (first, schemas.LARGEST)) - 1) :]:
+        for at in range(max(0, bisect_right(windows, (first, schemas.LARGEST)) - 1), len(windows)):
+            lo, hi = windows[at]
             if lo > last:
                 break
             if hi < first:
