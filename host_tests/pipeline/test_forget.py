@@ -264,6 +264,19 @@ def test_forgetting_keeps_devices_whose_names_contain_the_name(tmp_path, name, i
     assert set(topics) - left == {{"home": topics[0], "tv": topics[3], "home/hall": topics[1]}[name]}
 
 
+@pytest.mark.req("P7")
+def test_device_with_a_long_name_leaves_no_part_of_it_in_the_sums(tmp_path):
+    tables = Tables(tmp_path)
+    name = "attic-" * 50
+    tables.landing.raw(f"{name}/t", b"1")
+    tables.landing.message("board", 1, 1, kind="boot", cause=f"{'x' * 60} {name}")
+    tables.batch()
+    forget.forget(str(tables.landing.directory), str(tmp_path / "out"), [name])
+    sums = tables.output.latest().summary
+    assert "attic-" not in json.dumps([sums["causes"], sums["topics"]])
+    assert sum(sums["causes"].values()) == 1
+
+
 def test_forget_seals_collector_logs_and_deletes_held_messages(local, fleet, landing, tmp_path):
     logs = landing.directory / "d.logs"
     store = LandingStore(logs, "d")

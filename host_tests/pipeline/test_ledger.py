@@ -1,5 +1,6 @@
 """The incremental audit, without Spark: compared with the planted truth, and with one large batch."""
 
+import json
 import random
 from copy import copy, deepcopy
 from itertools import pairwise
@@ -16,6 +17,7 @@ from tools.pipeline.messages import process
 from tools.pipeline.state import State
 
 KEY = ("device", "life", "boot")
+TEXTS = ("causes", "topics", "reasons")
 
 
 class Books:
@@ -498,6 +500,29 @@ def test_summary_does_not_grow_with_time_or_texts():
     assert len(found["time"]["messages"]) <= summary.MOST_STEPS + 2
     assert sum(found["time"]["messages"].values()) == len(range(0, 24 * 365 * 3, 23)) == sum(found["causes"].values())
     assert len(found["causes"]) <= 4 * summary.MOST_TEXTS
+
+
+def test_summary_does_not_grow_with_the_length_of_texts():
+    """Causes of 250 KB made each later commit 25 MB long."""
+    found = summary.empty()
+    for number in range(150):
+        more = summary.empty()
+        more["causes"] = {f"{number}{'x' * 10_000}": 1, "x" * 10_000 + str(number): 1}
+        summary.add(found, more)
+        levels = "/t\n" * 5000
+        topics = [f"{number}{'t' * 10_000}/d/x", f"{levels}/{number}", "a/b/c"]
+        summary.add_topics(found, pa.array(topics).dictionary_encode())
+        summary.add_reasons(found, pa.chunked_array([["r" * 10_000 + str(number)]]))
+    assert (
+        found["causes"]["x" * summary.LONGEST_TEXT + "…"] == found["reasons"]["r" * summary.LONGEST_TEXT + "…"] == 150
+    )
+    assert found["topics"]["a/+/c"] == 150
+    assert all(sum(found[part].values()) == {"causes": 300, "topics": 450, "reasons": 150}[part] for part in TEXTS)
+    assert len(json.dumps(found)) < 100_000
+    less = summary.empty()
+    summary.add(less, {**summary.empty(), "causes": {"x" * 10_000 + str(number): 1 for number in range(150)}})
+    summary.take_away(found, less)
+    assert sum(found["causes"].values()) == 150
 
 
 def test_gaps_are_the_numbers_outside_the_intervals():

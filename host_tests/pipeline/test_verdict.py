@@ -251,6 +251,18 @@ def test_expected_topic_without_messages_is_named(local, landing, out):
     assert found.line.startswith(verdict.BUT)
 
 
+@pytest.mark.req("P6")
+def test_topic_with_long_levels_is_matched_although_the_sums_cut_it(local, landing, out):
+    landing.raw(f"{'x' * 300}/d/{'y' * 300}", b"1")
+    landing.raw(f"plant/{'z' * 300}", b"1")
+    landing.seal()
+    output = taken(local, landing, out)
+    assert max(map(len, output.latest().summary["topics"])) < 300
+    topics = (f"{'x' * 300}/#", f"{'x' * 300}/+/{'y' * 300}", f"plant/{'z' * 300}", f"plant/{'y' * 300}")
+    found = verdict.judge(output, verdict.Expectations(topics=topics))
+    assert [one for one in topics if f"nothing matched the topic {one}" in found.problems] == [topics[3]]
+
+
 @pytest.mark.parametrize(
     ("wanted", "topic", "fits"),
     [

@@ -368,6 +368,8 @@ def _summary(before: summary.Summary, removed: summary.Summary, names: Names) ->
             if part == "topics" and names.own(text):
                 continue
             cleaned = names.without(text.encode()).decode()
+            if summary.ELLIPSIS in text:  # a part of a name may be where the text was cut
+                cleaned = summary.OTHERS
             texts[cleaned] = texts.get(cleaned, 0) + count
         found[part] = texts
     return found

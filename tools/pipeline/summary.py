@@ -1,7 +1,8 @@
 """The fleet's sums over all boots. Each batch adds its differences.
 
 All values are integers, so that they can be subtracted exactly when a boot's row changes. The size depends neither on the
-fleet nor on time: the steps of the histogram of arrivals become longer, and rare texts are counted together.
+fleet nor on time: the steps of the histogram of arrivals become longer, rare texts are counted together, and long texts are
+cut.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import pyarrow.compute as pc
 STEPS = (1, 10, 60, 600, 3600, 21_600, 86_400, 604_800, 2_419_200)
 MOST_STEPS = 400
 MOST_TEXTS = 50
+LONGEST_TEXT = 120  # characters; the longest reason of our own has 106
+ELLIPSIS = "…"
 OTHERS = "(others)"
 FIRST_US, LAST_US = 1_577_836_800_000_000, 4_102_444_800_000_000
 """An arrival before 2020 or after 2100 is from a clock that was not set. It is counted as undated."""
@@ -119,7 +122,7 @@ def add_held(into: Summary, before: dict[str, int], after: dict[str, int]) -> No
 
 def add_topics(into: Summary, topic: pa.DictionaryArray) -> None:
     """Count messages by the shape of their topics."""
-    shapes = pc.replace_substring_regex(topic.dictionary, r"^([^/]*)/.*/([^/]*)$", r"\1/+/\2")
+    shapes = pc.replace_substring_regex(topic.dictionary, r"(?s)^([^/]*)/.*/([^/]*)$", r"\1/+/\2")
     counts = np.bincount(topic.indices.to_numpy(), minlength=len(shapes))
     found = dict(zip(*_by_text(shapes, counts), strict=True))
     into["topics"] = _bounded(_sum(into["topics"], found), "topics")
@@ -136,9 +139,30 @@ def _sum(one: dict[str, int], other: dict[str, int]) -> dict[str, int]:
     return {key: value for key, value in found.items() if value}
 
 
+def cut(text: str) -> str:
+    """Return a text, cut if it is long: a board may send a cause of 250 KB."""
+    return text if len(text) <= LONGEST_TEXT else text[:LONGEST_TEXT] + ELLIPSIS
+
+
+def cut_levels(topic: str) -> str:
+    """Return a topic with its long levels cut, so that it still matches a filter that is cut in the same way."""
+    return "/".join(map(cut, topic.split("/")))
+
+
 def _bounded(counts: dict[str, int], part: str) -> dict[str, int]:
-    """Keep the most frequent texts, and count the others as OTHERS. OTHERS does not decrease if a row is subtracted later."""
-    if part == "octaves" or len(counts) <= 4 * MOST_TEXTS:
+    """Cut long texts, keep the most frequent ones, and count the others as OTHERS.
+
+    OTHERS does not decrease if a row is subtracted later.
+    """
+    if part == "octaves":
+        return counts
+    if any(len(text) > LONGEST_TEXT for text in counts):
+        shortened: dict[str, int] = {}
+        for text, count in counts.items():
+            short = cut_levels(text) if part == "topics" else cut(text)
+            shortened[short] = shortened.get(short, 0) + count
+        counts = {text: count for text, count in shortened.items() if count}
+    if len(counts) <= 4 * MOST_TEXTS:
         return counts
     ranked = sorted(counts.items(), key=lambda item: (item[0] == OTHERS, -abs(item[1]), item[0]))
     kept = dict(ranked[: 2 * MOST_TEXTS])

@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 
 from tools.command import columns, ended
 
-from . import plain, schemas
+from . import plain, schemas, summary
 from .books import Books, as_of_one_commit
 from .commits import Output, OutputError
 from .storage import StorageError
@@ -345,8 +345,9 @@ def _ranges(batch: pa.RecordBatch, but: dict[tuple[str, int, int], Any]) -> pa.T
 def _matched(books: Books, topic: str) -> bool:
     """Return whether a message's topic matched a filter. Topics are counted without devices; devices are looked up."""
     levels = topic.split("/")
+    cut = summary.cut_levels(topic).split("/")
     for shape in books.commit.summary["topics"]:
-        if not matches(levels, shape.split("/")):
+        if not matches(cut, shape.split("/")):
             continue
         device = levels[1] if len(levels) > 1 and shape.count("/+/") else "+"
         if device in {"+", "#"}:
