@@ -519,6 +519,30 @@ def test_oldest_held_messages_beyond_the_limit_go_to_quarantine(monkeypatch):
     assert [row["payload"] for row in found["held"]] == [payload(1, 1, value=value) for value in (4, 5)]
 
 
+@pytest.mark.req("P5")
+def test_held_messages_of_more_bytes_than_the_limit_go_to_quarantine_the_oldest_first(monkeypatch):
+    """1,024 messages of 1 MB would be 1 GB, which each batch would read and write."""
+    texts = {value: "x" * size for value, size in {2: 300, 3: 300, 4: 300, 5: 2000, 6: 900, 7: 10, 8: 10}.items()}
+    held = {value: payload(1, 1, value=value, text=text) for value, text in texts.items()}
+    monkeypatch.setattr(lives, "MOST_HELD_BYTES", len(held[6]) + len(held[7]) + len(held[8]))
+    rows = landed([payload(1, 1, first=1), *held.values()])
+    found = assert_batches_make_no_difference(rows)
+    assert reasons(found) == {"identity reused": 7}
+    assert [row["payload"] for row in found["held"]] == [held[value] for value in (6, 7, 8)]
+    assert sorted(row["payload"] for row in found["quarantine"]) == sorted(held.values())
+
+
+def test_bytes_of_released_messages_are_free_again(monkeypatch):
+    one = payload(3, 150, text="x" * 500)
+    monkeypatch.setattr(lives, "MOST_HELD_BYTES", len(one) + 10)
+    rows = landed(
+        [payload(5, 100, first=100), payload(6, 200), one, payload(1, 140, first=140), payload(6, 50, text="y" * 500)]
+    )
+    found = assert_batches_make_no_difference(rows)
+    assert [row["seq"] for row in found["held"]] == [50]
+    assert sorted(row["seq"] for row in found["readings"]) == [100, 140, 150, 200]
+
+
 def test_duplicate_without_a_print_is_kept_in_quarantine(monkeypatch):
     rounds = landed([payload(1, 1, identity=5), payload(1, 1, identity=5)])
     monkeypatch.setattr("host_tests.pipeline.test_task.Written.prints", lambda self: [])

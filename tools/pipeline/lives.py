@@ -26,6 +26,8 @@ NEAR = 1000
 """Another number this close to a suspect one confirms it: the counter really jumped."""
 MOST_HELD = 1024
 """The most held messages of a device; with one more, the oldest goes to quarantine."""
+MOST_HELD_BYTES = 4 << 20
+"""The most bytes in the payloads of a device's held messages; with more, the oldest go to quarantine."""
 
 REUSED = "identity reused: another message has this device, life, boot and seq"
 NOT_COMPARED = (
@@ -45,6 +47,7 @@ class Message(NamedTuple):
     first: int | None  # of a boot message: the boot's first number
     print: int
     where: tuple[str, int, int]  # collector, segment, row: the same row of a log is the same message
+    size: int = 0  # bytes in the payload
 
 
 class Held(NamedTuple):
@@ -110,6 +113,7 @@ class Device:
 
     def __init__(self, lives: list[Life], held: list[Held], known: dict[tuple[int, int, int], int | None]):
         self.lives, self.held, self.known = lives, held, known
+        self.held_bytes = sum(one.message.size for one in held)
         self.waiting = {(one.message.where, one.message.print) for one in held}
         self.by_identity = {life.identity: life for life in lives if life.identity}
         self.released: list[tuple[int, Held, int]] = []
@@ -221,14 +225,16 @@ class Device:
         return Verdict(life.number)
 
     def _hold(self, place: int, message: Message, reason: str) -> Verdict:
-        if len(self.held) >= MOST_HELD:
+        self.held.append(Held(message, reason, place))
+        self.held_bytes += message.size
+        self.waiting.add((message.where, message.print))
+        while len(self.held) > MOST_HELD or self.held_bytes > MOST_HELD_BYTES:
             self._remove_waiting(self.held[0])
             self.overflowed.append(self.held.pop(0))
-        self.held.append(Held(message, reason, place))
-        self.waiting.add((message.where, message.print))
         return Verdict()
 
     def _remove_waiting(self, one: Held) -> None:
+        self.held_bytes -= one.message.size
         self.waiting.discard((one.message.where, one.message.print))
 
     def _release(self, place: int, one: Held, life: Life) -> None:

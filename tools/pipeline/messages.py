@@ -251,6 +251,7 @@ class _Batch:
             self.printed,
             self.collector.dictionary.to_pylist(),
             origin,
+            pc.binary_length(self.payload).to_numpy()[at],
         )
 
     def _apply_placing(self, placed: placing.Placed) -> None:

@@ -29,6 +29,7 @@ class Messages:
     print: np.ndarray
     collector: list[str]  # names
     origin: np.ndarray  # for each message: index in `collector`, segment, row
+    size: np.ndarray  # bytes in the payload
 
 
 @dataclass
@@ -128,7 +129,7 @@ def place(state: State, messages: Messages) -> tuple[Placed, Comparison | None]:
 
 
 def _part(messages: Messages, which: np.ndarray) -> Messages:
-    names = ("device", "identity", "boot", "seq", "first", "print", "origin")
+    names = ("device", "identity", "boot", "seq", "first", "print", "origin", "size")
     return Messages(**{name: getattr(messages, name)[which] for name in names}, collector=messages.collector)
 
 
@@ -243,6 +244,7 @@ def _one_by_one(state: State, messages: Messages, rows: np.ndarray, found: Place
         [None if one < 0 else one for one in firsts],
         messages.print[rows].tolist(),
         [(messages.collector[c], segment, row) for c, segment, row in messages.origin[rows].tolist()],
+        messages.size[rows].tolist(),
         strict=True,
     )
     begun = []
@@ -275,7 +277,8 @@ def _one_by_one(state: State, messages: Messages, rows: np.ndarray, found: Place
 
 
 def _message(one: Waiting) -> lives.Message:
-    return lives.Message(one.identity, one.boot, one.seq, one.first, one.print, (one.collector, one.segment, one.row))
+    where = (one.collector, one.segment, one.row)
+    return lives.Message(one.identity, one.boot, one.seq, one.first, one.print, where, len(one.payload))
 
 
 def _known(
