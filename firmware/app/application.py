@@ -184,17 +184,25 @@ class Application:
         """Read a group's sensors; return their values as SenML records."""
         records = []
         for sensor in group.sensors:
-            try:
-                value = sensor.read()
-            except (OSError, ValueError) as error:
-                print("sensor:", sensor.name, error)
-                continue
+            value = self._read(sensor)
             if value is not None:
                 record = {"n": sensor.name, "v": value}
                 if sensor.unit:
                     record["u"] = sensor.unit
                 records.append(record)
         return records
+
+    def _read(self, sensor):
+        """Return a sensor's value, or None after printing why there is none."""
+        try:
+            value = sensor.read()
+            # Anything else would make the message invalid, with the values of the other sensors.
+            if value is not None and (type(value) not in (int, float) or value * 0.0 != 0):
+                raise ValueError("%r is not a finite number" % (value,))
+            return value
+        except Exception as error:  # the DHT22's driver raises a plain Exception for a wrong checksum
+            print("sensor:", sensor.name, error)
+            return None
 
     def beginning(self):
         """Return the labels that mark the first message of a boot."""

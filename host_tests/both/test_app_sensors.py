@@ -46,7 +46,17 @@ def test_dht22_gives_both_values_of_one_measurement():
     assert (humidity.name, humidity.unit, humidity.read()) == ("humidity", "%RH", 48.2)
     assert temperature.qos == 2 and humidity.interval_ms == 60000
     fakes["dht"].simulated.answers = False
-    assert temperature.read() is None
+    assert temperature.read() is None and humidity.read() is None
+    fakes["dht"].simulated.answers = True
+    assert (temperature.read(), humidity.read()) == (21.5, 48.2)
+
+    def measure():
+        raise Exception("checksum error")  # as the driver does
+
+    temperature._chip.measure = measure
+    with pytest.raises(Exception) as wrong:
+        temperature.read()
+    assert str(wrong.value) == "checksum error" and humidity.read() is None
 
 
 @pytest.mark.req("B1")
@@ -86,8 +96,12 @@ def test_bme280_compensates_as_the_data_sheet_does():
     temperature, humidity, pressure = [sensor.read() for sensor in sensors]
     assert abs(temperature - 25.08) < 0.011 and abs(pressure - 100653) <= 3 and abs(humidity - 51.2) < 0.11
     assert fakes["machine"].simulated.i2c[0x76][0xF4] == b"\x25"
+    chips = fakes["machine"].simulated.i2c
     fakes["machine"].simulated.i2c = {}
-    assert sensors[0].read() is None
+    assert [sensor.read() for sensor in sensors] == [None, None, None]
+    fakes["machine"].simulated.i2c = chips
+    assert [sensor.read() for sensor in sensors] == [None, None, None]  # nothing was measured while it was away
+    assert None not in [sensor.read() for sensor in sensors]
 
 
 @pytest.mark.req("B1")

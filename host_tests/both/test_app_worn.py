@@ -84,6 +84,40 @@ def test_stored_messages_are_delivered_before_a_worn_flash_ends_the_run():
     application.client.link.stop()
 
 
+class Odd:
+    """A sensor that returns what it is given; it raises a given exception."""
+
+    unit = ""
+
+    def __init__(self, name, value):
+        self.name = name
+        self.value = value
+
+    def read(self):
+        if isinstance(self.value, Exception):
+            raise self.value
+        return self.value
+
+
+def _with(sensors, **settings):
+    """Return an application with these sensors, and its broker."""
+    broker = Loopback()
+    board = Board(broker)
+    board.sensors = lambda: sensors
+    settings.update({"broker": "127.0.0.1", "port": broker.port})
+    return Application(board, check(settings), Facts()), broker
+
+
+@pytest.mark.req("B1", "P4")
+def test_sensor_that_fails_or_gives_no_finite_number_does_not_disturb_the_others():
+    values = [Exception("checksum error"), OSError(5), float("nan"), float("inf"), "21", True, [1], None, 1e300 * 1e300]
+    sensors = [Odd("odd%d" % n, value) for n, value in enumerate(values)]
+    sensors += [Odd("a", 3), Odd("b", -2.5), Odd("c", 0)]
+    application, broker = _with(sensors)
+    assert application.sample(application.groups[0]) == [{"n": "a", "v": 3}, {"n": "b", "v": -2.5}, {"n": "c", "v": 0}]
+    broker.close()
+
+
 @pytest.mark.req("R2", "R5")
 def test_too_long_command_is_skipped_and_reported_in_the_health_message():
     broker = Loopback()

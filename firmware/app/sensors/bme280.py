@@ -31,8 +31,11 @@ class Chip:
         self.temperature = self.humidity = self.pressure = None
 
     def measure(self):
-        """Fetch the last measurement, and start the next one."""
-        if self._asked:
+        """Fetch the last measurement, and start the next one. If the chip does not answer, forget both."""
+        asked = self._asked
+        self._asked = False
+        self.temperature = self.humidity = self.pressure = None
+        if asked:
             self._fetch()
         self._bus.writeto_mem(self._address, 0xF2, b"\x01")
         self._bus.writeto_mem(self._address, 0xF4, b"\x25")

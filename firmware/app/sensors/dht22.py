@@ -12,13 +12,20 @@ class Temperature:
 
     def __init__(self, chip):
         self._chip = chip
+        self.humidity = None
 
     def read(self):
-        """Return degrees Celsius, or None if the chip does not answer."""
+        """Return degrees Celsius, or None if the chip does not answer.
+
+        Raises:
+            Exception: the driver's, for a wrong checksum.
+        """
+        self.humidity = None
         try:
             self._chip.measure()
         except OSError:
             return None
+        self.humidity = self._chip.humidity()
         return self._chip.temperature()
 
 
@@ -28,15 +35,15 @@ class Humidity:
     name = "humidity"
     unit = "%RH"
 
-    def __init__(self, chip):
-        self._chip = chip
+    def __init__(self, temperature):
+        self._temperature = temperature
 
     def read(self):
-        """Return the relative humidity in per cent."""
-        return self._chip.humidity()
+        """Return the relative humidity in per cent, or None if that measurement failed."""
+        return self._temperature.humidity
 
 
 def make(settings):
     """Return the two sensors on a pin."""
-    chip = DHT22(Pin(settings["pin"]))
-    return [Temperature(chip), Humidity(chip)]
+    temperature = Temperature(DHT22(Pin(settings["pin"])))
+    return [temperature, Humidity(temperature)]
