@@ -17,6 +17,8 @@ are sent again with every connection, so they need no storing: they are publishe
 It knows the board only through the contract in `boards/board.pyi`.
 """
 
+from time import sleep
+
 from flashmqtt import __version__
 from flashmqtt.backoff import Backoff
 from flashmqtt.client import Client
@@ -37,6 +39,7 @@ _IDENTIFY_MS = const(10000)
 _BLINK_MS = const(250)
 _LISTEN_MS = const(300)
 _NETWORK_MS = const(500)
+_CONVERSION_MS = const(800)  # of a DS18B20, the slowest sensor whose first read only starts a measurement
 _CLOCK_PATIENCE_MS = const(30000)
 _TLS_WATCHDOG_S = const(8)
 _BUFFER_BYTES = const(640)  # longer messages are sent in pieces; no valid command is longer
@@ -83,6 +86,7 @@ class Application:
         self.first = self.journal.stored + 1
         self.life, self.since = life_of(self.state, self.journal.stored)
         self.refused = 0
+        self._values = {}  # what the first reading of a wake gave: sensor -> value
         self._worn = None
         self.undated = False  # was a message of this boot published before the time was known?
         self.interval_ms = self.state.get("interval_ms") or config["interval_ms"]
@@ -184,7 +188,9 @@ class Application:
         """Read a group's sensors; return their values as SenML records."""
         records = []
         for sensor in group.sensors:
-            value = self._read(sensor)
+            value = self._values.get(sensor)
+            if value is None:
+                value = self._read(sensor)
             if value is not None:
                 record = {"n": sensor.name, "v": value}
                 if sensor.unit:
@@ -392,7 +398,7 @@ class Application:
             self.device,
             self.board.MODEL,
             __version__,
-            (self.topic if getattr(sensor, "qos", 1) else self.live) + "readings",
+            (self.topic if config["sleep_s"] or getattr(sensor, "qos", 1) else self.live) + "readings",  # see `wake`
             self.live + "status",
             sensor.name,
             sensor.unit,
@@ -423,6 +429,11 @@ class Application:
         config = self.config
         self.commands.resume()
         labels = self.beginning()
+        self._values = {sensor: self._read(sensor) for group in self.groups for sensor in group.sensors}
+        if None in self._values.values():  # such a sensor has only started its first measurement
+            if self._feed:
+                self._feed()
+            sleep(_CONVERSION_MS / 1000)
         for group in self.groups:
             self.publish("readings", max(1, group.qos), self.sample(group), labels)
             labels = None

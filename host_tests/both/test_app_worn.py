@@ -5,6 +5,7 @@ import pytest
 from app.application import Application
 from app.configuration import check
 from app.health import records
+from flashmqtt.compat import ticks_diff, ticks_ms
 from flashmqtt.errors import StoreWorn
 from flashmqtt.flash.block import BlockRegion
 from loopback import Loopback
@@ -31,6 +32,8 @@ class Sensor:
 
 class Board:
     """The part of the board contract that a run needs; its watchdog feeds the broker."""
+
+    MODEL = "test"
 
     def __init__(self, broker):
         self.flash = NorFlash(SECTORS * 4096)
@@ -115,6 +118,47 @@ def test_sensor_that_fails_or_gives_no_finite_number_does_not_disturb_the_others
     sensors += [Odd("a", 3), Odd("b", -2.5), Odd("c", 0)]
     application, broker = _with(sensors)
     assert application.sample(application.groups[0]) == [{"n": "a", "v": 3}, {"n": "b", "v": -2.5}, {"n": "c", "v": 0}]
+    broker.close()
+
+
+class Slow:
+    """A sensor whose read returns the measurement that the last read started; it takes 750 ms."""
+
+    name = "slow"
+    unit = "Cel"
+    qos = 0
+
+    def __init__(self):
+        self.reads = 0
+        self.started_ms = None
+
+    def read(self):
+        self.reads += 1
+        done = self.started_ms is not None and ticks_diff(ticks_ms(), self.started_ms) >= 750
+        self.started_ms = ticks_ms()
+        return 20.5 if done else None
+
+
+class Asleep(Exception):
+    """The board sleeps."""
+
+
+@pytest.mark.req("B1", "B5")
+def test_sleeping_board_waits_for_the_first_measurement_and_announces_the_topic_that_it_uses():
+    slow, quick = Slow(), Odd("quick", 7)
+    application, broker = _with([slow, quick, Odd("gone", None)], sleep_s=600, watchdog_s=8, discovery="homeassistant")
+
+    def sleep(ms):
+        raise Asleep
+
+    application.board.sleep = sleep
+    with pytest.raises(Asleep):
+        application.run()
+    broker()
+    sent = b"".join(broker.of(3))
+    assert b'"slow"' in sent and b"20.5" in sent and b'"quick"' in sent and b'"gone"' not in sent
+    assert slow.reads == 2
+    assert b"homeassistant/sensor/dev/slow/config" in sent and b"flashmqtt-live" not in sent
     broker.close()
 
 
