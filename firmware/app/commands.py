@@ -18,6 +18,8 @@ Each command writes flash, so the rate is limited: a command above the limit is 
 from binascii import crc32
 from json import loads
 
+from flashmqtt.codec.utf8 import text_kind
+
 _BURST = 32
 _REFILL_MS = 5000  # per additional command
 # More than can be executed before a lost connection is detected (45 s): only these can arrive again.
@@ -44,8 +46,13 @@ def parse(payload):
     ident = command.get("id")
     if isinstance(ident, int):
         ident = str(ident)
-    if not isinstance(ident, str) or not 0 < len(ident) <= 40:
-        raise CommandRefused("id has to be a text of 1 to 40 characters", "")
+    try:
+        known = ident.encode()
+    except (AttributeError, ValueError):  # no text; a surrogate, on CPython
+        known = b""
+    # MicroPython's `loads` accepts surrogates and overlong characters.
+    if not known or len(ident) > 40 or text_kind(known, 0, len(known)) < 0:
+        raise CommandRefused("id has to be a text of 1 to 40 characters, valid in UTF-8", "")
     name = command.get("do")
     if name not in ("interval", "flush", "identify", "reboot"):
         raise CommandRefused("do has to be interval, flush, identify or reboot", ident)
@@ -119,6 +126,10 @@ class Commands:
         }
         if name == "interval":
             changes["interval_ms"] = ms
-        self._state.save(**changes)
+        try:
+            self._state.save(**changes)
+        except OSError as error:  # such as a full file system; a restart would not help
+            self._reply(ident, "not stored: %s" % error)
+            return
         self._act(name, ms)
         self._reply(ident, "done")

@@ -29,12 +29,18 @@ class State:
         return self.facts.get(name, default)
 
     def save(self, **changes):
-        """Change values atomically and durably. None removes a value."""
+        """Change values atomically and durably. None removes a value.
+
+        Raises:
+            OSError: the file can't be written; nothing has changed.
+        """
+        facts = dict(self.facts)
         for name, value in changes.items():
             if value is None:
-                self.facts.pop(name, None)
+                facts.pop(name, None)
             else:
-                self.facts[name] = value
+                facts[name] = value
         with open(self._path + ".new", "w") as file:
-            dump(self.facts, file)
+            dump(facts, file)
         rename(self._path + ".new", self._path)
+        self.facts = facts

@@ -133,6 +133,11 @@ def test_reboot_command_is_not_repeated_after_the_reboot():
         (b"[1]", "object"),
         (b'{"do": "flush"}', "id"),
         (b'{"id": "", "do": "flush"}', "id"),
+        (b'{"id": "\\ud800", "do": "flush"}', "UTF-8"),
+        (b'{"id": "a\\udfffb", "do": "flush"}', "UTF-8"),
+        (b'{"id": "\xed\xa0\x80", "do": "flush"}', ""),  # CPython says "not JSON" to invalid bytes
+        (b'{"id": "\xc0\xaf", "do": "flush"}', ""),
+        (b'{"id": "\xf5\x80\x80\x80", "do": "flush"}', ""),
         (b'{"id": "1", "do": "dance"}', "interval, flush"),
         (b'{"id": "1", "do": "interval"}', "ms"),
         (b'{"id": "1", "do": "interval", "ms": "5"}', "ms"),
@@ -181,6 +186,23 @@ def test_commands_above_the_rate_limit_are_counted_and_not_executed():
     for n in range(100):
         board.commands.take(b'{"id": "c%d", "do": "flush"}' % n)
     assert len(board.acts) == 17 + 32
+    forget(PATH)
+
+
+@pytest.mark.req("B4")
+def test_command_that_can_not_be_stored_is_answered_and_not_executed():
+    board = Board(PATH)
+    state = board.commands._state
+    state._path = "/nowhere/state.json"
+    board.commands.take(b'{"id": "1", "do": "interval", "ms": 5000}')
+    assert not board.acts and len(board.replies) == 1
+    assert board.replies[0][1] == "1" and board.replies[0][2].startswith("not stored: ")
+    state._path = PATH
+    board.commands.take(b'{"id": "2", "do": "flush"}')
+    board.start()
+    assert board.interval == 0 and [reply[2] for reply in board.replies[1:]] == ["done"]
+    board.commands.take(b'{"id": "1", "do": "interval", "ms": 5000}')  # it may be tried again
+    assert board.interval == 5000 and board.replies[-1][1:] == ("1", "done")
     forget(PATH)
 
 
