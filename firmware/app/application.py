@@ -85,7 +85,8 @@ class Application:
         )
         self.first = self.journal.stored + 1
         self.life, self.since = life_of(self.state, self.journal.stored)
-        self.refused = 0
+        self.refused = 0  # messages that the full store refused since the start; they have no number
+        self._boot_due = False  # does the boot message wait for room in the store?
         self._values = {}  # what the first reading of a wake gave: sensor -> value
         self._worn = None
         self.undated = False  # was a message of this boot published before the time was known?
@@ -167,7 +168,13 @@ class Application:
     # --- publishing ---
 
     def publish(self, kind, qos, records, labels=None):
-        """Publish one message; at QoS 1 and 2 it is stored when this returns, and sent when there is a connection."""
+        """Publish one message; at QoS 1 and 2 it is stored when this returns, and sent when there is a connection.
+
+        Return its handle; 0 at QoS 0, and if it is not stored.
+        """
+        # A reply must not wait: its number is noted (see `app.commands`).
+        if self._boot_due and qos and kind != "replies" and not self._boot():
+            return 0  # the store is still full
         journal = self.journal
         unix_ms = self.time.unix_ms()
         if unix_ms is None:
@@ -222,7 +229,13 @@ class Application:
         done = self.commands.resume()
         if done:
             print("command", done, "finished after a power cut")
-        self.publish("boot", 1, [{"n": "start", "vs": self.cause}], self.beginning())
+        self._boot()
+
+    def _boot(self):
+        """Publish the boot message; return whether it is stored. If it is not, `publish` tries again before other messages."""
+        self._boot_due = False
+        self._boot_due = not self.publish("boot", 1, [{"n": "start", "vs": self.cause}], self.beginning())
+        return not self._boot_due
 
     def status(self):
         """Print one status line on the console."""
@@ -258,12 +271,12 @@ class Application:
             self._tell([{"n": "undelivered", "vb": True}])
 
     def _tell(self, records):
-        """Publish a health message."""
+        """Publish a health message; return its handle, 0 if it is not stored."""
         outcomes = self.outcomes
+        handle = self.publish("health", 1, records, outcomes.labels() if outcomes else None)
         if outcomes:
-            outcomes.reported(self.publish("health", 1, records, outcomes.labels()))
-        else:
-            self.publish("health", 1, records)
+            outcomes.reported(handle)
+        return handle
 
     def _command(self, message):
         print("command", message.payload)
@@ -410,7 +423,8 @@ class Application:
     def _tell_health(self):
         from .health import records
 
-        self._tell(records(self))
+        if not self._tell(records(self)) and not self._worn:
+            self.journal.flush()  # the count of dropped messages: with drop-newest, nothing else writes it
 
     def _show(self, now):
         """Set the LED: it blinks after the command "identify", and is lit while there is no connection."""
@@ -435,10 +449,10 @@ class Application:
                 self._feed()
             sleep(_CONVERSION_MS / 1000)
         for group in self.groups:
-            self.publish("readings", max(1, group.qos), self.sample(group), labels)
-            labels = None
+            if self.publish("readings", max(1, group.qos), self.sample(group), labels):
+                labels = None
         if labels:
-            self.publish("boot", 1, [{"n": "start", "vs": self.cause}], labels)
+            self._boot()
         self._health_ms = self.uptime.ms() + config["awake_s"] * 1000
         if config["health_s"] and self.journal.boot % max(1, config["health_s"] // config["sleep_s"]) == 0:
             self._tell_health()

@@ -121,6 +121,47 @@ def test_sensor_that_fails_or_gives_no_finite_number_does_not_disturb_the_others
     broker.close()
 
 
+def _number(found, name):
+    return next(record["v"] for record in found if record["n"] == name)
+
+
+@pytest.mark.parametrize("policy", ["refuse", "drop-newest"])
+@pytest.mark.req("S5", "P4")
+def test_full_store_counts_what_found_no_room_and_a_later_boot_message_is_stored_when_there_is_room(policy):
+    broker = Loopback()
+    board = Board(broker)
+    settings = {"broker": "127.0.0.1", "port": broker.port, "health_s": 0, "watchdog_s": 8, "when_full": policy}
+    state = Facts()
+    application = Application(board, check(settings), state)
+    published = 0
+    while application.journal.stored == published:
+        published += 1
+        application.publish("readings", 1, [{"n": "load", "v": published}])
+    for _ in range(9):
+        application.publish("readings", 1, [{"n": "load", "v": published}])
+    found = records(application)
+    assert _number(found, "dropped") == 10 and _number(found, "refused") == 0
+    application._tell_health()
+    assert application.journal.stored == published - 1
+
+    # The power fails.
+    application = Application(board, check(settings), state)
+    assert application.journal.boot == 2 and application.journal.dropped == (11 if policy == "drop-newest" else 0)
+    stored = application.journal.stored
+    application.announce()
+    before = _number(records(application), "dropped")
+    for _ in range(3):
+        application.publish("readings", 1, [{"n": "load", "v": 0}])
+    assert application.journal.stored == stored and _number(records(application), "dropped") == before + 3
+    while not any(b"/boot" in one for one in broker.of(3)):
+        application.turn(20)
+        application.publish("readings", 1, [{"n": "load", "v": -1}])
+    late = [one for one in broker.of(3) if b'"boot":2' in one]
+    assert b"/boot" in late[0] and b'"seq":%d' % (stored + 1) in late[0] and b'"first": %d' % (stored + 1) in late[0]
+    application.client.link.stop()
+    broker.close()
+
+
 class Slow:
     """A sensor whose read returns the measurement that the last read started; it takes 750 ms."""
 
