@@ -1,15 +1,33 @@
 """The application's few values that survive a power cut, in one small file that is replaced atomically.
 
 The new file is written beside the old one and renamed over it; rename is atomic on littlefs and on every POSIX file system. This
-module does not know what the values mean.
+module knows only the types and limits of the values. A file that violates them is damaged: as with one that can't be read, the
+application begins anew.
 """
 
 from json import dump, load
 from os import rename
 
+# name: (least, most) of a number
+_NUMBERS = {"interval_ms": (100, 86400000), "life": (1, 0x3FFFFFFF), "since": (1, 0x3FFFFFFF)}
+_INTENT = {"id": str, "do": str, "ms": int, "seq": int}
+
+
+def _is_whole(facts):
+    """Return whether the values have the types and limits that the application's other modules rely on."""
+    for name, (least, most) in _NUMBERS.items():
+        value = facts.get(name, least)
+        if type(value) is not int or not least <= value <= most:
+            return False
+    intent = facts.get("intent")
+    return isinstance(facts.get("done", []), list) and (
+        intent is None
+        or (isinstance(intent, dict) and all(type(intent.get(name)) is kind for name, kind in _INTENT.items()))
+    )
+
 
 class State:
-    """A dict in a file; if the file can't be read, the dict is empty.
+    """A dict in a file; if the file can't be read or has a value of a wrong type, the dict is empty.
 
     Args:
         path: the file.
@@ -22,7 +40,7 @@ class State:
                 facts = load(file)
         except (OSError, ValueError):
             facts = None
-        self.facts = facts if isinstance(facts, dict) else {}
+        self.facts = facts if isinstance(facts, dict) and _is_whole(facts) else {}
 
     def get(self, name, default=None):
         """Return a value."""

@@ -216,3 +216,42 @@ def test_damaged_state_file_counts_as_empty():
     state.save(a=None)
     assert State(PATH).facts == {"b": 2}
     forget(PATH)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[]",
+        '{"interval_ms": "abc"}',
+        '{"interval_ms": true}',
+        '{"interval_ms": null}',
+        '{"interval_ms": 5000.5}',
+        '{"interval_ms": -5}',
+        '{"interval_ms": 99}',
+        '{"interval_ms": 99999999999}',
+        '{"life": -7, "since": 1}',
+        '{"life": 99999999999, "since": 1}',
+        '{"life": 7, "since": "1"}',
+        '{"life": 7, "since": 0}',
+        '{"done": "x"}',
+        '{"done": {}}',
+        '{"done": 3}',
+        '{"intent": "x"}',
+        '{"intent": [1]}',
+        '{"intent": {"id": "1", "do": "flush", "ms": 0}}',
+        '{"intent": {"id": "1", "do": "flush", "ms": 0, "seq": "5"}}',
+        '{"intent": {"id": 1, "do": "flush", "ms": 0, "seq": 5}}',
+        '{"intent": {"id": [], "do": [], "ms": 0, "seq": 5}}',
+        '{"intent": {"id": "1", "do": "flush", "ms": 0.5, "seq": 5}}',
+    ],
+)
+@pytest.mark.req("B4")
+def test_state_file_with_wrong_types_counts_as_empty(text):
+    with open(PATH, "w") as file:
+        file.write(text)
+    assert State(PATH).facts == {}
+    board = Board(PATH)
+    board.commands.take(b'{"id": "1", "do": "interval", "ms": 5000}')
+    known = State(PATH).facts
+    assert known["interval_ms"] == 5000 and known["intent"]["seq"] == 11
+    forget(PATH)
