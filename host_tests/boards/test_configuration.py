@@ -10,6 +10,8 @@ from tools.deploy import configuration
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 GOOD = '[broker]\nhost = "10.0.0.1"\n'
+ENTRY = '[[sensors]]\nkind = "dht22"\npin = 15\n'
+DHT22 = GOOD + ENTRY
 
 
 def load(tmp_path, text, local="", environment=None):
@@ -61,6 +63,49 @@ def test_example_is_complete_and_valid(tmp_path):
         (GOOD + '[wifi]\nssid = "home"\n', ["no Wi-Fi password", "FLASHMQTT_WIFI_PASSWORD", "config.local.toml"]),
         (GOOD + "[[sensors]]\npin = 3\n", ["sensors", "kind"]),
         (GOOD + '[[sensors]]\nkind = "dht22"\nqos = 3\n', ["qos", "3", "0, 1 or 2"]),
+        (DHT22 + "intervall_ms = 60000\n", ["entry 1", "'intervall_ms'", "do you mean 'interval_ms'"]),
+        (DHT22 + "interval_s = 60\n", ["entry 1", "'interval_s'", "do you mean 'interval_ms'"]),
+        (DHT22 + 'interval_ms = "60000"\n', ["interval_ms", "'60000'", "of type int"]),
+        (DHT22 + "interval_ms = -5\n", ["interval_ms", "-5", "10 to 86400000"]),
+        (DHT22 + "interval_ms = 1\n", ["interval_ms", "1", "10 to 86400000"]),
+        (DHT22 + "interval_ms = nan\n", ["interval_ms", "nan", "of type int"]),
+        (DHT22 + "qos = true\n", ["qos", "True", "0, 1 or 2"]),
+        (DHT22 + "qos = 1.0\n", ["qos", "1.0", "0, 1 or 2"]),
+        (DHT22 + "name = 5\n", ["name", "5", "letters"]),
+        (DHT22 + 'name = "cold store"\n', ["name", "'cold store'", "letters"]),
+        (DHT22 + 'name = "Küche"\n', ["name", "'Küche'", "letters"]),
+        (DHT22 + 'name = ""\n', ["name", "''", "letters"]),
+        (DHT22 + 'name = "_a"\n', ["name", "'_a'", "letters"]),
+        (DHT22 + '[[sensors]]\nkind = "bme280"\nsda = 4\nscl = 5\n', ["entry 2", "'temperature'", "name"]),
+        (DHT22 + 'name = "a"\n' + ENTRY + 'name = "a"\n', ["entry 2", "'a_temperature'", "name"]),
+        (
+            GOOD + 2 * '[[sensors]]\nkind = "ds18b20"\npin = 3\nname = "tank"\n',
+            ["entry 2", "'tank'", "name"],
+        ),
+        (GOOD + '[[sensors]]\nkind = "dht22"\n', ["entry 1", "dht22", "pin", "missing"]),
+        (GOOD + '[[sensors]]\nkind = "bme280"\nsda = 4\n', ["entry 1", "bme280", "scl", "missing"]),
+        (GOOD + '[[sensors]]\nkind = "dht22"\npin = [1]\n', ["pin", "[1]", "number"]),
+        (GOOD + '[[sensors]]\nkind = "dht22"\npin = -1\n', ["pin", "-1", "number"]),
+        (GOOD + '[[sensors]]\nkind = "dht22"\npin = true\n', ["pin", "True", "number"]),
+        (GOOD + '[[sensors]]\nkind = "dht22"\npin = 2020-01-01\n', ["pin", "2020", "number"]),
+        (GOOD + '[[sensors]]\nkind = ""\n', ["entry 1", "kind", "''", "bme280, dht22, ds18b20"]),
+        (GOOD + '[[sensors]]\nkind = "__init__"\n', ["entry 1", "kind", "'__init__'", "bme280, dht22, ds18b20"]),
+        (GOOD + '[[sensors]]\nkind = "../x"\n', ["entry 1", "kind", "'../x'", "bme280, dht22, ds18b20"]),
+        (GOOD + '[[sensors]]\nkind = "dht2"\n', ["entry 1", "kind", "'dht2'", "do you mean 'dht22'"]),
+        ("sensors = [3]\n" + GOOD, ["entry 1", "kind"]),
+        (GOOD + '[time]\nntp = "pool.ntp.org:abc"\n', ["time.ntp", "'pool.ntp.org:abc'", "name:port"]),
+        (GOOD + '[time]\nntp = "pool.ntp.org:99999"\n', ["time.ntp", "99999", "name:port"]),
+        (GOOD + '[time]\nntp = "2001:db8::1"\n', ["time.ntp", "2001:db8::1", "name:port"]),
+        (GOOD + '[time]\nntp = "ntp://pool.ntp.org"\n', ["time.ntp", "ntp://", "name:port"]),
+        (GOOD + '[time]\nntp = " "\n', ["time.ntp", "' '", "name:port"]),
+        (GOOD + '[home_assistant]\ndiscovery = "home/#"\n', ["home_assistant.discovery", "'home/#'", "topics"]),
+        (GOOD + '[home_assistant]\ndiscovery = "a\\u0000"\n', ["home_assistant.discovery", "topics"]),
+        ('[broker]\nhost = "10.0.0.1:1883"\n', ["broker.host", "'10.0.0.1:1883'", "broker.port"]),
+        ('[broker]\nhost = "mqtt://x"\n', ["broker.host", "'mqtt://x'", "broker.port"]),
+        ('[broker]\nhost = " x "\n', ["broker.host", "' x '", "broker.port"]),
+        ('[broker]\nhost = "x\\n"\n', ["broker.host", "broker.port"]),
+        (GOOD + f'[wifi]\nssid = "{"ü" * 17}"\n', ["wifi.ssid", "ü", "32 bytes"]),
+        (GOOD + "port = 2020-01-01\n", ["broker.port", "2020", "of type int"]),
         (GOOD + 'level = 3\n[device]\nid = "a-name-of-more-than-23-characters"\n', ["device.id", "23"]),
     ],
 )
@@ -119,6 +164,38 @@ def test_board_gets_only_values_that_differ_from_defaults(tmp_path):
     written = configuration.compact(config)
     assert json.loads(written) == {"broker": "10.0.0.1", "sleep_s": 600, "sensors": [{"kind": "dht22", "pin": 15}]}
     assert check(json.loads(written)) == config
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[broker]\nhost = "2001:db8::1"\n',
+        '[broker]\nhost = "broker-1.local"\n',
+        GOOD + '[time]\nntp = "10.0.0.1:1123"\n',
+        GOOD + f'[wifi]\nssid = "{"ü" * 16}"\n',
+        DHT22 + 'name = "cellar/1"\nqos = 0\ninterval_ms = 60000\n',
+        DHT22 + 'name = "a"\n' + ENTRY + 'name = "b"\n',
+        DHT22 + ENTRY + "qos = 2\n",  # in another message
+        GOOD + 2 * '[[sensors]]\nkind = "ds18b20"\npin = "GP3"\n',
+        GOOD + '[[sensors]]\nkind = "bme280"\nsda = 4\nscl = 5\nbus = 1\naddress = 0x77\n',
+        "\ufeff" + GOOD,
+    ],
+)
+@pytest.mark.req("B3")
+def test_what_is_allowed_is_accepted(tmp_path, text):
+    assert load(tmp_path, text, environment={"FLASHMQTT_WIFI_PASSWORD": "hunter2-hunter2"})["broker"]
+
+
+@pytest.mark.req("B3")
+def test_kinds_of_sensors_are_the_modules_of_their_folder_and_a_module_of_ones_own_has_any_keys(tmp_path, monkeypatch):
+    assert {path.stem for path in configuration.SENSORS.glob("[a-z]*.py")} >= set(configuration.KINDS)
+    monkeypatch.setattr(configuration, "SENSORS", tmp_path)
+    (tmp_path / "sonar.py").write_text("")
+    text = GOOD + '[[sensors]]\nkind = "sonar"\necho = [1, 2.5, true, {a = "b"}]\n'
+    assert load(tmp_path, text)["sensors"] == [{"kind": "sonar", "echo": [1, 2.5, True, {"a": "b"}]}]
+    for value in ("2020-01-01", "nan"):
+        with pytest.raises(ConfigurationError, match=f"entry 1: echo: .*{value[:3]}.* is not allowed"):
+            load(tmp_path, GOOD + f'[[sensors]]\nkind = "sonar"\necho = {value}\n')
 
 
 @pytest.mark.req("B3")

@@ -8,14 +8,17 @@ the environment or from `config.local.toml`, which git ignores. `config.local.to
 from __future__ import annotations
 
 import difflib
+import ipaddress
 import json
 import math
 import os
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from app.configuration import KEYS, SECRETS, ConfigurationError, check, complaint
+from tools.bootstrap import ROOT
 from tools.deploy.certificates import Tls
 
 # table -> key -> (the board's key, the factor from our unit to the board's)
@@ -49,12 +52,22 @@ TLS_KEYS = ("tls", *TLS_FILES)
 TLS_PORT = 8883
 ENVIRONMENT = {"password": "FLASHMQTT_WIFI_PASSWORD", "broker_password": "FLASHMQTT_BROKER_PASSWORD"}
 HIDDEN = "(hidden)"
+HOST = re.compile(r"[A-Za-z0-9._-]+")
+NTP = re.compile(r"[A-Za-z0-9._-]+(?::([0-9]{1,5}))?")
+SENSORS = ROOT / "firmware" / "app" / "sensors"
+# kind -> the names of its values (none: the module finds them), the required keys, the other keys
+KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
+    "bme280": (("temperature", "humidity", "pressure"), ("sda", "scl"), ("bus", "address")),
+    "dht22": (("temperature", "humidity"), ("pin",), ()),
+    "ds18b20": ((), ("pin",), ()),
+}
+SENSOR_KEYS = ("kind", "name", "qos", "interval_ms")
+SENSOR_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9\-:./_]*")  # RFC 8428, 4.5.1
 
 
 def _read(path: Path) -> dict:
     try:
-        with path.open("rb") as file:
-            return tomllib.load(file)
+        return tomllib.loads(path.read_bytes().decode("utf-8-sig"))  # an editor may write a byte order mark
     except ValueError as error:  # also for invalid UTF-8
         raise ConfigurationError(f"{path.name} is not TOML: {error}") from None
     except OSError as error:
@@ -132,12 +145,98 @@ def _checked_tls(found: dict) -> Tls:
     return tls
 
 
+def _sensor_complaint(kind: str, key: str, value: object) -> str:
+    """Return what a value of an entry of [[sensors]] has to be, or "" if it is allowed."""
+    if key == "name":
+        good = isinstance(value, str) and SENSOR_NAME.fullmatch(value)
+        return "" if good else "a text of letters (A to Z), digits and - : . / _ that begins with a letter or digit"
+    if key == "qos":
+        return "0, 1 or 2" if complaint(value, (int, 1, (0, 1, 2))) else ""
+    if key == "interval_ms":
+        return complaint(value, KEYS[key])
+    if kind in KINDS and key != "kind":
+        is_number = isinstance(value, int) and not isinstance(value, bool) and value >= 0
+        is_pin = key in KINDS[kind][1] and isinstance(value, str) and value  # Pin("GP15")
+        return "" if is_number or is_pin else "a number from 0"
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError):  # a date, or nan
+        return "a text, a finite number, true, false, or a list or table of these"
+    return ""
+
+
+def _check_sensors(name: str, entries: list) -> None:
+    """Check [[sensors]]. Modules that a user added may have any keys.
+
+    Raises:
+        ConfigurationError: an entry is wrong, or two values of one message have the same name.
+    """
+    kinds = sorted(path.stem for path in SENSORS.glob("*.py") if not path.stem.startswith("_"))
+    taken = set()
+    for n, entry in enumerate(entries, 1):
+        where = f"{name}: sensors, entry {n}"
+        kind = entry.get("kind") if isinstance(entry, dict) else None
+        if kind not in kinds:
+            raise ConfigurationError(f"{where}: the kind {kind!r} is not allowed{_near(str(kind), kinds)}")
+        values, required, others = KINDS.get(kind, ((), (), ()))
+        for key, value in entry.items():
+            if kind in KINDS and key not in (*SENSOR_KEYS, *required, *others):
+                near = _near(key, [*SENSOR_KEYS, *required, *others])
+                raise ConfigurationError(f"{where}: the kind {kind!r} has no key {key!r}{near}")
+            problem = _sensor_complaint(kind, key, value)
+            if problem:
+                raise ConfigurationError(f"{where}: {key}: {value!r} is not allowed; it has to be {problem}")
+        for key in required:
+            if key not in entry:
+                raise ConfigurationError(f"{where}: the key {key!r} of the kind {kind!r} is missing")
+        given = entry.get("name")
+        for value in [f"{given}_{value}" if given else value for value in values] or [given]:
+            place = (value, entry.get("qos", 1), entry.get("interval_ms", 0))
+            if value and place in taken:
+                raise ConfigurationError(f"{where}: two values have the name {value!r}; give each entry its own name")
+            taken.add(place)
+
+
+def _check_texts(config: dict) -> None:
+    """Check the texts that are names of hosts or parts of topics.
+
+    Raises:
+        ConfigurationError: one is not allowed.
+    """
+    host, server = config["broker"], config["ntp"]
+    if not HOST.fullmatch(host) and not _is_ipv6(host):
+        raise ConfigurationError(
+            f"broker.host: {host!r} is not allowed; it has to be a name or an address only; the port is broker.port"
+        )
+    found = NTP.fullmatch(server)
+    if server and not (found and 0 < int(found[1] or 123) < 65536):
+        raise ConfigurationError(
+            f"time.ntp: {server!r} is not allowed; it has to be a name or IPv4 address, or name:port"
+        )
+    if len(config["ssid"].encode()) > 32:
+        raise ConfigurationError(f"wifi.ssid: {config['ssid']!r} is too long: it has at most 32 bytes in UTF-8")
+    for key, text in (("device.id", config["device"]), ("home_assistant.discovery", config["discovery"])):
+        if set(text) & set("+#\0"):
+            raise ConfigurationError(
+                f"{key}: {text!r} is not allowed: it is a part of topics, which can't contain +, # or NUL"
+            )
+
+
+def _is_ipv6(text: str) -> bool:
+    try:
+        ipaddress.IPv6Address(text)
+    except ValueError:
+        return False
+    return True
+
+
 def _flat(name: str, tables: dict, secrets_allowed: bool) -> dict:
     flat: dict = {}
     for table, content in tables.items():
         if table == "sensors":
             if not isinstance(content, list):
                 raise ConfigurationError(f"{name}: sensors have to be written as [[sensors]]")
+            _check_sensors(name, content)
             flat["sensors"] = content
             continue
         if table not in TABLES:
@@ -184,14 +283,11 @@ def load(folder: Path, environment: Mapping[str, str] = os.environ) -> tuple[dic
     if "broker" not in given:
         raise ConfigurationError("config.toml: broker.host is missing: the broker's name or address")
     config = check(given)
+    _check_texts(config)
     if config["ssid"] and not config["password"]:
         raise ConfigurationError(
             "there is no Wi-Fi password: set FLASHMQTT_WIFI_PASSWORD, or write password under [wifi] into config.local.toml. "
             "For an open network, leave ssid empty and join the network in boot.py"
-        )
-    if set(config["device"]) & set("+#\0"):
-        raise ConfigurationError(
-            f"device.id: {config['device']!r} is not allowed: it is a part of topics, which can't contain +, # or NUL"
         )
     if config["level"] == 3 and len(config["device"]) > 23:
         raise ConfigurationError(f"device.id: {config['device']!r} is too long: MQTT 3.1 allows at most 23 characters")
