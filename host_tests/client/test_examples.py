@@ -272,6 +272,23 @@ def test_one_megabyte_file_is_sent_and_received_in_pieces(tmp_path):
         assert (tmp_path / "picture.bin").read_bytes() == content
 
 
+@pytest.mark.req("B1", "S5")
+def test_file_goes_out_through_a_journal_of_16_sectors_and_the_next_file_begins_anew(tmp_path, monkeypatch):
+    monkeypatch.setitem(FLASH, "FLASHMQTT_FLASH_BYTES", str(16 * 4096))
+    with Broker(tmp_path / "broker") as broker, Person(broker.port) as person:
+        for size in (100 * 1024, 70 * 1024):
+            content = os.urandom(size)
+            (tmp_path / "picture.bin").write_bytes(content)
+            # The note of an interrupted program, about a file of another size.
+            (tmp_path / "picture.bin.at").write_text("65536 66000")
+            with running(tmp_path, "file_out", broker.port, changes=[("region(64)", "region(16)")]) as said:
+                person.wait(lambda got: f"sent {size}" in said.read_text(), said)  # noqa: B023 - called at once
+                person.wait(lambda got: sum(f"/{size}/" in topic for topic, _, _ in got) == size // 1024, said)  # noqa: B023
+            parts = {int(topic.rpartition("/")[2]): payload for topic, payload, _ in person.got if f"/{size}/" in topic}
+            assert b"".join(parts[at] for at in sorted(parts)) == content
+            assert not (tmp_path / "picture.bin.at").exists()
+
+
 @pytest.mark.req("B1")
 @pytest.mark.parametrize("name", ["tls_ca", "tls_mutual"])
 def test_readings_arrive_over_tls(tmp_path, made, name):
