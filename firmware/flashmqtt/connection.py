@@ -156,7 +156,7 @@ class Connection:
         self.keep_alive_ms = 0
         self._clean_sent = False
         self._purge = False  # the broker has an old session of this client id: connect with a clean start once
-        self._unanswered = False
+        self._unanswered = session.kept_doubt()
         self._doubtful = False  # an earlier CONNECT had no answer: the broker's session may have begun with that one
         self.received_ms = self._scanned_ms = self._pinged_ms = 0
         self._blocked = False  # head-of-line blocking: a message longer than the buffer came lately and delays answers
@@ -179,6 +179,7 @@ class Connection:
         self._clean_sent = (
             self.clean or self._purge or (session.level != 4 and not session.has_note(self.client_id, self.broker))
         )
+        session.keep_doubt(True)
         five = self.five
         topic, payload, qos, retain = self.will or (None, b"", 0, False)
         output.put(

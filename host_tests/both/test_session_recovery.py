@@ -100,6 +100,104 @@ def test_level_5_pubcomp_code_resolves_a_message_in_doubt(code, event):
     assert session.delivered(handle) == (event == DELIVERED)
 
 
+class NotingStore(CutStore):
+    """Counts the writes of notes."""
+
+    notes = 0
+
+    def write_note(self, note):
+        super().write_note(note)
+        self.notes += 1
+
+
+def begin(broker, present):
+    """Connect at the session's level; return the packets that came after CONNECT."""
+    broker.connection.start(broker.now)
+    broker.took()
+    broker.give(packet(0x20, bytes([present, 0]), b"\0" if broker.session.level == 5 else b""))
+    return broker.took()
+
+
+def past_pubrec_at(level):
+    """Return a connected peer of this level whose broker has answered a QoS 2 message by PUBREC."""
+    broker = peer(NotingStore(), level=level, five=Level5() if level == 5 else None)
+    begin(broker, 0)
+    broker.handle = broker.session.publish(b"a", b"x", 2)
+    broker.took()
+    broker.give(pubrec(2))
+    assert broker.took() == [pubrel(2)]
+    return broker
+
+
+def restart(broker):
+    """Cut the power; return the peer after the restart, at the same level."""
+    level = broker.session.level
+    return reboot(broker, level, five=Level5() if level == 5 else None)
+
+
+@pytest.mark.req("Q8", "S1")
+@pytest.mark.parametrize("level, code, event", [(4, b"", IN_DOUBT), (5, b"\x92", IN_DOUBT), (5, b"", DELIVERED)])
+def test_message_past_pubrec_is_in_doubt_after_a_lost_connack_and_a_restart(level, code, event):
+    broker = past_pubrec_at(level)
+    lose_connack(broker)
+    for _ in range(2):  # the doubt outlasts a restart before PUBCOMP
+        broker = restart(broker)
+        assert begin(broker, 1) == [pubrel(2)]
+    broker.give(packet(0x70, b"\0\2", code))
+    assert broker.handled[-1] == (event, 2)
+    assert broker.session.delivered(2) == (event == DELIVERED)
+
+
+@pytest.mark.req("Q8", "S1")
+@pytest.mark.parametrize("level, code", [(4, b""), (5, b""), (5, b"\x92")])
+def test_message_past_pubrec_is_not_in_doubt_after_a_restart_alone(level, code):
+    broker = past_pubrec_at(level)
+    broker.drop()
+    begin(broker, 1)  # this CONNECT was answered
+    broker = restart(broker)
+    assert begin(broker, 1) == [pubrel(2)]
+    broker.give(packet(0x70, b"\0\2", code))  # 5: 0x92: an earlier PUBCOMP was lost
+    assert broker.handled[-1] == (DELIVERED, 2) and broker.session.delivered(2)
+
+
+@pytest.mark.req("Q8", "S1")
+def test_message_marked_after_the_doubt_ended_is_not_in_doubt_after_a_restart():
+    broker = past_pubrec_at(4)
+    lose_connack(broker)
+    begin(broker, 1)
+    broker.give(pubcomp(2))
+    assert broker.handled[-1] == (IN_DOUBT, 2)
+    broker.session.publish(b"a", b"y", 2)
+    broker.took()
+    broker.give(pubrec(3))
+    broker.took()
+    broker = restart(broker)
+    assert begin(broker, 1) == [pubrel(3)]
+    broker.give(pubcomp(3))
+    assert broker.handled[-1] == (DELIVERED, 3)
+
+
+@pytest.mark.req("Q8", "S4")
+def test_doubt_of_messages_past_pubrec_costs_two_writes():
+    broker = past_pubrec_at(4)
+    store = broker.session.store
+    broker.session.keep_step(6)
+    before = store.notes
+    for _ in range(3):
+        lose_connack(broker)
+    assert store.notes == before + 1
+    broker.connect(1)
+    assert store.notes == before + 1  # the message is in doubt until its PUBCOMP
+    broker.give(pubcomp(2))
+    broker.drop()
+    broker.connect(1)
+    assert store.notes == before + 2
+    for _ in range(3):
+        lose_connack(broker)  # no message is past PUBREC
+        broker.connect(1)
+    assert store.notes == before + 2 and broker.session.kept_step() == 6
+
+
 @pytest.mark.req("Q4", "Q8")
 @pytest.mark.parametrize("doubtful", [False, True])
 def test_new_message_with_packet_id_of_held_one_is_not_lost(doubtful):

@@ -60,6 +60,7 @@ _WINDOW = const(32)  # messages from the oldest unfinished one on that may be in
 _ACK_BYTES = const(8)  # the room that one acknowledgement may need
 _BLANK = const(0xFF)
 _SUSPICIOUS_MS = const(5000)  # if we end a connection, a message that was unanswered for this long becomes a suspect
+_IN_NOTE = const(0x80)  # added to the backoff step in the note: messages past PUBREC are in doubt
 _RETRIES = const(4)  # after this many timed retransmissions of the oldest message, reconnect
 _ORPHAN = const(1)  # `handed` of a message that needs no acknowledgement, or whose connection is gone
 
@@ -217,8 +218,8 @@ class Session:
             self.long = Long(self)
         return self.long
 
-    # --- the note: level, backoff step, a suspect's failed trials and sequence & 255 (FF: no suspect), CRC of the client id,
-    # CRC of the broker's address ---
+    # --- the note: level, backoff step | doubt << 7, a suspect's failed trials and sequence & 255 (FF: no suspect), CRC of the
+    # client id, CRC of the broker's address ---
 
     def has_note(self, client_id: "Any", broker: "Any") -> bool:
         """Return whether the broker's session for this client id is known to have begun with this store."""
@@ -230,13 +231,41 @@ class Session:
             self.replace_note(bytes((self.level, 0, _BLANK, _BLANK)) + _crc(client_id) + _crc(broker))
 
     def kept_step(self) -> "Any":
-        """Return the backoff's step, 0 to 254, which survives power cuts."""
-        return 0 if self.note[0] == _BLANK else self.note[1]
+        """Return the backoff's step, 0 to 127, which survives power cuts."""
+        return 0 if self.note[0] == _BLANK else self.note[1] & ~_IN_NOTE
 
     def keep_step(self, value: "Any") -> None:
         """Keep the backoff's step across power cuts."""
+        self._note_step(min(value, _IN_NOTE - 1) | self.note[1] & _IN_NOTE)
+
+    def _note_step(self, value: "Any") -> None:
         if self.note[0] != _BLANK and value != self.note[1]:
             self.replace_note(self.note[:1] + bytes((value,)) + self.note[2:])
+
+    def kept_doubt(self) -> "Any":
+        """Return whether the note says that messages past PUBREC are in doubt."""
+        return self.note[0] != _BLANK and self.note[1] >= _IN_NOTE
+
+    def keep_doubt(self, unanswered: bool) -> None:
+        """Keep across power cuts whether messages past PUBREC are in doubt.
+
+        All of them are while CONNECT is unanswered: the broker may have lost the session, and the CONNACK that says so may get
+        lost. The next CONNACK then says "session present", for the new session, and PUBREL is answered by PUBCOMP although the
+        broker has not published the message. Level 4's PUBCOMP has no code: without the note, every message past PUBREC would
+        be in doubt after every restart. The note costs a write before such a CONNECT, and another one after its CONNACK. If no
+        message is past PUBREC, as usual, there is no write.
+        """
+        value = self.kept_step()
+        store = self.store
+        low = store.low
+        for seq in range(low, min(store.next_seq, low + _WINDOW)):
+            if (
+                (unanswered or self.states[seq & 31] & _DOUBTFUL)
+                and store.is_marked(seq)
+                and not store.is_finished(seq)
+            ):
+                value |= _IN_NOTE
+        self._note_step(value)
 
     def replace_note(self, note: "Any") -> None:
         """Write a note."""
@@ -439,6 +468,7 @@ class Session:
             for seq in range(low, min(store.next_seq, low + _WINDOW)):
                 if not store.is_finished(seq) and store.is_marked(seq):
                     states[seq & 31] |= _DOUBTFUL
+        self.keep_doubt(False)
         if self._may_be_older:
             if self.adopted is None:
                 from .adopted import Adopted
@@ -681,6 +711,8 @@ class Session:
             return _DELIVERED
         if action == _MARK:
             self.proved = True
+            if self.note[1] >= _IN_NOTE and self.kept_doubt():
+                self.keep_doubt(False)  # the messages in doubt may be finished, and this one is not in doubt
             store.mark(seq)
             if seq >= self.cursor:
                 return _NOTHING  # `pump` will put its PUBREL
