@@ -77,6 +77,7 @@ _FAILED = const(2)
 _IPOLL = hasattr(_poll(), "ipoll")
 # The longest wait between two calls of `feed`; and the longest run of `_work` when the broker sends without a pause.
 _SLICE_MS = const(200)
+_REFUSALS = const(64)  # how many codes of refused messages are kept
 _READ_DELAY_MS = const(10)  # how long `publish` delays reading, so that acknowledgements are handled in batches
 
 
@@ -691,10 +692,11 @@ class Client:
             loss[:] = (self.link.error,)
 
     def note_refusal(self) -> None:
-        """Keep the code of a refused message for `delivered`. At most 16 are kept, as the program may never ask."""
-        if len(self._refusals) > 15:
-            self._refusals.clear()
-        self._refusals[self.session.handle] = self.session.code
+        """Keep the code of a refused message for `delivered`, as long as 63 newer ones: the program may never ask."""
+        refusals = self._refusals
+        if len(refusals) >= _REFUSALS:  # twice the window: a task that waits for its message has time to ask
+            del refusals[min(refusals)]  # a dict of MicroPython has no order, but handles increase
+        refusals[self.session.handle] = self.session.code
 
     def _dispatch(self, message: "Any") -> "Any":
         """Call the message's handlers. Return _DONE, _WAITS, or _FAILED if `errors` has a new error to raise."""

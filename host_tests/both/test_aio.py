@@ -210,6 +210,42 @@ def test_refused_connect_and_subscribe_raise():
     run(case)
 
 
+class Refusing(Loopback):
+    """A broker of level 5 that refuses messages of QoS 1, this many with one write."""
+
+    def __init__(self, batch):
+        super().__init__()
+        self.batch = batch
+
+    def take(self, one):
+        self.packets.append(one)
+        if one[0] >> 4 == 1:
+            self.give(b"\x20\x03\0\0\0")
+        elif len(self.of(3)) == self.batch:
+            self.give(b"".join(b"\x40\x03" + one[5:7] + b"\x97" for one in self.of(3)))
+
+
+@pytest.mark.req("R3", "R5", "W12")
+def test_every_message_refused_in_one_read_raises_refused():
+    async def case(broker):
+        async with client(broker, level=5, window=32) as mqtt:
+            handles = []
+            for _ in range(broker.batch):
+                handles.append(await mqtt.publish("a", "x", 1))  # noqa: PERF401 - MicroPython has no `await` there
+            codes = []
+
+            async def wait(handle):
+                try:
+                    codes.append(await mqtt.delivered(handle))
+                except Refused as error:
+                    codes.append(error.code)
+
+            await asyncio.gather(*[wait(handle) for handle in handles])
+            assert codes == [0x97] * broker.batch
+
+    run(case, Refusing(32))
+
+
 @pytest.mark.req("B4")
 def test_connect_without_connack_raises_at_its_deadline():
     async def case(broker):
