@@ -504,7 +504,8 @@ class Client:
         """Return whether the broker has acknowledged the message with this handle: with PUBACK at QoS 1, PUBCOMP at QoS 2.
 
         False for a message that was dropped, damaged or in doubt. A message that was finished before the last reboot counts as
-        delivered, unless the store ever dropped or damaged a message: then the result is unknown, and this returns False.
+        delivered, unless the store ever dropped or damaged a message: then the result is unknown, and this returns False. False
+        also for an old message that was delivered between undelivered ones, if there were more than 32 of these since the reboot.
 
         Raises:
             Refused: the broker refused the message.

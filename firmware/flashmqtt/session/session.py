@@ -358,7 +358,8 @@ class Session:
         """Return whether the broker has acknowledged this message with PUBACK or PUBCOMP.
 
         False for a message that was dropped, refused, damaged or is in doubt. A message that was finished before the last reboot
-        counts as delivered, unless the store ever dropped or damaged one, because this may be that one.
+        counts as delivered, unless the store ever dropped or damaged one, because this may be that one. Of undelivered messages,
+        32 ranges are kept; if there are more, the oldest are merged, and delivered messages between them count as undelivered.
         """
         if not self.is_done(handle):
             return False

@@ -24,7 +24,7 @@ _DROPPED = const(11)
 _STATE = const(3)
 _ASIDE = const(8)
 _WINDOW = const(32)
-_RANGES = const(8)  # how many ranges of undelivered messages are kept
+_RANGES = const(32)  # how many ranges of undelivered messages are kept
 _REPORTS = const(64)  # how many reports wait at most while there is no connection
 
 
