@@ -330,6 +330,8 @@ class Connection:
             self._pinged = False
             if session.suspect:
                 session.suspect.pong(now_ms)
+            if session.inbound:
+                session.inbound.pong()
             return NOTHING
         if kind == _DISCONNECT:
             if self.five:
@@ -429,7 +431,7 @@ class Connection:
             self._scanned_ms = now_ms
             overdue = session.overdue_ms(now_ms)
             if session.inbound:
-                overdue = max(overdue, session.inbound.overdue_ms(now_ms, response))
+                overdue = max(overdue, session.inbound.overdue_ms(now_ms, self))
             if self._blocked:
                 blocked = ticks_diff(now_ms, self._blocked_ms)
                 overdue = min(overdue, blocked)

@@ -6,12 +6,14 @@ Each test reproduces a defect of an earlier version. Packets are written by hand
 import pytest
 
 from flashmqtt.connection import CONNECTED, DAMAGED, DELIVERED, IN_DOUBT, MESSAGE, RESTART
-from flashmqtt.errors import ConnectionLost, StoreCorrupt, StoreFull, UsageError
+from flashmqtt.errors import ConnectionLost, DeadlineExpired, StoreCorrupt, StoreFull, UsageError
 from flashmqtt.output import Output
 from flashmqtt.session.level5 import Level5
 from flashmqtt.session.ram import RamStore
 from flashmqtt.session.session import Session
 from wire import (
+    PINGREQ,
+    PINGRESP,
     CutStore,
     Peer,
     connack,
@@ -463,8 +465,8 @@ def test_dropping_a_half_sent_message_ends_the_connection():
     assert [one[-1:] for one in broker.connect(1)] == [b"3", b"4", b"5", b"6"]
 
 
-@pytest.mark.req("Q4", "Q8")
-def test_held_message_without_pubrel_is_handed_over_after_response_time():
+def held_before_reconnect():
+    """Return a peer whose second connection is 30 s old, and has not continued the flow of a held message."""
     broker = connected(response_ms=30000, keep_alive_s=0)
     broker.give(publish(b"a", b"x", 2, 9))
     assert broker.took() == [pubrec(9)]
@@ -472,14 +474,39 @@ def test_held_message_without_pubrel_is_handed_over_after_response_time():
     broker.now += 100000
     broker.connect(1)
     for ms in (600, 600, 28000):
-        broker.now += ms
-        broker.connection.check(broker.now)
-        broker.process()
-        assert broker.messages == []
-    broker.now += 3000
+        pass_time(broker, ms)
+        assert broker.took() == []
+    pass_time(broker, 3000)
+    assert broker.took() == [PINGREQ] and broker.messages == []
+    return broker
+
+
+def pass_time(broker, ms):
+    """Let this time pass, as a loop does."""
+    broker.now += ms
     broker.connection.check(broker.now)
     broker.process()
-    assert len(broker.messages) == 1
+
+
+@pytest.mark.req("Q4", "Q8")
+def test_held_message_without_pubrel_is_handed_over_after_response_time():
+    broker = held_before_reconnect()
+    broker.give(PINGRESP)
+    broker.process()
+    assert payloads(broker) == [b"x"]
+
+
+@pytest.mark.req("Q4", "B4")
+def test_held_message_is_handed_over_once_if_a_connection_fails_silently():
+    broker = held_before_reconnect()
+    with pytest.raises(DeadlineExpired):
+        for _ in range(32):
+            pass_time(broker, 1000)
+    assert broker.took() == [] and broker.messages == []
+    broker.drop()
+    broker.connect(1)
+    broker.give(publish(b"a", b"x", 2, 9, dup=1), pubrel(9))
+    assert payloads(broker) == [b"x"] and broker.took() == [pubrec(9), pubcomp(9)]
 
 
 @pytest.mark.req("S5")

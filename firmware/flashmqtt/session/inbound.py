@@ -68,6 +68,7 @@ class Inbound:
         self._unheard: "list[Any]" = []  # ids held since an earlier connection, without a packet on this one
         self._awaited_ms = self._unheard_ms = 0  # since when the first of these waits for a packet
         self._restart_awaited = self._restart_unheard = False  # set that time at the next check
+        self._pinged = False  # a PINGREQ was sent because these are overdue
 
     def receive(self, packet: "Any", now_ms: int) -> "Any":
         """Process a PUBLISH of QoS 2 or a PUBREL; return the event to report."""
@@ -382,22 +383,32 @@ class Inbound:
         self._awaited.clear()
         self._unheard.clear()
 
-    def overdue_ms(self, now_ms: int, response_ms: int) -> "Any":
-        """Return how long the broker owes the next packet of a flow.
-
-        If the broker does not continue a flow on a new connection either, it has lost that flow: its message is handed over.
-        """
+    def overdue_ms(self, now_ms: int, connection: "Any") -> "Any":
+        """Return how long the broker owes the next packet of a flow, or the PINGRESP that `pong` needs."""
+        overdue = 0
         if self._restart_unheard:
-            self._restart_unheard = False
+            self._restart_unheard = self._pinged = False
             self._unheard_ms = now_ms
-        elif self._unheard and response_ms and ticks_diff(now_ms, self._unheard_ms) >= response_ms:
-            self._orphans += self._unheard
-            self._unheard = []
-            self._session.urgent = True
+        elif self._unheard and connection.response_ms:
+            overdue = ticks_diff(now_ms, self._unheard_ms) - connection.response_ms
+            if overdue >= 0 and not self._pinged:
+                self._pinged = connection.ping()
         if self._restart_awaited:
             self._restart_awaited = False
             self._awaited_ms = now_ms
-        return ticks_diff(now_ms, self._awaited_ms) if self._awaited else 0
+        return max(overdue, ticks_diff(now_ms, self._awaited_ms)) if self._awaited else overdue
+
+    def pong(self) -> None:
+        """A PINGRESP has arrived: the broker works, and was asked after the response time.
+
+        If it does not continue a flow on a new connection either, it has lost that flow: its message is handed over. On a
+        connection that has failed silently, this would be too early: the flow continues on the next one.
+        """
+        if self._pinged and not self._restart_unheard:
+            self._orphans += self._unheard
+            self._unheard = []
+            self._pinged = False
+            self._session.urgent = True
 
 
 def _show(message: "Any", buf: "bytearray | memoryview", length: int) -> None:
