@@ -228,6 +228,24 @@ def test_messages_beyond_the_waiting_limit_arrive_in_order_after_a_reconnect():
     mqtt.disconnect()
 
 
+@pytest.mark.req("Q3", "R4")
+def test_message_without_room_comes_again_although_later_ones_are_done():
+    broker, mqtt = connected(waiting=4)
+    broker.present = 1
+    seen, done = [], []
+    mqtt.subscribe("b", 1, lambda m: done.append(m.payload))
+    messages = [publish(b"a", b"%d" % i, 1, i) for i in range(1, 6)]  # the last one has no room
+    broker.give(*messages, *[publish(b"b", b"", 1, i) for i in range(6, 9)])
+    until(broker, mqtt, lambda: len(done) == 3)
+    mqtt.subscribe("a", 1, lambda m: seen.append(m.payload))
+    until(broker, mqtt, lambda: broker.connects == 2)
+    assert acknowledged(broker) == [1, 2, 3, 4]
+    broker.give(publish(b"a", b"5", 1, 5, dup=1), *[publish(b"b", b"", 1, i, dup=1) for i in range(6, 9)])
+    until(broker, mqtt, lambda: len(acknowledged(broker)) == 8)
+    assert seen == [b"1", b"2", b"3", b"4", b"5"] and acknowledged(broker) == list(range(1, 9))
+    mqtt.disconnect()
+
+
 @pytest.mark.req("Q0", "R5")
 def test_qos_0_messages_beyond_the_waiting_limit_are_counted_as_missed():
     broker, mqtt = connected(waiting=4)

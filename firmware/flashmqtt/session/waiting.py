@@ -493,7 +493,7 @@ class WaitingQueue:
         for entry in self.entries:
             if entry.state == LEFT:
                 claimed = claimed or self.takes_unclaimed or len(self._takers(entry)) > 0
-            elif entry.kind < 2:
+            elif entry.kind < 2 and entry.state != DONE:
                 waiting += 1
         if not claimed or 2 * waiting > self.limit or 2 * self.bytes > self.limit_bytes:
             return False
