@@ -9,7 +9,7 @@ from flashmqtt.session.ram import RamStore
 from flashmqtt.simple import MQTTClient
 from loopback import Loopback
 from test_client import connected, until
-from wire import id_of, publish, pubrel, split, text
+from wire import CutStore, id_of, publish, pubrel, split, text
 
 
 def acknowledged(broker):
@@ -404,6 +404,38 @@ def test_missing_pubrel_causes_a_reconnect_that_delivers_the_message():
     until(broker, mqtt, lambda: seen)
     turn(broker, mqtt)
     assert seen == [b"x"] and not store.held() and broker.connects == 2
+    mqtt.disconnect()
+
+
+@pytest.mark.req("Q4", "R4")
+def test_message_handled_offline_is_not_repeated_after_power_cut():
+    store = CutStore()
+    broker, mqtt = connected(store=store)
+    calls = []
+
+    def handler(message):
+        calls.append(message.payload)
+        if len(calls) == 1:
+            broker.close()  # no broker can be reached any more
+            raise ValueError("called again after 1 s")
+
+    mqtt.on_message = handler
+    mqtt.on_error = lambda error, message: None
+    broker.give(publish(b"a", b"x", 2, 5), pubrel(5))
+    until(broker, mqtt, lambda: len(calls) == 2)
+    assert not mqtt.connected and store.cut().held() == []
+
+
+@pytest.mark.req("Q4", "R4")
+def test_power_cut_in_handler_of_waiting_message_does_not_repeat_the_one_before():
+    store = CutStore()
+    broker, mqtt = connected(store=store)
+    held = []
+    broker.give(publish(b"a", b"1", 2, 1), publish(b"a", b"2", 2, 2), pubrel(1), pubrel(2))
+    until(broker, mqtt, lambda: mqtt.session.waiting and len(mqtt.session.waiting.entries) == 2)
+    mqtt.on_message = lambda message: held.append(store.cut().held())  # the power is cut here
+    until(broker, mqtt, lambda: len(held) == 2)
+    assert held == [[1, 2], [2]]
     mqtt.disconnect()
 
 

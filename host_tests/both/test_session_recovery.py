@@ -322,6 +322,16 @@ def test_power_cut_in_a_handler_does_not_repeat_previous_message(qos):
     assert payloads(after) == [b"close valve"]
 
 
+@pytest.mark.req("Q4", "Q8", "R4")
+def test_message_handed_over_without_pubrel_is_not_repeated_after_power_cut():
+    broker = connected(CutStore())
+    broker.give(publish(b"t", b"open valve", 2, 1))
+    broker.took()
+    broker.drop()
+    broker.connect(0)  # the session is lost: no PUBREL comes
+    assert payloads(broker) == [b"open valve"] and broker.session.store.cut().held() == []
+
+
 # --- the store is full ---
 
 

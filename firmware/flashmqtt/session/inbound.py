@@ -318,21 +318,23 @@ class Inbound:
                 self._acknowledge(answer, key, 0)
             return _NOTHING
 
-    def discard_handed(self) -> None:
+    def discard_handed(self, owed: bool) -> None:
         """Discard the message, which the application has taken, so that it is not handed over again."""
         if self._session.long and self._session.long.key and not self._session.long.finish_piece():
             return
-        self._discard(self._key, 0)
+        self.discard(self._key, owed)
 
     def resume(self, key: int, owed: "Any") -> None:
         """Let a long message that has waited be handed over from its first piece on."""
         self._resumed.append((key, _PUBCOMP if owed else _ORPHAN))
         self._session.urgent = True
 
-    def discard(self, key: int) -> None:
-        """The application has taken a message that waited: discard it."""
+    def discard(self, key: int, owed: bool) -> None:
+        """The application has taken a message: discard it; make that durable now if no acknowledgement is owed, which would."""
         if self._store.held_length(key):
             self._discard(key, 0)
+            if not owed:
+                self._session.sync()
 
     def _discard(self, key: int, damaged: "Any") -> None:
         """Discard a held message; count it if it is damaged."""

@@ -778,7 +778,7 @@ class Session:
         kind = self.handed
         self.handed = 0
         if kind != _PUBACK and kind:
-            self.inbound.discard_handed()
+            self.inbound.discard_handed(kind > _ORPHAN)
         if kind > _ORPHAN:
             if self.waiting and kind == _PUBACK and self.waiting.owing:
                 self.waiting.defer()

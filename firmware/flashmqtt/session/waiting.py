@@ -352,6 +352,10 @@ class WaitingQueue:
 
     def begin(self, entry: "Any") -> bool:
         """Prepare a message to be handed over; return False if it can't be read any more or is handed over in pieces."""
+        if (
+            self._session.unsynced
+        ):  # the last message must not be handed over again if this one's handler resets the board
+            self._session.sync()
         if entry.in_pieces:
             self.entries.remove(entry)
             self._session.inbound.resume(entry.packet_id, entry.owed)
@@ -409,7 +413,7 @@ class WaitingQueue:
         if entry not in self.entries:
             return  # the program disconnected meanwhile
         if entry.kind == 2:
-            self._session.load_inbound().discard(entry.packet_id)
+            self._session.load_inbound().discard(entry.packet_id, entry.owed)
         else:
             self.bytes -= len(entry.buffer)
             if entry.kind:
