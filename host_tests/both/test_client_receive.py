@@ -407,6 +407,33 @@ def test_missing_pubrel_causes_a_reconnect_that_delivers_the_message():
     mqtt.disconnect()
 
 
+@pytest.mark.req("Q4", "Q8")
+@pytest.mark.parametrize("payload", [b"open", b"open" * 50])  # the second one is longer than the buffer
+def test_equal_message_of_next_session_is_not_taken_for_a_waiting_one(payload):
+    broker, mqtt = connected(buffer_bytes=128, chunks=True)
+    calls = []
+
+    def handler(message):
+        calls.append((message.offset, message.payload))
+        if len(calls) == 1:
+            raise ValueError("called again after 1 s")
+
+    mqtt.on_message = handler
+    mqtt.on_error = lambda error, message: None
+    broker.give(publish(b"door", payload, 2, 1), pubrel(1))
+    until(broker, mqtt, lambda: calls)
+    broker.drop()
+    until(broker, mqtt, lambda: broker.connects == 2 and mqtt.connected)
+    broker.present = 1
+    broker.give(publish(b"door", payload, 2, 1))  # of the new session
+    until(broker, mqtt, lambda: broker.connects == 3 and mqtt.connected)
+    broker.give(publish(b"door", payload, 2, 1, dup=1), pubrel(1))
+    until(broker, mqtt, lambda: len(acknowledged(broker)) == 1)
+    del calls[0]
+    assert b"".join(part for _, part in calls) == payload * 2 and [at for at, _ in calls].count(0) == 2
+    mqtt.disconnect()
+
+
 @pytest.mark.req("Q4", "R4")
 def test_message_handled_offline_is_not_repeated_after_power_cut():
     store = CutStore()

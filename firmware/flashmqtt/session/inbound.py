@@ -58,6 +58,7 @@ class Inbound:
         self._held = len(session.store.held())  # their number
         self._key = 0  # of the message that is handed over
         self._orphans: "list[Any]" = []  # keys of the messages whose PUBREL will never come
+        self.lost_keys: "list[Any]" = []  # keys from before the broker lost the session: it uses these packet ids anew
         self._resumed: "list[Any]" = []  # (key, acknowledgement) of long messages that have waited
         self.again = False  # the packet in the decoder must be processed once more
         self._left = 0  # bytes of the first message left unacknowledged on this connection, 0: none
@@ -86,7 +87,7 @@ class Inbound:
             n = self._put_record(packet)
             column = _PUBLISH_COLUMN
             try:
-                if length and self._is_held(key, length, n):
+                if length and key not in self.lost_keys and self._is_held(key, length, n):
                     column = _REPEATED_COLUMN
             # Store the packet instead; without DUP, it is another message and the held one is lost.
             except StoreCorrupt:
@@ -232,6 +233,7 @@ class Inbound:
     def lost(self) -> None:
         """The broker lost the session: hand over all held messages, one after the other."""
         self._orphans = self._store.held()
+        self.lost_keys = self._store.held()
         self._session.urgent = True
 
     def next(self, packet: "Any", now_ms: int) -> "Any":
@@ -342,6 +344,8 @@ class Inbound:
         if damaged:
             store.damaged += 1
         store.discard(key)
+        if key in self.lost_keys:
+            self.lost_keys.remove(key)
         self._held -= 1
         self._session.unsynced = True
 

@@ -131,7 +131,9 @@ class Long:
         held = store.held_length(key)
         if held:
             try:
-                return _SAME if self._is_head_of(key, held, packet) else self._leave(key, n, now_ms)
+                if key in inbound.lost_keys or not self._is_head_of(key, held, packet):
+                    return self._leave(key, n, now_ms)
+                return _SAME
             except StoreCorrupt:
                 inbound.give_up(key)
         if n > store.longest_hold():
