@@ -434,6 +434,54 @@ def test_equal_message_of_next_session_is_not_taken_for_a_waiting_one(payload):
     mqtt.disconnect()
 
 
+@pytest.mark.req("R2", "R4", "Q4")
+def test_new_message_with_packet_id_of_long_one_comes_again_after_a_failed_piece():
+    broker, mqtt = connected(buffer_bytes=128, chunks=True)
+    broker.present = 1
+    calls = []
+
+    def handler(message):
+        calls.append((message.topic, message.offset))
+        if len(calls) == 2:
+            raise ValueError("called again after 1 s")
+
+    mqtt.on_message = handler
+    mqtt.on_error = lambda error, message: None
+    broker.give(publish(b"long", bytes(300), 2, 1))
+    until(broker, mqtt, lambda: broker.of(5))
+    broker.drop()
+    until(broker, mqtt, lambda: broker.connects == 2 and mqtt.connected)
+    broker.give(publish(b"new", b"x", 2, 1))
+    until(broker, mqtt, lambda: len(calls) == 2)
+    mqtt.subscribe("other", 1, handler)
+    broker.give(publish(b"other", b"x", 1, 9))
+    until(broker, mqtt, lambda: broker.connects == 3 and mqtt.connected)
+    broker.give(publish(b"new", b"x", 2, 1, dup=1), pubrel(1))
+    until(broker, mqtt, lambda: len(acknowledged(broker)) == 2)
+    assert [one[0] for one in calls] == ["long", "long", "other", "long", "long", "long", "new"]
+    assert [id_of(one) for one in broker.of(5)] == [1, 1] and acknowledged(broker) == [9, 1]
+    mqtt.disconnect()
+
+
+@pytest.mark.req("R2", "R4", "Q4")
+def test_long_message_behind_a_discarded_one_is_handed_over():
+    broker, mqtt = connected(buffer_bytes=128, chunks=True, attempts=1)
+    calls = []
+
+    def handler(message):
+        calls.append(message.topic)
+        if message.topic == "a":
+            raise ValueError("discarded")
+
+    mqtt.on_error = lambda error, message: None
+    broker.give(publish(b"a", bytes(200), 2, 1), publish(b"b", bytes(200), 2, 2), pubrel(1), pubrel(2))
+    until(broker, mqtt, lambda: mqtt.session.waiting and len(mqtt.session.waiting.entries) == 2)
+    mqtt.subscribe([("a", 2), ("b", 2)], 2, handler)
+    until(broker, mqtt, lambda: len(acknowledged(broker)) == 2)
+    assert calls == ["a", "b", "b"] and mqtt.failed == 1
+    mqtt.disconnect()
+
+
 @pytest.mark.req("Q4", "R4")
 def test_message_handled_offline_is_not_repeated_after_power_cut():
     store = CutStore()

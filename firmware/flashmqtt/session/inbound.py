@@ -238,7 +238,11 @@ class Inbound:
 
     def next(self, packet: "Any", now_ms: int) -> "Any":
         """Hand over the next held message that needs no PUBREL; after that, process the packet in the decoder again."""
-        if self._session.long and self._session.long.key:
+        session = self._session
+        long = session.long
+        if self.again or self._resumed or self._orphans or (long and long.key):
+            session.urgent = True  # until nothing is left: all this precedes the next packet
+        if long and long.key:
             event = self._next_piece()
             if event:
                 return event
@@ -247,12 +251,11 @@ class Inbound:
             if self._store.held_length(key) and self._hand_over(key, answer):
                 return _MESSAGE
         orphans = self._orphans
-        waiting = self._session.waiting
+        waiting = session.waiting
         while orphans:
             if waiting and waiting.held(orphans[0]):
                 pass
             elif self._store.held_length(orphans[0]) and self._hand_over(orphans[0], _ORPHAN):
-                self._session.urgent = True
                 return _MESSAGE
             orphans.pop(0)
         if self.again:
