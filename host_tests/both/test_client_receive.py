@@ -482,6 +482,30 @@ def test_long_message_behind_a_discarded_one_is_handed_over():
     mqtt.disconnect()
 
 
+@pytest.mark.req("R2", "R4")
+def test_pieces_of_a_held_message_do_not_come_between_those_of_an_arriving_one():
+    broker, mqtt = connected(buffer_bytes=128, chunks=True)
+    calls = []
+
+    def handler(message):
+        calls.append(message.topic)
+        if len(calls) == 1:
+            raise ValueError("called again after 1 s")
+
+    mqtt.on_error = lambda error, message: None
+    mqtt.subscribe([("a", 2), ("b", 2)], 2, handler)
+    broker.give(publish(b"b", bytes(300), 2, 1), pubrel(1))
+    until(broker, mqtt, lambda: calls)
+    long = publish(b"a", bytes(300), 1, 2)
+    broker.give(long[:150])
+    until(broker, mqtt, lambda: not mqtt.session.waiting.entries)  # "b" is to be handed over again
+    turn(broker, mqtt)
+    broker.give(long[150:])
+    until(broker, mqtt, lambda: len(acknowledged(broker)) == 2)
+    assert calls == ["b", "a", "a", "a", "b", "b", "b"]
+    mqtt.disconnect()
+
+
 @pytest.mark.req("Q4", "R4")
 def test_message_handled_offline_is_not_repeated_after_power_cut():
     store = CutStore()

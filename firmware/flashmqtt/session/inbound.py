@@ -242,6 +242,8 @@ class Inbound:
         long = session.long
         if self.again or self._resumed or self._orphans or (long and long.key):
             session.urgent = True  # until nothing is left: all this precedes the next packet
+        if long and long.is_streaming():
+            return _NOTHING
         if long and long.key:
             event = self._next_piece()
             if event:

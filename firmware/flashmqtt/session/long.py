@@ -88,6 +88,10 @@ class Long:
         session.output.put_ack(_PUBREC, packet.packet_id)
         return _NOTHING
 
+    def is_streaming(self) -> bool:
+        """Return whether a message is handed over in pieces as they arrive: no other message may come between them."""
+        return self._way == _PIECES
+
     def disconnected(self) -> None:
         """The network connection is gone: a partly received message comes again from its beginning.
 
