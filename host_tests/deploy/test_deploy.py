@@ -22,6 +22,8 @@ from tools.deploy import __main__ as deploy
 from tools.deploy import build, ports, romfs
 from tools.deploy.errors import DeployFailed
 from tools.deploy.link import Link
+from tools.journal import image as journal_image
+from tools.journal.report import report
 from tools.virtual_board import device as virtual
 from tools.virtual_board.device import Device
 
@@ -106,6 +108,28 @@ def test_empty_board_is_deployed_redeployed_backed_up_and_wiped(tmp_path):
         status, printed, complaints = run("wipe", "--port", device.path, "--yes", "--journal")
         with Link(device.path) as link:
             assert link.literal("import os; print(os.listdir('/'))") == ["lib"]
+
+
+@pytest.mark.req("S3", "B3")
+def test_journal_of_a_deployed_board_is_shown_and_the_application_starts_again(tmp_path):
+    with Broker(tmp_path / "broker") as broker, Device(tmp_path / "board", wifi=WIFI) as device:
+        config = write_configuration(tmp_path / "config", broker.port)
+        words = ("deploy", "--board", "pico_w", "--port", device.path, "--config", str(config), "--timeout", "120")
+        status, printed, complaints = run(*words)
+        assert status == 0, printed + complaints
+
+        since = len(device.console)
+        content, sector_bytes = journal_image.from_board(device.path)
+        text, found = report(content, sector_bytes)
+        assert found and (len(content), sector_bytes) == (16 * 4096, 4096), text
+        device.wait_for(b"boot=2 ", since=since)
+
+        since = len(device.console)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(journal_image, "READ_REGION", "raise OSError(28)")
+            with pytest.raises(journal_image.ImageUnreadable, match="OSError"):
+                journal_image.from_board(device.path)
+        device.wait_for(b"boot=3 ", since=since)
 
 
 @pytest.mark.req("B3")

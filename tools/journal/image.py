@@ -7,17 +7,18 @@ import subprocess
 import sys
 from pathlib import Path
 
-# Runs on the board. `journal_region(0)` opens the existing region; it can't make one with 0 sectors.
+# Runs on the board. `journal_region(0)` opens the existing region; it can't make one with 0 sectors. It imports nothing from
+# flashmqtt: on a board that `make deploy` filled, internal modules are joined and have other names.
 READ_REGION = """
 from binascii import b2a_base64
 import board
-from flashmqtt.fast import is_blank
 region = board.journal_region(0)
 print("region", region.sectors, region.sector_bytes)
 page = bytearray(256)
+blank = b"\\xff" * 256
 for at in range(0, region.sectors * region.sector_bytes, 256):
     region.read(at, page)
-    print("-" if is_blank(page, 0, 256) else str(b2a_base64(page), "ascii").strip())
+    print("-" if page == blank else str(b2a_base64(page), "ascii").strip())
 print("end")
 """
 BOARD_DEADLINE_S = 300
@@ -67,15 +68,22 @@ def from_pinned_files(path: Path, directory: str, sector_bytes: int) -> bytes:
 
 def from_board(port: str) -> tuple[bytes, int]:
     """Read the region of the board at a serial port, then reset the board; return the bytes and the sector size."""
-    connect = [] if port == "auto" else ["connect", port]
-    command = [sys.executable, "-m", "mpremote", *connect, "exec", READ_REGION, "+", "reset"]
     try:
-        ran = subprocess.run(
+        ran = _mpremote(port, "exec", READ_REGION)
+    finally:
+        _mpremote(port, "reset")  # a command of its own: mpremote skips what follows an `exec` that fails
+    return parsed(ran.stdout.decode("ascii", "replace"), ran.stderr.decode("utf-8", "replace"))
+
+
+def _mpremote(port: str, *words: str) -> subprocess.CompletedProcess[bytes]:
+    connect = [] if port == "auto" else ["connect", port]
+    command = [sys.executable, "-m", "mpremote", *connect, *words]
+    try:
+        return subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, timeout=BOARD_DEADLINE_S, check=False
         )
     except subprocess.TimeoutExpired:
         raise ImageUnreadable(f"the board at {port} did not answer within {BOARD_DEADLINE_S} s") from None
-    return parsed(ran.stdout.decode("ascii", "replace"), ran.stderr.decode("utf-8", "replace"))
 
 
 def parsed(printed: str, errors: str = "") -> tuple[bytes, int]:
