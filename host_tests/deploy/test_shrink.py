@@ -137,6 +137,116 @@ def attributes(text: str) -> list[str]:
 
 
 @pytest.mark.req("B2")
+@pytest.mark.parametrize(
+    "module",
+    [
+        "ADDRESS = 64\nclass Chip:\n    ADDRESS = ADDRESS\nfound = Chip.ADDRESS\n",
+        "LABEL = 'rain'\nclass Chip:\n    LABEL = LABEL\nfound = Chip.LABEL\n",
+        "def convert(x): return x * 2\nclass Chip:\n    convert = staticmethod(convert)\nfound = Chip.convert(4)\n",
+        "class Chip:\n    float = float\nfound = Chip.float('2')\n",
+        "ADDRESS = 64\nclass Chip:\n    ADDRESS = 65\n    def read(self):\n        return ADDRESS\nfound = Chip().read()\n",
+        "class Chip:\n    channels = [1, 2]\n    pairs = [channel * 2 for channel in channels]\nfound = Chip.pairs\n",
+        "def read(row): return [row + 1 for row in (row, row)]\nfound = read(4)\n",
+        "def read(text): return [text.strip() for text in text.split(',')]\nfound = read('a, b')\n",
+        "N = 2\ndef read(): return [N for N in range(N)]\nfound = read()\n",
+    ],
+)
+def test_name_in_a_class_or_a_comprehension_keeps_its_meaning(module):
+    before: dict = {}
+    after: dict = {}
+    exec(module, before)
+    exec(shrunk({"m": module}, public={"found"}).texts["m"], after)
+    assert after["found"] == before["found"]
+
+
+USERS = {  # p.user is a user's; in the packed program p.one is part of p.host
+    "p": "",
+    "p.one": """
+from time import ticks_ms
+MOST = 3
+_LEAST = 1
+def twice(number): return number * 2
+""",
+    "p.base": """
+class Base:
+    def __init__(self, pin_number=0):
+        self._pin_number = pin_number
+        self._hidden_state = 5
+    def wake(self): return self._hidden_state
+""",
+    "p.host": """
+from .base import Base
+from .one import twice, MOST
+def run():
+    from . import user
+    return user.make({"pin_number": 4}), Base().wake(), twice(MOST)
+""",
+    "p.user": """
+'Nothing is asked for by the word _hidden_state here.'
+from p.base import Base
+from p.one import _LEAST, ticks_ms
+from p.one import *
+import p.one
+ADDRESS = 64
+class Driver:  # as it may be installed with mip
+    def wake(self): return "awake"
+class Probe:
+    ADDRESS = ADDRESS
+    def __init__(self, **settings): self._chip = Driver()
+    def do_wake(self): return self._chip.wake()
+    def run(self, command): return getattr(self, "do_" + command)()
+def make(settings):
+    woken = Probe(**settings).run("wake")
+    return Probe.ADDRESS, woken, Base(**settings)._pin_number, p.one.MOST, _LEAST, ticks_ms() > 0, twice(number=2)
+""",
+}
+
+
+@pytest.mark.req("B2")
+def test_module_of_a_user_stays_and_finds_every_name_that_it_uses(tmp_path):
+    result = shrunk(USERS, public={"run"}, groups={"p.host": ("p.one",)}, unchanged=("p.user",)).texts
+    assert result["p.user"] == USERS["p.user"]
+    assert "_hidden_state" not in result["p.base"]
+    (tmp_path / "p").mkdir()
+    for name, text in result.items():
+        (tmp_path / "p" / f"{name.partition('.')[2] or '__init__'}.py").write_text(text)
+    ran = subprocess.run(
+        [Path(sys.executable).parent / "micropython", "-c", "import p.host; print(p.host.run())"],
+        env={"MICROPYPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ran.stdout == "((64, 'awake', 4, 3, 1, True, 4), 5, 6)\n", ran.stdout + ran.stderr
+
+
+@pytest.mark.req("B2")
+def test_files_that_are_not_of_the_release_are_compiled_as_they_stand(tmp_path):
+    files = build.sources("pico_w")
+    modules = {build.module_name(path): source.read_text() for path, source in files.items() if path.endswith(".mpy")}
+    assert build.of_users(modules) == []
+    own = {"/board.mpy": tmp_path / "my_board.py", "/app/sensors/soil.mpy": tmp_path / "soil.py"}
+    own["/board.mpy"].write_text(files["/board.mpy"].read_text() + "\nclass Added:\n    subscribed = subscribed = 1\n")
+    own["/app/sensors/soil.mpy"].write_text("def make(settings):\n    return [settings['unusual_setting']]\n")
+    packed = build.packed({**files, **own}, "armv6m")
+    for path, source in own.items():
+        assert packed[path] == build.compiled(build.module_name(path), source.read_text(), "armv6m")
+    own["/app/sensors/soil.mpy"].write_text("def make(settings):\n    return [\n")
+    with pytest.raises(build.DeployFailed, match=r"app\.sensors\.soil: line 2: "):
+        build.packed({**files, **own}, "armv6m")
+
+
+def test_list_of_the_sensors_of_the_release_is_complete():
+    listed = subprocess.run(
+        ["git", "ls-files", "firmware/app/sensors/*.py"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    if listed.returncode:
+        pytest.skip("not a git work tree")
+    assert {Path(line).stem for line in listed.stdout.split()} == {"__init__", *build.SENSORS}
+
+
+@pytest.mark.req("B2")
 def test_cpython_only_code_is_removed_and_line_numbers_stay():
     text = (
         "try:\n    from micropython import x\nexcept ImportError:  # CPython\n    x = print\n"
@@ -321,6 +431,7 @@ def test_bundled_modules_keep_their_line_order():
         ({"a": "from b import x\n", "b": "from a import y\n"}, "cycle"),
         ({"a": "", "b": "print(globals())\n"}, "its own globals"),
         ({"a": "import b\nprint(b)\n", "b": ""}, "used as an object"),
+        ({"a": "x = 1\n", "b": "x = 2\nclass C:\n    x = x\n"}, "a class reads x"),
     ],
 )
 def test_modules_that_can_not_be_bundled_are_refused_with_a_reason(sources, why):

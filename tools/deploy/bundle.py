@@ -19,7 +19,7 @@ import ast
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from tools.deploy.source import GLOBAL, MEMBER, Scope, Source, parsed
+from tools.deploy.source import GLOBAL, MEMBER, Scope, Source, parsed, reads_global_in_class
 
 Symbol = tuple[str, str]  # (module that defines it, name there); for a module (name, "")
 
@@ -183,6 +183,8 @@ class _Editor:
                         raise Unbundled(f"{module.name}: {ast.unparse(place.node.value)}")
                     module.replace(place.node.value, host)
         for place in places:
+            if reads_global_in_class(module, place) and program.name_in_host(module.name, place.name) != place.name:
+                raise Unbundled(f"{module.name}: a class reads {place.name}, which has another name in {self._host}")
             if place.kind == GLOBAL and module.bindings[place.name]:
                 symbol = program.symbol(module.name, place.name)
                 if not symbol[1] and program.host.get(symbol[0]) == self._host and not self._alone:
@@ -245,11 +247,7 @@ def _left_behind(program: _Program, name: str, public: Collection[str], constant
     """Return the text of the small module that replaces a member with public names."""
     host = program.host[name]
     module = program.modules[name]
-    names = [
-        word
-        for word in module.bindings
-        if word in public and program.symbol(name, word)[1] and program.symbol(name, word)[0] in program.modules
-    ]
+    names = [word for word in module.bindings if word in public and program.symbol(name, word)[1]]
     pairs = [(program.name_in_host(name, word), word) for word in names]
     text = ", ".join(there + (f" as {here}" if there != here else "") for there, here in pairs)
     lines = [f"from {_reference(host, module.package)} import {text}"] if names else []
@@ -262,6 +260,7 @@ def bundle(
     groups: Mapping[str, Sequence[str]],
     public: Collection[str] = (),
     left: Mapping[str, Mapping[str, int]] | None = None,
+    unchanged: Collection[str] = (),
 ) -> Bundled:
     """Return a program with some of its modules joined.
 
@@ -270,6 +269,7 @@ def bundle(
         groups: host -> the modules to join with it. Modules that are not in the program are ignored.
         public: names that other programs may import.
         left: the modules from which they may import them -> the module's integer constants, which may be inlined already.
+        unchanged: modules whose text stays.
 
     Raises:
         Unbundled: the modules can't be joined.
@@ -282,7 +282,7 @@ def bundle(
         pieces = []
         line = 1
         for name in members:
-            text = _Editor(program, program.modules[name], imported).run()
+            text = texts[name] if name in unchanged else _Editor(program, program.modules[name], imported).run()
             text += "" if text.endswith("\n") or len(members) == 1 else "\n"
             pieces.append(text)
             lines.setdefault(host, []).append((line, name))

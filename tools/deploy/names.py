@@ -36,6 +36,7 @@ from tools.deploy.source import (
     children,
     own,
     parsed,
+    reads_global_in_class,
     words,
 )
 
@@ -82,9 +83,17 @@ class Names:
         texts: absolute name -> text, of every module.
         public: names that stay.
         outer: modules that only use the others; their own globals and parameters stay.
+        asked: names in modules that are not renamed. They are in `public`, too. None of them becomes a short name, and a function
+            or class with such a name keeps its parameters: it may be called with `**settings`.
     """
 
-    def __init__(self, texts: Mapping[str, str], public: Collection[str] = (), outer: Collection[str] = ()):
+    def __init__(
+        self,
+        texts: Mapping[str, str],
+        public: Collection[str] = (),
+        outer: Collection[str] = (),
+        asked: Collection[str] = (),
+    ):
         self._modules = parsed(texts)
         self._inner = {name: module for name, module in self._modules.items() if name not in outer}
         self._public = public
@@ -92,7 +101,8 @@ class Names:
         self._uses: Counter[str] = Counter()
         self._stays: set[str] = {*public, *_FREE}
         self._keywords: set[str] = set()
-        self._taken: set[str] = set()
+        self._called: frozenset[str] = frozenset(asked)
+        self._taken: set[str] = {*asked}
         self._links: dict[str, dict[str, tuple[str, str]]] = {}
         self._asked: set[str] = set()  # attributes of objects other than self
         handed_on: set[str] = set()
@@ -117,6 +127,8 @@ class Names:
         for place in self._places[name]:
             self._uses[place.name] += 1
             self._taken.add(place.name)
+            if reads_global_in_class(module, place):
+                self._stays.add(place.name)
             if place.kind == KEYWORD:
                 self._keywords.add(place.name)
             elif isinstance(place.node, ast.Attribute) and place.kind == ATTRIBUTE and not _of_self(place.node):
@@ -244,9 +256,9 @@ class Names:
     _known: dict[int, dict[str, str]]
 
     def _shorten_parameters(self, module: Source, node) -> dict[str, str]:
-        if node.args.kwarg:
-            return {}
         around = self._around[id(node)]
+        if node.args.kwarg or any(getattr(one, "name", "") in self._called for one in (node, *around)):
+            return {}
         before = sum(len(arguments_of(one)) for one in around if isinstance(one, FUNCTIONS))
         internal = self._is_internal(module, node, around)
         body = [node.body] if isinstance(node, ast.Lambda) else node.body

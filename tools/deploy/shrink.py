@@ -12,8 +12,8 @@ There are four steps over all modules. Each edits the text at positions that Pyt
 4. Shorten internal names: see `names`.
 
 It does not change what it can't analyse: names that are assigned twice or by another module, names that are also in strings
-(`getattr`), modules that use `globals()`. It knows nothing about flashmqtt. `host_tests/deploy/test_shrink.py` runs the tests
-against the result.
+(`getattr`), modules that use `globals()`, modules that users wrote. It knows nothing about flashmqtt.
+`host_tests/deploy/test_shrink.py` runs the tests against the result.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from tools.deploy.source import (
     bound_in,
     children,
     collector_off,
+    comprehension_parts,
     own,
     parsed,
     tree_of,
@@ -76,6 +77,17 @@ class _Program:
         for name, values in known.items():
             if name in self.modules:
                 self.modules[name].constants.update(values)
+
+    def asked_by(self, names: Collection[str]) -> set[str]:
+        """Return the names by which these modules may ask for anything: their words, and what `from x import *` gives them."""
+        found: set[str] = set()
+        for name in names:
+            found |= self.modules[name].words()
+            for node in self.modules[name].nodes:
+                if isinstance(node, ast.ImportFrom) and node.names[0].name == "*":
+                    origin = self.modules.get(self.modules[name].origin(node))
+                    found |= set(origin.bindings) if origin else set()
+        return found
 
     def find_constants(self) -> None:
         """Fill every module's `constants`. A constant may depend on others, also of other modules."""
@@ -127,7 +139,8 @@ class _Inliner(ast.NodeVisitor):
         self._program = program
         self._module = module
         self._wanted = wanted  # what other modules import of each module
-        self._scopes: list[dict[str, int | None]] = []  # for each function or class: names bound there -> value or None
+        # For each function, class or comprehension: its node, and the names bound there -> value or None.
+        self._scopes: list[tuple[ast.AST, dict[str, int | None]]] = []
         self._modules: list[dict[str, str]] = [{}]  # for each scope: name -> the program's module
         self._uses: Counter[str] = Counter()
         self._used_before: Counter[str] = Counter(
@@ -159,9 +172,14 @@ class _Inliner(ast.NodeVisitor):
             )
 
     def _number(self, name: str) -> int | None:
-        for scope in reversed(self._scopes):
-            if name in scope:
+        innermost = True
+        for node, scope in reversed(self._scopes):
+            is_class = isinstance(node, ast.ClassDef)
+            if name in scope and is_class and innermost:
+                self._program.asked.add(name)  # `A = A` in a class reads the global
+            if name in scope and (innermost or not is_class):
                 return scope[name]
+            innermost = False
         return self._module.constants.get(name)
 
     def visit(self, node: ast.AST) -> None:
@@ -215,7 +233,7 @@ class _Inliner(ast.NodeVisitor):
             if f"{origin}.{alias.name}" in self._program.modules:
                 self._modules[-1][alias.asname or alias.name] = f"{origin}.{alias.name}"
         if self._scopes:
-            self._thin(node, self._scopes[-1], "pass")
+            self._thin(node, self._scopes[-1][1], "pass")
 
     def _enter(self, node: ast.AST, bound: Counter[str], body: Iterable[ast.AST]) -> None:
         scope: dict[str, int | None] = dict.fromkeys(bound)
@@ -228,7 +246,7 @@ class _Inliner(ast.NodeVisitor):
             elif isinstance(inner, ast.Global):
                 for name in inner.names:
                     scope.pop(name, None)
-        self._scopes.append(scope)
+        self._scopes.append((node, scope))
         self._modules.append({})
         for inner in body:
             self.visit(inner)
@@ -245,11 +263,13 @@ class _Inliner(ast.NodeVisitor):
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
         for outside in (*node.decorator_list, *node.bases):
             self.visit(outside)
-        # Methods don't see their class's names. For simplicity an outer constant with such a name is not replaced there either.
         self._enter(node, Counter(bound_in(node.body)), node.body)
 
     def _visit_comprehension(self, node: ast.AST) -> None:
-        self._enter(node, Counter(bound_in(children(node))), children(node))
+        outside, inside = comprehension_parts(node)
+        for one in outside:
+            self.visit(one)
+        self._enter(node, Counter(bound_in(inside)), inside)
 
     def visit_arg(self, node: ast.arg) -> None:
         """Skip annotations: they cost nothing on a board."""
@@ -260,7 +280,7 @@ class _Inliner(ast.NodeVisitor):
         self.visit(node.target)
 
 
-def _inlined(program: _Program, kept: Collection[str]) -> dict[str, str]:
+def _inlined(program: _Program, kept: Collection[str], unchanged: Collection[str]) -> dict[str, str]:
     program.find_constants()
     wanted: defaultdict[str, set[str]] = defaultdict(set)
     for module in program.modules.values():
@@ -268,7 +288,8 @@ def _inlined(program: _Program, kept: Collection[str]) -> dict[str, str]:
             if isinstance(node, ast.ImportFrom):
                 wanted[module.origin(node)].update(alias.name for alias in node.names)
     for module in program.modules.values():
-        _Inliner(program, module, wanted).run()
+        if module.name not in unchanged:
+            _Inliner(program, module, wanted).run()
     for module, node, name in program.definitions:
         public = module.name in kept and not name.startswith("_")
         if public or module.looks_at_itself or name in program.asked:
@@ -319,6 +340,7 @@ def shrink(
     groups: Mapping[str, Sequence[str]] | None = None,
     outer: Collection[str] = (),
     known: Mapping[str, Mapping[str, int]] | None = None,
+    unchanged: Collection[str] = (),
 ) -> Shrunk:
     """Return a program's modules, shrunk.
 
@@ -330,13 +352,20 @@ def shrink(
         groups: host -> modules to join with it.
         outer: modules that only use the others; their own globals and parameters stay.
         known: module -> globals with a known value on boards.
+        unchanged: modules whose text stays. Every name in them stays in the others, too; and a module that is joined with another
+            one, and that they may import, leaves a small module as if it were in `kept`.
     """
+    outer = {*outer, *unchanged}
     program = _Program(
         {name: text if name in outer else _for_boards(text) for name, text in sources.items()}, known or {}
     )
+    asked = program.asked_by(unchanged)
+    program.asked |= asked
     away = {member for members in (groups or {}).values() for member in members}
-    inlined = _inlined(program, [name for name in kept if name not in away])
-    constants = {name: program.modules[name].constants for name in kept if name in program.modules}
-    bundled = bundle(inlined, groups or {}, public, constants)
-    names = Names(bundled.texts, public, outer)
-    return Shrunk({name: names.renamed(name) for name in bundled.texts}, bundled.lines, names)
+    inlined = _inlined(program, [name for name in kept if name not in away], unchanged)
+    left = {*kept, *(name for name in away if name.rpartition(".")[2] in asked)}
+    constants = {name: program.modules[name].constants for name in sorted(left) if name in program.modules}
+    bundled = bundle(inlined, groups or {}, {*public, *asked}, constants, unchanged)
+    names = Names(bundled.texts, {*public, *asked}, outer, asked)
+    texts = {name: text if name in unchanged else names.renamed(name) for name, text in bundled.texts.items()}
+    return Shrunk(texts, bundled.lines, names)

@@ -7,6 +7,7 @@ keywords of calls, locals. This module handles one module at a time; `shrink`, `
 from __future__ import annotations
 
 import ast
+import builtins
 import contextlib
 import functools
 import gc
@@ -143,6 +144,14 @@ class Source:
                 at = end
         return b"".join([*pieces, content[at:]]).decode()
 
+    def words(self) -> set[str]:
+        """Return every name in the code, and every word in its strings except docstrings."""
+        left_out = {id(node.value) for node in self.nodes if isinstance(node, ast.Expr)}
+        nodes = [node for node in self.nodes if not (id(node) in left_out and isinstance(node, ast.Constant))]
+        fields = (value for node in nodes for value in vars(node).values())
+        texts = (text for field in fields for text in (field if isinstance(field, list) else [field]))
+        return {word for text in texts if isinstance(text, str) for word in re.findall(r"\w+", text)}
+
     # --- the meaning of names ---
 
     def imports(self, modules: Iterable[str] = ()) -> Iterator[tuple[ast.Import | ast.ImportFrom, Scope]]:
@@ -219,7 +228,7 @@ class Source:
             inside = list(node.body)
             inner = Scope(node, scope, Counter(bound_in(inside)))
         elif isinstance(node, COMPREHENSIONS):
-            inside = children(node)
+            outside, inside = comprehension_parts(node)
             inner = Scope(node, scope, Counter(bound_in(inside)))
         elif isinstance(node, ast.AnnAssign):
             outside = [node.target, *([node.value] if node.value else [])]
@@ -335,9 +344,22 @@ def resolved(name: str, scope: Scope) -> tuple[str, Scope]:
     return GLOBAL, at
 
 
+def reads_global_in_class(module: Source, place: Place) -> bool:
+    """Return whether a class's body may read a global or builtin at a place, because the class binds the name, too (`A = A`)."""
+    reads = place.kind == ATTRIBUTE and isinstance(place.node, ast.Name) and isinstance(place.node.ctx, ast.Load)
+    return reads and (module.bindings[place.name] > 0 or hasattr(builtins, place.name))
+
+
 def children(node: Any) -> list[ast.AST]:
     """Return the nodes directly below a node of a `tree_of`, without Load, Store, Del and operators."""
     return node.below
+
+
+def comprehension_parts(node: Any) -> tuple[list[ast.AST], list[ast.AST]]:
+    """Return what a comprehension evaluates in the scope around it, which is its first iterable, and what in its own scope."""
+    first = node.generators[0]
+    inside = [part for part in children(node) if part is not first]
+    return [first.iter], [first.target, *first.ifs, *inside]
 
 
 def _below(node: ast.AST) -> list[ast.AST]:
