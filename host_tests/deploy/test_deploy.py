@@ -231,6 +231,46 @@ def test_board_module_copied_by_hand_is_replaced_without_asking(tmp_path):
             assert "board.mpy" in files and "board.py" not in files
 
 
+class Console:
+    """Stands for a link to a board that prints these lines."""
+
+    def __init__(self, *lines: str):
+        self._lines = lines
+
+    def lines(self, timeout_s: float) -> tuple[str, ...]:
+        return self._lines
+
+
+@pytest.mark.req("B3")
+@pytest.mark.parametrize(
+    ("lines", "reason"),
+    [
+        (("network: wrong password", "sensor: dht22 no answer", "command 5", ">>> "), "network: wrong password"),
+        (("broker: not connected: refused", "status stored=1 waiting=1"), "broker: not connected: refused"),
+        (("sensor: no sensor of the kind 'dht2'", "sleep 5 s"), "sensor: no sensor of the kind 'dht2'"),
+        (
+            ("network: joined", "Traceback (most recent call last):", "  File 1", "OSError: 5", "restart: in 10 s"),
+            "OSError: 5",
+        ),
+        (("hello",), ""),
+    ],
+)
+def test_failed_deployment_ends_with_the_boards_reason(capsys, lines, reason):
+    said = f" The board's last message: {reason}" if reason else " `make monitor` shows the board's output."
+    with pytest.raises(DeployFailed, match=re.escape(f"within 9 s.{said}") + "$"):
+        deploy.wait_for_delivery(Console(*lines), 0.0, 9)
+    assert reason in capsys.readouterr().out
+
+
+@pytest.mark.req("B3")
+def test_sensor_that_fails_is_shown_once_before_the_delivery(capsys):
+    wrong = "sensor: no sensor of the kind 'dht2': no module named 'app.sensors.dht2'"
+    deploy.wait_for_delivery(Console(wrong, "broker: connected", wrong, "delivered 10"), time.monotonic(), 9)
+    printed = capsys.readouterr().out
+    assert printed.count(wrong) == 1
+    assert re.search(r"^delivered  message 10, 0\.\d s after the reset$", printed, re.MULTILINE)
+
+
 @pytest.mark.req("B3", "B4")
 def test_wrong_wifi_password_is_named_at_the_end_of_a_deployment(tmp_path):
     with Device(tmp_path / "board", wifi="home:another-word") as device:

@@ -35,6 +35,13 @@ UNFINISHED = tuple(path + ".new" for path in SINGLE)  # incomplete copies
 MARK = "flashmqtt"  # in the first line of our main.py
 CONTRACT = "boards/board.pyi"  # in the first line of our board.py
 DELIVERY_S = 90
+REASONS = (
+    "configuration:",
+    "deployment:",
+    "journal:",
+    "network:",
+    "broker:",
+)  # lines that tell why nothing is delivered
 WATCHDOG_S = 10.0  # timeout while a watchdog may reset the board; a Pico W's watchdog has at most 8 s
 SPARE_BYTES = 16384
 SECTOR_BYTES = 4096
@@ -410,28 +417,36 @@ def wait_for_delivery(link: Link, started: float, timeout_s: float) -> None:
     """Show the console until the first reading is delivered.
 
     Raises:
-        DeployFailed: nothing was delivered in time; the text has the board's last message.
+        DeployFailed: nothing was delivered in time; the text has the board's last message about the reason.
     """
-    last = ""
+    shown: list[str] = []
+    reason = ""
+    in_traceback = False
     for line in link.lines(timeout_s):
         words = line.split()
-        if line.startswith(("configuration:", "journal:", "network:", "broker:", "Traceback")):
-            if line != last:
+        in_traceback = line.startswith("Traceback") or (in_traceback and reason.startswith(("Traceback", " ")))
+        if in_traceback or line.startswith(REASONS):
+            if in_traceback or line != reason:
                 report_line("", line)
-            last = line
+            reason = line
+        elif line.startswith("sensor:"):
+            if line not in shown:
+                report_line("", line)
+                shown.append(line)
         elif line.startswith("boot "):
             report_line("boot", line[5:])
         elif words[:1] == ["delivered"]:
-            report_line("delivered", f"{' '.join(words[1:])}, {time.monotonic() - started:.1f} s after the reset")
+            report_line(
+                "delivered", f"message {' '.join(words[1:])}, {time.monotonic() - started:.1f} s after the reset"
+            )
             return
         elif words[:1] == ["status"] and _all_delivered(words[1:]):  # it was delivered before the port was open again
             report_line(
                 "delivered", f"everything stored, {time.monotonic() - started:.1f} s after the reset at the latest"
             )
             return
-        elif line and not line.startswith(("status", "MicroPython", "Type", ">>>")):
-            last = line
-    hint = f" The board's last message: {last}" if last else " `make monitor` shows the board's output."
+    reason = reason or (shown[-1] if shown else "")
+    hint = f" The board's last message: {reason}" if reason else " `make monitor` shows the board's output."
     raise DeployFailed(f"All files were copied, but nothing was delivered within {timeout_s:.0f} s.{hint}")
 
 
