@@ -11,6 +11,7 @@ import argparse
 import io
 import math
 import os
+import select
 import signal
 import sys
 import time
@@ -98,7 +99,10 @@ def folder(text: str) -> Path:
 
 
 def ended(act: Callable[[], int], *failures: type[Exception], stopped: str = STOPPED) -> int:
-    """Run a command; return its exit status: the one that `act` returns, 2 for `failures`, 130 for Ctrl-C and SIGTERM.
+    """Run a command; return its exit status.
+
+    The status is the one that `act` returns, 2 for `failures`, 130 for Ctrl-C and SIGTERM, and 141 if nobody reads the output
+    to its end (`| head`).
 
     Args:
         act: does the work. It gets SIGTERM as KeyboardInterrupt, like Ctrl-C, so that its `with` and `finally` blocks run.
@@ -107,10 +111,19 @@ def ended(act: Callable[[], int], *failures: type[Exception], stopped: str = STO
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        return act()
+        status = act()
+        sys.stdout.flush()
+        return status
     except KeyboardInterrupt:
         print(f"\n{stopped}", file=sys.stderr)
         return 130
+    except BrokenPipeError:
+        output = select.poll()
+        output.register(1, 0)
+        if not output.poll(0):  # no POLLERR: another pipe broke, or a connection
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python flushes its standard output once more at its end
+        return 141
     except failures as failed:
         print(f"\n{failed}", file=sys.stderr)
         return 2

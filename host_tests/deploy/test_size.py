@@ -1,6 +1,7 @@
 """The ledger of sizes: a module that grows is named, an unchanged one is not."""
 
 import json
+import sys
 
 import pytest
 
@@ -18,6 +19,33 @@ def test_only_modules_that_grow_are_named():
         "c is new: 7 bytes",
         "p: heap_64 grew from 50000 to 60000 bytes",
     ]
+
+
+@pytest.mark.req("B2")
+def test_figures_of_a_32_bit_micropython_stay_in_the_ledger_if_there_is_none():
+    ledger = {"mpy_bytes": {"a": 1}, "programs": {"p": {"heap_64": 2, "heap_32": 1}, "gone": {}}, "running_free_32": 3}
+    now = {"mpy_bytes": {"a": 5}, "programs": {"p": {"heap_64": 6}, "new": {"heap_64": 7}}}
+    assert size.with_unmeasured(now, ledger) == {
+        "mpy_bytes": {"a": 5},
+        "programs": {"p": {"heap_64": 6, "heap_32": 1}, "new": {"heap_64": 7}},
+        "running_free_32": 3,
+    }
+    measured = {"mpy_bytes": {}, "programs": {"p": {"heap_64": 6, "heap_32": 4}}, "running_free_32": 8}
+    assert size.with_unmeasured(measured, ledger) == measured
+
+
+@pytest.mark.req("B2")
+def test_growth_is_the_last_that_is_printed_and_says_what_to_do(tmp_path, monkeypatch, capfd):
+    now = {"mpy_bytes": {"app.sensors.soil": 227}, "programs": {}}
+    ledger = tmp_path / "ledger.json"
+    ledger.write_text('{"mpy_bytes": {}, "programs": {}}')
+    monkeypatch.setattr(size, "LEDGER", ledger)
+    monkeypatch.setattr(size, "measured", lambda interpreter32: now)
+    monkeypatch.setattr(sys, "argv", ["size"])
+    assert size.main() == 1
+    printed = capfd.readouterr()
+    assert printed.err.splitlines()[0] == "size: app.sensors.soil is new: 227 bytes"
+    assert printed.err.splitlines()[-1].endswith("tools.proof.check.size --write")
 
 
 @pytest.mark.req("B2")

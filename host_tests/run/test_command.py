@@ -94,6 +94,9 @@ def test_expected_error_is_one_line_and_others_are_raised(capsys):
         "proof.faults --hostile --case 4/mpy/connect/x",
         *("proof.fuzz --cases 0", "proof.fuzz --cases x", "proof.wakes --wakes 1", "proof.wakes --cuts 2"),
         *("deploy deploy --board teensy", "deploy monitor --timeout nan", "deploy backup --output /dev/null"),
+        *(f"journal dump image {words}" for words in ("--sector-bytes 0", "--first -1", "--sectors x", "--width 0")),
+        *(f"collector --landing x {words}" for words in ("--port 99999", "--port 0", "--metrics-port 65536")),
+        *(f"{name} --unknown x" for name in ("deploy.package", "pipeline.java", "pipeline.archive")),
     ],
 )
 def test_wrong_argument_is_named(line, capsys):
@@ -108,6 +111,53 @@ def test_wrong_argument_is_named(line, capsys):
     last = capsys.readouterr().err.splitlines()[-1]
     name, wrong = words[-2:]
     assert name in last and wrong in last
+
+
+def run_unread(*words: str) -> subprocess.CompletedProcess[str]:
+    """Run Python with its standard output into a pipe whose reader has gone."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        return subprocess.run(
+            [sys.executable, *words],
+            cwd=ROOT,
+            stdout=writing,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    finally:
+        os.close(writing)
+
+
+@pytest.mark.parametrize("lines", [100_000, 3])  # more than the buffers hold; and few, which are written at the end
+def test_output_that_nobody_reads_to_its_end_ends_a_command_quietly(lines):
+    program = f"import sys\nfrom tools.command import ended\nsys.exit(ended(lambda: print('line\\n' * {lines}) or 0))"
+    ran = run_unread("-c", program)
+    assert (ran.returncode, ran.stderr) == (141, "")
+
+
+def test_another_broken_pipe_stays_an_error():
+    def fail() -> int:
+        raise BrokenPipeError("the broker's connection")
+
+    saved = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(BrokenPipeError):
+            ended(fail)
+    finally:
+        signal.signal(signal.SIGTERM, saved)
+
+
+@pytest.mark.parametrize("name", ["journal dump image", "proof.check.clauses", "proof.check.requirements"])
+def test_a_command_with_long_output_ends_quietly(name):
+    module, *words = name.split()
+    if words:
+        words[-1] = str(ROOT / "host_tests" / "journal" / "images" / "example.bin")
+        words += ["--sector-bytes", "1024", "--all"]
+    ran = run_unread("-m", f"tools.{module}", *words)
+    assert (ran.returncode, ran.stderr) == (141, "")
 
 
 @pytest.mark.parametrize(

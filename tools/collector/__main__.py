@@ -18,6 +18,7 @@ from pathlib import Path
 from flashmqtt import errors
 from tools.collector.collector import LEAST_BUFFER_BYTES, Collector, CollectorError, Settings
 from tools.collector.health import Health, PortInUse
+from tools.command import number
 from tools.landing.log import LandingError
 from tools.landing.segments import SegmentError
 
@@ -28,7 +29,7 @@ def parser() -> argparse.ArgumentParser:
     """Return the command line."""
     made = argparse.ArgumentParser(prog="python -m tools.collector", description=__doc__.partition("\n")[0])
     made.add_argument("--host", default="127.0.0.1", help=DEFAULT)
-    made.add_argument("--port", type=int, help="default: 1883, or 8883 with --tls")
+    made.add_argument("--port", type=number(int, 1, 65535), help="default: 1883, or 8883 with --tls")
     made.add_argument("--topic", action="append", metavar="FILTER", help="may be repeated; default #: everything")
     made.add_argument(
         "--qos", type=int, choices=(0, 1, 2), default=2, help="maximum QoS of the subscriptions; default 2"
@@ -79,7 +80,9 @@ def parser() -> argparse.ArgumentParser:
     group.add_argument(
         "--reserve-mb", type=float, default=Settings.reserve_bytes / (1 << 20), metavar="N", help="disk kept free"
     )
-    made.add_argument("--metrics-port", type=int, default=0, metavar="P", help="metrics for Prometheus; 0: none")
+    made.add_argument(
+        "--metrics-port", type=number(int, 0, 65535), default=0, metavar="P", help="metrics for Prometheus; 0: none"
+    )
     made.add_argument("--metrics-address", default="127.0.0.1", metavar="A")
     made.add_argument(
         "--drain",
@@ -160,14 +163,14 @@ async def collect(settings: Settings, health: Health) -> None:
     """Run one collector until SIGTERM or Ctrl-C."""
     collector = Collector(settings, health)
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, collector.stop)
+    for signal_number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signal_number, collector.stop)
     await collector.run()
 
 
-def main() -> int:
+def main(argv: list[str] | None = None) -> int:
     """Run; return the exit status."""
-    arguments = parser().parse_args()
+    arguments = parser().parse_args(argv)
     try:
         settings = settings_of(arguments)
         health = Health(settings.client_id, arguments.quiet)

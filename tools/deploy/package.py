@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
+import sys
 from collections.abc import Iterable
 
 from flashmqtt import __version__
 from tools.bootstrap import ROOT
+from tools.command import ended
 from tools.deploy.build import HOST_ONLY
 
 PATH = ROOT / "firmware" / "package.json"
@@ -32,6 +35,17 @@ def manifest() -> str:
     return re.sub(r'version="[^"]*"', f'version="{__version__}"', MANIFEST.read_text())
 
 
-if __name__ == "__main__":
+def main(argv: list[str] | None = None) -> int:
+    """Write both files; return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m tools.deploy.package")
+    parser.description = (
+        "Write firmware/package.json, with which mip installs the sources, and the version in firmware/manifest.py."
+    )
+    parser.parse_args(argv)
     PATH.write_text(source_package())
     MANIFEST.write_text(manifest())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(ended(main, stopped="stopped"))

@@ -13,6 +13,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from tools.command import ended, number
 from tools.journal.image import ImageUnreadable, from_board, from_file, from_pinned_files
 from tools.journal.report import report
 
@@ -31,12 +32,20 @@ def main(arguments: list[str] | None = None) -> int:
     dump.add_argument(
         "--pinned", metavar="DIRECTORY", help="IMAGE is a littlefs with pinned files in DIRECTORY, such as /journal"
     )
-    dump.add_argument("--first", type=int, default=0, metavar="SECTOR", help="first sector of the region in IMAGE")
-    dump.add_argument("--sectors", type=int, default=0, metavar="N", help="number of sectors (default: to the end)")
-    dump.add_argument("--sector-bytes", type=int, default=4096, metavar="N", help="default: 4096")
+    dump.add_argument(
+        "--first", type=number(int, 0), default=0, metavar="SECTOR", help="first sector of the region in IMAGE"
+    )
+    dump.add_argument(
+        "--sectors", type=number(int, 0), default=0, metavar="N", help="number of sectors (default: to the end)"
+    )
+    dump.add_argument("--sector-bytes", type=number(int, 1), default=4096, metavar="N", help="default: 4096")
     dump.add_argument("--all", action="store_true", help="list finished records, too")
     dump.add_argument(
-        "--width", type=int, default=60, metavar="N", help="characters to show of each record's content (default: 60)"
+        "--width",
+        type=number(int, 1),
+        default=60,
+        metavar="N",
+        help="characters to show of each record's content (default: 60)",
     )
     options = parser.parse_args(arguments)
     if (options.image is None) == (options.board is None):
@@ -62,4 +71,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(ended(main, stopped="stopped"))

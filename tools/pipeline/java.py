@@ -6,6 +6,7 @@ So it gets a separate small JAVA_HOME whose `bin/java` removes that flag (Spark 
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import shutil
@@ -125,8 +126,9 @@ def shim(home: Path, where: Path) -> Path:
     return where
 
 
-def main() -> int:
+def main(argv: list[str] | None = None) -> int:
     """Print the JAVA_HOME that Spark will use. Install nothing."""
+    argparse.ArgumentParser(prog="python -m tools.pipeline.java", description=main.__doc__).parse_args(argv)
     try:
         print(find_java(install=False))
     except JavaNotFound as error:
