@@ -61,6 +61,10 @@ def test_example_is_complete_and_valid(tmp_path):
         (GOOD + "[journal]\nkib = true\n", ["journal.kib", "True", "from 16 to 1600"]),
         (GOOD + '[device]\nid = "house+1"\n', ["device.id", "house+1", "topics"]),
         (GOOD + '[wifi]\nssid = "home"\n', ["no Wi-Fi password", "FLASHMQTT_WIFI_PASSWORD", "config.local.toml"]),
+        *(
+            (f"{GOOD}[wifi]\ncountry = {country}\n", ["wifi.country", "two letters (ISO 3166), such as AT"])
+            for country in ('"Austria"', '"A"', '"43"', "43")
+        ),
         (GOOD + "[[sensors]]\npin = 3\n", ["sensors", "kind"]),
         (GOOD + '[[sensors]]\nkind = "dht22"\nqos = 3\n', ["qos", "3", "0, 1 or 2"]),
         (DHT22 + "intervall_ms = 60000\n", ["entry 1", "'intervall_ms'", "do you mean 'interval_ms'"]),

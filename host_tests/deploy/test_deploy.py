@@ -96,6 +96,7 @@ def test_empty_board_is_deployed_redeployed_backed_up_and_wiped(tmp_path):
 
         status, printed, complaints = run("backup", "--port", device.path, "--output", str(tmp_path / "kept"))
         assert status == 0, complaints
+        assert "secrets are in config.json: keep" in printed
         (kept,) = (tmp_path / "kept").iterdir()
         assert (kept / "main.py").read_bytes() == build.sources("pico_w")["/main.py"].read_bytes()
         sizes = [path.stat().st_size for path in (kept / "journal").iterdir() if path.name != "map"]

@@ -5,6 +5,7 @@ import tomllib
 from pathlib import Path
 
 from app import application, commands, configuration
+from tools.deploy.configuration import load
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "firmware/APPLICATION.md").read_text()
@@ -24,10 +25,18 @@ def test_page_lists_every_command_and_examples_parse():
 
 
 def test_page_lists_every_sensor_with_its_settings():
-    entries = [tomllib.loads(f"x = {text}")["x"] for text in re.findall(r"^\| `(\{kind.*?\})`", PAGE, re.MULTILINE)]
+    rows = re.findall(r"^\| `(\w+)` \| ((?:`\w+ = \d+`(?:, )?)+)", PAGE, re.MULTILINE)
+    entries = [{"kind": kind, **tomllib.loads("\n".join(re.findall("`(.*?)`", keys)))} for kind, keys in rows]
     places = (ROOT / "firmware/app/sensors").glob("*.py")
     assert {entry["kind"] for entry in entries} == {path.stem for path in places} - {"__init__"}
     for entry in entries:
         source = (ROOT / f"firmware/app/sensors/{entry['kind']}.py").read_text()
         assert set(re.findall(r'settings\["(\w+)"\]', source)) == set(entry) - {"kind"}
         configuration.check({"broker": "b", "sensors": [entry]})
+
+
+def test_example_of_a_sensor_can_be_added_to_the_end_of_the_configuration(tmp_path):
+    (block,) = re.findall(r"^```toml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    (tmp_path / "config.toml").write_text((ROOT / "boards/config.example.toml").read_text() + block)
+    config, _ = load(tmp_path, {"FLASHMQTT_WIFI_PASSWORD": "secret"})
+    assert config["sensors"] == [{"kind": "dht22", "pin": 15}]

@@ -485,7 +485,9 @@ def backup(arguments: argparse.Namespace) -> None:
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(link.get(name))
         report_line("backup", f"{len(files)} files of the {found['machine']} in {os.path.relpath(folder)}")
-        report_line("", "config.json and tls/key.pem in it contain secrets: keep the folder private")
+        secret = [name for name in ("config.json", "tls/key.pem") if f"/{name}" in files]
+        if secret:
+            report_line("", f"secrets are in {' and '.join(secret)}: keep the folder private")
         start_program(link)
 
 

@@ -63,6 +63,7 @@ KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
 }
 SENSOR_KEYS = ("kind", "name", "qos", "interval_ms")
 SENSOR_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9\-:./_]*")  # RFC 8428, 4.5.1
+COUNTRY = re.compile(r"([A-Za-z]{2})?")
 
 
 def _read(path: Path) -> dict:
@@ -100,6 +101,8 @@ def _one(name: str, table: str, key: str, value: object) -> tuple[str, object]:
             )
         return board_key, round(value * factor) if factor > 1 else math.ceil(value * factor)
     problem = complaint(value, rule)
+    if board_key == "country" and not (isinstance(value, str) and COUNTRY.fullmatch(value)):
+        problem = "two letters (ISO 3166), such as AT"
     if problem:
         raise ConfigurationError(
             f"{name}: {table}.{key}: {_shown(board_key, value)} is not allowed; it has to be {problem}"
