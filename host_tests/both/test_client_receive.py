@@ -4,7 +4,7 @@ import pytest
 
 from flashmqtt.client import Client
 from flashmqtt.compat import ticks_diff, ticks_ms
-from flashmqtt.errors import Refused, UsageError
+from flashmqtt.errors import ConnectionLost, Refused, UsageError
 from flashmqtt.session.ram import RamStore
 from flashmqtt.simple import MQTTClient
 from loopback import Loopback
@@ -503,6 +503,22 @@ def test_pieces_of_a_held_message_do_not_come_between_those_of_an_arriving_one()
     broker.give(long[150:])
     until(broker, mqtt, lambda: len(acknowledged(broker)) == 2)
     assert calls == ["b", "a", "a", "a", "b", "b", "b"]
+    mqtt.disconnect()
+
+
+@pytest.mark.req("Q3", "R4")
+def test_waiting_messages_are_due_at_once_when_a_connection_ends():
+    # A long message may wait behind one that was left unacknowledged. Both belong to one handler: the first one must be handed over
+    # before the other one comes again, or it waits behind that one again, with every connection.
+    broker, mqtt = connected()
+    broker.give(publish(b"a", b"x", 1, 1))
+    until(broker, mqtt, lambda: mqtt.session.waiting)
+    waiting = mqtt.session.waiting
+    now = ticks_ms()
+    waiting.due(now, False)
+    assert not waiting.due(now, False)
+    mqtt.link.fail(ConnectionLost("by the test"), now)
+    assert waiting.due(now, False)
     mqtt.disconnect()
 
 

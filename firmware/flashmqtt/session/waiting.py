@@ -464,6 +464,7 @@ class WaitingQueue:
         self.entries = kept
         self.owing = 0
         self._left = self._overflow = False
+        self._look = True  # those behind a message that was left
         self.flush()
 
     def connected(self, lost: "Any") -> None:
