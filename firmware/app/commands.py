@@ -46,9 +46,11 @@ def parse(payload):
     ident = command.get("id")
     if isinstance(ident, int):
         ident = str(ident)
+    if not isinstance(ident, str):
+        ident = ""
     try:
         known = ident.encode()
-    except (AttributeError, ValueError):  # no text; a surrogate, on CPython
+    except ValueError:  # a surrogate, on CPython
         known = b""
     # MicroPython's `loads` accepts surrogates and overlong characters.
     if not known or len(ident) > 40 or text_kind(known, 0, len(known)) < 0:

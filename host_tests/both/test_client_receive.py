@@ -508,8 +508,8 @@ def test_pieces_of_a_held_message_do_not_come_between_those_of_an_arriving_one()
 
 @pytest.mark.req("Q3", "R4")
 def test_waiting_messages_are_due_at_once_when_a_connection_ends():
-    # A long message may wait behind one that was left unacknowledged. Both belong to one handler: the first one must be handed over
-    # before the other one comes again, or it waits behind that one again, with every connection.
+    # A long message may wait behind one that was left unacknowledged. Both belong to one handler: the first one must be handed
+    # over before the other one comes again, or it waits behind that one again, with every connection.
     broker, mqtt = connected()
     broker.give(publish(b"a", b"x", 1, 1))
     until(broker, mqtt, lambda: mqtt.session.waiting)
