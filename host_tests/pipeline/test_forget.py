@@ -14,11 +14,12 @@ from flashmqtt.codec.packets import PUBLISH
 from host_tests.pipeline import engines, killed
 from host_tests.pipeline.conftest import Landing, Local
 from host_tests.pipeline.test_plain import Tables
+from tools.landing import forget as landing_forget
 from tools.landing import segments
 from tools.landing.lock import LandingInUse
 from tools.landing.names import Names
 from tools.landing.store import LandingStore
-from tools.pipeline import byte_search, compact, forget, mapping, report, sink, stream, verdict
+from tools.pipeline import byte_search, compact, forget, mapping, plain, report, sink, stream, verdict
 from tools.pipeline.books import Books
 from tools.pipeline.commits import Output, OutputError
 from tools.pipeline.delta import Delta
@@ -277,6 +278,56 @@ def test_device_with_a_long_name_leaves_no_part_of_it_in_the_sums(tmp_path):
     assert sum(sums["causes"].values()) == 1
 
 
+@pytest.mark.req("P5", "P7")
+@pytest.mark.parametrize("name", ["pump", "temperature"])
+@pytest.mark.parametrize("is_read", [True, False])
+def test_forgetting_a_device_keeps_readings_of_its_name(tmp_path, name, is_read):
+    def devices():
+        return sorted((row["device"], row["name"], row["value"]) for row in tables.rows("readings"))
+
+    tables = Tables(tmp_path)
+    for n in range(2):
+        tables.landing.raw("pump/power", b"1.5")
+        tables.landing.raw("garden/pump", b"2")
+        tables.landing.message("temperature", 1, n + 1)
+        for reading in ("temperature", "pump", "pump-speed", "at/temperature"):
+            pack = [{"bn": "house-1/", "boot": 1, "seq": tables.landing.row, "n": reading, "v": n}]
+            tables.landing.raw("flashmqtt/house-1/readings", json.dumps(pack).encode())
+        tables.landing.raw("flashmqtt/house-1/temperature", b"[bad")
+        tables.landing.raw("flashmqtt/temperature/readings", b"[bad")
+    tables.batch()
+    left = [row for row in devices() if row[0] != name]
+    if not is_read:
+        shutil.rmtree(tmp_path / "out")
+        tables.output.prepare(2)
+    assert forget.forget(str(tables.landing.directory), str(tmp_path / "out"), [name]).left == []
+    if not is_read:
+        tables.run({"c": 1})
+    assert devices() == left
+    tables.output = Output(str(tmp_path / "again"))
+    tables.output.prepare(2)
+    stream.run_batch(Local(), {"c": 1}, Storage(str(tables.landing.directory)), tables.output, 2, "one", 1)
+    assert devices() == left
+    topics = ["flashmqtt/house-1/temperature"] + ["flashmqtt/temperature/readings"] * (name == "pump")
+    assert sorted({row["topic"] for row in tables.rows("quarantine")}) == topics
+
+
+@pytest.mark.req("P7")
+def test_topic_whose_readings_are_known_decides_for_its_other_messages(tmp_path):
+    rules = MAPPED + '[[map]]\ntopic = "greenhouse-1/{device}/t"\nvalue = "$"\nname = "t"\n'
+    rules += '[[map]]\ntopic = "beds/{device}/east/t"\nvalue = "$"\nname = "t"\n'
+    (tmp_path / "m.toml").write_text(rules)
+    tables = Tables(tmp_path, mapping.read(tmp_path / "m.toml"))
+    for payload in (b"6", b"no number"):
+        tables.landing.raw("greenhouse-1/meter-2/t", payload)  # a mapping says that it is of meter-2
+        tables.landing.raw("beds/greenhouse-1/east/t", payload)
+    tables.batch()
+    assert forget.forget(str(tables.landing.directory), str(tmp_path / "out"), [GONE]).left == []
+    assert_name_is_gone(tmp_path / "out", tables.landing.directory)
+    assert [row["device"] for row in tables.rows("readings")] == ["meter-2"]
+    assert [row["topic"] for row in tables.rows("quarantine")] == ["************/meter-2/t"]
+
+
 def test_forget_seals_collector_logs_and_deletes_held_messages(local, fleet, landing, tmp_path):
     logs = landing.directory / "d.logs"
     store = LandingStore(logs, "d")
@@ -305,6 +356,25 @@ def test_forget_seals_collector_logs_and_deletes_held_messages(local, fleet, lan
     assert forget.forget(str(landing.directory), str(tmp_path / "out"), [GONE]).rows == {}
     table = pq.read_table(landing.directory / "d-000000002.parquet")
     assert (table["payload"].to_pylist(), table["row"].to_pylist()) == ([b"held"], [3])
+
+
+@pytest.mark.req("P5", "P7")
+def test_forget_keeps_held_messages_of_other_devices_that_contain_the_name(landing, tmp_path):
+    Output(str(tmp_path / "out")).prepare(2)
+    store = LandingStore(landing.directory / "d.logs", "d")
+    messages = [(GONE, b"1"), ("flashmqtt/cellar/readings", b'[{"bn":"cellar/","n":"near","vs":"greenhouse-1"}]')]
+    messages += [("garden/greenhouse-1", b"2"), ("greenhouse-1/t", b"3")]
+    for key, (topic, payload) in enumerate(messages, 1):
+        packet = publish(topic, payload, key)
+        store.hold(key, packet, len(packet))
+    store.sync()
+    store.close()
+    done = forget.forget(str(landing.directory), str(tmp_path / "out"), [GONE])
+    assert done.rows == {"held by the collector": 2}
+    assert done.weak == {GONE}  # it is the name of a reading
+    store = LandingStore(landing.directory / "d.logs", "d")
+    assert [landing_forget.packet(*one) for one in store.packets_held()] == messages[1:3]
+    store.close()
 
 
 @pytest.mark.req("P3", "P4", "P7")
@@ -468,11 +538,35 @@ def test_topic_levels_decide_whose_message_it_is(topic, own):
     assert names.own(topic) == own
 
 
-def test_payload_decides_where_the_topic_names_no_device():
-    names = Names([GONE], [LIKE_IT, "cellar"])
-    assert names.own("sensors/json", b'{"id": "greenhouse-1"}')
-    assert not names.own("sensors/json", b'{"id": "greenhouse-10"}')
-    assert not names.own("flashmqtt/cellar/readings", b"of greenhouse-1")
+@pytest.mark.req("P7")
+@pytest.mark.parametrize(
+    ("topic", "payload", "own"),
+    [
+        ("greenhouse-1/temperature", b"21.5", True),
+        ("garden/greenhouse-1", b"21.5", False),
+        ("garden/greenhouse-1", b'{"v": 1}', False),
+        ("garden/greenhouse-1/temperature", b"21.5", False),
+        ("tele/greenhouse-1/SENSOR", b'{"v": 1}', True),
+        ("flashmqtt/garden/greenhouse-1", b"[]", False),
+        ("flashmqtt-live/greenhouse-1/status", b"online", True),
+        ("flashmqtt-live/garden/greenhouse-1", b"1", False),
+        ("homeassistant/sensor/greenhouse-1/temperature/config", b"{}", True),
+        ("homeassistant/sensor/garden/greenhouse-1/config", b"{}", False),
+        ("sensors/json", b'{"id": "greenhouse-1"}', False),
+    ],
+)
+def test_device_of_a_message_is_the_one_that_the_pipeline_reads(topic, payload, own):
+    names = Names([GONE], [LIKE_IT, "cellar"], of=plain.devices_of)
+    assert names.own(topic, payload) == own
+    assert names.may_own(topic) >= own
+
+
+@pytest.mark.req("P7")
+def test_name_inside_a_reading_of_a_kept_device_is_not_masked():
+    names = Names(["pump", "temperature"], ["garden"], texts={"pump-speed", "temperature"})
+    text = b'{"n":"pump-speed","vs":"pump, temperature"}'
+    assert names.without(text) == b'{"n":"pump-speed","vs":"****, temperature"}'
+    assert names.weak == {"temperature"}
 
 
 def test_search_finds_names_in_compressed_files_and_unused_dictionary_entries(tmp_path):

@@ -6,7 +6,7 @@ object store: the pipeline does that, with `without`.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -53,19 +53,24 @@ def packet(data: bytes, level: int) -> tuple[str, bytes]:
     return columns.topics[0].decode(), columns.payloads[0]
 
 
-def topics_held(stores: list[LandingStore]) -> set[str]:
-    """Return the topics of the held messages."""
-    return {packet(*one)[0] for store in stores for one in store.packets_held()}
+def messages_held(stores: list[LandingStore]) -> list[tuple[str, bytes]]:
+    """Return topic and payload of the held messages."""
+    return [packet(*one) for store in stores for one in store.packets_held()]
 
 
 def drop(landing: Path, stores: list[LandingStore], names: Names) -> int:
-    """Drop the devices' held messages and the damaged logs that contain their names; return the number of messages."""
+    """Drop the devices' held messages and the damaged logs that contain their names; return the number of messages.
+
+    Held messages of other devices stay, with the names masked, like the rows of segments.
+    """
     gone = 0
     for store in stores:
         if any(
             names.occur(data) or names.own(*packet(data, level)) for data, level in store.packets_held()
         ) or names.occur(store.log_path(store.number).read_bytes()):
-            gone += store.forget_held(lambda data, level: names.own(*packet(data, level)) or names.occur(data))
+            gone += store.forget_held(
+                lambda data, level: None if names.own(*packet(data, level)) else names.without(data)
+            )
     for path in landing.glob(f"*.logs/*{DAMAGED}"):
         if names.occur(path.read_bytes()):
             path.unlink()
@@ -73,30 +78,30 @@ def drop(landing: Path, stores: list[LandingStore], names: Names) -> int:
 
 
 def without(
-    rows: pa.Table, names: Names, places: Container[tuple[int, int]] = frozenset()
+    rows: pa.Table, names: Names, own: np.ndarray | None = None, others: np.ndarray | None = None
 ) -> tuple[pa.Table, pa.Table]:
     """Return the rows that are kept, with the devices' names masked, and the rows that are deleted.
 
-    A row belongs to a device by `places`, by its column `device`, or by its topic and payload. All rows are kept where there is
+    A row belongs to a device by `own`, by its column `device`, or by its topic and payload. All rows are kept where there is
     no such column.
 
     Args:
         rows: rows of one table.
         names: the devices' names.
-        places: row and arrival (µs) of a segment's rows that are known to be the devices'.
+        own: which rows are known to be the devices' only.
+        others: which rows are known to have readings of other devices: they are kept.
     """
     deleted = np.zeros(rows.num_rows, dtype=bool)
-    if places:
-        at = zip(rows["row"].to_pylist(), rows["arrival"].cast(pa.int64()).to_pylist(), strict=True)
-        deleted |= np.fromiter((one in places for one in at), dtype=bool, count=rows.num_rows)
     if "topic" in rows.column_names:
-        payloads = rows["payload"].to_pylist() if names.occur(_bytes(rows["payload"])) else [b""] * rows.num_rows
-        verdicts: dict[tuple[str, bool], bool] = {}
-        for n, (topic, payload) in enumerate(zip(rows["topic"].to_pylist(), payloads, strict=True)):
-            key = topic, bool(payload) and names.occur(payload)
-            if key not in verdicts:
-                verdicts[key] = names.own(topic, payload or b"")
-            deleted[n] |= verdicts[key]
+        may_own: dict[str, bool] = {}
+        for n, topic in enumerate(rows["topic"].to_pylist()):
+            if topic not in may_own:
+                may_own[topic] = names.may_own(topic)
+            deleted[n] = may_own[topic] and names.own(topic, rows["payload"][n].as_py())
+    if own is not None:
+        deleted |= own
+    if others is not None:
+        deleted &= ~others
     if "device" in rows.column_names:
         deleted |= np.isin(np.array(rows["device"].to_pylist(), dtype=object), list(names.devices))
     gone = rows.filter(pa.array(deleted))

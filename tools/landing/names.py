@@ -1,8 +1,8 @@
 """Find and mask devices' names in bytes.
 
-An occurrence inside the name of a device that is kept (`dev-1` in `dev-10`) does not count; so the names of all kept devices
-must be given. Bytes are searched for every form in which a name is written in flashmqtt's files: plain, escaped for JSON, HTML or
-a URL, and inside base64.
+An occurrence inside a text of a device that is kept (`dev-1` in the device `dev-10`, `pump` in the reading `pump-speed`) does
+not count; so these texts must be given. Bytes are searched for every form in which a name is written in flashmqtt's files:
+plain, escaped for JSON, HTML or a URL, and inside base64.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import html
 import json
 import re
 import urllib.parse
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from tools.landing.segments import device_of
 
@@ -22,6 +22,11 @@ LEAST_BASE64 = 6
 """The same, for base64."""
 
 
+def devices_of(topic: str, payload: bytes | None = None) -> set[str]:
+    """Return the possible devices of a topic: the device of a board's topic, or everything before the last level."""
+    return {device_of(topic), topic.rpartition("/")[0]}
+
+
 class Names:
     """The names of devices to be deleted, and of those that are kept.
 
@@ -29,15 +34,29 @@ class Names:
         names: the devices to be deleted.
         kept: all other devices.
         words: a text with all words of flashmqtt's file formats.
+        texts: other texts of kept devices that may contain a name: their readings' names, their topics.
+        topics: for some topics, whether their messages belong to a device that is to be deleted.
+        of: returns the possible devices of a message, from its topic and its payload (None if it is unknown).
 
     Attributes:
-        weak: names that are too short, or a word of a file format, so that a search of bytes can't find them reliably.
+        weak: names that a search of bytes can't distinguish from other things: they are too short, a word of a file format,
+            or the name of a kept device's reading.
     """
 
-    def __init__(self, names: Iterable[str], kept: Iterable[str] = (), words: bytes = b""):
+    def __init__(
+        self,
+        names: Iterable[str],
+        kept: Iterable[str] = (),
+        words: bytes = b"",
+        texts: Iterable[str] = (),
+        topics: dict[str, bool] | None = None,
+        of: Callable[[str, bytes | None], set[str]] = devices_of,
+    ):
         self.devices = set(names)
         self.kept = set(kept) - self.devices
+        texts, self._topics, self._of = set(texts), topics or {}, of
         self.weak = {name for name in self.devices if len(name.encode()) < LEAST_BYTES or name.encode() in words}
+        self.weak |= self.devices & texts
         forms = {form: name for name in self.devices - self.weak for form in forms_of(name)}
         self.longest = max(map(len, forms), default=1)
         ordered = sorted(forms, key=len, reverse=True)
@@ -46,7 +65,7 @@ class Names:
         self._around: dict[
             tuple[int, int], set[bytes]
         ] = {}  # (a form's position in a kept name, the kept name's length): kept names
-        for name in self.kept:
+        for name in self.kept | texts:
             for whole in forms_of(name, base64_too=False):
                 for form in ordered:
                     at = whole.find(form)
@@ -79,27 +98,28 @@ class Names:
             made[begin:end] = b"*" * (end - begin)
         return bytes(made)
 
-    def own(self, topic: str, payload: bytes = b"") -> bool:
+    def may_own(self, topic: str) -> bool:
+        """Return whether a message of this topic may belong to a device that is to be deleted."""
+        return self._topics[topic] if topic in self._topics else bool(self._of(topic, None) & self.devices)
+
+    def own(self, topic: str, payload: bytes | None = None) -> bool:
         """Return whether a message belongs to a device that is to be deleted.
 
-        The topic decides if it contains the name of a device as whole levels; of two such names, one inside the other, the
-        longer one decides. Otherwise the payload decides.
+        Where the message may be of several devices (only a mapping would tell), a kept device in the topic decides.
         """
+        if topic in self._topics:
+            return self._topics[topic]
+        possible = self._of(topic, payload)
+        if len(possible) == 1:
+            return possible <= self.devices
         levels = f"/{topic}/"
         device = device_of(topic)
-        for name in self.devices:
-            if f"/{name}/" not in levels or (name in self.weak and name not in devices_of(topic)):
-                continue
+        for name in possible & self.devices:
             longer = any(f"/{one}/" in levels for one in self._longer[name])
             other = device in self.kept and f"/{device}/" not in f"/{name}/"
             if not longer and not other:
                 return True
-        return device not in self.kept and self.occur(payload)
-
-
-def devices_of(topic: str) -> set[str]:
-    """Return the possible devices of a topic: the device of a board's topic, or everything before the last level."""
-    return {device_of(topic), topic.rpartition("/")[0]}
+        return False
 
 
 def forms_of(name: str, base64_too: bool = True) -> set[bytes]:

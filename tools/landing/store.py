@@ -426,15 +426,17 @@ class LandingStore:
         """Return each held message's packet and protocol level."""
         return [(held.packet, held.level) for held in self._held.values()]
 
-    def forget_held(self, chosen: Callable[[bytes, int], bool]) -> int:
-        """Rewrite the open log without the held messages for which `chosen(packet, level)` is true; return their number.
+    def forget_held(self, rewrite: Callable[[bytes, int], bytes | None]) -> int:
+        """Rewrite the open log; return how many held messages it loses.
 
-        The log must not have rows: call `rotate` before. The new log has no bytes of released messages either.
+        A held message's packet is replaced by `rewrite(packet, level)`. If that is None, the message is deleted. The log must
+        not have rows: call `rotate` before. The new log has no bytes of released messages either.
 
         Raises:
             LandingStalled: the log is unchanged.
         """
-        kept = {key: held for key, held in self._held.items() if not chosen(held.packet, held.level)}
+        rewritten = {key: rewrite(held.packet, held.level) for key, held in self._held.items()}
+        kept = {key: replace(self._held[key], packet=packet) for key, packet in rewritten.items() if packet is not None}
         gone = len(self._held) - len(kept)
         header = replace(self._log.header, salt=secrets.randbits(32), mounts_before=self.boot)
         entries = [packed(HELD, held.level, key, held.time_us, held.packet) for key, held in kept.items()]

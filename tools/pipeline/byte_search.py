@@ -96,7 +96,7 @@ def _named(column: str, values: pa.Array, names: Names) -> bool:
     texts = [one for one in values.cast(pa.binary()).to_pylist() if one]
     if names.occur(b"\0".join(texts)):
         return True
-    if names.weak and column in {"device", "topic"}:
+    if column in {"device", "topic"}:
         decoded = {one.decode(errors="replace") for one in texts}
         return bool(names.devices & decoded) if column == "device" else any(map(names.own, decoded))
     return False

@@ -21,8 +21,10 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
+import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -35,12 +37,12 @@ from tools.landing.log import LandingError
 from tools.landing.names import Names
 from tools.landing.store import LandingStore
 
-from . import byte_search, report, schemas, sink, source, summary, verdict
+from . import byte_search, plain, report, schemas, senml, sink, source, summary, verdict
 from .commits import COMMITS, DELTA_LOG, FORMAT_FILE, Commit, Output, OutputError, bucket_of, name_of
 from .compact import revision_of
 from .delta import Delta
 from .files import parquet_writer, table_of
-from .mapping import OURS, device_and_name
+from .mapping import OURS
 from .storage import Storage, StorageError
 
 KEPT = (COMMITS, FORMAT_FILE, "checkpoint", "sinks")
@@ -63,10 +65,12 @@ class Done:
     Attributes:
         rows: the number of deleted rows by place.
         left: files that still contain a name, or databases that still had rows.
+        weak: names that a search of bytes can't find.
     """
 
     rows: dict[str, int] = field(default_factory=dict)
     left: list[str] = field(default_factory=list)
+    weak: set[str] = field(default_factory=set)
 
     def add(self, place: str, rows: int) -> None:
         """Add to the number of deleted rows."""
@@ -107,10 +111,13 @@ def forget(
         stores: list[LandingStore] = []
         if raw and raw.local and not dry:
             stores = stack.enter_context(landing_logs.sealed(Path(raw.root)))
-        names = Names(devices, _other_devices(output, raw, stores, set(devices)), format_words())
+        places = _plain_places(output, set(devices))
+        others = _others(output, raw, stores, set(devices), places)
+        names = Names(devices, others.devices, format_words(), others.texts, others.topics, plain.devices_of)
+        done.weak = names.weak
         if not dry:
             if raw:
-                _clean_segments(raw, names, _plain_positions(output, names.devices), done)
+                _clean_segments(raw, names, places, done)
                 if raw.local:
                     done.add("held by the collector", landing_logs.drop(Path(raw.root), stores, names))
             delta = Delta(output)
@@ -142,6 +149,7 @@ def format_words() -> bytes:
         *Commit.__dataclass_fields__,
         *summary.TOTALS,
         *schemas.REASONS,
+        *senml.LABELS,
         COMMITS,
         DELTA_LOG,
         "flashmqtt",
@@ -164,57 +172,158 @@ def _forget_in_databases(output: Output, devices: list[str]) -> list[tuple[str, 
         ) from error
 
 
-def _other_devices(output: Output, landing: Storage | None, stores: list[LandingStore], devices: set[str]) -> set[str]:
-    """Return the names of all other devices in tables, landing or logs."""
-    found: set[str] = set()
-    topics = landing_logs.topics_held(stores)
+@dataclass
+class Others:
+    """What is known about the messages of the other devices.
+
+    Attributes:
+        devices: their names.
+        texts: names of their readings, and topics, that contain the name of a device that is to be deleted.
+        topics: for topics of messages without an identity that are in the tables: whether these are only the deleted devices'.
+    """
+
+    devices: set[str] = field(default_factory=set)
+    texts: set[str] = field(default_factory=set)
+    topics: dict[str, bool] = field(default_factory=dict)
+
+
+class Places(NamedTuple):
+    """The places (plain.places) of messages without an identity that gave readings.
+
+    Attributes:
+        own: of the messages that gave readings only of the devices to be deleted.
+        others: of all other ones.
+        segments: collector and number of the segments that have readings of the devices.
+    """
+
+    own: np.ndarray
+    others: np.ndarray
+    segments: set[tuple[str, int]]
+
+
+def _others(
+    output: Output, landing: Storage | None, stores: list[LandingStore], devices: set[str], places: Places
+) -> Others:
+    """Return what tables, landing and logs have of the other devices."""
+    found = Others()
     storage = output.storage
     commit = output.latest()
     for kind in ("lives", "plain"):
         for name in commit.state_files(kind) if commit else []:
-            found |= _distinct(storage, name, "device")
-    for name in output.files("quarantine") + output.files("held"):
-        topics |= _distinct(storage, name, "topic")
-    if landing:
-        for numbers in source.latest(landing).values():
-            for name in numbers.values():
-                topics |= _distinct(landing, name, "topic")
-    theirs = [f"/{name}/" for name in devices]
-    for topic in topics:
-        if topic.startswith(OURS) or not any(one in f"/{topic}/" for one in theirs):
-            found.add(segments.device_of(topic))
-        if not topic.startswith(OURS):
-            found.add(device_and_name(topic)[0])
+            found.devices |= _distinct(storage, name, "device")
+    for name in output.files("readings"):
+        if _contain(_distinct(storage, name, "name"), devices):
+            found.texts |= _names_of_others(storage, name, devices)
+    shapes = {(topic, plain.is_scalar(payload)) for topic, payload in landing_logs.messages_held(stores)}
+    for topic, payload in landing_logs.messages_held(stores):
+        found.texts |= _texts_of(topic, payload, devices)
+    rough = Names(devices)
+    files = [(storage, name) for name in output.files("quarantine") + output.files("held")]
+    files += (
+        [(landing, name) for names in source.latest(landing).values() for name in names.values()] if landing else []
+    )
+    for where, name in files:
+        topics = _distinct(where, name, "topic")
+        if _contain(topics, devices) or byte_search.in_file(where, name, rough):
+            shapes |= _shapes(where, name, devices, places if where is landing else None, found)
+        shapes |= {(topic, False) for topic in topics if not _contain([topic], devices)}
+    in_tables = set(found.devices)
+    for topic, is_scalar in shapes:
+        possible = plain.devices_of(topic, b"0" if is_scalar else None)
+        if possible & devices or (topic in found.topics and not possible <= in_tables):
+            continue  # in the second case a mapping gave these messages another device
+        found.devices |= possible
+        if is_scalar:
+            found.texts |= {topic, topic.rpartition("/")[2]}
+        elif topic.startswith(OURS):
+            found.texts.add(topic)
+    found.texts = {text for text in found.texts if _contain([text], devices)}
     return found
 
 
-def _plain_positions(output: Output, devices: set[str]) -> dict[tuple[str, int], set[tuple[int, int]]]:
-    """Return the positions of messages without an identity that gave readings only of these devices.
+def _contain(texts: Iterable[str | None], devices: set[str]) -> bool:
+    return any(device in text for text in texts if text for device in devices)
+
+
+def _names_of_others(storage: Storage, name: str, devices: set[str]) -> set[str]:
+    """Return the names of the other devices' readings in a table's file."""
+    with storage.fs.open_input_file(storage.path(name)) as file:
+        rows = pq.read_table(file, columns=["device", "name"], use_threads=False)
+    mine = pc.is_in(rows["device"].cast(pa.string()), pa.array(sorted(devices), pa.string()))
+    return set(pc.unique(rows["name"].filter(pc.invert(mine)).cast(pa.string())).to_pylist()) - {None}
+
+
+def _shapes(
+    storage: Storage, name: str, devices: set[str], places: Places | None, found: Others
+) -> set[tuple[str, bool]]:
+    """Return the topics of a file that contain a device's name, and whether a payload is one number or boolean.
+
+    Messages that are known to be the devices' are left out. Add to `found` what the file has of other devices' readings.
+    """
+    with storage.fs.open_input_file(storage.path(name)) as file:
+        columns = ["topic", "payload", "collector", "segment", "row", "arrival"]
+        rows = pq.read_table(file, columns=columns, use_threads=False)
+    own, others = _known(rows, places) if places else (np.zeros(rows.num_rows, dtype=bool),) * 2
+    named = {topic: _contain([topic], devices) for topic in rows["topic"].unique().to_pylist()}
+    shapes = set()
+    pairs = zip(rows["topic"].to_pylist(), rows["payload"].to_pylist(), own.tolist(), others.tolist(), strict=True)
+    for topic, payload, is_own, is_others in pairs:
+        if is_others:
+            found.topics[topic] = False
+        elif is_own and any(f"/{device}/" in f"/{topic}/" for device in devices):
+            found.topics.setdefault(topic, True)
+        if not is_own:
+            found.texts |= _texts_of(topic, payload, devices)
+            if named[topic]:
+                shapes.add((topic, plain.is_scalar(payload)))
+    return shapes
+
+
+def _known(rows: pa.Table, places: Places) -> tuple[np.ndarray, np.ndarray]:
+    """Return for each row whether its readings in the tables are only the devices', and whether some are of other devices."""
+    at = plain.places(rows)
+    return np.isin(at, places.own), np.isin(at, places.others)
+
+
+def _texts_of(topic: str, payload: bytes, devices: set[str]) -> set[str]:
+    """Return the names of a SenML pack's readings, and its base names, if a device's name may occur in them."""
+    owner = segments.device_of(topic)
+    rest = payload.replace(owner.encode(), b"")
+    if owner in devices or not any(device.encode() in rest for device in devices):
+        return set()
+    try:
+        records = orjson.loads(payload)
+    except orjson.JSONDecodeError:
+        return set()
+    found, base = set(), ""
+    for record in records if isinstance(records, list) else []:
+        if not isinstance(record, dict):
+            break
+        base, name = record.get("bn", base), record.get("n", "")
+        if isinstance(base, str) and isinstance(name, str) and base.rpartition("/")[0] == owner:
+            found |= {base, name, base.rpartition("/")[2] + name}
+    return found
+
+
+def _plain_places(output: Output, devices: set[str]) -> Places:
+    """Return the places of the messages without an identity that gave readings only of these devices, and of the others.
 
     Only the tables have this information: a mapping may take a device's name from the payload, or join several parts.
-
-    Returns:
-        For each collector and segment, pairs of row and arrival (µs).
     """
     storage = output.storage
-    files = output.files("readings") + output.files("duplicates")
-
-    def places(name: str, own: bool) -> Iterator[tuple[str, int, int, int]]:
+    own, others, its_segments = [], [], set()
+    for name in output.files("readings") + output.files("duplicates"):
         columns = ["device", "life", "collector", "segment", "row", "arrival"]
         with storage.fs.open_input_file(storage.path(name)) as file:
             rows = pq.read_table(file, columns=columns, filters=pc.field("life") == 0, use_threads=False)
         mine = pc.is_in(rows["device"].cast(pa.string()), pa.array(sorted(devices), pa.string()))
-        rows = rows.filter(mine if own else pc.invert(mine))
-        numbers = [rows[one].cast(pa.int64()).to_pylist() for one in ("segment", "row", "arrival")]
-        yield from zip(rows["collector"].to_pylist(), *numbers, strict=True)
-
-    found = {place for name in files for place in places(name, True)}
-    if found:
-        found.difference_update(place for name in files for place in places(name, False))
-    by_segment: dict[tuple[str, int], set[tuple[int, int]]] = {}
-    for collector, segment, row, arrival_us in found:
-        by_segment.setdefault((collector, segment), set()).add((row, arrival_us))
-    return by_segment
+        deleted = rows.filter(mine)
+        own.append(np.unique(plain.places(deleted)))
+        its_segments |= set(zip(deleted["collector"].to_pylist(), deleted["segment"].to_pylist(), strict=True))
+        others.append(np.unique(plain.places(rows.filter(pc.invert(mine)))))
+    empty = np.zeros(0, dtype=np.uint64)
+    of_others = np.unique(np.concatenate([empty, *others]))
+    return Places(np.setdiff1d(np.concatenate([empty, *own]), of_others), of_others, its_segments)
 
 
 def _distinct(storage: Storage, name: str, column: str) -> set[str]:
@@ -223,21 +332,32 @@ def _distinct(storage: Storage, name: str, column: str) -> set[str]:
     return {one for chunk in table[column].chunks for one in chunk.dictionary.to_pylist()}
 
 
-def _clean_segments(
-    landing: Storage, names: Names, places: dict[tuple[str, int], set[tuple[int, int]]], done: Done
-) -> None:
+def _concerned(storage: Storage, name: str, names: Names) -> bool:
+    """Return whether a file of messages contains a device's name, or a message that may be the device's."""
+    return any(map(names.may_own, _distinct(storage, name, "topic"))) or byte_search.in_file(storage, name, names)
+
+
+def _owned(storage: Storage, name: str, names: Names) -> bool:
+    """Return whether a file of messages has one that is the devices'."""
+    if not any(map(names.may_own, _distinct(storage, name, "topic"))):
+        return False
+    with storage.fs.open_input_file(storage.path(name)) as file:
+        rows = pq.read_table(file, columns=["topic", "payload"], use_threads=False)
+    return any(map(names.own, rows["topic"].to_pylist(), rows["payload"].to_pylist()))
+
+
+def _clean_segments(landing: Storage, names: Names, places: Places, done: Done) -> None:
     """Delete the devices' rows from the segments. Names and file times stay: they show which segments have been read."""
     for collector, numbers in sorted(source.latest(landing).items()):
         for number, name in sorted(numbers.items()):
-            its_places = places.get((collector, number), set())
-            if not its_places and not byte_search.in_file(landing, name, names):
+            if (collector, number) not in places.segments and not _concerned(landing, name, names):
                 continue
             sealed_s = landing.modified_s(name)
             with landing.fs.open_input_file(landing.path(name)) as opened:
                 file = pq.ParquetFile(opened)
                 buckets = parquet.buckets_in(file.schema_arrow.metadata)
                 rows = file.read(columns=parquet.SCHEMA.names, use_threads=False).sort_by("row")
-            kept, gone = landing_logs.without(rows, names, its_places)
+            kept, gone = landing_logs.without(rows, names, *_known(rows, places))
             if not gone.num_rows and not byte_search.in_file(landing, name, names):
                 continue
             with landing.create(name) as stream:
@@ -272,7 +392,9 @@ def _clean_tables(output: Output, names: Names, done: Done, publish: Callable[[]
     changed = False
     for table, files in old.items():
         for name in files:
-            if not byte_search.in_file(storage, name, names):
+            if not (
+                byte_search.in_file(storage, name, names) or (table == "quarantine" and _owned(storage, name, names))
+            ):
                 continue
             changed = True
             made = name.rsplit("/", 1)[0] + f"/forget-{bucket_of(name):04d}-{uuid.uuid4().hex[:8]}.parquet"
@@ -284,10 +406,10 @@ def _clean_tables(output: Output, names: Names, done: Done, publish: Callable[[]
             done.add(table, gone)
     for which, kinds in last.state.items():
         for key, name in kinds.items():
-            if not byte_search.in_file(storage, name, names):
+            kind, _, part = key.partition(".")
+            if not (byte_search.in_file(storage, name, names) or (kind == "held" and _owned(storage, name, names))):
                 continue
             changed = True
-            kind, _, part = key.partition(".")
             ending = f"-{part}" if part else ""
             made = f"state/{kind}/{last.batch:09d}-bucket-{int(which):04d}-{uuid.uuid4().hex[:8]}{ending}.parquet"
             kept, gone = _rewrite(storage, name, made, schemas.STATE[kind], names, removed, kind)
@@ -466,11 +588,10 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     for line in lines(done, devices, options.dry_run):
         print(line)
-    weak = Names(devices, (), format_words()).weak
-    if weak:
+    if done.weak:
         print(
-            f"  {', '.join(map(verdict.shown, sorted(weak)))}: too short for a search of bytes, or a word of our own formats:"
-            " only the columns `device` and the topics were searched"
+            f"  {', '.join(map(verdict.shown, sorted(done.weak)))}: too short for a search of bytes, or a word of our own"
+            " formats, or the name of another device's reading: only the columns `device` and the topics were searched"
         )
     print(f"  {time.monotonic() - begun:.1f} s", flush=True)
     return int(bool(done.left) and not options.dry_run)

@@ -19,6 +19,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tools.landing import segments
+
 from . import schemas
 from .files import table_of
 from .mapping import BOOLEANS, NO_READINGS, NOT_FINITE, NUMBER, OURS, Mapping, Misfit, Rule, device_and_name, readings
@@ -27,6 +29,8 @@ from .senml import NOT_THE_MESSAGE, unreadable
 from .state import State
 
 SCALAR = rf"^[ \t\r\n]*({NUMBER.pattern}|{'|'.join(BOOLEANS)})[ \t\r\n]*$"
+DISCOVERY = "homeassistant/"
+"""The topics of Home Assistant's discovery: homeassistant/<component>/<device>/..."""
 Match = tuple[tuple[Rule, ...], dict[str, str]]
 FORGOTTEN = re.compile(r"\*{4,}")
 """What `forget` writes instead of a device's name in messages of several devices. It is not a device."""
@@ -34,6 +38,22 @@ NO_MAPPING = "neither a number, a boolean nor a SenML pack, and no mapping match
 RETAINED, RESENT, REPLAYED = "retained", "resend", "replay"
 ITEMS = pa.schema([pa.field("row", pa.int64()), *[schemas.READINGS.field(name) for name in ("device", "index", "name")],
                    *[schemas.READINGS.field(name) for name in ("unit", "value", "text", "flag", "time")]])  # fmt: skip
+
+
+def devices_of(topic: str, payload: bytes | None) -> set[str]:
+    """Return the possible devices of a message. There are two where only a mapping could tell, or without its payload."""
+    levels = topic.split("/")
+    if topic.startswith(DISCOVERY):
+        return {levels[2]} if len(levels) > 3 else set()
+    if topic.startswith((OURS, *NO_READINGS)):
+        return {segments.device_of(topic)}
+    device, _ = device_and_name(topic)
+    return {device} if is_scalar(payload) else {device, segments.device_of(topic)}
+
+
+def is_scalar(payload: bytes | None) -> bool:
+    """Return whether a payload is one number or boolean."""
+    return payload is not None and re.match(SCALAR.encode(), payload) is not None
 
 
 class Plain:
