@@ -220,6 +220,16 @@ def test_log_with_another_schema_is_refused(batches, out):
         Delta(batches.output).follow()
 
 
+@pytest.mark.req("P7")
+def test_deleted_files_of_a_table_are_reported_as_missing(batches, out):
+    batches.take(1)
+    shutil.rmtree(out / "readings")
+    with pytest.raises(
+        OutputError, match=r"readings/.*parquet is missing, with (\d+) of the \1 files of the table readings"
+    ):
+        Delta(batches.output).follow()
+
+
 @pytest.mark.req("P3", "P7")
 def test_stream_publishes_after_a_kill_between_commit_and_publication(spark, batches, landing, out, monkeypatch):
     monkeypatch.setattr(Delta, "committed", lambda *_: None)  # as if killed before it

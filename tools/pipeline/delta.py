@@ -280,6 +280,14 @@ class Delta:
         return {key: value for key, _, value in pairs}
 
     def _error(self, table: str, error: Exception) -> DeltaError:
+        files = self.output.files(table) if isinstance(error, FileNotFoundError) else []
+        gone = [name for name in files if not self.output.storage.exists(name)]
+        if gone:
+            return DeltaError(
+                f"{self.output.storage.uri}/{gone[0]} is missing, with {len(gone)} of the {len(files)} files of the table"
+                f" {table}: restore them from a backup. If there is none, give another --out: the pipeline makes all tables again"
+                " from the landing"
+            )
         log = self.output.storage.address(f"{DIRECTORIES[table]}/{DELTA_LOG}")
         return DeltaError(
             f"the Delta log {log} can't be updated: {error}. The tables themselves are complete. Delete that log, and the next"
