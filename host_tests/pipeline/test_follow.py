@@ -181,6 +181,19 @@ def test_worker_failure_is_reported_with_its_own_message(kind, text, told):
     assert run.cause(Exception(said)) == told
 
 
+def test_failure_of_a_batch_is_reported_without_the_query_and_its_state():
+    said = """[FOREACH_BATCH_USER_FUNCTION_ERROR] An error occurred. Reason: Traceback (most recent call last):
+  File "/x/tools/pipeline/source.py", line 78, in between
+    raise LandingError(
+tools.pipeline.source.LandingError: segment c-000000004.parquet is missing
+ SQLSTATE: 39000 SQLSTATE: XXKST
+=== Streaming Query ===
+Identifier: flashmqtt [id = 7784, runId = 4ca6]"""
+    assert run.cause(Exception(said)) == "segment c-000000004.parquet is missing"
+    said = said.replace("missing\n SQLSTATE", "missing SQLSTATE")
+    assert run.cause(Exception(said)) == "segment c-000000004.parquet is missing"
+
+
 def test_killed_worker_is_reported_as_killed():
     said = "Lost task: org.apache.spark.SparkException: Python worker exited unexpectedly (crashed)\n\tat x"
     assert run.cause(Exception(said)).startswith(

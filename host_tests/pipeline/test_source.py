@@ -46,11 +46,11 @@ def test_missing_last_segment_is_noticed_by_the_number_of_the_log(landing, tmp_p
     open_log(landing, 4)
     directory = Storage(str(landing.directory))
     assert source.sealed(directory) == {"c": 3}
-    source.check_last(source.latest(directory), {"c": 3}, {})
+    source.check_last(directory, source.latest(directory), {"c": 3}, {})
     (landing.directory / parquet.file_name("c", 3)).unlink()
     with pytest.raises(source.LandingError, match=r"c-000000003\.parquet is missing from the landing: restore it"):
-        source.check_last(source.latest(directory), source.sealed(directory), {"c": 2})
-    source.check_last(source.latest(directory), source.sealed(directory), {"c": 3})  # read, then deleted
+        source.check_last(directory, source.latest(directory), source.sealed(directory), {"c": 2})
+    source.check_last(directory, source.latest(directory), source.sealed(directory), {"c": 3})  # read, then deleted
 
 
 @pytest.mark.req("P4")

@@ -8,9 +8,10 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.errors import PySparkException
 
-from tools.pipeline import check, compact, run, stream, verdict
+from tools.pipeline import check, compact, run, source, stream, verdict
 from tools.pipeline.commits import Commit, Output, OutputError
 from tools.pipeline.source import LandingError
+from tools.pipeline.storage import Storage
 
 
 def go(spark, landing, out, checkpoint=None, buckets=2, **more):
@@ -104,6 +105,57 @@ def test_batch_interrupted_before_its_commit_is_repeated(spark, five, out):
     assert len(list((out / "readings").rglob("*.parquet"))) == len(output.commit(1).files["readings"])
 
 
+CHECKPOINT = {
+    "metadata": '{"id":"572b0135"}',
+    "flashmqtt.json": '{"stream": "ea90", "out": "OUT"}',
+    "offsets/0": 'v1\n{"batchWatermarkMs":0}\n{"logOffset":0}',
+    "commits/0": 'v1\n{"nextBatchWatermarkMs":0}',
+    "sources/0/0": 'v1\n{"path":"file:///c-000000001.parquet","timestamp":1,"batchId":0}',
+}
+
+
+@pytest.mark.req("P3", "P8")
+@pytest.mark.parametrize("name", CHECKPOINT)
+def test_damaged_file_of_the_checkpoint_is_named_with_what_to_do(local, five, out, name):
+    stream.once(local, str(five.directory), str(out), 2)
+    checkpoint = Storage(str(out / "checkpoint"))
+    for one, text in CHECKPOINT.items():
+        checkpoint.write_json(one, None)
+        (out / "checkpoint" / one).write_text(text.replace("OUT", str(out)))
+    source.check_checkpoint(checkpoint)
+    assert Output(str(out)).stream_id(checkpoint) == "ea90"
+    (out / "checkpoint" / ".offsets.crc").write_bytes(b"")
+    whole = (out / "checkpoint" / name).read_text()
+    for damaged in ("", whole[:-1], "{}", "[]", "\0" * len(whole)):
+        (out / "checkpoint" / name).write_text(damaged)
+        with pytest.raises((LandingError, OutputError)) as raised:
+            stream.start(None, str(five.directory), str(out), str(out / "checkpoint"), 2)
+        assert str(raised.value) == (
+            f"{out}/checkpoint/{name} is damaged: delete the whole checkpoint {out}/checkpoint, and start the pipeline again. It"
+            " then reads the whole landing, and recognises messages that are in the tables"
+        )
+
+
+@pytest.mark.req("P3", "P8")
+@pytest.mark.parametrize("damaged", ["", "{", '{"batch": 1', "[1]", '{"batch": 1, "unknown": 2}', "\0\0"])
+def test_damaged_commit_or_format_is_named_with_what_to_do(local, five, out, damaged):
+    commit = stream.once(local, str(five.directory), str(out), 2)
+    path = out / "commits" / "000000001.json"
+    path.write_text(damaged)
+    with pytest.raises(
+        OutputError, match=r"commits/000000001.json is damaged, .*: restore it from a backup. If there is none"
+    ):
+        Output(str(out)).latest()
+    assert commit.batch == 1
+    (out / "format.json").write_text(damaged.replace("unknown", "format"))
+    with pytest.raises(OutputError, match=r"format.json is damaged: restore it|has table format (None|2)"):
+        Output(str(out)).prepare(2)
+    path.unlink()
+    (out / "format.json").write_text("")
+    with pytest.raises(OutputError, match=r"format.json is damaged: delete it: there are no tables yet"):
+        Output(str(out)).prepare(2)
+
+
 def test_missing_segment_is_named_and_read_once_it_is_restored(spark, five, tmp_path, out):
     five.message("a", 1, 6)
     gone = five.seal()
@@ -112,7 +164,9 @@ def test_missing_segment_is_named_and_read_once_it_is_restored(spark, five, tmp_
     elsewhere = gone.rename(tmp_path / gone.name)
     with pytest.raises(PySparkException) as raised:
         go(spark, five, out)
-    assert run.cause(raised.value).startswith("segment c-000000002.parquet is missing from the landing: restore it")
+    told = run.cause(raised.value)
+    assert told.startswith("segment c-000000002.parquet is missing from the landing: restore it")
+    assert told.endswith("the audit then lists its messages as missing")
     elsewhere.rename(gone)
     output = go(spark, five, out)
     assert [seq for _, _, seq, _ in keys(spark, output)] == [1, 2, 3, 4, 5, 6, 7]

@@ -19,7 +19,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from . import schemas, summary
+from . import schemas, source, summary
 from .storage import Storage
 
 FORMAT_FILE = "format.json"
@@ -116,7 +116,11 @@ class Output:
         storage = self.storage
         if not storage.exists(FORMAT_FILE):
             raise OutputError(f"{storage.uri} has no tables yet: run the pipeline first (make pipeline)")
-        found = storage.read_json(FORMAT_FILE)
+        try:
+            found = dict(storage.read_json(FORMAT_FILE))
+        except (ValueError, TypeError) as error:
+            way = "restore it, or give another --out" if storage.list(COMMITS) else "delete it: there are no tables yet"
+            raise OutputError(f"{storage.uri}/{FORMAT_FILE} is damaged: {way}") from error
         if found.get("format") != schemas.FORMAT:
             raise OutputError(
                 f"{storage.uri} has table format {found.get('format')}, this program writes {schemas.FORMAT}: give another"
@@ -128,10 +132,14 @@ class Output:
         """Return the id of a checkpoint's stream; a new checkpoint gets a new id."""
         name = "flashmqtt.json"
         if checkpoint.exists(name):
-            found = checkpoint.read_json(name)
-            if found["out"] != self.storage.uri:
+            try:
+                found = checkpoint.read_json(name)
+                stream, out = str(found["stream"]), found["out"]
+            except (ValueError, TypeError, KeyError) as error:
+                raise OutputError(source.damaged_checkpoint(checkpoint, name)) from error
+            if out != self.storage.uri:
                 raise OutputError(
-                    f"the checkpoint {checkpoint.uri} belongs to {found['out']}, not to {self.storage.uri}: give that --out,"
+                    f"the checkpoint {checkpoint.uri} belongs to {out}, not to {self.storage.uri}: give that --out,"
                     " or another --checkpoint"
                 )
             latest = self.latest()
@@ -140,7 +148,7 @@ class Output:
                     f"the checkpoint {checkpoint.uri} has batches that {self.storage.uri} lacks: its tables were deleted. Delete"
                     " the checkpoint, too; then the pipeline makes all tables again from the landing"
                 )
-            return found["stream"]
+            return stream
         stream = uuid.uuid4().hex
         checkpoint.write_json(name, {"stream": stream, "out": self.storage.uri})
         return stream
@@ -159,8 +167,18 @@ class Output:
         return found[::-1]
 
     def commit(self, batch: int) -> Commit:
-        """Read a commit."""
-        return Commit(**self.storage.read_json(name_of(batch)))
+        """Read a commit.
+
+        Raises:
+            OutputError: its file is damaged.
+        """
+        try:
+            return Commit(**self.storage.read_json(name_of(batch)))
+        except (ValueError, TypeError) as error:
+            raise OutputError(
+                f"{self.storage.uri}/{name_of(batch)} is damaged, and only it names the files of its batch: restore it from a"
+                " backup. If there is none, give another --out: the pipeline makes all tables again from the landing"
+            ) from error
 
     def commit_modified_s(self, batch: int) -> float:
         """Return the time when a commit was written (Unix time)."""

@@ -258,10 +258,12 @@ def cause(error: Exception) -> str:
             continue
         text = [lines[at].strip()]
         for more in lines[at + 1 :]:
-            if not more.strip() or re.match(r"\s*(at |JVM stacktrace|Caused by|Traceback|\.\.\. )", more):
+            if not more.strip() or re.match(
+                r"\s*(at |JVM stacktrace|Caused by|Traceback|\.\.\. |SQLSTATE: |=== )", more
+            ):
                 break
             text.append(more.strip())
-        found = " ".join(text)
+        found = re.sub(r"( SQLSTATE: \w+)+$", "", " ".join(text))
     if found:
         kind, _, words = found.partition(": ")
         return (words if words and kind.startswith(OURS) else found)[:LONGEST_CAUSE]

@@ -8,6 +8,9 @@ exist, also one that was restored later.
 
 from __future__ import annotations
 
+import json
+import re
+import shlex
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,6 +28,9 @@ MOST_AGE = "90d"
 """Spark does not find segments that are older than the newest by more than this; it keeps the names of this period. A clock
 that was wrong, or files that were copied, may make a segment as old: see `stream.read_rest`."""
 LOGS = ".logs"  # the end of the name of a collector's folder of logs
+
+LINES = {"offsets": 3, "commits": 2, "sources": 1}
+"""The least number of lines of the files in a checkpoint's directories. The first one is the format's version."""
 
 
 class LandingError(Exception):
@@ -57,7 +63,9 @@ def sealed(landing: Storage) -> dict[str, int]:
     return {collector: its[0] - 1 for collector, its in numbers.items() if its}
 
 
-def check_last(found: dict[str, dict[int, str]], last: dict[str, int], read: dict[str, int]) -> None:
+def check_last(
+    landing: Storage, found: dict[str, dict[int, str]], last: dict[str, int], read: dict[str, int]
+) -> None:
     """Check that no collector's last segments are missing.
 
     Args:
@@ -70,16 +78,7 @@ def check_last(found: dict[str, dict[int, str]], last: dict[str, int], read: dic
     """
     for collector, number in last.items():
         if max(*found.get(collector, {}), read.get(collector, 0), 0) < number:
-            raise missing(collector, number)
-
-
-def missing(collector: str, number: int) -> LandingError:
-    """Return the error for a segment that was sealed and is not in the landing."""
-    return LandingError(
-        f"segment {segments.file_name(collector, number)} is missing from the landing: restore it. If it is"
-        " lost, make an empty one instead (python -m tools.landing.parquet); the audit then lists its messages as"
-        " missing"
-    )
+            raise LandingError(_missing(landing, collector, number))
 
 
 def unread(found: dict[str, dict[int, str]], read: dict[str, int], most: int) -> dict[str, int]:
@@ -106,7 +105,12 @@ def check_numbers(found: dict[str, dict[int, str]], read: dict[str, int], checkp
             )
 
 
-def between(found: dict[str, dict[int, str]], start: dict[str, int], end: dict[str, int]) -> list[segments.Segment]:
+def between(
+    landing: Storage,
+    found: dict[str, dict[int, str]],
+    start: dict[str, int],
+    end: dict[str, int],
+) -> list[segments.Segment]:
     """Return the segments after `start`, up to and including `end`.
 
     Raises:
@@ -117,12 +121,55 @@ def between(found: dict[str, dict[int, str]], start: dict[str, int], end: dict[s
         numbers = found.get(collector, {})
         first = start.get(collector, 0) + 1
         if collector not in start and numbers:
-            first = min(numbers)  # older ones were retired before this pipeline started
+            first = min(numbers)  # older ones were retired before this stream started
         for number in range(first, end[collector] + 1):
             if number not in numbers:
-                raise missing(collector, number)
+                raise LandingError(_missing(landing, collector, number))
             chosen.append(segments.Segment(collector, number, numbers[number]))
     return chosen
+
+
+def _missing(landing: Storage, collector: str, number: int) -> str:
+    where, then = (landing.uri, "") if landing.local else (".", f", and put it into {landing.uri}")
+    return (
+        f"segment {segments.file_name(collector, number)} is missing from the landing: restore it. If it is lost, make an empty"
+        f" one instead (python -m tools.landing.parquet --landing {shlex.quote(where)} --collector {collector} --number"
+        f" {number}){then}; the audit then lists its messages as missing"
+    )
+
+
+def check_checkpoint(checkpoint: Storage) -> None:
+    """Check the files of Spark's checkpoint. Spark's own errors name neither the file nor what to do.
+
+    Raises:
+        LandingError: a file is damaged.
+    """
+    if not checkpoint.local:  # a put is complete or was never done
+        return
+    for name in checkpoint.list("", recursive=True):
+        top, base = name.split("/", 1)[0], name.rsplit("/", 1)[-1]
+        if base.startswith(".") or (name != "metadata" and (top not in LINES or base == name)):
+            continue
+        lines = checkpoint.read(name).decode(errors="replace").splitlines()
+        try:
+            if name == "metadata":
+                whole = "id" in json.loads("".join(lines))
+            else:
+                whole = len(lines) >= LINES[top] and re.fullmatch(r"v\d+", lines[0]) is not None
+                for line in lines[1:]:
+                    json.loads("null" if line == "-" else line)
+        except (ValueError, TypeError):
+            whole = False
+        if not whole:
+            raise LandingError(damaged_checkpoint(checkpoint, name))
+
+
+def damaged_checkpoint(checkpoint: Storage, name: str) -> str:
+    """Return what to do about a damaged file of a checkpoint."""
+    return (
+        f"{checkpoint.uri}/{name} is damaged: delete the whole checkpoint {checkpoint.uri}, and start the pipeline again. It"
+        " then reads the whole landing, and recognises messages that are in the tables"
+    )
 
 
 def names(spark: SparkSession, landing: Storage, segments_per_batch: int) -> DataFrame:

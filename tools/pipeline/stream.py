@@ -101,7 +101,8 @@ def run_batch(
         commit.read = dict(before.read)
         commit.summary = copy.deepcopy(before.summary)
         commit.stream_read = dict(before.stream_read) if before.stream == stream else {}
-    chosen = source.between(source.latest(landing) if found is None else found, commit.stream_read, end)
+    found = source.latest(landing) if found is None else found
+    chosen = source.between(landing, found, commit.stream_read, end)
     for segment in chosen:
         commit.stream_read[segment.collector] = segment.number
         commit.read[segment.collector] = max(segment.number, commit.read.get(segment.collector, 0))
@@ -196,9 +197,10 @@ def start(
     last = source.sealed(directory)
     found = source.latest(directory)
     output.prepare(buckets)
+    source.check_checkpoint(Storage(checkpoint))
     stream = output.stream_id(Storage(checkpoint))
     before = output.latest()
-    source.check_last(found, last, before.read if before else {})
+    source.check_last(directory, found, last, before.read if before else {})
     if (
         before and before.stream == stream
     ):  # Spark reports each name once, so there may be no batch that would check this
