@@ -8,6 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.errors import PySparkException
 
+from tools.landing import parquet
 from tools.pipeline import check, compact, run, source, stream, verdict
 from tools.pipeline.commits import Commit, Output, OutputError
 from tools.pipeline.source import LandingError
@@ -154,6 +155,30 @@ def test_damaged_commit_or_format_is_named_with_what_to_do(local, five, out, dam
     (out / "format.json").write_text("")
     with pytest.raises(OutputError, match=r"format.json is damaged: delete it: there are no tables yet"):
         Output(str(out)).prepare(2)
+
+
+@pytest.mark.req("P5")
+@pytest.mark.parametrize("checkpoint", ["one", "a new one"])
+def test_segments_lost_after_the_last_one_read_are_reported(local, landing, out, checkpoint):
+    output, directory = Output(str(out)), Storage(str(landing.directory))
+    output.prepare(2)
+    paths = []
+    for seq in range(1, 5):
+        landing.message("a", 1, seq)
+        paths.append(landing.seal())
+    stream.run_batch(local, {"c": 2}, directory, output, 2, "one", 0)
+    for lost in paths[:3]:  # the first two are retired, the third was never read
+        lost.unlink()
+    with pytest.raises(LandingError) as raised:
+        stream.run_batch(local, {"c": 4}, directory, output, 2, checkpoint, 1)
+    assert str(raised.value) == (
+        "segment c-000000003.parquet is missing from the landing: restore it. If it is lost, make an empty one instead"
+        f" (python -m tools.landing.parquet --landing {directory.uri} --collector c --number 3); the audit then lists its"
+        " messages as missing"
+    )
+    parquet.write_segment(landing.directory, "c", 3, parquet.SCHEMA.empty_table())
+    stream.run_batch(local, {"c": 4}, directory, output, 2, checkpoint, 1)
+    assert verdict.judge(output).totals["missing"] == 1
 
 
 def test_missing_segment_is_named_and_read_once_it_is_restored(spark, five, tmp_path, out):

@@ -110,8 +110,11 @@ def between(
     found: dict[str, dict[int, str]],
     start: dict[str, int],
     end: dict[str, int],
+    read: dict[str, int] | None = None,
 ) -> list[segments.Segment]:
     """Return the segments after `start`, up to and including `end`.
+
+    `read` has each collector's last segment that any stream has read. Up to it, the first segments may have been retired.
 
     Raises:
         LandingError: one of them is missing.
@@ -122,6 +125,7 @@ def between(
         first = start.get(collector, 0) + 1
         if collector not in start and numbers:
             first = min(numbers)  # older ones were retired before this stream started
+            first = min(first, (read or {}).get(collector, first) + 1)
         for number in range(first, end[collector] + 1):
             if number not in numbers:
                 raise LandingError(_missing(landing, collector, number))

@@ -102,7 +102,7 @@ def run_batch(
         commit.summary = copy.deepcopy(before.summary)
         commit.stream_read = dict(before.stream_read) if before.stream == stream else {}
     found = source.latest(landing) if found is None else found
-    chosen = source.between(landing, found, commit.stream_read, end)
+    chosen = source.between(landing, found, commit.stream_read, end, commit.read)
     for segment in chosen:
         commit.stream_read[segment.collector] = segment.number
         commit.read[segment.collector] = max(segment.number, commit.read.get(segment.collector, 0))
