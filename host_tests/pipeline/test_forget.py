@@ -290,8 +290,9 @@ def test_forgetting_a_device_keeps_readings_of_its_name(tmp_path, name, is_read)
         tables.landing.raw("pump/power", b"1.5")
         tables.landing.raw("garden/pump", b"2")
         tables.landing.message("temperature", 1, n + 1)
-        for reading in ("temperature", "pump", "pump-speed", "at/temperature"):
-            pack = [{"bn": "house-1/", "boot": 1, "seq": tables.landing.row, "n": reading, "v": n}]
+        names = ("temperature", "pump", "house-1-pump", "at/temperature")
+        for rest, reading in (("pump-", "speed"), *(("", one) for one in names)):
+            pack = [{"bn": f"house-1/{rest}", "boot": 1, "seq": tables.landing.row, "n": reading, "v": n}]
             tables.landing.raw("flashmqtt/house-1/readings", json.dumps(pack).encode())
         tables.landing.raw("flashmqtt/house-1/temperature", b"[bad")
         tables.landing.raw("flashmqtt/temperature/readings", b"[bad")
@@ -567,6 +568,17 @@ def test_name_inside_a_reading_of_a_kept_device_is_not_masked():
     text = b'{"n":"pump-speed","vs":"pump, temperature"}'
     assert names.without(text) == b'{"n":"pump-speed","vs":"****, temperature"}'
     assert names.weak == {"temperature"}
+
+
+@pytest.mark.req("P7")
+def test_part_of_a_kept_text_in_a_compressed_page_is_not_a_name(tmp_path, monkeypatch):
+    storage, names = Storage(str(tmp_path)), Names(["pump"], ["cellar"], texts={"pump-speed"})
+    pq.write_table(pa.table({"a": ["pump-speed"]}), tmp_path / "kept.parquet")
+    pq.write_table(pa.table({"a": ["pump"]}), tmp_path / "own.parquet")
+    pq.write_table(pa.table({"a": ["x"]}, metadata={"by": "pump"}), tmp_path / "metadata.parquet")
+    (tmp_path / "cut.parquet").write_bytes(b"PAR1pump")
+    monkeypatch.setattr(byte_search, "in_stream", lambda *_: True)  # as if every page had such a part
+    assert list(byte_search.search(storage, names)) == ["cut.parquet", "metadata.parquet", "own.parquet"]
 
 
 def test_search_finds_names_in_compressed_files_and_unused_dictionary_entries(tmp_path):

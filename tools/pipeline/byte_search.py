@@ -32,8 +32,9 @@ def in_file(storage: Storage, name: str, names: Names) -> bool:
     path = storage.path(name)
     try:
         with storage.fs.open_input_stream(path) as stream:
-            if in_stream(stream, names):
-                return True
+            found = in_stream(stream, names)
+        if found and not (names.inside_others and name.endswith(".parquet") and _is_whole(storage, name, names)):
+            return True
         kind = next((kind for suffix, kind in COMPRESSED.items() if name.endswith(suffix)), None)
         if kind:
             with pa.CompressedInputStream(storage.fs.open_input_stream(path), kind) as stream:
@@ -43,6 +44,19 @@ def in_file(storage: Storage, name: str, names: Names) -> bool:
     except FileNotFoundError:
         return False
     return False
+
+
+def _is_whole(storage: Storage, name: str, names: Names) -> bool:
+    """Return whether a Parquet file can be searched by value, and has no name in its metadata.
+
+    A compressed page may have a part of a text that is kept: `pump` without the rest of `pump-speed`.
+    """
+    with storage.fs.open_input_file(storage.path(name)) as source:
+        try:
+            metadata = pq.read_metadata(source).metadata or {}
+        except pa.ArrowInvalid:
+            return False
+    return not any(names.occur(one) for pair in metadata.items() for one in pair)
 
 
 def in_stream(stream: Any, names: Names) -> bool:

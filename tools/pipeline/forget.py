@@ -288,7 +288,9 @@ def _known(rows: pa.Table, places: Places) -> tuple[np.ndarray, np.ndarray]:
 def _texts_of(topic: str, payload: bytes, devices: set[str]) -> set[str]:
     """Return the names of a SenML pack's readings, and its base names, if a device's name may occur in them."""
     owner = segments.device_of(topic)
-    rest = payload.replace(owner.encode(), b"")
+    rest = (
+        payload.replace(owner.encode(), b"") if _contain([owner], devices) else payload
+    )  # most payloads have only their owner
     if owner in devices or not any(device.encode() in rest for device in devices):
         return set()
     try:
