@@ -443,7 +443,9 @@ class Application:
         config = self.config
         self.commands.resume()
         labels = self.beginning()
-        self._values = {sensor: self._read(sensor) for group in self.groups for sensor in group.sensors}
+        for group in self.groups:
+            for sensor in group.sensors:
+                self._values[sensor] = self._read(sensor)
         if None in self._values.values():  # such a sensor has only started its first measurement
             if self._feed:
                 self._feed()

@@ -43,14 +43,12 @@ def parse(payload):
         raise CommandRefused("not JSON", "")
     if not isinstance(command, dict):
         raise CommandRefused("not an object", "")
-    ident = command.get("id")
+    ident = command.get("id", "")
     if isinstance(ident, int):
         ident = str(ident)
-    if not isinstance(ident, str):
-        ident = ""
     try:
         known = ident.encode()
-    except ValueError:  # a surrogate, on CPython
+    except (AttributeError, ValueError):  # no text; a surrogate, on CPython
         known = b""
     # MicroPython's `loads` accepts surrogates and overlong characters.
     if not known or len(ident) > 40 or text_kind(known, 0, len(known)) < 0:

@@ -8,22 +8,16 @@ application begins anew.
 from json import dump, load
 from os import rename
 
-# name: (least, most) of a number
-_NUMBERS = {"interval_ms": (100, 86400000), "life": (1, 0x3FFFFFFF), "since": (1, 0x3FFFFFFF)}
-_INTENT = {"id": str, "do": str, "ms": int, "seq": int}
-
 
 def _is_whole(facts):
-    """Return whether the values have the types and limits that the application's other modules rely on."""
-    for name, (least, most) in _NUMBERS.items():
-        value = facts.get(name, least)
-        if type(value) is not int or not least <= value <= most:
+    """Return whether the values, and those of the intent, have the types that the application's other modules rely on."""
+    for name, value in facts.items():
+        kind = {"done": list, "intent": dict, "id": str, "do": str}.get(name, int)
+        if type(value) is not kind or (kind is int and not 0 <= value < 1 << 30):
             return False
-    intent = facts.get("intent")
-    return isinstance(facts.get("done", []), list) and (
-        intent is None
-        or (isinstance(intent, dict) and all(type(intent.get(name)) is kind for name, kind in _INTENT.items()))
-    )
+        if isinstance(value, dict) and (len(value) != 4 or not _is_whole(value)):
+            return False
+    return True
 
 
 class State:

@@ -63,9 +63,7 @@ def sealed(landing: Storage) -> dict[str, int]:
     return {collector: its[0] - 1 for collector, its in numbers.items() if its}
 
 
-def check_last(
-    landing: Storage, found: dict[str, dict[int, str]], last: dict[str, int], read: dict[str, int]
-) -> None:
+def check_last(landing: Storage, found: dict[str, dict[int, str]], last: dict[str, int], read: dict[str, int]) -> None:
     """Check that no collector's last segments are missing.
 
     Args:
