@@ -84,7 +84,7 @@ class Application:
             feed=self._feed,
         )
         self.first = self.journal.stored + 1
-        self.life, self.since = life_of(self.state, self.journal.stored)
+        self.life, self.since = life_of(self.state, self.journal.stored, self.device)
         self.refused = 0  # messages that the full store refused since the start; they have no number
         self._boot_due = False  # does the boot message wait for room in the store?
         self._values = {}  # what the first reading of a wake gave: sensor -> value

@@ -3,18 +3,20 @@
 The journal counts sequence numbers and boots. With a new journal (a wiped flash, another size, another chip with the same id)
 both begin again at 1, and the receiver would take new messages for duplicates of old ones. So a new life begins with an empty
 journal, and its number is durable before the first message is stored. It is kept in the state file beside the journal. If only
-that file is lost, a new life begins in the middle of the journal's numbers, and `since` has its first number.
+that file is lost, or the device id has changed, a new life begins in the middle of the journal's numbers, and `since` has its
+first number: the earlier numbers are of another life, or of another id.
 
 It knows neither the journal nor MQTT.
 """
 
 
-def life_of(state, stored, random_bytes=None):
+def life_of(state, stored, device, random_bytes=None):
     """Return (life, since): the number, 1 to 2^30 - 1, and the sequence number of its first message; save a new one.
 
     Args:
         state: a `State`.
         stored: how many messages the journal has numbered.
+        device: the device id.
         random_bytes: returns n random bytes; the chip's by default.
 
     If the state can't be saved, the life is 0, which means none, and messages omit it.
@@ -22,14 +24,15 @@ def life_of(state, stored, random_bytes=None):
     life = state.get("life")
     since = state.get("since")
     # If the journal is empty, a saved life belongs to an older journal, or to an interrupted first start.
-    if stored and isinstance(life, int) and isinstance(since, int) and 0 < since <= stored:
+    known = state.get("device", device) == device
+    if stored and known and isinstance(life, int) and isinstance(since, int) and 0 < since <= stored:
         return life, since
     if random_bytes is None:
         from os import urandom as random_bytes
     life = int.from_bytes(random_bytes(4), "big") >> 2 or 1
     since = stored + 1
     try:
-        state.save(life=life, since=since)
+        state.save(life=life, since=since, device=device)
     except OSError as error:
         print("state:", error)
         return 0, 0

@@ -12,7 +12,7 @@ from os import rename
 def _is_whole(facts):
     """Return whether the values, and those of the intent, have the types that the application's other modules rely on."""
     for name, value in facts.items():
-        kind = {"done": list, "intent": dict, "id": str, "do": str}.get(name, int)
+        kind = {"done": list, "intent": dict, "id": str, "do": str, "device": str}.get(name, int)
         if type(value) is not kind or (kind is int and not 0 <= value < 1 << 30):
             return False
         if isinstance(value, dict) and (len(value) != 4 or not _is_whole(value)):

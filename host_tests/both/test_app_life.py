@@ -25,39 +25,49 @@ def numbers(*found):
 @pytest.mark.req("P4")
 def test_life_continues_while_the_journal_keeps_its_sequence_numbers():
     state = Facts()
-    assert life_of(state, 0, numbers(40)) == (10, 1)
-    assert life_of(state, 1, numbers()) == (10, 1)
-    assert life_of(state, 1000000, numbers()) == (10, 1)
+    assert life_of(state, 0, "a", numbers(40)) == (10, 1)
+    assert life_of(state, 1, "a", numbers()) == (10, 1)
+    assert life_of(state, 1000000, "a", numbers()) == (10, 1)
 
 
 @pytest.mark.req("P4")
 def test_wiped_journal_begins_a_new_life():
     state = Facts()
-    life_of(state, 0, numbers(40))
-    assert life_of(state, 500, numbers()) == (10, 1)
-    assert life_of(state, 0, numbers(80)) == (20, 1)  # wiped
-    assert life_of(state, 0, numbers(120)) == (30, 1)  # cut off before its first message
-    assert life_of(state, 1, numbers()) == (30, 1)
+    life_of(state, 0, "a", numbers(40))
+    assert life_of(state, 500, "a", numbers()) == (10, 1)
+    assert life_of(state, 0, "a", numbers(80)) == (20, 1)  # wiped
+    assert life_of(state, 0, "a", numbers(120)) == (30, 1)  # cut off before its first message
+    assert life_of(state, 1, "a", numbers()) == (30, 1)
 
 
 @pytest.mark.req("P4")
 def test_lost_state_begins_a_new_life_at_the_next_sequence():
     state = Facts()
-    assert life_of(state, 500, numbers(40)) == (10, 501)
-    assert life_of(state, 501, numbers()) == (10, 501)
-    assert life_of(Facts(life="x", since=1), 7, numbers(40)) == (10, 8)
+    assert life_of(state, 500, "a", numbers(40)) == (10, 501)
+    assert life_of(state, 501, "a", numbers()) == (10, 501)
+    assert life_of(Facts(life="x", since=1), 7, "a", numbers(40)) == (10, 8)
     # The journal of a shorter life lies there now: it has not got to where this one began.
-    assert life_of(state, 20, numbers(80)) == (20, 21)
+    assert life_of(state, 20, "a", numbers(80)) == (20, 21)
+
+
+@pytest.mark.req("P4")
+def test_changed_device_id_begins_a_new_life_at_the_next_sequence():
+    state = Facts()
+    life_of(state, 0, "a", numbers(40))
+    assert life_of(state, 500, "b", numbers(80)) == (20, 501)
+    assert life_of(state, 501, "b", numbers()) == (20, 501)
+    assert life_of(state, 600, "a", numbers(120)) == (30, 601)
+    assert life_of(Facts(life=10, since=1), 7, "a", numbers()) == (10, 1)  # saved without the id
 
 
 def test_life_is_positive_and_below_2_to_the_30():
-    assert life_of(Facts(), 0, numbers(0)) == (1, 1)
-    assert life_of(Facts(), 0, numbers(0xFFFFFFFF)) == (0x3FFFFFFF, 1)
-    assert 0 < life_of(Facts(), 0)[0] < 1 << 30
+    assert life_of(Facts(), 0, "a", numbers(0)) == (1, 1)
+    assert life_of(Facts(), 0, "a", numbers(0xFFFFFFFF)) == (0x3FFFFFFF, 1)
+    assert 0 < life_of(Facts(), 0, "a")[0] < 1 << 30
 
 
 def test_life_that_cannot_be_saved_is_0():
     state = Facts()
     state.full = True
-    assert life_of(state, 0, numbers(40)) == (0, 0)
+    assert life_of(state, 0, "a", numbers(40)) == (0, 0)
     assert state == {}
