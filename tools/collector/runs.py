@@ -120,10 +120,10 @@ class RunInbound(Inbound):
             self._awaiting_pubrel.add(key)
         super()._acknowledge(kind, key, code)
 
-    def discard_handed(self, owed: bool) -> None:
+    def discard_handed(self) -> None:
         """Discard the delivered message, which is a row now, and leave the window: no PUBREL is expected for it any more."""
         self._awaiting_pubrel.discard(self._key)
-        super().discard_handed(owed)
+        super().discard_handed()
 
     @property
     def wants_turn(self) -> bool:

@@ -325,11 +325,11 @@ class Inbound:
                 self._acknowledge(answer, key, 0)
             return _NOTHING
 
-    def discard_handed(self, owed: bool) -> None:
+    def discard_handed(self) -> None:
         """Discard the message, which the application has taken, so that it is not handed over again."""
         if self._session.long and self._session.long.key and not self._session.long.finish_piece():
             return
-        self.discard(self._key, owed)
+        self._discard(self._key, 0)
 
     def resume(self, key: int, owed: "Any") -> None:
         """Let a long message that has waited be handed over from its first piece on."""
@@ -337,7 +337,7 @@ class Inbound:
         self._session.urgent = True
 
     def discard(self, key: int, owed: bool) -> None:
-        """The application has taken a message: discard it; make that durable now if no acknowledgement is owed, which would."""
+        """The application has taken a message that waited: discard it, durably; if owed, the acknowledgement will do that."""
         if self._store.held_length(key):
             self._discard(key, 0)
             if not owed:

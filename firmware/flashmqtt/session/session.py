@@ -778,7 +778,9 @@ class Session:
         kind = self.handed
         self.handed = 0
         if kind != _PUBACK and kind:
-            self.inbound.discard_handed(kind > _ORPHAN)
+            self.inbound.discard_handed()
+            if kind == _ORPHAN and self.unsynced:  # no acknowledgement follows that makes this durable
+                self.sync()
         if kind > _ORPHAN:
             if self.waiting and kind == _PUBACK and self.waiting.owing:
                 self.waiting.defer()
