@@ -522,6 +522,29 @@ def test_waiting_messages_are_due_at_once_when_a_connection_ends():
     mqtt.disconnect()
 
 
+@pytest.mark.req("R2", "R4")
+def test_long_message_is_handed_over_after_one_that_failed_and_was_cut():
+    broker, mqtt = connected(buffer_bytes=128, chunks=True)
+    broker.present = 1
+    calls = []
+
+    def handler(message):
+        calls.append(message.topic)
+        if len(calls) == 1:
+            raise ValueError("the other pieces are skipped")
+
+    mqtt.on_message = handler
+    mqtt.on_error = lambda error, message: None
+    broker.give(publish(b"a", bytes(300), 1, 1)[:150])
+    until(broker, mqtt, lambda: calls)
+    broker.drop()
+    until(broker, mqtt, lambda: broker.connects == 2 and mqtt.connected)
+    broker.give(publish(b"b", bytes(200), 2, 2), pubrel(2))
+    until(broker, mqtt, lambda: acknowledged(broker) == [2])
+    assert calls == ["a", "b", "b"]
+    mqtt.disconnect()
+
+
 @pytest.mark.req("Q4", "R4")
 def test_message_handled_offline_is_not_repeated_after_power_cut():
     store = CutStore()

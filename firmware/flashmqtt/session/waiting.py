@@ -463,7 +463,7 @@ class WaitingQueue:
                 kept.append(entry)
         self.entries = kept
         self.owing = 0
-        self._left = self._overflow = False
+        self._left = self._overflow = self.skipping = False
         self._look = True  # those behind a message that was left
         self.flush()
 
