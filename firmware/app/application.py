@@ -463,7 +463,7 @@ class Application:
         while self.uptime.ms() < deadline and not self._reboot_ms:
             self.turn(_TURN_MS // 4)
             # A command that is queued at the broker arrives soon after connecting: wait a moment after the last message.
-            if self.client.pending or not self.client.connected or self.time.waiting:
+            if self.client.pending or not self.client.connected or self.time.waiting or self._greeting >= 0:
                 quiet_ms = self.uptime.ms() + _LISTEN_MS
             elif self.uptime.ms() >= quiet_ms:
                 break

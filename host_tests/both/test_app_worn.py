@@ -112,7 +112,7 @@ def _with(sensors, **settings):
 
 
 @pytest.mark.req("B1", "P4")
-def test_sensor_that_fails_or_gives_no_finite_number_does_not_disturb_the_others():
+def test_sensor_without_a_finite_number_is_left_out_of_the_message():
     values = [Exception("checksum error"), OSError(5), float("nan"), float("inf"), "21", True, [1], None, 1e300 * 1e300]
     sensors = [Odd("odd%d" % n, value) for n, value in enumerate(values)]
     sensors += [Odd("a", 3), Odd("b", -2.5), Odd("c", 0)]
@@ -127,7 +127,7 @@ def _number(found, name):
 
 @pytest.mark.parametrize("policy", ["refuse", "drop-newest"])
 @pytest.mark.req("S5", "P4")
-def test_full_store_counts_what_found_no_room_and_a_later_boot_message_is_stored_when_there_is_room(policy):
+def test_full_store_counts_refused_readings_and_stores_the_boot_message_later(policy):
     broker = Loopback()
     board = Board(broker)
     settings = {"broker": "127.0.0.1", "port": broker.port, "health_s": 0, "watchdog_s": 8, "when_full": policy}
@@ -185,7 +185,7 @@ class Asleep(Exception):
 
 
 @pytest.mark.req("B1", "B5")
-def test_sleeping_board_waits_for_the_first_measurement_and_announces_the_topic_that_it_uses():
+def test_wake_waits_for_the_first_measurement_and_announces_its_topic():
     slow, quick = Slow(), Odd("quick", 7)
     application, broker = _with([slow, quick, Odd("gone", None)], sleep_s=600, watchdog_s=8, discovery="homeassistant")
 

@@ -890,10 +890,10 @@ def test_tls_carries_messages_and_refuses_an_unknown_certificate(tmp_path):
     extra = f"listener {port} 127.0.0.1\ncertfile {certificate}\nkeyfile {key}\n"
     with brokers.Broker(tmp_path / "broker", kind="mosquitto", extra=extra) as broker:
         address = ("--host", "localhost", "--port", str(port))
-        stranger = Process(tmp_path, 0, *address, "--tls", name="stranger")
+        stranger = Process(tmp_path, port, *address, "--tls", name="stranger")
         stranger.says("CERTIFICATE_VERIFY_FAILED")
         assert stranger.end() == 0
-        collector = Process(tmp_path, 0, *address, "--tls", "--ca-file", str(certificate))
+        collector = Process(tmp_path, port, *address, "--tls", "--ca-file", str(certificate))
         collector.says("subscribed")
         sent = [b"%d" % n + b"x" * 50 for n in range(3000)]
         send(broker.port, b"".join(publish(text, 1, n + 1) for n, text in enumerate(sent)), 3000 * 4)
