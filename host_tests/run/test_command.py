@@ -150,13 +150,9 @@ def test_another_broken_pipe_stays_an_error():
         signal.signal(signal.SIGTERM, saved)
 
 
-@pytest.mark.parametrize("name", ["journal dump image", "proof.check.clauses", "proof.check.requirements"])
-def test_a_command_with_long_output_ends_quietly(name):
-    module, *words = name.split()
-    if words:
-        words[-1] = str(ROOT / "host_tests" / "journal" / "images" / "example.bin")
-        words += ["--sector-bytes", "1024", "--all"]
-    ran = run_unread("-m", f"tools.{module}", *words)
+def test_command_whose_output_nobody_reads_ends_quietly():
+    image = ROOT / "host_tests" / "journal" / "images" / "example.bin"
+    ran = run_unread("-m", "tools.journal", "dump", str(image), "--sector-bytes", "1024", "--all")
     assert (ran.returncode, ran.stderr) == (141, "")
 
 
