@@ -597,12 +597,12 @@ def _last_segment(landing: Path, collector: str) -> tuple[int, int]:
     Raises:
         LandingDamaged: the segment can't be read.
     """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     mine = [segment for segment in segments.find_segments(landing) if segment.collector == collector]
     if not mine:
         return 0, 0
+    import pyarrow as pa  # not before: a new collector needs 50 MB less without it
+    import pyarrow.parquet as pq
+
     try:
         rows = pq.read_table(mine[-1].path, columns=["row"])["row"]
     except (OSError, pa.ArrowInvalid) as error:
