@@ -214,8 +214,9 @@ def _others(
     for name in output.files("readings"):
         if _contain(_distinct(storage, name, "name"), devices):
             found.texts |= _names_of_others(storage, name, devices)
-    shapes = {(topic, plain.is_scalar(payload)) for topic, payload in landing_logs.messages_held(stores)}
-    for topic, payload in landing_logs.messages_held(stores):
+    held = landing_logs.messages_held(stores)
+    shapes = {(topic, plain.is_scalar(payload)) for topic, payload in held}
+    for topic, payload in held:
         found.texts |= _texts_of(topic, payload, devices)
     rough = Names(devices)
     files = [(storage, name) for name in output.files("quarantine") + output.files("held")]

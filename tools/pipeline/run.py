@@ -153,7 +153,7 @@ def main(argv: list[str] | None = None) -> int:
             print(f"pipeline: {error}", file=sys.stderr)
             return 2
         try:
-            return _run(spark, options, output, metrics, rules)
+            return _run(spark, options, output, found, metrics, rules)
         except named as error:
             print(f"pipeline: {error}", file=sys.stderr)
             return 2
@@ -166,10 +166,11 @@ def _run(
     spark: SparkSession,
     options: argparse.Namespace,
     output: Output,
+    present: dict[str, dict[int, str]],
     metrics: Metrics | None,
     rules: mapping.Mapping,
 ) -> int:
-    from . import follow, report, source, stream
+    from . import follow, report, stream
 
     def on_commit(commit: Commit) -> None:
         print_batch(commit)
@@ -177,7 +178,6 @@ def _run(
             metrics.committed_batch(commit)
 
     checkpoint = options.checkpoint or f"{options.out.rstrip('/')}/checkpoint"
-    present = source.latest(Storage(options.landing))
     query = stream.start(
         spark,
         options.landing,

@@ -352,9 +352,8 @@ class WaitingQueue:
 
     def begin(self, entry: "Any") -> bool:
         """Prepare a message to be handed over; return False if it can't be read any more or is handed over in pieces."""
-        if (
-            self._session.unsynced
-        ):  # the last message must not be handed over again if this one's handler resets the board
+        # The last message must not be handed over again if this one's handler resets the board.
+        if self._session.unsynced:
             self._session.sync()
         if entry.in_pieces:
             self.entries.remove(entry)
