@@ -511,7 +511,7 @@ class Client:
             Refused: the broker refused the message.
         """
         if handle in self._refusals:
-            raise Refused("message %d" % handle, self._refusals.pop(handle))
+            raise Refused("message %d" % handle, self._refusals[handle])
         return self.session.delivered(handle)
 
     def drain(self, timeout_s: float) -> bool:

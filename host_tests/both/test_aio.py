@@ -246,6 +246,26 @@ def test_every_message_refused_in_one_read_raises_refused():
     run(case, Refusing(32))
 
 
+@pytest.mark.req("R3", "R5", "W12")
+def test_refused_message_raises_in_every_task_that_waits_for_it():
+    async def case(broker):
+        async with client(broker, level=5) as mqtt:
+            handle = await mqtt.publish("a", "x", 1)
+            codes = []
+
+            async def wait():
+                try:
+                    codes.append(await mqtt.delivered(handle))
+                except Refused as error:
+                    codes.append(error.code)
+
+            await asyncio.gather(wait(), wait())
+            await wait()
+            assert codes == [0x97] * 3
+
+    run(case, Refusing(1))
+
+
 @pytest.mark.req("B4")
 def test_connect_without_connack_raises_at_its_deadline():
     async def case(broker):
