@@ -484,6 +484,34 @@ def test_unclaimed_long_message_blocks_nothing_and_reaches_a_later_handler(qos):
     run(case)
 
 
+@pytest.mark.req("R2", "R4")
+@pytest.mark.parametrize("way", ["plain", "awaited", "loop"])
+def test_message_behind_a_waiting_long_one_does_not_overtake_it(way):
+    async def case(broker):
+        async with client(broker, buffer_bytes=128, chunks=True) as mqtt:
+            broker.give(publish(b"a/long", bytes(200), 2, 1), pubrel(1), publish(b"a/short", b"x", 1, 2))
+            await until(lambda: mqtt.session.waiting and len(mqtt.session.waiting.entries) == 2)
+            seen = []
+
+            async def awaited(message):
+                await asyncio.sleep(0.01)
+                seen.append(message.topic)
+
+            if way == "loop":
+                async for message in mqtt:
+                    seen.append(message.topic)
+                    if len(seen) == 3:
+                        break
+            else:
+                await mqtt.subscribe("a/#", 2, awaited if way == "awaited" else lambda m: seen.append(m.topic))
+                await until(lambda: len(seen) == 3)
+            assert seen == ["a/long", "a/long", "a/short"]
+        await until(lambda: acknowledged(broker) == [1, 2])
+        assert not mqtt.session.waiting.entries
+
+    run(case)
+
+
 @pytest.mark.req("R4")
 @pytest.mark.parametrize("way", ["plain", "awaited"])
 def test_handler_raising_cancelled_error_counts_as_failed(way):

@@ -4,7 +4,7 @@ import pytest
 
 from flashmqtt.client import Client
 from flashmqtt.compat import ticks_diff, ticks_ms
-from flashmqtt.errors import ConnectionLost, Refused, UsageError
+from flashmqtt.errors import ConnectionLost, Refused, StoreCorrupt, UsageError
 from flashmqtt.session.ram import RamStore
 from flashmqtt.simple import MQTTClient
 from loopback import Loopback
@@ -483,6 +483,73 @@ def test_long_message_behind_a_discarded_one_is_handed_over():
 
 
 @pytest.mark.req("R2", "R4")
+@pytest.mark.parametrize(("qos", "failing"), [(0, None), (1, None), (2, None), (1, 0), (2, 1)])
+def test_message_behind_a_waiting_long_one_does_not_overtake_it(qos, failing):
+    broker, mqtt = connected(buffer_bytes=128, chunks=True)
+    calls = []
+
+    def handler(message):
+        calls.append(message.topic)
+        if len(calls) - 1 == failing:
+            raise ValueError("called again after 1 s")
+
+    mqtt.on_error = lambda error, message: None
+    broker.give(publish(b"long", bytes(200), 2, 1), pubrel(1), publish(b"short", b"x", qos, qos and 2))
+    if qos == 2:
+        broker.give(pubrel(2))
+    until(broker, mqtt, lambda: mqtt.session.waiting and len(mqtt.session.waiting.entries) == 2)
+    mqtt.on_message = handler
+    until(broker, mqtt, lambda: len(acknowledged(broker)) == (2 if qos else 1) and not mqtt.session.waiting.entries)
+    assert calls == ["long"] * (2 if failing is None else failing + 3) + ["short"]
+    assert acknowledged(broker)[0] == 1 and broker.connects == 1 and not mqtt.session.waiting.bytes
+    mqtt.disconnect()
+
+
+@pytest.mark.req("R2")
+@pytest.mark.parametrize("qos", [1, 2])
+def test_handler_set_between_two_pieces_gets_the_remaining_ones(qos):
+    broker, mqtt = connected(buffer_bytes=128, chunks=True)
+    calls = []
+
+    def first(message):
+        calls.append(("first", message.offset))
+        mqtt.subscribe("a", 2, lambda message: calls.append(("second", message.offset)))
+
+    mqtt.on_message = first
+    broker.give(publish(b"a", bytes(300), qos, 1))
+    if qos == 2:
+        broker.give(pubrel(1))
+    until(broker, mqtt, lambda: acknowledged(broker) == [1])
+    assert calls[0] == ("first", 0) and len(calls) == 3 and {who for who, _ in calls[1:]} == {"second"}
+    mqtt.disconnect()
+
+
+@pytest.mark.req("R2", "R4")
+@pytest.mark.parametrize("readable", [0, 1])
+def test_message_behind_a_waiting_long_one_that_can_not_be_read_is_handed_over(readable):
+    store = RamStore(100, 40)
+    broker, mqtt = connected(store=store, buffer_bytes=128, chunks=True)
+    calls = []
+
+    def handler(message):
+        calls.append(message.topic)
+        if len(calls) == readable:
+            store.read_held = unreadable
+
+    def unreadable(*arguments):
+        raise StoreCorrupt
+
+    broker.give(publish(b"long", bytes(200), 2, 1), pubrel(1), publish(b"short", b"x", 1, 2))
+    until(broker, mqtt, lambda: mqtt.session.waiting and len(mqtt.session.waiting.entries) == 2)
+    if not readable:
+        store.read_held = unreadable
+    mqtt.on_message = handler
+    until(broker, mqtt, lambda: acknowledged(broker) == [1, 2])
+    assert calls == ["long"] * readable + ["short"] and store.damaged == 1 and not mqtt.session.waiting.entries
+    mqtt.disconnect()
+
+
+@pytest.mark.req("R2", "R4")
 def test_pieces_of_a_held_message_do_not_come_between_those_of_an_arriving_one():
     broker, mqtt = connected(buffer_bytes=128, chunks=True)
     calls = []
@@ -498,7 +565,7 @@ def test_pieces_of_a_held_message_do_not_come_between_those_of_an_arriving_one()
     until(broker, mqtt, lambda: calls)
     long = publish(b"a", bytes(300), 1, 2)
     broker.give(long[:150])
-    until(broker, mqtt, lambda: not mqtt.session.waiting.entries)  # "b" is to be handed over again
+    until(broker, mqtt, lambda: mqtt.session.inbound._resumed)  # "b" is to be handed over again
     turn(broker, mqtt)
     broker.give(long[150:])
     until(broker, mqtt, lambda: len(acknowledged(broker)) == 2)

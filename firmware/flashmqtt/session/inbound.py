@@ -252,6 +252,7 @@ class Inbound:
             key, answer = self._resumed.pop(0)
             if self._store.held_length(key) and self._hand_over(key, answer):
                 return _MESSAGE
+            session.waiting.end_pieces(key)
         orphans = self._orphans
         waiting = session.waiting
         while orphans:
@@ -352,7 +353,10 @@ class Inbound:
         if key in self.lost_keys:
             self.lost_keys.remove(key)
         self._held -= 1
-        self._session.unsynced = True
+        session = self._session
+        session.unsynced = True
+        if session.waiting:
+            session.waiting.end_pieces(key)
 
     # --- for `long.py` ---
 

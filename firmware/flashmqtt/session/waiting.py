@@ -40,6 +40,7 @@ WAITING = const(0)
 BUSY = const(1)  # a handler or the program has it
 LEFT = const(2)  # left unacknowledged: only its topic is kept
 DONE = const(3)  # taken; its acknowledgement is owed, or its connection is gone
+IN_PIECES = const(4)  # a long QoS 2 message is handed over in pieces now; later messages for its handlers wait
 
 # Arguments of `next`.
 CLAIMED = const(1)
@@ -166,7 +167,10 @@ class WaitingQueue:
         if self.skipping or (message.qos == 1 and (self._overflow or (self.owing and self._count() >= 2 * self.limit))):
             return True
         takers = self.claims(message)
+        begun = message.qos == 2 and self.held(self._session.handed_id, True)
         for entry in self.entries:
+            if entry is begun:
+                break  # the others are later messages
             if entry.state != DONE and _common(takers, self._takers(entry)):
                 return True
         return False
@@ -235,6 +239,11 @@ class WaitingQueue:
         if qos == 2 and (message.more or message.offset):
             session.long.pause()
             owed = session.long.owed()
+            entry = self.held(session.handed_id, True)
+            if entry:
+                entry.owed = owed
+                self.put_back(entry, now_ms)
+                return entry
         else:
             self.skipping = message.more
             if message.more:
@@ -282,7 +291,8 @@ class WaitingQueue:
         entry.total = message.total
         self.bytes += len(entry.buffer)
         self._look = True
-        self._append(entry)
+        begun = message.qos == 2 and self.held(self._session.handed_id, True)
+        self.entries.insert(self.entries.index(begun) if begun else len(self.entries), entry)
         return entry
 
     def withdraw(self, piece: "Any") -> None:
@@ -341,12 +351,23 @@ class WaitingQueue:
                 return True
         return False
 
-    def held(self, key: int) -> "Any":
-        """Return the QoS 2 message that waits with this packet id, or None."""
+    def held(self, key: int, begun: bool = False) -> "Any":
+        """Return the QoS 2 message that waits with this packet id, or None; begun: the one that is handed over in pieces now."""
         for entry in self.entries:
-            if entry.kind == 2 and entry.packet_id == key and entry.state != DONE:
+            if (
+                entry.kind == 2
+                and entry.packet_id == key
+                and (entry.state == IN_PIECES if begun else entry.state < DONE)
+            ):
                 return entry
         return None
+
+    def end_pieces(self, key: int) -> None:
+        """Remove the long message with this packet id: it was handed over, or can't be read any more."""
+        entry = self.held(key, True)
+        if entry:
+            self.entries.remove(entry)
+            self._look = True
 
     # --- out ---
 
@@ -356,7 +377,7 @@ class WaitingQueue:
         if self._session.unsynced:
             self._session.sync()
         if entry.in_pieces:
-            self.entries.remove(entry)
+            entry.state = IN_PIECES
             self._session.inbound.resume(entry.packet_id, entry.owed)
             return False
         if entry.kind == 2 and not self._session.load_inbound().load(entry):
