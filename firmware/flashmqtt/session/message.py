@@ -27,6 +27,9 @@ class Message:
 
     Offset 0 begins a new message, or begins the same one again: below QoS 2 after a lost connection, at QoS 2 only after a
     reboot. At QoS 2 a lost connection changes nothing, and a part whose handler failed is handed over again.
+
+    A part goes to the handler that claims it when it is handed over. So a handler that is set between two parts of a message
+    gets only the remaining parts.
     """
 
     if TYPE_CHECKING:
