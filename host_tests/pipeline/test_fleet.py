@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from tools.pipeline import fleet, stream, verdict
+from tools.pipeline import stream, verdict
 from tools.pipeline.commits import Output
+from tools.proof import fleet
 
 
 @pytest.mark.parametrize("devices", [2047, 2048, 5000, 300_000])

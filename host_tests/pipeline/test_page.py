@@ -9,8 +9,9 @@ import pytest
 
 from host_tests.pipeline import browser
 from host_tests.pipeline.conftest import Landing, Local
-from tools.pipeline import fleet, report, stream, verdict
+from tools.pipeline import report, stream, verdict
 from tools.pipeline.commits import Output
+from tools.proof import fleet
 
 pytestmark = pytest.mark.req("P9")
 START_S = 1_790_000_000

@@ -9,7 +9,7 @@ import pytest
 from pyspark.errors import PySparkException
 
 from tools.landing import parquet
-from tools.pipeline import check, compact, run, source, stream, verdict
+from tools.pipeline import archive, check, compact, run, source, stream, verdict
 from tools.pipeline.commits import Commit, Output, OutputError
 from tools.pipeline.source import LandingError
 from tools.pipeline.storage import Storage
@@ -323,3 +323,9 @@ def test_compaction_keeps_every_row_and_the_stream_continues(spark, landing, out
     go(spark, landing, out, segments_per_batch=1)
     assert batches(output) == [2, 3]
     assert keys(spark, output) == sorted([*rows, ("a", 1, 6, 6.0)])
+
+
+def test_landing_of_the_archive_gives_readings(local, tmp_path):
+    archive.write_landing(tmp_path / "landing")
+    commit = stream.once(local, str(tmp_path / "landing"), str(tmp_path / "out"), 2)
+    assert commit.rows == {"readings": 10}

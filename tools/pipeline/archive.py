@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import datetime
 import os
 import shutil
 import sys
@@ -10,7 +11,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from . import fleet, java, session, stream
+import pyarrow as pa
+
+from tools.landing import parquet, segments
+
+from . import java, session, stream
 
 
 def make_archive() -> Path:
@@ -26,7 +31,7 @@ def make_archive() -> Path:
     archive.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="flashmqtt-") as name:
         landing, out, made = Path(name) / "landing", str(Path(name) / "out"), Path(name) / "made.jsa"
-        fleet.write(fleet.Fleet(devices=10), landing, 1000)
+        write_landing(landing)
         options = f"{session.ON_ONE_MACHINE[session.JVM_OPTIONS]} -XX:ArchiveClassesAtExit={made}"
         spark = session.make(session.LOCAL, Path(name) / "spark.log", {session.JVM_OPTIONS: options})
         stream.start(spark, str(landing), out, f"{out}/checkpoint").awaitTermination()
@@ -41,6 +46,16 @@ def make_archive() -> Path:
         if old != archive:
             old.unlink()
     return archive
+
+
+def write_landing(landing: Path) -> None:
+    """Write a landing of one segment, with a reading of each of ten devices."""
+    arrival = datetime.datetime.now(datetime.UTC)
+    message = {"collector": "archive", "segment": 1, "arrival": arrival, "qos": 1, "dup": False, "retain": False}
+    rows = [{**message, "row": n, "topic": f"device-{n}/temperature", "payload": b"20.5"} for n in range(1, 11)]
+    landing.mkdir()
+    table = pa.Table.from_pylist(rows, schema=parquet.SCHEMA)
+    parquet.write_segment(landing, "archive", 1, table, segments.BUCKETS, sync=False)
 
 
 def main(argv: list[str] | None = None) -> int:

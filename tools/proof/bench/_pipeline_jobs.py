@@ -148,7 +148,8 @@ def days(histories: list[str], out: Path) -> None:
 
     A history is a number of days. `x` and a number after it give the messages per device and day.
     """
-    from tools.pipeline import fleet, report, session, stream, verdict
+    from tools.pipeline import report, session, stream, verdict
+    from tools.proof import fleet
 
     meter = Meter()
     made = session.make("local[*]", out.parent / "spark.log")

@@ -20,8 +20,8 @@ from typing import IO, TYPE_CHECKING, Any
 
 from tools import children
 from tools.bootstrap import ROOT
-from tools.pipeline import fleet
 from tools.pipeline.commits import Output
+from tools.proof import fleet
 
 if TYPE_CHECKING:
     from tools.proof.bench.__main__ import Bench

@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tools.pipeline import fleet
+from tools.proof import fleet
 from tools.proof.bench.pipeline import job
 
 if TYPE_CHECKING:

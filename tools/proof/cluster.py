@@ -1,4 +1,4 @@
-"""`python -m tools.pipeline.cluster`: test the pipeline on a Spark standalone cluster on this machine, also with kills.
+"""`python -m tools.proof.cluster`: test the pipeline on a Spark standalone cluster on this machine, also with kills.
 
 A master and two workers run as separate processes. The same job runs there with no other options than `--master` and
 paths, started as `python -m tools.pipeline.run`, and by `spark-submit` with one configuration file. The executors get our
@@ -24,9 +24,9 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from tools.children import kill, popen
-
-from . import fleet, java
-from .commits import Output
+from tools.pipeline import java
+from tools.pipeline.commits import Output
+from tools.proof import fleet
 
 ROOT = Path(__file__).resolve().parents[2]
 KEY = ["device", "life", "boot", "seq", "index", "name", "value", "arrival", "collector", "segment", "row"]
@@ -151,7 +151,7 @@ def readings(out: Path) -> list[tuple[object, ...]]:
 
 def main() -> int:
     """Run the test; return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m tools.pipeline.cluster", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m tools.proof.cluster", description=__doc__.split("\n")[0])
     parser.add_argument("--messages", type=int, default=200_000)
     parser.add_argument("--kills", type=int, default=4)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 30))

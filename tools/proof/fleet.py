@@ -1,6 +1,6 @@
 """Generate fleets: landings of any size, with duplicates, from known messages.
 
-`python -m tools.pipeline.fleet --landing DIR` writes a landing for experiments. All work is done with numpy and Arrow
+`python -m tools.proof.fleet --landing DIR` writes a landing for experiments. All work is done with numpy and Arrow
 (a million messages in about two seconds), so the bench generates its eight million messages when it runs.
 
 The boards of a fleet behave like ours: each boot begins with a boot message, sequence numbers continue over all boots,
@@ -199,7 +199,7 @@ def write(
 
 def main() -> int:
     """Write a landing."""
-    parser = argparse.ArgumentParser(prog="python -m tools.pipeline.fleet", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m tools.proof.fleet", description=__doc__.split("\n")[0])
     parser.add_argument("--landing", type=Path, required=True)
     parser.add_argument("--devices", type=int, default=1000)
     parser.add_argument("--messages", type=int, default=500_000)
