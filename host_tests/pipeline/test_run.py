@@ -20,10 +20,6 @@ from tools.pipeline.storage import Storage, StorageError
         (["--landing", "nowhere", "--out", "{tmp}/o"], "no such landing directory"),
         (["--landing", "{tmp}", "--out", "ftp://x/y"], "Use a path, file://, s3a:// or hdfs://"),
         (["--landing", "{tmp}", "--out", "{tmp}/o", "--conf", "x"], "--conf takes KEY=VALUE"),
-        (["--landing", "{tmp}", "--out", "{tmp}/o", "--buckets", "0"], "--buckets has to be a number, at least 1"),
-        (["--landing", "{tmp}", "--out", "{tmp}/o", "--follow", "0"], "--follow has to be a number, at least 0.1"),
-        (["--landing", "{tmp}", "--out", "{tmp}/o", "--late-after", "nan"], "--late-after has to be a number"),
-        (["--config", "{tmp}/text.toml", "--out", "{tmp}/o"], "--buckets has to be a number"),
         (["--landing", "{tmp}", "--out", "{tmp}/o", "--expected", "{tmp}/none.json"], "none.json"),
         (["--config", "{tmp}/none.toml"], "none.toml"),
         (["--config", "{tmp}/bad.toml"], "bad.toml"),
@@ -32,12 +28,32 @@ from tools.pipeline.storage import Storage, StorageError
 )
 def test_wrong_argument_is_named(tmp_path, capsys, arguments, text):
     (tmp_path / "bad.toml").write_text("landing =")
-    (tmp_path / "text.toml").write_text("landing = 'x'\nbuckets = [8]")
     (tmp_path / "odd.toml").write_text("landin = 'x'")
     assert run.main([one.format(tmp=tmp_path) for one in arguments]) == 2
     said = capsys.readouterr().err
     assert text in said
     assert said.startswith("pipeline: ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "file", "text"),
+    [
+        (["--buckets", "0"], "", "--buckets: it has to be a whole number, at least 1, not '0'"),
+        (["--follow", "0"], "", "--follow: it has to be a number, at least 0.1"),
+        (["--late-after", "nan"], "", "--late-after: it has to be a number"),
+        ([], "buckets = [8, 'x']", "--buckets: it has to be a whole number, at least 1, not 'x'"),
+        ([], "buckets = 8.5", "--buckets: it has to be a whole number"),
+        ([], "follow = true", "--follow: expected one argument"),
+        ([], "as-of = 'never'", "--as-of: invalid choice: 'never'"),
+        ([], "no-report = 'yes'", "--no-report: ignored explicit argument 'yes'"),
+    ],
+)
+def test_value_that_an_option_does_not_take_is_refused_also_in_the_file(tmp_path, capsys, arguments, file, text):
+    (tmp_path / "p.toml").write_text(file)
+    with pytest.raises(SystemExit) as ended:
+        run.main(["--config", str(tmp_path / "p.toml"), *arguments])
+    assert ended.value.code == 2
+    assert text in capsys.readouterr().err
 
 
 def test_second_run_in_an_output_directory_is_refused(tmp_path, capsys):
@@ -68,8 +84,12 @@ def test_wrong_argument_of_report_or_compact_is_named(tmp_path, capsys, monkeypa
 
 def test_flags_override_the_configuration_file(tmp_path):
     file = tmp_path / "p.toml"
-    file.write_text('landing = "a"\nout = "b"\nsegments-per-batch = 3\n[conf]\n"spark.executor.memory" = "2g"\n')
+    file.write_text(
+        'landing = "a"\nout = "b"\nsegments-per-batch = 3\nno-report = true\nno_delta = false\naccept = ["given-up"]\n'
+        '[conf]\n"spark.executor.memory" = "2g"\n'
+    )
     options = run.arguments(["--config", str(file), "--out", "c", "--conf", "x=y"])
+    assert (options.no_report, options.no_delta, options.accept) == (True, False, ["given-up"])
     assert (options.landing, options.out, options.segments_per_batch) == ("a", "c", 3)
     assert options.conf == ["spark.executor.memory=2g", "x=y"]
 

@@ -89,6 +89,9 @@ def test_expected_error_is_one_line_and_others_are_raised(capsys):
             f"proof.run --{words}"
             for words in ("cuts abc", "readings 0", "port 70000", "flash-kib 18", "output /dev/null")
         ),
+        *(f"collector --landing x --{words}" for words in ("segment-rows 0", "segment-mb 4096", "segment-seconds nan")),
+        *(f"collector --landing x --{words}" for words in ("packet-bytes 1", "drain -1")),
+        *("pipeline.verdict --out x --silent-after nan", "pipeline.run --metrics-port 70000"),
         *("proof.soak --minutes nan", "proof.soak --boards 0", "proof.soak --interval-ms 1"),
         *(f"proof.faults --{words}" for words in ("only nothing", "workers 0", "case foo", "case power/x")),
         "proof.faults --hostile --case 4/mpy/connect/x",

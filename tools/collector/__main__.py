@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import math
 import os
 import signal
 import ssl
@@ -41,28 +40,45 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--password-file", type=Path, help="default: the environment's FLASHMQTT_PASSWORD")
     made.add_argument("--tls", action="store_true", help="encrypt, and verify the broker's certificate and name")
     made.add_argument("--ca-file", type=Path, help="trusted certificates for --tls; default: the system's")
-    made.add_argument("--keep-alive", type=int, default=30, metavar="S", help=DEFAULT)
-    made.add_argument("--session-expiry", type=int, default=Settings.session_expiry_s, metavar="S", help="level 5 only")
+    made.add_argument("--keep-alive", type=number(int, 1, 65_535), default=30, metavar="S", help=DEFAULT)
+    made.add_argument(
+        "--session-expiry",
+        type=number(int, 1, 0xFFFFFFFF),
+        default=Settings.session_expiry_s,
+        metavar="S",
+        help="level 5 only",
+    )
     made.add_argument(
         "--longest-pause",
-        type=float,
+        type=number(float, 0.01, 86_400),
         default=Settings.longest_pause_s,
         metavar="S",
         help="between two attempts to connect",
     )
     group = made.add_argument_group("segments: closed at the first of these limits")
-    group.add_argument("--segment-rows", type=int, default=Settings.segment_rows, metavar="N", help=DEFAULT)
     group.add_argument(
-        "--segment-mb", type=float, default=Settings.segment_bytes / (1 << 20), metavar="N", help=DEFAULT
+        "--segment-rows", type=number(int, 1, 1 << 30), default=Settings.segment_rows, metavar="N", help=DEFAULT
     )
-    group.add_argument("--segment-seconds", type=float, default=Settings.segment_seconds, metavar="S", help=DEFAULT)
+    # A log is sealed in memory, and an Arrow column holds at most 2 GB.
+    group.add_argument(
+        "--segment-mb",
+        type=number(float, 0.001, 1024),
+        default=Settings.segment_bytes / (1 << 20),
+        metavar="N",
+        help=DEFAULT,
+    )
+    group.add_argument(
+        "--segment-seconds", type=number(float, 0.01), default=Settings.segment_seconds, metavar="S", help=DEFAULT
+    )
     group = made.add_argument_group("group commit: one sync for all messages that have arrived, up to these limits")
-    group.add_argument("--commit-count", type=int, default=Settings.commit_count, metavar="N", help=DEFAULT)
-    group.add_argument("--commit-ms", type=float, default=Settings.commit_ms, metavar="MS", help=DEFAULT)
+    group.add_argument(
+        "--commit-count", type=number(int, 1, 1 << 20), default=Settings.commit_count, metavar="N", help=DEFAULT
+    )
+    group.add_argument("--commit-ms", type=number(float, 0), default=Settings.commit_ms, metavar="MS", help=DEFAULT)
     group = made.add_argument_group("limits")
     group.add_argument(
         "--packet-bytes",
-        type=int,
+        type=number(int, LEAST_BUFFER_BYTES, 268_435_460),
         default=Settings.packet_bytes,
         metavar="N",
         help="longest message that is stored whole",
@@ -75,10 +91,18 @@ def parser() -> argparse.ArgumentParser:
         "and at level 5 asks the broker not to send it",
     )
     group.add_argument(
-        "--in-flight", type=int, default=Settings.in_flight, metavar="N", help="most QoS 2 messages in flight"
+        "--in-flight",
+        type=number(int, 1, 65_535),
+        default=Settings.in_flight,
+        metavar="N",
+        help="most QoS 2 messages in flight",
     )
     group.add_argument(
-        "--reserve-mb", type=float, default=Settings.reserve_bytes / (1 << 20), metavar="N", help="disk kept free"
+        "--reserve-mb",
+        type=number(float, 0),
+        default=Settings.reserve_bytes / (1 << 20),
+        metavar="N",
+        help="disk kept free",
     )
     made.add_argument(
         "--metrics-port", type=number(int, 0, 65535), default=0, metavar="P", help="metrics for Prometheus; 0: none"
@@ -86,7 +110,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--metrics-address", default="127.0.0.1", metavar="A")
     made.add_argument(
         "--drain",
-        type=float,
+        type=number(float, 0),
         metavar="S",
         help="seal everything and end with status 0 when nothing has arrived for S seconds (10 times S while QoS 2 "
         "messages wait for their PUBREL)",
@@ -102,24 +126,8 @@ def settings_of(arguments: argparse.Namespace) -> Settings:
     """Return the settings of a command line.
 
     Raises:
-        CollectorError: a value is out of range, or a file can't be read.
+        CollectorError: a file can't be read.
     """
-    for name, least, most in (
-        ("segment_rows", 1, 1 << 30),
-        ("commit_count", 1, 1 << 20),
-        ("packet_bytes", LEAST_BUFFER_BYTES, 268_435_460),
-        ("in_flight", 1, 65_535),
-        ("keep_alive", 1, 65_535),
-        ("session_expiry", 1, 0xFFFFFFFF),
-        ("segment_mb", 0.001, 1024),  # a log is sealed in memory, and an Arrow column holds at most 2 GB
-        ("segment_seconds", 0.01, math.inf),
-        ("commit_ms", 0, math.inf),
-        ("longest_pause", 0.01, 86_400),
-        ("reserve_mb", 0, math.inf),
-    ):
-        if not least <= getattr(arguments, name) <= most:
-            value = getattr(arguments, name)
-            raise CollectorError(f"--{name.replace('_', '-')} has to be {least} to {most}, not {value}")
     tls = None
     if arguments.tls:
         try:

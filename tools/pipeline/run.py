@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import math
 import re
 import sys
 import tomllib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from tools.command import ended
+from tools.command import ended, number
 from tools.landing import segments
 
 from . import mapping, verdict
@@ -54,66 +53,66 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--master", help="Spark master (default: spark-submit's, or this machine)")
     parser.add_argument("--conf", action="append", default=[], metavar="KEY=VALUE", help="a Spark setting")
     parser.add_argument(
-        "--buckets", type=int, default=segments.BUCKETS, help="device buckets, fixed for an output directory"
+        "--buckets", type=number(int, 1), default=segments.BUCKETS, help="device buckets, fixed for an output directory"
     )
-    parser.add_argument("--segments-per-batch", type=int, default=64, help="the most segments of a batch")
+    parser.add_argument("--segments-per-batch", type=number(int, 1), default=64, help="the most segments of a batch")
     parser.add_argument(
-        "--follow", type=float, metavar="SECONDS", help="do not end; look for new segments at this interval"
+        "--follow",
+        type=number(float, 0.1),
+        metavar="SECONDS",
+        help="do not end; look for new segments at this interval",
     )
     parser.add_argument(
-        "--late-after", type=float, default=60.0, metavar="SECONDS", help="a longer delay counts as late"
+        "--late-after", type=number(float, 0), default=60.0, metavar="SECONDS", help="a longer delay counts as late"
     )
     parser.add_argument("--no-delta", action="store_true", help="do not update the tables' Delta logs")
     verdict.add_options(parser)
     parser.add_argument(
         "--prove-every",
-        type=float,
+        type=number(float, 0),
         default=600.0,
         metavar="SECONDS",
         help="with --follow: print the verdict and write the report at this interval, and on SIGUSR1; 0: only then",
     )
     parser.add_argument(
-        "--metrics-port", type=int, default=0, metavar="P", help="a port for Prometheus metrics; 0: none"
+        "--metrics-port",
+        type=number(int, 0, 65_535),
+        default=0,
+        metavar="P",
+        help="a port for Prometheus metrics; 0: none",
     )
     parser.add_argument("--metrics-address", default="127.0.0.1", metavar="A")
     parser.add_argument("--no-report", action="store_true", help="do not write the HTML page")
     options = parser.parse_args(argv)
     if options.config:
-        defaults = configuration(options.config, set(vars(options)) - {"config"})
-        settings = [f"{key}={value}" for key, value in defaults.pop("conf", {}).items()]
-        parser.set_defaults(**defaults)
-        options = parser.parse_args(argv)
-        options.conf = settings + options.conf
+        flags = configuration(options.config, set(vars(options)) - {"config"})
+        options = parser.parse_args(flags + (sys.argv[1:] if argv is None else argv))
     for name in ("landing", "out"):
         if not getattr(options, name):
             raise ConfigurationError(f"--{name} is missing: give it, or put it into the file of --config")
     if not all("=" in one for one in options.conf):
         raise ConfigurationError("--conf takes KEY=VALUE")
-    for name, least in (
-        ("buckets", 1),
-        ("segments_per_batch", 1),
-        ("follow", 0.1),
-        ("late_after", 0),
-        ("silent_after", 0),
-        ("prove_every", 0),
-    ):
-        value = getattr(options, name)
-        if value is not None and not (isinstance(value, int | float) and least <= value < math.inf):
-            raise ConfigurationError(f"--{name.replace('_', '-')} has to be a number, at least {least}")
     return options
 
 
-def configuration(path: Path, known: set[str]) -> dict[str, Any]:
-    """Read a configuration file; return its values by option name."""
+def configuration(path: Path, known: set[str]) -> list[str]:
+    """Read a configuration file; return its values as flags, so that the same checks apply."""
     try:
         values = tomllib.loads(path.read_text())
     except (OSError, tomllib.TOMLDecodeError) as error:
         raise ConfigurationError(f"{path}: {error}") from error
-    values = {key.replace("-", "_"): value for key, value in values.items()}
-    unknown = sorted(set(values) - known)
-    if unknown:
-        raise ConfigurationError(f"{path}: unknown key {unknown[0]!r}; known: {', '.join(sorted(known))}")
-    return values
+    flags = []
+    for name, value in values.items():
+        key = name.replace("_", "-")
+        if key.replace("-", "_") not in known:
+            raise ConfigurationError(f"{path}: unknown key {name!r}; known: {', '.join(sorted(known))}")
+        if isinstance(value, dict):
+            flags += [f"--{key}={setting}={text}" for setting, text in value.items()]
+        elif isinstance(value, bool):
+            flags += [f"--{key}"] * value
+        else:
+            flags += [f"--{key}={one}" for one in (value if isinstance(value, list) else [value])]
+    return flags
 
 
 def main(argv: list[str] | None = None) -> int:

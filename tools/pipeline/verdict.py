@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from tools.command import columns, ended
+from tools.command import columns, ended, number
 
 from . import plain, schemas, summary
 from .books import Books, as_of_one_commit
@@ -445,8 +445,8 @@ def print_audit(found: Verdict) -> None:
             f"  {counted(found.plain, 'device')} without an identity: {sums} removed; how many {whose} published is unknown"
         )
     print()
-    for device, number, messages in found.unknown[:MOST_ROWS]:
-        print(f"  {shown(device)} boot {number}: {messages} messages of a boot that is not in its board's counters")
+    for device, its_boot, messages in found.unknown[:MOST_ROWS]:
+        print(f"  {shown(device)} boot {its_boot}: {messages} messages of a boot that is not in its board's counters")
     print("  " + found.line, flush=True)
 
 
@@ -455,7 +455,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--expected", help="a JSON file with the boards' own counters")
     parser.add_argument(
         "--silent-after",
-        type=float,
+        type=number(float, 0),
         metavar="SECONDS",
         help=f"a board that has sent nothing for this time is silent; 0: no board is (default: {SILENT_TIMES} of its mean"
         f" intervals, at least {SILENT_LEAST_S:.0f} s)",
