@@ -5,12 +5,12 @@ import json
 import random
 import socket
 import struct
-import time
 from collections import Counter
 
 import paho.mqtt.client as paho
 import pytest
 
+from host_tests.waiting import until_async
 from tools.broker import Broker
 from tools.proof.board import VirtualBoard
 from tools.proof.chain import ABSENCE, POWER
@@ -50,13 +50,6 @@ class Person:
         self._client.loop_stop()
 
 
-async def until(condition, timeout_s=60.0):
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come about in time"
-        await asyncio.sleep(0.02)
-
-
 def run_on_a_board(tmp_path, scenario, settings=None, environment=None):
     """Run a scenario (a coroutine of person and board) on a board that has just been switched on."""
 
@@ -82,14 +75,14 @@ def test_commands_run_and_are_answered_once_across_power_cuts(tmp_path):
     rng = random.Random(7)
 
     async def scenario(person, board):
-        await until(lambda: person.packs("readings"))
+        await until_async(lambda: person.packs("readings"))
         for n in range(8):
-            await until(lambda: board.progress.connects >= 1)
+            await until_async(lambda: board.progress.connects >= 1)
             person.command(id=str(n), do="interval", ms=150 + n)
             await asyncio.sleep(rng.uniform(0.0, 0.12))  # somewhere between its arrival and the end of its handshake
             await board.power_cut(rng)
             await board.power_on()
-        await until(lambda: len(person.replies()) == 8)
+        await until_async(lambda: len(person.replies()) == 8)
         await asyncio.sleep(0.7)
         assert person.replies() == Counter({(str(n), "done"): 1 for n in range(8)})
         assert json.loads((tmp_path / "board" / "state.json").read_text())["interval_ms"] == 157
@@ -100,9 +93,9 @@ def test_commands_run_and_are_answered_once_across_power_cuts(tmp_path):
 @pytest.mark.req("B4")
 def test_flush_reboot_and_unknown_commands_are_answered(tmp_path):
     async def scenario(person, board):
-        await until(lambda: person.packs("readings"))
+        await until_async(lambda: person.packs("readings"))
         person.command(id="f", do="flush")
-        await until(lambda: person.packs("health"))
+        await until_async(lambda: person.packs("health"))
         (head, *more) = person.packs("health")[0]
         assert {record["n"] for record in [head, *more]} >= {
             "uptime",
@@ -116,11 +109,11 @@ def test_flush_reboot_and_unknown_commands_are_answered(tmp_path):
         }
         person.command(id="x", do="explode")
         person.command(id="r", do="reboot")
-        await until(lambda: not board.running)
+        await until_async(lambda: not board.running)
         await board.power_on("reset")
-        await until(lambda: len(person.packs("boot")) == 2)
+        await until_async(lambda: len(person.packs("boot")) == 2)
         assert [pack[0]["cause"] for pack in person.packs("boot")] == ["power-on", "reset"]
-        await until(lambda: len(person.replies()) == 3)
+        await until_async(lambda: len(person.replies()) == 3)
         replies = person.replies()
         assert replies[("f", "done")] == replies[("r", "done")] == 1
 
@@ -130,10 +123,12 @@ def test_flush_reboot_and_unknown_commands_are_answered(tmp_path):
 @pytest.mark.req("B4", "Q7")
 def test_status_will_and_discovery_messages_are_published(tmp_path):
     async def scenario(person, board):
-        await until(lambda: person.live("status") == [b"online"])
-        await until(lambda: any(message.topic.startswith("homeassistant/sensor/dev-1/") for message in person.messages))
+        await until_async(lambda: person.live("status") == [b"online"])
+        await until_async(
+            lambda: any(message.topic.startswith("homeassistant/sensor/dev-1/") for message in person.messages)
+        )
         await board.stop()
-        await until(lambda: person.live("status") == [b"online", b"offline"])
+        await until_async(lambda: person.live("status") == [b"online", b"offline"])
 
     run_on_a_board(tmp_path, scenario, {"discovery": "homeassistant"})
 
@@ -154,16 +149,16 @@ class TimeServer(asyncio.DatagramProtocol):
 @pytest.mark.req("B4")
 def test_clock_message_ties_uptime_to_time_after_late_ntp(tmp_path):
     async def scenario(person, board):
-        await until(lambda: person.packs("readings"))
+        await until_async(lambda: person.packs("readings"))
         assert "bt" not in person.packs("readings")[0][0]
         loop = asyncio.get_running_loop()
         transport, _ = await loop.create_datagram_endpoint(TimeServer, local_addr=("127.0.0.1", port))
-        await until(lambda: person.packs("clock"))
+        await until_async(lambda: person.packs("clock"))
         transport.close()
         (tie,) = person.packs("clock")
         assert abs(tie[0]["bt"] - TimeServer.unix_s) < 30 and tie[0]["up"] > 0
         known = len(person.packs("readings"))
-        await until(lambda: len(person.packs("readings")) > known + 1)
+        await until_async(lambda: len(person.packs("readings")) > known + 1)
         later = person.packs("readings")[-1][0]
         assert abs((later["bt"] - later["up"]) - (tie[0]["bt"] - tie[0]["up"])) < 0.01
 
@@ -196,14 +191,14 @@ def test_board_keeps_sampling_while_the_broker_is_down(tmp_path):
         board = VirtualBoard(tmp_path / "board", DEVICE, broker.port, {"interval_ms": 100, "keep_alive_s": 10})
         try:
             await board.power_on()
-            await until(lambda: len(person.packs("readings")) > 3)
+            await until_async(lambda: len(person.packs("readings")) > 3)
             broker.stop()  # not killed: mosquitto acknowledges before it writes to disk, and here the broker must lose nothing
             before = board.progress.stored
-            await until(lambda: board.progress.stored > before + 10)
+            await until_async(lambda: board.progress.stored > before + 10)
             assert board.progress.waiting > 0
             broker.start()
             wanted = board.progress.stored
-            await until(
+            await until_async(
                 lambda: (
                     {pack[0]["seq"] for pack in person.packs("readings") + person.packs("boot")}
                     >= set(range(1, wanted + 1))
@@ -220,8 +215,8 @@ def test_board_keeps_sampling_while_the_broker_is_down(tmp_path):
 @pytest.mark.req("B2", "B4")
 def test_console_with_log_disabled_shows_only_boot_and_status(tmp_path):
     async def scenario(person, board):
-        await until(lambda: len(person.packs("readings")) > 1)
-        await until(lambda: "status stored=" in board.console.read_text())
+        await until_async(lambda: len(person.packs("readings")) > 1)
+        await until_async(lambda: "status stored=" in board.console.read_text())
         said = {line.split()[0] for line in board.console.read_text().splitlines()}
         assert {"boot", "status"} <= said and not {"network:", "broker:", "stored", "delivered"} & said
 
@@ -247,7 +242,7 @@ def test_unreachable_or_refusing_broker_is_named_on_the_console(tmp_path, listen
         board = VirtualBoard(tmp_path / "board", DEVICE, port, {"interval_ms": 200})
         try:
             await board.power_on()
-            await until(lambda: board.console.exists() and words in board.console.read_text())
+            await until_async(lambda: board.console.exists() and words in board.console.read_text())
         finally:
             await board.stop()
             server.close()

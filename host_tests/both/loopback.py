@@ -8,8 +8,19 @@ import random
 import select
 import socket
 
+from flashmqtt.compat import ticks_diff, ticks_ms
 from tools.proof.packets import split
 from wire import connack, id_of, packet, puback, pubcomp, pubrec, suback
+
+PATIENCE_MS = 60_000  # for what has to happen, on a busy machine
+
+
+def poll_until(mqtt, condition):
+    """Poll a client until the condition holds."""
+    begin = ticks_ms()
+    while not condition():
+        assert ticks_diff(ticks_ms(), begin) < PATIENCE_MS, "waited in vain"
+        mqtt.poll(20)
 
 
 class Loopback:

@@ -17,7 +17,7 @@ from flashmqtt.errors import (
 )
 from flashmqtt.session.ram import RamStore
 from flashmqtt.simple import MQTTClient
-from loopback import Flooding, Loopback
+from loopback import Flooding, Loopback, poll_until
 from wire import publish, pubrel
 
 PATIENCE_S = 30  # for what has to happen, on a busy machine
@@ -35,14 +35,6 @@ def connected(**options):
     mqtt = client(broker, **options)
     mqtt.connect()
     return broker, mqtt
-
-
-def until(broker, mqtt, condition):
-    """Poll until the condition holds."""
-    begin = ticks_ms()
-    while not condition():
-        assert ticks_diff(ticks_ms(), begin) < PATIENCE_S * 1000, "waited in vain"
-        mqtt.poll(20)
 
 
 @pytest.mark.req("Q1", "Q2")
@@ -116,7 +108,7 @@ def test_client_reconnects_while_publish_keeps_storing():
             broker.drop()
             mqtt.poll(0)
         if i % 20 == 15:
-            until(broker, mqtt, lambda: mqtt.connected)
+            poll_until(mqtt, lambda: mqtt.connected)
     assert mqtt.drain(PATIENCE_S)
     assert broker.connects == 4
     seen = []
@@ -138,11 +130,11 @@ def test_next_connection_attempt_after_an_outage_delivers_the_message():
     while ticks_diff(ticks_ms(), begin) < 300:
         mqtt.poll(50)
     assert mqtt.error is not None and not mqtt.connected
-    until(broker, mqtt, lambda: mqtt.link.sock is None)
+    poll_until(mqtt, lambda: mqtt.link.sock is None)
     attempts = mqtt.link.attempts
     assert mqtt.link.wait_ms <= 200  # the next attempt is so near, and the one that gets the message through
     broker.open(port)
-    until(broker, mqtt, lambda: mqtt.delivered(handle))
+    poll_until(mqtt, lambda: mqtt.delivered(handle))
     assert mqtt.link.attempts == attempts + 1
     mqtt.disconnect()
 
@@ -214,7 +206,7 @@ def test_messages_go_to_the_handler_of_their_filter_or_to_on_message():
     mqtt.on_message = lambda m: seen.append(("rest", m.topic, m.payload))
     broker.give(publish(b"a/1", b"1"), publish(b"b/2/3", b"2", 1, 1), publish(b"c", b"3"))
     broker.give(publish(b"b", b"4", 2, 2), pubrel(2))
-    until(broker, mqtt, lambda: len(seen) == 4)
+    poll_until(mqtt, lambda: len(seen) == 4)
     assert seen == [
         ("plus", "a/1", b"1"),
         ("hash", "b/2/3", b"2"),
@@ -268,7 +260,7 @@ def test_any_true_retain_value_sets_only_the_retain_bit(qos):
     broker, mqtt = connected(will=("w", "gone", 1, 2))
     for _ in range(2):
         mqtt.publish("a", "x", qos, 2)
-    until(broker, mqtt, lambda: len(broker.of(3)) == 2)
+    poll_until(mqtt, lambda: len(broker.of(3)) == 2)
     assert [one[0] for one in broker.of(3)] == [0x31 | qos << 1] * 2
     assert broker.of(1)[0][9] == 0x20 | 1 << 3 | 4
     mqtt.disconnect()
@@ -290,7 +282,7 @@ def test_store_is_synced_before_an_acknowledgement_is_sent():
     mqtt.subscribe("a", 1, lambda message: None)
     store.syncs = 0
     broker.give(publish(b"a", b"1", 1, 1))
-    until(broker, mqtt, lambda: broker.of(4))
+    poll_until(mqtt, lambda: broker.of(4))
     assert store.syncs == 1
     mqtt.disconnect()
 
@@ -300,7 +292,7 @@ def test_handlers_may_publish():
     broker, mqtt = connected()
     mqtt.on_message = lambda m: [mqtt.publish("echo", m.payload, qos) for qos in (0, 1, 2)]
     broker.give(publish(b"a", b"hello", 1, 7))
-    until(broker, mqtt, lambda: len(broker.of(3)) == 3)
+    poll_until(mqtt, lambda: len(broker.of(3)) == 3)
     assert mqtt.drain(PATIENCE_S)
     assert len(broker.of(4)) == 1
     mqtt.disconnect()
@@ -320,11 +312,11 @@ def test_handler_error_is_raised_from_poll_and_its_message_retried():
     mqtt.on_message = fail
     broker.give(publish(b"a", b"hello", 1, 7))
     with pytest.raises(ValueError):
-        until(broker, mqtt, lambda: False)
+        poll_until(mqtt, lambda: False)
     assert mqtt.connected
     mqtt.poll(20)
     assert broker.of(4) == []
-    until(broker, mqtt, lambda: broker.of(4))
+    poll_until(mqtt, lambda: broker.of(4))
     assert seen == [b"hello"] * 2 and broker.connects == 1
     mqtt.disconnect()
 
@@ -363,7 +355,7 @@ def test_long_messages_are_sent_through_small_buffers():
     for qos in (0, 1, 2):
         mqtt.publish("a", long, qos)
     assert mqtt.drain(PATIENCE_S)
-    until(broker, mqtt, lambda: len(broker.of(3)) == 3)
+    poll_until(mqtt, lambda: len(broker.of(3)) == 3)
     assert [one[-3000:] == long for one in broker.of(3)] == [True] * 3
     mqtt.disconnect()
 
@@ -424,7 +416,7 @@ def test_host_name_is_resolved_for_every_connection_attempt():
         mqtt.connect()
         broker.present = 1
         broker.drop()
-        until(broker, mqtt, lambda: broker.connects == 2)
+        poll_until(mqtt, lambda: broker.connects == 2)
     finally:
         flashmqtt.link.socket = original
     assert asked == ["127.0.0.1"] * 2
@@ -437,7 +429,7 @@ def test_subscription_made_before_connect_is_sent_after_it():
     mqtt = client(broker)
     assert mqtt.subscribe("x", 1) is None
     mqtt.connect()
-    until(broker, mqtt, lambda: len(broker.of(8)) == 1)
+    poll_until(mqtt, lambda: len(broker.of(8)) == 1)
     mqtt.disconnect()
 
 
@@ -451,11 +443,11 @@ def test_backoff_continues_after_a_reboot_during_an_outage():
     mqtt = client(broker, store=store, backoff=Backoff(base_ms=1, cap_ms=400, random_below=longest))
     mqtt.session.write_note(mqtt.connection.client_id, mqtt.connection.broker)
     mqtt.start()
-    until(broker, mqtt, lambda: mqtt.session.kept_step() >= 8)
+    poll_until(mqtt, lambda: mqtt.session.kept_step() >= 8)
     after = client(broker, store=store.cut(), backoff=Backoff(base_ms=1, cap_ms=400, random_below=longest))
     begin = ticks_ms()
     after.start()
-    until(broker, after, lambda: after.link.attempts == 1)
+    poll_until(after, lambda: after.link.attempts == 1)
     assert ticks_diff(ticks_ms(), begin) >= 200
     mqtt.disconnect()
     after.disconnect()
@@ -468,7 +460,7 @@ def test_lasting_connection_resets_the_stored_backoff_step():
     mqtt.session.write_note(mqtt.connection.client_id, mqtt.connection.broker)
     mqtt.session.keep_step(6)
     mqtt.connect()
-    until(broker, mqtt, lambda: mqtt.session.kept_step() == 0)
+    poll_until(mqtt, lambda: mqtt.session.kept_step() == 0)
     assert mqtt.connected
     mqtt.disconnect()
 
@@ -487,10 +479,10 @@ def test_delivered_message_resets_the_backoff_of_a_short_connection():
     broker.present = 1
     for i in range(5):
         mqtt.publish("a", bytes([i]), qos=1 + i % 2)
-        until(broker, mqtt, lambda: not mqtt.pending)
+        poll_until(mqtt, lambda: not mqtt.pending)
         assert mqtt.link.backoff.step == mqtt.session.kept_step() == 0
         broker.drop()
-        until(broker, mqtt, lambda n=i + 2: mqtt.link.connects == n)
+        poll_until(mqtt, lambda n=i + 2: mqtt.link.connects == n)
         assert mqtt.link.backoff.step == 1  # the first delay was the shortest
     mqtt.disconnect()
 
@@ -503,7 +495,7 @@ def test_backoff_grows_while_connections_deliver_nothing():
     mqtt.publish("a", "x", qos=1)
     mqtt.start()
     for i in range(6):
-        until(broker, mqtt, lambda n=i + 1: mqtt.link.connects == n and len(broker.of(3)) == n)
+        poll_until(mqtt, lambda n=i + 1: mqtt.link.connects == n and len(broker.of(3)) == n)
         assert mqtt.link.backoff.step == i
         broker.present = 1
         broker.drop()
@@ -531,8 +523,8 @@ def test_message_in_a_worn_store_is_delivered_after_repeated_outages():
     broker.present = 1
     for i in range(3):
         broker.drop()
-        until(broker, mqtt, lambda n=i + 2: mqtt.link.connects == n)
-    until(broker, mqtt, lambda: not mqtt.pending)
+        poll_until(mqtt, lambda n=i + 2: mqtt.link.connects == n)
+    poll_until(mqtt, lambda: not mqtt.pending)
     store.failure = None
     mqtt.disconnect()
 
@@ -548,7 +540,7 @@ def with_store_failing_in_a_handler():
     mqtt.on_message = fail
     broker.give(publish(b"a", b"x", 2, 8), pubrel(8))
     with pytest.raises(FlashFailed):
-        until(broker, mqtt, lambda: False)
+        poll_until(mqtt, lambda: False)
     return store, broker, mqtt
 
 
@@ -560,7 +552,7 @@ def test_client_reconnects_after_the_store_failed_at_connection_loss():
     with pytest.raises(FlashFailed):
         mqtt.link.fail(ConnectionLost("gone"), ticks_ms())
     store.failure = None
-    until(broker, mqtt, lambda: mqtt.connected and broker.connects == 2)
+    poll_until(mqtt, lambda: mqtt.connected and broker.connects == 2)
     mqtt.disconnect()
 
 
@@ -617,7 +609,7 @@ def test_blocking_call_in_a_handler_raises_and_its_message_is_not_acknowledged(w
     mqtt.on_message = wait
     broker.give(publish(b"a", b"1", 1, 7), publish(b"a", b"2", 1, 8))
     with pytest.raises(UsageError):
-        until(broker, mqtt, lambda: False)
+        poll_until(mqtt, lambda: False)
     mqtt.poll(20)
     assert seen == [b"1"] and broker.of(4) == []
     mqtt.disconnect()
@@ -635,10 +627,10 @@ def test_qos_2_message_whose_handler_disconnects_is_not_delivered_again():
 
     mqtt.on_message = stop
     broker.give(publish(b"a", b"1", 2, 7), pubrel(7))
-    until(broker, mqtt, lambda: seen)
+    poll_until(mqtt, lambda: seen)
     mqtt.connect()
     broker.give(pubrel(7))
-    until(broker, mqtt, lambda: broker.of(7))
+    poll_until(mqtt, lambda: broker.of(7))
     assert seen == [b"1"]
     mqtt.disconnect()
 
@@ -654,7 +646,7 @@ def test_client_stays_disconnected_when_the_disconnecting_handler_fails():
     mqtt.on_message = stop
     broker.give(publish(b"a", b"1"))
     with pytest.raises(ValueError):
-        until(broker, mqtt, lambda: False)
+        poll_until(mqtt, lambda: False)
     for _ in range(3):
         mqtt.poll(30)
     assert broker.connects == 1 and len(broker.of(1)) == 1 and mqtt.link.attempts == 1

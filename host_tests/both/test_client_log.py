@@ -16,7 +16,7 @@ from flashmqtt.client_log import words
 from flashmqtt.compat import ticks_diff, ticks_ms
 from flashmqtt.errors import ConnectRefused, MalformedPacket, StoreFull, StoreWorn
 from flashmqtt.session.ram import RamStore
-from loopback import Loopback
+from loopback import Loopback, poll_until
 from wire import CutStore, puback, publish
 
 PATIENCE_S = 30  # for events that must happen, on a busy machine
@@ -35,14 +35,6 @@ def client(broker, **options):
     options.setdefault("backoff", backoff())
     options.setdefault("timeout_s", PATIENCE_S)
     return Client("127.0.0.1", broker.port, options.pop("client_id", "me"), feed=broker, **options)
-
-
-def poll_until(mqtt, condition):
-    """Poll until the condition holds."""
-    begin = ticks_ms()
-    while not condition():
-        assert ticks_diff(ticks_ms(), begin) < PATIENCE_S * 1000, "waited in vain"
-        mqtt.poll(20)
 
 
 def without_delay(lines):

@@ -7,8 +7,8 @@ from flashmqtt.compat import ticks_diff, ticks_ms
 from flashmqtt.errors import ConnectionLost, Refused, StoreCorrupt, UsageError
 from flashmqtt.session.ram import RamStore
 from flashmqtt.simple import MQTTClient
-from loopback import Loopback
-from test_client import connected, until
+from loopback import Loopback, poll_until
+from test_client import connected
 from wire import CutStore, id_of, publish, pubrel, split, text
 
 
@@ -44,7 +44,7 @@ def test_messages_received_before_subscribe_reach_the_later_handler():
     assert acknowledged(broker) == []
     seen = []
     assert mqtt.subscribe("a/#", 2, lambda m: seen.append((m.topic, m.payload, m.qos))) == 2
-    until(broker, mqtt, lambda: len(acknowledged(broker)) == 3)
+    poll_until(mqtt, lambda: len(acknowledged(broker)) == 3)
     assert sorted(seen) == [("a/1", b"one", 1), ("a/2", b"two", 2), ("a/3", b"three", 0), ("a/4", b"four", 1)]
     assert seen[0][1] == b"one" and seen.index(("a/1", b"one", 1)) < seen.index(("a/4", b"four", 1))
     assert sorted(acknowledged(broker)) == [1, 2, 3]
@@ -59,7 +59,7 @@ def test_setting_on_message_claims_waiting_messages():
     turn(broker, mqtt)
     seen = []
     mqtt.on_message = lambda m: seen.append(m.payload)
-    until(broker, mqtt, lambda: acknowledged(broker) == [1, 2])
+    poll_until(mqtt, lambda: acknowledged(broker) == [1, 2])
     assert seen == [b"1", b"2"]
     mqtt.disconnect()
 
@@ -71,13 +71,13 @@ def test_unclaimed_messages_survive_a_reconnect_and_are_delivered_once():
     broker.give(publish(b"a/topic", b"1", 1, 1), publish(b"a/topic", b"2", 2, 2), pubrel(2))
     turn(broker, mqtt)
     broker.drop()
-    until(broker, mqtt, lambda: broker.connects == 2)
+    poll_until(mqtt, lambda: broker.connects == 2)
     broker.give(publish(b"a/topic", b"1", 1, 1, dup=1), pubrel(2), publish(b"a/topic", b"3", 1, 3))
     turn(broker, mqtt)
     assert acknowledged(broker) == []
     seen = []
     mqtt.subscribe("a/topic", 2, lambda m: seen.append(m.payload))
-    until(broker, mqtt, lambda: len(acknowledged(broker)) == 3)
+    poll_until(mqtt, lambda: len(acknowledged(broker)) == 3)
     turn(broker, mqtt)
     assert sorted(seen) == [b"1", b"2", b"3"] and sorted(acknowledged(broker)) == [1, 2, 3]
     assert mqtt.session.waiting.owing == 0
@@ -90,12 +90,12 @@ def test_waiting_messages_are_delivered_after_the_broker_lost_the_session():
     broker.give(publish(b"a", b"1", 1, 1), publish(b"a", b"2", 2, 2), pubrel(2))
     turn(broker, mqtt)
     broker.drop()
-    until(broker, mqtt, lambda: broker.connects == 2)
+    poll_until(mqtt, lambda: broker.connects == 2)
     seen = []
     mqtt.on_message = lambda m: seen.append(m.payload)
-    until(broker, mqtt, lambda: len(seen) == 2)
+    poll_until(mqtt, lambda: len(seen) == 2)
     broker.give(publish(b"a", b"new", 1, 1))  # an id of the broker's new session
-    until(broker, mqtt, lambda: acknowledged(broker) == [1])
+    poll_until(mqtt, lambda: acknowledged(broker) == [1])
     assert seen == [b"1", b"2", b"new"]
     mqtt.disconnect()
 
@@ -108,18 +108,18 @@ def test_messages_behind_an_unclaimed_one_are_handled_and_acknowledged_in_order(
     seen = []
     mqtt.subscribe("b", 2, lambda m: seen.append(m.payload))
     broker.give(publish(b"a", b"1", 1, 1), publish(b"b", b"2", 1, 2), publish(b"b", b"3", 2, 3), pubrel(3))
-    until(broker, mqtt, lambda: len(seen) == 2)
+    poll_until(mqtt, lambda: len(seen) == 2)
     assert mqtt.subscribe("c", 1) == 1
     assert mqtt.publish("d", "x", 1) and mqtt.drain(30)
     assert seen == [b"2", b"3"] and acknowledged(broker) == [3]
     # Its PUBACK is owed; the broker sends it again with the next connection, and its handler does not run again.
     broker.drop()
-    until(broker, mqtt, lambda: broker.connects == 2)
+    poll_until(mqtt, lambda: broker.connects == 2)
     broker.give(publish(b"a", b"1", 1, 1, dup=1), publish(b"b", b"2", 1, 2, dup=1), publish(b"b", b"4", 1, 4))
-    until(broker, mqtt, lambda: len(seen) == 3)
+    poll_until(mqtt, lambda: len(seen) == 3)
     assert acknowledged(broker) == [3]
     mqtt.subscribe("a", 1, lambda m: seen.append(m.payload))
-    until(broker, mqtt, lambda: len(acknowledged(broker)) == 4)
+    poll_until(mqtt, lambda: len(acknowledged(broker)) == 4)
     assert acknowledged(broker) == [3, 1, 2, 4] and seen == [b"2", b"3", b"4", b"1"]
     mqtt.disconnect()
 
@@ -132,18 +132,18 @@ def test_new_message_with_a_reused_packet_id_and_dup_is_delivered():
     seen = []
     mqtt.subscribe("b/+", 1, lambda m: seen.append((m.topic, m.payload)))
     broker.give(publish(b"a", b"1", 1, 2), publish(b"b/1", b"one", 1, 3), publish(b"b/1", b"two", 1, 4))
-    until(broker, mqtt, lambda: len(seen) == 2)
+    poll_until(mqtt, lambda: len(seen) == 2)
     broker.drop()  # and with it what came behind
-    until(broker, mqtt, lambda: broker.connects == 2)
+    poll_until(mqtt, lambda: broker.connects == 2)
     broker.give(
         publish(b"a", b"1", 1, 1, dup=1),
         publish(b"b/1", b"one", 1, 2, dup=1),
         publish(b"b/1", b"six", 1, 3, dup=1),
         publish(b"b/2", b"two", 1, 4, dup=1),
     )
-    until(broker, mqtt, lambda: ("b/1", b"six") in seen and ("b/2", b"two") in seen)
+    poll_until(mqtt, lambda: ("b/1", b"six") in seen and ("b/2", b"two") in seen)
     mqtt.subscribe("a", 1, lambda m: None)
-    until(broker, mqtt, lambda: acknowledged(broker) == [1, 2, 3, 4])
+    poll_until(mqtt, lambda: acknowledged(broker) == [1, 2, 3, 4])
     mqtt.disconnect()
 
 
@@ -155,12 +155,12 @@ def test_unclaimed_message_is_reported_counted_and_dropped(qos):
     mqtt.on_unclaimed = lambda m: told.append((m.topic, m.payload, m.qos))
     broker.give(publish(b"a", b"1", qos, 1))
     if qos == 2:
-        until(broker, mqtt, lambda: broker.of(5))
+        poll_until(mqtt, lambda: broker.of(5))
         broker.give(pubrel(1))
     turn(broker, mqtt)
     assert told == [] and acknowledged(broker) == []
     expire_unclaimed(mqtt)
-    until(broker, mqtt, lambda: told)
+    poll_until(mqtt, lambda: told)
     turn(broker, mqtt)
     assert told == [("a", b"1", qos)] and acknowledged(broker) == ([1] if qos else [])
     assert mqtt.unclaimed == 1 and mqtt.session.waiting.entries == [] and not mqtt.session.store.held()
@@ -175,16 +175,16 @@ def test_unclaimed_keep_saves_messages_for_a_later_handler(qos):
     mqtt.on_unclaimed = lambda m: told.append(m.payload)
     broker.give(publish(b"a", b"1", qos, 1))
     if qos == 2:
-        until(broker, mqtt, lambda: broker.of(5))
+        poll_until(mqtt, lambda: broker.of(5))
         broker.give(pubrel(1))
-    until(broker, mqtt, lambda: told)
+    poll_until(mqtt, lambda: told)
     begin = ticks_ms()
     while ticks_diff(ticks_ms(), begin) < 400:
         mqtt.poll(20)
     assert told == [b"1"] and acknowledged(broker) == [] and mqtt.unclaimed == 1
     seen = []
     mqtt.subscribe("a", 2, lambda m: seen.append(m.payload))
-    until(broker, mqtt, lambda: acknowledged(broker) == [1])
+    poll_until(mqtt, lambda: acknowledged(broker) == [1])
     assert seen == [b"1"]
     mqtt.disconnect()
 
@@ -201,7 +201,7 @@ def test_unclaimed_messages_never_block_a_program_that_only_publishes():
     assert len(mqtt.session.waiting.entries) <= 8 and mqtt.session.waiting.bytes <= 2048 + 60
     assert mqtt.missed > 0 and mqtt.unclaimed == 0 and broker.connects == 1
     expire_unclaimed(mqtt)  # now the client also makes a new connection, for what it left unacknowledged
-    until(broker, mqtt, lambda: mqtt.unclaimed >= 4)
+    poll_until(mqtt, lambda: mqtt.unclaimed >= 4)
     mqtt.disconnect()
 
 
@@ -218,7 +218,7 @@ def test_messages_beyond_the_waiting_limit_arrive_in_order_after_a_reconnect():
     mqtt.subscribe("a", 1, lambda m: seen.append(m.payload))
     while broker.connects < 5 and len(acknowledged(broker)) < 10:
         connects = broker.connects
-        until(broker, mqtt, lambda n=connects: broker.connects > n or len(acknowledged(broker)) == 10)
+        poll_until(mqtt, lambda n=connects: broker.connects > n or len(acknowledged(broker)) == 10)
         if broker.connects > connects:  # what was not acknowledged is sent again
             for i in range(1, 11):
                 if i not in acknowledged(broker):
@@ -236,12 +236,12 @@ def test_message_without_room_comes_again_although_later_ones_are_done():
     mqtt.subscribe("b", 1, lambda m: done.append(m.payload))
     messages = [publish(b"a", b"%d" % i, 1, i) for i in range(1, 6)]  # the last one has no room
     broker.give(*messages, *[publish(b"b", b"", 1, i) for i in range(6, 9)])
-    until(broker, mqtt, lambda: len(done) == 3)
+    poll_until(mqtt, lambda: len(done) == 3)
     mqtt.subscribe("a", 1, lambda m: seen.append(m.payload))
-    until(broker, mqtt, lambda: broker.connects == 2)
+    poll_until(mqtt, lambda: broker.connects == 2)
     assert acknowledged(broker) == [1, 2, 3, 4]
     broker.give(publish(b"a", b"5", 1, 5, dup=1), *[publish(b"b", b"", 1, i, dup=1) for i in range(6, 9)])
-    until(broker, mqtt, lambda: len(acknowledged(broker)) == 8)
+    poll_until(mqtt, lambda: len(acknowledged(broker)) == 8)
     assert seen == [b"1", b"2", b"3", b"4", b"5"] and acknowledged(broker) == list(range(1, 9))
     mqtt.disconnect()
 
@@ -253,7 +253,7 @@ def test_qos_0_messages_beyond_the_waiting_limit_are_counted_as_missed():
     turn(broker, mqtt)
     seen = []
     mqtt.on_message = lambda m: seen.append(m.payload)
-    until(broker, mqtt, lambda: len(seen) == 4)
+    poll_until(mqtt, lambda: len(seen) == 4)
     assert seen == [b"0", b"1", b"2", b"3"] and mqtt.missed == 6
     mqtt.disconnect()
 
@@ -265,7 +265,7 @@ def test_clean_session_acknowledges_messages_beyond_the_waiting_limit():
     turn(broker, mqtt)
     seen = []
     mqtt.on_message = lambda m: seen.append(m.payload)
-    until(broker, mqtt, lambda: len(acknowledged(broker)) == 5)
+    poll_until(mqtt, lambda: len(acknowledged(broker)) == 5)
     assert acknowledged(broker) == [1, 2, 3, 4, 5] and seen == [b"1", b"2"] and mqtt.missed == 3
     assert broker.connects == 1
     mqtt.disconnect()
@@ -289,12 +289,12 @@ def test_message_whose_handler_always_fails_is_discarded_and_blocks_no_other_han
     mqtt.subscribe("b", 2, lambda m: seen.append(m.payload))
     broker.give(publish(b"a", b"poison", qos, 1))
     if qos == 2:
-        until(broker, mqtt, lambda: broker.of(5))
+        poll_until(mqtt, lambda: broker.of(5))
         broker.give(pubrel(1))
     broker.give(publish(b"a", b"next", 1, 2), publish(b"b", b"other", 0))
-    until(broker, mqtt, lambda: seen)
+    poll_until(mqtt, lambda: seen)
     assert seen == [b"other"] and b"next" not in ran  # the order of a handler's messages is kept
-    until(broker, mqtt, lambda: len(acknowledged(broker)) == 2)
+    poll_until(mqtt, lambda: len(acknowledged(broker)) == 2)
     assert ran == [b"poison"] * 3 + [b"next"]
     assert errors == [(ValueError, "a", n) for n in (1, 2, 3)] and mqtt.failed == 1
     assert acknowledged(broker) == [1, 2] and broker.connects == 1 and not mqtt.session.store.held()
@@ -316,7 +316,7 @@ def test_only_the_failed_one_of_several_handlers_is_called_again():
     mqtt.subscribe("a/+", 1, second)
     mqtt.subscribe("+/b", 1, lambda m: ran.append(3))
     broker.give(publish(b"a/b", b"x", 1, 1))
-    until(broker, mqtt, lambda: acknowledged(broker))
+    poll_until(mqtt, lambda: acknowledged(broker))
     assert ran == [1, 2, 2, 3]
     mqtt.disconnect()
 
@@ -383,7 +383,7 @@ def test_async_handler_is_refused():
     mqtt.on_message = asynchronous
     broker.give(publish(b"a", b"x", 1, 1))
     with pytest.raises(UsageError):
-        until(broker, mqtt, lambda: False)
+        poll_until(mqtt, lambda: False)
     assert acknowledged(broker) == []
     mqtt.disconnect()
 
@@ -396,12 +396,12 @@ def test_missing_pubrel_causes_a_reconnect_that_delivers_the_message():
     seen = []
     mqtt.subscribe("#", 2, lambda m: seen.append(m.payload))
     broker.give(publish(b"a", b"x", 2, 5))
-    until(broker, mqtt, lambda: broker.of(5))
+    poll_until(mqtt, lambda: broker.of(5))
     broker.give(pubrel(6))  # as some brokers do: the release of another id
-    until(broker, mqtt, lambda: broker.connects == 2)
+    poll_until(mqtt, lambda: broker.connects == 2)
     assert seen == []
     broker.give(pubrel(6))
-    until(broker, mqtt, lambda: seen)
+    poll_until(mqtt, lambda: seen)
     turn(broker, mqtt)
     assert seen == [b"x"] and not store.held() and broker.connects == 2
     mqtt.disconnect()
@@ -421,14 +421,14 @@ def test_equal_message_of_next_session_is_not_taken_for_a_waiting_one(payload):
     mqtt.on_message = handler
     mqtt.on_error = lambda error, message: None
     broker.give(publish(b"door", payload, 2, 1), pubrel(1))
-    until(broker, mqtt, lambda: calls)
+    poll_until(mqtt, lambda: calls)
     broker.drop()
-    until(broker, mqtt, lambda: broker.connects == 2 and mqtt.connected)
+    poll_until(mqtt, lambda: broker.connects == 2 and mqtt.connected)
     broker.present = 1
     broker.give(publish(b"door", payload, 2, 1))  # of the new session
-    until(broker, mqtt, lambda: broker.connects == 3 and mqtt.connected)
+    poll_until(mqtt, lambda: broker.connects == 3 and mqtt.connected)
     broker.give(publish(b"door", payload, 2, 1, dup=1), pubrel(1))
-    until(broker, mqtt, lambda: len(acknowledged(broker)) == 1)
+    poll_until(mqtt, lambda: len(acknowledged(broker)) == 1)
     del calls[0]
     assert b"".join(part for _, part in calls) == payload * 2 and [at for at, _ in calls].count(0) == 2
     mqtt.disconnect()
@@ -448,16 +448,16 @@ def test_new_message_with_packet_id_of_long_one_comes_again_after_a_failed_piece
     mqtt.on_message = handler
     mqtt.on_error = lambda error, message: None
     broker.give(publish(b"long", bytes(300), 2, 1))
-    until(broker, mqtt, lambda: broker.of(5))
+    poll_until(mqtt, lambda: broker.of(5))
     broker.drop()
-    until(broker, mqtt, lambda: broker.connects == 2 and mqtt.connected)
+    poll_until(mqtt, lambda: broker.connects == 2 and mqtt.connected)
     broker.give(publish(b"new", b"x", 2, 1))
-    until(broker, mqtt, lambda: len(calls) == 2)
+    poll_until(mqtt, lambda: len(calls) == 2)
     mqtt.subscribe("other", 1, handler)
     broker.give(publish(b"other", b"x", 1, 9))
-    until(broker, mqtt, lambda: broker.connects == 3 and mqtt.connected)
+    poll_until(mqtt, lambda: broker.connects == 3 and mqtt.connected)
     broker.give(publish(b"new", b"x", 2, 1, dup=1), pubrel(1))
-    until(broker, mqtt, lambda: len(acknowledged(broker)) == 2)
+    poll_until(mqtt, lambda: len(acknowledged(broker)) == 2)
     assert [one[0] for one in calls] == ["long", "long", "other", "long", "long", "long", "new"]
     assert [id_of(one) for one in broker.of(5)] == [1, 1] and acknowledged(broker) == [9, 1]
     mqtt.disconnect()
@@ -475,9 +475,9 @@ def test_long_message_behind_a_discarded_one_is_handed_over():
 
     mqtt.on_error = lambda error, message: None
     broker.give(publish(b"a", bytes(200), 2, 1), publish(b"b", bytes(200), 2, 2), pubrel(1), pubrel(2))
-    until(broker, mqtt, lambda: mqtt.session.waiting and len(mqtt.session.waiting.entries) == 2)
+    poll_until(mqtt, lambda: mqtt.session.waiting and len(mqtt.session.waiting.entries) == 2)
     mqtt.subscribe([("a", 2), ("b", 2)], 2, handler)
-    until(broker, mqtt, lambda: len(acknowledged(broker)) == 2)
+    poll_until(mqtt, lambda: len(acknowledged(broker)) == 2)
     assert calls == ["a", "b", "b"] and mqtt.failed == 1
     mqtt.disconnect()
 
@@ -497,9 +497,9 @@ def test_message_behind_a_waiting_long_one_does_not_overtake_it(qos, failing):
     broker.give(publish(b"long", bytes(200), 2, 1), pubrel(1), publish(b"short", b"x", qos, qos and 2))
     if qos == 2:
         broker.give(pubrel(2))
-    until(broker, mqtt, lambda: mqtt.session.waiting and len(mqtt.session.waiting.entries) == 2)
+    poll_until(mqtt, lambda: mqtt.session.waiting and len(mqtt.session.waiting.entries) == 2)
     mqtt.on_message = handler
-    until(broker, mqtt, lambda: len(acknowledged(broker)) == (2 if qos else 1) and not mqtt.session.waiting.entries)
+    poll_until(mqtt, lambda: len(acknowledged(broker)) == (2 if qos else 1) and not mqtt.session.waiting.entries)
     assert calls == ["long"] * (2 if failing is None else failing + 3) + ["short"]
     assert acknowledged(broker)[0] == 1 and broker.connects == 1 and not mqtt.session.waiting.bytes
     mqtt.disconnect()
@@ -519,7 +519,7 @@ def test_handler_set_between_two_pieces_gets_the_remaining_ones(qos):
     broker.give(publish(b"a", bytes(300), qos, 1))
     if qos == 2:
         broker.give(pubrel(1))
-    until(broker, mqtt, lambda: acknowledged(broker) == [1])
+    poll_until(mqtt, lambda: acknowledged(broker) == [1])
     assert calls[0] == ("first", 0) and len(calls) == 3 and {who for who, _ in calls[1:]} == {"second"}
     mqtt.disconnect()
 
@@ -540,11 +540,11 @@ def test_message_behind_a_waiting_long_one_that_can_not_be_read_is_handed_over(r
         raise StoreCorrupt
 
     broker.give(publish(b"long", bytes(200), 2, 1), pubrel(1), publish(b"short", b"x", 1, 2))
-    until(broker, mqtt, lambda: mqtt.session.waiting and len(mqtt.session.waiting.entries) == 2)
+    poll_until(mqtt, lambda: mqtt.session.waiting and len(mqtt.session.waiting.entries) == 2)
     if not readable:
         store.read_held = unreadable
     mqtt.on_message = handler
-    until(broker, mqtt, lambda: acknowledged(broker) == [1, 2])
+    poll_until(mqtt, lambda: acknowledged(broker) == [1, 2])
     assert calls == ["long"] * readable + ["short"] and store.damaged == 1 and not mqtt.session.waiting.entries
     mqtt.disconnect()
 
@@ -562,13 +562,13 @@ def test_pieces_of_a_held_message_do_not_come_between_those_of_an_arriving_one()
     mqtt.on_error = lambda error, message: None
     mqtt.subscribe([("a", 2), ("b", 2)], 2, handler)
     broker.give(publish(b"b", bytes(300), 2, 1), pubrel(1))
-    until(broker, mqtt, lambda: calls)
+    poll_until(mqtt, lambda: calls)
     long = publish(b"a", bytes(300), 1, 2)
     broker.give(long[:150])
-    until(broker, mqtt, lambda: mqtt.session.inbound._resumed)  # "b" is to be handed over again
+    poll_until(mqtt, lambda: mqtt.session.inbound._resumed)  # "b" is to be handed over again
     turn(broker, mqtt)
     broker.give(long[150:])
-    until(broker, mqtt, lambda: len(acknowledged(broker)) == 2)
+    poll_until(mqtt, lambda: len(acknowledged(broker)) == 2)
     assert calls == ["b", "a", "a", "a", "b", "b", "b"]
     mqtt.disconnect()
 
@@ -579,7 +579,7 @@ def test_waiting_messages_are_due_at_once_when_a_connection_ends():
     # over before the other one comes again, or it waits behind that one again, with every connection.
     broker, mqtt = connected()
     broker.give(publish(b"a", b"x", 1, 1))
-    until(broker, mqtt, lambda: mqtt.session.waiting)
+    poll_until(mqtt, lambda: mqtt.session.waiting)
     waiting = mqtt.session.waiting
     now = ticks_ms()
     waiting.due(now, False)
@@ -603,11 +603,11 @@ def test_long_message_is_handed_over_after_one_that_failed_and_was_cut():
     mqtt.on_message = handler
     mqtt.on_error = lambda error, message: None
     broker.give(publish(b"a", bytes(300), 1, 1)[:150])
-    until(broker, mqtt, lambda: calls)
+    poll_until(mqtt, lambda: calls)
     broker.drop()
-    until(broker, mqtt, lambda: broker.connects == 2 and mqtt.connected)
+    poll_until(mqtt, lambda: broker.connects == 2 and mqtt.connected)
     broker.give(publish(b"b", bytes(200), 2, 2), pubrel(2))
-    until(broker, mqtt, lambda: acknowledged(broker) == [2])
+    poll_until(mqtt, lambda: acknowledged(broker) == [2])
     assert calls == ["a", "b", "b"]
     mqtt.disconnect()
 
@@ -627,7 +627,7 @@ def test_message_handled_offline_is_not_repeated_after_power_cut():
     mqtt.on_message = handler
     mqtt.on_error = lambda error, message: None
     broker.give(publish(b"a", b"x", 2, 5), pubrel(5))
-    until(broker, mqtt, lambda: len(calls) == 2)
+    poll_until(mqtt, lambda: len(calls) == 2)
     assert not mqtt.connected and store.cut().held() == []
 
 
@@ -637,9 +637,9 @@ def test_power_cut_in_handler_of_waiting_message_does_not_repeat_the_one_before(
     broker, mqtt = connected(store=store)
     held = []
     broker.give(publish(b"a", b"1", 2, 1), publish(b"a", b"2", 2, 2), pubrel(1), pubrel(2))
-    until(broker, mqtt, lambda: mqtt.session.waiting and len(mqtt.session.waiting.entries) == 2)
+    poll_until(mqtt, lambda: mqtt.session.waiting and len(mqtt.session.waiting.entries) == 2)
     mqtt.on_message = lambda message: held.append(store.cut().held())  # the power is cut here
-    until(broker, mqtt, lambda: len(held) == 2)
+    poll_until(mqtt, lambda: len(held) == 2)
     assert held == [[1, 2], [2]]
     mqtt.disconnect()
 
@@ -652,7 +652,7 @@ def test_several_filters_share_one_packet_and_each_has_a_result():
     (request,) = broker.of(8)
     assert request[4:] == text(b"a") + b"\0" + text(b"b") + b"\2" + text(b"c") + b"\1"
     broker.give(publish(b"a", b"x"), publish(b"c", b"x"))
-    until(broker, mqtt, lambda: seen == ["a", "c"])
+    poll_until(mqtt, lambda: seen == ["a", "c"])
     broker.granted = 0x80
     assert mqtt.subscribe(["d", "e"]) == [0x80, 0x80]
     with pytest.raises(Refused):
@@ -703,6 +703,6 @@ def test_messages_waiting_at_disconnect_are_delivered_after_reconnect():
     mqtt.connect()
     assert seen == []
     broker.give(publish(b"a", b"1", 1, 1, dup=1), pubrel(2))
-    until(broker, mqtt, lambda: len(acknowledged(broker)) == 2)
+    poll_until(mqtt, lambda: len(acknowledged(broker)) == 2)
     assert seen == [b"1", b"2"]
     mqtt.disconnect()

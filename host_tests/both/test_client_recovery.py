@@ -9,8 +9,8 @@ from flashmqtt.client import Client
 from flashmqtt.errors import StoreWorn, UsageError
 from flashmqtt.session.ram import RamStore
 from flashmqtt.simple import MQTTClient
-from loopback import Loopback
-from test_client import PATIENCE_S, connected, until
+from loopback import Loopback, poll_until
+from test_client import PATIENCE_S, connected
 from wire import CutStore, publish, pubrel
 
 
@@ -28,11 +28,11 @@ def test_finished_handler_does_not_run_again_after_link_loss_with_full_output():
 
     mqtt.on_message = handler
     broker.give(publish(b"t", b"open valve", 2, 1))
-    until(broker, mqtt, lambda: broker.of(5))
+    poll_until(mqtt, lambda: broker.of(5))
     broker.give(pubrel(1))
-    until(broker, mqtt, lambda: broker.connects == 2)
+    poll_until(mqtt, lambda: broker.connects == 2)
     broker.give(pubrel(1))
-    until(broker, mqtt, lambda: broker.of(7))
+    poll_until(mqtt, lambda: broker.of(7))
     assert ran == [b"open valve"]
     mqtt.disconnect()
 
@@ -50,9 +50,9 @@ def test_message_whose_handler_was_interrupted_is_delivered_again():
     mqtt.on_message = handler
     broker.give(publish(b"t", b"x", 1, 5))
     with pytest.raises(KeyboardInterrupt):
-        until(broker, mqtt, lambda: False)
+        poll_until(mqtt, lambda: False)
     assert not broker.of(4)
-    until(broker, mqtt, lambda: broker.of(4))
+    poll_until(mqtt, lambda: broker.of(4))
     assert seen == [b"x", b"x"] and mqtt.failed == 0
     mqtt.disconnect()
 
@@ -81,11 +81,11 @@ def test_message_refused_by_a_full_store_arrives_without_backoff():
     seen = []
     mqtt.on_message = lambda message: seen.append(message.payload)
     broker.give(publish(b"t", b"1", 2, 1), publish(b"t", b"2", 2, 2))
-    until(broker, mqtt, lambda: broker.of(5))
+    poll_until(mqtt, lambda: broker.of(5))
     broker.give(pubrel(1))
-    until(broker, mqtt, lambda: broker.connects == 2)
+    poll_until(mqtt, lambda: broker.connects == 2)
     broker.give(publish(b"t", b"2", 2, 2, dup=1), pubrel(2))
-    until(broker, mqtt, lambda: len(seen) == 2)
+    poll_until(mqtt, lambda: len(seen) == 2)
     assert seen == [b"1", b"2"] and mqtt.link.backoff.step == 0
     mqtt.disconnect()
 
@@ -165,7 +165,7 @@ def test_qos_0_message_behind_a_partly_sent_one_waits_only_for_room():
     feeds = broker.feeds  # the client feeds each time it waits
     mqtt.publish("t", b"next" * 500)
     assert broker.feeds == feeds
-    until(broker, mqtt, lambda: len(broker.of(3)) == 2)
+    poll_until(mqtt, lambda: len(broker.of(3)) == 2)
     assert [one[-4:] for one in broker.of(3)] == [b"long", b"next"]
     mqtt.disconnect()
 
@@ -220,7 +220,7 @@ def test_publish_that_interrupts_publish_or_poll_is_refused_without_damage(qos):
     assert len(refused) > n
     mqtt.link.sock = sock
     mqtt.publish("t", "after", qos)
-    until(broker, mqtt, lambda: len(broker.of(3)) == 2)
+    poll_until(mqtt, lambda: len(broker.of(3)) == 2)
     assert [one[-5:] for one in broker.of(3)] == [b"ading", b"after"]
     assert mqtt.drain(2)
     mqtt.disconnect()

@@ -4,9 +4,8 @@ import pytest
 
 from flashmqtt.backoff import Backoff
 from flashmqtt.client import Client
-from flashmqtt.compat import ticks_diff, ticks_ms
 from flashmqtt.errors import Refused
-from loopback import Loopback
+from loopback import Loopback, poll_until
 from wire import puback
 
 PATIENCE_S = 60  # for what has to happen, on a busy machine
@@ -52,16 +51,9 @@ def client(broker, **options):
     return mqtt
 
 
-def until(mqtt, condition):
-    begin = ticks_ms()
-    while not condition():
-        assert ticks_diff(ticks_ms(), begin) < PATIENCE_S * 1000, "waited in vain"
-        mqtt.poll(20)
-
-
 def outcome(mqtt, bad, good):
     """Let one be refused and the other delivered."""
-    until(mqtt, lambda: mqtt.session.is_done(bad) and mqtt.session.is_done(good))
+    poll_until(mqtt, lambda: mqtt.session.is_done(bad) and mqtt.session.is_done(good))
     assert mqtt.delivered(good)
     for _ in range(2):
         with pytest.raises(Refused):
@@ -86,7 +78,7 @@ def test_max_qos_1_avoids_connections_closed_on_qos_2():
     broker = Picky(lambda one: one[0] & 4, lambda broker: broker.drop())
     mqtt = client(broker, max_qos=1)
     handle = mqtt.publish("a", "exactly once, if that can be", qos=2)
-    until(mqtt, lambda: mqtt.delivered(handle))
+    poll_until(mqtt, lambda: mqtt.delivered(handle))
     assert broker.tries == 0 and broker.connects == 1
     mqtt.disconnect()
     broker.close()
@@ -137,7 +129,7 @@ def test_broker_that_drops_every_connection_refuses_no_message():
     broker = Picky(third, lambda broker: broker.drop())
     mqtt = client(broker)
     handles = [mqtt.publish("a", "x%d" % i, qos=1) for i in range(7)]
-    until(mqtt, lambda: not mqtt.pending)
+    poll_until(mqtt, lambda: not mqtt.pending)
     assert broker.tries >= 3 and not mqtt.reports
     assert all(mqtt.delivered(handle) for handle in handles)
     mqtt.disconnect()

@@ -16,6 +16,7 @@ from pathlib import Path
 import paho.mqtt.client as paho
 import pytest
 
+from host_tests.waiting import until
 from tools.broker import Broker, find_mosquitto
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -121,10 +122,7 @@ class Peer:
         return lines
 
     def until(self, *wanted: tuple[str, bytes]) -> None:
-        deadline = time.monotonic() + PATIENCE_S
-        while any(self.heard.count(one) < wanted.count(one) for one in wanted):
-            assert time.monotonic() < deadline, self.heard
-            time.sleep(0.02)
+        until(lambda: all(self.heard.count(one) >= wanted.count(one) for one in wanted), lambda: self.heard)
 
     def __enter__(self) -> Peer:
         return self

@@ -22,6 +22,7 @@ import paho.mqtt.client as paho
 import pytest
 
 from host_tests.client.test_tls import make_ca, make_certificate
+from host_tests.waiting import until
 from tools.broker import Broker, find_mosquitto
 from tools.virtual_board.image import build
 
@@ -62,10 +63,7 @@ class Person:
         self.client.publish(topic, payload, qos, retain).wait_for_publish(60)
 
     def wait(self, condition, console: Path) -> None:
-        deadline = time.monotonic() + 90
-        while not condition(self.got):
-            assert time.monotonic() < deadline, f"{str(self.got[-5:])[:500]}\n{console.read_text()[-2000:]}"
-            time.sleep(0.02)
+        until(lambda: condition(self.got), lambda: f"{str(self.got[-5:])[:500]}\n{console.read_text()[-2000:]}", 90)
 
     def __enter__(self) -> Person:
         return self

@@ -14,6 +14,7 @@ import pytest
 from flashmqtt.errors import UsageError
 from flashmqtt.mqtt_as import MQTTClient, config
 from flashmqtt.session.ram import RamStore
+from host_tests.waiting import until
 from tools.broker import Broker
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,13 +33,6 @@ def test_ported_range_program_changes_one_line():
     changed = sum(line.startswith("+ ") for line in difflib.ndiff(before, after))
     assert 0 < changed <= len(before) / 3
     assert changed == 1  # the import
-
-
-def until(condition, patience_s=60.0):
-    deadline = time.monotonic() + patience_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 @pytest.mark.parametrize("program", ["range_after", "events_after"])

@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from flashmqtt.errors import MalformedPacket
+from host_tests.waiting import until, until_async
 from tools import broker as brokers
 from tools.collector import collector as collector_module
 from tools.collector import sealer
@@ -128,14 +129,6 @@ def in_a_loop(test):
     return run
 
 
-async def until(condition):
-    """Wait until a condition is true."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.02)
-
-
 @contextlib.asynccontextmanager
 async def collecting(tmp_path, **more):
     """Run a collector beside a broker of the test's own; at the end it is stopped, and seals its rows."""
@@ -180,7 +173,7 @@ async def test_puback_is_sent_only_after_the_sync_and_in_order(tmp_path, monkeyp
         await broker.accept()
         monkeypatch.setattr(os, "fdatasync", sync)
         broker.send(publish(b"1", 1, 10), publish(b"2", 1, 11), publish(b"3", 1, 12))
-        await until(lambda: collector.health.stalled._value.get() == 1)
+        await until_async(lambda: collector.health.stalled._value.get() == 1)
         await broker.silence()
         synced.set()
         for packet_id in (10, 11, 12):
@@ -427,7 +420,7 @@ async def test_log_is_sealed_after_its_row_limit_while_collecting(tmp_path, seal
         await broker.accept()
         for n in range(40):
             await broker.exchange(publish(b"%d" % n, 1, n + 1), ack(PUBACK, n + 1))
-        await until(lambda: len(find_segments(tmp_path)) == 4)
+        await until_async(lambda: len(find_segments(tmp_path)) == 4)
     assert payloads(tmp_path) == [b"%d" % n for n in range(40)]
     assert [pq.read_metadata(segment.path).num_rows for segment in find_segments(tmp_path)] == [10, 10, 10, 10]
 
@@ -458,7 +451,7 @@ async def test_connection_ends_when_acknowledgements_stay_unread_past_the_deadli
         broker.reader._transport.pause_reading()
         flooding = asyncio.create_task(flood(broker.writer))
         await broker.accept(CONNACK_PRESENT, None)
-        await until(lambda: collector.connects == 2)
+        await until_async(lambda: collector.connects == 2)
         flooding.cancel()
 
 
@@ -469,7 +462,7 @@ async def test_killed_sealer_is_restarted(tmp_path, sealing_process):
         await broker.accept()
         for n in range(3):
             await broker.exchange(publish(b"%d" % n, 1, n + 1), ack(PUBACK, n + 1))
-            await until(lambda n=n: len(find_segments(tmp_path)) > n)
+            await until_async(lambda n=n: len(find_segments(tmp_path)) > n)
             collector.sealer._process.kill()
     assert payloads(tmp_path) == [b"0", b"1", b"2"]
 
@@ -781,11 +774,8 @@ class Process:
         return self.log.read_bytes()[self._from :].decode()
 
     def says(self, text, seconds=PATIENCE_S):
-        deadline = time.monotonic() + seconds
-        while text not in self.said:
-            assert self.process.poll() is None, self.said
-            assert time.monotonic() < deadline, self.said
-            time.sleep(0.02)
+        until(lambda: text in self.said or self.process.poll() is not None, lambda: self.said, seconds)
+        assert text in self.said, self.said
 
     def end(self, seconds=PATIENCE_S):
         if self.process.poll() is None:

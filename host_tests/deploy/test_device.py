@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from host_tests.waiting import until
 from tools.deploy.link import Link
 from tools.virtual_board.device import Device
 
@@ -26,10 +27,7 @@ def mpremote(device: Device, *words: str, timeout_s: float = 90) -> str:
 
 def wait_for_reset(device: Device, how: str) -> None:
     """Wait until the board starts again for this reason."""
-    deadline = time.monotonic() + PATIENCE_S
-    while device.resets[-1] != how:
-        assert time.monotonic() < deadline, device.resets
-        time.sleep(0.02)
+    until(lambda: device.resets[-1] == how, lambda: device.resets)
 
 
 def put_main(device: Device, folder: Path, text: str) -> None:

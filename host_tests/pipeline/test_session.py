@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from host_tests.waiting import until
+
 STARTS_A_JVM = """
 import socket
 from types import SimpleNamespace
@@ -64,10 +66,7 @@ def test_no_process_is_left_after_an_interrupt_while_the_jvm_starts(delay_s):
         time.sleep(delay_s)
         process.send_signal(signal.SIGINT)
         process.wait(60)
-        deadline = time.monotonic() + 60
-        while group_exists(process.pid):
-            assert time.monotonic() < deadline, "a child is left"
-            time.sleep(0.05)
+        until(lambda: not group_exists(process.pid), lambda: "a child is left")
     finally:
         if group_exists(process.pid):
             os.killpg(process.pid, signal.SIGKILL)
