@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from flashmqtt.errors import StoreFull, UsageError
-from tools.landing import log, segments
+from tools.landing import durable, segments
 from tools.landing.lock import LandingInUse
 from tools.landing.log import DiskFull, LandingDamaged, LandingError, LandingForeign, LandingStalled
 from tools.landing.seal import seal
@@ -265,16 +265,18 @@ def test_crash_at_any_system_call_of_rotation_duplicates_no_row(tmp_path, monkey
     landing.store.hold(1, held, len(held))
     land(landing.store, publish(b"t", b"1"), publish(b"t", b"2"))
     landing.store.sync()
-    calls = 0
+    calls, crashed = 0, False
 
     def crashing(real):
         def call(*arguments, **named):
-            nonlocal calls
-            calls += 1
-            if calls == nth:
+            nonlocal calls, crashed
+            calls += not crashed
+            if calls == nth or crashed:  # a process that has ended calls nothing more
+                crashed = True
                 raise Crash
             result = real(*arguments, **named)
             if calls == nth + 1000:
+                crashed = True
                 raise Crash
             return result
 
@@ -324,7 +326,7 @@ def test_log_of_a_failed_rotation_is_ignored(tmp_path, monkeypatch):
         real(path, *more, **named)
 
     with monkeypatch.context() as patch:
-        patch.setattr(log, "sync_directory", failing)
+        patch.setattr(durable, "sync_directory", failing)
         patch.setattr(os, "unlink", unlink)
         with pytest.raises(LandingStalled):
             landing.store.rotate()

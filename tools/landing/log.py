@@ -43,6 +43,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tools.landing.durable import replacing
+
 MAGIC = b"flashmqtt log 2\n"
 VERSION_AT = 14  # the version's digit in MAGIC
 SUFFIX = ".log"
@@ -83,15 +85,6 @@ def stalled(path: Path, error: OSError) -> LandingStalled:
     if error.errno in NO_ROOM:
         return DiskFull(f"no room for {path}: {error.strerror}; nothing more is acknowledged until disk space is free")
     return LandingStalled(f"can't write {path}: {error.strerror}; nothing more is acknowledged until it can be written")
-
-
-def sync_directory(directory: Path) -> None:
-    """Make a directory's entries durable."""
-    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _aligned(position: int) -> int:
@@ -289,9 +282,8 @@ class LandingLog:
         try:
             end = cls.write(path, header, entries)
         except OSError as error:
-            for name in (path.with_suffix(TEMPORARY), path):
-                with contextlib.suppress(OSError):  # read-only file system; the next mount removes the file
-                    name.unlink()
+            with contextlib.suppress(OSError):  # read-only file system; the next mount removes the file
+                path.unlink()
             raise stalled(path, error) from error
         log = cls(path, header, end)
         log._cut = False
@@ -304,15 +296,10 @@ class LandingLog:
         Raises:
             OSError: it could not be written.
         """
-        temporary = path.with_suffix(TEMPORARY)
         start = header.encode()
         block = cls._block(header.salt, len(start), entries) if entries else b""
-        with temporary.open("wb") as file:
+        with replacing(path, temporary=path.with_suffix(TEMPORARY)) as file:
             file.write(start + block)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.rename(path)
-        sync_directory(path.parent)
         return len(start) + len(block)
 
     @staticmethod

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from tools.landing.log import sync_directory
+from tools.landing.durable import replacing
 from tools.landing.segments import BUCKETS, SegmentError, bucket_of, file_name
 
 SCHEMA = pa.schema(
@@ -79,19 +79,12 @@ def write_segment(
     target = Path(directory) / file_name(collector, number)
     if target.exists():
         return target
-    temporary = target.with_name(f".{target.name}.tmp")
     try:
         table = table.select(SCHEMA.names).cast(SCHEMA)
     except (KeyError, pa.ArrowInvalid, ValueError) as error:
         raise SegmentError(f"{target.name}: {error}") from error
-    with open(temporary, "wb") as file:
+    with replacing(target, sync=sync) as file:
         write_rows(file, table, buckets, rows_per_group)
-        file.flush()
-        if sync:
-            os.fsync(file.fileno())
-    os.replace(temporary, target)
-    if sync:
-        sync_directory(target.parent)
     return target
 
 

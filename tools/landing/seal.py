@@ -131,7 +131,7 @@ def seal(log: Path, directory: Path, salvage: bool = False) -> dict[str, Any]:
 
     Raises:
         LandingDamaged: the log lost durable bytes. A torn tail is damage, too: a closed log has none.
-        OSError: the disk is full or failed; only a temporary file is left.
+        OSError: the disk is full or failed; the log stays, and can be sealed again.
     """
     contents = read_log(log, salvage)
     if contents.torn_bytes and not salvage:

@@ -25,6 +25,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from flashmqtt.errors import StoreFull, UsageError
+from tools.landing.durable import sync_directory
 from tools.landing.lock import LANDING_LOCK, take_lock
 from tools.landing.log import (
     HELD,
@@ -47,7 +48,6 @@ from tools.landing.log import (
     packed,
     read_log,
     stalled,
-    sync_directory,
 )
 from tools.landing.recent import Recent
 from tools.landing.segments import find_segments

@@ -25,6 +25,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tools.command import ended
+from tools.landing.durable import replacing
 
 from . import schemas, series, verdict
 from .books import Books, as_of_one_commit
@@ -366,9 +367,8 @@ def _put(output: Output, name: str, text: str) -> None:
         return
     path = Path(output.storage.path(name))
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(text)
-    temporary.replace(path)
+    with replacing(path, "w", sync=False) as file:
+        file.write(text)
 
 
 def _keep_folder(output: Output, kept: str | None) -> None:

@@ -27,6 +27,7 @@ import pyarrow.parquet as pq
 
 from tools import command
 from tools.command import ended
+from tools.landing.durable import replacing
 
 from .commits import Commit, Output, OutputError
 from .sink_database import BOOTS, LAYOUT, SHEET, TABLES, Position, Sink, SinkError
@@ -223,14 +224,12 @@ def write_csv(sink: Sink, path: Path) -> int:
     apostrophe.
     """
     count = 0
-    temporary = path.with_name(f".{path.name}.tmp")
-    with temporary.open("w", encoding="utf-8-sig", newline="") as file:
+    with replacing(path, "w", sync=False, encoding="utf-8-sig", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(SHEET)
         for rows in sink.dated():
             writer.writerows([_cell(cell) for cell in row] for row in rows)
             count += len(rows)
-    temporary.replace(path)
     return count
 
 

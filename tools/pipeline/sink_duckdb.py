@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from tools.landing.log import sync_directory
+from tools.landing.durable import sync_directory
 
 from .sink_database import (
     KEYS,

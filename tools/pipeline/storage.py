@@ -8,7 +8,6 @@ local disk, a written file and its name are synced before `create` ends. In an o
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import tempfile
 import uuid
@@ -20,7 +19,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-from tools.landing.log import sync_directory
+from tools.landing.durable import replacing
 
 IN_MEMORY_BYTES, PART_BYTES = 32 << 20, 1 << 20
 """For a file that is uploaded to an object store: a longer file is on this machine's disk until it is complete."""
@@ -98,19 +97,10 @@ class Storage:
                 with self.fs.open_output_stream(target) as stream:
                     shutil.copyfileobj(spooled, stream, PART_BYTES)
             return
-        parent = Path(target).parent
-        parent.mkdir(parents=True, exist_ok=True)
-        temporary = parent / f".{Path(target).name}.{uuid.uuid4().hex[:8]}.tmp"
-        try:
-            with open(temporary, "wb") as file:
-                yield file
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, target)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
-        sync_directory(parent)
+        path = Path(target)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path, temporary=path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")) as file:
+            yield file
 
     def write_json(self, name: str, value: Any) -> None:
         """Write a JSON file atomically."""

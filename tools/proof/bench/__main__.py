@@ -29,6 +29,7 @@ from typing import Any
 
 from tools import command
 from tools.bootstrap import ROOT
+from tools.landing.durable import replacing
 from tools.proof.bench import figures as documents
 from tools.proof.bench._areas import AREAS, RESULTS
 from tools.proof.bench._goals import GOALS, MET, shown
@@ -265,9 +266,8 @@ def merged(earlier: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
 
 def write(path: Path, result: dict[str, Any]) -> None:
     """Write the results atomically."""
-    scratch = path.with_name(path.name + ".new")
-    scratch.write_text(json.dumps(result, indent=2) + "\n")
-    scratch.replace(path)
+    with replacing(path, "w", sync=False) as file:
+        file.write(json.dumps(result, indent=2) + "\n")
 
 
 def main() -> int:

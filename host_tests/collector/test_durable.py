@@ -1,0 +1,28 @@
+"""A file that is replaced has its old content or its new one; its temporary file does not stay."""
+
+import os
+
+import pytest
+
+from tools.landing import durable
+
+
+def test_failed_block_keeps_the_old_content_and_leaves_no_temporary_file(tmp_path):
+    (tmp_path / "file").write_text("old")
+    with pytest.raises(KeyboardInterrupt), durable.replacing(tmp_path / "file", "w") as file:
+        file.write("new")
+        raise KeyboardInterrupt
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("file", "old")]
+
+
+@pytest.mark.parametrize("sync", [True, False])
+def test_content_and_name_are_synced_only_if_asked_for(tmp_path, monkeypatch, sync):
+    order = []
+    real = os.replace
+    monkeypatch.setattr(os, "fsync", lambda handle: order.append(os.readlink(f"/proc/self/fd/{handle}")))
+    monkeypatch.setattr(os, "replace", lambda old, new: order.append("replace") or real(old, new))
+    with durable.replacing(tmp_path / "file", "w", sync=sync) as file:
+        file.write("new")
+    temporary, folder = str(tmp_path / ".file.tmp"), str(tmp_path)
+    assert order == ([temporary, "replace", folder] if sync else ["replace"])
+    assert (tmp_path / "file").read_text() == "new"

@@ -1,0 +1,49 @@
+"""Write a file as a whole: readers see its old content or its new one, never a part of it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+
+@contextlib.contextmanager
+def replacing(
+    path: Path, mode: str = "wb", *, sync: bool = True, temporary: Path | None = None, **options: Any
+) -> Iterator[Any]:
+    """Open a file for writing that gets the name `path` at the end of the block, or is deleted if the block raises.
+
+    Args:
+        sync: the file and its name are durable at the end. Without it, the file may be empty after a power cut: only for
+            files that can be made again.
+        temporary: the name until then, in the same directory. After a kill the file of this name is left.
+        options: for `open`.
+
+    Raises:
+        OSError: it could not be written. If the directory could not be synced, the file has its name.
+    """
+    temporary = temporary or path.with_name(f".{path.name}.tmp")
+    try:
+        with temporary.open(mode, **options) as file:
+            yield file
+            file.flush()
+            if sync:
+                os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+    if sync:
+        sync_directory(path.parent)
+
+
+def sync_directory(directory: Path) -> None:
+    """Make a directory's entries durable."""
+    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
