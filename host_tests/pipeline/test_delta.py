@@ -237,15 +237,15 @@ def test_stream_publishes_after_a_kill_between_commit_and_publication(spark, bat
         landing.message("a", 1, seq)
         landing.seal()
     checkpoint = str(out / "checkpoint")
-    stream.start(spark, str(landing.directory), str(out), checkpoint, 2, 1).awaitTermination()
+    stream.Job(spark, str(landing.directory), str(out), checkpoint, 2, 1).start().awaitTermination()
     assert len(batches.output.files("readings")) == 2
     assert not Delta(batches.output).exist()
     monkeypatch.undo()
-    stream.start(spark, str(landing.directory), str(out), checkpoint, 2).awaitTermination()
+    stream.Job(spark, str(landing.directory), str(out), checkpoint, 2).start().awaitTermination()
     same(batches.output, spark)
     landing.message("a", 1, 3)
     landing.seal()
-    stream.start(spark, str(landing.directory), str(out), checkpoint, 2).awaitTermination()
+    stream.Job(spark, str(landing.directory), str(out), checkpoint, 2).start().awaitTermination()
     same(batches.output, spark)
     assert DeltaTable(engines.directory(batches.output, "readings")).version() == 2
 

@@ -32,9 +32,8 @@ def test_segments_that_spark_did_not_find_are_read_after_the_stream(landing, loc
     Output(out).prepare(2)
     first = {"c": {1: found["c"][1]}}
     for listing in (first, found, found):
-        stream.read_rest(
-            local, str(landing.directory), out, checkpoint, listing, 2, most, commits.append, publish=False
-        )
+        job = stream.Job(local, str(landing.directory), out, checkpoint, 2, most, commits.append, publish=False)
+        job.read_rest(listing)
     assert [commit.stream_read for commit in commits] == [{"c": n} for n in {1: (1, 2, 3)}.get(most, (1, 3))]
     assert {commit.stream_batch for commit in commits} == {-1}
     assert sum(commit.rows["readings"] for commit in commits) == 3

@@ -16,10 +16,8 @@ from tools.pipeline.storage import Storage
 
 
 def go(spark, landing, out, checkpoint=None, buckets=2, **more):
-    query = stream.start(
-        spark, str(landing.directory), str(out), str(checkpoint or out / "checkpoint"), buckets, **more
-    )
-    query.awaitTermination()
+    job = stream.Job(spark, str(landing.directory), str(out), str(checkpoint or out / "checkpoint"), buckets, **more)
+    job.start().awaitTermination()
     return Output(str(out))
 
 
@@ -130,7 +128,7 @@ def test_damaged_file_of_the_checkpoint_is_named_with_what_to_do(local, five, ou
     for damaged in ("", whole[:-1], "{}", "[]", "\0" * len(whole)):
         (out / "checkpoint" / name).write_text(damaged)
         with pytest.raises((LandingError, OutputError)) as raised:
-            stream.start(None, str(five.directory), str(out), str(out / "checkpoint"), 2)
+            stream.Job(None, str(five.directory), str(out), str(out / "checkpoint"), 2).start()
         assert str(raised.value) == (
             f"{out}/checkpoint/{name} is damaged: delete the whole checkpoint {out}/checkpoint, and start the pipeline again. It"
             " then reads the whole landing, and recognises messages that are in the tables"

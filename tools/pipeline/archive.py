@@ -34,7 +34,7 @@ def make_archive() -> Path:
         write_landing(landing)
         options = f"{session.ON_ONE_MACHINE[session.JVM_OPTIONS]} -XX:ArchiveClassesAtExit={made}"
         spark = session.make(session.LOCAL, Path(name) / "spark.log", {session.JVM_OPTIONS: options})
-        stream.start(spark, str(landing), out, f"{out}/checkpoint").awaitTermination()
+        stream.Job(spark, str(landing), out, f"{out}/checkpoint").start().awaitTermination()
         gateway: Any = spark.sparkContext._gateway
         spark.stop()
         gateway.shutdown()

@@ -94,7 +94,7 @@ def main(argv: list[str] | None = None) -> int:
                 raise OutputError(f"{options.to} has tables already: give another --to")
             stack.enter_context(new.locked())
             spark = stack.enter_context(session.opened(options.master, session.log_file(new.storage)))
-            query = stream.start(
+            job = stream.Job(
                 spark,
                 options.landing,
                 options.to,
@@ -104,7 +104,7 @@ def main(argv: list[str] | None = None) -> int:
                 on_commit=print_batch,
                 mapping=rules,
             )
-            query.awaitTermination()
+            job.start().awaitTermination()
         except (OutputError, StorageError, source.LandingError, mapping.MappingError, java.JavaNotFound) as error:
             print(f"remake: {error}", file=sys.stderr)
             return 2

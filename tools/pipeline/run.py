@@ -177,19 +177,19 @@ def _run(
             metrics.committed_batch(commit)
 
     checkpoint = options.checkpoint or f"{options.out.rstrip('/')}/checkpoint"
-    query = stream.start(
+    job = stream.Job(
         spark,
         options.landing,
         options.out,
         checkpoint,
         options.buckets,
         options.segments_per_batch,
-        options.follow,
         on_commit,
         options.late_after,
         not options.no_delta,
         rules,
     )
+    query = job.start(options.follow)
     proofs = None
     if options.follow:
         proofs = follow.Proofs(
@@ -202,19 +202,7 @@ def _run(
         )
     follow.until_ended(query, proofs)
     if not options.follow:
-        stream.read_rest(
-            spark,
-            options.landing,
-            options.out,
-            checkpoint,
-            present,
-            options.buckets,
-            options.segments_per_batch,
-            on_commit,
-            options.late_after,
-            not options.no_delta,
-            rules,
-        )
+        job.read_rest(present)
     found = verdict.judge(output, verdict.expectations(options))
     verdict.print_audit(found)
     if not options.no_report and found.batch:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 FILE = "path string, modificationTime timestamp, length bigint, content binary"  # of Spark's format binaryFile
 MOST_AGE = "90d"
 """Spark does not find segments that are older than the newest by more than this; it keeps the names of this period. A clock
-that was wrong, or files that were copied, may make a segment as old: see `stream.read_rest`."""
+that was wrong, or files that were copied, may make a segment as old: see `stream.Job.read_rest`."""
 LOGS = ".logs"  # the end of the name of a collector's folder of logs
 
 LINES = {"offsets": 3, "commits": 2, "sources": 1}

@@ -11,6 +11,7 @@ import copy
 import json
 import uuid
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -138,98 +139,99 @@ def once(
     return commit
 
 
-def read_rest(
-    spark: SparkSession,
-    landing: str,
-    out: str,
-    checkpoint: str,
-    found: dict[str, dict[int, str]],
-    buckets: int = segments.BUCKETS,
-    segments_per_batch: int = SEGMENTS_PER_BATCH,
-    on_commit: Callable[[Commit], None] = lambda _: None,
-    late_after_s: float = LATE_AFTER_S,
-    publish: bool = True,
-    mapping: Mapping = NO_MAPPING,
-) -> None:
-    """Process the segments in `found` that Spark did not find, because their time is far before the newest one's (`MOST_AGE`).
+@dataclass(frozen=True)
+class Job:
+    """The processing of a landing with Spark's checkpoint.
 
-    Call it after the stream's end. `found` is the landing's listing from before its start: Spark finds later segments itself.
-
-    Raises:
-        OutputError, StorageError, LandingError: as `start`.
+    Attributes:
+        checkpoint: Spark's, with the segments of each batch.
+        on_commit: called for each batch.
+        late_after_s: a longer delay counts as late.
+        publish: whether the tables' Delta logs are updated, at the start, because an earlier run may have been killed, and
+            after each commit.
     """
-    output, directory = Output(out), Storage(landing)
-    stream = output.stream_id(Storage(checkpoint))
-    while True:
-        before = output.latest()
-        same = before is not None and before.stream == stream
-        end = source.unread(found, before.stream_read if before and same else {}, segments_per_batch)
-        if not end:
-            return
-        number = before.stream_batch if before and same else -1
-        commit = run_batch(spark, end, directory, output, buckets, stream, number, late_after_s, mapping, found)
-        if publish:
-            Delta(output).committed(commit)
-        on_commit(commit)
 
+    spark: SparkSession
+    landing: str
+    out: str
+    checkpoint: str
+    buckets: int = segments.BUCKETS
+    segments_per_batch: int = SEGMENTS_PER_BATCH
+    on_commit: Callable[[Commit], None] = lambda _: None
+    late_after_s: float = LATE_AFTER_S
+    publish: bool = True
+    mapping: Mapping = NO_MAPPING
 
-def start(
-    spark: SparkSession,
-    landing: str,
-    out: str,
-    checkpoint: str,
-    buckets: int = segments.BUCKETS,
-    segments_per_batch: int = SEGMENTS_PER_BATCH,
-    every_s: float | None = None,
-    on_commit: Callable[[Commit], None] = lambda _: None,
-    late_after_s: float = LATE_AFTER_S,
-    publish: bool = True,
-    mapping: Mapping = NO_MAPPING,
-) -> StreamingQuery:
-    """Start the stream: over the present segments, or, with `every_s`, without end. Call `on_commit` for each batch.
+    def start(self, every_s: float | None = None) -> StreamingQuery:
+        """Start the stream: over the present segments, or, with `every_s`, without end.
 
-    With `publish`, the tables' Delta logs are updated now, because an earlier run may have been killed, and after each commit.
-
-    Raises:
-        OutputError, StorageError, LandingError: the output or the landing can't be used.
-    """
-    output, directory = Output(out), Storage(landing)
-    last = source.sealed(directory)
-    found = source.latest(directory)
-    output.prepare(buckets)
-    source.check_checkpoint(Storage(checkpoint))
-    stream = output.stream_id(Storage(checkpoint))
-    before = output.latest()
-    source.check_last(directory, found, last, before.read if before else {})
-    if (
-        before and before.stream == stream
-    ):  # Spark reports each name once, so there may be no batch that would check this
-        source.check_numbers(found, before.stream_read, Storage(checkpoint))
-    delta = Delta(output) if publish else None
-    if delta:
-        delta.follow()
-
-    def one(batch: DataFrame, number: int) -> None:
-        before = output.latest()
-        if before and before.stream != stream:
-            before = None
-        if before and before.stream_batch >= number:
-            return  # committed, but Spark was killed before it recorded that
+        Raises:
+            OutputError, StorageError, LandingError: the output or the landing can't be used.
+        """
+        output, directory = Output(self.out), Storage(self.landing)
+        last = source.sealed(directory)
         found = source.latest(directory)
-        if before:
-            source.check_numbers(found, before.stream_read, Storage(checkpoint))
-        end = source.reached(row.path for row in batch.collect())
-        # In this session, not in the batch's clone of it, because each session has its own Python workers.
-        commit = run_batch(spark, end, directory, output, buckets, stream, number, late_after_s, mapping, found)
+        output.prepare(self.buckets)
+        source.check_checkpoint(Storage(self.checkpoint))
+        stream = output.stream_id(Storage(self.checkpoint))
+        before = output.latest()
+        source.check_last(directory, found, last, before.read if before else {})
+        # Spark reports each name once, so there may be no batch that would check this.
+        if before and before.stream == stream:
+            source.check_numbers(found, before.stream_read, Storage(self.checkpoint))
+        delta = Delta(output) if self.publish else None
         if delta:
-            delta.committed(commit)
-        on_commit(commit)
+            delta.follow()
 
-    writer = (
-        source.names(spark, directory, segments_per_batch)
-        .writeStream.foreachBatch(one)
-        .option("checkpointLocation", Storage(checkpoint).address())
-        .queryName("flashmqtt")
-    )
-    triggered = writer.trigger(processingTime=f"{every_s} seconds") if every_s else writer.trigger(availableNow=True)
-    return triggered.start()
+        def one(batch: DataFrame, number: int) -> None:
+            before = output.latest()
+            if before and before.stream != stream:
+                before = None
+            if before and before.stream_batch >= number:
+                return  # committed, but Spark was killed before it recorded that
+            found = source.latest(directory)
+            if before:
+                source.check_numbers(found, before.stream_read, Storage(self.checkpoint))
+            end = source.reached(row.path for row in batch.collect())
+            # In this session, not in the batch's clone of it, because each session has its own Python workers.
+            commit = run_batch(
+                self.spark, end, directory, output, self.buckets, stream, number, self.late_after_s, self.mapping, found
+            )
+            if delta:
+                delta.committed(commit)
+            self.on_commit(commit)
+
+        writer = (
+            source.names(self.spark, directory, self.segments_per_batch)
+            .writeStream.foreachBatch(one)
+            .option("checkpointLocation", Storage(self.checkpoint).address())
+            .queryName("flashmqtt")
+        )
+        triggered = (
+            writer.trigger(processingTime=f"{every_s} seconds") if every_s else writer.trigger(availableNow=True)
+        )
+        return triggered.start()
+
+    def read_rest(self, found: dict[str, dict[int, str]]) -> None:
+        """Process the segments in `found` that Spark did not find: their time is far before the newest one's (`MOST_AGE`).
+
+        Call it after the stream's end. `found` is the landing's listing from before its start: Spark finds later segments itself.
+
+        Raises:
+            OutputError, StorageError, LandingError: as `start`.
+        """
+        output, directory = Output(self.out), Storage(self.landing)
+        stream = output.stream_id(Storage(self.checkpoint))
+        while True:
+            before = output.latest()
+            same = before is not None and before.stream == stream
+            end = source.unread(found, before.stream_read if before and same else {}, self.segments_per_batch)
+            if not end:
+                return
+            number = before.stream_batch if before and same else -1
+            commit = run_batch(
+                self.spark, end, directory, output, self.buckets, stream, number, self.late_after_s, self.mapping, found
+            )
+            if self.publish:
+                Delta(output).committed(commit)
+            self.on_commit(commit)

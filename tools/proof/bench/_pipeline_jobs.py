@@ -137,7 +137,7 @@ def spark(landings: list[str], out: Path) -> None:
         )
     fresh(out)
     meter.reset()
-    stream.start(made, landings[-1], str(out), f"{out}/checkpoint", segments_per_batch=4).awaitTermination()
+    stream.Job(made, landings[-1], str(out), f"{out}/checkpoint", segments_per_batch=4).start().awaitTermination()
     output = stream.Output(str(out))
     meter.told("stream", output.rows("readings") + output.rows("events"), batches=len(output.commits()))
     made.stop()
@@ -161,7 +161,9 @@ def days(histories: list[str], out: Path) -> None:
         size = DAY_DEVICES * messages
 
         def take(landing: Path = landing, tables: str = tables) -> None:
-            stream.start(made, str(landing), tables, f"{tables}/checkpoint", segments_per_batch=64).awaitTermination()
+            stream.Job(
+                made, str(landing), tables, f"{tables}/checkpoint", segments_per_batch=64
+            ).start().awaitTermination()
             output = stream.Output(tables)
             report.write(output, verdict.judge(output))
 
