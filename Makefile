@@ -19,7 +19,7 @@ PYTEST_ARGS ?=
 	soak powercut faults hostile brokers fuzz mutation clauses size vectors collect collector-kills pipeline cluster report dashboard verdict check-tables wire-audit compact forget sink \
 	deploy monitor backup wipe release wakes virtual-board powercut-board image format
 
-help: ## List the targets, with their variables and defaults in parentheses
+help: ## List the targets; their variables are in parentheses, each with a default or an example
 	@awk 'BEGIN {FS = ":.*## "} /^##@ / {printf "\n%s\n", substr($$0, 5)} /^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 ##@ First steps
