@@ -29,6 +29,7 @@ from tools.virtual_board.image import build
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = figures.documents()
 README = (ROOT / "README.md").read_text()
+CONTRIBUTING = ROOT / ".github/CONTRIBUTING.md"
 # Folders that a path in a document may be relative to.
 PLACES = [ROOT, ROOT / "firmware", ROOT / "firmware/flashmqtt", ROOT / "tools/pipeline", ROOT / "boards"]
 HOST = '"broker.local"'
@@ -231,6 +232,19 @@ def make_targets() -> set[str]:
 def test_program_for_a_board_starts_its_network(name):
     program = PROGRAMS[name]
     assert "import board\n" not in program or "board.network_up(" in program or "MOVING_FROM_UMQTT" in name
+
+
+def test_program_runs_with_the_micropython_command_of_the_contributing_page(tmp_path):
+    command = re.search(
+        r"^(MICROPYPATH=\S+) \.venv/bin/(micropython program\.py)$", CONTRIBUTING.read_text(), re.MULTILINE
+    )
+    program = tmp_path / "program.py"
+    program.write_text("import asyncio, sys\nfrom flashmqtt import aio, client\nprint(sys.implementation.name)\n")
+    line = f"{command[1]} {shlex.quote(str(Path(sys.executable).parent))}/{command[2]}"
+    ran = subprocess.run(
+        line.replace("program.py", shlex.quote(str(program))), cwd=ROOT, shell=True, capture_output=True, text=True
+    )
+    assert (ran.stdout, ran.stderr) == ("micropython\n", "")
 
 
 def test_every_make_target_in_the_documents_exists():
