@@ -248,6 +248,80 @@ def test_forgotten_mapped_device_does_not_return_on_replay(tmp_path):
     assert sorted((row["device"], row["value"]) for row in tables.rows("readings")) == left
 
 
+def land_mapped(tables):
+    """Land messages of two devices that only a mapping names: from a payload, and joined from two levels of a topic."""
+    tables.landing.raw("sensors/up", b'{"id": "greenhouse-1", "v": 1}')
+    tables.landing.raw("sensors/up", b'{"id": "greenhouse-10", "v": 2}')
+    tables.landing.raw("plants/greenhouse/1/t", b"3")
+    tables.landing.raw("plants/greenhouse/10/t", b"4")
+    tables.landing.raw("plants/greenhouse/1/t", b"no JSON")  # goes to quarantine: it belongs to its topic
+
+
+@pytest.mark.req("P7")
+@pytest.mark.parametrize("is_read", [True, False])
+def test_messages_that_are_not_in_the_tables_are_deleted_by_their_mapping(tmp_path, is_read):
+    (tmp_path / "m.toml").write_text(MAPPED)
+    rules = mapping.read(tmp_path / "m.toml")
+    tables = Tables(tmp_path, rules)
+    land_mapped(tables)
+    tables.batch() if is_read else tables.landing.seal()
+    land_mapped(tables)
+    tables.landing.seal()
+    where = str(tables.landing.directory), str(tmp_path / "out"), [GONE]
+    searched = forget.forget(*where, dry=True, rules=rules)
+    assert {str(path) for path in tables.landing.directory.glob("*.parquet")} <= set(searched.left)
+    done = forget.forget(*where, rules=rules)
+    assert (done.left, done.rows["segments of c"]) == ([], 4)
+    tables.run({"c": 2})
+    left = sorted((row["device"], row["value"]) for row in tables.rows("readings"))
+    assert left == [("greenhouse-10", 2.0)] * 2 + [("greenhouse-10", 4.0)] * 2
+    assert forget.forget(*where, rules=rules).rows == {}
+
+
+@pytest.mark.req("P7")
+def test_unread_messages_of_a_mapped_device_without_the_mapping_are_refused(tmp_path, capsys):
+    (tmp_path / "m.toml").write_text(MAPPED)
+    tables = Tables(tmp_path, mapping.read(tmp_path / "m.toml"))
+    land_mapped(tables)
+    tables.batch()
+    land_mapped(tables)
+    tables.landing.seal()
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*.parquet")}
+    command = ["--landing", str(tables.landing.directory), "--out", str(tmp_path / "out"), "--device", GONE, "--yes"]
+    assert forget.main(command) == 2
+    assert (
+        "forget: a mapping named greenhouse-1, and the landing has messages that are not in the tables"
+        in capsys.readouterr().err
+    )
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*.parquet")} == before
+    assert forget.main([*command, "--mapping", str(tmp_path / "none.toml")]) == 2
+    assert "none.toml" in capsys.readouterr().err
+    assert forget.main([*command, "--mapping", str(tmp_path / "m.toml")]) == 0
+
+
+@pytest.mark.req("P7")
+def test_held_messages_are_deleted_by_their_mapping(landing, tmp_path):
+    (tmp_path / "m.toml").write_text(MAPPED)
+    Output(str(tmp_path / "out")).prepare(2)
+    store = LandingStore(landing.directory / "d.logs", "d")
+    messages = [
+        ("plants/greenhouse/1/t", b"3"),
+        ("plants/greenhouse/10/t", b"4"),
+        ("sensors/up", b'{"id":"greenhouse-1","v":1}'),
+    ]
+    for key, (topic, payload) in enumerate(messages, 1):
+        packet = publish(topic, payload, key)
+        store.hold(key, packet, len(packet))
+    store.sync()
+    store.close()
+    rules = mapping.read(tmp_path / "m.toml")
+    done = forget.forget(str(landing.directory), str(tmp_path / "out"), [GONE], rules=rules)
+    assert (done.left, done.rows) == ([], {"held by the collector": 2})
+    store = LandingStore(landing.directory / "d.logs", "d")
+    assert [landing_forget.packet(*one) for one in store.packets_held()] == messages[1:2]
+    store.close()
+
+
 @pytest.mark.req("P7")
 @pytest.mark.parametrize("name", ["home", "tv", "home/hall"])
 @pytest.mark.parametrize("is_read", [True, False])

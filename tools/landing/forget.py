@@ -6,7 +6,7 @@ object store: the pipeline does that, with `without`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -58,19 +58,18 @@ def messages_held(stores: list[LandingStore]) -> list[tuple[str, bytes]]:
     return [packet(*one) for store in stores for one in store.packets_held()]
 
 
-def drop(landing: Path, stores: list[LandingStore], names: Names) -> int:
+def drop(landing: Path, stores: list[LandingStore], names: Names, own: Callable[[str, bytes], bool]) -> int:
     """Drop the devices' held messages and the damaged logs that contain their names; return the number of messages.
 
-    Held messages of other devices stay, with the names masked, like the rows of segments.
+    Held messages of other devices stay, with the names masked, like the rows of segments. `own` returns whether a message,
+    by its topic and payload, belongs to the devices.
     """
     gone = 0
     for store in stores:
-        if any(
-            names.occur(data) or names.own(*packet(data, level)) for data, level in store.packets_held()
-        ) or names.occur(store.log_path(store.number).read_bytes()):
-            gone += store.forget_held(
-                lambda data, level: None if names.own(*packet(data, level)) else names.without(data)
-            )
+        if any(names.occur(data) or own(*packet(data, level)) for data, level in store.packets_held()) or names.occur(
+            store.log_path(store.number).read_bytes()
+        ):
+            gone += store.forget_held(lambda data, level: None if own(*packet(data, level)) else names.without(data))
     for path in landing.glob(f"*.logs/*{DAMAGED}"):
         if names.occur(path.read_bytes()):
             path.unlink()

@@ -42,7 +42,9 @@ from .commits import COMMITS, DELTA_LOG, FORMAT_FILE, Commit, Output, OutputErro
 from .compact import revision_of
 from .delta import Delta
 from .files import parquet_writer, table_of
-from .mapping import OURS
+from .mapping import OURS, Mapping, MappingError
+from .mapping import read as read_mapping
+from .messages import NO_MAPPING
 from .storage import Storage, StorageError
 
 KEPT = (COMMITS, FORMAT_FILE, "checkpoint", "sinks")
@@ -85,6 +87,7 @@ def forget(
     elsewhere: Iterable[str] = (),
     page: bool = True,
     dry: bool = False,
+    rules: Mapping = NO_MAPPING,
 ) -> Done:
     """Delete devices; return what was deleted, and where their names still are.
 
@@ -95,9 +98,11 @@ def forget(
         elsewhere: more directories to search; nothing is deleted there.
         page: whether to write the report again.
         dry: only search.
+        rules: the tables' mapping. It tells the device of messages that are not in the tables.
 
     Raises:
-        OutputError, StorageError, LandingError: something can't be read or written, or is in use.
+        OutputError, StorageError, LandingError: something can't be read or written, or is in use; or there are no rules, but
+            they are needed.
     """
     output = Output(out)
     output.check_format()
@@ -112,14 +117,21 @@ def forget(
         if raw and raw.local and not dry:
             stores = stack.enter_context(landing_logs.sealed(Path(raw.root)))
         places = _plain_places(output, set(devices))
-        others = _others(output, raw, stores, set(devices), places)
+        if raw and not rules.rules:
+            _check_unread(output, raw, stores, set(devices), places)
+        others = _others(output, raw, stores, set(devices), places, rules)
         names = Names(devices, others.devices, format_words(), others.texts, others.topics, plain.devices_of)
         done.weak = names.weak
         if not dry:
             if raw:
-                _clean_segments(raw, names, places, done)
+                _clean_segments(raw, names, places, done, rules)
                 if raw.local:
-                    done.add("held by the collector", landing_logs.drop(Path(raw.root), stores, names))
+
+                    def own(topic: str, payload: bytes) -> bool:
+                        found = plain.mapped_devices(rules, topic, payload)
+                        return found <= names.devices if found else names.own(topic, payload)
+
+                    done.add("held by the collector", landing_logs.drop(Path(raw.root), stores, names, own))
             delta = Delta(output)
             publish = delta.follow if delta.exist() else lambda: None
             publish()  # first: the logs must have all other rows before files are deleted that they name
@@ -136,6 +148,9 @@ def forget(
                     report.write(output, found)
         for storage in [output.storage, *([raw] if raw else []), *map(Storage, elsewhere)]:
             done.left += [f"{storage.uri}/{name}" for name in byte_search.search(storage, names)]
+        if raw and rules.rules:  # a name that a mapping joins of several parts is not in the bytes
+            mapped = [f"{raw.uri}/{name}" for name in _segments(raw) if _has_mapped(raw, name, rules, names.devices)]
+            done.left += [place for place in mapped if place not in done.left]
         if not dry:
             done.left += [f"{place}: {rows} rows" for place, rows in _forget_in_databases(output, devices) if rows]
     return done
@@ -202,7 +217,12 @@ class Places(NamedTuple):
 
 
 def _others(
-    output: Output, landing: Storage | None, stores: list[LandingStore], devices: set[str], places: Places
+    output: Output,
+    landing: Storage | None,
+    stores: list[LandingStore],
+    devices: set[str],
+    places: Places,
+    rules: Mapping,
 ) -> Others:
     """Return what tables, landing and logs have of the other devices."""
     found = Others()
@@ -220,9 +240,13 @@ def _others(
         found.texts |= _texts_of(topic, payload, devices)
     rough = Names(devices)
     files = [(storage, name) for name in output.files("quarantine") + output.files("held")]
-    files += (
-        [(landing, name) for names in source.latest(landing).values() for name in names.values()] if landing else []
-    )
+    files += [(landing, name) for name in _segments(landing)] if landing else []
+    for topic, payload in held:
+        found.devices |= plain.mapped_devices(rules, topic, payload)
+    if landing and rules.rules:
+        for name in _segments(landing):
+            for _, mapped in _mapped(_messages(landing, name), rules):
+                found.devices |= mapped
     for where, name in files:
         topics = _distinct(where, name, "topic")
         if _contain(topics, devices) or byte_search.in_file(where, name, rough):
@@ -284,6 +308,57 @@ def _known(rows: pa.Table, places: Places) -> tuple[np.ndarray, np.ndarray]:
     """Return for each row whether its readings in the tables are only the devices', and whether some are of other devices."""
     at = plain.places(rows)
     return np.isin(at, places.own), np.isin(at, places.others)
+
+
+def _segments(landing: Storage) -> list[str]:
+    return [name for names in source.latest(landing).values() for name in names.values()]
+
+
+def _messages(storage: Storage, name: str) -> pa.Table:
+    with storage.fs.open_input_file(storage.path(name)) as file:
+        return pq.read_table(file, columns=["topic", "payload"], use_threads=False)
+
+
+def _mapped(rows: pa.Table, rules: Mapping) -> Iterator[tuple[int, set[str]]]:
+    """Yield the number and the devices of each message that fits a mapping."""
+    topics = [topic for topic in rows["topic"].unique().to_pylist() if rules.of(topic)]
+    at = np.flatnonzero(pc.is_in(rows["topic"], pa.array(topics, pa.string())).to_numpy())
+    some = rows.select(["topic", "payload"]).take(pa.array(at))
+    for n, topic, payload in zip(at.tolist(), some["topic"].to_pylist(), some["payload"].to_pylist(), strict=True):
+        if devices := plain.mapped_devices(rules, topic, payload):
+            yield n, devices
+
+
+def _has_mapped(landing: Storage, name: str, rules: Mapping, devices: set[str]) -> bool:
+    """Return whether a segment has a message from which the mapping makes a reading of the devices."""
+    return bool(rules.rules) and any(mapped & devices for _, mapped in _mapped(_messages(landing, name), rules))
+
+
+def _check_unread(
+    output: Output, landing: Storage, stores: list[LandingStore], devices: set[str], places: Places
+) -> None:
+    """Check that the tables have all messages, if a mapping named the devices: without it, only the tables have the names.
+
+    Raises:
+        OutputError: some messages are not in the tables.
+    """
+    commit, found = output.latest(), source.latest(landing)
+    if not commit or not (source.unread(found, commit.read, 1) or landing_logs.messages_held(stores)):
+        return
+    for collector, number in sorted(places.segments):
+        name = found.get(collector, {}).get(number)
+        if name is None:
+            continue
+        with landing.fs.open_input_file(landing.path(name)) as file:
+            columns = ["topic", "payload", "collector", "segment", "row", "arrival"]
+            rows = pq.read_table(file, columns=columns, use_threads=False)
+        rows = rows.filter(pa.array(_known(rows, places)[0]))
+        for topic, payload in zip(rows["topic"].to_pylist(), rows["payload"].to_pylist(), strict=True):
+            if not plain.devices_of(topic, payload) & devices:
+                raise OutputError(
+                    f"a mapping named {', '.join(map(verdict.shown, sorted(devices)))}, and the landing has messages that are"
+                    " not in the tables: give the mapping (--mapping FILE), so that they are recognised. Nothing was deleted"
+                )
 
 
 def _texts_of(topic: str, payload: bytes, devices: set[str]) -> set[str]:
@@ -349,18 +424,27 @@ def _owned(storage: Storage, name: str, names: Names) -> bool:
     return any(map(names.own, rows["topic"].to_pylist(), rows["payload"].to_pylist()))
 
 
-def _clean_segments(landing: Storage, names: Names, places: Places, done: Done) -> None:
+def _clean_segments(landing: Storage, names: Names, places: Places, done: Done, rules: Mapping) -> None:
     """Delete the devices' rows from the segments. Names and file times stay: they show which segments have been read."""
     for collector, numbers in sorted(source.latest(landing).items()):
         for number, name in sorted(numbers.items()):
-            if (collector, number) not in places.segments and not _concerned(landing, name, names):
+            if not (
+                (collector, number) in places.segments
+                or _concerned(landing, name, names)
+                or _has_mapped(landing, name, rules, names.devices)
+            ):
                 continue
             sealed_s = landing.modified_s(name)
             with landing.fs.open_input_file(landing.path(name)) as opened:
                 file = pq.ParquetFile(opened)
                 buckets = parquet.buckets_in(file.schema_arrow.metadata)
                 rows = file.read(columns=parquet.SCHEMA.names, use_threads=False).sort_by("row")
-            kept, gone = landing_logs.without(rows, names, *_known(rows, places))
+            own, others = _known(rows, places)
+            known = own | others
+            for n, devices in _mapped(rows, rules):
+                if not known[n]:
+                    own[n], others[n] = devices <= names.devices, not devices <= names.devices
+            kept, gone = landing_logs.without(rows, names, own, others)
             if not gone.num_rows and not byte_search.in_file(landing, name, names):
                 continue
             with landing.create(name) as stream:
@@ -568,6 +652,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--search", action="append", default=[], metavar="DIR", help="also search this folder: captures, a copy"
     )
+    parser.add_argument(
+        "--mapping", metavar="FILE", help="the tables' mapping, for messages that are not in the tables"
+    )
     parser.add_argument("--no-report", action="store_true", help="do not write the HTML page")
     parser.add_argument("--dry-run", action="store_true", help="only list the files that contain the names")
     parser.add_argument("--yes", action="store_true", help="do not ask for confirmation")
@@ -582,11 +669,14 @@ def main(argv: list[str] | None = None) -> int:
         if not options.dry_run and not options.yes and not _confirmed(devices):
             raise OutputError("nothing was deleted: give --yes, or search first with --dry-run")
         begun = time.monotonic()
-        done = forget(options.landing, options.out, devices, options.search, not options.no_report, options.dry_run)
+        rules = read_mapping(options.mapping) if options.mapping else NO_MAPPING
+        done = forget(
+            options.landing, options.out, devices, options.search, not options.no_report, options.dry_run, rules
+        )
     except LandingInUse:
         print(f"forget: a collector is running in {options.landing}: stop it first", file=sys.stderr)
         return 2
-    except (OutputError, StorageError, source.LandingError, LandingError, OSError, ValueError) as error:
+    except (OutputError, StorageError, source.LandingError, LandingError, MappingError, OSError, ValueError) as error:
         print(f"forget: {error}", file=sys.stderr)
         return 2
     for line in lines(done, devices, options.dry_run):

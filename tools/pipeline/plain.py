@@ -51,6 +51,19 @@ def devices_of(topic: str, payload: bytes | None) -> set[str]:
     return {device} if is_scalar(payload) else {device, segments.device_of(topic)}
 
 
+def mapped_devices(mapping: Mapping, topic: str, payload: bytes) -> set[str]:
+    """Return the devices of a message's readings; empty if no rule of the mapping applies, or the message does not fit it."""
+    match = mapping.of(topic)
+    if match is None:
+        return set()
+    try:
+        return {one.device for one in readings(*match, payload) if not FORGOTTEN.fullmatch(one.device)}
+    except NOT_THE_MESSAGE:
+        raise
+    except Exception:  # the message goes to quarantine
+        return set()
+
+
 def is_scalar(payload: bytes | None) -> bool:
     """Return whether a payload is one number or boolean."""
     return payload is not None and re.match(SCALAR.encode(), payload) is not None
