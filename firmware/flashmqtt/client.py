@@ -610,8 +610,9 @@ class Client:
             return handled
         deadline = ticks_add(ticks_ms(), timeout_ms)
         link = self.link
-        # All received bytes were read: wait for the socket.
-        if link.drained and not (link.handling or self._output.end):
+        # All received bytes were read: wait for the socket, unless received messages wait for a handler.
+        waiting = self.session.waiting
+        if link.drained and not (link.handling or self._output.end or (waiting and waiting.entries)):
             left = link.wait_ms - ticks_diff(ticks_ms(), link.stepped_ms)
             if left > 0 and not self.errors:
                 self._wait(left if left < timeout_ms else timeout_ms)

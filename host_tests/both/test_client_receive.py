@@ -505,6 +505,22 @@ def test_message_behind_a_waiting_long_one_does_not_overtake_it(qos, failing):
     mqtt.disconnect()
 
 
+@pytest.mark.req("R2", "R4")
+def test_waiting_messages_are_handed_over_before_poll_waits_for_others():
+    broker, mqtt = connected(buffer_bytes=128, chunks=True)
+    calls = []
+    broker.give(publish(b"long", bytes(200), 2, 1), pubrel(1), publish(b"short", b"x"))
+    poll_until(mqtt, lambda: mqtt.session.waiting and len(mqtt.session.waiting.entries) == 2)
+    mqtt.on_message = lambda message: calls.append(message.topic)
+    waits = []
+    mqtt._wait = waits.append
+    while len(calls) < 3:
+        assert mqtt.poll(1000) and not waits
+    assert calls == ["long", "long", "short"]
+    del mqtt._wait
+    mqtt.disconnect()
+
+
 @pytest.mark.req("R2")
 @pytest.mark.parametrize("qos", [1, 2])
 def test_handler_set_between_two_pieces_gets_the_remaining_ones(qos):
