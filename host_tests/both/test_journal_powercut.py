@@ -34,7 +34,7 @@ NAMES = (
 def test_power_cut_loses_nothing_promised(name):
     if sys.implementation.name == "cpython":
         # Every operation, torn in one way after the other; `make powercut` tears each one in every way.
-        cuts, broken = run_script(name, 0, 40, 0)
+        cuts, broken = run_script(name, 0, 100, 0)
     else:  # the same code, ten times slower, in 192 KB: a sample
         cuts, broken = run_sample(name, 2)
     assert broken == []

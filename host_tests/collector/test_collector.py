@@ -654,7 +654,7 @@ def test_oversize_and_short_messages_decode_the_same_in_any_chunks(level, chunk)
             text = json.dumps(description(text)).encode()
         qos = 1 if len(text) < 100 else number % 3
         expected.append((qos, len(text) > 100 and qos == 1, number if qos else 0, topic, text))
-    if chunk == 1:  # the size of reads does not matter inside a payload, and a million steps take long
+    if chunk < 5:  # the size of reads does not matter inside a payload, and a million steps take long
         stream, expected = stream[: len(long_publish(texts[0], 1, 1, True, head, b"t"))], expected[:1]
     decoder = OversizeDecoder(size, level)
     assert packets_of(decoder, stream, chunk) == expected
