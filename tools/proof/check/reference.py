@@ -69,7 +69,7 @@ PUBLIC = (
         "The faces",
         "firmware/flashmqtt/client.py",
         ("Client",),
-        ("put", "want", "note_refusal", "disconnect_properties"),
+        ("put", "want", "note_refusal", "disconnect_properties", "stopped", "load_waiting", "call", "run"),
     ),
     Shown("", "firmware/flashmqtt/aio.py", ("Client",)),
     Shown("", "firmware/flashmqtt/simple.py", ("MQTTClient", "MQTTException")),
