@@ -1,4 +1,4 @@
-"""The golden vectors (`host_tests/vectors`, made by `python -m tools.proof.check.vectors`) in the terms of the codec."""
+"""Reads the golden vectors (`host_tests/vectors`, made by `python -m tools.proof.check.vectors`) for the tests of the codec."""
 
 import json
 from binascii import unhexlify
@@ -20,7 +20,7 @@ SIZE = 17000
 
 
 def vectors(name, level=None):
-    """Yield the vectors of a file one by one (a board's heap would not hold them all)."""
+    """Yield the vectors of a file one by one: a board's heap has no room for all of them."""
     with open(HOST_TESTS + "vectors/" + name + ".jsonl", encoding="utf-8") as file:
         for line in file:
             vector = json.loads(line)
@@ -29,7 +29,7 @@ def vectors(name, level=None):
 
 
 def forms(vector):
-    """Return the vector's bytes: the form that we write, then others that mean the same."""
+    """Return the encodings of a vector's packet: first the one that the encoder writes, then others with the same meaning."""
     then = unhexlify(vector["then"]["repeat"]) * vector["then"]["times"] if "then" in vector else b""
     others = [unhexlify(text) for text in vector.get("also", ())]
     others.insert(0, unhexlify(vector["hex"]) + then)
@@ -37,7 +37,7 @@ def forms(vector):
 
 
 def block(packet_type, listed):
-    """Return the property block of a vector's list."""
+    """Return the property block that encodes a vector's list of properties."""
     pairs = []
     for identifier, value in listed:
         if identifier in BINARY:
@@ -55,7 +55,7 @@ def payload_of(fields, key="payload"):
 
 
 def written(vector, buf):
-    """Write the vector's packet into buf; return its bytes."""
+    """Encode the vector's packet into buf; return the encoded bytes."""
     fields, level, put = vector["fields"], vector["level"], vector["put"]
     kind = TYPES[put]
     extra = {}
@@ -97,7 +97,7 @@ def written(vector, buf):
 
 
 def check_fields(vector, decoder):
-    """Assert that the decoder's fields are the vector's."""
+    """Assert that the decoder's fields equal the vector's fields."""
     fields, level, put = vector["fields"], vector["level"], vector["put"]
     assert decoder.packet_type == TYPES[put]
     if "packet_id" in fields:
@@ -152,7 +152,7 @@ def check_fields(vector, decoder):
 
 
 def decoders(vector, size):
-    """Return the decoders that have to read this vector."""
+    """Return the decoders that must accept this vector."""
     found = [ServerDecoder(size, vector["level"])]
     if vector["from"] != "client":
         found.append(Decoder(size, vector["level"]))
@@ -162,10 +162,10 @@ def decoders(vector, size):
 
 
 def allow_aliases(decoder):
-    """Let the peer set topic aliases, as CONNECT would."""
+    """Allow the peer to set topic aliases, as a Topic Alias Maximum in CONNECT does."""
     decoder.aliases = InboundAliases(16)
 
 
 def from_server(kind):
-    """Return whether a client's Decoder reads this type at all."""
+    """Return whether a client's Decoder accepts this packet type."""
     return kind not in (packets.CONNECT, packets.SUBSCRIBE, packets.UNSUBSCRIBE, packets.PINGREQ)

@@ -1,11 +1,11 @@
-"""A region in RAM of which a chosen read or program fails. (For bad sectors see `NorFlash.set_bad`.)"""
+"""A region in RAM; a test chooses the read or program that fails. (For bad sectors see `NorFlash.set_bad`.)"""
 
 from flashmqtt.errors import FlashFailed
 from flashmqtt.flash.ram import RamRegion
 
 
 class FailingRegion(RamRegion):
-    """Fails at the read or program that decrements its counter to 0; with 0 or less, never."""
+    """Raises FlashFailed at the read or program that decrements its counter to 0. A counter of 0 or less never fails."""
 
     reads_left = 0
     programs_left = 0

@@ -1,7 +1,7 @@
-"""A small broker in the test's own thread: it works whenever the client, while it waits, feeds its watchdog.
+"""A small broker that runs in the test's own thread. The client calls it as its `feed` function whenever the client waits.
 
-So a test of a blocking client needs no second process, on either interpreter, and stays deterministic. It answers everything as a
-broker would unless told otherwise, and keeps what it received.
+So a test of a blocking client needs no second process on either interpreter, and is deterministic. The broker answers every
+packet as a real broker does, unless the test sets another behaviour, and keeps the packets that it received.
 """
 
 import random
@@ -12,14 +12,14 @@ from flashmqtt.compat import ticks_diff, ticks_ms
 from tools.proof.packets import split
 from wire import connack, id_of, packet, puback, pubcomp, pubrec, suback
 
-PATIENCE_MS = 60_000  # for what has to happen, on a busy machine
+PATIENCE_MS = 60_000  # deadline for expected events, on a busy machine
 
 
 def poll_until(mqtt, condition):
     """Poll a client until the condition holds."""
     begin = ticks_ms()
     while not condition():
-        assert ticks_diff(ticks_ms(), begin) < PATIENCE_MS, "waited in vain"
+        assert ticks_diff(ticks_ms(), begin) < PATIENCE_MS, "the condition did not become true in time"
         mqtt.poll(20)
 
 
@@ -27,13 +27,11 @@ class Loopback:
     def __init__(self):
         self.present = 0
         self.code = 0
-        self.granted = None  # a result for every filter, instead of the QoS asked for
-        self.silent = False  # receives, and answers nothing
-        self.deaf = False  # does not even receive
+        self.granted = None  # the SUBACK code for every filter; None: the requested QoS
+        self.silent = False  # True: receives packets, but answers none
+        self.deaf = False  # True: does not even receive
         self.answers_publish = True
-        self.longest = (
-            0  # the longest packet that it takes; it closes the connection as soon as it has more bytes of one
-        )
+        self.longest = 0  # longest accepted packet, 0: no limit; more bytes of one packet close the connection
         self.packets = []
         self.connects = 0
         self.feeds = 0
@@ -70,9 +68,9 @@ class Loopback:
         self._octets = b""
 
     def __call__(self):
-        """Work: this is what the client calls as its `feed`."""
+        """Receive, answer and accept connections; the client calls this as its `feed`."""
         self.feeds += 1
-        self._receive()  # what a connection left behind that ended meanwhile, before the next one
+        self._receive()  # the last bytes of an ended connection, before the next connection is accepted
         if self.listener and self._wait.poll(0):
             self.drop()
             self.link = self.listener.accept()[0]
@@ -135,12 +133,12 @@ class Loopback:
 
 
 class Flooding(Loopback):
-    """Sends without end: there is always something to be read."""
+    """Sends endlessly: the client always has something to read."""
 
     def __init__(self):
         super().__init__()
         self.flood = b""
-        self.turn = 0  # how many messages were handled in this turn of the client's
+        self.turn = 0  # messages handled during the client's current call
         self._rest = b""
 
     def __call__(self):
@@ -153,13 +151,13 @@ class Flooding(Loopback):
                 return
 
     def begin(self, flood):
-        """Answer nothing any more, and send this again and again."""
+        """From now on answer nothing, and send these bytes again and again."""
         self.silent = True
         self.flood = flood
         self()
 
     def handle(self, message):
-        """Be the handler of these messages."""
+        """Handle a message of the flood; the client's message handler."""
         self.turn += 1
-        assert self.turn < 100000, "for ever"
+        assert self.turn < 100000, "the client's call does not return"
         self()

@@ -1,7 +1,7 @@
-"""A small world to try the session in: an application, a link that loses whole connections, power cuts, and a model of a broker.
+"""A random simulation of the session: an application, a link that loses whole connections, power cuts, and a model of a broker.
 
-Everything is drawn from one seed, so a failing world can be built again. The broker is written from the standard with a codec of
-its own and keeps its session, as a broker with persistence does. What must hold is checked by `verdict`.
+All random choices come from one seed, so a failing simulation can be repeated. The broker is written from the standard, has its
+own codec, and keeps its session as a broker with persistence does. `verdict` checks the results.
 """
 
 from flashmqtt.connection import CLOSED, MESSAGE, NOTHING, OPEN, OUTPUT, REFUSED, Connection
@@ -12,7 +12,7 @@ from wire import connack, number, packet, puback, pubcomp, pubrec, pubrel, text
 
 
 class Random:
-    """A small generator that gives the same numbers on both interpreters."""
+    """A small random number generator that gives the same numbers on both interpreters."""
 
     def __init__(self, seed):
         self.state = seed * 7919 + 12345
@@ -23,16 +23,16 @@ class Random:
 
 
 class Broker:
-    """A broker with one client, whose session it never loses."""
+    """A broker with one client; it never loses the client's session."""
 
     def __init__(self, level, window=5):
         self.level = level
         self.window = window
         self.known = False
-        self.received = []  # (qos, payload), handed on for good, in order
-        self.releasing = {}  # id -> payload: QoS 2, PUBREC sent, PUBREL not received
-        self.queue = []  # (qos, payload) for the client
-        self.flying = []  # [id, qos, payload, released]
+        self.received = []  # (qos, payload) of the messages that the broker has accepted, in order
+        self.releasing = {}  # packet id -> payload of QoS 2 messages: PUBREC sent, PUBREL not received
+        self.queue = []  # (qos, payload) not yet sent to the client
+        self.flying = []  # messages in flight: [packet id, qos, payload, released]
         self.next_id = 1
         self.input = b""
         self.output = b""
@@ -67,7 +67,7 @@ class Broker:
             for flight in self.flying:
                 self.send(flight, 8)
             return
-        assert self.online, "before CONNECT"
+        assert self.online, "a packet before CONNECT"
         if kind == 3:
             qos = one[0] >> 1 & 3
             end = at + 2 + (one[at] << 8 | one[at + 1])
@@ -79,7 +79,7 @@ class Broker:
                 if packet_id not in self.releasing:
                     self.releasing[packet_id] = payload
                 else:
-                    assert self.releasing[packet_id] == payload, "an id was used for another message"
+                    assert self.releasing[packet_id] == payload, "a packet id in use was used for another message"
                 self.output += pubrec(packet_id)
             else:
                 self.received.append((qos, payload))
@@ -118,10 +118,10 @@ class Broker:
             self.output += packet(0x30 | dup | qos << 1, text(b"t"), number(packet_id) if qos else b"", extra, payload)
 
     def work(self):
-        """Send what the window allows."""
+        """Send as many queued messages as the window allows."""
         while self.online and self.queue and len(self.flying) < self.window:
             qos, payload = self.queue.pop(0)
-            self.next_id = self.next_id % 11 + 1  # few ids, so that they are soon used again
+            self.next_id = self.next_id % 11 + 1  # only 11 packet ids, so that they are soon reused
             while self.next_id in [one[0] for one in self.flying]:
                 self.next_id = self.next_id % 11 + 1
             flight = [self.next_id, qos, payload, False]
@@ -131,28 +131,28 @@ class Broker:
 
 
 class World:
-    """One board, one broker, and what happens to them.
+    """One board, one broker, and random events for both.
 
-    `open_store(world)` returns the store after a power cut (or, the first time, an empty one).
+    `open_store(world)` returns the store as it is after a power cut, and an empty store at the first call.
     """
 
     def __init__(self, seed, open_store, level=4, window=4, broker_window=4, hold_limit=40):
         self.random = Random(seed)
-        self.refuse_after = 5 * (seed & 1)  # half of the worlds try messages alone where connections are lost
+        self.refuse_after = 5 * (seed & 1)  # half of the simulations send suspect messages alone
         self.open_store = open_store
         self.level = level
         self.window = window
         self.hold_limit = hold_limit
         self.broker = Broker(level, broker_window)
         self.now = 1000
-        self.published = []  # (qos, payload) that publish() returned for
+        self.published = []  # (qos, payload) of the messages whose publish() returned
         self.count = 0
-        self.taken = []  # (qos, payload) that the application was handed
-        self.sent = []  # (qos, payload) that the broker had for the client
-        self.excused = []  # handed over, but the power went before that was durable: may come a second time
+        self.taken = []  # (qos, payload) of the messages handed over to the application
+        self.sent = []  # (qos, payload) of the messages that the broker had for the client
+        self.excused = []  # handed over, but the power was cut before the discard was durable: a repeat is allowed
         self.unsure = []
         self.cuts = self.drops = 0
-        self.maybe = []  # the power went inside publish(): it never returned, so the message may be stored or not
+        self.maybe = []  # the power was cut inside publish(): the message may be stored or not
         self.up = b""
         self.boot()
 
@@ -167,7 +167,7 @@ class World:
         self.connection = Connection(self.session, b"me", buffer_bytes=128, five=five, response_ms=0, keep_alive_s=0)
         self.up = b""
 
-    # --- what can happen ---
+    # --- the random events ---
 
     def publish(self):
         self.count += 1
@@ -202,13 +202,13 @@ class World:
             event = connection.process(self.now)
             if event == NOTHING:
                 return
-            assert event != REFUSED, "a lost link is no refusal"
+            assert event != REFUSED, "a message was refused because of a lost link"
             if event == OUTPUT:
                 self.write(1000)
             elif event == MESSAGE:
                 one = (connection.message.qos, connection.message.payload)
                 assert connection.message.topic == "t"
-                self.unsure = []  # what was handed over before is durably discarded
+                self.unsure = []  # the messages handed over before are durably discarded
                 self.taken.append(one)
                 if one[0] == 2:
                     self.unsure.append(one)
@@ -223,7 +223,7 @@ class World:
 
     def write(self, n):
         output = self.connection.output
-        most = output.offer()  # everything that happened is durable now
+        most = output.offer()  # offer() has made all changes durable
         if most:
             self.unsure = []
         n = min(n, most)
@@ -231,7 +231,7 @@ class World:
         output.sent(n, self.now)
 
     def move_up(self):
-        """The client writes, the broker reads some of it."""
+        """The client writes some bytes, and the broker reads some of them."""
         self.write(1 + self.random.below(60))
         n = min(len(self.up), 1 + self.random.below(60))
         self.broker.take(self.up[:n])
@@ -239,7 +239,7 @@ class World:
         self.broker.work()
 
     def move_down(self):
-        """The client reads some of what the broker wrote."""
+        """The client reads some of the bytes that the broker wrote."""
         broker = self.broker
         n = min(len(broker.output), 1 + self.random.below(40))
         if n and self.connection.state:
@@ -260,7 +260,7 @@ class World:
         self.drops += 1
 
     def cut(self):
-        """The power goes: what is not in the store is gone, and so are the bytes under way."""
+        """Cut the power: everything outside the store is lost, and so are the bytes in transit."""
         self.excused += self.unsure
         self.unsure = []
         self.broker.drop()
@@ -268,7 +268,7 @@ class World:
         self.boot()
 
     def check_time(self):
-        """Time has passed: what is due is done."""
+        """Let the connection act on its deadlines, after time has passed."""
         if self.connection.state == OPEN:
             self.connection.check(self.now)
 
@@ -294,7 +294,7 @@ class World:
             self.cut()
 
     def settle(self):
-        """Let everything come to its end without further trouble."""
+        """Run without further faults until all messages are delivered."""
         for turn in range(20000):
             self.now += 1
             self.connect()
@@ -315,10 +315,10 @@ class World:
             )
             if not busy and self.connection.state == OPEN:
                 return
-        raise AssertionError("never came to its end: pending %d" % self.session.pending())
+        raise AssertionError("messages are not delivered in time: pending %d" % self.session.pending())
 
     def run(self, steps):
-        self.settle()  # a fresh store makes the broker forget what it knows: that is over now
+        self.settle()  # the clean start of an empty store discards the broker's session: let it happen before the first step
         for _ in range(steps):
             self.step()
         self.settle()
@@ -328,7 +328,7 @@ class World:
         for qos in (1, 2):
             wanted = [payload for q, payload in self.published if q == qos]
             got = [payload for q, payload in self.broker.received if q == qos]
-            for one in self.maybe:  # at most once, and where it was stored, in its place
+            for one in self.maybe:  # it may arrive once, in its order
                 if one[1] in got:
                     wanted.append(one[1])
                     wanted.sort(key=_number)
@@ -348,7 +348,7 @@ class World:
             else:
                 assert sorted(firsts(got)) == sorted(wanted), ("QoS 1 in", missing(wanted, got))
         for one in self.taken:
-            assert one in self.sent, ("never sent", one)
+            assert one in self.sent, ("received, but never sent", one)
 
 
 def _number(payload):

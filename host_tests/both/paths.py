@@ -1,3 +1,3 @@
-"""Where the tests' data files lie, for both interpreters."""
+"""The folder of the tests' data files, for both interpreters."""
 
 HOST_TESTS = __file__.rsplit("/", 2)[0] + "/"

@@ -1,4 +1,4 @@
-"""The asyncio face: stored when publish returns, acknowledged when delivered returns, messages one at a time."""
+"""The asyncio client: publish returns once a message is stored, delivered once it is acknowledged; one message at a time."""
 
 import gc
 import sys
@@ -18,7 +18,7 @@ from flashmqtt.session.ram import RamStore
 from loopback import Flooding, Loopback
 from wire import publish, pubrel
 
-PATIENCE_S = 30  # for what has to happen, on a busy machine
+PATIENCE_S = 30  # deadline for expected events, on a busy machine
 
 
 def client(broker, **options):
@@ -40,7 +40,7 @@ async def until(condition):
 
 
 def run(case, broker=None):
-    """Run case(broker) beside the broker."""
+    """Run case(broker) and the broker as concurrent tasks."""
     broker = broker or Loopback()
 
     async def both():
@@ -52,7 +52,7 @@ def run(case, broker=None):
             broker.close()
 
     if sys.implementation.name == "micropython":
-        asyncio.new_event_loop()  # or else tasks of the case before would go on
+        asyncio.new_event_loop()  # otherwise the tasks of the previous case continue
     asyncio.run(both())
 
 
@@ -64,11 +64,11 @@ def test_delivered_returns_false_for_lost_or_dropped_messages():
         handles = []
         for _ in range(3):
             handles.append(await mqtt.publish("a", "x", 1))  # noqa: PERF401  # MicroPython has no await in a list comprehension
-        store._lengths[handles[1] % store.limit] = 0  # the flash lost it
+        store._lengths[handles[1] % store.limit] = 0  # as if the flash had lost the message
         async with mqtt:
             for handle in handles:
                 assert await mqtt.delivered(handle, 3) == (handle != handles[1])
-            assert not await mqtt.delivered(0, 3)  # what the store's policy dropped
+            assert not await mqtt.delivered(0, 3)  # handle 0: the store's policy dropped the message
 
     run(case)
 
@@ -166,7 +166,7 @@ def test_delivered_message_resets_the_backoff_of_a_short_connection():
 @pytest.mark.req("B4")
 def test_closing_the_socket_wakes_its_task_and_keeps_other_readers():
     if sys.implementation.name == "micropython":
-        pytest.skip("a board's poller tells of a closed socket by itself")
+        pytest.skip("MicroPython's poller reports a closed socket by itself")
 
     async def case(broker):
         import socket
@@ -174,9 +174,9 @@ def test_closing_the_socket_wakes_its_task_and_keeps_other_readers():
         async with client(broker, backoff=Backoff(base_ms=1, cap_ms=1)) as mqtt:
             await asyncio.sleep(0.05)
             old = mqtt.link.sock.fileno()
-            mqtt.link.fail(ConnectionLost("what a write in another task may find"), ticks_ms())
+            mqtt.link.fail(ConnectionLost("as a failed write in another task reports it"), ticks_ms())
             one, other = socket.socketpair()
-            assert old in (one.fileno(), other.fileno())  # its number is somebody else's now
+            assert old in (one.fileno(), other.fileno())  # the new sockets reuse the closed socket's number
             read = asyncio.Event()
             loop = asyncio.get_running_loop()
             for end in (one, other):
@@ -211,7 +211,7 @@ def test_refused_connect_and_subscribe_raise():
 
 
 class Refusing(Loopback):
-    """A broker of level 5 that refuses messages of QoS 1, this many with one write."""
+    """A level 5 broker that refuses QoS 1 messages: it sends the refusals of `batch` messages in one write."""
 
     def __init__(self, batch):
         super().__init__()
@@ -231,7 +231,7 @@ def test_every_message_refused_in_one_read_raises_refused():
         async with client(broker, level=5, window=32) as mqtt:
             handles = []
             for _ in range(broker.batch):
-                handles.append(await mqtt.publish("a", "x", 1))  # noqa: PERF401 - MicroPython has no `await` there
+                handles.append(await mqtt.publish("a", "x", 1))  # noqa: PERF401  # MicroPython has no await in a list comprehension
             codes = []
 
             async def wait(handle):
@@ -354,7 +354,7 @@ def test_handler_error_is_reported_and_its_message_retried(asynchronous):
 
             await mqtt.subscribe("a", 1, fail_later if asynchronous else fail)
             broker.give(publish(b"a", b"x", 1, 7), publish(b"a", b"y", 1, 8))
-            assert await mqtt.subscribe("b") == 0  # the client lives
+            assert await mqtt.subscribe("b") == 0  # the client still works
             assert await mqtt.delivered(await mqtt.publish("c", "1", 1))
             assert broker.of(4) == []
             await until(lambda: len(broker.of(4)) == 2)
@@ -365,7 +365,7 @@ def test_handler_error_is_reported_and_its_message_retried(asynchronous):
 
 
 async def cut(broker, mqtt):
-    """Cut the link; return when the client knows."""
+    """Cut the link; return when the client has noticed."""
     attempts = mqtt.link.attempts
     broker.drop()
     while mqtt.connected and mqtt.link.attempts == attempts:
@@ -472,7 +472,7 @@ def test_silent_link_is_noticed():
             while mqtt.connected:
                 await asyncio.sleep(0.02)
                 now = ticks_ms()
-                silent_ms += min(ticks_diff(now, before), 30)  # while the machine stands still, no task can run
+                silent_ms += min(ticks_diff(now, before), 30)  # if a step takes longer, the machine runs no task
                 before = now
             assert silent_ms <= 1650
             broker.deaf = False
@@ -483,7 +483,7 @@ def test_silent_link_is_noticed():
 @pytest.mark.req("B2")
 def test_idle_client_allocates_less_than_a_kilobyte_a_second():
     if sys.implementation.name != "micropython":
-        pytest.skip("heap figures are MicroPython's")
+        pytest.skip("only MicroPython reports its heap")
 
     async def idle(seconds):
         gc.collect()
@@ -503,7 +503,7 @@ def test_idle_client_allocates_less_than_a_kilobyte_a_second():
             server.cancel()
             await asyncio.sleep(0.1)
             rate = await idle(4)
-            assert rate < 2048, rate  # pointers of 64 bits: half of it on a board
+            assert rate < 2048, rate  # with 64-bit pointers; a board needs half of it
             server = asyncio.create_task(serve(broker))
         server.cancel()
         broker.close()

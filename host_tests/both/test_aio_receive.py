@@ -23,7 +23,7 @@ def acknowledged(broker):
 
 
 class Retaining(Loopback):
-    """Sends messages before and behind every SUBACK."""
+    """Sends messages before and after every SUBACK."""
 
     def __init__(self, before, behind):
         super().__init__()
@@ -103,7 +103,7 @@ def test_timed_out_wait_loses_no_message():
                 turns += 1
                 try:
                     message = await asyncio.wait_for(mqtt.__anext__(), 0.001 * (turns % 3))
-                except asyncio.TimeoutError:  # noqa: UP041  # MicroPython's is another one
+                except asyncio.TimeoutError:  # noqa: UP041  # MicroPython's is not the built-in one
                     continue
                 seen.append(int(message.payload))
             assert seen == list(range(1, 201))
@@ -117,7 +117,7 @@ def test_message_returned_to_an_ended_task_is_delivered_again():
         async with client(broker) as mqtt:
             await mqtt.subscribe("a", 1)
             broker.give(publish(b"a", b"1", 1, 1), publish(b"a", b"2", 1, 2))
-            await asyncio.create_task(mqtt.__anext__())  # what MicroPython's wait_for does, and then drops the result
+            await asyncio.create_task(mqtt.__anext__())  # MicroPython's wait_for does so, and may drop the result
             message = await mqtt.__anext__()
             assert message.payload == b"1"
             message = await mqtt.__anext__()
@@ -324,7 +324,7 @@ def test_disconnect_cancels_handlers_and_their_messages_are_delivered_again():
 @pytest.mark.req("R4")
 def test_long_publish_and_disconnect_do_not_block_other_tasks():
     if sys.implementation.name == "micropython":
-        pytest.skip("what fills the system's buffers does not fit into this heap")
+        pytest.skip("this heap has no room for a message that fills the system's buffers")
 
     async def case(broker):
         worst = 0
@@ -343,7 +343,7 @@ def test_long_publish_and_disconnect_do_not_block_other_tasks():
         await mqtt.publish("a", b"x" * 10000000)
         await mqtt.disconnect()
         beating.cancel()
-        # A client that waits inside a call does so for the timeout_s after which it gives up.
+        # A client that blocks the event loop would block it for timeout_s, which is 1 s here.
         assert worst < 900
         broker.deaf = False
 
@@ -405,10 +405,10 @@ def test_client_reconnects_when_another_task_closes_its_socket(turns):
         async with client(broker) as mqtt:
             broker.present = 1
             await mqtt.subscribe("a", 0, lambda m: None)
-            broker.give(publish(b"a", b"x"))  # so that the task comes out of its wait, and goes into the next
+            broker.give(publish(b"a", b"x"))  # so that the task ends its wait and begins the next one
             for _ in range(turns):
                 await asyncio.sleep(0)
-            mqtt.link.fail(ConnectionLost("what a write in another task may find"), ticks_ms())
+            mqtt.link.fail(ConnectionLost("as a failed write in another task reports it"), ticks_ms())
             await until(lambda: mqtt.connected and broker.connects == 2)
             assert await mqtt.delivered(await mqtt.publish("b", "x", 1), PATIENCE_S)
 
@@ -516,7 +516,7 @@ def test_message_behind_a_waiting_long_one_does_not_overtake_it(way):
 @pytest.mark.parametrize("way", ["plain", "awaited"])
 def test_handler_raising_cancelled_error_counts_as_failed(way):
     def plain(message):
-        raise asyncio.CancelledError  # as `future.result()` does, where somebody cancelled the future
+        raise asyncio.CancelledError  # as `future.result()` does for a cancelled future
 
     async def awaited(message):
         await asyncio.sleep(0)

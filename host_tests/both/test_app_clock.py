@@ -45,7 +45,7 @@ def test_invalid_answer_is_ignored(wrong):
 
 
 class _Server:
-    """A UDP socket on loopback that a test answers from."""
+    """A network time server on loopback: a UDP socket from which a test answers."""
 
     def __init__(self):
         self.socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -64,7 +64,7 @@ class _Server:
                 return self.socket.recvfrom(64)
             except OSError:
                 time.sleep(0.01)
-        raise AssertionError("no question")
+        raise AssertionError("no request arrived")
 
 
 def _turns(clock):
@@ -87,7 +87,7 @@ def test_clock_is_set_without_blocking():
     server.socket.sendto(_packet(nonce=packet[40:48]), address)
     assert _turns(clock)
     assert abs(clock.unix_ms() - UNIX_S * 1000 - 500) < 1000
-    assert not clock.turn() and not clock.waiting  # for hours
+    assert not clock.turn() and not clock.waiting  # no further request for hours
     server.socket.close()
 
 

@@ -8,12 +8,12 @@ import pytest
 from app.commands import CommandRefused, Commands, parse
 from app.state import State
 
-# Not the file of another process: the twins of these tests may run at the same time.
+# Each process has its own file: the same tests may run at the same time on the other interpreter.
 PATH = "/tmp/flashmqtt-state-%s-%d.json" % (sys.implementation.name, id(parse) & 0xFFFFFFFF)
 
 
 def forget(path):
-    """Remove a board's file."""
+    """Remove a board's state file."""
     for suffix in ("", ".new"):
         try:
             os.remove(path + suffix)
@@ -22,11 +22,11 @@ def forget(path):
 
 
 class Cut(Exception):
-    """The power goes here."""
+    """The power is cut here."""
 
 
 class Board:
-    """What survives a cut: the file, the stored messages, and what has happened in the world."""
+    """The things that survive a power cut: the state file, the stored messages, and the effects of commands."""
 
     def __init__(self, path):
         self.path = path
@@ -88,7 +88,7 @@ def test_command_sent_twice_is_executed_and_answered_once():
 def test_power_cut_at_every_step_leaves_one_effect_and_one_reply():
     cuts = 0
     for cut_at in range(1, 20):
-        for again in range(20):  # a second cut, in what follows the first
+        for again in range(20):  # a second cut, after the first one
             board = Board(PATH)
             board.cut_at = cut_at
             steps = 0
@@ -101,7 +101,7 @@ def test_power_cut_at_every_step_leaves_one_effect_and_one_reply():
                 for _ in range(3):
                     try:
                         board.start()
-                        board.commands.take(command)  # the broker resends what it believes undelivered
+                        board.commands.take(command)  # the broker resends the unacknowledged command
                         break
                     except Cut:
                         board.cut_at = 0
@@ -116,7 +116,7 @@ def test_power_cut_at_every_step_leaves_one_effect_and_one_reply():
 @pytest.mark.req("B4")
 def test_reboot_command_is_not_repeated_after_the_reboot():
     board = Board(PATH)
-    board.cut_at = 4  # after the act, before the reply
+    board.cut_at = 4  # after the effect, before the reply
     with pytest.raises(Cut):
         board.commands.take(b'{"id": "r", "do": "reboot"}')
     board.start()
@@ -135,7 +135,7 @@ def test_reboot_command_is_not_repeated_after_the_reboot():
         (b'{"id": "", "do": "flush"}', "id"),
         (b'{"id": "\\ud800", "do": "flush"}', "UTF-8"),
         (b'{"id": "a\\udfffb", "do": "flush"}', "UTF-8"),
-        (b'{"id": "\xed\xa0\x80", "do": "flush"}', ""),  # CPython says "not JSON" to invalid bytes
+        (b'{"id": "\xed\xa0\x80", "do": "flush"}', ""),  # for invalid bytes CPython reports invalid JSON
         (b'{"id": "\xc0\xaf", "do": "flush"}', ""),
         (b'{"id": "\xf5\x80\x80\x80", "do": "flush"}', ""),
         (b'{"id": "1", "do": "dance"}', "interval, flush"),
@@ -174,7 +174,7 @@ def test_commands_above_the_rate_limit_are_counted_and_not_executed():
     for n in range(100):
         board.commands.take(b'{"id": "a%d", "do": "flush"}' % n)
         board.commands.take(b"no command")
-    assert len(board.acts) == 16 and len(board.replies) == 32  # half of them refusals, which are stored as well
+    assert len(board.acts) == 16 and len(board.replies) == 32  # refusals are stored as well: half of the replies
     assert board.commands.refused == 200 - 32
     board.now_ms += 4999
     board.commands.take(b'{"id": "b", "do": "flush"}')
@@ -182,7 +182,7 @@ def test_commands_above_the_rate_limit_are_counted_and_not_executed():
     board.now_ms += 1
     board.commands.take(b'{"id": "b", "do": "flush"}')
     assert len(board.acts) == 17
-    board.now_ms += 86400000  # a day does not save up more than one burst
+    board.now_ms += 86400000  # even after a day only one burst is allowed
     for n in range(100):
         board.commands.take(b'{"id": "c%d", "do": "flush"}' % n)
     assert len(board.acts) == 17 + 32

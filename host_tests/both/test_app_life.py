@@ -6,7 +6,7 @@ from app.life import life_of
 
 
 class Facts(dict):
-    """A state that no file keeps; it can refuse to be saved."""
+    """A state without a file; its save can fail."""
 
     full = False
 
@@ -17,7 +17,7 @@ class Facts(dict):
 
 
 def numbers(*found):
-    """Return a source of random bytes that gives these numbers."""
+    """Return a fake of os.urandom that gives these numbers."""
     left = list(found)
     return lambda n: left.pop(0).to_bytes(n, "big")
 
@@ -35,8 +35,8 @@ def test_wiped_journal_begins_a_new_life():
     state = Facts()
     life_of(state, 0, "a", numbers(40))
     assert life_of(state, 500, "a", numbers()) == (10, 1)
-    assert life_of(state, 0, "a", numbers(80)) == (20, 1)  # wiped
-    assert life_of(state, 0, "a", numbers(120)) == (30, 1)  # cut off before its first message
+    assert life_of(state, 0, "a", numbers(80)) == (20, 1)  # the journal was wiped
+    assert life_of(state, 0, "a", numbers(120)) == (30, 1)  # the first start was interrupted before its first message
     assert life_of(state, 1, "a", numbers()) == (30, 1)
 
 
@@ -46,7 +46,7 @@ def test_lost_state_begins_a_new_life_at_the_next_sequence():
     assert life_of(state, 500, "a", numbers(40)) == (10, 501)
     assert life_of(state, 501, "a", numbers()) == (10, 501)
     assert life_of(Facts(life="x", since=1), 7, "a", numbers(40)) == (10, 8)
-    # The journal of a shorter life lies there now: it has not got to where this one began.
+    # Another journal: its last sequence number is below the first one of this life.
     assert life_of(state, 20, "a", numbers(80)) == (20, 21)
 
 
@@ -57,7 +57,7 @@ def test_changed_device_id_begins_a_new_life_at_the_next_sequence():
     assert life_of(state, 500, "b", numbers(80)) == (20, 501)
     assert life_of(state, 501, "b", numbers()) == (20, 501)
     assert life_of(state, 600, "a", numbers(120)) == (30, 601)
-    assert life_of(Facts(life=10, since=1), 7, "a", numbers()) == (10, 1)  # saved without the id
+    assert life_of(Facts(life=10, since=1), 7, "a", numbers()) == (10, 1)  # a state saved without the device id
 
 
 def test_life_is_positive_and_below_2_to_the_30():

@@ -22,13 +22,13 @@ def test_ranges_are_reported_until_their_health_message_is_acknowledged():
     outcomes.add("dropped", 1, 5)
     assert outcomes.labels() == {"refused_seqs": "7-9,12", "dropped_seqs": "1-5"} and outcomes.news
     outcomes.reported(20)
-    outcomes.add("refused", 13, 13)  # not in the message that is under way
+    outcomes.add("refused", 13, 13)  # later than health message 20, and so not part of it
     assert outcomes.news and outcomes.labels()["refused_seqs"] == "7-9,12,13"
     outcomes.delivered(19)
     assert outcomes.labels()["dropped_seqs"] == "1-5"
     outcomes.delivered(20)
     assert outcomes.labels() == {"refused_seqs": "13"}
-    outcomes.reported(0)  # it was not stored
+    outcomes.reported(0)  # the health message was not stored
     assert outcomes.news
     outcomes.reported(21)
     outcomes.delivered(21)
@@ -50,13 +50,13 @@ def test_only_the_newest_32_ranges_are_kept():
 
 
 class Refusing(Loopback):
-    """A level 5 broker that refuses what some topics carry."""
+    """A level 5 broker that refuses the messages of some topics."""
 
     def __init__(self, refused):
         super().__init__()
         self.refused = refused
         self.healths = []
-        self.seqs = []  # of what it refused
+        self.seqs = []  # the sequence numbers of the refused messages
 
     def take(self, one):
         kind = one[0] >> 4
@@ -84,7 +84,7 @@ class Refusing(Loopback):
 
 
 def running(refused):
-    gc.collect()  # a simulated flash in one piece
+    gc.collect()  # the simulated flash needs one contiguous block
     broker = Refusing(refused)
     settings = {"broker": "127.0.0.1", "port": broker.port, "level": 5, "interval_ms": 100000, "health_s": 0}
     application = Application(Board(broker), check(settings), Facts())
@@ -97,7 +97,7 @@ def turns(application, condition):
         if condition():
             return
         application.turn(20)
-    raise AssertionError("waited in vain")
+    raise AssertionError("the condition did not become true in time")
 
 
 @pytest.mark.req("R5")

@@ -1,4 +1,4 @@
-"""The plug-in sensors, on fakes of their drivers and buses."""
+"""The plug-in sensors, with fakes of their drivers and buses."""
 
 import sys
 from struct import pack
@@ -10,7 +10,7 @@ DRIVERS = ("machine", "dht", "onewire", "ds18x20")
 
 
 def _fakes():
-    """Put fresh fakes where the plug-ins import from, and import these afresh; return the fakes and `make`."""
+    """Import new fakes of the drivers, and then the plug-ins again; return the fakes and `make`."""
     found = {}
     for name in DRIVERS:
         sys.modules.pop(HARDWARE + name, None)
@@ -51,7 +51,7 @@ def test_dht22_gives_both_values_of_one_measurement():
     assert (temperature.read(), humidity.read()) == (21.5, 48.2)
 
     def measure():
-        raise Exception("checksum error")  # as the driver does
+        raise Exception("checksum error")  # as the real driver does
 
     temperature._chip.measure = measure
     with pytest.raises(Exception) as wrong:
@@ -75,8 +75,8 @@ def test_ds18b20_reads_the_previous_conversion():
 
 
 def _bme280(fakes):
-    # Bosch's worked example (BMP280 data sheet, 3.12): 25.08 degrees and 100653 Pa. The humidity's numbers are ours; by the
-    # BME280 data sheet's formula for floating point (8.1) they are 51.18 %.
+    # Bosch's worked example (BMP280 data sheet, 3.12): 25.08 degrees and 100653 Pa. The numbers for humidity are ours: the
+    # floating-point formula of the BME280 data sheet (8.1) gives 51.18 % for them.
     calibration = (
         pack("<Hhh", 27504, 26435, -1000),
         pack("<Hhhhhhhhh", 36477, -10685, 3024, 2855, 140, -7, 15500, -14600, 6000),
@@ -100,7 +100,7 @@ def test_bme280_compensates_as_the_data_sheet_does():
     fakes["machine"].simulated.i2c = {}
     assert [sensor.read() for sensor in sensors] == [None, None, None]
     fakes["machine"].simulated.i2c = chips
-    assert [sensor.read() for sensor in sensors] == [None, None, None]  # nothing was measured while it was away
+    assert [sensor.read() for sensor in sensors] == [None, None, None]  # this read only starts a measurement
     assert None not in [sensor.read() for sensor in sensors]
 
 

@@ -16,7 +16,7 @@ SECTORS = 8
 
 
 class Facts(dict):
-    """A state that no file keeps."""
+    """A state without a file."""
 
     def save(self, **changes):
         self.update(changes)
@@ -31,7 +31,7 @@ class Sensor:
 
 
 class Board:
-    """The part of the board contract that a run needs; its watchdog feeds the broker."""
+    """The board functions that the application needs. Feeding its watchdog runs the broker."""
 
     MODEL = "test"
 
@@ -82,13 +82,13 @@ def test_stored_messages_are_delivered_before_a_worn_flash_ends_the_run():
         board.flash.set_bad(sector)
     with pytest.raises(StoreWorn):
         application.run()
-    assert application.client.pending == 0 and len(broker.of(3)) == 9 + 1  # the status, at QoS 0
+    assert application.client.pending == 0 and len(broker.of(3)) == 9 + 1  # 9 readings and the QoS 0 status message
     assert application.refused > 0
     application.client.link.stop()
 
 
 class Odd:
-    """A sensor that returns what it is given; it raises a given exception."""
+    """A sensor that returns the given value, or raises it if it is an exception."""
 
     unit = ""
 
@@ -163,7 +163,7 @@ def test_full_store_counts_refused_readings_and_stores_the_boot_message_later(po
 
 
 class Slow:
-    """A sensor whose read returns the measurement that the last read started; it takes 750 ms."""
+    """A sensor whose read returns the measurement that the previous read started; a measurement takes 750 ms."""
 
     name = "slow"
     unit = "Cel"
@@ -181,7 +181,7 @@ class Slow:
 
 
 class Asleep(Exception):
-    """The board sleeps."""
+    """Raised instead of a deep sleep."""
 
 
 @pytest.mark.req("B1", "B5")

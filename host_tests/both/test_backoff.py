@@ -1,4 +1,4 @@
-"""Backoff: delays, jitter, cap, and what sets it back (requirement B4)."""
+"""Backoff: delays, jitter, cap and reset (requirement B4)."""
 
 import pytest
 
@@ -29,7 +29,7 @@ def test_jitter_is_full_from_zero_to_the_limit():
 
 
 @pytest.mark.req("B4")
-def test_only_a_connection_that_lasted_sets_it_back():
+def test_backoff_is_reset_only_after_a_lasting_connection():
     backoff = Backoff(base_ms=500, cap_ms=8000, lasting_ms=5000, random_below=longest)
     for _ in range(3):
         backoff.next_delay_ms(0)
@@ -38,7 +38,7 @@ def test_only_a_connection_that_lasted_sets_it_back():
 
 
 @pytest.mark.req("B4")
-def test_step_carries_over_a_reboot():
+def test_backoff_continues_with_its_step_after_a_reboot():
     before = Backoff(base_ms=500, random_below=longest)
     for _ in range(4):
         before.next_delay_ms(0)

@@ -1,4 +1,4 @@
-"""The boards behind their contract, on fakes of the hardware: causes of a reset, the radio, sleep, clock, flash."""
+"""The board modules, with fakes of the hardware: reset causes, the radio, sleep, clock, flash."""
 
 import sys
 
@@ -10,7 +10,7 @@ from tools.virtual_board.hardware import load_board
 RP2040, ESP32 = "rp2", "esp32"
 SCRATCH0 = 0x4005800C
 CHIP_RESET = 0x40064008
-RP2350 = {0x40000000: 0x20004927}  # SYSINFO's CHIP_ID: part 4
+RP2350 = {0x40000000: 0x20004927}  # register CHIP_ID of SYSINFO: part number 4
 SCRATCH0_2350 = 0x400D800C
 CHIP_RESET_2350 = 0x4010002C
 BOTH = [RP2040, ESP32]
@@ -43,7 +43,7 @@ def _end(call, *arguments):
 def test_pico_distinguishes_reset_causes(cause, registers, said):
     board = load_board(RP2040, cause=cause, registers=dict(registers))
     assert board.reset_cause() == said
-    # A watchdog that bites after this start finds the mark of a program that ran.
+    # This mark tells the next start that a program was running, so that it reports a watchdog reset.
     assert board.machine.mem32[SCRATCH0] == 0x666C0003
 
 
@@ -94,7 +94,7 @@ def test_failed_join_reports_the_reason_and_restarts_the_radio_later(name):
     for _ in range(3):
         assert not board.network_up("home", "wrong", "")
     assert ether.log.count("connect home") == 2 and "off" in ether.log
-    assert not board.network_up("home2", "right", "")  # another network is asked for at once
+    assert not board.network_up("home2", "right", "")  # for another network the radio joins at once
     assert ether.log[-1] == "connect home2"
 
 
@@ -114,7 +114,7 @@ def test_log_gets_each_change_once_and_each_failed_attempt(name):
     assert ask(3) == ["network: no such network in reach; again in 20 s"]
     board.clock_module.sleep_ms(20001)
     ether.access_points["home"] = "right"
-    assert ask(5) == ["network: joined home, address 127.0.0.1"]  # and not a second time that it is joining
+    assert ask(5) == ["network: joined home, address 127.0.0.1"]  # and not a line for each attempt to join
     del ether.access_points["home"]
     assert ask(5) == ["network: no such network in reach; again in 20 s"]
     board.network_down()
@@ -192,7 +192,7 @@ def test_pico_sleeps_the_full_time_when_lightsleep_returns_early():
 @pytest.mark.req("B4")
 def test_watchdog_off_stops_the_pico_watchdog():
     board = load_board(RP2040)
-    board.watchdog_off()  # none was started: nothing is touched
+    board.watchdog_off()  # no watchdog was started: no register is written
     assert 0x4005B000 not in board.machine.simulated.registers
     board.watchdog(8000)
     for _ in range(2):
@@ -218,7 +218,7 @@ def test_watchdog_off_feeds_the_esp32_watchdog_from_a_timer():
 def test_esp32_deep_sleeps_in_one_call():
     board = load_board(ESP32, "Generic ESP32 module with ESP32", registers={"chip": "esp32"})
     board.watchdog(100)
-    assert board.machine.simulated.watchdog_ms == 20000  # longer than the look-up of a name may block
+    assert board.machine.simulated.watchdog_ms == 20000  # longer than a name lookup can block
     assert _end(board.sleep, 3600000) == "deep-sleep"
     assert board.machine.simulated.sleeps == [3600000]
 
@@ -242,7 +242,7 @@ def test_pico_measures_supply_and_temperature():
     assert board.supply_millivolts() == 5000
     board.network.simulated.access_points["home"] = ""
     board.network_up("home", "", "")
-    board.machine.simulated.adc[29] = 0  # the radio's clock is on that pin now
+    board.machine.simulated.adc[29] = 0  # the pin is now the radio's clock
     assert board.supply_millivolts() == 5000
 
 

@@ -1,4 +1,4 @@
-"""The blocking client over real sockets: deadlines, reconnects, handlers, store and forward."""
+"""The blocking client over real sockets: deadlines, reconnects, handlers, messages stored while disconnected."""
 
 import pytest
 
@@ -20,7 +20,7 @@ from flashmqtt.simple import MQTTClient
 from loopback import Flooding, Loopback, poll_until
 from wire import publish, pubrel
 
-PATIENCE_S = 30  # for what has to happen, on a busy machine
+PATIENCE_S = 30  # deadline for expected events, on a busy machine
 
 
 def client(broker, **options):
@@ -30,7 +30,7 @@ def client(broker, **options):
 
 
 def connected(**options):
-    """Return a broker, and a client (its options) that it has accepted."""
+    """Return a broker and a connected client with these options."""
     broker = Loopback()
     mqtt = client(broker, **options)
     mqtt.connect()
@@ -72,13 +72,13 @@ def test_long_message_stored_before_connect_is_sent_without_pauses(qos):
     broker = Loopback()
     mqtt = client(broker, buffer_bytes=128)
     payload = b"0123456789" * 500
-    for present in (0, 1):  # 1: also behind the PUBREL that clears its id, at QoS 2
+    for present in (0, 1):  # 1: at QoS 2 a PUBREL clears the packet id first
         broker.present = present
         mqtt.publish("a", payload, qos)
         mqtt.connect()
         begin = ticks_ms()
         assert mqtt.drain(PATIENCE_S)
-        assert ticks_diff(ticks_ms(), begin) < 5000  # it has 40 pieces
+        assert ticks_diff(ticks_ms(), begin) < 5000  # it has 40 pieces, so a pause after each would take longer
         mqtt.disconnect()
     assert [one[-5000:] for one in broker.of(3)] == [payload] * 2
 
@@ -132,7 +132,7 @@ def test_next_connection_attempt_after_an_outage_delivers_the_message():
     assert mqtt.error is not None and not mqtt.connected
     poll_until(mqtt, lambda: mqtt.link.sock is None)
     attempts = mqtt.link.attempts
-    assert mqtt.link.wait_ms <= 200  # the next attempt is so near, and the one that gets the message through
+    assert mqtt.link.wait_ms <= 200  # the next attempt comes within 200 ms, and must deliver the message
     broker.open(port)
     poll_until(mqtt, lambda: mqtt.delivered(handle))
     assert mqtt.link.attempts == attempts + 1
@@ -231,7 +231,7 @@ def test_after_disconnect_nothing_is_sent_and_the_connection_is_closed():
         mqtt.poll(5)
         broker()
     assert broker.packets[-1] == b"\xe0\x00" and len(broker.of(1)) == 1
-    assert broker.link is None  # the broker has read the end of the stream
+    assert broker.link is None  # the broker has seen the end of the stream
     assert mqtt.pending == 1
 
 
@@ -267,7 +267,7 @@ def test_any_true_retain_value_sets_only_the_retain_bit(qos):
 
 
 class SyncingStore(RamStore):
-    """Counts how often it was made durable."""
+    """Counts its syncs."""
 
     syncs = 0
 
@@ -330,7 +330,7 @@ def test_silent_link_is_noticed_within_one_and_a_half_keep_alives():
     broker.deaf = True
     begin = ticks_ms()
     passed_ms = 0
-    flashmqtt.client.ticks_ms = lambda: ticks_add(begin, passed_ms)  # a clock that the machine's speed does not change
+    flashmqtt.client.ticks_ms = lambda: ticks_add(begin, passed_ms)  # independent of the machine's speed
     try:
         while mqtt.connected:
             passed_ms += 10
@@ -400,7 +400,7 @@ def test_host_name_is_resolved_for_every_connection_attempt():
     asked = []
 
     class Socket:
-        """The socket module, with its eyes open."""
+        """The socket module; it records the resolved names."""
 
         socket = flashmqtt.link.socket.socket
         SOCK_STREAM = flashmqtt.link.socket.SOCK_STREAM
@@ -483,7 +483,7 @@ def test_delivered_message_resets_the_backoff_of_a_short_connection():
         assert mqtt.link.backoff.step == mqtt.session.kept_step() == 0
         broker.drop()
         poll_until(mqtt, lambda n=i + 2: mqtt.link.connects == n)
-        assert mqtt.link.backoff.step == 1  # the first delay was the shortest
+        assert mqtt.link.backoff.step == 1  # one attempt after a delay that was reset to the shortest
     mqtt.disconnect()
 
 
@@ -503,7 +503,7 @@ def test_backoff_grows_while_connections_deliver_nothing():
 
 
 class FailingStore(RamStore):
-    """Makes nothing durable while it fails."""
+    """Every write raises `failure`, if it is set."""
 
     failure = None
 
@@ -530,7 +530,7 @@ def test_message_in_a_worn_store_is_delivered_after_repeated_outages():
 
 
 def with_store_failing_in_a_handler():
-    """Return a store that fails from then on, and the broker and client at it."""
+    """Let a handler break the store; return the failing store, the broker and the client."""
     store = FailingStore()
     broker, mqtt = connected(store=store)
 
@@ -557,7 +557,7 @@ def test_client_reconnects_after_the_store_failed_at_connection_loss():
 
 
 def flooded(broker):
-    """Return a client that gets more than it can read."""
+    """Return a client that receives messages faster than it can read them."""
     mqtt = client(broker, keep_alive_s=1, buffer_bytes=128)
     mqtt.connect()
     mqtt.on_message = broker.handle
@@ -585,7 +585,7 @@ def test_client_pings_during_an_endless_flood_of_messages():
     mqtt = flooded(broker)
     begin = ticks_ms()
     while not broker.of(12):
-        assert ticks_diff(ticks_ms(), begin) < PATIENCE_S * 1000, "the broker would have ended the connection"
+        assert ticks_diff(ticks_ms(), begin) < PATIENCE_S * 1000, "no PINGREQ during the flood"
         broker.turn = 0
         mqtt.poll(10)
     mqtt.disconnect()

@@ -1,4 +1,4 @@
-"""Invalid arguments: an error that names the mistake, before anything is stored or sent."""
+"""Invalid arguments raise an error that names the mistake, before anything is stored or sent."""
 
 from array import array
 
@@ -42,7 +42,7 @@ class Sized:
 def test_payload_that_is_neither_text_nor_bytes_is_refused(qos):
     mqtt = client()
     mqtt.publish("a", b"x", 1)
-    for topic in ("a", "another"):  # the last topic, and another one
+    for topic in ("a", "another"):  # the topic of the previous message, and another one
         for payload in (21.5, 21, True, None, [1, 2], {}, range(5), an_iterator(), Sized(), array("i", [1]), object()):
             with pytest.raises(UsageError):
                 mqtt.publish(topic, payload, qos)
@@ -158,7 +158,7 @@ def test_disconnect_refuses_invalid_codes_and_expiry():
         with pytest.raises(UsageError):
             mqtt.disconnect(code=code, expiry_s=expiry_s)
     mqtt.disconnect(code=4, expiry_s=60)
-    with pytest.raises(UsageError):  # 5, section 3.14.2.2.2
+    with pytest.raises(UsageError):  # MQTT 5, section 3.14.2.2.2
         client(level=5, clean=True).disconnect(expiry_s=60)
     client(level=5, clean=True).disconnect(expiry_s=0)
 
@@ -176,7 +176,7 @@ def test_invalid_max_qos_and_refuse_after_are_refused(options):
 @pytest.mark.parametrize("level", [4, 5])
 def test_invalid_qos_is_refused_and_stores_nothing(level):
     mqtt = client(level=level)
-    for _ in range(2):  # another topic than the last one, and the same
+    for _ in range(2):  # first with a new topic, then with the topic of the previous call
         for qos in (3, -1, "1", b"1", None, (1,), len):
             if qos is not None:
                 with pytest.raises(UsageError):

@@ -142,7 +142,7 @@ def test_port_of_another_protocol_is_logged(answer):
     broker.drop()
     n = len(broker.packets)
     poll_until(mqtt, lambda: len(broker.packets) > n)
-    broker.drop()  # an earlier connection showed that the port is right
+    broker.drop()  # no hint about the port, because an earlier connection succeeded
     poll_until(mqtt, lambda: "broker: not connected: closed by the peer; again" in without_delay(lines))
     mqtt.disconnect()
 
@@ -309,7 +309,7 @@ def test_reconnect_inside_publish_is_reported_by_the_next_poll():
     mqtt.on_connect = lambda present: told.append("up")
     mqtt.on_disconnect = lambda error: told.append("down")
     mqtt.connect()
-    for n in range(2, 4):  # two reconnects; the program is told once
+    for n in range(2, 4):  # two reconnects, but only one report
         broker.drop()
         begin = ticks_ms()
         while broker.connects < n or not mqtt.connected:
@@ -362,7 +362,7 @@ def test_failed_first_connection_does_not_call_on_disconnect():
 
 
 def run(case):
-    """Run case(broker) beside the broker."""
+    """Run case(broker) and the broker as concurrent tasks."""
     broker = Loopback()
 
     async def serve():
@@ -440,7 +440,7 @@ def test_store_failure_ends_asyncio_task_and_log_names_no_retry():
 
 
 def after_an_outage(**options):
-    """Return the store of a client "me" that was connected and then restarted in a long outage; and its broker."""
+    """Return a broker, and the store of a client "me" that was connected to it and was then restarted in a long outage."""
     broker = Loopback()
     store = CutStore()
     mqtt = client(broker, store=store)
@@ -489,7 +489,7 @@ def test_backoff_of_wrong_broker_is_not_kept_for_right_one():
     wrong = Loopback()
     wrong.close()
     mqtt = client(wrong, store=store, backoff=Backoff(base_ms=1, cap_ms=100, random_below=longest))
-    mqtt.session.keep_step(0)  # the right broker was there then
+    mqtt.session.keep_step(0)  # as after a connection to the right broker
     mqtt.start()
     poll_until(mqtt, lambda: mqtt.link.backoff.step >= 6)
     mqtt.link.stop()
@@ -508,7 +508,7 @@ def test_client_that_never_connected_waits_at_most_16_seconds():
     delays = []
     for _ in range(10):
         mqtt.link.start(0)
-        mqtt.link._state = 2  # the attempt got as far as the broker
+        mqtt.link._state = 2  # the attempt reached the broker
         mqtt.link.fail(ConnectRefused(5), 0)
         delays.append(mqtt.link._since_ms)
     assert delays[:5] == [500, 1000, 2000, 4000, 8000]
@@ -536,13 +536,13 @@ def test_attempts_without_network_wait_16_seconds_and_store_nothing():
     mqtt.link.start(0)
     delays = []
     for _ in range(9):
-        mqtt.link._state = 1  # the name's lookup, or `connect` itself, failed
+        mqtt.link._state = 1  # the name lookup or the call of `connect` failed
         mqtt.link.fail(OSError(-2), 0)
         delays.append(mqtt.link._since_ms)
     assert delays == [16000] * 9
     assert store.note == writes and mqtt.session.kept_step() == 6
     mqtt.link._state = 1
-    mqtt.link.fail(OSError(111), 0)  # but this answer came from the broker's host
+    mqtt.link.fail(OSError(111), 0)  # ECONNREFUSED: the broker's host has answered
     assert mqtt.session.kept_step() == 7
     mqtt.disconnect()
 

@@ -1,4 +1,4 @@
-"""The blocking client's poller has the open connection's socket registered, and no closed one."""
+"""The blocking client's poller has only the open connection's socket registered, never a closed one."""
 
 from socket import socket
 
@@ -16,7 +16,7 @@ def waiting_client():
 
 
 def wait_with(client, sock):
-    """Wait with this socket, None for no connection; return the poller that was used."""
+    """Let the client wait with this socket (None: no connection); return the poller that it used."""
     client.link.sock = client.link.polled = sock
     client._wait(1)
     return client._poller

@@ -18,12 +18,12 @@ def acknowledged(broker):
 
 
 def expire_unclaimed(mqtt):
-    """Let unclaimed messages expire now. (A short time set from the beginning could pass before a check.)"""
+    """Let unclaimed messages expire now. (With a short limit from the beginning they could expire before a check.)"""
     mqtt.session.waiting._unclaimed_ms = 1
 
 
 def turn(broker, mqtt, n=3):
-    """Let both sides process what is there."""
+    """Let both sides process the bytes that have arrived."""
     for _ in range(n):
         broker()
         mqtt.poll(5)
@@ -94,7 +94,7 @@ def test_waiting_messages_are_delivered_after_the_broker_lost_the_session():
     seen = []
     mqtt.on_message = lambda m: seen.append(m.payload)
     poll_until(mqtt, lambda: len(seen) == 2)
-    broker.give(publish(b"a", b"new", 1, 1))  # an id of the broker's new session
+    broker.give(publish(b"a", b"new", 1, 1))  # the broker's new session uses the packet id again
     poll_until(mqtt, lambda: acknowledged(broker) == [1])
     assert seen == [b"1", b"2", b"new"]
     mqtt.disconnect()
@@ -112,7 +112,8 @@ def test_messages_behind_an_unclaimed_one_are_handled_and_acknowledged_in_order(
     assert mqtt.subscribe("c", 1) == 1
     assert mqtt.publish("d", "x", 1) and mqtt.drain(30)
     assert seen == [b"2", b"3"] and acknowledged(broker) == [3]
-    # Its PUBACK is owed; the broker sends it again with the next connection, and its handler does not run again.
+    # The PUBACK of message 2 has to wait for that of message 1. The broker sends message 2 again after the reconnect, and its
+    # handler does not run again.
     broker.drop()
     poll_until(mqtt, lambda: broker.connects == 2)
     broker.give(publish(b"a", b"1", 1, 1, dup=1), publish(b"b", b"2", 1, 2, dup=1), publish(b"b", b"4", 1, 4))
@@ -133,7 +134,7 @@ def test_new_message_with_a_reused_packet_id_and_dup_is_delivered():
     mqtt.subscribe("b/+", 1, lambda m: seen.append((m.topic, m.payload)))
     broker.give(publish(b"a", b"1", 1, 2), publish(b"b/1", b"one", 1, 3), publish(b"b/1", b"two", 1, 4))
     poll_until(mqtt, lambda: len(seen) == 2)
-    broker.drop()  # and with it what came behind
+    broker.drop()  # so all acknowledgements of this connection are lost
     poll_until(mqtt, lambda: broker.connects == 2)
     broker.give(
         publish(b"a", b"1", 1, 1, dup=1),
@@ -200,7 +201,7 @@ def test_unclaimed_messages_never_block_a_program_that_only_publishes():
     assert mqtt.drain(30)
     assert len(mqtt.session.waiting.entries) <= 8 and mqtt.session.waiting.bytes <= 2048 + 60
     assert mqtt.missed > 0 and mqtt.unclaimed == 0 and broker.connects == 1
-    expire_unclaimed(mqtt)  # now the client also makes a new connection, for what it left unacknowledged
+    expire_unclaimed(mqtt)  # now the client also reconnects, because it left messages unacknowledged
     poll_until(mqtt, lambda: mqtt.unclaimed >= 4)
     mqtt.disconnect()
 
@@ -219,7 +220,7 @@ def test_messages_beyond_the_waiting_limit_arrive_in_order_after_a_reconnect():
     while broker.connects < 5 and len(acknowledged(broker)) < 10:
         connects = broker.connects
         poll_until(mqtt, lambda n=connects: broker.connects > n or len(acknowledged(broker)) == 10)
-        if broker.connects > connects:  # what was not acknowledged is sent again
+        if broker.connects > connects:  # the broker resends all unacknowledged messages
             for i in range(1, 11):
                 if i not in acknowledged(broker):
                     broker.give(publish(b"a", b"%d" % i, 1, i, dup=1))
@@ -234,7 +235,7 @@ def test_message_without_room_comes_again_although_later_ones_are_done():
     broker.present = 1
     seen, done = [], []
     mqtt.subscribe("b", 1, lambda m: done.append(m.payload))
-    messages = [publish(b"a", b"%d" % i, 1, i) for i in range(1, 6)]  # the last one has no room
+    messages = [publish(b"a", b"%d" % i, 1, i) for i in range(1, 6)]  # the last message has no room
     broker.give(*messages, *[publish(b"b", b"", 1, i) for i in range(6, 9)])
     poll_until(mqtt, lambda: len(done) == 3)
     mqtt.subscribe("a", 1, lambda m: seen.append(m.payload))
@@ -293,7 +294,7 @@ def test_message_whose_handler_always_fails_is_discarded_and_blocks_no_other_han
         broker.give(pubrel(1))
     broker.give(publish(b"a", b"next", 1, 2), publish(b"b", b"other", 0))
     poll_until(mqtt, lambda: seen)
-    assert seen == [b"other"] and b"next" not in ran  # the order of a handler's messages is kept
+    assert seen == [b"other"] and b"next" not in ran  # one handler's messages stay in order
     poll_until(mqtt, lambda: len(acknowledged(broker)) == 2)
     assert ran == [b"poison"] * 3 + [b"next"]
     assert errors == [(ValueError, "a", n) for n in (1, 2, 3)] and mqtt.failed == 1
@@ -397,7 +398,7 @@ def test_missing_pubrel_causes_a_reconnect_that_delivers_the_message():
     mqtt.subscribe("#", 2, lambda m: seen.append(m.payload))
     broker.give(publish(b"a", b"x", 2, 5))
     poll_until(mqtt, lambda: broker.of(5))
-    broker.give(pubrel(6))  # as some brokers do: the release of another id
+    broker.give(pubrel(6))  # some brokers send PUBREL with another packet id
     poll_until(mqtt, lambda: broker.connects == 2)
     assert seen == []
     broker.give(pubrel(6))
@@ -408,7 +409,7 @@ def test_missing_pubrel_causes_a_reconnect_that_delivers_the_message():
 
 
 @pytest.mark.req("Q4", "Q8")
-@pytest.mark.parametrize("payload", [b"open", b"open" * 50])  # the second one is longer than the buffer
+@pytest.mark.parametrize("payload", [b"open", b"open" * 50])  # one shorter and one longer than the buffer
 def test_equal_message_of_next_session_is_not_taken_for_a_waiting_one(payload):
     broker, mqtt = connected(buffer_bytes=128, chunks=True)
     calls = []
@@ -425,7 +426,7 @@ def test_equal_message_of_next_session_is_not_taken_for_a_waiting_one(payload):
     broker.drop()
     poll_until(mqtt, lambda: broker.connects == 2 and mqtt.connected)
     broker.present = 1
-    broker.give(publish(b"door", payload, 2, 1))  # of the new session
+    broker.give(publish(b"door", payload, 2, 1))  # a message of the new session
     poll_until(mqtt, lambda: broker.connects == 3 and mqtt.connected)
     broker.give(publish(b"door", payload, 2, 1, dup=1), pubrel(1))
     poll_until(mqtt, lambda: len(acknowledged(broker)) == 1)
@@ -581,7 +582,7 @@ def test_pieces_of_a_held_message_do_not_come_between_those_of_an_arriving_one()
     poll_until(mqtt, lambda: calls)
     long = publish(b"a", bytes(300), 1, 2)
     broker.give(long[:150])
-    poll_until(mqtt, lambda: mqtt.session.inbound._resumed)  # "b" is to be handed over again
+    poll_until(mqtt, lambda: mqtt.session.inbound._resumed)  # "b" is due to be handed over again
     turn(broker, mqtt)
     broker.give(long[150:])
     poll_until(mqtt, lambda: len(acknowledged(broker)) == 2)
@@ -591,8 +592,8 @@ def test_pieces_of_a_held_message_do_not_come_between_those_of_an_arriving_one()
 
 @pytest.mark.req("Q3", "R4")
 def test_waiting_messages_are_due_at_once_when_a_connection_ends():
-    # A long message may wait behind one that was left unacknowledged. Both belong to one handler: the first one must be handed
-    # over before the other one comes again, or it waits behind that one again, with every connection.
+    # A long message may wait behind an unacknowledged message of the same handler. The long message must be handed over before
+    # the broker resends the other one. Otherwise it waits behind the resent message again, in every connection.
     broker, mqtt = connected()
     broker.give(publish(b"a", b"x", 1, 1))
     poll_until(mqtt, lambda: mqtt.session.waiting)
@@ -637,7 +638,7 @@ def test_message_handled_offline_is_not_repeated_after_power_cut():
     def handler(message):
         calls.append(message.payload)
         if len(calls) == 1:
-            broker.close()  # no broker can be reached any more
+            broker.close()  # the client can't connect any more
             raise ValueError("called again after 1 s")
 
     mqtt.on_message = handler

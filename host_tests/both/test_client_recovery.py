@@ -1,4 +1,4 @@
-"""What a client promises when links, stores and timers behave badly (Q4, R4, R6, S6): each test is a defect of an old core."""
+"""The client with failing links, stores and timers (Q4, R4, R6, S6). Each test reproduces a defect of an earlier version."""
 
 import sys
 
@@ -66,7 +66,7 @@ def test_worn_store_does_not_raise_out_of_disconnect():
     store.worn = True
     with pytest.raises(StoreWorn):
         mqtt.publish("t", "x", qos=1)
-    broker.give(publish(b"t", b"x", 2, 1))  # can't be held: not answered, and no reason to end the connection
+    broker.give(publish(b"t", b"x", 2, 1))  # the store can't hold it: no answer, but the connection stays
     for _ in range(5):
         mqtt.poll(10)
     assert mqtt.connected
@@ -91,7 +91,7 @@ def test_message_refused_by_a_full_store_arrives_without_backoff():
 
 
 class Hesitant:
-    """A socket that now and then takes nothing, as TLS does, or only a part; it keeps what it was offered."""
+    """A socket whose writes often accept no bytes, as with TLS, or only some; it records the offered lengths."""
 
     def __init__(self):
         self.offers = []
@@ -143,7 +143,7 @@ def test_write_that_took_nothing_is_repeated_with_the_same_length():
 
 
 class Shut:
-    """A socket that takes nothing until it is opened."""
+    """A socket whose writes accept no bytes until `opened` is set."""
 
     def __init__(self, sock):
         self.sock = sock
@@ -162,7 +162,7 @@ def test_qos_0_message_behind_a_partly_sent_one_waits_only_for_room():
     mqtt.link.sock = sock = Shut(mqtt.link.sock)
     mqtt.publish("t", b"long" * 5000, qos=1)
     sock.opened = True
-    feeds = broker.feeds  # the client feeds each time it waits
+    feeds = broker.feeds  # the client calls feed each time it waits
     mqtt.publish("t", b"next" * 500)
     assert broker.feeds == feeds
     poll_until(mqtt, lambda: len(broker.of(3)) == 2)
@@ -273,13 +273,13 @@ def test_umqtt_publish_does_not_wait_for_a_message_lost_by_the_flash():
 
     store.append = lossy
     session = mqtt._client.session
-    session.window = session.quota = 0  # it goes out with the next connection at the earliest
+    session.window = session.quota = 0  # the window is closed: the message is not sent yet
     feeds = broker.feeds
 
     def feed():
         broker()
         session.quota = 8
-        assert broker.feeds < feeds + 100, "waits in vain"
+        assert broker.feeds < feeds + 100, "publish waits for a lost message"
 
     mqtt._client._feed = feed
     mqtt.publish(b"t", b"x", qos=1)

@@ -1,4 +1,4 @@
-"""The blocking client and brokers that refuse a message: they close the connection, or never acknowledge it (R3)."""
+"""The blocking client with brokers that refuse a message: they close the connection, or never acknowledge the message (R3)."""
 
 import pytest
 
@@ -8,11 +8,11 @@ from flashmqtt.errors import Refused
 from loopback import Loopback, poll_until
 from wire import puback
 
-PATIENCE_S = 60  # for what has to happen, on a busy machine
+PATIENCE_S = 60  # deadline for expected events, on a busy machine
 
 
 class Picky(Loopback):
-    """A broker that does not take what `refuses(packet)` says, and then does what `refusal(self)` does."""
+    """A broker that calls `refusal(self)` for each PUBLISH for which `refuses(packet)` is true."""
 
     def __init__(self, refuses, refusal):
         super().__init__()
@@ -30,7 +30,7 @@ class Picky(Loopback):
             self.present = 1
 
     def give(self, *packets):
-        if self.link:  # or else it has just closed the connection
+        if self.link:  # the broker may just have closed the connection
             super().give(*packets)
 
 
@@ -52,7 +52,7 @@ def client(broker, **options):
 
 
 def outcome(mqtt, bad, good):
-    """Let one be refused and the other delivered."""
+    """Wait until message `bad` is refused and message `good` is delivered."""
     poll_until(mqtt, lambda: mqtt.session.is_done(bad) and mqtt.session.is_done(good))
     assert mqtt.delivered(good)
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""Level 5's own rules (W12): in which packets each property is allowed, how often, with which values; reason codes and errors."""
+"""The rules of level 5 (W12): the packets, counts and values that each property allows; reason codes and errors."""
 
 import pytest
 
@@ -16,7 +16,7 @@ NUMBERS = {
     "suback": 9, "unsubscribe": 10, "unsuback": 11, "disconnect": 14, "auth": 15,
 }  # fmt: skip
 
-# 5, table 2-4, typed in from the standard: identifier, a good value, the packets that may carry it.
+# MQTT 5, table 2-4, typed in from the standard: identifier, a valid value, the packets that may have the property.
 PROPERTIES = [
     (0x01, 1, "publish will"),
     (0x02, 60, "publish will"),
@@ -136,7 +136,7 @@ def test_property_block_cut_anywhere_is_malformed():
             if cut not in ends:
                 with pytest.raises(MalformedPacket):
                     properties.check(packet_type, block, 0, cut)
-                # Bytes behind the cut are not read, whatever stands there.
+                # The zero bytes behind the cut must not be read.
                 with pytest.raises(MalformedPacket):
                     properties.check(packet_type, block + b"\x00" * 8, 0, cut)
 
@@ -200,7 +200,7 @@ def test_reason_code_is_accepted_only_in_its_packets():
         7: "00 92",
         9: "00 01 02 80 83 87 8F 91 97 9E A1 A2",
         11: "00 11 80 83 87 8F 91",
-        # A server's, as table 3-13 marks them.
+        # The codes that a server may send, by table 3-13.
         14: "00 80 81 82 83 87 89 8B 8D 8E 8F 90 93 94 95 96 97 98 99 9A 9B 9C 9D 9E 9F A0 A1 A2",
         15: "00 18",
     }
@@ -251,7 +251,7 @@ def test_reason_codes_have_names():
 @pytest.mark.req("W12")
 @pytest.mark.clause("MQTT-3.1.2-2")
 def test_connack_of_a_server_without_level_5_is_decoded():
-    """It answers a level 5 CONNECT with a CONNACK of its own level, code 1, which has no properties."""
+    """Such a server answers a level 5 CONNECT with a CONNACK of its own level: code 1, without properties."""
     decoder = Decoder(16, 5)
     decoder.feed(b"\x20\x02\x00\x01")
     assert decoder.next() == CONNACK and decoder.code == 1
@@ -353,7 +353,7 @@ def test_fields_of_the_previous_packet_are_cleared():
 
 
 @pytest.mark.req("R2", "W12", "W13")
-def test_publish_whose_properties_do_not_fit_the_buffer_is_passed_over_whole():
+def test_publish_whose_properties_do_not_fit_the_buffer_is_skipped():
     for n in range(70):
         block = b"\x26\x00" + bytes([n]) + b"n" * n + b"\x00\x01v"
         body = b"\x00\x01t\x12\x34" + bytes([len(block)]) + block + b"payload"

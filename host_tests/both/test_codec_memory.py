@@ -1,4 +1,4 @@
-"""Steady state allocates nothing; large messages stream through a small buffer, in and out; the buffer is never outgrown."""
+"""Steady state allocates nothing; long messages stream through a small buffer, both ways; nothing is written outside it."""
 
 import sys
 
@@ -18,7 +18,7 @@ if ON_MICROPYTHON:
 else:
 
     def heap_lock():
-        """CPython has no such lock; the steps run all the same."""
+        """Do nothing: CPython has no such lock, but it runs the same steps."""
 
     heap_unlock = heap_lock
 
@@ -28,7 +28,7 @@ ALIAS = b"\x23\x00\x05"
 
 
 def _encode_steady(buf, view, topic, payload, level):
-    """Encode under the lock; an allocation raises MemoryError."""
+    """Encode under the heap lock, where an allocation raises MemoryError."""
     heap_lock()
     try:
         for packet_id in (1, 65535):
@@ -56,9 +56,9 @@ def test_encoding_messages_and_acknowledgements_allocates_nothing(level):
 
 
 def _decode_steady(decoder, stream, n, cut, views):
-    """Receive n bytes of the stream in pieces of `cut`, under the lock; return how many packets came, and bytes in messages.
+    """Receive n bytes of the stream in pieces of `cut` bytes, under the heap lock; return packets plus bytes in messages.
 
-    views: look at the payloads as well; a view is made anew where a payload lies elsewhere than the last one.
+    views: also read the payloads; a payload at another place of the buffer than the previous one needs a new view.
     """
     count = at = 0
     heap_lock()
@@ -104,10 +104,10 @@ def test_decoding_messages_and_acknowledgements_allocates_nothing(level):
         pos = put_publish(buf, pos, b"", PAYLOAD, 1, False, False, 9, 5, ALIAS)
     decoder = Decoder(1000, level)
     decoder.aliases = InboundAliases(8)
-    # The first round imports what level 5 needs, and makes the topic and the views on the payloads' places.
+    # The first round imports the modules of level 5, and makes the topic and the views of the payloads.
     assert _round(decoder, buf, pos) == (21 if level == 5 else 19)
     if ON_MICROPYTHON:
-        # Whole packets: views on the same places come again. Pieces: no new view for the free part either.
+        # Whole packets lie at the same places again, so their views exist. Pieces need no new view for the free room either.
         for _ in range(2):
             whole = _decode_steady(decoder, buf, pos, 1000, False)
             assert whole > 200 and _decode_steady(decoder, buf, pos, 37, False) == whole
@@ -164,7 +164,7 @@ def test_publish_larger_than_the_buffer_arrives_in_chunks(size, cut):
         for qos in (0, 1, 2):
             packet = bytearray(1100)
             end = put_publish(packet, 0, b"fw/image", payload, qos, False, False, 9 if qos else 0, level)
-            end = put_ack(packet, end, PUBACK, 3, level)  # and what follows is not lost
+            end = put_ack(packet, end, PUBACK, 3, level)  # the packet that follows is not lost
             got = bytearray()
             after = []
             decoder = Decoder(size, level, True)
@@ -241,7 +241,7 @@ def test_feed_refuses_more_bytes_than_fit():
 
 @pytest.mark.req("W6")
 def test_leftover_bytes_leave_room_for_the_rest_of_the_packet():
-    """Leftovers move to one of eight places; a packet as long as the buffer still has to fit."""
+    """Leftover bytes move to one of eight places; a packet as long as the buffer must still fit."""
     for size in (7, 8, 9, 16, 31, 64, 100):
         buf = bytearray(size)
         for n in range(2, size + 1):
@@ -292,7 +292,7 @@ def test_topic_alias_is_set_used_changed_and_bounded():
     with pytest.raises(MalformedPacket) as wrong:
         receive(b"d", 3)
     assert wrong.value.reason == 0x94
-    decoder.reset()  # another network connection knows none of them
+    decoder.reset()  # aliases end with the network connection
     decoder.aliases = InboundAliases(2)
     with pytest.raises(MalformedPacket) as wrong:
         receive(b"", 1)

@@ -10,7 +10,7 @@ from flashmqtt.errors import InvalidTopic
 
 ON_MICROPYTHON = sys.implementation.name == "micropython"
 
-# 3.1.1 and 5, §4.7.1 to 4.7.2: "matches" and "does not match", in the standards' order, then ours.
+# MQTT 3.1.1 and 5, §4.7.1 to 4.7.2: the examples that match or do not match, in the standards' order; then our own.
 EXAMPLES = [
     ("sport/tennis/player1/#", "sport/tennis/player1", True),
     ("sport/tennis/player1/#", "sport/tennis/player1/ranking", True),
@@ -103,7 +103,7 @@ def test_valid_filters_are_accepted_and_invalid_ones_refused():
         with pytest.raises(InvalidTopic):
             check_filter(bad)
     with pytest.raises(InvalidTopic):
-        check_filter("a")  # a str: its length would count characters
+        check_filter("a")  # a str's length counts characters, not bytes
     check_filter(b"a" * 65535)
     with pytest.raises(InvalidTopic):
         check_filter(b"a" * 65536)
@@ -156,7 +156,7 @@ TABLE_3_7 = (
 
 
 def _well_formed(text):
-    """Say by the table of Unicode (3-7) whether these bytes are UTF-8 without U+0000."""
+    """Return whether these bytes are UTF-8 without U+0000, by table 3-7 of the Unicode standard."""
     i = 0
     while i < len(text):
         first = text[i]
@@ -208,7 +208,7 @@ EDGES = (
 @pytest.mark.req("W9", "W13")
 @pytest.mark.clause("MQTT-1.5.3-1", "MQTT-1.5.3-2", "MQTT-1.5.3-3", "MQTT-1.5.4-1", "MQTT-1.5.4-2", "MQTT-1.5.4-3")
 def test_utf8_validity_follows_the_unicode_table():
-    """Every pair of bytes; every triple and some quadruples of bytes at the table's edges; at every end of the range."""
+    """Every pair of bytes, and triples and some quadruples of bytes at the edges of the table; at both ends of the range."""
     for first in range(256):
         for second in EDGES if ON_MICROPYTHON else range(256):
             _judge(bytes([first, second]))

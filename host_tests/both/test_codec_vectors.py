@@ -1,4 +1,4 @@
-"""Every golden vector, written and read; valid ones also cut, mutated and chunked; malformed ones refused by name."""
+"""Each golden vector is written and read; valid ones are also cut, mutated and chunked; malformed ones give the named reason."""
 
 import sys
 
@@ -53,7 +53,7 @@ def test_malformed_vector_is_refused_with_its_reason(level):
         form = codec_vectors.forms(vector)[0]
         decoder = (ServerDecoder if vector["from"] == "client" else Decoder)(512, level)
         decoder.feed(form)
-        for _ in range(2):  # and again: nothing behind it is taken for a packet
+        for _ in range(2):  # the error is repeated: the bytes that follow are not decoded as a packet
             try:
                 _failing(vector, "read as", decoder.next())
             except MalformedPacket as error:
@@ -126,5 +126,5 @@ def test_stream_cut_into_any_chunks_gives_the_same_events(level):
             stream += codec_vectors.forms(vector)[0]
     for streaming, size in ((False, 600), (True, 180), (True, 41)):
         for cuts in ((1,), (2,), (3, 1), (7, 64), (5, 1, 180), (99, 2)):
-            # Level 5's long properties end it in the smallest buffer, always at the same place.
+            # In the smallest buffer the long properties of level 5 end the stream early, always at the same packet.
             assert cases.attack(stream, level, size, streaming, False, cuts) > (40 if size > 41 else 5)

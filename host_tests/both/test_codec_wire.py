@@ -1,4 +1,4 @@
-"""The rules W1 to W11 on the wire, each with its examples from the documents; level 5's own (W12) are in test_codec_level5."""
+"""Requirements W1 to W11 on the wire, with the examples of IBM's MQTT documents. For level 5 (W12) see test_codec_level5."""
 
 import pytest
 
@@ -54,7 +54,7 @@ def decoded(packet, level=4, size=1024):
 
 
 def refused(packet, level=4, reason=0x81, size=1024):
-    """The packet is refused, by the same error again and again, whatever comes behind it."""
+    """Assert that the packet is refused, and that further calls raise the same error even if more bytes arrive."""
     decoder = Decoder(size, level)
     decoder.feed(packet)
     for _ in range(3):
@@ -86,7 +86,7 @@ def test_type_is_in_the_upper_nibble(kind):
     }
     if kind in from_server:
         assert decoded(hexed(from_server[kind])).packet_type == kind
-    else:  # reserved, or never sent by a server
+    else:  # a reserved type, or one that a server never sends
         refused(bytes([kind << 4]))
 
 
@@ -162,7 +162,7 @@ def test_remaining_length_of_every_range_end(n, text):
     assert encoded(put_length, n) == hexed(text)
     if n < 4:
         return
-    # The same as an encoder's whole header, and as what a decoder would need room for.
+    # The encoder writes the same length in a whole header, and the decoder reads the same payload length from it.
     head = encoded(put_publish_head, b"t", n - 3)
     assert head == b"\x30" + hexed(text) + b"\x00\x01t"
     if n < 1000:
@@ -189,7 +189,7 @@ def test_fifth_length_byte_is_malformed():
         refused(hexed("30 80 80 80 80"), level)
         refused(hexed("30 FF FF FF FF"), level)
         refused(hexed("D0 80 80 80 80 00"), level)
-        for n in range(1, 5):  # up to four it may go on
+        for n in range(1, 5):  # up to four bytes the length may continue
             decoder = Decoder(64, level)
             decoder.feed(hexed("30 80 80 80 80")[:n])
             assert decoder.next() == 0
@@ -205,7 +205,7 @@ def test_overlong_remaining_length_is_malformed_only_at_level_5():
 
 @pytest.mark.req("W5")
 def test_remaining_length_321_is_encoded_as_c1_02():
-    """The documents work 321 out as 130 then 65, against their own algorithm and table."""
+    """The text of IBM's documents encodes 321 as 130 and 65 (82 41); their own algorithm and table give C1 02."""
     assert encoded(put_length, 321) == hexed("C1 02")
     prose = hexed("30 82 41")
     assert prose[1] & 127 | prose[2] << 7 == 8322
@@ -286,7 +286,7 @@ def test_packet_id_is_1_to_65535_and_absent_at_qos_0():
         put_publish(BUFFER, 0, b"t", b"", 0, dup=True)
     for bad in ("32 05 00 01 74 00 00", "40 02 00 00", "62 02 00 00", "90 03 00 00 00", "B0 02 00 00"):
         refused(hexed(bad))
-    refused(hexed("38 03 00 01 74"))  # QoS 0 with DUP
+    refused(hexed("38 03 00 01 74"))  # DUP at QoS 0
 
 
 @pytest.mark.req("W9")
@@ -478,7 +478,7 @@ def test_unsuback_ping_and_disconnect():
 
 @pytest.mark.req("W13")
 def test_wrong_length_never_reads_behind_the_packet():
-    """Peers deliver old buffer bytes here."""
+    """No length field may make the decoder deliver bytes of the buffer that are outside the packet."""
     decoder = Decoder(64)
     decoder.feed(b"\x30\x2f\x00\x01tsecret of an earlier packet....")
     assert decoder.next() == 0
@@ -552,7 +552,8 @@ def test_too_small_buffer_raises_and_nothing_outside_is_written():
 )
 def test_malformed_packet_is_described_by_its_type_its_value_and_the_limit(level, packet, text):
     decoder = Decoder(64, level)
-    decoder.feed(hexed("D0 00") + hexed(packet))  # behind another packet: the length is that of its own bytes
+    # The malformed packet follows another one: the error must count only the bytes of the malformed packet.
+    decoder.feed(hexed("D0 00") + hexed(packet))
     assert decoder.next() == PINGRESP
     for _ in range(2):
         with pytest.raises(MalformedPacket) as raised:

@@ -6,7 +6,7 @@ import pytest
 
 
 class _Nothing:
-    """Stands where the machine code would be: what is imported from it is not there."""
+    """Replaces the module of machine code; imports from it fail."""
 
 
 sys.modules["flashmqtt.codec.quick_native"] = _Nothing()  # type: ignore[assignment]

@@ -73,7 +73,7 @@ def test_missing_connack_raises_at_the_deadline():
 
 
 @pytest.mark.req("W13")
-def test_slowly_dripping_bytes_do_not_defer_deadlines():
+def test_slowly_arriving_bytes_do_not_defer_deadlines():
     broker = peer(response_ms=5000)
     broker.connection.start(broker.now)
     broker.took()
@@ -102,7 +102,7 @@ def test_end_of_the_stream_is_a_lost_connection():
 
 
 def silence(broker, ms, step=100):
-    """Let time pass as a loop would; return when the connection was given up, and the packets sent meanwhile with their times."""
+    """Let time pass as a poll loop does; return the time when a deadline expired, and (time, packet) for each packet sent."""
     sent = []
     for t in range(0, ms, step):
         broker.now = 1000 + t
@@ -136,7 +136,7 @@ def test_silent_link_is_found_while_we_keep_sending():
         except DeadlineExpired:
             assert t <= 15000
             return
-    pytest.fail("never noticed")
+    pytest.fail("the deadline did not expire")
 
 
 @pytest.mark.req("W11")
@@ -168,7 +168,7 @@ def test_client_pings_while_the_broker_keeps_sending():
         if PINGREQ in broker.took():
             pings += 1
             broker.give(PINGRESP)
-    assert pings >= 5  # or else the broker would end the connection
+    assert pings >= 5  # with fewer PINGREQs the broker would end the connection
 
 
 @pytest.mark.req("Q1", "W13")
@@ -183,7 +183,7 @@ def test_missing_acknowledgement_ends_the_connection():
             return
         if PINGREQ in broker.took():
             broker.give(PINGRESP)
-    pytest.fail("never noticed")
+    pytest.fail("the deadline did not expire")
 
 
 @pytest.mark.req("Q1", "W13")
@@ -192,7 +192,7 @@ def test_acknowledgement_deadline_begins_when_the_message_is_sent():
     broker.session.publish(b"a", bytes(1000), 1)
     connection = broker.connection
     connection.pump(broker.now)
-    while broker.offered():  # over a slow link
+    while broker.offered():  # the link is slow
         connection.output.sent(len(broker.offered()), broker.now)
         broker.now += 1000
         connection.pump(broker.now)
@@ -273,7 +273,7 @@ def test_flood_of_messages_is_received_with_bounded_buffers():
 
 
 class Quiet:
-    """What a face does, without a socket, for heap_lock: bytes copied in and out, nothing else."""
+    """Does the work of a client without a socket, so that it can run under heap_lock: it only copies bytes in and out."""
 
     def __init__(self, level):
         self.session = Session(RamStore(), level, 8, 512, 512, remember=False)
@@ -294,7 +294,7 @@ class Quiet:
         output.sent(n, i)
 
     def round(self, first, answers, n):
-        """Publish, let the answers in, take the output; nothing here may allocate."""
+        """Publish, receive the answers, take the output. Nothing here may allocate."""
         connection = self.connection
         session = self.session
         decoder = connection.decoder
@@ -359,7 +359,7 @@ def test_steady_state_allocates_nothing(qos, answers):
 
 
 def chunks_of(broker):
-    """Keep (offset, bytes, total, more) of every message that comes."""
+    """Record (offset, bytes, total, more) of each received message."""
     seen = []
     broker.on_message = lambda message: seen.append((message.offset, message.payload, message.total, message.more))
     return seen

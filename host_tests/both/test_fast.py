@@ -1,4 +1,4 @@
-"""Allocation-free byte operations: the native and the plain implementation agree, and neither leaves its buffer."""
+"""Allocation-free byte operations: the native and the plain implementation agree, and both stay inside their buffers."""
 
 import sys
 from binascii import crc32
@@ -9,7 +9,7 @@ from flashmqtt import fast
 from flashmqtt.fast import plain
 
 ON_MICROPYTHON = sys.implementation.name == "micropython"
-IMPLEMENTATIONS = [plain, fast]  # fast is the native one on MicroPython
+IMPLEMENTATIONS = [plain, fast]  # `fast` is the native one on MicroPython
 
 
 def _ramp(n):
@@ -120,7 +120,7 @@ def test_lay_clears_bits_as_flash_is_programmed(ops):
 @pytest.mark.parametrize("ops", IMPLEMENTATIONS, ids=["plain", "chosen"])
 @pytest.mark.req("S4")
 def test_results_are_equal_at_every_alignment(ops):
-    """Moves by words where both sides lie on a word's boundary; the result may not show it."""
+    """The operations work by words if both sides are aligned; the result must be the same as by bytes."""
     for at in range(5):
         for start in range(5):
             for n in range(14):
@@ -137,7 +137,7 @@ def test_results_are_equal_at_every_alignment(ops):
                     assert ops.lay(a, at, b, start, n) and a == want
                     b[start + which] = 0x3F
                     assert not ops.lay(a, at, b, start, n)
-                    if n > 1:  # another byte of the same word is free
+                    if n > 1:  # another byte of the same word may still be programmed
                         b[start + which] = 0xFF
                         b[start + (which + 1) % n] = 0x00
                         want[at + (which + 1) % n] = 0x00
@@ -174,7 +174,7 @@ def _every_operation_locked(buf, other, view):
 @pytest.mark.req("S4")
 def test_chosen_operations_allocate_nothing():
     if not ON_MICROPYTHON:
-        pytest.skip("heap_lock is MicroPython's")
+        pytest.skip("only MicroPython has heap_lock")
     buf = bytearray(256)
     _every_operation_locked(buf, bytearray(256), memoryview(bytearray(256)))
     assert buf[:100] == b"\xff" * 100

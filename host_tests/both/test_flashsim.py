@@ -1,4 +1,4 @@
-"""The simulated flash chip itself: NOR rules, the manners of the two ports, counters, power cuts that replay by their id."""
+"""The simulated flash chip: NOR rules, behaviour of the two ports, counters, power cuts that are repeated by their id."""
 
 import sys
 
@@ -48,9 +48,9 @@ def test_changing_a_programmed_byte_is_a_violation_and_only_clears_bits(personal
     page[7] = 0xF0
     flash.writeblocks(0, page, 0)
     page[7], page[8] = 0xFF, 0x12
-    flash.writeblocks(0, page, 0)  # only another byte of the page
+    flash.writeblocks(0, page, 0)  # changes only another byte of the page
     page[8] = 0x12
-    flash.writeblocks(0, page, 0)  # the same value again
+    flash.writeblocks(0, page, 0)  # programs the same value again
     assert flash.violations == []
     page[7] = 0x0F
     flash.writeblocks(0, page, 0)
@@ -142,7 +142,7 @@ def test_power_cut_follows_its_model_and_replays_by_id(model):
                 now = flash.peek(0, SECTOR)
                 if model == "nothing":
                     assert now == before
-                if operation in (2, 3, 5) and model != "weak":  # a program: each bit is the old or the wanted one
+                if operation in (2, 3, 5) and model != "weak":  # a program: each bit is the old or the new one
                     start, page = ((0, _pattern(512)), (256, _pattern(512)), None, (0, _pattern(256, 2)))[operation - 2]
                     for i in range(SECTOR):
                         inside = start <= i < start + 256
@@ -162,7 +162,7 @@ def test_weak_bits_read_differently_until_programmed_or_erased():
         reads = [_read(flash, 0, SECTOR) for _ in range(12)]
         differing += any(read != reads[0] for read in reads)
         assert all(read[256:] == b"\xff" * (SECTOR - 256) for read in reads)
-        if variant % 5 == 1:  # done, but weak: programming it again makes it firm
+        if variant % 5 == 1:  # complete, but weak: another program makes the bits stable
             flash.writeblocks(0, _pattern(256), 0)
             assert flash.violations == []
             assert _read(flash, 0, 256) == _pattern(256) == _read(flash, 0, 256)
@@ -223,7 +223,7 @@ def _locked(flash, page):
 @pytest.mark.req("S3")
 def test_unarmed_chip_in_memory_allocates_nothing():
     if not ON_MICROPYTHON:
-        pytest.skip("heap_lock is MicroPython's")
+        pytest.skip("only MicroPython has heap_lock")
     for personality in ("rp2", "esp32"):
         flash = NorFlash(2 * SECTOR, personality)
         page = _pattern(256)

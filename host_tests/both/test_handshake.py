@@ -1,4 +1,4 @@
-"""TLS's socket in steps, without TLS: the peer's last bytes are read even if our writes failed (W13)."""
+"""The handshake's socket wrapper, without TLS: the peer's last bytes are read even if our writes failed (W13)."""
 
 import pytest
 
@@ -25,7 +25,7 @@ class Gone:
 
 
 def told(call, *arguments):
-    """Return what a call answers that may be put off once."""
+    """Return the result of a call; repeat it if it first returns None ("would block")."""
     n = call(*arguments)
     return call(*arguments) if n is None else n
 

@@ -1,4 +1,4 @@
-"""The journal as a store, on flash in RAM: messages are read back in order, also after a restart."""
+"""The journal as a store, on a region in RAM: messages are read back in order, also after a restart."""
 
 import pytest
 
@@ -50,11 +50,11 @@ def test_synced_mark_survives_a_restart():
         journal.append(b"%d" % i, 1)
     journal.mark(2)
     journal.sync()
-    journal.mark(3)  # and not synced
+    journal.mark(3)  # not synced
     journal = Journal(region)
     assert [journal.is_marked(seq) for seq in (1, 2, 3)] == [False, True, False]
     journal.unmark(2)
-    journal.append(b"3", 1)  # any write makes it durable
+    journal.append(b"3", 1)  # any write makes the change durable
     journal = Journal(region)
     assert [journal.is_marked(seq) for seq in (1, 2, 3, 4)] == [False] * 4
     assert everything(journal) == [b"0", b"1", b"2", b"3"]
@@ -89,7 +89,7 @@ def test_held_message_survives_restarts_until_discarded():
 
 @pytest.mark.req("Q4")
 def test_discarded_key_can_be_held_again():
-    """The record of the discard must not stand behind the new message."""
+    """The record of the discard must not come after the new message in the journal."""
     for sync in (False, True):
         region = RamRegion(8)
         journal = Journal(region)
@@ -140,7 +140,7 @@ def test_sync_and_flush_without_changes_write_nothing():
     journal.flush()
     journal.idle()
     journal.finish(1)
-    journal.sync()  # a finish is not its matter
+    journal.sync()  # sync does not write finishes
     assert bytes(region.cells) == before
     journal.flush()
     assert bytes(region.cells) != before
@@ -176,10 +176,10 @@ def test_note_survives_restarts_and_ring_wraps():
     assert bytes(journal.note) == b"\xff" * 12
     journal.write_note(b"first note..")
     assert bytes(journal.note) == b"first note.."
-    for boot in range(30):  # around the ring, with and without clean ends
+    for boot in range(30):  # the ring wraps; only some restarts follow a close
         journal = Journal(region)
         assert bytes(journal.note) == (b"first note.." if boot == 0 else b"note %07d" % (boot - 1))
-        everything(journal)  # the last one may come back, as nothing was written after it
+        everything(journal)  # the last finish may be lost, as nothing was written after it
         journal.write_note(b"note %07d" % boot)
         for _ in range(20):
             journal.finish(journal.append(bytes(200), 200))
@@ -226,7 +226,7 @@ def test_message_is_read_from_any_offset():
 @pytest.mark.req("S1")
 @pytest.mark.parametrize("remount", (False, True))
 def test_uncommitted_message_with_all_pieces_is_not_read_as_the_next(remount):
-    """All its bytes were written, but it was not committed: after a remount it is gone, or it has its own sequence number."""
+    """All bytes of the message were written, but not committed: a remount either forgets it or gives it its own number."""
     region = RamRegion(8)
     journal = Journal(region)
     journal.begin(300)

@@ -14,20 +14,20 @@ BODY = bytearray((i * 37 + (i >> 6)) & 255 for i in range(9000))
 
 
 def content(salt, n):
-    """Return the bytes that a message of this number has."""
+    """Return the n bytes of message number `salt`."""
     return BODY[salt % 100 : salt % 100 + n]
 
 
 class History:
-    """A journal and what it must hold."""
+    """A journal, and a model of the messages that it must hold."""
 
     def __init__(self, sectors, policy, seed):
         self.flash = NorFlash(sectors * 4096, "esp32", seed=seed)
         self.policy = policy
         self.random = Random(seed)
-        self.held = {}  # key: (salt, length) of what is complete
-        self.open = None  # key, salt, length, done
-        self.doubtful = None  # a key whose last step a power cut may have caught
+        self.held = {}  # key -> (salt, length) of each complete message
+        self.open = None  # the incomplete message: [key, salt, length, bytes written]
+        self.doubtful = None  # (key, (salt, length)) of the operation that a power cut may interrupt
         self.refused = 0
         self.held_pieces = 0
         self.journal = None
@@ -126,7 +126,7 @@ class History:
         assert journal.damaged == 0 and self.flash.violations == []
 
     def cut(self, steps):
-        """Cut the power some operations later, and mount again."""
+        """Cut the power a random number of operations later, and mount again."""
         self.flash.arm(self.flash.operations + 1 + self.random.below(30), "prefix", self.random.below(200))
         try:
             for _ in range(steps):
@@ -161,7 +161,7 @@ def test_power_cut_keeps_complete_held_messages_and_discards_partial_ones(sector
             history.cut(20)
             history.check()
         pieces += history.held_pieces
-        # A journal that held pieces takes outgoing messages again once they are taken.
+        # After all held messages are discarded, the journal accepts outgoing messages again.
         for key in list(history.held):
             history.journal.discard(key)
         history.journal.hold_abandon()
@@ -182,7 +182,7 @@ def test_incomplete_message_is_not_held_but_occupies_its_key():
     assert journal.held() == [] and journal.held_length(7) == 0
     with pytest.raises(UsageError):
         journal.hold(7, BODY, 10)
-    journal.hold_begin(7, 10)  # the first one is abandoned
+    journal.hold_begin(7, 10)  # this abandons the first message
     journal.hold_extend(BODY, 5, 10)
     got = bytearray(10)
     journal.read_held(7, 0, got, 0, 10)

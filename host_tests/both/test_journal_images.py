@@ -1,4 +1,4 @@
-"""Golden images: journals of earlier code are still read; a region that is not a journal is refused and not changed."""
+"""Golden images: journals written by earlier code are readable; a region that is no journal is refused and not changed."""
 
 import pytest
 
@@ -22,7 +22,7 @@ def body(journal, seq):
 
 
 def waiting(journal):
-    """Return (sequence, body, marked) of all that is not finished."""
+    """Return (sequence, body, marked) of each unfinished message."""
     found = []
     while journal.low < journal.next_seq:
         seq = journal.low
@@ -67,7 +67,7 @@ def test_journal_that_dropped_its_oldest_messages_is_read():
     journal = Journal(image("dropped"))
     assert journal.dropped > 5
     found = waiting(journal)
-    assert found[0] == (1, b"", True)  # it still owes a PUBREL
+    assert found[0] == (1, b"", True)  # its body is dropped, but its PUBREL is still to be sent
     assert found[1][0] == journal.dropped + 2 and all(content == b"%d " % seq * 15 for seq, content, _ in found[1:])
     assert journal.damaged == 0
 

@@ -1,4 +1,4 @@
-"""The journal when it is full, when sectors fail, when it is closed, and its refusals."""
+"""The journal when it is full, when sectors fail and when it is closed; and the arguments that it refuses."""
 
 import sys
 
@@ -96,7 +96,7 @@ def test_drop_oldest_keeps_the_newest_and_marked_messages():
         assert journal.append(MESSAGE, 100)
     assert journal.dropped > 60 and ranges[0][0] == 1
     assert all(ranges[i][1] == ranges[i + 1][0] for i in range(len(ranges) - 1))
-    assert journal.dropped == ranges[-1][1] - 1 - 1  # all but the marked one
+    assert journal.dropped == ranges[-1][1] - 1 - 1  # all except the marked message
     for mounted in (journal, Journal(region, policy=DROP_OLDEST)):
         assert mounted.low == 2 and mounted.is_marked(2) and mounted.length(2) == 0
         assert mounted.is_finished(3) and not mounted.is_finished(2)
@@ -131,7 +131,7 @@ def test_message_marked_during_its_drop_stays_without_its_body():
 @pytest.mark.req("S5")
 @pytest.mark.parametrize("length", [90, 150, 240])
 def test_oldest_messages_are_dropped_even_with_a_full_window(length):
-    """The link is lost with messages in flight and stays down until the store has been filled several times."""
+    """The link is lost with messages in flight, and is down until the store was filled several times."""
     region = RamRegion(8)
     journal = Journal(region, policy=DROP_OLDEST)
     message = bytes(length)
@@ -146,7 +146,7 @@ def test_oldest_messages_are_dropped_even_with_a_full_window(length):
 @pytest.mark.req("S5")
 @pytest.mark.parametrize("sectors", [4, 5, 6, 9])
 def test_drop_oldest_never_refuses_a_message_within_the_limit(sectors):
-    """Version 1 dropped every waiting message, and then refused it all the same."""
+    """Version 1 dropped all waiting messages, and then still refused the new message."""
     region = RamRegion(sectors, 1024, 256)
     journal = Journal(region, policy=DROP_OLDEST)
     limit = limit_of(region)
@@ -190,7 +190,7 @@ def test_drop_oldest_refuses_nothing_beside_held_messages(sectors):
 
 @pytest.mark.req("S5")
 def test_message_length_limit_is_constant():
-    """An empty version 1 took such messages only every second time."""
+    """An empty journal of version 1 accepted such messages only every second time."""
     for sectors in (4, 5, 16):
         region = RamRegion(sectors, 1024, 256)
         journal = Journal(region)
@@ -299,7 +299,7 @@ def test_messages_can_be_held_up_to_the_limit():
         journal.hold(key, b"%d" % key, len(b"%d" % key))
     with pytest.raises(StoreFull):
         journal.hold(1000, b"x", 1)
-    for n in range(500):  # around the ring
+    for n in range(500):  # the ring wraps
         journal.finish(journal.append(bytes(200), 200))
         if n % 100 == 50:
             journal = Journal(region)
@@ -322,7 +322,7 @@ def test_failing_sector_is_skipped_and_nothing_is_lost(kind):
         journal.append(MESSAGE, 100)
     journal.hold(9, b"held", 4)
     flash.set_bad(5, kind)
-    flash.set_bad(2, "program")  # where it writes now
+    flash.set_bad(2, "program")  # the sector in use
     for i in range(400):
         assert journal.append(MESSAGE, 100) == 71 + i
         assert journal.low == i + 1 and journal.length(i + 1) == 100
@@ -397,7 +397,7 @@ def test_worn_store_raises_on_writes_and_stays_readable():
         assert journal.worn and journal.held_length(3) == 4 and drain(journal) == list(range(1, 41))
 
 
-# --- clean ends ---
+# --- close ---
 
 
 @pytest.mark.req("S4", "B5")
@@ -416,7 +416,7 @@ def test_clean_close_costs_no_erase_and_counts_boots():
 
 
 class Fading(RamRegion):
-    """One page whose first byte reads differently after some reads."""
+    """A region with a page whose first byte reads wrong after `reads` reads."""
 
     def __init__(self, region, page, reads):
         super().__init__(region.sectors, region.sector_bytes, region.page_bytes, region.cells)
@@ -439,15 +439,15 @@ def test_voided_sector_stays_void_when_an_earlier_header_reads_differently(reads
     for _ in range(40):
         journal.append(MESSAGE, 100)
     journal.close()
-    torn = again(region)  # one mount reads the clean end as torn, and opens sector 2
+    torn = again(region)  # here the clean end reads as torn, so a mount opens sector 2
     end = len(bytes(torn.cells).rstrip(b"\xff"))
     assert torn.sector_bytes < end < 2 * torn.sector_bytes
     torn.cells[end - 8 : end] = b"\xff" * 8
     assert Journal(torn).boot == 2
-    journal = Journal(region)  # the next one reads it whole, and goes on in sector 1
+    journal = Journal(region)  # here it reads correctly, so the journal continues in sector 1
     for _ in range(5):
         journal.append(MESSAGE, 100)
-    region.cells[2 * 4096 : 3 * 4096] = torn.cells[2 * 4096 : 3 * 4096]  # and now the new sector reads whole, too
+    region.cells[2 * 4096 : 3 * 4096] = torn.cells[2 * 4096 : 3 * 4096]  # now sector 2 reads correctly as well
     assert Journal(Fading(region, 4096, reads)).next_seq == 46
 
 
@@ -691,7 +691,7 @@ def test_single_failed_program_loses_nothing(page_bytes):
 @pytest.mark.req("B2")
 def test_steady_state_allocates_nothing():
     if sys.implementation.name == "cpython":
-        pytest.skip("MicroPython's heap")
+        pytest.skip("only MicroPython reports its heap")
     import micropython
 
     journal = Journal(RamRegion(8))
@@ -729,7 +729,7 @@ def test_steady_state_allocates_nothing():
 @pytest.mark.req("B2")
 def test_memory_does_not_grow_with_stored_messages():
     if sys.implementation.name == "cpython":
-        pytest.skip("MicroPython's heap")
+        pytest.skip("only MicroPython reports its heap")
     import gc
 
     journal = Journal(RamRegion(16))

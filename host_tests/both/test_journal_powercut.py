@@ -33,16 +33,16 @@ NAMES = (
 @pytest.mark.parametrize("name", NAMES)
 def test_power_cut_loses_nothing_promised(name):
     if sys.implementation.name == "cpython":
-        # Every operation, torn in one way after the other; `make powercut` tears each one in every way.
+        # Each operation is torn in one way, the ways in turn; `make powercut` tears each operation in every way.
         cuts, broken = run_script(name, 0, 100, 0)
-    else:  # the same code, ten times slower, in 192 KB: a sample
+    else:  # MicroPython runs the same code ten times slower, in 192 KB: only a sample
         cuts, broken = run_sample(name, 2)
     assert broken == []
     assert cuts
 
 
 def number_of(journal, seq):
-    """Return the number in a message, -1: its body is gone."""
+    """Return the number in a message, or -1 if its body is lost."""
     if not journal.length(seq):
         return -1
     out = bytearray(3)
@@ -51,7 +51,7 @@ def number_of(journal, seq):
 
 
 def numbers(journal):
-    """Return the numbers in all messages, -1 for a body that is gone; finish them."""
+    """Return the numbers in all messages (-1 for a lost body), and finish the messages."""
     found = []
     while journal.low < journal.next_seq:
         found.append(number_of(journal, journal.low))
@@ -68,7 +68,7 @@ def stored(n, sectors=8):
 
 
 def flip(region, text, offset):
-    """Flip one bit of what follows a text in a region."""
+    """Flip a bit of the byte at this offset from the text's place in a region."""
     for at in range(len(region.cells) - 3):
         if region.cells[at] == text[0] and region.cells[at : at + len(text)] == text:
             region.cells[at + offset] ^= 1
@@ -79,7 +79,7 @@ def flip(region, text, offset):
 @pytest.mark.req("S6")
 @pytest.mark.parametrize("offset", (-24, -21, -20, -19, -16, -4, -1, 0, 50))
 def test_flipped_bit_loses_only_its_message_and_is_counted(offset):
-    """Message 6 of 60: version 1 was StoreCorrupt at every mount, and the 54 behind it never came out."""
+    """Message 6 of 60 is damaged. Version 1 raised StoreCorrupt at every mount, so messages 7 to 60 were never read."""
     region, _ = stored(60)
     flip(region, b"006" + bytes(50), offset)
     for _ in range(2):
@@ -95,7 +95,7 @@ def test_flipped_bit_loses_only_its_message_and_is_counted(offset):
 @pytest.mark.req("S6")
 @pytest.mark.parametrize("offset", (-24, -20, -19, -16, 0, 50))
 def test_flipped_bit_in_a_sectors_first_record_loses_only_that_record(offset):
-    """Version 1 decided by one record whether a sector counts, and lost its messages silently."""
+    """Version 1 ignored a sector because of one damaged record, and silently lost its messages."""
     region, journal = stored(10)
     first = 11
     head = journal._head
@@ -143,7 +143,7 @@ def test_held_message_with_a_destroyed_middle_sector_is_counted_as_damaged():
 
 @pytest.mark.req("S6")
 def test_flipped_bit_anywhere_is_harmless_counted_or_raises():
-    """Every byte of a small journal, but for the newest record: at most what the bit hit is missing, and it is told."""
+    """In every byte of a small journal, except its newest record: only the damaged part is lost, and the loss is reported."""
     whole = RamRegion(6, 1024, 256)
     journal = Journal(whole)
     for n in range(1, 13):
@@ -169,7 +169,7 @@ def test_flipped_bit_anywhere_is_harmless_counted_or_raises():
 @pytest.mark.req("S6")
 @pytest.mark.parametrize("released", (11, 31))
 def test_messages_finished_out_of_order_are_durable_with_the_next_write(released):
-    """8 of 11 came back in version 1, also after one more write."""
+    """In version 1, 8 of 11 finished messages came back, even after another write."""
     region, journal = stored(40)
     gone = list(range(2, 2 + released))
     for seq in reversed(gone):
@@ -192,7 +192,7 @@ def test_finished_messages_are_durable_after_a_flush(in_turn):
 @pytest.mark.req("S2", "S6")
 @pytest.mark.parametrize("seed", list(range(12)))
 def test_first_mount_succeeds_after_repeated_power_cuts(seed):
-    """Four cuts made version 1 StoreForeign for good."""
+    """After four power cuts every mount of version 1 raised StoreForeign."""
     flash = NorFlash(4 * 4096, "rp2" if seed % 2 else "esp32", seed=seed)
     region = BlockRegion(flash)
     cuts = 0
@@ -214,7 +214,7 @@ def test_first_mount_succeeds_after_repeated_power_cuts(seed):
 
 @pytest.mark.req("S6")
 def test_swapped_or_doubled_sectors_never_raise_usage_error():
-    """Version 1 raised UsageError from its own reads."""
+    """Version 1 raised UsageError because of the journal's own reads."""
     region, journal = stored(140)
     for n in range(1, 6):
         journal.finish(n)

@@ -1,4 +1,4 @@
-"""Reserved room, so that power cuts never fill the journal, and moved held messages (S1, S4, S5; FORMAT.md, Room)."""
+"""Reserved room, which prevents that power cuts fill the journal; and moved held messages (S1, S4, S5; FORMAT.md, Room)."""
 
 import pytest
 
@@ -17,7 +17,7 @@ def unfinished(journal):
 
 
 def live(journal, rng, burst):
-    """Store a message; finish some of those that are in flight, mostly the oldest; let up to `burst` gather."""
+    """Store a message, then finish some unfinished messages, mostly the oldest; fewer than `burst` stay unfinished."""
     seq = journal.append(BODY, len(BODY))
     if rng.below(2) and seq < journal.low + 32:
         journal.mark(seq)
@@ -46,7 +46,7 @@ def test_held_message_and_power_cuts_never_fill_the_journal(seed):
         except StoreFull as full:
             pytest.fail("full after %d messages: %s" % (stored, full))
         if rng.below(per_cut) == 0:
-            journal = Journal(region)  # the power was cut: nothing was closed
+            journal = Journal(region)  # a power cut: the journal was not closed
             assert journal.next_seq == stored + 1
             for seq in unfinished(journal)[burst:]:
                 journal.finish(seq)
@@ -62,14 +62,14 @@ def test_wear_stays_level_beside_a_held_message():
     for _ in range(1500):
         journal.finish(journal.append(BODY, 100))
     assert flash.violations == []
-    counts = sorted(flash.erase_counts)  # the sector of the held message may rest
+    counts = sorted(flash.erase_counts)  # the sector of the held message need not be erased
     assert counts[1] >= 5 and counts[-1] - counts[1] <= 1
 
 
 @pytest.mark.req("S2", "S5")
 @pytest.mark.parametrize("sectors", (4, 5, 6))
 def test_repeated_power_cuts_use_no_room(sectors):
-    """Nothing but mounts: a head without messages is superseded."""
+    """Each mount opens a sector; if it has no messages, the next mount replaces it."""
     region = RamRegion(sectors, 1024, 256)
     journal = Journal(region)
     stored = 0
@@ -94,7 +94,7 @@ def test_repeated_power_cuts_use_no_room(sectors):
 @pytest.mark.req("S1", "S5")
 @pytest.mark.parametrize("window", (1, 8, 32))
 def test_window_of_messages_in_flight_is_never_copied(window):
-    """Version 1 copied every message of a full window of long messages; and then refused what had room."""
+    """Version 1 copied every message of a full window of long messages, and then refused messages that had room."""
     flash = NorFlash(16 * 4096)
     journal = Journal(BlockRegion(flash))
     for n in range(1200):

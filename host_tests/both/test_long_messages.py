@@ -27,21 +27,21 @@ BEHIND = [puback(8)]
 
 
 def payload(n):
-    """Return n bytes, of which no two neighbouring pieces are alike."""
+    """Return n bytes in which neighbouring pieces differ."""
     return bytes((i * 31 + (i >> 5)) & 255 for i in range(n))
 
 
 def oversize(broker):
-    """Return (topic, length) of the last message that was passed over."""
+    """Return (topic, length) of the last skipped message."""
     return broker.session.long.topic, broker.session.handle
 
 
 def answers(qos, packet_id=9):
-    """Return what a PUBLISH of this QoS is answered by."""
+    """Return the packets that answer a PUBLISH of this QoS."""
     return [[], [puback(packet_id)], [pubrec(packet_id)]][qos]
 
 
-# --- passed over ---
+# --- skipped ---
 
 
 @pytest.mark.req("R2", "W13")
@@ -170,7 +170,7 @@ def test_deadlines_wait_while_a_long_message_arrives():
     broker = in_flight(1, buffer_bytes=SIZE, response_ms=1000, keep_alive_s=2)
     long = publish(b"a", payload(3000), 0)
     took = []
-    for at in range(0, len(long), 10):  # at 10 bytes in 100 ms this takes 30 s
+    for at in range(0, len(long), 10):  # 10 bytes per 100 ms: 30 s in all
         broker.give(long[at : at + 10])
         broker.now += 100
         broker.connection.check(broker.now)
@@ -193,7 +193,7 @@ def test_missing_answer_after_a_long_message_raises_at_its_deadline(owed):
         for _ in range(100):
             broker.now += 500
             if owed == "acknowledgement":
-                broker.give(SHORT)  # the link lives
+                broker.give(SHORT)  # so that the link is not silent
             broker.connection.check(broker.now)
             if PINGREQ in broker.took() and owed == "acknowledgement":
                 broker.give(PINGRESP)
@@ -227,7 +227,7 @@ def test_client_reports_a_skipped_message_and_stays_connected(qos):
 
 
 def pieces_of(broker):
-    """Keep (offset, bytes, total, more) of every message that comes."""
+    """Record (offset, bytes, total, more) of each received message."""
     seen = []
     broker.on_message = lambda message: seen.append((message.offset, message.payload, message.total, message.more))
     return seen
@@ -266,7 +266,7 @@ def test_head_longer_than_the_buffer_is_skipped_with_chunks_enabled():
 
 
 class Taker:
-    """A program that receives pieces: joins them and asserts that each follows the last."""
+    """A program that receives pieces: joins them, and asserts that each piece follows the previous one."""
 
     def __init__(self, broker):
         broker.on_message = self
@@ -278,7 +278,7 @@ class Taker:
         self.pieces += 1
         if not message.offset:
             self.part = b""
-        assert message.offset == len(self.part), "a piece that does not follow"
+        assert message.offset == len(self.part), "the piece does not follow the previous one"
         self.part += message.payload
         assert message.more == (len(self.part) < message.total)
         if not message.more:
@@ -287,7 +287,7 @@ class Taker:
 
 
 def stores():
-    """Return makers of stores: in RAM, and a journal."""
+    """Return functions that make a store: in RAM, and a journal."""
     from flashmqtt.flash.block import BlockRegion
     from flashmqtt.journal.journal import Journal
     from flashmqtt.session.ram import RamStore
@@ -466,7 +466,7 @@ def test_long_message_is_delivered_after_a_power_cut_at_any_operation(model):
 
     flash = NorFlash(12 * 4096)
     store = Journal(BlockRegion(flash))
-    for number in range(40):  # the ring has come round, and some messages wait
+    for number in range(40):  # so that the ring wraps and some messages wait
         message = publish(b"t", payload(300 + number), 1, number + 1)
         store.append(message, len(message))
         if store.next_seq - store.low > 3:
@@ -476,7 +476,7 @@ def test_long_message_is_delivered_after_a_power_cut_at_any_operation(model):
     long = publish(b"a", body, 2, 9)
 
     def life(broker, taker, done):
-        """Receive, publishing meanwhile; stop when the message is through."""
+        """Receive the message while publishing others; return whether its PUBCOMP was sent."""
         if not done:
             for at in range(0, len(long), 500):
                 broker.give(long[at : at + 500])
@@ -499,7 +499,7 @@ def test_long_message_is_delivered_after_a_power_cut_at_any_operation(model):
         flash.restore(start)
         flash.arm(flash.operations + i, model, i * 5 + 1)
         whole = 0
-        acknowledged = False  # has PUBREC left?
+        acknowledged = False  # whether the message was handled and discarded before the power cut
         try:
             broker = None
             broker, taker = mounted()
@@ -515,9 +515,9 @@ def test_long_message_is_delivered_after_a_power_cut_at_any_operation(model):
         if held:
             assert broker.session.store.held_length(9) == len(long)
         elif whole:
-            acknowledged = True  # it was taken, and discarded
+            acknowledged = True
         assert life(broker, taker, acknowledged or bool(held))
         whole += len(taker.whole)
-        # Taken once; twice only where the cut fell between the handler and the record that it has taken it.
+        # Handled once; twice only if the power was cut between the handler's return and the record of the discard.
         assert whole == 1 or (whole == 2 and held), (i, whole, held)
         assert broker.session.store.held() == [] and flash.violations == []

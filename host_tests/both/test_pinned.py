@@ -1,7 +1,7 @@
 """Flash blocks reserved by one-block littlefs files: the region finds them, writes them directly and notices their loss.
 
-The tests run on MicroPython's VfsLfs2 over a simulated chip. CPython has no VfsLfs2: there they are skipped (test_regions runs
-the region's own logic on both interpreters).
+The tests need MicroPython's VfsLfs2, which runs over a simulated chip. CPython has no VfsLfs2 and skips them; test_regions tests
+the region's own logic on both interpreters.
 """
 
 import gc
@@ -28,11 +28,11 @@ if ON_MICROPYTHON:
 
 def _only_on_micropython():
     if not ON_MICROPYTHON:
-        pytest.skip("VfsLfs2 is MicroPython's")
+        pytest.skip("only MicroPython has VfsLfs2")
 
 
 class Board:
-    """A chip with a file system, as stock firmware leaves it; `reboot` discards all RAM state."""
+    """A chip with a file system, as stock firmware makes it; `reboot` discards all RAM state."""
 
     def __init__(self, sectors=28, personality="rp2"):
         try:
@@ -55,7 +55,7 @@ class Board:
         vfs.mount(self.fs, ROOT)
 
     def reboot(self):
-        """Discard all RAM state; the finaliser of an old file object must not write to the chip."""
+        """Discard all RAM state. (The chip is dead meanwhile, so that the finaliser of an old file object writes nothing.)"""
         self.flash.dead = True
         try:
             vfs.umount(ROOT)
@@ -71,7 +71,7 @@ class Board:
         return PinnedFiles(self.flash, "/journal")
 
     def in_use(self):
-        """Return four pinned sectors, each with something in its first page."""
+        """Return a region of four pinned sectors, each with a programmed first page."""
         region = self.pinned()
         for sector in range(4):
             region.program(sector * SECTOR, _pattern(256, sector))
@@ -81,7 +81,7 @@ class Board:
         return PinnedFiles(self.flash, "/journal")
 
     def fresh(self, path):
-        """Return a file's content as a new mount reads it, without the cache of another mount."""
+        """Return a file's content, read by a new mount: an older mount could read it from its cache."""
         with vfs.VfsLfs2(self.flash, progsize=self.progsize).open(path, "rb") as file:
             return file.read()
 
@@ -212,7 +212,7 @@ def _swap(board):
 
 
 def _replace(board):
-    """Write the file again, as restoring a backup does: same name, size and content, but another block."""
+    """Replace the file, as restoring a backup does: same name, size and content, but another block."""
     content = board.fresh(_pin_path(2))
     os.remove(ROOT + _pin_path(2))
     _write("/keeps-the-block", b"x" * 5000)
@@ -284,7 +284,7 @@ def test_pins_changed_at_run_time_are_noticed_before_the_next_erase(mishap):
 @pytest.mark.parametrize("mishap", MISHAPS, ids=MISHAP_NAMES)
 @pytest.mark.req("S6")
 def test_block_reused_by_another_file_is_not_programmed(mishap):
-    """After the change other files fill the disk; a program to the sector in use must not change any of them."""
+    """After the change other files fill the file system; a program to the region's sector must not change any of them."""
     _only_on_micropython()
     board = Board(24)
     region = board.pinned()
@@ -314,13 +314,13 @@ def test_block_reused_by_another_file_is_not_programmed(mishap):
 @pytest.mark.parametrize("already", [False, True], ids=["erased", "programmed"])
 @pytest.mark.req("S6")
 def test_program_into_lost_block_without_mark_is_refused(already):
-    """An erased block that now belongs to a file of FF bytes looks like ours; only the file system can tell."""
+    """A block that now belongs to a file of FF bytes looks like our erased block; only the file system knows the difference."""
     _only_on_micropython()
     board = Board(24)
     region = board.pinned()
     region.erase(2)
     if already:
-        region.program(2 * SECTOR + 256, _pattern(256))  # not where the mark would be
+        region.program(2 * SECTOR + 256, _pattern(256))  # a page without the mark
     os.remove(ROOT + _pin_path(2))
     for i in range(30):
         try:
@@ -410,12 +410,12 @@ def test_impossible_pinning_is_refused_and_keeps_other_files():
     files = {"/keep": _pattern(3000)}
     _write("/keep", files["/keep"])
     with pytest.raises(PinsRefused) as refused:
-        pin(board.flash, "/journal", 30, ROOT)  # no room
+        pin(board.flash, "/journal", 30, ROOT)  # more blocks than the file system has
     assert os.listdir(ROOT + "/journal") == []
     assert board.fresh("/keep") == files["/keep"]
     free = os.statvfs(ROOT + "/")[3]
     assert str(refused.value) == "can't pin 30 blocks: %d are free; ask for fewer, or remove files" % free
-    pin(board.flash, "/journal", free - 2, ROOT)  # the file system needs some blocks itself
+    pin(board.flash, "/journal", free - 2, ROOT)  # leaves two blocks for the file system itself
     for name in os.listdir(ROOT + "/journal"):
         os.remove(ROOT + "/journal/" + name)
     _write("/journal/001", b"a note of somebody")
@@ -424,7 +424,7 @@ def test_impossible_pinning_is_refused_and_keeps_other_files():
     assert board.fresh("/journal/001") == b"a note of somebody"
     for device in (NorFlash(16 * SECTOR), Board2().flash):
         with pytest.raises(PinsRefused):
-            pin(device, "/other", 2, ROOT)  # not the device of the mounted file system
+            pin(device, "/other", 2, ROOT)  # the mounted file system is on another device
     for count in (0, 1000):
         with pytest.raises(PinsRefused):
             pin(board.flash, "/third", count, ROOT)
@@ -447,7 +447,7 @@ def test_pinning_on_a_full_disk_is_refused():
 
 
 class Board2:
-    """Another chip with a littlefs, not mounted anywhere."""
+    """Another chip with a littlefs, which is not mounted."""
 
     def __init__(self):
         self.flash = NorFlash(16 * SECTOR)
@@ -535,7 +535,7 @@ def test_journal_in_pinned_files_writes_as_often_as_in_partition():
     alone = _journal_cost(BlockRegion(flash), flash)
     assert (programs, erases) == alone[:2]
     assert erases >= 10
-    # Extra reads: 16 bytes per program; before each erase and each sector's first program, four metadata blocks.
+    # The checks read 16 bytes before each program, and four metadata blocks before each erase and each first program of a sector.
     assert pinned_read - alone[2] <= 400 * 32 + erases * 3 * 4 * SECTOR
 
 
@@ -554,10 +554,10 @@ def test_journal_with_lost_pins_refuses_appends_and_can_be_read():
         os.remove(ROOT + _pin_path(sector))
     before = board.content()
     with pytest.raises(PinsLost):
-        for _ in range(40):  # at the latest before the next sector is erased
+        for _ in range(40):  # enough messages to reach the erase of the next sector
             journal.append(message, 100)
     changed = [sector for sector in range(20) if board.content()[sector] != before[sector]]
-    assert len(changed) <= 1  # the sector in use: free now, and not reused yet
+    assert len(changed) <= 1  # the sector in use, whose block no other file uses yet
     for i in range(8):
         journal.read(i + 1, 0, message, 0, 100)
         assert message[0] == i

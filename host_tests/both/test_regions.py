@@ -1,4 +1,4 @@
-"""One suite that every kind of region passes; then tests for block devices only and for files only."""
+"""Tests that run on each kind of region; then tests for block devices only, and for files only."""
 
 import os
 import sys
@@ -16,7 +16,7 @@ SECTOR = 4096
 
 
 class Block:
-    """Makes a region on a range of a simulated chip; `after` checks that no rule of the chip was broken."""
+    """Makes a region on a range of a simulated chip. `after` asserts that no rule of the chip was violated."""
 
     def __init__(self, personality, sectors=4, first=2, beyond=1):
         self.personality, self.sectors, self.first, self.beyond = personality, sectors, first, beyond
@@ -94,7 +94,7 @@ def _erased(kind):
 
 
 def _same(region, offset, want):
-    """Compare only where erased flash can be read, or where something was programmed."""
+    """Assert that the region has these bytes at the offset."""
     assert _read(region, offset, len(want)) == bytes(want)
 
 
@@ -191,9 +191,9 @@ def test_programmed_byte_refuses_another_value_and_ff_keeps_it(kind):
     region.program(512, first)
     second = bytearray(b"\xff" * 256)
     second[100:200] = _pattern(100, 5)
-    region.program(512, second)  # the same page, other bytes
+    region.program(512, second)  # other bytes of the same page
     _same(region, 512, _pattern(100) + _pattern(100, 5) + b"\xff" * 56)
-    region.program(512, second)  # the same bytes once more
+    region.program(512, second)  # the same bytes with the same values
     region.program(512, first)
     for at in (0, 99, 199):
         third = bytearray(b"\xff" * 256)
@@ -202,7 +202,7 @@ def test_programmed_byte_refuses_another_value_and_ff_keeps_it(kind):
             region.program(512, third)
     long = bytearray(b"\xff" * 512)
     with pytest.raises(FlashFailed):
-        region.program(256, long)  # beyond the first 256 bytes something is there
+        region.program(256, long)  # the second 256 bytes are partly programmed
     _same(region, 512, _pattern(100) + _pattern(100, 5) + b"\xff" * 56)
     kind.after()
 
@@ -246,7 +246,7 @@ def test_sector_that_fails_to_program_or_erase_is_reported(personality):
 
 @pytest.mark.req("S4")
 def test_disturbed_byte_in_a_half_filled_page_is_reported():
-    """A bit is cleared in a byte that must stay FF: comparing only the programmed bytes would miss it."""
+    """A bit is cleared in a byte that must stay FF. A check of only the programmed bytes would not notice it."""
 
     class Disturbing(NorFlash):
         def writeblocks(self, n, buf, off=None):
@@ -325,7 +325,7 @@ def _steady(region, page, long):
 @pytest.mark.req("S3", "S4")
 def test_erase_program_and_read_allocate_nothing(personality):
     if not ON_MICROPYTHON:
-        pytest.skip("heap_lock is MicroPython's")
+        pytest.skip("only MicroPython has heap_lock")
     flash = NorFlash(2 * SECTOR, personality)
     region = BlockRegion(flash)
     page, long = _pattern(256), _pattern(768)

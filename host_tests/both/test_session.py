@@ -73,7 +73,7 @@ def test_puback_marks_qos_1_message_as_delivered():
     broker = connected()
     handle = broker.session.publish(b"a/b", b"x", 1)
     (sent,) = broker.took()
-    assert sent == publish(b"a/b", b"x", 1, 2)  # the session's note used sequence 1
+    assert sent == publish(b"a/b", b"x", 1, 2)  # sequence 1 was used by `settle`
     assert not broker.session.delivered(handle)
     broker.give(puback(2))
     assert broker.session.delivered(handle)
@@ -169,7 +169,7 @@ def test_after_pubrec_only_pubrel_is_retransmitted():
 def test_pubrec_is_durable_before_pubrel_is_sent():
     broker = in_flight(2, CutStore())
     broker.give(pubrec(2))
-    assert reboot(broker).connect(1) == [publish(b"a", b"x", 2, 2, dup=1)]  # PUBREL was not sent
+    assert reboot(broker).connect(1) == [publish(b"a", b"x", 2, 2, dup=1)]  # cut before PUBREL was sent
     assert broker.took() == [pubrel(2)]
     after = reboot(broker)
     assert after.connect(1) == [pubrel(2)]
@@ -183,7 +183,7 @@ def test_repeated_pubrec_is_answered_by_pubrel_only():
     broker.give(pubrec(2), pubrec(2))
     assert broker.took() == [pubrel(2), pubrel(2)]
     broker.give(pubcomp(2), pubcomp(2), pubrec(2))
-    assert broker.took() == [pubrel(2)]  # the id is unknown by now, and the broker still waits for it
+    assert broker.took() == [pubrel(2)]  # the packet id is unknown now, but the broker still needs a PUBREL
 
 
 @pytest.mark.req("Q2")
@@ -224,8 +224,8 @@ def test_flow_tables_cover_every_state_and_event():
             assert step >> 4 < 4 and step & 15 < 10
             if step & 15 == 1:  # a violation changes nothing
                 assert step >> 4 == state
-    assert [SENDER[state * 8] for state in range(4)] == [0] * 4  # a connection begins
-    # PUBLISH is never put again after PUBREC
+    assert [SENDER[state * 8] for state in range(4)] == [0] * 4  # event 0: a connection begins
+    # PUBLISH is never sent again after PUBREC
     assert SENDER[3 * 8 + 1] & 15 == SENDER[3 * 8 + 2] & 15 == 1
 
 
@@ -324,7 +324,7 @@ def test_discard_of_held_message_is_durable_before_pubcomp_is_sent():
     assert broker.took() == [pubcomp(7)]
     after = reboot(broker)
     after.connect(1)
-    after.give(publish(b"a", b"new", 2, 7))  # the id is free at the broker: this is another message
+    after.give(publish(b"a", b"new", 2, 7))  # the broker has freed the id, so this is another message
     after.give(pubrel(7))
     assert after.messages == [("a", b"new", 2, False, False)]
 
@@ -336,7 +336,7 @@ def test_message_handed_over_before_power_cut_is_not_handed_over_again():
     broker.took()
     broker.give(pubrel(7))
     assert len(broker.messages) == 1
-    broker.drop()  # PUBCOMP had not left
+    broker.drop()  # before PUBCOMP was sent
     after = reboot(broker)
     after.connect(1)
     after.give(pubrel(7))
@@ -384,7 +384,7 @@ def test_no_acknowledgement_is_sent_while_store_sync_fails():
     broker.took()
     store.broken = True
     broker.give(publish(b"a", b"x", 1, 7), pubrel(8))
-    for _ in range(3):  # however often the program tries
+    for _ in range(3):  # each attempt fails
         with pytest.raises(FlashFailed):
             broker.offered()
     store.broken = False
@@ -432,7 +432,7 @@ def test_qos_2_messages_over_the_hold_limit_arrive_later_in_order():
     assert broker.took() == [pubrec(1), pubrec(2)]
     broker.give(pubrel(1))
     assert broker.took() == [pubcomp(1)]
-    broker.give(publish(b"a", b"\x04", 2, 4))  # there is room, but 3 has to come first
+    broker.give(publish(b"a", b"\x04", 2, 4))  # the store has room, but message 3 must arrive first
     assert broker.took() == []
     broker.give(pubrel(2))
     assert broker.events[-1] == RESTART
@@ -575,12 +575,12 @@ def test_packet_ids_wrap_after_65535_and_stay_unique_in_window():
     assert broker.took() == [publish(b"a", b"3", 1, 3)]
     broker.give(puback(65534), puback(2), puback(3))
     assert broker.session.pending() == 0
-    for _ in range(40):  # more than the range of 32, while the first is not acknowledged
+    for _ in range(40):  # more messages than the range of 32, while message 4 is unacknowledged
         broker.session.publish(b"a", b"x", 1)
         for one in broker.took():
             if one[5] << 8 | one[6] != 4:
                 broker.give(puback(one[5] << 8 | one[6]))
-    assert broker.took() == [] and broker.session.pending() == 9  # 4, and the 8 beyond the range of 32
+    assert broker.took() == [] and broker.session.pending() == 9  # message 4, and 8 messages beyond the range of 32
     broker.give(puback(4))
     assert len(broker.took()) == 4
 
@@ -704,7 +704,7 @@ def test_full_window_is_retransmitted_in_order():
         broker.session.publish(b"a", b"%d" % i, 1)
     assert len(broker.took()) == 32
     broker.give(puback(5), puback(30))
-    assert broker.took() == []  # the window is a range: the oldest unfinished message has not moved
+    assert broker.took() == []  # the window is a range of ids, which begins at the oldest unfinished message
     broker.drop()
     again = broker.connect(1)
     assert again == [publish(b"a", b"%d" % i, 1, i + 2, dup=1) for i in range(32) if i + 2 not in (5, 30)]
@@ -722,12 +722,12 @@ def test_full_window_is_retransmitted_in_order():
 def test_empty_store_clears_an_old_session_at_the_broker():
     broker = peer(CutStore(), settled=False)
     broker.session.publish(b"a", b"x", 2)
-    assert broker.connect(1) == [b"\xe0\x00"]  # the broker has an old session: DISCONNECT at once, and nothing else
+    assert broker.connect(1) == [b"\xe0\x00"]  # the broker has an old session: the client only sends DISCONNECT
     assert broker.connect_packet[9] & 2 == 0
     assert broker.events == [8]
     broker.drop()
     assert broker.connect(0) == [b"\xe0\x00"]
-    assert broker.connect_packet[9] & 2 == 2  # clean: the broker discards the old session
+    assert broker.connect_packet[9] & 2 == 2  # clean session: the broker discards the old session
     broker.drop()
     assert broker.connect(0) == [publish(b"a", b"x", 2, 1)]
     assert broker.connect_packet[9] & 2 == 0
@@ -778,7 +778,7 @@ def test_connection_is_proved_by_an_acknowledgement_of_our_message():
     for qos, answer in ((1, puback), (2, pubrec), (2, pubcomp)):
         broker = peer()
         broker.connect()
-        broker.give(puback(77), pubrec(77), pubcomp(77), suback(77, 0))  # none is for a message of this session
+        broker.give(puback(77), pubrec(77), pubcomp(77), suback(77, 0))  # none acknowledges a message of this session
         assert not broker.session.proved
         broker.session.publish(b"a", b"x", qos)
         broker.took()

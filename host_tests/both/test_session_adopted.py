@@ -1,4 +1,4 @@
-"""A program without a durable store resumes the session that the broker kept, and clears its packet ids (Q8, W8)."""
+"""A program without a durable store resumes the session that the broker has kept, and clears its packet ids (Q8, W8)."""
 
 import pytest
 
@@ -12,7 +12,7 @@ from wire import CutStore, peer, puback, pubcomp, publish, pubrec, pubrel
 
 
 def restarted(**options):
-    """Return a peer over an empty RAM store, whose broker still has the session of an earlier run."""
+    """Return a peer with an empty RAM store; the broker still has the session of an earlier run."""
     return peer(RamStore(), settled=False, **options)
 
 
@@ -57,7 +57,7 @@ def test_broker_without_session_needs_no_packet_id_clearing():
     broker.session.publish(b"a", b"x", 2)
     assert broker.connect(0) == [publish(b"a", b"x", 2, 1)]
     broker.drop()
-    assert broker.connect(1) == [publish(b"a", b"x", 2, 1, dup=1)]  # that session belongs to this run
+    assert broker.connect(1) == [publish(b"a", b"x", 2, 1, dup=1)]  # the broker's session was made by this run
 
 
 @pytest.mark.req("Q8", "W8")
@@ -70,7 +70,7 @@ def test_packet_id_clearing_restarts_after_a_lost_connection():
     broker.give(pubcomp(1))
     assert broker.took() == [publish(b"a", b"x", 2, 1)]
     broker.drop()
-    assert broker.connect(1) == [publish(b"a", b"x", 2, 1, dup=1)]  # now the id belongs to this message
+    assert broker.connect(1) == [publish(b"a", b"x", 2, 1, dup=1)]  # the packet id now belongs to this message
 
 
 @pytest.mark.req("Q8", "B4")
@@ -110,7 +110,7 @@ def test_message_is_sent_after_packet_id_clearing_failed_three_times(silent):
     client.connect()
     handles = [client.publish("a", "x", 2), client.publish("a", "y", 1)]
     assert client.drain(60) and [client.delivered(handle) for handle in handles] == [True, True]
-    assert len(broker.of(6)) == 4 and broker.connects == 4  # three of the four failed
+    assert len(broker.of(6)) == 4 and broker.connects == 4  # the first three connections failed
     client.disconnect()
     broker.close()
 

@@ -10,7 +10,7 @@ from wire import CutStore
 
 
 class Clock(Expiry):
-    """A clock that a test sets."""
+    """An Expiry whose uptime and clock a test sets."""
 
     def __init__(self, store, clock=0):
         super().__init__(store)
@@ -131,10 +131,10 @@ def test_expiry_interval_0_is_sent_as_1_second():
 @pytest.mark.req("W12")
 def test_uptime_continues_when_clock_is_set_or_ticks_wrap():
     expiry = Expiry(CutStore())
-    expiry._time -= 30 * 365 * 86400  # the clock was set 30 years ahead
+    expiry._time -= 30 * 365 * 86400  # as after the clock was set 30 years ahead
     assert expiry.uptime_s() < 10
     expiry._ticks = (expiry._ticks - 5000) & ((1 << 30) - 1)
     expiry._time -= 5
     assert 5 <= expiry.uptime_s() < 15
-    expiry._time -= (1 << 30) // 1000  # the ticks have wrapped once
+    expiry._time -= (1 << 30) // 1000  # as after one wrap of the ticks
     assert (1 << 30) // 1000 <= expiry.uptime_s() < (1 << 30) // 1000 + 20

@@ -1,4 +1,4 @@
-"""What level 5 adds to the session and the connection: limits, aliases, reason codes, server DISCONNECT (W12, Q5, Q6, Q8)."""
+"""The additions of level 5 to session and connection: limits, aliases, reason codes, server DISCONNECT (W12, Q5, Q6, Q8)."""
 
 import pytest
 
@@ -58,7 +58,7 @@ class Peer5(Peer):
 
 
 def connected(*arguments, **options):
-    """Return a level 5 peer, made with these arguments, that has accepted the connection."""
+    """Return a level 5 peer with these arguments, whose broker has accepted the connection."""
     broker = Peer5(*arguments, **options)
     broker.connect()
     return broker
@@ -70,9 +70,9 @@ def test_connect_properties_state_our_limits():
     head = text(b"MQTT") + b"\x05\x00" + b"\x00\x3c"
     assert broker.connect_packet[2 : 2 + len(head)] == head
     properties = broker.connect_packet[2 + len(head) + 1 :]
-    assert b"\x11\x00\x00\x00\x3c" in properties  # session expiry
-    assert b"\x21\x00\x28" in properties  # receive maximum: what the store can hold
-    assert b"\x27\x00\x00\x02\x00" in properties  # maximum packet size
+    assert b"\x11\x00\x00\x00\x3c" in properties  # Session Expiry Interval
+    assert b"\x21\x00\x28" in properties  # Receive Maximum: as many messages as the store can hold
+    assert b"\x27\x00\x00\x02\x00" in properties  # Maximum Packet Size
 
 
 @pytest.mark.req("W12", "Q6")
@@ -112,7 +112,7 @@ def test_server_keep_alive_replaces_ours():
 def test_assigned_client_id_is_kept():
     broker = Peer5(properties=b"\x12" + text(b"given"))
     broker.connection.client_id = b""
-    broker.connect()  # no note for this client id: a clean start, as an empty client id needs
+    broker.connect()  # without a note for this client id the client makes a clean start, as an empty client id requires
     broker.drop()
     broker.connect(1)
     assert text(b"given") in broker.connect_packet
@@ -158,7 +158,7 @@ def test_pubcomp_with_packet_id_not_found_means_delivered():
     broker.took()
     broker.give(ack(0x50, 2))
     broker.took()
-    broker.drop()  # with the PUBCOMP: the server has passed the message on, and forgotten its id (5, 3.7.2.1)
+    broker.drop()  # PUBCOMP is lost: the server has accepted the message, and forgotten its packet id (MQTT 5, 3.7.2.1)
     assert broker.connect(1) == [ack(0x62, 2)]
     broker.give(ack(0x70, 2, 0x92))
     assert broker.handled[-1] == (DELIVERED, handle)
@@ -238,11 +238,11 @@ def test_topic_aliases_are_sent_up_to_the_server_maximum():
 def test_topic_alias_is_used_only_after_its_topic_was_sent():
     broker = connected(properties=b"\x22\x00\x05", buffer_bytes=64, out_bytes=64, packet_bytes=64)
     session = broker.session
-    for _ in range(2):  # also the second time: an invalid topic gets no alias
+    for _ in range(2):  # an invalid topic gets no alias, so the second call is refused as well
         with pytest.raises(InvalidTopic):
             session.put_unstored(b"a/#", b"x")
     assert session.put_unstored(b"a", b"x" * 50)
-    assert not session.put_unstored(b"b", b"y" * 50)  # no room now
+    assert not session.put_unstored(b"b", b"y" * 50)  # the output has no room
     assert broker.took() == [publish(b"a", b"x" * 50, properties=b"\x23\x00\x01")]
     assert session.put_unstored(b"b", b"y")
     assert broker.took() == [publish(b"b", b"y", properties=b"\x23\x00\x02")]
@@ -263,7 +263,7 @@ def test_server_with_maximum_qos_1_gets_qos_2_messages_at_qos_1():
     broker.drop()
     assert broker.connect(1) == [publish(b"a", b"open", 1, 4, dup=1)]
     broker.drop()
-    broker.properties = b""  # another broker, or a newer version
+    broker.properties = b""  # as with another broker, or a newer version of it
     assert broker.connect(1) == [publish(b"a", b"open", 2, 4, dup=1)]
 
 
@@ -281,7 +281,7 @@ def test_maximum_qos_0_refuses_qos_1_and_2_messages():
 @pytest.mark.req("W12", "Q0")
 @pytest.mark.clause("MQTT-3.2.2-14", "MQTT-3.2.2-15")
 def test_qos_0_message_over_server_limits_is_not_sent():
-    broker = Peer5(properties=b"\x25\x00\x27\x00\x00\x00\x20")  # no retained messages, none longer than 32 bytes
+    broker = Peer5(properties=b"\x25\x00\x27\x00\x00\x00\x20")  # no retained messages; packets of at most 32 bytes
     broker.connect()
     assert broker.session.put_unstored(b"a", b"x", True)
     assert broker.session.put_unstored(b"a", b"x" * 27)
@@ -355,7 +355,7 @@ def test_protocol_violation_is_answered_by_disconnect_with_reason_code(wrong, co
     broker = connected()
     try:
         broker.give(wrong)
-        pytest.fail("took it")
+        pytest.fail("the packet was accepted")
     except (MalformedPacket, ProtocolError, Exception) as error:
         broker.connection.put_error_disconnect(error)
     assert split(broker.offered()) == [packet(0xE0, bytes([code]))]
@@ -461,7 +461,7 @@ def test_message_has_the_identifiers_of_matching_subscriptions():
 
 @pytest.mark.req("W12", "W11")
 def test_subscription_identifier_without_server_support_is_declined():
-    broker = Peer5(properties=b"\x29\x00")  # Subscription Identifiers Available: no
+    broker = Peer5(properties=b"\x29\x00")  # Subscription Identifiers Available: 0
     broker.connect()
     refused = broker.session.subscribe(b"a", 1, None, identified(7))
     plain = broker.session.subscribe(b"b", 1)
@@ -554,7 +554,7 @@ def test_flows_start_again_if_broker_lost_the_session():
     broker.give(ack(0x50, seen), publish(b"b", b"held", 2, 9))
     broker.took()
     broker.drop()
-    # Both are new to the broker, in their order, and the held message is handed over: its PUBREL will never come.
+    # Both messages are sent as new ones, in order. The held message is handed over, because its PUBREL can't come any more.
     assert broker.connect(0) == [publish(b"a", b"seen", 2, seen), publish(b"a", b"open", 2, open_)]
     assert broker.handled[-1] == (IN_DOUBT, seen)
     assert [message[:2] for message in broker.messages] == [("b", b"held")]
@@ -597,7 +597,7 @@ def test_held_message_past_its_expiry_completes_its_flow():
 
 
 def alias(topic, n):
-    """A PUBLISH of QoS 0 that gives a topic an alias."""
+    """Return a QoS 0 PUBLISH that sets an alias for a topic."""
     return publish(topic, b"-", properties=b"\x23" + number(n))
 
 
@@ -664,7 +664,7 @@ def test_held_message_repeated_at_any_level_is_a_duplicate(first, then):
 
 @pytest.mark.req("W11", "W12")
 def test_subscribe_over_maximum_packet_size_is_declined_and_others_split():
-    broker = connected(properties=b"\x27\x00\x00\x00\x28")  # 40 bytes at most
+    broker = connected(properties=b"\x27\x00\x00\x00\x28")  # Maximum Packet Size: 40
     long = broker.session.subscribe(b"x" * 40, 1)
     short = [broker.session.subscribe(b"%d" % i * 12, 1) for i in range(3)]
     asked = []
@@ -683,7 +683,7 @@ def test_subscribe_over_maximum_packet_size_is_declined_and_others_split():
 
 @pytest.mark.req("W12", "R3")
 def test_unsubscribe_over_maximum_packet_size_is_refused_and_others_split():
-    broker = connected(properties=b"\x27\x00\x00\x00\x28")  # 40 bytes at most
+    broker = connected(properties=b"\x27\x00\x00\x00\x28")  # Maximum Packet Size: 40
     session = broker.session
     short = [session.unsubscribe(b"%d" % i * 12) for i in range(3)]
     long = session.unsubscribe(b"x" * 40)
@@ -702,7 +702,7 @@ def test_unsubscribe_over_maximum_packet_size_is_refused_and_others_split():
     assert session.subscriptions == [] and broker.took() == []
     broker.now += 3600000
     session.overdue_ms(broker.now)
-    assert broker.took() == []  # nor is it requested later
+    assert broker.took() == []  # it is not requested later either
 
 
 @pytest.mark.req("W12")

@@ -1,4 +1,4 @@
-"""Random simulations of lost connections, power cuts and any chunking: QoS 1 loses nothing, QoS 2 arrives once, order is kept."""
+"""Random simulations of lost connections, power cuts and chunking: no loss at QoS 1 and 2, no duplicate at QoS 2, kept order."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from wire import CutStore
 
 
 def open_store(world):
-    """Return an empty store, or the last one as the power cut left it."""
+    """Return an empty store at the first call, later the previous store as it is after a power cut."""
     store = getattr(world, "store", None)
     return CutStore(1000, world.hold_limit) if store is None else store.cut()
 

@@ -44,7 +44,7 @@ def payloads(broker):
 
 
 def lose_connack(broker):
-    """Connect, and lose the CONNACK that said that the session was lost."""
+    """Connect, and cut the connection before CONNACK arrives; that CONNACK might have reported a lost session."""
     broker.drop()
     broker.connection.start(broker.now)
     broker.took()
@@ -55,7 +55,7 @@ def lose_connack(broker):
 def test_message_past_pubrec_is_in_doubt_after_a_lost_connack():
     broker = past_pubrec()
     lose_connack(broker)
-    assert broker.connect(1) == [pubrel(2)]  # never PUBLISH again: the session may be the old one after all
+    assert broker.connect(1) == [pubrel(2)]  # not PUBLISH: the broker may still have the old session
     broker.give(pubcomp(2))
     assert broker.handled[-1] == (IN_DOUBT, broker.handle)
     assert not broker.session.delivered(broker.handle) and not broker.session.pending()
@@ -70,7 +70,7 @@ def test_message_stays_in_doubt_until_its_flow_ends():
     broker.connect(1)
     broker.give(pubcomp(2))
     assert broker.handled[-1] == (IN_DOUBT, broker.handle)
-    for _ in range(32):  # the next messages in the same slot are not in doubt
+    for _ in range(32):  # later messages in the same slot are not in doubt
         handle = broker.session.publish(b"a", b"y", 2)
         broker.took()
         broker.give(pubrec(handle), pubcomp(handle))
@@ -158,7 +158,7 @@ def test_message_past_pubrec_is_not_in_doubt_after_a_restart_alone(level, code):
     begin(broker, 1)  # this CONNECT was answered
     broker = restart(broker)
     assert begin(broker, 1) == [pubrel(2)]
-    broker.give(packet(0x70, b"\0\2", code))  # 5: 0x92: an earlier PUBCOMP was lost
+    broker.give(packet(0x70, b"\0\2", code))  # level 5, 0x92: an earlier PUBCOMP was lost
     assert broker.handled[-1] == (DELIVERED, 2) and broker.session.delivered(2)
 
 
@@ -212,8 +212,9 @@ def test_new_message_with_packet_id_of_held_one_is_not_lost(doubtful):
         broker.drop()
     broker.connect(1)
     broker.give(publish(b"t", b"old command", 2, 1, dup=1))
-    assert broker.took() == [pubrec(1)] and not broker.messages  # the same bytes: a duplicate
-    broker.give(publish(b"t", b"NEW COMMAND", 2, 1))  # the broker has discarded the old one: ours is the only copy
+    assert broker.took() == [pubrec(1)] and not broker.messages  # the same bytes, so a duplicate
+    # The broker has discarded the old message, so the held copy is the only one.
+    broker.give(publish(b"t", b"NEW COMMAND", 2, 1))
     assert payloads(broker) == [b"old command"]
     assert broker.took() == [pubrec(1)]
     broker.give(pubrel(1))
@@ -253,7 +254,7 @@ def test_power_cut_while_lost_session_is_reported_loses_nothing():
     broker.connection.decoder.feed(connack(0))
     assert broker.connection.process(broker.now) == CONNECTED
     after = reboot(broker)
-    assert after.connect(1) == [publish(b"a", b"x", 2, handle, dup=1)]  # not PUBREL: unknown to the broker
+    assert after.connect(1) == [publish(b"a", b"x", 2, handle, dup=1)]  # not PUBREL: it is a new session
     after.give(publish(b"t", b"NEW COMMAND", 2, 1), pubrel(1))
     assert payloads(after) == [b"old command", b"NEW COMMAND"]
 
@@ -277,7 +278,7 @@ def test_handled_message_is_not_repeated_if_pubcomp_had_no_room():
     assert connection.process(broker.now) == MESSAGE
     fill(None)
     broker.session.acknowledge()
-    broker.drop()  # nothing of the output has left
+    broker.drop()  # none of the output was sent
     broker.on_message = None
     broker.connect(1)
     broker.give(pubrel(1))
@@ -357,7 +358,7 @@ def test_full_store_still_delivers_and_receives():
         broker.give(pubrel(i))
         assert payloads(broker)[-1] == b"%d" % i
         if i < 3:
-            assert broker.events[-1] == RESTART  # at once, and no error
+            assert broker.events[-1] == RESTART  # the client reconnects at once, without an error
             broker.drop()
             broker.connect(1)
             broker.give(*[publish(b"c", b"%d" % n, 2, n, dup=1) for n in range(i + 1, 4)])
@@ -438,7 +439,7 @@ def test_flow_of_message_dropped_after_publish_is_completed():
     broker.drop()
     for i in range(12):
         broker.session.publish(b"t", b"%d" % i, 1)
-    assert broker.connect(1)[0] == pubrel(handle)  # the body is gone, and the broker may hold the id
+    assert broker.connect(1)[0] == pubrel(handle)  # the body is lost, but the broker may hold the message
     broker.give(pubcomp(handle))
     assert not broker.session.delivered(handle)
 
@@ -476,7 +477,7 @@ def test_dropping_a_half_sent_message_ends_the_connection():
 
 
 def held_before_reconnect():
-    """Return a peer whose second connection is 30 s old, and has not continued the flow of a held message."""
+    """Return a peer whose broker has not continued the flow of a held message in the 30 s since the reconnect."""
     broker = connected(response_ms=30000, keep_alive_s=0)
     broker.give(publish(b"a", b"x", 2, 9))
     assert broker.took() == [pubrec(9)]
@@ -492,7 +493,7 @@ def held_before_reconnect():
 
 
 def pass_time(broker, ms):
-    """Let this time pass, as a loop does."""
+    """Let this time pass, then check deadlines as a poll loop does."""
     broker.now += ms
     broker.connection.check(broker.now)
     broker.process()
@@ -545,12 +546,12 @@ def test_message_lost_by_the_flash_is_reported_and_skipped():
 
 
 class RottenStore(RamStore):
-    """Messages become unreadable after they were found: `rotten` lists messages, or keys of held messages."""
+    """Messages become unreadable after the mount: `rotten` lists their sequence numbers, or the keys of held messages."""
 
     def __init__(self):
         super().__init__()
         self.rotten = []
-        self.rots_at = 0  # unreadable from this byte on
+        self.rots_at = 0  # the first unreadable byte
 
     def read(self, seq, offset, buf, at, n):
         if seq in self.rotten and offset + n > self.rots_at:
@@ -628,7 +629,7 @@ def test_acknowledgement_of_unreadable_message_is_no_error():
         broker = connected(store, window=1)
         handles = [broker.session.publish(b"t", b"%d" % i, qos) for i in range(2)]
         broker.took()
-        broker.session.dup_to = handles[1] + 1  # as after a mount: both messages may have been sent
+        broker.session.dup_to = handles[1] + 1  # as after a mount, when both messages may have been sent
         store.rotten = handles[1:]
         broker.give(answer(handles[1]))
         broker.took()
@@ -662,7 +663,7 @@ def test_unreadable_held_message_is_replaced_by_its_duplicate():
     store.rotten = []
     broker.give(pubrel(7))
     assert broker.took() == [pubrec(7), pubcomp(7)] and payloads(broker) == [b"once"]
-    assert not store.damaged  # nothing was lost
+    assert not store.damaged  # no message was lost
 
 
 @pytest.mark.req("Q4", "R5")
@@ -672,7 +673,7 @@ def test_unreadable_held_message_does_not_block_its_packet_id(rots_at):
     broker = connected(store)
     broker.give(publish(b"t", b"old", 2, 7))
     store.rotten = [7]
-    store.rots_at = rots_at  # at 8 it is seen to be another one
+    store.rots_at = rots_at  # with 8 readable bytes the held message is recognized as another one
     broker.give(publish(b"t", b"newer", 2, 7), publish(b"t", b"0"))
     store.rotten = []
     broker.give(pubrel(7))
@@ -734,7 +735,7 @@ def test_unreadable_held_messages_of_lost_session_are_skipped():
 def test_message_dropped_in_flight_is_in_doubt_after_power_cut():
     life = connected(CutStore(4, policy="oldest"))
     handles = [life.session.publish(b"t", b"%d" % i, 2) for i in range(3)]
-    life.offered()  # PUBLISH was sent, but never arrives
+    life.offered()  # PUBLISH was sent, but does not arrive
     life.connection.pump(life.now)
     life.drop()
     handles += [life.session.publish(b"t", b"%d" % i, 2) for i in range(3, 6)]
@@ -746,7 +747,7 @@ def test_message_dropped_in_flight_is_in_doubt_after_power_cut():
 
 
 def lose_every_other(broker, n):
-    """Publish n messages at QoS 2, and lose the session after every other one's PUBREC; return the handles of the lost ones."""
+    """Publish n QoS 2 messages; after the PUBREC of every second one, lose the session. Return the handles of those messages."""
     session = broker.session
     lost = []
     for i in range(n):
@@ -869,7 +870,7 @@ def test_unsent_write_is_offered_again_with_the_same_length():
     assert output.offer() == 20
     output.sent(0, 0)
     output.put_copy(b"y" * 10, 10)
-    assert output.offer() == 20  # TLS has encrypted these 20 bytes, and expects the same bytes again
+    assert output.offer() == 20  # TLS has encrypted these 20 bytes, and the write must be repeated with the same bytes
     output.sent(20, 5)
     assert output.start == 20 and output.offer() == 10 and output.sent_ms == 5
     output.sent(4, 6)

@@ -1,4 +1,4 @@
-"""Only a message that the broker does not accept is refused (R3): each kind of connection end at each stage of a trial."""
+"""A message is refused only if the broker does not accept it (R3): each kind of connection end in each state of a trial."""
 
 import pytest
 
@@ -28,13 +28,13 @@ RESET = OSError(104, "")  # ECONNRESET
 
 
 def pass_time(broker, ms=600):
-    """Let time pass."""
+    """Let time pass, then check deadlines as a poll loop does."""
     broker.now += ms
     broker.connection.check(broker.now)
 
 
 def end_connection(broker, error=None):
-    """End the connection: with an error as the link does, without one as the program does."""
+    """End the connection: an error stands for a failure of the link, no error for a disconnect by the program."""
     if error == "fin":
         with pytest.raises(ConnectionLost) as raised:
             broker.connection.received(0, broker.now)
@@ -45,7 +45,10 @@ def end_connection(broker, error=None):
 
 
 def suspected(qos=1, **options):
-    """Return a peer whose first message (2) was unanswered at the end of two connections; 3 to 5 were sent with it, 6 was not."""
+    """Return a peer that suspects its first message (2): two connections ended without an answer to it.
+
+    Messages 3 to 5 were in flight with it, message 6 was not sent yet.
+    """
     broker = connected(**options)
     for i in range(5):
         broker.session.publish(b"a", bytes([i]), qos)
@@ -132,7 +135,7 @@ def test_refuse_after_0_never_refuses_a_message():
     assert not broker.session.suspect
 
 
-# The states that a trial can be in when the connection ends ...
+# The states of a trial when the connection ends. Each function brings a peer into one state.
 def before_connack(broker):
     broker.connection.start(broker.now)
     broker.took()
@@ -147,13 +150,13 @@ def ping_sent(broker):
 
 
 def unsent(broker):
-    """The message is in the output, and nothing of it has left."""
+    """The message is in the output, but none of it was sent."""
     connect_until_pingreq(broker)
     broker.give(PINGRESP)
 
 
 def begun(broker):
-    """Some bytes of the message have left."""
+    """Some bytes of the message were sent."""
     unsent(broker)
     broker.connection.output.offer()
     broker.connection.output.sent(1, broker.now)
@@ -169,7 +172,7 @@ def ping_answered(broker):
 
 
 def other_message_sent(broker):
-    """The program has sent a QoS 0 message since."""
+    """The program has sent a QoS 0 message after the suspect message."""
     start_trial(broker)
     broker.session.put_unstored(b"q", b"0")
     assert broker.took() == [publish(b"q", b"0")]
@@ -219,7 +222,7 @@ STATES = (
     wrong_answer,
 )
 
-# ... and the errors that end the connection.
+# The errors that end the connection; None: the program disconnects.
 ENDS = (
     None,
     "fin",
@@ -233,7 +236,7 @@ ENDS = (
     ConnectionLost("by the store"),
     ProtocolError("somewhere else"),
 )
-CLOSINGS = ("fin", RESET) + ENDS[3:5]  # noqa: RUF005  # MicroPython has no star here
+CLOSINGS = ("fin", RESET) + ENDS[3:5]  # noqa: RUF005  # MicroPython has no star in a tuple
 
 
 @pytest.mark.req("R3")
@@ -338,7 +341,7 @@ def test_acknowledgement_resets_the_count_of_failed_trials():
 
 @pytest.mark.req("R3")
 def test_bad_message_in_full_window_is_refused_and_others_delivered():
-    """The broker closes as soon as it reads message 5; its answers to earlier messages are lost with the connection."""
+    """The broker closes the connection as soon as it reads message 5, and its answers to earlier messages are lost."""
     broker = connected(window=8)
     for i in range(8):
         broker.session.publish(b"a", bytes([i]), 1)
@@ -480,9 +483,9 @@ def test_power_cut_before_refusal_is_handled_repeats_the_report():
     broker.took()
     broker.connection.decoder.feed(connack(1))
     assert broker.connection.process(broker.now) == CONNECTED
-    assert broker.connection.process(broker.now) == REFUSED  # the handler runs now, and the power is cut
+    assert broker.connection.process(broker.now) == REFUSED  # the power is cut while the handler runs
     store = broker.session.store
-    store.flush()  # whatever else was written meanwhile
+    store.flush()  # all other changes become durable
     broker = Peer(Session(store.cut(), 4, 4, refuse_after=1), b"me")
     broker.connect(1)
     assert refused(broker) == [2]

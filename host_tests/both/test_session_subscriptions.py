@@ -26,7 +26,7 @@ def test_subscriptions_are_restored_only_after_a_lost_session():
 def test_subscriptions_are_restored_after_a_lost_connack():
     broker = subscribed(b"x", 1)
     broker.drop()
-    broker.connection.start(broker.now)  # its CONNACK, which said "not present", is lost
+    broker.connection.start(broker.now)  # its CONNACK, with session_present 0, is lost
     broker.took()
     broker.drop()
     (again,) = broker.connect(1)

@@ -1,4 +1,4 @@
-"""umqtt.simple's and umqtt.robust's calls: what they return and raise when link, broker or program misbehave (R6)."""
+"""The calls of umqtt.simple and umqtt.robust: results and errors when the link, the broker or the program fails (R6)."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from flashmqtt.compat import ticks_diff, ticks_ms
 from loopback import Loopback
 from wire import packet, publish
 
-PATIENCE_S = 30  # on a busy machine
+PATIENCE_S = 30  # deadline for expected events, on a busy machine
 
 
 def new_client(face=simple, name="me", **options):
@@ -36,14 +36,14 @@ def call_until_error(broker, call):
             return error
         if broker.listener:
             broker()
-    raise AssertionError("raised nothing")
+    raise AssertionError("the call raised no error")
 
 
 def deliver_all(broker, mqtt):
     """Call check_msg until every stored message is delivered."""
     begin = ticks_ms()
     while mqtt._client.pending:
-        assert ticks_diff(ticks_ms(), begin) < PATIENCE_S * 1000, "waited in vain"
+        assert ticks_diff(ticks_ms(), begin) < PATIENCE_S * 1000, "the messages were not delivered in time"
         broker()
         mqtt.check_msg()
 
@@ -249,7 +249,7 @@ def test_missing_connack_raises_etimedout():
 @pytest.mark.req("R6")
 def test_connect_ignores_a_stored_backoff_step():
     backoff = Backoff(base_ms=60000, cap_ms=60000)
-    backoff.step = 5  # as a journal would have stored it
+    backoff.step = 5  # as restored from a journal
     _, mqtt = new_client(backoff=backoff)
     begin = ticks_ms()
     assert mqtt.connect() == 0
@@ -331,7 +331,7 @@ def test_program_may_poll_and_close_the_socket():
 
 
 class Quick(robust.MQTTClient):
-    """A program's subclass of umqtt.robust: a short delay, a note of each error, a status on connection."""
+    """A program's subclass of umqtt.robust: it has a short delay, records each error, and publishes a status when it connects."""
 
     DELAY = 0.01
     notes: list = []
@@ -416,7 +416,8 @@ def test_robust_program_started_before_its_broker_connects():
     broker, mqtt = new_client(Face)
     broker.close()
     mqtt.delay = lambda i: broker.open(broker.port)
-    with pytest.raises(OSError):  # as with umqtt.robust: the publish in its own connect connects it
+    # As with umqtt.robust: connect raises, but the publish in the overridden connect reconnects.
+    with pytest.raises(OSError):
         mqtt.connect()
     assert not mqtt.is_conn_issue()
     mqtt.disconnect()

@@ -1,4 +1,4 @@
-"""Long operations feed the watchdog in time, also after any power cut, by the longest times of the flash chip's data sheet.
+"""Long operations feed the watchdog in time, also after any power cut. The simulated chip takes the data sheet's maximum times.
 
 The TLS handshake is tested in `host_tests/client/test_tls.py`, because it needs a broker.
 """
@@ -17,7 +17,7 @@ from tools.virtual_board import hardware
 
 ON_MICROPYTHON = sys.implementation.name == "micropython"
 BITES_MS = 8388  # the longest timeout of a Pico's watchdog
-READ_MS = 1  # to read and process a page; measured on the chip: 0.3
+READ_MS = 1  # upper bound to read and process a page; measured on the chip: 0.3
 SECTOR = 4096
 
 if ON_MICROPYTHON:
@@ -29,7 +29,7 @@ if ON_MICROPYTHON:
 
 
 class Watchdog:
-    """Keeps the longest time between two feeds, by the clock of a simulated chip."""
+    """Records the longest time between two feeds, by the clock of a simulated chip."""
 
     def __init__(self, flash):
         self.flash = flash
@@ -47,7 +47,7 @@ class Watchdog:
 
 
 def _mount(flash, expected_ms):
-    """Mount; return the journal."""
+    """Mount, and assert that the watchdog is fed in time; return the journal."""
     dog = Watchdog(flash)
     journal = Journal(BlockRegion(flash), feed=dog)
     dog()
@@ -57,7 +57,7 @@ def _mount(flash, expected_ms):
 
 
 def _use(journal, n, at=0):
-    """Store n messages of several lengths, with finishes, marks and held messages between them."""
+    """Store n messages of several lengths; between them finish messages, and hold and discard others."""
     body = bytearray(700)
     for i in range(at, at + n):
         journal.append(body, 20 + i * 37 % 600)
@@ -70,7 +70,7 @@ def _use(journal, n, at=0):
             journal.sync()
 
 
-# The largest chips come first: later, MicroPython's heap has no free block of that size.
+# The tests with the largest chips come first: later MicroPython's heap has no free block of that size.
 
 
 class Board:
@@ -105,7 +105,7 @@ class Board:
         self.mount()
 
     def open(self, count):
-        """Do what a board's `journal_region` does; the file system's own mount is not measured."""
+        """Open or pin the region as a board's `journal_region` does; the mount of the file system is not measured."""
         dog = Watchdog(self.flash)
         region = open_or_pin(self.flash, "/journal", count, "/watched", 256, feed=dog)
         dog()
@@ -116,7 +116,7 @@ class Board:
 @pytest.mark.req("B4")
 def test_first_pinning_and_next_start_feed_the_watchdog():
     if not ON_MICROPYTHON:
-        pytest.skip("VfsLfs2 is MicroPython's")
+        pytest.skip("only MicroPython has VfsLfs2")
     board = Board(22)
     region, dog = board.open(13)
     assert dog.feeds > 13
@@ -132,7 +132,7 @@ def test_first_pinning_and_next_start_feed_the_watchdog():
 @pytest.mark.req("B4")
 def test_pinning_feeds_the_watchdog_after_any_power_cut():
     if not ON_MICROPYTHON:
-        pytest.skip("VfsLfs2 is MicroPython's")
+        pytest.skip("only MicroPython has VfsLfs2")
     count = 6
     board = Board(20)
     before = board.flash.operations
@@ -190,7 +190,7 @@ def test_mounted_journal_no_longer_feeds_the_watchdog():
 
 
 class _Resolver:
-    """A module `socket` whose name lookup takes some ticks of a timer, and then fails."""
+    """A fake of the module `socket`: its name lookup takes some ticks of a timer, and then fails."""
 
     SOCK_STREAM = 1
 
@@ -205,7 +205,7 @@ class _Resolver:
 
 
 def _look_up(host, ticks, machine):
-    """Attempt a connection; return how often the watchdog was fed meanwhile."""
+    """Attempt a connection; return how often the watchdog was fed during it."""
     client = Client(host, client_id="a", backoff=Backoff(base_ms=100000))
     feeds = []
     client.link.feed = lambda: feeds.append(1)

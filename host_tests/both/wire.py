@@ -1,6 +1,6 @@
-"""What the session's tests share: packets written by hand, a broker's end of a connection, and a store that loses its power.
+"""For the session's tests: packets written by hand, the broker's end of a connection, and a store for power cuts.
 
-The packets are those of the tests' own codec, at levels 3 and 4; at level 5 where a test says so.
+The packets come from the tests' own codec. They are packets of levels 3 and 4, unless a test names level 5.
 """
 
 from flashmqtt.connection import NOTHING, OUTPUT, Connection
@@ -8,7 +8,7 @@ from flashmqtt.errors import StoreWorn
 from flashmqtt.session.ram import RamStore
 from flashmqtt.session.session import Session
 from tools.proof import packets
-from tools.proof.packets import PING as PINGREQ  # noqa: F401 - the tests take it from here, as some of the next
+from tools.proof.packets import PING as PINGREQ  # noqa: F401 - tests import it from here, and some of the next names
 from tools.proof.packets import PONG as PINGRESP  # noqa: F401
 from tools.proof.packets import PUBACK, PUBCOMP, PUBREC, ack, packet, text, unsuback  # noqa: F401
 from tools.proof.packets import word as number
@@ -47,17 +47,17 @@ def suback(packet_id, *codes):
 def split(octets):
     """Cut a stream into packets."""
     whole, rest = packets.split(octets)
-    assert not rest, "half a packet"
+    assert not rest, "the last packet is incomplete"
     return whole
 
 
 def id_of(packet):
-    """The packet id of anything but a PUBLISH."""
+    """Return the packet id of a packet that is not a PUBLISH."""
     return packet[2] << 8 | packet[3]
 
 
 class Peer:
-    """A broker's end of one connection: what it gives is processed, what it took is kept as packets."""
+    """The broker's end of one connection: `give` sends packets to the client, `took` returns the packets that it wrote."""
 
     def __init__(self, session, client_id=b"me", **options):
         self.session = session
@@ -69,7 +69,7 @@ class Peer:
         self.on_message = None
 
     def connect(self, present=0):
-        """Start, accept; return the packets that came after CONNECT."""
+        """Connect and send CONNACK; return the packets that the client sends after CONNECT."""
         self.connection.start(self.now)
         first = self.took()
         assert first[0][0] == 0x10, first
@@ -78,7 +78,7 @@ class Peer:
         return self.took()
 
     def give(self, *packets):
-        """Give bytes, a packet or several, and process them."""
+        """Send packets to the client, and let it process them."""
         octets = b"".join(packets)
         while octets:
             room = self.connection.decoder.room()
@@ -107,7 +107,7 @@ class Peer:
                 self.handled.append((event, self.session.handle))
 
     def offered(self):
-        """Return the bytes that may leave now."""
+        """Return the bytes that the client may send now."""
         output = self.connection.output
         n = output.offer()
         return bytes(output.buf[output.start : output.start + n])
@@ -118,7 +118,7 @@ class Peer:
         return octets
 
     def took(self):
-        """Return the packets that the client has written since."""
+        """Return the packets that the client has written since the last call."""
         octets = getattr(self, "full", b"")
         self.full = b""
         while True:
@@ -129,21 +129,21 @@ class Peer:
             octets += more
 
     def drop(self):
-        """The connection is cut."""
+        """Cut the connection."""
         self.connection.close()
 
 
 def peer(store=None, window=4, level=4, settled=True, **options):
-    """Return a peer over a session over a store; settled: not the very first connection of this store.
+    """Return a peer whose session uses this store; settled: the store was used in an earlier connection.
 
-    A settled store has had one message: the next one's packet id is 2.
+    A settled store has had one message, so the next packet id is 2.
     """
     names = ("out_bytes", "packet_bytes", "retry_ms", "republish", "remember", "max_qos", "refuse_after")
     chosen = {name: options.pop(name) for name in names if name in options}
     session = Session(settle(store or RamStore()) if settled else store or RamStore(), level, window, **chosen)
     made = Peer(session, **options)
     if settled:
-        session._may_be_older = False  # an earlier connection of this store's began the broker's session
+        session._may_be_older = False  # an earlier connection with this store made the broker's session
         session.write_note(made.connection.client_id, made.connection.broker)
     return made
 
@@ -156,14 +156,14 @@ def settle(store):
 
 
 def connected(*arguments, **options):
-    """Return a peer (its arguments) that has accepted the connection."""
+    """Return a peer with these arguments, whose broker has accepted the connection."""
     broker = peer(*arguments, **options)
     broker.connect()
     return broker
 
 
 def in_flight(qos, *arguments, **options):
-    """Return a connected peer that has received a message of ours, and not answered: a, x, packet id 2 and `handle`."""
+    """Return a connected peer whose broker has not answered our message: topic a, payload x, packet id 2, handle `handle`."""
     broker = connected(*arguments, **options)
     broker.handle = broker.session.publish(b"a", b"x", qos)
     broker.took()
@@ -171,7 +171,7 @@ def in_flight(qos, *arguments, **options):
 
 
 def past_pubrec(*arguments, **options):
-    """Return a connected peer that has answered such a message of QoS 2 by PUBREC, and received the PUBREL."""
+    """Return a connected peer whose broker has answered our QoS 2 message by PUBREC, and received PUBREL."""
     broker = in_flight(2, *arguments, **options)
     broker.give(pubrec(2))
     broker.took()
@@ -179,7 +179,7 @@ def past_pubrec(*arguments, **options):
 
 
 def subscribed(filter_, qos, *arguments, **options):
-    """Return a connected peer that has granted this subscription."""
+    """Return a connected peer whose broker has granted this subscription."""
     broker = connected(*arguments, **options)
     broker.session.subscribe(filter_, qos)
     broker.give(suback(id_of(broker.took()[0]), qos))
@@ -187,10 +187,10 @@ def subscribed(filter_, qos, *arguments, **options):
 
 
 class CutStore(RamStore):
-    """A RAM store that behaves over a power cut as the journal does.
+    """A RAM store that keeps the same state over a power cut as the journal.
 
-    What was appended or held is durable at once, and with it all that came before; marks and discards also with `sync`, finishes
-    also with `flush`. `policy`: "refuse", "newest" or "oldest", which drops the four oldest.
+    `append` and `hold` are durable at once, and make all earlier changes durable. `sync` does so for marks and discards, `flush`
+    for finishes, too. `policy`: "refuse", "newest" or "oldest"; "oldest" drops the four oldest messages.
     """
 
     volatile = False
@@ -199,7 +199,7 @@ class CutStore(RamStore):
         super().__init__(limit if policy == "refuse" else 1000, hold_limit)
         self.most = limit
         self.policy = policy
-        self.bodiless = set()  # messages that were dropped while they were marked
+        self.bodiless = set()  # marked messages that were dropped
         self.worn = False
         self._dirty = False
         self._keep()
@@ -219,12 +219,12 @@ class CutStore(RamStore):
         self._durable += (self.dropped, self.damaged)
 
     def _write(self):
-        """Every write to the flash comes here first: a test may let it fail."""
+        """Called before every write to the flash; a test can let it fail."""
         if self.worn:
             raise StoreWorn("worn")
 
     def _make_room(self):
-        """Do what the policy says about a full store; return whether there is room."""
+        """Apply the policy if the store is full; return whether there is room."""
         if self.policy == "refuse":
             return True
         live = range(self.low, self.next_seq)
@@ -291,7 +291,7 @@ class CutStore(RamStore):
         self._keep()
 
     def cut(self):
-        """Lose the power; return the store as the next mount finds it."""
+        """Cut the power; return the store as the next mount finds it."""
         after = CutStore(self.most, self.hold_limit, self.policy)
         low, after.next_seq, bodies, flags, held, after.note, after.bodiless, after.dropped, after.damaged = (
             self._durable
