@@ -1,4 +1,4 @@
-"""The client against a real mosquitto, in every third case of `make brokers`; and whether the judge blames the right side."""
+"""Every third case of `make brokers`, with a real mosquitto; and tests that the judge attributes a fault to the right side."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WORKERS = 6
 
 
 def third(cases: list[Case]) -> list[Case]:
-    """Return every third case: each scenario meets each level, and each pair of face and interpreter."""
+    """Return every third case, with each scenario at each level, and with each pair of face and interpreter."""
     names = list(SCENARIOS)
 
     def turn(case: Case) -> int:
@@ -33,13 +33,13 @@ def third(cases: list[Case]) -> list[Case]:
     return [case for case in cases if turn(case) % 3 == 0]
 
 
-# amqtt replaces a missing mosquitto: the parts that `make run` needs are tested here, too.
+# `make run` uses amqtt if mosquitto is missing, so the scenarios that it needs are also tested with amqtt.
 CASES = third([*all_cases("mosquitto"), *all_cases("amqtt", scenarios=("qos", "retained", "kill"))])
 
 
 @pytest.fixture(scope="module")
 def verdicts(request, tmp_path_factory):
-    """Return case's id -> (verdict, reasons why connections ended) for the selected cases; a broker's cases run concurrently."""
+    """Return a dict for the selected cases: id -> (verdict, reasons why connections ended). A broker's cases run concurrently."""
     wanted = {
         str(item.callspec.params["case"])
         for item in request.session.items
@@ -185,7 +185,7 @@ def test_selected_cases_cover_each_scenario_at_each_level_and_face():
         return met | {tuple(three) for _, *three in settings}
 
     assert situations(CASES) == situations(all_cases("mosquitto"))
-    assert 3 * (len(CASES) - 3) == len(all_cases("mosquitto"))  # three are amqtt's
+    assert 3 * (len(CASES) - 3) == len(all_cases("mosquitto"))  # three cases are for amqtt
 
 
 def test_case_is_found_by_its_id():

@@ -1,4 +1,4 @@
-"""On MicroPython, with a journal: a long outage fills the journal, not the RAM; when the broker is back, it drains in order."""
+"""A client with a journal, on MicroPython. In a long outage messages fill the journal, not the RAM; later all are delivered."""
 
 import gc
 import sys
@@ -39,7 +39,7 @@ number = COUNT
 while mqtt.pending:
     mqtt.poll(5)
     if number < COUNT + 200:
-        publish(number, number + 1)  # the program keeps publishing meanwhile
+        publish(number, number + 1)  # the program continues to publish
         number += 1
 print("drained", number)
 mqtt.disconnect()

@@ -1,6 +1,7 @@
-"""A TLS handshake on MicroPython: prints its steps in order, one letter each. Arguments: port and a dict of options.
+"""A TLS handshake on MicroPython: prints its steps in order, one letter each.
 
-r, w: a record was read, or written; s: the handshake stopped before a record; f: the watchdog was fed.
+r: a record was read; w: a record was written; s: the handshake stopped before a record; f: the watchdog was fed.
+Argument: the port. The environment has OPTIONS, a dict.
 """
 
 import os
@@ -16,7 +17,7 @@ seen = []
 
 
 class Watched(handshake.Steps):
-    """Handshake steps that are recorded."""
+    """Records the handshake steps."""
 
     def readinto(self, buf):
         wanted = len(buf)

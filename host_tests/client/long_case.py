@@ -13,7 +13,7 @@ from flashmqtt.flash.file import FileRegion
 from flashmqtt.journal.journal import Journal
 
 port, level, chunks, wanted = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "chunks", int(sys.argv[4])
-# The previous process must have closed the journal.
+# The previous process must have closed the journal: opening a file in use raises an error.
 journal = Journal(FileRegion("journal.bin", 64))
 mqtt = Client(
     "127.0.0.1",
@@ -30,7 +30,7 @@ part = [0, 0]
 
 
 def take(message):
-    """Add up the length and checksum of the pieces."""
+    """Compute the length and checksum of a message from its pieces."""
     if not message.offset:
         part[:] = [0, 0]
     assert message.offset == part[0]
@@ -51,7 +51,7 @@ for _ in range(600):
     if len(seen) >= wanted:
         break
     mqtt.poll(50)
-for _ in range(10):  # to notice more messages than expected
+for _ in range(10):  # detects unexpected further messages
     mqtt.poll(20)
 mqtt.disconnect()
 journal.close()

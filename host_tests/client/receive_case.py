@@ -1,4 +1,4 @@
-"""What `test_receive.py` runs on both interpreters: `receive_case.py PORT`, against a real broker.
+"""The program that `test_receive.py` runs on both interpreters, with a real broker: `receive_case.py PORT`.
 
 60 messages of QoS 1 and 2, and a retained one, wait for a client that was offline. It connects first, then subscribes.
 """

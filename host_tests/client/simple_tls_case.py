@@ -1,4 +1,4 @@
-"""One TLS connection with umqtt.simple's arguments, or mqtt_as's, on either interpreter.
+"""One TLS connection with the arguments of umqtt.simple or mqtt_as, on either interpreter.
 
 Argument: the port. The environment has OPTIONS, a dict.
 
@@ -13,7 +13,7 @@ import sys
 from flashmqtt.errors import UsageError
 from flashmqtt.simple import MQTTClient
 
-PATIENCE_S = 30  # on a busy machine
+PATIENCE_S = 30  # deadline for expected events, on a busy machine
 
 
 def value_of(value):
@@ -27,7 +27,7 @@ def value_of(value):
 
 
 def context_of(kind, params):
-    """Return what a program gives as ssl=."""
+    """Return the value of a program's argument ssl."""
     if kind == "module":
         return ssl
     if kind is True:
@@ -37,7 +37,7 @@ def context_of(kind, params):
 
         context = tls.SSLContext(tls.PROTOCOL_TLS_CLIENT)
         context.load_verify_locations(params.pop("cadata"))
-    else:  # what a program makes
+    else:  # as programs make it
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.verify_mode = ssl.CERT_REQUIRED
         context.load_verify_locations(cadata=params.pop("cadata"))

@@ -1,4 +1,4 @@
-"""Against a real mosquitto: a session taken over, a long outage, a burst (the rest is in `host_tests/brokers`)."""
+"""With a real mosquitto: a session takeover, a long outage, a burst (for other scenarios see `host_tests/brokers`)."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from tools.broker import Broker, find_mosquitto
 
 ROOT = Path(__file__).resolve().parents[2]
 MICROPYTHON = Path(sys.executable).parent / "micropython"
-PATIENCE_S = 60  # on a busy machine
+PATIENCE_S = 60  # deadline for expected events, on a busy machine
 mosquitto = pytest.mark.skipif(find_mosquitto() is None, reason="needs mosquitto")
 
 
 def poll_until(condition, *clients: Client, seconds: float = PATIENCE_S) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
+        assert time.monotonic() < deadline, "the condition did not become true in time"
         for client in clients:
             client.poll(10)
 
@@ -40,12 +40,12 @@ def test_two_clients_with_same_client_id_back_off(tmp_path):
         first.connect(PATIENCE_S)
         second.connect(PATIENCE_S)
         poll_until(lambda: not first.connected, first)
-        assert first.error is not None  # mosquitto 2.0 just closes; its successors send DISCONNECT 0x8E
+        assert first.error is not None  # mosquitto 2.0 only closes the connection; later versions send DISCONNECT 0x8E
         deadline = time.monotonic() + 3
         while time.monotonic() < deadline:
             first.poll(10)
             second.poll(10)
-        assert first.link.connects + second.link.connects < 16  # the delays grow
+        assert first.link.connects + second.link.connects < 16  # because the delays grow
         first.disconnect()
         second.disconnect()
 
@@ -73,7 +73,7 @@ def test_outage_fills_journal_not_ram_and_drains_in_order(tmp_path):
     try:
         word, pending, grown = board.stdout.readline().split()
         assert (word, int(pending)) == ("stored", count)
-        assert int(grown) < 1024  # for 1400 messages of a journal
+        assert int(grown) < 1024  # bytes of heap for 1400 stored messages
         with broker:
             listener = Client("127.0.0.1", broker.port, "listener", buffer_bytes=4096)
             listener.connect(PATIENCE_S)
@@ -97,8 +97,8 @@ def test_outage_fills_journal_not_ram_and_drains_in_order(tmp_path):
 def connections_for_burst(tmp_path, level, store):
     """Queue 100 QoS 2 messages for an offline client; return how many connections it needs to receive them."""
     with Broker(tmp_path, kind="mosquitto") as broker:
-        # mosquitto 2.0.11 sends the whole backlog with the first PUBCOMP, whatever its max_inflight_messages (20) and our Receive
-        # Maximum: what can't be held comes with the next connection.
+        # After the first PUBCOMP mosquitto 2.0.11 sends the whole backlog. It ignores its max_inflight_messages (20) and our
+        # Receive Maximum. The messages that the store can't hold come with the next connection.
         backoff = Backoff(base_ms=60000, cap_ms=60000)
         board = Client("127.0.0.1", broker.port, "board", store, level=level, backoff=backoff)
         got: list[bytes] = []

@@ -1,6 +1,6 @@
 """Typical programs for umqtt.simple and umqtt.robust run with only the import changed (R6).
 
-They run on MicroPython against mosquitto, which is killed and restarted where the program must survive that.
+They run on MicroPython with mosquitto; some tests kill and restart the broker.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tools.broker import Broker, find_mosquitto
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = Path(__file__).parent / "drop_in"
 MICROPYTHON = Path(sys.executable).parent / "micropython"
-PATIENCE_S = 60  # on a busy machine
+PATIENCE_S = 60  # deadline for expected events, on a busy machine
 MESSAGE = "(b'drop_in', "
 
 pytestmark = [
@@ -32,7 +32,7 @@ pytestmark = [
 
 
 class Board:
-    """A program on MicroPython; `line` returns what it prints, line by line."""
+    """A program on MicroPython; `line` returns the next line that it prints."""
 
     def __init__(self, directory: Path, name: str, *arguments: object):
         source = (PROGRAMS / f"{name}.py").read_text()
@@ -60,7 +60,7 @@ class Board:
         return self._lines.get(timeout=PATIENCE_S)
 
     def until(self, wanted: str) -> list[str]:
-        """Return the lines up to the wanted one, without messages: a broker that was killed sends some again."""
+        """Return the lines before the wanted one, without those of messages: a restarted broker repeats some messages."""
         lines = []
         while True:
             line = self.line()
@@ -71,7 +71,7 @@ class Board:
             assert not line.startswith("Traceback"), [*lines, *self.rest()]
 
     def past_messages(self) -> str:
-        """Return the first line that shows no message."""
+        """Return the next line that is not a printed message."""
         while True:
             line = self.line()
             if not line.startswith(MESSAGE):
@@ -94,7 +94,7 @@ class Board:
 
 
 class Peer:
-    """Another client: publishes, and keeps the messages that it receives."""
+    """Another client: publishes, and records the messages that it receives."""
 
     def __init__(self, port: int):
         self.heard: list[tuple[str, bytes]] = []
@@ -116,7 +116,7 @@ class Peer:
         lines: list[str] = []
         seen = threading.Thread(target=lambda: lines.extend(board.until(f"(b'drop_in', {payload!r})")))
         seen.start()
-        while seen.is_alive():  # a killed broker may have lost the subscription, until it is restored
+        while seen.is_alive():  # after a kill the broker may lack the subscription until the board restores it
             self.publish(payload)
             seen.join(0.2)
         return lines
@@ -197,14 +197,14 @@ def test_robust_program_publishes_its_status_on_every_connection(tmp_path, broke
         broker.start()
         with Peer(broker.port) as peer:
             peer.until(("status", b"Online"))
-            peer.publish_until(board, b"1")  # in the end the subscription is restored, too
+            peer.publish_until(board, b"1")  # returns only after the subscription is restored
 
 
 @pytest.mark.req("R6", "B4")
 def test_robust_program_resubscribes_after_its_session_was_taken_over(tmp_path, broker):
     with Board(tmp_path, "resubscribe_robust", broker.port) as board:
         assert [board.line(), board.line()] == ["False", "(b'drop_in', b'message 1')"]
-        # The broker ends the older connection of the same client id.
+        # A second connection with the same client id: the broker ends the board's connection.
         other = paho.Client(paho.CallbackAPIVersion.VERSION2, client_id="resubscribe")
         other.connect("127.0.0.1", broker.port)
         other.loop_start()

@@ -1,4 +1,4 @@
-"""Each example runs almost unchanged on MicroPython, against a broker with the requirements of the example's service."""
+"""Each example runs almost unchanged on MicroPython, with a broker that has the requirements of the example's service."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = {path.stem: path.read_text() for path in sorted((ROOT / "firmware/examples").glob("*.py"))}
 MICROPYTHON = str(Path(sys.executable).parent / "micropython")
 PASSWD = Path(find_mosquitto() or "/").parent.parent / "bin/mosquitto_passwd"
-HEAP = "256K"  # words are twice as long as on a board
+HEAP = "256K"  # a machine word is twice as long as on a board
 FLASH = {"FLASHMQTT_FLASH_BYTES": str(64 * 4096)}
 BIG = 1024 * 1024
 KEY = base64.b64decode("c2l4dGVlbi1ieXRlcy1rZXk=")
@@ -161,7 +161,7 @@ def running(folder: Path, name: str, port: int, host: str = "localhost", changes
 
 
 def with_tls(folder: Path, made: Path) -> None:
-    """Copy the certificate files beside the program, under the names in the documents."""
+    """Copy the certificate files to the program's folder, with the names that the examples use."""
     for source, target in (("ca.crt", "ca.pem"), ("board.crt", "board.crt"), ("board.key", "board.key")):
         shutil.copy(made / source, folder / target)
 
@@ -184,7 +184,7 @@ def test_examples_are_short_and_each_has_a_test():
 
 def test_each_example_logs_client_and_network():
     for name, text in EXAMPLES.items():
-        assert text.count("log=") == 1 + text.count("network_up("), name  # the client's, and each one of the network
+        assert text.count("log=") == 1 + text.count("network_up("), name  # of the client, and of each network_up
 
 
 @pytest.mark.req("B1")
@@ -223,7 +223,7 @@ def test_commands_queued_before_board_start_are_executed(tmp_path):
             person.publish("pump-1/set/speed", speed, 2)
         with running(tmp_path, "commands", broker.port) as said:
             person.wait(lambda got: ("pump-1/speed", b"30", 2) in got, said)
-        # The retained command comes again with each subscription, before or after the queued ones.
+        # With each subscription the broker sends the retained command again, before or after the queued ones.
         speeds = [payload for topic, payload, _ in person.got if topic == "pump-1/speed" and payload != b"0"]
         assert speeds == [b"10", b"20", b"30"]
 
@@ -277,7 +277,7 @@ def test_file_goes_out_through_a_journal_of_16_sectors_and_the_next_file_begins_
         for size in (100 * 1024, 70 * 1024):
             content = os.urandom(size)
             (tmp_path / "picture.bin").write_bytes(content)
-            # The note of an interrupted program, about a file of another size.
+            # The position file of an interrupted program, for a file of another size.
             (tmp_path / "picture.bin.at").write_text("65536 66000")
             with running(tmp_path, "file_out", broker.port, changes=[("region(64)", "region(16)")]) as said:
                 person.wait(lambda got: f"sent {size}" in said.read_text(), said)  # noqa: B023 - called at once

@@ -70,7 +70,7 @@ def test_long_queued_and_retained_messages_do_not_block_later_ones(interpreter, 
     assert lines[-1] == "held 0", lines
     got = lines[1:-1]
     for topic, n in expected:
-        # 40,000 bytes are less than the quarter of 64 sectors that one message may have.
+        # The journal can hold 40,000 bytes: one message may use a quarter of its 64 sectors.
         whole = f"whole {topic} {n} {zlib.crc32(payload(n))}"
         assert got.count(whole if chunks == "chunks" else f"oversize {topic} {n}") == 1, got
     assert f"whole long/short 6 {zlib.crc32(b'behind')}" in got

@@ -1,4 +1,4 @@
-"""Programs for mqtt_as with the import changed, on MicroPython, with an outage of mosquitto; and each configuration key."""
+"""Programs for mqtt_as run with only the import changed, on MicroPython, over an outage of mosquitto; each configuration key."""
 
 import asyncio
 import difflib
@@ -87,7 +87,7 @@ def test_program_survives_an_outage(tmp_path, program):
     numbers = [int(text.split()[0]) for text in texts]
     assert sorted(set(numbers)) == list(range(max(numbers) + 1))  # no message is missing
     if program == "range_after":
-        assert "outages: 1" in texts[-1] and "broker: connection lost" in console.read_text()  # DEBUG
+        assert "outages: 1" in texts[-1] and "broker: connection lost" in console.read_text()  # DEBUG is set
 
 
 @pytest.mark.req("B4")
@@ -131,7 +131,7 @@ def test_each_configuration_key_sets_its_client_option():
     assert made(ping_interval=7, keepalive=60).connection.keep_alive_s == 8
     assert made(will=("t", "m")).connection.will == (b"t", b"m", 0, False)
     assert made(mqttv5=True).session.level == 5
-    once = made(clean=False).connection  # clean_init: the first connection starts a new session, later ones resume it
+    once = made(clean=False).connection  # clean_init: only the first connection starts a new session
     assert not once.clean and once._purge
     always = made(clean=False, clean_init=False).connection
     assert not always.clean and not always._purge

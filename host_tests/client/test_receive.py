@@ -1,4 +1,4 @@
-"""Queued and retained messages at a real broker, for clients that connect first and subscribe afterwards."""
+"""Queued and retained messages from a real broker, for clients that connect first and subscribe afterwards."""
 
 from __future__ import annotations
 

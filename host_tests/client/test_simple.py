@@ -16,7 +16,7 @@ from tools.broker import Broker, find_mosquitto
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = Path(__file__).parent / "programs"
 MICROPYTHON = Path(sys.executable).parent / "micropython"
-PATIENCE_S = 120  # on a busy machine
+PATIENCE_S = 120  # deadline for expected events, on a busy machine
 SITE = next(Path(path) for path in sys.path if path.endswith("site-packages"))
 
 pytestmark = [
@@ -33,7 +33,7 @@ def broker(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def paths(tmp_path_factory):
-    """Return MICROPYPATH for the real umqtt.simple and for ours."""
+    """Return MICROPYPATH for the original umqtt.simple and for flashmqtt."""
     real = tmp_path_factory.mktemp("real") / "umqtt"
     real.mkdir()
     (real / "simple.py").write_bytes((SITE / "umqtt" / "simple.py").read_bytes())
@@ -73,7 +73,7 @@ def clear_session(port: int, client_id: str) -> None:
 def test_umqtt_simple_program_prints_the_same_with_flashmqtt(program, broker, paths):
     printed = {}
     for name, path in paths.items():
-        clear_session(broker.port, program.stem)  # of the other run: flashmqtt resumes a session as umqtt.simple does
+        clear_session(broker.port, program.stem)  # left by the other library, because both resume sessions
         printed[name] = run(path, program, broker.port, program.stem)
     assert printed["flashmqtt.simple"] == printed["umqtt.simple"]
     assert printed["umqtt.simple"].strip()

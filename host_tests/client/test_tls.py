@@ -1,4 +1,4 @@
-"""TLS against mosquitto, with good, expired, self-signed, wrong-host and unknown-CA certificates, on both interpreters."""
+"""TLS with mosquitto, with good, expired, self-signed, wrong-host and unknown-CA certificates, on both interpreters."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def certificates(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def ports(certificates, tmp_path_factory):
-    """Return the port of a listener for each server certificate, and "mutual" for one that asks for the client's."""
+    """Return the port of a listener for each server certificate; "mutual" is the listener that requires a client certificate."""
     names = {name: free_port() for name in ("good", "expired", "elsewhere", "localhost", "mutual")}
     lines = []
     for name, port in names.items():
@@ -91,7 +91,7 @@ def connect(interpreter: str, port: int, options: dict, program: str = "tls_case
     ran = subprocess.run(
         [*python, str(case), str(port)],
         check=False,
-        # Not an argument: MicroPython ends in "uncaught NLR" where one has more than 255 bytes.
+        # The options are no argument: MicroPython fails with "uncaught NLR" if an argument has more than 255 bytes.
         env={**os.environ, "PYTHONPATH": path, "MICROPYPATH": path, "OPTIONS": repr(options)},
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -133,7 +133,7 @@ def test_certificate_is_accepted_or_refused(interpreter, listener, options, outc
 
 
 def write_files(directory: Path) -> None:
-    """Write certificates and keys in the common file formats, and some broken ones."""
+    """Write certificates and keys in the common file formats, and some invalid files."""
 
     def pem(name):
         return (directory / name).read_text()
@@ -260,7 +260,7 @@ def test_certificate_chain_works_on_cpython_and_is_refused_on_micropython(interp
     printed = connect(interpreter, ports["mutual"], arguments)
     if interpreter == "cpython":
         assert printed.startswith("connected 4"), printed
-    else:  # the unix port's mbedTLS reads DER only, as a Pico's does
+    else:  # as on a Pico, the unix port's mbedTLS reads only DER
         assert "chain.pem: can't be used: invalid cert; it has 2 certificates: most boards accept one" in printed
 
 
@@ -376,7 +376,7 @@ def test_watchdog_is_fed_between_any_two_handshake_records(listener, certificate
     assert set(seen) == set("rwsf"), seen
     # ServerHello, Certificate, ServerKeyExchange, ServerHelloDone, and at the end ChangeCipherSpec and Finished.
     assert seen.count("r") >= 6, seen
-    # ClientHello, ClientKeyExchange, ChangeCipherSpec and Finished, CONNECT; Certificate and CertificateVerify.
+    # ClientHello, ClientKeyExchange, ChangeCipherSpec and Finished, CONNECT; "mutual": also Certificate and CertificateVerify.
     assert seen.count("w") >= (6 if listener == "mutual" else 4), seen
     longest = max(sum(letter in "rw" for letter in part) for part in seen.split("f"))
     assert longest == 1, seen

@@ -11,11 +11,11 @@ from flashmqtt.client import Client
 from flashmqtt.errors import ConnectionLost, UsageError
 from flashmqtt.tls import context
 
-PATIENCE_S = 30  # on a busy machine
+PATIENCE_S = 30  # deadline for expected events, on a busy machine
 
 
 def main(port, options):
-    """Connect, send and receive."""
+    """Connect, publish messages, and receive them."""
     host = options.pop("host", "localhost")
     server_name = options.pop("server_name", None)
     for name in options.pop("as_bytes", ()):

@@ -1,4 +1,4 @@
-"""The link cut at every place, the broker killed: nothing lost or duplicated; and the harness finds planted faults."""
+"""Link cuts at every place and broker kills lose and duplicate no message; and the harness finds planted faults."""
 
 import asyncio
 import random
@@ -63,7 +63,7 @@ def test_board_waits_while_its_journal_is_full(tmp_path):
         await proxy.start()
         board = power.Board(
             tmp_path / "board", proxy.port, power.Case(4, 40, 0)
-        )  # 480 messages: more than its flash holds
+        )  # 480 messages, more than its flash can hold
         try:
             await board.power_on()
             await until(lambda: board.was_full, board)
@@ -215,7 +215,7 @@ def test_message_past_pubrec_is_in_doubt_after_an_unanswered_connect(
     store, connack_passes, delivered, doubtful, problem
 ):
     case = Case(4, 2, "out", count=1, store=store)
-    clearing = [(1, "up", REL), (1, "down", COMP)] if store == "ram" else []  # of a flow from an earlier run
+    clearing = [(1, "up", REL), (1, "down", COMP)] if store == "ram" else []  # clears the packet id of an earlier run
     lost = Seen("down", CONNACK, len(CONNACK) if connack_passes else 0, 2, 0)
     trace = [
         *_wire((1, "up", CONNECT), (1, "down", CONNACK), *clearing),

@@ -1,4 +1,4 @@
-"""Any fault of a broker at any moment is a named error or is tolerated: no hang, no wrong delivery."""
+"""Any fault of a broker at any moment is tolerated or raises a named error: the client never hangs or delivers wrong messages."""
 
 import asyncio
 import select
@@ -12,7 +12,7 @@ from tools.proof.faults.hostile.wrongs import MOMENTS, WRONGS
 
 WORKERS = 16
 BROKER_IS_WRONG = ("malformed", "violation")
-# The other levels differ in which packets are malformed, hardly in the moments; `make hostile` runs all.
+# Levels 3 and 5 differ in the malformed packets, but hardly in the moments, so only some run here; `make hostile` runs all cases.
 SOME_MOMENTS = ("connect", "pubrec", "out2", "idle")
 ALL = [
     *all_cases("4", "mpy"),
@@ -27,11 +27,11 @@ def test_every_broker_fault_at_every_moment_is_named_or_tolerated():
     asyncio.run(run_cases(ALL, WORKERS, verdicts.append))
     assert {str(verdict.case): verdict.problems for verdict in verdicts if verdict.problems} == {}
     assert len(verdicts) == len(ALL) > 1400
-    # Floods and endless packets do not keep memory after their case; level 5's own modules take 24 KB.
+    # Floods and endless packets leave no memory allocated after their case; the modules of level 5 need 24 KB.
     heaps = [verdict.heap for verdict in verdicts if verdict.case.interpreter == "mpy"]
     assert max(heaps) - min(heaps) < 40_000
-    # Level 5 sends the reason when it ends a connection, if the broker is wrong and still listens. `problems` has compared
-    # the reason code with the error. Before CONNACK the client only closes the socket.
+    # At level 5 a client that ends a connection because of a fault of the broker sends DISCONNECT with a reason code. `problems`
+    # has compared the code with the error. Before CONNACK the client only closes the socket.
     told_why = [
         verdict
         for verdict in verdicts
@@ -49,7 +49,7 @@ def test_bytes_before_a_reset_are_read_after_a_failed_write():
             client = socket.create_connection(listener.getsockname())
             wire = Wire(listener.accept()[0], 1)
         assert await wire.write(b"not read")
-        select.select([client], [], [], 30)  # the bytes have arrived, so that closing is a reset
+        select.select([client], [], [], 30)  # the client has unread bytes now, so its close sends a reset
         client.sendall(b"\xe0\x01\x81")
         client.close()
         while await wire.write(b"x"):
@@ -65,5 +65,6 @@ def test_fault_names_are_unique_and_ids_find_their_case():
     assert len({wrong.name for wrong in WRONGS}) == len(WRONGS)
     assert len({str(case) for case in ALL}) == len(ALL)
     assert {case.moment for case in ALL} <= set(MOMENTS)
-    for case in {(case.level, case.moment): case for case in ALL}.values():  # each lookup searches all 7,216
+    # One case for each level and moment, because each lookup searches all 7,216 cases.
+    for case in {(case.level, case.moment): case for case in ALL}.values():
         assert Case.parse(str(case)) == case

@@ -1,7 +1,7 @@
-"""The machine code that mpy-cross makes of `flashmqtt.fast` for the RP2040, run on an emulated Cortex-M0+.
+"""The machine code that mpy-cross makes of `flashmqtt.fast` for the RP2040 runs on an emulated Cortex-M0+.
 
-On x64 viper's int has 64 bits; here it has the board's 32. No firmware is needed: the test answers the native code's
-calls to MicroPython (its table of functions), so the emulator runs exactly the code that a Pico would run.
+On x64 viper's int has 64 bits; here it has 32, as on the board. No firmware is needed: the test itself implements the calls of
+the native code to MicroPython's table of functions. So the emulator runs exactly the code that a Pico runs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NONE, FALSE, TRUE = 0x1000, 0x1008, 0x1010
 
 
 class Mpy:
-    """A compiled module: its constants, and each native function's code by name."""
+    """A compiled module: its constants, and the code of each native function."""
 
     def __init__(self, content: bytes) -> None:
         self._content, self._at = content, 4
@@ -90,7 +90,7 @@ class Chip:
             self.entries.append(at)
             self.write(at, code)
             at += len(code) + 64 & ~63
-        # A function object: type, context; a context: two words of the module, names, constants; the constants.
+        # A function object has a type and a context. A context has two words of the module, the names and the constants.
         self.function, context, names, constants, table = (TABLES + i * 0x200 for i in range(5))
         self.words(self.function, 0, context)
         self.words(context, 0, 0, names, constants)
@@ -137,7 +137,7 @@ class Chip:
 
     def _answer(self, which: int, registers) -> int:
         first, second = registers[0], registers[1]
-        if which == FROM_OBJ:  # a small integer, or a buffer's address
+        if which == FROM_OBJ:  # converts a small integer, or returns a buffer's address
             if (second in (2, 3) and first < SRAM) or first & 1:
                 return (first >> 1) - (1 << 31 if first >> 31 else 0) & 0xFFFFFFFF
             return first
@@ -149,8 +149,8 @@ class Chip:
             name = self.global_names[first]
             if name == "_TABLE":
                 return self.polynomials
-            raise AssertionError(f"the code asks for {name}")
-        raise AssertionError(f"the code calls function {which} of the table")
+            raise AssertionError(f"the code loads the unexpected global {name}")
+        raise AssertionError(f"the code calls the unexpected function {which} of the table")
 
 
 @pytest.fixture(scope="module")
@@ -162,7 +162,7 @@ def chip(tmp_path_factory: pytest.TempPathFactory) -> Chip:
     return Chip(Mpy(out.read_bytes()))
 
 
-COPY, RUN, FILL, CRC = range(4)  # the order in the file
+COPY, RUN, FILL, CRC = range(4)  # the order of the functions in the module
 
 
 def _crc(chip: Chip, start: int, end: int, at: int, seed: int, put: int) -> int:
@@ -225,7 +225,7 @@ def test_compare_and_overlay_on_the_chip_are_correct(chip: Chip) -> None:
 
 @pytest.mark.req("B1")
 def test_code_for_a_page_is_much_faster_than_its_program(chip: Chip) -> None:
-    """Roughly 1.3 cycles an instruction at 125 MHz; a page's program takes the chip 0.4 ms."""
+    """Assumes 1.3 cycles per instruction at 125 MHz. The chip needs 0.4 ms to program a page."""
     chip.write(BUFFERS, b"\xff" * 1024)
     for most_us, arguments in (
         (70, (CRC, BUFFERS, 1, 112, 0, 120, 1)),

@@ -1,7 +1,7 @@
-"""A board's own start and steady state under power cuts: journal in pinned files on the stock file system, from `import` on.
+"""Power cuts at any time from a board's start: the journal is in pinned files of the stock file system.
 
-The same cases run on MicroPython's unix port over the simulated chip, always, and on an emulated Pico under stock firmware where
-FLASHMQTT_UF2 names its .uf2 file (and rp2040py is installed); without it that half is skipped, and the summary says so.
+The cases always run on MicroPython's unix port over the simulated chip. They also run on an emulated Pico under stock firmware if
+FLASHMQTT_UF2 names its .uf2 file and rp2040py is installed; otherwise these are skipped, and pytest's summary says so.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ LIBRARY = ("__init__", "compat", "errors", "fast", "flash", "journal")
 CUTS = int(os.environ.get("FLASHMQTT_BOARD_CUTS", "12"))
 MODELS = ("nothing", "prefix", "bits", "unreported", "weak")
 
-# Runs on the board, after `device`, `root` and `begin` were set. It prints each message before and after it is stored, and before
-# it is finished.
+# Runs on the board, after `device`, `root` and `begin` were set. It prints each message's number before and after the message is
+# stored, and before it is finished.
 CASE = """
 from flashmqtt.errors import StoreFull
 from flashmqtt.flash.pinned import open_or_pin
@@ -83,14 +83,17 @@ print("over")
 
 
 class Board(Protocol):
-    """What the cases need of a board."""
+    """The interface of both boards."""
 
     def run(self, code: str, cut: tuple[int, str, int] | None) -> tuple[str, bool]:
-        """Power on, run code with a cut that many operations later, power off; return what it printed, and whether it was cut."""
+        """Switch on, run code, switch off; return its output, and whether the power was cut.
+
+        cut: (flash operations until the power cut, model, variant), or None for no cut.
+        """
 
 
 class UnixBoard:
-    """MicroPython's unix port over a chip in a file."""
+    """MicroPython's unix port with a simulated chip in a file."""
 
     PRELUDE = """
 import sys, vfs
@@ -133,7 +136,7 @@ if device.violations:
 
 
 class PicoBoard:
-    """An emulated Pico under stock firmware, the library in its file system."""
+    """An emulated Pico under stock firmware, with the library in its file system."""
 
     def __init__(self, uf2: str) -> None:
         from tools.flashsim.pico import EmulatedPico
@@ -180,11 +183,11 @@ def _compiled_library() -> dict[str, bytes]:
 
 
 class Promises:
-    """What the board printed as stored and finished, compared with what it finds after each start."""
+    """Compares the messages that the board reported as stored or finished with those that it finds after each start."""
 
     def __init__(self) -> None:
-        self.alive: list[int] = []  # surely stored, and not yet being finished, in order
-        self.maybe: set[int] = set()  # may be there: storing or finishing was under way, or finished without a flush
+        self.alive: list[int] = []  # certainly stored, and finishing has not begun; in order
+        self.maybe: set[int] = set()  # may be stored: storing or finishing was interrupted, or finished without a flush
         self.begin = 0
         self.boots = 0
 
@@ -193,13 +196,13 @@ class Promises:
         found: list[int] = []
         expected = list(self.alive)
         maybe = set(self.maybe)
-        for line in printed.split("\n")[:-1]:  # the last line may be torn: it does not count
+        for line in printed.split("\n")[:-1]:  # the last line may be incomplete
             word, *numbers = line.split()
             n = int(numbers[0]) if numbers else -1
             if word == "taken":
-                assert n not in found, f"{n} came twice in one life"
+                assert n not in found, f"{n} came twice between two starts"
                 assert not found or n > found[-1], f"{n} out of order"
-                assert n in expected or n in maybe or n in self.alive, f"{n} came back from nowhere"
+                assert n in expected or n in maybe or n in self.alive, f"{n} came, but was not stored"
                 skipped = [m for m in self.alive if m < n and m not in found]
                 assert not skipped, f"{skipped} lost"
                 found.append(n)
@@ -221,7 +224,7 @@ class Promises:
                     self.alive.remove(n)
                 self.maybe.add(n)
             elif word == "over":
-                assert not self.alive, f"{self.alive} never came"
+                assert not self.alive, f"{self.alive} did not come"
                 self.maybe.clear()
 
     stored_at_least = 0
@@ -237,7 +240,7 @@ def test_board_keeps_stored_messages_over_power_cuts(kind: str, tmp_path: Path) 
     board: Board
     if kind == "pico":
         if not UF2:
-            warnings.warn(NO_PICO, stacklevel=1)  # in the summary, however quiet; a skip is one letter there
+            warnings.warn(NO_PICO, stacklevel=1)  # pytest's summary always shows a warning; a skip may be only a letter
             pytest.skip(NO_PICO)
         pytest.importorskip("rp2040py", reason="FLASHMQTT_UF2 is set, but rp2040py is not installed")
         board = PicoBoard(UF2)
@@ -247,7 +250,7 @@ def test_board_keeps_stored_messages_over_power_cuts(kind: str, tmp_path: Path) 
     promises = Promises()
     cuts = 0
     for turn in range(CUTS * 2):
-        reach = 90 if turn % 3 == 0 else 20  # the first start pins; a recovery takes few operations
+        reach = 90 if turn % 3 == 0 else 20  # the first start pins the files; a later start needs few operations
         cut = (1 + rng.randrange(reach), MODELS[turn % len(MODELS)], rng.randrange(1000))
         printed, was_cut = board.run(f"begin = {promises.begin}\n" + CASE, cut)
         cuts += was_cut

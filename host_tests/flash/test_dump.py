@@ -85,7 +85,7 @@ def test_dump_shows_state_records_and_sectors(tmp_path: Path) -> None:
     assert "released" in _row(out, "gone")
     assert " note " in out and " state " in out
     before = image.read_bytes()
-    assert before == _image(flash)  # the dump changes nothing
+    assert before == _image(flash)  # the dump does not change the image
 
 
 @pytest.mark.req("S2", "S6")
@@ -99,13 +99,13 @@ def test_dump_distinguishes_torn_damaged_foreign_and_blank_images(tmp_path: Path
     flash.power_up()
     text, found = report(_image(flash), SECTOR_BYTES)
     assert found and "number-039" in text and "number-040" not in text
-    assert _row(text, " head ").split()[-3] == "1"  # one place is torn
+    assert _row(text, " head ").split()[-3] == "1"  # one torn place
     damaged = bytearray(_image(flash))
     at = damaged.index(b"number-020")
-    damaged[at] ^= 0x20  # no power cut does that
+    damaged[at] ^= 0x20  # a damage that no power cut can cause
     text, found = report(bytes(damaged), SECTOR_BYTES)
     assert found and "number-019" in text and "umber-020" not in text and "number-021" in text
-    assert _row(text, "in use").split()[-3] == "1"  # one place is damaged
+    assert _row(text, "in use").split()[-3] == "1"  # one damaged place
     foreign = tmp_path / "foreign.bin"
     foreign.write_bytes(b"somebody's" * 4096)
     out, _, status = _run(foreign)
@@ -226,7 +226,7 @@ for i in range(40):
 
 @pytest.mark.req("S3")
 def test_dump_reads_a_board_over_its_serial_port(tmp_path: Path) -> None:
-    """The real mpremote, a Pico W on a pseudo-terminal, the journal in pinned files of its stock file system."""
+    """The real mpremote and a virtual Pico W on a pseudo-terminal; the journal is in pinned files of its stock file system."""
     library = tmp_path / "lib"
     for name in ("__init__.py", "compat.py", "errors.py", "fast", "flash", "journal"):
         source = ROOT / "firmware" / "flashmqtt" / name
@@ -241,7 +241,7 @@ def test_dump_reads_a_board_over_its_serial_port(tmp_path: Path) -> None:
         mpremote = [sys.executable, "-m", "mpremote", "connect", device.path]
         subprocess.run([*mpremote, "fs", "cp", "-r", str(library), ":"], check=True, capture_output=True, timeout=60)
         _, errors, status = _run("--board", device.path)
-        assert status == 2 and "PinsRefused" in errors  # there is no journal yet, and the dump creates none
+        assert status == 2 and "PinsRefused" in errors  # no journal exists, and the dump creates none
         filled = subprocess.run([*mpremote, "exec", FILLING], capture_output=True, text=True, timeout=60, check=False)
         assert filled.returncode == 0, filled.stdout + filled.stderr
         saved = tmp_path / "saved.bin"

@@ -1,6 +1,6 @@
-"""The emulated Pico's flash commands go through the simulator's rules and faults.
+"""The emulated Pico's flash commands use the flash simulator, with its rules and faults.
 
-The cases that need a firmware (FLASHMQTT_UF2) are in `test_board_power_cuts`.
+For the cases that need a firmware (FLASHMQTT_UF2) see `test_board_power_cuts`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ AT = FLASH_BYTES - 4 * SECTOR_BYTES
 
 
 class Wire:
-    """Shifts flash commands through the emulated SSI, as the boot ROM does."""
+    """Sends flash commands through the emulated SSI, as the boot ROM does."""
 
     def __init__(self) -> None:
         from rp2040py.boards import BOARDS, build_rp2040_from_spec
@@ -67,7 +67,7 @@ def test_emulated_flash_commands_keep_the_simulators_rules() -> None:
     assert bytes(wire.mcu.flash[AT : AT + SECTOR_BYTES]) == b"\xff" * SECTOR_BYTES
     wire.erase(0, 0xD8)
     assert wire.flash.erases == 17
-    assert wire.command(0x9F, 0, 0, 0)[1:] == b"\xef\x40\x15"  # the emulator itself answers all other commands
+    assert wire.command(0x9F, 0, 0, 0)[1:] == b"\xef\x40\x15"  # the emulator answers all other commands
 
 
 @pytest.mark.parametrize("model", ["nothing", "prefix", "bits", "unreported", "weak"])

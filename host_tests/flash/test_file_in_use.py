@@ -1,4 +1,4 @@
-"""Only one region may have a file open, in any process; a crash leaves no lock behind."""
+"""Only one region in all processes may have a file open; a crashed process leaves no lock."""
 
 import os
 import signal
@@ -31,7 +31,7 @@ else:
 
 
 def start(kind: str, program: Path, image: Path) -> subprocess.Popen:
-    """Start a program that opens the image, in a process group of its own: MicroPython's command is a wrapper."""
+    """Start a program that opens the image, in its own process group, because MicroPython's command is a wrapper."""
     return subprocess.Popen(
         [COMMANDS[kind], str(program), str(image)],
         env=ENVIRONMENT,

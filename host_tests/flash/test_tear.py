@@ -1,4 +1,4 @@
-"""A virtual board's process is killed with -9 in the middle of a flash operation; `tear` leaves what a chip would have left."""
+"""SIGKILL ends a virtual board's process during a flash operation; `tear` changes the image as a power cut changes a chip."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_tear_applies_the_operation_that_a_killed_process_left(tmp_path: Path, i
             env=env,
         )
         assert process.stdout is not None
-        assert process.stdout.read(3)  # it is at work
+        assert process.stdout.read(3)  # the process writes to its flash
         time.sleep(rng.random() * 0.1)
         process.send_signal(signal.SIGKILL)
         process.wait()
@@ -75,12 +75,12 @@ def test_tear_applies_the_operation_that_a_killed_process_left(tmp_path: Path, i
         assert before[offset : offset + n] in (
             old,
             new,
-        )  # killed before it was applied, or before the intent was cleared
+        )  # killed before the operation was applied, or before the intent was cleared
         assert after[:offset] == before[:offset] and after[offset + n :] == before[offset + n :]
         if kind == "P":
             for was, now, wanted in zip(old, after[offset : offset + n], new, strict=True):
                 assert now & ~was == 0 and (was & wanted) & ~now == 0
-    # An erase takes 45 of each 51 ms, so most kills hit one; on a busy machine fewer do.
+    # An erase takes 45 of every 51 ms, so most kills interrupt an erase; on a busy machine fewer do.
     assert len(told) >= 4, told
     assert any("erase" in line for line in told)
 

@@ -1,4 +1,4 @@
-"""The faults of a run are complete, spread over the run, and the same for the same seed."""
+"""The random faults of a run have the requested numbers, are spread over the run, and are equal for equal seeds."""
 
 import random
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Mistakes on a command line are named in one line, without a traceback; progress output."""
+"""Errors on a command line are reported in one line, without a traceback; progress output."""
 
 import argparse
 import importlib
@@ -121,7 +121,7 @@ def test_wrong_argument_is_named(line, capsys):
 
 
 def run_unread(*words: str) -> subprocess.CompletedProcess[str]:
-    """Run Python with its standard output into a pipe whose reader has gone."""
+    """Run Python; its standard output is a pipe whose reading end is closed."""
     reading, writing = os.pipe()
     os.close(reading)
     try:
@@ -138,14 +138,14 @@ def run_unread(*words: str) -> subprocess.CompletedProcess[str]:
         os.close(writing)
 
 
-@pytest.mark.parametrize("lines", [100_000, 3])  # more than the buffers hold; and few, which are written at the end
-def test_output_that_nobody_reads_to_its_end_ends_a_command_quietly(lines):
+@pytest.mark.parametrize("lines", [100_000, 3])  # more than the buffers hold; and few lines, written at the end
+def test_command_ends_quietly_if_its_output_pipe_is_closed(lines):
     program = f"import sys\nfrom tools.command import ended\nsys.exit(ended(lambda: print('line\\n' * {lines}) or 0))"
     ran = run_unread("-c", program)
     assert (ran.returncode, ran.stderr) == (141, "")
 
 
-def test_another_broken_pipe_stays_an_error():
+def test_broken_pipe_of_a_connection_is_raised():
     def fail() -> int:
         raise BrokenPipeError("the broker's connection")
 
@@ -157,7 +157,7 @@ def test_another_broken_pipe_stays_an_error():
         signal.signal(signal.SIGTERM, saved)
 
 
-def test_command_whose_output_nobody_reads_ends_quietly():
+def test_journal_dump_ends_quietly_if_its_output_pipe_is_closed():
     image = ROOT / "host_tests" / "journal" / "images" / "example.bin"
     ran = run_unread("-m", "tools.journal", "dump", str(image), "--sector-bytes", "1024", "--all")
     assert (ran.returncode, ran.stderr) == (141, "")

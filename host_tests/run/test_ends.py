@@ -1,4 +1,4 @@
-"""Commands that start processes leave none behind, after any kind of end."""
+"""Commands that start processes leave no process behind, however they end."""
 
 import os
 import signal
@@ -32,7 +32,7 @@ def start(output: Path, command: list[str]) -> subprocess.Popen:
 
 
 def processes_of(folder: Path) -> list[str]:
-    """Return the command lines of processes that have a folder in their arguments, or work in or below it."""
+    """Return the command lines of the processes with this folder in their arguments, or with a working directory in it."""
     found = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
@@ -58,7 +58,7 @@ def wait_for_boards(process: subprocess.Popen, output: Path) -> None:
 
 
 def wait_until_no_process_is_left(output: Path) -> None:
-    """Wait until no process works in a folder: one that was killed ends only when the machine lets it run."""
+    """Wait until no process works in a folder: a killed process ends only when the machine schedules it."""
     deadline = time.monotonic() + DEADLINE_S
     while left := processes_of(output):
         assert time.monotonic() < deadline, left
@@ -78,7 +78,7 @@ def test_ctrl_c_leaves_no_process_behind(command, tmp_path):
 
 
 def marked(mark: str) -> list[str]:
-    """Return the command lines of the processes that have this in their environment."""
+    """Return the command lines of the processes that have this mark in their environment."""
     found = []
     for entry in Path("/proc").iterdir():
         try:
@@ -107,7 +107,7 @@ def test_ctrl_c_ends_a_long_command_in_one_line(command, tmp_path):
     while len(marked(mark)) < 3:  # the command and two processes that it started
         assert process.poll() is None and time.monotonic() < deadline, process.communicate()
         time.sleep(0.02)
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all its processes
+    os.killpg(process.pid, signal.SIGINT)  # a terminal sends it to all processes of the group
     _, complaints = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 130, complaints
     assert "Traceback" not in complaints and complaints.splitlines()[-1].startswith("stopped")
@@ -134,7 +134,7 @@ def test_child_of_an_ended_parent_does_not_start():
         "import os, sys\n"
         "from tools.children import bound_to_this_process\n"
         "bind = bound_to_this_process()\n"
-        "os.getppid = lambda: 1\n"  # as the child sees it if its parent was killed before the binding
+        "os.getppid = lambda: 1\n"  # the child's view if its parent was killed before `bind`
         "bind()\n"
         "print('began')\n"
     )

@@ -1,4 +1,4 @@
-"""The broker that can be killed; the proxy between board and broker, and its cuts."""
+"""A kill of the broker; the proxy between board and broker, and its cuts."""
 
 import asyncio
 import random
@@ -30,7 +30,7 @@ def test_saved_broker_state_survives_a_kill(tmp_path):
 
 
 async def _greeted(port: int) -> bytes:
-    """Return a listener's first bytes, b"" where the connection is refused."""
+    """Return a listener's first bytes, or b"" if the connection is refused."""
     try:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         try:
@@ -41,7 +41,7 @@ async def _greeted(port: int) -> bytes:
         return b""
 
 
-def test_line_admits_connections_once_every_refusal_is_lifted():
+def test_proxy_admits_connections_only_after_all_refusals_are_lifted():
     async def run():
         async def greet(reader, writer):
             writer.write(b"hello")

@@ -10,8 +10,8 @@ from tools.proof.proxy import Cut, Proxy, place_inside_a_packet
 
 PINGREQ = b"\xc0\x00"
 PUBLISH = b"\x32\x07\x00\x03a/b\x00\x0a"
-PATIENCE_S = 30  # for expected bytes, on a busy machine
-QUIET_S = 0.2  # for bytes that must not arrive
+PATIENCE_S = 30  # deadline for expected bytes, on a busy machine
+QUIET_S = 0.2  # how long to wait for bytes that must not arrive
 LONG = b"\x30\xc8\x01" + b"\x00\x01a" + bytes(197)
 
 
@@ -119,9 +119,9 @@ def test_black_hole_passes_nothing_and_stays_open():
 
 
 def _planned(*cuts, passed):
-    """Let a client send PUBLISH twice through a proxy to an echo; return the received bytes, the end, the proxy.
+    """Let a client send PUBLISH twice through a proxy to an echo; return the received bytes, the kind of end, and the proxy.
 
-    It waits long for the bytes that shall pass and for the end of a cut connection, and only then briefly for silence.
+    It waits PATIENCE_S for expected bytes and for the end of a cut connection, but only QUIET_S to find that no more bytes come.
     """
     silent = any(cut.endswith(".hole") for cut in cuts)
 
@@ -196,7 +196,7 @@ def test_delay_adds_twice_its_value_to_a_round_trip():
         loop = asyncio.get_running_loop()
         reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
         times = []
-        while not times or (min(times) >= 0.06 and len(times) < 50):  # a busy machine has quiet moments, too
+        while not times or (min(times) >= 0.06 and len(times) < 50):  # on a busy machine only some round trips are fast
             started = loop.time()
             writer.write(PUBLISH)
             await reader.readexactly(len(PUBLISH))

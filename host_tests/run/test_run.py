@@ -1,4 +1,4 @@
-"""The whole chain, small: board, broker, collector and Spark, with every kind of fault, checked by the audit."""
+"""A short run of the whole chain: board, broker, collector and Spark, with every kind of fault, checked by the audit."""
 
 import asyncio
 import json
@@ -20,11 +20,11 @@ from tools.proof.wire import __main__ as wire
 from tools.proof.wire import flows
 
 ROOT = Path(__file__).resolve().parents[2]
-# amqtt 0.12.1 forgets what is in flight at QoS 2 when a connection is lost (its log: "PUBREL for unknown pending
-# message"), so the chain runs without cuts.
+# With amqtt the chain runs without faults: amqtt 0.12.1 forgets QoS 2 messages in flight when a connection is lost (its log has
+# "PUBREL for unknown pending message").
 FAULTS = (4, 3, 1) if find_mosquitto() else (0, 0, 0)
 READINGS = 200
-# As fast as a board may sample: with fewer pauses, more faults interrupt an activity.
+# The shortest interval that a board allows. With fewer pauses, more faults interrupt an activity.
 HASTE = ("--interval-ms=10", f"--readings={READINGS}")
 
 
@@ -66,7 +66,7 @@ def test_every_reading_arrives_once_under_all_faults(tmp_path):
     assert len([flow for flow in board.flows if flow["complete"] and flow["direction"] == "up"]) >= counted["published"]
 
 
-@pytest.mark.skipif(not find_mosquitto(), reason="the test before this one takes amqtt")
+@pytest.mark.skipif(not find_mosquitto(), reason="without mosquitto the previous test runs with amqtt")
 @pytest.mark.req("P1")
 def test_chain_runs_with_amqtt(tmp_path):
     arguments = parse([*HASTE, "--cuts=0", "--link-cuts=0", "--collector-kills=0", "--broker=amqtt"])

@@ -1,4 +1,4 @@
-"""Which tests `make test` runs in one process: `host_tests/conftest.py` names their files, which may be moved."""
+"""The units of tests that `make test` runs in one process, and the files that `host_tests/conftest.py` names for them."""
 
 from pathlib import Path
 

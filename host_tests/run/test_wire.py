@@ -1,4 +1,4 @@
-"""The wire audit: flows and violations from captured bytes, for any TCP segmentation."""
+"""The wire audit finds flows and violations in captured bytes, with any TCP segmentation."""
 
 import asyncio
 import json
@@ -153,7 +153,7 @@ def test_session_lost_by_the_server_ends_its_flows():
     assert found.violations == []
 
 
-# TCP and files.
+# --- TCP and files ---
 
 
 def frame(direction, position, content, flags=0x18):
@@ -269,7 +269,7 @@ def test_violations_and_missing_captures_set_message_and_exit_status(tmp_path, c
     assert "violation by the client of board-1: PUBLISH with flags 0110 [MQTT-4.8.0-1]" in capsys.readouterr().out
 
 
-# The proxy's own capture, of a real broker and our own client.
+# --- the proxy's capture of our client with a real broker ---
 
 
 def publish_through(port, count):

@@ -1,4 +1,4 @@
-"""Private copies of constants, which cost a board nothing, have the same values as the originals."""
+"""Private copies of constants have the same values as the originals. (On a board such a copy costs nothing.)"""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 FIRMWARE = Path(__file__).resolve().parents[2] / "firmware"
-PACKAGES = ("flashmqtt", "app")  # the examples are programs, each with its own settings
+PACKAGES = ("flashmqtt", "app")  # not the examples, where each program has its own settings
 NAME = re.compile(r"_?([A-Z][A-Z0-9_]*)")
-# Constants with another meaning than those of the same name elsewhere: (name, the modules' path) -> its meaning.
+# Constants whose meaning differs from that of their name in other modules: (name, path of the modules) -> meaning.
 OTHERS = {
     ("AGAIN_MS", "app/clock"): "until the clock is set again; else a refused subscription's delay",
     ("CLOSED", "flashmqtt/session/suspect"): "a code of on_refused; else a connection's state",
@@ -37,7 +37,7 @@ OTHERS = {
 
 
 def value_of(node: ast.expr) -> object:
-    """Return the value of a literal, also in const(), or of arithmetic with literals; None for anything else."""
+    """Return the value of a literal or of arithmetic with literals, also inside const(); None for other expressions."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "const":
         node = node.args[0]
     if any(
@@ -65,7 +65,7 @@ CONSTANTS = constants()
 
 
 def meaning(name: str, module: str) -> str:
-    """Return the path in OTHERS that holds for a constant, or "" if it has the usual meaning of its name."""
+    """Return the path in OTHERS that applies to a constant, or "" if the constant has the usual meaning of its name."""
     return next((path for other, path in OTHERS if other == name and f"{module}/".startswith(f"{path}/")), "")
 
 
@@ -85,7 +85,7 @@ def test_constants_are_found_in_the_codec_the_session_and_the_journal():
 
 @pytest.mark.parametrize(("name", "path"), OTHERS)
 def test_constant_of_another_meaning_has_another_value(name, path):
-    """Else its line in OTHERS is not needed."""
+    """With equal values the constant's line in OTHERS would be unnecessary."""
     own = {value for module, value in CONSTANTS[name].items() if meaning(name, module) == path}
     usual = {value for module, value in CONSTANTS[name].items() if not meaning(name, module)}
     assert own and usual and not own & usual

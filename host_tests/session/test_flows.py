@@ -1,4 +1,4 @@
-"""The tables of the flows in firmware/DESIGN.md are those of the code."""
+"""The flow tables in firmware/DESIGN.md equal the tables in the code."""
 
 from __future__ import annotations
 

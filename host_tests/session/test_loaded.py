@@ -1,4 +1,4 @@
-"""Parts of the library that a program does not use are not loaded: five programs, and exactly what each loads on MicroPython.
+"""A program loads only the parts of the library that it uses: the exact list of modules of five programs on MicroPython.
 
 They run against a broker (`tools/proof/bench/on_board/programs.py`), once with one file per module, once as
 `make deploy` packs them.
@@ -55,7 +55,7 @@ PACKED = {
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory) -> dict[bool, Path]:
-    """Return the folders of the library: with one file per module (True), and packed (False)."""
+    """Return two folders with the library: with one file per module (key True), and packed (key False)."""
     base = tmp_path_factory.mktemp("loaded")
     folders = {plain: base / ("plain" if plain else "packed") for plain in (True, False)}
     library = {f"{path[:-3]}.mpy": source for path, source in build.library().items()}
@@ -67,7 +67,7 @@ def folders(tmp_path_factory) -> dict[bool, Path]:
 
 
 def loaded(folder: Path, scratch: Path, name: str) -> set[str]:
-    with Broker(scratch / "broker", kind="mosquitto") as broker:  # a broker without a session of an earlier run
+    with Broker(scratch / "broker", kind="mosquitto") as broker:  # a new broker, without the session of an earlier run
         names = size.run_program(MICROPYTHON, folder, name, str(broker.port)).split()
     assert len(names) == len(set(names)), "a module was loaded twice"
     return {module.removeprefix("flashmqtt").removeprefix(".") for module in names}

@@ -35,9 +35,9 @@ class Full(Torn):
     def __init__(self, seed: int, policy: int, cuts: bool, busy: int, sectors: int, **options):
         self.policy = policy
         self.with_cuts = cuts
-        self.busy = busy  # how many of a hundred steps publish
-        self.handles = {}  # since the last start
-        self.names = {}  # since the first start
+        self.busy = busy  # percentage of steps that publish
+        self.handles = {}  # handle -> (qos, payload) since the last start
+        self.names = {}  # handle -> (qos, payload) since the first start
         self.called_delivered = set()
         self.in_doubt = set()
         self.lost = self.counted = 0
@@ -46,7 +46,7 @@ class Full(Torn):
         self.open_store = Full.mount
 
     def mount(self):
-        """Mount with the policy; the power may be cut even then."""
+        """Mount with the policy; repeat this if the power is cut during the mount."""
         while True:
             try:
                 return Journal(BlockRegion(self.flash), self.policy)
@@ -92,10 +92,14 @@ class Full(Torn):
 
     def check(self):
         for handle, one in self.handles.items():
-            assert one in self.broker.received or not self.session.delivered(handle), ("called delivered", handle, one)
+            assert one in self.broker.received or not self.session.delivered(handle), (
+                "reported as delivered, but not received",
+                handle,
+                one,
+            )
 
     def may_lose(self, action):
-        """Do an action; it ends the connection if a half-sent message is dropped."""
+        """Call `action`, which may raise ConnectionLost because a partly sent message was dropped."""
         try:
             action()
         except ConnectionLost:
@@ -133,7 +137,7 @@ class Full(Torn):
             busy = self.up or broker.output or broker.flying or broker.queue or self.connection.output.end
             if not busy and not self.session.pending() and self.connection.state == OPEN:
                 return
-        raise AssertionError("never came to its end: pending %d" % self.session.pending())
+        raise AssertionError("messages are not delivered in time: pending %d" % self.session.pending())
 
     def verdict(self):
         self.check()
@@ -147,8 +151,8 @@ class Full(Torn):
             assert got == [payload for payload in wanted if payload in set(got)], ("order", missing(wanted, got))
             gone += sum(q == qos and payload not in set(got) for q, payload in self.published)
         self.lost += self.store.dropped + self.store.damaged - self.counted
-        assert gone <= self.lost + len(self.in_doubt), ("lost", gone, "told", self.lost, len(self.in_doubt))
-        self.published = self.broker.received = self.maybe = []  # the other checks are those of World
+        assert gone <= self.lost + len(self.in_doubt), ("lost", gone, "reported", self.lost, len(self.in_doubt))
+        self.published = self.broker.received = self.maybe = []  # World then checks only messages to the client
         super().verdict()
 
 

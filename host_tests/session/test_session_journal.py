@@ -26,7 +26,7 @@ from wire import connected, pubcomp, publish, pubrec, pubrel
 
 
 class Torn(World):
-    """A simulation whose store is a journal on a NOR flash; most power cuts tear an operation."""
+    """A simulation whose store is a journal on simulated NOR flash; most power cuts tear a flash operation."""
 
     def __init__(self, seed: int, level: int = 4, sectors: int = 8, **options):
         self.flash = NorFlash(sectors * 4096, seed=seed)
@@ -34,7 +34,7 @@ class Torn(World):
         super().__init__(seed, Torn.open, level, **options)
 
     def open(self):
-        """Mount; the power may be cut even then."""
+        """Mount; repeat this if the power is cut during the mount."""
         while True:
             try:
                 return Journal(BlockRegion(self.flash))
@@ -54,7 +54,7 @@ class Torn(World):
 
     def lose_power(self):
         self.flash = self.flash.replugged()
-        if not self.random.below(4):  # and once more during the start
+        if not self.random.below(4):  # a second cut during the next start
             self.flash.arm(1 + self.random.below(4), "bits", self.random.below(100))
         super().cut()
 
@@ -72,7 +72,7 @@ class Torn(World):
             self.lose_power()
 
     def run(self, steps: int):
-        """Run the simulation: `steps` steps with every kind of event, then the checks."""
+        """Simulate `steps` random events, deliver all messages, and check the results."""
         self.settle()
         for _ in range(steps):
             self.guarded(self.step)
@@ -98,7 +98,7 @@ def test_power_cuts_inside_flash_operations_lose_no_message():
 
 
 def damage(region: RamRegion, octets: bytes) -> None:
-    """Flip bits of these bytes at every place in the region."""
+    """Damage every copy of these bytes in the region."""
     at = region.cells.index(octets)
     while at >= 0:
         region.cells[at] ^= 0x55

@@ -1,4 +1,4 @@
-"""The soak's judgement of memory, wear and landing: it finds planted faults, and no others."""
+"""The checks of the soak for memory, wear and landing: they find planted faults, and report no others."""
 
 import random
 
@@ -66,7 +66,7 @@ def test_board_is_judged_over_all_its_boots():
 
 
 def test_leak_of_90_bytes_per_reconnect_is_found():
-    # The soak found this in 2026: steps of 90 bytes, one in seven seconds.
+    # A leak that the soak found in 2026: 90 bytes every seven seconds.
     heap = [Sample(5.0 * n, "board-1", 1, "memory", 160_000 + 90 * (5 * n // 7)) for n in range(SEVERAL)]
     assert not only(heap, ["board-1"]).flat
 
@@ -88,7 +88,7 @@ def test_single_late_heap_step_is_flat_and_repeated_steps_are_growth(steps, flat
 
 
 def test_memory_step_is_inconclusive_in_short_life_and_growth_in_long():
-    # A soak of 15 minutes saw this of the sealer, whose longest life of 130 s was mostly warm-up.
+    # In a soak of 15 minutes the sealer's longest life was 130 s, and mostly warm-up.
     steps = [131_000_000.0 if n < 66 else 148_000_000.0 for n in range(88)]
     short = only([Sample(1.5 * n, "sealer", 1, "memory", steps[n]) for n in range(88)])
     assert not short.is_conclusive and short.flat
@@ -122,7 +122,7 @@ def test_wear_is_read_from_headers_and_kept_for_blank_sectors(tmp_path):
     assert wear.erases == before
     wear.erases[2] += 3
     assert judge.uneven({"board-1": wear}) == ["board-1"]
-    wear.cuts = 4  # one per sector: a recovery may erase a sector once more
+    wear.cuts = 4  # one cut per sector: each recovery may erase a sector once more
     assert judge.uneven({"board-1": wear}) == []
 
 

@@ -1,4 +1,4 @@
-"""The soak, small: three boards, every kind of fault at once, through Spark to the audit."""
+"""A short soak: three boards and all kinds of faults, from publishing through Spark to the audit."""
 
 import json
 import os
@@ -41,7 +41,7 @@ def test_fleet_under_every_fault_delivers_each_message_once(tmp_path):
     assert ran.returncode == 0, ran.stdout + ran.stderr
     found = json.loads((output / "soak.json").read_text())
     assert (found["missing"], found["repeated"], found["holds"]) == (0, 0, True)
-    assert found["power_cuts"] >= 3  # each board is started once more, to send its stored messages
+    assert found["power_cuts"] >= 3  # each board is started again at the end, to send its stored messages
     told = json.loads((output / "expected.json").read_text())
     assert set(told) == {"board-1", "board-2", "board-3"}
     assert found["published"] == sum(its["boots"][-1]["last"] for its in told.values())
