@@ -582,7 +582,7 @@ class Client:
             self.connection.keep_open(ticks_ms())
             self.link.flush(ticks_ms())
             claimed = self._iterated or self.on_message is not None or waiting.claims(piece)
-            if not claimed and ticks_diff(ticks_ms(), begin) > _UNCLAIMED_MS:
+            if waiting.blocks(piece) or (not claimed and ticks_diff(ticks_ms(), begin) > _UNCLAIMED_MS):
                 break
         if piece in waiting.entries:  # not taken: the broker sends it again, or it is dropped
             waiting.withdraw(piece)

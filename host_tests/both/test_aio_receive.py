@@ -512,6 +512,44 @@ def test_message_behind_a_waiting_long_one_does_not_overtake_it(way):
     run(case)
 
 
+@pytest.mark.req("Q3", "R4")
+@pytest.mark.parametrize("qos", [0, 1, 2])
+def test_long_message_behind_a_failed_long_one_does_not_stop_reading(qos):
+    """The failed message can be handed over again only if the connection's next packets are processed."""
+
+    async def case(broker):
+        async with client(broker, buffer_bytes=128, chunks=True) as mqtt:
+            broker.present = 1
+            calls, other = [], []
+
+            def handler(message):
+                calls.append((message.payload[:1], message.offset))
+                if len(calls) == 1:
+                    raise ValueError("called again after 1 s")
+
+            mqtt.on_error = lambda error, message: None
+            await mqtt.subscribe("a", 2, handler)
+            await mqtt.subscribe("x", 0, lambda message: other.append(message.topic))
+            broker.give(publish(b"a", b"1" * 200, 2, 1), pubrel(1), publish(b"a", b"2" * 200, qos, 2))
+            if qos == 2:
+                broker.give(pubrel(2))
+            broker.give(publish(b"x", b"y"))
+            connects = 1
+            while not other or 1 not in acknowledged(broker) or (qos and 2 not in acknowledged(broker)):
+                if broker.connects > connects and mqtt.connected:
+                    connects = broker.connects
+                    if qos == 1:
+                        broker.give(publish(b"a", b"2" * 200, 1, 2, dup=1))
+                    broker.give(pubrel(1))
+                await asyncio.sleep(0.005)
+            assert await mqtt.subscribe("z", 0, None, PATIENCE_S) == 0
+            taken = [first for first, offset in calls[1:] if not offset]
+            assert taken == ([b"1", b"2"] if qos else [b"1"]) and mqtt.missed == (0 if qos else 1)
+            assert not mqtt.session.waiting.entries
+
+    run(case)
+
+
 @pytest.mark.req("R4")
 @pytest.mark.parametrize("way", ["plain", "awaited"])
 def test_handler_raising_cancelled_error_counts_as_failed(way):

@@ -22,6 +22,14 @@ def expire_unclaimed(mqtt):
     mqtt.session.waiting._unclaimed_ms = 1
 
 
+def reconnect(broker, mqtt):
+    """Drop the connection of a client whose session the broker keeps, and wait for the next one."""
+    connects = broker.connects
+    broker.present = 1
+    broker.drop()
+    poll_until(mqtt, lambda: broker.connects > connects and mqtt.connected)
+
+
 def turn(broker, mqtt, n=3):
     """Let both sides process the bytes that have arrived."""
     for _ in range(n):
@@ -503,6 +511,123 @@ def test_message_behind_a_waiting_long_one_does_not_overtake_it(qos, failing):
     poll_until(mqtt, lambda: len(acknowledged(broker)) == (2 if qos else 1) and not mqtt.session.waiting.entries)
     assert calls == ["long"] * (2 if failing is None else failing + 3) + ["short"]
     assert acknowledged(broker)[0] == 1 and broker.connects == 1 and not mqtt.session.waiting.bytes
+    mqtt.disconnect()
+
+
+@pytest.mark.req("R2", "R4")
+@pytest.mark.parametrize("claimed", [False, True])
+def test_long_message_in_one_piece_waits_once_and_is_handed_over_once_more(claimed):
+    """A long topic enlarges the buffer of the pieces, so the next message comes whole."""
+    broker, mqtt = connected(buffer_bytes=128, chunks=True)
+    calls = []
+
+    def handler(message):
+        calls.append((message.offset, message.more))
+        if claimed and len(calls) == 1:
+            raise ValueError("called again after 1 s")
+
+    mqtt.on_error = lambda error, message: None
+    mqtt.on_message = lambda message: None
+    broker.give(publish(b"t" * 120, bytes(300), 2, 120), pubrel(120))
+    poll_until(mqtt, lambda: acknowledged(broker) == [120])
+    mqtt.on_message = handler if claimed else None
+    broker.give(publish(b"a", bytes(300), 2, 1), pubrel(1))
+    poll_until(mqtt, lambda: mqtt.session.waiting and mqtt.session.waiting.entries)
+    assert calls == [(0, False)] * claimed
+    for _ in range(2):
+        reconnect(broker, mqtt)
+        turn(broker, mqtt)
+        assert len(mqtt.session.waiting.entries) == 1
+    broker.give(pubrel(1))
+    mqtt.on_message = handler
+    poll_until(mqtt, lambda: 1 in acknowledged(broker))
+    turn(broker, mqtt)
+    assert calls == [(0, False)] * (1 + claimed) and not mqtt.session.waiting.entries
+    mqtt.disconnect()
+
+
+@pytest.mark.req("R2", "R4")
+@pytest.mark.parametrize("qos", [1, 2])
+def test_each_long_message_has_its_own_attempts(qos):
+    broker, mqtt = connected(buffer_bytes=128, chunks=True, attempts=3)
+    mqtt.on_error = lambda error, message: None
+    calls = []
+
+    def handler(message):
+        calls.append(message.offset)
+        if len(calls) < 3:
+            raise ValueError("called again")
+
+    def deliver(packet_id):
+        calls.clear()
+        broker.give(publish(b"a", bytes(200), qos, packet_id))
+        if qos == 2:
+            broker.give(pubrel(packet_id))
+        else:
+            for failures in (1, 2):
+                poll_until(mqtt, lambda n=failures: len(calls) >= n)
+                reconnect(broker, mqtt)
+                broker.give(publish(b"a", bytes(200), 1, packet_id, dup=1))
+        poll_until(mqtt, lambda: packet_id in acknowledged(broker))
+        assert len(calls) == 4 and mqtt.failed == 0
+
+    mqtt.on_message = handler
+    for packet_id in range(1, 6):
+        deliver(packet_id)
+    mqtt.disconnect()
+
+
+@pytest.mark.req("R4")
+@pytest.mark.parametrize("qos", [0, 1])
+def test_on_error_can_read_the_failures_of_a_message_that_has_no_room_to_wait(qos):
+    broker, mqtt = connected(waiting=1, waiting_bytes=50)
+    seen = []
+    mqtt.on_error = lambda error, message: seen.append((str(error), message.topic, message.failures))
+
+    def handler(message):
+        raise ValueError("its error")
+
+    mqtt.subscribe("h", 1, handler)
+    broker.give(publish(b"unclaimed", b"x" * 20, 1, 1), publish(b"h", b"y" * 30, qos, 2))
+    poll_until(mqtt, lambda: seen)
+    assert seen == [("its error", "h", 0)]
+    mqtt.disconnect()
+
+
+@pytest.mark.req("Q4", "R4")
+@pytest.mark.parametrize("size", [20, 200])
+def test_kept_unclaimed_message_whose_packet_id_is_used_again_causes_no_reconnects(size):
+    broker, mqtt = connected(buffer_bytes=128, chunks=True, unclaimed="keep")
+    broker.give(publish(b"a", b"1" * size, 2, 1), pubrel(1))
+    poll_until(mqtt, lambda: mqtt.session.waiting and mqtt.session.waiting.entries)
+    broker.present = 0
+    broker.drop()
+    poll_until(mqtt, lambda: broker.connects == 2 and mqtt.connected)
+    broker.give(publish(b"b", b"2" * size, 2, 1))
+    turn(broker, mqtt)
+    inbound = mqtt.session.inbound
+    assert inbound._left and not inbound.wants_restart(inbound._left_ms + 60_000)
+    mqtt.disconnect()
+
+
+@pytest.mark.req("R2", "R4")
+def test_long_message_is_handed_over_after_a_memory_error():
+    store = RamStore(100, 40)
+    broker, mqtt = connected(store=store, buffer_bytes=128, chunks=True)
+    broker.give(publish(b"a", bytes(200), 2, 1), pubrel(1))
+    poll_until(mqtt, lambda: mqtt.session.waiting and mqtt.session.waiting.entries)
+    read, calls = store.read_held, []
+
+    def no_memory(*arguments):
+        store.read_held = read
+        raise MemoryError
+
+    mqtt.on_message = lambda message: calls.append(message.offset)
+    store.read_held = no_memory
+    with pytest.raises(MemoryError):
+        poll_until(mqtt, lambda: calls)
+    poll_until(mqtt, lambda: acknowledged(broker) == [1])
+    assert calls[0] == 0 and len(calls) == 2 and not mqtt.session.waiting.entries
     mqtt.disconnect()
 
 

@@ -221,7 +221,8 @@ class Inbound:
         left = self._left
         if not left or not self._store.can_hold(left):
             return False
-        if self._left_key and self._session.waiting.held(self._left_key):
+        waiting = self._session.waiting
+        if self._left_key and waiting and waiting.held(self._left_key):
             return False
         if (self._held or not self._progress) and ticks_diff(now_ms, self._left_ms) < _RECONNECT_AFTER_MS:
             return False
@@ -249,8 +250,10 @@ class Inbound:
             if event:
                 return event
         while self._resumed:
-            key, answer = self._resumed.pop(0)
-            if self._store.held_length(key) and self._hand_over(key, answer):
+            key, answer = self._resumed[0]
+            found = self._store.held_length(key) and self._hand_over(key, answer)
+            self._resumed.pop(0)  # not before: MemoryError
+            if found:
                 return _MESSAGE
             session.waiting.end_pieces(key)
         orphans = self._orphans
@@ -369,6 +372,7 @@ class Inbound:
         if not self._left:
             self._left = n
             self._left_ms = now_ms
+            self._left_key = key
         if key:
             self._orphans.append(key)
             self._session.urgent = True

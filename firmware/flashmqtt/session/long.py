@@ -240,11 +240,10 @@ class Long:
 
     def hand_over(self, key: int, answer: "Any") -> "Any":
         """Set `message` to the first piece of a held message."""
-        store = self._session.store
-        self.key = key
         self._answer = answer
         self._at = 0
-        self._topic_start, self._topic_end, self._payload = self._read_head(key, store.held_length(key))
+        self._topic_start, self._topic_end, self._payload = self._read_head(key, self._session.store.held_length(key))
+        self.key = key  # not before: MemoryError
         return self.next_piece()
 
     def next_piece(self) -> "Any":

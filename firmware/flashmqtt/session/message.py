@@ -39,6 +39,8 @@ class Message:
         view: memoryview
         properties: "dict[int, Any]"
 
+    failures = 0
+
     def __init__(self) -> None:
         self.buffer = self.topic_buffer = bytearray()  # two buffers if the topic came as an alias (5)
         self.topic_start = self.topic_end = 0

@@ -236,9 +236,10 @@ class WaitingQueue:
         session.handed = 0
         qos = message.qos
         # It is in the store, and is handed over later from its first piece on.
-        if qos == 2 and (message.more or message.offset):
-            session.long.pause()
-            owed = session.long.owed()
+        if qos == 2:
+            if session.long and session.long.key:  # its first piece may be the whole message
+                session.long.pause()
+                owed = session.long.owed()
             entry = self.held(session.handed_id, True)
             if entry:
                 entry.owed = owed
@@ -294,6 +295,21 @@ class WaitingQueue:
         begun = message.qos == 2 and self.held(self._session.handed_id, True)
         self.entries.insert(self.entries.index(begun) if begun else len(self.entries), entry)
         return entry
+
+    def blocks(self, piece: "Any") -> bool:
+        """Return whether a piece is behind a message that needs the connection's next packets to be handed over."""
+        if self._overflow and self._session.message.qos == 1:
+            return True
+        for entry in self.entries:
+            if entry is piece:
+                break
+            if (
+                entry.state != DONE
+                and (entry.state == LEFT or entry.in_pieces)
+                and _common(self._takers(entry), self._takers(piece))
+            ):
+                return True
+        return False
 
     def withdraw(self, piece: "Any") -> None:
         """Remove a piece that was not taken."""
@@ -406,21 +422,17 @@ class WaitingQueue:
         """
         if not entry:
             message = self._session.message
-            if counts and (message.more or message.offset):
-                self._pieces_failed += 1
+            if counts and message.qos < 2 and (message.more or message.offset):
+                self._pieces_failed = self._pieces_failed + 1 if message.dup else 1  # no DUP: another message
             entry = self.add(now_ms)
             if not entry:
                 return None
             entry.finished = tuple(self.claims(entry)[:finished])
         if counts:
             entry.failures += 1
-            if entry.in_pieces:  # a new entry each time, so the failures are counted here
-                entry.failures = self._pieces_failed
             if entry.failures >= self.attempts or not entry.kind:
                 if entry.kind == entry.qos:
                     self.failed += 1
-                if entry.in_pieces:
-                    self._pieces_failed = 0
                 self.finish(entry)
                 return entry
         self.put_back(entry, ticks_add(now_ms, _RETRY_MS << min(max(entry.failures - 1, 0), _DOUBLINGS)))
