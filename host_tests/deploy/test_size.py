@@ -55,6 +55,7 @@ def test_ledger_keeps_total_size_and_free_heap_within_bounds():
     # Modules that only some programs load are in this sum: `mqtt_as`, `robust`, `sock`, `ssl_params` and `client_log`, 8.7 KB.
     assert sum(ledger["mpy_bytes"].values()) < 136_000
     # The goal, size.FREE_WANTED, is missed with the second journal, and `make size` says so; at least this much must be free.
-    # (99,000 before the application printed text messages: `client_log` and its handlers take 4.8 KB.)
-    assert ledger["running_free_32"] >= 93_000
-    assert ledger["running_free_32_without_log"] >= 97_500
+    # (99,000 before the application printed text messages: `client_log` and its handlers take 4.8 KB. 94,000 before it kept and
+    # reported failed sensors and refused readings, and before the session kept doubt and refusals over a reset: 2 KB.)
+    assert ledger["running_free_32"] >= 91_500
+    assert ledger["running_free_32_without_log"] >= 96_300
