@@ -184,22 +184,16 @@ class Job:
             delta.follow()
 
         def one(batch: DataFrame, number: int) -> None:
-            before = output.latest()
-            if before and before.stream != stream:
-                before = None
+            before = _latest_of(output, stream)
             if before and before.stream_batch >= number:
                 return  # committed, but Spark was killed before it recorded that
             found = source.latest(directory)
             if before:
                 source.check_numbers(found, before.stream_read, Storage(self.checkpoint))
-            end = source.reached(row.path for row in batch.collect())
             # In this session, not in the batch's clone of it, because each session has its own Python workers.
-            commit = run_batch(
-                self.spark, end, directory, output, self.buckets, stream, number, self.late_after_s, self.mapping, found
+            self._run(
+                source.reached(row.path for row in batch.collect()), directory, output, stream, number, found, delta
             )
-            if delta:
-                delta.committed(commit)
-            self.on_commit(commit)
 
         writer = (
             source.names(self.spark, directory, self.segments_per_batch)
@@ -222,16 +216,34 @@ class Job:
         """
         output, directory = Output(self.out), Storage(self.landing)
         stream = output.stream_id(Storage(self.checkpoint))
+        delta = Delta(output) if self.publish else None
         while True:
-            before = output.latest()
-            same = before is not None and before.stream == stream
-            end = source.unread(found, before.stream_read if before and same else {}, self.segments_per_batch)
+            before = _latest_of(output, stream)
+            end = source.unread(found, before.stream_read if before else {}, self.segments_per_batch)
             if not end:
                 return
-            number = before.stream_batch if before and same else -1
-            commit = run_batch(
-                self.spark, end, directory, output, self.buckets, stream, number, self.late_after_s, self.mapping, found
-            )
-            if self.publish:
-                Delta(output).committed(commit)
-            self.on_commit(commit)
+            self._run(end, directory, output, stream, before.stream_batch if before else -1, found, delta)
+
+    def _run(
+        self,
+        end: dict[str, int],
+        landing: Storage,
+        output: Output,
+        stream: str,
+        number: int,
+        found: dict[str, dict[int, str]],
+        delta: Delta | None,
+    ) -> None:
+        """Process a batch, publish its commit, and report it."""
+        commit = run_batch(
+            self.spark, end, landing, output, self.buckets, stream, number, self.late_after_s, self.mapping, found
+        )
+        if delta:
+            delta.committed(commit)
+        self.on_commit(commit)
+
+
+def _latest_of(output: Output, stream: str) -> Commit | None:
+    """Return the output's newest commit if it is of this stream, else None."""
+    latest = output.latest()
+    return latest if latest and latest.stream == stream else None
