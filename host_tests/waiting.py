@@ -19,7 +19,7 @@ def until(
     """Wait until a condition holds; `shown` is part of the failure's text."""
     deadline = time.monotonic() + patience_s
     while not condition():
-        assert time.monotonic() < deadline, f"waited in vain: {shown()}"
+        assert time.monotonic() < deadline, f"the condition did not become true in time: {shown()}"
         time.sleep(POLL_S)
 
 
@@ -27,5 +27,5 @@ async def until_async(condition: Callable[[], object], patience_s: float = PATIE
     """Wait until a condition holds, and let other tasks run."""
     deadline = time.monotonic() + patience_s
     while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
+        assert time.monotonic() < deadline, "the condition did not become true in time"
         await asyncio.sleep(POLL_S)

@@ -632,6 +632,31 @@ def test_long_message_is_handed_over_after_a_memory_error():
 
 
 @pytest.mark.req("R2", "R4")
+def test_long_message_is_handed_over_after_no_memory_was_left_for_its_buffer():
+    broker, mqtt = connected(buffer_bytes=128, chunks=True)
+    calls = []
+    mqtt.on_message = lambda message: calls.append(message.offset)
+    broker.give(publish(b"a", bytes(200), 2, 1))
+    poll_until(mqtt, lambda: broker.of(5))
+    read_head = mqtt.session.long._read_head
+
+    def no_memory(*arguments):
+        mqtt.session.long._read_head = read_head
+        raise MemoryError
+
+    mqtt.session.long._read_head = no_memory
+    broker.give(pubrel(1))
+    with pytest.raises(MemoryError):
+        poll_until(mqtt, lambda: calls)
+    assert not mqtt.session.long.key
+    reconnect(broker, mqtt)
+    broker.give(pubrel(1))
+    poll_until(mqtt, lambda: acknowledged(broker) == [1])
+    assert calls[0] == 0 and len(calls) == 2
+    mqtt.disconnect()
+
+
+@pytest.mark.req("R2", "R4")
 def test_waiting_messages_are_handed_over_before_poll_waits_for_others():
     broker, mqtt = connected(buffer_bytes=128, chunks=True)
     calls = []
