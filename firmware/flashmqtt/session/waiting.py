@@ -166,12 +166,25 @@ class WaitingQueue:
         """Return whether a message that has just arrived must wait behind others."""
         if self.skipping or (message.qos == 1 and (self._overflow or (self.owing and self._count() >= 2 * self.limit))):
             return True
-        takers = self.claims(message)
-        begun = message.qos == 2 and self.held(self._session.handed_id, True)
+        return self._is_behind(self.claims(message), self._begun(), False)
+
+    def blocks(self, piece: "Any") -> bool:
+        """Return whether a piece is behind a message that needs the connection's next packets to be handed over."""
+        return (self._overflow and self._session.message.qos == 1) or self._is_behind(self._takers(piece), piece, True)
+
+    def _is_behind(self, takers: "Any", end: "Any", needs_packets: bool) -> bool:
+        """Return whether a message for one of these takers waits before the entry `end`, or anywhere if there is no `end`.
+
+        needs_packets: only a message counts that needs the connection's next packets to be handed over.
+        """
         for entry in self.entries:
-            if entry is begun:
-                break  # the others are later messages
-            if entry.state != DONE and _common(takers, self._takers(entry)):
+            if entry is end:
+                break
+            if (
+                entry.state != DONE
+                and (not needs_packets or entry.state == LEFT or entry.in_pieces)
+                and _common(takers, self._takers(entry))
+            ):
                 return True
         return False
 
@@ -240,7 +253,7 @@ class WaitingQueue:
             if session.long and session.long.key:  # its first piece may be the whole message
                 session.long.pause()
                 owed = session.long.owed()
-            entry = self.held(session.handed_id, True)
+            entry = self._begun()
             if entry:
                 entry.owed = owed
                 self.put_back(entry, now_ms)
@@ -292,24 +305,9 @@ class WaitingQueue:
         entry.total = message.total
         self.bytes += len(entry.buffer)
         self._look = True
-        begun = message.qos == 2 and self.held(self._session.handed_id, True)
+        begun = self._begun()
         self.entries.insert(self.entries.index(begun) if begun else len(self.entries), entry)
         return entry
-
-    def blocks(self, piece: "Any") -> bool:
-        """Return whether a piece is behind a message that needs the connection's next packets to be handed over."""
-        if self._overflow and self._session.message.qos == 1:
-            return True
-        for entry in self.entries:
-            if entry is piece:
-                break
-            if (
-                entry.state != DONE
-                and (entry.state == LEFT or entry.in_pieces)
-                and _common(self._takers(entry), self._takers(piece))
-            ):
-                return True
-        return False
 
     def withdraw(self, piece: "Any") -> None:
         """Remove a piece that was not taken."""
@@ -367,20 +365,27 @@ class WaitingQueue:
                 return True
         return False
 
-    def held(self, key: int, begun: bool = False) -> "Any":
-        """Return the QoS 2 message that waits with this packet id, or None; begun: the one that is handed over in pieces now."""
+    def held(self, key: int) -> "Any":
+        """Return the QoS 2 message that waits with this packet id, or None."""
         for entry in self.entries:
-            if (
-                entry.kind == 2
-                and entry.packet_id == key
-                and (entry.state == IN_PIECES if begun else entry.state < DONE)
-            ):
+            if entry.kind == 2 and entry.packet_id == key and entry.state < DONE:
                 return entry
         return None
 
+    def _in_pieces(self, key: int) -> "Any":
+        """Return the long QoS 2 message with this packet id that is handed over in pieces now, or None."""
+        for entry in self.entries:
+            if entry.state == IN_PIECES and entry.packet_id == key:
+                return entry
+        return None
+
+    def _begun(self) -> "Any":
+        """Return the entry of the session's current message if that is a piece of a message that has waited, or None."""
+        return self._in_pieces(self._session.handed_id) if self._session.message.qos == 2 else None
+
     def end_pieces(self, key: int) -> None:
         """Remove the long message with this packet id: it was handed over, or can't be read any more."""
-        entry = self.held(key, True)
+        entry = self._in_pieces(key)
         if entry:
             self.entries.remove(entry)
             self._look = True
