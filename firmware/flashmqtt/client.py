@@ -120,7 +120,8 @@ class Client:
         retry_ms: retransmit on a live connection after this time. Level 3: 20,000 if None. Level 4: off if None. Level 5:
             not allowed.
         republish: what to do with a message that was past PUBREC when the broker lost the session: True publishes it again (it
-            may arrive twice), False drops it (it may be lost). `on_in_doubt` is called in both cases.
+            may arrive twice), False drops it (it may be lost). `on_in_doubt` is called in both cases. It is also called if nobody
+            can know whether the broker lost the session, because a CONNECT got no answer: the message is not published again.
         backoff: see `Backoff`.
         five: a `Level5`, if the defaults for level 5 do not fit.
         chunks: True: hand over a message longer than buffer_bytes in pieces (see `Message`). At QoS 2 the store holds it first:

@@ -200,6 +200,7 @@ def test_connack_possibly_discarded_by_a_reset_counts_as_unread(manner, before, 
     assert problem in "".join(problems)
 
 
+@pytest.mark.parametrize("level", [4, 5])
 @pytest.mark.parametrize("store", ["journal", "ram"])
 @pytest.mark.parametrize(
     ("connack_passes", "delivered", "doubtful", "problem"),
@@ -212,16 +213,18 @@ def test_connack_possibly_discarded_by_a_reset_counts_as_unread(manner, before, 
     ],
 )
 def test_message_past_pubrec_is_in_doubt_after_an_unanswered_connect(
-    store, connack_passes, delivered, doubtful, problem
+    level, store, connack_passes, delivered, doubtful, problem
 ):
-    case = Case(4, 2, "out", count=1, store=store)
+    case = Case(level, 2, "out", count=1, store=store)
+    connect, connack = p.connect("me", level, clean=False), p.connack(level, 1)
+    first = p.publish("t", "1;", 2, 1, level)
     clearing = [(1, "up", REL), (1, "down", COMP)] if store == "ram" else []  # clears the packet id of an earlier run
-    lost = Seen("down", CONNACK, len(CONNACK) if connack_passes else 0, 2, 0)
+    lost = Seen("down", connack, len(connack) if connack_passes else 0, 2, 0)
     trace = [
-        *_wire((1, "up", CONNECT), (1, "down", CONNACK), *clearing),
-        *_wire((1, "up", FIRST), (1, "down", REC), (1, "up", REL)),
-        *(*_wire((2, "up", CONNECT)), lost),
-        *_wire((3, "up", CONNECT), (3, "down", CONNACK), (3, "up", REL), (3, "down", COMP)),
+        *_wire((1, "up", connect), (1, "down", connack), *clearing),
+        *_wire((1, "up", first), (1, "down", REC), (1, "up", REL)),
+        *(*_wire((2, "up", connect)), lost),
+        *_wire((3, "up", connect), (3, "down", connack), (3, "up", REL), (3, "down", COMP)),
     ]
     wire = audit(case, trace)
     assert wire.problems == []

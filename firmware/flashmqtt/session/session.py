@@ -251,9 +251,9 @@ class Session:
 
         All of them are while CONNECT is unanswered: the broker may have lost the session, and the CONNACK that says so may get
         lost. The next CONNACK then says "session present", for the new session, and PUBREL is answered by PUBCOMP although the
-        broker has not published the message. Level 4's PUBCOMP has no code: without the note, every message past PUBREC would
-        be in doubt after every restart. The note costs a write before such a CONNECT, and another one after its CONNACK. If no
-        message is past PUBREC, as usual, there is no write.
+        broker has not published the message. (Level 5 has the code 0x92 for that, but mosquitto 2.0 answers with code 0.)
+        Without the note, every message past PUBREC would be in doubt after every restart. The note costs a write before such a
+        CONNECT, and another one after its CONNACK. If no message is past PUBREC, as usual, there is no write.
         """
         value = self.kept_step()
         store = self.store
@@ -734,11 +734,11 @@ class Session:
     def _flow_result(self, packet: "Any", seq: int, state: "Any") -> "Any":
         """Return the event for the end of a flow that was not refused. 5: [MQTT-4.4.0-2]
 
-        PUBCOMP has one other code, 0x92 (packet identifier not found): an earlier PUBCOMP was lost and the message is delivered
-        (5, section 3.7.2.1); or, if the state is doubtful, the broker may have lost the session.
+        If the state is doubtful, PUBCOMP does not prove the delivery, whatever its code: see `keep_doubt`. Otherwise the code
+        0x92 (packet identifier not found) says that an earlier PUBCOMP was lost: the message is delivered (5, section 3.7.2.1).
         """
-        code = self.code = packet.code if self.level == _LEVEL_5 else 0
-        if packet.packet_type == _PUBCOMP and state & _DOUBTFUL and (code or self.level != _LEVEL_5):
+        self.code = packet.code if self.level == _LEVEL_5 else 0
+        if packet.packet_type == _PUBCOMP and state & _DOUBTFUL:
             self.load_undelivered().note(seq, seq)
         return _DELIVERED if self.delivered(seq) else _IN_DOUBT
 

@@ -38,7 +38,7 @@ class Wire:
         uncertain: the numbers that a device may report as in doubt: their PUBREC was received, and then a CONNECT got no answer,
             and that answer may have said that the session was lost.
         unproved: the uncertain ones that must not be reported as delivered, because their PUBREL shows that the device has read
-            the PUBREC. (At level 5 a PUBCOMP proves the delivery all the same.)
+            the PUBREC.
     """
 
     problems: list[str] = field(default_factory=list)
@@ -81,7 +81,7 @@ class _Ledger:
     def begin(self, connection: int) -> None:
         if self.unanswered:
             self.wire.uncertain |= self.numbers(self.received - self.ended)
-            self.wire.unproved |= self.numbers(self.released) if self.case.level < 5 else set()
+            self.wire.unproved |= self.numbers(self.released)
         elif self.unread:
             self.wire.uncertain |= self.numbers(self.received - self.ended)
         self.unread = False
