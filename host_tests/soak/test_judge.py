@@ -20,8 +20,7 @@ SEVERAL = 120
 def series(level, growth=0.0, noise=0.0, life=1, subject="collector", start=0):
     rng = random.Random(7)
     return [
-        Sample(start + 3 * n, subject, life, "memory", level + growth * n / SEVERAL + rng.gauss(0, noise))
-        for n in range(SEVERAL)
+        Sample(start + 3 * n, subject, life, level + growth * n / SEVERAL + rng.gauss(0, noise)) for n in range(SEVERAL)
     ]
 
 
@@ -49,31 +48,31 @@ def test_shrinking_memory_is_flat():
 
 
 def test_growth_in_the_first_half_is_allowed():
-    begun = [Sample(n, "collector", 1, "memory", 1000.0 * min(n, SEVERAL // 2)) for n in range(SEVERAL)]
+    begun = [Sample(n, "collector", 1, 1000.0 * min(n, SEVERAL // 2)) for n in range(SEVERAL)]
     assert only(begun).flat
 
 
 def test_program_is_judged_by_its_longest_life():
-    short = [Sample(n, "collector", 1, "memory", 500_000 + 9_000 * n) for n in range(20)]
+    short = [Sample(n, "collector", 1, 500_000 + 9_000 * n) for n in range(20)]
     found = only(short + series(1_000_000, life=2, start=30))
     assert found.level == pytest.approx(1_000_000)
     assert found.flat
 
 
 def test_board_is_judged_over_all_its_boots():
-    boots = [Sample(n, "board-1", n // 10, "memory", 100_000 + 500 * (n // 10)) for n in range(SEVERAL)]
+    boots = [Sample(n, "board-1", n // 10, 100_000 + 500 * (n // 10)) for n in range(SEVERAL)]
     assert not only(boots, ["board-1"]).flat
 
 
 def test_leak_of_90_bytes_per_reconnect_is_found():
     # A leak that the soak found in 2026: 90 bytes every seven seconds.
-    heap = [Sample(5.0 * n, "board-1", 1, "memory", 160_000 + 90 * (5 * n // 7)) for n in range(SEVERAL)]
+    heap = [Sample(5.0 * n, "board-1", 1, 160_000 + 90 * (5 * n // 7)) for n in range(SEVERAL)]
     assert not only(heap, ["board-1"]).flat
 
 
 def test_fluctuating_heap_of_a_board_is_flat():
     rng = random.Random(3)
-    heap = [Sample(5.0 * n, "board-1", 1, "memory", 160_000 + rng.choice((0, 96, 416, 704))) for n in range(SEVERAL)]
+    heap = [Sample(5.0 * n, "board-1", 1, 160_000 + rng.choice((0, 96, 416, 704))) for n in range(SEVERAL)]
     assert only(heap, ["board-1"]).flat
 
 
@@ -81,7 +80,7 @@ def test_fluctuating_heap_of_a_board_is_flat():
 def test_single_late_heap_step_is_flat_and_repeated_steps_are_growth(steps, flat):
     rng = random.Random(3)
     heap = [
-        Sample(5.0 * n, "board-1", 1, "memory", 160_000 + 3500 * sum(n >= at for at in steps) + rng.choice((0, 32, 64)))
+        Sample(5.0 * n, "board-1", 1, 160_000 + 3500 * sum(n >= at for at in steps) + rng.choice((0, 32, 64)))
         for n in range(88)
     ]
     assert only(heap, ["board-1"]).flat == flat
@@ -90,9 +89,9 @@ def test_single_late_heap_step_is_flat_and_repeated_steps_are_growth(steps, flat
 def test_memory_step_is_inconclusive_in_short_life_and_growth_in_long():
     # In a soak of 15 minutes the sealer's longest life was 130 s, and mostly warm-up.
     steps = [131_000_000.0 if n < 66 else 148_000_000.0 for n in range(88)]
-    short = only([Sample(1.5 * n, "sealer", 1, "memory", steps[n]) for n in range(88)])
+    short = only([Sample(1.5 * n, "sealer", 1, steps[n]) for n in range(88)])
     assert not short.is_conclusive and short.flat
-    long = only([Sample(15.0 * n, "sealer", 1, "memory", steps[n]) for n in range(88)])
+    long = only([Sample(15.0 * n, "sealer", 1, steps[n]) for n in range(88)])
     assert long.is_conclusive and not long.flat
 
 
@@ -114,7 +113,7 @@ def test_wear_is_read_from_headers_and_kept_for_blank_sectors(tmp_path):
     wear.look()
     before = dict(wear.erases)
     assert sorted(before) == [0, 1, 2, 3]
-    assert wear.least > 3
+    assert min(wear.erases.values()) > 3
     assert wear.spread <= 1 == judge.even_spread(wear)
     assert judge.uneven({"board-1": wear}) == []
     image.write_bytes(b"\xff" * 4096 + bytes(region.cells)[4096:])
@@ -129,7 +128,7 @@ def test_wear_is_read_from_headers_and_kept_for_blank_sectors(tmp_path):
 def test_wear_without_an_image_is_zero(tmp_path):
     wear = Wear(tmp_path / "flash.bin")
     wear.look()
-    assert (wear.least, wear.most) == (0, 0)
+    assert (wear.erases, wear.spread) == ({}, 0)
 
 
 def segment(directory, number, rows):
@@ -171,7 +170,7 @@ def test_heap_samples_come_from_the_readings_table(tmp_path):
     (tmp_path / "readings").mkdir()
     pq.write_table(pa.table(columns, schema=schemas.READINGS), tmp_path / "readings" / "a.parquet")
     Output(str(tmp_path)).write(Commit(0, "s", 0, files={"readings": ["readings/a.parquet"]}))
-    assert heaps(tmp_path, 1_000_000) == [Sample(2.0, "board-1", 2, "memory", HEAP_BYTES - 60_000)]
+    assert heaps(tmp_path, 1_000_000) == [Sample(2.0, "board-1", 2, HEAP_BYTES - 60_000)]
 
 
 @pytest.mark.parametrize("samples", [[], series(5.0)])

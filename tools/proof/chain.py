@@ -196,7 +196,7 @@ class RunStats:
     """The faults of a run, and its results.
 
     Attributes:
-        faults: how often each fault was applied; moments: when, in seconds since the start.
+        faults: how often each fault was applied.
         torn: a line for each power cut that tore a flash operation.
         messages: how many the boards stored; dropped: for how many they had no room.
         expected: the messages that the boards have stored, in the form that the pipeline's audit reads.
@@ -207,7 +207,6 @@ class RunStats:
     seconds: float = 0.0
     began_us: int = 0
     faults: Counter[str] = field(default_factory=Counter)
-    moments: list[tuple[float, str]] = field(default_factory=list)
     torn: list[str] = field(default_factory=list)
     link_cuts_inside_a_packet: int = 0
     boots: int = 0
@@ -278,7 +277,6 @@ class Chain:
     def count(self, kind: str) -> None:
         """Count a fault."""
         self.stats.faults[kind] += 1
-        self.stats.moments.append((self.now(), kind))
 
     @contextlib.asynccontextmanager
     async def running(

@@ -23,7 +23,7 @@ from tools.pipeline import run as pipeline
 from tools.proof import counts
 from tools.proof.board import BoardFailed
 from tools.proof.chain import CollectorFailed
-from tools.proof.soak import judge, page, samples
+from tools.proof.soak import judge, samples
 from tools.proof.soak.fleet import Fleet, Settings, SoakFailed, SoakStats
 from tools.proof.soak.samples import Wear
 
@@ -49,8 +49,7 @@ def soak(directory: Path, settings: Settings) -> int:
         flush=True,
     )
     stats = asyncio.run(Fleet(directory, settings).soak())
-    lines = stats.summary_lines("fleet")
-    print("\n".join(lines), flush=True)
+    print("\n".join(stats.summary_lines("fleet")), flush=True)
     (directory / "expected.json").write_text(json.dumps(stats.expected, indent=2) + "\n")
     landing, tables = directory / "collector" / "landing", directory / "tables"
     status = pipeline.main(
@@ -63,12 +62,11 @@ def soak(directory: Path, settings: Settings) -> int:
         return status
     stats.samples += samples.heaps(tables, stats.began_us)
     verdict = judged(directory, stats, status == 0)
-    lines += verdict.lines()
     print("\n".join(verdict.lines()))
-    write(directory, stats, verdict, lines)
+    write(directory, stats, verdict)
     print(
-        f"written    {os.path.relpath(directory)}: soak.html (plots), soak.json, samples.parquet, tables/ (Parquet, "
-        "report.html), board-*/, collector/, broker/",
+        f"written    {os.path.relpath(directory)}: soak.json, samples.parquet (memory), tables/ (Parquet, report.html), "
+        "board-*/, collector/, broker/",
         flush=True,
     )
     return 0 if verdict.holds else 1
@@ -134,11 +132,9 @@ def judged(directory: Path, stats: SoakStats, delivered: bool) -> Verdict:
     )
 
 
-def write(directory: Path, stats: SoakStats, verdict: Verdict, lines: list[str]) -> None:
-    """Write samples, figures and page."""
+def write(directory: Path, stats: SoakStats, verdict: Verdict) -> None:
+    """Write samples and figures."""
     samples.write(stats.samples, directory / "samples.parquet")
-    drawn = page.figures(stats.samples, verdict.boards, stats.moments)
-    (directory / "soak.html").write_text(page.page("flashmqtt: soak", lines, drawn))
     counted = {
         **stats.counted(),
         "missing": verdict.missing,

@@ -17,6 +17,8 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil  # type: ignore[import-untyped]
+
 from tools.broker import Broker
 from tools.command import progress_bar
 from tools.proof.board import VirtualBoard
@@ -33,7 +35,7 @@ from tools.proof.chain import (
     RunStats,
     until,
 )
-from tools.proof.soak.samples import Sample, Wear, children_of, resident_bytes
+from tools.proof.soak.samples import Sample, Wear, of_process
 
 AGAIN = 0.25  # the share of power cuts that are followed by another one while the board starts
 AGAIN_S = 0.4
@@ -81,7 +83,7 @@ class Settings:
 
 @dataclass
 class SoakStats(RunStats):
-    """The counts of a soak: also each board's wear, and figures over time."""
+    """The counts of a soak: also each board's wear, and memory over time."""
 
     wear: dict[str, Wear] = field(default_factory=dict)
     samples: list[Sample] = field(default_factory=list)
@@ -239,16 +241,14 @@ class Fleet:
 
     def _look(self) -> None:
         chain, at, add = self._chain, self._chain.now(), self.stats.samples.append
-        for board in chain.boards:
-            wear = self.stats.wear[board.device]
+        for wear in self.stats.wear.values():
             wear.look()
-            boot = board.progress.boot
-            add(Sample(at, board.device, boot, "waiting", board.progress.waiting))
-            add(Sample(at, board.device, boot, "erases_least", wear.least))
-            add(Sample(at, board.device, boot, "erases_most", wear.most))
-        programs = [("broker", chain.broker.pid)] if chain.broker.running else []
-        programs.append(("collector", chain.collector.pid))
-        programs += [("sealer", pid) for pid in children_of(chain.collector.pid)]
-        for name, pid in programs:
-            if pid and (held := resident_bytes(pid)):
-                add(Sample(at, name, pid, "memory", held))
+        with contextlib.suppress(psutil.Error):  # a program was killed
+            if chain.broker.running:
+                add(of_process(at, "broker", psutil.Process(chain.broker.pid)))
+        with contextlib.suppress(psutil.Error):
+            if chain.collector.pid:
+                collector = psutil.Process(chain.collector.pid)
+                add(of_process(at, "collector", collector))
+                for sealer in collector.children():
+                    add(of_process(at, "sealer", sealer))

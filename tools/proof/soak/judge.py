@@ -119,12 +119,11 @@ def memory(samples: list[Sample], boards: set[str]) -> list[Trend]:
     """Return the trend of each subject's memory."""
     lives: dict[str, dict[int, list[Sample]]] = defaultdict(lambda: defaultdict(list))
     for sample in samples:
-        if sample.name == "memory":
-            lives[sample.subject][0 if sample.subject in boards else sample.life].append(sample)
+        lives[sample.subject][0 if sample.subject in boards else sample.life].append(sample)
     found = []
     for subject, its in sorted(lives.items()):
         longest = max(its.values(), key=lambda life: life[-1].at_s - life[0].at_s)
-        values = [one.value for one in longest]
+        values = [one.held for one in longest]
         if subject in boards:
             values = without_largest_step(values)
         share = SEALER_SHARE if subject == "sealer" else HOST_SHARE

@@ -1,7 +1,4 @@
-"""Figures over time: memory of every program, wear of every flash, backlog of every board.
-
-There is one row for each sample and subject, so that a plot or a query needs no special case. Subjects are the boards, and the
-host's programs ("collector", "sealer", "broker").
+"""Memory over time of every board and of the host's programs ("collector", "sealer", "broker"), and the wear of every flash.
 
 A board reports its heap itself, after a garbage collection, in its health messages. They are read from the readings table after
 the soak, so they went through the whole chain.
@@ -9,10 +6,10 @@ the soak, so they went through the whole chain.
 
 from __future__ import annotations
 
-import os
-from dataclasses import astuple, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import psutil  # type: ignore[import-untyped]
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -25,59 +22,33 @@ HEAP_BYTES = int(HEAP.removesuffix("K")) * 1024
 HEAD_BYTES = (
     64  # includes everything that changes when a sector is opened again: its sequence, and a CRC over the header
 )
-PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One figure of one subject at one moment.
+    """The memory of one subject at one moment.
 
     Attributes:
         at_s: seconds since the soak began.
         subject: a board's id, or a program of the host.
         life: which of its starts: the boot of a board, the process id of a program.
-        name: "memory" (bytes), "erases_least", "erases_most" (of a sector), "waiting" (messages).
+        held: bytes.
     """
 
     at_s: float
     subject: str
     life: int
-    name: str
-    value: float
-
-
-SCHEMA = pa.schema(
-    [
-        pa.field("at_s", pa.float64()),
-        pa.field("subject", pa.string()),
-        pa.field("life", pa.int64()),
-        pa.field("name", pa.string()),
-        pa.field("value", pa.float64()),
-    ]
-)
+    held: float
 
 
 def write(samples: list[Sample], path: Path) -> None:
     """Write samples as Parquet."""
-    columns = list(zip(*map(astuple, samples), strict=True)) or [()] * len(fields(Sample))
-    arrays = [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)]
-    pq.write_table(pa.table(arrays, schema=SCHEMA), path)
+    pq.write_table(pa.Table.from_pylist([asdict(sample) for sample in samples]), path)
 
 
-def resident_bytes(pid: int) -> int:
-    """Return the resident memory of a process, 0 if it has ended."""
-    try:
-        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE_BYTES
-    except (OSError, IndexError):
-        return 0
-
-
-def children_of(pid: int) -> list[int]:
-    """Return the ids of a process's children."""
-    try:
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except OSError:
-        return []
+def of_process(at_s: float, name: str, process: psutil.Process) -> Sample:
+    """Return the resident memory of a process."""
+    return Sample(at_s, name, process.pid, process.memory_info().rss)
 
 
 class Wear:
@@ -109,19 +80,9 @@ class Wear:
                 self._heads[number] = head
 
     @property
-    def least(self) -> int:
-        """Erases of the sector with the fewest."""
-        return min(self.erases.values(), default=0)
-
-    @property
-    def most(self) -> int:
-        """Erases of the sector with the most."""
-        return max(self.erases.values(), default=0)
-
-    @property
     def spread(self) -> int:
-        """The difference of the two."""
-        return self.most - self.least
+        """The difference between the sectors with the most and the fewest erases."""
+        return max(self.erases.values(), default=0) - min(self.erases.values(), default=0)
 
 
 def heaps(tables: Path, began_us: int) -> list[Sample]:
@@ -136,5 +97,5 @@ def heaps(tables: Path, began_us: int) -> list[Sample]:
         for device, boot, value, us in zip(
             *(table[name].to_pylist() for name in ("device", "boot", "value")), at_us.to_pylist(), strict=True
         ):
-            found.append(Sample((us - began_us) / 1e6, device, boot, "memory", HEAP_BYTES - value))
+            found.append(Sample((us - began_us) / 1e6, device, boot, HEAP_BYTES - value))
     return sorted(found, key=lambda sample: (sample.subject, sample.at_s))
