@@ -38,7 +38,7 @@ class Retaining(Loopback):
             self.give(*self.behind)
 
 
-@pytest.mark.req("R4", "Q7")
+@pytest.mark.req("R4", "Q7", "R1")
 @pytest.mark.parametrize("qos", [0, 1])
 def test_retained_messages_wait_for_the_loop_and_block_no_answer(qos):
     async def case(broker):
@@ -58,7 +58,7 @@ def test_retained_messages_wait_for_the_loop_and_block_no_answer(qos):
     run(case, Retaining(kept[:15], kept[15:]))
 
 
-@pytest.mark.req("Q3", "R4")
+@pytest.mark.req("Q3", "R4", "R1")
 @pytest.mark.parametrize("waited_for", [False, True])
 def test_messages_received_before_the_loop_starts_are_delivered_to_it(waited_for):
     async def case(broker):
@@ -380,7 +380,7 @@ def test_list_of_filters_returns_a_list_of_results():
     run(case)
 
 
-@pytest.mark.req("R4", "R5")
+@pytest.mark.req("R4", "R5", "R1")
 def test_unclaimed_message_is_reported_and_dropped():
     async def case(broker):
         async with client(broker, unclaimed_s=0.2) as mqtt:
@@ -457,7 +457,7 @@ def test_long_message_arrives_in_chunks_at_loop_and_handlers(qos, way):
     run(case)
 
 
-@pytest.mark.req("R4", "W13")
+@pytest.mark.req("R4", "W13", "R1")
 @pytest.mark.parametrize("qos", [1, 2])
 def test_unclaimed_long_message_blocks_nothing_and_reaches_a_later_handler(qos):
     long = b"0123456789" * 60

@@ -38,7 +38,7 @@ def turn(broker, mqtt, n=3):
     broker()
 
 
-@pytest.mark.req("Q0", "Q3", "Q4", "R4")
+@pytest.mark.req("Q0", "Q3", "Q4", "R4", "R1")
 def test_messages_received_before_subscribe_reach_the_later_handler():
     broker, mqtt = connected()
     broker.give(
@@ -60,7 +60,7 @@ def test_messages_received_before_subscribe_reach_the_later_handler():
     mqtt.disconnect()
 
 
-@pytest.mark.req("Q3", "R4")
+@pytest.mark.req("Q3", "R4", "R1")
 def test_setting_on_message_claims_waiting_messages():
     broker, mqtt = connected()
     broker.give(publish(b"a", b"1", 1, 1), publish(b"a", b"2", 1, 2))
@@ -72,7 +72,7 @@ def test_setting_on_message_claims_waiting_messages():
     mqtt.disconnect()
 
 
-@pytest.mark.req("Q3", "R4")
+@pytest.mark.req("Q3", "R4", "R1")
 def test_unclaimed_messages_survive_a_reconnect_and_are_delivered_once():
     broker, mqtt = connected()
     broker.present = 1
@@ -92,7 +92,7 @@ def test_unclaimed_messages_survive_a_reconnect_and_are_delivered_once():
     mqtt.disconnect()
 
 
-@pytest.mark.req("Q3", "Q8")
+@pytest.mark.req("Q3", "Q8", "R1")
 def test_waiting_messages_are_delivered_after_the_broker_lost_the_session():
     broker, mqtt = connected()
     broker.give(publish(b"a", b"1", 1, 1), publish(b"a", b"2", 2, 2), pubrel(2))
@@ -108,7 +108,7 @@ def test_waiting_messages_are_delivered_after_the_broker_lost_the_session():
     mqtt.disconnect()
 
 
-@pytest.mark.req("Q3", "R4")
+@pytest.mark.req("Q3", "R4", "R1")
 @pytest.mark.clause("MQTT-4.6.0-2", "5:MQTT-4.6.0-2")
 def test_messages_behind_an_unclaimed_one_are_handled_and_acknowledged_in_order():
     broker, mqtt = connected()
@@ -156,7 +156,7 @@ def test_new_message_with_a_reused_packet_id_and_dup_is_delivered():
     mqtt.disconnect()
 
 
-@pytest.mark.req("R4", "R5")
+@pytest.mark.req("R4", "R5", "R1")
 @pytest.mark.parametrize("qos", [0, 1, 2])
 def test_unclaimed_message_is_reported_counted_and_dropped(qos):
     broker, mqtt = connected()
@@ -176,7 +176,7 @@ def test_unclaimed_message_is_reported_counted_and_dropped(qos):
     mqtt.disconnect()
 
 
-@pytest.mark.req("R4", "R5")
+@pytest.mark.req("R4", "R5", "R1")
 @pytest.mark.parametrize("qos", [1, 2])
 def test_unclaimed_keep_saves_messages_for_a_later_handler(qos):
     broker, mqtt = connected(unclaimed_s=0.1, unclaimed="keep")
@@ -198,7 +198,7 @@ def test_unclaimed_keep_saves_messages_for_a_later_handler(qos):
     mqtt.disconnect()
 
 
-@pytest.mark.req("R4")
+@pytest.mark.req("R4", "R1")
 def test_unclaimed_messages_never_block_a_program_that_only_publishes():
     broker, mqtt = connected(waiting=4, buffer_bytes=256)
     broker.present = 1
@@ -214,7 +214,7 @@ def test_unclaimed_messages_never_block_a_program_that_only_publishes():
     mqtt.disconnect()
 
 
-@pytest.mark.req("Q3", "R4")
+@pytest.mark.req("Q3", "R4", "R1")
 def test_messages_beyond_the_waiting_limit_arrive_in_order_after_a_reconnect():
     broker, mqtt = connected(waiting=4)
     broker.present = 1
@@ -255,7 +255,7 @@ def test_message_without_room_comes_again_although_later_ones_are_done():
     mqtt.disconnect()
 
 
-@pytest.mark.req("Q0", "R5")
+@pytest.mark.req("Q0", "R5", "R1")
 def test_qos_0_messages_beyond_the_waiting_limit_are_counted_as_missed():
     broker, mqtt = connected(waiting=4)
     broker.give(*[publish(b"a", b"%d" % i) for i in range(10)])
@@ -267,7 +267,7 @@ def test_qos_0_messages_beyond_the_waiting_limit_are_counted_as_missed():
     mqtt.disconnect()
 
 
-@pytest.mark.req("R4", "R5")
+@pytest.mark.req("R4", "R5", "R1")
 def test_clean_session_acknowledges_messages_beyond_the_waiting_limit():
     broker, mqtt = connected(waiting=2, clean=True)
     broker.give(*[publish(b"a", b"%d" % i, 1, i) for i in range(1, 6)])
@@ -594,7 +594,7 @@ def test_on_error_can_read_the_failures_of_a_message_that_has_no_room_to_wait(qo
     mqtt.disconnect()
 
 
-@pytest.mark.req("Q4", "R4")
+@pytest.mark.req("Q4", "R4", "R1")
 @pytest.mark.parametrize("size", [20, 200])
 def test_kept_unclaimed_message_whose_packet_id_is_used_again_causes_no_reconnects(size):
     broker, mqtt = connected(buffer_bytes=128, chunks=True, unclaimed="keep")
