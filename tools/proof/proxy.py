@@ -94,6 +94,7 @@ class Seen:
         passed: how many of them were passed on.
         connection: the number of its connection; 1 is the first.
         cuts: how many planned cuts were made before.
+        at_s: when it was received, since the proxy was made.
     """
 
     direction: str
@@ -101,6 +102,7 @@ class Seen:
     passed: int
     connection: int
     cuts: int
+    at_s: float = field(default=0.0, compare=False)
 
     @property
     def type(self) -> int:
@@ -190,6 +192,7 @@ class Proxy:
         self._accepted: set[asyncio.Task] = set()
         self._server: asyncio.Server | None = None
         self._stopped = False
+        self._made_s = time.monotonic()
         self._capture: TextIO | None = None
         if capture is not None:
             capture.parent.mkdir(parents=True, exist_ok=True)
@@ -330,7 +333,7 @@ class Proxy:
         if cut is not None and (cut.direction != direction or cut.packet != self._seen[direction]):
             cut = None
         passes = cut.passes(len(packet)) if cut else len(packet)
-        self.trace.append(Seen(direction, packet, passes, link.number, len(self.made)))
+        self.trace.append(Seen(direction, packet, passes, link.number, len(self.made), time.monotonic() - self._made_s))
         self._note(link, direction, packet[:passes])
         if cut is None:
             writer.write(packet)

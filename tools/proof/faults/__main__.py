@@ -3,8 +3,8 @@
 With `--hostile`: a broker that does every wrong thing, at every moment, at every level, on both interpreters.
 
 A case that fails prints its id; `python -m tools.proof.faults --case ID` runs it alone. Exit status: 0 no rule was violated; 1 a
-rule was violated; 2 it could not be run; 130 stopped by Ctrl-C. The counts go to build/faults.json or build/hostile.json, the
-details of failing cases to build/faults-failing.txt.
+rule was violated; 2 it could not be run; 130 stopped by Ctrl-C. The counts go to build/faults.json or build/hostile.json. The
+details of failing cases go to a file in build/faults-failing/, named by the time when the run began; no run deletes them.
 """
 
 from __future__ import annotations
@@ -25,16 +25,17 @@ from tools.command import ended, number, progress_bar
 from tools.proof import counts
 from tools.proof.faults.suites import FULL, HOSTILE, RUN, SHORT, Suite, find, power
 
-FAILING = counts.BUILD / "faults-failing.txt"
+FAILING = counts.BUILD / "faults-failing"
 WORKERS = 16
 KILLS = ((3, 50), (4, 100), (5, 50))
 KILLS_SHORT = ((4, 20),)
 
 
 class Tally:
-    """Counts verdicts, and prints those with problems."""
+    """Counts verdicts, and prints those with problems; appends their details to `log`, a new file in `directory`."""
 
-    def __init__(self) -> None:
+    def __init__(self, directory: Path = FAILING) -> None:
+        self.log = directory / f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{os.getpid()}.txt"
         self.counts: Counter = Counter()
         self.suites: dict[str, Counter] = {}
         self.failing: list[str] = []
@@ -50,8 +51,16 @@ class Tally:
         if verdict.problems:
             self.failing.append(str(verdict.case))
             tqdm.write(f"FAILED {verdict.case}\n       " + "\n       ".join(verdict.problems))
-            with FAILING.open("a") as log:
-                print(verdict.case, *verdict.problems, *verdict.details(), sep="\n    ", file=log)
+            self.log.parent.mkdir(parents=True, exist_ok=True)
+            with self.log.open("a") as log:
+                now = f"{time.strftime('%H:%M:%SZ', time.gmtime())}, load average {os.getloadavg()[0]:.1f}"
+                print(verdict.case, now, *verdict.problems, *verdict.details(), sep="\n    ", file=log)
+
+    def status(self) -> int:
+        """Return the exit status; print where the details of failing cases are."""
+        if self.failing:
+            print(f"details of the failing cases: {self.log}")
+        return 1 if self.failing else 0
 
 
 async def run_suite(suite: Suite, tally: Tally, workers: int) -> None:
@@ -108,12 +117,10 @@ def run_chosen(cases: list[Any], workers: int, tally: Tally, show: bool) -> None
 
 def run(arguments: argparse.Namespace) -> int:
     """Run suites or cases; return the exit status."""
-    FAILING.parent.mkdir(parents=True, exist_ok=True)
-    FAILING.unlink(missing_ok=True)
     tally = Tally()
     if arguments.cases:
         run_chosen(arguments.cases, arguments.workers, tally, arguments.times == 1)
-        return 1 if tally.failing else 0
+        return tally.status()
     started = time.monotonic()
     for suite in arguments.suites:
         before = time.monotonic()
@@ -132,7 +139,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"MicroPython's heap after a case: {min(tally.heaps):,} to {max(tally.heaps):,} bytes")
     told = ", ".join(f"{count} {what.replace('_', ' ')}" for what, count in tally.counts.items())
     print(f"{told}; {seconds:.0f} s")
-    return 1 if tally.failing else 0
+    return tally.status()
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -78,7 +78,7 @@ def packet_lines(trace: list[Seen], level: int) -> Iterator[str]:
         except p.Wrong as wrong:
             text = f"{seen.content.hex(' ')}: {wrong}"
         passed = "" if seen.whole else f"   cut after {seen.passed} of {len(seen.content)} bytes"
-        yield f"{seen.connection} {'->' if seen.direction == UP else '<-'} {text}{passed}"
+        yield f"{seen.at_s:6.3f} s  {seen.connection} {'->' if seen.direction == UP else '<-'} {text}{passed}"
 
 
 class Device:
