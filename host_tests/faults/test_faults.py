@@ -14,7 +14,7 @@ from tools.proof.faults.__main__ import Tally, run_suite
 from tools.proof.faults.audit import audit
 from tools.proof.faults.cases import Case, Outcome, judge, places_of
 from tools.proof.faults.peer import Peer
-from tools.proof.faults.runner import HEAP
+from tools.proof.faults.runner import HEAP, Verdict, run_cases
 from tools.proof.faults.suites import FULL, SHORT
 from tools.proof.proxy import Cut, Seen
 
@@ -31,6 +31,21 @@ def test_cut_at_any_place_keeps_the_delivery_guarantees(suite):
     assert tally.failing == []
     assert tally.counts["cases"] > 2 * len(suite.bases)
     assert tally.counts["not_reached"] <= tally.counts["cases"] // 20
+
+
+@needs_mosquitto
+@pytest.mark.req("Q8")
+@pytest.mark.parametrize("broker", ["lost", "lostdrop"])
+@pytest.mark.parametrize("level", [4, 5])
+def test_message_past_pubrec_is_in_doubt_when_the_connack_that_reports_the_loss_is_lost(level, broker):
+    case = Case.parse(f"{level}-q2-out-mpy-ram-{broker}-w2x4/down6.after.action+down1.before.rst")
+    verdicts = []
+    asyncio.run(run_cases([case], 1, verdicts.append))
+    (verdict,) = verdicts
+    assert verdict.problems == []
+    assert verdict.outcome.made == 2 and verdict.outcome.forgot
+    lost = {1, 2, 3, 4}.difference(verdict.outcome.received)
+    assert lost and lost == set(verdict.outcome.doubtful)
 
 
 @needs_mosquitto
@@ -198,6 +213,73 @@ def test_connack_possibly_discarded_by_a_reset_counts_as_unread(manner, before, 
     problems = audit(case, trace).problems
     assert bool(problems) == bool(problem), problems
     assert problem in "".join(problems)
+
+
+LOST = p.connack(4, 0)
+LIVED = [(1, "up", CONNECT), (1, "down", LOST), (1, "up", FIRST), (1, "down", REC), (1, "up", REL)]
+RETURNS = [(3, "up", CONNECT), (3, "down", CONNACK)]
+
+
+@pytest.mark.req("Q8")
+@pytest.mark.parametrize(
+    ("manner", "passes", "after", "problem"),
+    [
+        # The device does not know of the loss.
+        ("rst", False, [("up", REL), ("down", COMP)], ""),
+        ("rst", False, [("up", AGAIN)], "after its PUBREL"),
+        # It may know.
+        ("rst", True, [("up", REL), ("down", COMP)], ""),
+        ("rst", True, [("up", FIRST), ("down", REC), ("up", REL), ("down", COMP)], ""),
+        ("rst", True, [("up", AGAIN), ("down", REC), ("up", REL), ("up", AGAIN)], "after its PUBREL"),
+        # It knows.
+        ("fin", True, [("up", FIRST), ("down", REC), ("up", REL), ("down", COMP)], ""),
+        ("fin", True, [("up", REL)], "without a PUBREC"),
+    ],
+)
+def test_flows_begin_again_when_the_device_may_know_that_its_session_is_lost(manner, passes, after, problem):
+    case = Case(4, 2, "out", count=1, broker="lost", cuts=(Cut("down", 1, "after", manner),))
+    lost = Seen("down", LOST, len(LOST) if passes else 0, 2, 0)
+    trace = [*_wire(*LIVED, (2, "up", CONNECT)), lost, *_wire(*RETURNS, *((3, *packet) for packet in after))]
+    wire = audit(case, trace)
+    assert wire.forgot
+    assert wire.uncertain == {1} if manner == "rst" else not wire.uncertain
+    assert bool(wire.problems) == bool(problem), wire.problems
+    assert problem in "".join(wire.problems)
+
+
+@pytest.mark.req("Q8")
+@pytest.mark.parametrize(
+    ("broker", "doubtful", "uncertain", "problem"),
+    [
+        ("lostdrop", [3], set(), ""),
+        ("lostdrop", [], {3}, "lost: [3]"),
+        ("lost", [3], {3}, ""),
+        ("lost", [3], set(), "lost: [3]"),
+        ("lost", [], {3}, "lost: [3]"),
+        ("kill", [3], {3}, "lost: [3]"),
+    ],
+)
+def test_message_may_only_get_lost_if_it_is_reported_and_could_not_be_published_again(
+    broker, doubtful, uncertain, problem
+):
+    outcome = Outcome(received=[1, 2, 4], delivered=[1, 2, 4], doubtful=doubtful, uncertain=uncertain)
+    problems = judge(Case(5, 2, "out", broker=broker), outcome)
+    assert bool(problems) == bool(problem), problems
+    assert problem in "".join(problems)
+
+
+def test_no_run_deletes_the_details_of_an_earlier_runs_failing_cases(tmp_path, monkeypatch):
+    verdict = Verdict(Case(4, 2, "out"), Outcome(trace=_wire((1, "up", FIRST))), ["planted"])
+    logs = []
+    for now in ("20260101T000000Z", "20260101T000001Z"):
+        monkeypatch.setattr("time.strftime", lambda *_, now=now: now)
+        tally = Tally(tmp_path)
+        tally.add(verdict, "any")
+        assert tally.status() == 1
+        logs.append(tally.log)
+    assert sorted(tmp_path.iterdir()) == logs
+    for log in logs:
+        assert str(verdict.case) in log.read_text() and "planted" in log.read_text() and "PUBLISH 1" in log.read_text()
 
 
 @pytest.mark.parametrize("level", [4, 5])

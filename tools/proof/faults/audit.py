@@ -10,7 +10,7 @@ Every packet has to be well-formed. Besides, these rules hold over all connectio
     PUBACK, PUBREC and PUBCOMP answer received packets, each of them once
 
 A reset discards what the device has not read yet. So a CONNACK before a reset counts as read only if the device sent something
-after it.
+after it. If that CONNACK reported a lost session, the device may continue the flows or begin them again.
 
 The broker's packets are read, too. When a connection ends before its CONNACK, mosquitto 2.0 sends a QoS 2 message again although
 it has sent its PUBREL already. A receiver can't tell that from a new message, so such a repetition is counted as the broker's.
@@ -73,6 +73,10 @@ class _Ledger:
     unread: bool = (
         False  # a reset may have discarded the CONNACK that was passed on: the device has sent nothing after it
     )
+    lost: bool = False  # a CONNACK was passed on that reports a lost session, and the device has sent nothing after it
+    lost_unread: set[int] = field(
+        default_factory=set
+    )  # numbers: the device may or may not know that their session is lost
     unknown: set[int] = field(default_factory=set)  # ids that the device has not used yet, and that the broker may know
 
     def wrong(self, text: str) -> None:
@@ -84,9 +88,20 @@ class _Ledger:
             self.wire.unproved |= self.numbers(self.released)
         elif self.unread:
             self.wire.uncertain |= self.numbers(self.received - self.ended)
+        if self.lost:
+            self.lost = False
+            if self.unread:
+                self.lost_unread = set(self.ids)
+            else:
+                self.restart_flows()
         self.unread = False
         self.connection = connection
         self.sent, self.open, self.came, self.answered = [], set(), Counter(), Counter()
+
+    def restart_flows(self) -> None:
+        """The device knows that the session is lost: it publishes all messages again."""
+        self.ids, self.released, self.received = {}, set(), set()
+        self.unknown, self.lost_unread = set(), set()
 
     def numbers(self, ids: set[int]) -> set[int]:
         return {number for number, packet_id in self.ids.items() if packet_id in ids}
@@ -98,6 +113,9 @@ class _Ledger:
             return
         self.joined |= self.unread
         self.unread = False
+        if self.lost:
+            self.lost = False
+            self.restart_flows()
         if packet.kind == p.PUBLISH and packet.qos:
             self.published(packet)
         elif packet.kind == p.PUBREL:
@@ -121,6 +139,11 @@ class _Ledger:
     def published(self, packet: p.Packet) -> None:
         number, packet_id = int(packet.payload.split(b";")[0]), packet.packet_id
         self.unknown.discard(packet_id)
+        if number in self.lost_unread:  # the device knows of the loss, or PUBREC did not arrive: the flow begins again
+            self.lost_unread.discard(number)
+            old = self.ids.pop(number)
+            self.released.discard(old)
+            self.received.discard(old)
         known = self.ids.get(number)
         if known is None:
             self.ended.discard(packet_id)  # that PUBCOMP answered a PUBREL that cleared the id
@@ -147,8 +170,7 @@ class _Ledger:
             self.unanswered = not passed
             if self.case.level > 3 and not packet.session_present:
                 self.wire.forgot |= self.accepted and not self.clean
-                self.ids, self.released, self.received = {}, set(), set()  # all messages are published again
-                self.unknown = set()
+                self.lost = passed
             self.accepted = True
             self.unread = passed and any(cut.manner in ("rst", "action") for cut in self.case.cuts)
             if passed and not self.joined:

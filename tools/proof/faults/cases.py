@@ -168,6 +168,7 @@ def _judge_flow(case: Case, outcome: Outcome, where: str, got: list[int], out: b
             lost -= doubtful
         else:
             twice -= doubtful
+            lost -= doubtful & outcome.uncertain  # not published again, as nobody can know whether the session was lost
     outcome.lost += len(lost)
     outcome.duplicates += sum(qos(number) == 2 for number in twice)
     problems = []

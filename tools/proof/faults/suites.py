@@ -18,6 +18,7 @@ from tools.proof.faults import runner
 from tools.proof.faults.cases import FLOWS, Case, Outcome, places_of
 from tools.proof.faults.hostile import runner as hostile
 from tools.proof.faults.runner import HEAP
+from tools.proof.proxy import DOWN, Cut
 
 PINGREQ = 12
 POWER = "the board's power"
@@ -40,6 +41,7 @@ class Suite:
         manners: how connections end.
         places: where in a packet.
         depth: the most cuts in one case.
+        then: further cuts after the one that a case adds; a case for each.
         heap: the size of MicroPython's heap.
     """
 
@@ -48,6 +50,7 @@ class Suite:
     manners: tuple[str, ...] = ()
     places: tuple[str, ...] = ALL_PLACES
     depth: int = 1
+    then: tuple[tuple[Cut, ...], ...] = ((),)
     heap: str = HEAP
     again: Counter = field(default_factory=Counter, compare=False)
 
@@ -64,7 +67,7 @@ class Suite:
 
     def further(self, case: Case, outcome: Outcome) -> Iterable[Case]:
         """Return the cases with one cut more than this one."""
-        if len(case.cuts) == self.depth or outcome.made < len(case.cuts) or outcome.failure:
+        if len(case.cuts) >= self.depth or outcome.made < len(case.cuts) or outcome.failure:
             return
         if not case.cuts and (outcome.errors or any(seen.type == PINGREQ for seen in outcome.trace)):
             # The machine was busy for a moment, so this trace has packets that other runs do not have: run it again. After five
@@ -75,7 +78,8 @@ class Suite:
                 return
         for cut in places_of(outcome.trace, self.manners, len(case.cuts)):
             if cut.place in self.places:
-                yield replace(case, cuts=(*case.cuts, cut))
+                for rest in self.then:
+                    yield replace(case, cuts=(*case.cuts, cut, *rest))
 
 
 def _cases(levels: str, qos: str, flows: Iterable[str] = FLOWS, interpreters: str = "mpy", **rest) -> tuple[Case, ...]:
@@ -90,6 +94,8 @@ def _brokers(levels: str, qos: str) -> tuple[Case, ...]:
 
 
 LINK = ("fin", "rst", "hole")
+# The CONNACK of the next connection does not arrive, or is the last packet that arrives.
+NO_CONNACK = ((Cut(DOWN, 1, "before", "rst"),), (Cut(DOWN, 1, "after", "rst"),))
 
 FULL = (
     Suite("one cut", _cases("345", "012", interpreters="mpy cpy"), LINK),
@@ -108,6 +114,7 @@ FULL = (
     Suite("asyncio", _cases("45", "12", interpreters="mpyaio cpyaio"), ("rst",), BORDERS),
     Suite("messages in pieces", _cases("345", "12", ("out",), long=True), ("rst", "hole")),
     Suite("the broker dies", _brokers("345", "012"), ("action",), BORDERS),
+    Suite("dies, and the next CONNACK is lost", _brokers("345", "2"), ("action",), BORDERS, then=NO_CONNACK),
     # amqtt 0.12 sends no queued messages to a client that reconnects, and answers a PUBREL with an unknown id by no PUBCOMP. So
     # with cuts it is only tested at QoS 0 and 1 from the device.
     Suite("a second broker", _cases("4", "01", ("out",), broker="amqtt"), ("fin", "rst")),
