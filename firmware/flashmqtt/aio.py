@@ -46,7 +46,11 @@ _POLLOUT = const(4)
 try:
     from asyncio import core as _core  # type: ignore[attr-defined]
 
-    _io_queue = _core._io_queue
+    def _loop() -> "Any":
+        """Return an object that `asyncio.new_event_loop` replaces."""
+        return _core._io_queue
+
+    _loop()
 
     def _ready(link: "Any") -> "Any":
         """Wait until the link's socket is ready; return at once if another task has closed it before this runs."""
@@ -59,6 +63,8 @@ try:
     _sleep_ms = asyncio.sleep_ms  # type: ignore[attr-defined]
 except (ImportError, AttributeError):  # CPython
     from .hosted import ready
+
+    _loop = asyncio.get_running_loop
 
     async def _ready(link: "Any") -> None:  # type: ignore[misc]
         if link.polled is not None:
@@ -147,8 +153,8 @@ class Client:
         self._stopping = False
         self._closed = False  # the program disconnected: iteration has ended
         self._failure = None  # the exception that ended the client's task
-        self._progress = asyncio.Event()  # an event occurred that a task may wait for
-        self._arrived = asyncio.Event()  # there may be a message for `async for`
+        self._progress = asyncio.Event()  # an event occurred that a task may wait for, or a message for `async for`
+        self._loop = None  # the event loop of the client's tasks
         self._held: "list[Any]" = []  # (task, message): the message that each iterating task has
         self._iterated = False
         self._awaited: "Any" = None  # an `on_message` that is known to be an `async def` function
@@ -210,12 +216,32 @@ class Client:
         await self.disconnect()
 
     def start(self) -> None:
-        """Connect in the background; return at once."""
+        """Connect in the background; return at once. In a new event loop the client begins again, as after `disconnect`."""
+        if self._loop is not _loop():
+            if self._loop:
+                self._leave_loop()
+            self._loop = _loop()
         self.link.start(ticks_ms())
         if self._task is None:
             self._stopping = self._closed = False
             self._failure = None
             self._task = asyncio.create_task(self._run())
+
+    def _leave_loop(self) -> None:
+        """Forget the tasks of an event loop that has ended; their messages wait again."""
+        self._acknowledge_finished(None)
+        self._put_back(self._tasks + self._held)
+        self._tasks = []
+        self._held = []
+        self._task = None
+        self._progress = asyncio.Event()
+        self._blocking.stopped()
+
+    def _put_back(self, tasks: "Any") -> None:
+        """Let the messages of ended tasks wait again."""
+        for _, message in tasks:
+            if message and message.state == _BUSY:
+                self.session.waiting.put_back(message, ticks_ms())
 
     async def connect(self, timeout_s: "float | None" = None) -> bool:
         """Connect; return whether the broker still has the session. From now on the client's task reconnects.
@@ -244,28 +270,18 @@ class Client:
             code, expiry_s: as for the blocking client's `disconnect`, with the same errors.
         """
         properties = self._blocking.disconnect_properties(code, expiry_s)
-        self._closed = True
-        if self._task is not None:
-            self._stopping = True
-            self._task.cancel()
-            try:
-                await self._task
-            except asyncio.CancelledError:
-                pass
-            self._task = None
+        self._closed = self._stopping = True
         this = asyncio.current_task()
-        for task, message in self._tasks[:]:
-            if task is not this:
-                task.cancel()
-                try:
-                    await task
-                except asyncio.CancelledError:
-                    pass
-                if message and message.state == _BUSY:  # cancelled before its first step
-                    self.session.waiting.put_back(message, ticks_ms())
-        self._tasks = [one for one in self._tasks if one[0] is this]
+        tasks = [one for one in self._tasks if one[0] is not this]
+        if self._task:
+            tasks.append((self._task, None))
         link = self.link
         try:
+            for task, _ in tasks:
+                task.cancel()
+            for task, _ in tasks:
+                while not task.done():  # `await task` could not tell its cancellation from ours
+                    await _sleep_ms(0)
             if link.is_open():
                 self.connection.disconnect(code, properties)
                 begin = ticks_ms()
@@ -274,8 +290,10 @@ class Client:
         except (OSError, ConnectionLost):
             pass
         finally:
+            self._task = None
+            self._put_back(tasks)
+            self._tasks = [one for one in self._tasks if one[0] is this]
             self._blocking.stopped()
-            self._arrived.set()
             self._wake_waiters()
 
     # --- sending ---
@@ -408,8 +426,7 @@ class Client:
             waiting = self.session.waiting
             message = waiting.next(ticks_ms(), _UNCLAIMED) if waiting and self.on_message is None else None
             if not message:
-                self._arrived.clear()
-                await self._arrived.wait()
+                await self._progress.wait()
             elif waiting.begin(message):
                 self._held.append((task, message))
                 return message
@@ -461,7 +478,7 @@ class Client:
                 pass
 
     def _wake_waiters(self) -> None:
-        """Wake all tasks that wait in `_until`."""
+        """Wake all tasks that wait in `_until` or iterate."""
         self._progress.set()
         self._progress = asyncio.Event()
 
@@ -476,7 +493,6 @@ class Client:
     def _fail(self, error: "Any") -> None:
         self._failure = error
         self.session.leave_unacknowledged()
-        self._arrived.set()
         self._wake_waiters()
         self.link.fail(error, ticks_ms())
 
@@ -611,7 +627,7 @@ class Client:
                 break
             if waiting.begin(message):
                 self._tasks.append((asyncio.create_task(self._handle(message)), message))
-        self._arrived.set()
+        self._wake_waiters()
         self._blocking.on_unclaimed = self.on_unclaimed
         waiting.drop_unclaimed(now_ms)
 
@@ -645,17 +661,20 @@ class Client:
         """Call a handler that is not for messages, if there is one; an `async def` handler gets a task."""
         if handler:
             try:
-                result = handler(*arguments)
-                if type(result) is COROUTINE:
-                    self._tasks.append((asyncio.create_task(self._await(result)), None))
+                self._run_task(handler(*arguments), self._note_error)
             except _RAISED as error:
-                self._note_error(_exception(error), None)
+                self._note_error(_exception(error))
 
-    async def _await(self, coroutine: "Any") -> None:
+    def _run_task(self, result: "Any", report: "Any") -> None:
+        """If a handler returned a coroutine, run it in a task; pass what it raises to `report`."""
+        if type(result) is COROUTINE:
+            self._tasks.append((asyncio.create_task(self._await(result, report)), None))
+
+    async def _await(self, coroutine: "Any", report: "Any") -> None:
         try:
             await coroutine
         except Exception as error:
-            self._note_error(error, None)
+            report(error)
         finally:
             self._ended()
 
@@ -664,25 +683,15 @@ class Client:
         this = asyncio.current_task()
         self._tasks = [one for one in self._tasks if one[0] is not this]
 
-    def _note_error(self, error: "Any", message: "Any") -> None:
+    def _note_error(self, error: "Any", message: "Any" = None) -> None:
         """Pass what a handler raised to `on_error`, or to the event loop."""
         if self.on_error:
             try:
-                result = self.on_error(error, message)
-                if type(result) is COROUTINE:
-                    self._tasks.append((asyncio.create_task(self._await_on_error(result)), None))
+                self._run_task(self.on_error(error, message), _print)
                 return
             except _RAISED as another:
                 error = _exception(another)
         _print(error)
-
-    async def _await_on_error(self, coroutine: "Any") -> None:
-        try:
-            await coroutine
-        except Exception as error:  # of `on_error` itself
-            _print(error)
-        finally:
-            self._ended()
 
 
 def _exception(error: "Any") -> "Any":

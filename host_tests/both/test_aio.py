@@ -146,6 +146,68 @@ def test_client_reconnects_and_delivers_everything_in_order():
     run(case)
 
 
+@pytest.mark.req("B4", "R4")
+@pytest.mark.parametrize("disconnects", [True, False])
+def test_client_continues_in_a_new_event_loop(disconnects):
+    broker = Loopback()
+    broker.present = 1
+    mqtt = client(broker)
+    seen = []
+
+    async def case(n):
+        server = asyncio.create_task(serve(broker))
+        await mqtt.connect()
+        await mqtt.subscribe("a", 1)
+        assert await mqtt.delivered(await mqtt.publish("b", "x", 1), PATIENCE_S)
+
+        async def take():
+            async for message in mqtt:
+                seen.append((n, message.payload))
+                await asyncio.sleep(PATIENCE_S)  # the loop ends meanwhile
+
+        task = asyncio.create_task(take())
+        await asyncio.sleep(0.02)
+        broker.give(publish(b"a", b"x", 1, 1, dup=n > 0))
+        await until(lambda: len(seen) == n + 1)
+        if disconnects:
+            await mqtt.disconnect()
+            task.cancel()
+        server.cancel()
+
+    for n in range(3):
+        if sys.implementation.name == "micropython":
+            asyncio.new_event_loop()
+        asyncio.run(asyncio.wait_for(case(n), PATIENCE_S))
+    assert seen == [(0, b"x"), (1, b"x"), (2, b"x")]
+    mqtt.link.stop()
+    broker.close()
+
+
+@pytest.mark.req("R4")
+def test_task_cancelled_in_disconnect_ends_and_the_client_can_connect_again():
+    async def case(broker):
+        for turns in range(1, 6):
+            mqtt = client(broker)
+            await mqtt.connect()
+
+            async def end(mqtt=mqtt):
+                await mqtt.disconnect()
+                await asyncio.sleep(0.5)
+
+            task = asyncio.create_task(end())
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert not mqtt.connected
+            await mqtt.connect()
+            assert await mqtt.delivered(await mqtt.publish("b", "x", 1), PATIENCE_S)
+            await mqtt.disconnect()
+
+    run(case)
+
+
 @pytest.mark.req("B4")
 def test_delivered_message_resets_the_backoff_of_a_short_connection():
     async def case(broker):
