@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
-import shutil
 import sys
 import tempfile
 import time
@@ -17,13 +16,12 @@ from pathlib import Path
 
 from tools.bootstrap import ROOT
 from tools.broker import BrokerFailed
-from tools.command import ended, number, progress_bar
+from tools.command import ended, progress_bar
 from tools.proof import counts
 from tools.proof.brokers import page
 from tools.proof.brokers.judge import Observed, Verdict
 from tools.proof.brokers.kinds import KINDS, Certificate, NotHere
-from tools.proof.brokers.runner import FACES, INTERPRETERS, Case, all_cases, run_broker
-from tools.proof.brokers.scenarios import SCENARIOS
+from tools.proof.brokers.runner import Case, all_cases, run_broker
 from tools.proof.faults.runner import packet_lines
 
 PAGE = ROOT / "tools" / "proof" / "brokers" / "README.md"
@@ -35,22 +33,13 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tools.proof.brokers", description=__doc__.splitlines()[0])
     parser.add_argument("--case", action="append", help="run only the case with this id, and print its packets")
     parser.add_argument("--brokers", nargs="+", choices=tuple(KINDS), default=tuple(KINDS), help="only these")
-    parser.add_argument("--levels", nargs="+", type=int, choices=(3, 4, 5), default=(3, 4, 5), help="MQTT levels")
-    parser.add_argument("--faces", nargs="+", choices=FACES, default=FACES, help="clients")
-    parser.add_argument("--interpreters", nargs="+", choices=INTERPRETERS, default=INTERPRETERS, help="only these")
-    parser.add_argument("--scenarios", nargs="+", choices=tuple(SCENARIOS), default=tuple(SCENARIOS), help="only these")
-    parser.add_argument("--workers", type=number(int, 1), default=WORKERS, help="cases at the same time")
     parser.add_argument("--keep", action="store_true", help=f"write the table into {PAGE.relative_to(ROOT)}")
-    parser.add_argument("--directory", type=Path, help="keep the brokers' and boards' files here")
     arguments = parser.parse_args(argv)
     try:
         arguments.cases = [Case.parse(text) for text in arguments.case or ()]
     except ValueError as error:
         parser.error(f"argument --case: {error}")
-    arguments.whole = not arguments.cases and all(
-        tuple(getattr(arguments, name)) == tuple(parser.get_default(name))
-        for name in ("brokers", "levels", "faces", "interpreters", "scenarios")
-    )
+    arguments.whole = not arguments.cases and tuple(arguments.brokers) == tuple(KINDS)
     if arguments.keep and not arguments.whole:
         parser.error("--keep: the table on the page is of all cases")
     return arguments
@@ -69,19 +58,15 @@ def show(case: Case, verdict: Verdict, seen: Observed) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Run the cases; return the exit status."""
     results = page.Results()
-    logging.getLogger("asyncio").setLevel(
-        logging.ERROR
-    )  # asyncio warns of a board whose power was cut: it reads nothing any more
+    # asyncio warns of a board whose power was cut: it reads nothing any more.
+    logging.getLogger("asyncio").setLevel(logging.ERROR)
     started = time.monotonic()
-    directory = (arguments.directory or Path(tempfile.mkdtemp(prefix="flashmqtt-brokers-"))).resolve()
-    try:
+    with tempfile.TemporaryDirectory(prefix="flashmqtt-brokers-", ignore_cleanup_errors=True) as scratch:
+        directory = Path(scratch).resolve()
         certificate = Certificate.make(directory)
         names = tuple(dict.fromkeys(case.broker for case in arguments.cases)) or arguments.brokers
         for name in names:
-            _run_kind(name, arguments, directory, certificate, results)
-    finally:
-        if arguments.directory is None:
-            shutil.rmtree(directory, ignore_errors=True)
+            _run_kind(name, arguments.cases, directory, certificate, results)
     print(page.table(results))
     if arguments.keep:
         page.write(PAGE, results)
@@ -95,19 +80,17 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _run_kind(
-    name: str, arguments: argparse.Namespace, directory: Path, certificate: Certificate | None, results: page.Results
+    name: str, chosen: list[Case], directory: Path, certificate: Certificate | None, results: page.Results
 ) -> None:
-    """Run one broker's cases."""
+    """Run one broker's cases: the chosen ones, or all."""
     kind = KINDS[name]
-    cases = [case for case in arguments.cases if case.broker == name] or all_cases(
-        name, arguments.levels, arguments.faces, arguments.interpreters, arguments.scenarios
-    )
+    cases = [case for case in chosen if case.broker == name] or all_cases(name)
     try:
-        results.add_broker(name, kind.provide(), kind.source, kind.levels)
+        results.versions[name] = kind.provide()
     except NotHere as reason:
         results.not_run.append(f"{name}: {reason}")
         return
-    for level in arguments.levels if not arguments.cases else ():
+    for level in () if chosen else (3, 4, 5):
         if level not in kind.levels:
             results.not_run.append(f"{name} {results.versions[name]} at level {level}: not supported")
     if certificate is None:
@@ -120,7 +103,7 @@ def _run_kind(
         def report(case: Case, verdict: Verdict, seen: Observed) -> None:
             bar.update()
             results.add(case, verdict)
-            if arguments.cases:
+            if chosen:
                 show(case, verdict, seen)
             if verdict.ours:
                 ended_by = [f"connection ended: {text}" for text in seen.ended[:3]]
@@ -131,7 +114,7 @@ def _run_kind(
                 )
 
         try:
-            asyncio.run(run_broker(kind, cases, directory / name, certificate, arguments.workers, report))
+            asyncio.run(run_broker(kind, cases, directory / name, certificate, WORKERS, report))
         except BrokerFailed as failed:
             results.not_run.append(f"{name} {results.versions[name]}: {failed}")
             results.failing.append(f"{name} does not start")

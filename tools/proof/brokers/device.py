@@ -1,7 +1,7 @@
 """The board's side of the scenarios, with either client, on MicroPython and CPython: it executes the commands of its input.
 
-Its first line is a JSON object with the client's settings (see `make_client`), every further line a JSON list: a verb and its
-arguments. It answers each command by one line, and prints further lines for other events. All lines are JSON lists:
+Its first line is a JSON object with the face and the client's settings (see `make_client`), every further line a JSON list: a
+verb and its arguments. It answers each command by one line, and prints further lines for other events. All lines are JSON lists:
 
     ["done", result]  ["failed", class, text, code]       the answer
     ["got", topic, number, qos, retain, length, crc]      the program received this message
@@ -21,6 +21,8 @@ import sys
 
 from flashmqtt.backoff import Backoff
 from flashmqtt.compat import ticks_add, ticks_diff, ticks_ms
+from flashmqtt.flash.file import FileRegion
+from flashmqtt.journal.journal import Journal
 from flashmqtt.session.subscriptions import GRANTED
 
 ANSWER_S = 30
@@ -48,32 +50,15 @@ def say(*words):
 
 def make_client(kind, settings):
     """Return a client of this class with these settings."""
-    store = None
-    if settings["journal"]:
-        from flashmqtt.flash.file import FileRegion
-        from flashmqtt.journal.journal import Journal
-
-        store = Journal(FileRegion(settings["journal"], settings["sectors"], page_bytes=256, sync=False))
+    store = Journal(FileRegion(settings.pop("journal"), settings.pop("sectors"), page_bytes=256, sync=False))
+    ca = settings.pop("ca")
     tls = None
-    if settings["ca"]:
+    if ca:
         from flashmqtt.tls import context
 
-        tls = context(ca=settings["ca"])
-    return kind(
-        settings["host"],
-        settings["port"],
-        client_id=settings["client_id"],
-        store=store,
-        level=settings["level"],
-        user=settings["user"],
-        password=settings["password"],
-        keep_alive_s=settings["keep_alive_s"],
-        buffer_bytes=settings["buffer_bytes"],
-        chunks=settings["chunks"],
-        tls=tls,
-        timeout_s=ANSWER_S,
-        backoff=Backoff(base_ms=50, cap_ms=200, lasting_ms=100),
-    )
+        tls = context(ca=ca)
+    backoff = Backoff(base_ms=50, cap_ms=200, lasting_ms=100)
+    return kind(store=store, tls=tls, timeout_s=ANSWER_S, backoff=backoff, **settings)
 
 
 class Blocking:
@@ -150,11 +135,11 @@ class Tasks:
 class Board:
     """One start of a board."""
 
-    def __init__(self, settings):
+    def __init__(self, face, settings):
         self.crc = self.number = 0
         self.numbers: dict[int, int] = {}  # handle -> number
         self.publishing = 0
-        self.face = (Tasks if settings["face"] == "aio" else Blocking)(settings, self.take)
+        self.face = (Tasks if face == "aio" else Blocking)(settings, self.take)
         self.client = client = self.face.client
         client.on_delivered = lambda handle: say("delivered", self.numbers.get(handle, self.publishing))
         client.on_refused = lambda handle, code: say("refused", self.numbers.get(handle, self.publishing), code)
@@ -237,15 +222,16 @@ class Board:
 def main():
     """Live once."""
     settings = json.loads(_input.readline())
+    face = settings.pop("face")
     gc.collect()
-    if settings["face"] == "aio":
+    if face == "aio":
 
         async def live():
-            await Board(settings).live()
+            await Board(face, settings).live()
 
         asyncio.run(live())
         return
-    coroutine = Board(settings).live()
+    coroutine = Board(face, settings).live()
     try:
         coroutine.send(None)  # it never waits for an event loop
     except StopIteration:

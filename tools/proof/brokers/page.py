@@ -1,4 +1,4 @@
-"""The table of the results: printed, and written into a page between two marks. It knows no broker."""
+"""The table of the results: printed, and written into a page between two marks."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tools.proof.brokers.judge import Verdict
+from tools.proof.brokers.kinds import KINDS
 from tools.proof.brokers.runner import Case
 from tools.proof.brokers.scenarios import SCENARIOS
 
@@ -21,21 +22,16 @@ class Results:
 
     Attributes:
         outcomes: (broker, scenario) -> verdicts with their cases.
+        versions: of the installed brokers.
         not_run: descriptions of what was not run, with the reason.
         failing: the ids of the cases in which the client made a fault.
     """
 
     outcomes: dict[tuple[str, str], list[tuple[Case, Verdict]]] = field(default_factory=lambda: defaultdict(list))
     versions: dict[str, str] = field(default_factory=dict)
-    sources: dict[str, str] = field(default_factory=dict)
-    levels: dict[str, tuple[int, ...]] = field(default_factory=dict)
     not_run: list[str] = field(default_factory=list)
     failing: list[str] = field(default_factory=list)
     cases: int = 0
-
-    def add_broker(self, name: str, version: str, source: str, levels: tuple[int, ...]) -> None:
-        """Add an installed broker."""
-        self.versions[name], self.sources[name], self.levels[name] = version, source, levels
 
     def add(self, case: Case, verdict: Verdict) -> None:
         """Add a case."""
@@ -66,9 +62,9 @@ def table(results: Results) -> str:
     """Return the table, with the notes on what the brokers do, in Markdown."""
     names = list(results.versions)
     notes: dict[str, int] = {}
-    head = [f"{name} {results.versions[name]} ({results.sources[name]})" for name in names]
+    head = [f"{name} {results.versions[name]} ({KINDS[name].source})" for name in names]
     lines = ["| | " + " | ".join(head) + " |", "|---|" + "---|" * len(names)]
-    lines.append("| levels | " + " | ".join(", ".join(map(str, results.levels[name])) for name in names) + " |")
+    lines.append("| levels | " + " | ".join(", ".join(map(str, KINDS[name].levels)) for name in names) + " |")
     for scenario in SCENARIOS.values():
         cells = [_cell(results.outcomes.get((name, scenario.name), []), notes) for name in names]
         if any(cell != "not run" for cell in cells):

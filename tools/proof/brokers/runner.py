@@ -10,8 +10,9 @@ import asyncio
 import itertools
 import json
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -62,21 +63,11 @@ class Case:
         return side_by_side.find((case for name in KINDS for case in all_cases(name)), text)
 
 
-def all_cases(
-    broker: str,
-    levels: Iterable[int] = (3, 4, 5),
-    faces: Iterable[str] = FACES,
-    interpreters: Iterable[str] = INTERPRETERS,
-    scenarios: Iterable[str] = tuple(SCENARIOS),
-) -> list[Case]:
+def all_cases(broker: str) -> list[Case]:
     """Return the cases of a broker, at the levels that it supports."""
     return [
-        Case(broker, level, face, interpreter, SCENARIOS[scenario])
-        for scenario in scenarios
-        for level in levels
-        if level in KINDS[broker].levels
-        for face in faces
-        for interpreter in interpreters
+        Case(broker, level, face, interpreter, scenario)
+        for scenario, level, face, interpreter in product(SCENARIOS.values(), KINDS[broker].levels, FACES, INTERPRETERS)
     ]
 
 
