@@ -3,11 +3,12 @@
 An id replays one case alone: script/operation/model/variant, and after a + the same for a cut of the recovery.
 """
 
-from flashmqtt.errors import FlashMqttError, StoreFull
+from flashmqtt.errors import StoreFull
 from flashmqtt.flash.block import BlockRegion
 from tools.flashsim.nor import NorFlash, PowerCut, Random
 
-from .model import DROP_OLDEST, Driver, Lost, Model, drain, look, mount, remount
+from .model import BREAKS as BROKEN
+from .model import DROP_OLDEST, Driver, Lost, Model, accept, drain, look, mount, remount
 from .scripts import SCRIPTS
 
 # The chip's personality and its page size.
@@ -57,12 +58,13 @@ def variants_of(kind, count):
 
 
 def chosen(kind, at, count):
-    """Yield (model, variant) for the operation with this number: see `variants_of`, or with count 0 `some_of`."""
-    return variants_of(kind, count) if count else some_of(kind, at)
+    """Yield (model, variant) for the operation with this number: see `variants_of`.
 
-
-def some_of(kind, at):
-    """Yield (model, variant) for the operation with this number: complete but unreported, and torn in varying ways."""
+    With count 0: complete but unreported, and torn in varying ways.
+    """
+    if count:
+        yield from variants_of(kind, count)
+        return
     at %= 99  # `--replay` knows these variants
     yield "unreported", 0
     if kind == "erase":  # there are few
@@ -122,11 +124,9 @@ class Script:
         flash = self.flash
         model = model.copy()
         journal = self.mount()
-        if journal.boot <= model.boot:
-            raise Lost("boot %d after boot %d" % (journal.boot, model.boot))
-        seen = look(journal)
-        model.check(journal, *seen)
-        model.settle(journal, *seen)
+        if journal.worn:
+            raise Lost("worn")
+        accept(journal, model, look(journal))
         # First store, finish, mark and hold; then boot again without a clean end.
         driver = Driver(journal, model, 1)
         for length in (33, 300):
@@ -180,17 +180,7 @@ class Script:
         return driver.journal
 
 
-BREAKS = (
-    AssertionError,
-    FlashMqttError,
-    PowerCut,
-    RuntimeError,
-    IndexError,
-    ValueError,
-    KeyError,
-    TypeError,
-    AttributeError,
-)
+BREAKS = BROKEN + (PowerCut,)  # noqa: RUF005 - MicroPython has no star in a tuple
 
 
 def run_script(name, count, pairs, pair_count, only=None, geometry="rp2", share=(0, 1)):

@@ -8,7 +8,7 @@ The result of a mount is final: a message that it shows stays, and a message tha
 depends on its generation, so that an old message with a reused sequence is noticed.
 """
 
-from flashmqtt.errors import StoreFull
+from flashmqtt.errors import FlashMqttError, StoreFull
 from flashmqtt.flash.ram import RamRegion
 from flashmqtt.journal.journal import Journal
 
@@ -24,6 +24,9 @@ _bodies: dict = {}
 
 class Lost(AssertionError):
     """The journal broke a promise."""
+
+
+BREAKS = (AssertionError, FlashMqttError, RuntimeError, LookupError, ValueError, TypeError, AttributeError)
 
 
 def body_of(seq, length, generation=0):
@@ -418,13 +421,19 @@ def look(journal):
     return drain(mount(RamRegion(region.sectors, region.sector_bytes, region.page_bytes, cells)))
 
 
+def accept(journal, model, seen):
+    """Check a mounted journal, in which `seen` is; its content is final from now on."""
+    if journal.boot <= model.boot and not journal.worn:
+        raise Lost("boot %d after %d" % (journal.boot, model.boot))
+    model.check(journal, *seen)
+    model.settle(journal, *seen)
+
+
 def remount(driver):
     """Mount again without a clean end and without a cut; check, and continue."""
     model = driver.model
     journal = mount(driver.journal.region, driver.journal.policy)
-    if journal.boot != model.boot + 1 and not journal.worn:
+    if journal.boot > model.boot + 1 and not journal.worn:
         raise Lost("boot %d after %d" % (journal.boot, model.boot))
-    seen = look(journal)
-    model.check(journal, *seen)
-    model.settle(journal, *seen)
+    accept(journal, model, look(journal))
     driver.use(journal)

@@ -13,8 +13,6 @@ from tools.flashsim.nor import MODELS, NorFlash, PowerCut, Random
 from .cuts import GEOMETRIES
 from .model import DROP_NEWEST, DROP_OLDEST, REFUSE, Driver, Lost, Model, look, mount, remount
 
-worn: list[int] = []  # the lives that ended with a worn journal
-
 
 def soak(life, steps, geometry="rp2", bad=0, dies=False, policy=REFUSE):
     """Run one life of so many calls; return the number of its power cuts. Raises Lost.
@@ -43,7 +41,6 @@ def soak(life, steps, geometry="rp2", bad=0, dies=False, policy=REFUSE):
         if driver.journal.worn:  # it can't be written any more, but everything can be read
             seen = look(driver.journal)
             model.check(driver.journal, *seen)
-            worn.append(life)
             break
         if not flash._cut_operation and rng.random() < 0.5:
             flash.arm(flash.operations + rng.randrange(1, rate), rng.choice(MODELS), rng.randrange(10000))
@@ -66,7 +63,6 @@ def soak(life, steps, geometry="rp2", bad=0, dies=False, policy=REFUSE):
         seen = look(journal)
         model.check(journal, *seen)
         if journal.worn:  # nothing can be made durable any more
-            worn.append(life)
             break
         model.settle(journal, *seen)
         driver.use(journal)
