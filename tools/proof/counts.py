@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 from tools.bootstrap import ROOT
@@ -11,11 +10,10 @@ from tools.bootstrap import ROOT
 BUILD = ROOT / "build"
 
 
-def write(name: str, counts: dict[str, Any], path: Path | None = None) -> None:
-    """Write the counts of a proof; `path`: another file."""
-    path = path or BUILD / f"{name}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(counts, indent=2) + "\n")
+def write(name: str, counts: dict[str, Any]) -> None:
+    """Write the counts of a proof."""
+    BUILD.mkdir(exist_ok=True)
+    (BUILD / f"{name}.json").write_text(json.dumps(counts, indent=2) + "\n")
 
 
 def read(name: str) -> dict[str, Any] | None:

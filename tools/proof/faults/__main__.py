@@ -15,7 +15,6 @@ import os
 import sys
 import time
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
@@ -85,7 +84,6 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", default="", help="only the suites whose name begins so")
     parser.add_argument("--workers", type=number(int, 1), default=WORKERS, help="cases side by side")
     parser.add_argument("--seed", type=int, help="of the moments of the board's power cuts")
-    parser.add_argument("--output", type=Path, help="file of the counts; default: in build/")
     arguments = parser.parse_args(argv)
     try:
         arguments.cases = [find(text) for text in arguments.case or ()] * arguments.times
@@ -134,7 +132,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not arguments.only:
         result = {**tally.counts, "seconds": seconds, "suites": tally.suites, "failing": tally.failing}
         name = "hostile" if arguments.hostile else "faults"
-        counts.write(name, result | {"short": arguments.short}, arguments.output)
+        counts.write(name, result | {"short": arguments.short})
     if tally.heaps:
         print(f"MicroPython's heap after a case: {min(tally.heaps):,} to {max(tally.heaps):,} bytes")
     told = ", ".join(f"{count} {what.replace('_', ' ')}" for what, count in tally.counts.items())

@@ -144,7 +144,7 @@ def write(directory: Path, stats: SoakStats, verdict: Verdict) -> None:
         "memory": {one.subject: vars(one) | {"flat": one.flat} for one in verdict.trends},
         "erases": {board: list(its.erases.values()) for board, its in verdict.wear.items()},
     }
-    counts.write("soak", counted, directory / "soak.json")
+    (directory / "soak.json").write_text(json.dumps(counted, indent=2) + "\n")
 
 
 def parse(argv: list[str] | None) -> tuple[Settings, Path]:
