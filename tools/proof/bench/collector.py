@@ -7,11 +7,8 @@ CONNACK to the last message (ours: to its sync).
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import os
-import signal
 import socket
 import statistics
 import subprocess
@@ -23,12 +20,14 @@ from typing import TYPE_CHECKING
 
 from tools.bootstrap import ROOT
 from tools.broker import Broker
+from tools.proof import packets as p
 
 if TYPE_CHECKING:
     from tools.proof.bench.__main__ import Bench
 
 BROKER = "max_inflight_messages 10000\nautosave_on_changes false\nautosave_interval 1800\nlog_type none"
 DEVICES = 50
+COUNT, ROUNDS = 200_000, 3
 PAYLOAD = b'[{"bn":"device-%02d/","boot":3,"seq":%08d,"up":12.345,"n":"load1","v":0.42}]'
 DEADLINE_S = 120
 
@@ -36,18 +35,14 @@ DEADLINE_S = 120
 def packet(ordinal: int, packet_id: int) -> bytes:
     """Return the PUBLISH of one reading, about 100 bytes long."""
     device = ordinal % DEVICES
-    topic = b"flashmqtt/device-%02d/readings" % device
-    payload = PAYLOAD % (device, ordinal)
-    body = len(topic).to_bytes(2, "big") + topic + packet_id.to_bytes(2, "big") + payload
-    assert len(body) < 128
-    return b"\x32" + bytes((len(body),)) + body
+    return p.publish(b"flashmqtt/device-%02d/readings" % device, PAYLOAD % (device, ordinal), 1, packet_id)
 
 
 def fill(port: int, count: int) -> None:
     """Publish `count` messages at QoS 1 and wait until the broker has acknowledged all of them."""
     with socket.create_connection(("127.0.0.1", port)) as sock:
-        sock.sendall(bytes.fromhex("100c00044d5154540402003c0000"))
-        assert sock.recv(4) == b"\x20\x02\x00\x00"
+        sock.sendall(p.connect(""))
+        assert sock.recv(4) == p.connack()
         for first in range(0, count, 1000):
             many = range(first, min(first + 1000, count))
             sock.sendall(b"".join(packet(ordinal, ordinal % 1000 + 1) for ordinal in many))
@@ -56,15 +51,14 @@ def fill(port: int, count: int) -> None:
                 left -= len(sock.recv(left))
 
 
-def subscribe(port: int, client_id: bytes) -> None:
+def subscribe(port: int, client_id: str) -> None:
     """Make a persistent session with a QoS 1 subscription."""
     with socket.create_connection(("127.0.0.1", port)) as sock:
-        body = b"\x00\x04MQTT\x04\x00\x00\x3c" + len(client_id).to_bytes(2, "big") + client_id
-        sock.sendall(b"\x10" + bytes((len(body),)) + body)
-        assert sock.recv(4)[:2] == b"\x20\x02"
-        sock.sendall(bytes.fromhex("8210000a000b666c6173686d7174742f2301"))
-        assert sock.recv(5) == b"\x90\x03\x00\x0a\x01"
-        sock.sendall(b"\xe0\x00")
+        sock.sendall(p.connect(client_id, clean=False))
+        assert sock.recv(4) == p.connack()
+        sock.sendall(p.subscribe(10, [("flashmqtt/#", 1)]))
+        assert sock.recv(5) == p.suback(10, [1])
+        sock.sendall(p.disconnect())
 
 
 def ours(port: int, count: int, landing: Path) -> float:
@@ -118,53 +112,37 @@ def paho(port: int, count: int) -> float:
 
 def measure(kind: str, port: int, count: int, directory: Path) -> float:
     """Run one side in a process of its own; return messages a second."""
-    subscribe(port, kind.encode())
+    subscribe(port, kind)
     fill(port, count)
     command = [sys.executable, "-m", "tools.proof.bench.collector", kind, str(port), str(count), str(directory)]
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'firmware'}"}
     answer = subprocess.run(
         command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, timeout=DEADLINE_S, check=True
     ).stdout
-    return count / float(json.loads(answer)["seconds"])
+    return count / float(answer)
 
 
 def run(bench: Bench) -> None:
     """Measure, and report."""
-    count, rounds = (40_000, 1) if bench.quick else (200_000, 3)
     rates: dict[str, list[float]] = {"ours": [], "paho": []}
     with tempfile.TemporaryDirectory(prefix="bench-collector-") as name:
-        for turn in range(rounds):
+        for turn in range(ROUNDS):
             for kind, found in rates.items():
-                bench.progress(f"collector: {kind}, round {turn + 1} of {rounds}")
+                bench.progress(f"collector: {kind}, round {turn + 1} of {ROUNDS}")
                 # A broker of its own for each: the other's session would fill up meanwhile.
                 with Broker(Path(name) / f"broker-{kind}-{turn}", kind="mosquitto", extra=BROKER) as broker:
-                    found.append(measure(kind, broker.port, count, Path(name) / f"landing-{turn}"))
+                    found.append(measure(kind, broker.port, COUNT, Path(name) / f"landing-{turn}"))
     best = {kind: statistics.median(found) for kind, found in rates.items()}
     ratio = statistics.median(mine / theirs for mine, theirs in zip(rates["ours"], rates["paho"], strict=True))
     bench.figure("collector.qos1.per_s", best["ours"])
     bench.figure("collector.qos1.ratio_paho", ratio)
     bench.table(
-        f"Collector: {count:,} QoS 1 messages of about 100 bytes out of mosquitto (median of {rounds})",
+        f"Collector: {COUNT:,} QoS 1 messages of about 100 bytes out of mosquitto (median of {ROUNDS})",
         ["", "messages/s", "ratio", "durable before PUBACK"],
         [["flashmqtt", best["ours"], ratio, "yes"], ["paho-mqtt", best["paho"], 1.0, "no"]],
     )
 
 
-def main() -> None:
-    """Be one side of the measurement."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("kind", choices=("ours", "paho"))
-    parser.add_argument("port", type=int)
-    parser.add_argument("count", type=int)
-    parser.add_argument("landing", type=Path)
-    arguments = parser.parse_args()
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    if arguments.kind == "ours":
-        seconds = ours(arguments.port, arguments.count, arguments.landing)
-    else:
-        seconds = paho(arguments.port, arguments.count)
-    print(json.dumps({"seconds": seconds}))
-
-
-if __name__ == "__main__":
-    main()
+if __name__ == "__main__":  # one side of the measurement
+    kind, port, count, landing = sys.argv[1:]
+    print(ours(int(port), int(count), Path(landing)) if kind == "ours" else paho(int(port), int(count)))

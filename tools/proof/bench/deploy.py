@@ -18,7 +18,7 @@ from tools.virtual_board.device import Device
 if TYPE_CHECKING:
     from tools.proof.bench.__main__ import Bench
 
-RUNS, QUICK_RUNS = 3, 1
+RUNS = 3
 WRONG_S = "20"  # timeout of the deployment with the wrong broker
 
 
@@ -55,7 +55,7 @@ def run(bench: Bench) -> None:
     saved = os.environ.get("FLASHMQTT_WIFI_PASSWORD")
     took = []
     try:
-        for number in range(QUICK_RUNS if bench.quick else RUNS):
+        for number in range(RUNS):
             with tempfile.TemporaryDirectory(prefix="flashmqtt-bench-") as scratch:
                 took.append(first_reading_s(Path(scratch)))
             bench.progress(f"deploy: {number + 1}: {took[-1]:.1f} s")

@@ -19,6 +19,7 @@ from tools.flashsim.nor import NorFlash
 MICROPYTHON = Path(sys.executable).parent / "micropython"
 DEVICE = Path(__file__).parent / "on_board" / "journal.py"
 ENDURANCE = 100_000
+MESSAGES = 40_000
 SECONDS_A_YEAR = 365.25 * 86400
 READ_BYTES_A_MS = 10_000
 
@@ -62,14 +63,13 @@ def recovery(sectors: int, part: float) -> tuple[int, float, int]:
 
 def run(bench) -> None:
     """Measure."""
-    messages = 5_000 if bench.quick else 40_000
     rows: list[list[object]] = []
     for personality, qos in (("rp2", 1), ("rp2", 2), ("esp32", 1), ("esp32", 2)):
         bench.progress(f"journal: {personality}, QoS {qos}")
-        flash = steady(personality, qos, messages)
-        programs, erases = flash.programs / messages, flash.erases / messages
-        ratio = flash.bytes_programmed / messages / 100
-        typical, worst = flash.typical_ms / messages, flash.worst_ms / messages
+        flash = steady(personality, qos, MESSAGES)
+        programs, erases = flash.programs / MESSAGES, flash.erases / MESSAGES
+        ratio = flash.bytes_programmed / MESSAGES / 100
+        typical, worst = flash.typical_ms / MESSAGES, flash.worst_ms / MESSAGES
         rows.append([personality, qos, round(programs, 3), round(erases, 4), round(ratio, 3), round(typical, 2), worst])
         if personality == "rp2":
             bench.figure(f"journal.qos{qos}.programs", programs)
@@ -90,8 +90,8 @@ def run(bench) -> None:
             counted = []
             for qos in (1, 2):
                 bench.progress(f"journal: {length} bytes, window {window}, QoS {qos}")
-                flash = steady("rp2", qos, messages // 4, window, length=length)
-                counted += [flash.programs / (messages // 4), flash.erases / (messages // 4)]
+                flash = steady("rp2", qos, MESSAGES // 4, window, length=length)
+                counted += [flash.programs / (MESSAGES // 4), flash.erases / (MESSAGES // 4)]
                 if (length, window) != (100, 8):
                     bench.figure(f"journal.{length}_bytes.window_{window}.qos{qos}.programs", counted[-2])
             rows.append([length, window, *(round(n, 3) for n in counted)])

@@ -1,4 +1,4 @@
-"""The pipeline's complete run, compared with DuckDB and Polars doing the same work on the same generated fleets.
+"""The pipeline's complete run, compared with DuckDB doing the same work on the same generated fleets.
 
 A fleet has 1,000 devices, 1% copies and one reading per message; its sizes are 0.5 and 8 million readings. The area also
 measures the cost of one more day after 1, 10 and 100 days. Every job runs in its own process (`_pipeline_jobs`), which counts
@@ -28,10 +28,7 @@ if TYPE_CHECKING:
 
 AREA_S = 2400  # it takes some minutes on a quiet machine
 SIZES = (500_000, 8_000_000)
-QUICK = (100_000, 500_000)
 HISTORIES = (1, 10, 100)
-QUICK_HISTORIES = (1, 5)
-PEERS = ("duckdb", "polars")
 START_RUNS = 3
 BOOTS = (20_000, 120_000)  # of two fleets; the difference of their CPU times gives the cost of a changed boot
 
@@ -87,7 +84,6 @@ def start_s(bench: Bench, landing: Path, out: Path) -> float:
 
 def run(bench: Bench) -> None:
     """Measure."""
-    sizes = QUICK if bench.quick else SIZES
     directory = Path(tempfile.mkdtemp(prefix="flashmqtt-bench-"))
     try:
         bench.progress("pipeline: the archive of the JVM's classes, where it is not there yet")
@@ -96,34 +92,32 @@ def run(bench: Bench) -> None:
             if process.returncode:
                 raise RuntimeError(printed.decode()[-2000:])
         landings = []
-        for size in sizes:
+        for size in SIZES:
             bench.progress(f"pipeline: generating {size:,} readings")
             landings.append(directory / f"landing-{size}")
             landed = fleet.write(fleet.Fleet(), landings[-1], size)
         landing_bytes = sum(path.stat().st_size for path in landings[-1].iterdir()) / landed
         measured: dict[str, list[dict[str, Any]]] = {}
-        for kind, what in (("whole", landings), *((peer, landings[-1:]) for peer in PEERS), ("spark", landings)):
+        for kind, what in (("whole", landings), ("duckdb", landings[-1:]), ("spark", landings)):
             bench.progress(f"pipeline: {kind}")
             measured[kind] = job(bench, kind, directory / "out", what)
         for landing in landings:
             shutil.rmtree(landing)
         bench.progress("pipeline: boots")
-        boots = [each // 10 for each in BOOTS] if bench.quick else BOOTS
         landings = []
-        for count in boots:  # two boots of two messages for each device
+        for count in BOOTS:  # two boots of two messages for each device
             landings.append(directory / f"boots-{count}")
             fleet.write(fleet.Fleet(count // 2, boot_every=2, interval_ms=60_000), landings[-1], 2 * count)
         few, many = job(bench, "whole", directory / "out", landings)
-        bench.figure("pipeline.audit_us_per_changed_boot", 1e6 * (many["cpu_s"] - few["cpu_s"]) / (boots[1] - boots[0]))
+        bench.figure("pipeline.audit_us_per_changed_boot", 1e6 * (many["cpu_s"] - few["cpu_s"]) / (BOOTS[1] - BOOTS[0]))
         for landing in landings:
             shutil.rmtree(landing)
         bench.progress("pipeline: one more day")
-        histories = QUICK_HISTORIES if bench.quick else HISTORIES
-        measured["days"] = job(bench, "days", directory / "out", histories)
+        measured["days"] = job(bench, "days", directory / "out", HISTORIES)
         small = directory / "small"
         fleet.write(fleet.Fleet(devices=10), small, 1000)
         bench.progress("pipeline: from the start to the first batch")
-        starts = [start_s(bench, small, directory / f"start-{n}") for n in range(1 if bench.quick else START_RUNS)]
+        starts = [start_s(bench, small, directory / f"start-{n}") for n in range(START_RUNS)]
     finally:
         shutil.rmtree(directory, ignore_errors=True)
     told(bench, measured, starts)
@@ -135,7 +129,6 @@ def told(bench: Bench, measured: dict[str, list[dict[str, Any]]], starts: list[f
     names = {
         "whole": "flashmqtt, the whole run",
         "duckdb": "DuckDB, the whole run",
-        "polars": "Polars, the whole run",
         "cold": "Spark, a batch, cold",
         "warm": "Spark, a batch, warm",
         "stream": "Spark, stream",
@@ -150,18 +143,16 @@ def told(bench: Bench, measured: dict[str, list[dict[str, Any]]], starts: list[f
     bench.table("from the start of a process to its first committed batch", ["s"], [[one] for one in starts])
     whole, warm = measured["whole"][-1], [one for one in measured["spark"] if one["job"] == "warm"]
     streams = [one for one in measured["spark"] if one["job"] == "stream"]
-    peers = {kind: measured[kind][-1] for kind in PEERS}
-    for one in (*measured["whole"], *peers.values(), *measured["days"]):
+    peer = measured["duckdb"][-1]
+    for one in (*measured["whole"], peer, *measured["days"]):
         if one["missing"]:
             raise RuntimeError(f"{one['job']} finds {one['missing']} missing in a fleet that misses none")
-    if {(one["rows"], one["copies"]) for one in peers.values()} != {(whole["rows"], whole["copies"])}:
+    if (peer["rows"], peer["copies"]) != (whole["rows"], whole["copies"]):
         raise RuntimeError("the jobs do not agree on what they read")
-    label = "quick" if bench.quick else "8m"
-    bench.figure(f"pipeline.whole_{label}.cpu_s", whole["cpu_s"])
-    for kind, one in peers.items():
-        bench.figure(f"pipeline.whole_{label}.cpu_ratio_{kind}", whole["cpu_s"] / one["cpu_s"])
-        bench.figure(f"pipeline.whole_{label}.peak_bytes_{kind}", one["peak_bytes"])
-    bench.figure(f"pipeline.batch_{label}.rows_per_s", warm[-1]["rows"] / warm[-1]["wall_s"])
+    bench.figure("pipeline.whole_8m.cpu_s", whole["cpu_s"])
+    bench.figure("pipeline.whole_8m.cpu_ratio_duckdb", whole["cpu_s"] / peer["cpu_s"])
+    bench.figure("pipeline.whole_8m.peak_bytes_duckdb", peer["peak_bytes"])
+    bench.figure("pipeline.batch_8m.rows_per_s", warm[-1]["rows"] / warm[-1]["wall_s"])
     bench.figure("pipeline.growth", (warm[-1]["cpu_s"] / warm[0]["cpu_s"]) / (warm[-1]["rows"] / warm[0]["rows"]))
     bench.figure("pipeline.stream.rows_per_s", streams[0]["rows"] / streams[0]["wall_s"])
     bench.figure("pipeline.peak_bytes", max(one["peak_bytes"] for kind in ("whole", "spark") for one in measured[kind]))

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from tools.proof.bench.__main__ import Bench
 
 AREA_S = 2400
+DEVICES = 300_000  # of the large fleet
+READINGS = 10_000_000  # of the one device
 MESSAGES = 4  # of each device of the large fleet, in two boots
 YEAR = "365x10"  # days, messages of each device a day
 
@@ -24,19 +26,18 @@ YEAR = "365x10"  # days, messages of each device a day
 def run(bench: Bench) -> None:
     """Measure."""
     directory = Path(tempfile.mkdtemp(prefix="flashmqtt-scale-"))
-    devices, readings = (20_000, 200_000) if bench.quick else (300_000, 10_000_000)
     found: dict[str, dict[str, Any]] = {}
     try:
         landing = directory / "fleet"
-        board = fleet.Fleet(devices, boot_every=MESSAGES // 2, interval_ms=60_000)
-        fleet.write(board, landing, MESSAGES * devices)
+        board = fleet.Fleet(DEVICES, boot_every=MESSAGES // 2, interval_ms=60_000)
+        fleet.write(board, landing, MESSAGES * DEVICES)
         (found["fleet"],) = job(bench, "whole", directory / "out", [landing])
         shutil.rmtree(landing)
         landing = directory / "one"
-        fleet.write(fleet.Fleet(1, boot_every=1 << 30, interval_ms=100), landing, readings)
+        fleet.write(fleet.Fleet(1, boot_every=1 << 30, interval_ms=100), landing, READINGS)
         (found["one_device"],) = job(bench, "whole", directory / "out", [landing])
         shutil.rmtree(landing)
-        days = job(bench, "days", directory / "out", ["10x10" if bench.quick else YEAR])
+        days = job(bench, "days", directory / "out", [YEAR])
     finally:
         shutil.rmtree(directory, ignore_errors=True)
     found["year"] = min(days, key=lambda one: one["cpu_s"])
@@ -51,4 +52,4 @@ def run(bench: Bench) -> None:
         bench.figure(f"scale.{name}.cpu_s", one["cpu_s"])
         bench.figure(f"scale.{name}.peak_bytes", one["peak_bytes"])
     bench.figure("scale.one_device.task_bytes", found["one_device"]["task_bytes"])
-    bench.figure("scale.fleet.cpu_us_per_boot", 1e6 * found["fleet"]["cpu_s"] / (2 * devices))
+    bench.figure("scale.fleet.cpu_us_per_boot", 1e6 * found["fleet"]["cpu_s"] / (2 * DEVICES))

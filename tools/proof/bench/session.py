@@ -11,7 +11,6 @@ import ast
 import asyncio
 import contextlib
 import os
-import shutil
 import socket
 import statistics
 import subprocess
@@ -22,7 +21,9 @@ import time
 from pathlib import Path
 from typing import BinaryIO
 
+from tools.bootstrap import ROOT
 from tools.broker import Broker, find_mosquitto, free_port
+from tools.proof.bench.codec import module_path
 from tools.proof.proxy import Proxy
 
 DEVICE = Path(__file__).parent / "on_board" / "session.py"
@@ -86,7 +87,7 @@ class Board:
         return ast.literal_eval(printed.strip().splitlines()[-1])
 
 
-def publish_many(port: int, count: int, qos: int) -> None:
+def publish_many(port: int, count: int, qos: int, at_once: int = 50) -> None:
     """Publish to the board, as fast as the broker takes it."""
     import paho.mqtt.client as paho
 
@@ -95,9 +96,9 @@ def publish_many(port: int, count: int, qos: int) -> None:
     client.connect("127.0.0.1", port)
     client.loop_start()
     infos = []
-    for i in range(count):
+    for i in range(1, count + 1):
         infos.append(client.publish("bench/in", b"x" * 64, qos))
-        if i % 50 == 49:
+        if i % at_once == 0:
             infos[-1].wait_for_publish(30)
             time.sleep(0.002)  # at QoS 0 a broker drops what a slow receiver does not take
     for info in infos:
@@ -116,11 +117,7 @@ def run(bench) -> None:
         return
     with tempfile.TemporaryDirectory(prefix="flashmqtt-bench-") as name:
         directory = Path(name)
-        site = next(Path(path) for path in sys.path if path.endswith("site-packages"))
-        peer = directory / "peer"
-        (peer / "umqtt").mkdir(parents=True)
-        shutil.copy(site / "umqtt" / "simple.py", peer / "umqtt")
-        path = f".frozen:{bench.root / 'firmware'}:{bench.root}:{peer}"
+        path = f".frozen:{module_path()}:{ROOT}"
         broker = Broker(
             directory / "broker",
             kind="mosquitto",
@@ -149,9 +146,7 @@ def _throughput(bench, port: int, path: str) -> None:
                 ("umqtt.simple", 1, 60 if delay_ms else 200),
             ):
                 bench.progress(f"session: {name}, QoS {qos}, {delay_ms} ms")
-                rates[name, qos] = Board(path, name, to, "send", count // (2 if bench.quick else 1), qos).result()[
-                    "per_s"
-                ]
+                rates[name, qos] = Board(path, name, to, "send", count, qos).result()["per_s"]
         simple = rates["umqtt.simple", 1]
         rows += [[delay_ms, client, qos, round(rate), round(rate / simple, 1)] for (client, qos), rate in rates.items()]
         ours, twice = rates["flashmqtt", 1], rates["flashmqtt", 2]
@@ -172,7 +167,7 @@ def _cpu_and_heap(bench, port: int, path: str) -> None:
     for qos in (0, 1):
         # Long runs: a short burst of QoS 0 would end in the socket's buffer, and the clock of CPU time ticks in milliseconds.
         # But umqtt.simple waits 43 ms for each acknowledgement here (Nagle's algorithm against delayed ACKs).
-        count = 800 if bench.quick else 4000
+        count = 4000
         counts = {names[0]: count * (1 if qos else 10), names[1]: 200 if qos else count * 10}
         bench.progress(f"session: CPU and heap, QoS {qos}")
         # In turn, and the middle one of five: how many messages a wake-up brings, and what that costs, changes by the minute.
@@ -254,7 +249,7 @@ class Flood:
 
 def _receive_rate(bench, path: str) -> None:
     """How many QoS 0 messages a second a client takes that come as fast as it can, in turns, the best of three."""
-    count = 5_000 if bench.quick else 30_000
+    count = 30_000
     best: dict[str, float] = {}
     for _ in range(3):
         for name in ("flashmqtt-ram", "umqtt.simple", "flashmqtt-aio"):
@@ -280,19 +275,10 @@ def _silence(bench, port: int, path: str) -> None:
 
 def _burst(bench, port: int, path: str) -> None:
     """How many of 100 QoS 2 messages that come at once, more than the client has slots for, arrive in one connection."""
-    import paho.mqtt.client as paho
-
     bench.progress("session: a burst of inbound QoS 2 messages")
     board = Board(path, "flashmqtt", port, "burst", 100, 2)
     board.line()
-    client = paho.Client(paho.CallbackAPIVersion.VERSION2)
-    client.max_inflight_messages_set(100)
-    client.connect("127.0.0.1", port)
-    client.loop_start()
-    for info in [client.publish("bench/in", b"x" * 64, 2) for _ in range(100)]:
-        info.wait_for_publish(30)
-    client.disconnect()
-    client.loop_stop()
+    publish_many(port, 100, 2, at_once=100)
     bench.figure("session.inbound_qos2_burst", board.result()["received"])
 
 
@@ -312,12 +298,5 @@ def _resume(bench, directory: Path, path: str) -> None:
         bench.figure("session.resume_s", time.monotonic() - begin)
     finally:
         broker.stop()
-    figures = bench.figures
-    bench.table(
-        "After an outage",
-        ["what", "figure"],
-        [
-            ["keep alives until a silent link is noticed", round(figures["session.silent_link_keepalives"], 2)],
-            ["seconds from the broker's return to the first message delivered", round(figures["session.resume_s"], 2)],
-        ],
-    )
+    names = ("session.silent_link_keepalives", "session.resume_s", "session.inbound_qos2_burst")
+    bench.table("After an outage, and in a burst", ["figure", ""], [[name, bench.figures[name]] for name in names])

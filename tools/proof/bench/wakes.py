@@ -13,20 +13,19 @@ from tools.proof.wakes import figures, sleep_and_wake
 if TYPE_CHECKING:
     from tools.proof.bench.__main__ import Bench
 
-WAKES, QUICK_WAKES = 60, 10
+WAKES = 60
 
 
 def run(bench: Bench) -> None:
     """Measure."""
-    wakes = QUICK_WAKES if bench.quick else WAKES
     with tempfile.TemporaryDirectory() as scratch:
-        result = asyncio.run(sleep_and_wake(wakes, Path(scratch)))
+        result = asyncio.run(sleep_and_wake(WAKES, Path(scratch)))
     if result.missing or result.repeated:
         raise RuntimeError(f"{result.missing} messages are missing, {result.repeated} came twice")
     costs = figures(result)
-    messages = result.messages / wakes
+    messages = result.messages / WAKES
     bench.table(
-        f"{wakes} wakes, {result.faults[ABSENCE]} of them without a network; {messages:.1f} messages a wake, "
+        f"{WAKES} wakes, {result.faults[ABSENCE]} of them without a network; {messages:.1f} messages a wake, "
         "none lost, none twice",
         ["a wake's", "cost"],
         [

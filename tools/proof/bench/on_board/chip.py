@@ -1,9 +1,6 @@
 # mypy: ignore-errors
-"""The board's side of the chip's figures: the same operations on an emulated Pico and on a unix port.
-
-`measure(CASE, COUNT, REGION)` returns the time of each of COUNT operations, in microseconds; `prepare(KIND, REGION)` makes the
-journal that a case begins with. REGION is a function that opens the region. On a unix port: `chip.py measure CASE COUNT IMAGE`,
-`chip.py prepare KIND 0 IMAGE`. Only the library's public calls are used.
+"""The board's side of the chip's figures: `measure(CASE, COUNT, REGION)` returns the time of each of COUNT operations, in
+microseconds. REGION is a function that opens the journal's region. Only the library's public calls are used.
 
 The socket costs almost nothing: its writes and reads are calls of a RingIO, which is C code. The broker's answers are made
 between the measured intervals.
@@ -284,21 +281,8 @@ def measure(case, count, region):
     return publish(Journal(region()), qos, count)
 
 
-def prepare(kind, region):
-    """Make a journal: `empty`, `some` (300 messages), or `full` (it has wrapped around and drops the oldest messages)."""
-    from flashmqtt.journal import journal
-
-    store = journal.Journal(region(), policy=journal.DROP_OLDEST)
-    if kind == "some":
-        for _ in range(300):
-            store.append(MESSAGE, 100)
-    elif kind == "full":
-        while store.dropped < 100:
-            store.append(MESSAGE, 100)
-
-
 class Memory:
-    """A block device in memory, like rp2.Flash: 64 sectors, and a write only clears bits."""
+    """A block device in memory, like rp2.Flash: 64 sectors, and a write only clears bits. For runs on a unix port."""
 
     def __init__(self, path):
         self.cells = bytearray(b"\xff" * SECTORS * SECTOR_BYTES)
@@ -327,24 +311,3 @@ class Memory:
             at = argument * SECTOR_BYTES
             self.cells[at : at + SECTOR_BYTES] = b"\xff" * SECTOR_BYTES
         return {4: SECTORS, 5: SECTOR_BYTES}.get(request, 0)
-
-
-def main(what, case, count, path):
-    """Run on a unix port."""
-    device = Memory(path)
-
-    def opened():
-        from flashmqtt.flash.block import BlockRegion
-
-        return BlockRegion(device)
-
-    if what == "prepare":
-        prepare(case, opened)
-        with open(path, "wb") as file:
-            file.write(device.cells)
-    elif case != "nothing":
-        print(measure(case, count, opened))
-
-
-if __name__ == "__main__" and len(sys.argv) == 5:
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4])

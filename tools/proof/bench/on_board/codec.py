@@ -1,4 +1,4 @@
-"""The board's side of the codec's figures; runs on MicroPython: `codec.py WHAT COUNT`, or `codec.py import NAME...`.
+"""The board's side of the codec's figures; runs on MicroPython: `codec.py WHAT COUNT`.
 
 WHAT is `ours` or `umqtt`, a dot, and a case. Both libraries do the same work on the same stream in memory. To encode, they make
 and write a packet, and at QoS 1 read the PUBACK. To decode, they read a packet, call a function with topic and payload, and at
@@ -43,13 +43,12 @@ def ours(case, count):
     from flashmqtt.codec.decode import Decoder
     from flashmqtt.codec.encode import put_ack, put_publish
 
-    level = 5 if case.endswith("level5") else 4
     qos = int(case[6])
     out = bytearray(256)
-    end = put_publish(out, 0, TOPIC, PAYLOAD, qos, packet_id=1 if qos else 0, level=level)
+    end = put_publish(out, 0, TOPIC, PAYLOAD, qos, packet_id=1 if qos else 0)
     packet = bytes(out[:end])
     written = memoryview(out)[:end]
-    decoder = Decoder(256, level)
+    decoder = Decoder(256)
     if case.startswith("encode"):
         link = Link(b"\x40\x02\x00\x01")
 
@@ -57,10 +56,10 @@ def ours(case, count):
             for _ in range(count):
                 link.again()
                 if not qos:
-                    put_publish(out, 0, TOPIC, PAYLOAD, 0, False, False, 0, level)
+                    put_publish(out, 0, TOPIC, PAYLOAD, 0, False, False, 0)
                     link.write(written)
                 else:
-                    put_publish(out, 0, TOPIC, PAYLOAD, 1, False, False, 1, level)
+                    put_publish(out, 0, TOPIC, PAYLOAD, 1, False, False, 1)
                     link.write(written)
                     decoder.received(link.readinto(decoder.room()))
                     if decoder.next() != 4 or decoder.packet_id != 1:
@@ -78,7 +77,7 @@ def ours(case, count):
                     raise ValueError
                 taken(decoder.topic, decoder.payload)
                 if qos:
-                    put_ack(out, 0, 4, decoder.packet_id, level)
+                    put_ack(out, 0, 4, decoder.packet_id)
                     link.write(ack)
 
     return run
@@ -127,18 +126,4 @@ def measure():
     print({"us": time.ticks_diff(time.ticks_us(), started) / count, "heap": heap})
 
 
-def imports():
-    """Print the heap that importing these modules takes, and the names of the MQTT modules that are then loaded."""
-    gc.collect()
-    before = gc.mem_alloc()
-    for name in sys.argv[2:]:
-        __import__(name)
-    gc.collect()
-    heap = gc.mem_alloc() - before
-    print({"heap": heap, "modules": sorted(name for name in sys.modules if "mqtt" in name)})
-
-
-if WHAT == "import":
-    imports()
-else:
-    measure()
+measure()
