@@ -209,6 +209,48 @@ def test_slow_async_handler_delays_only_its_own_messages():
     run(case)
 
 
+@pytest.mark.req("Q6", "R4")
+def test_on_message_works_on_one_message_at_a_time():
+    async def case(broker):
+        log = []
+
+        async def slow(message):
+            payload = message.payload
+            log.append(b"begin " + payload)
+            await asyncio.sleep(0.02)
+            log.append(b"end " + payload)
+
+        mqtt = client(broker)
+        mqtt.on_message = slow
+        async with mqtt:
+            broker.give(publish(b"a", b"1", 1, 1), publish(b"a", b"2", 1, 2), publish(b"b", b"3"))
+            await until(lambda: len(log) == 6)
+            assert log == [b"begin 1", b"end 1", b"begin 2", b"end 2", b"begin 3", b"end 3"]
+
+    run(case)
+
+
+@pytest.mark.req("Q6", "R4")
+def test_no_message_overtakes_the_one_that_on_message_is_called_again_with():
+    async def case(broker):
+        log = []
+
+        def failing(message):
+            log.append(message.payload)
+            if len(log) < 3:
+                raise ValueError("called again after 1 s, and after 2 s")
+
+        mqtt = client(broker)
+        mqtt.on_message = failing
+        mqtt.on_error = lambda error, message: None
+        async with mqtt:
+            broker.give(publish(b"a", b"1", 1, 1), publish(b"a", b"2", 1, 2), publish(b"b", b"3"))
+            await until(lambda: b"3" in log)
+            assert log == [b"1", b"1", b"1", b"2", b"3"]
+
+    run(case)
+
+
 @pytest.mark.req("R4", "R5")
 def test_message_whose_handler_always_fails_is_acknowledged_and_discarded():
     async def case(broker):
@@ -543,6 +585,44 @@ def test_long_message_behind_a_failed_long_one_does_not_stop_reading(qos):
                     broker.give(pubrel(1))
                 await asyncio.sleep(0.005)
             assert await mqtt.subscribe("z", 0, None, PATIENCE_S) == 0
+            taken = [first for first, offset in calls[1:] if not offset]
+            assert taken == ([b"1", b"2"] if qos else [b"1"]) and mqtt.missed == (0 if qos else 1)
+            assert not mqtt.session.waiting.entries
+
+    run(case)
+
+
+@pytest.mark.req("Q3", "R4")
+@pytest.mark.parametrize("qos", [0, 1, 2])
+def test_long_message_behind_a_failed_short_one_does_not_stop_reading(qos):
+    async def case(broker):
+        async with client(broker, buffer_bytes=128, chunks=True) as mqtt:
+            broker.present = 1
+            calls, other = [], []
+
+            def handler(message):
+                calls.append((message.payload[:1], message.offset))
+                if len(calls) == 1:
+                    raise ValueError("called again after 1 s")
+
+            mqtt.on_error = lambda error, message: None
+            await mqtt.subscribe("a", 2, handler)
+            await mqtt.subscribe("x", 0, lambda message: other.append(len(calls)))
+            broker.give(publish(b"a", b"1", 1, 1), publish(b"a", b"2" * 200, qos, 2))
+            if qos == 2:
+                broker.give(pubrel(2))
+            broker.give(publish(b"x", b"y"))
+            await until(lambda: other)
+            assert other == [1]  # before the next attempt
+            connects = 1
+            while 1 not in acknowledged(broker) or (qos and 2 not in acknowledged(broker)):
+                if broker.connects > connects and mqtt.connected:
+                    connects = broker.connects
+                    if 1 not in acknowledged(broker):
+                        broker.give(publish(b"a", b"1", 1, 1, dup=1))
+                    if qos == 1:
+                        broker.give(publish(b"a", b"2" * 200, 1, 2, dup=1))
+                await asyncio.sleep(0.005)
             taken = [first for first, offset in calls[1:] if not offset]
             assert taken == ([b"1", b"2"] if qos else [b"1"]) and mqtt.missed == (0 if qos else 1)
             assert not mqtt.session.waiting.entries

@@ -169,20 +169,21 @@ class WaitingQueue:
         return self._is_behind(self.claims(message), self._begun(), False)
 
     def blocks(self, piece: "Any") -> bool:
-        """Return whether a piece is behind a message that needs the connection's next packets to be handed over."""
+        """Return whether a piece is behind a message for which reading must not stop: see `_is_behind`."""
         return (self._overflow and self._session.message.qos == 1) or self._is_behind(self._takers(piece), piece, True)
 
-    def _is_behind(self, takers: "Any", end: "Any", needs_packets: bool) -> bool:
+    def _is_behind(self, takers: "Any", end: "Any", needs_reading: bool) -> bool:
         """Return whether a message for one of these takers waits before the entry `end`, or anywhere if there is no `end`.
 
-        needs_packets: only a message counts that needs the connection's next packets to be handed over.
+        needs_reading: only a message counts that the connection's next packets bring, or whose handler failed: it waits for
+            seconds until the next attempt.
         """
         for entry in self.entries:
             if entry is end:
                 break
             if (
                 entry.state != DONE
-                and (not needs_packets or entry.state == LEFT or entry.in_pieces)
+                and (not needs_reading or entry.state == LEFT or entry.in_pieces or entry.failures)
                 and _common(takers, self._takers(entry))
             ):
                 return True
@@ -215,7 +216,7 @@ class WaitingQueue:
                 return entry
             if takers:
                 blocked += takers
-            elif entry.state != BUSY:  # several tasks may iterate at once, each with its own message
+            elif entry.state != BUSY or kinds & CLAIMED:  # several tasks may iterate at once, each with its own message
                 unclaimed_blocked = True
         return None
 
