@@ -330,6 +330,32 @@ def test_only_the_failed_one_of_several_handlers_is_called_again():
     mqtt.disconnect()
 
 
+@pytest.mark.req("Q4", "R4")
+def test_handler_that_has_finished_does_not_run_again_after_disconnect():
+    broker, mqtt = connected()
+    ran = []
+
+    def second(message):
+        ran.append(2)
+        if len(ran) == 2:
+            raise ValueError("mine")
+
+    mqtt.on_error = lambda error, message: None
+    mqtt.subscribe("a/#", 2, lambda m: ran.append(1))
+    mqtt.subscribe("a/+", 2, second)
+    broker.give(publish(b"a/b", b"x", 2, 1))
+    poll_until(mqtt, lambda: broker.of(5))
+    broker.give(pubrel(1))
+    poll_until(mqtt, lambda: len(ran) == 2)
+    mqtt.disconnect()
+    broker.present = 1
+    mqtt.connect()
+    broker.give(pubrel(1))
+    poll_until(mqtt, lambda: acknowledged(broker))
+    assert ran == [1, 2, 2]
+    mqtt.disconnect()
+
+
 @pytest.mark.req("Q1", "R4")
 def test_handler_error_is_not_raised_from_publish():
     broker, mqtt = connected()
@@ -574,6 +600,33 @@ def test_each_long_message_has_its_own_attempts(qos):
     mqtt.on_message = handler
     for packet_id in range(1, 6):
         deliver(packet_id)
+    mqtt.disconnect()
+
+
+@pytest.mark.req("R4")
+def test_failures_of_a_long_message_do_not_count_for_the_repeated_one_behind_it():
+    broker, mqtt = connected(buffer_bytes=128, chunks=True, attempts=3)
+    mqtt.on_error = lambda error, message: None
+    calls = []
+
+    def handler(message):
+        if not message.offset:
+            calls.append(message.topic)
+            if calls.count(message.topic) < 3:
+                raise ValueError("called again")
+
+    mqtt.on_message = handler
+    first, second = publish(b"1", bytes(200), 1, 1, dup=1), publish(b"2", bytes(200), 1, 2, dup=1)
+    broker.give(first)
+    for turns in range(1, 6):
+        poll_until(mqtt, lambda n=turns: len(calls) >= n)
+        if turns == 3:
+            poll_until(mqtt, lambda: acknowledged(broker) == [1])
+        else:
+            reconnect(broker, mqtt)
+        broker.give(first if turns < 3 else second)  # the broker has sent both before, so both have DUP
+    poll_until(mqtt, lambda: 2 in acknowledged(broker))
+    assert calls == ["1"] * 3 + ["2"] * 3 and mqtt.failed == 0
     mqtt.disconnect()
 
 

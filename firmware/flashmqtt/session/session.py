@@ -782,8 +782,7 @@ class Session:
             if kind == _ORPHAN and self.unsynced:  # no acknowledgement follows that makes this durable
                 self.sync()
         if kind > _ORPHAN:
-            if self.waiting and kind == _PUBACK and self.waiting.owing:
-                self.waiting.defer()
+            if self.waiting and kind == _PUBACK and self.waiting.defers():
                 return
             output = self.output
             if output.limit - output.end < _ACK_BYTES:

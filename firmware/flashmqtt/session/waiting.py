@@ -334,10 +334,15 @@ class WaitingQueue:
                 n += 1
         return n
 
-    def defer(self) -> None:
-        """Queue the PUBACK of the message just taken behind earlier ones."""
+    def defers(self) -> bool:
+        """Queue the PUBACK of the message just taken behind earlier ones; return whether there are any."""
         session = self._session
+        if session.message.offset:
+            self._pieces_failed = 0
+        if not self.owing:
+            return False
         self._append(Receipt(session.message, session.handed_id, True))
+        return True
 
     def is_duplicate(self) -> bool:
         """Return whether the received message is a duplicate of one that waits, or is done and not acknowledged yet.
@@ -517,10 +522,13 @@ class WaitingQueue:
         self.entries = kept
 
     def clear(self) -> None:
-        """The program disconnects: remove the waiting messages, which the broker or the store still has."""
+        """The program disconnects: remove the waiting messages, which the broker or the store still has.
+
+        A message is kept if one of its handlers has finished: that handler must not run again.
+        """
         kept = []
         for entry in self.entries:
-            if entry.state == BUSY or entry.state == DONE:
+            if entry.state == BUSY or entry.state == DONE or entry.finished:
                 kept.append(entry)
             elif entry.kind < 2:
                 self.bytes -= len(entry.buffer)
