@@ -15,6 +15,7 @@ import os
 import sys
 import time
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
