@@ -13,7 +13,7 @@ AREAS = {
     "journal": ("journal.",),
     "wakes": ("wakes.",),
     "deploy": ("first_reading_s",),
-    "chip": ("chip.",),
+    "chip": ("chip.", "proxy32.", "proxy64."),
     "session": ("session.",),
     "collector": ("collector.",),
     "pipeline": ("pipeline.",),

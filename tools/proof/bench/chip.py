@@ -1,9 +1,12 @@
 """The chip: the time of each operation on an emulated Pico at 125 MHz, compared with umqtt.simple.
 
-FLASHMQTT_UF2 is the path of a firmware image for a plain Pico. Without it this area only prints a note: the figures of the last
-run stay. The modules are those that `make deploy` copies. The emulator (rp2040py) counts the processor's cycles, and the
+FLASHMQTT_UF2 is the path of a firmware image for a plain Pico. Without it this area prints a note, and the chip's figures of the
+last run stay. The modules are those that `make deploy` copies. The emulator (rp2040py) counts the processor's cycles, and the
 board's clock is derived from them. In the emulator, programming and erasing flash and XIP cache misses take no time, so a real
 board is slower. The USB interrupt is off during a measurement: the emulated host's polling would take a third of the cycles.
+
+The proxy needs no image: the user instructions of the same operations on a unix port, a 32-bit one if FLASHMQTT_MICROPYTHON32
+names it. The table shows the chip's cycles for each instruction of the proxy.
 """
 
 from __future__ import annotations
@@ -12,7 +15,10 @@ import ast
 import asyncio
 import importlib.metadata
 import os
+import re
+import shutil
 import statistics
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +26,8 @@ from flashmqtt.flash.ram import RamRegion
 from flashmqtt.journal import journal
 from tools.deploy import build
 from tools.flashsim.pico import FLASH_BYTES, EmulatedPico
-from tools.proof.bench.codec import peer_path
+from tools.proof.bench import figures
+from tools.proof.bench.codec import BIN, peer_path, ran
 
 if TYPE_CHECKING:
     from tools.proof.bench.__main__ import Bench
@@ -28,6 +35,7 @@ if TYPE_CHECKING:
 HERE = Path(__file__).parent
 DEVICE = HERE / "on_board" / "chip.py"
 SECTORS, SECTOR_BYTES, PAGE_BYTES = 64, 4096, 256
+CYCLES_A_MS = 125_000
 
 # Runs on the emulated board. The journal starts at sector FIRST, in sectors that littlefs has not written.
 RUN = """
@@ -64,6 +72,9 @@ FIGURES = {
     "import_ms": ("import", 1, ""),
 }
 WARM = 2  # the first operations do one-time work and are not counted
+# The proxy takes the difference of two runs that differ in the number of operations. For an operation that happens once, it
+# takes the difference between a run of the case and a run of the case given here.
+BESIDE = {"mount": "import", "import": "nothing"}
 NO_IMAGE = "FLASHMQTT_UF2 names no image of a plain Pico: nothing was measured on the chip, and its last figures stay"
 
 
@@ -143,20 +154,66 @@ def figure_of(name: str, took: list[float]) -> float:
     return statistics.fmean(took[WARM:] or took)
 
 
+class Proxy:
+    """Counts the user instructions of an operation on a unix port."""
+
+    def __init__(self, folder: Path, interpreter32: str) -> None:
+        self.bits = 32 if interpreter32 else 64
+        self._interpreter = interpreter32 or str(BIN / "micropython")
+        self._folder = folder
+        build.write_files(folder, files("x86" if interpreter32 else "x64"))
+
+    def _run(self, case: str, count: int, journal: bytes) -> int:
+        """Return the instructions of a run."""
+        image = self._folder / "image"
+        image.write_bytes(journal)
+        valgrind = ["valgrind", "--tool=cachegrind", "--cache-sim=no", "--cachegrind-out-file=/dev/null"]
+        words = [self._interpreter, "-X", "heapsize=1M", str(DEVICE), case, str(count), str(image)]
+        counted = re.search(r"I\s+refs:\s+([\d,]+)", ran(valgrind + words, f".frozen:{self._folder / 'lib'}").stderr)
+        if counted is None:
+            raise RuntimeError("cachegrind printed no count")
+        return int(counted[1].replace(",", ""))
+
+    def operation(self, case: str, count: int, journal: bytes) -> int:
+        """Return the instructions of one operation."""
+        if case in BESIDE:
+            return self._run(case, 1, journal) - self._run(BESIDE[case], 1, b"")
+        return round((self._run(case, 2 * count, journal) - self._run(case, count, journal)) / count)
+
+
 def run(bench: Bench) -> None:
-    """Measure the chip if there is an image."""
+    """Measure the chip if there is an image, and the proxy if there is valgrind."""
     uf2 = os.environ.get("FLASHMQTT_UF2", "")
     if not uf2:
         bench.clear()
         print(f"\nchip: {NO_IMAGE}")
-        return
-    chip = Chip(Path(uf2), files("armv6m"))
+    has_valgrind = shutil.which("valgrind") is not None
+    if not has_valgrind:
+        bench.clear()
+        print("\nchip: no valgrind, so there is no proxy")
+    chip = Chip(Path(uf2), files("armv6m")) if uf2 else None
+    last = figures.committed()["figures"]
     rows: list[list[object]] = []
-    for name, (case, count, kind) in FIGURES.items():
-        bench.progress(f"chip: {name}")
-        ms = figure_of(name, chip.measure(case, count, prepared(kind)))
-        bench.figure(f"chip.{name}", ms)
-        rows.append([name, ms])
+    with tempfile.TemporaryDirectory() as scratch:
+        proxy = Proxy(Path(scratch), os.environ.get("FLASHMQTT_MICROPYTHON32", ""))
+        for name, (case, count, kind) in FIGURES.items():
+            bench.progress(f"chip: {name}")
+            journal = prepared(kind)
+            ms = figure_of(name, chip.measure(case, count, journal)) if chip else last.get(f"chip.{name}")
+            if chip:
+                bench.figure(f"chip.{name}", ms)
+            instructions = 0
+            # Not for a sector change: one slow operation, lost in the difference of two runs.
+            if has_valgrind and not name.startswith("sector_change"):
+                instructions = proxy.operation(case, count, journal)
+                bench.figure(f"proxy{proxy.bits}.{name.removesuffix('_ms')}.instructions", instructions)
+            each = round(ms * CYCLES_A_MS / instructions, 1) if ms and instructions else ""
+            rows.append([name, "" if ms is None else ms, instructions or "", each])
     simple = importlib.metadata.version("micropython-umqtt.simple")
-    title = f"chip: an emulated Pico at 125 MHz (flash and XIP misses free); umqtt.simple {simple} from PyPI"
-    bench.table(title, ["", "ms"], rows)
+    of = "this run" if chip else "the last run on an image"
+    bench.table(
+        f"chip: an emulated Pico at 125 MHz ({of}; flash and XIP misses free), and the proxy's user instructions "
+        f"({proxy.bits} bits); umqtt.simple {simple} from PyPI",
+        ["", "ms", "instructions", "cycles each"],
+        rows,
+    )

@@ -1,7 +1,8 @@
 """Sizes: a board's .mpy files, and their heap, as `make size` measures them, compared with umqtt.simple.
 
 The files are those that `make deploy` copies. The heap is measured on MicroPython's unix port, whose words have 64 bits; a
-board's words, and most of its heap, are half as large. A 32-bit port is measured if FLASHMQTT_MICROPYTHON32 names one.
+board's words, and most of its heap, are half as large. A 32-bit port is measured if FLASHMQTT_MICROPYTHON32 names one, and one
+that has the library frozen if FLASHMQTT_FROZEN32 does.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def run(bench: Bench) -> None:
         ["umqtt.simple", 1, len(simple), "", ""],
     ]
     bench.progress("size: programs against a broker")
-    interpreter32 = os.environ.get("FLASHMQTT_MICROPYTHON32", "")
+    interpreter32, frozen32 = os.environ.get("FLASHMQTT_MICROPYTHON32", ""), os.environ.get("FLASHMQTT_FROZEN32", "")
     runs = ledger.programs(Path(interpreter32 or ledger.MICROPYTHON), "x86" if interpreter32 else "x64")
     for name, run in runs.items():
         heap = run["heap"] + run["native_bytes"]
@@ -41,6 +42,10 @@ def run(bench: Bench) -> None:
         if interpreter32:
             bench.figure(f"size.{name}.heap_32", heap)
         rows.append([name, len(run["modules"]), run["mpy_bytes"], *(("", heap) if interpreter32 else (heap, ""))])
+        if frozen32:
+            frozen = ledger.frozen_heap(Path(frozen32), ledger.plain_modules(name))
+            bench.figure(f"size.{name}.frozen_heap_32", frozen)
+            rows.append([f"{name}, frozen", "", "", "", frozen])
     bench.table(
         "size: imports; and programs that ran against a broker, with recovery and machine code"
         + ("" if interpreter32 else " (FLASHMQTT_MICROPYTHON32 names no 32-bit interpreter)"),

@@ -1,6 +1,7 @@
 # mypy: ignore-errors
 """The board's side of the chip's figures: `measure(CASE, COUNT, REGION)` returns the time of each of COUNT operations, in
-microseconds. REGION is a function that opens the journal's region. Only the library's public calls are used.
+microseconds. REGION is a function that opens the journal's region. On a unix port: `chip.py CASE COUNT IMAGE`. Only the library's
+public calls are used.
 
 The socket costs almost nothing: its writes and reads are calls of a RingIO, which is C code. The broker's answers are made
 between the measured intervals.
@@ -259,6 +260,8 @@ def imports():
 
 def measure(case, count, region):
     """Return the time of each operation of a case, in microseconds."""
+    if case == "nothing":
+        return []
     if case == "import":
         return imports()
     if case == "mount":
@@ -311,3 +314,15 @@ class Memory:
             at = argument * SECTOR_BYTES
             self.cells[at : at + SECTOR_BYTES] = b"\xff" * SECTOR_BYTES
         return {4: SECTORS, 5: SECTOR_BYTES}.get(request, 0)
+
+
+def on_unix(case, count, path):
+    """Measure on a unix port, with the journal in a file."""
+    from flashmqtt.flash.block import BlockRegion
+
+    device = Memory(path)
+    return measure(case, count, lambda: BlockRegion(device))
+
+
+if __name__ == "__main__" and len(sys.argv) == 4:
+    print(on_unix(sys.argv[1], int(sys.argv[2]), sys.argv[3]))
