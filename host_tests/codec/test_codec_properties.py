@@ -20,7 +20,7 @@ from flashmqtt.codec.packets import PUBACK, PUBCOMP, PUBLISH, PUBREC, PUBREL
 from flashmqtt.codec.subscribe import put_subscribe, put_unsubscribe
 from flashmqtt.codec.topics import check_filter, check_topic, matches
 from flashmqtt.errors import InvalidTopic
-from tools.proof.fuzz.server import ServerDecoder
+from tools.proof.packets import Reader
 
 EXAMPLES = settings(max_examples=int(os.environ.get("FLASHMQTT_EXAMPLES", "200")), deadline=None)
 
@@ -95,11 +95,12 @@ def test_acknowledgement_is_read_back(kind, packet_id, level):
 def test_subscribe_is_read_back(filters, packet_id, level):
     buf = bytearray(1000)
     packet = buf[: put_subscribe(buf, 0, packet_id, filters, level)]
-    decoder = ServerDecoder(1000, level)
-    decoder.feed(packet)
-    assert decoder.next() == 8 and decoder.filters == filters and decoder.packet_id == packet_id
-    decoder.feed(buf[: put_unsubscribe(buf, 0, packet_id, [filter_ for filter_, _ in filters], level)])
-    assert decoder.next() == 10 and decoder.filters == [filter_ for filter_, _ in filters]
+    texts = [(filter_.decode(), options) for filter_, options in filters]
+    (read,) = Reader(level).feed(packet)
+    assert (read.kind, read.filters, read.packet_id) == (8, texts, packet_id)
+    end = put_unsubscribe(buf, 0, packet_id, [filter_ for filter_, _ in filters], level)
+    (read,) = Reader(level).feed(buf[:end])
+    assert (read.kind, read.filters) == (10, [(filter_, 0) for filter_, _ in texts])
     if level != 5:
         other = SubscribePacket.build([(filter_.decode(), qos) for filter_, qos in filters], packet_id)
         assert other.to_bytes() == packet
@@ -127,14 +128,12 @@ def test_connect_is_read_back(client_id, level, clean, keep_alive_s, user, passw
         buf, 0, client_id.encode(), level, clean, keep_alive_s, None if user is None else user.encode(), password,
         will_topic, payload, qos, retain,
     )  # fmt: skip
-    decoder = ServerDecoder(400)
-    decoder.feed(buf[:end])
-    assert decoder.next() == 1
-    assert (decoder.level, decoder.clean, decoder.keep_alive_s) == (level, clean, keep_alive_s)
-    assert decoder.client_id == client_id.encode() and decoder.password == password
-    assert decoder.user == (None if user is None else user.encode()) and decoder.will_topic == will_topic
+    (read,) = Reader().feed(buf[:end])
+    assert (read.kind, read.level, read.clean, read.keep_alive_s) == (1, level, clean, keep_alive_s)
+    assert (read.client_id, read.user, read.password) == (client_id, user, password)
+    assert read.topic == ("" if will_topic is None else will_topic.decode())
     if will_topic is not None:
-        assert (decoder.will_payload, decoder.will_qos, decoder.will_retain) == (payload, qos, retain)
+        assert (read.payload, read.will_qos, read.will_retain) == (payload, qos, retain)
 
 
 STRINGS = {0x12: "AssignedClientIdentifier", 0x1A: "ResponseInformation", 0x1C: "ServerReference", 0x1F: "ReasonString"}

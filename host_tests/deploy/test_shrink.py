@@ -29,7 +29,6 @@ BESIDES = (
         "proof/__init__.py",
         "proof/fuzz/__init__.py",
         "proof/fuzz/cases.py",
-        "proof/fuzz/server.py",
         "proof/packets.py",
         "proof/powercut/*.py",
     ),

@@ -156,9 +156,12 @@ class Packet:
         self.body = body
         self.level = level
         self.packet_id = self.code = self.keep_alive_s = 0
-        self.topic = self.client_id = ""
-        self.payload = self.properties = self.codes = b""
-        self.session_present = self.clean = False
+        self.topic = self.client_id = ""  # of CONNECT: the will's topic and payload
+        self.payload = self.properties = self.codes = self.will_properties = b""
+        self.session_present = self.clean = self.will_retain = False
+        self.will_qos = 0
+        self.user: str | None = None
+        self.password: bytes | None = None
         self.filters: list[tuple[str, int]] = []
 
     @property
@@ -182,6 +185,12 @@ class Packet:
         return f"{NAMES[self.kind]}{number}{' dup' if self.dup else ''}{present}"
 
 
+# The properties that a client's packets may have (2.2.2.2), and the sizes of those that are numbers. 0x26 may come again.
+_OF_CONNECT, _OF_WILL = b"\x11\x15\x16\x17\x19\x21\x22\x26\x27", b"\x01\x02\x03\x08\x09\x18\x26"
+_OF_REQUEST = {SUBSCRIBE: b"\x0b\x26", UNSUBSCRIBE: b"\x26"}
+_SIZES = {0x01: 1, 0x17: 1, 0x19: 1, 0x21: 2, 0x22: 2, 0x02: 4, 0x11: 4, 0x18: 4, 0x27: 4}
+
+
 class _Body:
     def __init__(self, body: bytes):
         self.body, self.at = body, 0
@@ -202,19 +211,33 @@ class _Body:
     def text(self) -> str:
         try:
             return self.octets().decode("utf-8")
-        except UnicodeDecodeError as error:
+        except UnicodeError as error:
             raise Wrong(f"a string is not UTF-8: {error}") from None
 
-    def properties(self, level: int) -> bytes:
-        if level != 5:
-            return b""
+    def variable(self) -> int:
         n = shift = 0
         while True:
             byte = self.take(1)[0]
             n |= (byte & 0x7F) << shift
             shift += 7
             if byte < 0x80:
-                return self.take(n)
+                return n
+
+    def properties(self, level: int, allowed: bytes = b"") -> bytes:
+        """Take the properties; check that each one is allowed, and is there once."""
+        content = self.take(self.variable()) if level == 5 else b""
+        body, found = _Body(content), []
+        while allowed and body.left:
+            found.append(body.take(1)[0])
+            if found[-1] not in allowed or (found[-1] != 0x26 and found[-1] in found[:-1]):
+                raise Wrong(f"properties {found}")
+            if found[-1] == 0x0B:
+                body.variable()
+            else:
+                body.take(_SIZES.get(found[-1], 0))
+                for _ in range({0x26: 2}.get(found[-1], 0 if found[-1] in _SIZES else 1)):
+                    body.octets()
+        return content
 
     def rest(self) -> bytes:
         return self.take(len(self.body) - self.at)
@@ -300,9 +323,10 @@ class Reader:
                     result.properties = body.properties(5)
         elif kind in (SUBSCRIBE, UNSUBSCRIBE):
             result.packet_id = self._id(body)
-            result.properties = body.properties(self.level)
+            result.properties = body.properties(self.level, _OF_REQUEST[kind])
             while body.left:
                 result.filters.append((body.text(), body.take(1)[0] if kind == SUBSCRIBE else 0))
+                _check_filter(*result.filters[-1], self.level)
             if not result.filters:
                 raise Wrong(f"{NAMES[kind]} without a filter")
         elif kind in (SUBACK, UNSUBACK):
@@ -333,26 +357,48 @@ class Reader:
         if (name, self.level) not in (("MQIsdp", 3), ("MQTT", 4), ("MQTT", 5)):
             raise Wrong(f"CONNECT with {name!r} and level {self.level}")
         flags = body.take(1)[0]
-        if flags & 1:
-            raise Wrong("CONNECT with its reserved flag")
+        result.will_qos = flags >> 3 & 3
+        if flags & 1 or result.will_qos == 3 or flags & 0x3C in (0x08, 0x10, 0x20, 0x28, 0x30):
+            raise Wrong(f"CONNECT with flags {flags:08b}")
+        if flags & 0xC0 == 0x40 and self.level < 5:
+            raise Wrong("CONNECT with a password without user")
         result.clean = bool(flags & 2)
+        result.will_retain = bool(flags & 32)
         result.keep_alive_s = body.word()
-        result.properties = body.properties(self.level)
+        result.properties = body.properties(self.level, _OF_CONNECT)
         result.client_id = body.text()
+        if self.level == 4 and not result.client_id and not result.clean:
+            raise Wrong("CONNECT without client id that is not clean")
         if self.level == 3 and not 1 <= len(result.client_id) <= 23:
             raise Wrong(f"a client id of {len(result.client_id)} characters at level 3")
         if flags & 4:
-            body.properties(self.level)
+            result.will_properties = body.properties(self.level, _OF_WILL)
             result.topic, result.payload = body.text(), body.octets()
-        for bit in (0x80, 0x40):
-            if flags & bit:
-                body.octets()
+            if not result.topic or set("+#\0") & set(result.topic):
+                raise Wrong(f"a will to topic {result.topic!r}")
+        if flags & 0x80:
+            result.user = body.text()
+        if flags & 0x40:
+            result.password = body.octets()
 
     def _id(self, body: _Body) -> int:
         packet_id = body.word()
         if not packet_id:
             raise Wrong("a packet id of 0")
         return packet_id
+
+
+def _check_filter(name: str, options: int, level: int) -> None:
+    """Check a filter (4.7, 4.8.2) and the options of its subscription (3.8.3)."""
+    share, levels = "-", name.split("/")
+    if level == 5 and levels[0] == "$share":
+        share, levels = levels[1] if levels[1:] else "", levels[2:]
+    malformed = [one for one in levels if set("+#") & set(one) and one not in ("+", "#")]
+    if not share or set("+#") & set(share) or "\0" in name or levels in ([], [""]) or malformed or "#" in levels[:-1]:
+        raise Wrong(f"filter {name!r}")
+    wrong = options & 0xC0 or options & 0x30 == 0x30 if level == 5 else options > 2
+    if wrong or options & 3 == 3 or (options & 4 and share != "-"):
+        raise Wrong(f"options {options:08b} of filter {name!r}")
 
 
 def _check_flags(kind: int, flags: int, level: int) -> None:

@@ -1,7 +1,7 @@
 """Fuzz the codec: `python -m tools.proof.fuzz [--cases N] [--seconds N]`; prints the counts; status 1 after the first failure,
 130 stopped by Ctrl-C.
 
-    mutations     every other value of every byte of every golden packet, through both decoders
+    mutations     every other value of every byte of every golden packet
     random        a million streams from seeds on CPython, and a tenth as many on MicroPython, where the scan is native
     hypothesis    the properties of host_tests/codec, with many more examples
     guided        atheris, coverage-guided, for some seconds

@@ -1,6 +1,6 @@
 """Coverage-guided fuzzing of the decoder with atheris (libFuzzer); `python tools/proof/fuzz/guided.py -max_total_time=60`.
 
-The first bytes of an input choose level, buffer size, streaming, side and cuts; the rest is the stream. The corpus begins with
+The first bytes of an input choose level, buffer size, streaming and cuts; the rest is the stream. The corpus begins with
 the golden packets. New inputs are kept in build/fuzz, so that every run continues with the corpus of the last one.
 """
 
@@ -23,7 +23,7 @@ def one(data: bytes) -> None:
         return
     level = 3 + data[0] % 3
     size = (24, 48, 100, 400)[data[1] % 4]
-    cases.attack(data[4:], level, size, bool(data[2] & 1), bool(data[2] & 2), (1 + data[3] % 60, 1 + data[3] // 60))
+    cases.attack(data[4:], level, size, bool(data[2] & 1), (1 + data[3] % 60, 1 + data[3] // 60))
 
 
 def main() -> None:
@@ -33,8 +33,7 @@ def main() -> None:
     if not any(corpus.iterdir()):
         for level, packets in cases.load(str(ROOT / "host_tests" / "vectors")).items():
             for i, packet in enumerate(packets):
-                for side in (0, 2):
-                    (corpus / f"golden-{level}-{i}-{side}").write_bytes(bytes([abs(level) - 3, 3, side, 7]) + packet)
+                (corpus / f"golden-{level}-{i}").write_bytes(bytes([abs(level) - 3, 3, 0, 7]) + packet)
     atheris.Setup([sys.argv[0], str(corpus), "-max_len=300", f"-artifact_prefix={corpus.parent}/", *sys.argv[1:]], one)
     atheris.Fuzz()
 
