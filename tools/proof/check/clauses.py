@@ -101,7 +101,6 @@ def main() -> int:
     """Print the tables; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tools.proof.check.clauses", description=__doc__.splitlines()[0])
     parser.add_argument("--list", action="store_true", help="print every statement with its lines and tests")
-    parser.add_argument("--area", help="only this area: codec, session")
     arguments = parser.parse_args()
     book = Book()
     strange: list[str] = []
@@ -120,8 +119,6 @@ def main() -> int:
         left = sum(one[0] == standard for one in book.left)
         print(f"{standard:8}  not for a client: {server} bind the server only; {left} have nothing to show")
     for area in sorted(book.areas):
-        if arguments.area not in (None, area):
-            continue
         for one, text in book.text[area].items():
             missing = [what for what, where in (("test", tests[one]), ("line", source[one])) if not where]
             if missing or arguments.list:
