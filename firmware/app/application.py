@@ -118,7 +118,7 @@ class Application:
 
             try:
                 found += make(settings)
-            except (ValueError, OSError) as error:  # a broken sensor must not stop the others
+            except Exception as error:  # a broken sensor must not stop the others; a driver may raise anything
                 print("sensor:", error)
         return found
 

@@ -95,11 +95,12 @@ class NetworkTime:
             if now >= self._due_ms:
                 self._ask(now)
             return False
+        if now - self._sent_ms > _ANSWER_MS:  # an answer read later would set the clock late by up to half of this time
+            self._later(now)
+            return False
         try:
             packet = self._socket.recv(64)
         except OSError:  # nothing yet
-            if now - self._sent_ms > _ANSWER_MS:
-                self._later(now)
             return False
         unix_ms = answer(packet, self._nonce)
         if unix_ms is None:

@@ -109,6 +109,26 @@ def test_silent_server_is_asked_again_later():
 
 
 @pytest.mark.req("B4")
+def test_answer_read_too_late_does_not_set_the_clock():
+    server = _Server()
+    uptime = Uptime()
+    clock = NetworkTime(uptime, "127.0.0.1", server.port)
+    clock.turn()
+    packet, address = server.receive()
+    server.socket.sendto(_packet(nonce=packet[40:48]), address)
+    time.sleep(0.05)
+    uptime._ms += 30000  # the program did something else meanwhile
+    assert not _turns(clock) and clock.unix_ms() is None and not clock.waiting
+    uptime._ms += 5000
+    clock.turn()
+    packet, address = server.receive()
+    server.socket.sendto(_packet(nonce=packet[40:48]), address)
+    assert _turns(clock)
+    assert abs(clock.unix_ms() - UNIX_S * 1000 - 500) < 1000
+    server.socket.close()
+
+
+@pytest.mark.req("B4")
 def test_without_a_host_no_server_is_asked():
     clock = NetworkTime(Uptime(), "")
     assert not clock.turn() and clock.asked == 0

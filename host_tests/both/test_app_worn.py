@@ -1,5 +1,7 @@
 """The application under faults: its flash wears out, or it receives a command that is too long."""
 
+import sys
+
 import pytest
 
 from app.application import Application
@@ -102,11 +104,11 @@ class Odd:
         return self.value
 
 
-def _with(sensors, **settings):
+def _with(found, **settings):
     """Return an application with these sensors, and its broker."""
     broker = Loopback()
     board = Board(broker)
-    board.sensors = lambda: sensors
+    board.sensors = lambda: found
     settings.update({"broker": "127.0.0.1", "port": broker.port})
     return Application(board, check(settings), Facts()), broker
 
@@ -118,6 +120,27 @@ def test_sensor_without_a_finite_number_is_left_out_of_the_message():
     sensors += [Odd("a", 3), Odd("b", -2.5), Odd("c", 0)]
     application, broker = _with(sensors)
     assert application.sample(application.groups[0]) == [{"n": "a", "v": 3}, {"n": "b", "v": -2.5}, {"n": "c", "v": 0}]
+    broker.close()
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("pin"), OSError(5), TypeError("pin"), Exception("no chip"), RuntimeError("x")]
+)
+@pytest.mark.req("B1", "B4")
+def test_sensor_that_can_not_be_made_does_not_stop_the_others(error):
+    import app.sensors
+
+    def make(settings):
+        raise error
+
+    name = "app.sensors.broken"
+    module = type("broken", (), {"make": staticmethod(make)})
+    sys.modules[name] = app.sensors.broken = module
+    try:
+        application, broker = _with([Odd("a", 3)], sensors=[{"kind": "broken"}])
+    finally:
+        del sys.modules[name], app.sensors.broken
+    assert application.sample(application.groups[0]) == [{"n": "a", "v": 3}]
     broker.close()
 
 
