@@ -4,7 +4,8 @@ import pytest
 
 from flashmqtt.client import Client
 from flashmqtt.compat import ticks_diff, ticks_ms
-from flashmqtt.errors import ConnectionLost, Refused, StoreCorrupt, UsageError
+from flashmqtt.errors import ConnectionLost, FlashFailed, Refused, StoreCorrupt, UsageError
+from flashmqtt.session import waiting
 from flashmqtt.session.ram import RamStore
 from flashmqtt.simple import MQTTClient
 from loopback import Loopback, poll_until
@@ -681,6 +682,55 @@ def test_long_message_is_handed_over_after_a_memory_error():
         poll_until(mqtt, lambda: calls)
     poll_until(mqtt, lambda: acknowledged(broker) == [1])
     assert calls[0] == 0 and len(calls) == 2 and not mqtt.session.waiting.entries
+    mqtt.disconnect()
+
+
+@pytest.mark.req("R4")
+def test_waiting_message_is_acknowledged_although_no_memory_was_left_for_its_receipt():
+    broker, mqtt = connected()
+    broker.give(publish(b"a", b"1", 1, 1), publish(b"a", b"2", 1, 2))
+    turn(broker, mqtt)
+    queue, seen = mqtt.session.waiting, []
+    receipt = waiting.Receipt
+
+    def no_memory(*arguments):
+        waiting.Receipt = receipt
+        raise MemoryError
+
+    waiting.Receipt = no_memory
+    with pytest.raises(MemoryError):
+        mqtt.subscribe("a", 1, lambda m: seen.append(m.payload))
+        poll_until(mqtt, lambda: len(seen) == 2)
+    poll_until(mqtt, lambda: acknowledged(broker) == [1, 2])
+    assert seen == [b"1", b"2"] and not queue.entries and not queue.bytes
+    mqtt.disconnect()
+
+
+@pytest.mark.req("Q4", "R4")
+@pytest.mark.parametrize("call", ["discard", "sync"])
+def test_waiting_qos_2_message_is_taken_once_although_the_store_failed_meanwhile(call):
+    store = RamStore(100, 40)
+    broker, mqtt = connected(store=store)
+    broker.give(publish(b"a", b"1", 2, 1), publish(b"a", b"2", 2, 2))
+    turn(broker, mqtt)
+    broker.give(pubrel(1), pubrel(2))
+    turn(broker, mqtt)
+    works, seen = getattr(store, call), []
+
+    def handler(message):
+        seen.append(message.payload)
+        if len(seen) == 1:
+            setattr(store, call, fail)
+
+    def fail(*arguments):
+        setattr(store, call, works)
+        raise FlashFailed("once")
+
+    with pytest.raises(FlashFailed):
+        mqtt.subscribe("a", 2, handler)
+        poll_until(mqtt, lambda: len(acknowledged(broker)) == 2)
+    poll_until(mqtt, lambda: acknowledged(broker) == [1, 2])
+    assert seen == [b"1", b"2"] and not mqtt.session.waiting.entries
     mqtt.disconnect()
 
 

@@ -305,8 +305,10 @@ class Inbound:
         return _MESSAGE
 
     def load(self, message: "Any") -> bool:
-        """Read a held message that waited into its own buffer; return False if it can't be read any more."""
+        """Read a held message that waited into its own buffer; return False if it can't be read any more, or was discarded."""
         length = self._store.held_length(message.packet_id)
+        if not length:
+            return False
         buf = bytearray(length)
         try:
             self._store.read_held(message.packet_id, 0, buf, 0, length)

@@ -455,12 +455,14 @@ class WaitingQueue:
         self._pauses = 0
         if entry not in self.entries:
             return  # the program disconnected meanwhile
+        if entry.state == BUSY:
+            entry.state = WAITING  # not busy for ever if the store fails, or no memory is left for the receipt
         if entry.kind == 2:
             self._session.load_inbound().discard(entry.packet_id, entry.owed)
         else:
-            self.bytes -= len(entry.buffer)
             if entry.kind:
                 self.entries[self.entries.index(entry)] = Receipt(entry, entry.packet_id, entry.owed)
+            self.bytes -= len(entry.buffer)
         entry.state = DONE
         if self._left and not self._overflow:
             self._left = False
