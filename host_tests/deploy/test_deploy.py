@@ -128,9 +128,10 @@ def test_journal_of_a_deployed_board_is_shown_and_the_application_starts_again(t
         since = len(device.console)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(journal_image, "READ_REGION", "raise OSError(28)")
-            with pytest.raises(journal_image.ImageUnreadable, match="OSError"):
+            with pytest.raises(DeployFailed, match="OSError"):
                 journal_image.from_board(device.path)
         device.wait_for(b"boot=3 ", since=since)
+        assert "watchdog" not in device.resets
 
 
 @pytest.mark.req("B3")

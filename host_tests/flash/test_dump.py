@@ -1,4 +1,4 @@
-"""`python -m tools.journal dump` shows a journal: from an image, from pinned files, from a board."""
+"""`python -m tools.journal dump` shows a journal: from an image, from a board."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import pytest
 from flashmqtt.flash.block import BlockRegion
 from flashmqtt.journal.journal import Journal
 from tools.flashsim.nor import SECTOR_BYTES, NorFlash, PowerCut
-from tools.journal.image import ImageUnreadable, parsed
 from tools.journal.report import report
 from tools.virtual_board.device import Device
 
@@ -80,7 +79,7 @@ def test_dump_shows_state_records_and_sectors(tmp_path: Path) -> None:
     assert len([line for line in out.splitlines() if "key 78" in line]) == 2  # its pieces
     assert "number-050" not in out and "number-090" not in out and "gone" not in out
     assert "head" in out and "in use" in out
-    out, _, status = _run(image, "--all", "--width", "90")
+    out, _, status = _run(image, "--all")
     assert status == 0 and "old" in _row(out, "number-050") and "finished" in _row(out, "number-090")
     assert "released" in _row(out, "gone")
     assert " note " in out and " state " in out
@@ -142,70 +141,11 @@ def test_unreadable_image_error_gives_the_reason(tmp_path: Path) -> None:
     odd.write_bytes(bytes(5000))
     for arguments, why in (
         ((tmp_path / "nowhere.bin",), "No such file"),
-        ((odd,), "5000 bytes do not contain"),
-        ((odd, "--pinned", "/journal"), "5000 bytes do not contain"),
+        ((odd,), "5000 bytes are no whole sectors of 4096 bytes"),
     ):
         out, errors, status = _run(*arguments)
         assert (out, status) == ("", 2) and why in errors and "Traceback" not in errors
-    image = tmp_path / "no-fs.bin"
-    image.write_bytes(bytes(16 * SECTOR_BYTES))
-    _, errors, status = _run(image, "--pinned", "/journal")
-    assert status == 2 and "no pinned files" in errors
     assert _run()[2] == 2
-
-
-@pytest.mark.req("S3")
-def test_dump_shows_a_range_of_a_larger_image(tmp_path: Path) -> None:
-    flash = NorFlash(10 * SECTOR_BYTES)
-    journal = Journal(BlockRegion(flash, 3, 4))
-    journal.append(*_message("in the middle"))
-    image = tmp_path / "chip.bin"
-    image.write_bytes(_image(flash))
-    out, _, status = _run(image, "--first", 3, "--sectors", 4)
-    assert status == 0 and "waiting" in _row(out, "in the middle")
-
-
-@pytest.mark.req("S3", "S6")
-def test_printed_sectors_of_a_board_are_parsed_into_an_image() -> None:
-    page = "Z" * 0 + "AAEC" * 85 + "AA=="
-    lines = ["region 1 512", page, "-", "end"]
-    content, size = parsed("\r\n".join(lines))
-    assert size == 512 and content == (bytes(range(3)) * 86)[:256] + b"\xff" * 256
-    for broken in (lines[:3], [lines[0], page, "end"], []):
-        with pytest.raises(ImageUnreadable):
-            parsed("\n".join(broken))
-    with pytest.raises(ImageUnreadable, match="PinsLost"):
-        parsed("", "Traceback\nflashmqtt.errors.PinsLost: gone\n")
-
-
-WRITER = """
-import vfs
-from tools.flashsim.nor import FileNorFlash
-from flashmqtt.flash.pinned import open_or_pin
-from flashmqtt.journal.journal import Journal
-device = FileNorFlash({path!r}, 32 * 4096)
-vfs.VfsLfs2.mkfs(device, progsize=256)
-vfs.mount(vfs.VfsLfs2(device, progsize=256), "/flash")
-journal = Journal(open_or_pin(device, "/journal", 5, "/flash"))
-for i in range(50):
-    message = bytearray(b"pinned message %d" % i)
-    journal.append(message, len(message))
-"""
-
-
-@pytest.mark.req("S3")
-def test_dump_finds_pinned_files_in_a_chip_image(tmp_path: Path) -> None:
-    image = tmp_path / "chip.bin"
-    subprocess.run(
-        [str(Path(sys.executable).parent / "micropython"), "-c", WRITER.format(path=str(image))],
-        env={"MICROPYPATH": f"{ROOT}:{ROOT / 'firmware'}"},
-        check=True,
-        timeout=60,
-    )
-    out, errors, status = _run(image, "--pinned", "/journal")
-    assert (status, errors) == (0, "")
-    assert "waiting" in _row(out, "pinned message 49")
-    assert _row(out, "next sequence").split() == ["next", "sequence", "51"]
 
 
 BOARD = """
@@ -226,7 +166,7 @@ for i in range(40):
 
 @pytest.mark.req("S3")
 def test_dump_reads_a_board_over_its_serial_port(tmp_path: Path) -> None:
-    """The real mpremote and a virtual Pico W on a pseudo-terminal; the journal is in pinned files of its stock file system."""
+    """A virtual Pico W on a pseudo-terminal; the journal is in pinned files of its stock file system."""
     library = tmp_path / "lib"
     for name in ("__init__.py", "compat.py", "errors.py", "fast", "flash", "journal"):
         source = ROOT / "firmware" / "flashmqtt" / name
@@ -244,8 +184,6 @@ def test_dump_reads_a_board_over_its_serial_port(tmp_path: Path) -> None:
         assert status == 2 and "PinsRefused" in errors  # no journal exists, and the dump creates none
         filled = subprocess.run([*mpremote, "exec", FILLING], capture_output=True, text=True, timeout=60, check=False)
         assert filled.returncode == 0, filled.stdout + filled.stderr
-        saved = tmp_path / "saved.bin"
-        out, errors, status = _run("--board", device.path, "--save", saved)
+        out, errors, status = _run("--board", device.path)
     assert (status, errors) == (0, "")
     assert "waiting" in _row(out, "kept on the board 39")
-    assert len(saved.read_bytes()) == 5 * SECTOR_BYTES and _run(saved)[0] == out

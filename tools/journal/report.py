@@ -24,6 +24,7 @@ KINDS = {
     layout.NOTE: "note",
 }
 STATES = {0: "state", layout.MOUNT: "mount", layout.CLOSE: "clean end"}
+WIDTH = 60  # characters of a record's content
 DONE = ("finished", "released", "void", "old")  # states of records that are no longer needed
 
 
@@ -267,7 +268,7 @@ def _state(record: Record, alive: Alive) -> str:
     return alive.messages.get(record.seq, "finished")
 
 
-def report(content: bytes, sector_bytes: int, *, everything: bool = False, width: int = 60) -> tuple[str, bool]:
+def report(content: bytes, sector_bytes: int, *, everything: bool = False) -> tuple[str, bool]:
     """Return the tables, and whether there is a journal that mounts."""
     sectors = [
         read_sector(number, content[at : at + sector_bytes])
@@ -295,7 +296,7 @@ def report(content: bytes, sector_bytes: int, *, everything: bool = False, width
             rows.append(("note", notes[-1].hex(" ")))
         parts.append(_table(("journal", ""), rows, "<>"))
     parts.append(_sectors(sectors, sector_bytes))
-    parts.append(_records(sectors, alive is not None, everything, width))
+    parts.append(_records(sectors, alive is not None, everything))
     return "\n\n".join(part for part in parts if part), alive is not None
 
 
@@ -344,7 +345,7 @@ def _sectors(sectors: Sequence[Sector], sector_bytes: int) -> str:
     return _table(headings, rows, "><" + ">" * (len(headings) - 2))
 
 
-def _records(sectors: Sequence[Sector], mounted: bool, everything: bool, width: int) -> str:
+def _records(sectors: Sequence[Sector], mounted: bool, everything: bool) -> str:
     rows, hidden = [], 0
     for sector in sorted((s for s in sectors if s.fields), key=lambda s: s.seq):
         for record in sector.records:
@@ -362,7 +363,7 @@ def _records(sectors: Sequence[Sector], mounted: bool, everything: bool, width: 
                     record.piece_name,
                     state if mounted or not record.holds_body else "?",
                     f"{len(record.body)}",
-                    text[:width],
+                    text[:WIDTH],
                 )
             )
     note = f"{hidden} more: finished messages and the journal's own records (--all shows them)" if hidden else ""
