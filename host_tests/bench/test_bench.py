@@ -55,7 +55,7 @@ def test_page_of_figures_shows_every_missed_goal():
         ("", list(bench.AREAS)),
         ("journal", ["journal"]),
         ("collector", ["collector"]),
-        ("session.qos1", ["session"]),
+        ("sess", ["session"]),
         ("powercut", ["proofs"]),
         ("nothing", []),
     ],

@@ -33,11 +33,6 @@ class Messages:
     up_ms: np.ndarray
     captured_us: np.ndarray
     is_boot: np.ndarray
-    clock_us: np.ndarray  # the board's clock, -1 if it is not set
-
-    def take(self, which: np.ndarray) -> Messages:
-        """Return some of them."""
-        return Messages(*[getattr(self, name)[which] for name in self.__dataclass_fields__])
 
     def __len__(self) -> int:
         return len(self.device)
@@ -60,13 +55,11 @@ class Fleet:
     interval_ms: int = 1000
     boot_every: int = 2000  # messages
     duplicates: float = 0.01
-    clock: bool = True
     seed: int = 1
-    prefix: str = "board-"
     names: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.names = [f"{self.prefix}{number:05d}" for number in range(self.devices)]
+        self.names = [f"board-{number:05d}" for number in range(self.devices)]
 
 
 def publish(fleet: Fleet, first: int, count: int) -> Messages:
@@ -77,8 +70,7 @@ def publish(fleet: Fleet, first: int, count: int) -> Messages:
     in_boot = ordinal % fleet.boot_every
     up_ms = 500 + in_boot * fleet.interval_ms + device % 977
     captured = BEGIN_US + (ordinal * fleet.interval_ms + (device * 7919) % fleet.interval_ms) * 1000
-    clock = captured if fleet.clock else np.full(len(device), -1)
-    return Messages(device, boot, ordinal + 1, up_ms, captured, in_boot == 0, clock)
+    return Messages(device, boot, ordinal + 1, up_ms, captured, in_boot == 0)
 
 
 def in_order(device: np.ndarray, arrival_us: np.ndarray) -> np.ndarray:
@@ -116,9 +108,7 @@ def payloads(fleet: Fleet, messages: Messages, rng: np.random.Generator) -> pa.A
 
     name = pa.array(fleet.names).take(pa.array(messages.device))
     value = text(np.round(rng.random(len(messages)) * 100, 2))
-    clock = pc.binary_join_element_wise(',"bt":', text(np.round(messages.clock_us / 1e6, 3)), "")
-    has_clock = pa.array(messages.clock_us >= 0)
-    clock = pc.if_else(has_clock, clock, "")
+    clock = text(np.round(messages.captured_us / 1e6, 3))
     record = pc.if_else(
         pa.array(messages.is_boot),
         ',"n":"cause","vs":"power"',
@@ -134,6 +124,7 @@ def payloads(fleet: Fleet, messages: Messages, rng: np.random.Generator) -> pa.A
         text(messages.seq),
         ',"up":',
         up,
+        ',"bt":',
         clock,
         record,
     ]
@@ -172,7 +163,6 @@ def write(
     landing: Path,
     messages: int,
     per_segment: int = 524_288,
-    buckets: int = segments.BUCKETS,
     begin: int = 0,
 ) -> int:
     """Write segments with `messages` messages of a fleet, with duplicates, without losses; return the number of rows.
@@ -192,7 +182,7 @@ def write(
         some = publish(fleet, first, min(step, end - first))
         before = (number << 32) if there else total  # a collector's row numbers must rise; gaps are allowed
         table = rows(fleet, some, deliver(fleet, some, rng), payloads(fleet, some, rng), "fleet", number, before)
-        parquet.write_segment(landing, "fleet", number, table, buckets, sync=False)
+        parquet.write_segment(landing, "fleet", number, table, segments.BUCKETS, sync=False)
         total += table.num_rows
     return total
 
@@ -204,21 +194,9 @@ def main() -> int:
     parser.add_argument("--devices", type=int, default=1000)
     parser.add_argument("--messages", type=int, default=500_000)
     parser.add_argument("--interval", type=float, default=1.0, metavar="SECONDS", help="between a device's messages")
-    parser.add_argument("--boot-every", type=int, default=2000, metavar="MESSAGES")
-    parser.add_argument(
-        "--begin", type=int, default=0, metavar="N", help="continue a landing: each device has published N messages"
-    )
-    parser.add_argument("--duplicates", type=float, default=0.01)
-    parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-    fleet = Fleet(
-        devices=options.devices,
-        interval_ms=round(1000 * options.interval),
-        boot_every=options.boot_every,
-        duplicates=options.duplicates,
-        seed=options.seed,
-    )
-    print(f"{write(fleet, options.landing, options.messages, begin=options.begin):,} rows in {options.landing}")
+    fleet = Fleet(options.devices, round(1000 * options.interval))
+    print(f"{write(fleet, options.landing, options.messages):,} rows in {options.landing}")
     return 0
 
 

@@ -58,12 +58,10 @@ class Bench:
     """Collects the figures of an area and prints its tables.
 
     Attributes:
-        root: the repository.
         figures: name -> number, as they go into bench.json.
     """
 
     def __init__(self, area: str = "", place: str = ""):
-        self.root = ROOT
         self.figures: dict[str, float] = {}
         self._area = area
         self._place = place
@@ -107,19 +105,9 @@ def _cell(cell: object) -> str:
 
 
 def chosen_areas(only: str) -> list[str]:
-    """Return the area of this name, or else every area whose name or figures can begin with this text."""
-    if only in AREAS:
-        return [only]
-    return [
-        name
-        for name, prefixes in AREAS.items()
-        if name.startswith(only) or any(only.startswith(prefix) or prefix.startswith(only) for prefix in prefixes)
-    ]
-
-
-def wanted(figure: str, area: str, only: str) -> bool:
-    """Return whether `--only` selects a figure: its area's name or its own name begins with that text."""
-    return area.startswith(only) or figure.startswith(only)
+    """Return the area of this name, or else every area whose name, or the name of one of its figures, begins with this text."""
+    chosen = [area for area, prefixes in AREAS.items() if any(name.startswith(only) for name in (area, *prefixes))]
+    return [only] if only in AREAS else chosen
 
 
 def others_busy() -> float:
@@ -176,25 +164,25 @@ def limited(seconds: int) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def measure(area: str, only: str, place: str) -> tuple[dict[str, Any], dict[str, float], bool]:
-    """Measure an area; return facts about the measurement, the figures, and whether the area was completed."""
+def measure(area: str, place: str) -> tuple[dict[str, Any], dict[str, float]]:
+    """Measure an area; return facts about the measurement, and the figures."""
     bench = Bench(area, place)
     told: dict[str, Any] = {"commit": commit(), "date": now(), "others": others_busy()}
     told["noisy"] = area not in COUNTED and told["others"] > NOISY_LOAD
     bench.progress(f"{area}{' (noisy: others keep the machine busy)' if told['noisy'] else ''}")
     started = time.monotonic()
-    ended = False
+    told["whole"] = False
     try:
         measuring = importlib.import_module(f"tools.proof.bench.{area}")
         with limited(getattr(measuring, "AREA_S", AREA_S)):
             measuring.run(bench)
-        ended = True
+        told["whole"] = True
     except Exception as error:
         bench.clear()
         print(f"\n{area} could not be measured: {error}", file=sys.stderr)
         traceback.print_exc()
     told["seconds"] = round(time.monotonic() - started, 1)
-    figures = {name: value for name, value in bench.figures.items() if wanted(name, area, only)}
+    figures = bench.figures
     held = [
         [name, figures[name], goal.text, goal.verdict(figures[name])] for name, goal in GOALS.items() if name in figures
     ]
@@ -202,7 +190,7 @@ def measure(area: str, only: str, place: str) -> tuple[dict[str, Any], dict[str,
         bench.table(f"{area}: against the goals", ["figure", "measured", "goal", ""], held)
     bench.progress(f"{area} took {told['seconds']:.0f} s")
     bench.clear()
-    return told, figures, ended
+    return told, figures
 
 
 def now() -> str:
@@ -243,7 +231,7 @@ def write(path: Path, result: dict[str, Any]) -> None:
 def main() -> int:
     """Measure; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tools.proof.bench", description=__doc__.splitlines()[0])
-    parser.add_argument("--only", default="", help="an area, or the beginning of figure names")
+    parser.add_argument("--only", default="", help="the areas whose name or figures begin so")
     parser.add_argument("--keep", action="store_true", help="make these figures the committed ones (results.json)")
     parser.add_argument("--output", type=Path, default=ROOT / "bench.json")
     arguments = parser.parse_args()
@@ -259,13 +247,9 @@ def main() -> int:
         "areas": {},
         "figures": {},
     }
-    failed = []
     for number, area in enumerate(chosen, 1):
-        told, figures, ended = measure(area, arguments.only, f"[{number}/{len(chosen)}] ")
-        whole = ended and area.startswith(arguments.only)
-        if not ended:
-            failed.append(area)
-        result["areas"][area] = {**told, "whole": whole}
+        told, figures = measure(area, f"[{number}/{len(chosen)}] ")
+        result["areas"][area] = told
         result["figures"] = dict(sorted({**result["figures"], **figures}.items()))
         write(arguments.output, result)
         if arguments.keep:
@@ -276,6 +260,7 @@ def main() -> int:
     print(f"written: {arguments.output}")
     if arguments.keep:
         print("\n".join(f"written: {path.relative_to(ROOT)}" for path in [RESULTS, *documents.write()]))
+    failed = [area for area, told in result["areas"].items() if not told["whole"]]
     if failed:
         print(f"could not be measured: {', '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from flashmqtt.flash.block import BlockRegion
 from flashmqtt.journal.journal import Journal
+from tools.bootstrap import ROOT
 from tools.flashsim.nor import NorFlash
 
 MICROPYTHON = Path(sys.executable).parent / "micropython"
@@ -122,7 +123,7 @@ def run(bench) -> None:
         rows,
     )
     bench.progress("journal: heap under MicroPython")
-    for name, value in on_board(bench.root).items():
+    for name, value in on_board(ROOT).items():
         bench.figure(
             {"growth": "journal.heap_growth_bytes", "heap": "journal.heap_bytes_64bit"}.get(name, f"journal.{name}"),
             value,
