@@ -61,10 +61,9 @@ class Bench:
         figures: name -> number, as they go into bench.json.
     """
 
-    def __init__(self, area: str = "", place: str = ""):
+    def __init__(self, area: str = ""):
         self.figures: dict[str, float] = {}
         self._area = area
-        self._place = place
 
     def figure(self, name: str, value: float) -> None:
         """Record a figure. Its name must begin with a prefix of its area in AREAS, so that `--only` finds it."""
@@ -76,7 +75,6 @@ class Bench:
 
     def table(self, title: str, header: list[str], rows: list[list[object]]) -> None:
         """Print a table; columns of numbers are right-aligned."""
-        self.clear()
         text = [[_cell(cell) for cell in row] for row in rows]
         right = (all(isinstance(row[column], int | float) for row in rows) for column in range(len(header)))
         first, *others = command.columns([header, *text], "".join("<>"[to_right] for to_right in right))
@@ -87,15 +85,7 @@ class Bench:
 
     def progress(self, text: str) -> None:
         """Show what is being measured now."""
-        if sys.stderr.isatty():
-            print(f"\r\x1b[K{self._place}{text}", end="", file=sys.stderr, flush=True)
-        else:
-            print(f"bench: {self._place}{text}", file=sys.stderr, flush=True)
-
-    def clear(self) -> None:
-        """Erase the progress line."""
-        if sys.stderr.isatty():
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+        print(f"bench: {text}", file=sys.stderr, flush=True)
 
 
 def _cell(cell: object) -> str:
@@ -164,9 +154,9 @@ def limited(seconds: int) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def measure(area: str, place: str) -> tuple[dict[str, Any], dict[str, float]]:
+def measure(area: str) -> tuple[dict[str, Any], dict[str, float]]:
     """Measure an area; return facts about the measurement, and the figures."""
-    bench = Bench(area, place)
+    bench = Bench(area)
     told: dict[str, Any] = {"commit": commit(), "date": now(), "others": others_busy()}
     told["noisy"] = area not in COUNTED and told["others"] > NOISY_LOAD
     bench.progress(f"{area}{' (noisy: others keep the machine busy)' if told['noisy'] else ''}")
@@ -178,7 +168,6 @@ def measure(area: str, place: str) -> tuple[dict[str, Any], dict[str, float]]:
             measuring.run(bench)
         told["whole"] = True
     except Exception as error:
-        bench.clear()
         print(f"\n{area} could not be measured: {error}", file=sys.stderr)
         traceback.print_exc()
     told["seconds"] = round(time.monotonic() - started, 1)
@@ -188,8 +177,6 @@ def measure(area: str, place: str) -> tuple[dict[str, Any], dict[str, float]]:
     ]
     if held:
         bench.table(f"{area}: against the goals", ["figure", "measured", "goal", ""], held)
-    bench.progress(f"{area} took {told['seconds']:.0f} s")
-    bench.clear()
     return told, figures
 
 
@@ -247,8 +234,8 @@ def main() -> int:
         "areas": {},
         "figures": {},
     }
-    for number, area in enumerate(chosen, 1):
-        told, figures = measure(area, f"[{number}/{len(chosen)}] ")
+    for area in chosen:
+        told, figures = measure(area)
         result["areas"][area] = told
         result["figures"] = dict(sorted({**result["figures"], **figures}.items()))
         write(arguments.output, result)

@@ -185,11 +185,9 @@ def run(bench: Bench) -> None:
     """Measure the chip if there is an image, and the proxy if there is valgrind."""
     uf2 = os.environ.get("FLASHMQTT_UF2", "")
     if not uf2:
-        bench.clear()
         print(f"\nchip: {NO_IMAGE}")
     has_valgrind = shutil.which("valgrind") is not None
     if not has_valgrind:
-        bench.clear()
         print("\nchip: no valgrind, so there is no proxy")
     chip = Chip(Path(uf2), files("armv6m")) if uf2 else None
     last = figures.committed()["figures"]

@@ -10,6 +10,7 @@ import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
+from unittest import mock
 
 from tools.broker import Broker, find_mosquitto, free_port
 from tools.deploy import __main__ as deploy
@@ -30,8 +31,11 @@ def first_reading_s(directory: Path) -> float:
     password = secrets.token_hex(8)
     config = directory / "config"
     config.mkdir(parents=True)
-    os.environ["FLASHMQTT_WIFI_PASSWORD"] = password
-    with Broker(directory / "broker") as broker, Device(directory / "board", wifi=f"home:{password}") as device:
+    with (
+        mock.patch.dict(os.environ, FLASHMQTT_WIFI_PASSWORD=password),
+        Broker(directory / "broker") as broker,
+        Device(directory / "board", wifi=f"home:{password}") as device,
+    ):
         words = ["deploy", "--board", "pico_w", "--port", device.path, "--config", str(config), "--timeout"]
         for port, patience_s, expected in ((free_port(), WRONG_S, 1), (broker.port, "120", 0)):
             (config / "config.toml").write_text(
@@ -52,16 +56,10 @@ def run(bench: Bench) -> None:
     if find_mosquitto() is None:
         bench.table("deploy: not measured", ["needs"], [["mosquitto"]])
         return
-    saved = os.environ.get("FLASHMQTT_WIFI_PASSWORD")
     took = []
-    try:
-        for number in range(RUNS):
-            with tempfile.TemporaryDirectory(prefix="flashmqtt-bench-") as scratch:
-                took.append(first_reading_s(Path(scratch)))
-            bench.progress(f"deploy: {number + 1}: {took[-1]:.1f} s")
-    finally:
-        os.environ.pop("FLASHMQTT_WIFI_PASSWORD")
-        if saved is not None:
-            os.environ["FLASHMQTT_WIFI_PASSWORD"] = saved
+    for number in range(RUNS):
+        with tempfile.TemporaryDirectory(prefix="flashmqtt-bench-") as scratch:
+            took.append(first_reading_s(Path(scratch)))
+        bench.progress(f"deploy: {number + 1}: {took[-1]:.1f} s")
     bench.table("make deploy to a first reading, after a wrong broker", ["s"], [[seconds] for seconds in took])
     bench.figure("first_reading_s", sorted(took)[len(took) // 2])
