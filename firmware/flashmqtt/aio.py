@@ -241,7 +241,7 @@ class Client:
         """Let the messages of ended tasks wait again."""
         for _, message in tasks:
             if message and message.state == _BUSY:
-                self.session.waiting.put_back(message, ticks_ms())
+                self.session.waiting.put_back(message)
 
     async def connect(self, timeout_s: "float | None" = None) -> bool:
         """Connect; return whether the broker still has the session. From now on the client's task reconnects.
@@ -453,7 +453,7 @@ class Client:
             if done:
                 waiting.finish(message)
             else:
-                waiting.put_back(message, ticks_ms())
+                waiting.put_back(message)
         if waiting:
             self.link.flush(ticks_ms())
 
@@ -645,7 +645,7 @@ class Client:
                     await _finished(self.on_message(message))
             except _RAISED as error:
                 if _is_cancelled(error, self._closed):
-                    waiting.put_back(message, ticks_ms())
+                    waiting.put_back(message)
                     raise
                 waiting.failed_with(message, _exception(error))
             else:

@@ -83,7 +83,7 @@ class Deferred(WaitingQueue):
                 if not self._keeps_unclaimed:
                     self.finish(message)
                 elif not left:
-                    self.put_back(message, now_ms)
+                    self.put_back(message)
 
     def failed_now(self, error: "Any", finished: "Any") -> None:
         """A handler raised for the message that has just arrived; `finished` handlers had finished with it before."""

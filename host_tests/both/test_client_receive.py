@@ -3,7 +3,7 @@
 import pytest
 
 from flashmqtt.client import Client
-from flashmqtt.compat import ticks_diff, ticks_ms
+from flashmqtt.compat import ticks_add, ticks_diff, ticks_ms
 from flashmqtt.errors import ConnectionLost, FlashFailed, Refused, StoreCorrupt, UsageError
 from flashmqtt.session import waiting
 from flashmqtt.session.ram import RamStore
@@ -197,6 +197,33 @@ def test_unclaimed_keep_saves_messages_for_a_later_handler(qos):
     poll_until(mqtt, lambda: acknowledged(broker) == [1])
     assert seen == [b"1"]
     mqtt.disconnect()
+
+
+@pytest.mark.req("R1")
+def test_message_claimed_after_a_week_is_handed_over():
+    import flashmqtt.client
+    import flashmqtt.session.waiting
+
+    period = 1 << 30  # of a board's clock: 12 days
+    broker, mqtt = connected(unclaimed="keep", keep_alive_s=0)
+    broker.give(publish(b"a", b"1", 1, 1))
+    poll_until(mqtt, lambda: mqtt.session.waiting)
+    begin = ticks_ms()
+    hours = 0
+    flashmqtt.client.ticks_ms = lambda: ticks_add(begin, hours * 3600_000)
+    flashmqtt.session.waiting.ticks_diff = lambda later, earlier: (later - earlier + period // 2) % period - period // 2
+    try:
+        while hours < 7 * 24:
+            hours += 12
+            mqtt.poll(0)
+        seen = []
+        mqtt.on_message = lambda m: seen.append(m.payload)
+        mqtt.poll(0)
+        assert seen == [b"1"]
+        mqtt.disconnect()
+    finally:
+        flashmqtt.client.ticks_ms = ticks_ms
+        flashmqtt.session.waiting.ticks_diff = ticks_diff
 
 
 @pytest.mark.req("R4", "R1")

@@ -62,7 +62,8 @@ class Waiting(Message):
         self.packet_id = packet_id
         self.owed = owed  # the broker waits for its acknowledgement on this connection
         self.state = WAITING if whole or self.qos == 2 else LEFT
-        self.since_ms = self.due_ms = now_ms
+        self.since_ms = now_ms
+        self.due_ms = 0  # when it may be handed over again after a failure; 0: now
         self.failures = 0
         self.finished = ()  # subscriptions whose handlers have finished with it, if another handler failed
         self.takers = None  # subscriptions whose handlers claim it, None: unknown
@@ -205,13 +206,15 @@ class WaitingQueue:
         for entry in self.entries:
             if entry.state == DONE:
                 continue
+            if entry.due_ms and ticks_diff(now_ms, entry.due_ms) >= 0:
+                entry.due_ms = 0  # before the clock wraps: the message may stay unclaimed for days
             takers = self._takers(entry)
             stopped = _common(takers, blocked) if takers else unclaimed_blocked
             if (
                 not stopped
                 and entry.state == WAITING
                 and kinds & (CLAIMED if takers else UNCLAIMED)
-                and ticks_diff(now_ms, entry.due_ms) >= 0
+                and not entry.due_ms
             ):
                 return entry
             if takers:
@@ -257,7 +260,7 @@ class WaitingQueue:
             entry = self._begun()
             if entry:
                 entry.owed = owed
-                self.put_back(entry, now_ms)
+                self.put_back(entry)
                 return entry
         else:
             self.skipping = message.more
@@ -414,8 +417,8 @@ class WaitingQueue:
         entry.touched = False
         return True
 
-    def put_back(self, entry: "Any", due_ms: int) -> None:
-        """Let a message that was handed over wait again, until due_ms at least."""
+    def put_back(self, entry: "Any", due_ms: int = 0) -> None:
+        """Let a message that was handed over wait again; due_ms: when it may be handed over, 0: now."""
         entry.state = WAITING
         entry.due_ms = due_ms
         self._look = True
