@@ -8,6 +8,7 @@ sys.exit(ended(main, BrokerFailed, BoardFailed))
 from __future__ import annotations
 
 import argparse
+import functools
 import io
 import math
 import os
@@ -22,7 +23,47 @@ from typing import Any, TypeVar
 Number = TypeVar("Number", int, float)
 STOPPED = "stopped; everything that was started has been ended"
 LINE_S = 10
+Main = Callable[..., int]
 LINE = "{desc}{n_fmt}/{total_fmt}{unit} after {elapsed}{postfix}"
+
+
+class Failure(Exception):
+    """A command can't do its work, for a reason outside the program. The text has the reason and what to do."""
+
+
+def named(command: str) -> Callable[[Main], Main]:
+    """Return a decorator for a command's `main`: a Failure is printed after the command's name, and the status is 2."""
+
+    def decorated(main: Main) -> Main:
+        @functools.wraps(main)
+        def run(argv: list[str] | None = None) -> int:
+            try:
+                return main(argv)
+            except BrokenPipeError:
+                raise  # see `ended`
+            except (Failure, OSError) as error:
+                print(f"{command}: {error}", file=sys.stderr)
+                return 2
+
+        return run
+
+    return decorated
+
+
+def serve_metrics(registry: Any, port: int, address: str) -> int:
+    """Serve metrics for Prometheus at http://address:port/metrics; return the port.
+
+    Raises:
+        Failure: the port is in use, or not allowed.
+    """
+    from prometheus_client import start_http_server
+
+    try:
+        server, _ = start_http_server(port, address, registry=registry)
+    except OSError as error:
+        text = f"can't serve metrics at {address}:{port}: {error.strerror}; give another --metrics-port, or 0 for none"
+        raise Failure(text) from error
+    return int(server.server_port)
 
 
 def number(kind: type[Number], least: float, most: float = math.inf) -> Callable[[str], Number]:

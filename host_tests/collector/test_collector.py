@@ -11,6 +11,7 @@ import json
 import os
 import resource
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -27,9 +28,10 @@ from tools import broker as brokers
 from tools.collector import collector as collector_module
 from tools.collector import sealer
 from tools.collector.collector import Collector, CollectorError, Settings
-from tools.collector.health import Health, PortInUse
+from tools.collector.health import Health
 from tools.collector.oversize import OversizeDecoder
 from tools.collector.runs import PUBREC_WINDOW
+from tools.command import Failure, serve_metrics
 from tools.landing import seal
 from tools.landing.lock import LandingInUse
 from tools.landing.log import DiskFull, LandingDamaged, LandingStalled, read_log
@@ -112,11 +114,11 @@ def sealing_process():
 def sealing_here(request, monkeypatch):
     """Let collectors seal in this process: it saves half a second for each test."""
 
-    async def answer(self, line):
-        return seal.answer(line)
+    async def ask(self, number):
+        return seal.attempt(self._store.log_path(number), self._directory, self._salvage)
 
     if "sealing_process" not in request.fixturenames:
-        monkeypatch.setattr(sealer.Sealer, "_exchange", answer)
+        monkeypatch.setattr(sealer.Sealer, "_ask", ask)
 
 
 def in_a_loop(test):
@@ -457,13 +459,24 @@ async def test_connection_ends_when_acknowledgements_stay_unread_past_the_deadli
 
 @pytest.mark.req("P1")
 @in_a_loop
-async def test_killed_sealer_is_restarted(tmp_path, sealing_process):
-    async with collecting(tmp_path, segment_rows=1) as (broker, collector):
+async def test_killed_sealer_is_restarted(tmp_path, sealing_process, monkeypatch):
+    begin, killed = asyncio.create_subprocess_exec, []
+
+    async def begin_and_kill(*words, **options):
+        process = await begin(*words, **options)
+        if len(killed) < 2:
+            process.kill()
+            killed.append(process)
+        return process
+
+    monkeypatch.setattr(sealer, "RETRY_S", 0.01)
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", begin_and_kill)
+    async with collecting(tmp_path, segment_rows=1) as (broker, _):
         await broker.accept()
         for n in range(3):
             await broker.exchange(publish(b"%d" % n, 1, n + 1), ack(PUBACK, n + 1))
             await until_async(lambda n=n: len(find_segments(tmp_path)) > n)
-            collector.sealer._process.kill()
+    assert [process.returncode for process in killed] == [-signal.SIGKILL] * 2
     assert payloads(tmp_path) == [b"0", b"1", b"2"]
 
 
@@ -710,11 +723,11 @@ def test_metrics_are_served_and_a_busy_port_is_named():
     health = Health("c", quiet=True)
     health.messages.inc(3)
     port = brokers.free_port()
-    health.serve(port, "127.0.0.1")
+    serve_metrics(health.registry, port, "127.0.0.1")
     text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=PATIENCE_S).read().decode()
     assert 'flashmqtt_collector_messages_total{collector="c"} 3.0' in text
-    with pytest.raises(PortInUse, match="--metrics-port"):
-        health.serve(port, "127.0.0.1")
+    with pytest.raises(Failure, match="--metrics-port"):
+        serve_metrics(health.registry, port, "127.0.0.1")
 
 
 @pytest.mark.req("P1", "W12")

@@ -141,7 +141,9 @@ def test_log_of_version_1_is_refused(tmp_path):
     whole = log.path.read_bytes()
     assert whole.startswith(b"flashmqtt log 2\n")
     log.path.write_bytes(whole.replace(b"log 2", b"log 1", 1))
-    with pytest.raises(LandingForeign, match="of version 1, and this program reads version 2"):
+    with pytest.raises(
+        LandingForeign, match="is not a landing log of version 2: let the program that wrote it seal it"
+    ):
         read_log(log.path)
 
 

@@ -12,22 +12,23 @@ import os
 import signal
 import ssl
 import sys
+from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 from flashmqtt import errors
 from tools.collector.collector import LEAST_BUFFER_BYTES, Collector, CollectorError, Settings
-from tools.collector.health import Health, PortInUse
-from tools.command import number
-from tools.landing.log import LandingError
-from tools.landing.segments import SegmentError
+from tools.collector.health import Health
+from tools.command import Failure, number, serve_metrics
 
-DEFAULT = "default: %(default)s"
+MB = 1 << 20
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the command line."""
+    """Return the command line. The options of numbers have the names of `Settings`."""
     made = argparse.ArgumentParser(prog="python -m tools.collector", description=__doc__.partition("\n")[0])
-    made.add_argument("--host", default="127.0.0.1", help=DEFAULT)
+    made.add_argument("--host", default="127.0.0.1", help="default: %(default)s")
     made.add_argument("--port", type=number(int, 1, 65535), help="default: 1883, or 8883 with --tls")
     made.add_argument("--topic", action="append", metavar="FILTER", help="may be repeated; default #: everything")
     made.add_argument(
@@ -40,81 +41,36 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--password-file", type=Path, help="default: the environment's FLASHMQTT_PASSWORD")
     made.add_argument("--tls", action="store_true", help="encrypt, and verify the broker's certificate and name")
     made.add_argument("--ca-file", type=Path, help="trusted certificates for --tls; default: the system's")
-    made.add_argument("--keep-alive", type=number(int, 1, 65_535), default=30, metavar="S", help=DEFAULT)
-    made.add_argument(
-        "--session-expiry",
-        type=number(int, 1, 0xFFFFFFFF),
-        default=Settings.session_expiry_s,
-        metavar="S",
-        help="level 5 only",
-    )
-    made.add_argument(
-        "--longest-pause",
-        type=number(float, 0.01, 86_400),
-        default=Settings.longest_pause_s,
-        metavar="S",
-        help="between two attempts to connect",
-    )
-    group = made.add_argument_group("segments: closed at the first of these limits")
-    group.add_argument(
-        "--segment-rows", type=number(int, 1, 1 << 30), default=Settings.segment_rows, metavar="N", help=DEFAULT
-    )
+
+    def option(flag: str, name: str, kind: Callable[[str], float], text: str, unit: int = 1) -> None:
+        default = getattr(Settings, name)
+        shown = None if default is None else default // unit
+        made.add_argument(flag, dest=name, type=kind, default=shown, metavar="N", help=f"{text}; default: %(default)s")
+
+    option("--keep-alive", "keep_alive_s", number(int, 1, 65_535), "seconds")
+    option("--session-expiry", "session_expiry_s", number(int, 1, 0xFFFFFFFF), "seconds; level 5 only")
+    option("--longest-pause", "longest_pause_s", number(float, 0.01, 86_400), "seconds between two attempts to connect")
+    option("--segment-rows", "segment_rows", number(int, 1, 1 << 30), "a segment is closed at this length,")
     # A log is sealed in memory, and an Arrow column holds at most 2 GB.
-    group.add_argument(
-        "--segment-mb",
-        type=number(float, 0.001, 1024),
-        default=Settings.segment_bytes / (1 << 20),
-        metavar="N",
-        help=DEFAULT,
-    )
-    group.add_argument(
-        "--segment-seconds", type=number(float, 0.01), default=Settings.segment_seconds, metavar="S", help=DEFAULT
-    )
-    group = made.add_argument_group("group commit: one sync for all messages that have arrived, up to these limits")
-    group.add_argument(
-        "--commit-count", type=number(int, 1, 1 << 20), default=Settings.commit_count, metavar="N", help=DEFAULT
-    )
-    group.add_argument("--commit-ms", type=number(float, 0), default=Settings.commit_ms, metavar="MS", help=DEFAULT)
-    group = made.add_argument_group("limits")
-    group.add_argument(
-        "--packet-bytes",
-        type=number(int, LEAST_BUFFER_BYTES, 268_435_460),
-        default=Settings.packet_bytes,
-        metavar="N",
-        help="longest message that is stored whole",
-    )
-    group.add_argument(
+    option("--segment-mb", "segment_bytes", number(float, 0.001, 1024), "or at this one, in MB", MB)
+    option("--segment-seconds", "segment_seconds", number(float, 0.01), "or at this age")
+    text = "longest message that is stored whole, in bytes"
+    option("--packet-bytes", "packet_bytes", number(int, LEAST_BUFFER_BYTES, 268_435_460), text)
+    option("--in-flight", "in_flight", number(int, 1, 65_535), "most QoS 2 messages in flight")
+    option("--reserve-mb", "reserve_bytes", number(float, 0), "disk kept free, in MB", MB)
+    text = "seal everything and end with status 0 when nothing has arrived for so many seconds (10 times as many while QoS 2"
+    option("--drain", "drain_s", number(float, 0), text + " messages wait for their PUBREL)")
+    made.add_argument(
         "--oversize",
         choices=("describe", "drop"),
         default="describe",
         help="a longer message: `describe` stores its topic, and length and SHA-256 of its payload; `drop` only acknowledges it, "
         "and at level 5 asks the broker not to send it",
     )
-    group.add_argument(
-        "--in-flight",
-        type=number(int, 1, 65_535),
-        default=Settings.in_flight,
-        metavar="N",
-        help="most QoS 2 messages in flight",
-    )
-    group.add_argument(
-        "--reserve-mb",
-        type=number(float, 0),
-        default=Settings.reserve_bytes / (1 << 20),
-        metavar="N",
-        help="disk kept free",
-    )
     made.add_argument(
         "--metrics-port", type=number(int, 0, 65535), default=0, metavar="P", help="metrics for Prometheus; 0: none"
     )
     made.add_argument("--metrics-address", default="127.0.0.1", metavar="A")
-    made.add_argument(
-        "--drain",
-        type=number(float, 0),
-        metavar="S",
-        help="seal everything and end with status 0 when nothing has arrived for S seconds (10 times S while QoS 2 "
-        "messages wait for their PUBREL)",
-    )
     made.add_argument(
         "--salvage", action="store_true", help="seal the readable part of a damaged log, and keep the log"
     )
@@ -140,31 +96,14 @@ def settings_of(arguments: argparse.Namespace) -> Settings:
             password = arguments.password_file.read_text().rstrip("\n")
         except OSError as error:
             raise CollectorError(f"--password-file {arguments.password_file}: {error.strerror}")
-    return Settings(
-        host=arguments.host,
-        port=arguments.port or (8883 if tls else 1883),
-        client_id=arguments.client_id,
-        landing=arguments.landing,
-        topics=tuple((topic, arguments.qos) for topic in arguments.topic or ["#"]),
-        level=arguments.level,
-        user=arguments.user,
-        password=password if arguments.user else None,
-        tls=tls,
-        keep_alive_s=arguments.keep_alive,
-        session_expiry_s=arguments.session_expiry,
-        longest_pause_s=arguments.longest_pause,
-        segment_rows=arguments.segment_rows,
-        segment_bytes=int(arguments.segment_mb * (1 << 20)),
-        segment_seconds=arguments.segment_seconds,
-        commit_count=arguments.commit_count,
-        commit_ms=arguments.commit_ms,
-        packet_bytes=arguments.packet_bytes,
-        drop_oversize=arguments.oversize == "drop",
-        in_flight=arguments.in_flight,
-        reserve_bytes=int(arguments.reserve_mb * (1 << 20)),
-        drain_s=arguments.drain,
-        salvage=arguments.salvage,
-    )
+    given: dict[str, Any] = {field.name: getattr(arguments, field.name, None) for field in fields(Settings)}
+    given |= {name: int(given[name] * MB) for name in ("segment_bytes", "reserve_bytes")}
+    given |= {"commit_count": Settings.commit_count, "commit_ms": Settings.commit_ms}
+    given |= {"port": arguments.port or (8883 if tls else 1883), "tls": tls}
+    given["topics"] = tuple((topic, arguments.qos) for topic in arguments.topic or ["#"])
+    given["password"] = password if arguments.user else None
+    given["drop_oversize"] = arguments.oversize == "drop"
+    return Settings(**given)
 
 
 async def collect(settings: Settings, health: Health) -> None:
@@ -183,9 +122,9 @@ def main(argv: list[str] | None = None) -> int:
         settings = settings_of(arguments)
         health = Health(settings.client_id, arguments.quiet)
         if arguments.metrics_port:
-            health.serve(arguments.metrics_port, arguments.metrics_address)
+            serve_metrics(health.registry, arguments.metrics_port, arguments.metrics_address)
         asyncio.run(collect(settings, health))
-    except (CollectorError, LandingError, SegmentError, PortInUse, errors.UsageError) as error:
+    except (Failure, errors.UsageError) as error:
         print(f"collector: {type(error).__name__}: {error}", file=sys.stderr)
         return 1
     return 0

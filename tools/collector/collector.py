@@ -35,6 +35,7 @@ from tools.collector.health import Health
 from tools.collector.oversize import encode_varint
 from tools.collector.runs import RunDecoder, RunSession
 from tools.collector.sealer import Sealer
+from tools.command import Failure
 from tools.landing import recent, segments
 from tools.landing.lock import LandingInUse
 from tools.landing.log import MOST_IN_ENTRY, LandingDamaged, LandingStalled, log_numbers, stalled
@@ -82,7 +83,7 @@ class _Level5(Level5):
         return properties
 
 
-class CollectorError(Exception):
+class CollectorError(Failure):
     """The collector can't continue without a person; the text says what to do."""
 
 
@@ -178,7 +179,7 @@ class Collector:
         self.connects = 0
         self.connected_at = 0.0
         self._stopping = False
-        self._waiting: asyncio.Future[None] | None = None
+        self._woken = asyncio.Event()
         self._rows_committed = self.rows_acknowledged = self.store.stored
         self._last_message = time.monotonic()
 
@@ -199,7 +200,7 @@ class Collector:
     def stop(self) -> None:
         """Request a clean stop: stop reading, seal everything. May be called from a signal handler."""
         self._stopping = True
-        self._wake()
+        self._woken.set()
 
     async def run(self) -> None:
         """Collect until `stop` is called, then seal everything that was received.
@@ -213,7 +214,7 @@ class Collector:
         self.sealer.start()
         try:
             await self._collect()
-            await self._sync_pending()
+            await self._sync()
             self._rotate()
             if self.store.closed:
                 self.health.log(f"sealing {len(self.store.closed)} segments")
@@ -364,7 +365,7 @@ class Collector:
             if room:
                 packets, ids = decoder.take_run(min(room, MOST_IN_ENTRY))
                 if ids:
-                    self.store.land_run(packets, len(ids))
+                    self.store.land(packets, len(ids))
                     session.acknowledge_run(ids)
             event = process(now_ms)
             if event == MESSAGE:
@@ -406,14 +407,15 @@ class Collector:
             qos = 0  # QoS 0 with DUP marks a copy: see `log.py`
             end = message.topic_end - start
             del body[end : end + 2]
-        self.store.land(_head(0x30 | message.dup << 3 | qos << 1 | message.retain, len(body)), body)
+        head = _head(0x30 | message.dup << 3 | qos << 1 | message.retain, len(body))
+        self.store.land(head + body, 1)
 
     def _is_copy(self, message: Message) -> bool:
         """Return whether a resent QoS 1 message landed on an earlier connection of the same session."""
         if not self.connection.session_present:
             return False
         if self._landed is None:
-            self._landed = self.store.landed()
+            self._landed = self.store.recent.index()
         end = message.topic_end
         key = message.buffer[end] << 8 | message.buffer[end + 1]
         topic = bytes(message.buffer[message.topic_start : end])
@@ -441,17 +443,19 @@ class Collector:
 
     async def _commit(self, sock: socket.socket) -> None:
         """Make the group durable, then send its acknowledgements."""
-        await self._sync_pending()
+        await self._sync()
         await self._write(sock)
 
     async def _sync(self) -> None:
-        """Sync the landing; retry until it succeeds.
+        """Make messages durable that were read but not yet synced, or the broker would resend them; retry until it succeeds.
 
         Raises:
             LandingStalled: the sync failed while the collector is stopping.
         """
         health = self.health
         reported = ""
+        if not self.store.pending_bytes:
+            return
         while True:
             started = time.monotonic()
             try:
@@ -500,11 +504,6 @@ class Collector:
             output.sent(sock.send(memoryview(output.buf)[output.start : output.start + n]), ticks_ms())
         return bool(n)
 
-    async def _sync_pending(self) -> None:
-        """Make messages durable that were read but not yet synced; otherwise the broker would have to resend them."""
-        if self.store.pending_bytes:
-            await self._sync()
-
     # --- limits -------------------------------------------------------------------------------------------------
 
     def _check_limits(self) -> None:
@@ -539,25 +538,17 @@ class Collector:
 
     # --- waiting ------------------------------------------------------------------------------------------------
 
-    def _wake(self) -> None:
-        if self._waiting is not None and not self._waiting.done():
-            self._waiting.set_result(None)
-
     async def _sleep(self, seconds: float) -> None:
-        """Sleep for so many seconds, or until `_wake`."""
-        loop = asyncio.get_running_loop()
-        self._waiting = loop.create_future()
-        timer = loop.call_later(seconds, self._wake)
-        try:
-            if not self._stopping:
-                await self._waiting
-        finally:
-            timer.cancel()
-            self._waiting = None
+        """Sleep for so many seconds, or until `_woken` is set."""
+        if not self._stopping:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._woken.wait()
+        self._woken.clear()
 
     async def _readable(self, sock: socket.socket, seconds: float) -> None:
         loop = asyncio.get_running_loop()
-        loop.add_reader(sock, self._wake)
+        loop.add_reader(sock, self._woken.set)
         try:
             await self._sleep(seconds)
         finally:

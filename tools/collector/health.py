@@ -9,15 +9,11 @@ import math
 import sys
 import time
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 
 PREFIX = "flashmqtt_collector_"
 GROUP_BUCKETS = (1, 3, 10, 30, 100, 300, 1000, 3000, 10000, 30000)
 SECONDS_BUCKETS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
-
-
-class PortInUse(Exception):
-    """The port for the metrics is in use."""
 
 
 class Health:
@@ -66,19 +62,6 @@ class Health:
         self.group = histogram("group_messages", "Messages that one sync made durable.", GROUP_BUCKETS)
         self.sync_seconds = histogram("sync_seconds", "How long one write and sync of the log took.", SECONDS_BUCKETS)
         self.seal_seconds = histogram("seal_seconds", "How long one segment took to seal.", SECONDS_BUCKETS)
-
-    def serve(self, port: int, address: str) -> None:
-        """Serve the metrics at http://address:port/metrics.
-
-        Raises:
-            PortInUse: the port is in use, or not allowed.
-        """
-        try:
-            start_http_server(port, address, registry=self.registry)
-        except OSError as error:
-            raise PortInUse(
-                f"can't serve metrics at {address}:{port}: {error.strerror}; choose another --metrics-port, or 0 for none"
-            ) from error
 
     def log(self, text: str) -> None:
         """Print one log line, unless the collector is quiet."""

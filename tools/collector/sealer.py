@@ -1,4 +1,4 @@
-"""The collector's client of the sealing process: it requests that closed logs be sealed, one after the other.
+"""Seals a collector's closed logs, one after the other, each in a process of its own.
 
 When sealing fails, for example because the disk is full, it reports the failure and retries. A log is removed only when its
 segment is durable.
@@ -12,6 +12,7 @@ import json
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from tools.collector.health import Health
 from tools.landing.log import LandingDamaged, LandingError, LandingStalled
@@ -52,7 +53,7 @@ class Sealer:
             self._done.set()
 
     async def finish(self) -> None:
-        """Wait until every closed log is sealed, then end the process.
+        """Wait until every closed log is sealed.
 
         Raises:
             LandingDamaged: a log can't be sealed without losing rows.
@@ -71,14 +72,12 @@ class Sealer:
             await self.stop()
 
     async def stop(self) -> None:
-        """End the process at any point: sealing can be repeated."""
+        """End at any point: sealing can be repeated."""
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError, LandingError):
                 await self._task
         if self._process is not None and self._process.returncode is None:
-            assert self._process.stdin is not None
-            self._process.stdin.close()
             try:
                 await asyncio.wait_for(self._process.wait(), 5)
             except TimeoutError:
@@ -134,38 +133,19 @@ class Sealer:
         self._health.unsealed_logs.set(len(self._store.closed))
         return True
 
-    async def _ask(self, number: int) -> dict:
-        """Send one request and return the answer; if the process has ended, an answer with an error."""
-        request = {
-            "log": str(self._store.log_path(number)),
-            "directory": str(self._directory),
-            "salvage": self._salvage,
-        }
+    async def _ask(self, number: int) -> dict[str, Any]:
+        """Start a sealing process and return its answer; if it can't start or is killed, an answer with an error."""
+        words = (str(self._store.log_path(number)), str(self._directory), str(int(self._salvage)))
         try:
-            line = await self._exchange(json.dumps(request))
-            if not line:
-                assert self._process is not None
-                await self._process.wait()
-                return {"error": f"the sealing process ended with status {self._process.returncode}"}
-            answer: dict = json.loads(line)
-        except (OSError, ValueError) as error:
-            return {"error": f"{type(error).__name__}: {error}"}
-        return answer
-
-    async def _exchange(self, request: str) -> str:
-        """Send a line to the sealing process, which is started if it does not run; return its line, or "" if it ended."""
-        process = self._process
-        if process is None or process.returncode is not None:
-            process = self._process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "tools.landing.seal",
-                stdin=asyncio.subprocess.PIPE,
+            self._process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "tools.landing.seal", *words),
                 stdout=asyncio.subprocess.PIPE,
                 pass_fds=self._store.lock_handles,
             )
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.write(request.encode() + b"\n")
-        await process.stdin.drain()
-        return (await process.stdout.readline()).decode()
+            line, _ = await self._process.communicate()
+            if not line:
+                return {"error": f"the sealing process ended with status {self._process.returncode}"}
+            answer: dict[str, Any] = json.loads(line)
+        except (OSError, ValueError) as error:
+            return {"error": f"{type(error).__name__}: {error}"}
+        return answer

@@ -12,6 +12,7 @@ import os
 import time
 from pathlib import Path
 
+from tools.command import Failure
 from tools.landing.log import LandingError
 
 LANDING_LOCK = ".lock"  # a hidden name, which Spark and `find_segments` ignore
@@ -22,11 +23,11 @@ class LandingInUse(LandingError):
     """Another collector uses this directory."""
 
 
-def take_lock(path: Path, advice: str, wait_s: float = 0.0, shared: bool = False) -> int:
+def take_lock(path: Path, refusal: Failure, wait_s: float = 0.0, shared: bool = False) -> int:
     """Lock a file, creating it if necessary; return its handle, which holds the lock until it is closed.
 
     Raises:
-        LandingInUse: another collector holds the lock for longer than `wait_s`; the text ends with `advice`.
+        Failure: `refusal`, if another process holds the lock for longer than `wait_s`.
         OSError: the file can't be written.
     """
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -35,12 +36,11 @@ def take_lock(path: Path, advice: str, wait_s: float = 0.0, shared: bool = False
         while True:
             try:
                 fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+                return handle
             except BlockingIOError:
                 if time.monotonic() >= deadline:
-                    raise LandingInUse(f"{path.parent} is in use by another collector; {advice}") from None
+                    raise refusal from None
                 time.sleep(RETRY_S)
-            else:
-                return handle
     except BaseException:
         os.close(handle)
         raise

@@ -26,7 +26,7 @@ A LANDED packet of QoS 0 with DUP marks a copy of a QoS 1 message that landed al
 
 At most one message is held under a packet id: between two HELD entries with one id is its RELEASED entry.
 
-This is version 2. Version 1 identified held messages by slot numbers; it is refused with an error that names the version.
+This is version 2; any other is refused.
 This module knows no MQTT (packets are opaque bytes here), no network and no Parquet.
 """
 
@@ -43,10 +43,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tools.command import Failure
 from tools.landing.durable import replacing
 
 MAGIC = b"flashmqtt log 2\n"
-VERSION_AT = 14  # the version's digit in MAGIC
 SUFFIX = ".log"
 TEMPORARY = ".tmp"
 
@@ -60,7 +60,7 @@ MOST_IN_ENTRY = 0xFFFF
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-class LandingError(Exception):
+class LandingError(Failure):
     """The landing directory can't be used; the text says why and what to do."""
 
 
@@ -116,15 +116,12 @@ class Header:
             LandingForeign: not a landing log, or one of another version.
             LandingDamaged: the header is broken. A log gets its name only when its header is durable.
         """
-        if len(data) < HEADER_FRAME.size or bytes(data[:VERSION_AT]) != MAGIC[:VERSION_AT]:
-            raise LandingForeign(f"{path} is not a landing log; move it away, or choose another directory")
-        magic, length, crc = HEADER_FRAME.unpack_from(data)
-        if magic != MAGIC:
-            found, known = (bytes(name[VERSION_AT:-1]).decode("ascii", "replace") for name in (magic, MAGIC))
+        if len(data) < HEADER_FRAME.size or bytes(data[: len(MAGIC)]) != MAGIC:
             raise LandingForeign(
-                f"{path} is a landing log of version {found}, and this program reads version {known}: let the program that "
-                "wrote it seal it (start it once with --drain 1), or move it away"
+                f"{path} is not a landing log of version 2: let the program that wrote it seal it (start it once with --drain 1),"
+                " or move it away"
             )
+        _, length, crc = HEADER_FRAME.unpack_from(data)
         body = bytes(data[HEADER_FRAME.size : HEADER_FRAME.size + length])
         if len(body) != length or zlib.crc32(body) != crc:
             raise LandingDamaged(f"{path}: the header is broken")
@@ -156,21 +153,25 @@ class Contents:
     torn_bytes: int = 0  # of the tail that a crash left behind `end`
     damage: list[tuple[int, int]] = field(default_factory=list)  # ranges of bytes that had been durable
 
+    def replayed(self) -> tuple[list[Entry], dict[int, Entry]]:
+        """Return the entries that are rows, in the order in which they landed or were released; and those still held, by id."""
+        rows: list[Entry] = []
+        held: dict[int, Entry] = {}
+        for entry in self.entries:
+            if entry.kind == LANDED:
+                rows.append(entry)
+            elif entry.kind in (HELD, RELEASED):
+                # In a damaged log, HELD may be missing before RELEASED, or RELEASED before the next HELD of the same id.
+                if entry.number in held:
+                    rows.append(held.pop(entry.number))
+                if entry.kind == HELD:
+                    held[entry.number] = entry
+        return rows, held
+
     @property
     def rows(self) -> int:
         """The number of rows in this log."""
-        rows = 0
-        held: set[int] = set()
-        for entry in self.entries:
-            if entry.kind == LANDED:
-                rows += entry.number
-            elif entry.kind == RELEASED:
-                held.discard(entry.number)
-                rows += 1
-            elif entry.kind == HELD:
-                rows += entry.number in held  # its RELEASED was in a damaged range: see `seal.rows_of`
-                held.add(entry.number)
-        return rows
+        return sum(entry.number if entry.kind == LANDED else 1 for entry in self.replayed()[0])
 
 
 def block_crc(salt: int, length: int, position: int, entries: bytes | memoryview) -> int:

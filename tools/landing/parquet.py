@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import sys
 from collections.abc import Iterator
@@ -134,7 +135,7 @@ def read_bucket(file: pq.ParquetFile, bucket: int, buckets: int) -> Iterator[pa.
 
     Any layout works: a segment with another number of buckets, or without a layout, is filtered.
     """
-    # If one number of buckets divides the other, only some row groups are read. No filter is needed where `buckets` divides.
+    # A row group that can't have rows of the bucket is not read. No filter is needed where `buckets` divides.
     layout_json = (file.schema_arrow.metadata or {}).get(LAYOUT_KEY)
     theirs, groups = 1, [0] * file.num_row_groups
     check_columns(file.schema_arrow.names)
@@ -142,13 +143,8 @@ def read_bucket(file: pq.ParquetFile, bucket: int, buckets: int) -> Iterator[pa.
         layout = json.loads(layout_json)
         theirs, groups = layout["buckets"], layout["groups"]
     exact = theirs % buckets == 0
-    if exact:
-        wanted = [n for n, which in enumerate(groups) if which % buckets == bucket]
-    elif buckets % theirs == 0:
-        wanted = [n for n, which in enumerate(groups) if which == bucket % theirs]
-    else:
-        wanted = list(range(len(groups)))
-    for group in wanted:
+    common = math.gcd(theirs, buckets)
+    for group in (n for n, which in enumerate(groups) if which % common == bucket % common):
         table = file.read_row_group(group, columns=SCHEMA.names, use_threads=False)
         if not exact:
             table = table.filter(pa.array(buckets_of(table["topic"], buckets) == bucket))

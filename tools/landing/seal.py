@@ -3,9 +3,9 @@
 The rows are a function of the log alone, and an existing segment is never written again. So sealing may be interrupted at
 any point and repeated: no row is written twice.
 
-`python -m tools.landing.seal` is the collector's sealing process, which writes Parquet on another core. It reads one JSON
-request a line from standard input and writes one JSON answer a line to standard output, until the input ends. It shares
-the collector's lock, so that no second collector starts while the sealer of a killed one is still working.
+`python -m tools.landing.seal` is the collector's sealing process, which writes Parquet on another core, and ends when the
+segment is durable. It shares the collector's lock, so that no second collector starts while the sealer of a killed one is
+still working.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tools.landing import parquet
-from tools.landing.log import HELD, LANDED, RELEASED, Contents, LandingDamaged, read_log
+from tools.landing.log import HELD, Contents, LandingDamaged, read_log
 from tools.landing.recent import decode_varint
 
 QOS_BITS, DUP_BIT, RETAIN_BIT = 0x06, 0x08, 0x01
@@ -107,17 +107,10 @@ def rows_of(contents: Contents) -> pa.Table:
     tables: list[pa.Table] = []
     columns = Columns()
     rows = 0
-    held: dict[int, tuple[int, int, int, int]] = {}
-    for entry in contents.entries:
-        if entry.kind == LANDED:
-            columns.add(data, entry.start, entry.end, entry.level, entry.time_us)
-        elif entry.kind in (HELD, RELEASED):
-            # In a damaged log, HELD may be missing before RELEASED, or RELEASED before the next HELD of the same id.
-            if entry.number in held:
-                columns.add(data, *held.pop(entry.number))
-                columns.heads[-1] &= ~DUP_BIT  # has another meaning in a held packet: see `flashmqtt.session.inbound`
-            if entry.kind == HELD:
-                held[entry.number] = (entry.start, entry.end, entry.level, entry.time_us)
+    for entry in contents.replayed()[0]:
+        columns.add(data, entry.start, entry.end, entry.level, entry.time_us)
+        if entry.kind == HELD:
+            columns.heads[-1] &= ~DUP_BIT  # has another meaning in a held packet: see `flashmqtt.session.inbound`
         if len(columns.heads) >= ROWS_AT_ONCE:  # Python objects take ten times the memory of a table
             tables.append(columns.table(header.collector, header.number, header.rows_before + rows))
             rows += len(columns.heads)
@@ -152,36 +145,23 @@ def seal(log: Path, directory: Path, salvage: bool = False) -> dict[str, Any]:
     return {"number": contents.header.number, "rows": table.num_rows, "path": str(path), "bytes": path.stat().st_size}
 
 
-def answer(line: str) -> str:
-    """Process one request and return its answer, both as a line of JSON.
-
-    A request has `log` and `directory` (paths) and `salvage`; an answer is what `seal` returns, or has `error` (a text) and
-    `damaged`.
-    """
-    request = json.loads(line)
+def attempt(log: Path, directory: Path, salvage: bool) -> dict[str, Any]:
+    """Return what `seal` returns; if it fails, `error` (a text) and `damaged`. The collector reports the error and retries."""
     try:
-        result = seal(Path(request["log"]), Path(request["directory"]), request["salvage"])
-    except Exception as error:  # the collector reports it and retries
-        result = {"error": f"{type(error).__name__}: {error}", "damaged": isinstance(error, LandingDamaged)}
-    return json.dumps(result)
+        return seal(log, directory, salvage)
+    except Exception as error:
+        return {"error": f"{type(error).__name__}: {error}", "damaged": isinstance(error, LandingDamaged)}
 
 
 def main() -> None:
-    """Answer requests until the input ends."""
-    for number in (
-        signal.SIGINT,
-        signal.SIGTERM,
-    ):  # the collector handles them, and then still requests the last segments
+    """Seal a log. The arguments are its path, the directory, and 1 to salvage."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # the collector handles them, and waits for this process
         signal.signal(number, signal.SIG_IGN)
     with contextlib.suppress(OSError):
         os.nice(5)  # the collector has priority
     pa.set_cpu_count(1)
-    for line in sys.stdin:
-        try:
-            print(answer(line), flush=True)
-        except BrokenPipeError:  # the collector was killed; the next one finds the segment
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return
+    log, directory, salvage = sys.argv[1:]
+    print(json.dumps(attempt(Path(log), Path(directory), salvage == "1")))
 
 
 if __name__ == "__main__":

@@ -14,6 +14,8 @@ import re
 import zlib
 from typing import NamedTuple
 
+from tools.command import Failure
+
 BUCKETS = 8
 """Device buckets of a landing, and tasks of a micro-batch. A power of two, so that it can be doubled later."""
 
@@ -21,7 +23,7 @@ NAME = re.compile(r"(?P<collector>[A-Za-z0-9](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?)-(
 COLLECTOR_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9_])?")
 
 
-class SegmentError(Exception):
+class SegmentError(Failure):
     """A segment or its name violates this format."""
 
 

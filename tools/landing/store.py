@@ -26,11 +26,10 @@ from pathlib import Path
 
 from flashmqtt.errors import StoreFull, UsageError
 from tools.landing.durable import sync_directory
-from tools.landing.lock import LANDING_LOCK, take_lock
+from tools.landing.lock import LANDING_LOCK, LandingInUse, take_lock
 from tools.landing.log import (
     HELD,
     LANDED,
-    MOST_IN_ENTRY,
     MOUNTED,
     RECENT,
     RELEASED,
@@ -40,7 +39,6 @@ from tools.landing.log import (
     DiskFull,
     Header,
     LandingDamaged,
-    LandingError,
     LandingForeign,
     LandingLog,
     log_numbers,
@@ -66,13 +64,8 @@ class Held:
 
 def held_after(contents: Contents) -> dict[int, Held]:
     """Return the messages held at the end of a log, by packet id, in the order of arrival."""
-    held: dict[int, Held] = {}
-    for entry in contents.entries:
-        if entry.kind in (HELD, RELEASED):
-            held.pop(entry.number, None)
-        if entry.kind == HELD:
-            held[entry.number] = Held(contents.data[entry.start : entry.end], entry.level, entry.time_us)
-    return held
+    _, held = contents.replayed()
+    return {key: Held(contents.data[one.start : one.end], one.level, one.time_us) for key, one in held.items()}
 
 
 class LandingStore:
@@ -125,8 +118,6 @@ class LandingStore:
         self.time_us = time.time_ns() // 1000  # arrival of the messages that are landing
         self.torn_bytes = 0
         self.recent = Recent()
-        self._run: list[bytes | bytearray] = []  # packets that arrived together and are not yet an entry
-        self._run_time = self._run_level = self._run_bytes = 0
         try:
             directory.mkdir(parents=True, exist_ok=True)
             for made in (directory, directory.parent):
@@ -141,23 +132,23 @@ class LandingStore:
             raise
 
     def _take_locks(self, wait_s: float, shared: bool) -> None:
-        landing = self.directory.parent / LANDING_LOCK
-        self._locks = [
-            take_lock(
-                landing,
-                "stop that one, or choose another landing folder (only collectors whose subscriptions are all shared, "
-                "$share/..., may use the same folder)",
-                wait_s,
+        self._locks: list[int] = []
+        landing = self.directory.parent
+        for path, is_shared, advice in (
+            (
+                landing / LANDING_LOCK,
                 shared,
-            )
-        ]
-        try:
-            self._locks.append(
-                take_lock(self.directory / "lock", "stop that one, or choose another client id or folder", wait_s)
-            )
-        except BaseException:
-            self._release_locks()
-            raise
+                "choose another landing folder (only collectors whose subscriptions are all shared, $share/..., may use the same "
+                "folder)",
+            ),
+            (self.directory / "lock", False, "choose another client id or folder"),
+        ):
+            refusal = LandingInUse(f"{path.parent} is in use by another collector; stop that one, or {advice}")
+            try:
+                self._locks.append(take_lock(path, refusal, wait_s, is_shared))
+            except BaseException:
+                self._release_locks()
+                raise
 
     def _release_locks(self) -> None:
         while self._locks:
@@ -263,7 +254,7 @@ class LandingStore:
             raise UsageError(f"key {key}: it must be from 1 to {MOST_HELD}, and no message may be held under it")
         packet = bytes(memoryview(buf)[:length])
         held[key] = Held(packet, self.level, self.time_us)
-        self._append(HELD, self.level, key, self.time_us, packet)
+        self._log.append(HELD, self.level, key, self.time_us, packet)
 
     def held(self) -> list[int]:
         """Return the packet ids of the held messages, oldest first."""
@@ -281,7 +272,7 @@ class LandingStore:
     def discard(self, key: int) -> None:
         """Release a held message, which makes it a row; durable after `sync()`."""
         del self._held[key]
-        self._append(RELEASED, self.level, key, self.time_us)
+        self._log.append(RELEASED, self.level, key, self.time_us)
         if not self.rows:
             self.first_row_at = time.monotonic()
         self.rows += 1
@@ -292,8 +283,6 @@ class LandingStore:
         Raises:
             LandingStalled, DiskFull: the write failed. The changes are kept in memory; call again.
         """
-        if self._run:
-            self._end_run()
         needed = self._reserve_bytes + self._log.pending_bytes
         if self._reserve_bytes and self._log.pending_bytes and self.free_bytes() < needed:
             raise DiskFull(
@@ -309,43 +298,11 @@ class LandingStore:
         disk = os.fstatvfs(self._locks[0])
         return disk.f_bavail * disk.f_frsize
 
-    def idle(self) -> None:
-        """Do nothing: the collector does the sealing."""
-
-    def append(self, buf: bytes | bytearray | memoryview, length: int) -> int:
-        """Refuse: a collector publishes nothing."""
-        raise LandingError("a landing store keeps what arrives; it stores nothing to send")
-
-    def begin(self, length: int) -> bool:
-        """Refuse, see `append`."""
-        raise LandingError("a landing store keeps what arrives; it stores nothing to send")
-
-    def write_note(self, note: bytes) -> None:
-        """Refuse: this store does not remember the broker's session."""
-        raise LandingError("a landing store keeps no note: create its session with remember=False")
-
     # --- calls of the collector ---------------------------------------------------------------------------------
 
-    def land(self, head: bytes, body: bytes | bytearray) -> None:
-        """Add a PUBLISH packet (QoS 0 or 1), in two pieces, as a row; durable after `sync()`.
-
-        Packets that arrived together share one entry. The pieces are not copied: they must not change any more.
-        """
-        if self._run and (
-            self._run_time != self.time_us or self._run_level != self.level or len(self._run) >= 2 * MOST_IN_ENTRY
-        ):
-            self._end_run()
-        self._run_time, self._run_level = self.time_us, self.level
-        self._run.append(head)
-        self._run.append(body)
-        self._run_bytes += len(head) + len(body)
-        if not self.rows:
-            self.first_row_at = time.monotonic()
-        self.rows += 1
-
-    def land_run(self, packets: bytes, count: int) -> None:
+    def land(self, packets: bytes, count: int) -> None:
         """Add PUBLISH packets (QoS 0 or 1), at most MOST_IN_ENTRY, as rows; durable after `sync()`."""
-        self._append(LANDED, self.level, count, self.time_us, packets)
+        self._log.append(LANDED, self.level, count, self.time_us, packets)
         self.recent.land(self.level, packets, count)
         if not self.rows:
             self.first_row_at = time.monotonic()
@@ -353,26 +310,8 @@ class LandingStore:
 
     def begin_session(self) -> None:
         """Record that the broker began a new session; durable after `sync()`."""
-        self._append(SESSION, self.level, 0, self.time_us)
+        self._log.append(SESSION, self.level, 0, self.time_us)
         self.recent.clear()
-
-    def landed(self) -> dict[int, bytes]:
-        """Return the digests of the last QoS 1 messages by packet id: see `Recent.index`."""
-        if self._run:
-            self._end_run()
-        return self.recent.index()
-
-    def _end_run(self) -> None:
-        packets = b"".join(self._run)
-        self.recent.land(self._run_level, packets, len(self._run) // 2)
-        self._log.append(LANDED, self._run_level, len(self._run) // 2, self._run_time, packets)
-        self._run.clear()
-        self._run_bytes = 0
-
-    def _append(self, kind: int, level: int, number: int, time_us: int, body: bytes = b"") -> None:
-        if self._run:
-            self._end_run()
-        self._log.append(kind, level, number, time_us, body)
 
     @property
     def stored(self) -> int:
@@ -387,7 +326,7 @@ class LandingStore:
     @property
     def pending_bytes(self) -> int:
         """The number of bytes that are not yet durable."""
-        return self._log.pending_bytes + self._run_bytes
+        return self._log.pending_bytes
 
     @property
     def log_bytes(self) -> int:
@@ -407,8 +346,6 @@ class LandingStore:
         """
         if not self.rows:
             return False
-        if self._run:
-            self._end_run()
         self._log.sync()  # not `self.sync`: this may use the reserve
         old = self._log.header
         header = Header(self.collector, old.number + 1, secrets.randbits(32), self.stored, self.boot, self._log.end)
