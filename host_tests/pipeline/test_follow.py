@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tools.pipeline import compact, follow, metrics, run, stream, verdict
+from tools.command import serve_metrics
+from tools.pipeline import compact, follow, metrics, run, session, stream, verdict
 from tools.pipeline.commits import Output
 from tools.pipeline.storage import Storage
 
@@ -120,7 +121,7 @@ def test_metrics_report_rows_lag_quarantine_and_missing(local, landing, out, pro
     assert value(figures, "unexplained_messages", out) == 2
     assert value(figures, "proof_seconds_count", out) == 1
     assert value(figures, "last_proof_timestamp_seconds", out) > 0
-    port = figures.serve(0, "127.0.0.1")
+    port = serve_metrics(figures.registry, 0, "127.0.0.1")
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
         text = answer.read().decode()
     assert f'flashmqtt_pipeline_missing_messages{{out="{out}"}} 2.0' in text
@@ -178,7 +179,7 @@ Caused by: java.lang.RuntimeException: something of Spark's: about nothing
 )
 def test_worker_failure_is_reported_with_its_own_message(kind, text, told):
     said = WORKER.format(kind=kind, text=text).replace(f"{kind}: \n", f"{kind}\n")
-    assert run.cause(Exception(said)) == told
+    assert session.cause(Exception(said)) == told
 
 
 def test_failure_of_a_batch_is_reported_without_the_query_and_its_state():
@@ -189,21 +190,21 @@ tools.pipeline.source.LandingError: segment c-000000004.parquet is missing
  SQLSTATE: 39000 SQLSTATE: XXKST
 === Streaming Query ===
 Identifier: flashmqtt [id = 7784, runId = 4ca6]"""
-    assert run.cause(Exception(said)) == "segment c-000000004.parquet is missing"
+    assert session.cause(Exception(said)) == "segment c-000000004.parquet is missing"
     said = said.replace("missing\n SQLSTATE", "missing SQLSTATE")
-    assert run.cause(Exception(said)) == "segment c-000000004.parquet is missing"
+    assert session.cause(Exception(said)) == "segment c-000000004.parquet is missing"
 
 
 def test_killed_worker_is_reported_as_killed():
     said = "Lost task: org.apache.spark.SparkException: Python worker exited unexpectedly (crashed)\n\tat x"
-    assert run.cause(Exception(said)).startswith(
+    assert session.cause(Exception(said)).startswith(
         "a Python worker was killed, probably because there was too little memory"
     )
 
 
 def test_failure_inside_spark_keeps_its_first_line():
     assert (
-        run.cause(Exception("[PATH_NOT_FOUND] Path does not exist: x.\nand more"))
+        session.cause(Exception("[PATH_NOT_FOUND] Path does not exist: x.\nand more"))
         == "[PATH_NOT_FOUND] Path does not exist: x."
     )
 
@@ -220,8 +221,8 @@ def test_commands_on_the_kubernetes_page_have_valid_options(monkeypatch):
     options = run.arguments(found["tools.pipeline.run"])
     assert (options.follow, options.prove_every, options.metrics_port) == (30, 600, 9105)
     reached = []
+    monkeypatch.setattr(Output, "existing", lambda uri: reached.append(uri) or 1 / 0)
     for main, name in ((compact.main, "tools.pipeline.compact"), (verdict.main, "tools.pipeline.verdict")):
-        monkeypatch.setattr(f"{name}.Output", lambda uri: reached.append(uri) or 1 / 0)
         with pytest.raises(ZeroDivisionError):
             main(found[name])
     assert reached == ["s3a://fleet/tables"] * 2

@@ -200,6 +200,6 @@ def test_held_message_that_can_not_be_read_any_more_goes_to_quarantine(landing):
     found = {}
     for table, part in process(state, landing.table()):
         found.setdefault(table, []).extend(part.to_pylist())
-    assert [one["reason"] for one in found["quarantine"]] == ["not JSON: Expecting value"]
+    assert [one["reason"] for one in found["quarantine"]] == ["not JSON: unexpected end of data"]
     assert [(one["boot"], one["seq"]) for one in found["readings"]] == [(3, 151)]
     assert state.held == {}

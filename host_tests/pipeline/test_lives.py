@@ -545,6 +545,6 @@ def test_bytes_of_released_messages_are_free_again(monkeypatch):
 
 def test_duplicate_without_a_print_is_kept_in_quarantine(monkeypatch):
     rounds = landed([payload(1, 1, identity=5), payload(1, 1, identity=5)])
-    monkeypatch.setattr("host_tests.pipeline.test_task.Written.prints", lambda self: [])
+    monkeypatch.setattr("host_tests.pipeline.test_task.Written.files", lambda self, table, columns: [])
     found = as_rows(outcome(rounds, [1]))
     assert [row["reason"] for row in found["quarantine"]] == [lives.NOT_COMPARED]

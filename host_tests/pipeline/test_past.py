@@ -6,7 +6,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from host_tests.pipeline.test_verdict import taken
-from tools.pipeline import compact, lives, prints, schemas, task, verdict
+from tools.pipeline import compact, lives, prints, schemas, verdict
+from tools.pipeline.storage import Storage
 
 
 @pytest.fixture
@@ -180,8 +181,12 @@ def test_prints_beyond_the_cache_are_read_from_files(local, landing, out, monkey
 
 def test_duplicates_within_a_batch_read_no_prints(local, landing, out, monkeypatch):
     read = []
-    load = task._load
-    monkeypatch.setattr(task, "_load", lambda storage, name, schema: read.append(name) or load(storage, name, schema))
+    load = Storage.table
+    monkeypatch.setattr(
+        Storage,
+        "table",
+        lambda storage, name, *columns, **how: read.append(name) or load(storage, name, *columns, **how),
+    )
     for batch in range(3):
         for seq in range(1, 4):
             landing.message("a", 1, 3 * batch + seq, life=5)

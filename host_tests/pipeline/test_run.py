@@ -72,7 +72,7 @@ def test_second_run_in_an_output_directory_is_refused(tmp_path, capsys):
         (report.main, ["--out"], "--out is missing"),
         (report.main, ["--out", "{tmp}"], "has no tables yet: run the pipeline first (make pipeline)"),
         (compact.main, [], "--out is missing"),
-        (compact.main, ["--out", "{tmp}"], "has no batches: run the pipeline first (make pipeline)"),
+        (compact.main, ["--out", "{tmp}"], "has no tables yet: run the pipeline first (make pipeline)"),
         (compact.main, ["--out", "{tmp}", "--retire", "{tmp}/none"], "no such landing directory"),
     ],
 )

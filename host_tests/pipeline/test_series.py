@@ -77,8 +77,8 @@ def test_points_are_bounded_and_the_same_for_any_batch_split(local, landing, out
             assert len(part["t"]) <= series.POINTS
     assert (piecewise[1] is not None) == (step_s == 3600)
     points = series.unpacked(packed_points(store))
-    assert points.n.sum() == 900
-    assert (points.lo.min(), points.hi.max()) == (0, 49)
+    assert points["n"].sum() == 900
+    assert (points["lo"].min(), points["hi"].max()) == (0, 49)
 
 
 def packed_points(store, name="t"):
@@ -166,7 +166,7 @@ def test_compaction_between_updates_neither_loses_nor_repeats_readings(local, la
         stream.once(local, str(landing.directory), str(out), 2)
     compact.compact(local, str(out))
     points = series.unpacked(packed_points(updated(out)))
-    assert points.n.tolist() == [1] * 30
+    assert points["n"].tolist() == [1] * 30
 
 
 @pytest.mark.parametrize("what", ["deleted", "deleted without its log", "damaged", "of another version"])

@@ -242,7 +242,7 @@ def test_other_or_older_tables_are_refused_unless_anew_is_given(to, tables, tmp_
     with opened.transaction():
         opened.move(Position(sink.identity(tables.output), 1, "x", 1, layout=0))
     opened.close()
-    with pytest.raises(SinkError, match="layout 0, this program writes 1"):
+    with pytest.raises(SinkError, match="layout 0, this program writes 2"):
         update(to, tables.output)
 
 

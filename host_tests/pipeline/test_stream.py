@@ -9,7 +9,7 @@ import pytest
 from pyspark.errors import PySparkException
 
 from tools.landing import parquet
-from tools.pipeline import archive, check, compact, run, source, stream, verdict
+from tools.pipeline import archive, check, compact, session, source, stream, verdict
 from tools.pipeline.commits import Commit, Output, OutputError
 from tools.pipeline.source import LandingError
 from tools.pipeline.storage import Storage
@@ -187,7 +187,7 @@ def test_missing_segment_is_named_and_read_once_it_is_restored(spark, five, tmp_
     elsewhere = gone.rename(tmp_path / gone.name)
     with pytest.raises(PySparkException) as raised:
         go(spark, five, out)
-    told = run.cause(raised.value)
+    told = session.cause(raised.value)
     assert told.startswith("segment c-000000002.parquet is missing from the landing: restore it")
     assert told.endswith("the audit then lists its messages as missing")
     elsewhere.rename(gone)
@@ -234,8 +234,8 @@ def test_damaged_segment_is_named_and_its_batch_not_committed(spark, landing, ou
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(PySparkException) as raised:
         go(spark, landing, out)
-    assert run.cause(raised.value).startswith("c-000000001.parquet: ")
-    assert "restore it, or remove it from the landing" in run.cause(raised.value)
+    assert session.cause(raised.value).startswith("c-000000001.parquet: ")
+    assert "restore it, or remove it from the landing" in session.cause(raised.value)
     assert Output(str(out)).commits() == []
 
 
@@ -244,7 +244,7 @@ def test_write_error_in_a_worker_is_reported_with_its_own_message(spark, five, o
     (out / "readings").write_text("in the way")
     with pytest.raises(PySparkException) as raised:
         go(spark, five, out)
-    assert re.match(r"(FileExists|NotADirectory)Error: .*readings", run.cause(raised.value))
+    assert re.match(r"(FileExists|NotADirectory)Error: .*readings", session.cause(raised.value))
 
 
 def test_paths_may_contain_spaces(spark, five, tmp_path):

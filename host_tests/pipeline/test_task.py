@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from host_tests.pipeline.conftest import Landing
 from host_tests.pipeline.planted import fleet, write_pack
 from tools.landing import parquet, segments
-from tools.pipeline import lives, plain, schemas, senml, task, ties
+from tools.pipeline import lives, schemas, senml, task, ties
 from tools.pipeline.messages import EVENT_LABELS, NO_MAPPING, process
 from tools.pipeline.parts import merge_tallies
 from tools.pipeline.state import State
@@ -34,17 +34,9 @@ class Written:
         if name in self.tables:
             self.tables[name].append(table)
 
-    def prints(self):
-        return [lambda table=table: table for table in reversed(self.tables["prints"])]
-
-    def quarantine(self):
-        return [lambda table=table: table for table in self.tables["quarantine"]]
-
-    def duplicates(self):
-        return []
-
-    def plain(self):
-        return [lambda table=table: plain.places(table) for table in self.tables["plain"]]
+    def files(self, table, columns):
+        tables = self.tables.get({"readings": "plain"}.get(table, table), [])
+        return [lambda table=table: table for table in reversed(tables)]
 
     def kept_from_us(self):
         return 0

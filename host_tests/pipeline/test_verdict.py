@@ -6,7 +6,7 @@ import time
 import pyarrow.parquet as pq
 import pytest
 
-from tools.pipeline import books, readback, stream, task, verdict
+from tools.pipeline import books, storage, stream, task, verdict
 from tools.pipeline.commits import Output, OutputError
 from tools.pipeline.storage import Storage
 
@@ -350,7 +350,7 @@ def test_message_not_written_is_found_by_the_read_back(local, landing, out, monk
 
 @pytest.mark.req("P3")
 def test_pack_split_between_two_reads_is_counted_once(local, landing, out, monkeypatch):
-    monkeypatch.setattr(readback, "ROWS", 3)
+    monkeypatch.setattr(storage, "ROWS", 3)
     for seq in (1, 2, 3):
         records = ",".join(f'{{"n":"x{n}","v":{n}}}' for n in range(4))
         landing.raw("flashmqtt/a/readings", f'[{{"bn":"a/","boot":1,"seq":{seq},"up":{seq}}},{records}]'.encode())

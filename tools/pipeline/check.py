@@ -8,20 +8,17 @@ could not run.
 
 from __future__ import annotations
 
-import argparse
-import contextlib
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pyarrow.compute as pc
 
-from tools.command import ended
+from tools.command import ended, named
 
-from . import plain, schemas
+from . import options, schemas
 from .books import Books
-from .commits import Output, OutputError
-from .storage import StorageError
+from .commits import Output
 from .verdict import MOST_ROWS, shown
 
 if TYPE_CHECKING:
@@ -71,8 +68,7 @@ def full_check(spark: SparkSession, out: str) -> Checked:
     from pyspark.sql import functions as F  # noqa: N812
 
     output = Output(out)
-    if output.latest() is None:
-        raise OutputError(f"{out} has no batches: run the pipeline first (make pipeline)")
+    commit = output.newest()
     readings = output.read(spark, "readings")
     found = inside(readings.where("life > 0"), output.read(spark, "events"))
     audit = output.read(spark, "audit").select(
@@ -99,18 +95,15 @@ def full_check(spark: SparkSession, out: str) -> Checked:
         both.unpersist()
     checked = Checked(total.boots, total.in_tables, total.twice, total.absent, total.strange, bad)
     if not kept_from:
-        _check_plain(output, readings, checked)
+        _check_plain(Books(output, commit), readings, checked)
     return checked
 
 
-def _check_plain(output: Output, readings: DataFrame, checked: Checked) -> None:
+def _check_plain(books: Books, readings: DataFrame, checked: Checked) -> None:
     """Compare the readings without an identity: each position of a collector's log once, as many as the sums by device."""
     from pyspark.sql import functions as F  # noqa: N812
 
-    sums_by_device = plain.summed(
-        [Books(output, commit).all("plain", schemas.PLAIN.names)] if (commit := output.latest()) else []
-    )
-    expected = pc.sum(sums_by_device["readings"]).as_py() or 0
+    expected = pc.sum(books.all("plain", schemas.PLAIN.names)["readings"]).as_py() or 0
     positions = (
         readings.where("life = 0")
         .groupBy("collector", "segment", "row", "arrival", "index")
@@ -123,33 +116,16 @@ def _check_plain(output: Output, readings: DataFrame, checked: Checked) -> None:
     checked.strange += max(0, sums.different - expected)
 
 
+@named("check")
 def main(argv: list[str] | None = None) -> int:
     """Check an output; return the exit status."""
-    from pyspark.errors import PySparkException
+    from . import session
 
-    from . import java, session
-    from .run import cause
-
-    parser = argparse.ArgumentParser(prog="python -m tools.pipeline.check", description=__doc__.split("\n")[0])
-    parser.add_argument("--out", nargs="?", help="the output directory of the pipeline")
-    parser.add_argument("--master", help="Spark master (default: spark-submit's, or this machine)")
-    options = parser.parse_args(argv)
-    if not options.out:
-        print("check: --out is missing: name the tables, `make check-tables OUT=tables`", file=sys.stderr)
-        return 2
-    with contextlib.ExitStack() as stack:
-        try:
-            output = Output(options.out)
-            output.check_format()
-            print("  starting Spark, which takes ten seconds or more", flush=True)
-            spark = stack.enter_context(session.opened(options.master, session.log_file(output.storage)))
-            found = full_check(spark, options.out)
-        except (OutputError, StorageError, java.JavaNotFound) as error:
-            print(f"check: {error}", file=sys.stderr)
-            return 2
-        except PySparkException as error:
-            print(f"check: {cause(error)}", file=sys.stderr)
-            return 2
+    given = options.parser("check", __doc__, spark=True).parse_args(argv)
+    output = Output.existing(given.out)
+    print("  starting Spark, which takes ten seconds or more", flush=True)
+    with session.opened(given.master, session.log_file(output.storage)) as spark:
+        found = full_check(spark, given.out)
     for row in found.rows:
         print(
             f"  {shown(row.device)} boot {row.boot} (life {row.life}): {row.twice} rows twice, {row.absent} messages absent,"

@@ -8,16 +8,16 @@ it yet, the batch is recognised by its commit.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
+from tools.command import Failure
+from tools.landing.lock import take_lock
 
 from . import schemas, source, summary
 from .storage import Storage
@@ -28,7 +28,7 @@ DELTA_LOG = "_delta_log"
 """The directory of a table's Delta log: see delta.py."""
 
 
-class OutputError(Exception):
+class OutputError(Failure):
     """The output directory can't be used. The text has the reason and what to do."""
 
 
@@ -49,7 +49,6 @@ class Commit:
     summary: dict[str, Any] = field(default_factory=summary.empty)  # of the fleet, including this batch: see summary.py
     kept_from: str | None = None  # of a compaction: readings of earlier days were deleted for their age
     whole: bool = False  # a compaction: it replaces all commits up to this batch
-    revision: int = 0  # of a compaction: its number, from 1
     forgets: bool = False  # of a compaction: `forget` made it, and it lacks the rows of some devices
 
     def state_files(self, kind: str, settled: bool = True) -> list[str]:
@@ -66,7 +65,20 @@ class Output:
     """An output directory: its format, its commits, its tables."""
 
     def __init__(self, uri: str):
+        if not uri:
+            raise OutputError("--out is missing: name the folder of the tables, OUT=tables")
         self.storage = Storage(uri)
+
+    @classmethod
+    def existing(cls, uri: str) -> Output:
+        """Return an output that has tables of this program's format.
+
+        Raises:
+            OutputError, StorageError: there is none.
+        """
+        output = cls(uri)
+        output.check_format()
+        return output
 
     @contextmanager
     def locked(self, what: str = "run") -> Iterator[None]:
@@ -79,14 +91,9 @@ class Output:
             yield
             return
         Path(self.storage.root).mkdir(parents=True, exist_ok=True)
-        handle = os.open(self.storage.path(f"{what}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        refusal = f"another {what} is active in {self.storage.uri}: wait until it ends, or give another --out"
+        handle = take_lock(Path(self.storage.path(f"{what}.lock")), OutputError(refusal))
         try:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise OutputError(
-                    f"another {what} is active in {self.storage.uri}: wait until it ends, or give another --out"
-                ) from None
             yield
         finally:
             os.close(handle)
@@ -189,18 +196,40 @@ class Output:
         numbers = self.numbers()
         return self.commit(max(numbers)) if numbers else None
 
+    def newest(self) -> Commit:
+        """Return the last commit.
+
+        Raises:
+            OutputError: there is none.
+        """
+        latest = self.latest()
+        if latest is None:
+            raise OutputError(f"{self.storage.uri} has no batches: run the pipeline first (make pipeline)")
+        return latest
+
     def rows(self, table: str) -> int:
         """Return the number of rows of a table."""
         found = sum(commit.rows.get(table, 0) for commit in self.commits())
         if table == "quarantine":
-            for name in self.files("held"):
-                with self.storage.fs.open_input_file(self.storage.path(name)) as file:
-                    found += pq.read_metadata(file).num_rows
+            found += sum(map(self.storage.rows, self.files("held")))
         return found
 
     def kept_from(self) -> str | None:
         """Return the first day whose readings were not deleted for their age; None if no readings were deleted."""
         return max((commit.kept_from for commit in self.commits() if commit.kept_from), default=None)
+
+    def whole(self, commits: list[Commit]) -> Commit:
+        """Return a compaction that has all the files of some commits."""
+        return replace(
+            commits[-1],
+            files={
+                table: [name for commit in commits for name in commit.files.get(table, [])] for table in schemas.TABLES
+            },
+            rows={table: sum(commit.rows.get(table, 0) for commit in commits) for table in schemas.TABLES},
+            kept_from=self.kept_from(),
+            whole=True,
+            forgets=False,
+        )
 
     def write(self, commit: Commit) -> None:
         """Write the commit of a batch. Delete other files in its directories: they are of interrupted attempts.

@@ -12,32 +12,28 @@ more than N days ago.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import datetime
 import sys
 import uuid
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from tools import command
-from tools.command import ended
+from tools.command import ended, named
 from tools.landing import segments
 
-from . import schemas, source
-from .commits import DELTA_LOG, Commit, Output, OutputError, bucket_of, day_of
+from . import options, schemas, source
+from .commits import DELTA_LOG, Commit, Output, bucket_of, day_of
 from .delta import Delta
-from .files import parquet_writer, table_of
-from .storage import Storage, StorageError
+from .files import rewrite
+from .storage import Storage
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-ROWS = 131_072
 MOST_PARTS = 256
 
 
@@ -55,30 +51,8 @@ class Merge:
                 work.setdefault((which, table, day_of(file)), []).append(file)
         for (which, table, day), files in work.items():
             name = f"{table}/day={day}/batch={self.batch}/compact-{which:04d}-{uuid.uuid4().hex[:8]}.parquet"
-            rows = self._merge(table, sorted(files), name)
+            rows = rewrite(self.out, sorted(files), name, schemas.TABLES[table])
             yield pa.record_batch([[which], [table], [name], [rows], [None]], schema=schemas.DONE)
-
-    def _merge(self, table: str, files: list[str], name: str) -> int:
-        """Write the rows of several files into one, in batches; return the number of rows."""
-        schema = schemas.TABLES[table]
-        total = 0
-        with self.out.create(name) as stream:
-            writer = None
-            for file in files:
-                with self.out.fs.open_input_file(self.out.path(file)) as opened:
-                    for batch in pq.ParquetFile(opened).iter_batches(ROWS, columns=schema.names, use_threads=False):
-                        rows = table_of(
-                            [one.combine_chunks() for one in pa.Table.from_batches([batch]).columns], schema
-                        )
-                        if writer is None:
-                            writer = parquet_writer(stream, rows.schema)
-                        writer.write_table(rows)
-                        total += rows.num_rows
-            if writer is None:
-                pq.write_table(schema.empty_table(), stream, store_schema=False)
-            else:
-                writer.close()
-        return total
 
 
 def compact(spark: SparkSession | None, out: str, keep_from: str | None = None) -> Commit | None:
@@ -97,18 +71,17 @@ def compact(spark: SparkSession | None, out: str, keep_from: str | None = None) 
     delta = Delta(output)
     publish = delta.follow if delta.exist() else lambda: None
     publish()  # first: the log must have all rows before they move, and must not name files that are deleted
-    old = {table: [name for commit in commits for name in commit.files.get(table, [])] for table in schemas.TABLES}
-    rows = {table: sum(commit.rows.get(table, 0) for commit in commits) for table in schemas.TABLES}
+    merged = output.whole(commits)
+    old = merged.files
     gone = [file for table in schemas.AGING if keep_from for file in old[table] if day_of(file) < keep_from]
     kept = {table: [file for file in files if file not in set(gone)] for table, files in old.items()}
     items = files_to_merge(kept)
     if len(commits) < 2 and not gone and not items:
         return None
     for file in gone:
-        rows[file.split("/", 1)[0]] -= _rows(output.storage, file)
-    merged = replace(last, files=kept, rows=rows, whole=True, revision=revision_of(commits) + 1, forgets=False)
-    days = [one for one in (output.kept_from(), keep_from if gone else None) if one]
-    merged.kept_from = max(days, default=None)
+        merged.rows[file.split("/", 1)[0]] -= output.storage.rows(file)
+    merged.files = kept
+    merged.kept_from = max((one for one in (merged.kept_from, keep_from if gone else None) if one), default=None)
     if items and spark is not None:
         frame = spark.createDataFrame(items, schemas.spark_schema(schemas.DONE))
         parts = min(MOST_PARTS, len({(which, table) for which, table, *_ in items}))
@@ -124,11 +97,6 @@ def compact(spark: SparkSession | None, out: str, keep_from: str | None = None) 
     return merged
 
 
-def revision_of(commits: list[Commit]) -> int:
-    """Return the number of compactions so far, given the valid commits."""
-    return commits[0].revision if commits[0].whole else 0
-
-
 def files_to_merge(files: dict[str, list[str]]) -> list[tuple[int, str, str, int, None]]:
     """Return the files of each bucket, table and day that has more than one file, as rows of DONE."""
     groups: dict[tuple[int, str, str], list[str]] = {}
@@ -138,11 +106,6 @@ def files_to_merge(files: dict[str, list[str]]) -> list[tuple[int, str, str, int
     return [
         (which, table, file, 0, None) for (which, table, _), some in groups.items() if len(some) > 1 for file in some
     ]
-
-
-def _rows(storage: Storage, file: str) -> int:
-    with storage.fs.open_input_file(storage.path(file)) as source:
-        return int(pq.read_metadata(source).num_rows)
 
 
 def orphans(output: Output) -> list[str]:
@@ -198,57 +161,39 @@ def lost_by(found: list[segments.Segment]) -> str:
     )
 
 
+@named("compact")
 def main(argv: list[str] | None = None) -> int:
     """Compact an output directory."""
-    from . import java, session
+    from . import session
 
-    parser = argparse.ArgumentParser(prog="python -m tools.pipeline.compact", description=__doc__.split("\n")[0])
-    parser.add_argument("--out", nargs="?", help="the output directory of the pipeline")
-    parser.add_argument(
-        "--keep-days",
-        type=command.number(int, 1),
-        metavar="N",
-        help="delete readings that arrived more than N days ago",
-    )
+    parser = options.parser("compact", __doc__, spark=True)
+    days = command.number(int, 1)
+    parser.add_argument("--keep-days", type=days, metavar="N", help="delete readings that arrived more than N days ago")
     parser.add_argument(
         "--retire", metavar="LANDING", help="also delete the segments of this landing that are in the tables"
     )
     parser.add_argument(
-        "--keep-raw-days",
-        type=command.number(int, 1),
-        metavar="N",
-        help="with --retire: keep the segments that were sealed in the last N days",
+        "--keep-raw-days", type=days, metavar="N", help="with --retire: keep what was sealed in the last N days"
     )
     parser.add_argument("--dry-run", action="store_true", help="only show what would be done")
-    parser.add_argument("--master", help="Spark master (default: spark-submit's, or this machine)")
-    options = parser.parse_args(argv)
-    if not options.out:
-        print("compact: --out is missing: name the tables, `make compact OUT=tables`", file=sys.stderr)
-        return 2
+    given = parser.parse_args(argv)
     now = datetime.datetime.now(datetime.UTC)
-    keep_from = str((now - datetime.timedelta(days=options.keep_days)).date()) if options.keep_days else None
-    sealed_before_s = now.timestamp() - 86_400 * options.keep_raw_days if options.keep_raw_days else None
+    keep_from = str((now - datetime.timedelta(days=given.keep_days)).date()) if given.keep_days else None
+    sealed_before_s = now.timestamp() - 86_400 * given.keep_raw_days if given.keep_raw_days else None
+    if given.retire:
+        source.latest(Storage(given.retire))
+    output = Output.existing(given.out)
+    before = output.newest()
+    gone = retired(Storage(given.retire), before, sealed_before_s) if given.retire else []
+    if given.dry_run:
+        return _print_plan(output, keep_from, gone)
     with contextlib.ExitStack() as stack:
-        try:
-            output = Output(options.out)
-            if options.retire:
-                source.latest(Storage(options.retire))
-            before = output.latest()
-            if before is None:
-                raise OutputError(f"{options.out} has no batches: run the pipeline first (make pipeline)")
-            output.check_format()
-            gone = retired(Storage(options.retire), before, sealed_before_s) if options.retire else []
-            if options.dry_run:
-                return _print_plan(output, keep_from, gone)
-            stack.enter_context(output.locked("compaction"))
-            spark = None
-            if files_to_merge({table: output.files(table) for table in schemas.TABLES}):
-                spark = stack.enter_context(session.opened(options.master, session.log_file(output.storage)))
-        except (OutputError, StorageError, source.LandingError, java.JavaNotFound) as error:
-            print(f"compact: {error}", file=sys.stderr)
-            return 2
+        stack.enter_context(output.locked("compaction"))
+        spark = None
+        if files_to_merge({table: output.files(table) for table in schemas.TABLES}):
+            spark = stack.enter_context(session.opened(given.master, session.log_file(output.storage)))
         files = sum(len(output.files(table)) for table in schemas.TABLES)
-        merged = compact(spark, options.out, keep_from)
+        merged = compact(spark, given.out, keep_from)
         after = sum(map(len, merged.files.values())) if merged else files
         print(f"{files} files before, {after} after")
         left_over = orphans(output)
@@ -256,8 +201,8 @@ def main(argv: list[str] | None = None) -> int:
             output.storage.delete(file)
         if left_over:
             print(f"{len(left_over)} files of interrupted attempts deleted")
-        if options.retire:
-            print(f"{retire(options.retire, before, sealed_before_s)} segments retired")
+        if given.retire:
+            print(f"{retire(given.retire, before, sealed_before_s)} segments retired")
             if gone:
                 print(lost_by(gone))
     return 0

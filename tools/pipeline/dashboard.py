@@ -6,7 +6,6 @@ values from series.py: three kinds of paths. No path is looked up in the file sy
 
 from __future__ import annotations
 
-import argparse
 import base64
 import hashlib
 import json
@@ -22,9 +21,8 @@ from urllib.parse import SplitResult, parse_qs, urlsplit
 
 from tools import command
 
-from . import report, series, verdict
-from .commits import Commit, Output, OutputError
-from .storage import StorageError
+from . import options, report, series, verdict
+from .commits import Commit, Output
 
 PORT = 9106
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -35,10 +33,6 @@ JUDGE_EVERY_S = 60.0
 EMPTY_PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>flashmqtt</title>
 <meta http-equiv="refresh" content="5">
 <meta name="color-scheme" content="light dark"><p>No batch is in the tables yet. This page reloads every five seconds."""
-
-
-class PortInUse(Exception):
-    """The port is in use, or not allowed."""
 
 
 class Dashboard:
@@ -129,7 +123,7 @@ class Server(ThreadingHTTPServer):
         try:
             super().__init__((address, port), Handler)
         except OSError as error:
-            raise PortInUse(f"can't serve at {address}:{port}: {error.strerror}; name another --port") from error
+            raise command.Failure(f"can't serve at {address}:{port}: {error.strerror}; name another --port") from error
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -174,52 +168,31 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True
 
 
+@command.named("dashboard")
 def main(argv: list[str] | None = None) -> int:
     """Serve until Ctrl-C."""
-    parser = argparse.ArgumentParser(prog="python -m tools.pipeline.dashboard", description=__doc__.split("\n")[0])
-    parser.add_argument("--out", nargs="?", help="the output directory of the pipeline")
-    parser.add_argument(
-        "--port",
-        type=command.number(int, 0, 65_535),
-        default=PORT,
-        metavar="P",
-        help=f"the port to listen on (default: {PORT})",
-    )
-    parser.add_argument(
-        "--address", default="127.0.0.1", metavar="A", help="the address to listen on (default: only this machine)"
-    )
-    parser.add_argument(
-        "--every",
-        type=command.number(float, 0.1),
-        default=5.0,
-        metavar="SECONDS",
-        help="the time between two searches for commits",
-    )
+    parser = options.parser("dashboard", __doc__)
+    port = command.number(int, 0, 65_535)
+    parser.add_argument("--port", type=port, default=PORT, help="the port to listen on (default: %(default)s)")
+    parser.add_argument("--address", default="127.0.0.1", help="the address to listen on (default: only this machine)")
+    options.seconds(parser, "--every", 0.1, "the time between two searches for commits", 5.0)
     parser.add_argument("--title", default="flashmqtt: values and delivery", help="the page's title")
     verdict.add_options(parser)
-    options = parser.parse_args(argv)
-    if not options.out:
-        print("dashboard: --out is missing: name the tables, `make dashboard OUT=tables`", file=sys.stderr)
-        return 2
-    try:
-        verdict.expectations(options)
-        output = Output(options.out)
-        output.check_format()
-        shown = Dashboard(output, lambda: verdict.expectations(options, now=True), options.every, options.title)
-        server = Server(options.address, options.port, shown)
-    except (OutputError, StorageError, PortInUse, OSError, ValueError) as error:
-        print(f"dashboard: {error}", file=sys.stderr)
-        return 2
+    given = parser.parse_args(argv)
+    verdict.expectations(given)
+    output = Output.existing(given.out)
+    shown = Dashboard(output, lambda: verdict.expectations(given, now=True), given.every, given.title)
+    server = Server(given.address, given.port, shown)
     thread = threading.Thread(target=server.serve_forever, args=(0.1,), daemon=True)
     thread.start()
-    host = f"[{options.address}]" if ":" in options.address else options.address
+    host = f"[{given.address}]" if ":" in given.address else given.address
     try:
         shown.refresh()
-        print(f"  http://{host}:{server.server_address[1]}/ shows {options.out}; Ctrl-C ends it", flush=True)
+        print(f"  http://{host}:{server.server_address[1]}/ shows {given.out}; Ctrl-C ends it", flush=True)
         while True:
             begun = time.monotonic()
             shown.refresh()
-            time.sleep(max(options.every, PAUSE_RATIO * (time.monotonic() - begun)))
+            time.sleep(max(given.every, PAUSE_RATIO * (time.monotonic() - begun)))
     except KeyboardInterrupt:
         print("\n  stopped", flush=True)
     finally:

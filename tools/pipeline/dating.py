@@ -5,87 +5,78 @@ readings. So readings are dated when a program reads them, by a join with their 
 later also dates the readings that were written before. The readings of a board that never learns the time are dated by
 their arrival. `dated_by` has the method. If a clock was set wrong and later right, its offset from the uptime jumps; times
 from before the last jump are not used.
+
+Spark, DuckDB and PostgreSQL share the SQL, except for two expressions.
 """
 
 from __future__ import annotations
 
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F  # noqa: N812
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from .ties import AHEAD_US, DRIFT, JUMP_US, SET_SINCE_US
 
-BOOT = ["device", "life", "boot"]
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+US, MOMENT = "unix_micros({})", "timestamp_micros({})"  # Spark's expressions
 
 
-def plausible(clock_us: Column, arrival: Column) -> Column:
-    """Return whether a board's clock is plausible."""
-    return (clock_us > SET_SINCE_US) & (clock_us < F.unix_micros(arrival) + AHEAD_US)
+def clocks_query(us: str = US, ties: str = "ties") -> str:
+    """Return the query of each boot's clock: device, life, boot, offset_us, and set_at, the number after its last jump.
+
+    Args:
+        us: an expression that converts a time, `{}`, to µs since 1970.
+        ties: the table.
+    """
+    clock_us = "offset_us + CAST(uptime * 1e6 AS bigint)"
+    return f"""
+WITH right_ones AS (
+  SELECT device, life, boot, seq, offset_us, uptime,
+    lag(offset_us) OVER w AS offset_before, lag(uptime) OVER w AS uptime_before, row_number() OVER (
+      PARTITION BY device, life, boot ORDER BY seq DESC, offset_us DESC, uptime DESC) AS from_the_end
+  FROM {ties}
+  WHERE {clock_us} > {SET_SINCE_US} AND {clock_us} < {us.format("arrival")} + {AHEAD_US}
+  WINDOW w AS (PARTITION BY device, life, boot ORDER BY seq, offset_us, uptime)
+)
+SELECT device, life, boot, max(CASE WHEN from_the_end = 1 THEN offset_us END) AS offset_us,
+  max(CASE WHEN abs(offset_us - offset_before) > {JUMP_US} + (uptime - uptime_before) * {DRIFT * 1e6} THEN seq END) AS set_at
+FROM right_ones GROUP BY device, life, boot"""
 
 
-def ties_of() -> Column:
-    """Return a boot's plausible ties in order: an aggregate of (seq, offset_us, uptime)."""
-    is_plausible = plausible(F.col("offset_us") + (F.col("uptime") * 1e6).cast("long"), F.col("arrival"))
-    return F.sort_array(F.collect_list(F.when(is_plausible, F.struct("seq", "offset_us", "uptime"))))
+def dated_query(
+    columns: Iterable[str], clocks: str, us: str = US, moment: str = MOMENT, readings: str = "readings"
+) -> str:
+    """Return the query of the dated readings: the time, `taken`, and its source, `dated_by` (clock, uptime or arrival).
 
+    A reading's own time is used unless the reading is from before the clock's last jump.
 
-def jumps(ties: Column) -> Column:
-    """Return how often a clock jumped, and the first message after the last jump: (n, seq); seq is null if it never did."""
-    before = F.slice(ties, 1, F.greatest(F.size(ties) - 1, F.lit(0)))
-    after = F.slice(ties, 2, F.greatest(F.size(ties) - 1, F.lit(0)))
-    moved = F.zip_with(
-        before,
-        after,
-        lambda one, next_: F.when(
-            F.abs(next_["offset_us"] - one["offset_us"]) > JUMP_US + (next_["uptime"] - one["uptime"]) * DRIFT * 1e6,
-            next_["seq"],
-        ),
-    )
-    found = F.filter(moved, lambda seq: seq.isNotNull())
-    return F.struct(F.size(found).alias("n"), F.array_max(found).alias("seq"))
-
-
-def offset_us(ties: Column) -> Column:
-    """Return a boot's wall-clock time minus its uptime, from its last tie; null if it has no tie."""
-    return F.get(ties, F.size(ties) - 1)["offset_us"]
+    Args:
+        columns: of the readings, quoted if necessary.
+        clocks: the table of the boots' clocks.
+        us: as in `clocks_query`.
+        moment: the inverse expression, with `{}` for the µs.
+        readings: the table.
+    """
+    time_us, arrival_us = us.format("r.time"), us.format("r.arrival")
+    return f"""
+WITH told AS (
+  SELECT r.*, c.offset_us, CASE
+    WHEN {time_us} > {SET_SINCE_US} AND {time_us} < {arrival_us} + {AHEAD_US} AND (c.set_at IS NULL OR r.seq >= c.set_at)
+    THEN 'clock' WHEN c.offset_us IS NOT NULL AND r.uptime IS NOT NULL THEN 'uptime' ELSE 'arrival' END AS dated_by
+  FROM {readings} r LEFT JOIN {clocks} c ON c.device = r.device AND c.life = r.life AND c.boot = r.boot
+)
+SELECT {", ".join(columns)}, CASE dated_by WHEN 'clock' THEN time WHEN 'uptime'
+    THEN {moment.format("(offset_us + CAST(round(uptime * 1e6) AS bigint))")} ELSE arrival END AS taken, dated_by
+FROM told"""
 
 
 def clocks(ties: DataFrame) -> DataFrame:
-    """Return the clock of each boot that has one: device, life, boot, offset_us, set_at, clock_jumps."""
-    return (
-        ties.groupBy(BOOT)
-        .agg(ties_of().alias("ties"))
-        .withColumn("jumps", jumps(F.col("ties")))
-        .select(
-            *BOOT,
-            offset_us(F.col("ties")).alias("offset_us"),
-            F.col("jumps.seq").alias("set_at"),
-            F.col("jumps.n").alias("clock_jumps"),
-        )
-    )
+    """Return the clock of each boot that has one."""
+    return ties.sparkSession.sql(clocks_query(ties="{ties}"), ties=ties)
 
 
 def dated(readings: DataFrame, clock: DataFrame) -> DataFrame:
-    """Add the time of each reading, `taken`, and its source, `dated_by` (clock, uptime or arrival).
-
-    A reading's own time is used unless the reading is from before the clock's last jump.
-    """
-    has_own_time = plausible(F.unix_micros("time"), F.col("arrival")) & (
-        F.col("set_at").isNull() | (F.col("seq") >= F.col("set_at"))
-    )
-    by_uptime = F.timestamp_micros(F.col("offset_us") + F.round(F.col("uptime") * 1e6).cast("long"))
-    by = (
-        F.when(has_own_time, "clock")
-        .when(F.col("offset_us").isNotNull() & F.col("uptime").isNotNull(), "uptime")
-        .otherwise("arrival")
-    )
-    return (
-        readings.join(F.broadcast(clock), BOOT, "left")
-        .withColumn("dated_by", by)
-        .withColumn(
-            "taken",
-            F.when(F.col("dated_by") == "clock", F.col("time"))
-            .when(F.col("dated_by") == "uptime", by_uptime)
-            .otherwise(F.col("arrival")),
-        )
-        .select(*readings.columns, "taken", "dated_by")
-    )
+    """Add `taken` and `dated_by` to readings."""
+    query = dated_query([f"`{name}`" for name in readings.columns], "{clock}", readings="{readings}")
+    return readings.sparkSession.sql(query, readings=readings, clock=clock)

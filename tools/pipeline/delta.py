@@ -35,7 +35,7 @@ DIRECTORIES = {name: name for name in schemas.TABLES} | {name: f"state/{name}" f
 """The Delta tables' directories. Held messages count as quarantine as long as they are held."""
 PARTITIONS = [pa.field("day", pa.date32()), pa.field("batch", pa.int64())]
 """The tables' directories, day=YYYY-MM-DD/batch=N, as columns; the state's tables have none."""
-BATCH, REVISION = "flashmqtt.batch", "flashmqtt.revision"
+BATCH = "flashmqtt.batch"
 CONFIGURATION: dict[str, str | None] = {"delta.checkpointInterval": "20"}
 TRIES = 8
 READERS = 8
@@ -102,7 +102,7 @@ class Delta:
             try:
                 found = self._open(table)
                 if (found.transaction_version(BATCH) or 0) < commit.batch:
-                    self._write(table, found, sorted(new - old), sorted(old - new), commit.batch, None, lambda _: True)
+                    self._write(table, found, sorted(new - old), sorted(old - new), commit.batch, lambda _: True)
             except (CommitFailedError, FileNotFoundError):  # another process published, or a compaction deleted a file
                 self.follow()
                 return
@@ -169,29 +169,28 @@ class Delta:
     def _reconcile(self, table: str, found: DeltaTable, commits: list[Commit]) -> None:
         """Write a new version if the log differs from the commits."""
         last, first = commits[-1], commits[0]
-        revision = first.revision  # of the compaction, if it is one
-        published = found.transaction_version(BATCH), found.transaction_version(REVISION)
+        published = found.transaction_version(BATCH)
         if table in schemas.STATE:
             files, written = set(last.state_files(table)), {}
         else:
             written = {name: commit for commit in commits for name in commit.files.get(table, [])}
             files = set(written)
-        present = set(pa.table(found.get_add_actions())["path"].to_pylist()) if published[0] is not None else set()
+        present = set(pa.table(found.get_add_actions())["path"].to_pylist()) if published is not None else set()
         present = {f"{DIRECTORIES[table]}/{name}" for name in present}
         adds, removes = sorted(files - present), sorted(present - files)
         if not adds and not removes:
             return
         # A compaction only moves rows that were published before.
-        moves = published[0] is not None and first.whole and first.batch <= published[0] and not first.forgets
+        moves = published is not None and first.whole and first.batch <= published and not first.forgets
 
         def changes(name: str) -> bool:
             if table in schemas.STATE or not moves:
                 return True
             if name in written:
-                return written[name].batch > (published[0] or 0)
+                return written[name].batch > (published or 0)
             return table in schemas.AGING and day_of(name) < (first.kept_from or "")
 
-        self._write(table, found, adds, removes, last.batch, revision, changes)
+        self._write(table, found, adds, removes, last.batch, changes)
 
     def _write(
         self,
@@ -200,7 +199,6 @@ class Delta:
         adds: list[str],
         removes: list[str],
         batch: int,
-        revision: int | None,
         changes: Callable[[str], bool],
     ) -> None:
         from deltalake import CommitProperties, Transaction
@@ -213,8 +211,6 @@ class Delta:
             for name in removes
         ]
         ids = [Transaction(BATCH, batch, now_ms)]
-        if revision is not None:
-            ids.append(Transaction(REVISION, revision, now_ms))
         found.create_write_transaction(
             actions,
             "append",

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+from .storage import Storage
 
 RISING = ("seq", "arrival", "time", "segment", "row", "lo", "hi")
 WITH_STATISTICS = ("device", "boot", "seq", "arrival", "missing", "twice", "absent")
@@ -37,3 +40,26 @@ def parquet_writer(stream: Any, schema: pa.Schema) -> pq.ParquetWriter:
         write_statistics=[name for name in WITH_STATISTICS if name in schema.names],
         store_schema=False,
     )
+
+
+def rewrite(
+    storage: Storage,
+    files: Iterable[str],
+    made: str,
+    schema: pa.Schema,
+    change: Callable[[pa.Table], pa.Table] = lambda rows: rows,
+) -> int:
+    """Write the rows of several files, each batch changed by a function, into one file; return the number of rows."""
+    total = 0
+    with storage.create(made) as stream:
+        writer = None
+        for name in files:
+            for batch in storage.batches(name, schema.names):
+                rows = change(pa.Table.from_batches([batch]).cast(schema)).combine_chunks()
+                rows = table_of([one.combine_chunks() for one in rows.columns], schema)
+                writer = writer or parquet_writer(stream, rows.schema)
+                if rows.num_rows:
+                    writer.write_table(rows)
+                total += rows.num_rows
+        (writer or parquet_writer(stream, schema)).close()
+    return total

@@ -12,7 +12,6 @@ command failed.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import sys
@@ -27,26 +26,23 @@ import numpy as np
 import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
-from tools.command import ended
+from tools.command import ended, named
 from tools.landing import forget as landing_logs
 from tools.landing import parquet, segments
-from tools.landing.lock import LandingInUse
-from tools.landing.log import LandingError
 from tools.landing.names import Names
 from tools.landing.store import LandingStore
 
-from . import byte_search, plain, report, schemas, senml, sink, source, summary, verdict
+from . import byte_search, options, plain, prints, report, schemas, senml, sink, source, summary, verdict
 from .commits import COMMITS, DELTA_LOG, FORMAT_FILE, Commit, Output, OutputError, bucket_of, name_of
-from .compact import revision_of
 from .delta import Delta
-from .files import parquet_writer, table_of
-from .mapping import OURS, Mapping, MappingError
+from .files import rewrite
+from .mapping import OURS, Mapping
 from .mapping import read as read_mapping
 from .messages import NO_MAPPING
-from .storage import Storage, StorageError
+from .storage import Storage
 
+MESSAGE = ["topic", "payload", "collector", "segment", "row", "arrival"]
 KEPT = (COMMITS, FORMAT_FILE, "checkpoint", "sinks")
 """These can't be made again, unlike pages, so they are never deleted as a whole."""
 OUT_OF_REACH = (
@@ -104,8 +100,7 @@ def forget(
         OutputError, StorageError, LandingError: something can't be read or written, or is in use; or there are no rules, but
             they are needed.
     """
-    output = Output(out)
-    output.check_format()
+    output = Output.existing(out)
     raw = Storage(landing) if landing else None
     if raw and not raw.exists():
         raise source.LandingError(f"{raw.uri}: there is no such landing directory")
@@ -203,7 +198,7 @@ class Others:
 
 
 class Places(NamedTuple):
-    """The places (plain.places) of messages without an identity that gave readings.
+    """The places (prints.places) of messages without an identity that gave readings.
 
     Attributes:
         own: of the messages that gave readings only of the devices to be deleted.
@@ -245,7 +240,7 @@ def _others(
         found.devices |= plain.mapped_devices(rules, topic, payload)
     if landing and rules.rules:
         for name in _segments(landing):
-            for _, mapped in _mapped(_messages(landing, name), rules):
+            for _, mapped in _mapped(landing.table(name, MESSAGE[:2]), rules):
                 found.devices |= mapped
     for where, name in files:
         topics = _distinct(where, name, "topic")
@@ -272,10 +267,12 @@ def _contain(texts: Iterable[str | None], devices: set[str]) -> bool:
 
 def _names_of_others(storage: Storage, name: str, devices: set[str]) -> set[str]:
     """Return the names of the other devices' readings in a table's file."""
-    with storage.fs.open_input_file(storage.path(name)) as file:
-        rows = pq.read_table(file, columns=["device", "name"], use_threads=False)
-    mine = pc.is_in(rows["device"].cast(pa.string()), pa.array(sorted(devices), pa.string()))
-    return set(pc.unique(rows["name"].filter(pc.invert(mine)).cast(pa.string())).to_pylist()) - {None}
+    rows = storage.table(name, ["device", "name"])
+    return set(rows.filter(pc.invert(_mine(rows, devices)))["name"].unique().to_pylist()) - {None}
+
+
+def _mine(rows: pa.Table, devices: set[str]) -> pa.ChunkedArray:
+    return pc.is_in(rows["device"].cast(pa.string()), pa.array(sorted(devices), pa.string()))
 
 
 def _shapes(
@@ -285,9 +282,7 @@ def _shapes(
 
     Messages that are known to be the devices' are left out. Add to `found` what the file has of other devices' readings.
     """
-    with storage.fs.open_input_file(storage.path(name)) as file:
-        columns = ["topic", "payload", "collector", "segment", "row", "arrival"]
-        rows = pq.read_table(file, columns=columns, use_threads=False)
+    rows = storage.table(name, MESSAGE)
     own, others = _known(rows, places) if places else (np.zeros(rows.num_rows, dtype=bool),) * 2
     named = {topic: _contain([topic], devices) for topic in rows["topic"].unique().to_pylist()}
     shapes = set()
@@ -306,17 +301,12 @@ def _shapes(
 
 def _known(rows: pa.Table, places: Places) -> tuple[np.ndarray, np.ndarray]:
     """Return for each row whether its readings in the tables are only the devices', and whether some are of other devices."""
-    at = plain.places(rows)
+    at = prints.places(rows)
     return np.isin(at, places.own), np.isin(at, places.others)
 
 
 def _segments(landing: Storage) -> list[str]:
     return [name for names in source.latest(landing).values() for name in names.values()]
-
-
-def _messages(storage: Storage, name: str) -> pa.Table:
-    with storage.fs.open_input_file(storage.path(name)) as file:
-        return pq.read_table(file, columns=["topic", "payload"], use_threads=False)
 
 
 def _mapped(rows: pa.Table, rules: Mapping) -> Iterator[tuple[int, set[str]]]:
@@ -331,7 +321,7 @@ def _mapped(rows: pa.Table, rules: Mapping) -> Iterator[tuple[int, set[str]]]:
 
 def _has_mapped(landing: Storage, name: str, rules: Mapping, devices: set[str]) -> bool:
     """Return whether a segment has a message from which the mapping makes a reading of the devices."""
-    return bool(rules.rules) and any(mapped & devices for _, mapped in _mapped(_messages(landing, name), rules))
+    return bool(rules.rules) and any(mapped & devices for _, mapped in _mapped(landing.table(name, MESSAGE[:2]), rules))
 
 
 def _check_unread(
@@ -349,9 +339,7 @@ def _check_unread(
         name = found.get(collector, {}).get(number)
         if name is None:
             continue
-        with landing.fs.open_input_file(landing.path(name)) as file:
-            columns = ["topic", "payload", "collector", "segment", "row", "arrival"]
-            rows = pq.read_table(file, columns=columns, use_threads=False)
+        rows = landing.table(name, MESSAGE)
         rows = rows.filter(pa.array(_known(rows, places)[0]))
         for topic, payload in zip(rows["topic"].to_pylist(), rows["payload"].to_pylist(), strict=True):
             if not plain.devices_of(topic, payload) & devices:
@@ -391,22 +379,19 @@ def _plain_places(output: Output, devices: set[str]) -> Places:
     storage = output.storage
     own, others, its_segments = [], [], set()
     for name in output.files("readings") + output.files("duplicates"):
-        columns = ["device", "life", "collector", "segment", "row", "arrival"]
-        with storage.fs.open_input_file(storage.path(name)) as file:
-            rows = pq.read_table(file, columns=columns, filters=pc.field("life") == 0, use_threads=False)
-        mine = pc.is_in(rows["device"].cast(pa.string()), pa.array(sorted(devices), pa.string()))
+        rows = storage.table(name, ["device", "life", *MESSAGE[2:]], filters=pc.field("life") == 0)
+        mine = _mine(rows, devices)
         deleted = rows.filter(mine)
-        own.append(np.unique(plain.places(deleted)))
+        own.append(np.unique(prints.places(deleted)))
         its_segments |= set(zip(deleted["collector"].to_pylist(), deleted["segment"].to_pylist(), strict=True))
-        others.append(np.unique(plain.places(rows.filter(pc.invert(mine)))))
+        others.append(np.unique(prints.places(rows.filter(pc.invert(mine)))))
     empty = np.zeros(0, dtype=np.uint64)
     of_others = np.unique(np.concatenate([empty, *others]))
     return Places(np.setdiff1d(np.concatenate([empty, *own]), of_others), of_others, its_segments)
 
 
 def _distinct(storage: Storage, name: str, column: str) -> set[str]:
-    with storage.fs.open_input_file(storage.path(name)) as file:
-        table = pq.read_table(file, columns=[column], read_dictionary=[column], use_threads=False)
+    table = storage.table(name, [column], read_dictionary=[column])
     return {one for chunk in table[column].chunks for one in chunk.dictionary.to_pylist()}
 
 
@@ -419,8 +404,7 @@ def _owned(storage: Storage, name: str, names: Names) -> bool:
     """Return whether a file of messages has one that is the devices'."""
     if not any(map(names.may_own, _distinct(storage, name, "topic"))):
         return False
-    with storage.fs.open_input_file(storage.path(name)) as file:
-        rows = pq.read_table(file, columns=["topic", "payload"], use_threads=False)
+    rows = storage.table(name, ["topic", "payload"])
     return any(map(names.own, rows["topic"].to_pylist(), rows["payload"].to_pylist()))
 
 
@@ -435,10 +419,8 @@ def _clean_segments(landing: Storage, names: Names, places: Places, done: Done, 
             ):
                 continue
             sealed_s = landing.modified_s(name)
-            with landing.fs.open_input_file(landing.path(name)) as opened:
-                file = pq.ParquetFile(opened)
-                buckets = parquet.buckets_in(file.schema_arrow.metadata)
-                rows = file.read(columns=parquet.SCHEMA.names, use_threads=False).sort_by("row")
+            rows = landing.table(name, parquet.SCHEMA.names).sort_by("row")
+            buckets = parquet.buckets_in(rows.schema.metadata)
             own, others = _known(rows, places)
             known = own | others
             for n, devices in _mapped(rows, rules):
@@ -464,88 +446,51 @@ def _clean_tables(output: Output, names: Names, done: Done, publish: Callable[[]
         return
     last = commits[-1]
     storage = output.storage
-    old = {table: [name for commit in commits for name in commit.files.get(table, [])] for table in schemas.TABLES}
-    new = replace(
-        last,
-        files={table: list(files) for table, files in old.items() if files},
-        rows={table: sum(commit.rows.get(table, 0) for commit in commits) for table in schemas.TABLES},
-        state={which: dict(files) for which, files in last.state.items()},
-        kept_from=output.kept_from(),
-        whole=True,
-        revision=revision_of(commits) + 1,
-        forgets=True,
-    )
+    new = replace(output.whole(commits), forgets=True)
+    old = new.files
     removed = summary.empty()
-    changed = False
+
+    def cleaned(table: str, name: str, made: str, keep_empty: bool) -> str | None:
+        """Return the file without the devices: the same one if it has none, None if no row is left."""
+        is_owned = table in {"quarantine", "held"} and _owned(storage, name, names)
+        if not is_owned and not byte_search.in_file(storage, name, names):
+            return name
+        before = sum(done.rows.values())
+
+        def without(rows: pa.Table) -> pa.Table:
+            kept, gone = landing_logs.without(rows, names)
+            _count_removed(removed, table, gone)
+            done.add(table, gone.num_rows)
+            return kept
+
+        left = rewrite(storage, [name], made, schemas.TABLES.get(table) or schemas.STATE[table], without)
+        if table in new.rows:
+            new.rows[table] -= sum(done.rows.values()) - before
+        if left or keep_empty:
+            return made
+        storage.delete(made)
+        return None
+
+    new.files, new.state = {}, {}
     for table, files in old.items():
         for name in files:
-            if not (
-                byte_search.in_file(storage, name, names) or (table == "quarantine" and _owned(storage, name, names))
-            ):
-                continue
-            changed = True
             made = name.rsplit("/", 1)[0] + f"/forget-{bucket_of(name):04d}-{uuid.uuid4().hex[:8]}.parquet"
-            kept, gone = _rewrite(storage, name, made, schemas.TABLES[table], names, removed, table)
-            new.files[table].remove(name)
-            if kept:
-                new.files[table].append(made)
-            new.rows[table] -= gone
-            done.add(table, gone)
+            if kept := cleaned(table, name, made, False):
+                new.files.setdefault(table, []).append(kept)
     for which, kinds in last.state.items():
         for key, name in kinds.items():
             kind, _, part = key.partition(".")
-            if not (byte_search.in_file(storage, name, names) or (kind == "held" and _owned(storage, name, names))):
-                continue
-            changed = True
             ending = f"-{part}" if part else ""
             made = f"state/{kind}/{last.batch:09d}-bucket-{int(which):04d}-{uuid.uuid4().hex[:8]}{ending}.parquet"
-            kept, gone = _rewrite(storage, name, made, schemas.STATE[kind], names, removed, kind)
-            if part and not kept:
-                storage.delete(made)
-                del new.state[which][key]
-            else:
-                new.state[which][key] = made
-            done.add(kind, gone)
+            if kept := cleaned(kind, name, made, not part):
+                new.state.setdefault(which, {})[key] = kept
     new.summary = _summary(last.summary, removed, names)
     in_commits = any(names.occur(storage.read(name_of(commit.batch))) for commit in commits)
+    changed = new.files != {table: files for table, files in old.items() if files} or new.state != last.state
     if not changed and not in_commits and new.summary == last.summary:
         return
     _set_first_and_last(storage, new)
-    new.files = {table: files for table, files in new.files.items() if files}
     output.replace(new, [name for files in old.values() for name in files], publish)
-
-
-def _rewrite(
-    storage: Storage, name: str, made: str, schema: pa.Schema, names: Names, removed: summary.Summary, table: str
-) -> tuple[int, int]:
-    """Write a table's file again without the devices; return how many rows were kept, and how many were deleted.
-
-    Add what the summary must lose to `removed`.
-    """
-    kept_rows = gone_rows = 0
-    dictionaries = table in schemas.TABLES
-    with storage.fs.open_input_file(storage.path(name)) as opened, storage.create(made) as stream:
-        writer = None
-        file = pq.ParquetFile(opened)
-        for group in range(file.num_row_groups):
-            rows = file.read_row_group(group, columns=schema.names, use_threads=False).cast(schema)
-            kept, gone = landing_logs.without(rows, names)
-            _count_removed(removed, table, gone)
-            kept_rows, gone_rows = kept_rows + kept.num_rows, gone_rows + gone.num_rows
-            kept = kept.combine_chunks()
-            if dictionaries:
-                columns = [one.combine_chunks() for one in kept.columns]
-                kept = table_of(columns, schema)
-            if writer is None:
-                writer = parquet_writer(stream, kept.schema)
-            if kept.num_rows:
-                writer.write_table(kept)
-        if writer is None:
-            writer = parquet_writer(stream, schema)
-        writer.close()
-    if dictionaries and not kept_rows:
-        storage.delete(made)
-    return kept_rows, gone_rows
 
 
 def _count_removed(removed: summary.Summary, table: str, gone: pa.Table) -> None:
@@ -560,10 +505,7 @@ def _count_removed(removed: summary.Summary, table: str, gone: pa.Table) -> None
     elif table in {"quarantine", "held"}:
         summary.add_reasons(removed, gone["reason"])
     elif table == "readings":
-        first = np.ones(gone.num_rows, dtype=bool)  # the first row of each message: a message's readings are adjacent
-        seq, place = gone["seq"].to_numpy(), gone["row"].to_numpy()
-        first[1:] = (seq[1:] != seq[:-1]) | (place[1:] != place[:-1])
-        summary.add_arrivals(removed, gone["arrival"].cast(pa.int64()).to_numpy()[first])
+        summary.add_arrivals(removed, gone)
 
 
 def _summary(before: summary.Summary, removed: summary.Summary, names: Names) -> summary.Summary:
@@ -588,8 +530,7 @@ def _set_first_and_last(storage: Storage, commit: Commit) -> None:
     """Set the first and the last arrival of all remaining devices."""
     found = []
     for name in commit.state_files("lives"):
-        with storage.fs.open_input_file(storage.path(name)) as file:
-            rows = pq.read_table(file, columns=["first_arrival", "last_arrival"], use_threads=False)
+        rows = storage.table(name, ["first_arrival", "last_arrival"])
         if rows.num_rows:
             found += [
                 pc.min(rows["first_arrival"].cast(pa.int64())).as_py(),
@@ -642,11 +583,11 @@ def lines(done: Done, devices: list[str], dry: bool) -> Iterator[str]:
         yield from (f"    - {one}" for one in OUT_OF_REACH)
 
 
+@named("forget")
 def main(argv: list[str] | None = None) -> int:
     """Forget devices; return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m tools.pipeline.forget", description=__doc__.split("\n")[0])
+    parser = options.parser("forget", __doc__)
     parser.add_argument("--landing", nargs="?", help="the raw data")
-    parser.add_argument("--out", nargs="?", help="the output directory of the pipeline")
     parser.add_argument("--device", action="append", default=[], metavar="NAME", help="may be repeated")
     parser.add_argument("--devices", type=Path, metavar="FILE", help="a file with more names, one per line")
     parser.add_argument(
@@ -658,28 +599,17 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--no-report", action="store_true", help="do not write the HTML page")
     parser.add_argument("--dry-run", action="store_true", help="only list the files that contain the names")
     parser.add_argument("--yes", action="store_true", help="do not ask for confirmation")
-    options = parser.parse_args(argv)
-    try:
-        devices = sorted(
-            {*options.device, *(options.devices.read_text().split("\n") if options.devices else [])} - {""}
-        )
-        for name, given in (("--landing", options.landing), ("--out", options.out), ("--device", devices)):
-            if not given:
-                raise OutputError(f'{name} is missing: `make forget LANDING=landing OUT=tables DEVICE="NAME"`')
-        if not options.dry_run and not options.yes and not _confirmed(devices):
-            raise OutputError("nothing was deleted: give --yes, or search first with --dry-run")
-        begun = time.monotonic()
-        rules = read_mapping(options.mapping) if options.mapping else NO_MAPPING
-        done = forget(
-            options.landing, options.out, devices, options.search, not options.no_report, options.dry_run, rules
-        )
-    except LandingInUse:
-        print(f"forget: a collector is running in {options.landing}: stop it first", file=sys.stderr)
-        return 2
-    except (OutputError, StorageError, source.LandingError, LandingError, MappingError, OSError, ValueError) as error:
-        print(f"forget: {error}", file=sys.stderr)
-        return 2
-    for line in lines(done, devices, options.dry_run):
+    given = parser.parse_args(argv)
+    devices = sorted({*given.device, *(given.devices.read_text().split("\n") if given.devices else [])} - {""})
+    for name, value in (("--landing", given.landing), ("--out", given.out), ("--device", devices)):
+        if not value:
+            raise OutputError(f'{name} is missing: `make forget LANDING=landing OUT=tables DEVICE="NAME"`')
+    if not given.dry_run and not given.yes and not _confirmed(devices):
+        raise OutputError("nothing was deleted: give --yes, or search first with --dry-run")
+    begun = time.monotonic()
+    rules = read_mapping(given.mapping) if given.mapping else NO_MAPPING
+    done = forget(given.landing, given.out, devices, given.search, not given.no_report, given.dry_run, rules)
+    for line in lines(done, devices, given.dry_run):
         print(line)
     if done.weak:
         print(
@@ -687,7 +617,7 @@ def main(argv: list[str] | None = None) -> int:
             " formats, or the name of another device's reading: only the columns `device` and the topics were searched"
         )
     print(f"  {time.monotonic() - begun:.1f} s", flush=True)
-    return int(bool(done.left) and not options.dry_run)
+    return int(bool(done.left) and not given.dry_run)
 
 
 def _confirmed(devices: list[str]) -> bool:

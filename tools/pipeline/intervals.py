@@ -21,24 +21,44 @@ class Intervals(NamedTuple):
     lo: np.ndarray
     hi: np.ndarray
 
+    def covers(self, lo: np.ndarray, hi: np.ndarray) -> np.ndarray:
+        """Return for each range of codes whether it is within one interval."""
+        if not len(self.lo):
+            return np.zeros(len(lo), dtype=bool)
+        at = np.searchsorted(self.lo, lo, side="right") - 1
+        return (at >= 0) & (hi <= self.hi[np.maximum(at, 0)])
+
     def contains(self, codes: np.ndarray) -> np.ndarray:
         """Return for each code whether it is in the set."""
-        if not len(self.lo):
-            return np.zeros(len(codes), dtype=bool)
-        at = np.searchsorted(self.lo, codes, side="right") - 1
-        return (at >= 0) & (codes <= self.hi[np.maximum(at, 0)])
+        return self.covers(codes, codes)
+
+    def members(self, lo: np.ndarray, hi: np.ndarray) -> np.ndarray:
+        """Return for each range of codes how many of them are in the set."""
+        before = np.concatenate(([0], np.cumsum(self.hi - self.lo + 1)))
+        ends = np.concatenate(([-1], self.hi))
+
+        def below(codes: np.ndarray) -> np.ndarray:
+            at = np.searchsorted(self.lo, codes)
+            return before[at] - np.maximum(ends[at] - codes + 1, 0)
+
+        return below(hi + 1) - below(lo)
+
+    def joined(self, other: Intervals) -> Intervals:
+        """Return the union with other intervals, which may overlap and be in any order."""
+        lo, hi = np.concatenate((self.lo, other.lo)), np.concatenate((self.hi, other.hi))
+        if not len(lo):
+            return self
+        order = np.argsort(lo, kind="stable")
+        lo, hi = lo[order], np.maximum.accumulate(hi[order])
+        begins = np.concatenate(([True], lo[1:] > hi[:-1] + 1))
+        return Intervals(lo[begins], hi[np.concatenate((begins[1:], [True]))])
 
     def union(self, codes: np.ndarray) -> Intervals:
-        """Return the set with `codes` added. They must be sorted, distinct, and not in the set."""
+        """Return the set with `codes` added. They must be sorted and distinct."""
         if not len(codes):
             return self
         begins = np.concatenate(([True], np.diff(codes) != 1))
-        lo = np.concatenate((self.lo, codes[begins]))
-        hi = np.concatenate((self.hi, codes[np.concatenate((begins[1:], [True]))]))
-        order = np.argsort(lo, kind="stable")
-        lo, hi = lo[order], hi[order]
-        begins = np.concatenate(([True], lo[1:] != hi[:-1] + 1))
-        return Intervals(lo[begins], hi[np.concatenate((begins[1:], [True]))])
+        return self.joined(Intervals(codes[begins], codes[np.concatenate((begins[1:], [True]))]))
 
 
 EMPTY = Intervals(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))

@@ -17,6 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from tools.bootstrap import install_debian_package, may_install_debian_packages
+from tools.command import Failure
 
 OLDEST = 17
 SHIM = """#!/bin/sh
@@ -33,7 +34,7 @@ exec "{java}" "$@"
 """
 
 
-class JavaNotFound(Exception):
+class JavaNotFound(Failure):
     """There is no Java that can run Spark. The text has what to do."""
 
 

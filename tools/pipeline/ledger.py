@@ -15,7 +15,6 @@ This module uses neither Spark nor files. Its functions map (state, old rows, th
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,10 +23,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from . import delays, intervals, schemas, summary, ties
+from . import delays, intervals, schemas, summary
 from .lives import MOST_GAP
 from .parts import merge_tallies
-from .state import BOOT_BITS, State, pack, unpack
+from .state import BOOT_BITS, State, pack
 
 NEWEST = 2
 """The boots of a device in the file that each batch rewrites: the open one and its predecessor."""
@@ -187,27 +186,23 @@ def _same_life(keys: np.ndarray, some: np.ndarray, others: np.ndarray) -> np.nda
     return (keys[some] >> BOOT_BITS) == (keys[others] >> BOOT_BITS)
 
 
-def _affected(state: State, known: np.ndarray, changed: np.ndarray, windows: list[tuple[int, int, int]]) -> np.ndarray:
+def _affected(state: State, known: np.ndarray, changed: np.ndarray, windows: intervals.Intervals) -> np.ndarray:
     """Return the indices in `state.keys` of the boots whose rows a batch changes."""
     before = changed[changed > 0] - 1
     before = before[_same_life(state.keys, before, before + 1)]
     # A new boot before the first one of its life: the numbers from 1 on belong to it now.
     after = changed[(changed + 1 < len(state.keys)) & ~np.isin(state.keys[changed], known)] + 1
     after = after[_same_life(state.keys, after, after - 1)]
-    found = [changed, before, after]
-    by_life: dict[int, list[tuple[int, int]]] = {}
-    for life, lo, hi in windows:
-        by_life.setdefault(life, []).append((lo, hi))
-    for life, ranges in by_life.items():
-        a, b = np.searchsorted(state.keys, [life << BOOT_BITS, (life + 1) << BOOT_BITS])
-        lowest = intervals.seq_of(state.seen.lo[np.searchsorted(state.seen.lo, np.arange(a, b) << intervals.SEQ_BITS)])
-        # One more boot on each side: a boot may have begun before its lowest number that arrived.
-        first, last = np.searchsorted(lowest, np.array(ranges).T, side="right")
-        begins, ends = np.maximum(first - 2, 0), np.minimum(last + 1, b - a)
-        some = begins < ends
-        covered = np.bincount(begins[some], minlength=b - a + 1) - np.bincount(ends[some], minlength=b - a + 1)
-        found.append(a + np.flatnonzero(np.cumsum(covered) > 0))
-    return np.unique(np.concatenate(found))
+    lo, hi = windows
+    life = intervals.group_of(lo)
+    a, b = (np.searchsorted(state.keys, one << BOOT_BITS) for one in (life, life + 1))
+    lowest = intervals.encode(state.keys >> BOOT_BITS, _lowest(state, np.arange(len(state.keys))))
+    # One more boot on each side: a boot may have begun before its lowest number that arrived.
+    begins = np.maximum(np.searchsorted(lowest, lo, side="right") - 2, a)
+    ends = np.minimum(np.searchsorted(lowest, hi, side="right") + 1, b)
+    some, size = begins < ends, len(state.keys) + 1
+    covered = np.bincount(begins[some], minlength=size) - np.bincount(ends[some], minlength=size)
+    return np.unique(np.concatenate([changed, before, after, np.flatnonzero(np.cumsum(covered) > 0)]))
 
 
 def _older(keys: np.ndarray) -> np.ndarray:
@@ -225,116 +220,72 @@ def _concatenated(tables: list[pa.Table], schema: pa.Schema) -> pa.Table:
 
 
 class _Reported:
-    """What the boards of a bucket reported about their sequence numbers so far, by packed (device, life).
+    """What the boards of a bucket reported about their sequence numbers so far. A group of the intervals is a packed life.
 
     Attributes:
-        ranges: for each of schemas.REASONS, disjoint ranges of numbers.
-        since: a life's first number, if it is not 1.
-        new: the ranges that this batch reported, for any reason: (life, lo, hi).
+        ranges: the numbers of each of schemas.REASONS.
+        since: by packed life its first number, if it is not 1.
+        new: the ranges that this batch reported, for any reason, not joined.
     """
 
     def __init__(self, state: State, lives: pa.Table, events: pa.Table, event_keys: np.ndarray, given_up: pa.Table):
-        self.ranges: dict[str, dict[int, list[tuple[int, int]]]] = {reason: {} for reason in schemas.REASONS}
-        self.since: dict[int, int] = {}
-        self.new: list[tuple[int, int, int]] = []
-        if lives.num_rows:
-            for reason, of in self.ranges.items():
-                column = lives[f"{reason}_ranges"]
-                some = lives.filter(pc.greater(pc.list_value_length(column), 0))
-                if some.num_rows:
-                    windows = some[f"{reason}_ranges"].to_pylist()
-                    for key, own in zip(_life_keys(state, some).tolist(), windows, strict=True):
-                        of[key] = [(one["lo"], one["hi"]) for one in own]
-            some = lives.filter(lives["since"].is_valid())
-            if some.num_rows:
-                self.since = dict(zip(_life_keys(state, some).tolist(), some["since"].to_pylist(), strict=True))
-        told: dict[tuple[str, int], list[tuple[int, int]]] = {}
-        if events.num_rows:
-            self._take_events(events, event_keys >> BOOT_BITS, told)
-        if given_up.num_rows:
-            rows = [given_up[name].to_pylist() for name in ("reason", "lo", "hi")]
-            for key, reason, lo, hi in zip(_life_keys(state, given_up).tolist(), *rows, strict=True):
-                told.setdefault((reason, key), []).append((lo, hi))
-        for (reason, key), ranges in told.items():
-            self._add(reason, key, ranges)
+        of_row, some = _life_keys(state, lives), lives.filter(lives["since"].is_valid())
+        self.since = dict(zip(_life_keys(state, some).tolist(), some["since"].to_pylist(), strict=True))
+        new = [self._first_numbers(events, event_keys >> BOOT_BITS)]
+        self.ranges: dict[str, intervals.Intervals] = {}
+        told = _codes(_life_keys(state, given_up), given_up["lo"], given_up["hi"])
+        for reason in schemas.REASONS:
+            column = lives[f"{reason}_ranges"].combine_chunks()
+            of_range = np.repeat(of_row, pc.list_value_length(column).to_numpy())
+            lo, hi = (pc.struct_field(column.flatten(), name) for name in ("lo", "hi"))
+            known = intervals.EMPTY.joined(_codes(of_range, lo, hi))
+            if reason == "in_doubt":
+                found = _codes(event_keys >> BOOT_BITS, events["doubt_first"], events["doubt_last"])
+            else:
+                here = pc.equal(given_up["reason"], reason).to_numpy()
+                found = intervals.Intervals(told.lo[here], told.hi[here])
+            outside = ~known.covers(*found)  # a board repeats a report until it is acknowledged
+            new.append(intervals.Intervals(found.lo[outside], found.hi[outside]))
+            self.ranges[reason] = known.joined(new[-1])
+        self.new = intervals.Intervals(*(np.concatenate(part) for part in zip(*new, strict=True)))
 
-    def _take_events(
-        self, events: pa.Table, life: np.ndarray, told: dict[tuple[str, int], list[tuple[int, int]]]
-    ) -> None:
-        """Collect the ranges in doubt into `told`; take the lives' first numbers."""
-        has_range = pc.and_(events["doubt_first"].is_valid(), events["doubt_last"].is_valid()).combine_chunks()
-        at = np.flatnonzero(has_range.to_numpy(zero_copy_only=False))
-        some = events.take(pa.array(at, pa.int64()))
-        pairs = zip(some["doubt_first"].to_pylist(), some["doubt_last"].to_pylist(), strict=True)
-        for key, (lo, hi) in zip(life[at].tolist(), pairs, strict=True):
-            if lo <= hi:
-                told.setdefault(("in_doubt", key), []).append((lo, hi))
-        at = np.flatnonzero(events["since"].is_valid().combine_chunks().to_numpy(zero_copy_only=False))
-        for key, since in zip(
-            life[at].tolist(), events["since"].take(pa.array(at, pa.int64())).to_pylist(), strict=True
-        ):
+    def _first_numbers(self, events: pa.Table, life: np.ndarray) -> intervals.Intervals:
+        """Note the lives' first numbers; return the number 1 of each life with a new one."""
+        at = np.flatnonzero(events["since"].is_valid().to_numpy())
+        changed = []
+        for key, since in zip(life[at].tolist(), events["since"].take(pa.array(at)).to_pylist(), strict=True):
             if self.since.get(key) != since:
                 self.since[key] = max(since, self.since.get(key, 1))
-                self.new.append((key, 1, 1))
-
-    def _add(self, reason: str, key: int, ranges: list[tuple[int, int]]) -> None:
-        """Add a batch's ranges of a life, all at once: a message may have 100,000 of them."""
-        windows = self.ranges[reason].get(key, [])
-        new = _outside(ranges, windows)  # a board repeats a report until it is acknowledged
-        if not new:
-            return
-        joined: list[tuple[int, int]] = []
-        for lo, hi in sorted(windows + new):
-            if joined and lo <= joined[-1][1] + 1:
-                joined[-1] = (joined[-1][0], max(hi, joined[-1][1]))
-            else:
-                joined.append((lo, hi))
-        self.ranges[reason][key] = joined
-        self.new += [(key, lo, hi) for lo, hi in new]
+                changed.append(key)
+        codes = intervals.encode(np.array(changed, dtype=np.int64), np.ones(len(changed), dtype=np.int64))
+        return intervals.Intervals(codes, codes)
 
     def explain(self, life: np.ndarray, lo: np.ndarray, hi: np.ndarray) -> np.ndarray:
         """Return for each range of missing numbers the count by reason. A number with several reasons has the first."""
-        found = np.zeros((len(life), len(self.ranges)), dtype=np.int64)
-        concerned = set().union(*self.ranges.values())
-        if not concerned:
-            return found
-        for at in np.flatnonzero(np.isin(life, np.fromiter(concerned, np.int64))).tolist():
-            left = [(int(lo[at]), int(hi[at]))]
-            for n, of in enumerate(self.ranges.values()):
-                windows = of.get(int(life[at]))
-                if windows:
-                    before = sum(last - first + 1 for first, last in left)
-                    left = _without(left, windows)
-                    found[at, n] = before - sum(last - first + 1 for first, last in left)
-        return found
+        found = np.zeros((len(life), len(self.ranges) + 1), dtype=np.int64)
+        union = intervals.EMPTY
+        for n, own in enumerate(self.ranges.values(), 1):
+            union = union.joined(own)
+            found[:, n] = union.members(intervals.encode(life, lo), intervals.encode(life, hi))
+        return np.diff(found, axis=1)
+
+    def column(self, reason: str, life: np.ndarray) -> pa.Array:
+        """Return the ranges of some lives as a column of lists."""
+        own = self.ranges[reason]
+        a, b = (np.searchsorted(own.lo, one << intervals.SEQ_BITS) for one in (life, life + 1))
+        at = np.concatenate([np.zeros(0, np.int64), *map(np.arange, a[b > a], b[b > a])])
+        numbers = [pa.array(intervals.seq_of(one[at])) for one in own]
+        offsets = np.concatenate(([0], np.cumsum(b - a))).astype(np.int32)
+        return pa.ListArray.from_arrays(
+            pa.array(offsets), pa.StructArray.from_arrays(numbers, fields=list(schemas.RANGE))
+        )
 
 
-def _outside(ranges: list[tuple[int, int]], windows: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the distinct ranges that are not within one of the windows, which are sorted and disjoint."""
-    found = []
-    for lo, hi in set(ranges):
-        at = bisect_right(windows, (lo, schemas.LARGEST)) - 1
-        if at < 0 or hi > windows[at][1]:
-            found.append((lo, hi))
-    return found
-
-
-def _without(ranges: list[tuple[int, int]], windows: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the parts of the ranges that are not in the windows; both are sorted and disjoint."""
-    found = []
-    for first, last in ranges:
-        for at in range(max(0, bisect_right(windows, (first, schemas.LARGEST)) - 1), len(windows)):
-            lo, hi = windows[at]
-            if lo > last:
-                break
-            if hi < first:
-                continue
-            if lo > first:
-                found.append((first, lo - 1))
-            first = hi + 1
-        if first <= last:
-            found.append((first, last))
-    return found
+def _codes(life: np.ndarray, lo: pa.Array, hi: pa.Array) -> intervals.Intervals:
+    """Return ranges of numbers of packed lives as codes, as they are; without those that are null or empty."""
+    at = np.flatnonzero(pc.fill_null(pc.less_equal(lo, hi), False).to_numpy(zero_copy_only=False))
+    first, last = (one.take(pa.array(at)).to_numpy() for one in (lo, hi))
+    return intervals.Intervals(intervals.encode(life[at], first), intervals.encode(life[at], last))
 
 
 def _life_keys(state: State, lives: pa.Table) -> np.ndarray:
@@ -363,7 +314,7 @@ def _rows(
     merged = merge_tallies([before.select(schemas.TALLY.names).cast(schemas.TALLY), *tallies]).cast(schemas.TALLY)
     merged = merged.take(pa.array(np.argsort(state.keys_of(merged), kind="stable")))
     reports = _from_events(keys, before, before_keys, events, event_keys)
-    clocks = _Ties(state, wanted, before, before_keys, batch.ties)
+    clocks = _offsets(state, keys, before, before_keys, batch.ties)
     counters = _counters(state, keys, before, before_keys, batch.counters)
 
     # The next boot's values: from its new row, if it is recomputed, too; else from its old row.
@@ -416,7 +367,7 @@ def _rows(
     bins = pa.StructArray.from_arrays(
         [merged[name].combine_chunks() for name in ("base_us", "steps", "counts")], names=["base_us", "steps", "counts"]
     )
-    offset_us = pa.array(clocks.offset_us, mask=~clocks.any)
+    offset_us = _integers(clocks["offset_us"])
     figures = delays.figures(pa.ListArray.from_arrays(one_each, bins), offset_us, late_after_s, SHARES)
     ranges = pa.StructArray.from_arrays([pa.array(lo), pa.array(hi)], fields=list(schemas.RANGE))
     offsets = np.searchsorted(place_of, np.arange(len(keys) + 1)).astype(np.int32)
@@ -437,11 +388,10 @@ def _rows(
         "late": figures.field("late"),
         **{f"delay_p{round(100 * s)}_ms": _rounded(figures.field(f"p{round(100 * s)}")) for s in SHARES},
         "delay_octaves": figures.field("octaves"),
-        "clock_jumps": clocks.jumps,
-        "dated_by": pa.array(np.where(clocks.any, "clock", "arrival").tolist()),
         "open": ~follows,
         **{name: _integers(reports[name]) for name in ("begun", "cause_seq", "dropped_before", "dropped_after")},
-        "ties": clocks.kept,
+        "tied_seq": _integers(clocks["tied_seq"]),
+        "offset_us": offset_us,
         **counters,
     }
     arrays = [_cast(columns[one.name], one.type) for one in schemas.AUDIT]
@@ -536,39 +486,20 @@ def _from_events(
     return found
 
 
-class _Ties:
-    """The ties of some boots, and what follows from them: clock offsets and jumps."""
-
-    def __init__(
-        self, state: State, wanted: np.ndarray, before: pa.Table, before_keys: np.ndarray, new: list[pa.Table]
-    ):
-        table = _concatenated(new, schemas.TIES)
-        keys = state.keys[wanted]
-        flat = before["ties"].combine_chunks().flatten()
-        counts = pc.list_value_length(before["ties"].combine_chunks()).to_numpy()
-        place = np.concatenate(
-            (np.repeat(np.searchsorted(keys, before_keys), counts), np.searchsorted(keys, state.keys_of(table)))
-        ).astype(np.int64)
-
-        def both(name: str) -> np.ndarray:
-            return np.concatenate((pc.struct_field(flat, name).to_numpy(zero_copy_only=False), table[name].to_numpy()))
-
-        seq, offset, uptime = both("seq"), both("offset_us"), both("uptime")
-        order = np.lexsort((seq, place))
-        place, seq, offset, uptime = place[order], seq[order], offset[order], uptime[order]
-        jumps = ties.jumped(offset, uptime) & (place[1:] == place[:-1])
-        self.jumps = np.bincount(place[1:][jumps], minlength=len(keys)).astype(np.int64)
-        apart = ~ties.unbroken(state.seen, intervals.encode(wanted[place], seq))
-        stays = ties.kept(offset, uptime, apart)
-        place, seq, offset, uptime = place[stays], seq[stays], offset[stays], uptime[stays]
-        bounds = np.searchsorted(place, np.arange(len(keys) + 1))
-        self.any = np.diff(bounds) > 0
-        self.offset_us = np.zeros(len(keys), dtype=np.int64)
-        self.offset_us[self.any] = offset[bounds[1:][self.any] - 1]
-        rows = pa.StructArray.from_arrays(
-            [pa.array(seq), pa.array(offset), pa.array(uptime)], names=["seq", "offset_us", "uptime"]
-        )
-        self.kept = pa.ListArray.from_arrays(pa.array(bounds.astype(np.int32)), rows)
+def _offsets(
+    state: State, keys: np.ndarray, before: pa.Table, before_keys: np.ndarray, new: list[pa.Table]
+) -> dict[str, np.ndarray]:
+    """Return each boot's clock minus its uptime, from its last tie, and that tie's number."""
+    table = _concatenated(new, schemas.TIES)
+    place = np.searchsorted(keys, np.concatenate((before_keys, state.keys_of(table))))
+    found = {}
+    seq = np.concatenate((_numbers(before, "tied_seq"), table["seq"].to_numpy()))
+    order = np.lexsort((seq, place))
+    order = order[~np.isnan(seq[order])]
+    for name, new_name in (("tied_seq", "seq"), ("offset_us", "offset_us")):
+        found[name] = np.full(len(keys), np.nan)
+        found[name][place[order]] = np.concatenate((_numbers(before, name), table[new_name].to_numpy()))[order]
+    return found
 
 
 def _counters(
@@ -590,60 +521,38 @@ def _counters(
     return {name: pa.array(column, from_pandas=True) for name, column in found.items()}
 
 
+LIFE_SUMS = [one.name for one in schemas.LIVES if one.type == pa.int64() and not one.nullable and one.name != "boots"]
+LIFE_COLUMNS = {
+    **dict.fromkeys((*LIFE_SUMS, "boots", "told_uptime", "reconnects"), "sum"),
+    "first_arrival": "min",
+    "last_arrival": "max",
+    "erases_first": "min",
+    "erases": "max",
+}
+
+
 def _lives(
     state: State, lives: pa.Table, before: pa.Table, made: pa.Table, reported: _Reported
 ) -> tuple[pa.Table, int]:
     """Return the rows by device and life, and the number of new devices. Sums change by the differences of the rows."""
-    old_keys = _life_keys(state, lives) if lives.num_rows else np.zeros(0, dtype=np.int64)
-    made_keys = state.keys_of(made) >> BOOT_BITS
-    before_keys = state.keys_of(before) >> BOOT_BITS
-    keys = np.union1d(old_keys, made_keys)
-    at_old, at_made, at_before = (np.searchsorted(keys, one) for one in (old_keys, made_keys, before_keys))
-    columns: dict[str, Any] = {}
-    for one in schemas.LIVES:
-        if one.type == pa.int64() and not one.nullable:
-            column = np.zeros(len(keys), dtype=np.int64)
-            column[at_old] = lives[one.name].to_numpy()
-            np.add.at(column, at_made, 1 if one.name == "boots" else made[one.name].to_numpy())
-            np.subtract.at(column, at_before, 1 if one.name == "boots" else before[one.name].to_numpy())
-            columns[one.name] = column
-    for name, reduce in (("first_arrival", np.minimum), ("last_arrival", np.maximum)):
-        far = np.iinfo(np.int64).max if reduce is np.minimum else np.iinfo(np.int64).min
-        column = np.full(len(keys), far)
-        column[at_old] = lives[name].cast(pa.int64()).to_numpy()
-        reduce.at(column, at_made, made[name].cast(pa.int64()).to_numpy())
-        columns[name] = pa.array(column).cast(schemas.MOMENT)
-    for name, choose in (("erases_first", np.fmin), ("erases", np.fmax)):
-        column = np.full(len(keys), np.nan)
-        column[at_old] = _numbers(lives, name)
-        choose.at(column, at_made, _numbers(made, name))
-        columns[name] = pa.array(column, from_pandas=True)
-
-    def sums(name: str, of: str, less: float) -> np.ndarray:
-        column = np.full(len(keys), np.nan)
-        column[at_old] = _numbers(lives, name)
-        added = np.maximum(_numbers(made, of) - less, 0)
-        removed = np.maximum(_numbers(before, of) - less, 0)
-        known = np.unique(at_made[~np.isnan(added)])
-        column[known] = np.nan_to_num(column[known])
-        np.add.at(column, at_made, np.nan_to_num(added))
-        np.subtract.at(column, at_before, np.nan_to_num(removed))
-        return column
-
-    columns["told_uptime"] = np.nan_to_num(sums("told_uptime", "told_uptime", 0))
-    columns["reconnects"] = pa.array(sums("reconnects", "connects", 1), from_pandas=True)
-    listed = keys.tolist()
-    for reason, of in reported.ranges.items():
-        windows = [[{"lo": lo, "hi": hi} for lo, hi in of.get(key, ())] for key in listed] if of else [[]] * len(listed)
-        columns[f"{reason}_ranges"] = pa.array(windows, pa.list_(schemas.RANGE))
-    columns["since"] = pa.array([reported.since.get(key) for key in listed] if reported.since else [None] * len(listed))
-    device, life, _ = unpack_lives(keys)
-    columns["device"] = pa.array(state.devices, pa.string()).take(pa.array(device))
-    columns["life"] = pa.array(life.astype(np.int32))
-    devices = len(np.unique(device)) - len(np.unique(unpack_lives(old_keys)[0]))
+    names = ["device", "life", *LIFE_COLUMNS]
+    parts = [pa.table({name: lives[name] for name in names})]
+    for rows, sign in ((made, 1), (before, -1)):
+        part = {name: pc.multiply(rows[name], sign) for name in LIFE_SUMS}
+        part |= {"device": rows["device"], "life": rows["life"], "boots": pa.array(np.full(len(rows), sign))}
+        part["told_uptime"] = pc.multiply(pc.fill_null(rows["told_uptime"], 0.0), float(sign))
+        reconnects = pc.max_element_wise(pc.subtract(rows["connects"], 1.0), 0.0, skip_nulls=False)
+        part["reconnects"] = pc.multiply(reconnects, float(sign))
+        for name in ("first_arrival", "last_arrival", "erases_first", "erases"):
+            part[name] = rows[name] if sign > 0 else pa.nulls(len(rows), rows[name].type)
+        parts.append(pa.table({name: part[name] for name in names}))
+    both = pa.concat_tables(parts).group_by(["device", "life"], use_threads=False)
+    found = both.aggregate(list(LIFE_COLUMNS.items())).rename_columns(
+        {f"{name}_{how}": name for name, how in LIFE_COLUMNS.items()}
+    )
+    keys = _life_keys(state, found)
+    columns: dict[str, Any] = {name: found[name] for name in names}
+    columns |= {f"{reason}_ranges": reported.column(reason, keys) for reason in reported.ranges}
+    columns["since"] = pa.array([reported.since.get(key) for key in keys.tolist()], pa.int64())
+    devices = pc.count_distinct(found["device"]).as_py() - pc.count_distinct(lives["device"]).as_py()
     return pa.table([_cast(columns[one.name], one.type) for one in schemas.LIVES], schema=schemas.LIVES), devices
-
-
-def unpack_lives(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the device and the life of packed (device, life); the third array, for the boot, is all 0."""
-    return unpack(keys << BOOT_BITS)

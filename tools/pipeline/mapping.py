@@ -24,6 +24,8 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from tools.command import Failure
+
 OURS = "flashmqtt/"
 NO_READINGS = ("flashmqtt-live/", "flashmqtt-commands/", "homeassistant/")
 """Messages of our programs that are no readings: live values, commands, Home Assistant's discovery."""
@@ -40,7 +42,7 @@ STEPS = re.compile(r"[$@](\.[A-Za-z_][A-Za-z0-9_]*)*")
 LONGEST_SHOWN = 60
 
 
-class MappingError(Exception):
+class MappingError(Failure):
     """A mapping file can't be used. The text has the line and the reason."""
 
 
@@ -346,11 +348,10 @@ def _rule(lines: _Lines, number: int, table: dict[str, Any]) -> Rule:
     if table.get("path", "$")[0] == "@":
         raise wrong("path", f"path = {table['path']!r} has to begin with $: it finds the items in the payload")
     for key in ("device", "path", "name", "value", "unit", "time"):
-        text = table.get(key, "")
-        if text[:1] in ("$", "@"):
-            _check_path(text, lambda problem, key=key: wrong(key, problem))
-        elif "{" in text or "}" in text:
-            _check_placeholders(text, words | {"key"}, lambda problem, key=key: wrong(key, problem))
+        try:
+            _check(table.get(key, ""), words | {"key"})
+        except ValueError as error:
+            raise wrong(key, str(error)) from None
     if "device" not in table and "device" not in words:
         raise wrong("topic", f"topic = {topic!r} has no {{device}}, and there is no key device")
     name = table.get("name") or ("{name}" if "name" in words else "{key}")
@@ -367,25 +368,27 @@ def _has_key(path: str, value: str) -> bool:
     return len(value) > 1 or (value == "@" and path != "$")
 
 
-def _check_path(path: str, wrong: Any) -> None:
-    if _steps(path) is not None:
+def _check(text: str, known: set[str]) -> None:
+    """Check a path, or a text's placeholders.
+
+    Raises:
+        ValueError: it is invalid.
+    """
+    if text[:1] in ("$", "@"):
+        try:
+            _is_single(text)
+        except ModuleNotFoundError:
+            raise ValueError(
+                f"{text}: the package python-jsonpath is not installed: pip install -r requirements.txt"
+            ) from None
+        except Exception as error:  # a JSONPathError
+            raise ValueError(f"{text!r} is no JSON path (RFC 9535): {str(error).splitlines()[0]}") from None
         return
-    try:
-        import jsonpath
-    except ModuleNotFoundError:
-        raise wrong(f"{path}: the package python-jsonpath is not installed: pip install -r requirements.txt") from None
-    try:
-        _compiled(path)
-    except jsonpath.JSONPathError as error:
-        raise wrong(f"{path!r} is no JSON path (RFC 9535): {str(error).splitlines()[0]}") from None
-
-
-def _check_placeholders(text: str, known: set[str], wrong: Any) -> None:
     for name in PLACEHOLDER.findall(text):
         if name not in known:
-            raise wrong(f"{text!r}: there is no {{{name}}}; known: {', '.join(sorted(known))}")
+            raise ValueError(f"{text!r}: there is no {{{name}}}; known: {', '.join(sorted(known))}")
     if re.search(r"[{}]", PLACEHOLDER.sub("", text)):
-        raise wrong(f"{text!r}: unbalanced braces")
+        raise ValueError(f"{text!r}: unbalanced braces")
 
 
 class _Level(NamedTuple):

@@ -20,9 +20,9 @@ from tools.landing import segments
 from . import delays, intervals, lives, placing, plain, prints, schemas, senml, ties
 from .files import table_of
 from .mapping import Mapping
+from .senml import EVENT_LABELS
 from .state import State, Waiting, unpack
 
-EVENT_LABELS = ("first", "cause", "dropped", "doubt_first", "doubt_last", "since")
 WITH_DAY = {name: schemas.TABLES[name].append(schemas.ORIGIN[0]) for name in ("prints", "undelivered")}
 """Tables whose files are sorted by day of arrival, although the arrival is no column of theirs."""
 NO_MAPPING = Mapping()
@@ -37,7 +37,7 @@ def process(state: State, rows: pa.Table, mapping: Mapping = NO_MAPPING) -> Iter
     if not rows.num_rows:
         return
     payload = rows["payload"].combine_chunks()
-    topic = _encoded(rows["topic"])
+    topic = prints.encoded(rows["topic"])
     others = plain.Plain(topic, payload, mapping)
     if others.handled.any():
         yield from others.tables(state, rows)
@@ -45,7 +45,7 @@ def process(state: State, rows: pa.Table, mapping: Mapping = NO_MAPPING) -> Iter
             yield from _quarantine(state, rows, topic, payload, others.bad)
         own = rows.filter(pa.array(~others.handled))
         if own.num_rows:
-            yield from _process_packs(state, own, _encoded(own["topic"]), own["payload"].combine_chunks())
+            yield from _process_packs(state, own, prints.encoded(own["topic"]), own["payload"].combine_chunks())
     else:
         yield from _process_packs(state, rows, topic, payload)
 
@@ -105,11 +105,11 @@ def _quarantine(
     payload = payload.take(at)
     columns = [reasons, topic.dictionary.take(topic.indices.take(at)), payload, *origin]
     table = table_of(columns, schemas.QUARANTINE)
-    again = state.read_before(_encoded(rows["collector"].take(at)), *(table[name] for name in ("segment", "row")))
+    again = state.read_before(prints.encoded(rows["collector"].take(at)), *(table[name] for name in ("segment", "row")))
     if again.any():
         where = zip(*(table[name].to_pylist() for name in ("collector", "segment", "row")), strict=True)
         kept = [
-            not (is_again and state.is_in_quarantine(one, its_print))
+            not (is_again and (one, its_print) in state.quarantined)
             for is_again, one, its_print in zip(again.tolist(), where, prints.of(payload).tolist(), strict=True)
         ]
         table = table.filter(pa.array(kept))
@@ -177,7 +177,7 @@ def _as_boot_messages(packs: senml.Packs) -> tuple[pa.Table, pa.Table]:
 
 def _note_progress(state: State, rows: pa.Table) -> None:
     """Record how far the collectors' logs have been read."""
-    collector = _encoded(rows["collector"])
+    collector = prints.encoded(rows["collector"])
     segment, row = rows["segment"].to_numpy(), rows["row"].to_numpy()
     for number, name in enumerate(collector.dictionary.to_pylist()):
         own = np.flatnonzero(collector.indices.to_numpy() == number)
@@ -186,13 +186,6 @@ def _note_progress(state: State, rows: pa.Table) -> None:
         last = segment[own].max()
         reached = (int(last), int(row[own][segment[own] == last].max()))
         state.reading[name] = max(state.read.get(name, (0, -1)), state.reading.get(name, (0, -1)), reached)
-
-
-def _encoded(column: pa.ChunkedArray) -> pa.DictionaryArray:
-    """Return a column with few distinct texts as one dictionary array."""
-    if not pa.types.is_dictionary(column.type):
-        column = column.dictionary_encode()
-    return column.unify_dictionaries().combine_chunks()
 
 
 class _Batch:
@@ -214,7 +207,7 @@ class _Batch:
     ):
         self.state, self.messages, self.records = state, messages, records
         self.rows, self.topic, self.payload = rows, topic, payload
-        self.collector = _encoded(rows["collector"])
+        self.collector = prints.encoded(rows["collector"])
         self.origin = {"arrival": rows["arrival"].combine_chunks(), "collector": self.collector}
         self.origin |= {name: rows[name].combine_chunks() for name in ("segment", "row")}
         self.own_rows = len(rows)  # higher row numbers are of messages that were held
@@ -261,7 +254,7 @@ class _Batch:
         for at, device, one in placed.held:
             waiting = self._waiting(at, one)
             where = (waiting.collector, waiting.segment, waiting.row)
-            if not (again[self.place[at]] and state.is_in_quarantine(where, waiting.print)):
+            if not (again[self.place[at]] and (where, waiting.print) in state.quarantined):
                 state.held.setdefault(device, []).append(waiting)
         # A released message is sorted directly after the message that released it.
         order = self.place.astype(np.float64)
@@ -311,7 +304,7 @@ class _Batch:
         self.life = np.concatenate((self.life, np.array([life for _, life, _ in found], dtype=np.int64)[left]))
         self.printed = np.concatenate((self.printed, prints.of(payload)[left]))
         more = {
-            "arrival": pa.array([one.arrival_us for one in what], pa.int64()).cast(schemas.MOMENT),
+            "arrival": pa.array([one.arrival_us for one in what], schemas.MOMENT),
             "collector": pa.array([one.collector for one in what], pa.string()),
             "segment": pa.array([one.segment for one in what], pa.int64()),
             "row": pa.array([one.row for one in what], pa.int64()),
@@ -320,7 +313,7 @@ class _Batch:
         names = pa.chunked_array([own["collector"].cast(pa.string()), more.pop("collector")])
         self.origin = {
             "arrival": pa.concat_arrays([own["arrival"], more["arrival"]]),
-            "collector": _encoded(names),
+            "collector": prints.encoded(names),
             "segment": pa.concat_arrays([own["segment"], more["segment"]]),
             "row": pa.concat_arrays([own["row"], more["row"]]),
         }
@@ -407,10 +400,8 @@ class _Batch:
             (reason, one.topic, one.payload, one.arrival_us, one.collector, one.segment, one.row)
             for one, reason in self.no_room
         ]
-        arrays = [
-            pa.array(column, pa.int64()).cast(kind.type) if kind.type == schemas.MOMENT else pa.array(column, kind.type)
-            for column, kind in zip(zip(*rows, strict=True), schemas.QUARANTINE, strict=True)
-        ]
+        columns = zip(zip(*rows, strict=True), schemas.QUARANTINE, strict=True)
+        arrays = [pa.array(column, kind.type) for column, kind in columns]
         yield "quarantine", table_of(arrays, schemas.QUARANTINE)
 
     def _highest(self, codes: np.ndarray) -> np.ndarray:

@@ -8,17 +8,13 @@ from __future__ import annotations
 import math
 import time
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 
 from .commits import Commit
 from .verdict import Verdict
 
 PREFIX = "flashmqtt_pipeline_"
 PROOF_BUCKETS = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
-
-
-class PortInUse(Exception):
-    """The port for the metrics is in use."""
 
 
 class Metrics:
@@ -62,20 +58,6 @@ class Metrics:
             registry=self.registry,
             buckets=PROOF_BUCKETS,
         ).labels(out)
-
-    def serve(self, port: int, address: str) -> int:
-        """Serve the metrics at http://address:port/metrics; return the port.
-
-        Raises:
-            PortInUse: the port is in use, or not allowed.
-        """
-        try:
-            server, _ = start_http_server(port, address, registry=self.registry)
-        except OSError as error:
-            raise PortInUse(
-                f"can't serve metrics at {address}:{port}: {error.strerror}; give another --metrics-port, or 0 for none"
-            ) from error
-        return int(server.server_port)
 
     def committed_batch(self, commit: Commit) -> None:
         """Count a batch."""

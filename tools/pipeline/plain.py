@@ -12,7 +12,6 @@ This module uses neither Spark nor files.
 from __future__ import annotations
 
 import re
-import zlib
 from collections.abc import Iterator
 
 import numpy as np
@@ -25,6 +24,7 @@ from . import schemas
 from .files import table_of
 from .mapping import BOOLEANS, NO_READINGS, NOT_FINITE, NUMBER, OURS, Mapping, Misfit, Rule, device_and_name, readings
 from .prints import of as prints_of
+from .prints import places
 from .senml import NOT_THE_MESSAGE, unreadable
 from .state import State
 
@@ -122,14 +122,8 @@ class Plain:
                 if not FORGOTTEN.fullmatch(one.device)
             ]
         if found:
-            columns = zip(*found, strict=True)
-            arrays = [
-                pa.array(column, pa.int64()).cast(kind.type)
-                if kind.type == schemas.MOMENT
-                else pa.array(column, kind.type)
-                for column, kind in zip(columns, ITEMS, strict=True)
-            ]
-            self.parts.append(pa.table(arrays, schema=ITEMS))
+            columns = zip(zip(*found, strict=True), ITEMS, strict=True)
+            self.parts.append(pa.table([pa.array(column, kind.type) for column, kind in columns], schema=ITEMS))
 
     def _read_scalars(self, at: np.ndarray) -> None:
         payload = self.payload.take(pa.array(at))
@@ -187,59 +181,32 @@ class Plain:
         again = state.read_before(some["collector"], some["segment"], some["row"])
         if again.any():
             where = np.flatnonzero(again)
-            known = state.is_in_readings(places(some.take(pa.array(where))))
+            known = np.isin(places(some.take(pa.array(where))), state.plain_places)
             again[where] = known | marked[where] | retained[where]
             for n in where[~again[where]].tolist():
                 one = {name: some[name][n].as_py() for name in ("collector", "segment", "row")}
                 its_print = int(prints_of(some["payload"].combine_chunks()[n : n + 1])[0])
-                again[n] = state.is_in_quarantine((one["collector"], one["segment"], one["row"]), its_print)
+                again[n] = ((one["collector"], one["segment"], one["row"]), its_print) in state.quarantined
         codes = np.select([again, marked, retained], [1, 2, 3])
         return [(None, REPLAYED, RESENT, RETAINED)[n] for n in codes.tolist()]
 
 
-def places(rows: pa.Table) -> np.ndarray:
-    """Return a 64-bit hash of each row's position in its collector's log and its arrival.
-
-    The arrival is included because a collector's numbers may begin again.
-    """
-    collector = rows["collector"].combine_chunks()
-    if not pa.types.is_dictionary(collector.type):
-        collector = collector.dictionary_encode()
-    if isinstance(collector, pa.ChunkedArray):
-        collector = collector.unify_dictionaries().combine_chunks()
-    names = np.array([zlib.crc32(one.encode()) for one in collector.dictionary.to_pylist()], dtype=np.uint64)
-    mixed = names[collector.indices.to_numpy()] if len(names) else np.zeros(len(rows), dtype=np.uint64)
-    for column in (rows["segment"], rows["row"], rows["arrival"].cast(pa.int64())):
-        mixed = (mixed ^ column.to_numpy().astype(np.uint64)) * np.uint64(0x9E3779B97F4A7C15)
-        mixed ^= mixed >> np.uint64(32)
-    return mixed
-
-
-def _origin(rows: pa.Table, at: pa.Array) -> list[pa.Array]:
-    return [rows[field.name].take(at).combine_chunks() for field in schemas.ORIGIN]
-
-
-def _key(rows: pa.Table, items: pa.Table) -> list[pa.Array]:
-    count = len(items)
-    return [
-        items["device"].combine_chunks(),
-        pa.array(np.zeros(count, dtype=np.int32)),
-        pa.array(np.zeros(count, dtype=np.int64)),
-        rows["row"].take(items["row"].combine_chunks()).combine_chunks(),
-    ]
+def _filled(rows: pa.Table, items: pa.Table, columns: dict[str, pa.Array], schema: pa.Schema) -> pa.Table:
+    """Return a table of some items: its key, its origin, the given columns, and nulls."""
+    at, count = items["row"].combine_chunks(), len(items)
+    columns |= {one.name: rows[one.name].take(at).combine_chunks() for one in schemas.ORIGIN}
+    columns |= {"device": items["device"].combine_chunks(), "seq": columns["row"]}
+    columns |= {"life": pa.array(np.zeros(count, np.int32)), "boot": pa.array(np.zeros(count, np.int64))}
+    arrays = [columns[one.name] if one.name in columns else pa.nulls(count, one.type) for one in schema]
+    return table_of(arrays, schema)
 
 
 def _readings(rows: pa.Table, items: pa.Table) -> pa.Table:
-    count = len(items)
-    index, name, unit, value, text, flag, time = (items[one].combine_chunks() for one in ITEMS.names[2:])
-    columns = [*_key(rows, items), index, name, unit, value, text, flag, pa.nulls(count, pa.string())]
-    columns += [pa.nulls(count, pa.float64()), pa.nulls(count, pa.float64()), time]
-    return table_of([*columns, *_origin(rows, items["row"].combine_chunks())], schemas.READINGS)
+    return _filled(rows, items, {name: items[name].combine_chunks() for name in ITEMS.names[2:]}, schemas.READINGS)
 
 
 def _duplicates(rows: pa.Table, items: pa.Table, causes: list[str]) -> pa.Table:
-    columns = [*_key(rows, items), pa.array(causes, pa.string()), pa.nulls(len(items), pa.float64())]
-    return table_of([*columns, *_origin(rows, items["row"].combine_chunks())], schemas.DUPLICATES)
+    return _filled(rows, items, {"cause": pa.array(causes, pa.string())}, schemas.DUPLICATES)
 
 
 def _sums_by_device(rows: pa.Table, items: pa.Table, copy: np.ndarray, first: np.ndarray) -> pa.Table:

@@ -9,106 +9,59 @@ This module knows neither Spark nor the files' names.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
 
 from . import intervals
 
-WORDS = 1 << 14  # then the factors repeat: no board's message is longer than 128 KB
 MOST = (1 << intervals.SEQ_BITS) - 1
 MOST_KEPT = 1 << 22
 """The most prints from files that are kept in memory, 12 bytes each."""
 
 
-class Past(Protocol):
-    """A bucket's files of earlier batches. Each is a function that reads the file.
+class Past:
+    """A bucket's files of earlier batches. These are none: the past of a first batch."""
 
-    The function raises FileNotFoundError if a compaction has replaced the file: then request the list again.
-    """
+    def files(self, table: str, columns: list[str]) -> Sequence[Callable[[], pa.Table]]:
+        """Return a table's files, newest first: each is a function that reads the file.
 
-    def prints(self) -> Sequence[Callable[[], pa.Table]]:
-        """Return the files of prints, newest first."""
-
-    def quarantine(self) -> Sequence[Callable[[], pa.Table]]:
-        """Return the files of messages in quarantine."""
-
-    def duplicates(self) -> Sequence[Callable[[], pa.Table]]:
-        """Return the files of dropped copies."""
+        It raises FileNotFoundError if a compaction has replaced the file: then request the list again.
+        """
+        return ()
 
     def kept_from_us(self) -> int:
         """Return the time (Unix time, µs) before which all rows were deleted for their age; 0 if none were."""
-
-    def plain(self) -> Sequence[Callable[[], np.ndarray]]:
-        """Return the files of readings without an identity; each function returns their positions (`plain.places`)."""
-
-
-class Nothing:
-    """The past of the first batch: no files."""
-
-    def prints(self) -> Sequence[Callable[[], pa.Table]]:
-        """Return no files."""
-        return ()
-
-    def quarantine(self) -> Sequence[Callable[[], pa.Table]]:
-        """Return no files."""
-        return ()
-
-    def duplicates(self) -> Sequence[Callable[[], pa.Table]]:
-        """Return no files."""
-        return ()
-
-    def plain(self) -> Sequence[Callable[[], np.ndarray]]:
-        """Return no files."""
-        return ()
-
-    def kept_from_us(self) -> int:
-        """Return 0: nothing was deleted."""
         return 0
 
 
-def _factors() -> np.ndarray:
-    """Return pseudo-random odd numbers, always the same (splitmix64)."""
-    mixed = np.arange(1, WORDS + 2, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return (mixed ^ (mixed >> np.uint64(31))) | np.uint64(1)
-
-
-FACTORS = _factors()
-MIX = np.uint64(0xD6E8FEB86659FD93)
-
-
 def of(payloads: pa.Array) -> np.ndarray:
-    """Return the print of each payload: the sum of its length and its words, each times its own odd factor, then mixed.
+    """Return the print of each payload, its CRC-32. A message is compared with only one other."""
+    values = payloads.to_numpy(zero_copy_only=False)
+    return np.fromiter(map(zlib.crc32, values), np.uint32, len(values)).view(np.int32)
 
-    Two different payloads have the same print with a probability of 2^-32. A message is compared with only one other.
+
+def places(rows: pa.Table) -> np.ndarray:
+    """Return a 64-bit hash of each row's position in its collector's log and its arrival.
+
+    The arrival is included because a collector's numbers may begin again.
     """
-    payloads = payloads.cast(pa.large_binary())
-    if not len(payloads):
-        return np.zeros(0, dtype=np.int32)
-    _, offset_bytes, data = payloads.buffers()
-    offsets = np.frombuffer(offset_bytes, np.int64)[payloads.offset : payloads.offset + len(payloads) + 1]
-    start, length = offsets[:-1] - offsets[0], np.diff(offsets)
-    raw = np.zeros(offsets[-1] - offsets[0] + 8, np.uint8)  # 8 more bytes: the last word extends past the end
-    if data is not None:
-        raw[:-8] = np.frombuffer(data, np.uint8)[offsets[0] : offsets[-1]]
-    words: np.ndarray = np.ndarray((len(raw) - 7,), np.dtype("<u8"), raw.data, strides=(1,))
-    found = length.astype(np.uint64) * FACTORS[WORDS]
-    whole = int(length.min()) // 8
-    for n in range(whole):
-        found += words[start + 8 * n] * FACTORS[n % WORDS]
-    active = np.arange(len(found))
-    for n in range(whole, (int(length.max()) + 7) // 8):
-        active = active[length[active] > 8 * n]
-        beyond = 64 - 8 * np.minimum(length[active] - 8 * n, 8)
-        word = words[start[active] + 8 * n] & (np.uint64(0xFFFF_FFFF_FFFF_FFFF) >> beyond.astype(np.uint64))
-        found[active] += word * FACTORS[n % WORDS]
-    found ^= found >> np.uint64(32)
-    found *= MIX
-    return (found >> np.uint64(32)).astype(np.uint32).view(np.int32)
+    collector = encoded(rows["collector"])
+    names = np.array([zlib.crc32(one.encode()) for one in collector.dictionary.to_pylist()], dtype=np.uint64)
+    mixed = names[collector.indices.to_numpy()] if len(names) else np.zeros(len(rows), dtype=np.uint64)
+    for column in (rows["segment"], rows["row"], rows["arrival"].cast(pa.int64())):
+        mixed = (mixed ^ column.to_numpy().astype(np.uint64)) * np.uint64(0x9E3779B97F4A7C15)
+        mixed ^= mixed >> np.uint64(32)
+    return mixed
+
+
+def encoded(column: pa.ChunkedArray) -> pa.DictionaryArray:
+    """Return a column with few distinct texts as one dictionary array."""
+    if not pa.types.is_dictionary(column.type):
+        column = column.dictionary_encode()
+    return column.unify_dictionaries().combine_chunks()
 
 
 class _Part:
@@ -162,7 +115,7 @@ class Prints:
             return found, known
         for tries_left in (2, 1, 0):
             if self.files is None:
-                self.files = self.past.prints()
+                self.files = self.past.files("prints", ["device", "life", "boot", "seq", "print"])
             try:
                 self._find_in_files(keys, seqs, found, known)
                 break

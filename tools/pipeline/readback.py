@@ -12,14 +12,11 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from . import intervals, schemas
-from .plain import places
+from .prints import places
 from .state import State, pack
 from .storage import Storage
-
-ROWS = 131_072
 
 
 def read_back(
@@ -52,7 +49,7 @@ def read_back(
     found = [_distinct(_codes(storage, names, state, plain, with_plain), earlier, twice) for names in files.values()]
     total = intervals.EMPTY
     for one in found:
-        total = _joined(total, one)
+        total = total.joined(one)
     count = np.zeros(size, dtype=np.int64)
     np.add.at(count, intervals.group_of(total.lo), total.hi - total.lo + 1)
     here = np.flatnonzero(count + twice)
@@ -71,35 +68,31 @@ def _codes(
     For readings without an identity, one number per row is added to `plain` instead.
     """
     for name in names:
-        with storage.fs.open_input_file(storage.path(name)) as source:
-            file = pq.ParquetFile(source, read_dictionary=["device"])
-            columns = ["device", "life", "boot", "seq"]
-            if "index" in file.schema_arrow.names:
-                columns.append("index")
-                if with_plain:
-                    columns += [field.name for field in schemas.ORIGIN]
-            for batch in file.iter_batches(ROWS, columns=columns, use_threads=False):
-                without = batch.column(1).to_numpy() == 0 if with_plain else None
-                if without is not None and without.any():
-                    own = pa.array(without)
-                    index = batch.column(4).to_numpy()[without].astype(np.uint64)
-                    rows = pa.Table.from_batches([batch]).filter(own)
-                    plain.append(places(rows) * np.uint64(0x100000001B3) + index)
-                    batch = batch.filter(pc.invert(own))
-                    if not batch.num_rows:
-                        continue
-                device = batch.column(0)
-                if not pa.types.is_dictionary(device.type):
-                    device = device.dictionary_encode()
-                index = device.indices.to_numpy()
-                life, boot, seq = (batch.column(n).to_numpy() for n in (1, 2, 3))
-                changes = (np.diff(index) != 0) | (np.diff(life) != 0) | (np.diff(boot) != 0)
-                begins = np.concatenate(([0], np.flatnonzero(changes) + 1))
-                numbers = state.device_numbers(device.dictionary)
-                keys = pack(numbers[index[begins]], life[begins].astype(np.int64), boot[begins])
-                groups = np.repeat(np.searchsorted(state.keys, keys), np.diff(np.concatenate((begins, [len(seq)]))))
-                place = batch.column(4).to_numpy() if len(columns) > 4 else np.zeros(len(seq), dtype=np.int32)
-                yield intervals.encode(groups, seq), place
+        columns = ["device", "life", "boot", "seq"]
+        if name.startswith("readings/"):
+            columns.append("index")
+            if with_plain:
+                columns += [field.name for field in schemas.ORIGIN]
+        for batch in storage.batches(name, columns, read_dictionary=["device"]):
+            without = batch.column(1).to_numpy() == 0 if with_plain else None
+            if without is not None and without.any():
+                own = pa.array(without)
+                index = batch.column(4).to_numpy()[without].astype(np.uint64)
+                rows = pa.Table.from_batches([batch]).filter(own)
+                plain.append(places(rows) * np.uint64(0x100000001B3) + index)
+                batch = batch.filter(pc.invert(own))
+                if not batch.num_rows:
+                    continue
+            device = batch.column(0)
+            index = device.indices.to_numpy()
+            life, boot, seq = (batch.column(n).to_numpy() for n in (1, 2, 3))
+            changes = (np.diff(index) != 0) | (np.diff(life) != 0) | (np.diff(boot) != 0)
+            begins = np.concatenate(([0], np.flatnonzero(changes) + 1))
+            numbers = state.device_numbers(device.dictionary)
+            keys = pack(numbers[index[begins]], life[begins].astype(np.int64), boot[begins])
+            groups = np.repeat(np.searchsorted(state.keys, keys), np.diff(np.concatenate((begins, [len(seq)]))))
+            place = batch.column(4).to_numpy() if len(columns) > 4 else np.zeros(len(seq), dtype=np.int32)
+            yield intervals.encode(groups, seq), place
 
 
 def _distinct(
@@ -122,14 +115,3 @@ def _distinct(
         new = first & ~found.contains(codes) & ~earlier.contains(codes)
         found = found.union(codes[new])
     return found
-
-
-def _joined(one: intervals.Intervals, other: intervals.Intervals) -> intervals.Intervals:
-    """Return the union of two sets of intervals."""
-    if not len(one.lo) or not len(other.lo):
-        return one if len(one.lo) else other
-    lo, hi = np.concatenate((one.lo, other.lo)), np.concatenate((one.hi, other.hi))
-    order = np.argsort(lo, kind="stable")
-    lo, hi = lo[order], np.maximum.accumulate(hi[order])
-    begins = np.concatenate(([True], lo[1:] > hi[:-1] + 1))
-    return intervals.Intervals(lo[begins], hi[np.concatenate((begins[1:], [True]))])

@@ -8,16 +8,14 @@ compares the sums of both. Exit status: 0 if they agree, 1 if they differ, 2 if 
 
 from __future__ import annotations
 
-import argparse
-import contextlib
 import sys
 
-from tools.command import ended, number
+from tools.command import Failure, ended, named, number
 from tools.landing import segments
 
-from . import mapping, source, verdict
-from .commits import Output, OutputError
-from .storage import Storage, StorageError
+from . import mapping, options, source, verdict
+from .commits import Output
+from .storage import Storage
 
 COMPARED = (
     *("boots", "devices", "published", "delivered", "readings", "missing", "quarantine"),
@@ -55,16 +53,14 @@ def differences(old: dict[str, int], new: dict[str, int]) -> list[str]:
     ]
 
 
+@named("remake")
 def main(argv: list[str] | None = None) -> int:
     """Make the tables again; return the exit status."""
-    from pyspark.errors import PySparkException
+    from . import session, stream
+    from .run import print_batch
 
-    from . import java, session, stream
-    from .run import cause, print_batch
-
-    parser = argparse.ArgumentParser(prog="python -m tools.pipeline.remake", description=__doc__.split("\n")[0])
+    parser = options.parser("remake", __doc__, spark=True)
     parser.add_argument("--landing", required=True, help="the raw data")
-    parser.add_argument("--out", required=True, help="the old tables")
     parser.add_argument("--to", required=True, help="the folder for the new tables")
     parser.add_argument(
         "--buckets", type=number(int, 1), help="device buckets (default: as many as the old tables have)"
@@ -74,43 +70,31 @@ def main(argv: list[str] | None = None) -> int:
         "--segments-per-batch", type=number(int, 1), default=stream.SEGMENTS_PER_BATCH, help="segments of one commit"
     )
     parser.add_argument("--partly", action="store_true", help="make the tables although segments are missing")
-    parser.add_argument("--master", help="Spark master (default: spark-submit's, or this machine)")
-    options = parser.parse_args(argv)
-    with contextlib.ExitStack() as stack:
-        try:
-            rules = mapping.read(options.mapping) if options.mapping else mapping.Mapping()
-            old, new, landing = Output(options.out), Output(options.to), Storage(options.landing)
-            buckets = options.buckets or old.check_format()
-            before = old.latest()
-            if before is None:
-                raise OutputError(f"{options.out} has no batches: run the pipeline first (make pipeline)")
-            gone = lacking(landing, before.read)
-            if gone and not options.partly:
-                raise OutputError(
-                    f"the raw data is incomplete: {listed(gone)} are not in {landing.uri}. Restore them,"
-                    " or make tables only from the rest: --partly"
-                )
-            if new.latest() is not None:
-                raise OutputError(f"{options.to} has tables already: give another --to")
-            stack.enter_context(new.locked())
-            spark = stack.enter_context(session.opened(options.master, session.log_file(new.storage)))
-            job = stream.Job(
-                spark,
-                options.landing,
-                options.to,
-                f"{options.to.rstrip('/')}/checkpoint",
-                buckets,
-                options.segments_per_batch,
-                on_commit=print_batch,
-                mapping=rules,
-            )
-            job.start().awaitTermination()
-        except (OutputError, StorageError, source.LandingError, mapping.MappingError, java.JavaNotFound) as error:
-            print(f"remake: {error}", file=sys.stderr)
-            return 2
-        except PySparkException as error:
-            print(f"remake: {cause(error)}", file=sys.stderr)
-            return 2
+    given = parser.parse_args(argv)
+    rules = mapping.read(given.mapping) if given.mapping else mapping.Mapping()
+    old, new, landing = Output(given.out), Output(given.to), Storage(given.landing)
+    buckets = given.buckets or old.check_format()
+    before = old.newest()
+    gone = lacking(landing, before.read)
+    if gone and not given.partly:
+        raise Failure(
+            f"the raw data is incomplete: {listed(gone)} are not in {landing.uri}. Restore them,"
+            " or make tables only from the rest: --partly"
+        )
+    if new.latest() is not None:
+        raise Failure(f"{given.to} has tables already: give another --to")
+    with new.locked(), session.opened(given.master, session.log_file(new.storage)) as spark:
+        job = stream.Job(
+            spark,
+            given.landing,
+            given.to,
+            f"{given.to.rstrip('/')}/checkpoint",
+            buckets,
+            given.segments_per_batch,
+            on_commit=print_batch,
+            mapping=rules,
+        )
+        job.start().awaitTermination()
     found = verdict.judge(new)
     print(f"  {found.line}")
     differ = differences(before.summary["totals"], found.totals)
@@ -119,7 +103,7 @@ def main(argv: list[str] | None = None) -> int:
     if gone:
         print(f"  made without {listed(gone)}")
     if not differ:
-        print(f"  {options.to} has the same sums as {options.out}, and can replace it, together with its checkpoint")
+        print(f"  {given.to} has the same sums as {given.out}, and can replace it, together with its checkpoint")
     return int(bool(differ))
 
 

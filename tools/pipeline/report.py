@@ -8,7 +8,6 @@ which the page loads when it needs them, also from a disk.
 
 from __future__ import annotations
 
-import argparse
 import datetime
 import html
 import json
@@ -22,16 +21,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
-from tools.command import ended
+from tools.command import ended, named
 from tools.landing.durable import replacing
 
-from . import schemas, series, verdict
+from . import options, series, verdict
 from .books import Books, as_of_one_commit
-from .commits import Output, OutputError
+from .commits import Output
 from .series import FOLDER
-from .storage import StorageError
 from .verdict import Verdict
 
 ERASES_RATED = 100_000
@@ -93,10 +90,10 @@ def devices(lives: pa.Table, silence: verdict.Silence, late_share: float = 0.01)
 
 def collect(output: Output, found: Verdict, store: series.Store | None = None) -> dict[str, Any]:
     """Return all facts of the page except the values, as plain Python objects; update the values' file."""
+    output.newest()  # raises OutputError
     values = store or series.Store(output)
     facts = as_of_one_commit(output, lambda books: _collected(books, found, values))
-    if facts is None:
-        raise OutputError(f"{output.storage.uri} has no batches: run the pipeline first (make pipeline)")
+    assert facts is not None
     return facts
 
 
@@ -111,12 +108,7 @@ def _collected(books: Books, found: Verdict, store: series.Store) -> dict[str, A
     own_count = dict.fromkeys(OWN, 0)
     health = np.zeros(len(HEALTH) + 1, dtype=np.int64)
     for name in books.commit.state_files("lives"):
-        storage = books.output.storage
-        with storage.fs.open_input_file(storage.path(name)) as file:
-            lives = pq.read_table(
-                file, columns=[one for one in schemas.LIVES.names if one != "doubts"], use_threads=False
-            )
-        some = devices(lives, found.silence)
+        some = devices(books.output.storage.table(name), found.silence)
         health += np.bincount(some["health"].to_numpy(), minlength=len(health))
         order = [("health", "descending"), ("missing", "descending"), ("device", "ascending")]
         worst = _first(worst, some.select(SHOWN), order, MOST_DEVICES)
@@ -189,12 +181,10 @@ def _longest_ranges(output: Output) -> tuple[list[dict[str, Any]], int]:
     """Return the longest ranges of the table `missing`, and the number of all ranges."""
     order = [("messages", "descending"), ("device", "ascending"), ("lo", "ascending")]
     longest, count = verdict.MISSING.empty_table(), 0
-    storage = output.storage
-    with storage.fs.open_input_file(storage.path(verdict.FILES["missing"])) as file:
-        for batch in pq.ParquetFile(file).iter_batches(use_threads=False):
-            count += batch.num_rows
-            longest = pa.concat_tables([longest, pa.Table.from_batches([batch]).cast(verdict.MISSING)])
-            longest = longest.sort_by(order).slice(0, MOST_SHOWN)
+    for batch in output.storage.batches(verdict.FILES["missing"], verdict.MISSING.names):
+        count += batch.num_rows
+        longest = pa.concat_tables([longest, pa.Table.from_batches([batch]).cast(verdict.MISSING)])
+        longest = longest.sort_by(order).slice(0, MOST_SHOWN)
     return longest.to_pylist(), count
 
 
@@ -236,7 +226,7 @@ SHOWN = ["device", "health", "boots", "published", "delivered", "missing", "unex
 COLUMNS = ["device", "boot", "life", "cause", "first_seq", "last_seq", "published", "delivered", "resent", "replayed"]
 COLUMNS += ["missing", *GIVEN_UP, "in_doubt", "unexplained", "suspect", "reordered", "returns", "late"]
 COLUMNS += ["delay_p50_ms", "delay_p99_ms"]
-COLUMNS += ["clock_jumps", "dated_by", "last_arrival"]
+COLUMNS += ["last_arrival"]
 TILES = ("devices", "boots", "published", "delivered", "missing", "unexplained", "readings")
 
 
@@ -378,22 +368,14 @@ def _keep_folder(output: Output, kept: str | None) -> None:
             output.storage.delete(f"{FOLDER}/{file}")
 
 
+@named("report")
 def main(argv: list[str] | None = None) -> int:
     """Write the page of an output directory."""
-    parser = argparse.ArgumentParser(prog="python -m tools.pipeline.report", description=__doc__.split("\n")[0])
-    parser.add_argument("--out", nargs="?", help="the output directory of the pipeline")
+    parser = options.parser("report", __doc__)
     verdict.add_options(parser)
-    options = parser.parse_args(argv)
-    if not options.out:
-        print("report: --out is missing: name the tables, `make report OUT=tables`", file=sys.stderr)
-        return 2
-    try:
-        output = Output(options.out)
-        output.check_format()
-        print(write(output, verdict.judge(output, verdict.expectations(options))))
-    except (OutputError, StorageError, OSError, ValueError) as error:
-        print(f"report: {error}", file=sys.stderr)
-        return 2
+    given = parser.parse_args(argv)
+    output = Output.existing(given.out)
+    print(write(output, verdict.judge(output, verdict.expectations(given))))
     return 0
 
 

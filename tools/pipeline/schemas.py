@@ -13,7 +13,7 @@ import pyarrow as pa
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-FORMAT = 3
+FORMAT = 4
 
 LARGEST = 2**31 - 1  # of a boot and of a sequence number
 MOMENT = pa.timestamp("us", tz="UTC")
@@ -98,26 +98,28 @@ QUARANTINE = pa.schema(
     ]
 )
 
-TALLY = pa.schema(
-    [
-        *KEY,
-        pa.field("delivered", pa.int64(), nullable=False),  # distinct messages
-        pa.field("readings", pa.int64(), nullable=False),
-        pa.field("resent", pa.int64(), nullable=False),
-        pa.field("replayed", pa.int64(), nullable=False),
-        pa.field("reordered", pa.int64(), nullable=False),
-        # How often the device's newest message went back to an older life; for boards without a life, also to an older boot
-        # or far back in its numbers. This is rare for one board, and frequent for two boards with the same id.
-        pa.field("returns", pa.int64(), nullable=False),
-        pa.field("first_arrival", MOMENT, nullable=False),
-        pa.field("last_arrival", MOMENT, nullable=False),
-        # A histogram of arrival minus uptime, which is `base_us` plus a step of delays.py. With the boot's clock offset it
-        # becomes a histogram of delays.
-        pa.field("base_us", pa.int64(), nullable=False),
-        pa.field("steps", pa.list_(pa.int32()), nullable=False),
-        pa.field("counts", pa.list_(pa.int64()), nullable=False),
-    ]
-)
+_COUNTS = [
+    pa.field("delivered", pa.int64(), nullable=False),  # distinct messages
+    pa.field("readings", pa.int64(), nullable=False),
+    pa.field("resent", pa.int64(), nullable=False),
+    pa.field("replayed", pa.int64(), nullable=False),
+    pa.field("reordered", pa.int64(), nullable=False),
+    # How often the device's newest message went back to an older life; for boards without a life, also to an older boot
+    # or far back in its numbers. This is rare for one board, and frequent for two boards with the same id.
+    pa.field("returns", pa.int64(), nullable=False),
+]
+_ARRIVALS = [
+    pa.field("first_arrival", MOMENT, nullable=False),
+    pa.field("last_arrival", MOMENT, nullable=False),
+]
+_DELAYS = [
+    # A histogram of arrival minus uptime, which is `base_us` plus a step of delays.py. With the boot's clock offset it
+    # becomes a histogram of delays.
+    pa.field("base_us", pa.int64(), nullable=False),
+    pa.field("steps", pa.list_(pa.int32()), nullable=False),
+    pa.field("counts", pa.list_(pa.int64()), nullable=False),
+]
+TALLY = pa.schema([*KEY, *_COUNTS, *_ARRIVALS, *_DELAYS])
 
 REASONS = ("refused", "expired", "dropped", "damaged", "in_doubt")
 """The reasons that a board gives for a missing number. A number with several reasons counts for the first one."""
@@ -131,14 +133,10 @@ AUDIT = pa.schema(
         pa.field("first_seq", pa.int64(), nullable=False),
         pa.field("last_seq", pa.int64(), nullable=False),
         pa.field("published", pa.int64(), nullable=False),
-        pa.field("delivered", pa.int64(), nullable=False),
-        pa.field("readings", pa.int64(), nullable=False),
-        pa.field("resent", pa.int64(), nullable=False),
-        pa.field("replayed", pa.int64(), nullable=False),
+        *_COUNTS,
         pa.field("missing", pa.int64(), nullable=False),
         # The missing numbers, each counted once: those that the board gave up, those in doubt, and the rest.
-        *[pa.field(name, pa.int64(), nullable=False) for name in ("refused", "expired", "dropped", "damaged")],
-        pa.field("in_doubt", pa.int64(), nullable=False),
+        *[pa.field(name, pa.int64(), nullable=False) for name in REASONS],
         pa.field("unexplained", pa.int64(), nullable=False),
         # Gaps that are too long for a loss (lives.MOST_GAP): their numbers count neither as published nor as missing.
         pa.field("suspect", pa.int64(), nullable=False),
@@ -146,8 +144,6 @@ AUDIT = pa.schema(
         pa.field("in_tables", pa.int64(), nullable=False),  # messages read back from the files after they were written
         pa.field("twice", pa.int64(), nullable=False),  # surplus rows
         pa.field("absent", pa.int64(), nullable=False),  # messages that the state has, but no file
-        pa.field("reordered", pa.int64(), nullable=False),
-        pa.field("returns", pa.int64(), nullable=False),
         pa.field("late", pa.int64(), nullable=False),
         pa.field("delay_p50_ms", pa.float64()),
         pa.field("delay_p90_ms", pa.float64()),
@@ -155,24 +151,16 @@ AUDIT = pa.schema(
         pa.field(
             "delay_octaves", pa.list_(pa.struct([("octave", pa.int32()), ("messages", pa.int64())])), nullable=False
         ),
-        pa.field("clock_jumps", pa.int64(), nullable=False),
-        pa.field("dated_by", pa.string(), nullable=False),
         pa.field("open", pa.bool_(), nullable=False),
-        pa.field("first_arrival", MOMENT, nullable=False),
-        pa.field("last_arrival", MOMENT, nullable=False),
+        *_ARRIVALS,
         # Values that the next batch needs.
         pa.field("begun", pa.int64()),  # the first number, from the boot message
         pa.field("cause_seq", pa.int64()),
         pa.field("dropped_before", pa.int64()),
         pa.field("dropped_after", pa.int64()),
-        pa.field(
-            "ties",
-            pa.list_(pa.struct([("seq", pa.int64()), ("offset_us", pa.int64()), ("uptime", pa.float64())])),
-            nullable=False,
-        ),
-        pa.field("base_us", pa.int64(), nullable=False),
-        pa.field("steps", pa.list_(pa.int32()), nullable=False),
-        pa.field("counts", pa.list_(pa.int64()), nullable=False),
+        pa.field("tied_seq", pa.int64()),  # of the boot's last tie, whose offset is used for the delays
+        pa.field("offset_us", pa.int64()),
+        *_DELAYS,
         # The board's own counters in this boot: erases of its most worn sector, connections.
         pa.field("erases_first", pa.float64()),
         pa.field("erases", pa.float64()),
@@ -181,30 +169,16 @@ AUDIT = pa.schema(
     ]
 )
 
+_OF_A_BOOT = (
+    *("published", "delivered", "resent", "replayed", "returns", "missing"),
+    *(*REASONS, "unexplained", "suspect", "late", "twice", "absent"),
+)
 # The same by device and life: sums, and values for the report and the verdict.
 LIVES = pa.schema(
     [
         *KEY[:2],
-        *[
-            pa.field(name, pa.int64(), nullable=False)
-            for name in (
-                "boots",
-                "published",
-                "delivered",
-                "resent",
-                "replayed",
-                "returns",
-                "missing",
-                "refused",
-                "expired",
-            )
-        ],
-        *[
-            pa.field(name, pa.int64(), nullable=False)
-            for name in ("dropped", "damaged", "in_doubt", "unexplained", "suspect", "late", "twice", "absent")
-        ],
-        pa.field("first_arrival", MOMENT, nullable=False),
-        pa.field("last_arrival", MOMENT, nullable=False),
+        *[pa.field(name, pa.int64(), nullable=False) for name in ("boots", *_OF_A_BOOT)],
+        *_ARRIVALS,
         pa.field("since", pa.int64()),  # the life's first number, if the board reported another one than 1
         # Numbers that the board reported as given up or in doubt, by reason: disjoint ranges.
         *[pa.field(f"{name}_ranges", pa.list_(RANGE), nullable=False) for name in REASONS],
@@ -275,8 +249,7 @@ PLAIN = pa.schema(
         pa.field("messages", pa.int64(), nullable=False),
         pa.field("readings", pa.int64(), nullable=False),
         pa.field("copies", pa.int64(), nullable=False),
-        pa.field("first_arrival", MOMENT, nullable=False),
-        pa.field("last_arrival", MOMENT, nullable=False),
+        *_ARRIVALS,
     ]
 )
 

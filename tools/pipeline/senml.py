@@ -1,7 +1,7 @@
 """Convert SenML packs (RFC 8428, JSON) to columns, a batch of payloads at a time.
 
 The fast path gives a whole batch to Arrow's JSON reader, one line per payload, with a fixed schema. The reader refuses a
-whole block for one bad row. Then the batch is halved until the blocks with bad payloads are small; Python's `json` reads
+whole block for one bad row. Then the batch is halved until the blocks with bad payloads are small; `orjson` reads
 their payloads one by one, and gives the reason. So a bad payload costs little time and does not stop the batch. The number
 of rows after parsing is compared with the number before, so that a payload can't add rows to others.
 
@@ -13,17 +13,17 @@ labels are ignored, unless they end in "_" (§4.4: must be understood).
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from typing import Any, NamedTuple
 
 import numpy as np
+import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
 
-from .schemas import LARGEST
+from .schemas import EVENTS, KEY, LARGEST, READINGS, SEQ
 
 CORE = {
     "bn": pa.string(),
@@ -58,6 +58,7 @@ LABELS = CORE | {
     "dropped_seqs": pa.string(),
     "damaged_seqs": pa.string(),
 }
+EVENT_LABELS = ("first", "cause", "dropped", "doubt_first", "doubt_last", "since")
 GIVEN_UP = ("refused", "expired", "dropped", "damaged")
 VERSION = 10
 ABSOLUTE_S = 2.0**28  # §4.5.3: smaller times are relative to now
@@ -67,10 +68,10 @@ REST_OF_NAME = re.compile(r"[A-Za-z0-9\-:./_]*")  # what follows the device
 BASE64URL = re.compile(r"[A-Za-z0-9_-]*={0,2}")
 RANGE = re.compile(r"[0-9]{1,10}(-[0-9]{1,10})?")
 # What Arrow's reader accepts if it ignores unknown labels, but JSON or SenML forbid: a label that must be understood, NaN
-# and infinity, data after the pack. A valid text may contain these, too. Such payloads are read one by one.
-STRICTLY = rb'_"|\\u005[fF]"|NaN|Inf|\][ \t\r]*,[ \t\r]*"'
+# and infinity, numbers that become infinity, data after the pack. A valid text may contain these, too. Such payloads are
+# read one by one.
+STRICTLY = rb'_"|\\u005[fF]"|NaN|Inf|[0-9]{50}|[eE]\+?[0-9]{3}|\][ \t\r]*,[ \t\r]*"'
 MOST_BRACKETS = 256  # Arrow's reader is recursive: a payload of many "[" would overflow its stack
-LONGEST_INTEGER = len(str(-(2**63)))  # Python refuses to convert an integer of more than 4,300 digits
 LONGEST_REASON = 200
 NOT_THE_MESSAGE = (MemoryError, ImportError, OSError)
 """Errors of the machine or of the installation: they stop the batch, and another attempt may succeed."""
@@ -80,33 +81,20 @@ SMALLEST_BLOCK = 32
 MESSAGES = pa.schema(
     [
         pa.field("row", pa.int64(), nullable=False),
-        pa.field("device", pa.string(), nullable=False),
-        pa.field("boot", pa.int64(), nullable=False),
-        pa.field("seq", pa.int64(), nullable=False),
+        KEY[0],
+        KEY[2],
+        SEQ,
         pa.field("uptime", pa.float64()),
         pa.field("time_us", pa.int64()),
-        pa.field("first", pa.int64()),
-        pa.field("cause", pa.string()),
-        pa.field("dropped", pa.int64()),
-        pa.field("doubt_first", pa.int64()),
-        pa.field("doubt_last", pa.int64()),
-        pa.field("since", pa.int64()),
+        *(EVENTS.field(name) for name in EVENT_LABELS),
         pa.field("life", pa.int64(), nullable=False),  # the board's number, 0 for none
         *[pa.field(f"{reason}_seqs", pa.string()) for reason in GIVEN_UP],
     ]
 )
 RECORDS = pa.schema(
     [
-        pa.field("row", pa.int64(), nullable=False),
-        pa.field("index", pa.int32(), nullable=False),
-        pa.field("name", pa.string()),
-        pa.field("unit", pa.string()),
-        pa.field("value", pa.float64()),
-        pa.field("text", pa.string()),
-        pa.field("flag", pa.bool_()),
-        pa.field("blob", pa.string()),
-        pa.field("sum", pa.float64()),
-        pa.field("uptime", pa.float64()),
+        MESSAGES.field("row"),
+        *list(READINGS)[READINGS.names.index("index") : READINGS.names.index("time")],
         pa.field("time_us", pa.int64()),
     ]
 )
@@ -275,83 +263,35 @@ def read_one(payload: bytes) -> list[dict[str, Any]]:
         BadPack: it is not a list of objects whose known labels have the right types.
     """
     try:
-        pack = json.loads(
-            payload.decode("utf-8"),
-            object_pairs_hook=tuple,  # a dictionary would lose a label that is twice in an object
-            parse_constant=_refuse_constant,
-            parse_int=_integer,
-        )
-    except UnicodeDecodeError:
-        raise BadPack("not UTF-8") from None
-    except json.JSONDecodeError as error:
-        raise BadPack(f"not JSON: {error.msg}") from None
-    except RecursionError:
-        raise BadPack("not JSON: nested too deeply") from None
+        pack = orjson.loads(payload)
+    except orjson.JSONDecodeError as error:
+        raise BadPack(f"not JSON: {error.msg}"[:LONGEST_REASON]) from None
     if not isinstance(pack, list):
         raise BadPack("not a pack: no array")
-    if not all(isinstance(record, tuple) for record in pack):
+    if not all(isinstance(record, dict) for record in pack):
         raise BadPack("a record is not an object")
     return [_record(record) for record in pack]
 
 
-def _integer(text: str) -> int | float:
-    """Return an integer, as a float if it is too large for 64 bits."""
-    return int(text) if len(text) <= LONGEST_INTEGER else float(text)
-
-
-def _refuse_constant(name: str) -> None:
-    raise BadPack(f"not JSON: {name}")
-
-
-def _record(record: tuple[tuple[str, Any], ...]) -> dict[str, Any]:
-    """Return a record's known labels. Unknown labels are ignored, also if one is twice in a record, as Arrow's reader does."""
-    found: dict[str, Any] = {}
-    for label, value in record:
-        kind = LABELS.get(label)
-        if kind is None:
-            if label.endswith("_"):
-                raise BadPack(f"label {label[:40]!r} must be understood")
-            if isinstance(value, list | tuple) and _is_deep(value):
-                raise BadPack("not JSON: nested too deeply")
-        elif label in found:
-            raise BadPack(f"label {label} is twice in a record")
-        else:
-            found[label] = None if value is None else _typed(label, kind, value)
-    return found
-
-
-def _is_deep(value: Any) -> bool:
-    """Return whether a value is nested more deeply than MOST_BRACKETS. Python's own limit depends on who calls the reader."""
-    level = [value]
-    for _ in range(MOST_BRACKETS):
-        inner = [one for outer in level for one in (outer if isinstance(outer, list) else (pair[1] for pair in outer))]
-        level = [one for one in inner if isinstance(one, list | tuple)]
-        if not level:
-            return False
-    return True
+def _record(record: dict[str, Any]) -> dict[str, Any]:
+    """Return a record's known labels. Unknown labels are ignored."""
+    for label in record:
+        if label.endswith("_"):
+            raise BadPack(f"label {label[:40]!r} must be understood")
+    return {label: _typed(label, LABELS[label], value) for label, value in record.items() if label in LABELS}
 
 
 def _typed(label: str, kind: pa.DataType, value: Any) -> Any:
-    if kind == pa.string():
-        if isinstance(value, str) and _encodable(value):
-            return value
-    elif kind == pa.bool_():
-        if isinstance(value, bool):
-            return value
-    elif isinstance(value, int | float) and not isinstance(value, bool):
+    if value is None or (kind == pa.string() and isinstance(value, str)):
+        return value
+    if kind == pa.bool_() and isinstance(value, bool):
+        return value
+    if kind in (pa.float64(), pa.int64()) and isinstance(value, int | float) and not isinstance(value, bool):
         if kind == pa.float64():
             return float(value)
         if (isinstance(value, int) or value.is_integer()) and -(2**63) <= value < 2**63:
             return int(value)  # MicroPython may print a whole number as 1.0
     raise BadPack(f"{label} is not a {'number' if pa.types.is_floating(kind) else kind}")
-
-
-def _encodable(value: str) -> bool:
-    try:
-        value.encode()
-    except UnicodeEncodeError:  # a lone surrogate, "\\ud800"
-        return False
-    return True
 
 
 def ranges(text: str) -> list[tuple[int, int]] | None:
@@ -506,12 +446,7 @@ def _resolve(rows: np.ndarray, packs: pa.ListArray) -> tuple[pa.Table, pa.Table,
             pa.array(seq),
             up,
             pa.array(own_us, mask=~dated),
-            heads["first"],
-            heads["cause"],
-            heads["dropped"],
-            heads["doubt_first"],
-            heads["doubt_last"],
-            heads["since"],
+            *[heads[label] for label in EVENT_LABELS],
             pc.fill_null(heads["life"], 0),
             *[heads[f"{reason}_seqs"] for reason in GIVEN_UP],
         ],

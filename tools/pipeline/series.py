@@ -27,12 +27,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from .commits import Commit, Output, bucket_of
 from .ties import AHEAD_US, SET_SINCE_US, plausible
 
-FORMAT = 1
+FORMAT = 2
 FOLDER = "report"
 NAME = "series.sqlite"
 POINTS = 256
@@ -66,94 +65,57 @@ CREATE TABLE IF NOT EXISTS left_out (
 """
 
 
-class Points(NamedTuple):
-    """Points of several series, as columns."""
-
-    series: np.ndarray
-    first: np.ndarray
-    last: np.ndarray
-    n: np.ndarray
-    mean: np.ndarray
-    lo: np.ndarray
-    hi: np.ndarray
-
-    def take(self, which: Any) -> Points:
-        """Return some of them."""
-        return Points(*[column[which] for column in self])
+POINT = np.dtype(
+    [("series", "i8"), ("first", "i8"), ("last", "i8"), ("n", "u4"), ("mean", "f4"), ("lo", "f4"), ("hi", "f4")]
+)
+NO_POINTS = np.zeros(0, POINT)
 
 
-KINDS = (np.int64, np.int64, np.int64, np.uint32, np.float32, np.float32, np.float32)
-NO_POINTS = Points(*[np.zeros(0, dtype=kind) for kind in KINDS])
+def together(*some: np.ndarray) -> np.ndarray:
+    """Return points as one array, sorted by series and time."""
+    both = np.concatenate(some)
+    return both[np.lexsort((both["first"], both["series"]))]
 
 
-def together(*some: Points) -> Points:
-    """Return points as one table, sorted by series and time."""
-    both = Points(*[np.concatenate(columns) for columns in zip(*some, strict=True)])
-    return both.take(np.lexsort((both.first, both.series)))
-
-
-def joined(points: Points, level: np.ndarray) -> Points:
+def joined(points: np.ndarray, level: np.ndarray) -> np.ndarray:
     """Merge points (sorted by series and time) into one for each stretch of 2^level ms; `level` is by series."""
-    if not len(points.first):
-        return points
-    stretch = points.first >> level[points.series]
+    stretch = points["first"] >> level[points["series"]]
     begins = np.ones(len(stretch), dtype=bool)
-    begins[1:] = (points.series[1:] != points.series[:-1]) | (stretch[1:] != stretch[:-1])
-    at = np.flatnonzero(begins)
-    if len(at) == len(stretch):
+    begins[1:] = (points["series"][1:] != points["series"][:-1]) | (stretch[1:] != stretch[:-1])
+    if begins.all():
         return points
-    n = np.add.reduceat(points.n, at, dtype=np.int64)
-    mean = np.add.reduceat(points.mean.astype(np.float64) * points.n, at) / n
-    return Points(
-        points.series[at],
-        points.first[at],
-        np.maximum.reduceat(points.last, at),
-        n.astype(np.uint32),
-        mean.astype(np.float32),
-        np.minimum.reduceat(points.lo, at),
-        np.maximum.reduceat(points.hi, at),
-    )
+    at = np.flatnonzero(begins)
+    found = points[at]
+    found["last"] = np.maximum.reduceat(points["last"], at)
+    found["n"] = np.add.reduceat(points["n"], at)
+    found["mean"] = np.add.reduceat(points["mean"].astype(np.float64) * points["n"], at) / found["n"]
+    found["lo"] = np.minimum.reduceat(points["lo"], at)
+    found["hi"] = np.maximum.reduceat(points["hi"], at)
+    return found
 
 
-def levels(points: Points, count: int, most: int = POINTS) -> np.ndarray:
+def levels(points: np.ndarray, count: int, most: int = POINTS) -> np.ndarray:
     """Return for each of `count` series the lowest level at which it has at most `most` points."""
     first = np.full(count, np.iinfo(np.int64).max)
     last = np.full(count, np.iinfo(np.int64).min)
-    np.minimum.at(first, points.series, points.first)
-    np.maximum.at(last, points.series, points.first)
+    np.minimum.at(first, points["series"], points["first"])
+    np.maximum.at(last, points["series"], points["first"])
     span = np.where(last >= first, last - first, 0)
     return np.ceil(np.log2(np.maximum(span / (most - 1), 1.0))).astype(np.int64)
 
 
-def packed(points: Points) -> bytes:
-    """Return a series' points as bytes."""
-    several = points.n > 1
-    parts = [np.diff(points.first, prepend=0), points.last - points.first, points.n, points.mean]
-    parts += [points.lo[several], points.hi[several]]
-    return zlib.compress(np.int64(len(points.n)).tobytes() + b"".join(part.tobytes() for part in parts), 1)
+def packed(points: np.ndarray) -> bytes:
+    """Return a series' points as bytes: the first byte of every point, then the second one, and so on."""
+    return zlib.compress(points.view(np.uint8).reshape(len(points), POINT.itemsize).T.tobytes(), 1)
 
 
-def unpacked(blob: bytes | None, series: int = 0) -> Points:
+def unpacked(blob: bytes | None, series: int = 0) -> np.ndarray:
     """Return the points from the bytes of `packed`."""
     if not blob:
         return NO_POINTS
-    whole = zlib.decompress(blob)
-    count, at = int(np.frombuffer(whole, np.int64, 1)[0]), 8
-
-    def column(kind: Any, size: int) -> np.ndarray:
-        nonlocal at
-        found = np.frombuffer(whole, kind, size, at)
-        at += found.nbytes
-        return found
-
-    first = np.cumsum(column(np.int64, count))
-    last = first + column(np.int64, count)
-    n, mean = column(np.uint32, count), column(np.float32, count)
-    several = n > 1
-    lo, hi = mean.copy(), mean.copy()
-    lo[several] = column(np.float32, int(several.sum()))
-    hi[several] = column(np.float32, int(several.sum()))
-    return Points(np.full(count, series), first, last, n, mean, lo, hi)
+    found = np.frombuffer(zlib.decompress(blob), np.uint8).reshape(POINT.itemsize, -1).T.copy().view(POINT)[:, 0]
+    found["series"] = series
+    return found
 
 
 def taken_ms(rows: pa.Table | pa.RecordBatch, now_us: int) -> np.ndarray:
@@ -238,8 +200,11 @@ class _Gathered:
         number = value.to_numpy(zero_copy_only=False)
         drawn = kept[np.isfinite(number[kept])]
         one = np.clip(number[drawn], -LARGEST, LARGEST).astype(np.float32)
-        count = np.ones(len(drawn), dtype=np.uint32)
-        self._take(Points(series[drawn], ms[drawn], ms[drawn], count, one, one, one))
+        points = np.ones(len(drawn), POINT)
+        points["series"] = series[drawn]
+        points["first"] = points["last"] = ms[drawn]
+        points["mean"] = points["lo"] = points["hi"] = one
+        self._take(points)
 
     def _series(self, device: str, name: str) -> int:
         own = self.devices.get(device)
@@ -267,26 +232,26 @@ class _Gathered:
             if before is None or before.ms <= at:
                 self.newest[which] = Newest(at, number, unit, words[:MOST_TEXT] if words else words)
 
-    def _take(self, points: Points) -> None:
+    def _take(self, points: np.ndarray) -> None:
         level = np.minimum(levels(points, len(self.keys)), DAY_LEVEL)
         self.pending.append(joined(points, level))
-        self.rows += len(self.pending[-1].first)
+        self.rows += len(self.pending[-1])
         if self.rows > MOST_PENDING:
             whole = together(*self.pending)
             self.pending = [joined(whole, np.minimum(levels(whole, len(self.keys)), DAY_LEVEL))]
-            self.rows = len(self.pending[0].first)
+            self.rows = len(self.pending[0])
             if self.rows > MOST_PENDING // 2:
                 self.write()
 
     def write(self) -> None:
         """Merge the collected points with those in the file."""
         whole = together(*self.pending)
-        touched = np.unique(np.concatenate((whole.series, np.array(list(self.newest), dtype=np.int64))))
+        touched = np.unique(np.concatenate((whole["series"], np.array(list(self.newest), dtype=np.int64))))
         for at in range(0, len(touched), ROWS // POINTS):
             some = touched[at : at + ROWS // POINTS]
-            lo, hi = np.searchsorted(whole.series, (some[0], some[-1] + 1))
-            new = whole.take(slice(lo, hi))
-            new = new._replace(series=np.searchsorted(some, new.series))
+            lo, hi = np.searchsorted(whole["series"], (some[0], some[-1] + 1))
+            new = whole[lo:hi]
+            new["series"] = np.searchsorted(some, new["series"])
             self.store.join([self.keys[one] for one in some.tolist()], new, [self.newest[one] for one in some.tolist()])
         self.store.leave_out(self.left_out)
         self.clear()
@@ -356,7 +321,7 @@ class Store:
         rows = self.connection.execute("SELECT name FROM series WHERE part=? AND device=?", (part_of(device), device))
         return [name for (name,) in rows]
 
-    def join(self, keys: list[tuple[str, str]], new: Points, newest: list[Newest]) -> None:
+    def join(self, keys: list[tuple[str, str]], new: np.ndarray, newest: list[Newest]) -> None:
         """Merge new points of some series with those in the file."""
         before, days, last = [new], [], []
         for n, (device, name) in enumerate(keys):
@@ -375,16 +340,16 @@ class Store:
         whole, day = together(*before), together(new, *days)
         level = levels(whole, len(keys))
         since = np.full(len(keys), np.iinfo(np.int64).min)
-        np.maximum.at(since, whole.series, whole.last)
+        np.maximum.at(since, whole["series"], whole["last"])
         is_long = level > DAY_LEVEL
-        day = day.take(is_long[day.series] & (day.last > since[day.series] - DAY_MS))
+        day = day[is_long[day["series"]] & (day["last"] > since[day["series"]] - DAY_MS)]
         day = joined(day, np.full(len(keys), DAY_LEVEL))
         whole = joined(whole, level)
-        bounds, day_bounds = (np.searchsorted(one.series, np.arange(len(keys) + 1)) for one in (whole, day))
+        bounds, day_bounds = (np.searchsorted(one["series"], np.arange(len(keys) + 1)) for one in (whole, day))
         rows = []
         for n, ((device, name), one) in enumerate(zip(keys, last, strict=True)):
-            points = packed(whole.take(slice(bounds[n], bounds[n + 1])))
-            its_day = packed(day.take(slice(day_bounds[n], day_bounds[n + 1]))) if is_long[n] else None
+            points = packed(whole[bounds[n] : bounds[n + 1]])
+            its_day = packed(day[day_bounds[n] : day_bounds[n + 1]]) if is_long[n] else None
             rows.append((part_of(device), device, name, one.unit, one.ms, one.value, one.text, points, its_day))
         if is_long.any():
             self.connection.execute("INSERT OR REPLACE INTO told VALUES ('has_days', '1')")
@@ -439,13 +404,11 @@ class Store:
             if bucket_of(name) != bucket:
                 gathered.write()
                 bucket = bucket_of(name)
-            with storage.fs.open_input_file(storage.path(name)) as file:
-                opened = pq.ParquetFile(file, read_dictionary=["device", "name", "unit"])
-                columns = COLUMNS + (["collector", "segment"] if merged else [])
-                for rows in opened.iter_batches(ROWS, columns=columns, use_threads=False):
-                    table = pa.Table.from_batches([rows])
-                    for some in (table if where is None else table.filter(~where)).to_batches():
-                        gathered.add(some)
+            columns = COLUMNS + (["collector", "segment"] if merged else [])
+            for rows in storage.batches(name, columns, read_dictionary=["device", "name", "unit"]):
+                table = pa.Table.from_batches([rows])
+                for some in (table if where is None else table.filter(~where)).to_batches():
+                    gathered.add(some)
         gathered.write()
 
     def count(self) -> int:
@@ -520,19 +483,23 @@ def key_of(device: str) -> str:
 MOST_KEY = 100
 
 
-def drawn(points: Points, most: int) -> dict[str, Any] | None:
+def drawn(points: np.ndarray, most: int) -> dict[str, Any] | None:
     """Return a series' points in the form that page.js needs; None if there are none.
 
     `t`: the first times, as differences; `d`: the durations; `v`: means; `a` and `b`: lowest and highest values, if a point
     has several readings; `g`: the indices of the points after a gap; `u`: the usual interval.
     """
-    if not len(points.n):
+    if not len(points):
         return None
-    if len(points.n) > most:
+    if len(points) > most:
         points = joined(points, levels(points, 1, most))
-    found: dict[str, Any] = {"t": np.diff(points.first, prepend=0).tolist(), "v": _short(points.mean)}
-    if (points.n > 1).any():
-        found |= {"d": (points.last - points.first).tolist(), "a": _short(points.lo), "b": _short(points.hi)}
+    found: dict[str, Any] = {"t": np.diff(points["first"], prepend=0).tolist(), "v": _short(points["mean"])}
+    if (points["n"] > 1).any():
+        found |= {
+            "d": (points["last"] - points["first"]).tolist(),
+            "a": _short(points["lo"]),
+            "b": _short(points["hi"]),
+        }
     usual, found["g"] = gaps(points)
     if usual:
         found["u"] = usual
@@ -543,15 +510,15 @@ def _short(values: np.ndarray) -> list[float]:
     return [float(f"{value:.6g}") for value in values.tolist()]
 
 
-def gaps(points: Points) -> tuple[int, list[int]]:
+def gaps(points: np.ndarray) -> tuple[int, list[int]]:
     """Return a series' usual interval (0 if unknown), and the indices of the points after a gap."""
-    if len(points.n) < 3:
+    if len(points) < 3:
         return 0, []
-    between = points.first[1:] - points.last[:-1]
-    several = points.n > 1
-    inside = (points.last - points.first)[several] / (points.n[several] - 1)
+    between = points["first"][1:] - points["last"][:-1]
+    several = points["n"] > 1
+    inside = (points["last"] - points["first"])[several] / (points["n"][several] - 1)
     interval = np.concatenate((between, inside))
-    weight = np.concatenate((np.ones(len(between)), points.n[several] - 1))
+    weight = np.concatenate((np.ones(len(between)), points["n"][several] - 1))
     order = np.argsort(interval, kind="stable")
     reached = np.cumsum(weight[order])
     usual = max(1, int(interval[order][np.searchsorted(reached, 0.75 * reached[-1])]))

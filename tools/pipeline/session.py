@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,6 +18,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from tools.command import Failure
 
 from . import java, schemas
 from .scratch import Scratch
@@ -113,16 +116,47 @@ def make(master: str | None = None, log: Path | None = None, more: dict[str, str
 def opened(
     master: str | None = None, log: Path | None = None, more: dict[str, str] | None = None
 ) -> Iterator[SparkSession]:
-    """Yield the session of `make`. Stop it after the block, unless it existed before."""
+    """Yield the session of `make`. Stop it after the block, unless it existed before.
+
+    Raises:
+        Failure: Spark raised an error in the block.
+    """
     from pyspark import SparkContext
+    from pyspark.errors import PySparkException
 
     was_there = SparkContext._active_spark_context is not None
     spark = make(master, log, more)
     try:
         yield spark
+    except PySparkException as error:
+        raise Failure(cause(error) + (f"\nMore details are in {log}" if log else "")) from error
     finally:
         if not was_there:
             spark.stop()
+
+
+TRACEBACK = re.compile(  # the error's own text behind it: up to an empty line, or a line of Spark's
+    r"^([ \t]*)(?:\S.*)?Traceback \(most recent call last\):\n(?:\1[ \t].*\n)+\1(\S.*"
+    r"(?:\n(?!\s*(?:$|at |JVM stacktrace|Caused by|Traceback|\.\.\. |SQLSTATE: |=== )).*)*)",
+    re.MULTILINE,
+)
+OURS = ("tools.", "pyarrow.lib.")
+LONGEST_CAUSE = 2000
+
+
+def cause(error: Exception) -> str:
+    """Return the text of the last Python error inside Spark, or the first line of Spark's own text."""
+    text = str(error)
+    if found := TRACEBACK.findall(text):
+        last = re.sub(r"( SQLSTATE: \w+)+$", "", " ".join(line.strip() for line in found[-1][1].splitlines()))
+        kind, _, words = last.partition(": ")
+        return (words if words and kind.startswith(OURS) else last)[:LONGEST_CAUSE]
+    if "Python worker exited unexpectedly" in text:
+        return (
+            "a Python worker was killed, probably because there was too little memory. Give it more"
+            " (spark.executor.memoryOverhead on a cluster), or use fewer cores"
+        )
+    return next((line.strip() for line in text.splitlines() if line.strip()), repr(error))
 
 
 def _end(gateway: Any, scratch: Scratch) -> None:

@@ -23,17 +23,15 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from tools import command
-from tools.command import ended
 from tools.landing.durable import replacing
 
-from .commits import Commit, Output, OutputError
+from . import options
+from .commits import Commit, Output
 from .sink_database import BOOTS, LAYOUT, SHEET, TABLES, Position, Sink, SinkError
-from .storage import Storage, StorageError
+from .storage import Storage
 
-ROWS = 131_072
 TRIES = 5
 REGISTERED = "sinks/registered.json"
 IDENTITY = "sinks/id.json"
@@ -151,10 +149,9 @@ def _check(before: Position, own: str, commits: list[Commit], sink: Sink) -> Non
 
 def _rows(storage: Storage, files: Iterable[str], schema: pa.Schema) -> Iterator[pa.Table]:
     for name in files:
-        with storage.fs.open_input_file(storage.path(name)) as source:
-            for batch in pq.ParquetFile(source).iter_batches(ROWS, columns=schema.names, use_threads=False):
-                if batch.num_rows:
-                    yield pa.Table.from_batches([batch]).select(schema.names).cast(schema)
+        for batch in storage.batches(name, schema.names):
+            if batch.num_rows:
+                yield pa.Table.from_batches([batch]).select(schema.names).cast(schema)
 
 
 # The list of databases that have an output's rows, for the deletion of devices.
@@ -241,64 +238,51 @@ def _cell(value: Any) -> Any:
     return "" if value is None else value
 
 
+@command.named("sink")
 def main(argv: list[str] | None = None) -> int:
     """Update a database; return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m tools.pipeline.sink", description=__doc__.split("\n")[0])
-    parser.add_argument("--out", nargs="?", help="the output directory of the pipeline")
+    parser = options.parser("sink", __doc__)
     parser.add_argument(
         "--to", nargs="?", help="a DuckDB file, or postgresql://user@host/database (password: PGPASSWORD)"
     )
     parser.add_argument("--schema", default="flashmqtt", help="PostgreSQL's schema for the tables (default: flashmqtt)")
-    parser.add_argument(
-        "--follow",
-        type=command.number(float, 0.1),
-        metavar="SECONDS",
-        help="do not end; look for commits at this interval",
-    )
+    options.seconds(parser, "--follow", 0.1, "do not end; look for commits at this interval")
     parser.add_argument("--anew", action="store_true", help="delete the database's content, and copy everything again")
     parser.add_argument("--csv", type=Path, metavar="FILE", help="also write the dated readings for a spreadsheet")
-    options = parser.parse_args(argv)
-    for name in ("out", "to"):
-        if not getattr(options, name):
-            print(f"sink: --{name} is missing: `make sink OUT=tables TO=readings.duckdb`", file=sys.stderr)
-            return 2
-    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,62}", options.schema):
-        print(f"sink: --schema has to be a name of letters, digits and _, not {options.schema!r}", file=sys.stderr)
-        return 2
-    try:
-        output = Output(options.out)
-        output.check_format()
-        last_error = ""
-        while True:
-            try:
-                last_error = _once(output, options)
-            except SinkError as error:
-                if not options.follow or options.anew:
-                    raise
-                if str(error) != last_error:
-                    last_error = str(error)
-                    print(f"sink: {last_error}; trying again", file=sys.stderr, flush=True)
-            options.anew = False
-            if not options.follow:
-                return 0
-            time.sleep(options.follow)
-    except (SinkError, OutputError, StorageError, OSError) as error:
-        print(f"sink: {error}", file=sys.stderr)
-        return 2
+    given = parser.parse_args(argv)
+    output = Output.existing(given.out)
+    if not given.to:
+        raise SinkError("--to is missing: `make sink OUT=tables TO=readings.duckdb`")
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,62}", given.schema):
+        raise SinkError(f"--schema has to be a name of letters, digits and _, not {given.schema!r}")
+    last_error = ""
+    while True:
+        try:
+            last_error = _once(output, given)
+        except SinkError as error:
+            if not given.follow or given.anew:
+                raise
+            if str(error) != last_error:
+                last_error = str(error)
+                print(f"sink: {last_error}; trying again", file=sys.stderr, flush=True)
+        given.anew = False
+        if not given.follow:
+            return 0
+        time.sleep(given.follow)
 
 
-def _once(output: Output, options: argparse.Namespace) -> str:
-    sink = open_sink(options.to, options.schema)
+def _once(output: Output, given: argparse.Namespace) -> str:
+    sink = open_sink(given.to, given.schema)
     try:
-        brought = bring(output, sink, options.anew, lambda: register(output, options.to, options.schema))
+        brought = bring(output, sink, given.anew, lambda: register(output, given.to, given.schema))
         for batch, readings in brought:
             print(f"  batch {batch}: {readings:,} readings to {sink.where}", flush=True)
-        if not brought and not options.follow:
+        if not brought and not given.follow:
             print(f"  {sink.where} is up to date", flush=True)
-        if options.csv and (brought or not options.csv.exists()):
-            rows = write_csv(sink, options.csv)
+        if given.csv and (brought or not given.csv.exists()):
+            rows = write_csv(sink, given.csv)
             more = f" (an Excel sheet has at most {SHEET_ROWS:,})" if rows > SHEET_ROWS else ""
-            print(f"  {rows:,} rows in {options.csv}{more}", flush=True)
+            print(f"  {rows:,} rows in {given.csv}{more}", flush=True)
     finally:
         with suppress(SinkError):
             sink.close()
@@ -306,4 +290,4 @@ def _once(output: Output, options: argparse.Namespace) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(ended(main, stopped="stopped; all completely copied commits are in the database"))
+    sys.exit(command.ended(main, stopped="stopped; all completely copied commits are in the database"))

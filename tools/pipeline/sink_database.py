@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import pyarrow as pa
 
-from . import schemas
-from .ties import AHEAD_US, DRIFT, JUMP_US, SET_SINCE_US
+from tools.command import Failure
 
-LAYOUT = 1
+from . import dating, schemas
+
+LAYOUT = 2
 """The version of the sinks' tables; increased when they change."""
 PLACE = ("collector", "segment", "row", "arrival")
 _BOOTS = schemas.AUDIT.names[: schemas.AUDIT.names.index("begun")]
@@ -32,7 +33,7 @@ KEYS = {
 SHEET = ("taken", "device", "name", "value", "unit", "text", "flag", "dated_by", "arrival")
 
 
-class SinkError(Exception):
+class SinkError(Failure):
     """The database can't be used. The text has the reason and what to do."""
 
 
@@ -53,50 +54,86 @@ class Position:
     layout: int = LAYOUT
 
 
-class Sink(Protocol):
-    """A database. All methods except `forget` are called inside its transaction."""
+class Sink:
+    """A database. All methods except `forget` are called inside its transaction.
+
+    Attributes:
+        where: the database, for people.
+        error: what its driver raises.
+        mark: a parameter in its SQL.
+    """
 
     where: str
+    error: type[Exception]
+    mark: str
+    _connection: Any
 
-    def transaction(self) -> AbstractContextManager[None]:
-        """Return an exclusive transaction. Its begin creates the tables if they do not exist."""
+    def _run(self, sql: str, parameters: list[Any] | None = None) -> list[tuple[Any, ...]]:
+        """Run a statement; return its rows."""
+        raise NotImplementedError
+
+    def _prepare(self) -> None:
+        """Begin a transaction: lock out others; create tables and view if they do not exist."""
+        raise NotImplementedError
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Begin an exclusive transaction; commit, or roll back if the block raises."""
+        try:
+            self._run("BEGIN")
+            self._prepare()
+            yield
+            self._run("COMMIT")
+        except BaseException as error:
+            with suppress(self.error):  # it may be rolled back already, or the connection is closed
+                self._run("ROLLBACK")
+            if isinstance(error, self.error):
+                raise SinkError(f"{self.where}: {first_line(error)}") from error
+            raise
 
     def position(self) -> Position | None:
         """Return the position; None if the database is empty."""
+        rows = self._run("SELECT told FROM position")
+        return Position(**json.loads(rows[0][0])) if rows else None
 
     def move(self, position: Position) -> None:
         """Set the position."""
+        self._run("DELETE FROM position")
+        self._run(f"INSERT INTO position VALUES ({self.mark})", [json.dumps(asdict(position))])
 
     def add(self, table: str, rows: pa.Table, maybe_there: bool) -> None:
         """Add rows; with `maybe_there` skip those that exist."""
+        raise NotImplementedError
 
     def put(self, table: str, rows: pa.Table) -> None:
         """Add rows; replace those with the same keys."""
+        raise NotImplementedError
 
     def clear(self) -> None:
-        """Delete all rows and the position."""
+        """Delete all rows and the position. The tables are made again, because they may be of an older layout."""
+        for one in ("VIEW dated", *(f"TABLE {table}" for table in (*TABLES, "position"))):
+            self._run(f"DROP {one}")
+        self._prepare()
 
     def forget(self, devices: list[str]) -> int:
         """Delete all rows of some devices, and their bytes; return the number of rows."""
+        raise NotImplementedError
 
     def dated(self) -> Iterator[list[tuple[Any, ...]]]:
         """Yield the rows of the view `dated` (SHEET's columns), in batches, sorted by device and time."""
+        raise NotImplementedError
 
     def close(self) -> None:
-        """Close the database."""
+        """Close the database. All written rows of a DuckDB file are in it then, without a separate log."""
+        self._connection.close()
 
 
-def as_json(position: Position) -> str:
-    """Return a position as JSON, for the table `position`."""
-    return json.dumps(asdict(position))
+def first_line(error: Exception) -> str:
+    """Return the first line of a driver's error."""
+    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
-def position_of(rows: list[tuple[Any, ...]]) -> Position | None:
-    """Return the position from the rows of the table `position`."""
-    return Position(**json.loads(rows[0][0])) if rows else None
-
-
-# The time of a reading, as in dating.py. DuckDB and PostgreSQL share this SQL, except for two expressions.
+SHEET_QUERY = f"SELECT {', '.join(SHEET)} FROM dated ORDER BY device, taken, name"
 
 
 def column_definition(field: pa.Field, types: Mapping[pa.DataType, str]) -> str:
@@ -110,34 +147,6 @@ def column_list(names: Iterable[str]) -> str:
 
 
 def dated_view(us: str, moment: str) -> str:
-    """Return the query of the view `dated`.
-
-    Args:
-        us: an expression that converts a time, `{}`, to µs since 1970.
-        moment: the inverse expression, with `{}` for the µs.
-    """
-    has_own_time = (
-        f"{us.format('r.time')} > {SET_SINCE_US} AND {us.format('r.time')} < {us.format('r.arrival')} + {AHEAD_US}"
-    )
-    return f"""
-WITH right_ones AS (
-  SELECT device, life, boot, seq, offset_us, uptime,
-    lag(offset_us) OVER w AS offset_before, lag(uptime) OVER w AS uptime_before, row_number() OVER (
-      PARTITION BY device, life, boot ORDER BY seq DESC, offset_us DESC, uptime DESC) AS from_the_end
-  FROM ties
-  WHERE offset_us + CAST(uptime * 1e6 AS bigint) > {SET_SINCE_US}
-    AND offset_us + CAST(uptime * 1e6 AS bigint) < {us.format("arrival")} + {AHEAD_US}
-  WINDOW w AS (PARTITION BY device, life, boot ORDER BY seq, offset_us, uptime)
-), clocks AS (
-  SELECT device, life, boot, max(CASE WHEN from_the_end = 1 THEN offset_us END) AS offset_us,
-    max(CASE WHEN abs(offset_us - offset_before) > {JUMP_US} + (uptime - uptime_before) * {DRIFT * 1e6} THEN seq END) AS set_at
-  FROM right_ones GROUP BY device, life, boot
-), told AS (
-  SELECT r.*, c.offset_us, CASE WHEN {has_own_time} AND (c.set_at IS NULL OR r.seq >= c.set_at) THEN 'clock'
-    WHEN c.offset_us IS NOT NULL AND r.uptime IS NOT NULL THEN 'uptime' ELSE 'arrival' END AS dated_by
-  FROM readings r LEFT JOIN clocks c ON c.device = r.device AND c.life = r.life AND c.boot = r.boot
-)
-SELECT CASE dated_by WHEN 'clock' THEN time WHEN 'uptime'
-    THEN {moment.format("(offset_us + CAST(round(uptime * 1e6) AS bigint))")} ELSE arrival END AS taken,
-  device, name, value, unit, text, flag, dated_by, arrival, life, boot, seq, "index"
-FROM told"""
+    """Return the query of the view `dated`, for a database's expressions: see dating.py."""
+    names = column_list((*SHEET[1:7], "arrival", "life", "boot", "seq", "index"))
+    return dating.dated_query([names], f"({dating.clocks_query(us)})", us, moment)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +17,14 @@ from tools.landing.durable import sync_directory
 
 from .sink_database import (
     KEYS,
-    SHEET,
+    SHEET_QUERY,
     TABLES,
-    Position,
+    Sink,
     SinkError,
-    as_json,
     column_definition,
     column_list,
     dated_view,
-    position_of,
+    first_line,
 )
 
 TYPES = {
@@ -41,8 +39,10 @@ DATED = dated_view("epoch_us({})", "make_timestamp({})")
 ROWS = 65_536
 
 
-class DuckSink:
+class DuckSink(Sink):
     """A DuckDB file."""
+
+    mark = "?"
 
     def __init__(self, path: Path):
         try:
@@ -50,14 +50,14 @@ class DuckSink:
         except ModuleNotFoundError:
             raise SinkError("the package duckdb is not installed: pip install -r requirements.txt") from None
         # The target of a link, because `forget` replaces the file.
-        self._duckdb, self.path, self.where = duckdb, path.resolve(), str(path)
+        self._duckdb, self.error, self.path, self.where = duckdb, duckdb.Error, path.resolve(), str(path)
         self._open()
 
     def _open(self) -> None:
         try:
             self._connection = self._duckdb.connect(str(self.path), config={"threads": 2})
-        except self._duckdb.Error as error:
-            text = str(error).splitlines()[0]
+        except self.error as error:
+            text = first_line(error)
             if "lock" in text:
                 raise SinkError(f"{self.path} is open in another program: close it there") from None
             raise SinkError(f"{self.path}: {text}. Is it a DuckDB file, of this version?") from None
@@ -66,34 +66,12 @@ class DuckSink:
         found: list[tuple[Any, ...]] = self._connection.execute(sql, parameters).fetchall()
         return found
 
-    @contextmanager
-    def transaction(self) -> Iterator[None]:
-        """Begin; commit, or roll back if the block raises."""
-        try:
-            self._run("BEGIN")
-            for table, schema in TABLES.items():
-                self._run(
-                    f"CREATE TABLE IF NOT EXISTS {table} ({', '.join(column_definition(one, TYPES) for one in schema)})"
-                )
-            self._run("CREATE TABLE IF NOT EXISTS position (told VARCHAR)")
-            self._run(f"CREATE VIEW IF NOT EXISTS dated AS {DATED}")
-            yield
-            self._run("COMMIT")
-        except BaseException as error:
-            with suppress(self._duckdb.Error):  # it may be rolled back already
-                self._run("ROLLBACK")
-            if isinstance(error, self._duckdb.Error):
-                raise SinkError(f"{self.path}: {str(error).splitlines()[0]}") from error
-            raise
-
-    def position(self) -> Position | None:
-        """Return the position; None if the database is empty."""
-        return position_of(self._run("SELECT told FROM position"))
-
-    def move(self, position: Position) -> None:
-        """Set the position."""
-        self._run("DELETE FROM position")
-        self._run("INSERT INTO position VALUES (?)", [as_json(position)])
+    def _prepare(self) -> None:
+        for table, schema in TABLES.items():
+            columns = ", ".join(column_definition(one, TYPES) for one in schema)
+            self._run(f"CREATE TABLE IF NOT EXISTS {table} ({columns})")
+        self._run("CREATE TABLE IF NOT EXISTS position (told VARCHAR)")
+        self._run(f"CREATE VIEW IF NOT EXISTS dated AS {DATED}")
 
     def add(self, table: str, rows: pa.Table, maybe_there: bool) -> None:
         """Add rows; with `maybe_there` skip those that exist."""
@@ -116,11 +94,6 @@ class DuckSink:
             self._run(sql)
         finally:
             self._connection.unregister("incoming")
-
-    def clear(self) -> None:
-        """Delete all rows and the position."""
-        for table in (*TABLES, "position"):
-            self._run(f"DELETE FROM {table}")
 
     def forget(self, devices: list[str]) -> int:
         """Delete all rows of some devices; rewrite the file, because it keeps deleted bytes. Return the number of rows."""
@@ -146,13 +119,9 @@ class DuckSink:
 
     def dated(self) -> Iterator[list[tuple[Any, ...]]]:
         """Yield the rows of the view `dated` for a spreadsheet, in batches, sorted by device and time."""
-        found = self._connection.execute(f"SELECT {column_list(SHEET)} FROM dated ORDER BY device, taken, name")
+        found = self._connection.execute(SHEET_QUERY)
         while rows := found.fetchmany(ROWS):
             yield rows
-
-    def close(self) -> None:
-        """Close the file. All written rows are in it then, without a separate log."""
-        self._connection.close()
 
 
 def _quoted(text: str) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import io
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
@@ -19,15 +18,14 @@ import pyarrow.csv
 
 from .sink_database import (
     KEYS,
-    SHEET,
+    SHEET_QUERY,
     TABLES,
-    Position,
+    Sink,
     SinkError,
-    as_json,
     column_definition,
     column_list,
     dated_view,
-    position_of,
+    first_line,
 )
 
 TYPES = {
@@ -47,43 +45,24 @@ CHUNK = "7 days"
 ROWS = 20_000
 
 
-class PostgresSink:
+class PostgresSink(Sink):
     """A schema of a PostgreSQL database."""
 
+    mark = "%s"
+
     def __init__(self, to: str, schema: str):
-        self._psycopg = _driver()
-        self.where = address(to)
+        driver = _driver()
+        self.error, self.where = driver.Error, address(to)
         self._schema = schema
         try:
-            self._connection = self._psycopg.connect(to, autocommit=True, connect_timeout=10, client_encoding="utf8")
-        except self._psycopg.Error as error:
-            raise SinkError(f"{self.where}: {_first_line(error)}") from None
+            self._connection = driver.connect(to, autocommit=True, connect_timeout=10, client_encoding="utf8")
+        except self.error as error:
+            raise SinkError(f"{self.where}: {first_line(error)}") from None
 
-    def _run(self, sql: str, parameters: list[Any] | None = None) -> Any:
-        return self._connection.execute(sql, parameters)
-
-    def _copy(self, sql: str, data: bytes) -> None:
-        with self._connection.cursor().copy(sql) as copy:
-            copy.write(data)
-
-    @contextmanager
-    def transaction(self) -> Iterator[None]:
-        """Begin; commit, or roll back if the block raises."""
-        try:
-            self._run("BEGIN")
-            try:
-                self._prepare()
-                yield
-            except self._psycopg.Error:
-                raise
-            except BaseException:
-                self._run("ROLLBACK")
-                raise
-            self._run("COMMIT")
-        except self._psycopg.Error as error:
-            if not self._connection.closed:
-                self._run("ROLLBACK")
-            raise SinkError(f"{self.where}: {_first_line(error)}") from error
+    def _run(self, sql: str, parameters: list[Any] | None = None) -> list[tuple[Any, ...]]:
+        found = self._connection.execute(sql, parameters)
+        rows: list[tuple[Any, ...]] = found.fetchall() if found.description else []
+        return rows
 
     def _prepare(self) -> None:
         """Lock out other sinks; create the schema, tables and view if they do not exist."""
@@ -91,26 +70,16 @@ class PostgresSink:
         self._run("SELECT pg_advisory_xact_lock(hashtext(%s))", [f"flashmqtt {self._schema}"])
         self._run(f'CREATE SCHEMA IF NOT EXISTS "{self._schema}"')
         self._run(f'SET LOCAL search_path TO "{self._schema}", public')
-        if self._run("SELECT to_regclass(%s)", [f'"{self._schema}".position']).fetchone()[0]:
+        if self._run("SELECT to_regclass(%s)", [f'"{self._schema}".position'])[0][0]:
             return
         for table, fields in TABLES.items():
             columns = ", ".join(column_definition(one, TYPES) for one in fields)
             self._run(f"CREATE TABLE {table} ({columns}, PRIMARY KEY ({column_list(KEYS[table])}))")
-        timescale = self._run("SELECT 1 FROM pg_proc WHERE proname = 'create_hypertable'").fetchone()
-        if timescale:
+        if self._run("SELECT 1 FROM pg_proc WHERE proname = 'create_hypertable'"):
             self._run("SELECT create_hypertable('readings', 'arrival', chunk_time_interval => %s::interval)", [CHUNK])
         self._run("CREATE INDEX readings_by_device ON readings (device, arrival)")
         self._run(f"CREATE VIEW dated AS {DATED}")
         self._run("CREATE TABLE position (told text NOT NULL)")
-
-    def position(self) -> Position | None:
-        """Return the position; None if the database is empty."""
-        return position_of(self._run("SELECT told FROM position").fetchall())
-
-    def move(self, position: Position) -> None:
-        """Set the position."""
-        self._run("DELETE FROM position")
-        self._run("INSERT INTO position VALUES (%s)", [as_json(position)])
 
     def add(self, table: str, rows: pa.Table, maybe_there: bool) -> None:
         """Add rows; skip those that exist, with or without `maybe_there`."""
@@ -128,13 +97,10 @@ class PostgresSink:
         options = pyarrow.csv.WriteOptions(include_header=False)
         pyarrow.csv.write_csv(_storable(rows), text, options)
         names = column_list(TABLES[table].names)
-        self._copy(f"COPY incoming ({names}) FROM STDIN (FORMAT csv)", text.getvalue())
+        with self._connection.cursor().copy(f"COPY incoming ({names}) FROM STDIN (FORMAT csv)") as copy:
+            copy.write(text.getvalue())
         keys = column_list(KEYS[table])
         self._run(f"INSERT INTO {table} ({names}) SELECT {names} FROM incoming ON CONFLICT ({keys}) {conflict}")
-
-    def clear(self) -> None:
-        """Delete all rows and the position."""
-        self._run(f"TRUNCATE {', '.join(TABLES)}, position")
 
     def forget(self, devices: list[str]) -> int:
         """Delete all rows of some devices; rewrite the tables, because files keep deleted bytes. Return the number of rows.
@@ -144,25 +110,21 @@ class PostgresSink:
         deleted = 0
         with self.transaction():
             for table in TABLES:
-                gone = self._run(f"DELETE FROM {table} WHERE device = ANY(%s)", [[_short(one) for one in devices]])
-                deleted += gone.rowcount
+                sql = f"DELETE FROM {table} WHERE device = ANY(%s)"
+                deleted += self._connection.execute(sql, [[_short(one) for one in devices]]).rowcount
         try:
             for table in TABLES:
                 self._run(f'VACUUM FULL "{self._schema}".{table}')
-        except self._psycopg.Error as error:
-            raise SinkError(f"{self.where}: {_first_line(error)}") from error
+        except self.error as error:
+            raise SinkError(f"{self.where}: {first_line(error)}") from error
         return deleted
 
     def dated(self) -> Iterator[list[tuple[Any, ...]]]:
         """Yield the rows of the view `dated` for a spreadsheet, in batches, sorted by device and time."""
         with self.transaction(), self._connection.cursor("flashmqtt_dated") as cursor:
-            cursor.execute(f"SELECT {column_list(SHEET)} FROM dated ORDER BY device, taken, name")
+            cursor.execute(SHEET_QUERY)
             while rows := cursor.fetchmany(ROWS):
                 yield rows
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._connection.close()
 
 
 def address(to: str) -> str:
@@ -171,7 +133,7 @@ def address(to: str) -> str:
     try:
         parameters = conninfo.conninfo_to_dict(to)
     except _driver().Error as error:
-        raise SinkError(f"this is no PostgreSQL address: {_first_line(error)}") from None
+        raise SinkError(f"this is no PostgreSQL address: {first_line(error)}") from None
     parameters.pop("password", None)
     return str(conninfo.make_conninfo(**parameters)) or "dbname="
 
@@ -182,10 +144,6 @@ def _driver() -> Any:
     except ImportError:
         raise SinkError("the package psycopg is not installed: pip install -r requirements.txt") from None
     return psycopg
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def _storable(rows: pa.Table) -> pa.Table:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tools.landing import segments
-from tools.landing.log import log_numbers
+from tools.landing.log import LandingError, log_numbers
 
 from .storage import Storage
 
@@ -31,10 +31,6 @@ LOGS = ".logs"  # the end of the name of a collector's folder of logs
 
 LINES = {"offsets": 3, "commits": 2, "sources": 1}
 """The least number of lines of the files in a checkpoint's directories. The first one is the format's version."""
-
-
-class LandingError(Exception):
-    """The landing directory does not agree with the checkpoint. The text has what to do."""
 
 
 def latest(landing: Storage) -> dict[str, dict[int, str]]:

@@ -7,17 +7,21 @@ It is loaded from the files of the last commit. Each batch that changes it write
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from functools import cached_property
-from typing import Any, NamedTuple
+from itertools import chain
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from . import intervals, schemas
-from .prints import Nothing, Past, Prints, of
+from .prints import Past, Prints, encoded, of, places
 
+T = TypeVar("T")
 LIFE_BITS, BOOT_BITS = 10, 31
+LOG = ["collector", "segment", "row"]
 
 
 class Waiting(NamedTuple):
@@ -51,10 +55,8 @@ class State:
         self.identities = np.zeros(0, dtype=np.int64)  # of each life: the board's number for it, 0 for none
         self.fronts = np.zeros((4, 0), dtype=np.int64)  # of each device's newest message: arrival, life, boot, seq
         self.held: dict[int, list[Waiting]] = {}  # by device, oldest first
-        self.past = past or Nothing()
+        self.past = past or Past()
         self.prints = Prints(self.past, self.keys_of)
-        self.quarantined: set[tuple[tuple[str, int, int], int]] | None = None
-        self.plain_places: np.ndarray | None = None
         self.read: dict[str, tuple[int, int]] = {}  # collector -> (segment, row)
         self.reading: dict[str, tuple[int, int]] = {}  # the same, including the segment that is being read
 
@@ -67,49 +69,47 @@ class State:
         """The time before which all rows were deleted for their age. Used only for rows that were read before."""
         return self.past.kept_from_us()
 
-    @cached_property
-    def dropped(self) -> set[tuple[str, int, int, int]]:
-        """Positions of dropped copies: (collector, segment, row, arrival). Used only for rows that were read before."""
-        found: set[tuple[str, int, int, int]] = set()
-        for load in self.past.duplicates():
-            table = load()
-            columns = [table[name] for name in ("collector", "segment", "row")] + [table["arrival"].cast(pa.int64())]
-            found.update(zip(*(column.to_pylist() for column in columns), strict=True))
-        return found
-
-    def is_in_quarantine(self, where: tuple[str, int, int], its_print: int) -> bool:
-        """Return whether an earlier batch put this row into quarantine. Used only for rows that were read before."""
-        if self.quarantined is None:
-            self.quarantined = set()
-            for load in self.past.quarantine():
-                table = load()
-                rows = zip(*(table[name].to_pylist() for name in ("collector", "segment", "row")), strict=True)
-                self.quarantined.update(zip(rows, of(table["payload"].combine_chunks()).tolist(), strict=True))
-        return (where, its_print) in self.quarantined
-
-    def is_in_readings(self, places: np.ndarray) -> np.ndarray:
-        """Return which positions (`plain.places`) gave readings without an identity in earlier batches.
-
-        Used only for rows that were read before.
-        """
-        tries_left = 3
-        while self.plain_places is None:
-            tries_left -= 1
+    def _from_past(self, table: str, columns: list[str], take: Callable[[pa.Table], T]) -> list[T]:
+        """Return what a function gives for each of a table's files. Used only for rows that were read before."""
+        for tries_left in (2, 1, 0):
             try:
-                parts = [load() for load in self.past.plain()]
-                self.plain_places = np.unique(np.concatenate([np.zeros(0, np.uint64), *parts]))
+                return [take(load()) for load in self.past.files(table, columns)]
             except FileNotFoundError:  # a compaction has replaced the file
                 if not tries_left:
                     raise
-        there: np.ndarray = np.isin(places, self.plain_places)
-        return there
+        return []
+
+    @cached_property
+    def dropped(self) -> set[tuple[str, int, int, int]]:
+        """Positions of dropped copies: (collector, segment, row, arrival)."""
+
+        def positions(table: pa.Table) -> list[tuple[str, int, int, int]]:
+            columns = [*(table[name] for name in LOG), table["arrival"].cast(pa.int64())]
+            return list(zip(*(column.to_pylist() for column in columns), strict=True))
+
+        return set(chain.from_iterable(self._from_past("duplicates", [*LOG, "arrival"], positions)))
+
+    @cached_property
+    def quarantined(self) -> set[tuple[tuple[str, int, int], int]]:
+        """Position (collector, segment, row) and print of the messages in quarantine."""
+
+        def messages(table: pa.Table) -> list[tuple[tuple[str, int, int], int]]:
+            rows = zip(*(table[name].to_pylist() for name in LOG), strict=True)
+            return list(zip(rows, of(table["payload"].combine_chunks()).tolist(), strict=True))
+
+        return set(chain.from_iterable(self._from_past("quarantine", ["payload", *LOG], messages)))
+
+    @cached_property
+    def plain_places(self) -> np.ndarray:
+        """The places (`prints.places`) of the messages that gave readings without an identity."""
+        columns = ["life", "arrival", *LOG]
+        parts = self._from_past("readings", columns, lambda table: places(table.filter(pc.equal(table["life"], 0))))
+        return np.unique(np.concatenate([np.zeros(0, np.uint64), *parts]))
 
     def read_before(self, collector: pa.DictionaryArray, segment: pa.ChunkedArray, row: pa.ChunkedArray) -> np.ndarray:
         """Return which rows of the collectors' logs were read before."""
         if isinstance(collector, pa.ChunkedArray):
-            if not pa.types.is_dictionary(collector.type):
-                collector = collector.dictionary_encode()
-            collector = collector.unify_dictionaries().combine_chunks()
+            collector = encoded(collector)
         read = [self.read.get(name, (0, -1)) for name in collector.dictionary.to_pylist()]
         read_segment = np.array([one for one, _ in read], dtype=np.int64)[collector.indices.to_numpy()]
         read_row = np.array([one for _, one in read], dtype=np.int64)[collector.indices.to_numpy()]
@@ -247,13 +247,7 @@ class State:
         columns = list(zip(*rows, strict=True)) or [()] * (1 + len(Waiting._fields))
         by_name = dict(zip(("device", *Waiting._fields), columns, strict=True))
         by_name["arrival"] = by_name.pop("arrival_us")
-        arrays = [
-            pa.array(by_name[field.name], pa.int64()).cast(field.type)
-            if field.type == schemas.MOMENT
-            else pa.array(by_name[field.name], field.type)
-            for field in schemas.HELD
-        ]
-        return pa.table(arrays, schema=schemas.HELD)
+        return pa.table([pa.array(by_name[field.name], field.type) for field in schemas.HELD], schema=schemas.HELD)
 
 
 def pack(device: Any, life: Any, boot: Any) -> Any:

@@ -11,21 +11,25 @@ import json
 import shutil
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.fs as pafs
+import pyarrow.parquet as pq
 
+from tools.command import Failure
 from tools.landing.durable import replacing
 
+ROWS = 131_072
+"""The rows of a batch: the most that a task has in memory of a file."""
 IN_MEMORY_BYTES, PART_BYTES = 32 << 20, 1 << 20
 """For a file that is uploaded to an object store: a longer file is on this machine's disk until it is complete."""
 
 
-class StorageError(Exception):
+class StorageError(Failure):
     """A path can't be used. The text has the reason and what to do."""
 
 
@@ -111,6 +115,21 @@ class Storage:
         """Read a file."""
         with self.fs.open_input_stream(self.path(name)) as stream:
             return bytes(stream.read())
+
+    def table(self, name: str, columns: Sequence[str] | None = None, **how: Any) -> pa.Table:
+        """Read a Parquet file."""
+        with self.fs.open_input_file(self.path(name)) as file:
+            return pq.read_table(file, columns=columns, use_threads=False, **how)
+
+    def batches(self, name: str, columns: Sequence[str], **how: Any) -> Iterator[pa.RecordBatch]:
+        """Yield a Parquet file's rows in batches."""
+        with self.fs.open_input_file(self.path(name)) as file:
+            yield from pq.ParquetFile(file, **how).iter_batches(ROWS, columns=columns, use_threads=False)
+
+    def rows(self, name: str) -> int:
+        """Return the number of rows of a Parquet file."""
+        with self.fs.open_input_file(self.path(name)) as file:
+            return int(pq.read_metadata(file).num_rows)
 
     def read_json(self, name: str) -> Any:
         """Read a JSON file."""

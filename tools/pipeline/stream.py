@@ -12,7 +12,8 @@ import json
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -34,46 +35,30 @@ LATE_AFTER_S = 60.0
 """A longer delay counts as late in the audit."""
 
 
+@dataclass(frozen=True)
 class Work:
     """A task's work, which Spark sends to the executors."""
 
-    def __init__(
-        self,
-        landing: Storage,
-        out: Storage,
-        buckets: int,
-        batch: int,
-        before: Commit | None,
-        chosen: list[segments.Segment],
-        late_after_s: float,
-        mapping: Mapping = NO_MAPPING,
-    ):
-        self.landing, self.out, self.buckets, self.batch = landing, out, buckets, batch
-        self.late_after_s, self.mapping = late_after_s, mapping
-        self.paths = [segment.path for segment in chosen]
-        self.state = before.state if before else {}
-        self.read = {collector: (number, 1 << 62) for collector, number in (before.read if before else {}).items()}
+    landing: Storage
+    out: Storage
+    buckets: int
+    batch: int
+    state: dict[str, dict[str, str]]
+    read: dict[str, tuple[int, int]]
+    paths: list[str]
+    late_after_s: float
+    mapping: Mapping
 
     def __call__(self, numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Process the buckets of these numbers; yield a row for each file written."""
-        for batch in numbers:
-            for which in batch.column(0).to_pylist():
-                state = self.state.get(str(which), {})
-                done = task.run(
-                    self.out,
-                    self.landing,
-                    which,
-                    self.buckets,
-                    self.batch,
-                    state,
-                    self.read,
-                    self.paths,
-                    self.late_after_s,
-                    self.mapping,
-                )
-                columns = list(zip(*done, strict=True)) or [()] * len(schemas.DONE)
-                arrays = [pa.array(column, kind.type) for column, kind in zip(columns, schemas.DONE, strict=True)]
-                yield pa.record_batch(arrays, schema=schemas.DONE)
+        batch = (self.read, self.paths, self.late_after_s, self.mapping)
+        for which in (one for some in numbers for one in some.column(0).to_pylist()):
+            state = self.state.get(str(which), {})
+            done = task.run(self.out, self.landing, which, self.buckets, self.batch, state, *batch)
+            arrays = [
+                pa.array(column, kind.type) for column, kind in zip(zip(*done, strict=True), schemas.DONE, strict=True)
+            ]
+            yield pa.record_batch(arrays, schema=schemas.DONE)
 
 
 def run_batch(
@@ -98,16 +83,17 @@ def run_batch(
     before = output.latest()
     commit = Commit(before.batch + 1 if before else 1, stream, stream_batch)
     if before:
-        commit.state = {key: dict(files) for key, files in before.state.items()}
-        commit.read = dict(before.read)
-        commit.summary = copy.deepcopy(before.summary)
+        commit.state, commit.read, commit.summary = copy.deepcopy((before.state, before.read, before.summary))
         commit.stream_read = dict(before.stream_read) if before.stream == stream else {}
     found = source.latest(landing) if found is None else found
     chosen = source.between(landing, found, commit.stream_read, end, commit.read)
     for segment in chosen:
         commit.stream_read[segment.collector] = segment.number
         commit.read[segment.collector] = max(segment.number, commit.read.get(segment.collector, 0))
-    work = Work(landing, output.storage, buckets, commit.batch, before, chosen, late_after_s, mapping)
+    read = {collector: (number, 1 << 62) for collector, number in (before.read if before else {}).items()}
+    paths = [segment.path for segment in chosen]
+    state = before.state if before else {}
+    work = Work(landing, output.storage, buckets, commit.batch, state, read, paths, late_after_s, mapping)
     tasks = spark.range(0, buckets, 1, buckets)
     for row in sorted(tasks.mapInArrow(work, schemas.spark_schema(schemas.DONE)).collect()):
         if row.table == "summary":
@@ -139,7 +125,7 @@ def once(
     return commit
 
 
-@dataclass(frozen=True)
+@dataclass
 class Job:
     """The processing of a landing with Spark's checkpoint.
 
@@ -162,49 +148,52 @@ class Job:
     publish: bool = True
     mapping: Mapping = NO_MAPPING
 
+    def __post_init__(self) -> None:
+        self.output, self.directory = Output(self.out), Storage(self.landing)
+        self.delta = Delta(self.output) if self.publish else None
+
+    @cached_property
+    def stream(self) -> str:
+        """The id of the checkpoint's stream."""
+        return self.output.stream_id(Storage(self.checkpoint))
+
     def start(self, every_s: float | None = None) -> StreamingQuery:
         """Start the stream: over the present segments, or, with `every_s`, without end.
 
         Raises:
             OutputError, StorageError, LandingError: the output or the landing can't be used.
         """
-        output, directory = Output(self.out), Storage(self.landing)
-        last = source.sealed(directory)
-        found = source.latest(directory)
-        output.prepare(self.buckets)
-        source.check_checkpoint(Storage(self.checkpoint))
-        stream = output.stream_id(Storage(self.checkpoint))
-        before = output.latest()
-        source.check_last(directory, found, last, before.read if before else {})
+        checkpoint = Storage(self.checkpoint)
+        last = source.sealed(self.directory)
+        found = source.latest(self.directory)
+        self.output.prepare(self.buckets)
+        source.check_checkpoint(checkpoint)
+        latest, before = self.output.latest(), self._latest()
+        source.check_last(self.directory, found, last, latest.read if latest else {})
         # Spark reports each name once, so there may be no batch that would check this.
-        if before and before.stream == stream:
-            source.check_numbers(found, before.stream_read, Storage(self.checkpoint))
-        delta = Delta(output) if self.publish else None
-        if delta:
-            delta.follow()
+        if before:
+            source.check_numbers(found, before.stream_read, checkpoint)
+        if self.delta:
+            self.delta.follow()
 
         def one(batch: DataFrame, number: int) -> None:
-            before = _latest_of(output, stream)
+            before = self._latest()
             if before and before.stream_batch >= number:
                 return  # committed, but Spark was killed before it recorded that
-            found = source.latest(directory)
+            found = source.latest(self.directory)
             if before:
-                source.check_numbers(found, before.stream_read, Storage(self.checkpoint))
+                source.check_numbers(found, before.stream_read, checkpoint)
             # In this session, not in the batch's clone of it, because each session has its own Python workers.
-            self._run(
-                source.reached(row.path for row in batch.collect()), directory, output, stream, number, found, delta
-            )
+            self._run(source.reached(row.path for row in batch.collect()), number, found)
 
         writer = (
-            source.names(self.spark, directory, self.segments_per_batch)
+            source.names(self.spark, self.directory, self.segments_per_batch)
             .writeStream.foreachBatch(one)
-            .option("checkpointLocation", Storage(self.checkpoint).address())
+            .option("checkpointLocation", checkpoint.address())
             .queryName("flashmqtt")
         )
-        triggered = (
-            writer.trigger(processingTime=f"{every_s} seconds") if every_s else writer.trigger(availableNow=True)
-        )
-        return triggered.start()
+        when: dict[str, Any] = {"processingTime": f"{every_s} seconds"} if every_s else {"availableNow": True}
+        return writer.trigger(**when).start()
 
     def read_rest(self, found: dict[str, dict[int, str]]) -> None:
         """Process the segments in `found` that Spark did not find: their time is far before the newest one's (`MOST_AGE`).
@@ -214,36 +203,22 @@ class Job:
         Raises:
             OutputError, StorageError, LandingError: as `start`.
         """
-        output, directory = Output(self.out), Storage(self.landing)
-        stream = output.stream_id(Storage(self.checkpoint))
-        delta = Delta(output) if self.publish else None
         while True:
-            before = _latest_of(output, stream)
+            before = self._latest()
             end = source.unread(found, before.stream_read if before else {}, self.segments_per_batch)
             if not end:
                 return
-            self._run(end, directory, output, stream, before.stream_batch if before else -1, found, delta)
+            self._run(end, before.stream_batch if before else -1, found)
 
-    def _run(
-        self,
-        end: dict[str, int],
-        landing: Storage,
-        output: Output,
-        stream: str,
-        number: int,
-        found: dict[str, dict[int, str]],
-        delta: Delta | None,
-    ) -> None:
+    def _run(self, end: dict[str, int], number: int, found: dict[str, dict[int, str]]) -> None:
         """Process a batch, publish its commit, and report it."""
-        commit = run_batch(
-            self.spark, end, landing, output, self.buckets, stream, number, self.late_after_s, self.mapping, found
-        )
-        if delta:
-            delta.committed(commit)
+        at = (self.directory, self.output, self.buckets, self.stream, number)
+        commit = run_batch(self.spark, end, *at, self.late_after_s, self.mapping, found)
+        if self.delta:
+            self.delta.committed(commit)
         self.on_commit(commit)
 
-
-def _latest_of(output: Output, stream: str) -> Commit | None:
-    """Return the output's newest commit if it is of this stream, else None."""
-    latest = output.latest()
-    return latest if latest and latest.stream == stream else None
+    def _latest(self) -> Commit | None:
+        """Return the output's newest commit if it is of this stream, else None."""
+        stream, latest = self.stream, self.output.latest()
+        return latest if latest and latest.stream == stream else None

@@ -25,7 +25,7 @@ FIRST_US, LAST_US = 1_577_836_800_000_000, 4_102_444_800_000_000
 TOTALS = (
     *("published", "delivered", "readings", "resent", "replayed", "missing", "refused", "expired"),
     *("dropped", "damaged", "in_doubt", "unexplained", "suspect"),
-    *("late", "reordered", "returns", "clock_jumps", "in_tables", "twice", "absent"),
+    *("late", "reordered", "returns", "in_tables", "twice", "absent"),
 )
 PLAIN = ("plain_messages", "plain_readings", "plain_copies")
 """For messages without an identity: messages, their readings, and removed copies."""
@@ -93,8 +93,12 @@ def take_away(into: Summary, less: Summary) -> None:
     into["time"]["messages"] = {key: count for key, count in into["time"]["messages"].items() if count > 0}
 
 
-def add_arrivals(into: Summary, arrival_us: np.ndarray) -> None:
-    """Count the arrivals of some messages."""
+def add_arrivals(into: Summary, readings: pa.Table) -> None:
+    """Count the arrivals of some readings' messages. A message's readings are adjacent."""
+    seq, place = readings["seq"].to_numpy(), readings["row"].to_numpy()
+    begins = np.ones(len(seq), dtype=bool)
+    begins[1:] = (seq[1:] != seq[:-1]) | (place[1:] != place[:-1])
+    arrival_us = readings["arrival"].cast(pa.int64()).to_numpy()[begins]
     dated = arrival_us[(arrival_us > FIRST_US) & (arrival_us < LAST_US)]
     into["undated"] = into.get("undated", 0) + len(arrival_us) - len(dated)
     arrival_us = dated

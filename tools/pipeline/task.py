@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
@@ -29,6 +29,7 @@ from .commits import Output, bucket_of
 from .files import parquet_writer
 from .mapping import Mapping
 from .messages import NO_MAPPING, process
+from .prints import Past
 from .readback import read_back
 from .state import State
 from .storage import Storage
@@ -71,7 +72,7 @@ def run(
         ("held", state.load_held),
     ):
         if kind in state_files:
-            load(_load(storage, state_files[kind], schemas.STATE[kind]))
+            load(storage.table(state_files[kind]))
     held_before = state.held_reasons()
     known, seen_before = state.keys, state.seen
     name = f"bucket-{bucket:04d}-{uuid.uuid4().hex[:8]}"
@@ -121,12 +122,7 @@ def _count(sums: summary.Summary, table: str, rows: pa.Table) -> None:
     if table == "quarantine":
         summary.add_reasons(sums, rows["reason"])
     elif table in ("readings", "plain"):
-        # The first row of each message: a message's readings are adjacent.
-        first = np.ones(rows.num_rows, dtype=bool)
-        if rows.num_rows:
-            seq, place = rows["seq"].to_numpy(), rows["row"].to_numpy()
-            first[1:] = (seq[1:] != seq[:-1]) | (place[1:] != place[:-1])
-        summary.add_arrivals(sums, rows["arrival"].cast(pa.int64()).to_numpy()[first])
+        summary.add_arrivals(sums, rows)
 
 
 def _add_plain(
@@ -149,7 +145,7 @@ def _add_plain(
     totals["twice"] += rows - different
     totals["absent"] += totals["plain_readings"] - different
     if "plain" in state_files:
-        by_device = plain.summed([_load(writers.storage, state_files["plain"], schemas.PLAIN), by_device])
+        by_device = plain.summed([writers.storage.table(state_files["plain"]), by_device])
     writers.write("state/plain", by_device)
 
 
@@ -159,13 +155,11 @@ def _kept(storage: Storage, state_files: dict[str, str]) -> ledger.Kept:
         return ledger.Kept(schemas.AUDIT.empty_table(), schemas.LIVES.empty_table())
 
     def load(name: str, columns: list[str]) -> pa.Table:
-        with storage.fs.open_input_file(storage.path(state_files[name])) as file:
-            schema = pa.schema([schemas.AUDIT.field(one) for one in columns])
-            return pq.read_table(file, columns=columns, use_threads=False).cast(schema)
+        return storage.table(state_files[name], columns).cast(pa.schema([schemas.AUDIT.field(one) for one in columns]))
 
     return ledger.Kept(
         load("audit", schemas.AUDIT.names),
-        _load(storage, state_files["lives"], schemas.LIVES).cast(schemas.LIVES),
+        storage.table(state_files["lives"]).cast(schemas.LIVES),
         sorted(key for key in state_files if key.startswith(SETTLED)),
         load,
     )
@@ -183,43 +177,19 @@ def _write_settled(writers: _Writers, state_files: dict[str, str], made: ledger.
         writers.write(f"state/{SETTLED}{max(numbers, default=0) + 1:06d}", made.spilled)
 
 
-class _Past:
+class _Past(Past):
     """A bucket's files in the commits so far. Used only if a batch has copies of earlier messages."""
 
     def __init__(self, storage: Storage, bucket: int):
         self.storage, self.bucket = storage, bucket
 
-    def _files(self, table: str, columns: tuple[str, ...]) -> list[Callable[[], pa.Table]]:
+    def files(self, table: str, columns: list[str]) -> list[Callable[[], pa.Table]]:
         names = [name for name in Output(self.storage.uri).files(table) if bucket_of(name) == self.bucket]
-        fields = pa.schema([schemas.TABLES[table].field(name) for name in columns])
-        return [partial(_load, self.storage, name, fields) for name in reversed(names)]
-
-    def prints(self) -> Sequence[Callable[[], pa.Table]]:
-        return self._files("prints", ("device", "life", "boot", "seq", "print"))
-
-    def quarantine(self) -> Sequence[Callable[[], pa.Table]]:
-        return self._files("quarantine", ("payload", "collector", "segment", "row"))
-
-    def duplicates(self) -> Sequence[Callable[[], pa.Table]]:
-        return self._files("duplicates", ("arrival", "collector", "segment", "row"))
-
-    def plain(self) -> Sequence[Callable[[], np.ndarray]]:
-        names = ("life", "arrival", "collector", "segment", "row")
-
-        def places(load: Callable[[], pa.Table]) -> np.ndarray:
-            table = load()
-            return plain.places(table.filter(pc.equal(table["life"], 0)))
-
-        return [partial(places, load) for load in self._files("readings", names)]
+        return [partial(self.storage.table, name, columns) for name in reversed(names)]
 
     def kept_from_us(self) -> int:
         day = Output(self.storage.uri).kept_from()
         return int(np.datetime64(day, "us").astype(np.int64)) if day else 0
-
-
-def _load(storage: Storage, name: str, schema: pa.Schema) -> pa.Table:
-    with storage.fs.open_input_file(storage.path(name)) as file:
-        return pq.read_table(file, columns=schema.names, use_threads=False)
 
 
 def _in_order(landing: Storage, paths: Iterable[str], bucket: int, buckets: int) -> Iterator[Iterator[pa.Table]]:

@@ -24,12 +24,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from tools.command import columns, ended, number
+from tools.command import Failure, columns, ended, named
 
-from . import plain, schemas, summary
+from . import options, plain, schemas, summary
 from .books import Books, as_of_one_commit
-from .commits import Output, OutputError
-from .storage import StorageError
+from .commits import Output
 
 MOST_ROWS = 40
 MOST_NAMED = 5
@@ -298,7 +297,7 @@ def _by_counter(device: str, boot: dict[str, int], row: dict[str, Any] | None) -
     if row is None:
         row = dict.fromkeys(schemas.AUDIT.names, 0) | {"device": device, "life": 1, "boot": boot["boot"]}
         row |= {"cause": None, "first_arrival": None, "last_arrival": None, "delay_octaves": [], "missing_ranges": []}
-        row |= {"first_seq": first, "last_seq": first - 1, "dated_by": "arrival"}
+        row |= {"first_seq": first, "last_seq": first - 1}
         row |= dict.fromkeys(("delay_p50_ms", "delay_p90_ms", "delay_p99_ms"))
     ranges = [(one["lo"], one["hi"]) for one in row["missing_ranges"]]
     ranges += [(first, row["first_seq"] - 1), (row["last_seq"] + 1, last)]
@@ -382,10 +381,7 @@ def _silent(books: Books, silence: Silence, others: pa.Table) -> tuple[list[str]
 
 def _lives(books: Books, name: str) -> pa.Table:
     """Return first and last arrival and number of messages of a bucket's devices."""
-    storage = books.output.storage
-    columns = ["device", "first_arrival", "last_arrival", "delivered"]
-    with storage.fs.open_input_file(storage.path(name)) as file:
-        table = pq.read_table(file, columns=columns, use_threads=False)
+    table = books.output.storage.table(name, ["device", "first_arrival", "last_arrival", "delivered"])
     sums = [("first_arrival", "min"), ("last_arrival", "max"), ("delivered", "sum")]
     found = table.group_by("device", use_threads=False).aggregate(sums)
     return found.rename_columns({f"{name}_{how}": name for name, how in sums})
@@ -453,13 +449,8 @@ def print_audit(found: Verdict) -> None:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options for `Expectations`."""
     parser.add_argument("--expected", help="a JSON file with the boards' own counters")
-    parser.add_argument(
-        "--silent-after",
-        type=number(float, 0),
-        metavar="SECONDS",
-        help=f"a board that has sent nothing for this time is silent; 0: no board is (default: {SILENT_TIMES} of its mean"
-        f" intervals, at least {SILENT_LEAST_S:.0f} s)",
-    )
+    told = "a board that has sent nothing for this time is silent; 0: no board is (default: 10 of its mean intervals)"
+    options.seconds(parser, "--silent-after", 0, told)
     parser.add_argument(
         "--as-of",
         choices=("newest", "now"),
@@ -481,36 +472,31 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def expectations(options: argparse.Namespace, now: bool = False) -> Expectations:
+def expectations(given: argparse.Namespace, now: bool = False) -> Expectations:
     """Return the expectations from the options.
 
     Raises:
-        OSError, ValueError: the file of `--expected` can't be read.
+        OSError, Failure: the file of `--expected` can't be read.
     """
-    boards = json.loads(Path(options.expected).read_text()) if options.expected else {}
-    as_of = time.time() if options.as_of == "now" or (now and options.as_of is None) else None
-    return Expectations(boards, options.silent_after, as_of, tuple(options.expect_topic), tuple(options.accept))
+    try:
+        boards = json.loads(Path(given.expected).read_text()) if given.expected else {}
+    except ValueError as error:
+        raise Failure(f"{given.expected}: {error}") from error
+    as_of = time.time() if given.as_of == "now" or (now and given.as_of is None) else None
+    return Expectations(boards, given.silent_after, as_of, tuple(given.expect_topic), tuple(given.accept))
 
 
+@named("verdict")
 def main(argv: list[str] | None = None) -> int:
     """Compute and print the verdict; return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m tools.pipeline.verdict", description=__doc__.split("\n")[0])
-    parser.add_argument("--out", nargs="?", help="the output directory of the pipeline")
+    parser = options.parser("verdict", __doc__)
     add_options(parser)
     parser.add_argument("--report", action="store_true", help="also write the HTML page")
-    options = parser.parse_args(argv)
-    if not options.out:
-        print("verdict: --out is missing: name the tables, `make verdict OUT=tables`", file=sys.stderr)
-        return 2
-    try:
-        output = Output(options.out)
-        output.check_format()
-        found = judge(output, expectations(options))
-    except (OutputError, StorageError, OSError, ValueError) as error:
-        print(f"verdict: {error}", file=sys.stderr)
-        return 2
+    given = parser.parse_args(argv)
+    output = Output.existing(given.out)
+    found = judge(output, expectations(given))
     print_audit(found)
-    if options.report:
+    if given.report:
         from . import report
 
         print(f"  report: {report.write(output, found)}")

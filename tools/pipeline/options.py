@@ -1,0 +1,23 @@
+"""The options that several commands of the pipeline have."""
+
+from __future__ import annotations
+
+import argparse
+
+from tools.command import number
+
+
+def parser(command: str, description: str | None, spark: bool = False) -> argparse.ArgumentParser:
+    """Return a command's parser with `--out`, and with `--master` if the command uses Spark."""
+    made = argparse.ArgumentParser(
+        prog=f"python -m tools.pipeline.{command}", description=(description or "").split("\n")[0]
+    )
+    made.add_argument("--out", nargs="?", help="the folder of the tables: a path, s3a://, hdfs://")
+    if spark:
+        made.add_argument("--master", help="Spark master (default: spark-submit's, or this machine)")
+    return made
+
+
+def seconds(made: argparse.ArgumentParser, name: str, least: float, help: str, default: float | None = None) -> None:
+    """Add an option for a number of seconds."""
+    made.add_argument(name, type=number(float, least), default=default, metavar="SECONDS", help=help)
