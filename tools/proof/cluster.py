@@ -112,17 +112,8 @@ class Cluster:
 
 def start(landing: Path, out: Path, *more: str) -> subprocess.Popen[bytes]:
     """Start the pipeline with the command that a user would type."""
-    command = [
-        sys.executable,
-        "-m",
-        "tools.pipeline.run",
-        "--landing",
-        str(landing),
-        "--out",
-        str(out),
-        "--no-report",
-        *more,
-    ]
+    paths = ("--landing", str(landing), "--out", str(out))
+    command = [sys.executable, "-m", "tools.pipeline.run", *paths, "--no-report", *more]
     return popen(
         command,
         cwd=ROOT,

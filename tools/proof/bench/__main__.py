@@ -75,7 +75,7 @@ class Bench:
 
     def table(self, title: str, header: list[str], rows: list[list[object]]) -> None:
         """Print a table; columns of numbers are right-aligned."""
-        text = [[_cell(cell) for cell in row] for row in rows]
+        text = [[shown(cell) if isinstance(cell, int | float) else str(cell) for cell in row] for row in rows]
         right = (all(isinstance(row[column], int | float) for row in rows) for column in range(len(header)))
         first, *others = command.columns([header, *text], "".join("<>"[to_right] for to_right in right))
         print(f"\n{title}\n  {first}\n  " + "-" * max(map(len, [first, *others])))
@@ -86,12 +86,6 @@ class Bench:
     def progress(self, text: str) -> None:
         """Show what is being measured now."""
         print(f"bench: {text}", file=sys.stderr, flush=True)
-
-
-def _cell(cell: object) -> str:
-    if isinstance(cell, float):
-        return f"{cell:,.0f}" if abs(cell) >= 1000 else f"{cell:.3g}" if abs(cell) < 1 else f"{cell:.2f}"
-    return f"{cell:,}" if isinstance(cell, int) else str(cell)
 
 
 def chosen_areas(only: str) -> list[str]:
@@ -171,13 +165,7 @@ def measure(area: str) -> tuple[dict[str, Any], dict[str, float]]:
         print(f"\n{area} could not be measured: {error}", file=sys.stderr)
         traceback.print_exc()
     told["seconds"] = round(time.monotonic() - started, 1)
-    figures = bench.figures
-    held = [
-        [name, figures[name], goal.text, goal.verdict(figures[name])] for name, goal in GOALS.items() if name in figures
-    ]
-    if held:
-        bench.table(f"{area}: against the goals", ["figure", "measured", "goal", ""], held)
-    return told, figures
+    return told, bench.figures
 
 
 def now() -> str:

@@ -6,18 +6,14 @@ the data sheet of a W25Q16JV: 0.4 ms a page program, 45 ms an erase; reading at 
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 from flashmqtt.flash.block import BlockRegion
 from flashmqtt.journal.journal import Journal
-from tools.bootstrap import ROOT
 from tools.flashsim.nor import NorFlash
+from tools.proof.bench.codec import BIN, module_path, ran
 
-MICROPYTHON = Path(sys.executable).parent / "micropython"
 DEVICE = Path(__file__).parent / "on_board" / "journal.py"
 ENDURANCE = 100_000
 MESSAGES = 40_000
@@ -123,24 +119,13 @@ def run(bench) -> None:
         rows,
     )
     bench.progress("journal: heap under MicroPython")
-    for name, value in on_board(ROOT).items():
-        bench.figure(
-            {"growth": "journal.heap_growth_bytes", "heap": "journal.heap_bytes_64bit"}.get(name, f"journal.{name}"),
-            value,
-        )
+    for name, value in on_board().items():
+        bench.figure(f"journal.{name}", value)
 
 
-def on_board(root: Path) -> dict[str, int]:
+def on_board() -> dict[str, int]:
     """Run the MicroPython side; return its figures."""
     with tempfile.TemporaryDirectory() as directory:
-        script = f"import sys; sys.path[:0] = {[str(DEVICE.parent)]!r}; import journal; journal.main({directory + '/flash'!r})"
-        environment = dict(os.environ, MICROPYPATH=f"{root}/firmware")
-        done = subprocess.run(
-            [MICROPYTHON, "-X", "heapsize=320K", "-c", script],
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=300,
-        )
-    return {name: int(value) for name, value in (line.split() for line in done.stdout.splitlines())}
+        command = [str(BIN / "micropython"), "-X", "heapsize=320K", str(DEVICE), f"{directory}/flash"]
+        lines = ran(command, module_path()).stdout.splitlines()
+    return {name: int(value) for name, value in map(str.split, lines)}
