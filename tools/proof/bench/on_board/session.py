@@ -19,31 +19,10 @@ TOPIC = b"bench/01234567890123"  # 20 characters
 PAYLOAD = b"x" * 64
 
 
-class Received:
-    """Counts received messages; "end" ends the count. The wait for the first message is not measured."""
+class Ours:
+    """flashmqtt's blocking client."""
 
     ended = False
-    received = 0
-
-    def came(self, length):
-        """Count a message of this length."""
-        if length == 3:
-            self.ended = True
-        else:
-            if not self.received:
-                self.begin = time.ticks_ms()
-                self.cpu = time.clock()
-            self.received += 1
-
-    def measured(self):
-        """Return messages per second, and CPU time per message."""
-        seconds = time.ticks_diff(time.ticks_ms(), self.begin) / 1000
-        n = self.received - 1
-        return {"per_s": n / (seconds or 0.001), "cpu_us": (time.clock() - self.cpu) * 1e6 / n}
-
-
-class Ours(Received):
-    """flashmqtt's blocking client."""
 
     def __init__(self, journal):
         from flashmqtt.backoff import Backoff
@@ -80,6 +59,7 @@ class Ours(Received):
             backoff=Backoff(base_ms=100, cap_ms=500),
         )
         self.mqtt.connect(5)
+        self.received = 0
 
     def publish(self):
         """Publish one message."""
@@ -92,24 +72,45 @@ class Ours(Received):
 
     def subscribe(self):
         """Subscribe to what the harness publishes."""
-        came = self.came
-        self.mqtt.subscribe("bench/in", QOS, lambda message: came(message.payload_end - message.payload_start))
+
+        def count(message):
+            if message.payload_end - message.payload_start == 3:
+                self.ended = True
+            else:
+                if not self.received:
+                    self.begin = time.ticks_ms()
+                    self.cpu = time.clock()
+                self.received += 1
+
+        self.mqtt.subscribe("bench/in", QOS, count)
 
     def receive(self):
         """Wait for a message, or a moment."""
         self.mqtt.poll(1000)
 
 
-class Simple(Received):
+class Simple:
     """umqtt.simple, as it comes from PyPI."""
+
+    ended = False
 
     def __init__(self):
         from umqtt.simple import MQTTClient
 
         self.mqtt = MQTTClient("bench-simple", "127.0.0.1", PORT)
-        came = self.came
-        self.mqtt.set_callback(lambda topic, payload: came(len(payload)))
+        self.mqtt.set_callback(self.count)
         self.mqtt.connect()
+        self.received = 0
+
+    def count(self, topic, payload):
+        """Count a message."""
+        if payload == b"end":
+            self.ended = True
+        else:
+            if not self.received:
+                self.begin = time.ticks_ms()
+                self.cpu = time.clock()
+            self.received += 1
 
     def publish(self):
         """Publish one message."""
@@ -161,7 +162,9 @@ def take(client):
     print("ready")
     while not client.ended:  # at QoS 0 a broker may drop some
         client.receive()
-    return client.measured()
+    seconds = time.ticks_diff(time.ticks_ms(), client.begin) / 1000
+    n = client.received - 1  # after the first message, because the wait for that one is not measured
+    return {"per_s": n / (seconds or 0.001), "cpu_us": (time.clock() - client.cpu) * 1e6 / n}
 
 
 def take_aio():
@@ -176,12 +179,17 @@ def take_aio():
             await client.subscribe("bench/in", QOS)
             gc.collect()
             print("ready")
-            count = Received()
+            received = begin = cpu = 0
             async for message in client:
-                count.came(message.payload_end - message.payload_start)
-                if count.ended:
+                if message.payload_end - message.payload_start == 3:
                     break
-            return count.measured()
+                if not received:
+                    begin = time.ticks_ms()
+                    cpu = time.clock()
+                received += 1
+            seconds = time.ticks_diff(time.ticks_ms(), begin) / 1000
+            n = received - 1
+            return {"per_s": n / (seconds or 0.001), "cpu_us": (time.clock() - cpu) * 1e6 / n}
 
     return asyncio.run(main())
 
