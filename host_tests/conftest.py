@@ -154,9 +154,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Exempt all that was collected from garbage collection: it stays to the end, and walking it costs 7% of the CPU time."""
+    """Exempt all that was collected from garbage collection: it stays to the end, and walking it costs 7% of the CPU time.
+
+    The tests' own garbage is collected less often than by default, which costs another 4%.
+    """
     gc.collect()
     gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
