@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections import defaultdict
 from pathlib import Path
@@ -48,6 +49,7 @@ def value_of(node: ast.expr) -> object:
     return eval(compile(ast.Expression(node), "", "eval"), {})
 
 
+@functools.cache
 def constants() -> dict[str, dict[str, object]]:
     """Return all constants of the modules: name without a leading underscore -> module -> value."""
     found: dict[str, dict[str, object]] = defaultdict(dict)
@@ -61,31 +63,28 @@ def constants() -> dict[str, dict[str, object]]:
     return found
 
 
-CONSTANTS = constants()
-
-
 def meaning(name: str, module: str) -> str:
     """Return the path in OTHERS that applies to a constant, or "" if the constant has the usual meaning of its name."""
     return next((path for other, path in OTHERS if other == name and f"{module}/".startswith(f"{path}/")), "")
 
 
 @pytest.mark.req("Q1", "Q2")
-@pytest.mark.parametrize("name", sorted(name for name, modules in CONSTANTS.items() if len(modules) > 1))
-def test_constants_of_one_name_and_meaning_have_one_value(name):
-    values: dict[str, dict[object, list[str]]] = defaultdict(lambda: defaultdict(list))
-    for module, value in CONSTANTS[name].items():
-        values[meaning(name, module)][value].append(module)
-    assert [dict(one) for one in values.values() if len(one) > 1] == []
+def test_constants_of_one_name_and_meaning_have_one_value():
+    values: dict[tuple[str, str], dict[object, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for name, modules in constants().items():
+        for module, value in modules.items():
+            values[name, meaning(name, module)][value].append(module)
+    assert {name: dict(found) for (name, _), found in values.items() if len(found) > 1} == {}
 
 
 def test_constants_are_found_in_the_codec_the_session_and_the_journal():
-    assert {"flashmqtt/codec/packets", "flashmqtt/session/session"} <= set(CONSTANTS["PUBREL"])
-    assert len(CONSTANTS["NONE"]) > 4 and CONSTANTS["AGAIN_MS"]["app/clock"] == 6 * 3600 * 1000
+    assert {"flashmqtt/codec/packets", "flashmqtt/session/session"} <= set(constants()["PUBREL"])
+    assert len(constants()["NONE"]) > 4 and constants()["AGAIN_MS"]["app/clock"] == 6 * 3600 * 1000
 
 
 @pytest.mark.parametrize(("name", "path"), OTHERS)
 def test_constant_of_another_meaning_has_another_value(name, path):
     """With equal values the constant's line in OTHERS would be unnecessary."""
-    own = {value for module, value in CONSTANTS[name].items() if meaning(name, module) == path}
-    usual = {value for module, value in CONSTANTS[name].items() if not meaning(name, module)}
+    own = {value for module, value in constants()[name].items() if meaning(name, module) == path}
+    usual = {value for module, value in constants()[name].items() if not meaning(name, module)}
     assert own and usual and not own & usual
