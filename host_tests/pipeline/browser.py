@@ -13,8 +13,6 @@ FLAGS = [
     *("--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
 ]
-WIDTHS = (390, 1280, 1920)
-SCHEMES = ("light", "dark")
 
 # Of a screenshot: how many pixels of its middle differ clearly from the one in its corner, and how many colours there are.
 LOOK = """async data => {

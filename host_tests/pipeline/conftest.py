@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import time
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import pyarrow as pa
 import pytest
 
+from host_tests.pipeline import browser
 from host_tests.pipeline.planted import write_pack
 from tools.landing import parquet
-from tools.pipeline import session
+from tools.pipeline import session, stream
 
 SMALL_FRAMES = {
     "spark.default.parallelism": "2",
@@ -33,6 +35,12 @@ def spark(tmp_path_factory):
     )
     yield found
     found.stop()
+
+
+@pytest.fixture(scope="session")
+def chromium():
+    with browser.chromium() as found:
+        yield found
 
 
 class Local:
@@ -80,6 +88,12 @@ class Row(NamedTuple):
 @pytest.fixture
 def local():
     return Local()
+
+
+@pytest.fixture
+def without_delta(monkeypatch):
+    """Publish no Delta logs, for tests that do not read them: ten tables' logs take longer than a batch of some rows."""
+    monkeypatch.setattr(stream, "Delta", lambda _: SimpleNamespace(follow=lambda: None))
 
 
 class Landing:

@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 
 from host_tests.pipeline import browser
+from host_tests.pipeline.conftest import Landing, Local
 from tools.command import Failure
 from tools.pipeline import compact, dashboard, series, stream, verdict
 from tools.pipeline.commits import Output
 
-pytestmark = pytest.mark.req("P9")
+pytestmark = [pytest.mark.req("P9"), pytest.mark.usefixtures("without_delta")]
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -54,6 +55,20 @@ def serving(out, every_s=0.1):
         server.server_close()
         thread.join()
         shown.store.close()
+
+
+@pytest.fixture(scope="module")
+def served_once(tmp_path_factory):
+    """Return the port of a dashboard with one device. Tests only ask it."""
+    home = tmp_path_factory.mktemp("served")
+    landing = Landing(home / "landing")
+    landing.directory.mkdir()
+    landing.message("a", 1, 1)
+    landing.seal()
+    stream.once(Local(), str(landing.directory), str(home / "out"), 2)
+    with serving(home / "out") as (shown, port):
+        shown.refresh()
+        yield port
 
 
 def ask(port, path, method="GET", **headers):
@@ -114,11 +129,9 @@ def test_dashboard_updates_after_a_compaction(take, local):
         *("/report/2/00000.js/", "/report/2/00000.js%00", "/report/2/0000.js", "/facts.json/", "/../../../../etc/passwd"),
     ],
 )  # fmt: skip
-def test_unknown_path_gets_404(take, path):
-    with serving(take("a")) as (shown, port):
-        shown.refresh()
-        status, text, _ = ask(port, path)
-        assert (status, text) == (404, "not found; the page is at /\n")
+def test_unknown_path_gets_404(served_once, path):
+    status, text, _ = ask(served_once, path)
+    assert (status, text) == (404, "not found; the page is at /\n")
 
 
 def test_foreign_host_header_is_refused_and_no_cors_is_granted(take):
@@ -174,11 +187,11 @@ def test_failed_refresh_is_reported_once_and_the_next_one_works(take, capsys, mo
         assert ask(port, "/facts.json")[0] == 200
 
 
-def test_page_refresh_keeps_search_and_scroll_position(take):
+def test_page_refresh_keeps_search_and_scroll_position(chromium, take):
     out = take(*(f"board-{n:02d}" for n in range(30)))
-    with browser.chromium() as found, serving(out) as (shown, port):
+    with serving(out) as (shown, port):
         shown.refresh()
-        with browser.opened(found, f"http://127.0.0.1:{port}/") as page:
+        with browser.opened(chromium, f"http://127.0.0.1:{port}/") as page:
             page.fill("#q", "board-1")
             page.fill("#search", "device=board-1")
             page.evaluate("scrollTo(0, 400)")
@@ -196,18 +209,18 @@ def test_page_refresh_keeps_search_and_scroll_position(take):
             assert not set(before) & set(after)
 
 
-def test_page_shows_that_the_dashboard_does_not_answer(take):
+def test_page_shows_that_the_dashboard_does_not_answer(chromium, take):
     out = take("a")
-    with browser.chromium() as found:
-        context = found.new_context()
-        page = context.new_page()
-        with serving(out) as (shown, port):
-            shown.refresh()
-            page.goto(f"http://127.0.0.1:{port}/")
-            page.wait_for_selector(".card .sensor")
-            assert page.locator("#stale").is_hidden()
-        page.wait_for_selector("#stale", state="visible")
-        assert "the dashboard does not answer" in page.locator("#stale").inner_text()
+    context = chromium.new_context()
+    page = context.new_page()
+    with serving(out) as (shown, port):
+        shown.refresh()
+        page.goto(f"http://127.0.0.1:{port}/")
+        page.wait_for_selector(".card .sensor")
+        assert page.locator("#stale").is_hidden()
+    page.wait_for_selector("#stale", state="visible")
+    assert "the dashboard does not answer" in page.locator("#stale").inner_text()
+    context.close()
 
 
 def test_ctrl_c_ends_the_dashboard_with_status_0(take):

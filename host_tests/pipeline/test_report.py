@@ -12,6 +12,8 @@ from app.senml import pack
 from tools.pipeline import report, stream, verdict
 from tools.pipeline.commits import Output
 
+pytestmark = pytest.mark.usefixtures("without_delta")
+
 
 class Counters(SimpleNamespace):
     """The source of a health message: counters that are not set are 0."""

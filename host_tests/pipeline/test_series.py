@@ -11,6 +11,8 @@ from tools.pipeline.commits import Output
 
 START_S = 1_790_000_000
 
+pytestmark = pytest.mark.usefixtures("without_delta")
+
 
 @pytest.fixture
 def out(tmp_path):

@@ -10,6 +10,7 @@ from tools.pipeline import books, storage, stream, task, verdict
 from tools.pipeline.commits import Output, OutputError
 from tools.pipeline.storage import Storage
 
+pytestmark = pytest.mark.usefixtures("without_delta")
 SECOND_US = 1_000_000
 DAY_US = 86_400 * SECOND_US
 
