@@ -349,11 +349,11 @@ def taken(*messages):
     """Return the lives of messages (identity, boot, seq, first) after a device took all; 0 for those still held."""
     device = lives.Device([], [], {})
     found = {
-        place: device.take(place, lives.Message(*message, print=place, where=("c", 1, place))).life
+        place: device.take(lives.Message(*message, place, "c", 1, place, place=place)).life
         for place, message in enumerate(messages)
     }
-    found |= {held.tag: life for _, held, life in device.released}
-    assert [held.tag for held in device.held] == [place for place, life in found.items() if not life]
+    found |= {held.place: life for _, held, life in device.released}
+    assert [held.place for held in device.held] == [place for place, life in found.items() if not life]
     return list(found.values())
 
 

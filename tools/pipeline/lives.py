@@ -14,10 +14,9 @@ This module does not use tables, files or Spark.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from .state import LIFE_BITS
-
+LIFE_BITS = 10
 MOST_LIVES = (1 << LIFE_BITS) - 2
 """A device with more lives shares its id or does not keep its store: its messages can't be distinguished any more."""
 MOST_GAP = 1 << 24
@@ -39,23 +38,26 @@ TOO_MANY = "its device's counters began again too often: it shares its id or doe
 
 
 class Message(NamedTuple):
-    """The fields of a message that determine its life."""
+    """A message without its life: the fields that determine it, and for a held one the reason and its row in the landing."""
 
     identity: int  # the life that the board sent, 0 for none
     boot: int
     seq: int
     first: int | None  # of a boot message: the boot's first number
     print: int
-    where: tuple[str, int, int]  # collector, segment, row: the same row of a log is the same message
-    size: int = 0  # bytes in the payload
+    collector: str
+    segment: int
+    row: int
+    topic: str = ""
+    payload: bytes = b""
+    arrival_us: int = 0
+    reason: str = ""
+    place: int = -1  # its index in the batch; -1: an earlier batch held it
 
-
-class Held(NamedTuple):
-    """A held message, the reason, and a tag of the caller's."""
-
-    message: Message
-    reason: str
-    tag: Any
+    @property
+    def where(self) -> tuple[str, int, int]:
+        """Collector, segment and row: the same row of a log is the same message."""
+        return self.collector, self.segment, self.row
 
 
 class Verdict(NamedTuple):
@@ -107,27 +109,27 @@ class Device:
             print was deleted.
 
     Attributes:
-        released: held messages that have a life now: (index of the message that caused it, held, life).
+        released: held messages that have a life now: (index of the message that caused it, message, life).
         overflowed: held messages that go to quarantine: there are too many, or another message has their number.
     """
 
-    def __init__(self, lives: list[Life], held: list[Held], known: dict[tuple[int, int, int], int | None]):
+    def __init__(self, lives: list[Life], held: list[Message], known: dict[tuple[int, int, int], int | None]):
         self.lives, self.held, self.known = lives, held, known
-        self.held_bytes = sum(one.message.size for one in held)
-        self.waiting = {(one.message.where, one.message.print) for one in held}
+        self.held_bytes = sum(len(one.payload) for one in held)
+        self.waiting = {(one.where, one.print) for one in held}
         self.by_identity = {life.identity: life for life in lives if life.identity}
-        self.released: list[tuple[int, Held, int]] = []
-        self.overflowed: list[Held] = []
+        self.released: list[tuple[int, Message, int]] = []
+        self.overflowed: list[Message] = []
 
-    def take(self, place: int, message: Message) -> Verdict:
-        """Assign the next message; `place` is its index in the batch."""
+    def take(self, message: Message) -> Verdict:
+        """Assign the next message."""
         if (message.where, message.print) in self.waiting:
             return Verdict()  # it is held already: a log is read again
-        return self._identified(place, message) if message.identity else self._anonymous(place, message)
+        return self._identified(message) if message.identity else self._anonymous(message)
 
     # --- messages with a life ---
 
-    def _identified(self, place: int, message: Message) -> Verdict:
+    def _identified(self, message: Message) -> Verdict:
         life = self.by_identity.get(message.identity)
         if life is None:
             life = self._begin(message.identity)
@@ -135,11 +137,11 @@ class Device:
                 return Verdict(reason=TOO_MANY)
         if (life.number, message.boot, message.seq) in self.known:
             return Verdict(life.number)  # a copy or a conflict: the caller compares the prints
-        return self._put_or_hold(place, life, message)
+        return self._put_or_hold(life, message)
 
     # --- messages without a life ---
 
-    def _anonymous(self, place: int, message: Message) -> Verdict:
+    def _anonymous(self, message: Message) -> Verdict:
         boot, seq = message.boot, message.seq
         lives = [life for life in reversed(self.lives) if not life.identity]
         is_used = False
@@ -150,7 +152,7 @@ class Device:
                     return Verdict(life.number)
                 is_used = True
         if not lives:
-            return self._put_in_new(place, message)
+            return self._put_in_new(message)
         if message.first is not None:
             start = message.first if 1 <= message.first < seq else seq
             life = lives[0]
@@ -160,27 +162,26 @@ class Device:
                 and (begun is None or start <= begun[0])
                 and (life.number, boot, seq) not in self.known
             ):
-                return self._put_or_hold(place, life, message)
-            return self._put_in_new(place, message)
+                return self._put_or_hold(life, message)
+            return self._put_in_new(message)
         for life in lives:
             if (life.number, boot, seq) not in self.known and life.fits(boot, seq, seq):
-                return self._put_or_hold(place, life, message)
+                return self._put_or_hold(life, message)
         if len(self.lives) >= MOST_LIVES:
             return Verdict(reason=TOO_MANY)  # no further life can begin, so waiting is useless
-        return self._hold(place, message, REUSED if is_used else UNPLACED)
+        return self._hold(message, REUSED if is_used else UNPLACED)
 
-    def _put_in_new(self, place: int, message: Message) -> Verdict:
+    def _put_in_new(self, message: Message) -> Verdict:
         life = self._begin(0)
         if life is None:
             return Verdict(reason=TOO_MANY)
         self._put(life, message)
         for one in tuple(self.held):
-            waiting = one.message
-            key = (life.number, waiting.boot, waiting.seq)
-            copy = self.known.get(key) == waiting.print
-            fits = key not in self.known and life.fits(waiting.boot, waiting.seq, waiting.seq)
-            if not waiting.identity and (copy or (fits and not life.is_far(waiting.seq))):
-                self._release(place, one, life)
+            key = (life.number, one.boot, one.seq)
+            copy = self.known.get(key) == one.print
+            fits = key not in self.known and life.fits(one.boot, one.seq, one.seq)
+            if not one.identity and (copy or (fits and not life.is_far(one.seq))):
+                self._release(message.place, one, life)
         return Verdict(life.number)
 
     # --- all messages ---
@@ -199,23 +200,23 @@ class Device:
         life.take(message.boot, message.seq)
         self.known[life.number, message.boot, message.seq] = message.print
 
-    def _put_or_hold(self, place: int, life: Life, message: Message) -> Verdict:
+    def _put_or_hold(self, life: Life, message: Message) -> Verdict:
         if life.is_far(message.seq):
             near = [
                 one
                 for one in self.held
                 if one.reason == JUMPED
-                and one.message.identity == message.identity
-                and 0 < abs(one.message.seq - message.seq) <= NEAR
-                and (message.boot - one.message.boot) * (message.seq - one.message.seq) >= 0
+                and one.identity == message.identity
+                and 0 < abs(one.seq - message.seq) <= NEAR
+                and (message.boot - one.boot) * (message.seq - one.seq) >= 0
             ]
             if not near:
-                return self._hold(place, message, JUMPED)
+                return self._hold(message, JUMPED)
             self._put(life, message)
             for one in near:
-                key = (life.number, one.message.boot, one.message.seq)
-                if self.known.get(key, one.message.print) == one.message.print:
-                    self._release(place, one, life)
+                key = (life.number, one.boot, one.seq)
+                if self.known.get(key, one.print) == one.print:
+                    self._release(message.place, one, life)
                 else:
                     self.held.remove(one)
                     self._remove_waiting(one)
@@ -224,21 +225,21 @@ class Device:
         self._put(life, message)
         return Verdict(life.number)
 
-    def _hold(self, place: int, message: Message, reason: str) -> Verdict:
-        self.held.append(Held(message, reason, place))
-        self.held_bytes += message.size
+    def _hold(self, message: Message, reason: str) -> Verdict:
+        self.held.append(message._replace(reason=reason))
+        self.held_bytes += len(message.payload)
         self.waiting.add((message.where, message.print))
         while len(self.held) > MOST_HELD or self.held_bytes > MOST_HELD_BYTES:
             self._remove_waiting(self.held[0])
             self.overflowed.append(self.held.pop(0))
         return Verdict()
 
-    def _remove_waiting(self, one: Held) -> None:
-        self.held_bytes -= one.message.size
-        self.waiting.discard((one.message.where, one.message.print))
+    def _remove_waiting(self, one: Message) -> None:
+        self.held_bytes -= len(one.payload)
+        self.waiting.discard((one.where, one.print))
 
-    def _release(self, place: int, one: Held, life: Life) -> None:
+    def _release(self, place: int, one: Message, life: Life) -> None:
         self.held.remove(one)
         self._remove_waiting(one)
-        self._put(life, one.message)
+        self._put(life, one)
         self.released.append((place, one, life.number))

@@ -21,7 +21,7 @@ from . import delays, intervals, lives, placing, plain, prints, schemas, senml, 
 from .files import table_of
 from .mapping import Mapping
 from .senml import EVENT_LABELS
-from .state import State, Waiting, unpack
+from .state import State, unpack
 
 WITH_DAY = {name: schemas.TABLES[name].append(schemas.ORIGIN[0]) for name in ("prints", "undelivered")}
 """Tables whose files are sorted by day of arrival, although the arrival is no column of theirs."""
@@ -218,8 +218,8 @@ class _Batch:
         placed, compared = placing.place(state, placing_input)
         self.life = placed.life
         self.bad = [(int(self.place[at]), reason) for at, reason in placed.refused]
-        self.no_room = [(what, reason) for what, reason in placed.overflowed if isinstance(what, Waiting)]
-        self.bad += [(int(self.place[at]), reason) for at, reason in placed.overflowed if not isinstance(at, Waiting)]
+        self.no_room = [one for one in placed.overflowed if one.place < 0]
+        self.bad += [(int(self.place[one.place]), one.reason) for one in placed.overflowed if one.place >= 0]
         if not placed.life.all() or placed.released:
             self._apply_placing(placed)
         self._compare(compared)
@@ -244,27 +244,30 @@ class _Batch:
             self.printed,
             self.collector.dictionary.to_pylist(),
             origin,
-            pc.binary_length(self.payload).to_numpy()[at],
+            self._content,
         )
+
+    def _content(self, at: int) -> tuple[str, bytes, int]:
+        place = int(self.place[at])
+        topic = self.topic.dictionary[self.topic.indices[place].as_py()].as_py()
+        return topic, self.payload[place].as_py(), self.origin["arrival"][place].value
 
     def _apply_placing(self, placed: placing.Placed) -> None:
         """Remove messages without a life, hold those that wait for one, and add held ones that have one now."""
         state = self.state
         again = state.read_before(self.collector, self.rows["segment"], self.rows["row"])
-        for at, device, one in placed.held:
-            waiting = self._waiting(at, one)
-            where = (waiting.collector, waiting.segment, waiting.row)
-            if not (again[self.place[at]] and (where, waiting.print) in state.quarantined):
-                state.held.setdefault(device, []).append(waiting)
+        for device, one in placed.held:
+            if not (again[self.place[one.place]] and (one.where, one.print) in state.quarantined):
+                state.held.setdefault(device, []).append(one._replace(place=-1))
         # A released message is sorted directly after the message that released it.
         order = self.place.astype(np.float64)
-        found: list[tuple[Waiting, int, float]] = []
+        found: list[tuple[lives.Message, int, float]] = []
         for n, (behind, what, life) in enumerate(placed.released, 1):
             moment = self.place[behind] + n / (len(placed.released) + 1)
-            if isinstance(what, Waiting):
+            if what.place < 0:
                 found.append((what, life, moment))
             else:
-                self.life[what], order[what] = life, moment
+                self.life[what.place], order[what.place] = life, moment
         kept = np.flatnonzero(self.life > 0)
         self.messages = self.messages.take(pa.array(kept))
         self.place, self.device, self.life = self.place[kept], self.device[kept], self.life[kept]
@@ -276,16 +279,7 @@ class _Batch:
         self.place, self.device, self.life = self.place[sorting], self.device[sorting], self.life[sorting]
         self.printed = self.printed[sorting]
 
-    def _waiting(self, at: int, one: lives.Held) -> Waiting:
-        place, message = int(self.place[at]), one.message
-        topic = self.topic.dictionary[self.topic.indices[place].as_py()].as_py()
-        arrival_us = self.origin["arrival"][place].value
-        return Waiting(
-            *(message.identity, message.boot, message.seq, message.first, message.print, one.reason),
-            *(topic, self.payload[place].as_py(), arrival_us, *message.where),
-        )
-
-    def _add_released(self, found: list[tuple[Waiting, int, float]]) -> np.ndarray:
+    def _add_released(self, found: list[tuple[lives.Message, int, float]]) -> np.ndarray:
         """Add messages that were held; return their positions among the others.
 
         An older version of the pipeline may have held a message that can't be read any more: it goes to quarantine.
@@ -293,7 +287,7 @@ class _Batch:
         what = [one for one, _, _ in found]
         payload = pa.array([one.payload for one in what], pa.binary())
         packs, bad = _read(payload, pa.array([one.topic for one in what], pa.string()).dictionary_encode())
-        self.no_room += [(what[row], reason) for row, reason in bad]
+        self.no_room += [what[row]._replace(reason=reason) for row, reason in bad]
         left = packs.messages["row"].to_numpy()
         at = np.arange(self.own_rows, self.own_rows + len(what))
         messages = _moved(packs.messages, at)
@@ -396,10 +390,7 @@ class _Batch:
         """Yield the held messages that go to quarantine because there are too many."""
         if not self.no_room:
             return
-        rows = [
-            (reason, one.topic, one.payload, one.arrival_us, one.collector, one.segment, one.row)
-            for one, reason in self.no_room
-        ]
+        rows = [(one.reason, one.topic, one.payload, one.arrival_us, *one.where) for one in self.no_room]
         columns = zip(zip(*rows, strict=True), schemas.QUARANTINE, strict=True)
         arrays = [pa.array(column, kind.type) for column, kind in columns]
         yield "quarantine", table_of(arrays, schemas.QUARANTINE)

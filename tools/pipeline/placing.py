@@ -7,12 +7,14 @@ The rules are only in `lives`. This module has conditions under which the rules 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from . import intervals, lives
-from .state import BOOT_BITS, LIFE_BITS, State, Waiting, pack, unpack
+from .lives import LIFE_BITS, Message
+from .state import BOOT_BITS, State, pack, unpack
 
 ONE_LIFE = (1 << LIFE_BITS) - 1
 
@@ -29,7 +31,7 @@ class Messages:
     print: np.ndarray
     collector: list[str]  # names
     origin: np.ndarray  # for each message: index in `collector`, segment, row
-    size: np.ndarray  # bytes in the payload
+    content: Callable[[int], tuple[str, bytes, int]]  # topic, payload and arrival (µs) of a message
 
 
 @dataclass
@@ -38,11 +40,11 @@ class Placed:
 
     life: np.ndarray
     refused: list[tuple[int, str]] = field(default_factory=list)
-    held: list[tuple[int, int, lives.Held]] = field(default_factory=list)  # (index, device, message)
-    released: list[tuple[int, Waiting | int, int]] = field(
+    held: list[tuple[int, Message]] = field(default_factory=list)  # (device, message) of this batch
+    released: list[tuple[int, Message, int]] = field(
         default_factory=list
-    )  # (index after which it is sorted, message, life)
-    overflowed: list[tuple[Waiting | int, str]] = field(default_factory=list)
+    )  # (index after which it is sorted, ..., life)
+    overflowed: list[Message] = field(default_factory=list)
 
 
 class Comparison:
@@ -129,8 +131,12 @@ def place(state: State, messages: Messages) -> tuple[Placed, Comparison | None]:
 
 
 def _part(messages: Messages, which: np.ndarray) -> Messages:
-    names = ("device", "identity", "boot", "seq", "first", "print", "origin", "size")
-    return Messages(**{name: getattr(messages, name)[which] for name in names}, collector=messages.collector)
+    names = ("device", "identity", "boot", "seq", "first", "print", "origin")
+    return Messages(
+        **{name: getattr(messages, name)[which] for name in names},
+        collector=messages.collector,
+        content=messages.content,
+    )
 
 
 def _obvious(state: State, messages: Messages) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -243,8 +249,7 @@ def _one_by_one(state: State, messages: Messages, rows: np.ndarray, found: Place
         messages.seq[rows].tolist(),
         [None if one < 0 else one for one in firsts],
         messages.print[rows].tolist(),
-        [(messages.collector[c], segment, row) for c, segment, row in messages.origin[rows].tolist()],
-        messages.size[rows].tolist(),
+        messages.origin[rows].tolist(),
         strict=True,
     )
     begun = []
@@ -255,30 +260,25 @@ def _one_by_one(state: State, messages: Messages, rows: np.ndarray, found: Place
             boots = (state.keys[a:b] & ((1 << BOOT_BITS) - 1)).tolist()
             spans = dict(zip(boots, zip(lo[a:b].tolist(), hi[a:b].tolist(), strict=True), strict=True))
             concerned.append(lives.Life(one, identity, spans))
-        held = [lives.Held(_message(one), one.reason, one) for one in state.held.get(number, ())]
-        its_lives = lives.Device(concerned, held, known.get(number, {}))
+        its_lives = lives.Device(concerned, list(state.held.get(number, ())), known.get(number, {}))
         before = len(concerned)
         for _ in range(bounds[n], bounds[n + 1]):
-            at, *rest = next(fields)
-            message = lives.Message(*rest)
-            verdict = its_lives.take(at, message)
+            at, *rest, (collector, segment, row) = next(fields)
+            own = (*rest, messages.collector[collector], segment, row, *messages.content(at))
+            message = Message._make((*own, "", at))
+            verdict = its_lives.take(message)
             found.life[at] = verdict.life
             if verdict.reason:
                 found.refused.append((at, verdict.reason))
         begun += [(number, life.number, life.identity) for life in its_lives.lives[before:]]
-        found.released += [(at, one.tag, life) for at, one, life in its_lives.released]
-        found.overflowed += [(one.tag, one.reason) for one in its_lives.overflowed]
-        state.held[number] = [one.tag for one in its_lives.held if isinstance(one.tag, Waiting)]
-        found.held += [(one.tag, number, one) for one in its_lives.held if not isinstance(one.tag, Waiting)]
+        found.released += its_lives.released
+        found.overflowed += its_lives.overflowed
+        state.held[number] = [one for one in its_lives.held if one.place < 0]
+        found.held += [(number, one) for one in its_lives.held if one.place >= 0]
         if not state.held[number]:
             del state.held[number]
     if begun:
         state.add_lives(*np.array(begun, dtype=np.int64).T)
-
-
-def _message(one: Waiting) -> lives.Message:
-    where = (one.collector, one.segment, one.row)
-    return lives.Message(one.identity, one.boot, one.seq, one.first, one.print, where, len(one.payload))
 
 
 def _known(

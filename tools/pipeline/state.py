@@ -10,35 +10,19 @@ from collections import Counter
 from collections.abc import Callable
 from functools import cached_property
 from itertools import chain
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from . import intervals, schemas
+from .lives import LIFE_BITS, Message
 from .prints import Past, Prints, encoded, of, places
 
 T = TypeVar("T")
-LIFE_BITS, BOOT_BITS = 10, 31
+BOOT_BITS = 31
 LOG = ["collector", "segment", "row"]
-
-
-class Waiting(NamedTuple):
-    """A held message: the fields that determine its life, the reason for holding it, and its row in the landing."""
-
-    identity: int
-    boot: int
-    seq: int
-    first: int | None
-    print: int
-    reason: str
-    topic: str
-    payload: bytes
-    arrival_us: int
-    collector: str
-    segment: int
-    row: int
 
 
 class State:
@@ -54,7 +38,7 @@ class State:
         self.lives = np.zeros(0, dtype=np.int64)  # packed (device, life), sorted
         self.identities = np.zeros(0, dtype=np.int64)  # of each life: the board's number for it, 0 for none
         self.fronts = np.zeros((4, 0), dtype=np.int64)  # of each device's newest message: arrival, life, boot, seq
-        self.held: dict[int, list[Waiting]] = {}  # by device, oldest first
+        self.held: dict[int, list[Message]] = {}  # by device, oldest first
         self.past = past or Past()
         self.prints = Prints(self.past, self.keys_of)
         self.read: dict[str, tuple[int, int]] = {}  # collector -> (segment, row)
@@ -235,17 +219,16 @@ class State:
     def load_held(self, table: pa.Table) -> None:
         """Load the held messages of earlier batches."""
         device = self.device_numbers(table["device"].combine_chunks()).tolist() if table.num_rows else []
-        columns = [table[name] for name in Waiting._fields if name != "arrival_us"]
-        columns.insert(Waiting._fields.index("arrival_us"), table["arrival"].cast(pa.int64()))
-        rows = zip(*[column.to_pylist() for column in columns], strict=True)
+        table = table.append_column("arrival_us", table["arrival"].cast(pa.int64()))
+        rows = zip(*[table[name].to_pylist() for name in Message._fields[:-1]], strict=True)
         for number, row in zip(device, rows, strict=True):
-            self.held.setdefault(number, []).append(Waiting(*row))
+            self.held.setdefault(number, []).append(Message(*row))
 
     def held_table(self) -> pa.Table:
         """Return the held messages as a table."""
         rows = [(self.devices[device], *one) for device, held in self.held.items() for one in held]
-        columns = list(zip(*rows, strict=True)) or [()] * (1 + len(Waiting._fields))
-        by_name = dict(zip(("device", *Waiting._fields), columns, strict=True))
+        columns = list(zip(*rows, strict=True)) or [()] * (1 + len(Message._fields))
+        by_name = dict(zip(("device", *Message._fields), columns, strict=True))
         by_name["arrival"] = by_name.pop("arrival_us")
         return pa.table([pa.array(by_name[field.name], field.type) for field in schemas.HELD], schema=schemas.HELD)
 
