@@ -73,10 +73,11 @@ def test_second_run_in_an_output_directory_is_refused(tmp_path, capsys):
         (report.main, ["--out", "{tmp}"], "has no tables yet: run the pipeline first (make pipeline)"),
         (compact.main, [], "--out is missing"),
         (compact.main, ["--out", "{tmp}"], "has no tables yet: run the pipeline first (make pipeline)"),
-        (compact.main, ["--out", "{tmp}", "--retire", "{tmp}/none"], "no such landing directory"),
+        (compact.main, ["--out", "{tmp}/made", "--retire", "{tmp}/none"], "no such landing directory"),
     ],
 )
 def test_wrong_argument_of_report_or_compact_is_named(tmp_path, capsys, monkeypatch, main, arguments, text):
+    Output(str(tmp_path / "made")).prepare(2)
     monkeypatch.setattr("sys.argv", ["x", *[one.format(tmp=tmp_path) for one in arguments]])
     assert main() == 2
     assert text in capsys.readouterr().err

@@ -180,9 +180,9 @@ def main(argv: list[str] | None = None) -> int:
     now = datetime.datetime.now(datetime.UTC)
     keep_from = str((now - datetime.timedelta(days=given.keep_days)).date()) if given.keep_days else None
     sealed_before_s = now.timestamp() - 86_400 * given.keep_raw_days if given.keep_raw_days else None
-    if given.retire:
-        source.latest(Storage(given.retire))
     output = Output.existing(given.out)
+    if given.retire:
+        source.latest(Storage(given.retire))  # raises LandingError
     before = output.newest()
     gone = retired(Storage(given.retire), before, sealed_before_s) if given.retire else []
     if given.dry_run:
