@@ -141,6 +141,7 @@ def test_boot_and_seq_written_as_floats_become_integers():
         (b'[{"bn":"d/","boot":1,"seq":0}]', "out of range"),
         (b'[{"bn":"d/","boot":1,"seq":1,"up":1e300}]', "uptime out of range"),
         (b'[{"bn":"d/","boot":1,"seq":1,"bt":1e300}]', "time out of range"),
+        (b'[{"bn":"d/","boot":1,"boot":2,"seq":1}]', "label boot is twice"),
         (b'[{"bn":"d/","seq":1}]', "boot is missing"),
         (b'[{"bn":"d/","boot":1,"seq":1,"first":-4}]', "first out of range"),
         (b'[{"bn":"d/","boot":1,"seq":1,"doubt_last":9e18}]', "doubt_last out of range"),

@@ -13,6 +13,8 @@ labels are ignored, unless they end in "_" (§4.4: must be understood).
 
 from __future__ import annotations
 
+import contextlib
+import json
 import math
 import re
 from typing import Any, NamedTuple
@@ -270,6 +272,12 @@ def read_one(payload: bytes) -> list[dict[str, Any]]:
         raise BadPack("not a pack: no array")
     if not all(isinstance(record, dict) for record in pack):
         raise BadPack("a record is not an object")
+    with contextlib.suppress(RecursionError):  # deep values are in labels that nobody knows
+        # As lists of pairs: in a dictionary, the last of two equal labels would count.
+        for pairs in json.loads(payload, object_pairs_hook=list, parse_int=len, parse_float=len):
+            known = [label for label, _ in pairs if label in LABELS]
+            if len(known) > len(set(known)):
+                raise BadPack(f"label {max(known, key=known.count)} is twice in a record")
     return [_record(record) for record in pack]
 
 
