@@ -593,17 +593,15 @@ class Terminal:
 TICKS = b"import time\nn = 0\nwhile True:\n    print('tick', n)\n    n += 1\n    time.sleep_ms(50)\n"
 
 
-@pytest.mark.parametrize("command", ["make", "python"])
 @pytest.mark.req("B3")
-def test_ctrl_c_in_a_terminal_ends_only_the_monitor(tmp_path, command):
+def test_ctrl_c_in_a_terminal_ends_only_the_monitor(tmp_path):
     with Device(tmp_path / "board") as device:
         with Link(device.path) as link:
             link.put("/main.py", TICKS)
         device.power_cut()
         device.wait_for(b"tick 2")
         started = list(device.resets)
-        module = (sys.executable, "-m", "tools.deploy", "monitor", "--port", device.path)
-        terminal = Terminal(*(("make", "monitor", f"PORT={device.path}") if command == "make" else module))
+        terminal = Terminal(sys.executable, "-m", "tools.deploy", "monitor", "--port", device.path)
         terminal.until("tick ")
         terminal.press(b"x\x03")
         assert terminal.ended() == 0

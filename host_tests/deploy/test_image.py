@@ -140,8 +140,13 @@ CASES = {
     ),
     "no compiler": (lambda root: (root.parent / "bin/arm-none-eabi-gcc").unlink(), "pico", (), "gcc-arm-none-eabi"),
     "no ESP-IDF": (lambda root: None, "esp32", (), "idf.py (ESP-IDF"),
-    "no SDK": (lambda root: (root / "lib/pico-sdk/README.md").unlink(), "pico", (), "lib/pico-sdk (the Raspberry Pi"),
-    "no radio": (lambda root: None, "pico_w", (), "lib/cyw43-driver (the Wi-Fi radio's driver and firmware), lib/lwip"),
+    "no SDK": (
+        lambda root: (root / "lib/pico-sdk/README.md").unlink(),
+        "pico",
+        (),
+        "not have: lib/pico-sdk. In a git checkout",
+    ),
+    "no radio": (lambda root: None, "pico_w", (), "lib/cyw43-driver, lib/lwip"),
     "Debian's micropython-lib": (
         lambda root: (
             (root / "lib/micropython-lib/micropython/drivers/README.md").rename(root / "lib/micropython-lib/mip.py")

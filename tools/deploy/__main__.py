@@ -20,7 +20,7 @@ from typing import TypeVar
 from app.configuration import ConfigurationError
 from tools.bootstrap import ROOT
 from tools.command import ended, folder, number, progress_bar, report_line
-from tools.deploy import build, certificates, configuration, ports, romfs, terminal
+from tools.deploy import build, certificates, configuration, ports, romfs
 from tools.deploy.errors import DeployFailed
 from tools.deploy.image import digest, texts
 from tools.deploy.link import BoardSaid, Link
@@ -459,10 +459,9 @@ def monitor(arguments: argparse.Namespace) -> None:
         print(f"monitor: {path} has disappeared: the board sleeps or was unplugged; waiting for it", file=sys.stderr)
 
     try:
-        with terminal.ctrl_c_as_a_key() as link.waits:
-            link.reopen()
-            for line in link.lines(arguments.timeout if arguments.for_a_while else 0, away):
-                print(line if arguments.plain else explained(line), flush=True)
+        link.reopen()
+        for line in link.lines(arguments.timeout if arguments.for_a_while else 0, away):
+            print(line if arguments.plain else explained(line), flush=True)
     except KeyboardInterrupt:
         pass
     finally:

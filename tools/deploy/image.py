@@ -43,17 +43,6 @@ OPTIONAL = {
     "MICROPY_BLUETOOTH_NIMBLE": "mynewt-nimble",
     "MICROPY_PY_NETWORK_WIZNET5K": "wiznet5k",
 }
-WHAT = {
-    "pico-sdk": "the Raspberry Pi Pico SDK",
-    "tinyusb": "the USB stack",
-    "mbedtls": "TLS",
-    "micropython-lib": "Python modules that the port freezes",
-    "cyw43-driver": "the Wi-Fi radio's driver and firmware",
-    "lwip": "TCP/IP",
-    "btstack": "Bluetooth",
-    "mynewt-nimble": "Bluetooth",
-    "wiznet5k": "the Ethernet chip's driver",
-}
 SHOWN_LINES = 25
 
 
@@ -216,7 +205,7 @@ def check(wanted: Wanted) -> tuple[int, int, int]:
         raise ImageFailed(f"The toolchain is incomplete. Not found: {'; '.join(absent)}.")
     lacking = missing(wanted)
     if lacking:
-        names = ", ".join(f"lib/{name} ({WHAT[name]})" for name in lacking)
+        names = ", ".join(f"lib/{name}" for name in lacking)
         without = " NODRIVERS=1 builds without micropython-lib." if "micropython-lib" in lacking else ""
         raise ImageFailed(
             f"{wanted.chip.name} needs sources that {wanted.micropython} does not have: {names}. In a git checkout: "

@@ -94,7 +94,6 @@ class Link:
         self.path = path
         self._transport: _Transport | None = None
         self._folders: set[str] = set()  # known to exist on the board
-        self.waits: Callable[[], object] = lambda: None  # called repeatedly while waiting for the board
 
     def open(self) -> Link:
         """Open the port, interrupt the board's program, and enter the raw REPL.
@@ -241,7 +240,6 @@ class Link:
         deadline = time.monotonic() + REOPEN_S
         time.sleep(RESET_S)
         while True:
-            self.waits()
             try:
                 self._open()
                 return
@@ -271,7 +269,6 @@ class Link:
         pending = b""
         port = self._board.serial
         while not timeout_s or time.monotonic() < deadline:
-            self.waits()
             try:
                 waiting = port.inWaiting()
                 pending += port.read(waiting)
