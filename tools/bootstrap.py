@@ -12,12 +12,10 @@ import fcntl
 import hashlib
 import os
 import platform
-import queue
-import re
 import shutil
 import subprocess
 import sys
-import threading
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,85 +46,38 @@ def say(text: str) -> None:
     print(f"setup: {text}", flush=True)
 
 
-class Progress:
-    """A command's progress, read from its output; for pip the number of packages and MB."""
-
-    def __init__(self) -> None:
-        self._started = time.monotonic()
-        self._packages = 0
-        self._mb = 0.0
-        self._doing = ""
-        self._unpacking = ""
-
-    def take(self, line: str) -> None:
-        """Update the progress from one line of output."""
-        if match := re.match(r"(?:Collecting|Requirement already satisfied:) (\S+)", line):
-            self._packages += 1
-            self._doing = match[1]
-        elif match := re.match(r" +(?:Downloading|Using cached) (\S+) \(([0-9.]+) (kB|MB|GB)\)", line):
-            self._mb += float(match[2]) * {"kB": 0.001, "MB": 1, "GB": 1000}[match[3]]
-            self._doing = f"{match[1]}, {match[2]} {match[3]}"
-        elif line.startswith("Installing collected packages: "):
-            self._doing = self._unpacking = f"unpacking {line.count(',') + 1} packages"
-        elif line.startswith("  Running setup.py install") and "finished" in line:
-            self._doing = self._unpacking  # of the others
-        elif line.startswith("Successfully installed "):
-            self._doing = "removing temporary files"  # pip deletes what it unpacked, 450 MB of PySpark among it
-        elif line.strip():
-            self._doing = line.strip()
-
-    def text(self) -> str:
-        """Return the progress in one line."""
-        done = f"{self._packages} packages, {self._mb:.0f} MB, " if self._packages else ""
-        doing = f": {self._doing[:80]}" if self._doing else ""
-        return f"  {done}{time.monotonic() - self._started:.0f} s{doing}"
-
-
 def run(command: list[str], why: str, **options) -> None:
-    """Run a command, print its progress every few seconds, and write its output to LOG.
+    """Run a command, print the last line of its output every few seconds, and write all of it to LOG.
 
     Raises:
         SetupFailed: the command failed; the text is `why` and the last lines of output.
     """
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", **options
-    )
-    lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+    started = time.monotonic()
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, **options)
 
-    def read() -> None:
-        for line in process.stdout or ():
-            lines.put(line)
-        lines.put(None)
+        def lines() -> list[str]:
+            # pread: the command writes at the file's position.
+            return os.pread(output.fileno(), os.fstat(output.fileno()).st_size, 0).decode(errors="replace").splitlines()
 
-    threading.Thread(target=read, daemon=True).start()
-    printed = [f"$ {' '.join(map(str, command))}\n"]
-    progress = Progress()
-    due = time.monotonic() + PROGRESS_INTERVAL_S
-    try:
-        while True:
-            try:
-                line = lines.get(timeout=max(0.0, due - time.monotonic()))
-                if line is None:
+        try:
+            while True:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    status = process.wait(PROGRESS_INTERVAL_S)
                     break
-                printed.append(line)
-                progress.take(line)
-            except queue.Empty:
-                pass
-            if time.monotonic() >= due:
-                say(progress.text())
-                due = time.monotonic() + PROGRESS_INTERVAL_S
-        status = process.wait()
-    except BaseException:
-        process.kill()
-        process.wait()
-        raise
-    finally:
-        if VENV.is_dir():
-            with LOG.open("a") as log:
-                log.writelines(printed)
+                last = lines()[-1:]
+                say(f"  {time.monotonic() - started:.0f} s{': ' if last else ''}{''.join(last).strip()[:80]}")
+        except BaseException:
+            process.kill()
+            process.wait()
+            raise
+        finally:
+            printed = lines()
+            if VENV.is_dir():
+                with LOG.open("a") as log:
+                    log.write("\n".join([f"$ {' '.join(map(str, command))}", *printed, ""]))
     if status:
-        tail = "".join(printed[1:][-12:]).strip()
-        raise SetupFailed(f"{why}\n{tail}" if tail else why)
+        raise SetupFailed("\n".join([why, *printed[-12:]]))
 
 
 def may_install_debian_packages() -> bool:

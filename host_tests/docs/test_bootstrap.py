@@ -103,10 +103,8 @@ def test_long_installation_prints_its_progress(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(bootstrap, "LOG", tmp_path / "setup.log")
     bootstrap.run([sys.executable, "-c", PIP], "why")
     said = capsys.readouterr().out
-    assert re.search("setup:   2 packages, 434 MB, [0-9]+ s: py4j-0.10.whl, 203 kB\n", said)
-    assert ": unpacking 2 packages\n" in said
-    assert "finished" not in said
-    assert ": removing temporary files\n" in said and "Successfully" not in said
+    assert re.search(r"setup:   [0-9]+ s: Downloading py4j-0.10.whl \(203 kB\)\n", said)
+    assert ": Installing collected packages: py4j, pyspark\n" in said
     assert "Collecting py4j\n" in (tmp_path / "setup.log").read_text()
     with pytest.raises(bootstrap.SetupFailed, match=r"^why\nNo module") as failed:
         bootstrap.run([sys.executable, "-c", "print('No module'); raise SystemExit(1)"], "why")
