@@ -37,7 +37,8 @@ def test_valid_vectors_are_written_and_read(level):
         form = codec_vectors.forms(vector)[0]
         if vector["put"] not in codec_vectors.NOT_WRITTEN:
             assert codec_vectors.written(vector, buf) == form
-        for decoder in codec_vectors.decoders(vector, len(form)):
+        if vector["from"] != "client":
+            decoder = codec_vectors.new_decoder(vector, len(form))
             decoder.feed(form)
             decoder.next()
             codec_vectors.check_fields(vector, decoder)

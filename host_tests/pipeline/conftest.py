@@ -37,7 +37,7 @@ def spark(tmp_path_factory):
     found.stop()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # not longer: playwright's event loop runs meanwhile, and other modules need their own
 def chromium():
     with browser.chromium() as found:
         yield found
