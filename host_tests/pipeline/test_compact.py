@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tools.pipeline import compact, ledger, remake, report, stream, task, verdict
+from tools.pipeline import commits, compact, ledger, remake, report, stream, task, verdict
 from tools.pipeline.commits import Output
 from tools.pipeline.storage import Storage
 
@@ -79,6 +79,24 @@ def test_compaction_merges_small_files_and_keeps_compacted_ones(local, days, out
     assert compact.compact(local, str(out)) is None
     assert days.output.rows("readings") == 22
     assert verdict.judge(days.output).line == verdict.WHOLE
+
+
+@pytest.mark.req("P3")
+def test_compaction_while_commits_are_read_gives_the_new_commit(local, days, out, monkeypatch):
+    days.take(3)
+    whole = days.readings()
+    read = Storage.read
+
+    def read_and_compact(storage, name):
+        content = read(storage, name)
+        if name == commits.name_of(3) and len(days.output.numbers()) > 1:
+            monkeypatch.undo()
+            compact.compact(local, str(out))
+        return content
+
+    monkeypatch.setattr(Storage, "read", read_and_compact)
+    assert [commit.whole for commit in days.output.commits()] == [True]
+    assert days.readings() == whole
 
 
 def test_orphans_exclude_files_of_the_batch_in_progress(local, days, out):

@@ -166,11 +166,17 @@ class Output:
 
     def commits(self) -> list[Commit]:
         """Return the valid commits: the last compaction and those after it."""
+        numbers = self.numbers()
         found: list[Commit] = []
-        for number in sorted(self.numbers(), reverse=True):
-            found.append(self.commit(number))
-            if found[-1].whole:
-                break
+        try:
+            for number in sorted(numbers, reverse=True):
+                found.append(self.commit(number))
+                if found[-1].whole:
+                    break
+        except FileNotFoundError:
+            if self.numbers() == numbers:
+                raise
+            return self.commits()  # a compaction has replaced commits meanwhile
         return found[::-1]
 
     def commit(self, batch: int) -> Commit:
