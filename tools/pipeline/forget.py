@@ -119,7 +119,7 @@ def forget(
         done.weak = names.weak
         if not dry:
             if raw:
-                _clean_segments(raw, names, places, done, rules)
+                _clean_segments(raw, names, places, done, rules, others.mapped)
                 if raw.local:
 
                     def own(topic: str, payload: bytes) -> bool:
@@ -144,8 +144,8 @@ def forget(
         for storage in [output.storage, *([raw] if raw else []), *map(Storage, elsewhere)]:
             done.left += [f"{storage.uri}/{name}" for name in byte_search.search(storage, names)]
         if raw and rules.rules:  # a name that a mapping joins of several parts is not in the bytes
-            mapped = [f"{raw.uri}/{name}" for name in _segments(raw) if _has_mapped(raw, name, rules, names.devices)]
-            done.left += [place for place in mapped if place not in done.left]
+            mapped = (name for name in _segments(raw) if _mapped_devices(raw, name, rules) & names.devices)
+            done.left += [place for name in mapped if (place := f"{raw.uri}/{name}") not in done.left]
         if not dry:
             done.left += [f"{place}: {rows} rows" for place, rows in _forget_in_databases(output, devices) if rows]
     return done
@@ -190,11 +190,13 @@ class Others:
         devices: their names.
         texts: names of their readings, and topics, that contain the name of a device that is to be deleted.
         topics: for topics of messages without an identity that are in the tables: whether these are only the deleted devices'.
+        mapped: the segments that have messages of the deleted devices, by the mapping.
     """
 
     devices: set[str] = field(default_factory=set)
     texts: set[str] = field(default_factory=set)
     topics: dict[str, bool] = field(default_factory=dict)
+    mapped: set[str] = field(default_factory=set)
 
 
 class Places(NamedTuple):
@@ -240,8 +242,10 @@ def _others(
         found.devices |= plain.mapped_devices(rules, topic, payload)
     if landing and rules.rules:
         for name in _segments(landing):
-            for _, mapped in _mapped(landing.table(name, MESSAGE[:2]), rules):
-                found.devices |= mapped
+            of_rules = _mapped_devices(landing, name, rules)
+            found.devices |= of_rules
+            if of_rules & devices:
+                found.mapped.add(name)
     for where, name in files:
         topics = _distinct(where, name, "topic")
         if _contain(topics, devices) or byte_search.in_file(where, name, rough):
@@ -319,9 +323,9 @@ def _mapped(rows: pa.Table, rules: Mapping) -> Iterator[tuple[int, set[str]]]:
             yield n, devices
 
 
-def _has_mapped(landing: Storage, name: str, rules: Mapping, devices: set[str]) -> bool:
-    """Return whether a segment has a message from which the mapping makes a reading of the devices."""
-    return bool(rules.rules) and any(mapped & devices for _, mapped in _mapped(landing.table(name, MESSAGE[:2]), rules))
+def _mapped_devices(landing: Storage, name: str, rules: Mapping) -> set[str]:
+    """Return the devices of a segment's messages that fit a mapping."""
+    return set().union(*(devices for _, devices in _mapped(landing.table(name, MESSAGE[:2]), rules)))
 
 
 def _check_unread(
@@ -408,15 +412,16 @@ def _owned(storage: Storage, name: str, names: Names) -> bool:
     return any(map(names.own, rows["topic"].to_pylist(), rows["payload"].to_pylist()))
 
 
-def _clean_segments(landing: Storage, names: Names, places: Places, done: Done, rules: Mapping) -> None:
-    """Delete the devices' rows from the segments. Names and file times stay: they show which segments have been read."""
+def _clean_segments(
+    landing: Storage, names: Names, places: Places, done: Done, rules: Mapping, mapped: set[str]
+) -> None:
+    """Delete the devices' rows from the segments. Names and file times stay: they show which segments have been read.
+
+    `mapped` has the segments with messages that the mapping gives to the devices.
+    """
     for collector, numbers in sorted(source.latest(landing).items()):
         for number, name in sorted(numbers.items()):
-            if not (
-                (collector, number) in places.segments
-                or _concerned(landing, name, names)
-                or _has_mapped(landing, name, rules, names.devices)
-            ):
+            if not ((collector, number) in places.segments or name in mapped or _concerned(landing, name, names)):
                 continue
             sealed_s = landing.modified_s(name)
             rows = landing.table(name, parquet.SCHEMA.names).sort_by("row")
