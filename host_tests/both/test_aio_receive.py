@@ -554,6 +554,20 @@ def test_message_behind_a_waiting_long_one_does_not_overtake_it(way):
     run(case)
 
 
+async def fail_once(mqtt):
+    """Subscribe to "a" with a handler whose first call fails; return its calls: first byte and offset of each."""
+    calls = []
+
+    def handler(message):
+        calls.append((message.payload[:1], message.offset))
+        if len(calls) == 1:
+            raise ValueError("called again after 1 s")
+
+    mqtt.on_error = lambda error, message: None
+    await mqtt.subscribe("a", 2, handler)
+    return calls
+
+
 @pytest.mark.req("Q3", "R4")
 @pytest.mark.parametrize("qos", [0, 1, 2])
 def test_long_message_behind_a_failed_long_one_does_not_stop_reading(qos):
@@ -562,15 +576,8 @@ def test_long_message_behind_a_failed_long_one_does_not_stop_reading(qos):
     async def case(broker):
         async with client(broker, buffer_bytes=128, chunks=True) as mqtt:
             broker.present = 1
-            calls, other = [], []
-
-            def handler(message):
-                calls.append((message.payload[:1], message.offset))
-                if len(calls) == 1:
-                    raise ValueError("called again after 1 s")
-
-            mqtt.on_error = lambda error, message: None
-            await mqtt.subscribe("a", 2, handler)
+            other = []
+            calls = await fail_once(mqtt)
             await mqtt.subscribe("x", 0, lambda message: other.append(message.topic))
             broker.give(publish(b"a", b"1" * 200, 2, 1), pubrel(1), publish(b"a", b"2" * 200, qos, 2))
             if qos == 2:
@@ -598,15 +605,8 @@ def test_long_message_behind_a_failed_short_one_does_not_stop_reading(qos):
     async def case(broker):
         async with client(broker, buffer_bytes=128, chunks=True) as mqtt:
             broker.present = 1
-            calls, other = [], []
-
-            def handler(message):
-                calls.append((message.payload[:1], message.offset))
-                if len(calls) == 1:
-                    raise ValueError("called again after 1 s")
-
-            mqtt.on_error = lambda error, message: None
-            await mqtt.subscribe("a", 2, handler)
+            other = []
+            calls = await fail_once(mqtt)
             await mqtt.subscribe("x", 0, lambda message: other.append(len(calls)))
             broker.give(publish(b"a", b"1", 1, 1), publish(b"a", b"2" * 200, qos, 2))
             if qos == 2:

@@ -67,6 +67,13 @@ class _Server:
         raise AssertionError("no request arrived")
 
 
+def _started():
+    """Return a server, the uptime, and a clock that uses both."""
+    server = _Server()
+    uptime = Uptime()
+    return server, uptime, NetworkTime(uptime, "127.0.0.1", server.port)
+
+
 def _turns(clock):
     for _ in range(100):
         if clock.turn():
@@ -77,9 +84,7 @@ def _turns(clock):
 
 @pytest.mark.req("B4")
 def test_clock_is_set_without_blocking():
-    server = _Server()
-    uptime = Uptime()
-    clock = NetworkTime(uptime, "127.0.0.1", server.port)
+    server, _, clock = _started()
     assert clock.unix_ms() is None
     assert not clock.turn() and clock.waiting
     packet, address = server.receive()
@@ -93,9 +98,7 @@ def test_clock_is_set_without_blocking():
 
 @pytest.mark.req("B4")
 def test_silent_server_is_asked_again_later():
-    server = _Server()
-    uptime = Uptime()
-    clock = NetworkTime(uptime, "127.0.0.1", server.port)
+    server, uptime, clock = _started()
     clock.turn()
     uptime._ms += 2100
     assert not clock.turn() and not clock.waiting and clock.asked == 1
@@ -110,9 +113,7 @@ def test_silent_server_is_asked_again_later():
 
 @pytest.mark.req("B4")
 def test_answer_read_too_late_does_not_set_the_clock():
-    server = _Server()
-    uptime = Uptime()
-    clock = NetworkTime(uptime, "127.0.0.1", server.port)
+    server, uptime, clock = _started()
     clock.turn()
     packet, address = server.receive()
     server.socket.sendto(_packet(nonce=packet[40:48]), address)

@@ -338,19 +338,24 @@ def test_message_whose_handler_always_fails_is_discarded_and_blocks_no_other_han
     mqtt.disconnect()
 
 
-@pytest.mark.req("R4")
-def test_only_the_failed_one_of_several_handlers_is_called_again():
-    broker, mqtt = connected()
-    ran = []
+def failing_second(ran):
+    """Return a handler that appends 2 to `ran` and fails if that is the second item."""
 
-    def second(message):
+    def handler(message):
         ran.append(2)
         if len(ran) == 2:
             raise ValueError("mine")
 
+    return handler
+
+
+@pytest.mark.req("R4")
+def test_only_the_failed_one_of_several_handlers_is_called_again():
+    broker, mqtt = connected()
+    ran = []
     mqtt.on_error = lambda error, message: None
     mqtt.subscribe("a/#", 1, lambda m: ran.append(1))
-    mqtt.subscribe("a/+", 1, second)
+    mqtt.subscribe("a/+", 1, failing_second(ran))
     mqtt.subscribe("+/b", 1, lambda m: ran.append(3))
     broker.give(publish(b"a/b", b"x", 1, 1))
     poll_until(mqtt, lambda: acknowledged(broker))
@@ -362,15 +367,9 @@ def test_only_the_failed_one_of_several_handlers_is_called_again():
 def test_handler_that_has_finished_does_not_run_again_after_disconnect():
     broker, mqtt = connected()
     ran = []
-
-    def second(message):
-        ran.append(2)
-        if len(ran) == 2:
-            raise ValueError("mine")
-
     mqtt.on_error = lambda error, message: None
     mqtt.subscribe("a/#", 2, lambda m: ran.append(1))
-    mqtt.subscribe("a/+", 2, second)
+    mqtt.subscribe("a/+", 2, failing_second(ran))
     broker.give(publish(b"a/b", b"x", 2, 1))
     poll_until(mqtt, lambda: broker.of(5))
     broker.give(pubrel(1))
