@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -176,6 +178,21 @@ def test_reused_packet_id_holds_the_new_message_and_both_land(tmp_path):
     landing.store.rotate()
     landing.seal()
     assert payloads(landing.rows()) == [b"A", b"B", b"C"]
+
+
+def test_sealing_process_of_a_killed_collector_ends_silently_with_its_segment(tmp_path):
+    landing = Landing(tmp_path)
+    land(landing.store, publish(b"t", b"x"))
+    landing.store.sync()
+    assert landing.store.rotate()
+    reading, writing = os.pipe()
+    os.close(reading)
+    words = (str(landing.store.log_path(landing.store.closed[0])), str(tmp_path), "0")
+    command = [sys.executable, "-m", "tools.landing.seal", *words]
+    with os.fdopen(writing, "wb") as pipe:
+        ended = subprocess.run(command, stdout=pipe, stderr=subprocess.PIPE, check=False)
+    assert (ended.returncode, ended.stderr) == (0, b"")
+    assert [pq.read_metadata(found.path).num_rows for found in segments.find_segments(tmp_path)] == [1]
 
 
 def test_layout_bit_of_a_held_packet_does_not_set_dup(tmp_path):

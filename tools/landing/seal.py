@@ -161,7 +161,9 @@ def main() -> None:
         os.nice(5)  # the collector has priority
     pa.set_cpu_count(1)
     log, directory, salvage = sys.argv[1:]
-    print(json.dumps(attempt(Path(log), Path(directory), salvage == "1")))
+    answer = json.dumps(attempt(Path(log), Path(directory), salvage == "1"))
+    with contextlib.suppress(BrokenPipeError):  # the collector was killed; its next start finds the segment
+        os.write(sys.stdout.fileno(), answer.encode())
 
 
 if __name__ == "__main__":
